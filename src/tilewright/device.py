@@ -1,0 +1,134 @@
+"""Devices: datasheet numbers, which one is here, and how many blocks fit on it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilewright.errors import InvalidArgument
+from tilewright.registry import Registry
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Datasheet numbers of one device. Rates are per second, sizes in bytes.
+
+    Attributes:
+        name: short, as in file names: "h200", "cpu".
+        kind: "cuda" or "cpu".
+        arch: what the compiler is told: "sm_90a"; "native" for a CPU.
+        matches: parts of the driver's device name, the longest match wins: ("H200",).
+        flops: peak rate of the unit that does the work, by dtype; "f16_tensor" and the like for
+            tensor cores.
+    """
+
+    name: str
+    kind: str
+    arch: str
+    matches: tuple[str, ...] = ()
+    sms: int = 1
+    registers_per_sm: int = 65536
+    registers_per_thread: int = 255
+    shared_bytes_per_sm: int = 0
+    shared_bytes_per_block: int = 0
+    threads_per_sm: int = 2048
+    blocks_per_sm: int = 32
+    warp: int = 32
+    max_cluster: int = 1
+    l2_bytes: int = 0
+    dram_bytes_per_s: float = 0.0
+    clock_hz: float = 0.0
+    flops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    threads: int = 1
+    """Worker threads of a CPU."""
+
+    def __post_init__(self) -> None:
+        assert self.kind in ("cuda", "cpu"), self.kind
+
+    def occupancy(self, block_threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
+        """Resident blocks per SM and what limits them.
+
+        Registers are handed out per warp in units of 256; every block costs 1 KiB of shared
+        memory besides its own (CUDA occupancy calculator, compute capability 8.0 to 10.0).
+        """
+        warps = math.ceil(block_threads / self.warp)
+        per_warp = math.ceil(max(registers, 1) * self.warp / 256) * 256
+        limits = {
+            "threads": self.threads_per_sm // (warps * self.warp),
+            "blocks": self.blocks_per_sm,
+            "registers": self.registers_per_sm // per_warp // warps,
+            "shared memory": self.shared_bytes_per_sm // (shared_bytes + 1024),
+        }
+        limiter = min(limits, key=lambda name: limits[name])
+        return limits[limiter], limiter
+
+
+DEVICES: Registry[DeviceSpec] = Registry("devices", "device")
+
+
+def device_spec(spec: DeviceSpec) -> DeviceSpec:
+    """Register a device; called once in each file of devices/."""
+    return DEVICES.add(spec.name, spec)
+
+
+@functools.cache
+def spec_of(index: int | None) -> DeviceSpec:
+    """The spec of CUDA device `index`, or of the CPU for None.
+
+    An unknown GPU is described by what its driver reports, with the memory rate of the nearest
+    known device of the same architecture.
+    """
+    import dataclasses
+
+    if index is None:
+        import torch
+
+        return dataclasses.replace(DEVICES["cpu"], threads=torch.get_num_threads())
+    import torch
+
+    p = torch.cuda.get_device_properties(index)
+    known = [d for d in DEVICES.values() if any(m in p.name for m in d.matches)]
+    if known:
+        return max(known, key=lambda d: max(len(m) for m in d.matches if m in p.name))
+    arch = f"sm_{p.major}{p.minor}" + ("a" if p.major >= 9 else "")
+    alike = [d for d in DEVICES.values() if d.kind == "cuda" and d.arch == arch]
+    base = alike[0] if alike else DEVICES["a100"]
+    return dataclasses.replace(
+        base,
+        name=p.name.lower().replace("nvidia ", "").replace(" ", "_"),
+        arch=arch,
+        sms=p.multi_processor_count,
+        threads_per_sm=p.max_threads_per_multi_processor,
+        l2_bytes=p.L2_cache_size,
+        shared_bytes_per_sm=p.shared_memory_per_multiprocessor,
+        shared_bytes_per_block=p.shared_memory_per_block_optin,
+    )
+
+
+def current_device(name: str | None = None) -> tuple[str, DeviceSpec]:
+    """The torch device string and the spec to work on: the GPU if torch sees one, else the CPU.
+
+    Args:
+        name: "cpu", "cuda", "cuda:1", or None for whatever is there.
+
+    Raises:
+        InvalidArgument: the named device is not on this machine.
+    """
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name is None:
+        name = "cuda" if found else "cpu"
+    kind, _, digits = name.partition(":")
+    if kind == "cpu":
+        return "cpu", spec_of(None)
+    if kind != "cuda" or (digits and not digits.isdigit()):
+        raise InvalidArgument(f"unknown device {name!r}; use cpu, cuda or cuda:<index>")
+    index = int(digits or 0)
+    if index >= found:
+        raise InvalidArgument(
+            f"device {name!r} is not here: torch sees {found} GPUs; use --device cpu"
+        )
+    return f"cuda:{index}", spec_of(index)

@@ -1,0 +1,21 @@
+"""NVIDIA H200 SXM. Source: NVIDIA H200 datasheet and the CUDA programming guide, CC 9.0."""
+
+from tilewright.device import DeviceSpec, device_spec
+
+h200 = device_spec(
+    DeviceSpec(
+        name="h200",
+        kind="cuda",
+        arch="sm_90a",
+        matches=("H200",),
+        sms=132,
+        shared_bytes_per_sm=233472,
+        shared_bytes_per_block=232448,
+        max_cluster=8,
+        l2_bytes=62914560,
+        dram_bytes_per_s=4.8e12,
+        clock_hz=1.98e9,
+        flops={"f16_tensor": 989e12, "bf16_tensor": 989e12, "tf32_tensor": 494e12,
+               "f16": 134e12, "bf16": 134e12, "f32": 67e12, "f64": 34e12},
+    )
+)  # fmt: skip

@@ -1,0 +1,53 @@
+"""Every error that tilewright raises on purpose.
+
+A message says what was found, what was expected and what to do, with values.
+`exit_code` is what the command line ends with: 2 for bad input, 1 for work that failed.
+"""
+
+
+class TilewrightError(Exception):
+    """Base of all errors of this package."""
+
+    exit_code = 1
+
+
+class InvalidArgument(TilewrightError, ValueError):
+    """The caller passed something that no implementation could accept."""
+
+    exit_code = 2
+
+
+class NoImplementation(TilewrightError):
+    """No implementation supports this workload on this device; the message lists each reason."""
+
+
+class CompileError(TilewrightError):
+    """A compiler rejected generated or hand-written source; the message carries its log."""
+
+
+class CompilerMissing(CompileError):
+    """The compiler that an implementation needs is not on this machine."""
+
+
+class CompileTimeout(CompileError):
+    """A compiler did not finish within its time limit and was killed."""
+
+
+class LaunchError(TilewrightError):
+    """The driver refused a kernel, or a kernel failed while running."""
+
+
+class WorkerDied(LaunchError):
+    """The measuring process ended or hung while it ran a candidate."""
+
+
+class VerificationError(TilewrightError):
+    """An implementation computed something other than the reference."""
+
+
+class InvalidMeasurement(TilewrightError):
+    """A time that physics rules out: faster than the hard limit of the device."""
+
+
+class StoreError(TilewrightError):
+    """The record store cannot be read or written."""

@@ -1,0 +1,127 @@
+"""What an implementation is: what it supports, its config space, its heuristic, its build."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from tilewright.device import DeviceSpec
+from tilewright.op import TensorSpec, Workload
+from tilewright.registry import Registry
+from tilewright.space import ConfigSpace, NoConfig
+
+OWN_BACKENDS = ("fused", "cuda", "cpp")
+"""Backends whose kernels are ours; `own` in a result file is the best of these."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the compiler really gave a kernel; bytes per thread or per block as named."""
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+    """Static shared memory of a block; the dynamic part is the schedule's."""
+
+
+@dataclass(frozen=True)
+class CompileTask:
+    """One unit of compiler work, free of torch so that worker processes start fast.
+
+    Attributes:
+        compiler: "nvrtc" or "cxx" (later "nvcc").
+        source: the complete source text.
+        flags: the complete flags, architecture included.
+        entry: name of the kernel or function.
+    """
+
+    compiler: str
+    source: str
+    flags: tuple[str, ...]
+    entry: str
+
+
+class Executable:
+    """A built implementation. Calling it runs on the tensors' device and current stream.
+
+    Outputs and workspace come from `allocator`; calls are thread-safe and CUDA-graph safe.
+    """
+
+    resources: Resources | None = None
+    workspace_bytes: int = 0
+
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Outputs for the tensor arguments of the workload, in their order."""
+        raise NotImplementedError
+
+
+class Allocator:
+    """Where executables get outputs and workspace; verification puts a guarded one in its place."""
+
+    def __init__(self) -> None:
+        self.empty_strided = torch.empty_strided
+        """(shape, strides, dtype=, device=) -> tensor of uninitialised memory."""
+
+
+allocator = Allocator()
+
+
+class Implementation:
+    """A way to compute one operator, or many. Subclass it in a file below impls/.
+
+    `op` is the operator's name, or None for an implementation that serves many.
+    """
+
+    name: ClassVar[str]
+    backend: ClassVar[str]
+    op: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            IMPLS.add(cls.name, cls())
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        """None if this workload can be built for this device, else the reason in words."""
+        return None
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
+        """Every config that fits; the only statement of what fits."""
+        return ConfigSpace(NoConfig)
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
+        """A config of the space that is good untuned, from device numbers."""
+        return NoConfig()
+
+    def compile_key(self, config: Any, w: Workload) -> str:
+        """Exactly what is baked into the binary: cache and dispatch go by it."""
+        return f"{config} {w}"
+
+    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask | None:
+        """What `build` will compile, so that a tuner can compile many at once beforehand."""
+        return None
+
+    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
+        """Compile (or find in the cache) and wrap. Needs no GPU until it is called.
+
+        Raises:
+            CompileError: the compiler refused.
+        """
+        raise NotImplementedError
+
+
+IMPLS: Registry[Implementation] = Registry("impls", "implementation")
+
+
+def implementations(w: Workload) -> list[Implementation]:
+    """Those that serve the workload's operator, whether or not they support its shapes."""
+    return [i for i in IMPLS.values() if i.op in (None, w.op)]
+
+
+def allocate(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    return allocator.empty_strided(
+        spec.shape, spec.real_strides, dtype=spec.torch_dtype, device=device
+    )

@@ -1,0 +1,427 @@
+"""Operators, tensor specs and workloads: what is to be computed, on which shapes.
+
+A workload is one problem instance: an operator plus the spec of every argument. Its text form is
+its key, its name in files and records, and what the command line takes:
+
+    layer_norm(x=f16[8192,5140], weight=f16[5140], bias=f16[5140], eps=1e-06)!grads=x
+
+An argument is shown only where it differs from its default, and a workload parsed from its text
+equals the one it came from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tilewright.errors import InvalidArgument
+from tilewright.registry import Registry
+from tilewright.text import parse_call, split_flags
+
+DTYPES: dict[str, torch.dtype] = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "bool": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+HALVES = ("f16", "bf16")
+DEFAULT_ALIGN = 16
+"""Base addresses at least this aligned, in bytes, are not told apart: no access is wider."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, dtype, strides (in elements) and base alignment (in bytes, at most 16) of a tensor.
+
+    `strides` is None for a contiguous tensor, so that equal layouts compare equal.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    align: int = DEFAULT_ALIGN
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InvalidArgument(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+        if any(n < 0 for n in self.shape):
+            raise InvalidArgument(f"negative size in shape {list(self.shape)}")
+        if self.strides is not None:
+            if len(self.strides) != len(self.shape):
+                raise InvalidArgument(
+                    f"{len(self.strides)} strides {list(self.strides)} for a tensor of rank "
+                    f"{len(self.shape)}: give one stride per dim"
+                )
+            if same_layout(self.shape, self.strides, contiguous_strides(self.shape)):
+                object.__setattr__(self, "strides", None)
+
+    @classmethod
+    def of(cls, t: torch.Tensor) -> TensorSpec:
+        if t.dtype not in DTYPE_NAMES:
+            raise InvalidArgument(f"dtype {t.dtype} is not supported; use one of {list(DTYPES)}")
+        align = math.gcd(t.data_ptr(), DEFAULT_ALIGN) if t.numel() else DEFAULT_ALIGN
+        return cls(DTYPE_NAMES[t.dtype], tuple(t.shape), tuple(t.stride()), align)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def itemsize(self) -> int:
+        return self.torch_dtype.itemsize
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def real_strides(self) -> tuple[int, ...]:
+        return contiguous_strides(self.shape) if self.strides is None else self.strides
+
+    @property
+    def distinct_bytes(self) -> int:
+        """Bytes of memory behind the tensor: an expanded dim (stride 0) counts once."""
+        sizes = [n for n, s in zip(self.shape, self.real_strides, strict=True) if s or n == 0]
+        return math.prod(sizes) * self.itemsize
+
+    @property
+    def storage_elements(self) -> int:
+        """Elements from the first to the last one addressed, gaps included."""
+        if self.numel == 0:
+            return 0
+        strides = self.real_strides
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, strides, strict=True))
+
+    def empty(self, device: torch.device | str, fill: float | None = None) -> torch.Tensor:
+        """A tensor of exactly this layout and base alignment."""
+        elements = self.storage_elements + DEFAULT_ALIGN // self.itemsize
+        flat = torch.empty(elements, dtype=self.torch_dtype, device=device)
+        if fill is not None:
+            flat.fill_(fill)
+        offset = (self.align % DEFAULT_ALIGN) // self.itemsize
+        return flat.as_strided(self.shape, self.real_strides, offset)
+
+    def __str__(self) -> str:
+        text = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        if self.strides is not None:
+            if self.rank == 4 and self.strides == channels_last_strides(self.shape):
+                text += "@channels_last"
+            else:
+                text += f"@strides({','.join(map(str, self.strides))})"
+        if self.align != DEFAULT_ALIGN:
+            text += f"@align{self.align}"
+        return text
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+def channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    _, c, h, w = shape
+    return (h * w * c, 1, w * c, c)
+
+
+def same_layout(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two stride tuples address the same elements; strides of size-1 dims are free."""
+    if math.prod(shape) == 0:
+        return True
+    return all(n == 1 or s == t for n, s, t in zip(shape, a, b, strict=True))
+
+
+Value = Any
+"""An argument of a workload: TensorSpec, None, bool, int, float, str or a tuple of ints."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One problem instance. `args` holds every parameter of the operator, in its order.
+
+    `flags` are the modifiers written after `!` in the text form: `grads=x,weight`, `donate=x`,
+    `relaxed`, `nondeterministic`.
+    """
+
+    op: str
+    args: tuple[tuple[str, Value], ...]
+    flags: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> Workload:
+        """Read the text form. Raises InvalidArgument naming what could not be read."""
+        call, flags = split_flags(text)
+        name, given = parse_call(call, TensorSpec)
+        return OPS[name].workload(flags=flags, **given)
+
+    def __getitem__(self, name: str) -> Value:
+        return self._by_name[name]
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Value]:
+        return dict(self.args)
+
+    @property
+    def operator(self) -> Op:
+        return OPS[self.op]
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, TensorSpec]:
+        """The tensor arguments that are there, by name, in the operator's order."""
+        return {name: v for name, v in self.args if isinstance(v, TensorSpec)}
+
+    @property
+    def main(self) -> TensorSpec:
+        """The first tensor argument: it decides the dtype of the result."""
+        return next(iter(self.tensors.values()))
+
+    @property
+    def arithmetic(self) -> str:
+        """The dtype that implementations compute in: f32 for halves, as PyTorch's kernels do."""
+        return "f32" if self.main.dtype in HALVES else self.main.dtype
+
+    @functools.cached_property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.operator.output_specs(self)
+
+    @functools.cached_property
+    def bytes(self) -> tuple[int, int]:
+        """Compulsory traffic: (read, written) bytes."""
+        return self.operator.bytes(self)
+
+    @functools.cached_property
+    def flops(self) -> int:
+        return self.operator.flops(self)
+
+    def call(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """Keyword arguments for the reference, with `tensors` in place of the specs."""
+        values = iter(tensors)
+        return {n: next(values) if isinstance(v, TensorSpec) else v for n, v in self.args}
+
+    def with_args(self, **changes: Value) -> Workload:
+        return self.operator.workload(flags=self.flags, **{**dict(self.args), **changes})
+
+    def __str__(self) -> str:
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
+        operator, given = self.operator, dict(self.args)
+        for name in list(given):
+            rest = {n: v for n, v in given.items() if n != name}
+            with contextlib.suppress(InvalidArgument, KeyError, TypeError):
+                if operator.resolve(rest)[name] == self[name]:
+                    given = rest
+        inside = ", ".join(f"{n}={_text_of(v)}" for n, v in given.items())
+        return f"{self.op}({inside})" + "".join(f"!{flag}" for flag in self.flags)
+
+
+def _text_of(value: Value) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(map(str, value))}]"
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operator: a reference in plain PyTorch plus what the engine must know about it.
+
+    Attributes:
+        name: as in `tw.<name>` and in the text of workloads.
+        reference: the mathematics. It must not cast: fed fp64 tensors it is the truth.
+        flops: floating-point operations of one call.
+        check: takes the arguments by name (specs for tensors), fills in what defaults from other
+            arguments, and returns them; raises InvalidArgument for what PyTorch would refuse.
+        bytes: compulsory (read, written) bytes; by default each input once and each output once.
+        examples: (workload, kind, seed, device) -> tensors; kind is "random" or "integer".
+        integer_exact: integer examples have exactly representable results in every dtype.
+        aliases: PyTorch's keyword for a parameter where it differs: {"input": "x"}.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    flops: Callable[[Workload], int]
+    check: Callable[[dict[str, Value]], dict[str, Value]] = lambda args: args
+    bytes: Callable[[Workload], tuple[int, int]] = field(default=lambda w: compulsory_bytes(w))
+    examples: Callable[..., list[torch.Tensor]] = field(
+        default=lambda *a, **k: random_tensors(*a, **k)
+    )
+    integer_exact: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        return dict(inspect.signature(self.reference).parameters)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.reference.__doc__
+
+    def resolve(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        """All arguments in declaration order, with defaults filled in and checked."""
+        unknown = [n for n in given if n not in self.parameters]
+        if unknown:
+            known = ", ".join(self.parameters)
+            raise InvalidArgument(f"{self.name}: unknown argument {unknown[0]!r}; known: {known}")
+        args: dict[str, Value] = {}
+        for name, parameter in self.parameters.items():
+            value = given.get(name, parameter.default)
+            if value is inspect.Parameter.empty:
+                raise InvalidArgument(f"{self.name}: argument {name!r} is missing")
+            kind = str(parameter.annotation)
+            if isinstance(value, TensorSpec) != ("Tensor" in kind) and not _admits(kind, value):
+                raise InvalidArgument(f"{self.name}: {name}={value} should be {kind}")
+            args[name] = tuple(value) if isinstance(value, list) else value
+        return self.check(args)
+
+    def workload(self, *, flags: Iterable[str] = (), **given: Value) -> Workload:
+        """A workload of this operator. Raises InvalidArgument for what PyTorch would refuse."""
+        return Workload(self.name, tuple(self.resolve(given).items()), tuple(sorted(flags)))
+
+    def workload_of(self, *args: Any, **kwargs: Any) -> tuple[Workload, list[torch.Tensor]]:
+        """The workload of a call with real tensors, and those tensors in order."""
+        kwargs = {self.aliases.get(n, n): v for n, v in kwargs.items()}
+        try:
+            bound = inspect.signature(self.reference).bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise InvalidArgument(f"{self.name}: {error}") from None
+        tensors, given = [], {}
+        for name, value in bound.items():
+            if isinstance(value, torch.Tensor):
+                tensors.append(value)
+                value = TensorSpec.of(value)
+            given[name] = tuple(value) if isinstance(value, (list, torch.Size)) else value
+        devices = {t.device for t in tensors}
+        if len(devices) > 1:
+            found = ", ".join(sorted(map(str, devices)))
+            raise InvalidArgument(f"{self.name}: tensors are on {found}; move them to one device")
+        return self.workload(**given), tensors
+
+    def output_specs(self, w: Workload) -> tuple[TensorSpec, ...]:
+        """Shape, dtype and layout of each output, as PyTorch lays it out."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode() as mode, mode:
+            fakes = [
+                torch.empty_strided(
+                    s.shape, s.real_strides, dtype=_result_dtype(w, s), device="cpu"
+                )
+                for s in w.tensors.values()
+            ]
+            out = self.reference(**w.call(fakes))
+        outs = out if isinstance(out, (tuple, list)) else (out,)
+        return tuple(
+            TensorSpec(DTYPE_NAMES[o.dtype], tuple(o.shape), tuple(o.stride())) for o in outs
+        )
+
+    def truth(self, w: Workload, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The reference in fp64, on the tensors' own device."""
+        wide = [t.double() if t.is_floating_point() else t for t in tensors]
+        out = self.reference(**w.call(wide))
+        return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+
+
+OPS: Registry[Op] = Registry("ops", "operator")
+
+
+def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:
+    """Declare an operator by decorating its reference; see Op for the keywords."""
+
+    def register(reference: Callable[..., Any]) -> Op:
+        return OPS.add(reference.__name__, Op(reference.__name__, reference, **declared))
+
+    return register
+
+
+def _admits(kind: str, value: Value) -> bool:
+    if value is None:
+        return "None" in kind
+    if isinstance(value, bool):
+        return "bool" in kind
+    if isinstance(value, (int, float)):
+        return "float" in kind or ("int" in kind and isinstance(value, int))
+    return isinstance(value, (tuple, list, str)) and kind != "Tensor"
+
+
+def _result_dtype(w: Workload, s: TensorSpec) -> torch.dtype:
+    """Parameters wider than a half input do not widen the result."""
+    return w.main.torch_dtype if s.torch_dtype.is_floating_point else s.torch_dtype
+
+
+def compulsory_bytes(w: Workload) -> tuple[int, int]:
+    read = sum(s.distinct_bytes for s in w.tensors.values())
+    return read, sum(o.numel * o.itemsize for o in w.outputs)
+
+
+def random_tensors(
+    w: Workload, kind: str = "random", seed: int = 0, device: torch.device | str = "cpu"
+) -> list[torch.Tensor]:
+    """Standard normal tensors, or small integers (kind="integer"); never zeros throughout."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    tensors = []
+    for spec in w.tensors.values():
+        t = spec.empty(device)
+        base = _distinct(t)
+        if kind == "integer" or not spec.torch_dtype.is_floating_point:
+            values = torch.randint(-3, 4, base.shape, generator=generator, device=device)
+        else:
+            wide = torch.float64 if spec.dtype == "f64" else torch.float32
+            values = torch.randn(base.shape, generator=generator, device=device, dtype=wide)
+        base.copy_(values)
+        tensors.append(t)
+    return tensors
+
+
+def _distinct(t: torch.Tensor) -> torch.Tensor:
+    """The view of `t` that holds each element once: expanded dims are narrowed to one."""
+    for dim, (n, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
+        if stride == 0 and n > 1:
+            t = t.narrow(dim, 0, 1)
+    return t
+
+
+# --- roundings written into a reference ------------------------------------------------------
+
+_tracing_roundings: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "roundings", default=False
+)
+_library = torch.library.Library("tilewright", "FRAGMENT")
+_library.define("rounded(Tensor t) -> Tensor")
+_library.impl("rounded", lambda t: t.clone(), "CompositeExplicitAutograd")
+
+
+def rounded(t: torch.Tensor) -> torch.Tensor:
+    """Mark a rounding that the program wrote: to the dtype of the operator's first tensor.
+
+    Eagerly it is the identity, since PyTorch rounds after each operator; so it is in the fp64
+    truth. In a trace, where halves are computed in fp32, it becomes a cast node.
+    """
+    return torch.ops.tilewright.rounded(t) if _tracing_roundings.get() else t
+
+
+@contextlib.contextmanager
+def traced_roundings() -> Iterator[None]:
+    """Inside, `rounded` leaves a `tilewright.rounded` node in the trace."""
+    token = _tracing_roundings.set(True)
+    try:
+        yield
+    finally:
+        _tracing_roundings.reset(token)

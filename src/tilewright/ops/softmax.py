@@ -1,0 +1,40 @@
+"""Softmax over one dim."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from tilewright.errors import InvalidArgument
+from tilewright.op import op
+from tilewright.ops._normalization import check_float
+
+
+def check(args: dict[str, Any]) -> dict[str, Any]:
+    x, dim = args["x"], args["dim"]
+    check_float("softmax", "x", x)
+    rank = max(x.rank, 1)
+    if not -rank <= dim < rank:
+        raise InvalidArgument(
+            f"softmax: dim={dim} is out of range for x of rank {x.rank}: use {-rank} to {rank - 1}"
+        )
+    return {**args, "dim": dim - rank if dim >= 0 else dim}
+
+
+@op(flops=lambda w: 5 * w["x"].numel, check=check, aliases={"input": "x"})
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """Exponentials of x, scaled to sum 1 along dim: exp(x - max) / sum(exp(x - max)).
+
+    Args:
+        x: any shape, fp16, bf16, fp32 or fp64.
+        dim: the dim to normalise; negative counts from the end.
+
+    Returns:
+        The shape and dtype of x. A row of -inf gives NaN, as PyTorch does.
+
+    Raises:
+        InvalidArgument: the dim is out of range, or the dtype does not fit.
+
+    Source: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867.
+    """
+    return F.softmax(x, dim)

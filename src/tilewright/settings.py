@@ -1,0 +1,55 @@
+"""Everything a person sets through the environment. No other module reads os.environ."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A snapshot of the environment; `settings()` reads it afresh at each call.
+
+    Attributes:
+        cache_dir: compiled binaries, content-addressed (TILEWRIGHT_CACHE_DIR).
+        store_url: SQLAlchemy URL of the records (TILEWRIGHT_STORE); SQLite below the data folder.
+        plugin_dirs: further folders shaped like the package, each with any of ops/, impls/,
+            devices/, strategies/ and suites/ in it (TILEWRIGHT_PLUGINS, separated like PATH).
+        cxx: C++ compiler to use instead of g++ or clang++ (TILEWRIGHT_CXX).
+        compile_timeout_s: a compiler running longer is killed (TILEWRIGHT_COMPILE_TIMEOUT).
+        enabled: False makes every operator call PyTorch's own kernels (TILEWRIGHT_ENABLED=0).
+        show: dumps at build time, a comma-separated list of source, ptx, sass, resources,
+            schedule (TILEWRIGHT_SHOW).
+    """
+
+    cache_dir: Path
+    store_url: str
+    plugin_dirs: tuple[Path, ...]
+    cxx: str | None
+    compile_timeout_s: float
+    enabled: bool
+    show: tuple[str, ...]
+
+
+def settings() -> Settings:
+    env = os.environ
+    cache_dir = env.get("TILEWRIGHT_CACHE_DIR")
+    return Settings(
+        cache_dir=Path(cache_dir) if cache_dir else _user_dir("cache"),
+        store_url=env.get("TILEWRIGHT_STORE") or f"sqlite:///{_user_dir('data') / 'records.db'}",
+        plugin_dirs=tuple(
+            Path(p) for p in env.get("TILEWRIGHT_PLUGINS", "").split(os.pathsep) if p
+        ),
+        cxx=env.get("TILEWRIGHT_CXX") or None,
+        compile_timeout_s=float(env.get("TILEWRIGHT_COMPILE_TIMEOUT", "120")),
+        enabled=env.get("TILEWRIGHT_ENABLED", "1") != "0",
+        show=tuple(s for s in env.get("TILEWRIGHT_SHOW", "").split(",") if s),
+    )
+
+
+def _user_dir(kind: str) -> Path:
+    import platformdirs
+
+    base = platformdirs.user_cache_dir if kind == "cache" else platformdirs.user_data_dir
+    return Path(base("tilewright"))

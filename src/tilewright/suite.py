@@ -1,0 +1,39 @@
+"""Suites: named lists of real workloads, each with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilewright.registry import Registry
+
+if TYPE_CHECKING:
+    from tilewright.op import Workload
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Workloads in their text form, and how a GPU times them.
+
+    Attributes:
+        method: "events" or "graph" on a GPU (see measure/timing.py); a CPU has one method.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    method: str = "events"
+
+    def workloads(self) -> list[Workload]:
+        from tilewright.op import Workload
+
+        return [Workload.parse(text) for text in self.texts]
+
+
+SUITES: Registry[Suite] = Registry("suites", "suite")
+
+
+def suite(name: str, texts: Sequence[str], method: str = "events") -> Suite:
+    """Register a suite; called once in each file of suites/."""
+    assert method in ("events", "graph"), method
+    return SUITES.add(name, Suite(name, tuple(texts), method))

@@ -1,0 +1,104 @@
+"""The text form of a workload: a small grammar, read without torch.
+
+workload := name "(" [argument ("," argument)*] ")" flag*
+argument := name "=" (tensor | number | "None" | "True" | "False" | list | word)
+tensor   := dtype "[" sizes "]" ("@channels_last" | "@strides(" sizes ")" | "@align" n)*
+flag     := "!" name ["=" names]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tilewright.errors import InvalidArgument
+
+_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*", re.DOTALL)
+_TENSOR = re.compile(r"([a-z]+\d*)\[([\d,\s]*)\]((?:@\w+(?:\([\d,\s-]*\))?)*)")
+_LAYOUT = re.compile(r"@(\w+?)(?:\(([\d,\s-]*)\)|(\d+))?(?=@|$)")
+_EXAMPLE = "layer_norm(x=f16[8192,5140], weight=f16[5140])"
+
+
+def split_flags(text: str) -> tuple[str, tuple[str, ...]]:
+    call, *flags = text.strip().split("!")
+    return call, tuple(flag.strip() for flag in flags)
+
+
+def parse_call(text: str, tensor_spec: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
+    """Split `op(name=value, ...)` into the operator's name and its arguments.
+
+    Raises:
+        InvalidArgument: the text does not follow the grammar; the message quotes the part.
+    """
+    match = _CALL.fullmatch(text)
+    if not match:
+        raise InvalidArgument(f"cannot read workload {text!r}; expected the form {_EXAMPLE}")
+    name, inside = match.groups()
+    given: dict[str, Any] = {}
+    for part in _split_arguments(inside):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InvalidArgument(
+                f"{name}: argument {part.strip()!r} has no name; write name=value"
+            )
+        given[key.strip()] = parse_value(f"{name}: {key.strip()}", value.strip(), tensor_spec)
+    return name, given
+
+
+def _split_arguments(inside: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(inside):
+        depth += (c in "([") - (c in ")]")
+        if c == "," and depth == 0:
+            parts.append(inside[start:i])
+            start = i + 1
+    parts.append(inside[start:])
+    return [p for p in parts if p.strip()]
+
+
+def parse_value(where: str, text: str, tensor_spec: Callable[..., Any]) -> Any:
+    if match := _TENSOR.fullmatch(text):
+        return _parse_tensor(where, *match.groups(), tensor_spec)
+    if text in ("None", "True", "False"):
+        return {"None": None, "True": True, "False": False}[text]
+    if text.startswith("[") and text.endswith("]"):
+        return _ints(where, text[1:-1])
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    if re.fullmatch(r"[A-Za-z_]\w*", text):
+        return text
+    raise InvalidArgument(
+        f"{where}={text!r} is neither a tensor such as f16[8192,768], a number nor a list"
+    )
+
+
+def _parse_tensor(
+    where: str, dtype: str, sizes: str, layouts: str, tensor_spec: Callable[..., Any]
+) -> Any:
+    shape = _ints(where, sizes)
+    strides, options = None, {}
+    for kind, listed, digits in _LAYOUT.findall(layouts):
+        if kind == "channels_last" and len(shape) == 4:
+            _, c, h, w = shape
+            strides = (h * w * c, 1, w * c, c)
+        elif kind == "strides" and listed:
+            strides = _ints(where, listed)
+        elif kind == "align" and digits in ("1", "2", "4", "8", "16"):
+            options["align"] = int(digits)
+        else:
+            raise InvalidArgument(
+                f"{where}: layout {layouts!r} is not one of @channels_last (rank 4), "
+                "@strides(10280,1), @align8"
+            )
+    return tensor_spec(dtype, shape, strides, **options)
+
+
+def _ints(where: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(n) for n in text.split(",") if n.strip())
+    except ValueError:
+        raise InvalidArgument(f"{where}: [{text}] should be a list of whole numbers") from None
