@@ -425,3 +425,8 @@ def traced_roundings() -> Iterator[None]:
         yield
     finally:
         _tracing_roundings.reset(token)
+
+
+@torch.library.impl(_library, "rounded", "Meta")
+def _rounded_meta(t: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(t)

@@ -17,7 +17,8 @@ def check_normalization(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]
     """A check for operators that normalise trailing dims.
 
     Fills in `normalized_shape` (the last dim) and `eps` (None: the machine epsilon of the
-    arithmetic, fp32 for halves, as torch.nn.functional.rms_norm has it), and holds every parameter's shape and dtype against x.
+    arithmetic, fp32 for halves, as torch.nn.functional.rms_norm has it), and holds every
+    parameter's shape and dtype against x.
     """
 
     def check(args: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def check_normalization(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         if not shape or x.shape[-len(shape) :] != shape:
             raise InvalidArgument(
-                f"{name}: normalized_shape={list(shape)} is not the end of x's shape {list(x.shape)}"
+                f"{name}: normalized_shape={list(shape)} does not end x's shape {list(x.shape)}"
             )
         if "normalized_shape" in args:
             args["normalized_shape"] = shape
