@@ -188,6 +188,11 @@ class Workload:
         """The tensor arguments that are there, by name, in the operator's order."""
         return {name: v for name, v in self.args if isinstance(v, TensorSpec)}
 
+    @functools.cached_property
+    def scalars(self) -> dict[str, float]:
+        """The numbers that may change from call to call without another kernel, by name."""
+        return {n: v for n, v in self.args if n in self.operator.scalars and isinstance(v, float)}
+
     @property
     def main(self) -> TensorSpec:
         """The first tensor argument: it decides the dtype of the result."""
@@ -253,6 +258,7 @@ class Op:
         bytes: compulsory (read, written) bytes; by default each input once and each output once.
         examples: (workload, kind, seed, device) -> tensors; kind is "random" or "integer".
         integer_exact: integer examples have exactly representable results in every dtype.
+        scalars: float arguments that change from call to call: kernels take them at run time.
         aliases: PyTorch's keyword for a parameter where it differs: {"input": "x"}.
     """
 
@@ -265,6 +271,7 @@ class Op:
         default=lambda *a, **k: random_tensors(*a, **k)
     )
     integer_exact: bool = False
+    scalars: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property

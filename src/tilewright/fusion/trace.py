@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from torch import fx
 
 from tilewright.op import DTYPES, Workload, traced_roundings
 
 
-def trace_reference(w: Workload, dtype: str | None = None) -> fx.GraphModule:
+def trace_reference(
+    w: Workload, dtype: str | None = None, runtime_scalars: bool = False
+) -> fx.GraphModule:
     """The reference as a graph of core aten and prims operators.
 
     Every floating tensor is traced as `dtype` (default: the operator's arithmetic type, fp32 for
     halves), so that the graph holds no casts but those the program wrote: `rounded(t)` appears as
-    a `tilewright.rounded` node. Placeholders stand in the order of `w.tensors`; every node's
-    `meta["val"]` is a fake tensor with its shape.
+    a `tilewright.rounded` node. Placeholders stand in the order of `w.tensors`, followed, with
+    `runtime_scalars`, by one 0-d tensor for each of `w.scalars`; every node's `meta["val"]` is a
+    fake tensor with its shape.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     floating = DTYPES[dtype or w.arithmetic]
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode:
+    scalars = w.scalars if runtime_scalars else {}
+    with FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [
             torch.empty_strided(
                 s.shape,
@@ -30,9 +36,12 @@ def trace_reference(w: Workload, dtype: str | None = None) -> fx.GraphModule:
             )
             for s in w.tensors.values()
         ]
+        fakes += [torch.empty((), dtype=floating) for _ in scalars]
 
-    def run(*tensors: torch.Tensor):
-        out = w.operator.reference(**w.call(tensors))
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = w.call(tensors[: len(w.tensors)])
+        given.update(zip(scalars, tensors[len(w.tensors) :], strict=True))
+        out = w.operator.reference(**given)
         return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
     with traced_roundings():
@@ -40,7 +49,8 @@ def trace_reference(w: Workload, dtype: str | None = None) -> fx.GraphModule:
         return make_fx(functional, decomposition_table=_decompositions())(*fakes)
 
 
-def _decompositions() -> dict:
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
     from torch._decomp import core_aten_decompositions, get_decompositions
 
     aten = torch.ops.aten

@@ -35,6 +35,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     check=check,
     aliases={"input": "x"},
     integer_exact=True,
+    scalars=("weight",),
 )
 def lerp(x: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
     """Move from x to end by weight: x + weight * (end - x).

@@ -1,0 +1,145 @@
+"""The fusion compiler's graph: steps over one iteration space, in the order they are computed.
+
+Every value lives on the axes of one iteration space (the broadcast of all shapes); where it does
+not vary its size is 1, and a reduction keeps its axes with size 1. Views that only insert, drop
+or expand size-1 dims therefore vanish, and both targets emit from the same few kinds of step:
+
+    load     attr = index of the input; dtype = as stored in memory
+    scalar   attr = index of the run-time scalar (a kernel argument)
+    const    attr = its value
+    cast     to the node's dtype, rounding to nearest even
+    POINTWISE operators, on operands of one dtype (`where` and comparisons: bool beside it)
+    REDUCTIONS over `Graph.reduced`, in the arithmetic type
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tilewright.op import TensorSpec
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+POINTWISE = (
+    *("add", "sub", "mul", "div", "pow", "maximum", "minimum", *COMPARISONS, "and", "or"),
+    *("neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log1p", "expm1"),
+    *("tanh", "erf", "sin", "cos", "floor", "ceil", "round", "trunc", "sign", "not", "isnan"),
+    "where",
+)
+REDUCTIONS = ("sum", "mean", "m2", "amax", "amin", "prod")
+"""m2 is the sum of squared deviations from the mean; NaN wins in amax and amin, as in torch."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step. `args` are indices of earlier nodes; `shape` is over the iteration axes."""
+
+    op: str
+    args: tuple[int, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    attr: Any = None
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"%{a}" for a in self.args)
+        attr = "" if self.attr is None else f" {self.attr}"
+        return f"{self.op}({inside}){attr} : {self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Steps in order, the memory they read and write, and the axes they reduce.
+
+    Attributes:
+        space: sizes of the iteration axes.
+        reduced: axes that every reduction runs over; () where there is none.
+        inputs: per input, element strides over the axes (0: does not vary) and dtype.
+        outputs: per output, (node, strides over the axes, dtype).
+        aligns: base alignment in bytes of each input.
+    """
+
+    nodes: tuple[Node, ...]
+    space: tuple[int, ...]
+    reduced: tuple[int, ...]
+    inputs: tuple[Access, ...]
+    outputs: tuple[tuple[int, Access], ...]
+    scalars: tuple[str, ...] = ()
+    """dtypes of the run-time scalars."""
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The axes that are not reduced: rows."""
+        return tuple(a for a in range(len(self.space)) if a not in self.reduced)
+
+    @property
+    def reductions(self) -> list[int]:
+        return [i for i, n in enumerate(self.nodes) if n.op in REDUCTIONS]
+
+    @property
+    def reduced_size(self) -> int:
+        return math.prod(self.space[a] for a in self.reduced)
+
+    def users(self, i: int) -> list[int]:
+        return [j for j, n in enumerate(self.nodes) if i in n.args]
+
+    def check(self) -> Graph:
+        """Assert what every pass must keep true, and return the graph."""
+        for i, n in enumerate(self.nodes):
+            assert all(a < i for a in n.args), f"%{i} {n} uses a later value"
+            assert len(n.shape) == len(self.space), f"%{i} {n} has another rank than {self.space}"
+            sizes = zip(n.shape, self.space, strict=True)
+            assert all(s in (1, full) for s, full in sizes), f"%{i} {n} outside {self.space}"
+            if n.op in REDUCTIONS:
+                assert all(n.shape[a] == 1 for a in self.reduced), f"%{i} {n} is not reduced"
+        return self
+
+    def rewritten(self, rule: Callable[[Rewriter, int, Node], int | None]) -> Graph:
+        """A graph in which `rule` replaced nodes: it returns the new index, or None to keep."""
+        rewriter = Rewriter(self)
+        for i, n in enumerate(self.nodes):
+            mapped = replace(n, args=tuple(rewriter.map[a] for a in n.args))
+            new = rule(rewriter, i, mapped)
+            rewriter.map[i] = rewriter.add(mapped) if new is None else new
+        outputs = tuple((rewriter.map[i], access) for i, access in self.outputs)
+        return replace(self, nodes=tuple(rewriter.nodes), outputs=outputs)
+
+    def __str__(self) -> str:
+        lines = [f"space {list(self.space)} reduced {list(self.reduced)}"]
+        lines += [f"  %{i} = {n}" for i, n in enumerate(self.nodes)]
+        lines += [f"  store %{i} {access}" for i, access in self.outputs]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Access:
+    """How one tensor is addressed: element strides over the iteration axes, dtype, alignment."""
+
+    strides: tuple[int, ...]
+    dtype: str
+    align: int
+
+    @property
+    def itemsize(self) -> int:
+        return TensorSpec(self.dtype, ()).itemsize
+
+
+@dataclass
+class Rewriter:
+    """Builds the new node list of a pass; `map` takes an old index to the new one."""
+
+    old: Graph
+    nodes: list[Node] = field(default_factory=list)
+    map: dict[int, int] = field(default_factory=dict)
+
+    def add(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def __getitem__(self, i: int) -> Node:
+        return self.nodes[i]
+
+
+def broadcast(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*shapes, strict=True))

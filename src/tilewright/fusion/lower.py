@@ -1,0 +1,269 @@
+"""From a torch.fx trace to the fusion compiler's graph."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.fusion.ir import COMPARISONS, POINTWISE, Access, Graph, Node
+from tilewright.fusion.trace import trace_reference
+from tilewright.op import DTYPE_NAMES, HALVES, TensorSpec, Workload
+
+
+class Unsupported(Exception):
+    """The graph holds a step that the fusion compiler cannot take; the message names it."""
+
+
+_RENAMED = {
+    "pow": "pow",
+    "true_divide": "div",
+    "max": "maximum",
+    "min": "minimum",
+    "logical_and": "and",
+    "logical_or": "or",
+    "logical_not": "not",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_not": "not",
+}
+_VIEWS = ("broadcast_in_dim", "expand", "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
+_IDENTITIES = ("clone", "alias", "detach", "view_of", "contiguous", "lift_fresh_copy")
+_CASTS = ("convert_element_type", "_to_copy", "to")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the trace: a node, and for each of its own dims the iteration axis it runs along.
+
+    Axes count from the end (-1 is the last); None stands for a dim of size 1.
+    """
+
+    node: int
+    axes: tuple[int | None, ...]
+
+
+def lower(w: Workload) -> Graph:
+    """The workload's graph: inputs upcast to the arithmetic type, outputs cast to theirs.
+
+    Raises:
+        Unsupported: naming the first step that is neither pointwise, broadcast, cast, a size-1
+            view nor a supported reduction.
+    """
+    return _Lowering(w).graph()
+
+
+class _Lowering:
+    def __init__(self, w: Workload):
+        self.w = w
+        self.arithmetic = w.arithmetic
+        self.nodes: list[tuple[str, tuple[int, ...], str, dict[int, int], Any]] = []
+        self.values: dict[fx.Node, Any] = {}
+        self.reduced: tuple[int, ...] = ()
+
+    def graph(self) -> Graph:
+        trace = trace_reference(self.w, runtime_scalars=True)
+        inputs = list(self.w.tensors.values())
+        placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
+        for i, node in enumerate(placeholders):
+            if i < len(inputs):
+                self.values[node] = self.load(i, inputs[i])
+            else:
+                index = self.add("scalar", (), self.arithmetic, {}, i - len(inputs))
+                self.values[node] = Value(index, ())
+        outputs: list[Value] = []
+        for node in trace.graph.nodes:
+            if node.op == "call_function":
+                if node.users or _name(node).endswith("_"):
+                    self.values[node] = self.step(node)
+            elif node.op == "output":
+                outputs = [self.values[o] for o in node.args[0]]
+        return self.finish(inputs, outputs, len(placeholders) - len(inputs))
+
+    def add(
+        self, op: str, args: tuple[int, ...], dtype: str, sizes: dict[int, int], attr: Any = None
+    ) -> int:
+        self.nodes.append((op, args, dtype, sizes, attr))
+        return len(self.nodes) - 1
+
+    def load(self, i: int, spec: TensorSpec) -> Value:
+        axes = tuple(d - spec.rank if n != 1 else None for d, n in enumerate(spec.shape))
+        sizes = {a: n for a, n in zip(axes, spec.shape, strict=True) if a is not None}
+        return Value(self.upcast(self.add("load", (), spec.dtype, sizes, i)), axes)
+
+    def upcast(self, i: int) -> int:
+        _, _, dtype, sizes, _ = self.nodes[i]
+        return self.add("cast", (i,), self.arithmetic, sizes) if dtype in HALVES else i
+
+    def step(self, node: fx.Node) -> Value:
+        name = _name(node).rstrip("_")
+        name = _RENAMED.get(name, name)
+        if name in _IDENTITIES:
+            return self.value(node.args[0])
+        if name in _VIEWS:
+            return self.view(node, name)
+        if name == "rounded":
+            return self.rounded(self.value(node.args[0]), self.w.main.dtype)
+        if name in _CASTS:
+            return self.cast(node)
+        if name in ("full", "scalar_tensor"):
+            value = node.args[1] if name == "full" else node.args[0]
+            if name == "full" and math.prod(node.args[0]) != 1:
+                raise Unsupported(f"a filled tensor of shape {node.args[0]}")
+            return Value(self.constant(value, node), ())
+        if name in ("sum", "amax", "amin", "prod", "mean", "var"):
+            return self.reduction(node, name)
+        if name in POINTWISE:
+            result = self.pointwise(node, name)
+            if _name(node).endswith("_"):
+                self.values[node.args[0]] = result
+            return result
+        raise Unsupported(
+            f"step {node.target} of the reference is neither pointwise nor a reduction"
+        )
+
+    def value(self, arg: Any) -> Value:
+        if isinstance(arg, fx.Node):
+            return self.values[arg]
+        if isinstance(arg, (bool, int, float)):
+            dtype = "bool" if isinstance(arg, bool) else self.arithmetic
+            return Value(self.add("const", (), dtype, {}, arg), ())
+        raise Unsupported(f"argument {arg!r} of the reference")
+
+    def constant(self, value: Any, node: fx.Node) -> int:
+        dtype = DTYPE_NAMES[node.meta["val"].dtype]
+        return self.add("const", (), dtype, {}, value)
+
+    def rounded(self, value: Value, dtype: str) -> Value:
+        _, _, _, sizes, _ = self.nodes[value.node]
+        narrow = self.add("cast", (value.node,), dtype, sizes)
+        return Value(self.upcast(narrow), value.axes)
+
+    def cast(self, node: fx.Node) -> Value:
+        value = self.value(node.args[0])
+        dtype = DTYPE_NAMES[node.meta["val"].dtype]
+        _, _, old, sizes, _ = self.nodes[value.node]
+        if dtype == old:
+            return value
+        if dtype in HALVES:
+            return self.rounded(value, dtype)
+        return Value(self.add("cast", (value.node,), dtype, sizes), value.axes)
+
+    def view(self, node: fx.Node, name: str) -> Value:
+        value = self.value(node.args[0])
+        shape = tuple(node.meta["val"].shape)
+        if name == "broadcast_in_dim":
+            axes: list[int | None] = [None] * len(shape)
+            for own, to in enumerate(node.args[2]):
+                axes[to] = value.axes[own]
+            return Value(value.node, tuple(axes))
+        if name == "expand":
+            return Value(value.node, (None,) * (len(shape) - len(value.axes)) + value.axes)
+        real = [a for a in value.axes if a is not None]
+        if [n for n in shape if n != 1] != [self.nodes[value.node][3][a] for a in real]:
+            old = list(node.args[0].meta["val"].shape)
+            raise Unsupported(
+                f"{name} from {old} to {list(shape)}: it does more than move size-1 dims"
+            )
+        remaining = iter(real)
+        return Value(value.node, tuple(next(remaining) if n != 1 else None for n in shape))
+
+    def pointwise(self, node: fx.Node, name: str) -> Value:
+        values = [self.value(a) for a in node.args]
+        alpha = node.kwargs.get("alpha", 1)
+        if alpha != 1:
+            scaled = self.binary("mul", values[1], self.value(float(alpha)))
+            values = [values[0], scaled]
+        return self.combine(name, values)
+
+    def binary(self, name: str, a: Value, b: Value) -> Value:
+        return self.combine(name, [a, b])
+
+    def combine(self, name: str, values: list[Value]) -> Value:
+        rank = max(len(v.axes) for v in values)
+        axes: list[int | None] = []
+        for dim in range(-rank, 0):
+            found = {v.axes[dim] for v in values if len(v.axes) >= -dim} - {None}
+            if len(found) > 1:
+                raise Unsupported(f"{name} of values that vary along different dims (a transpose)")
+            axes.append(found.pop() if found else None)
+        sizes = {a: n for v in values for a, n in self.nodes[v.node][3].items()}
+        dtype = "bool" if name in (*COMPARISONS, "isnan") else self.nodes[values[-1].node][2]
+        return Value(self.add(name, tuple(v.node for v in values), dtype, sizes), tuple(axes))
+
+    def reduction(self, node: fx.Node, name: str) -> Value:
+        value = self.value(node.args[0])
+        rank = len(value.axes)
+        dims = node.args[1] if len(node.args) > 1 and node.args[1] is not None else range(rank)
+        dims = [dims] if isinstance(dims, int) else list(dims) or list(range(rank))
+        keepdim = bool(node.args[2]) if len(node.args) > 2 and name not in ("var",) else False
+        keepdim = bool(node.kwargs.get("keepdim", keepdim))
+        over = {value.axes[d] for d in dims} - {None}
+        _, _, dtype, sizes, _ = self.nodes[value.node]
+        count = math.prod(sizes[a] for a in over if a is not None)
+        axes = tuple(
+            None if d % rank in {x % rank for x in dims} else a for d, a in enumerate(value.axes)
+        )
+        if not keepdim:
+            axes = tuple(a for d, a in enumerate(axes) if d not in {x % rank for x in dims})
+        if not over:
+            if name == "var":
+                raise Unsupported("variance over dims of size 1")
+            return Value(value.node, axes)
+        ordered = tuple(sorted(a for a in over if a is not None))
+        if self.reduced not in ((), ordered):
+            raise Unsupported("reductions over different dims in one graph")
+        self.reduced = ordered
+        left = {a: n for a, n in sizes.items() if a not in over}
+        if name == "var":
+            correction = node.args[2] if len(node.args) > 2 else node.kwargs.get("correction", 1)
+            m2 = self.add("m2", (value.node,), dtype, left)
+            degrees = self.add("const", (), dtype, {}, max(count - float(correction), 0.0))
+            return Value(self.add("div", (m2, degrees), dtype, left), axes)
+        return Value(self.add(name, (value.node,), dtype, left), axes)
+
+    def finish(self, inputs: list[TensorSpec], outputs: list[Value], scalars: int) -> Graph:
+        full: dict[int, int] = {}
+        for _, _, _, sizes, _ in self.nodes:
+            full.update(sizes)
+        rank = max((-a for a in full), default=0)
+        space = tuple(full.get(a, 1) for a in range(-rank, 0))
+        stores = []
+        for value, spec in zip(outputs, self.w.outputs, strict=True):
+            _, _, dtype, sizes, _ = self.nodes[value.node]
+            out = (
+                value.node
+                if dtype == spec.dtype
+                else self.add("cast", (value.node,), spec.dtype, sizes)
+            )
+            axes = value.axes if len(value.axes) == spec.rank else ()
+            stores.append((out, self.access(spec, axes, rank)))
+        nodes = tuple(
+            Node(op, args, dtype, tuple(sizes.get(a, 1) for a in range(-rank, 0)), attr)
+            for op, args, dtype, sizes, attr in self.nodes
+        )
+        reduced = tuple(a + rank for a in self.reduced)
+        accesses = tuple(
+            self.access(
+                s, tuple(d - s.rank if n != 1 else None for d, n in enumerate(s.shape)), rank
+            )
+            for s in inputs
+        )
+        graph = Graph(nodes, space, reduced, accesses, tuple(stores), (self.arithmetic,) * scalars)
+        return graph.check()
+
+    def access(self, spec: TensorSpec, axes: tuple[int | None, ...], rank: int) -> Access:
+        strides = [0] * rank
+        for axis, stride, n in zip(axes, spec.real_strides, spec.shape, strict=True):
+            if axis is not None and n != 1:
+                strides[axis] = stride
+        return Access(tuple(strides), spec.dtype, spec.align)
+
+
+def _name(node: fx.Node) -> str:
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload), target
+    return target._schema.name.split("::")[1]

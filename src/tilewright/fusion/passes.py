@@ -1,0 +1,224 @@
+"""The compiler's rewrites, in the order they run. Each takes a graph and returns a graph.
+
+All of them are exact: the value stored is the one the program wrote, bit for bit, or differs only
+in how a sum is ordered.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import replace
+
+from tilewright.fusion.ir import Access, Graph, Node, Rewriter
+from tilewright.op import HALVES
+
+
+def optimise(graph: Graph) -> Graph:
+    """Run every pass of PASSES in order."""
+    for run in PASSES:
+        graph = run(graph).check()
+    return graph
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """Powers with small whole exponents become products; identities with constants vanish."""
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        if n.op == "pow" and r[n.args[1]].op == "const":
+            base, exponent = n.args[0], r[n.args[1]].attr
+            if exponent == 2:
+                return r.add(replace(n, op="mul", args=(base, base)))
+            if exponent == 1:
+                return base
+            if exponent == 0.5:
+                return r.add(replace(n, op="sqrt", args=(base,)))
+        if n.op in ("mul", "div") and _is_const(r, n.args[1], 1.0):
+            return n.args[0]
+        return None
+
+    return graph.rewritten(rule)
+
+
+def fold_casts(graph: Graph) -> Graph:
+    """A cast to the type a value has, or back to what it was widened from, is the value itself.
+
+    A cast that narrows is always kept: it rounds, and the program wrote it.
+    """
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        if n.op != "cast":
+            return None
+        inner = r[n.args[0]]
+        if inner.dtype == n.dtype:
+            return n.args[0]
+        if inner.op == "cast" and _widens(r[inner.args[0]].dtype, inner.dtype):
+            source = inner.args[0]
+            if r[source].dtype == n.dtype:
+                return source
+            return r.add(replace(n, args=(source,)))
+        return None
+
+    return graph.rewritten(rule)
+
+
+def merge_common(graph: Graph) -> Graph:
+    """Equal steps on equal operands are computed once; so are equal reductions."""
+    seen: dict[Node, int] = {}
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        # 1 and 1.0 and True compare equal in Python: the attribute's type is part of the step.
+        key = replace(n, attr=(type(n.attr).__name__, n.attr))
+        if key not in seen:
+            seen[key] = r.add(n)
+        return seen[key]
+
+    return graph.rewritten(rule)
+
+
+def merge_moments(graph: Graph) -> Graph:
+    """Where a value's m2 is wanted, sum / count becomes its mean: both come from one sweep."""
+    size = float(graph.reduced_size)
+    with_m2 = {n.args[0] for n in graph.nodes if n.op == "m2"}
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        if n.op == "div" and _is_const(r, n.args[1], size) and r[n.args[0]].op == "sum":
+            old_sum = graph.nodes[graph.nodes[i].args[0]]
+            if old_sum.args[0] in with_m2:
+                return r.add(replace(n, op="mean", args=r[n.args[0]].args))
+        return None
+
+    return graph.rewritten(rule)
+
+
+def multiply_by_reciprocals(graph: Graph) -> Graph:
+    """Division by a row's sum of exp(v - max v) becomes a product with its reciprocal.
+
+    That sum is at least 1 (or NaN), so the reciprocal neither overflows nor loses range; a
+    division costs about ten times a product. Division by a constant power of two is exact.
+    """
+
+    def at_least_one(nodes: list[Node], i: int) -> bool:
+        total = nodes[i]
+        if total.op != "sum" or nodes[total.args[0]].op != "exp":
+            return False
+        shifted = nodes[nodes[total.args[0]].args[0]]
+        if shifted.op != "sub" or nodes[shifted.args[1]].op != "amax":
+            return False
+        return nodes[shifted.args[1]].args == shifted.args[:1]
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        if n.op != "div":
+            return None
+        divisor = r[n.args[1]]
+        if divisor.op == "const" and divisor.attr and math.frexp(divisor.attr)[0] in (0.5, -0.5):
+            inverse = r.add(replace(divisor, attr=1.0 / divisor.attr))
+            return r.add(replace(n, op="mul", args=(n.args[0], inverse)))
+        if at_least_one(r.nodes, n.args[1]):
+            inverse = r.add(Node("reciprocal", (n.args[1],), n.dtype, divisor.shape))
+            return r.add(replace(n, op="mul", args=(n.args[0], inverse)))
+        return None
+
+    return graph.rewritten(rule)
+
+
+def narrow_arithmetic(graph: Graph) -> Graph:
+    """A sum, difference or product of two upcast halves, rounded back, is the native half step.
+
+    fp32 holds the sum or product of two halves well enough that rounding twice equals rounding
+    once (24 >= 2 * 11 + 2 bits; Figueroa, When is double rounding innocuous?, 1995).
+    """
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        if n.op != "cast" or n.dtype not in HALVES:
+            return None
+        step = r[n.args[0]]
+        if step.op not in ("add", "sub", "mul") or step.dtype != "f32":
+            return None
+        operands = [r[a] for a in step.args]
+        if all(o.op == "cast" and r[o.args[0]].dtype == n.dtype for o in operands):
+            return r.add(replace(step, dtype=n.dtype, args=tuple(o.args[0] for o in operands)))
+        return None
+
+    return graph.rewritten(rule)
+
+
+def remove_dead(graph: Graph) -> Graph:
+    """Drop steps that no output needs."""
+    needed = {i for i, _ in graph.outputs}
+    for i in reversed(range(len(graph.nodes))):
+        if i in needed:
+            needed.update(graph.nodes[i].args)
+    new = {old: k for k, old in enumerate(sorted(needed))}
+    nodes = tuple(
+        replace(graph.nodes[i], args=tuple(new[a] for a in graph.nodes[i].args)) for i in new
+    )
+    return replace(graph, nodes=nodes, outputs=tuple((new[i], a) for i, a in graph.outputs))
+
+
+def collapse_dims(graph: Graph) -> Graph:
+    """Merge neighbouring axes that every tensor walks as one; axes of size 1 vanish."""
+    accesses = [*graph.inputs, *(a for _, a in graph.outputs)]
+    groups: list[list[int]] = []
+    for axis, n in enumerate(graph.space):
+        if n == 1:
+            continue
+        if groups and _mergeable(graph, accesses, groups[-1][-1], axis):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+
+    def shape(old: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(math.prod(old[a] for a in group) for group in groups)
+
+    def access(old: Access) -> Access:
+        return replace(old, strides=tuple(old.strides[group[-1]] for group in groups))
+
+    return replace(
+        graph,
+        nodes=tuple(replace(n, shape=shape(n.shape)) for n in graph.nodes),
+        space=shape(graph.space),
+        reduced=tuple(k for k, group in enumerate(groups) if group[0] in graph.reduced),
+        inputs=tuple(access(a) for a in graph.inputs),
+        outputs=tuple((i, access(a)) for i, a in graph.outputs),
+    )
+
+
+PASSES = (
+    fold_constants,
+    fold_casts,
+    merge_common,
+    merge_moments,
+    multiply_by_reciprocals,
+    narrow_arithmetic,
+    fold_casts,
+    merge_common,
+    remove_dead,
+    collapse_dims,
+)
+
+
+def _mergeable(graph: Graph, accesses: list[Access], outer: int, inner: int) -> bool:
+    if (outer in graph.reduced) != (inner in graph.reduced):
+        return False
+    between = range(outer + 1, inner)
+    assert all(graph.space[a] == 1 for a in between)
+    for n in graph.nodes:
+        varies = [n.shape[a] != 1 for a in (outer, inner)]
+        if varies[0] != varies[1]:
+            return False
+    return all(a.strides[outer] == a.strides[inner] * graph.space[inner] for a in accesses)
+
+
+def _widens(narrow: str, wide: str) -> bool:
+    return (narrow in HALVES and wide in ("f32", "f64")) or (narrow, wide) == ("f32", "f64")
+
+
+def _is_const(r: Rewriter, i: int, value: float) -> bool:
+    return r[i].op == "const" and not isinstance(r[i].attr, bool) and r[i].attr == value
+
+
+def float_bits(value: float, dtype: str) -> int:
+    """The bit pattern of a constant in f32 or f64, so that emitted literals are exact."""
+    form, word = ("<f", "<I") if dtype == "f32" else ("<d", "<Q")
+    return int(struct.unpack(word, struct.pack(form, value))[0])

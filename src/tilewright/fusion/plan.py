@@ -1,0 +1,191 @@
+"""From a graph to phases: which reductions share a sweep over the row, and what is kept between.
+
+A row kernel sweeps the row once per phase. Phase p computes every reduction whose operand is known
+by then; the last sweeps store. A value that a later sweep needs is either kept from an earlier one
+or computed again from what was kept: `carried` is the cheapest set of values, in bytes per
+element, that cuts later sweeps off from the row's loads (a minimum vertex cut). Parameter
+vectors, which do not vary over rows, are never kept: they are read again from cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from tilewright.fusion.ir import REDUCTIONS, Graph, Node, Rewriter
+from tilewright.fusion.passes import merge_common, remove_dead
+from tilewright.op import TensorSpec
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One sweep over the row.
+
+    Attributes:
+        reductions: reduction nodes that this sweep completes.
+        stores: positions in `Graph.outputs` of full outputs that this sweep writes.
+        carried_in: values kept by earlier sweeps that this one reads.
+        carried_out: values that this sweep computes and keeps.
+    """
+
+    reductions: tuple[int, ...]
+    stores: tuple[int, ...]
+    carried_in: frozenset[int]
+    carried_out: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph with its phases. `inner` tells, per node, whether it varies along the row."""
+
+    graph: Graph
+    phases: tuple[Phase, ...]
+    inner: tuple[bool, ...]
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.graph.space[a] for a in self.graph.kept)
+
+    @property
+    def width(self) -> int:
+        """Elements of one row."""
+        return self.graph.reduced_size
+
+    def varies_over_rows(self, i: int) -> bool:
+        return any(self.graph.nodes[i].shape[a] != 1 for a in self.graph.kept)
+
+
+def plan_rows(graph: Graph, moments: str, recompute: bool = True) -> Plan:
+    """Plan a graph with reductions.
+
+    Args:
+        moments: "two_pass" finds the mean in one sweep and the squared deviations in the next;
+            "merge" finds both in one sweep, per thread in two passes over what it holds, merged
+            across threads with Chan, Golub and LeVeque's formula (The American Statistician 37,
+            1983).
+        recompute: keep the fewest bytes and compute again from them; otherwise keep the values
+            that later sweeps use directly.
+    """
+    if moments == "two_pass":
+        graph = expand_moments(graph)
+    inner = tuple(any(n.shape[a] != 1 for a in graph.reduced) for n in graph.nodes)
+    ready = _first_phase(graph)
+    last = max(ready, default=0)
+    reductions = [
+        tuple(i for i in graph.reductions if ready[graph.nodes[i].args[0]] == p)
+        for p in range(last + 1)
+    ]
+    stores = [
+        tuple(k for k, (i, _) in enumerate(graph.outputs) if inner[i] and ready[i] == p)
+        for p in range(last + 1)
+    ]
+    while len(reductions) > 1 and not reductions[-1] and not stores[-1]:
+        reductions.pop()
+        stores.pop()
+    kept = [
+        _cheapest_cut(graph, inner, ready, reductions, stores, p, recompute)
+        for p in range(len(reductions) - 1)
+    ]
+    before = [frozenset[int](), *kept]
+    after = [*kept, frozenset[int]()]
+    phases = tuple(Phase(*each) for each in zip(reductions, stores, before, after, strict=True))
+    return Plan(graph, phases, inner)
+
+
+def expand_moments(graph: Graph) -> Graph:
+    """Write mean and m2 as sums: m2(x) = sum((x - mean(x))^2)."""
+    size = float(graph.reduced_size)
+
+    def mean_of(r: Rewriter, n: Node) -> int:
+        total = r.add(replace(n, op="sum", args=n.args[:1]))
+        inverse = r.add(Node("const", (), n.dtype, (1,) * len(n.shape), 1.0 / size))
+        return r.add(replace(n, op="mul", args=(total, inverse)))
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        if n.op == "mean":
+            return mean_of(r, n)
+        if n.op == "m2":
+            value = r[n.args[0]]
+            centred = r.add(replace(value, op="sub", args=(n.args[0], mean_of(r, n)), attr=None))
+            square = r.add(replace(value, op="mul", args=(centred, centred), attr=None))
+            return r.add(replace(n, op="sum", args=(square,)))
+        return None
+
+    return remove_dead(merge_common(graph.rewritten(rule)))
+
+
+def needed_in(plan_graph: Graph, wanted: set[int], known: frozenset[int]) -> list[int]:
+    """The nodes to evaluate, in order, for `wanted`, given that `known` ones are at hand."""
+    needed: set[int] = set()
+    stack = [i for i in wanted if i not in known]
+    while stack:
+        i = stack.pop()
+        if i not in needed:
+            needed.add(i)
+            if plan_graph.nodes[i].op not in REDUCTIONS:
+                stack += [a for a in plan_graph.nodes[i].args if a not in known]
+    return sorted(needed)
+
+
+def _first_phase(graph: Graph) -> list[int]:
+    """For each node the first sweep that can know it; a reduction is known from the next on."""
+    ready: list[int] = []
+    for n in graph.nodes:
+        at = max((ready[a] for a in n.args), default=0)
+        ready.append(at + 1 if n.op in REDUCTIONS else at)
+    return ready
+
+
+def _cheapest_cut(
+    graph: Graph,
+    inner: tuple[bool, ...],
+    ready: list[int],
+    reductions: list[tuple[int, ...]],
+    stores: list[tuple[int, ...]],
+    phase: int,
+    recompute: bool,
+) -> frozenset[int]:
+    """What to keep after `phase` so that later sweeps need no row-varying load."""
+    import networkx
+
+    later = {graph.nodes[i].args[0] for p in reductions[phase + 1 :] for i in p}
+    later |= {graph.outputs[k][0] for p in stores[phase + 1 :] for k in p}
+    wanted = [i for i in needed_in(graph, later, frozenset()) if inner[i]]
+    over_rows = _depends_on_row_loads(graph, inner)
+    flow = networkx.DiGraph()
+    flow.add_nodes_from(["source", "sink"])
+    for i in wanted:
+        if ready[i] > phase or not over_rows[i]:
+            continue
+        size = TensorSpec(graph.nodes[i].dtype, ()).itemsize if recompute else 1
+        # The small term prefers the latest of equally cheap cuts: it saves recomputation.
+        flow.add_edge((i, "in"), (i, "out"), capacity=size * 4096 - i)
+        if graph.nodes[i].op == "load":
+            flow.add_edge("source", (i, "in"))
+        for a in graph.nodes[i].args:
+            if inner[a] and over_rows[a]:
+                flow.add_edge((a, "out"), (i, "in"))
+        crosses = i in later or any(ready[u] > phase for u in graph.users(i) if u in wanted)
+        if crosses:
+            flow.add_edge((i, "out"), "sink")
+    _, (near, _) = networkx.minimum_cut(flow, "source", "sink")
+    return frozenset(
+        i for i in wanted if (i, "in") in near and (i, "out") in flow and (i, "out") not in near
+    )
+
+
+def _depends_on_row_loads(graph: Graph, inner: tuple[bool, ...]) -> list[bool]:
+    """Per node: it varies along the row, through loads of the row itself and not of parameters.
+
+    In a graph of one row nothing tells the two apart, and every load counts as the row's.
+    """
+    found: list[bool] = []
+    for i, n in enumerate(graph.nodes):
+        if n.op == "load":
+            strides = [graph.inputs[n.attr].strides[a] for a in graph.kept]
+            found.append(inner[i] and (not strides or any(strides)))
+        elif n.op in REDUCTIONS:
+            found.append(False)
+        else:
+            found.append(inner[i] and any(found[a] for a in n.args))
+    return found
