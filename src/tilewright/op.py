@@ -260,6 +260,8 @@ class Op:
         integer_exact: integer examples have exactly representable results in every dtype.
         scalars: float arguments that change from call to call: kernels take them at run time.
         aliases: PyTorch's keyword for a parameter where it differs: {"input": "x"}.
+        casts_first: the public function takes PyTorch's `dtype=`, which converts the first tensor
+            before anything else.
     """
 
     name: str
@@ -273,6 +275,7 @@ class Op:
     integer_exact: bool = False
     scalars: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    casts_first: bool = False
 
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -410,6 +413,9 @@ def _distinct(t: torch.Tensor) -> torch.Tensor:
 _tracing_roundings: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "roundings", default=False
 )
+_rounding_dtype: contextvars.ContextVar[torch.dtype | None] = contextvars.ContextVar(
+    "rounding_dtype", default=None
+)
 _library = torch.library.Library("tilewright", "FRAGMENT")
 _library.define("rounded(Tensor t) -> Tensor")
 _library.impl("rounded", lambda t: t.clone(), "CompositeExplicitAutograd")
@@ -419,9 +425,25 @@ def rounded(t: torch.Tensor) -> torch.Tensor:
     """Mark a rounding that the program wrote: to the dtype of the operator's first tensor.
 
     Eagerly it is the identity, since PyTorch rounds after each operator; so it is in the fp64
-    truth. In a trace, where halves are computed in fp32, it becomes a cast node.
+    truth and under torch.compile. In a trace, where halves are computed in fp32, it becomes a
+    cast node; inside `roundings_to` it rounds.
     """
-    return torch.ops.tilewright.rounded(t) if _tracing_roundings.get() else t
+    if torch.compiler.is_dynamo_compiling():
+        return t
+    if _tracing_roundings.get():
+        return torch.ops.tilewright.rounded(t)
+    dtype = _rounding_dtype.get()
+    return t if dtype is None else t.to(dtype).to(t.dtype)
+
+
+@contextlib.contextmanager
+def roundings_to(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, `rounded` rounds to `dtype`: for a half operator that runs on widened tensors."""
+    token = _rounding_dtype.set(dtype)
+    try:
+        yield
+    finally:
+        _rounding_dtype.reset(token)
 
 
 @contextlib.contextmanager

@@ -36,4 +36,4 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, Layer Normalization, arXiv 1607.06450.
     """
-    return F.layer_norm(x, normalized_shape, weight, bias, eps)
+    return F.layer_norm(x, normalized_shape or x.shape[-1:], weight, bias, eps)

@@ -35,4 +35,4 @@ def rms_norm(
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467.
     """
-    return F.rms_norm(x, normalized_shape, weight, eps)
+    return F.rms_norm(x, normalized_shape or x.shape[-1:], weight, eps)

@@ -21,7 +21,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     return {**args, "dim": dim - rank if dim >= 0 else dim}
 
 
-@op(flops=lambda w: 5 * w["x"].numel, check=check, aliases={"input": "x"})
+@op(flops=lambda w: 5 * w["x"].numel, check=check, aliases={"input": "x"}, casts_first=True)
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Exponentials of x, scaled to sum 1 along dim: exp(x - max) / sum(exp(x - max)).
 
