@@ -297,8 +297,9 @@ class Op:
             if value is inspect.Parameter.empty:
                 raise InvalidArgument(f"{self.name}: argument {name!r} is missing")
             kind = str(parameter.annotation)
-            if isinstance(value, TensorSpec) != ("Tensor" in kind) and not _admits(kind, value):
-                raise InvalidArgument(f"{self.name}: {name}={value} should be {kind}")
+            if not _admits(kind, value):
+                expected = inspect.formatannotation(parameter.annotation)
+                raise InvalidArgument(f"{self.name}: {name}={value} should be {expected}")
             args[name] = tuple(value) if isinstance(value, list) else value
         return self.check(args)
 
@@ -364,11 +365,15 @@ def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:
 def _admits(kind: str, value: Value) -> bool:
     if value is None:
         return "None" in kind
+    if isinstance(value, TensorSpec):
+        return "Tensor" in kind
     if isinstance(value, bool):
         return "bool" in kind
     if isinstance(value, (int, float)):
         return "float" in kind or ("int" in kind and isinstance(value, int))
-    return isinstance(value, (tuple, list, str)) and kind != "Tensor"
+    if isinstance(value, (tuple, list)):
+        return "tuple" in kind or "list" in kind
+    return isinstance(value, str) and "str" in kind
 
 
 def _result_dtype(w: Workload, s: TensorSpec) -> torch.dtype:
