@@ -33,6 +33,10 @@ class CompileTimeout(CompileError):
     """A compiler did not finish within its time limit and was killed."""
 
 
+class CacheError(TilewrightError):
+    """Compiled code cannot be written to disk."""
+
+
 class LaunchError(TilewrightError):
     """The driver refused a kernel, or a kernel failed while running."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
+from tilewright.build import CompileTask, Resources
 from tilewright.device import DeviceSpec
 from tilewright.op import TensorSpec, Workload
 from tilewright.registry import Registry
@@ -14,34 +14,6 @@ from tilewright.space import ConfigSpace, NoConfig
 
 OWN_BACKENDS = ("fused", "cuda", "cpp")
 """Backends whose kernels are ours; `own` in a result file is the best of these."""
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What the compiler really gave a kernel; bytes per thread or per block as named."""
-
-    registers: int
-    spill_bytes: int
-    stack_bytes: int
-    shared_bytes: int
-    """Static shared memory of a block; the dynamic part is the schedule's."""
-
-
-@dataclass(frozen=True)
-class CompileTask:
-    """One unit of compiler work, free of torch so that worker processes start fast.
-
-    Attributes:
-        compiler: "nvrtc" or "cxx" (later "nvcc").
-        source: the complete source text.
-        flags: the complete flags, architecture included.
-        entry: name of the kernel or function.
-    """
-
-    compiler: str
-    source: str
-    flags: tuple[str, ...]
-    entry: str
 
 
 class Executable:
@@ -52,6 +24,10 @@ class Executable:
 
     resources: Resources | None = None
     workspace_bytes: int = 0
+    block_threads: int = 0
+    """Threads of a block; 0 where it is not one kernel of a GPU."""
+    shared_bytes: int = 0
+    """Shared memory asked for at launch, in bytes per block, besides the static part."""
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Outputs for the tensor arguments of the workload, in their order."""

@@ -1,0 +1,34 @@
+"""What a build takes and gives. Free of torch, so that compiler processes start fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CompileTask:
+    """One unit of compiler work.
+
+    Attributes:
+        compiler: "nvrtc" or "cxx".
+        source: the complete source text.
+        flags: the complete flags, architecture included.
+        entry: name of the kernel or function.
+    """
+
+    compiler: str
+    source: str
+    flags: tuple[str, ...]
+    entry: str
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the compiler really gave a kernel; bytes per thread or per block as named."""
+
+    registers: int
+    spill_bytes: int
+    """Bytes per thread that spill code stores and loads."""
+    stack_bytes: int
+    shared_bytes: int
+    """Static shared memory of a block; the dynamic part is the schedule's."""

@@ -1,0 +1,92 @@
+"""What a kernel costs and what it became: ptxas reports, PTX and SASS."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tilewright.build import CompileTask, Resources
+from tilewright.compile import nvrtc
+from tilewright.errors import CompileError, CompilerMissing
+
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+def parse_ptxas(log: str, entry: str) -> Resources:
+    """Resources of kernel `entry` from the log of `--ptxas-options=-v`.
+
+    Spills and stack of functions that were not inlined into the kernel count as its own.
+
+    Raises:
+        CompileError: the log reports no such kernel.
+    """
+    kernels = dict(
+        re.findall(r"Compiling entry function '([^']+)'(.*?)(?=Compiling entry|\Z)", log, re.S)
+    )
+    if entry not in kernels:
+        found = ", ".join(kernels) or "none"
+        raise CompileError(
+            f'the source defines no kernel {entry} (it has: {found}); declare it extern "C"'
+        )
+    report = kernels[entry]
+
+    def number(pattern: str) -> int:
+        match = re.search(pattern, report)
+        return int(match[1]) if match else 0
+
+    frames = [tuple(map(int, found)) for found in _SPILLS.findall(report)]
+    return Resources(
+        registers=number(r"Used (\d+) registers"),
+        spill_bytes=sum(stores + loads for _, stores, loads in frames),
+        stack_bytes=max(
+            number(r"(\d+) bytes cumulative stack"), *(stack for stack, _, _ in frames), 0
+        ),
+        shared_bytes=number(r"(\d+) bytes smem"),
+    )
+
+
+def ptx(task: CompileTask) -> str:
+    """The PTX of an NVRTC task, compiled now.
+
+    Raises:
+        CompileError: the compiler refused, or is missing.
+    """
+    assert task.compiler == "nvrtc", task.compiler
+    return nvrtc.compile_ptx(task.source, task.flags, task.entry)
+
+
+def sass(path: Path) -> str:
+    """The machine code of a cubin as text.
+
+    Raises:
+        CompilerMissing: neither nvdisasm nor cuobjdump is on this machine.
+        CompileError: the file is not a cubin.
+    """
+    if tool := _tool("nvdisasm"):
+        command = [tool, "--print-code", str(path)]
+    elif tool := _tool("cuobjdump"):
+        command = [tool, "--dump-sass", str(path)]
+    else:
+        raise CompilerMissing(
+            "SASS needs nvdisasm or cuobjdump, and neither is on PATH or in this environment; "
+            "pip install triton brings both"
+        )
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompileError(f"{Path(tool).name} cannot read {path}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _tool(name: str) -> str | None:
+    """PATH first, then where wheels put it, then the CUDA toolkit's usual folder."""
+    wheels = ("triton/backends/nvidia/bin", "nvidia/cu13/bin", "nvidia/cuda_nvcc/bin")
+    folders = [Path(root, wheel) for root in sys.path if root for wheel in wheels]
+    candidates = [
+        shutil.which(name),
+        *(str(f / name) for f in folders),
+        f"/usr/local/cuda/bin/{name}",
+    ]
+    return next((c for c in candidates if c and Path(c).is_file()), None)

@@ -1,0 +1,266 @@
+"""Launching against a driver made of recorders: what it is told, what its refusals become."""
+
+import ctypes
+import threading
+
+import pytest
+
+from tilewright.build import CompileTask
+from tilewright.compile import cxx, launch
+from tilewright.compile.cache import Compiled, compiled
+from tilewright.compile.launch import CppFunction, CudaKernel
+from tilewright.errors import LaunchError
+
+# As much of libcuda as a launch needs: context 0x100 + n belongs to device n, the kernel's third
+# argument is written where its first one points to.
+DRIVER = r"""
+#include <cstdint>
+#include <cstring>
+struct Config {
+  unsigned grid[3], block[3], shared; uint64_t stream; const void* attributes; unsigned n;
+};
+struct Attribute { unsigned id, pad, cluster[3]; };
+static thread_local uint64_t current = 0x100;
+extern "C" {
+int loads, capturing, mode = 0, refuse, attributes_set[2];
+Config config; Attribute attribute; uint64_t function, launched_in;
+void set_thread_context(uint64_t c) { current = c; }
+uint64_t get_thread_context() { return current; }
+int cuInit(unsigned) { return 0; }
+int cuDeviceGet(int* d, int n) { *d = n; return n < 2 ? 0 : 101; }
+int cuDeviceGetAttribute(int* v, int a, int) { *v = a == 97 ? 232448 : 1; return 0; }
+int cuDevicePrimaryCtxRetain(uint64_t* c, int d) { *c = 0x100 + d; return 0; }
+int cuCtxGetCurrent(uint64_t* c) { *c = current; return 0; }
+int cuCtxSetCurrent(uint64_t c) { current = c; return 0; }
+int cuThreadExchangeStreamCaptureMode(int* m) { int old = mode; mode = *m; *m = old; return 0; }
+int cuStreamIsCapturing(uint64_t, int* c) {
+  *c = capturing == 1;
+  return capturing == 2 ? 906 : 0;
+}
+int cuModuleLoadData(uint64_t* m, const char*) {
+  *m = 0x200;
+  return mode == 2 ? (++loads, 0) : 900;
+}
+int cuModuleGetFunction(uint64_t* f, uint64_t, const char* name) {
+  *f = 0x300 + current;
+  return strcmp(name, "scale") ? 500 : 0;
+}
+int cuFuncSetAttribute(uint64_t, int a, int v) { attributes_set[a == 14] = v; return 0; }
+int cuLaunchKernelEx(const Config* c, uint64_t f, void** p, void**) {
+  if (refuse) return refuse;
+  config = *c; function = f; launched_in = current;
+  if (c->n) attribute = *(const Attribute*)c->attributes;
+  if (auto out = *(int64_t**)p[0]) *out = *(int64_t*)p[2] + *(int*)p[1] + int64_t(*(double*)p[3]);
+  return 0;
+}
+int cuGetErrorName(int e, const char** s) {
+  *s = e == 1 ? "CUDA_ERROR_INVALID_VALUE" : nullptr;
+  return 0;
+}
+int cuGetErrorString(int e, const char** s) {
+  *s = e == 1 ? "invalid argument" : nullptr;
+  return 0;
+}
+}
+"""
+SIGNATURE = "Piqd"
+ONE = (1, 1, 1)
+
+
+class Config(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_uint64),
+        ("attributes", ctypes.c_void_p),
+        ("n", ctypes.c_uint),
+    ]
+
+
+class Driver:
+    """What the recorders saw."""
+
+    def __init__(self, path):
+        self.library = ctypes.CDLL(str(path))
+        self.library.get_thread_context.restype = ctypes.c_uint64
+        self.library.set_thread_context.argtypes = [ctypes.c_uint64]
+
+    def number(self, name, kind=ctypes.c_int):
+        return kind.in_dll(self.library, name)
+
+    @property
+    def config(self):
+        return Config.in_dll(self.library, "config")
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    path = compiled(CompileTask("cxx", DRIVER, cxx.DEFAULT_FLAGS, "libcuda")).path
+    caches = (launch._driver, launch._primary_context, launch._device, launch._device_attribute)
+    for cache in caches:
+        cache.cache_clear()
+    monkeypatch.setattr(launch, "_LIBRARY", str(path))
+    driver = Driver(path)
+    driver.library.set_thread_context(0x100)
+    yield driver
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    cubin = tmp_path / "scale.cubin"
+    cubin.write_bytes(b"\x7fELF\0image")
+    return CudaKernel(Compiled("key", cubin, None, "", 0.1), "scale", SIGNATURE)
+
+
+def sum_through(kernel, device_index=0, **options):
+    """Launch, and return what the driver found in the arguments."""
+    out = ctypes.c_int64()
+    arguments = ctypes.addressof(out), -5, 1 << 40, 7.5
+    kernel.launch(ONE, ONE, 0, 0, device_index, *arguments, **options)
+    return out.value
+
+
+def test_arguments_reach_the_driver_with_the_alignment_of_c(driver, kernel):
+    assert sum_through(kernel) == (1 << 40) - 5 + 7
+
+
+def test_launch_configuration_reaches_the_driver(driver, kernel):
+    kernel.launch((7, 6, 5), (4, 3, 2), 1000, 0xABC, 0, 0, 1, 2, 3.0)
+    config = driver.config
+    assert (tuple(config.grid), tuple(config.block)) == ((7, 6, 5), (4, 3, 2))
+    assert (config.shared, config.stream, config.n) == (1000, 0xABC, 0)
+
+
+def test_a_new_shape_replaces_the_last_one(driver, kernel):
+    kernel.launch((7, 1, 1), ONE, 0, 0, 0, 0, 1, 2, 3.0, cluster=4)
+    kernel.launch((8, 1, 1), ONE, 0, 0, 0, 0, 1, 2, 3.0)
+    assert (driver.config.grid[0], driver.config.n) == (8, 0)
+
+
+def test_cluster_is_a_launch_attribute(driver, kernel):
+    sum_through(kernel, cluster=16)
+    assert driver.config.n == 1
+    assert list((ctypes.c_uint * 5).in_dll(driver.library, "attribute")) == [4, 0, 16, 1, 1]
+
+
+def test_loading_allows_all_the_shared_memory_of_a_block_and_large_clusters(driver, kernel):
+    kernel.load(0)
+    assert list((ctypes.c_int * 2).in_dll(driver.library, "attributes_set")) == [232448, 1]
+
+
+def test_a_kernel_is_loaded_once_per_device(driver, kernel):
+    for device_index in (0, 1, 0, 1):
+        sum_through(kernel, device_index)
+    assert driver.number("loads").value == 2
+
+
+def test_threads_launching_at_once_load_once_and_keep_their_arguments_apart(driver, kernel):
+    wrong = []
+    barrier = threading.Barrier(8)
+
+    def work(n):
+        out = ctypes.c_int64()
+        barrier.wait()
+        for i in range(300):
+            kernel.launch(ONE, ONE, 0, 0, 0, ctypes.addressof(out), n, i, 0.0)
+            if out.value != n + i:
+                wrong.append((n, i, out.value))
+
+    threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert driver.number("loads").value == 1
+
+
+@pytest.mark.parametrize("before", [0, 0x100, 0x777])
+def test_another_devices_context_is_current_only_for_the_launch(driver, kernel, before):
+    driver.library.set_thread_context(before)
+    for _ in range(2):  # loading, then launching what is loaded
+        sum_through(kernel, device_index=1)
+        assert driver.number("launched_in", ctypes.c_uint64).value == 0x101
+        assert driver.number("function", ctypes.c_uint64).value == 0x300 + 0x101
+        assert driver.library.get_thread_context() == before
+
+
+@pytest.mark.parametrize("capturing", [1, 2])
+def test_loading_is_refused_while_a_graph_is_captured(driver, kernel, capturing):
+    driver.number("capturing").value = capturing
+    with pytest.raises(LaunchError, match="before the capture"):
+        sum_through(kernel)
+    assert driver.number("loads").value == 0
+
+
+def test_a_loaded_kernel_launches_while_a_graph_is_captured(driver, kernel):
+    kernel.load(0)
+    driver.number("capturing").value = 1
+    assert sum_through(kernel) == (1 << 40) + 2
+
+
+def test_a_refused_launch_is_named_with_its_shape_and_the_limits(driver, kernel):
+    driver.number("refuse").value = 1
+    with pytest.raises(LaunchError) as caught:
+        kernel.launch((1, 70000, 1), (32, 1, 1), 300000, 0, 0, 0, 1, 2, 3.0)
+    for part in ("scale on cuda:0", "CUDA_ERROR_INVALID_VALUE", "(1, 70000, 1)", "300000", "65535"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("grid", [(-1, 1, 1), (1 << 32, 1, 1)])
+def test_a_grid_that_is_no_unsigned_int_is_refused(driver, kernel, grid):
+    sum_through(kernel)
+    with pytest.raises(LaunchError, match="INVALID_VALUE"):
+        kernel.launch(grid, ONE, 0, 0, 0, 0, 1, 2, 3.0)
+    assert sum_through(kernel) == (1 << 40) + 2
+
+
+def test_an_unknown_driver_error_keeps_its_number(driver, kernel):
+    driver.number("refuse").value = 719
+    with pytest.raises(LaunchError, match="CUresult 719"):
+        sum_through(kernel)
+
+
+def test_a_missing_device_entry_or_cubin_is_a_launch_error(driver, kernel, tmp_path):
+    with pytest.raises(LaunchError, match="cuda:5"):
+        sum_through(kernel, device_index=5)
+    with pytest.raises(LaunchError, match="finding nothing on cuda:0"):
+        CudaKernel(kernel.compiled, "nothing", "P").load(0)
+    kernel.compiled.path.unlink()
+    with pytest.raises(LaunchError, match="build again"):
+        kernel.load(0)
+
+
+def test_without_a_driver_a_launch_says_so(monkeypatch, kernel):
+    monkeypatch.setattr(launch, "_LIBRARY", "libno_such_driver.so.1")
+    launch._driver.cache_clear()
+    with pytest.raises(LaunchError, match="no NVIDIA driver"):
+        sum_through(kernel)
+
+
+CPP = r"""
+#include <cstdint>
+extern "C" void mix(double* out, int64_t n, int32_t i, float f, double d) {
+  #pragma omp parallel for
+  for (int64_t k = 0; k < n; ++k) out[k] = k + i + f + d;
+}
+"""
+
+
+def test_a_cpp_function_gets_every_kind_of_argument(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    mix = CppFunction(compiled(CompileTask("cxx", CPP, cxx.DEFAULT_FLAGS, "mix")), "mix", "Pqifd")
+    out = (ctypes.c_double * 3)()
+    mix(ctypes.addressof(out), 3, -2, 0.5, 1e-3)
+    assert list(out) == [k - 2 + 0.5 + 1e-3 for k in range(3)]
+
+
+def test_a_library_without_the_function_is_a_launch_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    library = compiled(CompileTask("cxx", CPP, cxx.DEFAULT_FLAGS, "mix"))
+    with pytest.raises(LaunchError, match="nothing cannot be loaded"):
+        CppFunction(library, "nothing", "")
