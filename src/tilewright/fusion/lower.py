@@ -98,7 +98,7 @@ class _Lowering:
         _, _, dtype, sizes, _ = self.nodes[i]
         return self.add("cast", (i,), self.arithmetic, sizes) if dtype in HALVES else i
 
-    def step(self, node: fx.Node) -> Value:
+    def step(self, node: Any) -> Value:
         name = _name(node).rstrip("_")
         name = _RENAMED.get(name, name)
         if name in _IDENTITIES:
@@ -142,7 +142,7 @@ class _Lowering:
         narrow = self.add("cast", (value.node,), dtype, sizes)
         return Value(self.upcast(narrow), value.axes)
 
-    def cast(self, node: fx.Node) -> Value:
+    def cast(self, node: Any) -> Value:
         value = self.value(node.args[0])
         dtype = DTYPE_NAMES[node.meta["val"].dtype]
         _, _, old, sizes, _ = self.nodes[value.node]
@@ -152,7 +152,7 @@ class _Lowering:
             return self.rounded(value, dtype)
         return Value(self.add("cast", (value.node,), dtype, sizes), value.axes)
 
-    def view(self, node: fx.Node, name: str) -> Value:
+    def view(self, node: Any, name: str) -> Value:
         value = self.value(node.args[0])
         shape = tuple(node.meta["val"].shape)
         if name == "broadcast_in_dim":
@@ -171,7 +171,7 @@ class _Lowering:
         remaining = iter(real)
         return Value(value.node, tuple(next(remaining) if n != 1 else None for n in shape))
 
-    def pointwise(self, node: fx.Node, name: str) -> Value:
+    def pointwise(self, node: Any, name: str) -> Value:
         values = [self.value(a) for a in node.args]
         alpha = node.kwargs.get("alpha", 1)
         if alpha != 1:
@@ -194,7 +194,7 @@ class _Lowering:
         dtype = "bool" if name in (*COMPARISONS, "isnan") else self.nodes[values[-1].node][2]
         return Value(self.add(name, tuple(v.node for v in values), dtype, sizes), tuple(axes))
 
-    def reduction(self, node: fx.Node, name: str) -> Value:
+    def reduction(self, node: Any, name: str) -> Value:
         value = self.value(node.args[0])
         rank = len(value.axes)
         dims = node.args[1] if len(node.args) > 1 and node.args[1] is not None else range(rank)
@@ -209,21 +209,26 @@ class _Lowering:
         )
         if not keepdim:
             axes = tuple(a for d, a in enumerate(axes) if d not in {x % rank for x in dims})
+        correction = node.args[2] if len(node.args) > 2 else node.kwargs.get("correction", 1)
         if not over:
-            if name == "var":
-                raise Unsupported("variance over dims of size 1")
-            return Value(value.node, axes)
+            if name != "var":
+                return Value(value.node, axes)
+            # One element deviates from its own mean by x - x: 0, or NaN where x is not finite.
+            apart = self.add("sub", (value.node, value.node), dtype, sizes)
+            return Value(self.divided(apart, 1.0 - float(correction), dtype, sizes), axes)
         ordered = tuple(sorted(a for a in over if a is not None))
         if self.reduced not in ((), ordered):
             raise Unsupported("reductions over different dims in one graph")
         self.reduced = ordered
         left = {a: n for a, n in sizes.items() if a not in over}
         if name == "var":
-            correction = node.args[2] if len(node.args) > 2 else node.kwargs.get("correction", 1)
             m2 = self.add("m2", (value.node,), dtype, left)
-            degrees = self.add("const", (), dtype, {}, max(count - float(correction), 0.0))
-            return Value(self.add("div", (m2, degrees), dtype, left), axes)
+            return Value(self.divided(m2, count - float(correction), dtype, left), axes)
         return Value(self.add(name, (value.node,), dtype, left), axes)
+
+    def divided(self, i: int, by: float, dtype: str, sizes: dict[int, int]) -> int:
+        degrees = self.add("const", (), dtype, {}, max(by, 0.0))
+        return self.add("div", (i, degrees), dtype, sizes)
 
     def finish(self, inputs: list[TensorSpec], outputs: list[Value], scalars: int) -> Graph:
         full: dict[int, int] = {}

@@ -36,11 +36,17 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph with its phases. `inner` tells, per node, whether it varies along the row."""
+    """A graph with its phases.
+
+    Attributes:
+        inner: per node, whether it varies along the row.
+        ready: per node, the first phase that can know it.
+    """
 
     graph: Graph
     phases: tuple[Phase, ...]
     inner: tuple[bool, ...]
+    ready: tuple[int, ...]
 
     @property
     def rows(self) -> int:
@@ -89,7 +95,7 @@ def plan_rows(graph: Graph, moments: str, recompute: bool = True) -> Plan:
     before = [frozenset[int](), *kept]
     after = [*kept, frozenset[int]()]
     phases = tuple(Phase(*each) for each in zip(reductions, stores, before, after, strict=True))
-    return Plan(graph, phases, inner)
+    return Plan(graph, phases, inner, tuple(ready))
 
 
 def expand_moments(graph: Graph) -> Graph:

@@ -1,0 +1,399 @@
+// What generated CUDA kernels are written in: short vectors held by one thread, memory accesses of
+// a stated width, and reductions over the threads that share a row. Needs no headers.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define TW_DEVICE __device__ __forceinline__
+#define TW_UNROLL _Pragma("unroll")
+#define TW_INFINITY __int_as_float(0x7f800000)
+
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+
+// ---- short vectors: N values of one thread; halves are packed in pairs where N is even --------
+
+template <class T, int N> struct Vec {
+  T v[N];
+  TW_DEVICE T& operator[](int i) { return v[i]; }
+  TW_DEVICE T operator[](int i) const { return v[i]; }
+};
+template <class H, int N> struct Packed {
+  static constexpr int WORDS = (N + 1) / 2;
+  u32 w[WORDS];
+  TW_DEVICE H operator[](int i) const { return H{(u16)(w[i / 2] >> (16 * (i % 2)))}; }
+};
+template <int N> struct Vec<f16, N> : Packed<f16, N> {};
+template <int N> struct Vec<bf16, N> : Packed<bf16, N> {};
+
+TW_DEVICE float widen(f16 h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h.bits)); return f; }
+TW_DEVICE float widen(bf16 h) { return __uint_as_float((u32)h.bits << 16); }
+TW_DEVICE float low(f16, u32 w) { return widen(f16{(u16)w}); }
+TW_DEVICE float high(f16, u32 w) { return widen(f16{(u16)(w >> 16)}); }
+TW_DEVICE float low(bf16, u32 w) { return __uint_as_float(w << 16); }
+TW_DEVICE float high(bf16, u32 w) { return __uint_as_float(w & 0xffff0000u); }
+TW_DEVICE u32 pack(f16, float a, float b) {
+  u32 w; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a)); return w;
+}
+TW_DEVICE u32 pack(bf16, float a, float b) {
+  u32 w; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a)); return w;
+}
+template <class H> TW_DEVICE H narrow(float f) { return H{(u16)pack(H{}, f, 0.0f)}; }
+TW_DEVICE u32 splat_bits(u16 bits) { return (u32)bits * 0x10001u; }
+
+template <int N, class T> TW_DEVICE Vec<T, N> splat(T x) {
+  Vec<T, N> r; TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = x; return r;
+}
+template <int N> TW_DEVICE Vec<f16, N> splat(f16 x) {
+  Vec<f16, N> r; TW_UNROLL for (int i = 0; i < r.WORDS; ++i) r.w[i] = splat_bits(x.bits); return r;
+}
+template <int N> TW_DEVICE Vec<bf16, N> splat(bf16 x) {
+  Vec<bf16, N> r; TW_UNROLL for (int i = 0; i < r.WORDS; ++i) r.w[i] = splat_bits(x.bits); return r;
+}
+
+// ---- casts: round to nearest even --------------------------------------------------------------
+
+template <class To, class From> struct Cast {
+  static TW_DEVICE To one(From x) { return (To)x; }
+};
+template <> struct Cast<float, f16> { static TW_DEVICE float one(f16 x) { return widen(x); } };
+template <> struct Cast<float, bf16> { static TW_DEVICE float one(bf16 x) { return widen(x); } };
+template <> struct Cast<double, f16> { static TW_DEVICE double one(f16 x) { return widen(x); } };
+template <> struct Cast<double, bf16> { static TW_DEVICE double one(bf16 x) { return widen(x); } };
+template <class To, class From> TW_DEVICE To cast(From x) { return Cast<To, From>::one(x); }
+
+template <class To, class From, int N> struct CastVec {
+  static TW_DEVICE Vec<To, N> all(Vec<From, N> x) {
+    Vec<To, N> r; TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = cast<To>(x[i]); return r;
+  }
+};
+template <class H, int N> struct WidenVec {
+  static TW_DEVICE Vec<float, N> all(Vec<H, N> x) {
+    Vec<float, N> r;
+    TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = i % 2 ? high(H{}, x.w[i / 2]) : low(H{}, x.w[i / 2]);
+    return r;
+  }
+};
+template <int N> struct CastVec<float, f16, N> : WidenVec<f16, N> {};
+template <int N> struct CastVec<float, bf16, N> : WidenVec<bf16, N> {};
+template <class H, int N> struct NarrowVec {
+  static TW_DEVICE Vec<H, N> all(Vec<float, N> x) {
+    Vec<H, N> r;
+    TW_UNROLL for (int i = 0; i < r.WORDS; ++i)
+      r.w[i] = pack(H{}, x.v[2 * i], 2 * i + 1 < N ? x.v[(2 * i + 1) % N] : 0.0f);
+    return r;
+  }
+};
+template <int N> struct CastVec<f16, float, N> : NarrowVec<f16, N> {};
+template <int N> struct CastVec<bf16, float, N> : NarrowVec<bf16, N> {};
+template <class To, class From, int N> TW_DEVICE Vec<To, N> cast(Vec<From, N> x) {
+  return CastVec<To, From, N>::all(x);
+}
+template <> struct Cast<f16, float> { static TW_DEVICE f16 one(float x) { return narrow<f16>(x); } };
+template <> struct Cast<bf16, float> { static TW_DEVICE bf16 one(float x) { return narrow<bf16>(x); } };
+
+// ---- arithmetic --------------------------------------------------------------------------------
+
+#define TW_HALF_OP(name, H, ptx)                                                            \
+  TW_DEVICE u32 name(H, u32 a, u32 b) {                                                     \
+    u32 r; asm(ptx " %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r;                    \
+  }
+TW_HALF_OP(half_add, f16, "add.rn.f16x2")
+TW_HALF_OP(half_sub, f16, "sub.rn.f16x2")
+TW_HALF_OP(half_mul, f16, "mul.rn.f16x2")
+#if __CUDA_ARCH__ >= 900
+TW_HALF_OP(half_add, bf16, "add.rn.bf16x2")
+TW_HALF_OP(half_sub, bf16, "sub.rn.bf16x2")
+TW_HALF_OP(half_mul, bf16, "mul.rn.bf16x2")
+#else  // Ampere has only the fused form: a * 1 + b, b * -1 + a and a * b + -0 round alike.
+TW_DEVICE u32 half_fma(u32 a, u32 b, u32 c) {
+  u32 r; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r;
+}
+TW_DEVICE u32 half_add(bf16, u32 a, u32 b) { return half_fma(a, 0x3f803f80u, b); }
+TW_DEVICE u32 half_sub(bf16, u32 a, u32 b) { return half_fma(b, 0xbf80bf80u, a); }
+TW_DEVICE u32 half_mul(bf16, u32 a, u32 b) { return half_fma(a, b, 0x80008000u); }
+#endif
+
+#define TW_BINARY(name, half_name, expression)                                              \
+  TW_DEVICE float name(float a, float b) { return expression; }                             \
+  TW_DEVICE double name(double a, double b) { return expression; }                          \
+  TW_DEVICE f16 name(f16 a, f16 b) { return f16{(u16)half_name(a, a.bits, b.bits)}; }       \
+  TW_DEVICE bf16 name(bf16 a, bf16 b) { return bf16{(u16)half_name(a, a.bits, b.bits)}; }   \
+  template <class T, int N> TW_DEVICE Vec<T, N> name(Vec<T, N> a, Vec<T, N> b) {            \
+    Vec<T, N> r; TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = name(a.v[i], b.v[i]); return r; \
+  }                                                                                         \
+  template <int N> TW_DEVICE Vec<f16, N> name(Vec<f16, N> a, Vec<f16, N> b) {               \
+    Vec<f16, N> r;                                                                          \
+    TW_UNROLL for (int i = 0; i < r.WORDS; ++i) r.w[i] = half_name(f16{}, a.w[i], b.w[i]);  \
+    return r;                                                                               \
+  }                                                                                         \
+  template <int N> TW_DEVICE Vec<bf16, N> name(Vec<bf16, N> a, Vec<bf16, N> b) {            \
+    Vec<bf16, N> r;                                                                         \
+    TW_UNROLL for (int i = 0; i < r.WORDS; ++i) r.w[i] = half_name(bf16{}, a.w[i], b.w[i]); \
+    return r;                                                                               \
+  }                                                                                         \
+  template <class T, int N> TW_DEVICE Vec<T, N> name(Vec<T, N> a, T b) { return name(a, splat<N>(b)); } \
+  template <class T, int N> TW_DEVICE Vec<T, N> name(T a, Vec<T, N> b) { return name(splat<N>(a), b); }
+TW_BINARY(add, half_add, a + b)
+TW_BINARY(sub, half_sub, a - b)
+TW_BINARY(mul, half_mul, a * b)
+
+// Any other step: scalar function `name`, applied to each element; operands may be scalars.
+template <class T, int N> TW_DEVICE T at(Vec<T, N> x, int i) { return x[i]; }
+template <class T> TW_DEVICE T at(T x, int) { return x; }
+template <class T> struct Width { static constexpr int value = 1; };
+template <class T, int N> struct Width<Vec<T, N>> { static constexpr int value = N; };
+
+#define TW_MAP1(name)                                                                       \
+  template <class T, int N> TW_DEVICE auto name(Vec<T, N> a) {                              \
+    Vec<decltype(name(a[0])), N> r;                                                         \
+    TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = name(a[i]);                              \
+    return r;                                                                               \
+  }
+#define TW_MAP2(name)                                                                       \
+  template <class T, int N, class B> TW_DEVICE auto name(Vec<T, N> a, B b) {                \
+    Vec<decltype(name(a[0], at(b, 0))), N> r;                                               \
+    TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = name(a[i], at(b, i));                    \
+    return r;                                                                               \
+  }                                                                                         \
+  template <class T, int N> TW_DEVICE auto name(T a, Vec<T, N> b) {                         \
+    Vec<decltype(name(a, b[0])), N> r;                                                      \
+    TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = name(a, b[i]);                           \
+    return r;                                                                               \
+  }
+#define TW_FUNCTION1(name, for_float, for_double)                                           \
+  TW_DEVICE float name(float a) { return for_float; }                                       \
+  TW_DEVICE double name(double a) { return for_double; }                                    \
+  TW_MAP1(name)
+#define TW_FUNCTION2(name, for_float, for_double)                                           \
+  TW_DEVICE float name(float a, float b) { return for_float; }                              \
+  TW_DEVICE double name(double a, double b) { return for_double; }                          \
+  TW_MAP2(name)
+#define TW_COMPARE(name, sign)                                                              \
+  template <class T> TW_DEVICE bool name(T a, T b) { return a sign b; }                     \
+  TW_MAP2(name)
+
+TW_DEVICE float max_nan(float a, float b) {
+  float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r;
+}
+TW_DEVICE float min_nan(float a, float b) {
+  float r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r;
+}
+TW_FUNCTION2(div, a / b, a / b)
+TW_FUNCTION2(maximum, max_nan(a, b), a != a || b != b ? a + b : fmax(a, b))
+TW_FUNCTION2(minimum, min_nan(a, b), a != a || b != b ? a + b : fmin(a, b))
+TW_FUNCTION2(power, powf(a, b), pow(a, b))
+TW_FUNCTION1(neg, -a, -a)
+TW_FUNCTION1(absolute, fabsf(a), fabs(a))
+TW_FUNCTION1(square_root, sqrtf(a), sqrt(a))
+TW_FUNCTION1(reciprocal_root, rsqrtf(a), rsqrt(a))
+TW_FUNCTION1(reciprocal, 1.0f / a, 1.0 / a)
+TW_FUNCTION1(exponential, expf(a), exp(a))
+TW_FUNCTION1(exponential2, exp2f(a), exp2(a))
+TW_FUNCTION1(logarithm, logf(a), log(a))
+TW_FUNCTION1(logarithm2, log2f(a), log2(a))
+TW_FUNCTION1(logarithm1p, log1pf(a), log1p(a))
+TW_FUNCTION1(exponential_m1, expm1f(a), expm1(a))
+TW_FUNCTION1(hyperbolic_tangent, tanhf(a), tanh(a))
+TW_FUNCTION1(error_function, erff(a), erf(a))
+TW_FUNCTION1(sine, sinf(a), sin(a))
+TW_FUNCTION1(cosine, cosf(a), cos(a))
+TW_FUNCTION1(round_down, floorf(a), floor(a))
+TW_FUNCTION1(round_up, ceilf(a), ceil(a))
+TW_FUNCTION1(round_even, rintf(a), rint(a))
+TW_FUNCTION1(round_to_zero, truncf(a), trunc(a))
+TW_FUNCTION1(sign_of, (float)((a > 0.0f) - (a < 0.0f)), (double)((a > 0.0) - (a < 0.0)))
+TW_COMPARE(eq, ==)
+TW_COMPARE(ne, !=)
+TW_COMPARE(lt, <)
+TW_COMPARE(le, <=)
+TW_COMPARE(gt, >)
+TW_COMPARE(ge, >=)
+TW_COMPARE(logical_and, &&)
+TW_COMPARE(logical_or, ||)
+TW_DEVICE bool logical_not(bool a) { return !a; }
+TW_MAP1(logical_not)
+template <class T> TW_DEVICE bool is_nan(T a) { return a != a; }
+TW_MAP1(is_nan)
+
+template <int N, class C, class A, class B> TW_DEVICE auto where(C c, A a, B b) {
+  Vec<decltype(at(a, 0)), N> r;
+  TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = at(c, i) ? at(a, i) : at(b, i);
+  return r;
+}
+
+// ---- memory: N elements in accesses of BYTES each; the address is aligned to BYTES --------------
+
+struct __align__(16) Quad { u32 x, y, z, w; };
+struct __align__(8) Duo { u32 x, y; };
+
+// Inputs are read-only while a kernel runs. STREAM data is read once: it should not displace the
+// parameter vectors, which every row reads again.
+template <bool STREAM> TW_DEVICE Quad fetch(const Quad* p) {
+  Quad q;
+  if (STREAM) asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(p));
+  else asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(p));
+  return q;
+}
+template <bool STREAM> TW_DEVICE Duo fetch(const Duo* p) {
+  Duo q;
+  if (STREAM) asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(q.x), "=r"(q.y) : "l"(p));
+  else asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(q.x), "=r"(q.y) : "l"(p));
+  return q;
+}
+template <bool STREAM> TW_DEVICE u32 fetch(const u32* p) {
+  u32 r;
+  if (STREAM) asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r) : "l"(p));
+  else asm("ld.global.nc.u32 %0, [%1];" : "=r"(r) : "l"(p));
+  return r;
+}
+template <bool STREAM> TW_DEVICE u16 fetch(const u16* p) {
+  u16 r; asm("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p)); return r;
+}
+template <bool STREAM> TW_DEVICE u64 fetch(const u64* p) {
+  u64 r; asm("ld.global.nc.u64 %0, [%1];" : "=l"(r) : "l"(p)); return r;
+}
+template <int BYTES> struct Unit;
+template <> struct Unit<16> { typedef Quad type; };
+template <> struct Unit<8> { typedef Duo type; };
+template <> struct Unit<4> { typedef u32 type; };
+template <> struct Unit<2> { typedef u16 type; };
+
+template <int BYTES, int COUNT> union Parts {
+  typename Unit<BYTES>::type units[COUNT];
+  u32 words[BYTES * COUNT / 4 > 0 ? BYTES * COUNT / 4 : 1];
+  u16 halves[BYTES * COUNT / 2];
+  double doubles[BYTES * COUNT / 8 > 0 ? BYTES * COUNT / 8 : 1];
+};
+template <class T, int N> struct Bits {  // f32 and f64
+  template <class P> static TW_DEVICE Vec<T, N> from(const P& p) {
+    Vec<T, N> r;
+    TW_UNROLL for (int i = 0; i < N; ++i) {
+      if constexpr (sizeof(T) == 8) r.v[i] = p.doubles[i]; else r.v[i] = __uint_as_float(p.words[i]);
+    }
+    return r;
+  }
+  template <class P> static TW_DEVICE void to(P& p, const Vec<T, N>& x) {
+    TW_UNROLL for (int i = 0; i < N; ++i) {
+      if constexpr (sizeof(T) == 8) p.doubles[i] = x.v[i]; else p.words[i] = __float_as_uint(x.v[i]);
+    }
+  }
+};
+template <class H, int N> struct HalfBits {
+  template <class P> static TW_DEVICE Vec<H, N> from(const P& p) {
+    Vec<H, N> r;
+    if constexpr (N == 1) r.w[0] = p.halves[0];
+    else { TW_UNROLL for (int i = 0; i < N / 2; ++i) r.w[i] = p.words[i]; }
+    return r;
+  }
+  template <class P> static TW_DEVICE void to(P& p, const Vec<H, N>& x) {
+    if constexpr (N == 1) p.halves[0] = (u16)x.w[0];
+    else { TW_UNROLL for (int i = 0; i < N / 2; ++i) p.words[i] = x.w[i]; }
+  }
+};
+template <int N> struct Bits<f16, N> : HalfBits<f16, N> {};
+template <int N> struct Bits<bf16, N> : HalfBits<bf16, N> {};
+
+template <int N, int BYTES, bool STREAM, class T> TW_DEVICE Vec<T, N> load(const T* p) {
+  constexpr int COUNT = N * (int)sizeof(T) / BYTES;
+  typedef typename Unit<BYTES>::type U;
+  Parts<BYTES, COUNT> parts;
+  TW_UNROLL for (int i = 0; i < COUNT; ++i) parts.units[i] = fetch<STREAM>((const U*)p + i);
+  return Bits<T, N>::from(parts);
+}
+template <int N, class T> TW_DEVICE Vec<T, N> gather(const T* p, i64 stride) {
+  Parts<sizeof(T), N> parts;
+  typedef typename Unit<sizeof(T)>::type U;
+  TW_UNROLL for (int i = 0; i < N; ++i) parts.units[i] = *(const U*)(p + i * stride);
+  return Bits<T, N>::from(parts);
+}
+template <class T> TW_DEVICE T load_one(const T* p) { return *p; }
+
+template <int BYTES, int N, class T> TW_DEVICE void store(T* p, const Vec<T, N>& x) {
+  constexpr int COUNT = N * (int)sizeof(T) / BYTES;
+  typedef typename Unit<BYTES>::type U;
+  Parts<BYTES, COUNT> parts;
+  Bits<T, N>::to(parts, x);
+  TW_UNROLL for (int i = 0; i < COUNT; ++i) *((U*)p + i) = parts.units[i];
+}
+template <int N, class T> TW_DEVICE void scatter(T* p, i64 stride, const Vec<T, N>& x) {
+  TW_UNROLL for (int i = 0; i < N; ++i) p[i * stride] = x[i];
+}
+
+// ---- reductions: first over the elements of a thread, then over the threads of a row ------------
+
+struct Sum {
+  template <class T> static TW_DEVICE T start() { return (T)0; }
+  template <class T> static TW_DEVICE T join(T a, T b) { return a + b; }
+};
+struct Prod {
+  template <class T> static TW_DEVICE T start() { return (T)1; }
+  template <class T> static TW_DEVICE T join(T a, T b) { return a * b; }
+};
+struct Max {
+  template <class T> static TW_DEVICE T start() { return (T)-TW_INFINITY; }
+  template <class T> static TW_DEVICE T join(T a, T b) { return maximum(a, b); }
+};
+struct Min {
+  template <class T> static TW_DEVICE T start() { return (T)TW_INFINITY; }
+  template <class T> static TW_DEVICE T join(T a, T b) { return minimum(a, b); }
+};
+
+template <class OP, class T, int N> TW_DEVICE T fold(Vec<T, N> x) {
+  // A tree over the vector: short dependency chains, and the order is fixed.
+  TW_UNROLL for (int step = 1; step < N; step *= 2) {
+    TW_UNROLL for (int i = 0; i + step < N; i += 2 * step) x.v[i] = OP::join(x.v[i], x.v[i + step]);
+  }
+  return x.v[0];
+}
+
+template <class OP, int THREADS, class T> TW_DEVICE T reduce_warp(T x) {
+  TW_UNROLL for (int mask = THREADS / 2; mask > 0; mask /= 2)
+    x = OP::join(x, __shfl_xor_sync(0xffffffffu, x, mask));
+  return x;
+}
+
+// Count, mean and m2 of disjoint parts; merging: Chan, Golub and LeVeque, 1983.
+template <class T> struct Moments { T count, mean, m2; };
+template <class T> TW_DEVICE Moments<T> merge(Moments<T> a, Moments<T> b) {
+  const T count = a.count + b.count;
+  const T share = count > (T)0 ? b.count / count : (T)0;
+  const T apart = b.mean - a.mean;
+  return {count, a.mean + apart * share, a.m2 + b.m2 + apart * apart * a.count * share};
+}
+template <class T> TW_DEVICE Moments<T> merge_equal(Moments<T> a, Moments<T> b) {
+  const T apart = b.mean - a.mean;
+  return {a.count + b.count, (T)0.5 * (a.mean + b.mean), a.m2 + b.m2 + apart * apart * ((T)0.5 * a.count)};
+}
+template <int THREADS, bool EQUAL, class T> TW_DEVICE Moments<T> reduce_warp(Moments<T> x) {
+  TW_UNROLL for (int mask = THREADS / 2; mask > 0; mask /= 2) {
+    Moments<T> y;
+    y.count = EQUAL ? x.count : __shfl_xor_sync(0xffffffffu, x.count, mask);
+    y.mean = __shfl_xor_sync(0xffffffffu, x.mean, mask);
+    y.m2 = __shfl_xor_sync(0xffffffffu, x.m2, mask);
+    // Ordered, so that both partners compute the same bits.
+    const bool first = (threadIdx.x & mask) == 0;
+    const Moments<T> a = first ? x : y, b = first ? y : x;
+    x = EQUAL ? merge_equal(a, b) : merge(a, b);
+  }
+  return x;
+}
+
+// ---- clusters: blocks of neighbouring SMs that see each other's shared memory --------------------
+
+TW_DEVICE u32 cluster_rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+TW_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+template <class T> TW_DEVICE void store_remote(T* local, u32 rank, T value) {
+  u32 address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(local)), "r"(rank));
+  if constexpr (sizeof(T) == 8)
+    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
+  else
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
