@@ -1,0 +1,65 @@
+"""The command line: read targets and options, call the engine, print what came back.
+
+Nothing here imports torch before a command runs, so that `--help` answers at once.
+Exit codes: 0 fine, 1 a failed check or failed work, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from tilewright import __version__
+from tilewright.cli.bench import bench
+from tilewright.cli.doctor import doctor
+from tilewright.cli.explain import explain
+from tilewright.cli.records import records
+from tilewright.cli.tune import INTERRUPTED, tune
+from tilewright.cli.verify import verify
+from tilewright.errors import TilewrightError
+
+
+class InOrder(click.Group):
+    """Lists commands as they are used, not by the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    cls=InOrder,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="tilewright")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """PyTorch operators as fast as the machine allows: tune them, check them, measure them.
+
+    A workload is written as "layer_norm(x=f16[8192,5140], weight=f16[5140], bias=f16[5140])".
+    """
+
+
+for command in (doctor, tune, bench, verify, explain, records):
+    cli.add_command(command)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; errors become one message on stderr."""
+    args = sys.argv[1:] if args is None else list(args)
+    try:
+        code = cli.main(args=list(args), prog_name="tilewright", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted; what was measured before is recorded", err=True)
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except TilewrightError as error:
+        if args[:1] == ["--debug"]:
+            traceback.print_exc()
+        click.echo(f"{type(error).__name__}: {error}", err=True)
+        return error.exit_code

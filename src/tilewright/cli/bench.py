@@ -1,0 +1,53 @@
+"""tilewright bench"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tilewright.cli import options
+from tilewright.cli.tune import finish
+
+
+@click.command()
+@options.targets
+@click.option(
+    "--budget",
+    "budget_s",
+    type=options.Seconds(),
+    help="Time for all workloads together, compiling the baselines not counted: 60s, 5m.",
+)
+@options.measuring
+def bench(
+    workloads: tuple[str, ...],
+    suites: tuple[str, ...],
+    from_file: Path | None,
+    budget_s: float | None,
+    baselines: tuple[str, ...],
+    method: str | None,
+    jobs: int | None,
+    seed: int,
+    device: str | None,
+    store_url: str | None,
+    json_target: str | None,
+) -> int:
+    """Measure what is chosen now, untuned kernels and every baseline; no search, no records."""
+    targets = options.read_targets(workloads, suites, from_file)
+    from tilewright import tune as engine
+    from tilewright.cli.progress import shown
+    from tilewright.store import Store
+
+    with Store(store_url) as store, shown() as progress:
+        report = engine.bench(
+            targets.workloads,
+            device=device,
+            store=store,
+            budget_s=budget_s,
+            jobs=jobs,
+            baselines=baselines or None,
+            method=method or targets.method,
+            seed=seed,
+            progress=progress,
+        )
+    return finish(targets.name, report, json_target)

@@ -1,0 +1,26 @@
+"""tilewright doctor"""
+
+from __future__ import annotations
+
+import click
+
+from tilewright.cli import options, render
+
+
+@click.command()
+@options.device_option
+@options.store_option
+@click.option("--quick/--thorough", default=True, help="How finely to measure the ceilings.")
+@click.option("--measure/--no-measure", default=True, help="Whether to measure them at all.")
+@options.json_option
+def doctor(
+    device: str | None, store_url: str | None, quick: bool, measure: bool, json_target: str | None
+) -> None:
+    """What is here: devices, compilers, versions, ceilings, records; what is missing."""
+    from tilewright.profiling.doctor import diagnose
+
+    found = diagnose(device, store_url, measure, quick)
+    if json_target:
+        options.write_json(found.as_dict(), json_target)
+    if json_target != "-":
+        render.diagnosis(found)

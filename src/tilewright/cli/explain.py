@@ -1,0 +1,109 @@
+"""tilewright explain"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tilewright.cli import options, render
+
+if TYPE_CHECKING:
+    from tilewright.profiling.explain import CandidateFacts, Explanation
+
+SHOWN = ("source", "ptx", "sass", "resources", "schedule")
+RECORDS = 20
+"""So many recorded rows are listed; --json has all of them."""
+
+
+@click.command()
+@click.argument("workload")
+@click.option("--show", type=click.Choice(SHOWN), help="One candidate in full, as text.")
+@click.option("--impl", "implementation", metavar="I", help="The candidate's implementation.")
+@click.option("--config", type=options.ConfigValues(), help="The candidate's config.")
+@options.device_option
+@click.option("--device-spec", metavar="NAME", help="Compile for a device that is not here: h200.")
+@click.option("--measure/--no-measure", default=True, help="Measure ceilings for the floor.")
+@options.store_option
+@options.json_option
+def explain(
+    workload: str,
+    show: str | None,
+    implementation: str | None,
+    config: dict[str, Any] | None,
+    device: str | None,
+    device_spec: str | None,
+    measure: bool,
+    store_url: str | None,
+    json_target: str | None,
+) -> None:
+    """Which implementation runs WORKLOAD and why; what limits it; what was measured."""
+    from tilewright.op import Workload
+    from tilewright.profiling import explain as engine
+
+    w = Workload.parse(workload)
+    content: Any
+    if show:
+        text = engine.show(w, show, device, device_spec, implementation, config)
+        content = {"workload": str(w), show: text}
+    else:
+        found = engine.explain(w, device, device_spec, store_url, implementation, config, measure)
+        content = found.as_dict()
+    if json_target:
+        options.write_json(content, json_target)
+    if json_target != "-":
+        if show:
+            click.echo(text)
+        else:
+            _render(found)
+
+
+def _render(found: Explanation) -> None:
+    floor = f"{found.floor_us:.1f} us" if found.floor_us else "not measured here"
+    hard = f"{found.hard_limit_us:.1f} us" if found.hard_limit_us else "unknown"
+    render.table(
+        [found.workload, ""],
+        [
+            ("device", found.device),
+            ("runs", f"{found.chosen} ({found.source})"),
+            ("because", found.reason),
+            ("reads, writes", f"{found.read_bytes:,} and {found.written_bytes:,} bytes"),
+            ("flops", f"{found.flops:,}"),
+            ("floor", floor),
+            ("hard limit", hard),
+        ],
+    )
+    render.table(
+        ["implementation", "backend", ">configs", "config, or why not", "resources", "occupancy"],
+        [_candidate(c) for c in found.candidates],
+    )
+    if found.records:
+        render.table(
+            ["recorded", "config", "status", ">time", "in duel", "on"],
+            [
+                (
+                    r["implementation"],
+                    render.config(r["config"]),
+                    r["status"],
+                    render.duration(r["median_us"]),
+                    render.yes(r["final"]) if r["final"] else None,
+                    r["created"][:16],
+                )
+                for r in found.records[:RECORDS]
+            ],
+        )
+        if len(found.records) > RECORDS:
+            click.echo(f"{len(found.records) - RECORDS} more: tilewright records show WORKLOAD")
+
+
+def _candidate(c: CandidateFacts) -> tuple[Any, ...]:
+    if c.unsupported:
+        return c.implementation, c.backend, None, c.unsupported, None, None
+    resources = occupancy = None
+    if c.resources:
+        r = c.resources
+        resources = f"{r.registers} registers, {r.spill_bytes} B spilled"
+    if c.occupancy:
+        o = c.occupancy
+        occupancy = f"{o.blocks_per_sm} blocks ({o.warps_fraction:.0%}), limited by {o.limiter}"
+    return c.implementation, c.backend, c.configs, render.config(c.config), resources, occupancy

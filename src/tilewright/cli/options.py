@@ -1,0 +1,248 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tilewright.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from tilewright.op import Workload
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_RANGE = 65536
+"""A range with more values than this is a slip of the pen, not a list of candidates."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a command works on. `name` is the suite's, or "custom" for anything else.
+
+    `method` is how the suite wants a GPU timed; None leaves it to the engine.
+    """
+
+    name: str
+    workloads: list[Workload]
+    method: str | None
+
+
+def targets(command: F) -> F:
+    """WORKLOAD..., --suite and --from; the command receives them as its first argument."""
+    for decorate in (
+        click.option(
+            "--from",
+            "from_file",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="A JSON file with a list of workloads, or a result file.",
+        ),
+        click.option("--suite", "suites", multiple=True, help="A named suite; may be repeated."),
+        click.argument("workloads", nargs=-1),
+    ):
+        command = decorate(command)
+    return command
+
+
+def read_targets(texts: Sequence[str], suites: Sequence[str], from_file: Path | None) -> Targets:
+    """The distinct workloads of all three sources, in order.
+
+    Raises:
+        InvalidArgument: nothing was named, or something named cannot be read.
+    """
+    from tilewright.op import Workload
+    from tilewright.suite import SUITES
+
+    found: dict[Workload, None] = {}
+    for name in suites:
+        found.update(dict.fromkeys(SUITES[name].workloads()))
+    listed = workloads_in(from_file) if from_file else []
+    found.update(dict.fromkeys(Workload.parse(text) for text in [*listed, *texts]))
+    if not found:
+        raise InvalidArgument(
+            f"name a workload, --suite or --from; suites here: {', '.join(SUITES)}"
+        )
+    alone = len(suites) == 1 and not listed and not texts
+    methods = {SUITES[name].method for name in suites}
+    return Targets(
+        suites[0] if alone else "custom", list(found), methods.pop() if len(methods) == 1 else None
+    )
+
+
+def workloads_in(path: Path) -> list[str]:
+    """Workload texts of a JSON file: a list of texts, or of rows that have a "workload"."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{path} is not readable JSON: {error}") from None
+    if isinstance(content, dict):
+        content = content.get("workloads", content.get("rows"))
+    rows = content if isinstance(content, list) else []
+    texts = [row.get("workload") if isinstance(row, dict) else row for row in rows]
+    named = [text for text in texts if isinstance(text, str)]
+    if not named or len(named) < len(texts):
+        raise InvalidArgument(
+            f'{path} should hold a list of workloads such as ["softmax(x=f32[4096,4096])"]'
+        )
+    return named
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+class Seconds(click.ParamType):
+    """A duration, in seconds: 90, 90s, 2m, 1.5h."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", str(value).strip())
+        if not match:
+            self.fail(f"{value!r} is not a duration such as 60s, 5m or 1h", param, ctx)
+        number, unit = match.groups()
+        return float(number) * {"": 1, "s": 1, "m": 60, "h": 3600}[unit]
+
+
+class Knob(click.ParamType):
+    """NAME=VALUES, where VALUES are a list 1,2,4 and ranges first:last:step, the last included."""
+
+    name = "name=values"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, tuple[Any, ...]]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, listed = value.partition("=")
+        if not name.strip() or not equals or not listed.strip():
+            self.fail(
+                f"{value!r} should be NAME=VALUES, such as split_k=1,2,4 or split_k=1:128:1",
+                param,
+                ctx,
+            )
+        try:
+            values = [v for part in listed.split(",") for v in _values(part.strip())]
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+        return name.strip(), tuple(dict.fromkeys(values))
+
+
+class ConfigValues(click.ParamType):
+    """name=value,... as errors and tables print a config."""
+
+    name = "name=value,..."
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        config = {}
+        for part in filter(None, (p.strip() for p in value.split(","))):
+            name, equals, text = part.partition("=")
+            if not name or not equals or not text:
+                self.fail(f"{part!r} should be name=value", param, ctx)
+            config[name.strip()] = literal(text.strip())
+        return config
+
+
+def literal(text: str) -> Any:
+    """An int, a float, True, False or None if it reads as one, else the text itself."""
+    if text in ("True", "False", "None"):
+        return {"True": True, "False": False, "None": None}[text]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _values(part: str) -> Iterator[Any]:
+    if not re.fullmatch(r"-?\d+:-?\d+(:-?\d+)?", part):
+        if not part or ":" in part:
+            raise ValueError(f"{part!r} is neither a value nor a range first:last:step")
+        yield literal(part)
+        return
+    first, last, step = [*map(int, part.split(":")), 1][:3]
+    if step == 0 or (last - first) * step < 0:
+        raise ValueError(f"the range {part} never reaches its end")
+    values = range(first, last + (1 if step > 0 else -1), step)
+    if len(values) > MAX_RANGE:
+        raise ValueError(f"the range {part} has {len(values)} values, more than {MAX_RANGE}")
+    yield from values
+
+
+# --- output ----------------------------------------------------------------------------------
+
+
+def _json_target(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value and "(" in value:
+        raise click.BadParameter(
+            f"{value!r} reads as a workload, not as a file; write --json - or put --json last",
+            ctx,
+            param,
+        )
+    return value
+
+
+json_option = click.option(
+    "--json",
+    "json_target",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    callback=_json_target,
+    help="Write the result as JSON to FILE, or to standard output without one.",
+)
+device_option = click.option(
+    "--device", metavar="D", help="cpu, cuda or cuda:1; the GPU if torch sees one, else the CPU."
+)
+store_option = click.option(
+    "--store", "store_url", metavar="URL", help="SQLAlchemy URL of the records."
+)
+
+
+def measuring(command: F) -> F:
+    """What tune and bench share: how to measure, where, and where the result goes."""
+    for decorate in (
+        json_option,
+        store_option,
+        device_option,
+        click.option("--seed", type=int, default=0, show_default=True, help="Of example inputs."),
+        click.option("--jobs", type=click.IntRange(1), help="Compilers at once; one per CPU."),
+        click.option(
+            "--method", type=click.Choice(["events", "graph"]), help="How a GPU is timed."
+        ),
+        click.option(
+            "--baseline", "baselines", multiple=True, metavar="I", help="Only these besides aten."
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def write_json(content: Any, target: str) -> None:
+    """Write `content` to the file `target`, or to standard output for "-"."""
+    text = json.dumps(content, indent=1)
+    if target == "-":
+        click.echo(text)
+        return
+    path = Path(target)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    except OSError as error:
+        raise InvalidArgument(f"cannot write --json {path}: {error.strerror}") from None
+
+
+def merged(pairs: Iterable[tuple[str, tuple[Any, ...]]]) -> dict[str, tuple[Any, ...]]:
+    """Repeated --param of one name add up."""
+    chosen: dict[str, tuple[Any, ...]] = {}
+    for name, values in pairs:
+        chosen[name] = chosen.get(name, ()) + values
+    return chosen

@@ -1,0 +1,113 @@
+"""What tune and bench show while they work: one live line on a terminal, else plain lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from tilewright.cli.render import duration
+from tilewright.measure.candidate import Candidate, Description
+from tilewright.op import Workload
+from tilewright.results import Row
+from tilewright.tune.progress import Progress
+
+REFRESH_PER_S = 8
+
+
+class Shown(Progress):
+    """Plain lines on stderr, one for each workload finished; a context manager."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.started_s = time.monotonic()
+        self.total = self.index = 0
+        self.name = self.step = self.tally = self.fastest = ""
+
+    def __enter__(self) -> Shown:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing to put away."""
+
+    def say(self, line: str) -> None:
+        print(line, file=self.stream, flush=True)
+
+    def refresh(self) -> None:
+        """The state changed."""
+
+    def device(self, device: Description, method: str) -> None:
+        self.say(f"on {device.key}, timed by {method}")
+
+    def workload(self, w: Workload, index: int, total: int) -> None:
+        self.name, self.index, self.total = str(w), index, total
+        self.step = self.tally = self.fastest = ""
+        self.refresh()
+
+    def phase(self, name: str) -> None:
+        self.step = name
+        self.refresh()
+
+    def counts(self, compiled: int, verified: int, failed: int) -> None:
+        failures = f", {failed} failed" if failed else ""
+        self.tally = f"{compiled} compiled, {verified} verified{failures}"
+        self.refresh()
+
+    def best(self, candidate: Candidate, us: float) -> None:
+        self.fastest = f"best {duration(us)}"
+        self.refresh()
+
+    def finished(self, w: Workload, row: Row | None, reason: str = "") -> None:
+        elapsed = f"{time.monotonic() - self.started_s:.0f} s"
+        outcome = f"{row.chosen} {duration(row.chosen_us)}" if row else f"failed: {reason}"
+        tally = f" ({self.tally})" if self.tally else ""
+        self.say(f"[{self.index + 1}/{self.total}] {elapsed} {w}: {outcome}{tally}")
+
+
+class ShownLive(Shown):
+    """The same lines, and below them what is being done now."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.live = Live(
+            console=Console(file=stream, highlight=False, markup=False),
+            get_renderable=self.line,
+            refresh_per_second=REFRESH_PER_S,
+            transient=True,
+        )
+
+    def __enter__(self) -> ShownLive:
+        self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.live.stop()
+
+    def say(self, line: str) -> None:
+        self.live.console.print(Text(line))
+
+    def line(self) -> Text:
+        elapsed = f"{time.monotonic() - self.started_s:.0f} s"
+        place = f"[{self.index + 1}/{self.total}]" if self.total else ""
+        parts = (elapsed, self.step, self.tally, self.fastest)
+        return Text(f"{place} {self.name}\n    {' · '.join(p for p in parts if p)}")
+
+
+def shown() -> Shown:
+    """Live on a terminal, plain lines elsewhere; on stderr, so that results can be piped."""
+    return ShownLive(sys.stderr) if sys.stderr.isatty() else Shown(sys.stderr)

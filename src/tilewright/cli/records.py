@@ -1,0 +1,169 @@
+"""tilewright records list|show|export|import|prune"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tilewright.cli import options, render
+
+if TYPE_CHECKING:
+    from tilewright.record import Record
+
+filters = (
+    click.option("--op", metavar="NAME", help="Of one operator."),
+    click.option("--impl", "implementation", metavar="I", help="Of one implementation."),
+    click.option("--status", metavar="S", help="ok, wrong_result, compile_error, ..."),
+    click.option("--since", metavar="DATE", help="Created at this date or later (ISO 8601)."),
+)
+
+
+def filtered(command: Any) -> Any:
+    for decorate in reversed(filters):
+        command = decorate(command)
+    return command
+
+
+def given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@click.group()
+def records() -> None:
+    """What was measured: list it, move it between machines, thin it out."""
+
+
+@records.command("list")
+@filtered
+@click.option("--limit", type=click.IntRange(1), default=40, show_default=True)
+@options.store_option
+@options.json_option
+def list_(
+    op: str | None,
+    implementation: str | None,
+    status: str | None,
+    since: str | None,
+    limit: int,
+    store_url: str | None,
+    json_target: str | None,
+) -> None:
+    """Rows, newest first."""
+    from tilewright.store import Store
+
+    where = given(op=op, implementation=implementation, status=status, since=since)
+    with Store(store_url) as store:
+        _print(store.query(limit=limit, **where), json_target, str(store))
+
+
+@records.command()
+@click.argument("workload")
+@options.store_option
+@options.json_option
+def show(workload: str, store_url: str | None, json_target: str | None) -> None:
+    """Every row of one WORKLOAD, the fastest first."""
+    from tilewright.op import Workload
+    from tilewright.store import Store
+
+    with Store(store_url) as store:
+        rows = store.query(workload=str(Workload.parse(workload)))
+        rows.sort(key=lambda r: (r.median_us is None, r.median_us or 0.0))
+        _print(rows, json_target, str(store))
+
+
+@records.command()
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@filtered
+@options.store_option
+@options.json_option
+def export(
+    path: Path,
+    op: str | None,
+    implementation: str | None,
+    status: str | None,
+    since: str | None,
+    store_url: str | None,
+    json_target: str | None,
+) -> None:
+    """Write rows to PATH as JSON lines, oldest first."""
+    from tilewright.store import Store
+
+    where = given(op=op, implementation=implementation, status=status, since=since)
+    with Store(store_url) as store:
+        _tell({"exported": store.export(path, **where), "path": str(path)}, json_target)
+
+
+@records.command("import")
+@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@options.store_option
+@options.json_option
+def import_(path: Path, store_url: str | None, json_target: str | None) -> None:
+    """Add the rows of a file that export wrote, all or none; known ones are left out."""
+    from tilewright.store import Store
+
+    with Store(store_url) as store:
+        _tell({"imported": store.import_(path), "path": str(path)}, json_target)
+
+
+@records.command()
+@click.option("--before", metavar="DATE", help="Created before this date (ISO 8601).")
+@click.option("--superseded", is_flag=True, help="Measured again later in the same way.")
+@click.option(
+    "--other-versions", is_flag=True, help="Measured with another torch, CUDA or driver than here."
+)
+@options.device_option
+@options.store_option
+@options.json_option
+def prune(
+    before: str | None,
+    superseded: bool,
+    other_versions: bool,
+    device: str | None,
+    store_url: str | None,
+    json_target: str | None,
+) -> None:
+    """Delete the rows that meet every condition given."""
+    from tilewright.device import current_device
+    from tilewright.store import Store, environment
+
+    versions = environment(current_device(device)[0])[2] if other_versions else None
+    with Store(store_url) as store:
+        count = store.prune(before=before, superseded=superseded, other_versions_than=versions)
+        _tell({"deleted": count, "store": str(store)}, json_target)
+
+
+def _tell(content: dict[str, Any], json_target: str | None) -> None:
+    if json_target:
+        options.write_json(content, json_target)
+    if json_target != "-":
+        click.echo(", ".join(f"{name}: {value}" for name, value in content.items()))
+
+
+def _print(rows: Sequence[Record], json_target: str | None, store: str) -> None:
+    if json_target:
+        from tilewright.record import as_dict
+
+        options.write_json([as_dict(row) for row in rows], json_target)
+    if json_target == "-":
+        return
+    if not rows:
+        click.echo(f"no such records in {store}")
+        return
+    render.table(
+        ["workload", "implementation", "config", "status", ">time", "duel", "device", "created"],
+        [
+            (
+                r.workload,
+                r.implementation,
+                render.config(r.config),
+                r.status,
+                render.duration(r.median_us),
+                "yes" if r.final else None,
+                r.device,
+                r.created[:16],
+            )
+            for r in rows
+        ],
+    )

@@ -1,0 +1,105 @@
+"""Tables and progress for people. rich is imported when something is printed, not before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tilewright.profiling.doctor import Diagnosis
+
+PIPE_WIDTH = 200
+"""Columns where the output is not a terminal: room for the longest workload on one line."""
+
+
+def console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    found = Console(stderr=stderr, highlight=False, markup=False)
+    return (
+        found
+        if found.is_terminal
+        else Console(stderr=stderr, highlight=False, markup=False, width=PIPE_WIDTH)
+    )
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], stderr: bool = False, title: str = ""
+) -> None:
+    """Print rows; a column whose name starts with ">" is aligned to the right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    shown = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for name in columns:
+        shown.add_column(
+            name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold"
+        )
+    for row in rows:
+        shown.add_row(*("-" if value is None else str(value) for value in row))
+    console(stderr).print(shown)
+
+
+def diagnosis(found: Diagnosis) -> None:
+    for section, findings in found.sections.items():
+        rows = [
+            (f.subject, f.found if f.found is not None else f"missing: {f.remedy}")
+            for f in findings
+        ]
+        table([section, ""], rows)
+
+
+def duration(us: float | None) -> str | None:
+    """Microseconds in the unit that reads best."""
+    if us is None:
+        return None
+    if us < 1000:
+        return f"{us:.1f} us"
+    return f"{us / 1e3:.2f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
+
+
+def times(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{ratio:.2f}x"
+
+
+def config(values: Mapping[str, Any]) -> str:
+    """The form that --config takes."""
+    return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def yes(value: bool | None) -> str | None:
+    return None if value is None else "yes" if value else "NO"
+
+
+def results(rows: Iterable[Mapping[str, Any]], stderr: bool = False) -> None:
+    """The final table of tune and bench, from `tilewright.results.table_rows`."""
+    table(
+        ["workload", "chosen", ">time", ">x eager", ">x compile", ">of floor", "verified"],
+        [
+            (
+                row["workload"],
+                row["chosen"],
+                duration(row["us"]),
+                times(row["vs_aten"]),
+                times(row["vs_inductor"]),
+                None if row["of_floor"] is None else f"{row['of_floor']:.2f}",
+                yes(row["verified"]),
+            )
+            for row in rows
+        ],
+        stderr,
+    )
+
+
+def summary(means: Mapping[str, float], tuning_s: float, stderr: bool = False) -> None:
+    """One line below the table: geometric means of our own kernels."""
+    names = {
+        "geomean_vs_aten": "{:.2f}x eager",
+        "geomean_vs_inductor": "{:.2f}x torch.compile",
+        "geomean_of_floor": "{:.2f} of the floor",
+    }
+    told = [form.format(means[name]) for name, form in names.items() if name in means]
+    line = f"own kernels, geometric mean: {', '.join(told)}; " if told else ""
+    console(stderr).print(f"{line}{tuning_s:.0f} s, compiling the baselines not counted")

@@ -1,0 +1,108 @@
+"""tilewright tune"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tilewright.cli import options, render
+
+if TYPE_CHECKING:
+    from tilewright.results import Report
+
+INTERRUPTED = 130
+"""128 + SIGINT, as a shell reports it."""
+
+
+@click.command()
+@options.targets
+@click.option(
+    "--budget",
+    "budget_s",
+    type=options.Seconds(),
+    help="Time for all workloads together, compiling the baselines not counted: 60s, 5m.",
+)
+@click.option("--configs", type=click.IntRange(1), help="At most so many configs per search.")
+@click.option("--strategy", metavar="X", help="How to search: hill_climb, random_search, ...")
+@click.option(
+    "--param",
+    "params",
+    type=options.Knob(),
+    multiple=True,
+    help="The only values to try of a knob: vector=4,8 or split=1:128:1; may be repeated.",
+)
+@click.option("--impl", "implementations", multiple=True, metavar="I", help="Search only these.")
+@options.measuring
+@click.option("--force", is_flag=True, help="Search again whatever is recorded.")
+def tune(
+    workloads: tuple[str, ...],
+    suites: tuple[str, ...],
+    from_file: Path | None,
+    budget_s: float | None,
+    configs: int | None,
+    strategy: str | None,
+    params: tuple[tuple[str, tuple[Any, ...]], ...],
+    implementations: tuple[str, ...],
+    baselines: tuple[str, ...],
+    method: str | None,
+    jobs: int | None,
+    seed: int,
+    device: str | None,
+    store_url: str | None,
+    json_target: str | None,
+    force: bool,
+) -> int:
+    """Search, verify, measure and record; then print what was chosen.
+
+    A workload is "softmax(x=f32[4096,4096])". Those with records that still stand are not searched
+    again. Ctrl-C ends the run and keeps what was measured.
+    """
+    targets = options.read_targets(workloads, suites, from_file)
+    from tilewright import tune as engine
+    from tilewright.cli.progress import shown
+    from tilewright.store import Store
+
+    with Store(store_url) as store, shown() as progress:
+        report = engine.tune(
+            targets.workloads,
+            device=device,
+            store=store,
+            strategy=strategy,
+            budget_s=budget_s,
+            budget_configs=configs,
+            jobs=jobs,
+            implementations=implementations or None,
+            params=options.merged(params),
+            baselines=baselines or None,
+            method=method or targets.method,
+            seed=seed,
+            force=force,
+            progress=progress,
+        )
+    return finish(targets.name, report, json_target)
+
+
+def finish(suite: str, report: Report, json_target: str | None) -> int:
+    """Print and write what a run found; the exit code that says how it went."""
+    from tilewright import results
+
+    if json_target == "-":
+        options.write_json(results.as_dict(suite, report), "-")
+    elif json_target:
+        results.write(json_target, suite, report)
+    rows = results.table_rows(report)
+    to_stderr = json_target == "-"
+    if rows:
+        render.results(rows, to_stderr)
+        render.summary(results.summary(report.rows), report.tuning_s, to_stderr)
+    for row in rows:
+        for name, reason in row["refused"].items():
+            click.echo(f"{row['workload']}: without {name}: {reason}", err=True)
+    for text, reason in report.failed.items():
+        click.echo(f"{text}: {reason}", err=True)
+    if report.interrupted:
+        click.echo("interrupted; what was measured before is recorded", err=True)
+        return INTERRUPTED
+    return 1 if report.failed else 0

@@ -1,0 +1,84 @@
+"""tilewright verify"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tilewright.cli import options, render
+
+if TYPE_CHECKING:
+    from tilewright.measure.verify import Verdict
+
+
+@click.command()
+@options.targets
+@click.option("--impl", "implementation", metavar="I", help="Only this implementation.")
+@click.option("--config", type=options.ConfigValues(), help="Its config; other knobs untuned.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the example inputs.")
+@options.device_option
+@options.json_option
+def verify(
+    workloads: tuple[str, ...],
+    suites: tuple[str, ...],
+    from_file: Path | None,
+    implementation: str | None,
+    config: dict[str, Any] | None,
+    seed: int,
+    device: str | None,
+    json_target: str | None,
+) -> int:
+    """Hold every implementation against the fp64 reference; no timing."""
+    targets = options.read_targets(workloads, suites, from_file)
+    from tilewright.measure.runner import Isolated
+    from tilewright.tune import verify_all
+
+    found = []
+    with Isolated(device) as runner:
+        for w in targets.workloads:
+            verdicts = verify_all(w, implementation, config, seed, runner=runner)
+            found += [(str(w), *verdict) for verdict in verdicts]
+    if json_target:
+        options.write_json([_row(*each) for each in found], json_target)
+    if json_target != "-":
+        _render(found)
+    wrong = [each for each in found if not each[3].ok]
+    for text, name, values, verdict in wrong:
+        click.echo(complaint(text, name, values, verdict, seed), err=True)
+    return 1 if wrong else 0
+
+
+def complaint(w: str, name: str, config: dict[str, Any], verdict: Verdict, seed: int) -> str:
+    """What is wrong, and the command that shows it again."""
+    chosen = render.config(config)
+    knobs = f" with {chosen}" if chosen else ""
+    again = f" --config {chosen}" if chosen else ""
+    return (
+        f"VerificationError: {name} is wrong on {w}{knobs}: {verdict.message} (seed {seed})\n"
+        f'  reproduce: tilewright verify "{w}" --impl {name}{again} --seed {seed}'
+    )
+
+
+def _row(w: str, name: str, config: dict[str, Any], verdict: Verdict) -> dict[str, Any]:
+    return {"workload": w, "implementation": name, "config": config, **asdict(verdict)}
+
+
+def _render(found: list[tuple[str, str, dict[str, Any], Verdict]]) -> None:
+    render.table(
+        ["workload", "implementation", ">ulp", ">allowed", "integers", "deterministic", "right"],
+        [
+            (
+                w,
+                name,
+                f"{v.max_ulp:.2f}",
+                f"{v.bound_ulp:.2f}",
+                {None: None, True: "exact", False: "WRONG"}[v.integer_exact],
+                render.yes(v.deterministic),
+                render.yes(v.ok),
+            )
+            for w, name, _, v in found
+        ],
+    )

@@ -1,0 +1,279 @@
+"""Why a workload runs the way it does: the choice, the candidates, their limits, the records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from tilewright.build import CompileTask, Resources
+from tilewright.compile.cache import compiled
+from tilewright.compile.resources import ptx, sass
+from tilewright.device import DEVICES, DeviceSpec, current_device
+from tilewright.dispatch.selection import Choice, choose
+from tilewright.environment import environment
+from tilewright.errors import CompileError, InvalidArgument, NoImplementation
+from tilewright.impl import IMPLS, OWN_BACKENDS, Executable, Implementation, implementations
+from tilewright.measure.ceilings import hard_limit_us, measure_ceilings
+from tilewright.op import Workload
+from tilewright.record import Record, as_dict
+from tilewright.space import NoConfig, config_dict
+from tilewright.store import Store
+
+SHOWN = ("source", "ptx", "sass", "resources", "schedule")
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Resident blocks of a kernel on one SM, and what allows no more."""
+
+    blocks_per_sm: int
+    limiter: str
+    warps_fraction: float
+    """Resident warps over the most an SM holds."""
+
+
+@dataclass(frozen=True)
+class CandidateFacts:
+    """One implementation of the operator on this device.
+
+    Attributes:
+        unsupported: why it cannot serve the workload, or was not compiled.
+        configs: how many value combinations its space has before constraints.
+        config: the chosen config for the chosen implementation, else the heuristic's.
+        resources, occupancy: of our own kernels, where the compiler tells.
+    """
+
+    implementation: str
+    backend: str
+    unsupported: str | None
+    configs: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+    resources: Resources | None = None
+    occupancy: Occupancy | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything that `tilewright explain` says of a workload.
+
+    Attributes:
+        floor_us: of the latest duel, else by ceilings measured coarsely now; None without either.
+        hard_limit_us: from the datasheet; 0 where it is unknown.
+        records: rows of the store for this workload and device, the fastest first.
+    """
+
+    workload: str
+    device: str
+    chosen: str
+    source: str
+    reason: str
+    read_bytes: int
+    written_bytes: int
+    flops: int
+    floor_us: float | None
+    hard_limit_us: float
+    candidates: list[CandidateFacts]
+    records: list[dict[str, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def explain(
+    w: Workload,
+    device: str | None = None,
+    device_spec: str | None = None,
+    store_url: str | None = None,
+    implementation: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    measure: bool = True,
+) -> Explanation:
+    """The choice for `w` and what speaks for it.
+
+    Args:
+        device: of this machine, as for `current_device`.
+        device_spec: a known device that need not be here, instead of `device`; it has no records
+            here, so the choice is the heuristic of the first own implementation.
+        implementation, config: look at this candidate instead of the choice.
+        measure: whether to measure ceilings coarsely (seconds) for the floor.
+
+    Raises:
+        InvalidArgument: no such device, or the named candidate does not fit.
+    """
+    name, spec = _device(device, device_spec)
+    choice = _choice(w, name, spec, implementation, config)
+    floor_us, records = None, []
+    if name:
+        records = _records(w, name, store_url)
+        floor_us = next((r.median_us for r in records if r.implementation == "floor"), None)
+        if measure and floor_us is None:
+            method = "cpu" if spec.kind == "cpu" else "events"
+            ceilings = measure_ceilings(torch.device(name), method, quick=True)
+            floor_us = ceilings.floor_us(w, spec)
+    read_bytes, written_bytes = w.bytes
+    return Explanation(
+        workload=str(w),
+        device=spec.name,
+        chosen=choice.implementation,
+        source=choice.source,
+        reason=choice.reason,
+        read_bytes=read_bytes,
+        written_bytes=written_bytes,
+        flops=w.flops,
+        floor_us=floor_us,
+        hard_limit_us=hard_limit_us(w, spec),
+        candidates=[_facts(impl, w, spec, choice) for impl in implementations(w)],
+        records=[as_dict(r) for r in _fastest_first(records)],
+    )
+
+
+def _device(device: str | None, device_spec: str | None) -> tuple[str | None, DeviceSpec]:
+    return (None, DEVICES[device_spec]) if device_spec else current_device(device)
+
+
+def _choice(
+    w: Workload,
+    name: str | None,
+    spec: DeviceSpec,
+    implementation: str | None,
+    config: Mapping[str, Any] | None,
+) -> Choice:
+    """What runs on the device `name`, or what would on a device that is not here (None)."""
+    if implementation is None and config is None:
+        return choose(w, name) if name else _untuned(w, spec)
+    impl = IMPLS[implementation or _untuned(w, spec).implementation]
+    if impl not in implementations(w):
+        raise InvalidArgument(f"{impl.name} serves {impl.op}, not {w.op}")
+    if reason := impl.unsupported(w, spec):
+        raise NoImplementation(f"{impl.name} does not support {w} on {spec.name}: {reason}")
+    if not config:
+        return Choice(impl.name, impl.heuristic(w, spec), "explicit", "asked for, untuned")
+    space = impl.space(w, spec)
+    chosen = space.config(config)
+    if reason := space.why_not(chosen):
+        raise InvalidArgument(f"{impl.name} on {w}: {reason}")
+    return Choice(impl.name, chosen, "explicit", "asked for")
+
+
+def _untuned(w: Workload, spec: DeviceSpec) -> Choice:
+    for impl in implementations(w):
+        if impl.backend in OWN_BACKENDS and impl.unsupported(w, spec) is None:
+            reason = f"{spec.name} is not measured here: the heuristic's config is shown"
+            return Choice(impl.name, impl.heuristic(w, spec), "heuristic", reason)
+    return Choice(
+        "aten", NoConfig(), "default", f"no own implementation supports it on {spec.name}"
+    )
+
+
+def _records(w: Workload, device: str, store_url: str | None) -> list[Record]:
+    key, _, _ = environment(device)
+    with Store(store_url) as store:
+        return store.query(workload=str(w), device=key)
+
+
+def _fastest_first(records: list[Record]) -> list[Record]:
+    """Without the rows that stand for a ceiling or a host cost rather than a candidate."""
+    candidates = [r for r in records if r.status not in ("ceiling", "host")]
+    return sorted(candidates, key=lambda r: (r.median_us is None, r.median_us or 0.0))
+
+
+def _facts(impl: Implementation, w: Workload, spec: DeviceSpec, choice: Choice) -> CandidateFacts:
+    if reason := impl.unsupported(w, spec):
+        return CandidateFacts(impl.name, impl.backend, reason)
+    chosen = choice.implementation == impl.name
+    config = choice.config if chosen else impl.heuristic(w, spec)
+    facts = CandidateFacts(
+        impl.name,
+        impl.backend,
+        None,
+        impl.space(w, spec).size_unconstrained,
+        config_dict(config),
+    )
+    if impl.backend not in OWN_BACKENDS:
+        return facts
+    try:
+        executable = impl.build(config, w, spec)
+    except CompileError as error:
+        return replace(facts, unsupported=str(error).partition("\n")[0])
+    return replace(facts, resources=executable.resources, occupancy=occupancy(executable, spec))
+
+
+def occupancy(executable: Executable, spec: DeviceSpec) -> Occupancy | None:
+    """How many blocks of a kernel an SM holds; None where it is no kernel with known blocks."""
+    if executable.resources is None or not executable.block_threads:
+        return None
+    r = executable.resources
+    shared_bytes = r.shared_bytes + executable.shared_bytes
+    blocks, limiter = spec.occupancy(executable.block_threads, r.registers, shared_bytes)
+    return Occupancy(blocks, limiter, blocks * executable.block_threads / spec.threads_per_sm)
+
+
+# --- one candidate in full ---------------------------------------------------------------------
+
+
+def show(
+    w: Workload,
+    what: str,
+    device: str | None = None,
+    device_spec: str | None = None,
+    implementation: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> str:
+    """The source, PTX, SASS, resources or schedule of one candidate as text.
+
+    Args:
+        what: one of SHOWN.
+        implementation, config: the candidate; by default what is chosen on `device`, or the
+            first own implementation with its heuristic's config.
+
+    Raises:
+        InvalidArgument: the config does not fit, or there is no such thing for the candidate.
+        CompileError: the compiler refused, or is missing.
+    """
+    assert what in SHOWN, what
+    name, spec = _device(device, device_spec)
+    choice = _choice(w, name, spec, implementation, config)
+    if implementation is None and IMPLS[choice.implementation].backend not in OWN_BACKENDS:
+        choice = _untuned(w, spec)
+    impl, chosen = IMPLS[choice.implementation], choice.config
+    if what == "schedule":
+        return "\n".join(f"{name} = {value}" for name, value in config_dict(chosen).items())
+    task = impl.task(chosen, w, spec)
+    if task is None:
+        raise InvalidArgument(
+            f"{impl.name} generates no source of its own; --impl names one that does: "
+            + ", ".join(i.name for i in implementations(w) if i.backend in OWN_BACKENDS)
+        )
+    if what == "source":
+        return task.source
+    if what == "resources":
+        return _resources(impl.build(chosen, w, spec), spec)
+    return _machine_code(task, what)
+
+
+def _resources(executable: Executable, spec: DeviceSpec) -> str:
+    if executable.resources is None:
+        return "the compiler reports no resources for this target"
+    lines = [f"{name} = {value}" for name, value in asdict(executable.resources).items()]
+    if executable.block_threads:
+        lines += [
+            f"block_threads = {executable.block_threads}",
+            f"launch_shared_bytes = {executable.shared_bytes}",
+        ]
+    if found := occupancy(executable, spec):
+        lines.append(
+            f"occupancy = {found.blocks_per_sm} blocks per SM, limited by {found.limiter}, "
+            f"{found.warps_fraction:.0%} of its warps"
+        )
+    return "\n".join(lines)
+
+
+def _machine_code(task: CompileTask, what: str) -> str:
+    if task.compiler != "nvrtc":
+        raise InvalidArgument(
+            f"--show {what} is for CUDA kernels; name a GPU, such as --device-spec h200"
+        )
+    return ptx(task) if what == "ptx" else sass(compiled(task).path)

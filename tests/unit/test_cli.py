@@ -1,0 +1,216 @@
+"""The command line: what it reads, what it refuses, and how it ends."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from tilewright import cli
+from tilewright.cli.options import ConfigValues, Knob, Seconds, read_targets, workloads_in
+from tilewright.errors import CompileError, InvalidArgument, TilewrightError
+
+SOFTMAX = "softmax(x=f32[64,100])"
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path / 'records.db'}")
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def converted(kind: click.ParamType, text: str):
+    return kind.convert(text, None, None)
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("60s", 60), ("1.5m", 90), ("2m", 120), ("1h", 3600)]
+)
+def test_duration_is_read_in_seconds(text, seconds):
+    assert converted(Seconds(), text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5s", "5 days", "s"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(click.BadParameter, match="is not a duration such as 60s"):
+        converted(Seconds(), text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("split_k=1,2,4", ("split_k", (1, 2, 4))),
+        ("split_k=1:5:2", ("split_k", (1, 3, 5))),
+        ("split_k=1:3", ("split_k", (1, 2, 3))),
+        ("split_k=8:2:-3", ("split_k", (8, 5, 2))),
+        ("split_k=1,8:32:8,1", ("split_k", (1, 8, 16, 24, 32))),
+        ("storage=registers,shared", ("storage", ("registers", "shared"))),
+        ("stream_loads=True,False", ("stream_loads", (True, False))),
+        ("scale=0.5", ("scale", (0.5,))),
+    ],
+)
+def test_param_takes_lists_and_ranges_with_both_ends(text, expected):
+    assert converted(Knob(), text) == expected
+
+
+def test_a_range_of_128_by_1_has_128_values():
+    assert converted(Knob(), "split_k=1:128:1")[1] == tuple(range(1, 129))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("split_k", "should be NAME=VALUES"),
+        ("=1", "should be NAME=VALUES"),
+        ("split_k=", "should be NAME=VALUES"),
+        ("split_k=1:0:1", "never reaches its end"),
+        ("split_k=1:9:0", "never reaches its end"),
+        ("split_k=1,,2", "neither a value nor a range"),
+        ("split_k=a:b", "neither a value nor a range"),
+        ("split_k=1:99999999", "has 99999999 values"),
+    ],
+)
+def test_param_says_what_it_cannot_read(text, message):
+    with pytest.raises(click.BadParameter, match=message):
+        converted(Knob(), text)
+
+
+def test_config_reads_what_tables_print():
+    text = "vector=8,storage=registers,stream_loads=True,scale=0.5"
+    assert converted(ConfigValues(), text) == {
+        "vector": 8,
+        "storage": "registers",
+        "stream_loads": True,
+        "scale": 0.5,
+    }
+
+
+@pytest.mark.parametrize("text", ["vector", "=8", "vector="])
+def test_config_without_name_or_value_is_refused(text):
+    with pytest.raises(click.BadParameter, match="should be name=value"):
+        converted(ConfigValues(), text)
+
+
+# --- targets ---------------------------------------------------------------------------------
+
+
+def test_a_suite_alone_gives_its_name_and_method():
+    found = read_targets([], ["quickstart"], None)
+    assert (found.name, len(found.workloads), found.method) == ("quickstart", 12, "events")
+
+
+def test_targets_of_all_sources_are_joined_without_duplicates(tmp_path):
+    listed = tmp_path / "workloads.json"
+    listed.write_text(json.dumps(["softmax(x=f32[4096,4096])", SOFTMAX]))
+    found = read_targets([SOFTMAX], ["quickstart"], listed)
+    assert found.name == "custom"
+    assert len(found.workloads) == 13
+    assert str(found.workloads[-1]) == SOFTMAX
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [SOFTMAX],
+        {"workloads": [SOFTMAX]},
+        {"workloads": [{"workload": SOFTMAX}]},
+        {"rows": [{"workload": SOFTMAX, "floor_us": 1.0}]},
+    ],
+)
+def test_workloads_are_read_from_lists_and_from_result_files(content, tmp_path):
+    path = tmp_path / "workloads.json"
+    path.write_text(json.dumps(content))
+    assert workloads_in(path) == [SOFTMAX]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "3", '["a", 3]'])
+def test_a_file_without_workloads_is_refused_by_name(content, tmp_path):
+    path = tmp_path / "workloads.json"
+    path.write_text(content)
+    with pytest.raises(InvalidArgument, match=r"workloads\.json"):
+        workloads_in(path)
+
+
+def test_no_target_at_all_names_the_suites():
+    with pytest.raises(InvalidArgument, match="quickstart"):
+        read_targets([], [], None)
+
+
+# --- how it ends -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["tune"], "name a workload, --suite or --from"),
+        (["tune", "--suite", "no_such"], "unknown suite 'no_such'; known:"),
+        (["tune", "softmax"], "cannot read workload 'softmax'"),
+        (["tune", "sofmax(x=f32[4,4])"], "unknown operator 'sofmax'; known:"),
+        (["bench", "softmax(x=i64[4,4])"], "x is i64, expected one of f16"),
+        (["verify", SOFTMAX, "--impl", "no_such"], "unknown implementation 'no_such'"),
+        (["tune", SOFTMAX, "--device", "tpu"], "unknown device 'tpu'"),
+        (["tune", SOFTMAX, "--strategy", "no_such"], "unknown strategy 'no_such'"),
+        (["explain", SOFTMAX, "--device-spec", "no_such"], "unknown device 'no_such'"),
+        (["tune", "--json", SOFTMAX], "reads as a workload, not as a file"),
+        (["tune", "--from", "no_such.json"], "does not exist"),
+        (["records", "prune"], "say what to delete"),
+    ],
+)
+def test_bad_input_is_one_clear_message_and_exit_code_2(args, message, capsys):
+    assert cli.main(args) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidArgument("x has N=8, expected N=16"), 2),
+        (CompileError("g++: no"), 1),
+        (TilewrightError("no"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_an_error_decides_the_exit_code(error, code, monkeypatch, capsys):
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setitem(cli.cli.commands, "fail", click.Command("fail", callback=fail))
+    assert cli.main(["fail"]) == code
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert (str(error) or "interrupted") in err
+
+
+def test_debug_adds_the_traceback(monkeypatch, capsys):
+    def fail() -> None:
+        raise CompileError("no")
+
+    monkeypatch.setitem(cli.cli.commands, "fail", click.Command("fail", callback=fail))
+    assert cli.main(["--debug", "fail"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_every_command_takes_json():
+    for command in cli.cli.commands.values():
+        for leaf in command.commands.values() if isinstance(command, click.Group) else [command]:
+            assert any("--json" in p.opts for p in leaf.params), leaf.name
+
+
+def test_a_closed_pipe_is_no_traceback():
+    script = "import sys; from tilewright.cli import main; sys.exit(main(['records', '--help']))"
+    done = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert done.stdout is not None
+    done.stdout.close()
+    assert done.stderr is not None
+    assert b"Traceback" not in done.stderr.read()
+    done.wait()

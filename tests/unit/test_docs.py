@@ -1,0 +1,71 @@
+"""What the documentation points at exists, and what it says to type is accepted."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from tilewright.cli import cli
+from tilewright.op import Workload
+from tilewright.suite import SUITES
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)[^)]*\)")
+CODE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def pages_with(pattern: re.Pattern[str]) -> list:
+    return [
+        pytest.param(page, found, id=f"{page.name}: {found.splitlines()[0][:60]}")
+        for page in PAGES
+        for found in pattern.findall(page.read_text())
+    ]
+
+
+def commands() -> list:
+    found = []
+    for page in PAGES:
+        for block in CODE.findall(page.read_text()):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [
+                pytest.param(line, id=f"{page.name}: {line[:60]}")
+                for line in lines
+                if line.startswith("tilewright ")
+            ]
+    return found
+
+
+@pytest.mark.parametrize(("page", "target"), pages_with(LINK))
+def test_link_points_at_a_file_of_the_repository(page, target):
+    assert (page.parent / target).exists()
+
+
+@pytest.mark.parametrize("line", commands())
+def test_command_in_the_documentation_is_accepted(line):
+    name, *args = shlex.split(line.partition(" #")[0])[1:]
+    command = cli.commands[name]
+    if isinstance(command, click.Group):
+        command, args = command.commands[args[0]], args[1:]
+    args = [a for a in args if a != "--help"]
+    parsed, rest, _ = command.make_parser(click.Context(command)).parse_args(args)
+    assert not rest
+    for text in parsed.get("workloads") or ():
+        Workload.parse(text)
+    for suite in parsed.get("suites") or ():
+        assert suite in SUITES
+
+
+def test_make_targets_named_in_the_documentation_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    named = {t for page in PAGES for t in re.findall(r"`?make (\w+)`?$", page.read_text(), re.M)}
+    assert {"tune", "test"} <= named
+    assert all(re.search(rf"^{target}:", makefile, re.M) for target in named)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_paths_in_backticks_exist(page):
+    paths = re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[\w./-]+)`", page.read_text())
+    assert [p for p in paths if not (ROOT / p).exists()] == []

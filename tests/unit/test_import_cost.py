@@ -1,0 +1,43 @@
+"""The command line answers before torch could have been imported."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMANDS = ["doctor", "tune", "bench", "verify", "explain", "records"]
+LOADED = """
+import json, sys
+from tilewright.cli import main
+code = main({args!r})
+print(json.dumps([code, sorted(m for m in ("torch", "sqlalchemy", "rich") if m in sys.modules)]))
+"""
+
+
+def loaded_by(args: list[str]) -> tuple[int, list[str]]:
+    script = LOADED.format(args=args)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return tuple(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], *([c, "--help"] for c in COMMANDS)])
+def test_help_and_version_import_no_torch_no_sqlalchemy_no_rich(args):
+    assert loaded_by(args) == (0, [])
+
+
+def test_bad_options_are_refused_without_importing_torch():
+    assert loaded_by(["tune", "softmax(x=f32[4,4])", "--budget", "soon"]) == (2, [])
+
+
+def test_help_answers_within_a_third_of_a_second():
+    def once() -> float:
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "tilewright.cli", "--help"], capture_output=True, check=True
+        )
+        return time.perf_counter() - start
+
+    assert min(once() for _ in range(5)) < 0.3
