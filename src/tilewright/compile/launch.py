@@ -27,7 +27,7 @@ _MAX_SHARED_PER_BLOCK_OPTIN, _CLUSTER_LAUNCH = 97, 120  # CUdevice_attribute
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 _RELAXED = 2  # CUstreamCaptureMode
-_INVALID_VALUE, _NO_BINARY, _CAPTURE_IMPLICIT = 1, 209, 906  # CUresult
+_INVALID_VALUE, _INVALID_IMAGE, _NO_BINARY, _CAPTURE_IMPLICIT = 1, 200, 209, 906  # CUresult
 _CONFIG = struct.Struct("@7IQQI")  # grid, block, shared bytes, stream, attributes, their number
 _ATTRIBUTE = struct.Struct("@I4x3I")  # identifier, cluster x y z
 _CONFIG_AT, _ATTRIBUTE_AT, _ARGUMENTS_AT = 0, 56, 128
@@ -143,7 +143,7 @@ class CudaKernel:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         subject = f"{self.entry} on cuda:{device_index}"
         status = cuda.cuModuleLoadData(ctypes.byref(module), image)
-        if status == _NO_BINARY:
+        if status in (_INVALID_IMAGE, _NO_BINARY):
             subject += " (compiled for another architecture, or by a newer NVRTC than the driver)"
         _check(status, f"loading {subject}")
         _check(

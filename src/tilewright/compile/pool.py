@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, Pipe, wait
-from types import TracebackType
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import Compiled, cached, compiled
@@ -48,12 +47,7 @@ class CompilePool:
     def __enter__(self) -> CompilePool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stop_busy()
         _stop(self._idle)
         self._idle.clear()
