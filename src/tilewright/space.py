@@ -87,8 +87,10 @@ class ConfigSpace(Generic[C]):
             return rng.sample(configs, min(count, len(configs)))
         found: dict[C, None] = {}
         for _ in range(200 * count):
+            if len(found) == count:
+                break
             config = self.config_type(**{n: rng.choice(v) for n, v in self.values.items()})
-            if len(found) < count and self.constraint(config) is None:
+            if self.constraint(config) is None:
                 found.setdefault(config)
         return list(found)
 

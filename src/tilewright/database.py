@@ -1,0 +1,136 @@
+"""Tables, rows and engines below the record store, and what their faults mean to a person."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sqlite3
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL
+
+from tilewright.record import FIELDS, SCHEMA, TYPES, Record, as_dict, runtime_of, to_json
+
+JSON_FIELDS = frozenset(name for name, types in TYPES.items() if dict in types)
+_COLUMN_TYPES = {str: sa.Text, float: sa.Double, int: sa.BigInteger, bool: sa.Boolean}
+METADATA = sa.MetaData()
+SCHEMA_TABLE = sa.Table(
+    "tilewright_schema", METADATA, sa.Column("version", sa.Integer, primary_key=True)
+)
+RECORDS = sa.Table(
+    "records",
+    METADATA,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("runtime", sa.Text, nullable=False),
+    *(
+        sa.Column(
+            name,
+            sa.Text if name in JSON_FIELDS else _COLUMN_TYPES[TYPES[name][0]],
+            nullable=type(None) in TYPES[name],
+        )
+        for name in FIELDS
+    ),
+    sa.Index("records_by_workload", "device", "op", "workload"),
+    sa.Index("records_by_duel", "device", "final", "status"),
+)
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    row = as_dict(record)
+    for name in JSON_FIELDS:
+        if row[name] is not None:
+            row[name] = to_json(row[name])
+    return {"id": record.id, "runtime": runtime_of(record.versions), **row}
+
+
+def record_of(row: Any, prior: bool = False) -> Record:
+    values = {name: getattr(row, name) for name in FIELDS}
+    for name in JSON_FIELDS:
+        if values[name] is not None:
+            values[name] = json.loads(values[name])
+    return Record(**values, prior=prior)
+
+
+def open_engine(url: URL, busy_s: float) -> sa.Engine:
+    if path := sqlite_path(url):
+        return sa.create_engine(url, creator=functools.partial(_connect_sqlite, path, busy_s))
+    if url.get_backend_name() == "sqlite":  # one connection, or each would have its own memory
+        arguments = {"check_same_thread": False}
+        return sa.create_engine(url, poolclass=sa.StaticPool, connect_args=arguments)
+    return sa.create_engine(url, pool_pre_ping=True)
+
+
+def sqlite_path(url: URL) -> Path | None:
+    named = url.database not in (None, "", ":memory:")
+    return Path(url.database or "") if url.get_backend_name() == "sqlite" and named else None
+
+
+def _connect_sqlite(path: Path, busy_s: float) -> sqlite3.Connection:
+    def connect(mode: str) -> sqlite3.Connection:
+        uri = f"file:{urllib.parse.quote(str(path))}?{mode}"
+        connection = sqlite3.connect(uri, uri=True, timeout=busy_s, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("SELECT count(*) FROM sqlite_master")
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    try:
+        return connect("mode=rwc")
+    except sqlite3.OperationalError:
+        # Write-ahead logging needs a file beside the store even to read it. Where that cannot be
+        # made, nobody is writing either, and the file may be read as it is.
+        if not path.exists():
+            raise
+        return connect("immutable=1")
+
+
+def schema_version(connection: sa.Connection) -> int | None:
+    if not sa.inspect(connection).has_table(SCHEMA_TABLE.name):
+        return None
+    return connection.scalar(sa.select(sa.func.max(SCHEMA_TABLE.c.version)))
+
+
+def create_tables(engine: sa.Engine) -> None:
+    """Make the tables; several processes may do so at once."""
+    with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            with contextlib.suppress(sa.exc.OperationalError):  # locked: another one is at it
+                connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    with engine.begin() as connection:
+        for table in METADATA.sorted_tables:
+            connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
+            for index in table.indexes:
+                connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
+    with contextlib.suppress(sa.exc.IntegrityError), engine.begin() as connection:
+        connection.execute(sa.insert(SCHEMA_TABLE).values(version=SCHEMA))
+
+
+ELSEWHERE = "set TILEWRIGHT_STORE to another place, such as sqlite:////tmp/records.db"
+_REMEDIES = (
+    ("not a database", f"move the file away, or {ELSEWHERE}"),
+    ("malformed", f"move the file away (`sqlite3 FILE .recover` may save it), or {ELSEWHERE}"),
+    ("readonly", f"make the file and its folder writable, or {ELSEWHERE}"),
+    ("read-only", f"make the file and its folder writable, or {ELSEWHERE}"),
+    ("ermission denied", f"make the file and its folder writable, or {ELSEWHERE}"),
+    ("unable to open", f"make the file and its folder writable, or {ELSEWHERE}"),
+    ("locked", "wait for the process that is writing, or end it"),
+    ("is full", f"free some space, or {ELSEWHERE}"),
+    ("No space", f"free some space, or {ELSEWHERE}"),
+    ("disk I/O", f"check the disk (a network folder cannot hold SQLite), or {ELSEWHERE}"),
+)
+
+
+def explained(error: Exception) -> str:
+    """What went wrong in the database's own words, and what to do about it."""
+    what = str(getattr(error, "orig", None) or error)
+    for part, remedy in _REMEDIES:
+        if part in what:
+            return f"{what}; {remedy}"
+    return f"{what}; check that it can be reached, or {ELSEWHERE}"

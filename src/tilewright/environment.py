@@ -1,0 +1,108 @@
+"""Where a measurement is made: the device's key in the store, its facts, and the versions."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the store is read without torch, as `tilewright records` does
+    import torch
+
+
+def environment(
+    device: torch.device | str, *, compilers: bool = True
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The device's key, its facts and the versions that go into every record of it.
+
+    The key names what makes two devices interchangeable for measured times: a GPU's name, number
+    of SMs (a MIG slice has fewer) and memory; a CPU's model, instruction set and threads in use.
+
+    Args:
+        compilers: False leaves out the compilers' versions, so that none is loaded or started:
+            enough to look a record up.
+
+    Returns:
+        (key, info, versions): `info` has name, sms and memory_bytes, or name, isa and threads;
+        `versions` has torch and tilewright, for a GPU cuda, driver and nvrtc, for a CPU compiler.
+        A version is None where the thing is not there.
+    """
+    import torch
+
+    device = torch.device(device)
+    versions: dict[str, Any] = {
+        "torch": torch.__version__,
+        "tilewright": _own_version(),
+    }
+    if device.type == "cpu":
+        info, key = _cpu(torch.get_num_threads())
+        if compilers:
+            versions["compiler"] = _cxx_version()
+        return key, dict(info), versions
+    info, key = _gpu(torch.cuda.current_device() if device.index is None else device.index)
+    versions |= {"cuda": torch.version.cuda, "driver": driver_version()}
+    if compilers:
+        versions["nvrtc"] = _nvrtc_version()
+    return key, dict(info), versions
+
+
+@functools.cache
+def _own_version() -> str:
+    return importlib.metadata.version("tilewright")
+
+
+@functools.cache
+def _cpu(threads: int) -> tuple[dict[str, Any], str]:
+    import torch
+
+    isa = torch.backends.cpu.get_cpu_capability()
+    info = {"name": cpu_model(), "isa": isa, "threads": threads}
+    return info, f"{info['name']}, {isa}, {threads} threads"
+
+
+@functools.cache
+def _gpu(index: int) -> tuple[dict[str, Any], str]:
+    import torch
+
+    p = torch.cuda.get_device_properties(index)
+    info = {"name": p.name, "sms": p.multi_processor_count, "memory_bytes": p.total_memory}
+    memory_gib = round(p.total_memory / 2**30)
+    return info, f"{p.name}, {p.multi_processor_count} SMs, {memory_gib} GiB"
+
+
+@functools.cache
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The CPU's marketing name, or its architecture where the system does not say."""
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+@functools.cache
+def driver_version(proc: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """The NVIDIA driver's version, such as "580.95.05"; needs no NVML."""
+    text = proc.read_text() if proc.exists() else ""
+    if found := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", text):
+        return found[0]
+    import torch
+
+    if torch.version.cuda is None:
+        return None
+    return f"CUDA {torch._C._cuda_getDriverVersion()}"  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _nvrtc_version() -> str | None:
+    from tilewright.compile import nvrtc
+
+    return None if nvrtc.missing() else nvrtc.version()
+
+
+@functools.cache
+def _cxx_version() -> str | None:
+    from tilewright.compile import cxx
+
+    return None if cxx.missing() else cxx.version()

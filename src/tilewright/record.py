@@ -1,0 +1,241 @@
+"""A record: what was measured, refused or failed, of what, where and with which versions.
+
+Records travel as JSON lines: a header line that names the schema, then one record a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import InvalidArgument, StoreError
+
+SCHEMA = 1
+"""Raised when a column is added or changes meaning."""
+
+HEADER = "tilewright_records"
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def utc_text(moment: str) -> str:
+    """An ISO 8601 date or time in the one form that records hold, so that times compare as text.
+
+    Without a zone it is UTC. Raises InvalidArgument for what is not a date.
+    """
+    try:
+        parsed = datetime.fromisoformat(moment)
+    except ValueError:
+        raise InvalidArgument(
+            f"{moment!r} is not a date or time such as 2026-11-20 or 2026-11-20T14:00:00"
+        ) from None
+    if parsed.tzinfo is None:
+        parsed = parsed.replace(tzinfo=UTC)
+    return parsed.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One outcome of one candidate on one workload, device and set of versions.
+
+    Attributes:
+        workload, op: the workload's text and its operator's name.
+        implementation, config, code_hash: the candidate; `code_hash` is over the emitted source,
+            the flags and the compiler's version.
+        status: "ok", or why not: unsupported, compile_error, launch_error, wrong_result, timeout,
+            spilled, slower, ...; only "ok" can win.
+        message: in words, what is behind the status.
+        median_us, ci_low_us, ci_high_us, samples: the whole call's time and the 95% interval of
+            the median; None where nothing was timed. Numbers that are not finite become None.
+        resources, workspace_bytes: what the compiler gave the kernel; scratch of one call.
+        max_ulp, bound_ulp, deterministic: the verdict against the fp64 truth.
+        method, distribution, cold: how it was timed, on what kind of data, with caches flushed.
+        final, duel: measured interleaved with the vendor's; rows of one duel share its id.
+        device, device_info, versions: as `environment` gives them.
+        created: UTC, ISO 8601.
+        prior: set by the store on what it returns: measured with another torch, CUDA or driver
+            than asked for. It is not stored.
+    """
+
+    workload: str
+    op: str
+    implementation: str
+    config: dict[str, Any]
+    status: str
+    device: str
+    median_us: float | None = None
+    ci_low_us: float | None = None
+    ci_high_us: float | None = None
+    samples: int = 0
+    resources: dict[str, Any] | None = None
+    workspace_bytes: int = 0
+    max_ulp: float | None = None
+    bound_ulp: float | None = None
+    deterministic: bool | None = None
+    message: str = ""
+    code_hash: str = ""
+    device_info: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    distribution: str | None = None
+    method: str = ""
+    cold: bool = True
+    final: bool = False
+    duel: str | None = None
+    created: str = field(default_factory=utc_now)
+    prior: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("median_us", "ci_low_us", "ci_high_us", "max_ulp", "bound_ulp"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                object.__setattr__(self, name, None)
+
+    @functools.cached_property
+    def id(self) -> str:
+        """Hash of the content, so that a record imported twice is one row."""
+        return hashlib.sha256(to_json(as_dict(self)).encode()).hexdigest()[:32]
+
+
+FIELDS = tuple(f.name for f in dataclasses.fields(Record) if f.name != "prior")
+REQUIRED = tuple(
+    f.name
+    for f in dataclasses.fields(Record)
+    if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+)
+
+
+def _types(hint: Any) -> tuple[type, ...]:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return tuple(typing.get_origin(option) or option for option in options)
+
+
+TYPES = {name: _types(hint) for name, hint in typing.get_type_hints(Record).items()}
+"""Field -> Python types of its value; the columns of the store and the checks go by it."""
+
+
+def as_dict(record: Record) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in FIELDS}
+
+
+def to_json(value: Any) -> str:
+    """The one JSON form of a value: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def runtime_of(versions: Mapping[str, Any]) -> str:
+    """What a measured time depends on besides device and code: torch, CUDA and driver."""
+    return " ".join(f"{name}={versions.get(name)}" for name in ("torch", "cuda", "driver"))
+
+
+def header_line() -> str:
+    return to_json({HEADER: SCHEMA}) + "\n"
+
+
+def record_line(record: Record) -> str:
+    return to_json(as_dict(record)) + "\n"
+
+
+def write_lines(path: Path, records: Iterable[Record]) -> int:
+    """Write a file of records, whole or not at all; returns how many.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    lines = [record_line(record) for record in records]
+    try:
+        part.write_text(header_line() + "".join(lines))
+        os.replace(part, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise StoreError(
+            f"cannot write {path}: {error.strerror}; choose another file or folder"
+        ) from None
+    return len(lines)
+
+
+def append_lines(path: Path, records: Iterable[Record]) -> None:
+    """Append to a file of records, starting it if need be, or leave it as it was.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    lines = "".join(record_line(record) for record in records)
+    try:
+        with path.open("a") as file:
+            file.write(lines if size else header_line() + lines)
+    except OSError:
+        if path.exists():
+            os.truncate(path, size)
+        raise
+
+
+def read_lines(path: Path) -> list[Record]:
+    """The records of a file that `write_lines` wrote.
+
+    Raises:
+        InvalidArgument: the file is missing or is not one; the message names the line.
+    """
+    try:
+        header, *lines = path.read_text().splitlines() or [""]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"cannot read records from {path}: {error}") from None
+    first = _parsed(f"{path}:1", header)
+    if not isinstance(first, dict) or not isinstance(first.get(HEADER), int):
+        raise InvalidArgument(
+            f"{path}:1: expected the header {header_line().strip()}, got {header[:80]!r}; "
+            "is this a file of `tilewright records export`?"
+        )
+    if first[HEADER] > SCHEMA:
+        raise InvalidArgument(
+            f"{path}: records of schema {first[HEADER]}, but this tilewright reads up to {SCHEMA}: "
+            "update tilewright"
+        )
+    return [_record(f"{path}:{i}", line) for i, line in enumerate(lines, 2) if line.strip()]
+
+
+def _parsed(where: str, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise InvalidArgument(f"{where}: not JSON ({error}): {line[:80]!r}") from None
+
+
+def _record(where: str, line: str) -> Record:
+    given = _parsed(where, line)
+    if not isinstance(given, dict):
+        raise InvalidArgument(f"{where}: expected a record, got {line[:80]!r}")
+    for name in REQUIRED:
+        if name not in given:
+            raise InvalidArgument(f"{where}: the record has no {name!r}")
+    for name, value in given.items():
+        if name not in FIELDS:
+            raise InvalidArgument(f"{where}: unknown field {name!r}; known: {', '.join(FIELDS)}")
+        if not _fits(value, TYPES[name]):
+            wanted = " or ".join(t.__name__ for t in TYPES[name])
+            raise InvalidArgument(f"{where}: {name}={value!r} should be {wanted}")
+    if "created" in given:
+        given["created"] = utc_text(given["created"])
+    return Record(**given)
+
+
+def _fits(value: Any, allowed: tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return bool in allowed
+    return isinstance(value, allowed) or (isinstance(value, int) and float in allowed)

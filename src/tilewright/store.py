@@ -1,0 +1,329 @@
+"""The record store: every measurement, refusal and failure is a row; the winner is a query.
+
+SQLite below the user's data folder by default; any SQLAlchemy URL shares one store among machines.
+
+How a winner is decided, here, in selection and on the command line alike:
+
+1. A tuning run ends in a duel: finalists and the vendor measured interleaved, under one id. Only
+   rows of duels compete; the times of a search were not measured beside the vendor's.
+2. The latest duel of the workload on this kind of device decides, and in it the lowest median
+   among the rows with status "ok". Times of different duels are never compared.
+3. Duels under this torch, CUDA and driver come first. Without one, the latest duel under others
+   decides, and its winner is marked `prior`: likely still good, worth measuring again.
+   Another kind of device counts for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
+
+from tilewright.database import (
+    ELSEWHERE,
+    JSON_FIELDS,
+    RECORDS,
+    create_tables,
+    explained,
+    open_engine,
+    record_of,
+    row_of,
+    schema_version,
+    sqlite_path,
+)
+from tilewright.environment import environment
+from tilewright.errors import InvalidArgument, StoreError
+from tilewright.record import (
+    FIELDS,
+    SCHEMA,
+    Record,
+    append_lines,
+    read_lines,
+    runtime_of,
+    to_json,
+    utc_text,
+    write_lines,
+)
+from tilewright.settings import settings
+
+__all__ = ["Record", "Store", "Winners", "environment"]
+
+
+class Winners(Mapping[tuple[str, str], Record]):
+    """(operator, workload text) -> winning record. A record is made when it is looked up."""
+
+    def __init__(self, rows: dict[tuple[str, str], Any], runtime: str):
+        self._rows, self._runtime = rows, runtime
+
+    def __getitem__(self, key: tuple[str, str]) -> Record:
+        row = self._rows[key]
+        return record_of(row, prior=row.runtime != self._runtime)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class Store:
+    """The records at one URL. Opening is lazy: reading a store that is not there finds nothing.
+
+    Safe to share between threads; several processes may write at once.
+
+    Args:
+        url: SQLAlchemy URL; None takes `settings().store_url`.
+        busy_s: how long to wait for another process that is writing.
+
+    Every method raises StoreError for a store that cannot be read or written, saying where it
+    is, what is wrong and what to do.
+    """
+
+    def __init__(self, url: str | None = None, *, busy_s: float = 10.0):
+        self._ready = False
+        url = url or settings().store_url
+        try:
+            self.url = make_url(url)
+            self._engine = open_engine(self.url, busy_s)
+        except (sa.exc.ArgumentError, ImportError) as error:
+            shown = re.sub(r":[^:/@]*@", ":***@", url)
+            raise StoreError(
+                f"cannot use {shown!r} as a record store: {error}; expected a SQLAlchemy URL such "
+                "as sqlite:////tmp/records.db or, with `pip install tilewright[postgres]`, "
+                "postgresql+psycopg://user@host/records"
+            ) from None
+
+    @property
+    def path(self) -> Path | None:
+        """The SQLite file, if it is one."""
+        return sqlite_path(self.url)
+
+    def __str__(self) -> str:
+        return str(self.path or self.url.render_as_string(hide_password=True))
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # --- writing ---------------------------------------------------------------------------
+
+    def add(self, records: Iterable[Record]) -> int:
+        """Store records and commit; returns how many were new.
+
+        Raises:
+            StoreError: it failed. The records are then kept in a file that
+                `tilewright records import` reads; the message names it.
+        """
+        records = list(records)
+        if not records:
+            return 0
+        try:
+            return self._insert(records)
+        except StoreError as error:
+            raise StoreError(f"{error}\n{self._set_aside(records)}") from error
+
+    def _insert(self, records: list[Record]) -> int:
+        rows = {record.id: row_of(record) for record in records}
+        with self._faults("write"):
+            self._open(create=True)
+            try:
+                return self._insert_missing(rows)
+            except sa.exc.IntegrityError:  # another process added one of them just now
+                return self._insert_missing(rows)
+
+    def _insert_missing(self, rows: dict[str, dict[str, Any]]) -> int:
+        with self._engine.begin() as connection:
+            ids = list(rows)
+            for i in range(0, len(ids), 500):
+                known = sa.select(RECORDS.c.id).where(RECORDS.c.id.in_(ids[i : i + 500]))
+                for found in connection.scalars(known):
+                    del rows[found]
+            if rows:
+                connection.execute(sa.insert(RECORDS), list(rows.values()))
+        return len(rows)
+
+    def _set_aside(self, records: list[Record]) -> str:
+        """Keep records that could not be stored in a file; returns what to tell the user."""
+        temporary = Path(tempfile.gettempdir()) / f"tilewright-unsaved-{os.getpid()}.jsonl"
+        beside = self.path and self.path.with_name(f"{self.path.name}.unsaved-{os.getpid()}.jsonl")
+        for path in filter(None, (beside, temporary)):
+            try:
+                append_lines(path, records)
+            except OSError:
+                continue
+            return f"{len(records)} records are kept in {path}: tilewright records import {path}"
+        return f"{len(records)} records are lost: neither {beside} nor {temporary} can be written"
+
+    def prune(
+        self,
+        *,
+        before: str | None = None,
+        superseded: bool = False,
+        other_versions_than: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Delete the rows that meet every condition given; returns how many.
+
+        Args:
+            before: created earlier than this date or time (ISO 8601, UTC unless it says else).
+            superseded: a later row of the same candidate, workload, device, versions and way of
+                measuring exists. Winners stay as they are.
+            other_versions_than: measured with another torch, CUDA or driver than these.
+        """
+        conditions: list[sa.ColumnElement[bool]] = []
+        if before is not None:
+            conditions.append(RECORDS.c.created < utc_text(before))
+        if superseded:
+            conditions.append(RECORDS.c.id.in_(_superseded()))
+        if other_versions_than is not None:
+            conditions.append(RECORDS.c.runtime != runtime_of(other_versions_than))
+        if not conditions:
+            raise InvalidArgument(
+                "prune: say what to delete: older than a date, superseded, or other versions"
+            )
+        with self._faults("prune"):
+            if not self._open():
+                return 0
+            with self._engine.begin() as connection:
+                return connection.execute(sa.delete(RECORDS).where(*conditions)).rowcount
+
+    # --- reading ---------------------------------------------------------------------------
+
+    def best(self, workload: str, device: str, versions: Mapping[str, Any]) -> Record | None:
+        """The winner for a workload on a device by the rule above, or None without a duel."""
+        rows = self._select(_dueled(device).where(RECORDS.c.workload == workload))
+        runtime = runtime_of(versions)
+        return next(iter(Winners(_winners(rows, runtime), runtime).values()), None)
+
+    def load_device(self, device: str, versions: Mapping[str, Any]) -> Winners:
+        """Every winner of a device in one read: what the run-time selection keeps."""
+        runtime = runtime_of(versions)
+        return Winners(_winners(self._select(_dueled(device)), runtime), runtime)
+
+    def query(
+        self,
+        *,
+        since: str | None = None,
+        versions: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        **equal: Any,
+    ) -> list[Record]:
+        """Records, newest first.
+
+        Args:
+            since: created at this date or time or later.
+            versions: with the torch, CUDA and driver of these.
+            limit: at most so many.
+            equal: a field's name and its value: `op="softmax", status="ok", final=True`.
+        """
+        conditions = []
+        for name, value in equal.items():
+            if name not in FIELDS:
+                raise InvalidArgument(f"records have no {name!r}; known: {', '.join(FIELDS)}")
+            conditions.append(RECORDS.c[name] == (to_json(value) if name in JSON_FIELDS else value))
+        if since is not None:
+            conditions.append(RECORDS.c.created >= utc_text(since))
+        if versions is not None:
+            conditions.append(RECORDS.c.runtime == runtime_of(versions))
+        newest_first = (RECORDS.c.created.desc(), RECORDS.c.id)
+        rows = self._select(
+            sa.select(RECORDS).where(*conditions).order_by(*newest_first).limit(limit)
+        )
+        return [record_of(row) for row in rows]
+
+    def _select(self, statement: sa.Select[Any]) -> list[Any]:
+        with self._faults("read"):
+            if not self._open():
+                return []
+            with self._engine.connect() as connection:
+                return list(connection.execute(statement).all())
+
+    # --- files -----------------------------------------------------------------------------
+
+    def export(self, path: Path | str, **filters: Any) -> int:
+        """Write records as JSON lines, oldest first; `filters` as in `query`. Returns how many."""
+        return write_lines(Path(path), reversed(self.query(**filters)))
+
+    def import_(self, path: Path | str) -> int:
+        """Add the records of a file, all or none; returns how many were new.
+
+        Raises:
+            InvalidArgument: the file is not one that `export` wrote.
+        """
+        return self._insert(read_lines(Path(path)))
+
+    # --- opening and faults ----------------------------------------------------------------
+
+    def _open(self, create: bool = False) -> bool:
+        """Whether the tables are there, after making them if `create`."""
+        if self._ready:
+            return True
+        if self.path and not self.path.exists():
+            if not create:
+                return False
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._engine.connect() as connection:
+            version = schema_version(connection)
+        if version is None and create:
+            create_tables(self._engine)
+            version = SCHEMA
+        if version is not None and version > SCHEMA:
+            raise StoreError(
+                f"the record store {self} has schema {version}, but this tilewright knows up to "
+                f"{SCHEMA}: update tilewright, or {ELSEWHERE}"
+            )
+        self._ready = version is not None
+        return self._ready
+
+    @contextlib.contextmanager
+    def _faults(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except (sa.exc.DBAPIError, sqlite3.Error, OSError) as error:
+            raise StoreError(
+                f"cannot {doing} the record store {self}: {explained(error)}"
+            ) from error
+
+
+def _dueled(device: str) -> sa.Select[Any]:
+    r = RECORDS.c
+    timed = r.median_us.is_not(None)
+    return sa.select(RECORDS).where(r.device == device, r.final, r.status == "ok", timed)
+
+
+def _winners(rows: Sequence[Any], runtime: str) -> dict[tuple[str, str], Any]:
+    """The rule of this module's docstring, over rows of duels whose status is "ok"."""
+    ended: dict[tuple[str, str | None], str] = {}
+    for row in rows:
+        duel = row.workload, row.duel
+        ended[duel] = max(ended.get(duel, ""), row.created)
+    chosen: dict[tuple[str, str], tuple[Any, Any]] = {}
+    for row in rows:
+        # The id last: equal medians are decided alike on every machine.
+        merit = (row.runtime == runtime, ended[row.workload, row.duel], -row.median_us, row.id)
+        key = row.op, row.workload
+        if key not in chosen or merit > chosen[key][0]:
+            chosen[key] = merit, row
+    return {key: row for key, (_, row) in chosen.items()}
+
+
+def _superseded() -> sa.Select[Any]:
+    names = "device workload implementation config runtime method distribution cold final status"
+    later = [RECORDS.c.created.desc(), RECORDS.c.id]
+    place = sa.func.row_number().over(
+        partition_by=[RECORDS.c[name] for name in names.split()], order_by=later
+    )
+    aged = sa.select(RECORDS.c.id, place.label("place")).subquery().c
+    return sa.select(aged.id).where(aged.place > 1)
