@@ -143,15 +143,11 @@ def _installed(package: str) -> str | None:
 
 
 def _records(store_url: str | None) -> Finding:
-    url = store_url or settings().store_url
     try:
-        store = Store(url)
+        with Store(store_url) as store:
+            return Finding("store", f"{store}, {len(store.query())} records")
     except StoreError as error:
         return Finding("store", None, str(error))
-    try:
-        return Finding("store", f"{url}, {len(store.query())} records")
-    finally:
-        store.close()
 
 
 def _cache() -> Finding:

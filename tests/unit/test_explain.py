@@ -1,0 +1,91 @@
+"""explain: the choice, the candidates, and one candidate in full, for devices that are not here."""
+
+import json
+
+import pytest
+
+from tilewright import cli
+from tilewright.compile import nvrtc
+from tilewright.op import Workload
+from tilewright.profiling.explain import explain, show
+
+W = Workload.parse("layer_norm(x=f16[64,768], weight=f16[768], bias=f16[768])")
+needs_nvrtc = pytest.mark.skipif(nvrtc.missing() is not None, reason=str(nvrtc.missing()))
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path / 'records.db'}")
+
+
+def test_without_records_the_vendor_runs_and_the_reason_says_so():
+    found = explain(W, "cpu", measure=False)
+    assert (found.chosen, found.source) == ("aten", "default")
+    assert "no record" in found.reason
+
+
+def test_traffic_counts_each_input_and_output_once():
+    found = explain(W, "cpu", measure=False)
+    assert found.read_bytes == 2 * (64 * 768 + 2 * 768)
+    assert found.written_bytes == 2 * 64 * 768
+    assert found.flops == 8 * 64 * 768
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_a_gpu_that_is_not_here_gets_resources_and_occupancy(device):
+    found = explain(W, device_spec=device)
+    fused = next(c for c in found.candidates if c.implementation == "fused")
+    assert fused.unsupported is None
+    assert fused.resources is not None
+    assert fused.resources.spill_bytes == 0
+    assert fused.occupancy is not None
+    assert 0 < fused.occupancy.warps_fraction <= 1
+    assert fused.occupancy.limiter in ("threads", "blocks", "registers", "shared memory")
+    assert found.hard_limit_us > 0
+    assert found.records == []
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [("source", "__global__"), ("ptx", ".target sm_90a"), ("resources", "spill_bytes = 0")],
+)
+def test_show_gives_a_kernel_in_full(what, expected):
+    assert expected in show(W, what, device_spec="h200")
+
+
+@needs_nvrtc
+def test_a_given_config_is_the_one_shown():
+    vectors = {
+        show(W, "schedule", device_spec="h200", config={"vector": v}).splitlines()[0]
+        for v in (2, 4)
+    }
+    assert vectors == {"vector = 2", "vector = 4"}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["--config", "vector=3"], 2, "vector=3 is not one of"),
+        (["--config", "no_such=3"], 2, "unknown knob 'no_such'"),
+        (["--impl", "no_such"], 2, "unknown implementation 'no_such'"),
+        (["--impl", "aten", "--show", "source"], 2, "generates no source of its own"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_with_values(args, code, message, capsys):
+    assert cli.main(["explain", str(W), "--device-spec", "h200", *args]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_ptx_of_a_cpu_kernel_is_refused_with_a_remedy(capsys):
+    assert cli.main(["explain", str(W), "--device", "cpu", "--show", "ptx"]) == 2
+    assert "--device-spec h200" in capsys.readouterr().err
+
+
+def test_json_holds_what_the_tables_show(capsys):
+    assert cli.main(["explain", str(W), "--device", "cpu", "--no-measure", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["workload"] == str(W)
+    assert {c["implementation"] for c in content["candidates"]} >= {"aten", "inductor", "fused"}
