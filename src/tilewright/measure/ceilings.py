@@ -192,10 +192,10 @@ def _sizes(device: torch.device, quick: bool) -> list[int]:
         return [4 * KIB << shift for shift in range(0, 19, 3 if quick else 1)]  # to 1 GiB
     # around the limit from which on every output is fresh pages, the curves have a step
     large = [LARGEST_KEPT_BYTES, 32 * MIB, 64 * MIB]
+    medium = [n * MIB for n in (4, 6, 8, 12, 16, 24)]  # dense where caches end
     if quick:
-        return [4 * KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, *large]
-    small = [4 * KIB << shift for shift in range(11)]
-    return [*small, *(n * MIB for n in (6, 8, 12, 16, 24)), *large, 128 * MIB, 256 * MIB]
+        return [4 * KIB, 64 * KIB, MIB, *medium, *large]
+    return [*(4 * KIB << shift for shift in range(10)), *medium, *large, 128 * MIB, 256 * MIB]
 
 
 def _sets(size: int, device: torch.device, method: str) -> int:

@@ -35,15 +35,20 @@ GRAPH_US = 1000.0
 """A replay lasts about so long: the gap between start event and first kernel drowns in it."""
 MIN_SPIN_US = 10.0
 MAX_SPIN_US = 10_000.0
+WARM_UP_US = 20_000.0
+"""Keeps a device that idled busy until its clock is up, ahead of the first sample."""
 
 
 class Stage:
-    """What comes before the timed work on one device: the flush and the spin."""
+    """What timing needs of one device: the flush, the spin, a stream to capture on, its clocks."""
 
     def __init__(self, device_index: int):
         self.l2_bytes = torch.cuda.get_device_properties(device_index).L2_cache_size
         self._buffer = torch.empty(2 * self.l2_bytes // 4, device=f"cuda:{device_index}")
         self._sum = torch.empty((), device=f"cuda:{device_index}")
+        # one for all captures: the allocator keeps free memory per stream
+        self.capture_stream = torch.cuda.Stream()
+        self.clocks = Clocks(device_index)
         self._cycles_per_us = 1.0
         self._cycles_per_us = 1e6 / self._spin_time_us(1_000_000)
 
@@ -79,19 +84,19 @@ class EventSampler:
     ):
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._stage = stage(self._index)
-        self._clocks = Clocks(self._index)
         self._work: dict[str, tuple[Callable[[], Any], int]] = {}
         self._spin_us: dict[str, float] = {}
         with torch.cuda.device(self._index):
             for name, call in calls.items():
                 require_fresh_outputs(name, call, inputs[0])
                 self._add(name, _over(call, inputs), 1)
+            self._stage.spin(WARM_UP_US)
 
     def take(self, orders: Sequence[Sequence[str]]) -> tuple[list[tuple[str, float]], ClockState]:
         """One sample of each name in each order, microseconds per call."""
         with torch.cuda.device(self._index):
             events = [(name, *self._enqueue(name)) for order in orders for name in order]
-            clock = self._clocks.read()  # while the device still works
+            clock = self._stage.clocks.read()  # while the device still works
             torch.cuda.synchronize(self._index)
         return [
             (name, start.elapsed_time(end) * 1e3 / self._work[name][1])
@@ -156,7 +161,7 @@ class GraphSampler(EventSampler):
         self, name: str, call: Call, inputs: Sequence[Sequence[Tensor]], count: int, pool: Any
     ) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        current, side = torch.cuda.current_stream(), self._stage.capture_stream
         side.wait_stream(current)
         outputs: deque[Any] = deque(maxlen=len(inputs))
         try:
