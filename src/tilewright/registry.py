@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Generic, TypeVar
 
 from tilewright.errors import InvalidArgument
-from tilewright.settings import settings
+from tilewright.settings import plugin_dirs
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Registry(Generic[T]):
             for info in pkgutil.iter_modules(package.__path__):
                 if not info.name.startswith("_"):
                     importlib.import_module(f"{package.__name__}.{info.name}")
-        for folder in settings().plugin_dirs:
+        for folder in plugin_dirs():
             if str(folder) not in self._loaded:
                 self._loaded.add(str(folder))
                 for path in sorted((folder / self.kind).glob("[!_]*.py")):

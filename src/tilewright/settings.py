@@ -38,14 +38,18 @@ def settings() -> Settings:
     return Settings(
         cache_dir=Path(cache_dir) if cache_dir else _user_dir("cache"),
         store_url=env.get("TILEWRIGHT_STORE") or f"sqlite:///{_user_dir('data') / 'records.db'}",
-        plugin_dirs=tuple(
-            Path(p) for p in env.get("TILEWRIGHT_PLUGINS", "").split(os.pathsep) if p
-        ),
+        plugin_dirs=plugin_dirs(),
         cxx=env.get("TILEWRIGHT_CXX") or None,
         compile_timeout_s=float(env.get("TILEWRIGHT_COMPILE_TIMEOUT", "120")),
         enabled=env.get("TILEWRIGHT_ENABLED", "1") != "0",
         show=tuple(s for s in env.get("TILEWRIGHT_SHOW", "").split(",") if s),
     )
+
+
+def plugin_dirs() -> tuple[Path, ...]:
+    """`settings().plugin_dirs` alone, which registries ask for at each look-up."""
+    listed = os.environ.get("TILEWRIGHT_PLUGINS")
+    return tuple(Path(p) for p in listed.split(os.pathsep) if p) if listed else ()
 
 
 def _user_dir(kind: str) -> Path:
