@@ -2,10 +2,13 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
 import pytest
+import torch
 
 from tilewright.cli import cli
 from tilewright.op import Workload
@@ -74,3 +77,19 @@ def test_make_targets_named_in_the_documentation_exist():
 def test_paths_in_backticks_exist(page):
     paths = re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[\w./-]+)`", page.read_text())
     assert [p for p in paths if not (ROOT / p).exists()] == []
+
+
+def test_readme_and_pictures_are_in_step_with_the_result_files():
+    script = ROOT / "benchmarks" / "readme_table.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_example_in_the_readme_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path / 'records.db'}")
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    names: dict = {}
+    exec(block, names)
+    x, weight, bias = names["x"], names["weight"], names["bias"]
+    expected = torch.nn.functional.layer_norm(x, (768,), weight, bias)
+    torch.testing.assert_close(names["y"], expected)
