@@ -142,7 +142,7 @@ class _Search(Generic[C]):
         for config in batch:
             if config not in self.times and (reason := self.space.why_not(config)):
                 raise InvalidArgument(
-                    f"the strategy proposed {config}, which does not fit: {reason}"
+                    f"the strategy proposed {config}, which is not in the space: {reason}"
                 )
         new = [config for config in dict.fromkeys(batch) if config not in self.times]
         while new and not self.budget.spent():
