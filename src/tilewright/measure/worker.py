@@ -1,0 +1,228 @@
+"""The process that touches the device: it builds, verifies and times candidates when told to."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from tilewright.device import current_device
+from tilewright.environment import environment
+from tilewright.errors import LaunchError, TilewrightError
+from tilewright.impl import IMPLS, Executable
+from tilewright.measure.candidate import COPY, Candidate, Description, Limits, Outcome
+from tilewright.measure.ceilings import Ceilings, hard_limit_us, measure_ceilings
+from tilewright.measure.timing import Timing, host_us, inputs_for, time_interleaved
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+OPENED, BUILDING, RUNNING = "opened", "building", "running"
+"""Events of a streamed answer: what the worker does from now on, so that a hang can be told."""
+
+EXECUTABLES_KEPT = 512
+
+
+class Workbench:
+    """One device, and everything kept for the workload on it: inputs, truth, built executables.
+
+    Methods that run candidates are generators of events; their last item is the answer.
+    """
+
+    def __init__(self, device: str | None = None):
+        self._name, self.spec = current_device(device)
+        self.device = torch.device(self._name)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.backends.cudnn.benchmark = True
+        self._ceilings: dict[str, Ceilings] = {}
+        self._w: Workload | None = None
+        self._inputs: dict[str, list[list[torch.Tensor]]] = {}
+        self._verifiers: dict[int, Verifier] = {}
+        self._executables: OrderedDict[Candidate, Executable] = OrderedDict()
+
+    def describe(self) -> Description:
+        return Description(self._name, self.spec, *environment(self.device))
+
+    def ceilings(self, method: str) -> Ceilings:
+        if method not in self._ceilings:
+            quick = self.device.type == "cpu"
+            self._ceilings[method] = measure_ceilings(self.device, method, quick=quick)
+        return self._ceilings[method]
+
+    def limits(self, w: Workload, method: str) -> Limits:
+        floor_us = self.ceilings(method).floor_us(w, self.spec)
+        return Limits(floor_us, hard_limit_us(w, self.spec))
+
+    def verify(
+        self, w: Workload, candidates: Sequence[Candidate], seed: int, budget_s: float
+    ) -> Iterator[str | Outcome]:
+        """An Outcome for each candidate in order; none is begun once the budget is spent."""
+        self._open(w)
+        verifier = self._verifier(seed)
+        deadline = time.monotonic() + budget_s
+        yield OPENED
+        for candidate in candidates:
+            if time.monotonic() > deadline:
+                return
+            yield BUILDING
+            start = time.perf_counter()
+            try:
+                executable = self._build(candidate)
+                build_s = time.perf_counter() - start
+                yield RUNNING
+                verdict = verifier.check(executable)
+                self._synchronize()
+            except Exception as error:
+                # Candidates are foreign code: whatever they raise is their outcome.
+                self._executables.pop(candidate, None)
+                yield Outcome.of_error(error, fatal=self._context_lost())
+                continue
+            yield Outcome(
+                "ok" if verdict.ok else "wrong_result",
+                verdict.message,
+                verdict,
+                executable.resources,
+                executable.workspace_bytes,
+                build_s,
+            )
+
+    def time(
+        self,
+        w: Workload,
+        candidates: Sequence[Candidate],
+        method: str,
+        target: float,
+        budget_s: float,
+        min_rounds: int,
+    ) -> Iterator[str | dict[Candidate, Timing]]:
+        """Timings of all candidates, taken in interleaved rounds."""
+        self._open(w)
+        inputs = self._argument_sets(method)
+        yield OPENED
+        calls = {}
+        for candidate in candidates:
+            yield BUILDING
+            calls[str(candidate)] = self._call(candidate)
+        yield RUNNING
+        timings = time_interleaved(
+            calls,
+            inputs,
+            self.device,
+            method,
+            target=target,
+            budget_s=budget_s,
+            min_rounds=min_rounds,
+        )
+        yield {c: timings[str(c)] for c in candidates}
+
+    def host_us(
+        self, w: Workload, candidates: Sequence[Candidate], method: str
+    ) -> Iterator[str | dict[Candidate, float]]:
+        """Host time of one eager call of each candidate, in microseconds.
+
+        On a CPU the host's time is the call's: nothing is told apart, and the answer is empty.
+        """
+        if self.device.type == "cpu":
+            yield {}
+            return
+        self._open(w)
+        inputs = self._argument_sets(method)[0]
+        yield OPENED
+        found = {}
+        for candidate in candidates:
+            yield BUILDING
+            call = self._call(candidate)
+            yield RUNNING
+            found[candidate] = host_us(call, inputs, self.device)
+        yield found
+
+    def _open(self, w: Workload) -> None:
+        if w == self._w:
+            return
+        self._w = w
+        self._inputs.clear()
+        self._verifiers.clear()
+        self._executables.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _argument_sets(self, method: str) -> list[list[torch.Tensor]]:
+        assert self._w is not None
+        if method not in self._inputs:
+            self._inputs.clear()  # large workloads leave no room for two of them
+            self._inputs[method] = inputs_for(self._w, self.device, method)
+        return self._inputs[method]
+
+    def _verifier(self, seed: int) -> Verifier:
+        assert self._w is not None
+        if seed not in self._verifiers:
+            aten, vendor = IMPLS["aten"], None
+            if aten.unsupported(self._w, self.spec) is None:
+                vendor = self._build(Candidate.of("aten", aten.heuristic(self._w, self.spec)))
+            self._verifiers.clear()
+            self._verifiers[seed] = Verifier(self._w, self.device, seed, vendor=vendor)
+        return self._verifiers[seed]
+
+    def _build(self, candidate: Candidate) -> Executable:
+        assert self._w is not None
+        if candidate not in self._executables:
+            config = candidate.resolve(self._w, self.spec)
+            built = IMPLS[candidate.implementation].build(config, self._w, self.spec)
+            self._executables[candidate] = built
+            if len(self._executables) > EXECUTABLES_KEPT:
+                self._executables.popitem(last=False)
+        self._executables.move_to_end(candidate)
+        return self._executables[candidate]
+
+    def _call(self, candidate: Candidate) -> Callable[..., Any]:
+        return _copy_main if candidate == COPY else self._build(candidate)
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _context_lost(self) -> bool:
+        try:
+            self._synchronize()
+        except RuntimeError:
+            return True
+        return False
+
+
+def _copy_main(main: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(main).copy_(main)
+
+
+def serve(descriptor: int, device: str | None) -> None:
+    """Answer requests (method of Workbench, arguments) from a connection until it closes.
+
+    Each answer is a stream of ("event", item), then ("done", value) or ("error", exception).
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
+    bench: Workbench | None = None
+    # A parent that is gone leaves nobody to answer.
+    with Connection(descriptor) as connection, contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            method, arguments = connection.recv()
+            try:
+                bench = bench or Workbench(device)
+                answer = getattr(bench, method)(**arguments)
+                if isinstance(answer, Iterator):
+                    for item in answer:
+                        connection.send(("event", item))
+                    answer = None
+            except TilewrightError as error:
+                connection.send(("error", error))
+            except (EOFError, BrokenPipeError):
+                raise
+            except Exception as error:
+                # A candidate's own fault while it was timed; the runner finds out whose.
+                connection.send(("error", LaunchError(f"{type(error).__name__}: {error}")))
+            else:
+                connection.send(("done", answer))

@@ -1,0 +1,327 @@
+"""What a tuning or benchmark run found: rows, their summary, the table and the result file."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import InvalidArgument
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A median in microseconds and the 95% interval of that median."""
+
+    median_us: float
+    ci_us: tuple[float, float]
+
+    def overlaps(self, other: Measured) -> bool:
+        return self.ci_us[0] <= other.ci_us[1] and other.ci_us[0] <= self.ci_us[1]
+
+
+@dataclass(frozen=True)
+class Own(Measured):
+    """The best of our own kernels on one workload.
+
+    Attributes:
+        resources: what the compiler gave it; empty where the compiler does not say.
+        heuristic_us: the same implementation's untuned config, in the same duel.
+    """
+
+    implementation: str
+    config: dict[str, Any]
+    resources: dict[str, Any] = field(default_factory=dict)
+    workspace_bytes: int = 0
+    heuristic_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How far `own` is from the fp64 reference, in units of the output's last place."""
+
+    max_ulp: float
+    bound_ulp: float
+    integer_exact: bool | None
+    deterministic: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload timed by one method. Times are microseconds.
+
+    Attributes:
+        floor_us: what the device allows, from ceilings of the same run; 0 where unknown.
+        copy_us: `out.copy_(x)` on the main tensor in the same duel.
+        own: the best of our own kernels; None where none supports the workload.
+        chosen: the implementation that selection takes; never slower than aten.
+        candidates: distinct executables of our own that were verified.
+        refused: implementation -> why it did not take part, or how it failed.
+    """
+
+    workload: str
+    floor_us: float
+    copy_us: float | None
+    method: str
+    distribution: str | None
+    host_us: dict[str, float]
+    baselines: dict[str, Measured]
+    own: Own | None
+    chosen: str
+    candidates: int
+    verified: Verified | None
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.chosen in self.baselines or (
+            self.own and self.chosen == self.own.implementation
+        )
+
+    @property
+    def chosen_us(self) -> float:
+        if self.chosen in self.baselines:
+            return self.baselines[self.chosen].median_us
+        assert self.own is not None
+        return self.own.median_us
+
+    def own_vs(self, baseline: str) -> float | None:
+        """How many times faster than the baseline our own kernel is; None if either is missing."""
+        if self.own is None or baseline not in self.baselines:
+            return None
+        return self.baselines[baseline].median_us / self.own.median_us
+
+    @property
+    def of_floor(self) -> float | None:
+        return self.floor_us / self.own.median_us if self.own and self.floor_us else None
+
+    @property
+    def of_copy(self) -> float | None:
+        return self.copy_us / self.own.median_us if self.own and self.copy_us else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row of a result file."""
+        row = asdict(self)
+        del row["refused"]
+        return row
+
+
+@dataclass
+class Report:
+    """The outcome of one run.
+
+    Attributes:
+        device: name, sms, copy_bytes_per_s, matmul_flops_per_s, clock_mhz.
+        tuning_s: wall time less the compilation of the baselines.
+        interrupted: Ctrl-C ended the run; the rows are those finished before.
+        failed: workload -> why there is no row for it.
+    """
+
+    rows: list[Row]
+    device: dict[str, Any]
+    versions: dict[str, Any]
+    tuning_s: float
+    interrupted: bool = False
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def geomean(values: Iterable[float | None]) -> float | None:
+    """Geometric mean of what is there; None of nothing."""
+    logs = [math.log(v) for v in values if v]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def summary(rows: Sequence[Row]) -> dict[str, float]:
+    """Geometric means of `own` against each baseline, the floor and copy, and the worst cases."""
+    found: dict[str, float | None] = {}
+    for baseline in dict.fromkeys(name for row in rows for name in row.baselines):
+        found[f"geomean_vs_{baseline}"] = geomean(row.own_vs(baseline) for row in rows)
+    for name in ("floor", "copy"):
+        fractions = [f for row in rows if (f := getattr(row, f"of_{name}")) is not None]
+        found[f"geomean_of_{name}"] = geomean(fractions)
+        found[f"worst_of_{name}"] = min(fractions, default=None)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def as_dict(suite: str, report: Report) -> dict[str, Any]:
+    """The result file of a run, as plain JSON values."""
+    return {
+        "schema": SCHEMA,
+        "suite": suite,
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": report.device,
+        "versions": report.versions,
+        "tuning_s": round(report.tuning_s, 3),
+        "rows": [row.as_dict() for row in report.rows],
+        "summary": summary(report.rows),
+    }
+
+
+def write(path: str | Path, suite: str, report: Report) -> dict[str, Any]:
+    """Write the result file atomically and return what was written.
+
+    Raises:
+        InvalidArgument: the file cannot be written; the message names the path and the reason.
+    """
+    data = json.loads(json.dumps(as_dict(suite, report), allow_nan=False))
+    problems = validate(data)
+    assert not problems, problems
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(data, file, indent=1)
+                file.write("\n")
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write {path}: {error.strerror}; give --json another path"
+        ) from error
+    return data
+
+
+def table_rows(report: Report) -> list[dict[str, Any]]:
+    """What a table shows of each workload: times in microseconds, ratios, verified or not."""
+    return [
+        {
+            "workload": row.workload,
+            "method": row.method,
+            "chosen": row.chosen,
+            "us": row.chosen_us,
+            "own": row.own.implementation if row.own else None,
+            "own_us": row.own.median_us if row.own else None,
+            "vs_aten": row.baselines["aten"].median_us / row.chosen_us,
+            "vs_inductor": row.baselines["inductor"].median_us / row.chosen_us
+            if "inductor" in row.baselines
+            else None,
+            "of_floor": row.floor_us / row.chosen_us if row.floor_us else None,
+            "verified": row.verified is not None,
+            "candidates": row.candidates,
+            "refused": row.refused,
+        }
+        for row in report.rows
+    ]
+
+
+def commit() -> str | None:
+    """The commit this package was run from, "-dirty" with local changes; None outside git."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    try:
+        tracked = subprocess.run(
+            [*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=10
+        )
+        if tracked.returncode:
+            return None
+        describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(
+            describe, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+# --- validation ------------------------------------------------------------------------------
+
+_NUMBER = (int, float)
+_MEASURED = {"median_us": _NUMBER, "ci_us": list}
+_FILE: dict[str, Any] = {
+    "schema": int,
+    "suite": str,
+    "commit": (str, type(None)),
+    "date": str,
+    "device": {"name": str},
+    "versions": {"torch": str, "tilewright": str},
+    "tuning_s": _NUMBER,
+    "rows": list,
+    "summary": dict,
+}
+_ROW: dict[str, Any] = {
+    "workload": str,
+    "floor_us": _NUMBER,
+    "copy_us": (*_NUMBER, type(None)),
+    "method": str,
+    "distribution": (str, type(None)),
+    "host_us": dict,
+    "baselines": {"aten": _MEASURED},
+    "own": (dict, type(None)),
+    "chosen": str,
+    "candidates": int,
+    "verified": (dict, type(None)),
+}
+_OWN: dict[str, Any] = {
+    **_MEASURED,
+    "implementation": str,
+    "config": dict,
+    "resources": dict,
+    "workspace_bytes": int,
+    "heuristic_us": (*_NUMBER, type(None)),
+}
+_VERIFIED: dict[str, Any] = {
+    "max_ulp": _NUMBER,
+    "bound_ulp": _NUMBER,
+    "integer_exact": (bool, type(None)),
+    "deterministic": bool,
+}
+
+
+def validate(data: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a result file that was read back, one line each; [] if nothing is."""
+    problems = list(_mismatches(data, _FILE, "file"))
+    if data.get("schema") != SCHEMA:
+        problems.append(f"schema is {data.get('schema')}, not {SCHEMA}")
+    rows = data.get("rows")
+    for i, row in enumerate(rows if isinstance(rows, list) else []):
+        where = f"rows[{i}]"
+        found = list(_mismatches(row, _ROW, where))
+        if not found:
+            for name, measured in row["baselines"].items():
+                found += _mismatches(measured, _MEASURED, f"{where}.baselines.{name}")
+            for part, schema in (("own", _OWN), ("verified", _VERIFIED)):
+                if row[part] is not None:
+                    found += _mismatches(row[part], schema, f"{where}.{part}")
+        if not found:
+            found += _inconsistencies(row, where)
+        problems += found
+    return problems
+
+
+def _mismatches(data: Any, schema: Mapping[str, Any], where: str) -> Iterable[str]:
+    if not isinstance(data, Mapping):
+        yield f"{where} is not an object"
+        return
+    for name, expected in schema.items():
+        if name not in data:
+            yield f"{where}.{name} is missing"
+        elif isinstance(expected, Mapping):
+            yield from _mismatches(data[name], expected, f"{where}.{name}")
+        elif not isinstance(data[name], expected):
+            yield f"{where}.{name} is {data[name]!r}, not {expected}"
+
+
+def _inconsistencies(row: Mapping[str, Any], where: str) -> Iterable[str]:
+    measured = dict(row["baselines"])
+    if row["own"]:
+        measured[row["own"]["implementation"]] = row["own"]
+    for name, m in measured.items():
+        ci = m["ci_us"]
+        if len(ci) != 2 or not 0 < ci[0] <= m["median_us"] <= ci[1]:
+            yield f"{where}: {name} has median {m['median_us']} us outside its interval {ci}"
+    if row["chosen"] not in measured:
+        yield f"{where}: chosen {row['chosen']!r} was not measured"
+    elif measured[row["chosen"]]["median_us"] > measured["aten"]["median_us"]:
+        yield f"{where}: chosen {row['chosen']!r} is slower than aten"

@@ -1,0 +1,73 @@
+"""Who wins a duel: the fastest, and among those that noise cannot tell apart the simplest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from tilewright.device import DeviceSpec
+from tilewright.impl import IMPLS, OWN_BACKENDS
+from tilewright.measure.candidate import Candidate
+from tilewright.op import Workload
+from tilewright.record import Record
+from tilewright.results import Measured
+
+COMPETING = ("ok", "slower", "tied")
+"""Statuses of a duel's verified contestants; only "ok" can win."""
+
+
+def candidate_of(record: Record) -> Candidate:
+    return Candidate.of(record.implementation, record.config)
+
+
+def measured(record: Record) -> Measured:
+    assert record.median_us is not None
+    low = record.median_us if record.ci_low_us is None else record.ci_low_us
+    high = record.median_us if record.ci_high_us is None else record.ci_high_us
+    return Measured(record.median_us, (low, high))
+
+
+def is_own(record: Record) -> bool:
+    """Whether the record is of an implementation with kernels of ours."""
+    name = record.implementation
+    return name in IMPLS and IMPLS[name].backend in OWN_BACKENDS
+
+
+def simplest_of_fastest(records: Sequence[Record], w: Workload, spec: DeviceSpec) -> Record:
+    """The fastest of timed records; where its interval overlaps others', the simplest of those.
+
+    Simplest is aten, then our kernels with the heuristic's config, then ours with the fewest knobs
+    turned away from it, then other baselines (torch.compile costs a compilation in each process).
+    A winner is never slower than aten, by their medians.
+    """
+    times = {id(r): measured(r) for r in records}
+    fastest = min(times.values(), key=lambda m: m.median_us)
+    vendor = [times[id(r)].median_us for r in records if r.implementation == "aten"]
+    limit_us = min(vendor, default=float("inf"))
+    tied = [
+        r for r in records if times[id(r)].overlaps(fastest) and times[id(r)].median_us <= limit_us
+    ]
+    return min(tied, key=lambda r: (*_complexity(r, w, spec), times[id(r)].median_us))
+
+
+def best_own(records: Sequence[Record], w: Workload, spec: DeviceSpec) -> Record | None:
+    """The best of our own kernels in a judged duel; the choice itself if that is ours."""
+    ours = [r for r in records if r.status in COMPETING and is_own(r)]
+    chosen = chosen_of(records)
+    if chosen in ours:
+        return chosen
+    return simplest_of_fastest(ours, w, spec) if ours else None
+
+
+def chosen_of(records: Sequence[Record]) -> Record:
+    """The winner of a judged duel, by the rule of the store."""
+    return min((r for r in records if r.status == "ok"), key=lambda r: measured(r).median_us)
+
+
+def _complexity(record: Record, w: Workload, spec: DeviceSpec) -> tuple[int, int]:
+    if record.implementation == "aten":
+        return 0, 0
+    if not is_own(record):
+        return 2, 0
+    default = asdict(IMPLS[record.implementation].heuristic(w, spec))
+    return 1, sum(default.get(name) != value for name, value in record.config.items())

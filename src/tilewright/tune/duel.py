@@ -1,0 +1,157 @@
+"""The duel: finalists, heuristics, every baseline and a copy, interleaved under one id."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Sequence
+
+from tilewright.errors import LaunchError
+from tilewright.impl import Implementation
+from tilewright.measure.candidate import COPY, Candidate, Outcome
+from tilewright.measure.timing import Timing
+from tilewright.record import Record
+from tilewright.results import Row
+from tilewright.search import Budget
+from tilewright.tune.choice import best_own, candidate_of, is_own, measured, simplest_of_fastest
+from tilewright.tune.rows import FLOOR, row_of
+from tilewright.tune.trial import Entry, Trial
+
+TARGET = 0.01
+"""Half the width of each contestant's 95% interval, as a fraction of its median."""
+LONGEST_S = 8.0
+"""Sampling a duel ends after so long even where the budget is larger."""
+
+
+def baseline_entries(trial: Trial) -> list[Entry]:
+    """Baselines that support the workload, built and verified; compiling them is not charged.
+
+    One whose result is wrong stays in the comparison, but cannot be chosen.
+
+    Raises:
+        LaunchError: aten itself does not run.
+    """
+    session, w = trial.session, trial.w
+    session.progress.phase("baselines")
+    entries: list[Entry] = []
+    for baseline in session.baselines(w):
+        if reason := baseline.unsupported(w, session.spec):
+            trial.refuse(baseline.name, reason)
+            continue
+        entry = _baseline_entry(trial, baseline)
+        outcome = entry.outcome
+        assert outcome is not None
+        session.clock.excluded_s += outcome.build_s
+        if outcome.status in ("ok", "wrong_result"):
+            entries.append(entry)
+        elif baseline.name == "aten":
+            raise LaunchError(f"aten cannot run {w}: {outcome.message}")
+        if outcome.status != "ok":
+            trial.refused[baseline.name] = outcome.message
+    return entries
+
+
+def _baseline_entry(trial: Trial, baseline: Implementation) -> Entry:
+    config = baseline.heuristic(trial.w, trial.session.spec)
+    candidate = Candidate.of(baseline.name, config)
+    if candidate not in trial.entries:
+        trial.verify([trial.entry(candidate)])
+    return trial.entries[candidate]
+
+
+def duel(trial: Trial, own: Sequence[Entry], budget: Budget) -> Row:
+    """Time everything that may win against each other, record it, and choose.
+
+    Args:
+        own: verified candidates of ours; the heuristics' among them.
+        budget: what is left of the workload's; a few rounds are taken even if nothing is.
+    """
+    session, w = trial.session, trial.w
+    contestants = [*baseline_entries(trial), *own]
+    session.progress.phase("duel")
+    by_candidate = {entry.candidate: entry for entry in contestants}
+    timings = session.runner.time(
+        w,
+        [COPY, *by_candidate],
+        session.method,
+        target=TARGET,
+        budget_s=min(budget.left_s, LONGEST_S),
+    )
+    records = _judged(_records(trial, timings, by_candidate), trial)
+    records += _host_costs(trial, records)
+    session.add(records)
+    exact = {
+        c: e.outcome.verdict.integer_exact
+        for c, e in by_candidate.items()
+        if e.outcome and e.outcome.verdict
+    }
+    return row_of(records, w, session.spec, trial.distinct, trial.refused, exact)
+
+
+def _records(
+    trial: Trial, timings: dict[Candidate, Timing | Outcome], entries: dict[Candidate, Entry]
+) -> list[Record]:
+    """One record for each contestant that was timed, and for the floor and the copy."""
+    session, w = trial.session, trial.w
+    limits, name = session.limits(w), uuid.uuid4().hex
+    floor = Timing(limits.floor_us, (limits.floor_us, limits.floor_us), 0)
+    records = [
+        session.record(w, candidate, "ceiling", timing=timing, duel=name)
+        for candidate, timing in ((FLOOR, floor), (COPY, timings[COPY]))
+        if isinstance(timing, Timing)
+    ]
+    for candidate, entry in entries.items():
+        timing, outcome = timings[candidate], entry.outcome
+        if isinstance(timing, Outcome):
+            trial.failed(entry, timing)
+            continue
+        assert outcome is not None
+        status, message = outcome.status, outcome.message
+        if timing.median_us < limits.hard_limit_us:
+            status = "invalid"
+            message = f"faster than the hard limit of {limits.hard_limit_us:.3g} us"
+        record = session.record(
+            w,
+            candidate,
+            status,
+            message=message,
+            code_hash=entry.code_hash,
+            outcome=outcome,
+            resources=entry.resources,
+            timing=timing,
+            duel=name,
+        )
+        records.append(record)
+    return records
+
+
+def _judged(records: list[Record], trial: Trial) -> list[Record]:
+    """Statuses by which "the lowest median among ok" is the choice."""
+    fit = [r for r in records if r.status == "ok"]
+    if not any(r.implementation == "aten" for r in fit):
+        raise LaunchError(f"aten could not be timed on {trial.w}; see the records")
+    chosen = simplest_of_fastest(fit, trial.w, trial.session.spec)
+    chosen_us = measured(chosen).median_us
+    aten_us = min(measured(r).median_us for r in fit if r.implementation == "aten")
+    judged = []
+    for record in records:
+        status = record.status
+        if status == "ok" and record is not chosen:
+            us = measured(record).median_us
+            slower = is_own(record) and us > aten_us
+            status = "tied" if us <= chosen_us else "slower" if slower else "ok"
+        judged.append(dataclasses.replace(record, status=status))
+    return judged
+
+
+def _host_costs(trial: Trial, records: list[Record]) -> list[Record]:
+    """What one eager call of aten and of the best of ours costs the host."""
+    session, w = trial.session, trial.w
+    session.progress.phase("host cost")
+    own = best_own(records, w, session.spec)
+    timed = [r for r in records if r.implementation == "aten" or r is own]
+    hosts = session.runner.host_us(w, [candidate_of(r) for r in timed], session.method)
+    return [
+        session.record(w, candidate, "host", timing=Timing(us, (us, us), 1), duel=records[0].duel)
+        for candidate, us in hosts.items()
+    ]

@@ -1,0 +1,119 @@
+"""Rows from the records of a duel, whether it was fought just now or is read from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilewright.compile.cache import cached
+from tilewright.device import DeviceSpec
+from tilewright.impl import IMPLS, OWN_BACKENDS
+from tilewright.measure.candidate import COPY, Candidate
+from tilewright.op import Workload
+from tilewright.record import Record
+from tilewright.results import Own, Row, Verified
+from tilewright.tune.choice import best_own, candidate_of, chosen_of, is_own, measured
+from tilewright.tune.session import Session
+
+FLOOR = Candidate("floor")
+"""Not an implementation: the workload's floor, kept beside the duel it belongs to."""
+
+
+def row_of(
+    records: Sequence[Record],
+    w: Workload,
+    spec: DeviceSpec,
+    candidates: int,
+    refused: Mapping[str, str],
+    integer_exact: Mapping[Candidate, bool | None],
+) -> Row:
+    """The row of one duel.
+
+    Args:
+        records: all records of the duel, ceilings and host times among them.
+        candidates: distinct verified executables of ours behind it.
+        integer_exact: where it is known.
+    """
+    references = {r.implementation: r.median_us for r in records if r.status == "ceiling"}
+    timed = [r for r in records if r.status not in ("ceiling", "host")]
+    chosen, own = chosen_of(records), best_own(records, w, spec)
+    hosts = {r.implementation: r for r in records if r.status == "host" and not is_own(r)}
+    for record in records:
+        if own and record.status == "host" and candidate_of(record) == candidate_of(own):
+            hosts["own"] = record
+    return Row(
+        workload=str(w),
+        floor_us=references.get(FLOOR.implementation) or 0.0,
+        copy_us=references.get(COPY.implementation),
+        method=chosen.method,
+        distribution=chosen.distribution,
+        host_us={name: r.median_us for name, r in hosts.items() if r.median_us is not None},
+        baselines={r.implementation: measured(r) for r in timed if not is_own(r)},
+        own=_own(own, timed, w, spec) if own else None,
+        chosen=chosen.implementation,
+        candidates=candidates,
+        verified=_verified(own, integer_exact) if own else None,
+        refused=dict(refused),
+    )
+
+
+def _own(record: Record, timed: Sequence[Record], w: Workload, spec: DeviceSpec) -> Own:
+    untuned = Candidate.of(record.implementation, IMPLS[record.implementation].heuristic(w, spec))
+    heuristic_us = next((r.median_us for r in timed if candidate_of(r) == untuned), None)
+    m = measured(record)
+    return Own(
+        median_us=m.median_us,
+        ci_us=m.ci_us,
+        implementation=record.implementation,
+        config=record.config,
+        resources=record.resources or {},
+        workspace_bytes=record.workspace_bytes,
+        heuristic_us=heuristic_us,
+    )
+
+
+def _verified(record: Record, integer_exact: Mapping[Candidate, bool | None]) -> Verified:
+    return Verified(
+        max_ulp=record.max_ulp or 0.0,
+        bound_ulp=record.bound_ulp or 0.0,
+        integer_exact=integer_exact.get(candidate_of(record)),
+        deterministic=bool(record.deterministic),
+    )
+
+
+def recorded_row(session: Session, w: Workload) -> Row | None:
+    """The row of the workload's latest duel, if a new one could not say anything else.
+
+    It must have been fought on this device with these versions and this method, by every
+    implementation that would take part now, and with the code that would be compiled now.
+    """
+    known = session.store.query(
+        workload=str(w),
+        device=session.device.key,
+        versions=session.device.versions,
+        method=session.method,
+    )
+    last = next((r.duel for r in known if r.final), None)
+    fought = [r for r in known if r.duel == last and r.final]
+    if last is None or not any(r.status == "ok" for r in fought):
+        return None
+    refused = {r.implementation: r.message for r in reversed(known) if r.status == "unsupported"}
+    wanted = {i.name for i in (*session.own(w), *session.baselines(w))}
+    there = {r.implementation for r in known}
+    if not wanted <= there or any(not _same_code(session, w, r) for r in fought if is_own(r)):
+        return None
+    verified = {r.code_hash for r in known if is_own(r) and r.max_ulp is not None and r.code_hash
+                and r.status != "wrong_result"}  # fmt: skip
+    return row_of(fought, w, session.spec, len(verified), refused, {})
+
+
+def _same_code(session: Session, w: Workload, record: Record) -> bool:
+    """Whether building the recorded candidate now would give the binary that was measured."""
+    implementation = IMPLS[record.implementation]
+    if record.status == "host" or implementation.backend not in OWN_BACKENDS:
+        return True
+    space = implementation.space(w, session.spec)
+    if set(record.config) != set(space.values):
+        return False
+    task = implementation.task(space.config(record.config), w, session.spec)
+    binary = cached(task) if task else None
+    return task is None or (binary is not None and binary.key == record.code_hash)

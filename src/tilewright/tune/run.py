@@ -1,0 +1,288 @@
+"""Tuning, benchmarking and verifying: what the command line and programs call."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from tilewright.compile.pool import CompilePool
+from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.impl import IMPLS, Implementation, implementations
+from tilewright.measure.candidate import Candidate
+from tilewright.measure.runner import Isolated, Runner
+from tilewright.measure.verify import Verdict
+from tilewright.op import Workload
+from tilewright.results import Report, Row
+from tilewright.search import STRATEGIES, Budget, run_search
+from tilewright.store import Store
+from tilewright.tune.choice import candidate_of
+from tilewright.tune.duel import duel
+from tilewright.tune.progress import Progress
+from tilewright.tune.rows import recorded_row
+from tilewright.tune.session import Options, Session
+from tilewright.tune.trial import Entry, Trial
+
+SEARCH_SHARE = 0.65
+"""Of a workload's budget; the rest is for thinning out the candidates and for the duel."""
+FINALISTS = 3
+CHUNK = {"cpu": 8, "cuda": 128}
+"""Configs compiled and verified at once. On a GPU compilers run beside the device and should never
+wait; on a CPU the budget is looked at between chunks."""
+STRATEGY = {"cpu": "hill_climb", "cuda": "sample_climb"}
+"""By default; a CPU's budget allows some tens of configs, so it starts beside the heuristic's."""
+
+
+def tune(
+    workloads: Sequence[Workload],
+    *,
+    device: str | None = None,
+    store: Store | None = None,
+    strategy: str | None = None,
+    budget_s: float | None = None,
+    budget_configs: int | None = None,
+    jobs: int | None = None,
+    implementations: Collection[str] | None = None,
+    params: Mapping[str, Sequence[Any]] | None = None,
+    baselines: Collection[str] | None = None,
+    method: str | None = None,
+    seed: int = 0,
+    force: bool = False,
+    progress: Progress | None = None,
+    runner: Runner | None = None,
+) -> Report:
+    """Search, verify, measure and record; one row per workload.
+
+    A workload whose latest duel still stands (same device, versions, method and code) is not
+    searched again. Ctrl-C ends the run with the rows so far; what was measured is recorded.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1"; None for the GPU if there is one.
+        store: None opens the one of the settings.
+        strategy: a name in `search.STRATEGIES`.
+        budget_s: seconds for all workloads together, compiling the baselines not counted.
+        budget_configs: configs per workload and implementation.
+        jobs: compilers at once; None for one per CPU.
+        implementations: of our own, by name; None for all.
+        params: knob -> the only values to try.
+        baselines: besides aten, by name; None for all.
+        method: "events" or "graph" on a GPU.
+        seed: of examples and of the search.
+        force: search again whatever is recorded.
+        runner: None measures in an isolated process on `device`.
+
+    Raises:
+        InvalidArgument: an unknown device, strategy, implementation or knob.
+        StoreError: the records cannot be read or written.
+        CacheError: compiled code cannot be kept.
+    """
+    if strategy is not None:
+        STRATEGIES[strategy]  # names an unknown one before anything starts
+    options = Options(
+        strategy, budget_s, budget_configs, implementations, baselines, params or {}, seed, force
+    )
+    return _run(tune_one, workloads, options, device, store, jobs, method, progress, runner)
+
+
+def bench(
+    workloads: Sequence[Workload],
+    *,
+    device: str | None = None,
+    store: Store | None = None,
+    budget_s: float | None = None,
+    jobs: int | None = None,
+    implementations: Collection[str] | None = None,
+    baselines: Collection[str] | None = None,
+    method: str | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    runner: Runner | None = None,
+) -> Report:
+    """Measure what selection takes, the heuristics' configs and every baseline; no search.
+
+    Nothing is recorded: a bench looks at the records' choice, it does not make one. Arguments as
+    in `tune`.
+    """
+    options = Options(
+        budget_s=budget_s,
+        implementations=implementations,
+        baselines=baselines,
+        seed=seed,
+        recording=False,
+    )
+    return _run(bench_one, workloads, options, device, store, jobs, method, progress, runner)
+
+
+def verify_all(
+    workload: Workload,
+    implementation: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    *,
+    device: str | None = None,
+    runner: Runner | None = None,
+) -> list[tuple[str, dict[str, Any], Verdict]]:
+    """Numerics of every implementation that supports the workload, or of one; no timing.
+
+    Args:
+        config: of `implementation`; None for the heuristic's.
+
+    Returns:
+        (implementation, config, verdict); a verdict whose message names an error stands for what
+        could not be built or run.
+
+    Raises:
+        InvalidArgument: an unknown implementation or knob, or a config without implementation.
+        NoImplementation: the one asked for does not support the workload, or none does.
+    """
+    with contextlib.ExitStack() as stack:
+        runner = runner or stack.enter_context(Isolated(device))
+        spec = runner.describe().spec
+        asked = [IMPLS[implementation]] if implementation else implementations(workload)
+        reasons = {i.name: _why_not(i, workload, spec) for i in asked}
+        supported = [i for i in asked if reasons[i.name] is None]
+        if not supported:
+            lines = "".join(f"\n  {name}: {reason}" for name, reason in reasons.items())
+            raise NoImplementation(f"no implementation of {workload} on {spec.name}:{lines}")
+        if config and not implementation:
+            raise InvalidArgument("a config belongs to one implementation: name it (--impl)")
+        candidates = []
+        for i in supported:
+            chosen = i.heuristic(workload, spec)
+            if config:
+                space = i.space(workload, spec)
+                chosen = space.config({**_values(chosen), **config})
+                if reason := space.why_not(chosen):
+                    raise InvalidArgument(f"{i.name}: {chosen} does not fit: {reason}")
+            candidates.append(Candidate.of(i.name, chosen))
+        found = []
+        for candidate, outcome in runner.verify(workload, candidates, seed=seed):
+            failed = Verdict(False, math.inf, 0.0, None, False, outcome.message)
+            found.append((candidate.implementation, candidate.values, outcome.verdict or failed))
+        return found
+
+
+def _values(config: Any) -> dict[str, Any]:
+    return Candidate.of("", config).values
+
+
+def _why_not(implementation: Implementation, w: Workload, spec) -> str | None:
+    if implementation.op not in (None, w.op):
+        return f"it computes {implementation.op}"
+    return implementation.unsupported(w, spec)
+
+
+def _run(
+    one: Callable[[Session, Workload], Row],
+    workloads: Sequence[Workload],
+    options: Options,
+    device: str | None,
+    store: Store | None,
+    jobs: int | None,
+    method: str | None,
+    progress: Progress | None,
+    runner: Runner | None,
+) -> Report:
+    with contextlib.ExitStack() as stack:
+        runner = runner or stack.enter_context(Isolated(device))
+        store = store or stack.enter_context(Store())
+        pool = stack.enter_context(CompilePool(jobs))
+        session = Session(runner, pool, store, options, method, progress or Progress())
+        return session.run(workloads, one)
+
+
+def tune_one(session: Session, w: Workload) -> Row:
+    """One workload: from the records if they still stand, else search and duel."""
+    if not session.options.force and (row := recorded_row(session, w)):
+        return row
+    session.limits(w)  # measures the ceilings once, at no workload's expense
+    trial, budget = Trial(session, w), session.share()
+    supporting = _supporting(trial)
+    _check_params(session, w, supporting)
+    finalists: list[Entry] = []
+    for i, implementation in enumerate(supporting):
+        share_s = None
+        if budget.seconds is not None:
+            left_s = budget.left_s - (1 - SEARCH_SHARE) * budget.seconds
+            share_s = max(left_s / (len(supporting) - i), 0.1)
+        share = Budget(share_s, session.options.budget_configs, clock=session.clock.seconds)
+        finalists += _search(trial, implementation, share, budget)
+    return duel(trial, finalists, budget)
+
+
+def bench_one(session: Session, w: Workload) -> Row:
+    """One workload: the recorded choice, the heuristics' configs and the baselines."""
+    session.limits(w)
+    trial, budget = Trial(session, w), session.share()
+    supporting = _supporting(trial)
+    heuristics = [_heuristic(trial, i) for i in supporting]
+    candidates = heuristics.copy()
+    best = session.store.best(str(w), session.device.key, session.device.versions)
+    if best and best.implementation in {i.name for i in supporting}:
+        candidates.insert(0, candidate_of(best))
+    trial.assess(candidates, budget)
+    entries = [trial.entries[c] for c in dict.fromkeys(candidates) if c in trial.entries]
+    return duel(trial, [e for e in entries if e.verified], budget)
+
+
+def _supporting(trial: Trial) -> list[Implementation]:
+    """Own implementations that support the workload; the others' reasons are recorded."""
+    supporting = []
+    for implementation in trial.session.own(trial.w):
+        reason = implementation.unsupported(trial.w, trial.session.spec)
+        if reason is None:
+            supporting.append(implementation)
+        else:
+            trial.refuse(implementation.name, reason)
+    return supporting
+
+
+def _check_params(session: Session, w: Workload, supporting: Sequence[Implementation]) -> None:
+    """Each knob to restrict belongs to an implementation that takes part."""
+    known = {name for i in supporting for name in i.space(w, session.spec).values}
+    for name in session.options.params:
+        if supporting and name not in known:
+            raise InvalidArgument(
+                f"unknown knob {name!r} for {w}; known: {', '.join(sorted(known)) or 'none'}"
+            )
+
+
+def _heuristic(trial: Trial, implementation: Implementation) -> Candidate:
+    return Candidate.of(implementation.name, implementation.heuristic(trial.w, trial.session.spec))
+
+
+def _search(
+    trial: Trial, implementation: Implementation, share: Budget, budget: Budget
+) -> list[Entry]:
+    """Search one implementation's space; its finalists, the heuristic's config among them."""
+    session, name = trial.session, implementation.name
+    session.progress.phase(f"search {name}")
+    space = session.space(implementation, trial.w)
+    strategy = STRATEGIES[session.options.strategy or STRATEGY[session.spec.kind]]
+    untuned = implementation.heuristic(trial.w, session.spec)
+
+    def evaluate(configs: list[Any]) -> list[float]:
+        if name in trial.refused:  # its compiler is missing
+            return [float("inf")] * len(configs)
+        return trial.assess([Candidate.of(name, c) for c in configs], share)
+
+    tried = run_search(
+        strategy,
+        space,
+        random.Random(session.options.seed),
+        evaluate,
+        share,
+        starts=[untuned],
+        chunk=CHUNK[session.spec.kind],
+    )
+    candidates = [Candidate.of(name, config) for config, _ in tried]
+    if not any(c in trial.entries and trial.entries[c].us < float("inf") for c in candidates):
+        trial.assess_spilled(name, budget)
+    session.progress.phase(f"thin out {name}")
+    finalists = trial.thin(candidates, FINALISTS, budget)
+    first = trial.entries.get(Candidate.of(name, untuned))
+    if first and first.verified and first not in finalists:
+        finalists.append(first)
+    return finalists

@@ -1,0 +1,223 @@
+"""One run over many workloads: the device, the clock, the records, and how a run ends."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tilewright.build import Resources
+from tilewright.compile.pool import CompilePool
+from tilewright.errors import InvalidArgument, LaunchError
+from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
+from tilewright.measure.candidate import Candidate, Limits, Outcome
+from tilewright.measure.runner import Runner
+from tilewright.measure.timing import Timing
+from tilewright.op import Workload
+from tilewright.record import Record
+from tilewright.results import Report, Row
+from tilewright.search import Budget
+from tilewright.store import Store
+from tilewright.tune.progress import Progress
+
+SHARE_S = {"cpu": 12.0, "cuda": 18.0}
+"""Seconds for each workload where the caller sets no budget."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the caller of `tune` or `bench` asked for; see there."""
+
+    strategy: str | None = None
+    budget_s: float | None = None
+    budget_configs: int | None = None
+    implementations: Collection[str] | None = None
+    baselines: Collection[str] | None = None
+    params: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    seed: int = 0
+    force: bool = False
+    recording: bool = True
+
+
+class Clock:
+    """Wall time of a run, less what is kept apart from its budget."""
+
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
+        self.excluded_s = 0.0
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._start_s - self.excluded_s
+
+
+class Session:
+    """What every workload of a run shares."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        pool: CompilePool,
+        store: Store,
+        options: Options,
+        method: str | None,
+        progress: Progress,
+    ):
+        self.runner, self.pool, self.store = runner, pool, store
+        self.options, self.progress = options, progress
+        self.clock = Clock()
+        self.device = runner.describe()
+        self.spec = self.device.spec
+        self.method = "cpu" if self.spec.kind == "cpu" else method or "events"
+        self._rates: dict[str, Any] = {}
+        self._workloads_left = 1
+        progress.device(self.device, self.method)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether compilers may run while the device times: not where they share its cores."""
+        return self.spec.kind != "cpu"
+
+    def run(self, workloads: Sequence[Workload], one: Callable[[Session, Workload], Row]) -> Report:
+        """Apply `one` to each workload, until done or Ctrl-C."""
+        report = Report([], {}, self.device.versions, 0.0)
+        total = len(workloads)
+        try:
+            for i, w in enumerate(workloads):
+                self._workloads_left = total - i
+                self.progress.workload(w, i, total)
+                try:
+                    row = one(self, w)
+                except LaunchError as error:  # the workload itself cannot be run here
+                    report.failed[str(w)] = str(error)
+                    self.progress.finished(w, None, str(error))
+                    continue
+                report.rows.append(row)
+                self.progress.finished(w, row)
+        except KeyboardInterrupt:
+            report.interrupted = True
+        report.tuning_s = self.clock.seconds()
+        report.device = {"name": self.spec.name, **self.device.info, **self._rates}
+        return report
+
+    def share(self) -> Budget:
+        """What the present workload may spend from now on: its part of the time that is left."""
+        total_s = self.options.budget_s
+        if total_s is None:
+            if self.options.budget_configs is not None:
+                return Budget(clock=self.clock.seconds)
+            return Budget(SHARE_S[self.spec.kind], clock=self.clock.seconds)
+        left_s = max(total_s - self.clock.seconds(), 1.0)
+        return Budget(left_s / self._workloads_left, clock=self.clock.seconds)
+
+    def limits(self, w: Workload) -> Limits:
+        """Floor and hard limit of a workload; the first call measures the device's ceilings."""
+        if not self._rates and (ceilings := self.runner.ceilings(self.method)):
+            self._rates = {
+                "copy_bytes_per_s": ceilings.copy_bytes_per_s,
+                "matmul_flops_per_s": dict(ceilings.matmul_flops_per_s),
+                "clock_mhz": ceilings.clock_mhz,
+            }
+        return self.runner.limits(w, self.method)
+
+    def add(self, records: Sequence[Record]) -> None:
+        if records and self.options.recording:
+            self.store.add(records)
+
+    def own(self, w: Workload) -> list[Implementation]:
+        """Implementations with kernels of ours that serve the operator and were asked for."""
+        own = [i for i in implementations(w) if i.backend in OWN_BACKENDS]
+        wanted = self.options.implementations
+        if wanted is None:
+            return own
+        for name in wanted:
+            IMPLS[name]  # names an unknown one
+        return [i for i in own if i.name in wanted]
+
+    def baselines(self, w: Workload) -> list[Implementation]:
+        """aten, and what else is compared with, in the order in which ties are decided."""
+        others = [i for i in implementations(w) if i.backend not in OWN_BACKENDS]
+        wanted = self.options.baselines
+        if wanted is not None:
+            for name in wanted:
+                IMPLS[name]
+            others = [i for i in others if i.name == "aten" or i.name in wanted]
+        return sorted(others, key=lambda i: (i.name != "aten", i.name))
+
+    def space(self, implementation: Implementation, w: Workload):
+        """The config space with the asked-for values of the knobs it has, in place of its own.
+
+        Raises:
+            InvalidArgument: a value is of another kind than those the knob lists.
+        """
+        space = implementation.space(w, self.spec)
+        chosen = {}
+        for name, asked in self.options.params.items():
+            if name in space.values:
+                listed = {str(v): v for v in space.values[name]}
+                chosen[name] = [listed.get(str(v), v) for v in asked]
+                kinds = {type(v) for v in listed.values()}
+                if strange := [v for v in chosen[name] if type(v) not in kinds]:
+                    raise InvalidArgument(
+                        f"{implementation.name}: {name}={strange[0]!r} is not like the values it "
+                        f"lists: {', '.join(listed)}"
+                    )
+        return space.restricted(chosen)
+
+    def record(
+        self,
+        w: Workload,
+        candidate: Candidate,
+        status: str,
+        *,
+        message: str = "",
+        code_hash: str = "",
+        outcome: Outcome | None = None,
+        resources: Resources | None = None,
+        timing: Timing | None = None,
+        duel: str | None = None,
+    ) -> Record:
+        """A record of this device and these versions; not yet stored."""
+        more: dict[str, Any] = {}
+        verdict = outcome.verdict if outcome else None
+        if outcome:
+            more["workspace_bytes"] = outcome.workspace_bytes
+        if resources:
+            more["resources"] = asdict(resources)
+        if timing:
+            more.update(
+                median_us=timing.median_us,
+                ci_low_us=timing.ci_us[0],
+                ci_high_us=timing.ci_us[1],
+                samples=timing.samples,
+            )
+        if verdict:
+            more.update(
+                max_ulp=verdict.max_ulp,
+                bound_ulp=verdict.bound_ulp,
+                deterministic=verdict.deterministic,
+            )
+        return Record(
+            workload=str(w),
+            op=w.op,
+            implementation=candidate.implementation,
+            config=candidate.values,
+            status=status,
+            message=message,
+            code_hash=code_hash,
+            device=self.device.key,
+            device_info=self.device.info,
+            versions=self.device.versions,
+            method=self.method,
+            cold=self.spec.kind != "cpu",
+            final=duel is not None,
+            duel=duel,
+            **more,
+        )
+
+
+def code_hash(candidate: Candidate, versions: Mapping[str, Any]) -> str:
+    """For a candidate that has no binary of its own: its code is PyTorch's."""
+    text = f"{candidate} torch {versions.get('torch')}"
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,128 @@
+"""Result files: what they hold, their summary, and that a broken one is told."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+
+from tilewright import results
+from tilewright.errors import InvalidArgument
+from tilewright.results import Measured, Own, Report, Row, Verified
+
+
+def measured(us: float) -> Measured:
+    return Measured(us, (us * 0.99, us * 1.01))
+
+
+def own(us: float) -> Own:
+    return Own(us, (us * 0.99, us * 1.01), "fused", {"threads": 128}, {"registers": 32}, 0, us * 2)
+
+
+def row(name: str, aten: float, inductor: float, ours: float | None, chosen: str) -> Row:
+    return Row(
+        workload=name,
+        floor_us=5.0,
+        copy_us=8.0,
+        method="events",
+        distribution=None,
+        host_us={"own": 8.0, "aten": 6.0},
+        baselines={"aten": measured(aten), "inductor": measured(inductor)},
+        own=own(ours) if ours else None,
+        chosen=chosen,
+        candidates=7,
+        verified=Verified(0.5, 2.0, True, True) if ours else None,
+        refused={"other": "a reason"},
+    )
+
+
+@pytest.fixture
+def report() -> Report:
+    rows = [row("a", 40.0, 20.0, 10.0, "fused"), row("b", 10.0, 20.0, 20.0, "aten")]
+    device = {"name": "NVIDIA H200", "sms": 132, "copy_bytes_per_s": 4.28e12}
+    return Report(rows, device, {"torch": "2.11", "tilewright": "0.1", "driver": None}, 12.5)
+
+
+def test_summary_compares_own_with_each_baseline_the_floor_and_copy(report):
+    found = results.summary(report.rows)
+    assert found["geomean_vs_aten"] == pytest.approx(math.sqrt(4.0 * 0.5))
+    assert found["geomean_vs_inductor"] == pytest.approx(math.sqrt(2.0 * 1.0))
+    assert found["geomean_of_floor"] == pytest.approx(math.sqrt(0.5 * 0.25))
+    assert found["worst_of_floor"] == pytest.approx(0.25)
+    assert found["geomean_of_copy"] == pytest.approx(math.sqrt(0.8 * 0.4))
+    assert "geomean_vs_inductor_max" not in found
+
+
+def test_a_workload_without_own_kernel_is_left_out_of_the_summary(report):
+    report.rows.append(row("c", 10.0, 20.0, None, "aten"))
+    assert results.summary(report.rows)["geomean_vs_aten"] == pytest.approx(math.sqrt(2.0))
+
+
+def test_a_written_file_reads_back_valid_and_has_the_documented_keys(report, tmp_path):
+    path = tmp_path / "new folder" / "suite.json"
+    results.write(path, "some_suite", report)
+    data = json.loads(path.read_text())
+    assert results.validate(data) == []
+    assert list(data) == [
+        "schema", "suite", "commit", "date", "device", "versions", "tuning_s", "rows", "summary",
+    ]  # fmt: skip
+    assert list(data["rows"][0]) == [
+        "workload", "floor_us", "copy_us", "method", "distribution", "host_us", "baselines", "own",
+        "chosen", "candidates", "verified",
+    ]  # fmt: skip
+    assert set(data["rows"][0]["own"]) == {
+        "implementation", "config", "median_us", "ci_us", "resources", "workspace_bytes",
+        "heuristic_us",
+    }  # fmt: skip
+    assert data["rows"][0]["own"]["ci_us"] == [pytest.approx(9.9), pytest.approx(10.1)]
+    assert [p.name for p in path.parent.iterdir()] == ["suite.json"]
+
+
+def test_a_path_that_cannot_be_written_is_named_and_the_old_file_stays(report, tmp_path):
+    path = tmp_path / "suite.json"
+    results.write(path, "s", report)
+    before = path.read_text()
+    with pytest.raises(InvalidArgument, match=r"suite\.json"):
+        results.write(path / "below_a_file.json", "s", report)
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d.pop("tuning_s"), "file.tuning_s is missing"),
+        (lambda d: d.update(schema=2), "schema is 2"),
+        (lambda d: d["rows"][0].pop("floor_us"), "rows[0].floor_us is missing"),
+        (lambda d: d["rows"][0]["baselines"].pop("aten"), "rows[0].baselines.aten is missing"),
+        (lambda d: d["rows"][0].update(chosen="magic"), "'magic' was not measured"),
+        (lambda d: d["rows"][1].update(chosen="fused"), "'fused' is slower than aten"),
+        (lambda d: d["rows"][0]["own"].update(ci_us=[11, 12]), "outside its interval"),
+        (lambda d: d["rows"][0]["own"].pop("config"), "rows[0].own.config is missing"),
+        (lambda d: d["rows"][0]["verified"].update(max_ulp="small"), "rows[0].verified.max_ulp"),
+    ],
+)
+def test_the_validator_names_what_is_wrong(report, change, said):
+    data = copy.deepcopy(json.loads(json.dumps(results.as_dict("s", report))))
+    change(data)
+    problems = results.validate(data)
+    assert any(said in problem for problem in problems), problems
+
+
+def test_table_rows_tell_the_chosen_time_against_the_baselines(report):
+    first, second = results.table_rows(report)
+    assert (first["chosen"], first["us"], first["vs_aten"]) == ("fused", 10.0, 4.0)
+    assert (second["chosen"], second["us"], second["vs_aten"]) == ("aten", 10.0, 1.0)
+    assert first["of_floor"] == 0.5
+    assert first["verified"] is True
+
+
+def test_intervals_that_touch_overlap():
+    assert Measured(10.0, (9.0, 11.0)).overlaps(Measured(12.0, (11.0, 13.0)))
+    assert not Measured(10.0, (9.0, 11.0)).overlaps(Measured(12.0, (11.5, 13.0)))
+
+
+def test_the_commit_is_that_of_the_checkout_the_package_runs_from():
+    found = results.commit()
+    assert found is None or len(found.removesuffix("-dirty")) == 40
