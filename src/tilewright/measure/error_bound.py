@@ -1,0 +1,107 @@
+"""The truth in fp64, and how far from it a correct implementation can be.
+
+The operator's reference is traced in fp64 and interpreted on pairs (value, error): the exact value
+of each intermediate, and a first-order bound of what rounding makes of it in the operator's
+arithmetic, in units of the arithmetic's unit roundoff u (2^-24 for fp32). A correct implementation
+holds each output in [value - t, value + t] with t = SAFETY * u * error before it rounds to the
+output's dtype; rounding is monotone, so what it returns lies between the two ends rounded alike.
+These two ends, `lo` and `hi`, are the whole check: no constant is added for the output's own
+rounding, which makes one term missing from a sum of 65536 visible in fp16.
+
+Where the operands are exact and the result is representable in the arithmetic, an operation has no
+error; integers are therefore checked bit for bit wherever they stay exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tilewright.errors import TilewrightError
+from tilewright.fusion.trace import trace_reference
+from tilewright.measure.error_rules import RULES, SAFETY, Arithmetic, Pair
+from tilewright.op import DTYPES, Workload
+
+
+def truth_and_tolerance(
+    w: Workload, tensors: Sequence[Tensor], graph: fx.GraphModule | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """For each output of the workload: its exact value, and how far an implementation may be off.
+
+    Args:
+        w: the workload; the flag `relaxed` allows written roundings to be dropped.
+        tensors: its tensor arguments, of its dtypes, on any one device.
+        graph: the reference traced in fp64, where the caller keeps it.
+
+    Returns:
+        (value, tolerance) in fp64, or (value, 0) in the output's dtype where that is not floating.
+        The tolerance is that of the arithmetic; rounding to the output's dtype comes on top.
+
+    Raises:
+        TilewrightError: the reference uses an operation that has no rule here.
+    """
+    graph = graph or trace_reference(w, "f64")
+    arithmetic = Arithmetic(
+        DTYPES[w.arithmetic], w.main.torch_dtype, "relaxed" in w.flags, tensors[0].device
+    )
+    pairs = [Pair(t.double() if t.is_floating_point() else t) for t in tensors]
+    # In fp64 the truth carries rounding errors of the same size as the candidate's.
+    scale = SAFETY * arithmetic.u * (2 if arithmetic.dtype == torch.float64 else 1)
+    return [
+        (p.value, torch.zeros_like(p.value) if p.error is None else p.error * scale)
+        for p in _interpret(w, graph, pairs, arithmetic)
+    ]
+
+
+def bounds(value: Tensor, tolerance: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Least and greatest result of `dtype` that a correct implementation can return.
+
+    Where the value is infinite or NaN, both are that value.
+    """
+    if not dtype.is_floating_point:
+        return value.to(dtype), value.to(dtype)
+    tolerance = tolerance.masked_fill(~value.isfinite(), 0.0)
+    return (value - tolerance).to(dtype), (value + tolerance).to(dtype)
+
+
+def _interpret(
+    w: Workload, graph: fx.GraphModule, inputs: list[Pair], arithmetic: Arithmetic
+) -> list[Pair]:
+    env: dict[fx.Node, Any] = {}
+    arguments = iter(inputs)
+    last_use = _last_uses(graph)
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = next(arguments)
+        elif node.op == "output":
+            results = fx.node.map_arg(node.args[0], env.__getitem__)
+            return [arithmetic.lift(r) for r in results]
+        elif node.op == "get_attr":
+            env[node] = arithmetic.lift(getattr(graph, node.target))
+        elif node.users or node.target._schema.is_mutable:
+            name = node.target._schema.name.split("::")[1]
+            rule = RULES.get(name.rstrip("_"))
+            if rule is None:
+                raise TilewrightError(
+                    f"{w.op}: its reference uses {node.target}, which has no error rule; "
+                    f"add one for {name!r} to measure/error_rules.py"
+                )
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+            env[node] = rule(arithmetic, *args, **kwargs)
+            if node.target._schema.is_mutable:
+                env[node.args[0]] = env[node]
+        for done in last_use.get(node, ()):
+            env.pop(done, None)
+    raise AssertionError("a traced graph ends in an output node")
+
+
+def _last_uses(graph: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
+    """By node, those nodes whose value is not needed after it."""
+    last = {used: node for node in graph.graph.nodes for used in node.all_input_nodes}
+    by_node: dict[fx.Node, list[fx.Node]] = {}
+    for used, node in last.items():
+        by_node.setdefault(node, []).append(used)
+    return by_node

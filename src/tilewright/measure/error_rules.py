@@ -1,0 +1,388 @@
+"""How each operation of a traced reference carries rounding errors on; see error_bound.py.
+
+With a correctly rounded result y: the operands' errors times the derivatives, plus |y|, in units
+of u. Library functions (exp, rsqrt, ...) are allowed two ulps: 4 |y|. A sum of K terms may be
+taken in any sensible order: log2(K) roundings for a tree, sqrt(K) / 8 for sequential partial sums
+in eight or more lanes (roundings are as often up as down, so they add as a random walk), times the
+sum of |terms|. A variance may be found in two passes or by Welford's updates.
+
+A new operation is one line in a table here, or a function under @rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SAFETY = 2.0
+"""Covers second-order terms and formulas that round once or twice more than the reference's."""
+
+LIBRARY = 4.0
+"""Error of a library function in units of u * |y|: CUDA's and SLEEF's keep within two ulps."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An intermediate of the reference.
+
+    Attributes:
+        value: fp64, or integer or bool where the reference has such.
+        error: fp64, shape of `value`, in units of u; None where the value is exact.
+        exact: whether the error may be zero somewhere, so that it is worth finding out.
+    """
+
+    value: Tensor
+    error: Tensor | None = None
+    exact: bool = True
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Pair:
+        """The same rearrangement of value and error."""
+        return Pair(
+            function(self.value),
+            None if self.error is None else function(self.error),
+            self.exact,
+        )
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What implementations compute in.
+
+    Attributes:
+        dtype: of the intermediates; u is its unit roundoff.
+        storage: what `rounded` rounds to: the dtype of the operator's first tensor.
+        relaxed: written roundings may be dropped, so both outcomes are allowed.
+        device: where constants are made.
+    """
+
+    dtype: torch.dtype
+    storage: torch.dtype
+    relaxed: bool
+    device: torch.device
+
+    @property
+    def u(self) -> float:
+        return torch.finfo(self.dtype).eps / 2
+
+    def rounding(self, y: Tensor, operands: Sequence[Pair], error: Tensor | None, n: float) -> Pair:
+        """The result y of one operation: error carried over from the operands, plus n |y|."""
+        exact = n <= 1.0 and all(p.exact for p in operands)
+        if n == 0.0:
+            return Pair(y, None if error is None else error.nan_to_num(0.0, 0.0, 0.0), exact)
+        own = n * _magnitude(y)
+        if exact:
+            own.masked_fill_(self._representable(y), 0.0)
+            if error is not None:
+                own = torch.where(error == 0, own, n * _magnitude(y))
+        if error is not None:
+            own = own + error.nan_to_num(0.0, 0.0, 0.0)
+        elif exact and not own.any():
+            return Pair(y)
+        return Pair(y, own, exact)
+
+    def _representable(self, y: Tensor) -> Tensor:
+        if self.dtype != torch.float64:
+            return y.to(self.dtype).double() == y
+        # In fp64 the truth is rounded too; of its results, only integers are surely exact.
+        return (y == y.round()) & (y.abs() < 2.0**40)
+
+    def lift(self, value: Any) -> Pair:
+        """A constant of the graph as a pair: a number, or a tensor that the trace holds."""
+        if isinstance(value, Pair):
+            return value
+        t = torch.as_tensor(value, device=self.device)
+        if not t.is_floating_point():
+            return Pair(t)
+        t = torch.as_tensor(value, dtype=torch.float64, device=self.device)
+        inexact = t.to(self.dtype).double() != t
+        return Pair(t, t.abs() * inexact) if inexact.any() else Pair(t)
+
+
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
+"""By the operation's name, without the underscore of in-place forms; aten and prims share it."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def _magnitude(y: Tensor) -> Tensor:
+    """|y|, and 0 where y is infinite or NaN: such results are not rounded."""
+    return y.abs().nan_to_num_(0.0, 0.0)
+
+
+def _times(factor: Tensor | float, error: Tensor | None) -> Tensor | None:
+    if error is None:
+        return None
+    return error * (factor.abs() if isinstance(factor, Tensor) else abs(factor))
+
+
+def _plus(*errors: Tensor | None) -> Tensor | None:
+    present = [e for e in errors if e is not None]
+    return sum(present[1:], present[0]) if present else None
+
+
+def _unary(name: str, function: Rule, slope: Rule, n: float) -> None:
+    """`slope(x, y)` is dy/dx; `n` the operation's own error in units of u |y|."""
+
+    def apply(arithmetic: Arithmetic, x: Any, **_: Any) -> Pair:
+        x = arithmetic.lift(x)
+        y = function(x.value.double())
+        error = None if x.error is None else _times(slope(x.value, y), x.error)
+        return arithmetic.rounding(y, (x,), error, n)
+
+    RULES[name] = apply
+
+
+UNARY: tuple[tuple[str, Rule, Rule, float], ...] = (
+    ("neg", torch.neg, lambda x, y: 1.0, 0.0),
+    ("abs", torch.abs, lambda x, y: 1.0, 0.0),
+    ("relu", torch.relu, lambda x, y: 1.0, 0.0),
+    ("square", torch.square, lambda x, y: 2 * x, 1.0),
+    ("sqrt", torch.sqrt, lambda x, y: 0.5 / y, 1.0),
+    ("rsqrt", torch.rsqrt, lambda x, y: 0.5 * y / x, LIBRARY),
+    ("reciprocal", torch.reciprocal, lambda x, y: y * y, 2.0),
+    ("exp", torch.exp, lambda x, y: y, LIBRARY),
+    ("exp2", torch.exp2, lambda x, y: y * math.log(2), LIBRARY),
+    ("expm1", torch.expm1, lambda x, y: y + 1, LIBRARY),
+    ("log", torch.log, lambda x, y: 1 / x, LIBRARY),
+    ("log2", torch.log2, lambda x, y: 1 / (x * math.log(2)), LIBRARY),
+    ("log1p", torch.log1p, lambda x, y: 1 / (1 + x), LIBRARY),
+    ("sin", torch.sin, lambda x, y: torch.cos(x), LIBRARY),
+    ("cos", torch.cos, lambda x, y: torch.sin(x), LIBRARY),
+    ("tanh", torch.tanh, lambda x, y: 1 - y * y, LIBRARY),
+    ("sigmoid", torch.sigmoid, lambda x, y: y * (1 - y), 2 * LIBRARY),
+    ("erf", torch.erf, lambda x, y: torch.exp(-x * x) * (2 / math.sqrt(math.pi)), LIBRARY),
+)
+for _entry in UNARY:
+    _unary(*_entry)
+
+
+def _binary(name: str, function: Rule, slopes: Rule, n: float) -> None:
+    """`slopes(a, b, y)` are (dy/da, dy/db); `n` the operation's own error in units of u |y|."""
+
+    def apply(arithmetic: Arithmetic, a: Any, b: Any, alpha: float = 1) -> Pair:
+        a, b = arithmetic.lift(a), arithmetic.lift(b)
+        if alpha != 1:
+            b = RULES["mul"](arithmetic, b, alpha)
+        y = function(a.value, b.value)
+        da, db = (1.0, 1.0) if a.error is b.error is None else slopes(a.value, b.value, y)
+        error = _plus(_times(da, a.error), _times(db, b.error))
+        if error is not None:
+            error = error.expand(y.shape)
+        return arithmetic.rounding(y, (a, b), error, n)
+
+    RULES[name] = apply
+
+
+BINARY: tuple[tuple[str, Rule, Rule, float], ...] = (
+    ("add", torch.add, lambda a, b, y: (1.0, 1.0), 1.0),
+    ("sub", torch.sub, lambda a, b, y: (1.0, 1.0), 1.0),
+    ("rsub", lambda a, b: b - a, lambda a, b, y: (1.0, 1.0), 1.0),
+    ("mul", torch.mul, lambda a, b, y: (b, a), 1.0),
+    ("div", torch.div, lambda a, b, y: (1 / b, y / b), 1.0),
+    ("maximum", torch.maximum, lambda a, b, y: (1.0, 1.0), 0.0),
+    ("minimum", torch.minimum, lambda a, b, y: (1.0, 1.0), 0.0),
+)
+for _entry in BINARY:
+    _binary(*_entry)
+
+
+@rule("pow")
+def _pow(arithmetic: Arithmetic, x: Any, exponent: Any) -> Pair:
+    x = arithmetic.lift(x)
+    if exponent == 2:
+        return RULES["mul"](arithmetic, x, x)
+    power = arithmetic.lift(exponent)
+    y = torch.pow(x.value, power.value)
+    error = _plus(
+        _times(power.value * y / x.value, x.error), _times(y * torch.log(x.value), power.error)
+    )
+    return arithmetic.rounding(y, (x, power), error, LIBRARY)
+
+
+def _compare(name: str, function: Rule) -> None:
+    """A comparison or a logical operation. Taken as exact: where it chooses between two formulas,
+    these must agree near its threshold."""
+
+    def apply(arithmetic: Arithmetic, *operands: Any) -> Pair:
+        return Pair(function(*(arithmetic.lift(p).value for p in operands)))
+
+    RULES[name] = apply
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"):
+    _compare(_name, getattr(torch, _name))
+for _name in ("logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or"):
+    _compare(_name, getattr(torch, _name))
+
+
+@rule("where")
+def _where(arithmetic: Arithmetic, condition: Pair, a: Any, b: Any) -> Pair:
+    a, b = arithmetic.lift(a), arithmetic.lift(b)
+    value = torch.where(condition.value, a.value, b.value)
+    if a.error is b.error is None:
+        return Pair(value)
+    zero = torch.zeros((), dtype=torch.float64, device=value.device)
+    ea, eb = (zero if e is None else e for e in (a.error, b.error))
+    error = torch.where(condition.value, ea, eb).expand(value.shape)
+    return Pair(value, error, a.exact and b.exact)
+
+
+@rule("clamp")
+def _clamp(arithmetic: Arithmetic, x: Pair, low: Any = None, high: Any = None) -> Pair:
+    for bound, name in ((low, "maximum"), (high, "minimum")):
+        if bound is not None:
+            x = RULES[name](arithmetic, x, float(bound) if not isinstance(bound, Pair) else bound)
+    return x
+
+
+def _extremum(name: str, function: Rule) -> None:
+    def apply(arithmetic: Arithmetic, x: Pair, dims: Any = (), keepdim: bool = False) -> Pair:
+        error = None if x.error is None else x.error.amax(dims, keepdim)
+        return Pair(function(x.value, dims, keepdim), error, x.exact)
+
+    RULES[name] = apply
+
+
+_extremum("amax", torch.amax)
+_extremum("amin", torch.amin)
+
+
+def _sum_growth(terms: int) -> float:
+    """Roundings of a sum, in units of u times the sum of |terms|; see the module's text."""
+    return math.log2(terms) + math.sqrt(terms) / 8 if terms > 1 else 0.0
+
+
+def _dims(x: Tensor, dims: Any) -> list[int]:
+    chosen = range(x.dim()) if dims is None or dims == [] else dims
+    return list(chosen) if isinstance(chosen, (list, tuple, range)) else [chosen]
+
+
+@rule("sum")
+def _sum(
+    arithmetic: Arithmetic, x: Pair, dims: Any = None, keepdim: bool = False, **_: Any
+) -> Pair:
+    dims = _dims(x.value, dims)
+    value = x.value.sum(dims, keepdim)
+    growth = _sum_growth(x.value.numel() // max(value.numel(), 1))
+    if growth == 0.0 or not value.is_floating_point():
+        return x.map(lambda t: t.sum(dims, keepdim))
+    error = growth * _magnitude(x.value).sum(dims, keepdim)
+    if x.error is not None:
+        error += x.error.sum(dims, keepdim)
+    return Pair(value, error, exact=False)
+
+
+@rule("mean")
+def _mean(
+    arithmetic: Arithmetic, x: Pair, dims: Any = None, keepdim: bool = False, **_: Any
+) -> Pair:
+    total = _sum(arithmetic, x, dims, keepdim)
+    return RULES["div"](arithmetic, total, float(x.value.numel() // max(total.value.numel(), 1)))
+
+
+@rule("var")
+def _var(
+    arithmetic: Arithmetic,
+    x: Pair,
+    dims: Any = None,
+    correction: float | None = None,
+    keepdim: bool = False,
+    **_: Any,
+) -> Pair:
+    dims = _dims(x.value, dims)
+    mean = _mean(arithmetic, x, dims, keepdim=True)
+    d = x.value - mean.value
+    terms = d.numel() // max(mean.value.numel(), 1)
+    over = terms - (1.0 if correction is None else correction)
+    value = d.square().sum(dims, keepdim) / over
+    # One deviation: its own rounding, that of a running mean, and what x brings along.
+    # The error of the mean itself is the same for all deviations, whose sum is zero: it counts
+    # only squared.
+    size = _magnitude(d)
+    each = size + _magnitude(mean.value)
+    if x.error is not None:
+        each += x.error
+    error = 2 * (size * each).sum(dims, keepdim) / over + (_sum_growth(terms) + 2) * value
+    if mean.error is not None:
+        squared = arithmetic.u * mean.error.square() * (terms / max(over, 1.0))
+        error += squared if keepdim else squared.reshape(value.shape)
+    return arithmetic.rounding(value, (Pair(value, exact=False),), error, 1.0)
+
+
+def _rearrange(name: str, function: Rule) -> None:
+    def apply(arithmetic: Arithmetic, x: Pair, *args: Any, **_: Any) -> Pair:
+        return x.map(lambda t: function(t, *args))
+
+    RULES[name] = apply
+
+
+VIEWS: tuple[tuple[str, Rule], ...] = (
+    ("expand", torch.Tensor.expand),
+    ("view", torch.Tensor.reshape),
+    ("_unsafe_view", torch.Tensor.reshape),
+    ("reshape", torch.Tensor.reshape),
+    ("unsqueeze", torch.unsqueeze),
+    ("squeeze", torch.squeeze),
+    ("permute", torch.permute),
+    ("transpose", torch.transpose),
+    ("select", torch.select),
+    ("broadcast_in_dim", torch.ops.prims.broadcast_in_dim),
+    ("clone", lambda t: t),
+    ("alias", lambda t: t),
+    ("detach", lambda t: t),
+)
+for _view in VIEWS:
+    _rearrange(*_view)
+
+
+@rule("full")
+def _full(arithmetic: Arithmetic, shape: Sequence[int], value: Any, **_: Any) -> Pair:
+    return arithmetic.lift(value).map(lambda t: t.expand(tuple(shape)))
+
+
+@rule("scalar_tensor")
+def _scalar_tensor(arithmetic: Arithmetic, value: Any, **_: Any) -> Pair:
+    return arithmetic.lift(value)
+
+
+@rule("convert_element_type", "_to_copy")
+def _convert(arithmetic: Arithmetic, x: Pair, dtype: torch.dtype | None = None, **_: Any) -> Pair:
+    if dtype is None:
+        return x
+    if dtype.is_floating_point:
+        return Pair(x.value.double(), x.error, x.exact)
+    return Pair(x.value.to(dtype))
+
+
+@rule("rounded")
+def _rounded(arithmetic: Arithmetic, x: Pair) -> Pair:
+    """A rounding to the storage dtype, which an exact implementation does at this very place.
+
+    Rounding is monotone: an exact value rounds to one result, and one known within +-e to
+    something between the roundings of both ends, mostly the same.
+    """
+    if arithmetic.storage == arithmetic.dtype:
+        return x
+    u, storage = arithmetic.u, arithmetic.storage
+    value = x.value.to(storage).double()
+    if arithmetic.relaxed:
+        kept = _magnitude(value - x.value) / u
+        return Pair(x.value, kept if x.error is None else kept + x.error, exact=False)
+    if x.error is None:
+        return Pair(value)
+    low, high = ((x.value + s * SAFETY * u * x.error).to(storage).double() for s in (-1, 1))
+    error = torch.maximum(_magnitude(value - low), _magnitude(high - value)) / (SAFETY * u)
+    return Pair(value, error) if error.any() else Pair(value)

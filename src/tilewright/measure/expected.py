@@ -1,0 +1,241 @@
+"""What one output must be on one example: an interval per element, and how far from the truth."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tilewright.fusion.trace import trace_reference
+from tilewright.measure.error_bound import bounds, truth_and_tolerance
+from tilewright.measure.examples import Batch
+from tilewright.op import Workload
+
+CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**25}
+"""Elements of a step: on a CPU its temporaries stay in cache, on a GPU they take a few GB."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """An element outside its interval.
+
+    Attributes:
+        index: in the compared part of the output.
+        written: False where the poison of its memory is still there.
+        ulp, bound_ulp: distance from the reference, and the allowed one.
+        count: of all such elements.
+    """
+
+    index: tuple[int, ...]
+    got: float
+    written: bool
+    reference: float
+    ulp: float
+    bound_ulp: float
+    count: int
+
+    def text(self, place: str) -> str:
+        """In words, with `place` for the coordinate."""
+        if not self.written:
+            return f"never written at {place}: reference {self.reference:.6g}"
+        values = f"at {place}: got {self.got:.6g}, reference {self.reference:.6g}"
+        if not math.isfinite(self.got - self.reference):
+            return f"wrong {values}"
+        return f"{self.ulp:.4g} ulp exceeds {self.bound_ulp:.3g} {values}"
+
+
+@dataclass
+class Expected:
+    """Least and greatest acceptable value of each element of one output.
+
+    PyTorch's own result is acceptable by definition: where it is outside the interval that an
+    implementation of the stated arithmetic keeps, as its softmax over an outer dim is for halves
+    on a CPU, the interval is widened to hold it. Where it is NaN and the truth is not, or the
+    other way round, anything is accepted.
+
+    Attributes:
+        lo, hi: output's dtype; NaN where NaN is expected, (-inf, inf) where anything goes.
+        truth: of the random example only; fp32 for halves, else fp64.
+        floor: errors of elements smaller than this, a power of two near the mean magnitude, are
+            expressed in ulps of this.
+        vendor_ulp: largest error of PyTorch's result, in ulps.
+        bound_ulp: largest error that any interval admits, in ulps.
+    """
+
+    lo: Tensor
+    hi: Tensor
+    truth: Tensor | None = None
+    floor: float = 0.0
+    vendor_ulp: float = 0.0
+    bound_ulp: float = 0.0
+
+    def mismatch(self, out: Tensor) -> Mismatch | None:
+        """The first element of `out` outside its interval, or None."""
+        flags = [((o >= lo) & (o <= hi)).all() for o, lo, hi in self._chunks(out, self.lo, self.hi)]
+        if not flags or bool(torch.stack(flags).all()):
+            return None
+        bad = ~((out >= self.lo) & (out <= self.hi))
+        if out.is_floating_point():
+            bad &= ~(out.isnan() & self.lo.isnan())
+            bad &= ~((self.lo == -math.inf) & (self.hi == math.inf))
+        if not bad.any():
+            return None
+        return self._describe(out, bad)
+
+    def worst_ulp(self, out: Tensor) -> float:
+        """The largest error of `out` against the truth, in ulps of its dtype."""
+        assert self.truth is not None
+        worst = [
+            _ulps(o, truth, o.dtype, self.floor).max() for o, truth in self._chunks(out, self.truth)
+        ]
+        return float(torch.stack(worst).max()) if worst else 0.0
+
+    def worst(self, out: Tensor, allowed_ulp: float) -> Mismatch:
+        """The element with the largest error against the truth."""
+        assert self.truth is not None
+        ulps = _ulps(out, self.truth, out.dtype, self.floor)
+        return self._describe(out, ulps == ulps.max(), allowed_ulp)
+
+    @property
+    def exact(self) -> bool:
+        """Whether each element has just one acceptable value."""
+        return bool((self.lo == self.hi).all())
+
+    def _describe(self, out: Tensor, bad: Tensor, allowed: float | None = None) -> Mismatch:
+        index = first_true(bad)
+        got, lo, hi = (t[index].double() for t in (out, self.lo, self.hi))
+        reference = (lo + hi) / 2 if self.truth is None else self.truth[index].double()
+        unit = 1.0
+        if out.is_floating_point():
+            floor = self.floor or torch.finfo(out.dtype).tiny
+            unit = float(_unit(reference, out.dtype, floor))
+        if allowed is None:
+            allowed = max(float(hi - reference), float(reference - lo)) / unit
+        distance = float((got - reference).abs()) / unit
+        return Mismatch(
+            index,
+            float(got),
+            not (out.is_floating_point() and bool(bits(out[index]) == -1)),
+            float(reference),
+            math.inf if math.isnan(distance) else distance,
+            allowed,
+            int(bad.sum()),
+        )
+
+    def _chunks(self, out: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Corresponding flat pieces of tensors of one shape and layout."""
+        flat = [_flat(t) for t in (out, *others)]
+        step = CHUNK_ELEMENTS[out.device.type] * 4
+        for start in range(0, out.numel(), step):
+            yield tuple(t[start : start + step] for t in flat)
+
+
+def expect(
+    w: Workload,
+    batch: Batch,
+    tensors: Sequence[Tensor],
+    vendor: Sequence[Tensor],
+    keep_truth: bool,
+) -> list[Expected]:
+    """What each output of the workload must be on these tensors.
+
+    Args:
+        w: a workload with as many slices as the tensors have.
+        vendor: PyTorch's outputs.
+        keep_truth: measure errors in ulps, too; else only intervals are kept.
+    """
+    found = []
+    for out in vendor:
+        lo, hi = (_empty_like(out, out.dtype) for _ in range(2))
+        truth = None
+        if keep_truth and out.is_floating_point():
+            half = out.dtype in (torch.float16, torch.bfloat16)
+            truth = _empty_like(out, torch.float32 if half else torch.float64)
+        found.append(Expected(lo, hi, truth))
+
+    if not any(out.numel() for out in vendor):
+        return found
+    graph = functools.cache(lambda cw: trace_reference(cw, "f64"))
+    largest = max(t.numel() for t in (*tensors, *vendor))
+    per_slice = max(largest // max(batch.size, 1), 1)
+    step = max(CHUNK_ELEMENTS[tensors[0].device.type] // per_slice, 1)
+    for start in range(0, batch.size, step):
+        length = min(step, batch.size - start)
+        cw = batch.workload(w, length)
+        parts = batch.narrow(tensors, start, length)
+        for e, out, (value, tolerance) in zip(
+            found, vendor, truth_and_tolerance(cw, parts, graph(cw)), strict=True
+        ):
+            targets = [t for t in (e.lo, e.hi, out, e.truth) if t is not None]
+            lo, hi, own, *rest = batch.narrow(targets, start, length)
+            lo_value, hi_value = bounds(value, tolerance, out.dtype)
+            lo.copy_(lo_value)
+            hi.copy_(hi_value)
+            _admit(own, lo, hi)
+            if rest:
+                rest[0].copy_(value)
+    for e, out in zip(found, vendor, strict=True):
+        if e.truth is not None and out.numel():
+            _measure(e, out)
+    return found
+
+
+def _empty_like(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device)
+
+
+def _admit(vendor: Tensor, lo: Tensor, hi: Tensor) -> None:
+    """Widen [lo, hi] to hold the vendor's result."""
+    if ((vendor >= lo) & (vendor <= hi)).all() or not vendor.is_floating_point():
+        return
+    lo.copy_(torch.fmin(lo, vendor))
+    hi.copy_(torch.fmax(hi, vendor))
+    nan = vendor.isnan()
+    disagree = nan != lo.isnan()
+    lo.masked_fill_(disagree, -math.inf)
+    hi.masked_fill_(disagree, math.inf)
+
+
+def _measure(e: Expected, vendor: Tensor) -> None:
+    assert e.truth is not None
+    mean = e.truth.abs().nan_to_num_(0.0, 0.0).mean(dtype=torch.float64)
+    smallest = torch.finfo(vendor.dtype).tiny
+    e.floor = 2.0 ** math.floor(math.log2(max(float(mean), smallest)))
+    e.vendor_ulp = e.worst_ulp(vendor)
+    e.bound_ulp = max(e.worst_ulp(e.lo), e.worst_ulp(e.hi))
+
+
+def _ulps(out: Tensor, truth: Tensor, dtype: torch.dtype, floor: float) -> Tensor:
+    error = (out.to(truth.dtype) - truth).abs_().div_(_unit(truth, dtype, floor))
+    return error.nan_to_num_(0.0, math.inf)
+
+
+def _unit(truth: Tensor, dtype: torch.dtype, floor: float) -> Tensor:
+    """One ulp of `dtype` at each element of `truth` (fp32 or fp64), at least that at `floor`."""
+    if truth.dtype == torch.float64:
+        power = truth.view(torch.int64).bitwise_and(0x7FF0000000000000).view(torch.float64)
+    else:
+        power = truth.view(torch.int32).bitwise_and(0x7F800000).view(torch.float32)
+    return power.clamp_(min=floor).mul_(torch.finfo(dtype).eps)
+
+
+def bits(t: Tensor) -> Tensor:
+    """The same memory as integers: all ones, a NaN or -1, are -1."""
+    same_size = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return t.view(same_size[t.element_size()])
+
+
+def first_true(mask: Tensor) -> tuple[int, ...]:
+    """Coordinate of the first True, in logical order; there must be one."""
+    place = mask.reshape(-1).to(torch.int8).argmax().cpu()
+    return tuple(int(i) for i in torch.unravel_index(place, mask.shape))
+
+
+def _flat(t: Tensor) -> Tensor:
+    """All elements in the order of memory where they fill it, else in logical order."""
+    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return t.as_strided((t.numel(),), (1,)) if span == t.numel() else t.reshape(-1)

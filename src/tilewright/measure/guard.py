@@ -1,0 +1,123 @@
+"""Memory that shows what a kernel did to it: poisoned before use, guarded on both sides."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from tilewright.impl import allocator
+from tilewright.op import DTYPE_NAMES
+
+GUARD_BYTES = 4096
+"""On each side of an allocation; a multiple of every alignment that PyTorch's memory has."""
+
+GUARD = 0xA5
+POISONS = (0xFF, 0x7B)
+"""Repeated bytes: NaN, or -1; and a large number, for code that skips NaN."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """`size_bytes` of payload in `buffer`, a flat byte tensor, after GUARD_BYTES of guard."""
+
+    buffer: Tensor
+    size_bytes: int
+    text: str
+
+    @property
+    def payload(self) -> Tensor:
+        return self.buffer[GUARD_BYTES : GUARD_BYTES + self.size_bytes]
+
+    @property
+    def guards(self) -> tuple[Tensor, Tensor]:
+        return self.buffer[:GUARD_BYTES], self.buffer[GUARD_BYTES + self.size_bytes :]
+
+
+class GuardedMemory:
+    """Takes the place of `torch.empty_strided` and remembers what it gave out.
+
+    Args:
+        poison: the byte that fills every payload.
+    """
+
+    def __init__(self, poison: int):
+        self._poison = poison
+        self._allocations: list[Allocation] = []
+
+    def empty_strided(
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> Tensor:
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        size_bytes = 0 if 0 in shape else span * dtype.itemsize
+        total = 2 * GUARD_BYTES + -(-size_bytes // 16) * 16
+        buffer = torch.empty(total, dtype=torch.uint8, device=device)
+        text = f"{DTYPE_NAMES.get(dtype, dtype)}[{','.join(map(str, shape))}]"
+        allocation = Allocation(buffer, size_bytes, text)
+        for guard in allocation.guards:
+            guard.fill_(GUARD)
+        allocation.payload.fill_(self._poison)
+        self._allocations.append(allocation)
+        offset = GUARD_BYTES // dtype.itemsize
+        return buffer.view(dtype).as_strided(tuple(shape), tuple(strides), offset)
+
+    def damage(self) -> str | None:
+        """Where a guard was written, or None. Waits for the device."""
+        for allocation in self._allocations:
+            before, after = allocation.guards
+            if not torch.cat((before, after)).ne(GUARD).any():
+                continue
+            if (wrong := after.ne(GUARD)).any():
+                place = f"{int(wrong.to(torch.int8).argmax())} bytes past its end"
+            else:
+                last = int(before.ne(GUARD).nonzero()[-1])
+                place = f"{GUARD_BYTES - last} bytes before its start"
+            return f"wrote outside an allocation of {allocation.text}, {place}"
+        return None
+
+
+_current = threading.local()
+_lock = threading.Lock()
+_users = 0
+_unguarded: Callable[..., Tensor] = allocator.empty_strided
+
+
+@contextlib.contextmanager
+def guarded(poison: int) -> Iterator[GuardedMemory]:
+    """Inside, what this thread's executables allocate is poisoned and guarded.
+
+    Other threads go on allocating as before; several threads may be inside at once.
+    """
+    global _users, _unguarded
+    outer = getattr(_current, "memory", None)
+    with _lock:
+        if _users == 0:
+            _unguarded, allocator.empty_strided = allocator.empty_strided, cast(Any, _empty_strided)
+        _users += 1
+    _current.memory = GuardedMemory(poison)
+    try:
+        yield _current.memory
+    finally:
+        _current.memory = outer
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                allocator.empty_strided = _unguarded
+
+
+def _empty_strided(
+    shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    memory = getattr(_current, "memory", None)
+    allocate = _unguarded if memory is None else memory.empty_strided
+    return allocate(shape, strides, dtype=dtype, device=device)

@@ -1,0 +1,278 @@
+"""Whether an executable computes what the operator's reference does.
+
+An executable is run on several examples (see examples.py) with poisoned, guarded memory for its
+outputs and workspace. Each element it returns must lie between the least and the greatest value
+that a correct implementation in the operator's arithmetic can return (see error_bound.py); its
+largest error may not exceed twice PyTorch's plus one ulp; it may write nothing but its own
+memory, and must return the same bits twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.errors import VerificationError
+from tilewright.impl import Executable
+from tilewright.impls._vendor import vendor as vendor_of
+from tilewright.measure.examples import (
+    Batch,
+    Example,
+    find_batch,
+    kinds,
+    make_example,
+    memory_span,
+)
+from tilewright.measure.expected import Expected, Mismatch, bits, expect, first_true
+from tilewright.measure.guard import POISONS, guarded
+from tilewright.op import TensorSpec, Workload, same_layout
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification found.
+
+    Attributes:
+        max_ulp: largest error on random inputs, in ulps of the output at the truth; elements
+            below the mean magnitude count in ulps of that. inf if the executable failed before
+            it was measured.
+        bound_ulp: largest error that was allowed on the same inputs.
+        integer_exact: whether integer inputs gave the exact result; None where the operator does
+            not promise one.
+        deterministic: whether two runs on the same inputs gave the same bits.
+        message: empty if ok, else what is wrong, with the coordinate and both values.
+    """
+
+    ok: bool
+    max_ulp: float
+    bound_ulp: float
+    integer_exact: bool | None
+    deterministic: bool
+    message: str
+
+
+@dataclass
+class _Findings:
+    max_ulp: float = float("inf")
+    integer_exact: bool | None = None
+    deterministic: bool = True
+
+
+@dataclass(frozen=True)
+class _Case:
+    example: Example
+    checksums: list[int]
+    expected: list[Expected]
+
+
+class Verifier:
+    """Checks executables of one workload.
+
+    Inputs, truth and intervals are computed once, in fp64 on the device itself, and kept.
+
+    Args:
+        w: the workload.
+        device: where executables run.
+        seed: of the example inputs; the same seed gives the same inputs.
+        vendor: PyTorch's result as a function of the tensors; by default the reference, eagerly.
+
+    Raises:
+        TilewrightError: the reference uses an operation without an error rule.
+    """
+
+    def __init__(
+        self,
+        w: Workload,
+        device: torch.device,
+        seed: int = 0,
+        vendor: Callable[..., Tensor | tuple[Tensor, ...]] | None = None,
+    ):
+        self._w, self._device, self._seed = w, torch.device(device), seed
+        vendor = vendor or vendor_of(w)
+        random = make_example(w, "random", None, seed, self._device)
+        self._batch = find_batch(w, random.tensors) if w.outputs[0].numel else Batch()
+        self._cases = [self._case(random, vendor)]
+        for kind in list(kinds(w, self._batch))[1:]:
+            example = make_example(w, kind, self._batch, seed, self._device)
+            self._cases.append(self._case(example, vendor))
+        self.bound_ulp = max(e.bound_ulp for e in self._cases[0].expected)
+
+    def check(self, executable: Executable) -> Verdict:
+        """Run the executable on every example, until something is wrong.
+
+        Whatever the executable raises is passed on.
+        """
+        found = _Findings()
+        message = next(self._problems(executable, found), "")
+        return Verdict(
+            not message,
+            found.max_ulp,
+            self.bound_ulp,
+            found.integer_exact,
+            found.deterministic,
+            message,
+        )
+
+    def _case(self, example: Example, vendor: Callable[..., Any]) -> _Case:
+        outputs = [
+            _in_layout(out, spec)
+            for out, spec in zip(_as_tuple(vendor(*example.tensors)), self._w.outputs, strict=True)
+        ]
+        w, tensors, batch = self._w, example.tensors, self._batch
+        if example.slices is not None:
+            tensors, outputs = (batch.select(ts, example.slices) for ts in (tensors, outputs))
+            w = batch.workload(w, len(example.slices))
+            batch = Batch(batch.dim, len(example.slices))
+        expected = expect(w, batch, tensors, outputs, keep_truth=example.kind == "random")
+        return _Case(example, [_checksum(t) for t in example.tensors], expected)
+
+    def _problems(self, executable: Executable, found: _Findings) -> Iterator[str]:
+        for case in self._cases:
+            outputs = yield from self._run(executable, case, POISONS[0])
+            yield from self._mismatches(case, outputs, found)
+            if case.example.kind == "random":
+                yield from self._accuracy(case, outputs, found)
+                again = yield from self._run(executable, case, POISONS[1])
+                yield from self._mismatches(case, again, found)
+                yield from self._differences(outputs, again, found)
+
+    def _run(
+        self, executable: Executable, case: _Case, poison: int
+    ) -> Generator[str, None, tuple[Tensor, ...]]:
+        """The outputs of one run, after problems with anything but their values."""
+        with guarded(poison) as memory:
+            outputs = _as_tuple(executable(*case.example.tensors))
+            damage = memory.damage()
+        if damage:
+            yield damage
+        yield from self._misfits(outputs)
+        yield from self._modified(case)
+        return outputs
+
+    def _misfits(self, outputs: Sequence[Tensor]) -> Iterator[str]:
+        specs = self._w.outputs
+        if len(outputs) != len(specs):
+            yield f"returned {len(outputs)} tensors, expected {len(specs)}"
+        for out, spec in zip(outputs, specs, strict=True):
+            right = tuple(out.shape) == spec.shape and out.dtype == spec.torch_dtype
+            if not right or not same_layout(spec.shape, out.stride(), spec.real_strides):
+                yield f"returned {TensorSpec.of(out)}, expected {spec}"
+            if out.device.type != self._device.type:
+                yield f"returned a tensor on {out.device}, expected {self._device}"
+
+    def _modified(self, case: _Case) -> Iterator[str]:
+        """An input that was written to, after all inputs are restored for whoever comes next."""
+        tensors = case.example.tensors
+        if [_checksum(t) for t in tensors] == case.checksums:
+            return
+        kind = case.example.kind
+        fresh = make_example(self._w, kind, self._batch, self._seed, self._device).tensors
+        message = "wrote to the memory between the elements of an input"
+        for name, t, before in zip(self._w.tensors, tensors, fresh, strict=True):
+            changed = (t != before) & ~(t.isnan() & before.isnan())
+            if changed.any():
+                index = first_true(changed)
+                was, now = float(before[index]), float(t[index])
+                message = (
+                    f"modified its input {name} at {_place(index)}: {was:.6g} became {now:.6g}"
+                )
+            memory_span(t).copy_(memory_span(before))
+        case.checksums[:] = [_checksum(t) for t in tensors]
+        yield message
+
+    def _mismatches(
+        self, case: _Case, outputs: Sequence[Tensor], found: _Findings
+    ) -> Iterator[str]:
+        slices, batch = case.example.slices, self._batch
+        integer = case.example.kind == "integer" and all(e.exact for e in case.expected)
+        for out, expected in zip(outputs, case.expected, strict=True):
+            part = out if slices is None else batch.select([out], slices)[0]
+            mismatch = expected.mismatch(part)
+            if mismatch is None:
+                continue
+            if integer:
+                found.integer_exact = False
+            if case.example.kind == "random":
+                found.max_ulp = mismatch.ulp
+            yield self._text(mismatch, case.example, part.numel())
+        if integer:
+            found.integer_exact = True
+
+    def _accuracy(self, case: _Case, outputs: Sequence[Tensor], found: _Findings) -> Iterator[str]:
+        measured = [
+            (expected.worst_ulp(out), expected, out)
+            for out, expected in zip(outputs, case.expected, strict=True)
+            if expected.truth is not None
+        ]
+        found.max_ulp = max((ulp for ulp, _, _ in measured), default=0.0)
+        for ulp, expected, out in measured:
+            allowed = 2 * expected.vendor_ulp + 1
+            if ulp > allowed:
+                text = self._text(expected.worst(out, allowed), case.example, out.numel())
+                yield f"{text}; PyTorch's largest error is {expected.vendor_ulp:.3g} ulp"
+
+    def _differences(
+        self, first: Sequence[Tensor], second: Sequence[Tensor], found: _Findings
+    ) -> Iterator[str]:
+        for a, b in zip(first, second, strict=True):
+            if a.numel() and a.data_ptr() == b.data_ptr():
+                yield "returned the same memory from two calls"
+            if torch.equal(bits(a), bits(b)):
+                continue
+            found.deterministic = False
+            if "nondeterministic" not in self._w.flags:
+                index = first_true(bits(a) != bits(b))
+                values = f"{float(a[index]):.9g}, then {float(b[index]):.9g}"
+                yield f"two runs on the same inputs differ at {_place(index)}: {values}"
+
+    def _text(self, mismatch: Mismatch, example: Example, elements: int) -> str:
+        index, dim = list(mismatch.index), self._batch.dim
+        if example.slices is not None:
+            index[dim] = int(example.slices[index[dim]])
+        text = mismatch.text(_place(tuple(index)))
+        if mismatch.count > 1:
+            text += f", one of {mismatch.count} such elements of {elements}"
+        return text if example.kind == "random" else f"{text} (on {example.kind} inputs)"
+
+
+def verification_error(
+    w: Workload, implementation: str, config: str, verdict: Verdict, seed: int
+) -> VerificationError:
+    """The error for a verdict that is not ok.
+
+    Args:
+        implementation: its name, as in records.
+        config: as the command line takes it, `tile_m=128,split_k=8`; empty without tunables.
+        seed: of the verifier.
+    """
+    with_config = f" with {config.replace(',', ' ')}" if config else ""
+    flags = f" --impl {implementation}" + (f" --config {config}" if config else "")
+    return VerificationError(
+        f"{w.op}.{implementation} is wrong on {w}{with_config}: {verdict.message} (seed {seed})\n"
+        f'  reproduce: tilewright verify "{w}"{flags} --seed {seed}'
+    )
+
+
+def _as_tuple(outputs: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+def _in_layout(t: Tensor, spec: TensorSpec) -> Tensor:
+    if same_layout(spec.shape, t.stride(), spec.real_strides):
+        return t
+    return spec.empty(t.device).copy_(t)
+
+
+def _checksum(t: Tensor) -> int:
+    """Of all memory behind `t`, gaps included."""
+    raw = torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
+    words = raw.numel() // 8 * 8
+    return int(raw[:words].view(torch.int64).sum() + raw[words:].sum())
+
+
+def _place(index: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, index))})"
