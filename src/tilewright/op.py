@@ -24,7 +24,7 @@ import torch
 
 from tilewright.errors import InvalidArgument
 from tilewright.registry import Registry
-from tilewright.text import parse_call, split_flags
+from tilewright.text import canonical_flags, parse_call, split_flags
 
 DTYPES: dict[str, torch.dtype] = {
     "f16": torch.float16,
@@ -64,6 +64,8 @@ class TensorSpec:
                     f"{len(self.strides)} strides {list(self.strides)} for a tensor of rank "
                     f"{len(self.shape)}: give one stride per dim"
                 )
+            if any(s < 0 for s in self.strides):
+                raise InvalidArgument(f"negative stride in {list(self.strides)}")
             if same_layout(self.shape, self.strides, contiguous_strides(self.shape)):
                 object.__setattr__(self, "strides", None)
 
@@ -305,7 +307,9 @@ class Op:
 
     def workload(self, *, flags: Iterable[str] = (), **given: Value) -> Workload:
         """A workload of this operator. Raises InvalidArgument for what PyTorch would refuse."""
-        return Workload(self.name, tuple(self.resolve(given).items()), tuple(sorted(flags)))
+        args = self.resolve(given)
+        tensors = [name for name, value in args.items() if isinstance(value, TensorSpec)]
+        return Workload(self.name, tuple(args.items()), canonical_flags(self.name, flags, tensors))
 
     def workload_of(self, *args: Any, **kwargs: Any) -> tuple[Workload, list[torch.Tensor]]:
         """The workload of a call with real tensors, and those tensors in order."""

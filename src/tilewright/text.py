@@ -9,7 +9,7 @@ flag     := "!" name ["=" names]
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tilewright.errors import InvalidArgument
@@ -17,12 +17,39 @@ from tilewright.errors import InvalidArgument
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*", re.DOTALL)
 _TENSOR = re.compile(r"([a-z]+\d*)\[([\d,\s]*)\]((?:@\w+(?:\([\d,\s-]*\))?)*)")
 _LAYOUT = re.compile(r"@(\w+?)(?:\(([\d,\s-]*)\)|(\d+))?(?=@|$)")
+FLAGS = ("nondeterministic", "relaxed")
+LIST_FLAGS = ("donate", "grads")
 _EXAMPLE = "layer_norm(x=f16[8192,5140], weight=f16[5140])"
 
 
 def split_flags(text: str) -> tuple[str, tuple[str, ...]]:
     call, *flags = text.strip().split("!")
     return call, tuple(flag.strip() for flag in flags)
+
+
+def canonical_flags(name: str, flags: Iterable[str], tensors: Sequence[str]) -> tuple[str, ...]:
+    """Flags of operator `name` in one order, each once, lists in the order of its `tensors`.
+
+    Raises:
+        InvalidArgument: an unknown flag, or one that lists something else than tensor arguments.
+    """
+    found = set()
+    for flag in flags:
+        key, equals, listed = (part.strip() for part in flag.partition("="))
+        if key in LIST_FLAGS:
+            names = [n.strip() for n in listed.split(",")]
+            if not set(names) <= set(tensors):
+                known = ", ".join(tensors)
+                raise InvalidArgument(
+                    f"{name}: '!{key}={listed}' should name tensor arguments: {known}"
+                )
+            found.add(f"{key}={','.join(n for n in tensors if n in names)}")
+        elif key in FLAGS and not equals:
+            found.add(key)
+        else:
+            known = ", ".join([*(f"!{f}" for f in FLAGS), *(f"!{f}=NAMES" for f in LIST_FLAGS)])
+            raise InvalidArgument(f"{name}: unknown flag '!{flag}'; known: {known}")
+    return tuple(sorted(found))
 
 
 def parse_call(text: str, tensor_spec: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
@@ -42,7 +69,10 @@ def parse_call(text: str, tensor_spec: Callable[..., Any]) -> tuple[str, dict[st
             raise InvalidArgument(
                 f"{name}: argument {part.strip()!r} has no name; write name=value"
             )
-        given[key.strip()] = parse_value(f"{name}: {key.strip()}", value.strip(), tensor_spec)
+        key = key.strip()
+        if key in given:
+            raise InvalidArgument(f"{name}: argument {key!r} is given twice")
+        given[key] = parse_value(f"{name}: {key}", value.strip(), tensor_spec)
     return name, given
 
 
@@ -59,7 +89,7 @@ def _split_arguments(inside: str) -> list[str]:
 
 def parse_value(where: str, text: str, tensor_spec: Callable[..., Any]) -> Any:
     if match := _TENSOR.fullmatch(text):
-        return _parse_tensor(where, *match.groups(), tensor_spec)
+        return _parse_tensor(tensor_spec, where, *match.groups())
     if text in ("None", "True", "False"):
         return {"None": None, "True": True, "False": False}[text]
     if text.startswith("[") and text.endswith("]"):
@@ -77,12 +107,13 @@ def parse_value(where: str, text: str, tensor_spec: Callable[..., Any]) -> Any:
 
 
 def _parse_tensor(
-    where: str, dtype: str, sizes: str, layouts: str, tensor_spec: Callable[..., Any]
+    tensor_spec: Callable[..., Any], where: str, dtype: str, sizes: str, layouts: str
 ) -> Any:
     shape = _ints(where, sizes)
-    strides, options = None, {}
+    strides: tuple[int, ...] | None = None
+    options: dict[str, int] = {}
     for kind, listed, digits in _LAYOUT.findall(layouts):
-        if kind == "channels_last" and len(shape) == 4:
+        if kind == "channels_last" and not listed and len(shape) == 4:
             _, c, h, w = shape
             strides = (h * w * c, 1, w * c, c)
         elif kind == "strides" and listed:
