@@ -1,3 +1,62 @@
-"""tilewright: PyTorch operators as fast as the machine allows, with proof."""
+"""tilewright: PyTorch operators as fast as the machine allows, with proof.
+
+Every registered operator is a function of this module, in PyTorch's own signature:
+
+    import tilewright as tw
+    y = tw.layer_norm(x, (768,), weight, bias)
+
+Importing this module loads neither torch nor an operator; the first use of a name does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from tilewright import errors
 
 __version__ = "0.1.0.dev0"
+
+_FOUND_IN = {
+    "DeviceSpec": "tilewright.device",
+    "TensorSpec": "tilewright.op",
+    "Workload": "tilewright.op",
+    "choose": "tilewright.dispatch.selection",
+    "disable": "tilewright.dispatch.prepared",
+    "enable": "tilewright.dispatch.prepared",
+    "reload_records": "tilewright.dispatch.prepared",
+    "use": "tilewright.dispatch.selection",
+    **{
+        name: "tilewright.errors"
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.TilewrightError)
+    },
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _FOUND_IN:
+        found = getattr(importlib.import_module(_FOUND_IN[name]), name)
+    else:
+        found = _operator(name)
+    globals()[name] = found
+    return found
+
+
+def _operator(name: str) -> Any:
+    from tilewright.dispatch.call import operators
+    from tilewright.op import OPS
+
+    if name not in OPS:
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; its operators are {', '.join(OPS)}"
+        )
+    return operators[name]
+
+
+def __dir__() -> list[str]:
+    from tilewright.op import OPS
+
+    return sorted({*globals(), *_FOUND_IN, *OPS})

@@ -48,12 +48,15 @@ allocator = Allocator()
 class Implementation:
     """A way to compute one operator, or many. Subclass it in a file below impls/.
 
-    `op` is the operator's name, or None for an implementation that serves many.
+    `op` is the operator's name, or None for an implementation that serves many. `takes_scalars`
+    says that its executables are called with `scalars=`, the values of `w.scalars` in order, where
+    these differ from the workload's own.
     """
 
     name: ClassVar[str]
     backend: ClassVar[str]
     op: ClassVar[str | None] = None
+    takes_scalars: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

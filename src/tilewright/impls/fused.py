@@ -27,6 +27,7 @@ class Fused(Implementation):
 
     name = "fused"
     backend = "fused"
+    takes_scalars = True
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if any(o.numel == 0 for o in w.outputs) or any(t.numel == 0 for t in w.tensors.values()):

@@ -1,0 +1,179 @@
+"""Public operators: PyTorch's signatures in, the selected implementation's result out.
+
+A call on plain tensors costs one key (shape, strides, dtype, device and alignment of every tensor,
+and the other arguments as they are), one dict lookup and the launch. Everything else, from
+validation to building, happens when a key is met for the first time.
+
+PyTorch's own function runs instead, and differentiates, where a gradient is needed (a forward
+without its backward would make PyTorch compute the forward twice), under autocast, function
+transforms, forward-mode gradients, dispatch modes such as fake tensors, and for tensor subclasses.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import (
+    _are_functorch_transforms_active,
+    _is_any_autocast_enabled,
+    _is_torch_function_mode_enabled,
+    _len_torch_dispatch_stack,
+)
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from tilewright.dispatch import torch_ops
+from tilewright.dispatch.prepared import Run, first_call, state
+from tilewright.dispatch.pytorch import as_pytorch, bind
+from tilewright.dispatch.selection import Forced, any_forced, forced_for
+from tilewright.op import OPS, Op
+
+
+def public_operator(op: Op) -> Callable[..., Any]:
+    """The function behind `tw.<name>`: the reference's signature, on CPU and CUDA tensors.
+
+    It takes PyTorch's keywords too (`op.aliases`), and `dtype=` where `op.casts_first`.
+    """
+    with state.lock:
+        prepared = state.prepared.setdefault(op.name, {})
+    name, traced = op.name, torch_ops.traced(op, _without_gradients(op))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return traced(args, kwargs)
+        if _is_any_autocast_enabled():
+            return op.reference(**bind(op, args, kwargs))
+        if (
+            _len_torch_dispatch_stack()
+            or _are_functorch_transforms_active()
+            or forward_ad._current_level >= 0
+        ):
+            return as_pytorch(op, args, kwargs)
+        if _is_torch_function_mode_enabled():
+            return _under_function_modes(op, call, args, kwargs)
+        forced = None if any_forced() is None else forced_for(name)
+        differentiable = torch.is_grad_enabled()
+        key: list[Any] = [forced, *kwargs]
+        tensors = []
+        leave = None
+        try:
+            for a in (*args, *kwargs.values()) if kwargs else args:
+                kind = type(a)
+                if kind is Tensor or kind is Parameter:
+                    if differentiable and a.requires_grad:
+                        leave = _with_gradients
+                        break
+                    key += (a.shape, a.stride(), a.dtype, a.device, a.data_ptr() & 15)
+                    tensors.append(a)
+                elif isinstance(a, Tensor):
+                    leave = _unlike_plain_tensors
+                    break
+                else:
+                    key.append(tuple(a) if kind is list else a)
+            else:
+                run = prepared.get(tuple(key))
+        except RuntimeError:  # sparse and opaque tensors have no strides or no memory
+            leave = _unlike_plain_tensors
+        except TypeError:  # an argument cannot be hashed: validation will name it
+            return first_call(op, None, args, kwargs, tensors, forced)
+        if leave is not None:
+            return leave(op, args, kwargs, forced)
+        if run is None:
+            return first_call(op, tuple(key), args, kwargs, tensors, forced)
+        return run(*tensors)
+
+    public = _casting_first(op, call) if op.casts_first else call
+    public.__name__ = public.__qualname__ = op.name
+    public.__module__ = "tilewright"
+    public.__doc__ = op.__doc__
+    public.__signature__ = _signature(op)  # type: ignore[attr-defined]
+    return public
+
+
+def _casting_first(op: Op, call: Run) -> Run:
+    first = next(iter(op.parameters))
+    names = {first, *(alias for alias, name in op.aliases.items() if name == first)}
+
+    def casting(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if dtype is None:
+            return call(*args, **kwargs)
+        if args:
+            args = (args[0].to(dtype), *args[1:])
+        kwargs = {n: v.to(dtype) if n in names else v for n, v in kwargs.items()}
+        return call(*args, **kwargs)
+
+    return casting
+
+
+def _signature(op: Op) -> inspect.Signature:
+    signature = inspect.signature(op.reference)
+    if not op.casts_first:
+        return signature
+    dtype = inspect.Parameter("dtype", inspect.Parameter.KEYWORD_ONLY, default=None)
+    return signature.replace(parameters=[*signature.parameters.values(), dtype])
+
+
+def _without_gradients(op: Op) -> Run:
+    """What the torch.library operator runs: below autograd, which has already been there."""
+
+    def kernel(*args: Any) -> Any:
+        with torch.no_grad():
+            return operators[op.name](*args)
+
+    return kernel
+
+
+# --- calls that PyTorch answers --------------------------------------------------------------
+
+
+def _under_function_modes(op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """torch.set_default_device is a function mode too, and no reason to leave."""
+    if all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
+        with torch._C.DisableTorchFunction():
+            return call(*args, **kwargs)
+    return as_pytorch(op, args, kwargs)
+
+
+def _unlike_plain_tensors(
+    op: Op, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
+) -> Any:
+    return as_pytorch(op, args, kwargs)
+
+
+def _with_gradients(
+    op: Op, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
+) -> Any:
+    if forced is not None and state.enabled:
+        return torch_ops.differentiable(op, args, kwargs)
+    if len({a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}) > 1:
+        op.workload_of(*args, **kwargs)  # a mix that PyTorch might promote, and operators refuse
+    try:
+        return as_pytorch(op, args, kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        op.workload_of(*args, **kwargs)  # raises InvalidArgument where the call is at fault
+        raise
+
+
+class _Operators:
+    """Every registered operator as a public function, made at first use."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Callable[..., Any]] = {}
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        if name not in self._made:
+            op = OPS[name]
+            with state.lock:
+                if name not in self._made:
+                    self._made[name] = public_operator(op)
+        return self._made[name]
+
+
+operators = _Operators()

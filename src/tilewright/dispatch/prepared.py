@@ -1,0 +1,270 @@
+"""What was prepared for calls that come again: keys of calls -> built implementations.
+
+A key that is met for the first time is validated, a choice is made, the choice is built, and the
+result is kept under the key. Nothing is built during CUDA graph capture, and what cannot be built
+or launched is replaced by PyTorch's own kernel, with one warning.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.dispatch import selection
+from tilewright.dispatch.pytorch import as_pytorch
+from tilewright.dispatch.selection import Choice, Forced
+from tilewright.errors import TilewrightError
+from tilewright.impl import IMPLS
+from tilewright.impls._vendor import vendor
+from tilewright.op import Op, Workload, contiguous_strides
+from tilewright.settings import settings
+
+MAX_KEYS = 4096
+"""Prepared calls that an operator keeps; beyond, it starts afresh."""
+HOT_CALLS = 3
+"""Calls of a workload without a record of its own before anything is built for it: shapes that
+appear once must not cost a compilation."""
+
+Run = Callable[..., Any]
+
+
+class State:
+    """What is shared by every operator and thread; changes hold `lock`.
+
+    Attributes:
+        prepared: operator -> key of a call -> what runs it.
+        built: what was built for a workload; kept beside `prepared`, since many keys share one.
+        calls: how often a workload without a record of its own came.
+        given_up: workloads whose choice could not be built or launched.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.enabled = settings().enabled
+        self.generation = 0
+        self.prepared: dict[str, dict[tuple, Run]] = {}
+        self.built: dict[tuple[Workload, torch.device, Forced | None], tuple[Run, Choice]] = {}
+        self.calls: Counter[tuple] = Counter()
+        self.given_up: set[tuple] = set()
+        self.warned_of_capture = False
+
+    def keep(self, op: str, prepared: dict[tuple, Run], generation: int) -> None:
+        """Unless everything was forgotten since `generation`."""
+        with self.lock:
+            if generation == self.generation:
+                if len(self.prepared[op]) >= MAX_KEYS:
+                    self.prepared[op].clear()
+                self.prepared[op].update(prepared)
+
+    def forget(self) -> None:
+        with self.lock:
+            self.generation += 1
+            for prepared in self.prepared.values():
+                prepared.clear()
+            self.built.clear()
+            self.calls.clear()
+            self.given_up.clear()
+
+
+state = State()
+
+
+def enable() -> None:
+    """Let operators run what the records speak for (the default, unless TILEWRIGHT_ENABLED=0)."""
+    state.enabled = True
+    state.forget()
+
+
+def disable() -> None:
+    """Let every operator of this package run PyTorch's own kernels, in this process."""
+    state.enabled = False
+    state.forget()
+
+
+def reload_records() -> None:
+    """Read the store again, as after tuning in another process."""
+    selection.forget_records()
+    state.forget()
+
+
+# --- the first call of a key -----------------------------------------------------------------
+
+
+def first_call(
+    op: Op,
+    key: tuple | None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    given: list[Tensor],
+    forced: Forced | None,
+) -> Any:
+    """Validate, choose, build, run, and keep what was built for the next call with this key."""
+    if not state.enabled:
+        return as_pytorch(op, args, kwargs)
+    if op.scalars and key is not None:
+        rebound = state.prepared[op.name].get(_without_scalars(key))
+        if rebound is not None:
+            return rebound(args, kwargs, given, [k for k in key if type(k) is float])
+    generation = state.generation
+    w, tensors = op.workload_of(*args, **kwargs)
+    device = tensors[0].device
+    if device.type not in ("cpu", "cuda"):
+        return as_pytorch(op, args, kwargs)
+    run, choice = _runnable(w, device, forced)
+    try:
+        out = run(*tensors)
+    except TilewrightError as error:
+        if forced is not None:
+            raise
+        run, choice = _give_up(w, device, error)
+        out = run(*tensors)
+    if choice is not None and key is not None:
+        names = [*op.parameters][: len(args)] + [op.aliases.get(n, n) for n in kwargs]
+        by_name = dict(zip(names, (*args, *kwargs.values()), strict=True))
+        state.keep(op.name, _prepare(w, device, key, by_name, run, choice), generation)
+    return out
+
+
+def _runnable(
+    w: Workload, device: torch.device, forced: Forced | None
+) -> tuple[Run, Choice | None]:
+    """What to run now, and the choice behind it; None if the next call must choose again."""
+    with state.lock:
+        if (built := state.built.get((w, device, forced))) is not None:
+            return built
+        choice = selection.choose(w, device, forced)
+        if choice.implementation == "aten":
+            return vendor(w), choice
+        where = (selection.same(w), device)
+        if forced is None and where in state.given_up:
+            return vendor(w), selection.VENDOR_WITHOUT_EVIDENCE
+        if choice.source in ("nearest", "heuristic"):
+            if len(state.calls) >= MAX_KEYS:
+                state.calls.clear()
+            state.calls[where] += 1
+            if state.calls[where] < HOT_CALLS:
+                return vendor(w), None
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            _warn_of_capture(w, choice)
+            return vendor(w), None
+        try:
+            built = _build(w, device, choice), choice
+        except (TilewrightError, OSError) as error:
+            if forced is not None:
+                raise
+            return _give_up(w, device, error)
+        if len(state.built) >= MAX_KEYS:
+            state.built.clear()
+        state.built[w, device, forced] = built
+        return built
+
+
+def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
+    spec = selection.device_spec_of(device)
+    if device.type == "cpu":
+        return IMPLS[choice.implementation].build(choice.config, w, spec)
+    with torch.cuda.device(device):
+        executable = IMPLS[choice.implementation].build(choice.config, w, spec)
+    if torch.cuda.device_count() == 1:
+        return executable
+
+    def on_its_device(*tensors: Tensor, **scalars: Any) -> Any:
+        if torch._C._cuda_getDevice() == device.index:
+            return executable(*tensors, **scalars)
+        with torch.cuda.device(device):
+            return executable(*tensors, **scalars)
+
+    return on_its_device
+
+
+def _give_up(w: Workload, device: torch.device, error: Exception) -> tuple[Run, Choice]:
+    """Remember that the vendor runs this workload from now on, and say why."""
+    warnings.warn(
+        f"PyTorch's own kernel runs {w} on {device} from now on: {type(error).__name__}: {error}",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+    with state.lock:
+        state.given_up.add((selection.same(w), device))
+        state.built.pop((w, device, None), None)
+    return vendor(w), selection.VENDOR_WITHOUT_EVIDENCE
+
+
+def _warn_of_capture(w: Workload, choice: Choice) -> None:
+    if not state.warned_of_capture:
+        state.warned_of_capture = True
+        warnings.warn(
+            f"PyTorch's own kernel is captured for {w}: {choice.implementation} is not built yet, "
+            "and nothing is built during CUDA graph capture; call it once before capturing",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def _prepare(
+    w: Workload,
+    device: torch.device,
+    key: tuple,
+    given: dict[str, Any],
+    run: Run,
+    choice: Choice,
+) -> dict[tuple, Run]:
+    """What to run for this key, on tensors in the caller's order, safe for all calls that have it.
+
+    Where only numbers differ that kernels take at run time, a second, looser key serves.
+    """
+    is_vendor = choice.implementation == "aten"
+    tensors = {n: v for n, v in given.items() if isinstance(v, Tensor)}
+    order = [[*tensors].index(n) for n in w.tensors]
+    may_be_negated = not is_vendor and any(
+        t.dim() == 0 or t.stride() != contiguous_strides(t.shape) for t in tensors.values()
+    )
+    guarded = _unless_negated(run, vendor(w)) if may_be_negated else run
+    prepared = {key: _reordered(guarded, order)}
+    floats = [n for n, v in given.items() if type(v) is float]
+    if w.scalars and floats == [*w.scalars]:
+        if not is_vendor and IMPLS[choice.implementation].takes_scalars:
+            own = _reordered(run, order)
+            prepared[_without_scalars(key)] = _with_scalars(w.operator, own, may_be_negated)
+        elif choice.source == "default" and not selection.depends_on_scalars(w, device):
+            prepared[_without_scalars(key)] = _with_scalars(w.operator, None, False)
+    return prepared
+
+
+def _reordered(run: Run, order: list[int]) -> Run:
+    if order == sorted(order):
+        return run
+    return lambda *tensors, **scalars: run(*(tensors[i] for i in order), **scalars)
+
+
+def _unless_negated(run: Run, vendors: Run) -> Run:
+    """The imaginary part of a lazily conjugated tensor is a view whose sign is a flag."""
+
+    def call(*tensors: Tensor) -> Any:
+        return (vendors if any(t.is_neg() for t in tensors) else run)(*tensors)
+
+    return call
+
+
+def _without_scalars(key: tuple) -> tuple:
+    """The key of all calls that differ only in numbers; operators with `scalars` have no others."""
+    return tuple(float if type(k) is float else k for k in key)
+
+
+def _with_scalars(op: Op, own: Run | None, may_be_negated: bool) -> Run:
+    """For another number of the same call: a kernel that takes it at run time, or PyTorch."""
+
+    def call(
+        args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor], scalars: list[float]
+    ) -> Any:
+        if own is None or (may_be_negated and any(t.is_neg() for t in tensors)):
+            return as_pytorch(op, args, kwargs)
+        return own(*tensors, scalars=tuple(scalars))
+
+    return call

@@ -1,0 +1,323 @@
+"""Which implementation runs a workload. The order of choice is the order of `choose`.
+
+1. explicit: `use(...)` around the call;
+2. the record of this workload on this kind of device;
+3. the record of the nearest workload in its bucket, if its config fits here too;
+4. the heuristic of an implementation that the records show to win for this operator;
+5. aten. Without evidence the vendor runs.
+
+Nothing is measured here, and the store is read once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+import threading
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tilewright.device import DeviceSpec, spec_of
+from tilewright.environment import environment
+from tilewright.errors import InvalidArgument, NoImplementation, StoreError
+from tilewright.impl import IMPLS
+from tilewright.op import OPS, TensorSpec, Workload
+from tilewright.record import Record
+from tilewright.space import NoConfig, config_dict, config_text
+from tilewright.store import Store
+
+NUMEL_OCTAVES = 2.0
+DIM_OCTAVES = 1.0
+"""How far the nearest workload may be: total sizes within 4x, inner dims within 2x."""
+MIN_EVIDENCE = 3
+"""Winners that an implementation needs, all of them its own, before its heuristic is trusted."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs a workload, and why.
+
+    Attributes:
+        source: "explicit", "record", "nearest", "heuristic" or "default".
+        reason: one line for people.
+    """
+
+    implementation: str
+    config: Any
+    source: str
+    reason: str
+
+
+VENDOR_WITHOUT_EVIDENCE = Choice(
+    "aten", NoConfig(), "default", "no record speaks for another: the vendor runs"
+)
+
+
+@dataclass(frozen=True)
+class Forced:
+    """An implementation that the caller named; `config` is None for the recorded one."""
+
+    implementation: str
+    config: tuple[tuple[str, Any], ...] | None
+
+
+_forced: contextvars.ContextVar[Mapping[str | None, Forced] | None] = contextvars.ContextVar(
+    "forced", default=None
+)
+any_forced = _forced.get
+
+
+def forced_for(op: str) -> Forced | None:
+    """What the innermost `use` that covers the operator asks for."""
+    context = any_forced() or {}
+    return context.get(op) or context.get(None)
+
+
+@contextlib.contextmanager
+def use(
+    implementation: str, config: Mapping[str, Any] | Any = None, *, op: str | None = None
+) -> Iterator[None]:
+    """Inside, operators run this implementation, whatever the records say.
+
+    Args:
+        implementation: its name: "aten", "inductor", "fused", ...
+        config: knob values, or a config of its space; None takes the recorded one, else the
+            heuristic's.
+        op: only for this operator; None for all.
+
+    It holds for the calling thread (and asyncio task). Contexts nest: the inner one wins, and
+    one that names the operator wins over one that does not.
+
+    Raises:
+        InvalidArgument: no such implementation or operator, now; a config that does not fit the
+            workload, at the call.
+        NoImplementation: at the call, if it does not support the workload.
+    """
+    IMPLS[implementation]
+    if op is not None:
+        OPS[op]
+    given = config if config is None or isinstance(config, Mapping) else config_dict(config)
+    forced = Forced(implementation, None if given is None else tuple(sorted(given.items())))
+    # An outer context that names an operator does not outlive an inner one for all of them.
+    token = _forced.set({**(any_forced() or {}), op: forced} if op else {None: forced})
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def choose(w: Workload, device: torch.device | str, forced: Forced | None = None) -> Choice:
+    """What runs `w` on `device`, from the records loaded at first use; builds nothing.
+
+    Raises:
+        InvalidArgument: the forced config is not in the space.
+        NoImplementation: the forced implementation does not support the workload.
+    """
+    device = torch.device(device)
+    spec = device_spec_of(device)
+    if forced is not None:
+        return _explicit(w, device, spec, forced)
+    if any(s.numel == 0 for s in w.tensors.values()):
+        return Choice("aten", NoConfig(), "default", "there is nothing to compute")
+    records = records_of(device, w.op)
+    return (
+        _recorded(w, spec, records)
+        or _nearest(w, spec, records)
+        or _by_heuristic(w, spec, records)
+        or VENDOR_WITHOUT_EVIDENCE
+    )
+
+
+def device_spec_of(device: torch.device) -> DeviceSpec:
+    if device.type != "cuda":
+        return spec_of(None)
+    return spec_of(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def _explicit(w: Workload, device: torch.device, spec: DeviceSpec, forced: Forced) -> Choice:
+    impl = IMPLS[forced.implementation]
+    reason = impl.unsupported(w, spec) if impl.op in (None, w.op) else f"it serves {impl.op} only"
+    if reason is not None:
+        raise NoImplementation(
+            f"no implementation of {w} on {spec.name}, since only {impl.name} was asked for:\n"
+            f"  {impl.name}: {reason}"
+        )
+    if forced.config is None:
+        recorded = _recorded(w, spec, records_of(device, w.op))
+        if recorded is not None and recorded.implementation == impl.name:
+            return replace(
+                recorded, source="explicit", reason="asked for, with its recorded config"
+            )
+        config = impl.heuristic(w, spec)
+        return Choice(impl.name, config, "explicit", "asked for, with its heuristic config")
+    space = impl.space(w, spec)
+    config = space.config(dict(forced.config))
+    if why_not := space.why_not(config):
+        raise InvalidArgument(f"{w.op}: {impl.name}({config_text(config)}) does not fit: {why_not}")
+    return Choice(impl.name, config, "explicit", "asked for")
+
+
+def _recorded(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice | None:
+    found = records.exact.get(same(w), ())
+    for other, record in sorted(found, key=lambda f: f[0].scalars != w.scalars):
+        if (config := _fitting(w, spec, other, record)) is not None:
+            return Choice(record.implementation, config, "record", f"fastest here: {_told(record)}")
+    return None
+
+
+def _nearest(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice | None:
+    sizes = _sizes(w)
+    near = []
+    for other, record in records.buckets.get(_bucket(w), ()):
+        octaves = [abs(a - b) for (a, _), (b, _) in zip(sizes, _sizes(other), strict=True)]
+        if all(o <= limit for o, (_, limit) in zip(octaves, sizes, strict=True)):
+            near.append((sum(octaves), str(other), other, record))
+    for _, text, other, record in sorted(near, key=lambda n: n[:2]):
+        if (config := _fitting(w, spec, other, record)) is not None:
+            reason = f"as for {text}: {_told(record)}"
+            return Choice(record.implementation, config, "nearest", reason)
+    return None
+
+
+def _by_heuristic(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice | None:
+    winners = records.winners.get(w.main.dtype, ())
+    names = {record.implementation for record in winners}
+    if len(names) != 1 or len(winners) < MIN_EVIDENCE:
+        return None
+    (name,) = names
+    if not _still_serves(name, w, spec) or (w.scalars and not IMPLS[name].takes_scalars):
+        return None
+    reason = f"{name} won all {len(winners)} recorded workloads of {w.op} in {w.main.dtype}"
+    return Choice(name, IMPLS[name].heuristic(w, spec), "heuristic", reason)
+
+
+def _fitting(w: Workload, spec: DeviceSpec, recorded: Workload, record: Record) -> Any | None:
+    """The config of `recorded` for `w`, or None: its code or knobs may have gone since."""
+    name = record.implementation
+    if not _still_serves(name, w, spec):
+        return None
+    if recorded.scalars != w.scalars and name != "aten" and not IMPLS[name].takes_scalars:
+        return None  # it would be built anew for every number
+    space = IMPLS[name].space(w, spec)
+    try:
+        config = space.config(record.config)
+    except InvalidArgument:
+        return None
+    return config if space.why_not(config) is None else None
+
+
+def _still_serves(name: str, w: Workload, spec: DeviceSpec) -> bool:
+    return name in IMPLS and IMPLS[name].unsupported(w, spec) is None
+
+
+def _told(record: Record) -> str:
+    time = "" if record.median_us is None else f" took {record.median_us:.4g} us"
+    runtime = ", under other versions" if record.prior else ""
+    return f"{record.implementation}{time} ({record.created[:10]}{runtime})"
+
+
+# --- records -----------------------------------------------------------------------------------
+
+
+class Records:
+    """The winners on one kind of device; an operator's workloads are read at its first use."""
+
+    def __init__(self, winners: Mapping[tuple[str, str], Record]):
+        self._winners = winners
+        self._texts: dict[str, list[str]] = defaultdict(list)
+        for op, text in winners:
+            self._texts[op].append(text)
+        self._of: dict[str, OperatorRecords] = {}
+
+    def of(self, op: str) -> OperatorRecords:
+        if op not in self._of:
+            texts = self._texts.get(op, ())
+            self._of[op] = OperatorRecords(self._winners[op, text] for text in texts)
+        return self._of[op]
+
+
+class OperatorRecords:
+    """One operator's winners: by workload, by bucket, and by the dtype of the main tensor."""
+
+    def __init__(self, winners: Iterable[Record]):
+        self.exact: dict[tuple, list[tuple[Workload, Record]]] = defaultdict(list)
+        self.buckets: dict[tuple, list[tuple[Workload, Record]]] = defaultdict(list)
+        self.winners: dict[str, list[Record]] = defaultdict(list)
+        for record in winners:
+            try:
+                w = Workload.parse(record.workload)
+            except InvalidArgument:  # written for another version of the operator
+                continue
+            self.exact[same(w)].append((w, record))
+            self.buckets[_bucket(w)].append((w, record))
+            self.winners[w.main.dtype].append(record)
+
+
+_loaded: dict[str, Records] = {}
+_loading = threading.Lock()
+
+
+def records_of(device: torch.device, op: str) -> OperatorRecords:
+    """What the store knows of an operator on this kind of device; nothing if it is unreadable."""
+    key, _, versions = environment(device, compilers=False)
+    with _loading:
+        if key not in _loaded:
+            _loaded[key] = _load(key, versions)
+        return _loaded[key].of(op)
+
+
+def forget_records() -> None:
+    """Read the store again at the next choice."""
+    with _loading:
+        _loaded.clear()
+
+
+def _load(key: str, versions: Mapping[str, Any]) -> Records:
+    try:
+        with Store() as store:
+            return Records(store.load_device(key, versions))
+    except StoreError as error:
+        warnings.warn(f"PyTorch's own kernels run: {error}", RuntimeWarning, stacklevel=2)
+        return Records({})
+
+
+def same(w: Workload) -> tuple:
+    """What two workloads share that run the same kernel: all but the run-time scalars."""
+    return w.op, w.flags, tuple((n, v) for n, v in w.args if n not in w.scalars)
+
+
+def depends_on_scalars(w: Workload, device: torch.device) -> bool:
+    """Whether for other run-time scalars something else than aten might run."""
+    found = records_of(device, w.op).exact.get(same(w), ())
+    return any(record.implementation != "aten" for _, record in found)
+
+
+def _bucket(w: Workload) -> tuple:
+    """Everything but sizes and real numbers: workloads that differ here say nothing mutually."""
+    return (w.op, w.flags, *(_kind(name, value) for name, value in w.args))
+
+
+def _kind(name: str, value: Any) -> tuple:
+    if isinstance(value, TensorSpec):
+        return name, value.dtype, value.strides is None, value.align, value.rank > 0
+    if isinstance(value, tuple):
+        return name, len(value)
+    return name, None if isinstance(value, float) else value
+
+
+def _sizes(w: Workload) -> list[tuple[float, float]]:
+    """(log2 of a size, how far it may be from another's) for every size that matters."""
+    sizes = []
+    for _, value in w.args:
+        if isinstance(value, TensorSpec):
+            sizes.append((math.log2(max(value.numel, 1)), NUMEL_OCTAVES))
+            sizes.append((math.log2(max(1, *value.shape[-1:], 1)), DIM_OCTAVES))
+        elif isinstance(value, tuple):
+            sizes.append((math.log2(max(math.prod(value), 1)), DIM_OCTAVES))
+    return sizes

@@ -1,0 +1,189 @@
+"""The operators below torch.compile: `torch.ops.tilewright.<name>`, with fake kernels.
+
+Inside a compiled function an operator becomes one opaque node where records speak for a kernel of
+ours on exactly known shapes. Elsewhere, and where a gradient is needed, its reference is traced,
+so that Inductor can fuse it with its neighbours as it would without this package.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.dispatch import selection
+from tilewright.dispatch.pytorch import as_pytorch, bind
+from tilewright.impls._vendor import call_reference
+from tilewright.op import DTYPE_NAMES, OPS, Op, TensorSpec
+
+_library = torch.library.Library("tilewright", "FRAGMENT")
+_SCHEMA_TYPES = {
+    Tensor: "Tensor",
+    float: "float",
+    int: "int",
+    bool: "bool",
+    str: "str",
+    types.NoneType: "None",
+}
+
+
+# --- registration ------------------------------------------------------------------------------
+
+
+def schemas(op: Op) -> list[str] | None:
+    """One torch.library schema for each way a union such as `Tensor | float` can be filled.
+
+    None if a parameter has a type that torch.library does not know.
+    """
+    hints = typing.get_type_hints(op.reference)
+    parameters = []
+    for name, parameter in op.parameters.items():
+        spelled = _spellings(hints.get(name))
+        if spelled is None:
+            return None
+        default = parameter.default
+        optional = "" if default is parameter.empty else f"={default}"
+        parameters.append([f"{kind} {name}{optional}" for kind in spelled])
+    returns = hints.get("return", Tensor)
+    results = typing.get_args(returns) if typing.get_origin(returns) is tuple else None
+    result = "Tensor" if results is None else f"({', '.join('Tensor' for _ in results)})"
+    return [
+        f"{op.name}{f'.overload{i}' if i else ''}({', '.join(chosen)}) -> {result}"
+        for i, chosen in enumerate(itertools.product(*parameters))
+    ]
+
+
+def _spellings(hint: Any) -> list[str] | None:
+    """`Tensor | None` is one type of the schema language, `Tensor?`; `Tensor | float` is two."""
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    members = list(typing.get_args(hint)) if union else [hint]
+    spelled = [
+        "int[]" if typing.get_origin(m) in (tuple, list) else _SCHEMA_TYPES.get(m) for m in members
+    ]
+    if None in spelled:
+        return None
+    mark = "?" if "None" in spelled else ""
+    return [f"{kind}{mark}" for kind in spelled if kind not in (None, "None")]
+
+
+def register(op: Op, kernel: Callable[..., Any]) -> list[str] | None:
+    """Define `torch.ops.tilewright.<name>` and return the names of its overloads.
+
+    Args:
+        kernel: takes the schema's arguments in order, on real tensors, below autograd.
+    """
+    listed = schemas(op)
+    for schema in listed or ():
+        _library.define(schema)
+        qualified = f"tilewright::{schema.partition('(')[0]}"
+        _library.impl(schema.partition("(")[0], kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(qualified, lambda *args: as_pytorch(op, args, {}), lib=_library)
+        torch.library.register_autograd(
+            qualified,
+            lambda ctx, *grads: _backward(op, ctx, grads),
+            setup_context=_save,
+            lib=_library,
+        )
+    return listed
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*(a for a in inputs if isinstance(a, Tensor)))
+    ctx.constants = [None if isinstance(a, Tensor) else (a,) for a in inputs]
+
+
+def _backward(op: Op, ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """PyTorch's own gradients of the reference, computed from the inputs anew."""
+    saved = iter(ctx.saved_tensors)
+    args = [next(saved) if constant is None else constant[0] for constant in ctx.constants]
+    create_graph = torch.is_grad_enabled()
+    wanted = [i for i, need in enumerate(ctx.needs_input_grad) if need]
+    with torch.enable_grad():
+        for i in wanted:
+            # An alias each: the same tensor may have been passed twice.
+            args[i] = args[i].view_as(args[i]) if create_graph else args[i].detach()
+            args[i].requires_grad_()
+        out = as_pytorch(op, args, {})
+        pairs = [
+            (o, g)
+            for o, g in zip(out if isinstance(out, tuple) else (out,), grads, strict=True)
+            if g is not None
+        ]
+        found = torch.autograd.grad(
+            [o for o, _ in pairs],
+            [args[i] for i in wanted],
+            [g for _, g in pairs],
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    by_input = dict(zip(wanted, found, strict=True))
+    return tuple(by_input.get(i) for i in range(len(args)))
+
+
+# --- calls -------------------------------------------------------------------------------------
+
+
+def differentiable(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Forward through the selection, backward through PyTorch's gradients of the reference."""
+    w, tensors = op.workload_of(*args, **kwargs)
+    return getattr(torch.ops.tilewright, op.name)(*w.call(tensors).values())
+
+
+def traced(op: Op, kernel: Callable[..., Any]) -> Callable[[Sequence[Any], dict[str, Any]], Any]:
+    """What torch.compile traces in place of the public function; everything here is traced too."""
+    opaque = getattr(torch.ops.tilewright, op.name) if register(op, kernel) else None
+    name = op.name
+
+    def trace(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        bound = bind(op, args, kwargs)
+        tensors = [v for v in bound.values() if isinstance(v, Tensor)]
+        if any(torch.is_autocast_enabled(t.device.type) for t in tensors):
+            return op.reference(**bound)
+        if opaque is None or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            return call_reference(op, bound)
+        if all(_is_known(v) for v in bound.values()) and _is_tuned(
+            name, tuple([(n, _description(v)) for n, v in bound.items()])
+        ):
+            return opaque(**bound)
+        return call_reference(op, bound)
+
+    return trace
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a traced argument has one value, not a symbol that stands for many."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    if isinstance(value, Tensor):
+        return all(has_static_value(n) for n in (*value.shape, *value.stride()))
+    return not isinstance(value, float) or has_static_value(value)
+
+
+def _description(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (value.dtype, tuple(value.shape), value.stride(), value.device)
+    return value
+
+
+def _is_tuned(name: str, described: tuple[tuple[str, Any], ...]) -> bool:
+    """Whether an implementation other than aten would run, for constants of the trace."""
+    given, device = {}, None
+    for n, value in described:
+        given[n] = value
+        if isinstance(value, tuple) and value and isinstance(value[0], torch.dtype):
+            dtype, shape, strides, device = value
+            if dtype not in DTYPE_NAMES or device.type not in ("cpu", "cuda"):
+                return False
+            given[n] = TensorSpec(DTYPE_NAMES[dtype], shape, strides)
+    assert device is not None
+    choice = selection.choose(OPS[name].workload(**given), device, selection.forced_for(name))
+    return choice.implementation != "aten"
+
+
+# What torch.compiler.assume_constant_result does, less its import of all of Dynamo.
+_is_tuned._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,92 @@
+"""torch.compile of the operator's reference: what a user gets without writing a kernel."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilewright.compile import cxx
+from tilewright.device import DeviceSpec
+from tilewright.errors import CompileError
+from tilewright.impl import Executable, Implementation
+from tilewright.impls._vendor import vendor
+from tilewright.op import Workload
+
+_serial = itertools.count()
+
+
+class InductorExecutable(Executable):
+    """One compiled function. Grad mode and parameters are normalised: each is a guard of it."""
+
+    def __init__(self, compiled: Callable[..., Any]):
+        self._compiled = compiled
+
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            return self._compiled(*(t if type(t) is torch.Tensor else t.detach() for t in tensors))
+
+
+class Inductor(Implementation):
+    """torch.compile with static shapes, in its default mode."""
+
+    name = "inductor"
+    backend = "inductor"
+    mode: str | None = None
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if device.kind == "cpu":
+            return cxx.missing()
+        if not torch.cuda.is_available():
+            return "torch.compile builds only for the GPU it runs on, and torch sees none"
+        if importlib.util.find_spec("triton") is None:
+            return "torch.compile needs Triton on a GPU; run: pip install triton"
+        return None
+
+    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
+        """Compile now, on scratch tensors of the workload's layout.
+
+        Raises:
+            CompileError: Dynamo or Inductor refused.
+        """
+        # fullgraph raises where Dynamo would otherwise run eagerly: on a graph break and beyond
+        # the recompile limit.
+        compiled = torch.compile(
+            _with_own_code(vendor(w)), fullgraph=True, dynamic=False, mode=self.mode
+        )
+        executable = InductorExecutable(compiled)
+        try:
+            executable(*(spec.empty(device.kind, fill=1.0) for spec in w.tensors.values()))
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise CompileError(f"{self.name}: {w}: {error}") from error
+        return executable
+
+
+class InductorMax(Inductor):
+    """torch.compile with Triton's autotuning, without CUDA graphs."""
+
+    name = "inductor_max"
+    mode = "max-autotune-no-cudagraphs"
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if device.kind == "cpu":
+            return "max-autotune tunes Triton kernels, which run on a GPU; inductor is the same"
+        return super().unsupported(w, device)
+
+
+def _with_own_code(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` behind a function with a code object of its own.
+
+    Dynamo keeps compiled variants, and counts them against its limit, by code object: workloads
+    that shared one would evict each other from the ninth on.
+    """
+
+    def call(*tensors: torch.Tensor) -> Any:
+        return run(*tensors)
+
+    code = call.__code__.replace(co_name=f"workload_{next(_serial)}")
+    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)

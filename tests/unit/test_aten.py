@@ -1,0 +1,56 @@
+"""The vendor: PyTorch's own result, also where its kernels refuse a mix of dtypes."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tilewright.device import DEVICES, spec_of
+from tilewright.impl import IMPLS
+from tilewright.op import OPS, Workload
+from tilewright.suite import SUITES
+
+
+def run(text, *tensors):
+    w = Workload.parse(text)
+    aten = IMPLS["aten"]
+    return aten.build(aten.heuristic(w, spec_of(None)), w, spec_of(None))(*tensors)
+
+
+@pytest.mark.parametrize("suite", list(SUITES))
+@pytest.mark.parametrize("device", list(DEVICES))
+def test_the_vendor_supports_every_workload_on_every_device(suite, device):
+    for w in SUITES[suite].workloads():
+        assert IMPLS["aten"].unsupported(w, DEVICES[device]) is None
+
+
+def test_absent_and_constant_arguments_keep_their_places():
+    x, b = torch.randn(4, 2, 8), torch.randn(2, 8)
+    y = run("layer_norm(x=f32[4,2,8], normalized_shape=[2,8], bias=f32[2,8], eps=0.5)", x, b)
+    assert torch.equal(y, F.layer_norm(x, (2, 8), None, b, 0.5))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_halves_beside_fp32_parameters_are_computed_in_fp32(dtype):
+    w = Workload.parse(f"layer_norm(x={dtype}[4,64], weight=f32[64], bias=f32[64])")
+    x, a, b = OPS["layer_norm"].examples(w)
+    y = run(str(w), x, a, b)
+    assert y.dtype == x.dtype == w.outputs[0].torch_dtype
+    assert torch.equal(y, F.layer_norm(x.float(), (64,), a, b).to(x.dtype))
+
+
+def test_written_roundings_stay_where_parameters_are_wider():
+    w = Workload.parse(
+        "bias_layer_norm(x=f16[4,64], bias0=f32[64], bias1=f32[64], weight=f32[64], bias=f32[64])"
+    )
+    x, b0, b1, a, b = OPS["bias_layer_norm"].examples(w)
+    h = ((x + b0).half() + b1).half()
+    assert torch.equal(run(str(w), x, b0, b1, a, b), F.layer_norm(h.float(), (64,), a, b).half())
+
+
+def test_mixed_dtypes_are_differentiable():
+    from tilewright.impls._vendor import call_reference
+
+    x, a = torch.randn(4, 8).half().requires_grad_(), torch.randn(8, requires_grad=True)
+    args = {"x": x, "normalized_shape": (8,), "weight": a, "eps": 1e-6}
+    call_reference(OPS["rms_norm"], args).sum().backward()
+    assert (x.grad.dtype, a.grad.dtype) == (torch.float16, torch.float32)
