@@ -57,7 +57,7 @@ class Record:
         implementation, config, code_hash: the candidate; `code_hash` is over the emitted source,
             the flags and the compiler's version.
         status: "ok", or why not: unsupported, compile_error, launch_error, wrong_result, timeout,
-            spilled, slower, ...; only "ok" can win.
+            spilled, slower, tied, ...; only "ok" can win.
         message: in words, what is behind the status.
         median_us, ci_low_us, ci_high_us, samples: the whole call's time and the 95% interval of
             the median; None where nothing was timed. Numbers that are not finite become None.

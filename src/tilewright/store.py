@@ -7,7 +7,8 @@ How a winner is decided, here, in selection and on the command line alike:
 1. A tuning run ends in a duel: finalists and the vendor measured interleaved, under one id. Only
    rows of duels compete; the times of a search were not measured beside the vendor's.
 2. The latest duel of the workload on this kind of device decides, and in it the lowest median
-   among the rows with status "ok". Times of different duels are never compared.
+   among the rows with status "ok". Whoever judges the duel marks what noise cannot tell from
+   something simpler "tied", and the rest "slower". Times of different duels are never compared.
 3. Duels under this torch, CUDA and driver come first. Without one, the latest duel under others
    decides, and its winner is marked `prior`: likely still good, worth measuring again.
    Another kind of device counts for nothing.
