@@ -201,7 +201,7 @@ class _Lowering:
         dims = [dims] if isinstance(dims, int) else list(dims) or list(range(rank))
         keepdim = bool(node.args[2]) if len(node.args) > 2 and name not in ("var",) else False
         keepdim = bool(node.kwargs.get("keepdim", keepdim))
-        over = {value.axes[d] for d in dims} - {None}
+        over = {value.axes[d] for d in dims if rank} - {None}
         _, _, dtype, sizes, _ = self.nodes[value.node]
         count = math.prod(sizes[a] for a in over if a is not None)
         axes = tuple(
