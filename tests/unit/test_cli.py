@@ -1,6 +1,9 @@
 """The command line: what it reads, what it refuses, and how it ends."""
 
 import json
+import os
+import shlex
+import signal
 import subprocess
 import sys
 
@@ -9,7 +12,11 @@ import pytest
 
 from tilewright import cli
 from tilewright.cli.options import ConfigValues, Knob, Seconds, read_targets, workloads_in
+from tilewright.cli.tune import finish, refusals
+from tilewright.cli.verify import complaint
 from tilewright.errors import CompileError, InvalidArgument, TilewrightError
+from tilewright.measure.verify import Verdict
+from tilewright.results import Measured, Own, Report, Row, Verified, validate
 
 SOFTMAX = "softmax(x=f32[64,100])"
 
@@ -214,3 +221,97 @@ def test_a_closed_pipe_is_no_traceback():
     assert done.stderr is not None
     assert b"Traceback" not in done.stderr.read()
     done.wait()
+
+
+# --- results -----------------------------------------------------------------------------------
+
+
+def test_refusals_are_told_once_for_each_reason():
+    rows = [
+        {"workload": "a", "refused": {"x": "no GPU", "y": "0.5 ulp too far"}},
+        {"workload": "b", "refused": {"x": "no GPU"}},
+    ]
+    assert refusals(rows) == ["x on 2 workloads: no GPU", "y on a: 0.5 ulp too far"]
+
+
+def report(**changes) -> Report:
+    row = Row(
+        workload=SOFTMAX,
+        floor_us=5.0,
+        copy_us=4.0,
+        method="cpu",
+        distribution=None,
+        host_us={},
+        baselines={"aten": Measured(20.0, (19.0, 21.0)), "inductor": Measured(15.0, (14.0, 16.0))},
+        own=Own(10.0, (9.0, 11.0), "fused", {"rows": 2}),
+        chosen="fused",
+        candidates=7,
+        verified=Verified(1.0, 4.0, None, True),
+        refused={},
+    )
+    versions = {"torch": "2.13.0", "tilewright": "0.1.0"}
+    return Report([row], {"name": "Some CPU"}, versions, 3.0, **changes)
+
+
+def test_the_table_has_time_ratios_floor_and_verdict(capsys):
+    assert finish("custom", report(), None) == 0
+    line = next(s for s in capsys.readouterr().out.splitlines() if SOFTMAX in s)
+    assert line.split()[1:] == ["fused", "10.0", "us", "2.00x", "1.50x", "0.50", "yes"]
+
+
+def test_json_on_standard_output_is_all_there_is_on_it(capsys):
+    assert finish("custom", report(), "-") == 0
+    out, err = capsys.readouterr()
+    assert validate(json.loads(out)) == []
+    assert SOFTMAX in err
+
+
+def test_the_result_file_is_valid(tmp_path):
+    assert finish("custom", report(), str(tmp_path / "new" / "r.json")) == 0
+    assert validate(json.loads((tmp_path / "new" / "r.json").read_text())) == []
+
+
+def test_a_failed_workload_is_exit_code_1_and_named(capsys):
+    assert finish("custom", report(failed={"lerp(...)": "no memory"}), None) == 1
+    assert "lerp(...): no memory" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_shows_its_rows_and_ends_with_130(capsys):
+    assert finish("custom", report(interrupted=True), None) == 130
+    out, err = capsys.readouterr()
+    assert SOFTMAX in out
+    assert "interrupted" in err
+
+
+def test_verify_of_everything_exits_0_and_lists_the_implementations(capsys):
+    assert cli.main(["verify", SOFTMAX, "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"aten", "fused"} <= {row["implementation"] for row in found if row["ok"]}
+
+
+def test_a_wrong_result_names_the_command_that_shows_it_again():
+    verdict = Verdict(False, 412.0, 6.1, None, True, "412 ulp exceeds 6.1 at (3, 1)")
+    text = complaint(SOFTMAX, "fused", {"rows": 2, "unroll": 1}, verdict, 7)
+    assert "fused is wrong on softmax(x=f32[64,100]) with rows=2,unroll=1: 412 ulp exceeds" in text
+    command = text.splitlines()[1].partition("reproduce: ")[2]
+    name, *args = shlex.split(command)
+    assert name == "tilewright"
+    again = cli.cli.commands["verify"].make_context("verify", args[1:]).params
+    assert again["workloads"] == (SOFTMAX,)
+    assert (again["implementation"], again["seed"]) == ("fused", 7)
+    assert again["config"] == {"rows": 2, "unroll": 1}
+
+
+def test_an_interrupt_ends_a_real_tune_with_130_and_no_traceback(tmp_path):
+    command = [sys.executable, "-m", "tilewright.cli", "tune", SOFTMAX, "--device", "cpu"]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    assert "timed by cpu" in first, first
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "interrupted" in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,12 +98,23 @@ def finish(suite: str, report: Report, json_target: str | None) -> int:
     if rows:
         render.results(rows, to_stderr)
         render.summary(results.summary(report.rows), report.tuning_s, to_stderr)
-    for row in rows:
-        for name, reason in row["refused"].items():
-            click.echo(f"{row['workload']}: without {name}: {reason}", err=True)
+    for line in refusals(rows):
+        click.echo(line, err=True)
     for text, reason in report.failed.items():
         click.echo(f"{text}: {reason}", err=True)
     if report.interrupted:
         click.echo("interrupted; what was measured before is recorded", err=True)
         return INTERRUPTED
     return 1 if report.failed else 0
+
+
+def refusals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Who took no part, or failed, and why; one line for each reason, however many workloads."""
+    of_reason: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for name, reason in row["refused"].items():
+            of_reason.setdefault((name, reason), []).append(row["workload"])
+    return [
+        f"{name} on {texts[0] if len(texts) == 1 else f'{len(texts)} workloads'}: {reason}"
+        for (name, reason), texts in of_reason.items()
+    ]
