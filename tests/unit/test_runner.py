@@ -126,7 +126,7 @@ def test_the_worker_describes_its_device_like_this_process_would(isolated):
 
 
 def test_limits_of_a_cpu_have_a_floor_and_no_hard_limit(w, isolated):
-    limits = isolated.limits(w, "cpu")
+    limits = isolated.prepare(w, "cpu")
     assert limits.floor_us > 0
     assert limits.hard_limit_us == 0
 

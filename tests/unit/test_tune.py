@@ -205,7 +205,7 @@ def test_ctrl_c_ends_the_run_and_keeps_what_was_recorded(w, runner, store):
 def test_a_time_below_the_hard_limit_is_recorded_as_invalid_and_never_chosen(
     w, runner, store, monkeypatch, slow_aten
 ):
-    monkeypatch.setattr(runner, "limits", lambda w, method: Limits(1.0, 3000.0))
+    monkeypatch.setattr(runner, "prepare", lambda *args: Limits(1.0, 3000.0))
     row = quick(w, runner, store, params={**FAST, "delay_us": (0, 4000)})
     assert row.own.config["delay_us"] == 4000
     invalid = [r.config["delay_us"] for r in store.query(status="invalid")]

@@ -35,7 +35,7 @@ class Replay:
     def ceilings(self, method: str) -> None:
         return None
 
-    def limits(self, w: Workload, method: str) -> Limits:
+    def prepare(self, w: Workload, method: str, seed: int = 0) -> Limits:
         floor = self._records.get((str(w), Candidate("floor")))
         return Limits(floor.median_us or 0.0 if floor else 0.0, 0.0)
 

@@ -45,7 +45,12 @@ class Runner(Protocol):
     def ceilings(self, method: str) -> Ceilings | None:
         """Measured rates of the device; None where nothing can be measured."""
 
-    def limits(self, w: Workload, method: str) -> Limits: ...
+    def prepare(self, w: Workload, method: str, seed: int = 0) -> Limits:
+        """Make the workload's inputs and truth, and say what physics allows.
+
+        Raises:
+            LaunchError: the workload itself cannot be run here.
+        """
 
     def verify(
         self,
@@ -117,8 +122,8 @@ class _Device:
     def ceilings(self, method: str) -> Ceilings | None:
         return self._ask("ceilings", method=method)
 
-    def limits(self, w: Workload, method: str) -> Limits:
-        return self._ask("limits", w=w, method=method)
+    def prepare(self, w: Workload, method: str, seed: int = 0) -> Limits:
+        return self._ask("prepare", w=w, method=method, seed=seed)
 
     def verify(
         self,

@@ -55,7 +55,11 @@ class Workbench:
             self._ceilings[method] = measure_ceilings(self.device, method, quick=quick)
         return self._ceilings[method]
 
-    def limits(self, w: Workload, method: str) -> Limits:
+    def prepare(self, w: Workload, method: str, seed: int) -> Limits:
+        """Make what every candidate of the workload needs: inputs, truth, ceilings."""
+        self._open(w)
+        self._verifier(seed)
+        self._argument_sets(method)
         floor_us = self.ceilings(method).floor_us(w, self.spec)
         return Limits(floor_us, hard_limit_us(w, self.spec))
 

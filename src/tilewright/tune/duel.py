@@ -93,7 +93,7 @@ def _records(
 ) -> list[Record]:
     """One record for each contestant that was timed, and for the floor and the copy."""
     session, w = trial.session, trial.w
-    limits, name = session.limits(w), uuid.uuid4().hex
+    limits, name = trial.limits, uuid.uuid4().hex
     floor = Timing(limits.floor_us, (limits.floor_us, limits.floor_us), 0)
     records = [
         session.record(w, candidate, "ceiling", timing=timing, duel=name)

@@ -96,10 +96,13 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
     fought = [r for r in known if r.duel == last and r.final]
     if last is None or not any(r.status == "ok" for r in fought):
         return None
-    refused = {r.implementation: r.message for r in reversed(known) if r.status == "unsupported"}
-    wanted = {i.name for i in (*session.own(w), *session.baselines(w))}
-    there = {r.implementation for r in known}
-    if not wanted <= there or any(not _same_code(session, w, r) for r in fought if is_own(r)):
+    refused = {}
+    for i in (*session.own(w), *session.baselines(w)):
+        if reason := i.unsupported(w, session.spec):
+            refused[i.name] = reason
+        elif not any(r.implementation == i.name and r.status != "unsupported" for r in known):
+            return None
+    if not all(_same_code(session, w, r) for r in fought if is_own(r)):
         return None
     verified = {r.code_hash for r in known if is_own(r) and r.max_ulp is not None and r.code_hash
                 and r.status != "wrong_result"}  # fmt: skip

@@ -17,6 +17,7 @@ from tilewright.measure.verify import Verdict
 from tilewright.op import Workload
 from tilewright.results import Report, Row
 from tilewright.search import STRATEGIES, Budget, run_search
+from tilewright.space import ConfigSpace
 from tilewright.store import Store
 from tilewright.tune.choice import candidate_of
 from tilewright.tune.duel import duel
@@ -197,7 +198,6 @@ def tune_one(session: Session, w: Workload) -> Row:
     """One workload: from the records if they still stand, else search and duel."""
     if not session.options.force and (row := recorded_row(session, w)):
         return row
-    session.limits(w)  # measures the ceilings once, at no workload's expense
     trial, budget = Trial(session, w), session.share()
     supporting = _supporting(trial)
     _check_params(session, w, supporting)
@@ -214,7 +214,6 @@ def tune_one(session: Session, w: Workload) -> Row:
 
 def bench_one(session: Session, w: Workload) -> Row:
     """One workload: the recorded choice, the heuristics' configs and the baselines."""
-    session.limits(w)
     trial, budget = Trial(session, w), session.share()
     supporting = _supporting(trial)
     heuristics = [_heuristic(trial, i) for i in supporting]
@@ -237,6 +236,15 @@ def _supporting(trial: Trial) -> list[Implementation]:
         else:
             trial.refuse(implementation.name, reason)
     return supporting
+
+
+def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> list[Any]:
+    """The config that won before, perhaps under other versions: a good place to start from."""
+    session = trial.session
+    best = session.store.best(str(trial.w), session.device.key, session.device.versions)
+    if best is None or best.implementation != implementation:
+        return []
+    return [space.config(best.config)] if set(best.config) == set(space.values) else []
 
 
 def _check_params(session: Session, w: Workload, supporting: Sequence[Implementation]) -> None:
@@ -274,7 +282,7 @@ def _search(
         random.Random(session.options.seed),
         evaluate,
         share,
-        starts=[untuned],
+        starts=[untuned, *_recorded(trial, name, space)],
         chunk=CHUNK[session.spec.kind],
     )
     candidates = [Candidate.of(name, config) for config, _ in tried]

@@ -71,7 +71,7 @@ class Session:
         self.spec = self.device.spec
         self.method = "cpu" if self.spec.kind == "cpu" else method or "events"
         self._rates: dict[str, Any] = {}
-        self._workloads_left = 1
+        self._workloads = self._workloads_left = 1
         progress.device(self.device, self.method)
 
     @property
@@ -85,7 +85,7 @@ class Session:
         total = len(workloads)
         try:
             for i, w in enumerate(workloads):
-                self._workloads_left = total - i
+                self._workloads, self._workloads_left = total, total - i
                 self.progress.workload(w, i, total)
                 try:
                     row = one(self, w)
@@ -104,22 +104,22 @@ class Session:
     def share(self) -> Budget:
         """What the present workload may spend from now on: its part of the time that is left."""
         total_s = self.options.budget_s
+        if total_s is None and self.options.budget_configs is not None:
+            return Budget(clock=self.clock.seconds)
         if total_s is None:
-            if self.options.budget_configs is not None:
-                return Budget(clock=self.clock.seconds)
-            return Budget(SHARE_S[self.spec.kind], clock=self.clock.seconds)
+            total_s = SHARE_S[self.spec.kind] * self._workloads
         left_s = max(total_s - self.clock.seconds(), 1.0)
         return Budget(left_s / self._workloads_left, clock=self.clock.seconds)
 
-    def limits(self, w: Workload) -> Limits:
-        """Floor and hard limit of a workload; the first call measures the device's ceilings."""
+    def prepare(self, w: Workload) -> Limits:
+        """Have the runner make ready for a workload; the first call measures the ceilings."""
         if not self._rates and (ceilings := self.runner.ceilings(self.method)):
             self._rates = {
                 "copy_bytes_per_s": ceilings.copy_bytes_per_s,
                 "matmul_flops_per_s": dict(ceilings.matmul_flops_per_s),
                 "clock_mhz": ceilings.clock_mhz,
             }
-        return self.runner.limits(w, self.method)
+        return self.runner.prepare(w, self.method, self.options.seed)
 
     def add(self, records: Sequence[Record]) -> None:
         if records and self.options.recording:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from tilewright.tune.session import Session, code_hash
 
 BRIEF_ROUNDS = 3
 """Samples of a candidate's first timing: enough to tell factors, not percents."""
-ENTRANTS = 16
-"""Candidates that successive halving starts from, by their first timing."""
+ENTRANTS = {"cpu": 6, "cuda": 24}
+"""Candidates that successive halving starts from, by their first timing. A CPU's calls take so
+long that more of them would leave no time to search."""
 SPILLERS_TRIED = 8
 FIRST_S = 0.5
 """The first candidates are verified even if compiling them has spent the budget."""
@@ -48,6 +48,8 @@ class Trial:
 
     def __init__(self, session: Session, w: Workload):
         self.session, self.w = session, w
+        session.progress.phase("prepare")
+        self.limits = session.prepare(w)
         self.entries: dict[Candidate, Entry] = {}
         self.refused: dict[str, str] = {}
         self.compiled = 0
@@ -120,10 +122,9 @@ class Trial:
         if len(entries) <= finalists:
             return entries
         halved = successive_halving(
-            [e.candidate for e in entries[:ENTRANTS]],
+            [e.candidate for e in entries[: ENTRANTS[self.session.spec.kind]]],
             lambda alive, repeats: self._time(alive, rounds=BRIEF_ROUNDS * repeats),
             finalists=finalists,
-            repeats=2,
             stop=budget.spent,
         )
         return [self.entries[candidate] for candidate, _ in halved]
@@ -194,14 +195,10 @@ class Trial:
 
     def _status(self, entry: Entry, timing: Timing) -> str:
         """ "ok", or "invalid" for a time that physics rules out, which then counts for nothing."""
-        if timing.median_us < self.hard_limit_us:
+        if timing.median_us < self.limits.hard_limit_us:
             entry.us = math.inf
             return "invalid"
         return "spilled" if entry in self._spilled else "ok"
-
-    @functools.cached_property
-    def hard_limit_us(self) -> float:
-        return self.session.limits(self.w).hard_limit_us
 
     def _failure(self, entry: Entry, outcome: Outcome) -> Record:
         return self._record(entry.candidate, outcome.status, entry, message=outcome.message)
