@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +22,7 @@ from tilewright.errors import CompileError, CompilerMissing, InvalidArgument, No
 from tilewright.impl import IMPLS
 from tilewright.measure.candidate import Candidate, Limits
 from tilewright.measure.replay import Replay
-from tilewright.measure.runner import InProcess
+from tilewright.measure.runner import InProcess, Isolated
 from tilewright.op import Workload
 from tilewright.record import Record
 from tilewright.results import Row
@@ -186,6 +190,63 @@ def test_a_budget_in_seconds_is_kept(w, runner, store):
     assert time.monotonic() - start < 6.0
     assert len(report.rows) == 2
     assert report.tuning_s < 6.0
+
+
+def test_candidates_that_kill_the_worker_or_hang_do_not_end_the_search(w, store):
+    with Isolated("cpu", run_limit_s=2.0) as isolated:
+        row = quick(w, isolated, store, params={"delay_us": (0,)}, budget_s=60.0)
+    assert row.own.config == {"delay_us": 0, "fault": "none"}
+    found = {
+        r.config["fault"]: r.status for r in store.query(implementation="fake_own", final=False)
+    }
+    assert found == {
+        "none": "ok",
+        "segfault": "launch_error",
+        "exit": "launch_error",
+        "hang": "timeout",
+        "raise": "launch_error",
+        "wrong": "wrong_result",
+        "refused": "compile_error",
+    }
+
+
+INTERRUPTED = """
+import sys
+from tilewright import tune
+from tilewright.op import Workload
+from tilewright.store import Store
+
+class Tells(tune.Progress):
+    def best(self, candidate, us):
+        print("best", flush=True)
+
+report = tune.tune([Workload.parse(sys.argv[1])] * 50, store=Store(sys.argv[2]), progress=Tells(),
+                   device="cpu", implementations=("fake_own",), baselines=(), budget_s=1000,
+                   strategy="random_search", params={"fault": ("none",)}, force=True)
+print("interrupted", report.interrupted, len(report.rows), flush=True)
+"""
+
+
+def test_ctrl_c_at_a_terminal_ends_worker_and_run_and_keeps_the_records(w, store):
+    """SIGINT reaches the whole foreground group; the worker must outlive it until told to end."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(w), str(store.url)],
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    assert run.stdout.readline() == "best\n"
+    workers = _children(run.pid)
+    assert workers
+    os.killpg(run.pid, signal.SIGINT)
+    rest, _ = run.communicate(timeout=60)
+    assert run.returncode == 0
+    assert "interrupted True" in rest
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert "ok" in statuses(store)["fake_own"]
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 class Interrupts(Progress):
