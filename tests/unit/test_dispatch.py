@@ -220,6 +220,9 @@ def test_another_number_is_the_same_workload_to_kernels_that_take_it(store, prob
 def test_an_empty_workload_runs_on_the_vendor(store, probe):
     record(store, "softmax(x=f32[0,16])")
     assert chosen("softmax(x=f32[0,16])").implementation == "aten"
+    with tw.use("probe"):
+        assert tw.softmax(torch.empty(0, 16)).shape == (0, 16)
+    assert probe.runs == 0
 
 
 def test_an_unreadable_store_warns_once_and_the_vendor_runs(tmp_path, monkeypatch):

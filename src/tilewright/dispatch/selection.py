@@ -121,10 +121,10 @@ def choose(w: Workload, device: torch.device | str, forced: Forced | None = None
     """
     device = torch.device(device)
     spec = device_spec_of(device)
-    if forced is not None:
-        return _explicit(w, device, spec, forced)
     if any(s.numel == 0 for s in w.tensors.values()):
         return Choice("aten", NoConfig(), "default", "there is nothing to compute")
+    if forced is not None:
+        return _explicit(w, device, spec, forced)
     records = records_of(device, w.op)
     return (
         _recorded(w, spec, records)

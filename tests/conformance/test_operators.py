@@ -1,0 +1,288 @@
+"""Every operator gives PyTorch's result, through every implementation that supports the workload.
+
+Values are held against the fp64 truth: at most twice PyTorch's own largest error and two ulps;
+in fp64, where PyTorch's result is the truth, sixteen.
+Shape, dtype, strides, NaN and infinities are PyTorch's exactly.
+"""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tilewright as tw
+from tilewright.device import spec_of
+from tilewright.impl import IMPLS
+from tilewright.impls._vendor import call_reference
+from tilewright.op import OPS, Workload
+
+DTYPES = ("f32", "bf16", "f16", "f64")
+SLOW_TO_BUILD = ("inductor", "inductor_max")
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+
+on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+
+NORMALISED_LAYOUTS = (
+    "x={d}[6,40]{p}",
+    "x={d}[2,3,40]{p}",
+    "x={d}[1,40]{p}",
+    "x={d}[6,1]{p1}",
+    "x={d}[0,40]{p}",
+    "x={d}[40]{p}",
+    "x={d}[6,37]{p37}",
+    "x={d}[6,40]@strides(41,1){p}",
+    "x={d}[6,40]@strides(1,6){p}",
+    "x={d}[6,40]@strides(0,1){p}",
+    "x={d}[6,40]@align8{p}",
+    "x={d}[6,37]@strides(38,1)@align8{p37}",
+    "x={d}[2,3,4,40]@channels_last{p}",
+    "x={d}[2,3,5,8], normalized_shape=[5,8]{p58}",
+    "x={d}[2,6,40], normalized_shape=[2,6,40]",
+    "x={d}[6,40]{p}, eps=0.0",
+    "x={d}[6,5000]{p5000}",
+)
+
+
+def normalised(op, *parameters, half=""):
+    """The layouts with the named parameters, of the dtype of x or of `half`'s companion."""
+    texts = []
+    for layout in NORMALISED_LAYOUTS:
+        if "normalized_shape" in layout and op == "bias_layer_norm":
+            continue
+        shapes = {"p": "40", "p1": "1", "p37": "37", "p58": "5,8", "p5000": "5000"}
+        filled = {
+            key: "".join(f", {name}={half or '{d}'}[{shape}]" for name in parameters)
+            for key, shape in shapes.items()
+        }
+        texts.append(f"{op}({layout.format(d='{d}', **filled)})")
+    return texts
+
+
+CASES = {
+    "layer_norm": [
+        *normalised("layer_norm", "weight", "bias"),
+        *normalised("layer_norm")[:2],
+        *normalised("layer_norm", "weight")[:1],
+        *normalised("layer_norm", "bias")[:1],
+        "layer_norm(x={d}[6,40], weight={d}[40]@strides(2), bias={d}[40]@strides(0))",
+    ],
+    "rms_norm": [*normalised("rms_norm", "weight"), *normalised("rms_norm")[:2]],
+    "bias_layer_norm": normalised("bias_layer_norm", "bias0", "bias1", "weight", "bias"),
+    "softmax": [
+        "softmax(x={d}[6,40])",
+        "softmax(x={d}[6,40], dim=0)",
+        *(f"softmax(x={{d}}[2,3,4,5], dim={dim})" for dim in (-1, -2, -3, -4)),
+        *(f"softmax(x={{d}}[2,3,4,5]@channels_last, dim={dim})" for dim in (-1, -3)),
+        "softmax(x={d}[])",
+        "softmax(x={d}[1])",
+        "softmax(x={d}[1,40])",
+        "softmax(x={d}[6,1])",
+        "softmax(x={d}[0,40])",
+        "softmax(x={d}[6,0])",
+        "softmax(x={d}[6,37]@strides(38,1)@align8)",
+        "softmax(x={d}[6,40]@strides(1,6))",
+        "softmax(x={d}[6,40]@strides(0,1))",
+        "softmax(x={d}[6,40]@strides(1,0))",
+        "softmax(x={d}[6,5003])",
+    ],
+    "lerp": [
+        "lerp(x={d}[6,40], end={d}[6,40], weight=0.3)",
+        "lerp(x={d}[6,40], end={d}[6,40], weight=0.5)",
+        "lerp(x={d}[6,40], end={d}[6,40], weight=-1.5)",
+        "lerp(x={d}[6,40], end={d}[6,40], weight={d}[6,40])",
+        "lerp(x={d}[4,1,1,1], end={d}[4,3,5,7], weight={d}[3,1,7])",
+        "lerp(x={d}[6,1], end={d}[40], weight={d}[])",
+        "lerp(x={d}[], end={d}[], weight=0.25)",
+        "lerp(x={d}[40], end={d}[6,40], weight=0.7)",
+        "lerp(x={d}[0,40], end={d}[40], weight=0.7)",
+        "lerp(x={d}[1], end={d}[1], weight=0.7)",
+        "lerp(x={d}[6,40]@strides(1,6), end={d}[6,40], weight=0.7)",
+        "lerp(x={d}[6,40]@strides(1,6), end={d}[6,40]@strides(1,6), weight=0.7)",
+        "lerp(x={d}[6,40]@strides(0,1), end={d}[6,40]@strides(80,2), weight={d}[6,1])",
+        "lerp(x={d}[6,37]@align8, end={d}[6,37]@strides(38,1)@align8, weight=0.7)",
+        "lerp(x={d}[2,3,4,5]@channels_last, end={d}[2,3,4,5]@channels_last, weight={d}[3,1,1])",
+    ],
+}
+MIXED = [
+    text
+    for name, parameters in (
+        ("layer_norm", ("weight", "bias")),
+        ("rms_norm", ("weight",)),
+        ("bias_layer_norm", ("bias0", "bias1", "weight", "bias")),
+    )
+    for text in normalised(name, *parameters, half="f32")[:2]
+]
+
+
+def workloads(implementation):
+    """Every case in every dtype for aten; one dtype each, in turn, where building costs time."""
+    texts = []
+    for cases in CASES.values():
+        for i, case in enumerate(cases):
+            every = implementation == "aten" or i == 0
+            dtypes = DTYPES if every else (DTYPES[i % len(DTYPES)],)
+            if implementation in SLOW_TO_BUILD:
+                dtypes = DTYPES[:1] if i == 0 else ()
+            texts += [case.format(d=d) for d in dtypes]
+    if implementation not in SLOW_TO_BUILD:
+        texts += [case.format(d=d) for case in MIXED for d in ("f16", "bf16")]
+    return texts
+
+
+def pairs():
+    return [(name, text) for name in IMPLS for text in workloads(name)]
+
+
+def own_and_vendor():
+    return [name for name in IMPLS if name not in SLOW_TO_BUILD]
+
+
+def refusal(implementation, w, device):
+    impl = IMPLS[implementation]
+    spec = spec_of(0 if device == "cuda" else None)
+    return impl.unsupported(w, spec) if impl.op in (None, w.op) else f"it serves {impl.op}"
+
+
+def skip_unless_supported(implementation, w, device):
+    if reason := refusal(implementation, w, device):
+        pytest.skip(reason)
+
+
+def through(implementation, w, tensors):
+    """The public function's result and PyTorch's."""
+    args = w.call(tensors)
+    with tw.use(implementation):
+        found = getattr(tw, w.op)(**args)
+    return found, call_reference(w.operator, args)
+
+
+def assert_is_pytorchs(found, expected, truth):
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    if found.numel() == 0:
+        return
+    assert found.stride() == expected.stride()
+    finite = expected.isfinite()
+    assert torch.equal(found.isnan(), expected.isnan())
+    special = ~finite & ~expected.isnan()
+    assert torch.equal(found[special], expected[special])
+    if not finite.any():
+        return
+    dtype = expected.dtype
+    found, expected, truth = (t[finite].double() for t in (found, expected, truth))
+    pytorchs = (expected - truth).abs().max()
+    ulp = torch.finfo(dtype).eps * truth.abs().clamp_min(truth.abs().mean())
+    worst = ((found - truth).abs() - (16 if dtype == torch.float64 else 2) * ulp).max()
+    assert worst <= 2 * pytorchs, f"off by {worst}, PyTorch by {pytorchs}"
+
+
+def test_every_operator_has_cases():
+    assert set(CASES) == set(OPS)
+
+
+@on_each_device
+@pytest.mark.parametrize(("implementation", "text"), pairs(), ids=lambda value: str(value))
+def test_the_result_is_pytorchs(implementation, text, device):
+    w = Workload.parse(text)
+    skip_unless_supported(implementation, w, device)
+    tensors = w.operator.examples(w, "random", 0, device)
+    found, expected = through(implementation, w, tensors)
+    assert_is_pytorchs(found, expected, w.operator.truth(w, tensors)[0])
+
+
+@on_each_device
+@pytest.mark.parametrize("implementation", own_and_vendor())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_softmax_of_infinite_rows_is_pytorchs(implementation, dtype, dim, device):
+    w = Workload.parse(f"softmax(x={dtype}[5,12], dim={dim})")
+    skip_unless_supported(implementation, w, device)
+    (x,) = w.operator.examples(w, "random", 0, device)
+    inf = float("inf")
+    x[0], x[1, 3], x[2, 4], x[3, 5], x[:, 7] = -inf, -inf, inf, float("nan"), -inf
+    found, expected = through(implementation, w, [x])
+    assert_is_pytorchs(found, expected, w.operator.truth(w, [x])[0])
+
+
+@on_each_device
+@pytest.mark.parametrize("implementation", own_and_vendor())
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_a_constant_row_without_eps_is_pytorchs(implementation, name, device):
+    w = Workload.parse(f"{name}(x=f32[4,16], eps=0.0)")
+    skip_unless_supported(implementation, w, device)
+    x = torch.randn(4, 16, device=device)
+    x[0], x[1] = 0.0, 3.0
+    x[2, 5] = float("nan")
+    found, expected = through(implementation, w, [x])
+    assert_is_pytorchs(found, expected, w.operator.truth(w, [x])[0])
+
+
+@on_each_device
+@pytest.mark.parametrize("implementation", own_and_vendor())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight", [0.0, 0.25, 0.5, 1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_lerp_at_the_edges_is_pytorchs(implementation, dtype, weight, as_tensor, device):
+    """At weight 0 an infinite end gives NaN, and weight 1 gives end: as the formula has it."""
+    given = f"{dtype}[9]" if as_tensor else 0.25
+    w = Workload.parse(f"lerp(x={dtype}[9], end={dtype}[9], weight={given})")
+    skip_unless_supported(implementation, w, device)
+    like = {"dtype": w.main.torch_dtype, "device": device}
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([1.0, 1.0, inf, inf, 0.0, -0.0, nan, 3.5, 2.0], **like)
+    end = torch.tensor([inf, -inf, inf, 1.0, 0.0, 0.0, 1.0, nan, 7.25], **like)
+    by = torch.full((9,), weight, **like) if as_tensor else weight
+    with tw.use(implementation):
+        found = tw.lerp(x, end, by)
+    wide = by.double() if as_tensor else by
+    assert_is_pytorchs(found, torch.lerp(x, end, by), torch.lerp(x.double(), end.double(), wide))
+
+
+@st.composite
+def broadcast_shapes(draw):
+    """Three shapes that broadcast together, and their dtype."""
+    full = draw(st.lists(st.sampled_from([1, 2, 3, 5]), max_size=4))
+    shapes = []
+    for _ in range(3):
+        ones = draw(st.lists(st.booleans(), min_size=len(full), max_size=len(full)))
+        drop = draw(st.integers(0, len(full)))
+        shapes.append([1 if one else n for n, one in zip(full, ones, strict=True)][drop:])
+    return shapes, draw(st.booleans()), draw(st.sampled_from(DTYPES))
+
+
+@on_each_device
+@pytest.mark.parametrize("implementation", own_and_vendor())
+def test_lerp_broadcasts_as_pytorch_does(implementation, device):
+    @settings(
+        max_examples=60 if implementation == "aten" else 12,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(broadcast_shapes())
+    def check(drawn):
+        (x, end, weight), scalar, dtype = drawn
+        by = 0.3 if scalar else f"{dtype}{weight}".replace(" ", "")
+        w = Workload.parse(f"lerp(x={dtype}{x}, end={dtype}{end}, weight={by})")
+        if refusal(implementation, w, device):
+            return
+        tensors = w.operator.examples(w, "random", 0, device)
+        found, expected = through(implementation, w, tensors)
+        assert_is_pytorchs(found, expected, w.operator.truth(w, tensors)[0])
+
+    simplest = Workload.parse("lerp(x=f32[3], end=f32[3], weight=0.5)")
+    skip_unless_supported(implementation, simplest, device)
+    check()
+
+
+@on_each_device
+@pytest.mark.parametrize("implementation", own_and_vendor())
+def test_an_implementation_that_supports_the_simplest_case_supports_most(implementation, device):
+    """So that no test above passes by being skipped."""
+    simplest = [Workload.parse(cases[0].format(d="f32")) for cases in CASES.values()]
+    if IMPLS[implementation].op or all(refusal(implementation, w, device) for w in simplest):
+        pytest.skip("it is for one operator, or for another machine")
+    refused = [
+        refusal(implementation, Workload.parse(t), device) for t in workloads(implementation)
+    ]
+    assert refused.count(None) > 0.8 * len(refused)
