@@ -6,13 +6,15 @@ import math
 from dataclasses import dataclass
 
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cpp_loops import Loops, arrange
 from tilewright.fusion.ir import Access, Graph
 from tilewright.op import TensorSpec
 from tilewright.space import ConfigSpace, param
 
 HUGE_PAGE_BYTES = 2 << 20
-KEPT_BYTES_LIMIT = 4 << 20
-"""Bytes of kept values per thread: beyond the caches, computing again is cheaper."""
+KEPT_BYTES_LIMIT = 1 << 20
+"""Bytes of kept values of one row: beyond the caches, computing again is cheaper."""
+MOST_LANES = 16
 SERIAL_BYTES = 256 << 10
 """Below this traffic, waking threads (some 5 us) costs more than they save."""
 
@@ -39,24 +41,22 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
     """The schedules that fit `graph`; knobs that cannot matter have one value."""
     output_bytes = max(_bytes(graph, access) for _, access in graph.outputs)
     traffic = output_bytes + max((_bytes(graph, access) for access in graph.inputs), default=0)
-    row_count = math.prod(graph.space[a] for a in graph.kept)
-    if not graph.reductions:
-        row_count //= max(graph.space, default=1)
-    kept_bytes = 4 * graph.reduced_size if graph.reductions else 0
+    loops = {keep: arrange(graph, keep) for keep in _keeps(graph)}
+    kind = next(iter(loops.values())).kind
 
     def constraint(c: LoopSchedule) -> str | None:
         if c.rows * c.unroll > 4:
             return f"{c.rows} rows of {c.unroll} vectors leave no registers for the arithmetic"
-        if c.keep != "nothing" and c.rows * kept_bytes > KEPT_BYTES_LIMIT:
-            return f"{c.rows * kept_bytes} kept bytes exceed {KEPT_BYTES_LIMIT} bytes"
+        if kind == "rows" and c.rows * c.unroll == 1:
+            return "a single chain of additions leaves the adders idle"
         return None
 
     return ConfigSpace(
         LoopSchedule,
         {
-            "rows": tuple(r for r in (1, 2, 4) if r <= max(row_count, 1)),
-            "unroll": (1, 2, 4) if graph.reductions else (1,),
-            "keep": ("values", "bytes", "nothing") if graph.reductions else ("nothing",),
+            "rows": tuple(r for r in (1, 2, 4) if r <= max(_row_count(graph, loops), 1)),
+            "unroll": (1, 2, 4) if kind == "rows" else (1,),
+            "keep": tuple(loops),
             "stream_stores": (False, True) if output_bytes >= HUGE_PAGE_BYTES else (False,),
             "huge_pages": (True, False) if output_bytes >= 2 * HUGE_PAGE_BYTES else (False,),
             "threads": _thread_choices(traffic, device),
@@ -66,20 +66,34 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
 
 
 def loop_heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
-    """A schedule that is good untuned."""
+    """A schedule that is good untuned: two rows of two vectors, or else four sums at once."""
     space = loop_space(graph, device)
-    for rows, unroll, keep in ((2, 2, "values"), (1, 4, "values"), (1, 4, "nothing")):
-        config = LoopSchedule(
-            rows=rows if rows in space.values["rows"] else 1,
-            unroll=unroll if graph.reductions else 1,
-            keep=keep if graph.reductions else "nothing",
-            stream_stores=False,
-            huge_pages=space.values["huge_pages"][0],
-            threads=space.values["threads"][0],
-        )
+    first = {name: values[0] for name, values in space.values.items()}
+    for rows, unroll in ((2, 2), (1, 4), (4, 1), (2, 1)):
+        config = LoopSchedule(**{**first, "rows": rows, "unroll": unroll})
         if config in space:
             return config
     return next(iter(space))
+
+
+def _keeps(graph: Graph) -> tuple[str, ...]:
+    """The choices of what to keep that differ, and fit the caches."""
+    if not graph.reductions:
+        return ("nothing",)
+    found: dict[tuple[frozenset[int], ...], str] = {}
+    for keep in ("values", "bytes"):
+        loops = arrange(graph, keep)
+        copies = MOST_LANES if loops.kind == "columns" else 1
+        if copies * sum(map(loops.kept_bytes, loops.kept_values)) <= KEPT_BYTES_LIMIT:
+            found.setdefault(tuple(p.carried_out for p in loops.plan.phases), keep)
+    return tuple(found.values()) or ("nothing",)
+
+
+def _row_count(graph: Graph, loops: dict[str, Loops]) -> int:
+    """Rows, or vectors of columns, that could be walked together."""
+    some = next(iter(loops.values()))
+    axes = (some.lane,) if some.kind == "columns" else some.rows
+    return math.prod(some.plan.graph.space[a] for a in axes) if axes else 1
 
 
 def _thread_choices(traffic: int, device: DeviceSpec) -> tuple[str, ...]:

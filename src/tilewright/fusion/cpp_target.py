@@ -10,8 +10,9 @@ from tilewright.compile.cache import Compiled
 from tilewright.compile.cxx import DEFAULT_FLAGS
 from tilewright.compile.launch import CppFunction
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cpp_entry import ENTRY, signature
 from tilewright.fusion.cpp_schedule import LoopSchedule, loop_heuristic, loop_space
-from tilewright.fusion.emit_cpp import ENTRY, emit, signature
+from tilewright.fusion.emit_cpp import emit
 from tilewright.fusion.ir import Graph
 from tilewright.impl import CompileTask, Executable, allocator
 from tilewright.op import Workload

@@ -19,22 +19,15 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from importlib import resources
 
+from tilewright.fusion.cpp_entry import C_TYPES, c_type, entry
+from tilewright.fusion.cpp_loops import Loops, arrange
 from tilewright.fusion.cpp_schedule import LoopSchedule
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
-from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows
-from tilewright.op import HALVES, TensorSpec
+from tilewright.fusion.plan import Phase, needed_in
+from tilewright.op import HALVES
 
-ENTRY = "tw_kernel"
-POINTWISE_BLOCK = 16384
-"""Elements of the lane axis in one work item: enough to hide its start, few enough to share out."""
-
-_C_TYPES = {
-    **{"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double"},
-    **{"i32": "i32", "i64": "i64", "bool": "boolean"},
-}
 _OPERATORS = {
     **{"add": "+", "sub": "-", "mul": "*", "div": "/"},
     **{"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="},
@@ -62,75 +55,6 @@ _COMBINE = {
 }
 
 
-@dataclass(frozen=True)
-class Loops:
-    """How a plan's axes become loops.
-
-    Attributes:
-        lane: the axis that vectors run along.
-        swept: axes that one work item walks: the reduced ones, or the lane axis.
-        rows: the axes that number the work items, the lane axis not among them.
-    """
-
-    plan: Plan
-    lane: int
-    swept: tuple[int, ...]
-    rows: tuple[int, ...]
-
-    @property
-    def kind(self) -> str:
-        if not self.plan.graph.reductions:
-            return "pointwise"
-        return "rows" if self.lane in self.swept else "columns"
-
-    @property
-    def row_width(self) -> int:
-        return math.prod(self.plan.graph.space[a] for a in self.swept)
-
-    def is_vector(self, i: int) -> bool:
-        return self.plan.graph.nodes[i].shape[self.lane] != 1
-
-    def is_replicated(self, i: int) -> bool:
-        """Whether the rows (or vectors of columns) of a work item have different values."""
-        shape = self.plan.graph.nodes[i].shape
-        axes = (*self.rows, self.lane) if self.kind == "columns" else self.rows
-        return any(shape[a] != 1 for a in axes)
-
-
-def arrange(graph: Graph, keep: str) -> Loops:
-    """Choose the lane axis, the one along which most bytes are contiguous, and the phases."""
-    if not graph.space:
-        graph = _with_one_axis(graph)
-    accesses = [*graph.inputs, *(a for _, a in graph.outputs)]
-    contiguous = [
-        sum(_bytes(graph, access) for access in accesses if access.strides[axis] == 1)
-        for axis in range(len(graph.space))
-    ]
-    last = graph.reduced[-1] if graph.reductions else len(graph.space) - 1
-    lane = max(range(len(graph.space)), key=lambda a: (contiguous[a], a == last))
-    if lane in graph.reduced:
-        lane = last if contiguous[lane] == contiguous[last] else lane
-    if graph.reductions:
-        plan = plan_rows(graph, "two_pass", recompute=keep == "bytes")
-        swept = (*(a for a in graph.reduced if a != lane), *(a for a in graph.reduced if a == lane))
-    else:
-        plan, swept = _pointwise_plan(graph, lane), (lane,)
-    rows = tuple(a for a in range(len(graph.space)) if a not in swept and a != lane)
-    loops = Loops(plan, lane, swept, rows)
-    phases = plan.phases
-    kept = [frozenset(i for i in p.carried_out if _worth_keeping(loops, i, keep)) for p in phases]
-    trimmed = tuple(
-        replace(phase, carried_in=before, carried_out=after)
-        for phase, before, after in zip(phases, [frozenset[int](), *kept], kept, strict=False)
-    )
-    return replace(loops, plan=replace(plan, phases=trimmed))
-
-
-def kept_values(loops: Loops) -> list[int]:
-    """Values that some sweep keeps for a later one."""
-    return sorted(frozenset[int]().union(*(p.carried_out for p in loops.plan.phases)))
-
-
 def emit(graph: Graph, schedule: LoopSchedule) -> str:
     """The complete source of a kernel, with an `extern "C"` function ENTRY.
 
@@ -140,27 +64,20 @@ def emit(graph: Graph, schedule: LoopSchedule) -> str:
     return _Emitter(arrange(graph, schedule.keep), schedule).source()
 
 
-def signature(graph: Graph) -> str:
-    """Struct codes of the entry's arguments, as compile.launch has them."""
-    pointers = "P" * (len(graph.inputs) + len(graph.outputs))
-    return f"{pointers}q{''.join('d' if s == 'f64' else 'f' for s in graph.scalars)}qq"
-
-
 class _Emitter:
     def __init__(self, loops: Loops, schedule: LoopSchedule):
         self.loops, self.schedule = loops, schedule
         self.plan, self.graph = loops.plan, loops.plan.graph
         self.nodes = self.graph.nodes
-        self.kept_values = kept_values(loops)
         self.lines: list[str] = []
         self.replicas = 1
 
     def source(self) -> str:
         space, reduced = self.graph.space, self.graph.reduced
         sizes = [f"constexpr i64 n{a} = {n};" for a, n in enumerate(space) if a or 0 in reduced]
-        fields = [f"const {_c(a)}* x{k};" for k, a in enumerate(self.graph.inputs)]
-        fields += [f"{_c(a)}* y{k};" for k, (_, a) in enumerate(self.graph.outputs)]
-        fields += [f"{_C_TYPES[s]} s{k};" for k, s in enumerate(self.graph.scalars)]
+        fields = [f"const {c_type(a)}* x{k};" for k, a in enumerate(self.graph.inputs)]
+        fields += [f"{c_type(a)}* y{k};" for k, (_, a) in enumerate(self.graph.outputs)]
+        fields += [f"{C_TYPES[s]} s{k};" for k, s in enumerate(self.graph.scalars)]
         fields += ["i64 n0;"] if 0 not in reduced else []
         wide = any(n.dtype in ("f64", "i64") for n in self.nodes)
         bodies = [self.item(r) for r in sorted({1, self.schedule.rows})]
@@ -173,7 +90,7 @@ class _Emitter:
                 f"struct Arguments {{ {' '.join(fields)} }};",
                 *bodies,
                 "}  // namespace",
-                self.entry(),
+                entry(self.loops, self.schedule),
                 "",
             ]
         )
@@ -204,39 +121,34 @@ class _Emitter:
         """Where each tensor's part begins, and the memory for kept values."""
         rows = self.loops.rows
         if 0 not in self.graph.reduced:
-            self.lines.append("const i64 n0 = a.n0; (void)n0;")
+            self.lines.append("const i64 n0 = a.n0;")
         for r in range(self.replicas):
-            step = r if self.loops.kind != "columns" else 0
-            self.lines.append(f"i64 q_{r} = first + {step};")
-            for axis in reversed(rows[1:]):
-                self.lines.append(f"const i64 c{axis}_{r} = q_{r} % n{axis}; q_{r} /= n{axis};")
-            if rows:
-                self.lines.append(f"const i64 c{rows[0]}_{r} = q_{r};")
-            self.lines.append(f"(void)q_{r};")
+            self.lines += self.coordinates(r)
         accesses = [(f"x{k}", a) for k, a in enumerate(self.graph.inputs)]
         accesses += [(f"y{k}", a) for k, (_, a) in enumerate(self.graph.outputs)]
-        for name, access in accesses:
-            for r in range(self.replicas):
-                parts = [f"c{a}_{r} * {access.strides[a]}" for a in rows if access.strides[a]]
-                if self.loops.kind == "columns" and access.strides[self.loops.lane]:
-                    parts.append(f"(column + {r} * LANES) * {access.strides[self.loops.lane]}")
-                offset = "".join(f" + {part}" for part in parts)
-                self.lines.append(f"const auto {name}_{r} = a.{name}{offset}; (void){name}_{r};")
-        offset = 0
-        for i, r in itertools.product(self.kept_values, range(self.replicas)):
-            kind = _C_TYPES[self.nodes[i].dtype]
-            place = f"kept + {offset} * {self.kept_lanes}"
-            self.lines.append(f"const auto k{i}_{r} = ({kind}*)({place}); (void)k{i}_{r};")
-            offset += self.kept_bytes(i)
+        for (name, access), r in itertools.product(accesses, range(self.replicas)):
+            parts = [_step(f"c{a}_{r}", access.strides[a]) for a in rows if access.strides[a]]
+            if self.loops.kind == "columns" and access.strides[self.loops.lane]:
+                column = f"(column + {r} * LANES)"
+                parts.append(_step(column, access.strides[self.loops.lane]))
+            self.lines.append(f"const auto {name}_{r} = {' + '.join([f'a.{name}', *parts])};")
+        kept_at = 0
+        for i, r in itertools.product(self.loops.kept_values, range(self.replicas)):
+            kind = C_TYPES[self.nodes[i].dtype]
+            place = f"kept + {kept_at} * {self.loops.kept_lanes}"
+            self.lines.append(f"const auto k{i}_{r} = ({kind}*)({place});")
+            kept_at += self.loops.kept_bytes(i)
 
-    @property
-    def kept_lanes(self) -> str:
-        """Kept values of one element of the row: one, or one for each of a vector of columns."""
-        return "LANES" if self.loops.kind == "columns" else "1"
-
-    def kept_bytes(self, i: int) -> int:
-        size = TensorSpec(self.nodes[i].dtype, ()).itemsize
-        return math.ceil(self.loops.row_width * size / 64) * 64
+    def coordinates(self, r: int) -> list[str]:
+        """The position of replica r on each axis that numbers the work items."""
+        rows = self.loops.rows
+        if not rows:
+            return []
+        first = f"first + {r}" if self.loops.kind != "columns" and r else "first"
+        lines = [f"i64 q_{r} = {first};"] if len(rows) > 1 else []
+        for axis in reversed(rows[1:]):
+            lines.append(f"const i64 c{axis}_{r} = q_{r} % n{axis}; q_{r} /= n{axis};")
+        return [*lines, f"const i64 c{rows[0]}_{r} = {f'q_{r}' if lines else first};"]
 
     def copies(self, i: int) -> range:
         """The replicas in which a value differs."""
@@ -260,23 +172,16 @@ class _Emitter:
         sums = [(i, r) for i in phase.reductions for r in self.copies(i)]
         self.lines += [self.accumulator(i, r) for i, r in sums]
         swept, lane = self.loops.swept, self.loops.lane
-        for axis in swept:
-            if axis != lane:
-                self.lines.append(f"for (i64 i{axis} = 0; i{axis} < n{axis}; ++i{axis})")
-        self.lines.append("{")
+        outer = [a for a in swept if a != lane]
+        self.lines += [f"for (i64 i{a} = 0; i{a} < n{a}; ++i{a})" for a in outer]
         if self.loops.kind == "columns":
-            self.lines.append(f"const i64 j = ({_linear(swept)}) * LANES; (void)j;")
+            self.lines += ["{", f"const i64 j = {_linear(swept)} * LANES;"]
         else:
-            before = _linear([a for a in swept if a != lane])
-            self.lines.append(f"const i64 row = ({before}) * n{lane}; (void)row;")
             limits = "begin, end" if self.loops.kind == "pointwise" else f"0, n{lane}"
-            unroll = self.schedule.unroll
-            self.lines.append(
-                f"sweep<{unroll}>({limits}, [&](auto lanes, i64 i{lane}, auto u) TW_LAMBDA {{"
-            )
-            self.lines.append(f"const i64 j = row + i{lane}; (void)j; (void)u;")
+            head = f"sweep<{self.schedule.unroll}>({limits}, [&](auto lanes, i64 i{lane}, auto u)"
+            self.lines += [f"{head} TW_LAMBDA {{", f"const i64 j = {_linear([*outer, lane])};"]
         self.body(phase)
-        self.lines.append("}" if self.loops.kind == "columns" else "}); }")
+        self.lines.append("}" if self.loops.kind == "columns" else "});")
         self.lines += [self.folded(i, r) for i, r in sums]
 
     def body(self, phase: Phase) -> None:
@@ -297,7 +202,7 @@ class _Emitter:
                 self.lines.append(f"store(k{i}_{r} + j, v{i}_{r}, {self.kept_mask});")
         for i in phase.reductions:
             combine, identity = _COMBINE[self.nodes[i].op]
-            kind = _C_TYPES[self.nodes[i].dtype]
+            kind = C_TYPES[self.nodes[i].dtype]
             for r in self.copies(i):
                 value = self.vector(self.nodes[i].args[0], r)
                 if self.loops.kind == "columns":
@@ -313,7 +218,7 @@ class _Emitter:
     # ---- reductions ----
 
     def accumulator(self, i: int, r: int) -> str:
-        kind, (_, identity) = _C_TYPES[self.nodes[i].dtype], _COMBINE[self.nodes[i].op]
+        kind, (_, identity) = C_TYPES[self.nodes[i].dtype], _COMBINE[self.nodes[i].op]
         start = f"splat(({kind}){identity})"
         if self.loops.kind == "columns":
             return f"Vec<{kind}> a{i}_{r} = {start};"
@@ -326,7 +231,7 @@ class _Emitter:
         if self.loops.kind == "columns":
             return f"const auto {name} = a{i}_{r};"
         function = f"[](auto p, auto q) TW_LAMBDA {{ return {combine}(p, q); }}"
-        kind = _C_TYPES[self.nodes[i].dtype]
+        kind = C_TYPES[self.nodes[i].dtype]
         return f"const {kind} {name} = fold<{kind}>(a{i}_{r}, {function});"
 
     # ---- steps ----
@@ -336,7 +241,7 @@ class _Emitter:
             return
         for r in self.copies(i):
             value = self.load(i, r, swept) if self.nodes[i].op == "load" else self.step(i, r)
-            self.lines.append(f"const auto {self.name(i, r)} = {value}; (void){self.name(i, r)};")
+            self.lines.append(f"const auto {self.name(i, r)} = {value};")
 
     def name(self, i: int, r: int) -> str:
         n = self.nodes[i]
@@ -351,7 +256,7 @@ class _Emitter:
         terms = [f"{name}_{r}"]
         for axis in self.loops.swept if swept else ():
             if access.strides[axis]:
-                terms.append(f"i{axis} * {access.strides[axis]}")
+                terms.append(_step(f"i{axis}", access.strides[axis]))
         return " + ".join(terms)
 
     def load(self, i: int, r: int, swept: bool) -> str:
@@ -367,8 +272,9 @@ class _Emitter:
         address = self.address(f"y{k}", access, r, swept)
         stride = access.strides[self.loops.lane]
         n = self.nodes[i]
-        if n.op == "cast" and n.dtype in HALVES and self.nodes[n.args[0]].dtype == "f32":
-            i = n.args[0]  # a store rounds: the cast need not
+        rounds = n.op == "cast" and n.dtype in HALVES and self.nodes[n.args[0]].dtype == "f32"
+        if rounds and i not in self.loops.kept_values:
+            i = n.args[0]  # the store rounds
         if not stride:
             self.lines.append(f"store({address}, {self.name(i, r)});")
         elif stride != 1:
@@ -396,100 +302,15 @@ class _Emitter:
         return f"rounded<{n.dtype}>({value})" if n.dtype in HALVES else value
 
     def cast(self, n: Node, value: str, vector: bool) -> str:
-        kind = _C_TYPES[n.dtype]
+        kind = C_TYPES[n.dtype]
         if vector and self.nodes[n.args[0]].dtype == "bool":
             return f"cast_mask<{kind}>({value})"
         return f"cast<{kind}>({value})"
 
-    # ---- the entry ----
-
-    def entry(self) -> str:
-        graph, loops = self.graph, self.loops
-        parameters = [f"const void* x{k}" for k in range(len(graph.inputs))]
-        parameters += [f"void* y{k}" for k in range(len(graph.outputs))]
-        parameters += ["i64 count"]
-        parameters += [f"{_C_TYPES[s]} s{k}" for k, s in enumerate(graph.scalars)]
-        values = [f"(const {_c(a)}*)x{k}" for k, a in enumerate(graph.inputs)]
-        values += [f"({_c(a)}*)y{k}" for k, (_, a) in enumerate(graph.outputs)]
-        values += [f"s{k}" for k in range(len(graph.scalars))]
-        values += ["count"] if 0 not in graph.reduced else []
-        size = "n0" if 0 in graph.reduced else "count"
-        advice = [
-            f"  if (huge_pages) advise_huge_pages(y{k}, {_extent(graph, access, size)});"
-            for k, (_, access) in enumerate(graph.outputs)
-        ]
-        rows = " * ".join([size if a == 0 else f"n{a}" for a in loops.rows]) or "1"
-        lane_size = size if loops.lane == 0 else f"n{loops.lane}"
-        kept = sum(map(self.kept_bytes, self.kept_values)) * self.schedule.rows
-        allocate = f"(char*)aligned_alloc(64, {kept} * {self.kept_lanes})" if kept else "nullptr"
-        return "\n".join(
-            [
-                f'extern "C" void {ENTRY}({", ".join(parameters)}, i64 threads, i64 huge_pages) {{',
-                f"  const Arguments a = {{{', '.join(values)}}};",
-                *advice,
-                f"  const i64 rows = {rows}, together = {self.schedule.rows};",
-                *self.items(lane_size),
-                "#pragma omp parallel num_threads(threads) if (threads > 1 && items > 1)",
-                "  {",
-                f"    char* kept = {allocate};",
-                "    (void)kept;",
-                *(["    if (!kept) abort();"] if kept else []),
-                "#pragma omp for schedule(static)",
-                "    for (i64 item = 0; item < items; ++item) {",
-                *self.dispatch(lane_size),
-                "    }",
-                *(["    free(kept);"] if kept else []),
-                *(["    finish_streams();"] if self.schedule.stream_stores else []),
-                "  }",
-                "}",
-            ]
-        )
-
-    def items(self, lane_size: str) -> list[str]:
-        groups = "(rows + together - 1) / together"
-        if self.loops.kind == "rows":
-            return [f"  const i64 items = {groups};"]
-        if self.loops.kind == "columns":
-            stripes = f"({lane_size} + together * LANES - 1) / (together * LANES)"
-            return [f"  const i64 stripes = {stripes}, items = rows * stripes;"]
-        blocks = f"({lane_size} + {POINTWISE_BLOCK - 1}) / {POINTWISE_BLOCK}"
-        return [f"  const i64 blocks = {blocks}, items = ({groups}) * blocks;"]
-
-    def dispatch(self, lane_size: str) -> list[str]:
-        rows = self.schedule.rows
-        if self.loops.kind == "columns":
-            return [
-                "      const i64 first = item / stripes, column = item % stripes * together * LANES;",
-                f"      if (column + together * LANES <= {lane_size})",
-                f"        item_{rows}(a, first, column, All{{}}, kept);",
-                "      else",
-                f"        for (i64 c = column; c < {lane_size}; c += LANES) {{",
-                f"          if (c + LANES <= {lane_size}) item_1(a, first, c, All{{}}, kept);",
-                f"          else item_1(a, first, c, First{{{lane_size} - c}}, kept);",
-                "        }",
-            ]
-        if self.loops.kind == "rows":
-            head, rest = ["      const i64 first = item * together;"], "kept"
-        else:
-            head, rest = (
-                [
-                    "      const i64 first = item / blocks * together;",
-                    f"      const i64 begin = item % blocks * {POINTWISE_BLOCK};",
-                    f"      const i64 last = begin + {POINTWISE_BLOCK};",
-                    f"      const i64 end = last < {lane_size} ? last : {lane_size};",
-                ],
-                "begin, end",
-            )
-        return [
-            *head,
-            f"      if (first + together <= rows) item_{rows}(a, first, {rest});",
-            f"      else for (i64 r = first; r < rows; ++r) item_1(a, r, {rest});",
-        ]
-
 
 def literal(n: Node) -> str:
     """A constant of a graph as exact C++ text."""
-    kind = _C_TYPES[n.dtype]
+    kind = C_TYPES[n.dtype]
     if n.dtype == "bool":
         return "true" if n.attr else "false"
     if n.dtype in ("i32", "i64"):
@@ -503,58 +324,17 @@ def literal(n: Node) -> str:
     return f"({register}){value.hex()}"
 
 
-def _with_one_axis(graph: Graph) -> Graph:
-    def widened(access: Access) -> Access:
-        return replace(access, strides=(0,))
-
-    return replace(
-        graph,
-        space=(1,),
-        nodes=tuple(replace(n, shape=(1,)) for n in graph.nodes),
-        inputs=tuple(widened(a) for a in graph.inputs),
-        outputs=tuple((i, widened(a)) for i, a in graph.outputs),
-    )
-
-
-def _pointwise_plan(graph: Graph, lane: int) -> Plan:
-    inner = tuple(n.shape[lane] != 1 for n in graph.nodes)
-    stores = tuple(k for k, (i, _) in enumerate(graph.outputs) if inner[i])
-    phase = Phase((), stores, frozenset(), frozenset())
-    return Plan(graph, (phase,), inner, (0,) * len(graph.nodes))
-
-
-def _worth_keeping(loops: Loops, i: int, keep: str) -> bool:
-    """A contiguous load is its own memory; what is no vector is cheap."""
-    n = loops.plan.graph.nodes[i]
-    if keep == "nothing" or not loops.is_vector(i):
-        return False
-    return n.op != "load" or loops.plan.graph.inputs[n.attr].strides[loops.lane] != 1
-
-
 def _linear(axes: Iterable[int]) -> str:
     """The row-major index over `axes`."""
-    index = "0"
-    for a in axes:
-        index = f"i{a}" if index == "0" else f"({index}) * n{a} + i{a}"
+    first, *rest = axes
+    index = f"i{first}"
+    for a in rest:
+        index = f"({index} * n{a} + i{a})"
     return index
 
 
-def _extent(graph: Graph, access: Access, count: str) -> str:
-    steps = [
-        f"({count if axis == 0 else graph.space[axis]} - 1) * {stride}"
-        for axis, stride in enumerate(access.strides)
-        if stride
-    ]
-    return f"({' + '.join([*steps, '1'])}) * {access.itemsize}"
-
-
-def _bytes(graph: Graph, access: Access) -> int:
-    sizes = [n for n, s in zip(graph.space, access.strides, strict=True) if s]
-    return math.prod(sizes) * access.itemsize
-
-
-def _c(access: Access) -> str:
-    return _C_TYPES[access.dtype]
+def _step(index: str, stride: int) -> str:
+    return index if stride == 1 else f"{index} * {stride}"
 
 
 @functools.cache

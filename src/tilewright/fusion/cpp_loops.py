@@ -1,0 +1,148 @@
+"""How the axes of a graph become the loops of a C++ kernel, and what sweeps keep in memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+from tilewright.fusion.ir import Access, Graph
+from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows
+from tilewright.op import TensorSpec
+
+L1_BYTES = 24 << 10
+"""Of the L1 cache (32 KiB or more), what is left beside parameters and outputs."""
+_CHEAP = ("add", "sub", "mul", "cast")
+
+
+@dataclass(frozen=True)
+class Loops:
+    """How a plan's axes become loops.
+
+    Attributes:
+        lane: the axis that vectors run along.
+        swept: axes that one work item walks: the reduced ones, or the lane axis.
+        rows: the axes that number the work items, the lane axis not among them.
+    """
+
+    plan: Plan
+    lane: int
+    swept: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:
+        if not self.plan.graph.reductions:
+            return "pointwise"
+        return "rows" if self.lane in self.swept else "columns"
+
+    @property
+    def row_width(self) -> int:
+        return math.prod(self.plan.graph.space[a] for a in self.swept)
+
+    @property
+    def rereads(self) -> bool:
+        """Whether reading a narrow input again is cheaper than keeping it widened: in rows too
+        long for the L1 cache."""
+        return 4 * self.row_width > L1_BYTES
+
+    def is_vector(self, i: int) -> bool:
+        return self.plan.graph.nodes[i].shape[self.lane] != 1
+
+    def is_replicated(self, i: int) -> bool:
+        """Whether the rows (or vectors of columns) of a work item have different values."""
+        shape = self.plan.graph.nodes[i].shape
+        axes = (*self.rows, self.lane) if self.kind == "columns" else self.rows
+        return any(shape[a] != 1 for a in axes)
+
+    @functools.cached_property
+    def kept_values(self) -> list[int]:
+        """Values that some sweep keeps for a later one."""
+        return sorted(frozenset[int]().union(*(p.carried_out for p in self.plan.phases)))
+
+    def kept_bytes(self, i: int) -> int:
+        """Bytes of one kept value, for one row or one lane of columns; a multiple of 64."""
+        size = TensorSpec(self.plan.graph.nodes[i].dtype, ()).itemsize
+        return math.ceil(self.row_width * size / 64) * 64
+
+    @property
+    def kept_lanes(self) -> str:
+        """How many times that: once, or once for each of a vector of columns."""
+        return "LANES" if self.kind == "columns" else "1"
+
+
+def arrange(graph: Graph, keep: str) -> Loops:
+    """Choose the lane axis, the one along which most bytes are contiguous, and the phases."""
+    if not graph.space:
+        graph = _with_one_axis(graph)
+    accesses = [*graph.inputs, *(a for _, a in graph.outputs)]
+    contiguous = [
+        sum(_bytes(graph, access) for access in accesses if access.strides[axis] == 1)
+        for axis in range(len(graph.space))
+    ]
+    last = graph.reduced[-1] if graph.reductions else len(graph.space) - 1
+    lane = max(range(len(graph.space)), key=lambda a: (contiguous[a], a == last))
+    if lane in graph.reduced:
+        lane = last if contiguous[lane] == contiguous[last] else lane
+    if graph.reductions:
+        plan = plan_rows(graph, "two_pass", recompute=keep == "bytes")
+        swept = (*(a for a in graph.reduced if a != lane), *(a for a in graph.reduced if a == lane))
+    else:
+        plan, swept = _pointwise_plan(graph, lane), (lane,)
+    rows = tuple(a for a in range(len(graph.space)) if a not in swept and a != lane)
+    loops = Loops(plan, lane, swept, rows)
+    phases = plan.phases
+    kept = _kept(loops, keep)
+    trimmed = tuple(
+        replace(phase, carried_in=before, carried_out=after)
+        for phase, before, after in zip(phases, [frozenset[int](), *kept], kept, strict=False)
+    )
+    return replace(loops, plan=replace(plan, phases=trimmed))
+
+
+def _with_one_axis(graph: Graph) -> Graph:
+    def widened(access: Access) -> Access:
+        return replace(access, strides=(0,))
+
+    return replace(
+        graph,
+        space=(1,),
+        nodes=tuple(replace(n, shape=(1,)) for n in graph.nodes),
+        inputs=tuple(widened(a) for a in graph.inputs),
+        outputs=tuple((i, widened(a)) for i, a in graph.outputs),
+    )
+
+
+def _pointwise_plan(graph: Graph, lane: int) -> Plan:
+    inner = tuple(n.shape[lane] != 1 for n in graph.nodes)
+    stores = tuple(k for k, (i, _) in enumerate(graph.outputs) if inner[i])
+    phase = Phase((), stores, frozenset(), frozenset())
+    return Plan(graph, (phase,), inner, (0,) * len(graph.nodes))
+
+
+def _kept(loops: Loops, keep: str) -> list[frozenset[int]]:
+    """What each sweep keeps: no scalars, no contiguous loads, which are memory of their own, and
+    nothing that one or two additions or products give from what an earlier sweep kept."""
+    graph, earlier, kept = loops.plan.graph, frozenset[int](), []
+    for phase in loops.plan.phases:
+        found: set[int] = set()
+        for i in phase.carried_out if keep != "nothing" else ():
+            steps = [k for k in needed_in(graph, {i}, earlier) if loops.plan.inner[k]]
+            again = [k for k in steps if not (loops.rereads and _is_contiguous_load(loops, k))]
+            if len(again) <= 2 and all(graph.nodes[k].op in _CHEAP for k in again):
+                found |= {a for k in steps for a in graph.nodes[k].args if a in earlier}
+            elif loops.is_vector(i) and not _is_contiguous_load(loops, i):
+                found.add(i)
+        earlier = frozenset(found)
+        kept.append(earlier)
+    return kept
+
+
+def _is_contiguous_load(loops: Loops, i: int) -> bool:
+    n = loops.plan.graph.nodes[i]
+    return n.op == "load" and loops.plan.graph.inputs[n.attr].strides[loops.lane] == 1
+
+
+def _bytes(graph: Graph, access: Access) -> int:
+    sizes = [n for n, s in zip(graph.space, access.strides, strict=True) if s]
+    return math.prod(sizes) * access.itemsize
