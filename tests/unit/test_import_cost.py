@@ -1,9 +1,9 @@
 """The command line answers before torch could have been imported."""
 
 import json
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -32,12 +32,15 @@ def test_bad_options_are_refused_without_importing_torch():
     assert loaded_by(["tune", "softmax(x=f32[4,4])", "--budget", "soon"]) == (2, [])
 
 
-def test_help_answers_within_a_third_of_a_second():
+def test_help_costs_less_than_a_third_of_a_second_of_cpu():
     def once() -> float:
-        start = time.perf_counter()
+        before = os.times()
         subprocess.run(
             [sys.executable, "-m", "tilewright.cli", "--help"], capture_output=True, check=True
         )
-        return time.perf_counter() - start
+        after = os.times()
+        return (after.children_user + after.children_system) - (
+            before.children_user + before.children_system
+        )
 
-    assert min(once() for _ in range(5)) < 0.3
+    assert min(once() for _ in range(3)) < 0.3

@@ -116,6 +116,8 @@ class _Lowering:
             return Value(self.constant(value, node), ())
         if name in ("sum", "amax", "amin", "prod", "mean", "var"):
             return self.reduction(node, name)
+        if name == "relu":
+            return self.binary("maximum", self.value(node.args[0]), self.value(0.0))
         if name in POINTWISE:
             result = self.pointwise(node, name)
             if _name(node).endswith("_"):
