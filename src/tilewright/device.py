@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilewright.errors import InvalidArgument
 from tilewright.registry import Registry
@@ -88,7 +89,7 @@ def spec_of(index: int | None) -> DeviceSpec:
         return dataclasses.replace(DEVICES["cpu"], threads=torch.get_num_threads())
     import torch
 
-    p = torch.cuda.get_device_properties(index)
+    p: Any = torch.cuda.get_device_properties(index)
     known = [d for d in DEVICES.values() if any(m in p.name for m in d.matches)]
     if known:
         return max(known, key=lambda d: max(len(m) for m in d.matches if m in p.name))

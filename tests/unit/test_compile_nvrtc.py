@@ -202,12 +202,14 @@ def test_the_nvrtc_of_torch_goes_first(monkeypatch, tmp_path, cuda, wheel, sonam
     library = tmp_path / "nvidia" / wheel / "lib" / soname
     library.parent.mkdir(parents=True, exist_ok=True)
     library.touch()
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert nvrtc._library_of_torch() == library
 
 
 def test_a_torch_without_cuda_has_no_say(monkeypatch, tmp_path):
     installed(tmp_path, "cuda: Optional[str] = None", "cu13/lib/libnvrtc.so.13")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert nvrtc._library_of_torch() is None
 
