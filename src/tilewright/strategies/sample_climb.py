@@ -10,7 +10,7 @@ def sample_climb(space, rng, starts=(), samples=96, climbers=3):
     All climbers' neighbours are proposed together, so that compilers work side by side.
     """
     batch = [*starts, *space.sample(rng, samples)]
-    times = {}
+    times: dict = {}
     while batch:
         times.update(zip(batch, (yield batch), strict=True))
         best = sorted(times, key=times.__getitem__)[:climbers]

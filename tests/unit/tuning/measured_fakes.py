@@ -1,13 +1,11 @@
-"""A plug-in folder with one operator and implementations that fail in every way there is."""
+"""The text of a plug-in folder: one operator, and implementations that fail in every way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-from tilewright.impl import IMPLS
-from tilewright.op import OPS
+from tilewright.op import Workload
+from tilewright.results import Row
+from tilewright.store import Store
+from tilewright.tune import tune
 
 OP = '''
 from tilewright.op import op
@@ -89,16 +87,24 @@ class FakeNever(Implementation):
 '''
 
 
-@pytest.fixture(scope="module")
-def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The operator fake_double and its implementations, for one test module."""
-    folder = tmp_path_factory.mktemp("plugins")
-    for kind, name, text in (("ops", "fake_double", OP), ("impls", "fakes", IMPL)):
-        (folder / kind).mkdir(parents=True)
-        (folder / kind / f"{name}.py").write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TILEWRIGHT_PLUGINS", str(folder))
-        yield
-    OPS._things.pop("fake_double", None)
-    for name in ("fake_own", "fake_never"):
-        IMPLS._things.pop(name, None)
+WORKLOAD = "fake_double(x=f32[64,128])"
+FAKES = ("fake_own", "fake_never")
+FAST = {"fault": ("none",)}
+HEURISTIC = {"delay_us": 300, "fault": "none"}
+
+
+def quick(w: Workload, runner, store, **changed) -> Row:
+    options = {"budget_s": 2.0, "baselines": (), "params": FAST, "strategy": "exhaustive"}
+    options["implementations"] = FAKES
+    report = tune([w], runner=runner, store=store, **{**options, **changed})
+    assert not report.failed, report.failed
+    (row,) = report.rows
+    return row
+
+
+def statuses(store: Store) -> dict[str, set[str]]:
+    """implementation -> statuses of its records."""
+    found: dict[str, set[str]] = {}
+    for record in store.query():
+        found.setdefault(record.implementation, set()).add(record.status)
+    return found

@@ -6,7 +6,6 @@ import os
 import signal
 
 import pytest
-from measured_fakes import fakes  # noqa: F401
 
 from tilewright.errors import InvalidArgument
 from tilewright.measure.candidate import COPY, Candidate, Description, Outcome
@@ -24,7 +23,7 @@ def fake(fault: str = "none", delay_us: int = 0) -> Candidate:
 
 
 @pytest.fixture(scope="module")
-def w(fakes) -> Workload:  # noqa: F811
+def w(fakes) -> Workload:
     return Workload.parse(WORKLOAD)
 
 

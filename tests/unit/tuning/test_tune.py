@@ -1,0 +1,222 @@
+"""The tuner: what it records, what it chooses, and how it keeps its budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from measured_fakes import FAKES, FAST, quick, statuses
+
+from tilewright.errors import InvalidArgument
+from tilewright.measure.candidate import Limits
+from tilewright.measure.runner import Isolated
+from tilewright.op import Workload
+from tilewright.tune import Progress, tune
+
+
+def test_the_fastest_verified_config_wins_and_everything_is_recorded(w, runner, store, slow_aten):
+    faults = ("none", "wrong", "raise", "refused")
+    row = quick(w, runner, store, params={"delay_us": (0, 600, 4000), "fault": faults})
+    assert row.chosen == "fake_own"
+    assert row.own.config == {"delay_us": 0, "fault": "none"}
+    assert row.own.workspace_bytes == 64
+    assert row.verified.deterministic
+    assert row.baselines["aten"].median_us > row.own.median_us
+    assert row.copy_us > 0
+    assert row.floor_us > 0
+    assert row.refused == {"fake_never": "never fits"}
+    by_config = {(r.config.get("fault"), r.status) for r in store.query()}
+    assert {("wrong", "wrong_result"), ("refused", "compile_error"), ("raise", "launch_error")} <= (
+        by_config
+    )
+    assert statuses(store)["fake_never"] == {"unsupported"}
+    wrong = store.query(status="wrong_result")[0]
+    assert "got" in wrong.message
+    assert wrong.median_us is None
+
+
+def test_the_store_s_winner_is_the_row_s_choice(w, runner, store):
+    row = quick(w, runner, store)
+    best = store.best(str(w), runner.describe().key, runner.describe().versions)
+    assert best.implementation == row.chosen
+    assert best.median_us == row.chosen_us
+    assert best.final
+    assert best.duel
+
+
+def test_aten_is_chosen_when_every_kernel_of_ours_is_slower(w, runner, store):
+    row = quick(w, runner, store, params={**FAST, "delay_us": (4000,)})
+    assert row.chosen == "aten"
+    assert row.own.median_us > 4000
+    assert row.chosen_us <= row.baselines["aten"].median_us
+    finals = {r.implementation: r.status for r in store.query(final=True) if r.duel}
+    assert finals["fake_own"] == "slower"
+
+
+def test_finalists_baselines_copy_and_floor_share_one_duel(w, runner, store):
+    quick(w, runner, store)
+    finals = store.query(final=True)
+    assert len({r.duel for r in finals}) == 1
+    assert {r.implementation for r in finals} == {"aten", "fake_own", "copy", "floor"}
+    assert {r.status for r in finals if r.implementation in ("copy", "floor")} == {"ceiling"}
+    heuristic = {"delay_us": 300, "fault": "none"}
+    assert heuristic in [r.config for r in finals if r.implementation == "fake_own"]
+
+
+def test_a_second_run_finds_its_records_and_measures_nothing(w, runner, store):
+    row = quick(w, runner, store)
+    count = len(store.query())
+    again = quick(w, runner, store)
+    assert len(store.query()) == count
+    exact = dataclasses.replace(row.verified, integer_exact=None)
+    assert again == dataclasses.replace(row, verified=exact)
+
+
+def test_force_and_a_new_implementation_search_again(w, runner, store, monkeypatch):
+    def duels() -> int:
+        return len({r.duel for r in store.query(final=True)})
+
+    quick(w, runner, store, implementations=())
+    assert duels() == 1
+    quick(w, runner, store)
+    assert duels() == 2
+    quick(w, runner, store)
+    assert duels() == 2
+    quick(w, runner, store, force=True)
+    assert duels() == 3
+
+
+def test_a_budget_in_configs_is_kept(w, runner, store):
+    quick(w, runner, store, budget_s=None, budget_configs=3)
+    searched = store.query(implementation="fake_own", final=False)
+    assert len({tuple(r.config.items()) for r in searched}) == 3
+    assert {"delay_us": 300, "fault": "none"} in [r.config for r in searched]
+
+
+def test_a_budget_in_seconds_is_kept(w, runner, store):
+    other = [w, Workload.parse("fake_double(x=f32[63,128])")]
+    start = time.monotonic()
+    report = tune(
+        other,
+        runner=runner,
+        store=store,
+        baselines=(),
+        params=FAST,
+        budget_s=3.0,
+        implementations=FAKES,
+    )
+    assert time.monotonic() - start < 6.0
+    assert len(report.rows) == 2
+    assert report.tuning_s < 6.0
+
+
+def test_candidates_that_kill_the_worker_or_hang_do_not_end_the_search(w, store):
+    with Isolated("cpu", run_limit_s=2.0) as isolated:
+        row = quick(w, isolated, store, params={"delay_us": (0,)}, budget_s=60.0)
+    assert row.own.config == {"delay_us": 0, "fault": "none"}
+    found = {
+        r.config["fault"]: r.status for r in store.query(implementation="fake_own", final=False)
+    }
+    assert found == {
+        "none": "ok",
+        "segfault": "launch_error",
+        "exit": "launch_error",
+        "hang": "timeout",
+        "raise": "launch_error",
+        "wrong": "wrong_result",
+        "refused": "compile_error",
+    }
+
+
+INTERRUPTED = """
+import sys
+from tilewright import tune
+from tilewright.op import Workload
+from tilewright.store import Store
+
+class Tells(tune.Progress):
+    def best(self, candidate, us):
+        print("best", flush=True)
+
+report = tune.tune([Workload.parse(sys.argv[1])] * 50, store=Store(sys.argv[2]), progress=Tells(),
+                   device="cpu", implementations=("fake_own",), baselines=(), budget_s=1000,
+                   strategy="random_search", params={"fault": ("none",)}, force=True)
+print("interrupted", report.interrupted, len(report.rows), flush=True)
+"""
+
+
+def test_ctrl_c_at_a_terminal_ends_worker_and_run_and_keeps_the_records(w, store):
+    """SIGINT reaches the whole foreground group; the worker must outlive it until told to end."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(w), str(store.url)],
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    assert run.stdout.readline() == "best\n"
+    workers = _children(run.pid)
+    assert workers
+    os.killpg(run.pid, signal.SIGINT)
+    rest, _ = run.communicate(timeout=60)
+    assert run.returncode == 0
+    assert "interrupted True" in rest
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert "ok" in statuses(store)["fake_own"]
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+class Interrupts(Progress):
+    def best(self, candidate, us):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_ends_the_run_and_keeps_what_was_recorded(w, runner, store):
+    report = tune(
+        [w], runner=runner, store=store, params=FAST, implementations=FAKES, progress=Interrupts()
+    )
+    assert report.interrupted
+    assert report.rows == []
+    assert "ok" in statuses(store)["fake_own"]
+
+
+def test_a_time_below_the_hard_limit_is_recorded_as_invalid_and_never_chosen(
+    w, runner, store, monkeypatch, slow_aten
+):
+    monkeypatch.setattr(runner, "prepare", lambda *args: Limits(1.0, 3000.0))
+    row = quick(w, runner, store, params={**FAST, "delay_us": (0, 4000)})
+    assert row.own.config["delay_us"] == 4000
+    invalid = [r.config["delay_us"] for r in store.query(status="invalid")]
+    assert set(invalid) <= {0, 300}
+    assert 0 in invalid
+
+
+def test_a_workload_that_no_kernel_of_ours_supports_still_has_a_row(runner, store, fakes):
+    w = Workload.parse("fake_double(x=f32[64])")
+    row = quick(w, runner, store)
+    assert row.own is None
+    assert row.verified is None
+    assert row.chosen == "aten"
+    assert row.refused["fake_own"] == "x has rank 1; fake_own takes matrices"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"strategy": "clairvoyant"}, "clairvoyant"),
+        ({"implementations": ("nobody",)}, "nobody"),
+        ({"params": {"tile_q": (1,)}}, "unknown knob 'tile_q'"),
+        ({"params": {"delay_us": ("soon",)}}, "delay_us='soon' is not like the values"),
+        ({"baselines": ("nobody",)}, "nobody"),
+    ],
+)
+def test_bad_options_are_named(w, runner, store, wrong, said):
+    with pytest.raises(InvalidArgument, match=said):
+        quick(w, runner, store, **wrong)

@@ -1,0 +1,239 @@
+"""Parts of the tuner: compiling ahead, choosing, bench, verify_all, replay."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import time
+from pathlib import Path
+
+import pytest
+from measured_fakes import FAKES, FAST, HEURISTIC, WORKLOAD, quick
+
+from tilewright.build import CompileTask, Resources
+from tilewright.compile.cache import Compiled
+from tilewright.errors import CompileError, CompilerMissing, InvalidArgument, NoImplementation
+from tilewright.impl import IMPLS
+from tilewright.measure.candidate import Candidate
+from tilewright.measure.replay import Replay
+from tilewright.record import Record
+from tilewright.search import STRATEGIES
+from tilewright.tune import Progress, bench, verify_all
+from tilewright.tune.ahead import grouped
+from tilewright.tune.choice import simplest_of_fastest
+from tilewright.tune.run import tune_one
+from tilewright.tune.session import Options, Session
+
+# --- compiling -------------------------------------------------------------------------------
+
+
+class Pool:
+    """Compiles nothing: what comes back depends on the fault that the source names."""
+
+    def compile(self, tasks):
+        for task in tasks:
+            if "segfault" in task.source:
+                yield task, CompileError("error: expected ';'")
+                continue
+            spill_bytes = 16 if "'exit'" in task.source else 0
+            resources = Resources(32, spill_bytes, spill_bytes, 0)
+            yield task, Compiled(task.source, Path("/nowhere"), resources, "", 0.0)
+
+
+def with_tasks(monkeypatch: pytest.MonkeyPatch, missing: bool = False) -> None:
+    def task(config, w, device):
+        if missing:
+            raise CompilerMissing("no g++; apt-get install g++")
+        return CompileTask("cxx", str(config), (), "entry")
+
+    monkeypatch.setattr(IMPLS["fake_own"], "task", task, raising=False)
+
+
+def session(runner, store, **options) -> Session:
+    chosen = {
+        "strategy": "exhaustive",
+        "baselines": (),
+        "implementations": FAKES,
+        "budget_s": 4.0,
+        **options,
+    }
+    return Session(runner, Pool(), store, Options(**chosen), None, Progress())  # type: ignore[arg-type]
+
+
+def test_spillers_and_what_does_not_compile_are_recorded_and_not_run(w, runner, store, monkeypatch):
+    with_tasks(monkeypatch)
+    params = {"fault": ("none", "exit", "segfault"), "delay_us": (0, 100)}
+    row = tune_one(session(runner, store, params=params), w)
+    assert row.own.config["fault"] == "none"
+    assert row.own.resources["registers"] == 32
+    assert row.candidates == 2
+    (spilled,) = {(r.config["fault"], r.message) for r in store.query(status="spilled")}
+    assert spilled == ("exit", "spills 16 bytes per thread")
+    failed = store.query(status="compile_error")
+    assert {r.config["fault"] for r in failed} == {"segfault"}
+    assert "expected ';'" in failed[0].message
+
+
+def test_spillers_are_tried_where_nothing_else_is_left(w, runner, store, monkeypatch):
+    with_tasks(monkeypatch)
+    monkeypatch.setattr(Pool, "compile", _all_spill)
+    params = {**FAST, "delay_us": (0,)}
+    row = tune_one(session(runner, store, params=params), w)
+    assert row.own.config == {"delay_us": 0, "fault": "none"}
+    assert row.own.resources["spill_bytes"] == 8
+
+
+def _all_spill(self, tasks):
+    for task in tasks:
+        yield task, Compiled(task.source, Path("/nowhere"), Resources(255, 8, 8, 0), "", 0.0)
+
+
+def test_a_missing_compiler_is_told_once_and_ends_the_search(w, runner, store, monkeypatch):
+    with_tasks(monkeypatch, missing=True)
+    row = tune_one(session(runner, store), w)
+    assert row.own is None
+    assert row.refused["fake_own"] == "no g++; apt-get install g++"
+    assert len(store.query(status="compile_error")) <= 8
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_groups_hold_every_binary_once_in_order(overlap):
+    items = [(Candidate("i", (("n", n),)), None) for n in range(100)]
+    groups = list(grouped((item for item in items), overlap))
+    assert [item for group in groups for item in group] == items
+    assert max(map(len, groups)) <= 32
+
+
+def test_an_error_of_the_pool_reaches_the_caller():
+    def broken():
+        yield Candidate("i"), None
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        list(grouped(broken(), overlap=True))
+
+
+def test_leaving_a_group_early_ends_the_compilation():
+    closed = []
+
+    def endless():
+        try:
+            while True:
+                time.sleep(0.001)
+                yield Candidate("i"), None
+        finally:
+            closed.append(True)
+
+    groups = grouped(endless(), overlap=True)
+    next(groups)
+    groups.close()
+    assert closed == [True]
+
+
+# --- choosing --------------------------------------------------------------------------------
+
+
+def timed(name: str, us: float, half: float, **config) -> Record:
+    return Record(
+        WORKLOAD, "fake_double", name, config, "ok", "cpu",
+        median_us=us, ci_low_us=us - half, ci_high_us=us + half,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("records", "winner"),
+    [
+        ([timed("aten", 10, 1), timed("fake_own", 5, 1, **HEURISTIC)], 1),
+        ([timed("aten", 6, 1), timed("fake_own", 5, 1, **HEURISTIC)], 0),
+        ([timed("aten", 5, 1), timed("fake_own", 6, 0.5, **HEURISTIC)], 0),
+        (
+            [
+                timed("aten", 10, 1),
+                timed("fake_own", 5, 1, delay_us=0, fault="none"),
+                timed("fake_own", 5.5, 1, **HEURISTIC),
+            ],
+            2,
+        ),
+        ([timed("inductor", 5, 1), timed("fake_own", 5.5, 1, **HEURISTIC), timed("aten", 9, 1)], 1),
+        ([timed("aten", 6, 0.1), timed("inductor", 4.8, 0.95), timed("fake_own", 7, 3)], 1),
+    ],
+    ids=["clear", "tie with aten", "slower", "tie of ours", "tie with inductor", "never slower"],
+)
+def test_the_winner_is_the_simplest_of_the_fastest(w, runner, records, winner):
+    assert simplest_of_fastest(records, w, runner.describe().spec) is records[winner]
+
+
+# --- other entry points ----------------------------------------------------------------------
+
+
+def test_bench_measures_the_recorded_choice_and_records_nothing(w, runner, store, slow_aten):
+    tuned = quick(w, runner, store, params={**FAST, "delay_us": (0, 2000)})
+    count = len(store.query())
+    (row,) = bench(
+        [w], runner=runner, store=store, baselines=(), implementations=FAKES, budget_s=2.0
+    ).rows
+    assert len(store.query()) == count
+    assert row.own.config == tuned.own.config == {"delay_us": 0, "fault": "none"}
+    assert row.own.heuristic_us > 300
+
+
+def test_bench_of_an_untuned_workload_measures_the_heuristic(w, runner, store):
+    (row,) = bench(
+        [w], runner=runner, store=store, baselines=(), implementations=FAKES, budget_s=2.0
+    ).rows
+    assert row.own.config == HEURISTIC
+    assert store.query() == []
+
+
+def test_verify_all_checks_every_implementation_that_supports_the_workload(w, runner):
+    found = {name: verdict for name, _, verdict in verify_all(w, runner=runner)}
+    assert {"aten", "fake_own"} <= set(found)
+    assert "fake_never" not in found
+    assert found["aten"].ok
+    assert found["fake_own"].ok
+
+
+def test_verify_all_reproduces_one_candidate(w, runner):
+    ((name, config, verdict),) = verify_all(w, "fake_own", {"fault": "wrong"}, 3, runner=runner)
+    assert (name, config) == ("fake_own", {"delay_us": 300, "fault": "wrong"})
+    assert not verdict.ok
+    assert "reference" in verdict.message
+
+
+def test_verify_all_names_what_cannot_be_verified(w, runner):
+    with pytest.raises(NoImplementation, match="never fits"):
+        verify_all(w, "fake_never", runner=runner)
+    with pytest.raises(InvalidArgument, match="delay_us=7"):
+        verify_all(w, "fake_own", {"delay_us": 7}, runner=runner)
+    with pytest.raises(InvalidArgument, match="one implementation"):
+        verify_all(w, None, {"delay_us": 0}, runner=runner)
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "hill_climb", "random_search", "sample_climb"])
+def test_replay_finds_the_recorded_optimum_without_hardware(w, runner, store, strategy):
+    """A convex landscape of recorded times: every strategy must come down to its bottom."""
+    space = IMPLS["fake_own"].space(w, runner.describe().spec)
+    records = [timed("aten", 5000.0, 1.0)]
+    records += [
+        timed("fake_own", 100.0 + c.delay_us + 50 * abs(len(c.fault) - 4), 1.0,
+              **dataclasses.asdict(c)) for c in space
+    ]  # fmt: skip
+    replay = Replay(
+        [dataclasses.replace(r, max_ulp=0.5, deterministic=True) for r in records],
+        runner.describe(),
+    )
+    row = quick(w, replay, store, strategy=strategy, params={})
+    assert row.chosen == "fake_own"
+    assert row.own.median_us == 100.0
+    assert row.baselines["aten"].median_us == 5000.0
+
+
+def test_sample_climb_never_proposes_a_config_twice_and_ends():
+    space = IMPLS["aten"].space(None, None)
+    assert len(list(space)) == 1
+    strategy = STRATEGIES["sample_climb"](space, random.Random(0), starts=list(space))
+    batch = next(strategy)
+    assert set(batch) == set(space)
+    with pytest.raises(StopIteration):
+        strategy.send([math.inf] * len(batch))
