@@ -1,0 +1,321 @@
+"""Faults that real kernels have, planted into every operator: the verifier refuses each of them."""
+
+import functools
+import itertools
+import re
+
+import pytest
+import torch
+from torch import fx
+
+from tilewright.fusion.trace import trace_reference
+from tilewright.impl import allocate
+from tilewright.impls._vendor import vendor
+from tilewright.measure.verify import Verifier
+from tilewright.op import DTYPES, OPS, Workload
+
+# Small odd shapes, d for the dtype. A new operator adds its own here.
+WORKLOADS = {
+    "layer_norm": [
+        "layer_norm(x=d[7,37], weight=d[37], bias=d[37])",
+        "layer_norm(x=d[5,3,11], normalized_shape=[3,11])",
+    ],
+    "rms_norm": ["rms_norm(x=d[7,37], weight=d[37])", "rms_norm(x=d[3,129])"],
+    "bias_layer_norm": [
+        "bias_layer_norm(x=d[7,37], bias0=d[37], bias1=d[37], weight=d[37], bias=d[37])"
+    ],
+    "softmax": ["softmax(x=d[7,37])", "softmax(x=d[3,19,5], dim=1)"],
+    "lerp": [
+        "lerp(x=d[7,37], end=d[7,37], weight=0.3)",
+        "lerp(x=d[5,1], end=d[37], weight=d[5,37])",
+    ],
+}
+FLOATS = ("f16", "bf16", "f32", "f64")
+CASES = [
+    re.sub(r"\bd\[", f"{dtype}[", text)
+    for texts in WORKLOADS.values()
+    for text in texts
+    for dtype in FLOATS
+]
+COORDINATE = r"\(\d+(, \d+)*\)"
+
+
+def test_every_operator_is_here():
+    own = {name for name in OPS if OPS[name].reference.__module__.startswith("tilewright.ops.")}
+    assert own == set(WORKLOADS) == set(LAYOUTS)
+
+
+@functools.cache
+def verifier(text):
+    return Verifier(Workload.parse(text), torch.device("cpu"))
+
+
+def refusal(text, executable):
+    verdict = verifier(text).check(executable)
+    assert not verdict.ok
+    return verdict.message
+
+
+def name_of(target):
+    return target._schema.name.split("::")[1]
+
+
+class Emulated(fx.Interpreter):
+    """The traced reference in the operator's arithmetic, with a fault in its `fault`-th sum.
+
+    `term` is the position that is left out, in the last of the dims summed over.
+    """
+
+    def __init__(self, text, fault=None, term=-1):
+        self.w = Workload.parse(text)
+        super().__init__(trace_reference(self.w))
+        self.fault, self.term = fault, term
+
+    @property
+    def sums(self):
+        calls = [n.target for n in self.module.graph.nodes if n.op == "call_function"]
+        return sum(name_of(target) in ("sum", "var", "mean") for target in calls)
+
+    def call_function(self, target, args, kwargs):
+        name = name_of(target)
+        if name == "rounded":
+            return args[0].to(self.w.main.torch_dtype).to(args[0].dtype)
+        if name not in ("sum", "var", "mean"):
+            return super().call_function(target, args, kwargs)
+        self.seen += 1
+        if self.seen - 1 != self.fault:
+            return super().call_function(target, args, kwargs)
+        x, dims, *rest = args
+        keepdim = name != "var" and bool(rest and rest[0])
+        terms = (x - x.mean(dims, keepdim=True)).square() if name == "var" else x.clone()
+        terms.select(dims[-1], self.term).zero_()
+        total = terms.sum(dims, keepdim)
+        return total if name == "sum" else total * (total.numel() / x.numel())
+
+    def __call__(self, *tensors):
+        self.seen = 0
+        wide = DTYPES[self.w.arithmetic]
+        (out,) = self.run(*(t.to(wide) if t.is_floating_point() else t for t in tensors))
+        return out.to(self.w.outputs[0].torch_dtype)
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_pytorchs_own_result_passes(text):
+    verdict = verifier(text).check(vendor(Workload.parse(text)))
+    assert verdict.message == ""
+    assert verdict.max_ulp <= verdict.bound_ulp
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_the_reference_in_the_operators_arithmetic_passes(text):
+    verdict = verifier(text).check(Emulated(text))
+    assert verdict.message == ""
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_a_term_missing_from_any_sum_is_refused(text):
+    for fault, term in itertools.product(range(Emulated(text).sums), (0, -1)):
+        assert re.search(COORDINATE, refusal(text, Emulated(text, fault, term)))
+
+
+WIDE = [
+    text.replace("K", "65536")
+    for text in (
+        "rms_norm(x=f16[1,K])",
+        "layer_norm(x=f16[1,K])",
+        "layer_norm(x=f16[1,K], weight=f16[K], bias=f16[K])",
+        "softmax(x=f16[1,K])",
+        "bias_layer_norm(x=f16[1,K], bias0=f16[K], bias1=f16[K], weight=f16[K], bias=f16[K])",
+        "rms_norm(x=bf16[16,K])",
+        "layer_norm(x=bf16[16,K])",
+        "softmax(x=bf16[16,K])",
+    )
+]
+
+
+@pytest.mark.parametrize("text", WIDE)
+def test_one_term_missing_of_65536_is_refused_in_halves(text):
+    assert verifier(text).check(Emulated(text)).message == ""
+    for fault in range(Emulated(text).sums):
+        for term in (0, 31415, 65535):
+            refusal(text, Emulated(text, fault, term))
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_an_element_never_written_is_refused(text):
+    w = Workload.parse(text)
+
+    def executable(*tensors):
+        out = allocate(w.outputs[0], tensors[0].device)
+        out.view(-1)[:-1] = vendor(w)(*tensors).view(-1)[:-1]
+        return out
+
+    last = ", ".join(str(n - 1) for n in w.outputs[0].shape)
+    assert re.search(rf"never written at \({last}\)", refusal(text, executable))
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_a_stale_last_element_is_refused(text):
+    w = Workload.parse(text)
+
+    def executable(*tensors):
+        out = vendor(w)(*tensors).clone()
+        out.view(-1)[-1] = out.view(-1)[0]
+        return out
+
+    assert re.search(COORDINATE, refusal(text, executable))
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_rows_shifted_by_one_are_refused(text):
+    w = Workload.parse(text)
+    message = refusal(text, lambda *tensors: vendor(w)(*tensors).roll(1, 0))
+    assert re.search(COORDINATE, message)
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_a_forgotten_argument_is_refused(text):
+    w = Workload.parse(text)
+    for i, fill in itertools.product(range(1, len(w.tensors)), (0.0, 1.0)):
+
+        def executable(*tensors, i=i, fill=fill):
+            given = list(tensors)
+            given[i] = torch.full_like(given[i], fill)
+            return vendor(w)(*given)
+
+        assert re.search(COORDINATE, refusal(text, executable)), (i, fill)
+
+
+@pytest.mark.parametrize("text", [t for t in CASES if not re.search(r"\bbf16", t)])
+def test_a_result_rounded_through_a_narrower_dtype_is_refused(text):
+    w = Workload.parse(text)
+    narrower = torch.float32 if w.main.dtype == "f64" else torch.bfloat16
+    own = w.main.torch_dtype
+    message = refusal(text, lambda *tensors: vendor(w)(*tensors).to(narrower).to(own))
+    assert re.search(COORDINATE, message)
+
+
+@pytest.mark.parametrize("text", CASES)
+@pytest.mark.parametrize(("place", "words"), [(-1, "before its start"), (None, "past its end")])
+def test_a_write_outside_an_output_is_refused(text, place, words):
+    w = Workload.parse(text)
+
+    def executable(*tensors):
+        out = allocate(w.outputs[0], tensors[0].device).copy_(vendor(w)(*tensors))
+        offset = out.storage_offset() + (out.numel() if place is None else place)
+        out.as_strided((1,), (1,), offset).fill_(1.0)
+        return out
+
+    message = refusal(text, executable)
+    assert str(w.outputs[0]) in message
+    assert re.search(rf"\d+ bytes {words}", message)
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_a_modified_input_is_refused_and_restored(text):
+    w = Workload.parse(text)
+
+    def executable(*tensors):
+        out = vendor(w)(*tensors)
+        tensors[0].view(-1)[4] += 1
+        return out
+
+    message = refusal(text, executable)
+    assert re.match(rf"modified its input x at {COORDINATE}: .* became", message)
+    assert verifier(text).check(vendor(w)).ok
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_a_result_in_another_layout_or_dtype_is_refused(text):
+    w = Workload.parse(text)
+    transposed = refusal(
+        text, lambda *ts: vendor(w)(*ts).transpose(0, 1).contiguous().transpose(0, 1)
+    )
+    assert re.match(r"returned .*@strides\(.*, expected", transposed)
+    assert "returned" in refusal(text, lambda *ts: vendor(w)(*ts)[:-1])
+    other = torch.float64 if w.main.dtype != "f64" else torch.float32
+    assert "returned" in refusal(text, lambda *ts: vendor(w)(*ts).to(other))
+    assert "returned 2 tensors" in refusal(text, lambda *ts: (vendor(w)(*ts), ts[0]))
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_a_result_that_changes_from_call_to_call_is_refused(text):
+    w = Workload.parse(text)
+    calls = itertools.count()
+
+    def executable(*tensors):
+        out = vendor(w)(*tensors).clone()
+        if next(calls) % 2:
+            element = out.view(-1)[3:4]
+            element.copy_(torch.nextafter(element, torch.full_like(element, 9.0)))
+        return out
+
+    message = refusal(text, executable)
+    assert re.search(COORDINATE, message)
+    if w.main.dtype in ("f32", "f64") and w.op != "lerp":
+        assert message.startswith("two runs on the same inputs differ at")
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_one_buffer_returned_twice_is_refused(text):
+    w = Workload.parse(text)
+    buffer = torch.empty(w.outputs[0].shape, dtype=w.outputs[0].torch_dtype)
+    message = refusal(text, lambda *tensors: buffer.copy_(vendor(w)(*tensors)))
+    assert message == "returned the same memory from two calls"
+
+
+LAYOUTS = {
+    "layer_norm": [
+        "layer_norm(x=d[6,40]@strides(50,1), weight=d[40]@strides(2), bias=d[40])",
+        "layer_norm(x=d[6,40]@strides(0,1))",
+        "layer_norm(x=d[6,40]@strides(1,6)@align8, weight=d[40])",
+        "layer_norm(x=d[1,40])",
+        "layer_norm(x=d[6,1])",
+        "layer_norm(x=d[0,40])",
+        "layer_norm(x=d[40], weight=d[40])",
+    ],
+    "rms_norm": [
+        "rms_norm(x=d[6,40]@strides(50,1), weight=d[40])",
+        "rms_norm(x=d[2,3,40]@strides(40,80,1))",
+        "rms_norm(x=d[1,1])",
+    ],
+    "bias_layer_norm": [
+        "bias_layer_norm(x=d[4,6,40]@strides(40,160,1), bias0=d[40], bias1=d[40], weight=d[40],"
+        " bias=d[40])"
+    ],
+    "softmax": [
+        "softmax(x=d[])",
+        "softmax(x=d[40])",
+        "softmax(x=d[2,6,4,5]@channels_last, dim=1)",
+        "softmax(x=d[2,6,4,5]@channels_last)",
+        "softmax(x=d[6,40]@strides(1,6), dim=0)",
+        "softmax(x=d[3,0])",
+    ],
+    "lerp": [
+        "lerp(x=d[2,6,4,5]@channels_last, end=d[2,6,4,5]@channels_last, weight=0.5)",
+        "lerp(x=d[4,6]@strides(0,1), end=d[4,6]@strides(1,4)@align8, weight=0.0)",
+        "lerp(x=d[], end=d[], weight=d[])",
+        "lerp(x=d[33]@strides(3), end=d[33], weight=1.0)",
+    ],
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("text", [t for texts in LAYOUTS.values() for t in texts])
+def test_pytorchs_own_result_passes_in_any_layout(text, dtype):
+    w = Workload.parse(re.sub(r"\bd\[", f"{dtype}[", text))
+    assert Verifier(w, torch.device("cpu")).check(vendor(w)).message == ""
+
+
+@pytest.mark.parametrize("half", ["f16", "bf16"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "layer_norm(x=d[7,37], weight=f32[37], bias=f32[37])",
+        "rms_norm(x=d[7,37], weight=f32[37])",
+        "bias_layer_norm(x=d[9,37], bias0=f32[37], bias1=d[37], weight=f32[37], bias=f32[37])",
+    ],
+)
+def test_pytorchs_own_result_passes_with_halves_beside_fp32_parameters(text, half):
+    w = Workload.parse(re.sub(r"\bd\[", f"{half}[", text))
+    assert Verifier(w, torch.device("cpu")).check(vendor(w)).message == ""

@@ -1,0 +1,227 @@
+"""The error bound: no honest algorithm leaves it, and it is not much wider than they need."""
+
+import math
+
+import pytest
+import torch
+
+from tilewright.errors import TilewrightError
+from tilewright.impls._vendor import vendor
+from tilewright.measure import error_rules
+from tilewright.measure.error_bound import bounds, truth_and_tolerance
+from tilewright.measure.error_rules import BINARY, RULES, SAFETY, UNARY, Arithmetic, Pair
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+CPU = torch.device("cpu")
+F32 = Arithmetic(torch.float32, torch.float32, False, CPU)
+HALF = Arithmetic(torch.float32, torch.float16, False, CPU)
+
+
+def positive(n, seed=0):
+    values = torch.rand(n, generator=torch.Generator().manual_seed(seed)) * 3 + 0.1
+    return values.double()
+
+
+def off_by(pair, computed):
+    """The error of an fp32 result as a fraction of what the pair allows."""
+    allowed = SAFETY * F32.u * pair.error
+    return float(((computed.double() - pair.value).abs() / allowed.clamp_min(1e-300)).max())
+
+
+@pytest.mark.parametrize("name", [entry[0] for entry in UNARY])
+def test_a_function_of_one_argument_keeps_its_bound_and_carries_errors_on(name):
+    function = {n: f for n, f, *_ in UNARY}[name]
+    x = positive(4096).float()
+    exact = RULES[name](F32, Pair(x.double()))
+    if exact.error is None or not exact.error.any():
+        assert torch.equal(function(x).double(), exact.value)
+    else:
+        assert off_by(exact, function(x)) <= 1
+    # An argument that is itself off by 8 roundings.
+    moved = x.double() * (1 + 8 * F32.u)
+    inexact = RULES[name](F32, Pair(x.double(), 8 * x.double()))
+    assert off_by(inexact, function(moved)) <= 1
+
+
+@pytest.mark.parametrize("name", [entry[0] for entry in BINARY])
+def test_a_function_of_two_arguments_keeps_its_bound_and_carries_errors_on(name):
+    function = {n: f for n, f, *_ in BINARY}[name]
+    a, b = positive(4096, 1).float(), positive(4096, 2).float()
+    inexact = RULES[name](F32, Pair(a.double(), 8 * a.double()), Pair(b.double(), 8 * b.double()))
+    for sa in (-8, 8):
+        for sb in (-8, 8):
+            got = function(a.double() * (1 + sa * F32.u), b.double() * (1 + sb * F32.u))
+            assert off_by(inexact, got.float()) <= 1
+
+
+def test_a_result_that_the_arithmetic_holds_exactly_has_no_error():
+    a, b = (torch.randint(-999, 999, (512,)).double() for _ in range(2))
+    for name in ("add", "sub", "mul"):
+        assert RULES[name](F32, Pair(a), Pair(b)).error is None
+    third = RULES["div"](F32, Pair(torch.tensor([1.0]).double()), 3.0)
+    assert float(third.error) == pytest.approx(1 / 3)
+
+
+def test_a_constant_that_the_arithmetic_does_not_hold_has_an_error():
+    assert F32.lift(0.5).error is None
+    assert float(F32.lift(0.3).error) == pytest.approx(0.3)
+    in_f64 = Arithmetic(torch.float64, torch.float64, False, CPU)
+    assert in_f64.lift(0.3).error is None
+
+
+def test_infinite_and_nan_intermediates_have_finite_errors():
+    x = torch.tensor([math.inf, -math.inf, math.nan, 1.0]).double()
+    shifted = RULES["sub"](F32, Pair(x, torch.ones_like(x)), Pair(torch.full_like(x, 2.0)))
+    scaled = RULES["mul"](F32, RULES["exp"](F32, shifted), Pair(x, torch.ones_like(x)))
+    total = RULES["sum"](F32, scaled, [0])
+    for pair in (shifted, scaled, total):
+        assert pair.error.isfinite().all()
+
+
+def test_rounding_an_exact_value_leaves_no_doubt():
+    x = torch.tensor([1 + 2**-11, 1.0, 1 + 2**-12]).double()
+    rounded = RULES["rounded"](HALF, Pair(x))
+    assert torch.equal(rounded.value, torch.tensor([1.0, 1.0, 1.0]).double())
+    assert rounded.error is None
+
+
+def test_rounding_near_a_tie_admits_both_neighbours():
+    tie = 1 + 2**-11
+    x = torch.tensor([tie * (1 + HALF.u), 1.1]).double()
+    rounded = RULES["rounded"](HALF, Pair(x, torch.full_like(x, 4.0)))
+    reach = SAFETY * HALF.u * rounded.error
+    assert float(reach[0]) == 2**-10
+    assert float(reach[1]) == 0
+
+
+def test_a_relaxed_policy_admits_the_rounding_and_its_absence():
+    relaxed = Arithmetic(torch.float32, torch.float16, True, CPU)
+    x = positive(512)
+    pair = RULES["rounded"](relaxed, Pair(x))
+    reach = SAFETY * relaxed.u * pair.error
+    for kept in (x, x.half().double()):
+        assert ((kept - pair.value).abs() <= reach).all()
+
+
+def test_the_exact_policy_refuses_an_unrounded_intermediate_and_the_relaxed_one_does_not():
+    text = (
+        "bias_layer_norm(x=f16[9,64], bias0=f16[64], bias1=f16[64], weight=f16[64], bias=f16[64])"
+    )
+
+    def unrounded(*tensors):
+        w = Workload.parse(text)
+        return w.operator.reference(**w.call([t.float() for t in tensors])).half()
+
+    assert not Verifier(Workload.parse(text), CPU).check(unrounded).ok
+    assert Verifier(Workload.parse(text + "!relaxed"), CPU).check(unrounded).message == ""
+
+
+def test_bounds_are_the_rounded_ends_and_hold_infinities_and_nan():
+    value = torch.tensor([1.0, 65520.0, math.inf, math.nan]).double()
+    lo, hi = bounds(value, torch.tensor([1e-3, 1.0, 1.0, math.nan]).double(), torch.float16)
+    assert lo.tolist()[:3] == [0.9990234375, 65504.0, math.inf]
+    assert hi.tolist()[:3] == [1.0009765625, math.inf, math.inf]
+    assert lo[3].isnan()
+    assert hi[3].isnan()
+
+
+def test_an_operation_without_a_rule_is_named(monkeypatch):
+    monkeypatch.delitem(error_rules.RULES, "rsqrt")
+    with pytest.raises(TilewrightError, match=r"rms_norm: .*aten.rsqrt.default.*error_rules.py"):
+        Verifier(Workload.parse("rms_norm(x=f32[2,8])"), CPU)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "layer_norm(x=d[64,5140], weight=d[5140], bias=d[5140])",
+        "rms_norm(x=d[64,5140], weight=d[5140])",
+        "softmax(x=d[32,5140])",
+        "lerp(x=d[64,1], end=d[999], weight=d[999])",
+        "bias_layer_norm(x=d[32,999], bias0=d[999], bias1=d[999], weight=d[999], bias=d[999])",
+    ],
+)
+def test_pytorchs_own_result_lies_within_the_bound_itself(text, dtype):
+    w = Workload.parse(text.replace("=d[", f"={dtype}["))
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    out = vendor(w)(*tensors)
+    ((value, tolerance),) = truth_and_tolerance(w, tensors)
+    lo, hi = bounds(value, tolerance, out.dtype)
+    assert ((out >= lo) & (out <= hi)).all()
+    if dtype == "f32":  # and the bound is within two decimal digits of what is needed
+        used = (out.double() - value).abs() / tolerance.clamp_min(1e-300)
+        assert used.max() > 0.01
+
+
+def lane_sums(x, lanes):
+    """Sequential sums in so many lanes, joined by a tree."""
+    steps = -(-x.shape[1] // lanes)
+    x = torch.nn.functional.pad(x, (0, steps * lanes - x.shape[1])).reshape(-1, steps, lanes)
+    total = torch.zeros(x.shape[0], lanes)
+    for i in range(steps):
+        total += x[:, i]
+    while total.shape[1] > 1:
+        total = total[:, ::2] + total[:, 1::2]
+    return total
+
+
+def two_pass(x, lanes):
+    mean = lane_sums(x, lanes) / x.shape[1]
+    return mean, lane_sums((x - mean).square(), lanes) / x.shape[1]
+
+
+def shifted(x, lanes):
+    shift = x[:, :1]
+    mean = lane_sums(x - shift, lanes) / x.shape[1]
+    return shift + mean, lane_sums((x - shift).square(), lanes) / x.shape[1] - mean.square()
+
+
+def welford(x, lanes):
+    steps = x.shape[1] // lanes
+    x = x.reshape(-1, steps, lanes)
+    mean, squares, count = torch.zeros(x.shape[0], lanes), torch.zeros(x.shape[0], lanes), steps
+    for i in range(steps):
+        delta = x[:, i] - mean
+        mean = mean + delta / (i + 1)
+        squares = squares + delta * (x[:, i] - mean)
+    while mean.shape[1] > 1:
+        a, b = mean[:, ::2], mean[:, 1::2]
+        squares = squares[:, ::2] + squares[:, 1::2] + (b - a).square() * (count / 2)
+        mean, count = a + (b - a) / 2, count * 2
+    return mean, squares / count
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize(
+    ("moments", "lanes"), [(two_pass, 8), (two_pass, 256), (shifted, 256), (welford, 32)]
+)
+def test_every_usual_way_to_find_a_variance_passes(moments, lanes, dtype):
+    w = Workload.parse(f"layer_norm(x={dtype}[16,5120], weight={dtype}[5120])")
+
+    def executable(x, weight):
+        mean, var = moments(x.float(), lanes)
+        return ((x.float() - mean) * torch.rsqrt(var + 1e-5) * weight.float()).to(x.dtype)
+
+    assert Verifier(w, CPU).check(executable).message == ""
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+def test_an_online_softmax_passes(dtype):
+    w = Workload.parse(f"softmax(x={dtype}[16,5120])")
+
+    def executable(x):
+        wide, lanes = x.float(), 32
+        lane = wide.reshape(16, -1, lanes)
+        most, total = torch.full((16, lanes), -math.inf), torch.zeros(16, lanes)
+        for i in range(lane.shape[1]):
+            new = torch.maximum(most, lane[:, i])
+            safe = new.nan_to_num(neginf=0.0)
+            total = total * torch.exp(most - safe) + torch.exp(lane[:, i] - safe)
+            most = new
+        row = most.amax(1, keepdim=True)
+        total = lane_sums(total * torch.exp(most - row), 1)
+        return (torch.exp2((wide - row) * math.log2(math.e)) / total).to(x.dtype)
+
+    assert Verifier(w, CPU).check(executable).message == ""

@@ -1,0 +1,342 @@
+"""The verifier's machinery: verdicts, guarded memory, examples, chunks and messages."""
+
+import threading
+
+import pytest
+import torch
+
+from tilewright.errors import VerificationError
+from tilewright.impl import allocate, allocator
+from tilewright.impls._vendor import vendor
+from tilewright.measure import expected
+from tilewright.measure.examples import Batch, find_batch, kinds, make_example, sample
+from tilewright.measure.guard import GUARD_BYTES, POISONS, guarded
+from tilewright.measure.verify import Verdict, Verifier, verification_error
+from tilewright.op import TensorSpec, Workload
+
+CPU = torch.device("cpu")
+LAYER_NORM = "layer_norm(x=f32[7,37], weight=f32[37], bias=f32[37])"
+
+
+def examples_of(text, kind, seed=0):
+    w = Workload.parse(text)
+    random = make_example(w, "random", None, seed, CPU)
+    return make_example(w, kind, find_batch(w, random.tensors), seed, CPU)
+
+
+def batch_of(text):
+    w = Workload.parse(text)
+    return find_batch(w, w.operator.examples(w, "random", 0, "cpu"))
+
+
+# --- verdicts ---------------------------------------------------------------------------------
+
+
+def test_a_verdict_says_how_good_a_result_is_and_what_was_allowed():
+    w = Workload.parse(LAYER_NORM)
+    verdict = Verifier(w, CPU).check(vendor(w))
+    assert verdict.ok
+    assert 0.3 < verdict.max_ulp < verdict.bound_ulp < 200
+    assert verdict.deterministic
+    assert verdict.integer_exact is None
+
+
+def test_integers_are_checked_bit_for_bit_where_the_operator_promises_it():
+    w = Workload.parse("lerp(x=f16[9,33], end=f16[9,33], weight=f16[9,33])")
+    verifier = Verifier(w, CPU)
+    assert verifier.check(vendor(w)).integer_exact is True
+
+    def off_on_integers(x, end, weight):
+        out = vendor(w)(x, end, weight).clone()
+        if (x == x.round()).all():
+            out[2, 5] = torch.nextafter(out[2, 5], torch.tensor(99.0, dtype=out.dtype))
+        return out
+
+    verdict = verifier.check(off_on_integers)
+    assert verdict.integer_exact is False
+    assert "exceeds 0 at (2, 5)" in verdict.message
+    assert verdict.message.endswith("(on integer inputs)")
+
+
+def test_an_error_of_twice_pytorchs_plus_one_ulp_is_refused_within_the_bound():
+    w = Workload.parse("layer_norm(x=f32[16,4096])")
+    verifier = Verifier(w, CPU)
+
+    def sloppy(x):
+        out = vendor(w)(x).clone()
+        largest = out[3].argmax()
+        out[3, largest] *= 1 + 12 * 2**-23
+        return out
+
+    verdict = verifier.check(sloppy)
+    assert verdict.max_ulp < verdict.bound_ulp
+    assert "at (3, " in verdict.message
+    assert "PyTorch's largest error is" in verdict.message
+
+
+def test_fp64_results_are_not_held_against_pytorchs_whose_errors_the_truth_shares():
+    w = Workload.parse("rms_norm(x=f64[16,4096])")
+
+    def three_ulps_off(x):
+        return vendor(w)(x) * (1 + 3 * 2**-52)
+
+    assert Verifier(w, CPU).check(three_ulps_off).message == ""
+
+
+def test_a_nondeterministic_result_passes_where_the_workload_allows_it():
+    def wobbling(w):
+        calls = iter(range(100))
+
+        def executable(*tensors):
+            out = vendor(w)(*tensors).clone()
+            if next(calls) % 2:
+                out[0, 0] = torch.nextafter(out[0, 0], torch.tensor(9.0))
+            return out
+
+        return executable
+
+    strict, loose = Workload.parse(LAYER_NORM), Workload.parse(LAYER_NORM + "!nondeterministic")
+    refused, passed = (Verifier(w, CPU).check(wobbling(w)) for w in (strict, loose))
+    assert refused.message.startswith("two runs on the same inputs differ at (0, 0): ")
+    assert passed.ok
+    assert (refused.deterministic, passed.deterministic) == (False, False)
+
+
+def test_nan_that_leaks_into_a_neighbouring_row_is_refused():
+    w = Workload.parse("rms_norm(x=f32[64,32])")
+
+    def leaking(x):
+        out = vendor(w)(x).clone()
+        bad = out.isnan().any(1)
+        out[torch.roll(bad, 1)] = float("nan")
+        return out
+
+    verdict = Verifier(w, CPU).check(leaking)
+    assert "got nan" in verdict.message
+    assert "(on special inputs)" in verdict.message
+
+
+def test_a_maximum_that_skips_nan_is_refused():
+    w = Workload.parse("softmax(x=f32[64,32])")
+
+    def skipping(x):
+        clean = torch.where(x.isnan(), -torch.inf, x)
+        return vendor(w)(clean)
+
+    assert "reference nan" in Verifier(w, CPU).check(skipping).message
+
+
+def test_what_an_executable_raises_is_passed_on():
+    def broken(*tensors):
+        raise VerificationError("from inside")
+
+    with pytest.raises(VerificationError, match="from inside"):
+        Verifier(Workload.parse(LAYER_NORM), CPU).check(broken)
+
+
+@pytest.mark.parametrize("text", ["layer_norm(x=f32[0,8])", "softmax(x=f16[3,0])"])
+def test_an_empty_workload_has_nothing_to_be_wrong_about(text):
+    w = Workload.parse(text)
+    verdict = Verifier(w, CPU).check(vendor(w))
+    assert verdict.ok
+    assert verdict.max_ulp == 0.0
+
+
+def test_pytorchs_result_is_accepted_where_it_is_worse_than_the_bound():
+    w = Workload.parse("softmax(x=bf16[8,33,12], dim=1)")
+    found = expected.expect(
+        w,
+        Batch(),
+        tensors := w.operator.examples(w, "random", 0, "cpu"),
+        [torch.softmax(tensors[0].float(), 1).bfloat16() * 1.02],
+        keep_truth=True,
+    )
+    assert found[0].vendor_ulp > 2
+    assert found[0].bound_ulp >= found[0].vendor_ulp
+
+
+def test_the_same_seed_gives_the_same_verdict_and_another_seed_other_inputs():
+    w = Workload.parse(LAYER_NORM)
+    first, again, other = (Verifier(w, CPU, seed).check(vendor(w)) for seed in (1, 1, 2))
+    assert first == again
+    assert first.max_ulp != other.max_ulp
+
+
+# --- chunks and samples -----------------------------------------------------------------------
+
+
+def test_chunks_change_nothing(monkeypatch):
+    w = Workload.parse("layer_norm(x=f16[50,37], weight=f16[37])")
+    verdict = Verifier(w, CPU).check(vendor(w))
+    monkeypatch.setitem(expected.CHUNK_ELEMENTS, "cpu", 100)
+    assert Verifier(w, CPU).check(vendor(w)) == verdict
+
+
+def test_a_sample_names_the_coordinate_in_the_whole_tensor(monkeypatch):
+    monkeypatch.setattr("tilewright.measure.examples.SAMPLE_ELEMENTS", 37 * 8)
+    w = Workload.parse("layer_norm(x=f32[80,37])")
+    verifier = Verifier(w, CPU)
+    assert verifier.check(vendor(w)).ok
+
+    def wrong_on_specials(x):
+        out = vendor(w)(x).clone()
+        if x.isnan().any():
+            out[79, 3] = 7.0
+        return out
+
+    assert "at (79, 3): got 7" in verifier.check(wrong_on_specials).message
+
+
+@pytest.mark.parametrize(
+    ("text", "batch"),
+    [
+        ("layer_norm(x=f32[32,16], weight=f32[16])", Batch(-2, 32)),
+        ("layer_norm(x=f32[16,16], weight=f32[16])", Batch(-2, 16)),
+        ("softmax(x=f32[32,5,7], dim=1)", Batch(-3, 32)),
+        ("softmax(x=f32[64,48], dim=0)", Batch(-1, 48)),
+        ("softmax(x=f32[64])", Batch()),
+        ("lerp(x=f32[2,1,1], end=f32[2,3,40], weight=f32[3,1])", Batch(-1, 40)),
+        ("lerp(x=f32[1], end=f32[640], weight=0.5)", Batch(-1, 640)),
+        ("rms_norm(x=f32[1,64])", Batch()),
+        ("layer_norm(x=f32[4,30,6], normalized_shape=[30,6])", Batch(-3, 4)),
+    ],
+)
+def test_the_batch_dim_is_one_that_the_operator_does_not_mix(text, batch):
+    assert batch_of(text) == batch
+
+
+def test_a_large_workload_compares_the_first_the_last_and_slices_between():
+    w = Workload.parse("layer_norm(x=f16[8192,65536])")
+    slices = sample(w, Batch(-2, 8192), CPU)
+    assert slices.tolist()[0] == 0
+    assert slices.tolist()[-1] == 8191
+    assert len(slices) == 32
+
+
+def test_few_rows_get_the_complement_of_the_heavy_example():
+    few, many = (Workload.parse(f"rms_norm(x=f32[{n},64])") for n in (2, 64))
+    assert list(kinds(few, Batch(-2, 2))) == ["random", "heavy", "light", "special"]
+    assert list(kinds(many, Batch(-2, 64))) == ["random", "heavy", "special"]
+
+
+def test_each_element_is_heavy_in_the_heavy_example_or_in_its_complement():
+    text = "rms_norm(x=f32[1,4096])"
+    heavy, light = (examples_of(text, kind).tensors[0] for kind in ("heavy", "light"))
+    assert (torch.maximum(heavy.abs(), light.abs()) >= 0.35).all()
+    assert ((heavy.abs() >= 0.35) ^ (light.abs() >= 0.35)).float().mean() > 0.99
+    assert torch.equal(heavy.sign(), -light.sign())
+
+
+def test_special_values_stay_in_their_rows():
+    x = examples_of("softmax(x=f32[64,32])", "special").tensors[0]
+    assert 4 <= (~x.isfinite()).any(1).sum() <= 8
+    assert (x == -torch.inf).all(1).sum() == 1
+
+
+# --- guarded memory ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+def test_poison_is_nan_first_and_large_then(dtype):
+    spec = TensorSpec(dtype, (3, 5))
+    for poison, seen in zip(POISONS, (torch.isnan, lambda t: t.abs() > 1e4), strict=True):
+        with guarded(poison):
+            t = allocate(spec, CPU)
+        assert seen(t).all()
+
+
+def test_guarded_memory_keeps_layout_and_alignment():
+    spec = TensorSpec("f16", (2, 3, 4, 5), (60, 1, 15, 3))
+    with guarded(POISONS[0]):
+        t = allocate(spec, CPU)
+    assert TensorSpec.of(t) == spec
+
+
+@pytest.mark.parametrize("shift", [-1, -GUARD_BYTES, 15, 15 + GUARD_BYTES - 1])
+def test_a_single_byte_written_outside_is_found(shift):
+    with guarded(POISONS[0]) as memory:
+        t = allocator.empty_strided((15,), (1,), dtype=torch.uint8, device="cpu")
+        t.zero_()
+        assert memory.damage() is None
+        t.as_strided((1,), (1,), t.storage_offset() + shift).zero_()
+        place = f"{shift - 15} bytes past its end" if shift > 0 else "before its start"
+        assert place in memory.damage()
+
+
+def test_other_threads_allocate_as_before_and_several_may_guard_at_once():
+    plain = allocator.empty_strided
+    inside, done = threading.Barrier(3), threading.Barrier(3)
+    found = {}
+
+    def work(name, poison):
+        with guarded(poison) if poison else threading.Lock():
+            inside.wait()
+            t = allocator.empty_strided((4,), (1,), dtype=torch.uint8, device="cpu")
+            found[name] = (t.storage_offset(), t.tolist())
+            done.wait()
+
+    plan = {"a": 0x11, "b": 0x22, "none": 0}
+    threads = [threading.Thread(target=work, args=item) for item in plan.items()]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert found["a"] == (GUARD_BYTES, [0x11] * 4)
+    assert found["b"] == (GUARD_BYTES, [0x22] * 4)
+    assert found["none"][0] == 0
+    assert allocator.empty_strided is plain
+
+
+def test_an_input_written_between_its_rows_is_refused_and_restored():
+    w = Workload.parse("rms_norm(x=f32[4,8]@strides(12,1))")
+    verifier = Verifier(w, CPU)
+
+    def executable(x):
+        out = vendor(w)(x)
+        x.as_strided((1,), (1,), x.storage_offset() + 9).fill_(3.0)
+        return out
+
+    assert "between the elements of an input" in verifier.check(executable).message
+    assert verifier.check(vendor(w)).ok
+
+
+# --- messages ---------------------------------------------------------------------------------
+
+
+def test_the_error_names_subject_coordinate_values_and_how_to_reproduce_it():
+    w = Workload.parse(LAYER_NORM)
+
+    def wrong(*tensors):
+        out = vendor(w)(*tensors).clone()
+        out[2, 5] = 12.25
+        return out
+
+    verdict = Verifier(w, CPU, seed=3).check(wrong)
+    error = verification_error(w, "fused", "block_threads=128,rows=2", verdict, 3)
+    first, second = str(error).split("\n")
+    assert first.startswith(f"layer_norm.fused is wrong on {w} with block_threads=128 rows=2: ")
+    assert "at (2, 5): got 12.25, reference " in first
+    assert first.endswith("(seed 3)")
+    assert second == (
+        f'  reproduce: tilewright verify "{w}" --impl fused '
+        "--config block_threads=128,rows=2 --seed 3"
+    )
+
+
+def test_the_error_of_an_implementation_without_tunables_has_no_config():
+    verdict = Verdict(False, 9.0, 2.0, None, True, "9 ulp exceeds 2 at (0): got 1, reference 2")
+    text = str(verification_error(Workload.parse(LAYER_NORM), "aten", "", verdict, 0))
+    assert "with" not in text.split(":")[0]
+    assert "--config" not in text
+
+
+def test_checking_is_quick_enough_to_check_hundreds_of_candidates():
+    import time
+
+    w = Workload.parse("rms_norm(x=f32[64,4096], weight=f32[4096])")
+    verifier = Verifier(w, CPU)
+    run = vendor(w)
+    verifier.check(run)
+    start = time.perf_counter()
+    verifier.check(run)
+    assert time.perf_counter() - start < 1.0
