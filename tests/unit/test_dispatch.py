@@ -716,6 +716,16 @@ def test_a_tuned_operator_is_one_node_below_torch_compile(store, probe):
     torch.testing.assert_close(y, F.softmax(x, -1) + 1)
 
 
+def test_a_tuned_operator_survives_ahead_of_time_autograd(store, probe):
+    record(store, SOFTMAX)
+    x, w = torch.randn(8, 16), torch.randn(16, requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: tw.softmax(x) * w, backend="aot_eager", fullgraph=True)
+    compiled(x, w).sum().backward()
+    assert probe.runs == 1
+    torch.testing.assert_close(w.grad, F.softmax(x, -1).sum(0))
+
+
 def test_an_untuned_operator_is_pytorchs_own_below_torch_compile(store, probe):
     x = torch.randn(8, 16)
     y, targets = graph_of(lambda x: tw.layer_norm(x) + 1, x)
@@ -752,10 +762,11 @@ def test_custom_operators_are_well_formed(name, probe):
     }
     if name not in args:
         pytest.skip(f"no arguments are listed for {op.name}")
-    overload = torch.ops.tilewright.lerp.overload1 if name == "lerp" else None
-    target = overload or getattr(torch.ops.tilewright, name).default
     getattr(tw, name)
+    packet = getattr(torch.ops.tilewright, name)
+    target = packet.overload1 if name == "lerp" else packet.default
     torch.library.opcheck(target, args[name])
+    torch.library.opcheck(target, (x.requires_grad_(), *args[name][1:]))
 
 
 # --- the public face -----------------------------------------------------------------------------

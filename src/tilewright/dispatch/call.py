@@ -30,6 +30,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from tilewright.dispatch import torch_ops
+from tilewright.dispatch.autograd import Recomputed
 from tilewright.dispatch.prepared import Run, first_call, state
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
@@ -43,7 +44,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
     """
     with state.lock:
         prepared = state.prepared.setdefault(op.name, {})
-    name, traced = op.name, torch_ops.traced(op, _without_gradients(op))
+    name = op.name
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -89,6 +90,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
             return first_call(op, tuple(key), args, kwargs, tensors, forced)
         return run(*tensors)
 
+    traced = torch_ops.traced(op, call)
     public = _casting_first(op, call) if op.casts_first else call
     public.__name__ = public.__qualname__ = op.name
     public.__module__ = "tilewright"
@@ -120,16 +122,6 @@ def _signature(op: Op) -> inspect.Signature:
     return signature.replace(parameters=[*signature.parameters.values(), dtype])
 
 
-def _without_gradients(op: Op) -> Run:
-    """What the torch.library operator runs: below autograd, which has already been there."""
-
-    def kernel(*args: Any) -> Any:
-        with torch.no_grad():
-            return operators[op.name](*args)
-
-    return kernel
-
-
 # --- calls that PyTorch answers --------------------------------------------------------------
 
 
@@ -151,7 +143,8 @@ def _with_gradients(
     op: Op, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
     if forced is not None and state.enabled:
-        return torch_ops.differentiable(op, args, kwargs)
+        w, tensors = op.workload_of(*args, **kwargs)
+        return Recomputed.apply(op, operators[op.name], *w.call(tensors).values())
     if len({a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}) > 1:
         op.workload_of(*args, **kwargs)  # a mix that PyTorch might promote, and operators refuse
     try:

@@ -7,6 +7,7 @@ so that Inductor can fuse it with its neighbours as it would without this packag
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 import typing
@@ -15,8 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
 
 from tilewright.dispatch import selection
+from tilewright.dispatch.autograd import Recomputed
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.impls._vendor import call_reference
 from tilewright.op import DTYPE_NAMES, OPS, Op, TensorSpec
@@ -71,72 +74,53 @@ def _spellings(hint: Any) -> list[str] | None:
     return [f"{kind}{mark}" for kind in spelled if kind not in (None, "None")]
 
 
-def register(op: Op, kernel: Callable[..., Any]) -> list[str] | None:
-    """Define `torch.ops.tilewright.<name>` and return the names of its overloads.
+def register(op: Op, public: Callable[..., Any]) -> list[str] | None:
+    """Define `torch.ops.tilewright.<name>` with one overload for each schema; returns those.
 
-    Args:
-        kernel: takes the schema's arguments in order, on real tensors, below autograd.
+    Each has three kernels. The one above autograd hands plain calls to the public function at
+    once (a second trip through the dispatcher, or torch.library.register_autograd, would cost
+    6 us a call); the one below it serves tracing and inference mode; the fake one gives shapes.
     """
     listed = schemas(op)
     for schema in listed or ():
         _library.define(schema)
-        qualified = f"tilewright::{schema.partition('(')[0]}"
-        _library.impl(schema.partition("(")[0], kernel, "CompositeExplicitAutograd")
-        torch.library.register_fake(qualified, lambda *args: as_pytorch(op, args, {}), lib=_library)
-        torch.library.register_autograd(
-            qualified,
-            lambda ctx, *grads: _backward(op, ctx, grads),
-            setup_context=_save,
-            lib=_library,
+        name = schema.partition("(")[0]
+        packet, _, overload = name.partition(".")
+        target = getattr(getattr(torch.ops.tilewright, packet), overload or "default")
+        _library.impl(name, functools.partial(_above_autograd, op, public, target), "Autograd")
+        _library.impl(name, functools.partial(_no_grad, public), "CompositeExplicitAutograd")
+        torch.library.register_fake(
+            f"tilewright::{name}", lambda *args: as_pytorch(op, args, {}), lib=_library
         )
     return listed
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*(a for a in inputs if isinstance(a, Tensor)))
-    ctx.constants = [None if isinstance(a, Tensor) else (a,) for a in inputs]
+def _above_autograd(op: Op, public: Callable[..., Any], target: Any, *args: Any) -> Any:
+    if not (_len_torch_dispatch_stack() or _are_functorch_transforms_active()):
+        return public(*args)
+
+    def below(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return target(*args)
+
+    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
+        return Recomputed.apply(op, below, *args)
+    return below(*args)
 
 
-def _backward(op: Op, ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """PyTorch's own gradients of the reference, computed from the inputs anew."""
-    saved = iter(ctx.saved_tensors)
-    args = [next(saved) if constant is None else constant[0] for constant in ctx.constants]
-    create_graph = torch.is_grad_enabled()
-    wanted = [i for i, need in enumerate(ctx.needs_input_grad) if need]
-    with torch.enable_grad():
-        for i in wanted:
-            # An alias each: the same tensor may have been passed twice.
-            args[i] = args[i].view_as(args[i]) if create_graph else args[i].detach()
-            args[i].requires_grad_()
-        out = as_pytorch(op, args, {})
-        pairs = [
-            (o, g)
-            for o, g in zip(out if isinstance(out, tuple) else (out,), grads, strict=True)
-            if g is not None
-        ]
-        found = torch.autograd.grad(
-            [o for o, _ in pairs],
-            [args[i] for i in wanted],
-            [g for _, g in pairs],
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-    by_input = dict(zip(wanted, found, strict=True))
-    return tuple(by_input.get(i) for i in range(len(args)))
+def _no_grad(public: Callable[..., Any], *args: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return public(*args)
+    with torch.no_grad():
+        return public(*args)
 
 
-# --- calls -------------------------------------------------------------------------------------
+# --- below torch.compile -----------------------------------------------------------------------
 
 
-def differentiable(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Forward through the selection, backward through PyTorch's gradients of the reference."""
-    w, tensors = op.workload_of(*args, **kwargs)
-    return getattr(torch.ops.tilewright, op.name)(*w.call(tensors).values())
-
-
-def traced(op: Op, kernel: Callable[..., Any]) -> Callable[[Sequence[Any], dict[str, Any]], Any]:
+def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[str, Any]], Any]:
     """What torch.compile traces in place of the public function; everything here is traced too."""
-    opaque = getattr(torch.ops.tilewright, op.name) if register(op, kernel) else None
+    opaque = getattr(torch.ops.tilewright, op.name) if register(op, public) else None
     name = op.name
 
     def trace(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
