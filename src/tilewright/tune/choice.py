@@ -15,6 +15,10 @@ from tilewright.results import Measured
 COMPETING = ("ok", "slower", "tied")
 """Statuses of a duel's verified contestants; only "ok" can win."""
 
+NEAR = 1.05
+"""However wide the intervals, a median further than this from the fastest is no tie: on a busy
+machine intervals overlap that hold a factor of ten."""
+
 
 def candidate_of(record: Record) -> Candidate:
     return Candidate.of(record.implementation, record.config)
@@ -34,7 +38,8 @@ def is_own(record: Record) -> bool:
 
 
 def simplest_of_fastest(records: Sequence[Record], w: Workload, spec: DeviceSpec) -> Record:
-    """The fastest of timed records; where its interval overlaps others', the simplest of those.
+    """The fastest of timed records; where its interval overlaps those of others near it, the
+    simplest of them.
 
     Simplest is aten, then our kernels with the heuristic's config, then ours with the fewest knobs
     turned away from it, then other baselines (torch.compile costs a compilation in each process).
@@ -43,7 +48,7 @@ def simplest_of_fastest(records: Sequence[Record], w: Workload, spec: DeviceSpec
     times = {id(r): measured(r) for r in records}
     fastest = min(times.values(), key=lambda m: m.median_us)
     vendor = [times[id(r)].median_us for r in records if r.implementation == "aten"]
-    limit_us = min(vendor, default=float("inf"))
+    limit_us = min([NEAR * fastest.median_us, *vendor])
     tied = [
         r for r in records if times[id(r)].overlaps(fastest) and times[id(r)].median_us <= limit_us
     ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilewright.compile.cache import cached
+from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
+from tilewright.errors import CompileError
 from tilewright.impl import IMPLS, OWN_BACKENDS
 from tilewright.measure.candidate import COPY, Candidate
 from tilewright.op import Workload
@@ -117,6 +118,8 @@ def _same_code(session: Session, w: Workload, record: Record) -> bool:
     space = implementation.space(w, session.spec)
     if set(record.config) != set(space.values):
         return False
-    task = implementation.task(space.config(record.config), w, session.spec)
-    binary = cached(task) if task else None
-    return task is None or (binary is not None and binary.key == record.code_hash)
+    try:
+        task = implementation.task(space.config(record.config), w, session.spec)
+        return task is None or compiled(task).key == record.code_hash
+    except CompileError:
+        return False

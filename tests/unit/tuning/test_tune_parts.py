@@ -145,20 +145,31 @@ def timed(name: str, us: float, half: float, **config) -> Record:
     ("records", "winner"),
     [
         ([timed("aten", 10, 1), timed("fake_own", 5, 1, **HEURISTIC)], 1),
-        ([timed("aten", 6, 1), timed("fake_own", 5, 1, **HEURISTIC)], 0),
+        ([timed("aten", 5.2, 1), timed("fake_own", 5, 1, **HEURISTIC)], 0),
         ([timed("aten", 5, 1), timed("fake_own", 6, 0.5, **HEURISTIC)], 0),
         (
             [
                 timed("aten", 10, 1),
                 timed("fake_own", 5, 1, delay_us=0, fault="none"),
-                timed("fake_own", 5.5, 1, **HEURISTIC),
+                timed("fake_own", 5.2, 1, **HEURISTIC),
             ],
             2,
         ),
-        ([timed("inductor", 5, 1), timed("fake_own", 5.5, 1, **HEURISTIC), timed("aten", 9, 1)], 1),
-        ([timed("aten", 6, 0.1), timed("inductor", 4.8, 0.95), timed("fake_own", 7, 3)], 1),
+        ([timed("inductor", 5, 1), timed("fake_own", 5.2, 1, **HEURISTIC), timed("aten", 9, 1)], 1),
+        ([timed("aten", 6, 0.1), timed("inductor", 5.95, 0.95), timed("fake_own", 6.1, 3)], 0),
+        ([timed("aten", 9, 8), timed("inductor", 5, 4), timed("fake_own", 7, 6, **HEURISTIC)], 1),
+        ([timed("fake_own", 5, 1, delay_us=0), timed("fake_own", 5.1, 1, **HEURISTIC)], 1),
     ],
-    ids=["clear", "tie with aten", "slower", "tie of ours", "tie with inductor", "never slower"],
+    ids=[
+        "clear",
+        "tie with aten",
+        "slower",
+        "tie of ours",
+        "tie with inductor",
+        "never slower than aten",
+        "busy",
+        "no aten",
+    ],
 )
 def test_the_winner_is_the_simplest_of_the_fastest(w, runner, records, winner):
     assert simplest_of_fastest(records, w, runner.describe().spec) is records[winner]
