@@ -62,7 +62,7 @@ class Explanation:
     Attributes:
         floor_us: of the latest duel, else by ceilings measured coarsely now; None without either.
         hard_limit_us: from the datasheet; 0 where it is unknown.
-        records: rows of the store for this workload and device, the fastest first.
+        records: rows of the store for this workload and device; duels first, then the fastest.
     """
 
     workload: str
@@ -175,9 +175,9 @@ def _records(w: Workload, device: str, store_url: str | None) -> list[Record]:
 
 
 def _fastest_first(records: list[Record]) -> list[Record]:
-    """Without the rows that stand for a ceiling or a host cost rather than a candidate."""
+    """Candidates only, no ceilings and host costs; those of duels before those of searches."""
     candidates = [r for r in records if r.status not in ("ceiling", "host")]
-    return sorted(candidates, key=lambda r: (r.median_us is None, r.median_us or 0.0))
+    return sorted(candidates, key=lambda r: (not r.final, r.median_us is None, r.median_us or 0.0))
 
 
 def _facts(impl: Implementation, w: Workload, spec: DeviceSpec, choice: Choice) -> CandidateFacts:
