@@ -42,7 +42,9 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
     output_bytes = max(_bytes(graph, access) for _, access in graph.outputs)
     traffic = output_bytes + max((_bytes(graph, access) for access in graph.inputs), default=0)
     loops = {keep: arrange(graph, keep) for keep in _keeps(graph)}
-    kind = next(iter(loops.values())).kind
+    some = next(iter(loops.values()))
+    kind = some.kind
+    streams = output_bytes >= HUGE_PAGE_BYTES and _rows_begin_lines(some)
 
     def constraint(c: LoopSchedule) -> str | None:
         if c.rows * c.unroll > 4:
@@ -57,7 +59,7 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
             "rows": tuple(r for r in (1, 2, 4) if r <= max(_row_count(graph, loops), 1)),
             "unroll": (1, 2, 4) if kind == "rows" else (1,),
             "keep": tuple(loops),
-            "stream_stores": (False, True) if output_bytes >= HUGE_PAGE_BYTES else (False,),
+            "stream_stores": (True, False) if streams else (False,),
             "huge_pages": (True, False) if output_bytes >= 2 * HUGE_PAGE_BYTES else (False,),
             "threads": _thread_choices(traffic, device),
         },
@@ -87,6 +89,15 @@ def _keeps(graph: Graph) -> tuple[str, ...]:
         if copies * sum(map(loops.kept_bytes, loops.kept_values)) <= KEPT_BYTES_LIMIT:
             found.setdefault(tuple(p.carried_out for p in loops.plan.phases), keep)
     return tuple(found.values()) or ("nothing",)
+
+
+def _rows_begin_lines(loops: Loops) -> bool:
+    """Whether all rows of the outputs begin at the same place of a 64-byte cache line: a line that
+    two rows share would be written twice."""
+    outputs = [access for _, access in loops.plan.graph.outputs]
+    return all(
+        access.strides[a] * access.itemsize % 64 == 0 for access in outputs for a in loops.rows
+    )
 
 
 def _row_count(graph: Graph, loops: dict[str, Loops]) -> int:

@@ -178,8 +178,11 @@ class _Emitter:
             self.lines += ["{", f"const i64 j = {_linear(swept)} * LANES;"]
         else:
             limits = "begin, end" if self.loops.kind == "pointwise" else f"0, n{lane}"
-            head = f"sweep<{self.schedule.unroll}>({limits}, [&](auto lanes, i64 i{lane}, auto u)"
-            self.lines += [f"{head} TW_LAMBDA {{", f"const i64 j = {_linear([*outer, lane])};"]
+            self.lines += [
+                f"sweep<{self.schedule.unroll}>({limits},",
+                f"      [&](auto lanes, i64 i{lane}, auto u) TW_LAMBDA {{",
+                f"const i64 j = {_linear([*outer, lane])};",
+            ]
         self.body(phase)
         self.lines.append("}" if self.loops.kind == "columns" else "});")
         self.lines += [self.folded(i, r) for i, r in sums]

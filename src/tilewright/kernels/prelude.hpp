@@ -10,6 +10,11 @@
 
 #define TW_INLINE inline __attribute__((always_inline))
 #define TW_LAMBDA __attribute__((always_inline))
+#if defined(__SANITIZE_ADDRESS__)
+#define TW_SANITIZED 1  // the sanitizer does not see what assembly touches
+#elif defined(__has_feature)
+#define TW_SANITIZED __has_feature(address_sanitizer)
+#endif
 #if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
@@ -186,6 +191,39 @@ struct First {
   i64 n;
 };
 
+// The first n elements of a vector, without touching what lies beyond them.
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && !TW_SANITIZED
+#define TW_MASKED(V, instruction, ...)                                                      \
+  constexpr int size = sizeof(V) / LANES;                                                   \
+  const u64 mask = (1ull << n) - 1;                                                         \
+  if constexpr (size == 1) __asm__ volatile(instruction("8") __VA_ARGS__);                  \
+  else if constexpr (size == 2) __asm__ volatile(instruction("16") __VA_ARGS__);            \
+  else if constexpr (size == 4) __asm__ volatile(instruction("32") __VA_ARGS__);            \
+  else __asm__ volatile(instruction("64") __VA_ARGS__);
+#define TW_LOAD_FIRST(bits) "vmovdqu" bits " (%1), %0 %{%2%}%{z%}"
+#define TW_STORE_FIRST(bits) "vmovdqu" bits " %1, (%0) %{%2%}"
+constexpr int LEAST_MASKED = 16;
+#else
+#define TW_MASKED(V, instruction, ...) (void)n;
+constexpr int LEAST_MASKED = 1 << 30;
+#endif
+template <class T, class V> TW_INLINE V load_first(const T* p, i64 n) {
+  V v = {};
+  if constexpr (sizeof(V) >= LEAST_MASKED) {
+    TW_MASKED(V, TW_LOAD_FIRST, : "=v"(v) : "r"(p), "Yk"(mask) : "memory")
+  } else {
+    for (i64 k = 0; k < n; ++k) __builtin_memcpy((T*)&v + k, p + k, sizeof(T));
+  }
+  return v;
+}
+template <class T, class V> TW_INLINE void store_first(T* p, V v, i64 n) {
+  if constexpr (sizeof(V) >= LEAST_MASKED) {
+    TW_MASKED(V, TW_STORE_FIRST, : : "r"(p), "v"(v), "Yk"(mask) : "memory")
+  } else {
+    for (i64 k = 0; k < n; ++k) __builtin_memcpy(p + k, (T*)&v + k, sizeof(T));
+  }
+}
+
 template <class T> TW_INLINE auto widen(typename Raw<T>::type raw) {
   if constexpr (__is_same(T, bf16)) return bits<float>((u32)raw << 16);
   else if constexpr (__is_same(T, f16)) return widen_f16<float>((u32)raw);
@@ -214,9 +252,10 @@ template <class T> TW_INLINE auto load(const T* p) {
   return widen<T>(raw);
 }
 template <class T, class Lanes> TW_INLINE auto load(const T* p, Lanes lanes) {
-  Vec<typename Raw<T>::type> raw = {};
+  using V = Vec<typename Raw<T>::type>;
+  V raw;
   if constexpr (__is_same(Lanes, All)) __builtin_memcpy(&raw, p, sizeof raw);
-  else for (i64 k = 0; k < lanes.n; ++k) __builtin_memcpy((T*)&raw + k, p + k, sizeof(T));
+  else raw = load_first<T, V>(p, lanes.n);
   return widen_raw<T>(raw);
 }
 template <class T, class Lanes> TW_INLINE auto gather(const T* p, i64 stride, Lanes lanes) {
@@ -231,7 +270,7 @@ template <class T, class X> TW_INLINE void store(T* p, X x) {
 template <class T, class X, class Lanes> TW_INLINE void store(T* p, X x, Lanes lanes) {
   Vec<typename Raw<T>::type> raw = narrow_raw<T>(x);
   if constexpr (__is_same(Lanes, All)) __builtin_memcpy(p, &raw, sizeof raw);
-  else for (i64 k = 0; k < lanes.n; ++k) __builtin_memcpy(p + k, (T*)&raw + k, sizeof(T));
+  else store_first(p, raw, lanes.n);
 }
 template <class T, class X, class Lanes> TW_INLINE void scatter(T* p, i64 stride, X x, Lanes lanes) {
   Vec<typename Raw<T>::type> raw = narrow_raw<T>(x);
@@ -394,21 +433,33 @@ template <class V, class T> TW_INLINE V live(V v, T identity, First lanes) {
 }
 template <class V, class T> TW_INLINE V live(V v, T, All) { return v; }
 
-template <class T, int N, class F> TW_INLINE T fold_lanes(Vec<T, N> v, F f) {
-  if constexpr (N == 2) {
-    return f(v[0], v[1]);
-  } else {
-    Vec<T, N / 2> low, high;
-    __builtin_memcpy(&low, &v, sizeof low);
-    __builtin_memcpy(&high, (char*)&v + sizeof low, sizeof high);
-    return fold_lanes<T, N / 2>(f(low, high), f);
+// Lane k from lane k ^ Step. It must not go through memory, or g++ keeps all of v there.
+#if defined(__clang__)
+template <int Step, class T> TW_INLINE Vec<T> exchanged(Vec<T> v) {
+  Vec<T> r;
+  for (int k = 0; k < LANES; ++k) r[k] = v[k ^ Step];
+  return r;
+}
+#else
+template <int... K> struct Lanes {
+  template <int Step, class V> static TW_INLINE V exchanged(V v) {
+    return __builtin_shuffle(v, decltype(v < v){(K ^ Step)...});
   }
+};
+template <int Step, class T> TW_INLINE Vec<T> exchanged(Vec<T> v) {
+  return Lanes<__integer_pack(LANES)...>::template exchanged<Step>(v);
+}
+#endif
+template <class T, int Step, class F> TW_INLINE T fold_lanes(Vec<T> v, F f) {
+  if constexpr (Step == 0) return v[0];
+  else return fold_lanes<T, Step / 2>(f(v, exchanged<Step, T>(v)), f);
 }
 // One value from `Unroll` accumulators, always in the same order.
 template <class T, int Unroll, class F> TW_INLINE T fold(Vec<T> (&a)[Unroll], F f) {
-  for (int step = Unroll / 2; step > 0; step /= 2)
-    for (int u = 0; u < step; ++u) a[u] = f(a[u], a[u + step]);
-  return fold_lanes<T, LANES>(a[0], f);
+  Vec<T> all = a[0];
+  if constexpr (Unroll == 2) all = f(a[0], a[1]);
+  if constexpr (Unroll == 4) all = f(f(a[0], a[1]), f(a[2], a[3]));
+  return fold_lanes<T, LANES / 2>(all, f);
 }
 
 }  // namespace
