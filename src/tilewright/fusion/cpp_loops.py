@@ -10,8 +10,8 @@ from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows
 from tilewright.op import TensorSpec
 
-L1_BYTES = 24 << 10
-"""Of the L1 cache (32 KiB or more), what is left beside parameters and outputs."""
+L1_BYTES = 12 << 10
+"""Of the L1 cache (32 KiB or more), what is left beside the row itself and its parameters."""
 _CHEAP = ("add", "sub", "mul", "cast")
 
 
