@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows
-from tilewright.op import TensorSpec
+from tilewright.op import HALVES, TensorSpec
 
 L1_BYTES = 12 << 10
 """Of the L1 cache (32 KiB or more), what is left beside the row itself and its parameters."""
@@ -39,12 +39,6 @@ class Loops:
     @property
     def row_width(self) -> int:
         return math.prod(self.plan.graph.space[a] for a in self.swept)
-
-    @property
-    def rereads(self) -> bool:
-        """Whether reading a narrow input again is cheaper than keeping it widened: in rows too
-        long for the L1 cache."""
-        return 4 * self.row_width > L1_BYTES
 
     def is_vector(self, i: int) -> bool:
         return self.plan.graph.nodes[i].shape[self.lane] != 1
@@ -128,19 +122,23 @@ def _kept(loops: Loops, keep: str) -> list[frozenset[int]]:
         found: set[int] = set()
         for i in phase.carried_out if keep != "nothing" else ():
             steps = [k for k in needed_in(graph, {i}, earlier) if loops.plan.inner[k]]
-            again = [k for k in steps if not (loops.rereads and _is_contiguous_load(loops, k))]
+            again = [k for k in steps if not _is_reread(loops, k)]
             if len(again) <= 2 and all(graph.nodes[k].op in _CHEAP for k in again):
                 found |= {a for k in steps for a in graph.nodes[k].args if a in earlier}
-            elif loops.is_vector(i) and not _is_contiguous_load(loops, i):
+            elif loops.is_vector(i) and not _is_reread(loops, i):
                 found.add(i)
         earlier = frozenset(found)
         kept.append(earlier)
     return kept
 
 
-def _is_contiguous_load(loops: Loops, i: int) -> bool:
+def _is_reread(loops: Loops, i: int) -> bool:
+    """Whether reading an input again is as good as keeping it: contiguous, and not to be widened,
+    or part of a row that would fill the L1 cache if it were kept widened."""
     n = loops.plan.graph.nodes[i]
-    return n.op == "load" and loops.plan.graph.inputs[n.attr].strides[loops.lane] == 1
+    if n.op != "load" or loops.plan.graph.inputs[n.attr].strides[loops.lane] != 1:
+        return False
+    return n.dtype not in HALVES or 4 * loops.row_width > L1_BYTES
 
 
 def _bytes(graph: Graph, access: Access) -> int:

@@ -354,8 +354,8 @@ TW_INLINE i32 absolute(i32 x) { return x < 0 ? -x : x; }
 TW_INLINE i64 absolute(i64 x) { return x < 0 ? -x : x; }
 
 template <class X> TW_INLINE X sign_of(X x) {
-  X zero = x - x;
-  return where(x > 0, zero + 1, where(x < 0, zero - 1, where(x != x, x, zero)));
+  X zero = {};
+  return where(x > 0, zero + 1, where(x < 0, zero - 1, zero));  // NaN: 0, as in torch
 }
 
 // exp(x) = 2^n * exp(r) with n whole and |r| <= log(2) / 2: r by a log(2) in two parts, exp(r) by a
