@@ -27,6 +27,9 @@ MAX_GRID = 2**31 - 1
 
 
 def unsupported(graph: Graph) -> str | None:
+    rank = len(graph.space)
+    if graph.reduced and graph.reduced != tuple(range(rank - len(graph.reduced), rank)):
+        return "the reduction is not over the innermost dims in memory order"
     blocks = math.prod(graph.space[a] for a in graph.kept) if graph.reduced else 0
     if blocks > MAX_GRID:
         return f"{blocks} rows exceed a grid of {MAX_GRID} blocks"
