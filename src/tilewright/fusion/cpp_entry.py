@@ -37,8 +37,7 @@ def entry(loops: Loops, schedule: LoopSchedule) -> str:
         f"  if (huge_pages) advise_huge_pages(y{k}, {_extent(graph, access, size)});"
         for k, (_, access) in enumerate(graph.outputs)
     ]
-    rows = " * ".join([size if a == 0 else f"n{a}" for a in loops.rows]) or "1"
-    lane_size = size if loops.lane == 0 else f"n{loops.lane}"
+    sizes = [size if a == 0 else f"n{a}" for a in range(len(graph.space))]
     kept = sum(map(loops.kept_bytes, loops.kept_values)) * schedule.rows
     allocate = f"(char*)aligned_alloc(64, {kept} * {loops.kept_lanes})" if kept else "nullptr"
     return "\n".join(
@@ -46,8 +45,7 @@ def entry(loops: Loops, schedule: LoopSchedule) -> str:
             f'extern "C" void {ENTRY}({", ".join(parameters)}, i64 threads, i64 huge_pages) {{',
             f"  const Arguments a = {{{', '.join(values)}}};",
             *advice,
-            f"  const i64 rows = {rows}, together = {schedule.rows};",
-            *_items(loops, lane_size),
+            *_items(loops, schedule.rows, sizes),
             "#pragma omp parallel num_threads(threads) if (threads > 1 && items > 1)",
             "  {",
             f"    char* kept = {allocate};",
@@ -55,7 +53,7 @@ def entry(loops: Loops, schedule: LoopSchedule) -> str:
             *(["    if (!kept) abort();"] if kept else []),
             "#pragma omp for schedule(static)",
             "    for (i64 item = 0; item < items; ++item) {",
-            *_dispatch(loops, schedule.rows, lane_size),
+            *_dispatch(loops, schedule.rows, sizes),
             "    }",
             *(["    free(kept);"] if kept else []),
             *(["    finish_streams();"] if schedule.stream_stores else []),
@@ -65,46 +63,46 @@ def entry(loops: Loops, schedule: LoopSchedule) -> str:
     )
 
 
-def _items(loops: Loops, lane_size: str) -> list[str]:
-    groups = "(rows + together - 1) / together"
-    if loops.kind == "rows":
-        return [f"  const i64 items = {groups};"]
-    if loops.kind == "columns":
-        stripes = f"({lane_size} + together * LANES - 1) / (together * LANES)"
-        return [f"  const i64 stripes = {stripes}, items = rows * stripes;"]
-    blocks = f"({lane_size} + {POINTWISE_BLOCK - 1}) / {POINTWISE_BLOCK}"
-    return [f"  const i64 blocks = {blocks}, items = ({groups}) * blocks;"]
+def _items(loops: Loops, rows: int, sizes: list[str]) -> list[str]:
+    """Number the work items: outer axes, groups of rows (or columns), blocks of the lane axis."""
+    outer = " * ".join(sizes[a] for a in loops.outer) or "1"
+    length = "1" if loops.walked is None else sizes[loops.walked]
+    each = " * LANES" if loops.kind == "columns" else ""
+    lane = f"({sizes[loops.lane]} + {POINTWISE_BLOCK - 1}) / {POINTWISE_BLOCK}"
+    return [
+        f"  const i64 length = {length}, together = {rows}{each};",
+        "  const i64 groups = (length + together - 1) / together;",
+        f"  const i64 blocks = {lane if loops.kind == 'pointwise' else '1'};",
+        f"  const i64 items = {outer} * groups * blocks;",
+    ]
 
 
-def _dispatch(loops: Loops, rows: int, lane_size: str) -> list[str]:
+def _dispatch(loops: Loops, rows: int, sizes: list[str]) -> list[str]:
+    """Compute one work item: its rows together, or one by one where fewer are left."""
+    head = [
+        "      const i64 outer = item / blocks / groups;",
+        "      const i64 at = item / blocks % groups * together;",
+    ]
     if loops.kind == "columns":
         return [
-            "      const i64 first = item / stripes;",
-            "      const i64 column = item % stripes * together * LANES;",
-            f"      if (column + together * LANES <= {lane_size})",
-            f"        item_{rows}(a, first, column, All{{}}, kept);",
-            "      else",
-            f"        for (i64 c = column; c < {lane_size}; c += LANES) {{",
-            f"          if (c + LANES <= {lane_size}) item_1(a, first, c, All{{}}, kept);",
-            f"          else item_1(a, first, c, First{{{lane_size} - c}}, kept);",
-            "        }",
+            *head,
+            f"      if (at + together <= length) item_{rows}(a, outer, at, All{{}}, kept);",
+            "      else for (i64 c = at; c < length; c += LANES) {",
+            "        if (c + LANES <= length) item_1(a, outer, c, All{}, kept);",
+            "        else item_1(a, outer, c, First{length - c}, kept);",
+            "      }",
         ]
-    if loops.kind == "rows":
-        head, rest = ["      const i64 first = item * together;"], "kept"
-    else:
-        head, rest = (
-            [
-                "      const i64 first = item / blocks * together;",
-                f"      const i64 begin = item % blocks * {POINTWISE_BLOCK};",
-                f"      const i64 last = begin + {POINTWISE_BLOCK};",
-                f"      const i64 end = last < {lane_size} ? last : {lane_size};",
-            ],
-            "begin, end",
-        )
+    if loops.kind == "pointwise":
+        head += [
+            f"      const i64 begin = item % blocks * {POINTWISE_BLOCK};",
+            f"      const i64 last = begin + {POINTWISE_BLOCK};",
+            f"      const i64 end = last < {sizes[loops.lane]} ? last : {sizes[loops.lane]};",
+        ]
+    rest = "begin, end" if loops.kind == "pointwise" else "kept"
     return [
         *head,
-        f"      if (first + together <= rows) item_{rows}(a, first, {rest});",
-        f"      else for (i64 r = first; r < rows; ++r) item_1(a, r, {rest});",
+        f"      if (at + together <= length) item_{rows}(a, outer, at, {rest});",
+        f"      else for (i64 r = at; r < length; ++r) item_1(a, outer, r, {rest});",
     ]
 
 

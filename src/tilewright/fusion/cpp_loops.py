@@ -43,11 +43,21 @@ class Loops:
     def is_vector(self, i: int) -> bool:
         return self.plan.graph.nodes[i].shape[self.lane] != 1
 
+    @property
+    def walked(self) -> int | None:
+        """The axis along which the rows (or vectors of columns) of one work item follow."""
+        if self.kind == "columns":
+            return self.lane
+        return self.rows[-1] if self.rows else None
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """The axes on which a work item has one position."""
+        return tuple(a for a in self.rows if a != self.walked)
+
     def is_replicated(self, i: int) -> bool:
         """Whether the rows (or vectors of columns) of a work item have different values."""
-        shape = self.plan.graph.nodes[i].shape
-        axes = (*self.rows, self.lane) if self.kind == "columns" else self.rows
-        return any(shape[a] != 1 for a in axes)
+        return self.walked is not None and self.plan.graph.nodes[i].shape[self.walked] != 1
 
     @functools.cached_property
     def kept_values(self) -> list[int]:

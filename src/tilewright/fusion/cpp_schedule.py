@@ -49,6 +49,7 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
     loops = {keep: arrange(graph, keep) for keep in _keeps(graph)}
     some = next(iter(loops.values()))
     kind = some.kind
+    length = 1 if some.walked is None else graph.space[some.walked]
     streams = output_bytes >= HUGE_PAGE_BYTES and _rows_begin_lines(some)
 
     def constraint(c: LoopSchedule) -> str | None:
@@ -61,7 +62,7 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
     return ConfigSpace(
         LoopSchedule,
         {
-            "rows": tuple(r for r in (1, 2, 4) if r <= max(_row_count(graph, loops), 1)),
+            "rows": tuple(r for r in (1, 2, 4) if r <= length),
             "unroll": (1, 2, 4) if kind == "rows" else (1,),
             "keep": tuple(loops),
             "stream_stores": (True, False) if streams else (False,),
@@ -128,13 +129,6 @@ def _rows_begin_lines(loops: Loops) -> bool:
     return all(
         access.strides[a] * access.itemsize % 64 == 0 for access in outputs for a in loops.rows
     )
-
-
-def _row_count(graph: Graph, loops: dict[str, Loops]) -> int:
-    """Rows, or vectors of columns, that could be walked together."""
-    some = next(iter(loops.values()))
-    axes = (some.lane,) if some.kind == "columns" else some.rows
-    return math.prod(some.plan.graph.space[a] for a in axes) if axes else 1
 
 
 def _thread_choices(traffic: int, device: DeviceSpec) -> tuple[str, ...]:

@@ -100,13 +100,13 @@ class _Emitter:
     def item(self, replicas: int) -> str:
         """The function that computes `replicas` rows (or vectors of columns)."""
         self.lines, self.replicas = [], replicas
-        parameters, template = "const Arguments& a, i64 first", ""
+        parameters, template = "const Arguments& a, i64 outer, i64 at", ""
         if self.loops.kind == "pointwise":
             parameters += ", i64 begin, i64 end"
         elif self.loops.kind == "rows":
             parameters += ", char* kept"
         else:
-            parameters += ", i64 column, Lanes lanes, char* kept"
+            parameters += ", Lanes lanes, char* kept"
             template = "template <class Lanes> "
         self.pointers()
         self.row_values(0)
@@ -119,36 +119,26 @@ class _Emitter:
 
     def pointers(self) -> None:
         """Where each tensor's part begins, and the memory for kept values."""
-        rows = self.loops.rows
         if 0 not in self.graph.reduced:
             self.lines.append("const i64 n0 = a.n0;")
-        for r in range(self.replicas):
-            self.lines += self.coordinates(r)
+        for axis in reversed(self.loops.outer[1:]):
+            self.lines.append(f"const i64 c{axis} = outer % n{axis}; outer /= n{axis};")
+        self.lines += [f"const i64 c{axis} = outer;" for axis in self.loops.outer[:1]]
         accesses = [(f"x{k}", a) for k, a in enumerate(self.graph.inputs)]
         accesses += [(f"y{k}", a) for k, (_, a) in enumerate(self.graph.outputs)]
+        walked, each = self.loops.walked, " * LANES" if self.loops.kind == "columns" else ""
         for (name, access), r in itertools.product(accesses, range(self.replicas)):
-            parts = [_step(f"c{a}_{r}", access.strides[a]) for a in rows if access.strides[a]]
-            if self.loops.kind == "columns" and access.strides[self.loops.lane]:
-                column = f"(column + {r} * LANES)"
-                parts.append(_step(column, access.strides[self.loops.lane]))
-            self.lines.append(f"const auto {name}_{r} = {' + '.join([f'a.{name}', *parts])};")
+            outer = [a for a in self.loops.outer if access.strides[a]]
+            parts = [f"a.{name}", *(_step(f"c{a}", access.strides[a]) for a in outer)]
+            if walked is not None and access.strides[walked]:
+                parts.append(_step(f"(at + {r}{each})", access.strides[walked]))
+            self.lines.append(f"const auto {name}_{r} = {' + '.join(parts)};")
         kept_at = 0
         for i, r in itertools.product(self.loops.kept_values, range(self.replicas)):
             kind = C_TYPES[self.nodes[i].dtype]
             place = f"kept + {kept_at} * {self.loops.kept_lanes}"
             self.lines.append(f"const auto k{i}_{r} = ({kind}*)({place});")
             kept_at += self.loops.kept_bytes(i)
-
-    def coordinates(self, r: int) -> list[str]:
-        """The position of replica r on each axis that numbers the work items."""
-        rows = self.loops.rows
-        if not rows:
-            return []
-        first = f"first + {r}" if self.loops.kind != "columns" and r else "first"
-        lines = [f"i64 q_{r} = {first};"] if len(rows) > 1 else []
-        for axis in reversed(rows[1:]):
-            lines.append(f"const i64 c{axis}_{r} = q_{r} % n{axis}; q_{r} /= n{axis};")
-        return [*lines, f"const i64 c{rows[0]}_{r} = {f'q_{r}' if lines else first};"]
 
     def copies(self, i: int) -> range:
         """The replicas in which a value differs."""
