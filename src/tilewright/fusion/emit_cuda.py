@@ -166,7 +166,7 @@ class _PointwiseKernel(_Kernel):
         self.index = "u32" if math.prod(graph.space) < 2**30 else "u64"
 
     def emit(self) -> tuple[str, Launch]:
-        s, graph = self.s, self.graph
+        s = self.s
         arguments = ", ".join(p.split()[-1].replace("*", "") for p in self.parameters())
         self.step()
         body = self.lines
@@ -189,7 +189,7 @@ class _PointwiseKernel(_Kernel):
             template + ", ".join(["i64 start", "i64 limit", *self.parameters()]) + ") {",
             *body,
             "}",
-            f'extern "C" __global__ void __launch_bounds__({s.block_threads}) {ENTRY}('
+            f'extern "C" __global__ void __launch_bounds__({s.block_threads}, 1) {ENTRY}('
             + ", ".join(self.parameters()) + ") {",
             *kernel,
         ]  # fmt: skip
@@ -284,7 +284,8 @@ class _RowKernel(_Kernel):
         self.row_stores()
         bounds = f"__launch_bounds__({s.block_threads}, {s.min_blocks})"
         cluster = f"__cluster_dims__({s.cluster}, 1, 1) " if s.cluster > 1 else ""
-        head = f'extern "C" __global__ void {cluster}{bounds} {ENTRY}({", ".join(self.parameters())}) {{'
+        parameters = ", ".join(self.parameters())
+        head = f'extern "C" __global__ void {cluster}{bounds} {ENTRY}({parameters}) {{'
         rows = s.rows_per_block * s.rows_per_thread
         launch = Launch(s.block_threads, rows, self.dynamic_bytes, s.cluster, self.signature())
         self.lines = [f"  {text}" for text in self.shared] + self.lines
@@ -305,7 +306,8 @@ class _RowKernel(_Kernel):
         else:
             self.line("const int first_vector = lane;")
         self.line(
-            f"const i64 first_row = ((i64){block} * {s.rows_per_block} + group) * {s.rows_per_thread};"
+            f"const i64 first_row ="
+            f" ((i64){block} * {s.rows_per_block} + group) * {s.rows_per_thread};"
         )
         self.declare_row_pointers()
         self.row_values(0)
@@ -516,7 +518,7 @@ class _RowKernel(_Kernel):
             done[i] = f"v{i}"
         return done
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019  (a kernel object lives for one emission)
+    @functools.cache  # noqa: B019  (a kernel object lives for one emission)
     def by_row(self, i: int, known: frozenset[int]) -> bool:
         n = self.graph.nodes[i]
         if i in known:
@@ -615,8 +617,9 @@ class _RowKernel(_Kernel):
             if n.op in _JOINS:
                 self.names[i] = f"acc{i}[r]"
             else:
-                m2 = next(j for j in phase.reductions
-                          if self.graph.nodes[j].op == "m2" and self.graph.nodes[j].args == n.args)  # fmt: skip
+                nodes = self.graph.nodes
+                same = (j for j in phase.reductions if nodes[j].args == n.args)
+                m2 = next(j for j in same if nodes[j].op == "m2")
                 self.names[i] = f"part{m2}[r].{n.op}"
 
     def combine_warps(self, p: int, parts: list[tuple[str, str, str]]) -> None:

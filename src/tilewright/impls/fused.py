@@ -44,7 +44,7 @@ class Fused(Implementation):
         return target(device).heuristic(self.graph(w), device)
 
     def compile_key(self, config: Any, w: Workload) -> str:
-        """Sizes of rows and strides are baked in; the number of rows and run-time scalars are not."""
+        """Sizes of rows and strides are baked in; the row count and run-time scalars are not."""
         return f"{config} {_without_rows(self.graph(w))}"
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
