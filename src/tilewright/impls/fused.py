@@ -9,7 +9,8 @@ from typing import Any
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
-from tilewright.fusion import cpp_target, cuda_target
+from tilewright.fusion import cpp_target
+from tilewright.fusion.cuda import target as cuda_target
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.lower import Unsupported, lower
 from tilewright.fusion.passes import optimise
@@ -21,8 +22,8 @@ from tilewright.space import ConfigSpace
 class Fused(Implementation):
     """The fusion compiler: any reference made of pointwise, broadcast, cast and reduction steps.
 
-    The config is the target's schedule: fusion/schedule.py for CUDA, fusion/cpp_target.py for
-    the CPU.
+    The config is the target's schedule: fusion/cuda/schedule.py for CUDA,
+    fusion/cpp_schedule.py for the CPU.
     """
 
     name = "fused"

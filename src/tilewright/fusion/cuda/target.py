@@ -10,15 +10,17 @@ import torch
 from tilewright.compile.cache import Compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
-from tilewright.fusion.emit_cuda import ENTRY, Launch, emit_pointwise, emit_rows
-from tilewright.fusion.ir import Graph
-from tilewright.fusion.plan import plan_rows
-from tilewright.fusion.schedule import (
+from tilewright.fusion.cuda.kernel import ENTRY, Launch
+from tilewright.fusion.cuda.pointwise import emit_pointwise
+from tilewright.fusion.cuda.rows import emit_rows
+from tilewright.fusion.cuda.schedule import (
     pointwise_heuristic,
     pointwise_space,
     row_heuristic,
     row_space,
 )
+from tilewright.fusion.ir import Graph
+from tilewright.fusion.plan import plan_rows
 from tilewright.impl import CompileTask, Executable, Resources, allocator
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace

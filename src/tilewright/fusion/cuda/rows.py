@@ -1,264 +1,25 @@
-"""From a graph and a schedule to CUDA C++, for NVRTC. The prelude (kernels/prelude.cuh) supplies
-the vectors, memory accesses and reductions that the emitted lines call."""
+"""A graph that reduces its rows as a CUDA kernel."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from importlib import resources
 
-from tilewright.fusion.ir import Access, Graph, Node
+from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, Launch
+from tilewright.fusion.cuda.schedule import RowSchedule, access_bytes, held_bytes
+from tilewright.fusion.ir import Access
 from tilewright.fusion.plan import Phase, Plan, needed_in
-from tilewright.fusion.schedule import PointwiseSchedule, RowSchedule, access_bytes, held_bytes
 
-ENTRY = "fused"
-_TYPES = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double", "bool": "bool"}
-_CODES = {"f32": "f", "f64": "d"}
-_FUNCTIONS = {
-    "pow": "power", "neg": "neg", "abs": "absolute", "sqrt": "square_root",
-    "rsqrt": "reciprocal_root", "exp": "exponential", "exp2": "exponential2", "log": "logarithm",
-    "log2": "logarithm2", "log1p": "logarithm1p", "expm1": "exponential_m1",
-    "tanh": "hyperbolic_tangent", "erf": "error_function", "sin": "sine", "cos": "cosine",
-    "floor": "round_down", "ceil": "round_up", "round": "round_even", "trunc": "round_to_zero",
-    "sign": "sign_of", "and": "logical_and", "or": "logical_or", "not": "logical_not",
-    "isnan": "is_nan",
-}  # fmt: skip
 _JOINS = {"sum": "Sum", "prod": "Prod", "amax": "Max", "amin": "Min"}
 _WARP = 32
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How to launch an emitted kernel on any number of rows (or elements).
-
-    Attributes:
-        signature: struct codes of the arguments: pointers, the row count, run-time scalars.
-        per_block: rows, or elements of a pointwise kernel, that one block (or cluster) handles.
-    """
-
-    block_threads: int
-    per_block: int
-    shared_bytes: int
-    cluster: int
-    signature: str
-
-
-@functools.cache
-def prelude() -> str:
-    return resources.files("tilewright").joinpath("kernels/prelude.cuh").read_text()
-
-
 def emit_rows(plan: Plan, schedule: RowSchedule) -> tuple[str, Launch]:
     """A kernel that reduces rows; its source and its launch."""
-    return _RowKernel(plan, schedule).emit()
+    return RowKernel(plan, schedule).emit()
 
 
-def emit_pointwise(graph: Graph, schedule: PointwiseSchedule) -> tuple[str, Launch]:
-    """A kernel without reductions; its source and its launch."""
-    return _PointwiseKernel(graph, schedule).emit()
-
-
-class _Kernel:
-    """What both kinds share: parameters, offsets, and one expression per step."""
-
-    def __init__(self, graph: Graph):
-        self.graph = graph
-        self.lines: list[str] = []
-        self.depth = 1
-
-    def line(self, text: str) -> None:
-        self.lines.append("  " * self.depth + text)
-
-    def open(self, text: str) -> None:
-        self.line(text + " {")
-        self.depth += 1
-
-    def close(self) -> None:
-        self.depth -= 1
-        self.line("}")
-
-    def parameters(self) -> list[str]:
-        named = [
-            f"const {_TYPES[a.dtype]}* __restrict__ in{i}" for i, a in enumerate(self.graph.inputs)
-        ]
-        named += [
-            f"{_TYPES[a.dtype]}* __restrict__ out{k}" for k, (_, a) in enumerate(self.graph.outputs)
-        ]
-        named.append("i64 count")
-        return named + [f"{_TYPES[d]} scalar{i}" for i, d in enumerate(self.graph.scalars)]
-
-    def signature(self) -> str:
-        pointers = "P" * (len(self.graph.inputs) + len(self.graph.outputs))
-        return pointers + "q" + "".join(_CODES[d] for d in self.graph.scalars)
-
-    def offset(self, access: Access, axes: Iterable[int], coordinates: dict[int, str]) -> str:
-        """The element offset along `axes`, as a sum of coordinate times stride."""
-        terms = [
-            coordinates[a] if access.strides[a] == 1 else f"{coordinates[a]} * {access.strides[a]}"
-            for a in axes
-            if access.strides[a] != 0
-        ]
-        return " + ".join(terms) or "0"
-
-    def coordinates(
-        self, index: str, name: str, axes: tuple[int, ...], kind: str
-    ) -> dict[int, str]:
-        """Split a linear index over `axes` into one coordinate each; the outermost is unbounded."""
-        if len(axes) == 1:
-            return {axes[0]: index}
-        names, rest = {}, index
-        for a in reversed(axes[1:]):
-            self.line(f"const {kind} {name}{a} = ({rest}) % {self.graph.space[a]};")
-            rest = f"({rest}) / {self.graph.space[a]}"
-            names[a] = f"{name}{a}"
-        self.line(f"const {kind} {name}{axes[0]} = {rest};")
-        names[axes[0]] = f"{name}{axes[0]}"
-        return names
-
-    def fetch(self, access: Access, pointer: str, vector: str, wide: int, stream: bool) -> str:
-        """Load `vector` elements that follow one another along the innermost axis."""
-        innermost = access.strides[-1]
-        if innermost == 1:
-            return f"load<{vector}, {wide}, {str(stream).lower()}>({pointer})"
-        if innermost == 0:
-            return f"splat<{vector}>(load_one({pointer}))"
-        return f"gather<{vector}>({pointer}, {innermost})"
-
-    def expression(self, n: Node, operands: list[str], vector: str | None) -> str:
-        """The step as an expression; `vector` is None where all operands are single values."""
-        if n.op == "const":
-            return self.constant(n)
-        if n.op == "scalar":
-            return f"scalar{n.attr}"
-        if n.op == "cast":
-            return f"cast<{_TYPES[n.dtype]}>({operands[0]})"
-        if n.op == "where":
-            if vector is None:
-                return f"({operands[0]} ? {operands[1]} : {operands[2]})"
-            return f"where<{vector}>({', '.join(operands)})"
-        return f"{_FUNCTIONS.get(n.op, n.op)}({', '.join(operands)})"
-
-    def constant(self, n: Node) -> str:
-        if n.dtype == "bool":
-            return "true" if n.attr else "false"
-        value = float(n.attr)
-        if math.isnan(value):
-            return f"({_TYPES[n.dtype]})__int_as_float(0x7fffffff)"
-        if math.isinf(value):
-            return f"({_TYPES[n.dtype]}){'-' if value < 0 else ''}TW_INFINITY"
-        if n.dtype in ("f16", "bf16"):
-            return f"cast<{_TYPES[n.dtype]}>({value!r}f)"
-        return f"{value!r}" + ("f" if n.dtype == "f32" else "")
-
-    def source(self, head: str) -> str:
-        return "\n".join([prelude(), head, *self.lines, "}", ""])
-
-
-class _PointwiseKernel(_Kernel):
-    def __init__(self, graph: Graph, schedule: PointwiseSchedule):
-        super().__init__(graph)
-        self.s = schedule
-        self.one_axis = len(graph.space) <= 1
-        self.axes = tuple(range(len(graph.space)))
-        # 32-bit indices where even a tensor of twice the elements stays within them.
-        self.index = "u32" if math.prod(graph.space) < 2**30 else "u64"
-
-    def emit(self) -> tuple[str, Launch]:
-        s = self.s
-        arguments = ", ".join(p.split()[-1].replace("*", "") for p in self.parameters())
-        self.step()
-        body = self.lines
-        self.lines, self.depth = [], 1
-        per_block = s.block_threads * s.vector * s.vectors_per_thread
-        self.line(f"const i64 first = (i64)blockIdx.x * {per_block};")
-        self.line(f"const i64 whole = count / {s.vector};")
-        self.line(
-            f"step<{s.vector}, {s.vectors_per_thread}, true>"
-            f"(first / {s.vector} + threadIdx.x, whole, {arguments});"
-        )
-        if self.one_axis and s.vector > 1:
-            self.line(f"const i64 rest = whole * {s.vector} + threadIdx.x;")
-            self.open("if (blockIdx.x == gridDim.x - 1 && rest < count)")
-            self.line(f"step<1, 1, false>(rest, count, {arguments});")
-            self.close()
-        kernel = self.lines
-        template = "template <int V, int TURNS, bool WIDE> TW_DEVICE void step("
-        self.lines = [
-            template + ", ".join(["i64 start", "i64 limit", *self.parameters()]) + ") {",
-            *body,
-            "}",
-            f'extern "C" __global__ void __launch_bounds__({s.block_threads}, 1) {ENTRY}('
-            + ", ".join(self.parameters()) + ") {",
-            *kernel,
-        ]  # fmt: skip
-        launch = Launch(s.block_threads, per_block, 0, 1, self.signature())
-        return self.source(""), launch
-
-    def step(self) -> None:
-        """Loads of every turn first, so that they are in flight together; then the arithmetic."""
-        graph = self.graph
-        loads = [i for i, n in enumerate(graph.nodes) if n.op == "load"]
-        if self.one_axis and self.s.vector == 1:
-            self.line("if (start >= limit) return;")
-        else:
-            self.line("if (limit == 0 || start >= limit) return;")
-        for i in loads:
-            dtype = _TYPES[graph.nodes[i].dtype]
-            kind = f"Vec<{dtype}, V>" if self.vectorised(i) else dtype
-            self.line(f"{kind} x{i}[TURNS];")
-        self.open("TW_UNROLL for (int turn = 0; turn < TURNS; ++turn)")
-        # Past the end a turn reads the last vector again and stores nothing.
-        self.line(f"i64 vector = start + (i64)turn * {self.s.block_threads};")
-        self.line("if (vector >= limit) vector = limit - 1;")
-        at = self.coordinates_of_vector()
-        for i in loads:
-            access = graph.inputs[graph.nodes[i].attr]
-            pointer = f"in{graph.nodes[i].attr} + {self.offset(access, self.axes, at)}"
-            if self.vectorised(i):
-                wide = access_bytes(access, self.s.vector)
-                width = f"(WIDE ? {wide} : {access.itemsize})"
-                value = self.fetch(access, pointer, "V", 0, self.s.stream_loads).replace(
-                    "load<V, 0,", f"load<V, {width},"
-                )
-            else:
-                value = f"load_one({pointer})"
-            self.line(f"x{i}[turn] = {value};")
-        self.close()
-        self.open("TW_UNROLL for (int turn = 0; turn < TURNS; ++turn)")
-        self.line(f"const i64 vector = start + (i64)turn * {self.s.block_threads};")
-        self.line("if (vector >= limit) break;")
-        at = self.coordinates_of_vector()
-        names: dict[int, str] = {i: f"x{i}[turn]" for i in loads}
-        for i, n in enumerate(graph.nodes):
-            if i not in names:
-                vector = "V" if self.vectorised(i) else None
-                value = self.expression(n, [names[a] for a in n.args], vector)
-                self.line(f"const auto v{i} = {value};")
-                names[i] = f"v{i}"
-        for k, (i, access) in enumerate(graph.outputs):
-            wide = access_bytes(access, self.s.vector)
-            value = names[i] if self.vectorised(i) else f"splat<V>({names[i]})"
-            pointer = f"out{k} + {self.offset(access, self.axes, at)}"
-            if access.strides and access.strides[-1] != 1:
-                self.line(f"scatter({pointer}, {access.strides[-1]}, {value});")
-            else:
-                self.line(f"store<(WIDE ? {wide} : {access.itemsize})>({pointer}, {value});")
-        self.close()
-
-    def coordinates_of_vector(self) -> dict[int, str]:
-        if not self.axes:
-            return {}
-        self.line(f"const {self.index} element = ({self.index})vector * V;")
-        return self.coordinates("element", "c", self.axes, self.index)
-
-    def vectorised(self, i: int) -> bool:
-        shape = self.graph.nodes[i].shape
-        return not shape or shape[-1] != 1
-
-
-class _RowKernel(_Kernel):
+class RowKernel(Kernel):
     def __init__(self, plan: Plan, schedule: RowSchedule):
         super().__init__(plan.graph)
         self.plan, self.s = plan, schedule
@@ -323,7 +84,7 @@ class _RowKernel(_Kernel):
             for i, a in enumerate(accesses):
                 const = "const " if kind == "in" else ""
                 if any(a.strides[k] for k in kept):
-                    self.line(f"{const}{_TYPES[a.dtype]}* row_{kind}{i}[{rows}];")
+                    self.line(f"{const}{TYPES[a.dtype]}* row_{kind}{i}[{rows}];")
         self.open(f"TW_UNROLL for (int r = 0; r < {rows}; ++r)")
         self.line("const i64 row = first_row + r < count ? first_row + r : count - 1;")
         at = self.coordinates("row", "row", kept, "i64") if kept else {}
@@ -353,10 +114,10 @@ class _RowKernel(_Kernel):
                     value = f"load_one(in{n.attr})"
                 else:
                     value = self.expression(n, [self.names[a] for a in n.args], None)
-                self.line(f"const {_TYPES[n.dtype]} s{i} = {value};")
+                self.line(f"const {TYPES[n.dtype]} s{i} = {value};")
                 self.names[i] = f"s{i}"
                 continue
-            self.line(f"{_TYPES[n.dtype]} s{i}[{rows}];")
+            self.line(f"{TYPES[n.dtype]} s{i}[{rows}];")
             self.names[i] = f"s{i}[r]"
             if n.op == "load":
                 access = self.graph.inputs[n.attr]
@@ -400,10 +161,10 @@ class _RowKernel(_Kernel):
         moments = [i for i in phase.reductions if self.graph.nodes[i].op == "m2"]
         sums = self.accumulators(phase)
         for name, join, dtype in sums:
-            self.line(f"{_TYPES[dtype]} {name}[{rows}];")
+            self.line(f"{TYPES[dtype]} {name}[{rows}];")
             self.line(
                 f"TW_UNROLL for (int r = 0; r < {rows}; ++r)"
-                f" {name}[r] = {join}::start<{_TYPES[dtype]}>();"
+                f" {name}[r] = {join}::start<{TYPES[dtype]}>();"
             )
         early = self.load_ahead(p, steps, known) if registers else {}
         self.open_turns(registers)
@@ -425,7 +186,7 @@ class _RowKernel(_Kernel):
     def declare_kept(self, values: frozenset[int]) -> None:
         s = self.s
         for i in sorted(values):
-            kind = f"Vec<{_TYPES[self.graph.nodes[i].dtype]}, {s.vector}>"
+            kind = f"Vec<{TYPES[self.graph.nodes[i].dtype]}, {s.vector}>"
             if s.storage == "registers":
                 self.line(f"{kind} keep{i}[{s.rows_per_thread}][{self.turns}];")
             else:
@@ -463,7 +224,7 @@ class _RowKernel(_Kernel):
         if not loads:
             return {}
         for i in loads:
-            kind = f"Vec<{_TYPES[self.graph.nodes[i].dtype]}, {self.s.vector}>"
+            kind = f"Vec<{TYPES[self.graph.nodes[i].dtype]}, {self.s.vector}>"
             self.line(f"{kind} ahead{p}_{i}[{rows}][{self.turns}];")
         self.open_turns(True)
         self.open(f"TW_UNROLL for (int r = 0; r < {rows}; ++r)")
@@ -569,7 +330,7 @@ class _RowKernel(_Kernel):
             own = f"({own} + ({tail} ? {s.vector} : 0))"
         for i in moments:
             n = self.graph.nodes[i]
-            kind = _TYPES[n.dtype]
+            kind = TYPES[n.dtype]
             self.line(f"Moments<{kind}> part{i}[{rows}];")
             self.open(f"TW_UNROLL for (int r = 0; r < {rows}; ++r)")
             self.line(f"part{i}[r].count = ({kind}){own};")
@@ -599,9 +360,9 @@ class _RowKernel(_Kernel):
         for i in phase.reductions:
             n = self.graph.nodes[i]
             if n.op in _JOINS:
-                parts.append((f"acc{i}", _JOINS[n.op], _TYPES[n.dtype]))
+                parts.append((f"acc{i}", _JOINS[n.op], TYPES[n.dtype]))
             elif n.op == "m2":
-                parts.append((f"part{i}", "", f"Moments<{_TYPES[n.dtype]}>"))
+                parts.append((f"part{i}", "", f"Moments<{TYPES[n.dtype]}>"))
         threads = min(s.row_threads, _WARP)
         for name, join, _ in parts:
             equal = str(self.vectors % self.lanes == 0).lower()

@@ -1,0 +1,1 @@
+"""The CUDA target of the fusion compiler: schedules, emission through NVRTC, launching."""

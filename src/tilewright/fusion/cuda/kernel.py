@@ -1,0 +1,145 @@
+"""What every generated CUDA kernel shares: parameters, offsets, and one expression per step.
+
+The prelude (kernels/prelude.cuh) supplies the vectors, memory accesses and reductions that the
+emitted lines call.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+
+from tilewright.fusion.ir import Access, Graph, Node
+
+ENTRY = "fused"
+TYPES = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double", "bool": "bool"}
+_CODES = {"f32": "f", "f64": "d"}
+_FUNCTIONS = {
+    "pow": "power", "neg": "neg", "abs": "absolute", "sqrt": "square_root",
+    "rsqrt": "reciprocal_root", "exp": "exponential", "exp2": "exponential2", "log": "logarithm",
+    "log2": "logarithm2", "log1p": "logarithm1p", "expm1": "exponential_m1",
+    "tanh": "hyperbolic_tangent", "erf": "error_function", "sin": "sine", "cos": "cosine",
+    "floor": "round_down", "ceil": "round_up", "round": "round_even", "trunc": "round_to_zero",
+    "sign": "sign_of", "and": "logical_and", "or": "logical_or", "not": "logical_not",
+    "isnan": "is_nan",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to launch an emitted kernel on any number of rows (or elements).
+
+    Attributes:
+        signature: struct codes of the arguments: pointers, the row count, run-time scalars.
+        per_block: rows, or elements of a pointwise kernel, that one block (or cluster) handles.
+    """
+
+    block_threads: int
+    per_block: int
+    shared_bytes: int
+    cluster: int
+    signature: str
+
+
+@functools.cache
+def prelude() -> str:
+    return resources.files("tilewright").joinpath("kernels/prelude.cuh").read_text()
+
+
+class Kernel:
+    """Collects the lines of one kernel; subclasses walk the graph."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.lines: list[str] = []
+        self.depth = 1
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    def open(self, text: str) -> None:
+        self.line(text + " {")
+        self.depth += 1
+
+    def close(self) -> None:
+        self.depth -= 1
+        self.line("}")
+
+    def parameters(self) -> list[str]:
+        named = [
+            f"const {TYPES[a.dtype]}* __restrict__ in{i}" for i, a in enumerate(self.graph.inputs)
+        ]
+        named += [
+            f"{TYPES[a.dtype]}* __restrict__ out{k}" for k, (_, a) in enumerate(self.graph.outputs)
+        ]
+        named.append("i64 count")
+        return named + [f"{TYPES[d]} scalar{i}" for i, d in enumerate(self.graph.scalars)]
+
+    def signature(self) -> str:
+        pointers = "P" * (len(self.graph.inputs) + len(self.graph.outputs))
+        return pointers + "q" + "".join(_CODES[d] for d in self.graph.scalars)
+
+    def offset(self, access: Access, axes: Iterable[int], coordinates: dict[int, str]) -> str:
+        """The element offset along `axes`, as a sum of coordinate times stride."""
+        terms = [
+            coordinates[a] if access.strides[a] == 1 else f"{coordinates[a]} * {access.strides[a]}"
+            for a in axes
+            if access.strides[a] != 0
+        ]
+        return " + ".join(terms) or "0"
+
+    def coordinates(
+        self, index: str, name: str, axes: tuple[int, ...], kind: str
+    ) -> dict[int, str]:
+        """Split a linear index over `axes` into one coordinate each; the outermost is unbounded."""
+        if len(axes) == 1:
+            return {axes[0]: index}
+        names, rest = {}, index
+        for a in reversed(axes[1:]):
+            self.line(f"const {kind} {name}{a} = ({rest}) % {self.graph.space[a]};")
+            rest = f"({rest}) / {self.graph.space[a]}"
+            names[a] = f"{name}{a}"
+        self.line(f"const {kind} {name}{axes[0]} = {rest};")
+        names[axes[0]] = f"{name}{axes[0]}"
+        return names
+
+    def fetch(self, access: Access, pointer: str, vector: str, wide: int, stream: bool) -> str:
+        """Load `vector` elements that follow one another along the innermost axis."""
+        innermost = access.strides[-1]
+        if innermost == 1:
+            return f"load<{vector}, {wide}, {str(stream).lower()}>({pointer})"
+        if innermost == 0:
+            return f"splat<{vector}>(load_one({pointer}))"
+        return f"gather<{vector}>({pointer}, {innermost})"
+
+    def expression(self, n: Node, operands: list[str], vector: str | None) -> str:
+        """The step as an expression; `vector` is None where all operands are single values."""
+        if n.op == "const":
+            return self.constant(n)
+        if n.op == "scalar":
+            return f"scalar{n.attr}"
+        if n.op == "cast":
+            return f"cast<{TYPES[n.dtype]}>({operands[0]})"
+        if n.op == "where":
+            if vector is None:
+                return f"({operands[0]} ? {operands[1]} : {operands[2]})"
+            return f"where<{vector}>({', '.join(operands)})"
+        return f"{_FUNCTIONS.get(n.op, n.op)}({', '.join(operands)})"
+
+    def constant(self, n: Node) -> str:
+        if n.dtype == "bool":
+            return "true" if n.attr else "false"
+        value = float(n.attr)
+        if math.isnan(value):
+            return f"({TYPES[n.dtype]})__int_as_float(0x7fffffff)"
+        if math.isinf(value):
+            return f"({TYPES[n.dtype]}){'-' if value < 0 else ''}TW_INFINITY"
+        if n.dtype in ("f16", "bf16"):
+            return f"cast<{TYPES[n.dtype]}>({value!r}f)"
+        return f"{value!r}" + ("f" if n.dtype == "f32" else "")
+
+    def source(self, head: str) -> str:
+        return "\n".join([prelude(), head, *self.lines, "}", ""])

@@ -1,0 +1,116 @@
+"""A graph without reductions as a CUDA kernel: every thread takes a few vectors of elements."""
+
+from __future__ import annotations
+
+import math
+
+from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, Launch
+from tilewright.fusion.cuda.schedule import PointwiseSchedule, access_bytes
+from tilewright.fusion.ir import Graph
+
+
+def emit_pointwise(graph: Graph, schedule: PointwiseSchedule) -> tuple[str, Launch]:
+    """A kernel without reductions; its source and its launch."""
+    return PointwiseKernel(graph, schedule).emit()
+
+
+class PointwiseKernel(Kernel):
+    def __init__(self, graph: Graph, schedule: PointwiseSchedule):
+        super().__init__(graph)
+        self.s = schedule
+        self.one_axis = len(graph.space) <= 1
+        self.axes = tuple(range(len(graph.space)))
+        # 32-bit indices where even a tensor of twice the elements stays within them.
+        self.index = "u32" if math.prod(graph.space) < 2**30 else "u64"
+
+    def emit(self) -> tuple[str, Launch]:
+        s = self.s
+        arguments = ", ".join(p.split()[-1].replace("*", "") for p in self.parameters())
+        self.step()
+        body = self.lines
+        self.lines, self.depth = [], 1
+        per_block = s.block_threads * s.vector * s.vectors_per_thread
+        self.line(f"const i64 first = (i64)blockIdx.x * {per_block};")
+        self.line(f"const i64 whole = count / {s.vector};")
+        self.line(
+            f"step<{s.vector}, {s.vectors_per_thread}, true>"
+            f"(first / {s.vector} + threadIdx.x, whole, {arguments});"
+        )
+        if self.one_axis and s.vector > 1:
+            self.line(f"const i64 rest = whole * {s.vector} + threadIdx.x;")
+            self.open("if (blockIdx.x == gridDim.x - 1 && rest < count)")
+            self.line(f"step<1, 1, false>(rest, count, {arguments});")
+            self.close()
+        kernel = self.lines
+        template = "template <int V, int TURNS, bool WIDE> TW_DEVICE void step("
+        self.lines = [
+            template + ", ".join(["i64 start", "i64 limit", *self.parameters()]) + ") {",
+            *body,
+            "}",
+            f'extern "C" __global__ void __launch_bounds__({s.block_threads}, 1) {ENTRY}('
+            + ", ".join(self.parameters()) + ") {",
+            *kernel,
+        ]  # fmt: skip
+        launch = Launch(s.block_threads, per_block, 0, 1, self.signature())
+        return self.source(""), launch
+
+    def step(self) -> None:
+        """Loads of every turn first, so that they are in flight together; then the arithmetic."""
+        graph = self.graph
+        loads = [i for i, n in enumerate(graph.nodes) if n.op == "load"]
+        if self.one_axis and self.s.vector == 1:
+            self.line("if (start >= limit) return;")
+        else:
+            self.line("if (limit == 0 || start >= limit) return;")
+        for i in loads:
+            dtype = TYPES[graph.nodes[i].dtype]
+            kind = f"Vec<{dtype}, V>" if self.vectorised(i) else dtype
+            self.line(f"{kind} x{i}[TURNS];")
+        self.open("TW_UNROLL for (int turn = 0; turn < TURNS; ++turn)")
+        # Past the end a turn reads the last vector again and stores nothing.
+        self.line(f"i64 vector = start + (i64)turn * {self.s.block_threads};")
+        self.line("if (vector >= limit) vector = limit - 1;")
+        at = self.coordinates_of_vector()
+        for i in loads:
+            access = graph.inputs[graph.nodes[i].attr]
+            pointer = f"in{graph.nodes[i].attr} + {self.offset(access, self.axes, at)}"
+            if self.vectorised(i):
+                wide = access_bytes(access, self.s.vector)
+                width = f"(WIDE ? {wide} : {access.itemsize})"
+                value = self.fetch(access, pointer, "V", 0, self.s.stream_loads).replace(
+                    "load<V, 0,", f"load<V, {width},"
+                )
+            else:
+                value = f"load_one({pointer})"
+            self.line(f"x{i}[turn] = {value};")
+        self.close()
+        self.open("TW_UNROLL for (int turn = 0; turn < TURNS; ++turn)")
+        self.line(f"const i64 vector = start + (i64)turn * {self.s.block_threads};")
+        self.line("if (vector >= limit) break;")
+        at = self.coordinates_of_vector()
+        names: dict[int, str] = {i: f"x{i}[turn]" for i in loads}
+        for i, n in enumerate(graph.nodes):
+            if i not in names:
+                vector = "V" if self.vectorised(i) else None
+                value = self.expression(n, [names[a] for a in n.args], vector)
+                self.line(f"const auto v{i} = {value};")
+                names[i] = f"v{i}"
+        for k, (i, access) in enumerate(graph.outputs):
+            wide = access_bytes(access, self.s.vector)
+            value = names[i] if self.vectorised(i) else f"splat<V>({names[i]})"
+            pointer = f"out{k} + {self.offset(access, self.axes, at)}"
+            if access.strides and access.strides[-1] != 1:
+                self.line(f"scatter({pointer}, {access.strides[-1]}, {value});")
+            else:
+                self.line(f"store<(WIDE ? {wide} : {access.itemsize})>({pointer}, {value});")
+        self.close()
+
+    def coordinates_of_vector(self) -> dict[int, str]:
+        if not self.axes:
+            return {}
+        self.line(f"const {self.index} element = ({self.index})vector * V;")
+        return self.coordinates("element", "c", self.axes, self.index)
+
+    def vectorised(self, i: int) -> bool:
+        shape = self.graph.nodes[i].shape
+        return not shape or shape[-1] != 1
