@@ -23,7 +23,7 @@ _LIBRARY = "libcuda.so.1"
 Dim3 = tuple[int, int, int]
 
 # cuda.h
-_MAX_SHARED_PER_BLOCK_OPTIN, _CLUSTER_LAUNCH = 97, 120  # CUdevice_attribute
+_SMS, _MAX_SHARED_PER_BLOCK_OPTIN, _CLUSTER_LAUNCH = 16, 97, 120  # CUdevice_attribute
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 _RELAXED = 2  # CUstreamCaptureMode
@@ -113,6 +113,39 @@ class CudaKernel:
         """
         if device_index not in self._loaded:
             self._load(device_index, stream)
+
+    def resident_blocks(
+        self, device_index: int, block_threads: int, shared_bytes: int, cluster: int = 1
+    ) -> int:
+        """Blocks that run at once on the whole device: what a persistent grid is sized by.
+
+        Args:
+            shared_bytes: dynamic shared memory of a block.
+            cluster: blocks per cluster; the result is a multiple of it.
+
+        Raises:
+            LaunchError: the driver refused; it also does where not one block fits.
+        """
+        self.load(device_index)
+        function, context, *_ = self._loaded[device_index]
+        cuda, number = _driver(), ctypes.c_int()
+        asking = f"asking how many blocks of {self.entry} fit on cuda:{device_index}"
+        with _current(context):
+            if cluster == 1:
+                _check(
+                    cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                        ctypes.byref(number), function, block_threads, shared_bytes
+                    ),
+                    asking,
+                )
+                return number.value * _device_attribute(device_index, _SMS)
+            frame = self._local.frame
+            frame.set_shape((cluster, 1, 1), (block_threads, 1, 1), shared_bytes, 0, cluster)
+            _check(
+                cuda.cuOccupancyMaxActiveClusters(ctypes.byref(number), function, frame.address),
+                asking,
+            )
+            return number.value * cluster
 
     def _load(self, device_index: int, stream: int) -> tuple[int, int, Any, Any]:
         cuda = _driver()
@@ -261,6 +294,8 @@ def _driver() -> Any:
         ("cuModuleLoadData", pointer, ctypes.c_char_p),
         ("cuModuleGetFunction", pointer, pointer, ctypes.c_char_p),
         ("cuFuncSetAttribute", pointer, integer, integer),
+        ("cuOccupancyMaxActiveBlocksPerMultiprocessor", pointer, pointer, integer, ctypes.c_size_t),
+        ("cuOccupancyMaxActiveClusters", pointer, pointer, pointer),
         ("cuLaunchKernelEx", pointer, pointer, pointer, pointer),
         ("cuGetErrorName", integer, pointer),
         ("cuGetErrorString", integer, pointer),

@@ -16,14 +16,16 @@ struct bf16 { u16 bits; };
 
 // ---- short vectors: N values of one thread; halves are packed in pairs where N is even --------
 
-template <class T, int N> struct Vec {
+// Aligned so that a vector in shared memory moves in one access.
+TW_DEVICE constexpr int vector_align(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : bytes; }
+template <class T, int N> struct alignas(vector_align(N * sizeof(T))) Vec {
   T v[N];
   TW_DEVICE T& operator[](int i) { return v[i]; }
   TW_DEVICE T operator[](int i) const { return v[i]; }
 };
 template <class H, int N> struct Packed {
   static constexpr int WORDS = (N + 1) / 2;
-  u32 w[WORDS];
+  alignas(vector_align(4 * WORDS)) u32 w[WORDS];
   TW_DEVICE H operator[](int i) const { return H{(u16)(w[i / 2] >> (16 * (i % 2)))}; }
 };
 template <int N> struct Vec<f16, N> : Packed<f16, N> {};
@@ -381,6 +383,24 @@ template <int THREADS, bool EQUAL, class T> TW_DEVICE Moments<T> reduce_warp(Mom
   }
   return x;
 }
+
+// ---- a queue of rows on their way: each thread copies, and later reads, slots of its own -----------
+
+template <int BYTES> TW_DEVICE void copy_async(u32 to, const void* from) {
+  if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
+}
+template <int N, int BYTES, class T> TW_DEVICE void enqueue(Vec<T, N>* slot, const T* p) {
+  const u32 to = (u32)__cvta_generic_to_shared(slot);
+  TW_UNROLL for (int i = 0; i < N * (int)sizeof(T) / BYTES; ++i) copy_async<BYTES>(to + i * BYTES, (const u8*)p + i * BYTES);
+}
+TW_DEVICE void close_batch() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LATER> TW_DEVICE void await_batch() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory"); }
+
+// A pointer whose origin the compiler forgets: what is read through it is not kept over a loop.
+template <class T> TW_DEVICE const T* afresh(const T* p) { asm volatile("" : "+l"(p)); return p; }
+
+TW_DEVICE void group_sync(int group, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }
 
 // ---- clusters: blocks of neighbouring SMs that see each other's shared memory --------------------
 

@@ -35,6 +35,7 @@ class Launch:
     Attributes:
         signature: struct codes of the arguments: pointers, the row count, run-time scalars.
         per_block: rows, or elements of a pointwise kernel, that one block (or cluster) handles.
+        persistent: blocks walk on with the stride of the grid, which need only fill the device.
     """
 
     block_threads: int
@@ -42,6 +43,7 @@ class Launch:
     shared_bytes: int
     cluster: int
     signature: str
+    persistent: bool = False
 
 
 @functools.cache
@@ -68,7 +70,7 @@ class Kernel:
         self.depth -= 1
         self.line("}")
 
-    def parameters(self) -> list[str]:
+    def parameters_of_kernel(self) -> list[str]:
         named = [
             f"const {TYPES[a.dtype]}* __restrict__ in{i}" for i, a in enumerate(self.graph.inputs)
         ]

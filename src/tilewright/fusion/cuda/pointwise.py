@@ -25,7 +25,7 @@ class PointwiseKernel(Kernel):
 
     def emit(self) -> tuple[str, Launch]:
         s = self.s
-        arguments = ", ".join(p.split()[-1].replace("*", "") for p in self.parameters())
+        arguments = ", ".join(p.split()[-1].replace("*", "") for p in self.parameters_of_kernel())
         self.step()
         body = self.lines
         self.lines, self.depth = [], 1
@@ -44,11 +44,11 @@ class PointwiseKernel(Kernel):
         kernel = self.lines
         template = "template <int V, int TURNS, bool WIDE> TW_DEVICE void step("
         self.lines = [
-            template + ", ".join(["i64 start", "i64 limit", *self.parameters()]) + ") {",
+            template + ", ".join(["i64 start", "i64 limit", *self.parameters_of_kernel()]) + ") {",
             *body,
             "}",
             f'extern "C" __global__ void __launch_bounds__({s.block_threads}, 1) {ENTRY}('
-            + ", ".join(self.parameters()) + ") {",
+            + ", ".join(self.parameters_of_kernel()) + ") {",
             *kernel,
         ]  # fmt: skip
         launch = Launch(s.block_threads, per_block, 0, 1, self.signature())

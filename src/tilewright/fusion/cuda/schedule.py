@@ -12,6 +12,10 @@ from tilewright.space import ConfigSpace, param
 
 WIDEST_ACCESS = 16
 """Bytes of the widest memory access of one thread."""
+ARITHMETIC_REGISTERS = 36
+"""What a row kernel needs besides the values it keeps: addresses, counters, a step's operands."""
+EXCHANGE_BYTES = 4096
+"""Shared memory for what the warps of a row exchange."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,10 @@ class RowSchedule:
     A row is cut into vectors of `vector` elements; `row_threads` threads of each of `cluster`
     blocks take them in turn. `rows_per_thread` rows are walked together, so that a parameter
     vector loaded once serves all of them; `rows_per_block` such groups share a block.
+
+    A persistent kernel, one block for each place on the device, takes row after row: it copies
+    `stages` rows ahead into shared memory while it works on one, and may keep the `parameters`,
+    vectors that do not vary over rows, on chip.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -35,10 +43,16 @@ class RowSchedule:
     cluster: int = param(1, 2, 4, 8)
     min_blocks: int = param(1, 2, 3, 4, 6, 8)
     stream_loads: bool = param(True, False)
+    stages: int = param(0, 1, 2, 3)
+    parameters: str = param("reload", "registers", "shared")
 
     @property
     def block_threads(self) -> int:
         return self.row_threads * self.rows_per_block
+
+    @property
+    def persistent(self) -> bool:
+        return self.stages > 0 or self.parameters != "reload"
 
 
 @dataclass(frozen=True)
@@ -62,44 +76,19 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     """The row schedules that fit `graph` on `device`.
 
     A vector never crosses the end of a row; the values a thread keeps leave registers for the
-    arithmetic; no more than half of the lanes idle.
+    arithmetic; no more than half of the lanes idle; a persistent block has rows to walk.
     """
     inner = graph.space[graph.reduced[-1]]
-    width = graph.reduced_size
-    itemsize = _row_itemsize(graph)
     has_moments = any(n.op == "m2" for n in graph.nodes)
+    footprint = Footprint(graph)
 
     def constraint(c: RowSchedule) -> str | None:
-        vectors = width // c.vector
-        lanes = c.row_threads * c.cluster
-        turns = math.ceil(vectors / lanes)
-        if c.row_threads > 32 and c.row_threads % 32:
-            return f"row_threads={c.row_threads} is no whole number of warps"
-        if c.block_threads > 1024 or c.block_threads % 32:
-            return f"a block of {c.block_threads} threads"
-        if c.cluster > 1 and (c.rows_per_block > 1 or c.row_threads < 64):
-            return "a cluster shares one row among whole blocks of at least 64 threads"
-        if 2 * vectors <= turns * lanes and lanes > 4:
-            return f"{vectors} vectors leave more than half of {lanes} threads idle"
-        if c.min_blocks * c.block_threads > device.threads_per_sm:
-            return f"{c.min_blocks} blocks of {c.block_threads} threads exceed an SM"
-        kept_bytes = turns * c.rows_per_thread * max(c.vector * itemsize, 4)
-        if c.storage == "registers":
-            room = min(device.registers_per_thread, _register_cap(c, device)) - 36
-            if kept_bytes / 4 > room:
-                return f"{kept_bytes} bytes per thread exceed {4 * room} bytes of registers"
-        if c.storage == "shared":
-            needed = kept_bytes * c.block_threads
-            limit = min(device.shared_bytes_per_block, device.shared_bytes_per_sm // c.min_blocks)
-            if needed + 4096 > limit:
-                return f"{needed} bytes of rows exceed {limit} bytes of shared memory"
-            if c.rows_per_thread > 1:
-                return "rows in shared memory are walked one by one"
-        if c.storage == "reread" and (c.moments == "merge" or c.rows_per_thread > 1):
-            return "re-reading goes with two_pass and one row per thread"
-        if turns > 64 and c.storage == "registers":
-            return f"{turns} unrolled turns"
-        return None
+        return (
+            _misplaced(c, graph, device)
+            or _combined_wrongly(c, footprint)
+            or _too_many_registers(c, footprint, device)
+            or _too_much_shared(c, footprint, device)
+        )
 
     return ConfigSpace(
         RowSchedule,
@@ -107,9 +96,98 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             "vector": _vectors(graph, inner),
             "moments": ("two_pass", "merge") if has_moments else ("two_pass",),
             "cluster": tuple(c for c in (1, 2, 4, 8) if c <= device.max_cluster),
+            "parameters": (
+                ("reload", "registers", "shared") if footprint.parameters else ("reload",)
+            ),
         },
         constraint,
     )
+
+
+class Footprint:
+    """What a row kernel of a graph keeps on chip, per thread and schedule."""
+
+    def __init__(self, graph: Graph):
+        self.width = graph.reduced_size
+        self.rows = math.prod(graph.space[a] for a in graph.kept)
+        along = [a for a in graph.inputs if any(a.strides[k] for k in graph.reduced)]
+        over_rows = [a for a in along if not graph.kept or any(a.strides[k] for k in graph.kept)]
+        self.queued = over_rows
+        self.parameters = [a for a in along if a not in over_rows]
+        self.itemsize = min((a.itemsize for a in over_rows or along), default=4)
+
+    def turns(self, c: RowSchedule) -> int:
+        return math.ceil(self.width // c.vector / (c.row_threads * c.cluster))
+
+    def kept_bytes(self, c: RowSchedule) -> int:
+        """Of one thread: the row's own narrowest values."""
+        return self.turns(c) * c.rows_per_thread * max(c.vector * self.itemsize, 4)
+
+    def parameter_bytes(self, c: RowSchedule) -> int:
+        """Of one thread, for all parameter vectors."""
+        return self.turns(c) * sum(held_bytes(a.dtype, c.vector) for a in self.parameters)
+
+    def shared_bytes(self, c: RowSchedule) -> int:
+        """Of one block, besides the few bytes that its warps exchange."""
+        found = 0
+        if c.storage == "shared":
+            found += self.kept_bytes(c) * c.block_threads
+        if c.parameters == "shared":
+            found += self.parameter_bytes(c) * c.row_threads
+        row = self.turns(c) * sum(held_bytes(a.dtype, c.vector) for a in self.queued)
+        return found + c.stages * c.rows_per_thread * row * c.block_threads
+
+
+def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
+    vectors = graph.reduced_size // c.vector
+    lanes = c.row_threads * c.cluster
+    turns = math.ceil(vectors / lanes)
+    if c.row_threads > 32 and c.row_threads % 32:
+        return f"row_threads={c.row_threads} is no whole number of warps"
+    if c.block_threads > 1024 or c.block_threads % 32:
+        return f"a block of {c.block_threads} threads"
+    if c.cluster > 1 and (c.rows_per_block > 1 or c.row_threads < 64):
+        return "a cluster shares one row among whole blocks of at least 64 threads"
+    if 2 * vectors <= turns * lanes and lanes > 4:
+        return f"{vectors} vectors leave more than half of {lanes} threads idle"
+    if c.min_blocks * c.block_threads > device.threads_per_sm:
+        return f"{c.min_blocks} blocks of {c.block_threads} threads exceed an SM"
+    if turns > 64 and c.storage == "registers":
+        return f"{turns} unrolled turns"
+    return None
+
+
+def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
+    if c.storage != "registers" and c.rows_per_thread > 1:
+        return f"storage={c.storage} walks rows one by one"
+    if c.storage == "reread" and c.moments == "merge":
+        return "re-reading goes with two_pass"
+    if c.persistent:
+        if c.storage != "registers":
+            return "a persistent kernel keeps its row in registers"
+        if c.stages and any(access_bytes(a, c.vector) < 4 for a in footprint.queued):
+            return "rows are copied ahead in pieces of at least 4 bytes"
+    return None
+
+
+def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
+    if c.storage != "registers":
+        return None
+    needed = footprint.kept_bytes(c)
+    if c.parameters == "registers":
+        needed += footprint.parameter_bytes(c)
+    room = min(device.registers_per_thread, _register_cap(c, device)) - ARITHMETIC_REGISTERS
+    if needed / 4 > room:
+        return f"{needed} bytes per thread exceed {4 * room} bytes of registers"
+    return None
+
+
+def _too_much_shared(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
+    needed = footprint.shared_bytes(c)
+    limit = min(device.shared_bytes_per_block, device.shared_bytes_per_sm // c.min_blocks - 1024)
+    if needed and needed + EXCHANGE_BYTES > limit:
+        return f"{needed} bytes of rows and parameters exceed {limit} bytes of shared memory"
+    return None
 
 
 def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSchedule]:
@@ -127,8 +205,8 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule:
     Measured as the best single rule over `bias_layer_norm_gpt` on an H200.
     """
     space = row_space(graph, device)
-    itemsize = _row_itemsize(graph)
-    width = graph.reduced_size
+    footprint = Footprint(graph)
+    width, itemsize = footprint.width, footprint.itemsize
     choices = list(_row_candidates(space, width, itemsize))
     for config in choices:
         if config in space:
@@ -164,13 +242,6 @@ def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
     vectors = math.prod(graph.space) // vector
     busy = vectors >= 4 * device.sms * device.threads_per_sm
     return PointwiseSchedule(vector, 256, 2 if busy else 1)
-
-
-def _row_itemsize(graph: Graph) -> int:
-    """Bytes per element of what a row kernel keeps: the row's own narrowest load."""
-    rows = [a for a in graph.inputs if any(a.strides[k] for k in graph.reduced)]
-    full = [a for a in rows if not graph.kept or any(a.strides[k] for k in graph.kept)]
-    return min((a.itemsize for a in full or rows), default=4)
 
 
 def _vectors(graph: Graph, inner: int) -> tuple[int, ...]:

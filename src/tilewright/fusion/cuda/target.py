@@ -73,7 +73,9 @@ class FusedKernel(Executable):
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.scalars = tuple(w.scalars.values())
         self.count = count
-        self.grid = (math.ceil(count / launch.per_block) * launch.cluster, 1, 1)
+        self.blocks = math.ceil(count / launch.per_block) * launch.cluster
+        self.persistent = launch.persistent
+        self.grids: dict[int, tuple[int, int, int]] = {}
         self.block = (launch.block_threads, 1, 1)
         self.shared_bytes, self.cluster = launch.shared_bytes, launch.cluster
         self.block_threads = launch.block_threads
@@ -88,7 +90,7 @@ class FusedKernel(Executable):
             for shape, strides, dtype in self.outputs
         ]
         self.kernel.launch(
-            self.grid,
+            self.grids.get(index) or self.grid_on(index),
             self.block,
             self.shared_bytes,
             torch._C._cuda_getCurrentRawStream(index),
@@ -100,3 +102,14 @@ class FusedKernel(Executable):
             cluster=self.cluster,
         )
         return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def grid_on(self, device_index: int) -> tuple[int, int, int]:
+        """A block for every group of rows, or of a persistent kernel as many as run at once."""
+        blocks = self.blocks
+        if self.persistent:
+            resident = self.kernel.resident_blocks(
+                device_index, self.block_threads, self.shared_bytes, self.cluster
+            )
+            blocks = min(blocks, max(resident, self.cluster))
+        self.grids[device_index] = (blocks, 1, 1)
+        return self.grids[device_index]

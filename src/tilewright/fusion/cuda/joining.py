@@ -1,0 +1,128 @@
+"""How the threads of a row join what each of them found: warps, blocks, clusters."""
+
+from __future__ import annotations
+
+from tilewright.fusion.cuda.kernel import TYPES
+from tilewright.fusion.cuda.layout import WARP, RowLayout
+from tilewright.fusion.plan import Phase
+
+JOINS = {"sum": "Sum", "prod": "Prod", "amax": "Max", "amin": "Min"}
+
+
+class Joining(RowLayout):
+    """The part of a row kernel that ends a sweep.
+
+    Every joining sweep has a buffer of its own, so that one barrier suffices. A persistent kernel
+    with one such sweep takes two buffers in turn: whoever writes to a buffer again has then passed
+    a barrier that every thread reaches after its last reading.
+    """
+
+    def accumulators(self, phase: Phase) -> list[tuple[str, str, str]]:
+        """(name, join, dtype) of what a thread accumulates; moments start from a sum."""
+        found = []
+        for i in phase.reductions:
+            n = self.graph.nodes[i]
+            if n.op in JOINS:
+                found.append((f"acc{i}", JOINS[n.op], n.dtype))
+            elif n.op == "m2":
+                found.append((f"total{i}", "Sum", n.dtype))
+        return found
+
+    def sum_sources(self, phase: Phase) -> list[int]:
+        nodes = self.graph.nodes
+        return [nodes[i].args[0] for i in phase.reductions if nodes[i].op != "mean"]
+
+    @property
+    def alternates(self) -> bool:
+        joining = sum(bool(phase.reductions) for phase in self.plan.phases)
+        return self.s.persistent and joining == 1 and self.warps * self.s.cluster > 1
+
+    @property
+    def buffer(self) -> str:
+        return f"group + odd * {self.s.rows_per_block}" if self.alternates else "group"
+
+    def combine(self, phase: Phase) -> None:
+        """Join what the threads of a row found; every thread ends with the same bits."""
+        s = self.s
+        parts: list[tuple[str, str, str]] = []  # (name, join, type of a partial result)
+        for i in phase.reductions:
+            n = self.graph.nodes[i]
+            if n.op in JOINS:
+                parts.append((f"acc{i}", JOINS[n.op], TYPES[n.dtype]))
+            elif n.op == "m2":
+                parts.append((f"part{i}", "", f"Moments<{TYPES[n.dtype]}>"))
+        threads = min(s.row_threads, WARP)
+        for name, join, _ in parts:
+            equal = str(self.vectors % self.lanes == 0).lower()
+            how = f"{join}, {threads}" if join else f"{threads}, {equal}"
+            self.line(f"{self.each_row()} {name}[r] = reduce_warp<{how}>({name}[r]);")
+        if self.warps * s.cluster > 1:
+            self.combine_warps(parts)
+        for i in phase.reductions:
+            n = self.graph.nodes[i]
+            if n.op in JOINS:
+                self.names[i] = f"acc{i}[r]"
+            else:
+                nodes = self.graph.nodes
+                same = (j for j in phase.reductions if nodes[j].args == n.args)
+                m2 = next(j for j in same if nodes[j].op == "m2")
+                self.names[i] = f"part{m2}[r].{n.op}"
+
+    def combine_warps(self, parts: list[tuple[str, str, str]]) -> None:
+        """Through shared memory; see the class for why one barrier suffices."""
+        s = self.s
+        count = self.warps * s.cluster
+        groups = s.rows_per_block * (2 if self.alternates else 1)
+        for name, _, kind in parts:
+            shape = f"[{groups}][{s.rows_per_thread}][{count}]"
+            self.shared.append(f"__shared__ {kind} all_{name}{shape};")
+        slot = "lane / 32" if s.cluster == 1 else f"rank * {self.warps} + lane / 32"
+        self.open(self.each_row())
+        for name, join, _ in parts:
+            target = f"all_{name}[{self.buffer}][r][{slot}]"
+            if s.cluster == 1:
+                self.line(f"if (lane % 32 == 0) {target} = {name}[r];")
+            elif join:
+                self.line(
+                    f"if (lane % 32 < {s.cluster}) store_remote(&{target}, lane % 32, {name}[r]);"
+                )
+            else:
+                self.open(f"if (lane % 32 < {s.cluster})")
+                for part in ("count", "mean", "m2"):
+                    self.line(f"store_remote(&{target}.{part}, lane % 32, {name}[r].{part});")
+                self.close()
+        self.close()
+        if s.cluster > 1:
+            self.line("cluster_sync();")
+        elif s.rows_per_block > 1:
+            self.line(f"group_sync(group, {s.row_threads});")
+        else:
+            self.line("__syncthreads();")
+        self.open(self.each_row())
+        for name, join, kind in parts:
+            self.join_all(name, join, kind, count)
+        self.close()
+
+    def join_all(self, name: str, join: str, kind: str, count: int) -> None:
+        """Few partial results: each thread joins them in order; many: one per lane of a warp."""
+        source = f"all_{name}[{self.buffer}][r]"
+        if count <= 8:
+            call = f"{join}::join" if join else "merge"
+            self.line(f"{name}[r] = {source}[0];")
+            self.line(
+                f"TW_UNROLL for (int i = 1; i < {count}; ++i)"
+                f" {name}[r] = {call}({name}[r], {source}[i]);"
+            )
+            return
+        width = min(1 << (count - 1).bit_length(), WARP)
+        start = f"{join}::start<{kind}>()" if join else f"{kind}{{0, 0, 0}}"
+        how = f"{join}, {width}" if join else f"{width}, false"
+        call = f"{join}::join" if join else "merge"
+        mine = f"threadIdx.x % {width}"
+        self.line(f"{name}[r] = {mine} < {count} ? {source}[{mine}] : {start};")
+        if count > width:
+            self.line(
+                f"for (int i = {mine} + {width}; i < {count}; i += {width})"
+                f" {name}[r] = {call}({name}[r], {source}[i]);"
+            )
+        self.line(f"{name}[r] = reduce_warp<{how}>({name}[r]);")

@@ -1,0 +1,135 @@
+"""How a row kernel lays rows over threads, and memory over shared memory."""
+
+from __future__ import annotations
+
+import math
+
+from tilewright.fusion.cuda.kernel import TYPES, Kernel
+from tilewright.fusion.cuda.schedule import RowSchedule, access_bytes, held_bytes
+from tilewright.fusion.ir import Access
+from tilewright.fusion.plan import Plan
+
+WARP = 32
+
+
+class RowLayout(Kernel):
+    """Names that the emitted lines share:
+
+    lane, group: the thread's place in its row's threads, and which of the block's rows it serves.
+    rank: the block's place in its cluster.
+    first_row, r: the thread serves rows first_row + r.
+    k, vector, column: turn of the thread along the row; the vector and the element it stands at.
+    """
+
+    def __init__(self, plan: Plan, schedule: RowSchedule):
+        super().__init__(plan.graph)
+        self.plan, self.s = plan, schedule
+        self.vectors = plan.width // schedule.vector
+        self.lanes = schedule.row_threads * schedule.cluster
+        self.turns = math.ceil(self.vectors / self.lanes)
+        self.full_turns = self.vectors // self.lanes
+        self.warps = max(schedule.row_threads // WARP, 1)
+        self.names: dict[int, str] = {}
+        """Per node that holds one value per row: its expression."""
+        self.shared: list[str] = []
+        self.dynamic_bytes = 0
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def place(self) -> None:
+        """Which lane of which row this thread is."""
+        s = self.s
+        if s.rows_per_block == 1:
+            self.line("const int lane = threadIdx.x;")
+            self.line("const int group = 0;")
+        else:
+            self.line(f"const int lane = threadIdx.x % {s.row_threads};")
+            self.line(f"const int group = threadIdx.x / {s.row_threads};")
+        if s.cluster > 1:
+            self.line("const u32 rank = cluster_rank();")
+            self.line(f"const i64 block = blockIdx.x / {s.cluster};")
+            self.line(f"const int first_vector = rank * {s.row_threads} + lane;")
+        else:
+            self.line("const i64 block = blockIdx.x;")
+            self.line("const int first_vector = lane;")
+
+    def each_row(self) -> str:
+        return f"TW_UNROLL for (int r = 0; r < {self.s.rows_per_thread}; ++r)"
+
+    def declare_row_pointers(self) -> None:
+        """Base addresses per row; a row past the end reads the last one and stores nothing."""
+        found = [("in", i, a) for i, a in enumerate(self.graph.inputs)]
+        found += [("out", k, a) for k, (_, a) in enumerate(self.graph.outputs)]
+        found = [each for each in found if self.over_rows(each[2])]
+        for kind, i, a in found:
+            const = "const " if kind == "in" else ""
+            self.line(f"{const}{TYPES[a.dtype]}* row_{kind}{i}[{self.s.rows_per_thread}];")
+        self.open(self.each_row())
+        at = self.row_coordinates("first_row")
+        for kind, i, a in found:
+            self.line(f"row_{kind}{i}[r] = {kind}{i} + {self.offset(a, self.graph.kept, at)};")
+        self.close()
+
+    def row_coordinates(self, first_row: str) -> dict[int, str]:
+        self.line(f"const i64 row = {first_row} + r < count ? {first_row} + r : count - 1;")
+        return self.coordinates("row", "row", self.graph.kept, "i64") if self.graph.kept else {}
+
+    def over_rows(self, access: Access) -> bool:
+        return any(access.strides[k] for k in self.graph.kept)
+
+    def base(self, kind: str, i: int, access: Access) -> str:
+        return f"row_{kind}{i}[r]" if self.over_rows(access) else f"{kind}{i}"
+
+    # -- columns ---------------------------------------------------------------------------------
+
+    def open_turns(self, unroll_all: bool) -> None:
+        unroll = "TW_UNROLL" if unroll_all else '_Pragma("unroll 4")'
+        self.open(f"{unroll} for (int k = 0; k < {self.turns}; ++k)")
+        self.line(f"const int vector = first_vector + k * {self.lanes};")
+        if self.full_turns < self.turns:
+            self.open(f"if (k < {self.full_turns} || vector < {self.vectors})")
+        self.line(f"const int column = vector * {self.s.vector};")
+
+    def close_turns(self) -> None:
+        if self.full_turns < self.turns:
+            self.close()
+        self.close()
+
+    def column_offset(self, access: Access) -> str:
+        axes = self.graph.reduced
+        if len(axes) == 1:
+            return self.offset(access, axes, {axes[0]: "column"})
+        at, step = {}, 1
+        for a in reversed(axes):
+            at[a] = f"(column / {step} % {self.graph.space[a]})"
+            step *= self.graph.space[a]
+        return self.offset(access, axes, at)
+
+    def load(self, i: int, stream: bool) -> str:
+        """The load of node `i` at the current row and column."""
+        index = self.graph.nodes[i].attr
+        access = self.graph.inputs[index]
+        pointer = f"{self.base('in', index, access)} + {self.column_offset(access)}"
+        wide = access_bytes(access, self.s.vector)
+        return self.fetch(access, pointer, str(self.s.vector), wide, stream)
+
+    def is_row_load(self, i: int) -> bool:
+        """Whether node `i` loads the row itself; in a graph of one row, every load does."""
+        n = self.graph.nodes[i]
+        return n.op == "load" and (not self.graph.kept or self.over_rows(self.graph.inputs[n.attr]))
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def vector_type(self, i: int) -> str:
+        return f"Vec<{TYPES[self.graph.nodes[i].dtype]}, {self.s.vector}>"
+
+    def in_shared(self, name: str, i: int, vectors: int) -> None:
+        """Declare dynamic shared memory for so many vectors of node `i`'s dtype."""
+        if self.dynamic_bytes == 0:
+            self.shared.append("extern __shared__ Quad on_chip[];")
+        kind = self.vector_type(i)
+        self.shared.append(
+            f"{kind}* const {name} = ({kind}*)((u8*)on_chip + {self.dynamic_bytes});"
+        )
+        held = held_bytes(self.graph.nodes[i].dtype, self.s.vector)
+        self.dynamic_bytes += math.ceil(vectors * held / 16) * 16

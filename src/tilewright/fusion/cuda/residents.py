@@ -1,0 +1,102 @@
+"""What a persistent row kernel keeps on chip: parameter vectors, and a queue of rows to come."""
+
+from __future__ import annotations
+
+from tilewright.fusion.cuda.layout import RowLayout
+from tilewright.fusion.cuda.schedule import access_bytes
+
+
+class Residents(RowLayout):
+    """Loads that a persistent kernel does before they are needed.
+
+    `parameters` are loads that do not vary over rows; `queued` are the row's own.
+    """
+
+    parameters: tuple[int, ...] = ()
+    queued: tuple[int, ...] = ()
+
+    def find_residents(self) -> None:
+        loads = [i for i, n in enumerate(self.graph.nodes) if n.op == "load" and self.plan.inner[i]]
+        if self.s.parameters != "reload":
+            self.parameters = tuple(i for i in loads if not self.is_row_load(i))
+        if self.s.stages:
+            self.queued = tuple(i for i in loads if self.is_row_load(i))
+
+    # -- parameter vectors -----------------------------------------------------------------------
+
+    def load_parameters(self) -> None:
+        """Once per kernel. In shared memory the groups of a block share them."""
+        s = self.s
+        for i in self.parameters:
+            if s.parameters == "registers":
+                self.line(f"{self.vector_type(i)} parameter{i}[{self.turns}];")
+            else:
+                self.in_shared(f"parameter{i}", i, self.turns * s.row_threads)
+        if not self.parameters:
+            return
+        if s.parameters == "shared" and s.rows_per_block > 1:
+            self.open("if (group == 0)")
+        self.open_turns(True)
+        for i in self.parameters:
+            self.line(f"{self.parameter(i)} = {self.load(i, stream=False)};")
+        self.close_turns()
+        if s.parameters == "shared" and s.rows_per_block > 1:
+            self.close()
+            self.line("__syncthreads();")
+
+    def parameter(self, i: int) -> str:
+        at = "k" if self.s.parameters == "registers" else f"k * {self.s.row_threads} + lane"
+        return f"parameter{i}[{at}]"
+
+    def forget_parameters(self) -> None:
+        """Parameters that are read again per row must not be kept in registers over the rows."""
+        for i in {n.attr for i, n in enumerate(self.graph.nodes)
+                  if n.op == "load" and self.plan.inner[i]
+                  and not self.is_row_load(i) and i not in self.parameters}:  # fmt: skip
+            self.line(f"in{i} = afresh(in{i});")
+
+    # -- the queue of rows -----------------------------------------------------------------------
+
+    def start_queue(self) -> None:
+        """Put the first `stages` rows of this thread on their way."""
+        s = self.s
+        if not self.queued:
+            return
+        for i in self.queued:
+            vectors = s.stages * s.rows_per_thread * self.turns * s.block_threads
+            self.in_shared(f"queue{i}", i, vectors)
+        self.open(f"TW_UNROLL for (int stage = 0; stage < {s.stages}; ++stage)")
+        self.enqueue("(first_row + stage * row_step)")
+        self.close()
+        self.line("int stage = 0;")
+
+    def enqueue(self, first_row: str) -> None:
+        """Copy the rows from `first_row` on into the slots of `stage`, as one batch."""
+        self.open(f"if ({first_row} - group * {self.s.rows_per_thread} < count)")
+        self.open(self.each_row())
+        at = self.row_coordinates(first_row)
+        for i in self.queued:
+            index = self.graph.nodes[i].attr
+            offset = self.offset(self.graph.inputs[index], self.graph.kept, at)
+            self.line(f"const auto* from{i} = in{index} + {offset};")
+        self.open_turns(True)
+        for i in self.queued:
+            access = self.graph.inputs[self.graph.nodes[i].attr]
+            wide = access_bytes(access, self.s.vector)
+            pointer = f"from{i} + {self.column_offset(access)}"
+            self.line(f"enqueue<{self.s.vector}, {wide}>(&{self.slot(i)}, {pointer});")
+        self.close_turns()
+        self.close()
+        self.close()
+        self.line("close_batch();")
+
+    def slot(self, i: int) -> str:
+        s = self.s
+        row = f"stage * {s.rows_per_thread} + r" if s.rows_per_thread > 1 else "stage"
+        return f"queue{i}[(({row}) * {self.turns} + k) * {s.block_threads} + threadIdx.x]"
+
+    def refill(self) -> None:
+        """Use the slots just read for the row that is `stages` steps ahead."""
+        if self.queued:
+            self.enqueue(f"(first_row + {self.s.stages} * row_step)")
+            self.line(f"stage = stage + 1 < {self.s.stages} ? stage + 1 : 0;")
