@@ -260,6 +260,7 @@ class Op:
         bytes: compulsory (read, written) bytes; by default each input once and each output once.
         examples: (workload, kind, seed, device) -> tensors; kind is "random" or "integer".
         integer_exact: integer examples have exactly representable results in every dtype.
+        tensor_cores: whether the work of a workload is a matrix product, whose rate bounds it.
         scalars: float arguments that change from call to call: kernels take them at run time.
         aliases: PyTorch's keyword for a parameter where it differs: {"input": "x"}.
         casts_first: the public function takes PyTorch's `dtype=`, which converts the first tensor
@@ -275,6 +276,7 @@ class Op:
         default=lambda *a, **k: random_tensors(*a, **k)
     )
     integer_exact: bool = False
+    tensor_cores: Callable[[Workload], bool] = lambda w: False
     scalars: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     casts_first: bool = False

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from torch import fx
 from tilewright.fusion.trace import trace_reference
 from tilewright.impl import allocate
 from tilewright.impls._vendor import vendor
+from tilewright.measure.error_bound import truth_and_tolerance
 from tilewright.measure.verify import Verifier
 from tilewright.op import DTYPES, OPS, Workload
 
@@ -28,6 +30,11 @@ WORKLOADS = {
     "lerp": [
         "lerp(x=d[7,37], end=d[7,37], weight=0.3)",
         "lerp(x=d[5,1], end=d[37], weight=d[5,37])",
+    ],
+    "conv2d_weight_grad": [
+        "conv2d_weight_grad(x=d[2,5,6,7], grad_output=d[2,3,6,7], kernel_size=3, padding=1)",
+        "conv2d_weight_grad(x=d[3,8,5,5], grad_output=d[3,4,3,3], kernel_size=1, stride=2,"
+        " groups=4)",
     ],
 }
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -56,14 +63,18 @@ def refusal(text, executable):
     return verdict.message
 
 
+SUMS = ("sum", "var", "mean", "convolution_backward")
+
+
 def name_of(target):
-    return target._schema.name.split("::")[1]
+    return target.__name__ if target is operator.getitem else target._schema.name.split("::")[1]
 
 
 class Emulated(fx.Interpreter):
     """The traced reference in the operator's arithmetic, with a fault in its `fault`-th sum.
 
-    `term` is the position that is left out, in the last of the dims summed over.
+    `term` is the position that is left out, in the last of the dims summed over; of a convolution's
+    weight gradient, the first or the last pixel of all.
     """
 
     def __init__(self, text, fault=None, term=-1):
@@ -74,17 +85,21 @@ class Emulated(fx.Interpreter):
     @property
     def sums(self):
         calls = [n.target for n in self.module.graph.nodes if n.op == "call_function"]
-        return sum(name_of(target) in ("sum", "var", "mean") for target in calls)
+        return sum(name_of(target) in SUMS for target in calls)
 
     def call_function(self, target, args, kwargs):
         name = name_of(target)
         if name == "rounded":
             return args[0].to(self.w.main.torch_dtype).to(args[0].dtype)
-        if name not in ("sum", "var", "mean"):
+        if name not in SUMS:
             return super().call_function(target, args, kwargs)
         self.seen += 1
         if self.seen - 1 != self.fault:
             return super().call_function(target, args, kwargs)
+        if name == "convolution_backward":
+            grad = args[0].clone()
+            grad[self.term, :, self.term, self.term] = 0.0
+            return super().call_function(target, (grad, *args[1:]), kwargs)
         x, dims, *rest = args
         keepdim = name != "var" and bool(rest and rest[0])
         terms = (x - x.mean(dims, keepdim=True)).square() if name == "var" else x.clone()
@@ -297,6 +312,12 @@ LAYOUTS = {
         "lerp(x=d[], end=d[], weight=d[])",
         "lerp(x=d[33]@strides(3), end=d[33], weight=1.0)",
     ],
+    "conv2d_weight_grad": [
+        "conv2d_weight_grad(x=d[2,6,4,5]@channels_last, grad_output=d[2,3,4,5]@channels_last,"
+        " kernel_size=3, padding=1)",
+        "conv2d_weight_grad(x=d[2,6,4,5], grad_output=d[2,3,4,5]@strides(0,0,0,0), kernel_size=1)",
+        "conv2d_weight_grad(x=d[3,1,1,1], grad_output=d[3,2,1,1], kernel_size=1)",
+    ],
 }
 
 
@@ -319,3 +340,44 @@ def test_pytorchs_own_result_passes_in_any_layout(text, dtype):
 def test_pytorchs_own_result_passes_with_halves_beside_fp32_parameters(text, half):
     w = Workload.parse(re.sub(r"\bd\[", f"{half}[", text))
     assert Verifier(w, torch.device("cpu")).check(vendor(w)).message == ""
+
+
+# A convolution's weight gradient, split along its pixels as the fastest kernels do.
+SPLIT = "conv2d_weight_grad(x=d[8,6,12,12], grad_output=d[8,5,12,12], kernel_size=3, padding=1)"
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_lost_slice_a_swapped_tap_and_a_dropped_border_row_are_refused(dtype):
+    text = re.sub(r"\bd\[", f"{dtype}[", SPLIT)
+    run = vendor(Workload.parse(text))
+
+    def lost_slice(x, grad):
+        return run(x, grad.clone().index_fill_(0, torch.tensor([3]), 0.0))
+
+    def swapped_taps(x, grad):
+        return run(x, grad)[:, :, :, [1, 0, 2]].contiguous()
+
+    def dropped_border(x, grad):
+        x = x.clone()
+        x[:, :, -1] = 0.0
+        return run(x, grad)
+
+    for fault in (lost_slice, swapped_taps, dropped_border):
+        assert re.search(COORDINATE, refusal(text, fault))
+
+
+def test_the_terms_of_one_sign_may_be_truncated_and_no_more():
+    """As tensor cores do it: every 16 products, toward zero."""
+    w = Workload.parse(
+        "conv2d_weight_grad(x=f16[64,2,8,8], grad_output=f16[64,2,8,8], kernel_size=1)"
+    )
+    tensors = [t.abs() for t in w.operator.examples(w, "random", 0, "cpu")]
+    ((value, tolerance),) = truth_and_tolerance(w, tensors)
+    x, grad = (t.double().permute(1, 0, 2, 3).reshape(2, -1) for t in tensors)
+    total = torch.zeros(2, 2, dtype=torch.float64)
+    for start in range(0, x.shape[1], 16):
+        total += grad[:, start : start + 16] @ x[:, start : start + 16].T
+        total = (total.view(torch.int64) >> 29 << 29).view(torch.float64)  # 24 bits are kept
+    assert (total - value[:, :, 0, 0]).abs().max() > 0
+    assert ((total - value[:, :, 0, 0]).abs() <= tolerance[:, :, 0, 0]).all()
+    assert (tolerance < 1e-4 * value).all()

@@ -50,7 +50,8 @@ def schemas(op: Op) -> list[str] | None:
         if spelled is None:
             return None
         default = parameter.default
-        optional = "" if default is parameter.empty else f"={default}"
+        listed = list(default) if isinstance(default, tuple) else default
+        optional = "" if default is parameter.empty else f"={listed}"
         parameters.append([f"{kind} {name}{optional}" for kind in spelled])
     returns = hints.get("return", Tensor)
     results = typing.get_args(returns) if typing.get_origin(returns) is tuple else None

@@ -61,13 +61,16 @@ class Ceilings:
         return max(self.traffic_us(*w.bytes), self.arithmetic_us(w, spec))
 
     def arithmetic_us(self, w: Workload, spec: DeviceSpec) -> float:
-        """Operations over the datasheet's rate of the plain units for the arithmetic dtype.
+        """Operations over the rate of the unit that does them; zero where it is not known.
 
-        Where the datasheet has none (a CPU) the rate of a matrix product stands in: it uses the
-        same units and nothing runs them better. Zero where neither is known.
+        For a matrix product that is the measured rate of one, in the dtype of its operands; else
+        the datasheet's rate of the plain units for the arithmetic dtype. Where the datasheet has
+        none (a CPU) the rate of a matrix product stands in: nothing runs the units better.
         """
-        dtype = w.arithmetic
-        rate = spec.flops.get(dtype) or self.matmul_flops_per_s.get(dtype, 0.0)
+        product = self.matmul_flops_per_s
+        if w.operator.tensor_cores(w) and w.main.dtype in product:
+            return w.flops / product[w.main.dtype] * 1e6
+        rate = spec.flops.get(w.arithmetic) or product.get(w.arithmetic, 0.0)
         return w.flops / rate * 1e6 if rate else 0.0
 
     def traffic_us(self, read_bytes: int, written_bytes: int) -> float:

@@ -14,6 +14,7 @@ error; integers are therefore checked bit for bit wherever they stay exact.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, fx
 
 from tilewright.errors import TilewrightError
 from tilewright.fusion.trace import trace_reference
+from tilewright.measure import error_rules_convolution  # noqa: F401 - its rules register
 from tilewright.measure.error_rules import RULES, SAFETY, Arithmetic, Pair
 from tilewright.op import DTYPES, Workload
 
@@ -81,8 +83,8 @@ def _interpret(
             return [arithmetic.lift(r) for r in results]
         elif node.op == "get_attr":
             env[node] = arithmetic.lift(getattr(graph, node.target))
-        elif node.users or node.target._schema.is_mutable:
-            name = node.target._schema.name.split("::")[1]
+        elif node.users or _is_mutable(node.target):
+            name = _name(node.target)
             rule = RULES.get(name.rstrip("_"))
             if rule is None:
                 raise TilewrightError(
@@ -91,11 +93,20 @@ def _interpret(
                 )
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
             env[node] = rule(arithmetic, *args, **kwargs)
-            if node.target._schema.is_mutable:
+            if _is_mutable(node.target):
                 env[node.args[0]] = env[node]
         for done in last_use.get(node, ()):
             env.pop(done, None)
     raise AssertionError("a traced graph ends in an output node")
+
+
+def _name(target: Any) -> str:
+    """Of the operation: `add` for aten.add.Tensor; `getitem` picks one of several outputs."""
+    return "getitem" if target is operator.getitem else target._schema.name.split("::")[1]
+
+
+def _is_mutable(target: Any) -> bool:
+    return target is not operator.getitem and target._schema.is_mutable
 
 
 def _last_uses(graph: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:

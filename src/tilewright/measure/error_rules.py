@@ -74,11 +74,11 @@ class Arithmetic:
         exact = n <= 1.0 and all(p.exact for p in operands)
         if n == 0.0:
             return Pair(y, None if error is None else error.nan_to_num(0.0, 0.0, 0.0), exact)
-        own = n * _magnitude(y)
+        own = n * magnitude(y)
         if exact:
             own.masked_fill_(self._representable(y), 0.0)
             if error is not None:
-                own = torch.where(error == 0, own, n * _magnitude(y))
+                own = torch.where(error == 0, own, n * magnitude(y))
         if error is not None:
             own = own + error.nan_to_num(0.0, 0.0, 0.0)
         elif exact and not own.any():
@@ -117,7 +117,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def _magnitude(y: Tensor) -> Tensor:
+def magnitude(y: Tensor) -> Tensor:
     """|y|, and 0 where y is infinite or NaN: such results are not rounded."""
     return y.abs().nan_to_num_(0.0, 0.0)
 
@@ -128,7 +128,7 @@ def _times(factor: Tensor | float, error: Tensor | None) -> Tensor | None:
     return error * (factor.abs() if isinstance(factor, Tensor) else abs(factor))
 
 
-def _plus(*errors: Tensor | None) -> Tensor | None:
+def plus(*errors: Tensor | None) -> Tensor | None:
     present = [e for e in errors if e is not None]
     return sum(present[1:], present[0]) if present else None
 
@@ -178,7 +178,7 @@ def _binary(name: str, function: Rule, slopes: Rule, n: float) -> None:
             b = RULES["mul"](arithmetic, b, alpha)
         y = function(a.value, b.value)
         da, db = (1.0, 1.0) if a.error is b.error is None else slopes(a.value, b.value, y)
-        error = _plus(_times(da, a.error), _times(db, b.error))
+        error = plus(_times(da, a.error), _times(db, b.error))
         if error is not None:
             error = error.expand(y.shape)
         return arithmetic.rounding(y, (a, b), error, n)
@@ -206,7 +206,7 @@ def _pow(arithmetic: Arithmetic, x: Any, exponent: Any) -> Pair:
         return RULES["mul"](arithmetic, x, x)
     power = arithmetic.lift(exponent)
     y = torch.pow(x.value, power.value)
-    error = _plus(
+    error = plus(
         _times(power.value * y / x.value, x.error), _times(y * torch.log(x.value), power.error)
     )
     return arithmetic.rounding(y, (x, power), error, LIBRARY)
@@ -260,7 +260,7 @@ _extremum("amax", torch.amax)
 _extremum("amin", torch.amin)
 
 
-def _sum_growth(terms: int) -> float:
+def sum_growth(terms: int) -> float:
     """Roundings of a sum, in units of u times the sum of |terms|; see the module's text."""
     return math.log2(terms) + math.sqrt(terms) / 8 if terms > 1 else 0.0
 
@@ -276,10 +276,10 @@ def _sum(
 ) -> Pair:
     dims = _dims(x.value, dims)
     value = x.value.sum(dims, keepdim)
-    growth = _sum_growth(x.value.numel() // max(value.numel(), 1))
+    growth = sum_growth(x.value.numel() // max(value.numel(), 1))
     if growth == 0.0 or not value.is_floating_point():
         return x.map(lambda t: t.sum(dims, keepdim))
-    error = growth * _magnitude(x.value).sum(dims, keepdim)
+    error = growth * magnitude(x.value).sum(dims, keepdim)
     if x.error is not None:
         error += x.error.sum(dims, keepdim)
     return Pair(value, error, exact=False)
@@ -311,11 +311,11 @@ def _var(
     # One deviation: its own rounding, that of a running mean, and what x brings along.
     # The error of the mean itself is the same for all deviations, whose sum is zero: it counts
     # only squared.
-    size = _magnitude(d)
-    each = size + _magnitude(mean.value)
+    size = magnitude(d)
+    each = size + magnitude(mean.value)
     if x.error is not None:
         each += x.error
-    error = 2 * (size * each).sum(dims, keepdim) / over + (_sum_growth(terms) + 2) * value
+    error = 2 * (size * each).sum(dims, keepdim) / over + (sum_growth(terms) + 2) * value
     if mean.error is not None:
         squared = arithmetic.u * mean.error.square() * (terms / max(over, 1.0))
         error += squared if keepdim else squared.reshape(value.shape)
@@ -379,10 +379,10 @@ def _rounded(arithmetic: Arithmetic, x: Pair) -> Pair:
     u, storage = arithmetic.u, arithmetic.storage
     value = x.value.to(storage).double()
     if arithmetic.relaxed:
-        kept = _magnitude(value - x.value) / u
+        kept = magnitude(value - x.value) / u
         return Pair(x.value, kept if x.error is None else kept + x.error, exact=False)
     if x.error is None:
         return Pair(value)
     low, high = ((x.value + s * SAFETY * u * x.error).to(storage).double() for s in (-1, 1))
-    error = torch.maximum(_magnitude(value - low), _magnitude(high - value)) / (SAFETY * u)
+    error = torch.maximum(magnitude(value - low), magnitude(high - value)) / (SAFETY * u)
     return Pair(value, error) if error.any() else Pair(value)

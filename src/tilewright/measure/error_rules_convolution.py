@@ -1,0 +1,80 @@
+"""How convolutions carry rounding errors on: sums of products, over pixels and channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.measure.error_rules import (
+    Arithmetic,
+    Pair,
+    magnitude,
+    plus,
+    rule,
+    sum_growth,
+)
+
+TENSOR_CORE_STEP = 16
+"""Products of halves that a tensor core adds at once; it then truncates the sum to fp32."""
+
+
+def growth(arithmetic: Arithmetic, value: Tensor, size: Tensor, terms: int) -> Tensor:
+    """Error of sums of so many terms, in units of u.
+
+    Truncation is a rounding of up to two units, always toward zero. In a sum whose terms have one
+    sign it adds up: over n equal steps, to n units of the result.
+
+    Args:
+        value: the sums.
+        size: the sums of |terms|.
+    """
+    error = sum_growth(terms) * magnitude(size)
+    if arithmetic.storage.itemsize < arithmetic.dtype.itemsize:
+        error += terms / TENSOR_CORE_STEP / 2 * magnitude(value)
+    return error
+
+
+def is_exact(arithmetic: Arithmetic, pairs: Sequence[Pair], size: Tensor) -> bool:
+    """Whether all operands are integers so small that every partial sum is exact."""
+    integers = all(p.error is None and bool((p.value == p.value.round()).all()) for p in pairs)
+    return integers and float(magnitude(size).max()) * arithmetic.u < 1
+
+
+@rule("convolution_backward")
+def _convolution_backward(
+    arithmetic: Arithmetic, grad: Pair, x: Pair, weight: Pair, *rest: Any, **_: Any
+) -> list[Pair | None]:
+    """The weight's gradient: the only one that an operator asks for."""
+    mask = rest[-1]
+    assert list(mask) == [False, True, False], mask
+
+    def weight_grad(g: Tensor, t: Tensor) -> Tensor:
+        like = t.new_empty(1).expand(weight.value.shape)
+        return torch.ops.aten.convolution_backward(g, t, like, *rest)[1]
+
+    value = weight_grad(grad.value, x.value)
+    size = weight_grad(grad.value.abs(), x.value.abs())
+    if value.numel() == 0 or is_exact(arithmetic, (grad, x), size):
+        return [None, Pair(value), None]
+    terms = grad.value.numel() // max(grad.value.shape[1], 1)
+    carried = [
+        None if grad.error is None else weight_grad(grad.error, x.value.abs()),
+        None if x.error is None else weight_grad(grad.value.abs(), x.error),
+    ]
+    error = plus(growth(arithmetic, value, size, max(terms, 1)), *carried)
+    return [None, Pair(value, error, exact=False), None]
+
+
+@rule("empty", "new_empty")
+def _empty(arithmetic: Arithmetic, *args: Any, **_: Any) -> Pair:
+    """Memory that only lends its shape."""
+    shape = next(a for a in args if isinstance(a, (list, tuple)))
+    return Pair(torch.zeros(tuple(shape), dtype=torch.float64, device=arithmetic.device))
+
+
+@rule("getitem")
+def _getitem(arithmetic: Arithmetic, values: Sequence[Pair], index: int) -> Pair:
+    return values[index]

@@ -1,0 +1,45 @@
+"""Texts of weight gradients of convolutions, channels_last, as convolutional networks have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.suite import Suite, suite
+
+
+@dataclass(frozen=True)
+class Conv:
+    """One layer: square input of `size` pixels, square filter, `padding` None keeping the size."""
+
+    channels: int
+    features: int
+    kernel: int
+    size: int
+    stride: int = 1
+    groups: int = 1
+    padding: int | None = None
+
+
+def weight_grad(layer: Conv, batch: int, dtype: str = "f16") -> str:
+    """The workload's text."""
+    padding = layer.kernel // 2 if layer.padding is None else layer.padding
+    out = (layer.size + 2 * padding - layer.kernel) // layer.stride + 1
+    text = (
+        f"x={dtype}[{batch},{layer.channels},{layer.size},{layer.size}]@channels_last, "
+        f"grad_output={dtype}[{batch},{layer.features},{out},{out}]@channels_last, "
+        f"kernel_size=[{layer.kernel},{layer.kernel}]"
+    )
+    for name, value, usual in (("stride", layer.stride, 1), ("padding", padding, 0)):
+        if value != usual:
+            text += f", {name}=[{value},{value}]"
+    if layer.groups != 1:
+        text += f", groups={layer.groups}"
+    return f"conv2d_weight_grad({text})"
+
+
+def weight_grad_suite(name: str, layers: list[Conv], batches: tuple[int, ...]) -> Suite:
+    """A suite of all layers at all batch sizes, and one for each batch size by itself."""
+    by_batch = {n: [weight_grad(layer, n) for layer in layers] for n in batches}
+    for n, texts in by_batch.items():
+        suite(f"{name}_n{n}", texts, method="graph")
+    return suite(name, [text for texts in by_batch.values() for text in texts], method="graph")

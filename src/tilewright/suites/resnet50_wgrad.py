@@ -1,0 +1,62 @@
+"""Weight gradients of ResNet-50's convolutions, fp16, at batch 8, 32 and 256.
+
+v1.5 (torchvision's) strides in the 3x3 convolutions, v1 (He et al., arXiv 1512.03385) in the first
+1x1 of a stage. The 19 layers of v1 are those of the split-K study beside apache/tvm PR 10185, in
+its order; like that study they leave out the 7x7 stem.
+"""
+
+from tilewright.suites._convolutions import Conv, weight_grad_suite
+
+STEM = Conv(3, 64, 7, 224, stride=2)
+
+V15 = {
+    Conv(64, 64, 1, 56): 1,
+    Conv(64, 64, 3, 56): 3,
+    Conv(64, 256, 1, 56): 4,
+    Conv(256, 64, 1, 56): 2,
+    Conv(256, 128, 1, 56): 1,
+    Conv(128, 128, 3, 56, stride=2): 1,
+    Conv(128, 512, 1, 28): 4,
+    Conv(256, 512, 1, 56, stride=2): 1,
+    Conv(512, 128, 1, 28): 3,
+    Conv(128, 128, 3, 28): 3,
+    Conv(512, 256, 1, 28): 1,
+    Conv(256, 256, 3, 28, stride=2): 1,
+    Conv(256, 1024, 1, 14): 6,
+    Conv(512, 1024, 1, 28, stride=2): 1,
+    Conv(1024, 256, 1, 14): 5,
+    Conv(256, 256, 3, 14): 5,
+    Conv(1024, 512, 1, 14): 1,
+    Conv(512, 512, 3, 14, stride=2): 1,
+    Conv(512, 2048, 1, 7): 3,
+    Conv(1024, 2048, 1, 14, stride=2): 1,
+    Conv(2048, 512, 1, 7): 2,
+    Conv(512, 512, 3, 7): 2,
+}
+"""Each distinct layer but the stem, and how often the network has it."""
+
+V1 = [
+    Conv(64, 256, 1, 56),
+    Conv(64, 64, 1, 56),
+    Conv(64, 64, 3, 56),
+    Conv(256, 64, 1, 56),
+    Conv(256, 512, 1, 56, stride=2),
+    Conv(256, 128, 1, 56, stride=2),
+    Conv(128, 128, 3, 28),
+    Conv(128, 512, 1, 28),
+    Conv(512, 128, 1, 28),
+    Conv(512, 1024, 1, 28, stride=2),
+    Conv(512, 256, 1, 28, stride=2),
+    Conv(256, 256, 3, 14),
+    Conv(256, 1024, 1, 14),
+    Conv(1024, 256, 1, 14),
+    Conv(1024, 2048, 1, 14, stride=2),
+    Conv(1024, 512, 1, 14, stride=2),
+    Conv(512, 512, 3, 7),
+    Conv(512, 2048, 1, 7),
+    Conv(2048, 512, 1, 7),
+]
+
+resnet50_v15_wgrad = weight_grad_suite("resnet50_v15_wgrad", list(V15), (8, 32, 256))
+resnet50_v15_stem_wgrad = weight_grad_suite("resnet50_v15_stem_wgrad", [STEM], (8, 32, 256))
+resnet50_v1_wgrad = weight_grad_suite("resnet50_v1_wgrad", V1, (8, 256))
