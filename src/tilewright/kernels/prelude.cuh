@@ -409,11 +409,30 @@ TW_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-template <class T> TW_DEVICE void store_remote(T* local, u32 rank, T value) {
-  u32 address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(local)), "r"(rank));
+TW_DEVICE u32 remote_address(const void* local, u32 rank) {
+  u32 r; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(local)), "r"(rank)); return r;
+}
+
+// A barrier in shared memory that opens when the bytes announced for it have arrived.
+TW_DEVICE void barrier_init(u64* b) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(b)) : "memory"); }
+TW_DEVICE void barriers_ready() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  cluster_sync();
+}
+TW_DEVICE void barrier_expect(u64* b, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+}
+TW_DEVICE void barrier_wait(u64* b, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred open;\nagain:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 open, [%0], %1;\n"
+      "@open bra done;\nbra again;\ndone:\n}" ::"r"(shared_address(b)), "r"(parity) : "memory");
+}
+// Store into block `rank`'s copy of `local`, and tell its barrier.
+template <class T> TW_DEVICE void store_remote(T* local, u64* barrier, u32 rank, T value) {
+  const u32 to = remote_address(local, rank), tell = remote_address(barrier, rank);
   if constexpr (sizeof(T) == 8)
-    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(to), "d"(value), "r"(tell) : "memory");
   else
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(value), "r"(tell) : "memory");
 }

@@ -14,7 +14,8 @@ class Joining(RowLayout):
 
     Every joining sweep has a buffer of its own, so that one barrier suffices. A persistent kernel
     with one such sweep takes two buffers in turn: whoever writes to a buffer again has then passed
-    a barrier that every thread reaches after its last reading.
+    a barrier that every thread reaches after its last reading. The blocks of a cluster send what
+    they found to each other; a barrier in each block's memory counts the bytes that arrive.
     """
 
     def accumulators(self, phase: Phase) -> list[tuple[str, str, str]]:
@@ -33,15 +34,36 @@ class Joining(RowLayout):
         return [nodes[i].args[0] for i in phase.reductions if nodes[i].op != "mean"]
 
     @property
+    def joining_sweeps(self) -> int:
+        return sum(bool(phase.reductions) for phase in self.plan.phases)
+
+    @property
     def alternates(self) -> bool:
-        joining = sum(bool(phase.reductions) for phase in self.plan.phases)
-        return self.s.persistent and joining == 1 and self.warps * self.s.cluster > 1
+        several = self.warps * self.s.cluster > 1
+        return self.s.persistent and self.joining_sweeps == 1 and several
+
+    @property
+    def buffers(self) -> int:
+        return self.s.rows_per_block * (2 if self.alternates else 1)
 
     @property
     def buffer(self) -> str:
-        return f"group + odd * {self.s.rows_per_block}" if self.alternates else "group"
+        return f"group + steps % 2 * {self.s.rows_per_block}" if self.alternates else "group"
 
-    def combine(self, phase: Phase) -> None:
+    def prepare_joining(self) -> None:
+        """Barriers of a cluster, and the count of rows walked, which tells their phase."""
+        if self.s.cluster > 1:
+            names = [f"joined{n}" for n in range(self.joining_sweeps)]
+            self.shared += [f"__shared__ u64 {name}[{self.buffers}];" for name in names]
+            self.open(f"if (threadIdx.x < {self.buffers})")
+            for name in names:
+                self.line(f"barrier_init(&{name}[threadIdx.x]);")
+            self.close()
+            self.line("barriers_ready();")
+        if self.s.persistent:
+            self.line("u32 steps = 0;")
+
+    def combine(self, sweep: int, phase: Phase) -> None:
         """Join what the threads of a row found; every thread ends with the same bits."""
         s = self.s
         parts: list[tuple[str, str, str]] = []  # (name, join, type of a partial result)
@@ -57,7 +79,7 @@ class Joining(RowLayout):
             how = f"{join}, {threads}" if join else f"{threads}, {equal}"
             self.line(f"{self.each_row()} {name}[r] = reduce_warp<{how}>({name}[r]);")
         if self.warps * s.cluster > 1:
-            self.combine_warps(parts)
+            self.combine_warps(sweep, parts)
         for i in phase.reductions:
             n = self.graph.nodes[i]
             if n.op in JOINS:
@@ -68,40 +90,49 @@ class Joining(RowLayout):
                 m2 = next(j for j in same if nodes[j].op == "m2")
                 self.names[i] = f"part{m2}[r].{n.op}"
 
-    def combine_warps(self, parts: list[tuple[str, str, str]]) -> None:
+    def combine_warps(self, sweep: int, parts: list[tuple[str, str, str]]) -> None:
         """Through shared memory; see the class for why one barrier suffices."""
         s = self.s
         count = self.warps * s.cluster
-        groups = s.rows_per_block * (2 if self.alternates else 1)
         for name, _, kind in parts:
-            shape = f"[{groups}][{s.rows_per_thread}][{count}]"
+            shape = f"[{self.buffers}][{s.rows_per_thread}][{count}]"
             self.shared.append(f"__shared__ {kind} all_{name}{shape};")
-        slot = "lane / 32" if s.cluster == 1 else f"rank * {self.warps} + lane / 32"
-        self.open(self.each_row())
-        for name, join, _ in parts:
-            target = f"all_{name}[{self.buffer}][r][{slot}]"
-            if s.cluster == 1:
-                self.line(f"if (lane % 32 == 0) {target} = {name}[r];")
-            elif join:
-                self.line(
-                    f"if (lane % 32 < {s.cluster}) store_remote(&{target}, lane % 32, {name}[r]);"
-                )
-            else:
-                self.open(f"if (lane % 32 < {s.cluster})")
-                for part in ("count", "mean", "m2"):
-                    self.line(f"store_remote(&{target}.{part}, lane % 32, {name}[r].{part});")
-                self.close()
-        self.close()
         if s.cluster > 1:
-            self.line("cluster_sync();")
-        elif s.rows_per_block > 1:
-            self.line(f"group_sync(group, {s.row_threads});")
+            self.exchange(sweep, parts)
         else:
-            self.line("__syncthreads();")
+            self.open(self.each_row())
+            for name, _, _ in parts:
+                self.line(
+                    f"if (lane % 32 == 0) all_{name}[{self.buffer}][r][lane / 32] = {name}[r];"
+                )
+            self.close()
+            several = s.rows_per_block > 1
+            self.line(f"group_sync(group, {s.row_threads});" if several else "__syncthreads();")
         self.open(self.each_row())
         for name, join, kind in parts:
             self.join_all(name, join, kind, count)
         self.close()
+
+    def exchange(self, sweep: int, parts: list[tuple[str, str, str]]) -> None:
+        """Every warp sends what it found to every block of the cluster, its own included."""
+        s = self.s
+        barrier = f"&joined{sweep}[{self.buffer}]"
+        values = [
+            (name, field, 8 if "double" in kind else 4)
+            for name, join, kind in parts
+            for field in ([""] if join else [".count", ".mean", ".m2"])
+        ]
+        arriving = s.rows_per_thread * self.warps * s.cluster * sum(size for *_, size in values)
+        self.line(f"if (lane == 0) barrier_expect({barrier}, {arriving});")
+        self.open(self.each_row())
+        self.open(f"if (lane % 32 < {s.cluster})")
+        for name, field, _ in values:
+            to = f"&all_{name}[{self.buffer}][r][rank * {self.warps} + lane / 32]{field}"
+            self.line(f"store_remote({to}, {barrier}, lane % 32, {name}[r]{field});")
+        self.close()
+        self.close()
+        step = "steps / 2 % 2" if self.alternates else "steps % 2" if s.persistent else "0"
+        self.line(f"barrier_wait({barrier}, {step});")
 
     def join_all(self, name: str, join: str, kind: str, count: int) -> None:
         """Few partial results: each thread joins them in order; many: one per lane of a warp."""

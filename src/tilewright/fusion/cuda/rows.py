@@ -22,25 +22,25 @@ class RowKernel(Joining, Residents):
     def emit(self) -> tuple[str, Launch]:
         s = self.s
         self.place()
+        self.prepare_joining()
         self.find_residents()
         if s.persistent:
             self.open_rows()
         else:
             rows = f"(block * {s.rows_per_block} + group) * {s.rows_per_thread}"
             self.line(f"const i64 first_row = {rows};")
-        if s.cluster > 1 and not s.persistent:
-            self.line("cluster_sync();")
         self.declare_row_pointers()
         self.row_values(0)
+        joined = 0
         for p, phase in enumerate(self.plan.phases):
             self.sweep(p, phase)
             if phase.reductions:
-                self.combine(phase)
+                self.combine(joined, phase)
+                joined += 1
             self.row_values(p + 1)
         self.row_stores()
         if s.persistent:
-            if self.alternates:
-                self.line("odd ^= 1;")
+            self.line("++steps;")
             self.close()
         bounds = f"__launch_bounds__({s.block_threads}, {s.min_blocks})"
         cluster = f"__cluster_dims__({s.cluster}, 1, 1) " if s.cluster > 1 else ""
@@ -65,10 +65,6 @@ class RowKernel(Joining, Residents):
         self.line(f"i64 first_row = block * {per_block} + group * {s.rows_per_thread};")
         self.load_parameters()
         self.start_queue()
-        if self.alternates:
-            self.line("int odd = 0;")
-        if s.cluster > 1:
-            self.line("cluster_sync();")
         ahead = f" - group * {s.rows_per_thread}" if s.rows_per_block > 1 else ""
         self.open(f"for (; first_row{ahead} < count; first_row += row_step)")
         self.forget_parameters()

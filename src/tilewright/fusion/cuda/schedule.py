@@ -14,8 +14,8 @@ WIDEST_ACCESS = 16
 """Bytes of the widest memory access of one thread."""
 ARITHMETIC_REGISTERS = 36
 """What a row kernel needs besides the values it keeps: addresses, counters, a step's operands."""
-EXCHANGE_BYTES = 4096
-"""Shared memory for what the warps of a row exchange."""
+EXCHANGE_BYTES = 24
+"""Shared memory for what a warp tells the other warps of its row: two buffers of three floats."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
         return f"row_threads={c.row_threads} is no whole number of warps"
     if c.block_threads > 1024 or c.block_threads % 32:
         return f"a block of {c.block_threads} threads"
-    if c.cluster > 1 and (c.rows_per_block > 1 or c.row_threads < 64):
-        return "a cluster shares one row among whole blocks of at least 64 threads"
+    if c.cluster > 1 and c.row_threads < 64:
+        return "a cluster shares a row among at least 64 threads of each block"
     if 2 * vectors <= turns * lanes and lanes > 4:
         return f"{vectors} vectors leave more than half of {lanes} threads idle"
     if c.min_blocks * c.block_threads > device.threads_per_sm:
@@ -185,7 +185,8 @@ def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec
 def _too_much_shared(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
     needed = footprint.shared_bytes(c)
     limit = min(device.shared_bytes_per_block, device.shared_bytes_per_sm // c.min_blocks - 1024)
-    if needed and needed + EXCHANGE_BYTES > limit:
+    warps = max(c.block_threads // device.warp, 1) * c.cluster
+    if needed and needed + EXCHANGE_BYTES * c.rows_per_thread * (warps + 8) > limit:
         return f"{needed} bytes of rows and parameters exceed {limit} bytes of shared memory"
     return None
 
