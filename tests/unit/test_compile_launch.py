@@ -98,7 +98,7 @@ class Driver:
 def driver(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     path = compiled(CompileTask("cxx", DRIVER, cxx.DEFAULT_FLAGS, "libcuda")).path
-    caches = (launch._driver, launch._primary_context, launch._device, launch._device_attribute)
+    caches = (launch.driver, launch._primary_context, launch._device, launch._device_attribute)
     for cache in caches:
         cache.cache_clear()
     monkeypatch.setattr(launch, "_LIBRARY", str(path))
@@ -237,7 +237,7 @@ def test_a_missing_device_entry_or_cubin_is_a_launch_error(driver, kernel, tmp_p
 
 def test_without_a_driver_a_launch_says_so(monkeypatch, kernel):
     monkeypatch.setattr(launch, "_LIBRARY", "libno_such_driver.so.1")
-    launch._driver.cache_clear()
+    launch.driver.cache_clear()
     with pytest.raises(LaunchError, match="no NVIDIA driver"):
         sum_through(kernel)
 

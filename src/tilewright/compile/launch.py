@@ -1,7 +1,7 @@
 """Calling what was compiled: CUDA kernels through the driver, C++ functions through ctypes.
 
 A launch is one driver call with memory that was laid out beforehand. Per thread and kernel there is
-one buffer: CUlaunchConfig, its cluster attribute, then the arguments at the offsets the compiler
+one buffer: CUlaunchConfig, its attributes, then the arguments at the offsets the compiler
 gave them. A call rewrites the arguments, and the configuration only where it differs from the last.
 """
 
@@ -25,12 +25,12 @@ Dim3 = tuple[int, int, int]
 # cuda.h
 _SMS, _MAX_SHARED_PER_BLOCK_OPTIN, _CLUSTER_LAUNCH = 16, 97, 120  # CUdevice_attribute
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
-_CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+_COOPERATIVE, _CLUSTER_DIMENSION = 2, 4  # CUlaunchAttributeID
 _RELAXED = 2  # CUstreamCaptureMode
 _INVALID_VALUE, _INVALID_IMAGE, _NO_BINARY, _CAPTURE_IMPLICIT = 1, 200, 209, 906  # CUresult
 _CONFIG = struct.Struct("@7IQQI")  # grid, block, shared bytes, stream, attributes, their number
-_ATTRIBUTE = struct.Struct("@I4x3I")  # identifier, cluster x y z
-_CONFIG_AT, _ATTRIBUTE_AT, _ARGUMENTS_AT = 0, 56, 128
+_ATTRIBUTE = struct.Struct("@I4x3I52x")  # identifier, value of up to 64 bytes: cluster x y z
+_CONFIG_AT, _ATTRIBUTES_AT, _ARGUMENTS_AT = 0, 56, 256
 
 _C_TYPES: dict[str, Any] = {
     "P": ctypes.c_void_p,
@@ -39,6 +39,7 @@ _C_TYPES: dict[str, Any] = {
     "f": ctypes.c_float,
     "d": ctypes.c_double,
 }
+_TENSOR_MAP = "128s"
 
 
 class CudaKernel:
@@ -47,13 +48,14 @@ class CudaKernel:
     Args:
         compiled: of a task with compiler "nvrtc".
         entry: its `extern "C"` name.
-        signature: one struct code per argument: P pointer, q int64, i int32, f float, d double.
+        signature: one struct code per argument: P pointer, q int64, i int32, f float, d double,
+            T the 128 bytes of a tensor map (compile/tensor_map.py), passed by value.
     """
 
     def __init__(self, compiled: Compiled, entry: str, signature: str) -> None:
-        assert set(signature) <= set(_C_TYPES), signature
+        assert set(signature) <= {*_C_TYPES, "T"}, signature
         self.compiled, self.entry = compiled, entry
-        arguments = struct.Struct(f"@{signature}")
+        arguments = struct.Struct(f"@{signature.replace('T', _TENSOR_MAP)}")
         self._pack = arguments.pack_into
         self._local = _Local(arguments.size, _offsets(signature))
         self._loaded: dict[int, tuple[int, int, Any, Any]] = {}
@@ -66,8 +68,9 @@ class CudaKernel:
         shared_bytes: int,
         stream: int,
         device_index: int,
-        *args: float,
+        *args: float | bytes,
         cluster: int = 1,
+        cooperative: bool = False,
     ) -> None:
         """Enqueue the kernel. Thread-safe; may be captured into a CUDA graph once it is loaded.
 
@@ -79,6 +82,8 @@ class CudaKernel:
             device_index: where the arguments and the stream live; any device may be current.
             args: one per code of the signature; pointers as integers.
             cluster: blocks per thread block cluster, along x (sm_90 and later).
+            cooperative: start only when all blocks run at once, so that they may wait for one
+                another; the grid must fit on the device.
 
         Raises:
             LaunchError: the driver refused, or the kernel would have to be loaded while `stream`
@@ -89,7 +94,7 @@ class CudaKernel:
             loaded = self._load(device_index, stream)
         function, context, launch, get_current = loaded
         frame = self._local.frame
-        shape = (grid, block, shared_bytes, stream, cluster)
+        shape = (grid, block, shared_bytes, stream, cluster, cooperative)
         if frame.shape != shape:
             try:
                 frame.set_shape(*shape)
@@ -128,11 +133,11 @@ class CudaKernel:
         """
         self.load(device_index)
         function, context, *_ = self._loaded[device_index]
-        cuda, number = _driver(), ctypes.c_int()
+        cuda, number = driver(), ctypes.c_int()
         asking = f"asking how many blocks of {self.entry} fit on cuda:{device_index}"
         with _current(context):
             if cluster == 1:
-                _check(
+                check(
                     cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                         ctypes.byref(number), function, block_threads, shared_bytes
                     ),
@@ -140,15 +145,15 @@ class CudaKernel:
                 )
                 return number.value * _device_attribute(device_index, _SMS)
             frame = self._local.frame
-            frame.set_shape((cluster, 1, 1), (block_threads, 1, 1), shared_bytes, 0, cluster)
-            _check(
+            frame.set_shape((cluster, 1, 1), (block_threads, 1, 1), shared_bytes, 0, cluster, False)
+            check(
                 cuda.cuOccupancyMaxActiveClusters(ctypes.byref(number), function, frame.address),
                 asking,
             )
             return number.value * cluster
 
     def _load(self, device_index: int, stream: int) -> tuple[int, int, Any, Any]:
-        cuda = _driver()
+        cuda = driver()
         context = _primary_context(device_index)
         with self._lock, _current(context):
             if found := self._loaded.get(device_index):
@@ -166,7 +171,7 @@ class CudaKernel:
 
     def _function(self, device_index: int) -> int:
         """The CUfunction in the current context, allowed all the shared memory of a block."""
-        cuda = _driver()
+        cuda = driver()
         try:
             image = self.compiled.path.read_bytes()
         except OSError as error:
@@ -178,20 +183,20 @@ class CudaKernel:
         status = cuda.cuModuleLoadData(ctypes.byref(module), image)
         if status in (_INVALID_IMAGE, _NO_BINARY):
             subject += " (compiled for another architecture, or by a newer NVRTC than the driver)"
-        _check(status, f"loading {subject}")
-        _check(
+        check(status, f"loading {subject}")
+        check(
             cuda.cuModuleGetFunction(ctypes.byref(function), module, self.entry.encode()),
             f"finding {subject}",
         )
         static = self.compiled.resources.shared_bytes if self.compiled.resources else 0
         dynamic = _device_attribute(device_index, _MAX_SHARED_PER_BLOCK_OPTIN) - static
         # Setting an attribute also makes the driver load the code now rather than at first launch.
-        _check(
+        check(
             cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, dynamic),
             f"allowing {dynamic} bytes of dynamic shared memory for {subject}",
         )
         if _device_attribute(device_index, _CLUSTER_LAUNCH):
-            _check(
+            check(
                 cuda.cuFuncSetAttribute(function, _NON_PORTABLE_CLUSTER, 1),
                 f"allowing clusters of more than 8 blocks for {subject}",
             )
@@ -199,7 +204,7 @@ class CudaKernel:
         return function.value
 
     def _refused(self, status: int, shape: tuple[Any, ...], device_index: int) -> NoReturn:
-        grid, block, shared_bytes, stream, cluster = shape
+        grid, block, shared_bytes, stream, cluster, cooperative = shape
         limits = (
             "; limits are grid 2147483647 x 65535 x 65535, 1024 threads a block, "
             f"{_device_attribute(device_index, _MAX_SHARED_PER_BLOCK_OPTIN)} bytes shared"
@@ -208,7 +213,8 @@ class CudaKernel:
         )
         raise LaunchError(
             f"{self.entry} on cuda:{device_index}: {_describe(status)}: grid={grid} block={block} "
-            f"shared_bytes={shared_bytes} cluster={cluster} stream={stream:#x}{limits}"
+            f"shared_bytes={shared_bytes} cluster={cluster} cooperative={cooperative} "
+            f"stream={stream:#x}{limits}"
         )
 
 
@@ -251,15 +257,27 @@ class _Frame:
         self.shape: tuple[Any, ...] = ()
 
     def set_shape(
-        self, grid: Dim3, block: Dim3, shared_bytes: int, stream: int, cluster: int
+        self,
+        grid: Dim3,
+        block: Dim3,
+        shared_bytes: int,
+        stream: int,
+        cluster: int,
+        cooperative: bool,
     ) -> None:
         self.shape = ()
-        attributes = self.address + _ATTRIBUTE_AT
+        attributes = []
+        if cluster > 1:
+            attributes.append((_CLUSTER_DIMENSION, cluster, 1, 1))
+        if cooperative:
+            attributes.append((_COOPERATIVE, 1, 0, 0))
         _CONFIG.pack_into(
-            self.memory, _CONFIG_AT, *grid, *block, shared_bytes, stream, attributes, cluster > 1
-        )
-        _ATTRIBUTE.pack_into(self.memory, _ATTRIBUTE_AT, _CLUSTER_DIMENSION, cluster, 1, 1)
-        self.shape = (grid, block, shared_bytes, stream, cluster)
+            self.memory, _CONFIG_AT, *grid, *block, shared_bytes, stream,
+            self.address + _ATTRIBUTES_AT, len(attributes),
+        )  # fmt: skip
+        for i, attribute in enumerate(attributes):
+            _ATTRIBUTE.pack_into(self.memory, _ATTRIBUTES_AT + i * _ATTRIBUTE.size, *attribute)
+        self.shape = (grid, block, shared_bytes, stream, cluster, cooperative)
 
 
 class _Local(threading.local):
@@ -269,11 +287,15 @@ class _Local(threading.local):
 
 def _offsets(signature: str) -> tuple[int, ...]:
     """Of each argument, aligned as C aligns the members of a struct."""
-    return tuple(struct.calcsize(f"@{signature[:n]}0{code}") for n, code in enumerate(signature))
+    found = []
+    for n, code in enumerate(signature):
+        before = signature[:n].replace("T", _TENSOR_MAP)
+        found.append(struct.calcsize(f"@{before}0{'s' if code == 'T' else code}"))
+    return tuple(found)
 
 
 @functools.cache
-def _driver() -> Any:
+def driver() -> Any:
     """libcuda, initialised."""
     try:
         cuda = ctypes.CDLL(_LIBRARY)
@@ -310,8 +332,8 @@ def _driver() -> Any:
 def _primary_context(device_index: int) -> int:
     """The context that torch uses on a device, kept for the life of the process."""
     context = ctypes.c_void_p()
-    _check(
-        _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), _device(device_index)),
+    check(
+        driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), _device(device_index)),
         f"opening cuda:{device_index}",
     )
     assert context.value is not None
@@ -321,26 +343,24 @@ def _primary_context(device_index: int) -> int:
 @functools.cache
 def _device(device_index: int) -> int:
     device = ctypes.c_int()
-    _check(
-        _driver().cuDeviceGet(ctypes.byref(device), device_index), f"opening cuda:{device_index}"
-    )
+    check(driver().cuDeviceGet(ctypes.byref(device), device_index), f"opening cuda:{device_index}")
     return device.value
 
 
 @functools.cache
 def _device_attribute(device_index: int, attribute: int) -> int:
     value = ctypes.c_int()
-    status = _driver().cuDeviceGetAttribute(ctypes.byref(value), attribute, _device(device_index))
-    _check(status, f"asking cuda:{device_index} for attribute {attribute}")
+    status = driver().cuDeviceGetAttribute(ctypes.byref(value), attribute, _device(device_index))
+    check(status, f"asking cuda:{device_index} for attribute {attribute}")
     return value.value
 
 
 @contextmanager
 def _current(context: int) -> Iterator[None]:
     """Make a context current, then the one that was."""
-    cuda, previous = _driver(), ctypes.c_void_p()
-    _check(cuda.cuCtxGetCurrent(ctypes.byref(previous)), "reading the current context")
-    _check(cuda.cuCtxSetCurrent(context), "changing the current context")
+    cuda, previous = driver(), ctypes.c_void_p()
+    check(cuda.cuCtxGetCurrent(ctypes.byref(previous)), "reading the current context")
+    check(cuda.cuCtxSetCurrent(context), "changing the current context")
     try:
         yield
     finally:
@@ -350,8 +370,8 @@ def _current(context: int) -> Iterator[None]:
 @contextmanager
 def _capture_elsewhere_unharmed() -> Iterator[None]:
     """Let this thread load modules while another thread captures a graph."""
-    cuda, mode = _driver(), ctypes.c_int(_RELAXED)
-    _check(cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "relaxing capture")
+    cuda, mode = driver(), ctypes.c_int(_RELAXED)
+    check(cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "relaxing capture")
     try:
         yield
     finally:
@@ -360,21 +380,21 @@ def _capture_elsewhere_unharmed() -> Iterator[None]:
 
 def _is_capturing(stream: int) -> bool:
     capturing = ctypes.c_int()
-    status = _driver().cuStreamIsCapturing(stream, ctypes.byref(capturing))
+    status = driver().cuStreamIsCapturing(stream, ctypes.byref(capturing))
     if status == _CAPTURE_IMPLICIT:  # the default stream, while another one captures
         return True
-    _check(status, "asking whether the stream is capturing")
+    check(status, "asking whether the stream is capturing")
     return capturing.value != 0
 
 
-def _check(status: int, doing: str) -> None:
+def check(status: int, doing: str) -> None:
     if status:
         raise LaunchError(f"{doing}: {_describe(status)}")
 
 
 def _describe(status: int) -> str:
     """CUDA_ERROR_INVALID_VALUE (invalid argument)"""
-    cuda, name, text = _driver(), ctypes.c_char_p(), ctypes.c_char_p()
+    cuda, name, text = driver(), ctypes.c_char_p(), ctypes.c_char_p()
     cuda.cuGetErrorName(status, ctypes.byref(name))
     cuda.cuGetErrorString(status, ctypes.byref(text))
     if name.value is None or text.value is None:
