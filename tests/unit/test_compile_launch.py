@@ -1,12 +1,13 @@
 """Launching against a driver made of recorders: what it is told, what its refusals become."""
 
 import ctypes
+import struct
 import threading
 
 import pytest
 
 from tilewright.build import CompileTask
-from tilewright.compile import cxx, launch
+from tilewright.compile import cxx, launch, tensor_map
 from tilewright.compile.cache import Compiled, compiled
 from tilewright.compile.launch import CppFunction, CudaKernel
 from tilewright.errors import LaunchError
@@ -52,6 +53,26 @@ int cuLaunchKernelEx(const Config* c, uint64_t f, void** p, void**) {
   if (c->n) attribute = *(const Attribute*)c->attributes;
   if (auto out = *(int64_t**)p[0]) *out = *(int64_t*)p[2] + *(int*)p[1] + int64_t(*(double*)p[3]);
   return 0;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n, uint64_t, int, size_t) { *n = 2; return 0; }
+int cuOccupancyMaxActiveClusters(int* n, uint64_t, const Config*) { *n = 3; return 0; }
+int cuTensorMapEncodeTiled(
+    char* map, int type, unsigned rank, uint64_t address, const uint64_t* sizes,
+    const uint64_t* strides, const unsigned* box, const unsigned* steps, int, int swizzle, int,
+    int) {
+  uint64_t told[] = {(uint64_t)type, rank, address, sizes[rank - 1], strides[rank - 2],
+                     box[rank - 1], steps[rank - 1], (uint64_t)swizzle};
+  memcpy(map, told, sizeof told);
+  return (uint64_t)map % 64 ? 1 : refuse;
+}
+int cuTensorMapEncodeIm2col(
+    char* map, int type, unsigned rank, uint64_t address, const uint64_t* sizes,
+    const uint64_t* strides, const int* lower, const int* upper, unsigned channels, unsigned pixels,
+    const unsigned* steps, int, int, int, int) {
+  uint64_t told[] = {(uint64_t)type, rank, address, sizes[rank - 1], strides[rank - 2],
+                     (uint64_t)lower[0], (uint64_t)upper[1], channels, pixels, steps[1]};
+  memcpy(map, told, sizeof told);
+  return (uint64_t)map % 64 ? 1 : refuse;
 }
 int cuGetErrorName(int e, const char** s) {
   *s = e == 1 ? "CUDA_ERROR_INVALID_VALUE" : nullptr;
@@ -145,6 +166,48 @@ def test_cluster_is_a_launch_attribute(driver, kernel):
     sum_through(kernel, cluster=16)
     assert driver.config.n == 1
     assert list((ctypes.c_uint * 5).in_dll(driver.library, "attribute")) == [4, 0, 16, 1, 1]
+
+
+def test_starting_all_blocks_together_is_a_launch_attribute_beside_the_cluster(driver, kernel):
+    sum_through(kernel, cooperative=True)
+    assert driver.config.n == 1
+    assert list((ctypes.c_uint * 3).in_dll(driver.library, "attribute")) == [2, 0, 1]
+    sum_through(kernel, cluster=2, cooperative=True)
+    assert driver.config.n == 2
+    told = (ctypes.c_uint * 21).from_address(driver.config.attributes)  # 72 bytes each
+    assert (told[0], told[2], told[18], told[20]) == (4, 2, 2, 1)
+
+
+def test_a_tensor_map_is_passed_by_value(driver, tmp_path):
+    cubin = tmp_path / "scale.cubin"
+    cubin.write_bytes(b"\x7fELF\0image")
+    kernel = CudaKernel(Compiled("key", cubin, None, "", 0.1), "scale", "PiqdTTi")
+    offsets = kernel._local.frame._arguments
+    kernel.launch(ONE, ONE, 0, 0, 0, 0, 1, 2, 3.0, b"a" * 128, b"b" * 128, 9)
+    found = [ctypes.string_at(offsets[i], 128) for i in (4, 5)]
+    assert found == [b"a" * 128, b"b" * 128]
+    assert ctypes.c_int.from_address(offsets[6]).value == 9
+
+
+def test_a_tiled_tensor_map_reaches_the_driver(driver):
+    made = tensor_map.tiled("bf16", 4096, (64, 100), (128,), (64, 32))
+    assert len(made) == 128
+    assert struct.unpack_from("8Q", made) == (9, 2, 4096, 100, 128, 32, 1, 3)
+
+
+def test_an_im2col_tensor_map_reaches_the_driver(driver):
+    sizes, strides = (64, 56, 28, 8), (128, 128 * 56, 128 * 56 * 28)
+    made = tensor_map.im2col("f16", 4096, sizes, strides, (-1, -1), (-1, -2), 64, 32, (2, 1))
+    expected = (6, 4, 4096, 8, 128 * 56 * 28, 2**32 - 1, 2**32 - 2, 64, 32, 2)
+    assert tuple(n % 2**32 for n in struct.unpack_from("10Q", made)) == expected
+
+
+def test_a_refused_tensor_map_is_named(driver):
+    driver.number("refuse").value = 1
+    with pytest.raises(
+        LaunchError, match=r"cuTensorMapEncodeTiled of f16\[64, 100\].*INVALID_VALUE"
+    ):
+        tensor_map.tiled("f16", 4096, (64, 100), (128,), (64, 32))
 
 
 def test_loading_allows_all_the_shared_memory_of_a_block_and_large_clusters(driver, kernel):
