@@ -17,6 +17,10 @@ class InvalidArgument(TilewrightError, ValueError):
     exit_code = 2
 
 
+class IndexOutOfRange(InvalidArgument, IndexError):
+    """An index tensor names a place that is not there; nothing was written."""
+
+
 class NoImplementation(TilewrightError):
     """No implementation supports this workload on this device; the message lists each reason."""
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from tilewright.errors import InvalidArgument
+from tilewright.indexed import Indexed
 from tilewright.registry import Registry
 from tilewright.text import canonical_flags, parse_call, split_flags
 
@@ -185,6 +186,22 @@ class Workload:
     def operator(self) -> Op:
         return OPS[self.op]
 
+    @property
+    def donated(self) -> tuple[str, ...]:
+        """Tensor arguments that may be written to: `!donate=x` is the in-place form."""
+        return self._listed("donate")
+
+    @property
+    def distribution(self) -> str | None:
+        """How the values of its indices are spread; None for an operator without any."""
+        if self.operator.indexed is None:
+            return None
+        return next(iter(self._listed("indices")), "uniform")
+
+    def _listed(self, key: str) -> tuple[str, ...]:
+        given = dict(flag.split("=", 1) for flag in self.flags if "=" in flag)
+        return tuple(given[key].split(",")) if key in given else ()
+
     @functools.cached_property
     def tensors(self) -> dict[str, TensorSpec]:
         """The tensor arguments that are there, by name, in the operator's order."""
@@ -265,6 +282,9 @@ class Op:
         aliases: PyTorch's keyword for a parameter where it differs: {"input": "x"}.
         casts_first: the public function takes PyTorch's `dtype=`, which converts the first tensor
             before anything else.
+        inplace: PyTorch's in-place form of the reference: it writes to the first tensor and returns
+            it. Workloads that donate that tensor (`!donate=x`) mean this form.
+        indexed: for operators with an index tensor; None for all others.
     """
 
     name: str
@@ -280,6 +300,8 @@ class Op:
     scalars: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     casts_first: bool = False
+    inplace: Callable[..., Any] | None = None
+    indexed: Indexed | None = None
 
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -311,7 +333,10 @@ class Op:
         """A workload of this operator. Raises InvalidArgument for what PyTorch would refuse."""
         args = self.resolve(given)
         tensors = [name for name, value in args.items() if isinstance(value, TensorSpec)]
-        return Workload(self.name, tuple(args.items()), canonical_flags(self.name, flags, tensors))
+        w = Workload(self.name, tuple(args.items()), canonical_flags(self.name, flags, tensors))
+        if w._listed("indices") and self.indexed is None:
+            raise InvalidArgument(f"{self.name}: '!indices=' is for operators with an index tensor")
+        return w
 
     def workload_of(self, *args: Any, **kwargs: Any) -> tuple[Workload, list[torch.Tensor]]:
         """The workload of a call with real tensors, and those tensors in order."""
@@ -350,7 +375,10 @@ class Op:
         )
 
     def truth(self, w: Workload, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The reference in fp64, on the tensors' own device."""
+        """The reference in fp64, on the tensors' own device; of an operator with an index tensor,
+        what the stated order of writes gives."""
+        if self.indexed is not None:
+            return (self.indexed.terms(w, tensors).value,)
         wide = [t.double() if t.is_floating_point() else t for t in tensors]
         out = self.reference(**w.call(wide))
         return tuple(out) if isinstance(out, (tuple, list)) else (out,)

@@ -63,8 +63,10 @@ class Row:
         floor_us: what the device allows, from ceilings of the same run; 0 where unknown.
         copy_us: `out.copy_(x)` on the main tensor in the same duel.
         own: the best of our own kernels; None where none supports the workload.
-        chosen: the implementation that selection takes; never slower than aten.
+        chosen: the implementation that selection takes; never slower than aten, unless aten is
+            wrong.
         candidates: distinct executables of our own that were verified.
+        wrong: baselines whose result is wrong; they are compared with, but never chosen.
         refused: implementation -> why it did not take part, or how it failed.
     """
 
@@ -79,6 +81,7 @@ class Row:
     chosen: str
     candidates: int
     verified: Verified | None
+    wrong: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -323,5 +326,7 @@ def _inconsistencies(row: Mapping[str, Any], where: str) -> Iterable[str]:
             yield f"{where}: {name} has median {m['median_us']} us outside its interval {ci}"
     if row["chosen"] not in measured:
         yield f"{where}: chosen {row['chosen']!r} was not measured"
-    elif measured[row["chosen"]]["median_us"] > measured["aten"]["median_us"]:
+    elif "aten" not in row.get("wrong", ()) and (
+        measured[row["chosen"]]["median_us"] > measured["aten"]["median_us"]
+    ):
         yield f"{where}: chosen {row['chosen']!r} is slower than aten"

@@ -19,6 +19,10 @@ _TENSOR = re.compile(r"([a-z]+\d*)\[([\d,\s]*)\]((?:@\w+(?:\([\d,\s-]*\))?)*)")
 _LAYOUT = re.compile(r"@(\w+?)(?:\(([\d,\s-]*)\)|(\d+))?(?=@|$)")
 FLAGS = ("nondeterministic", "relaxed")
 LIST_FLAGS = ("donate", "grads")
+VALUE_FLAGS = {
+    "indices": ("uniform", "unique", "zipf", "sorted", "constant", "few_bins"),
+}
+"""What a flag of this name may be: `!indices=zipf` says how the values of an index are spread."""
 _EXAMPLE = "layer_norm(x=f16[8192,5140], weight=f16[5140])"
 
 
@@ -44,10 +48,19 @@ def canonical_flags(name: str, flags: Iterable[str], tensors: Sequence[str]) -> 
                     f"{name}: '!{key}={listed}' should name tensor arguments: {known}"
                 )
             found.add(f"{key}={','.join(n for n in tensors if n in names)}")
+        elif key in VALUE_FLAGS:
+            if listed not in VALUE_FLAGS[key]:
+                known = ", ".join(VALUE_FLAGS[key])
+                raise InvalidArgument(f"{name}: '!{key}={listed}' should be one of {known}")
+            found.add(f"{key}={listed}")
         elif key in FLAGS and not equals:
             found.add(key)
         else:
-            known = ", ".join([*(f"!{f}" for f in FLAGS), *(f"!{f}=NAMES" for f in LIST_FLAGS)])
+            known = ", ".join(
+                [f"!{f}" for f in FLAGS]
+                + [f"!{f}=NAMES" for f in LIST_FLAGS]
+                + [f"!{f}={'|'.join(values)}" for f, values in VALUE_FLAGS.items()]
+            )
             raise InvalidArgument(f"{name}: unknown flag '!{flag}'; known: {known}")
     return tuple(sorted(found))
 

@@ -165,7 +165,7 @@ def _explicit(w: Workload, device: torch.device, spec: DeviceSpec, forced: Force
 
 def _recorded(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice | None:
     found = records.exact.get(same(w), ())
-    for other, record in sorted(found, key=lambda f: f[0].scalars != w.scalars):
+    for other, record in sorted(found, key=lambda f: (f[0].scalars != w.scalars, f[0].flags)):
         if (config := _fitting(w, spec, other, record)) is not None:
             return Choice(record.implementation, config, "record", f"fastest here: {_told(record)}")
     return None
@@ -288,8 +288,13 @@ def _load(key: str, versions: Mapping[str, Any]) -> Records:
 
 
 def same(w: Workload) -> tuple:
-    """What two workloads share that run the same kernel: all but the run-time scalars."""
-    return w.op, w.flags, tuple((n, v) for n, v in w.args if n not in w.scalars)
+    """What two workloads share that run the same kernel: all but the run-time scalars, and how the
+    values of an index are spread, which no call tells."""
+    return w.op, _flags(w), tuple((n, v) for n, v in w.args if n not in w.scalars)
+
+
+def _flags(w: Workload) -> tuple[str, ...]:
+    return tuple(f for f in w.flags if not f.startswith("indices="))
 
 
 def depends_on_scalars(w: Workload, device: torch.device) -> bool:
@@ -300,7 +305,7 @@ def depends_on_scalars(w: Workload, device: torch.device) -> bool:
 
 def _bucket(w: Workload) -> tuple:
     """Everything but sizes and real numbers: workloads that differ here say nothing mutually."""
-    return (w.op, w.flags, *(_kind(name, value) for name, value in w.args))
+    return (w.op, _flags(w), *(_kind(name, value) for name, value in w.args))
 
 
 def _kind(name: str, value: Any) -> tuple:

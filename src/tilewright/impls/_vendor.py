@@ -39,6 +39,12 @@ def _narrowed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return t.to(dtype) if t.is_floating_point() else t
 
 
+def in_form(w: Workload) -> Callable[..., Any]:
+    """The reference, or its in-place form where the workload donates the first tensor."""
+    op = w.operator
+    return op.inplace if op.inplace and next(iter(w.tensors)) in w.donated else op.reference
+
+
 def vendor(w: Workload) -> Callable[..., Result]:
     """A function of the workload's tensors, in their order, that gives PyTorch's result."""
     op, names, constants = w.operator, tuple(w.tensors), dict(w.args)
@@ -47,7 +53,7 @@ def vendor(w: Workload) -> Callable[..., Result]:
         return lambda *tensors: call_reference(
             op, {**constants, **dict(zip(names, tensors, strict=True))}
         )
-    reference, values = op.reference, list(constants.values())
+    reference, values = in_form(w), list(constants.values())
     slots = [i for i, name in enumerate(constants) if name in w.tensors]
 
     def run(*tensors: torch.Tensor) -> Result:

@@ -60,7 +60,14 @@ class Inductor(Implementation):
         )
         executable = InductorExecutable(compiled)
         try:
-            executable(*(spec.empty(device.kind, fill=1.0) for spec in w.tensors.values()))
+            # 0 is the one index that is in range wherever any is
+            fills = (float(s.torch_dtype.is_floating_point) for s in w.tensors.values())
+            executable(
+                *(
+                    s.empty(device.kind, fill=f)
+                    for s, f in zip(w.tensors.values(), fills, strict=True)
+                )
+            )
         except torch._dynamo.exc.TorchDynamoException as error:
             raise CompileError(f"{self.name}: {w}: {error}") from error
         return executable

@@ -23,6 +23,7 @@ from torch import Tensor, fx
 
 from tilewright.errors import TilewrightError
 from tilewright.fusion.trace import trace_reference
+from tilewright.indexed import Terms
 from tilewright.measure import error_rules_convolution  # noqa: F401 - its rules register
 from tilewright.measure.error_rules import RULES, SAFETY, Arithmetic, Pair
 from tilewright.op import DTYPES, Workload
@@ -45,6 +46,8 @@ def truth_and_tolerance(
     Raises:
         TilewrightError: the reference uses an operation that has no rule here.
     """
+    if w.operator.indexed is not None:
+        return [_of_terms(w, tensors, w.operator.indexed.terms(w, tensors))]
     graph = graph or trace_reference(w, "f64")
     arithmetic = Arithmetic(
         DTYPES[w.arithmetic], w.main.torch_dtype, "relaxed" in w.flags, tensors[0].device
@@ -56,6 +59,26 @@ def truth_and_tolerance(
         (p.value, torch.zeros_like(p.value) if p.error is None else p.error * scale)
         for p in _interpret(w, graph, pairs, arithmetic)
     ]
+
+
+def _of_terms(w: Workload, tensors: Sequence[Tensor], terms: Terms) -> tuple[Tensor, Tensor]:
+    """Of an operator that sums what its indices bring together.
+
+    Integers and copies are exact, and so are whole numbers that stay below 1/u in any order.
+    """
+    value = terms.value
+    if not value.is_floating_point():
+        return value, torch.zeros_like(value)
+    u = torch.finfo(DTYPES[w.arithmetic]).eps / 2
+    scale = SAFETY * u * (2 if w.arithmetic == "f64" else 1)
+    count = terms.count.double()
+    growth = count.clamp_min(1).log2() + count.sqrt() / 8
+    growth.masked_fill_(count <= 1, 0.0)
+    error = growth.mul_(terms.magnitude.nan_to_num(0.0, 0.0)).mul_(scale)
+    if all(bool((t == t.round()).all()) for t in tensors if t.is_floating_point()):
+        whole = (value == value.round()) & (terms.magnitude * count < 1 / u)
+        error.masked_fill_(whole, 0.0)
+    return value, error
 
 
 def bounds(value: Tensor, tolerance: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

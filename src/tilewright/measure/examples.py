@@ -82,6 +82,9 @@ class Batch:
 def find_batch(w: Workload, tensors: Sequence[Tensor]) -> Batch:
     """The first dim with at least FEW_SLICES independent slices, else the one with most."""
     shape = w.outputs[0].shape
+    if w.operator.indexed is not None:
+        declared = w.operator.indexed.batch_dim(w)
+        return Batch(declared, shape[declared]) if declared else Batch()
     found = Batch()
     for dim, size in enumerate(shape):
         batch = Batch(dim - len(shape), size)

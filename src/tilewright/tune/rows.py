@@ -53,6 +53,7 @@ def row_of(
         chosen=chosen.implementation,
         candidates=candidates,
         verified=_verified(own, integer_exact) if own else None,
+        wrong=tuple(r.implementation for r in timed if r.status == "wrong_result"),
         refused=dict(refused),
     )
 

@@ -210,6 +210,7 @@ class Session:
             device_info=self.device.info,
             versions=self.device.versions,
             method=self.method,
+            distribution=w.distribution,
             cold=self.spec.kind != "cpu",
             final=duel is not None,
             duel=duel,

@@ -1,0 +1,267 @@
+"""What the operators with an index tensor share: checks, example inputs, the exact result.
+
+Two kinds. Elementwise: `index` has the rank of x, each of its elements sends one element of src
+(scatter, scatter_add, scatter_reduce, gather). Rows: a flat `index` sends whole slices of src
+(index_add, index_reduce, embedding_backward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tilewright.errors import InvalidArgument
+from tilewright.indexed import Terms, draw, expected_distinct
+from tilewright.op import TensorSpec, Value, Workload, random_tensors
+
+NUMBERS = ("f16", "bf16", "f32", "f64", "i32", "i64")
+REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
+
+
+# --- checks ------------------------------------------------------------------------------------
+
+
+def check_tensors(op: str, args: dict[str, Value], x: str, src: str | None) -> None:
+    """dtypes of x, src and index, as PyTorch has them."""
+    if args[x].dtype not in NUMBERS:
+        raise InvalidArgument(f"{op}: {x} is {args[x].dtype}, expected one of {', '.join(NUMBERS)}")
+    if args["index"].dtype not in ("i32", "i64"):
+        raise InvalidArgument(
+            f"{op}: index is {args['index'].dtype}, expected i64 or i32; convert it: index.long()"
+        )
+    if src and isinstance(args[src], TensorSpec) and args[src].dtype != args[x].dtype:
+        raise InvalidArgument(
+            f"{op}: {src} is {args[src].dtype}, but {x} is {args[x].dtype}; convert one of them"
+        )
+
+
+def check_dim(op: str, dim: int, rank: int) -> int:
+    """The dim counted from the front."""
+    if not -max(rank, 1) <= dim < max(rank, 1):
+        raise InvalidArgument(
+            f"{op}: dim={dim} is out of range for x of rank {rank}: "
+            f"use {-max(rank, 1)} to {max(rank, 1) - 1}"
+        )
+    return dim % max(rank, 1)
+
+
+def check_elementwise(op: str, args: dict[str, Value], src: str | None) -> dict[str, Value]:
+    """For scatter and its kin; `src` names the tensor of values, None for gather."""
+    check_tensors(op, args, "x", src)
+    x, index = args["x"], args["index"]
+    dim = args["dim"] = check_dim(op, args["dim"], x.rank)
+    shapes = {"index": index.shape, "x": x.shape}
+    if src and isinstance(args[src], TensorSpec):
+        shapes[src] = args[src].shape
+    elif src:
+        args[src] = float(args[src])
+    if index.numel and len({max(len(s), 1) for s in shapes.values()}) > 1:
+        told = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
+        raise InvalidArgument(f"{op}: {told} differ in rank; give them the same number of dims")
+    if index.numel == 0:
+        return args
+    for d, n in enumerate(index.shape):
+        too_far = [name for name, s in shapes.items() if d < len(s) and n > s[d]]
+        for name in too_far:
+            if name == src or d != dim:
+                raise InvalidArgument(
+                    f"{op}: index {list(index.shape)} exceeds {name} {list(shapes[name])} in dim "
+                    f"{d}; it may be larger than x in dim={dim} only, and nowhere larger than src"
+                )
+    return args
+
+
+def check_rows(op: str, args: dict[str, Value]) -> dict[str, Value]:
+    """For index_add and its kin."""
+    check_tensors(op, args, "x", "source")
+    x, index, source = args["x"], args["index"], args["source"]
+    dim = args["dim"] = check_dim(op, args["dim"], x.rank)
+    if index.rank > 1:
+        raise InvalidArgument(f"{op}: index has shape {list(index.shape)}, expected one dim")
+    wanted = (*x.shape[:dim], index.numel, *x.shape[dim + 1 :]) if x.rank else source.shape
+    if source.shape != wanted:
+        raise InvalidArgument(
+            f"{op}: source has shape {list(source.shape)}, but x {list(x.shape)} and "
+            f"{index.numel} indices along dim={dim} need {list(wanted)}"
+        )
+    return args
+
+
+def check_reduction(op: str, args: dict[str, Value], known: Sequence[str]) -> None:
+    if args["reduce"] not in known:
+        raise InvalidArgument(f"{op}: reduce={args['reduce']} is not one of {', '.join(known)}")
+
+
+# --- inputs ------------------------------------------------------------------------------------
+
+
+def examples(
+    places: Callable[[Workload], int], axis: Callable[[Workload], int | None]
+) -> Callable[..., list[Tensor]]:
+    """Random or integer tensors, with indices of the workload's distribution.
+
+    Args:
+        places: how many places the index chooses from.
+        axis: the dim of the index along which it is unique or sorted; None: all of it.
+    """
+
+    def make(
+        w: Workload, kind: str = "random", seed: int = 0, device: torch.device | str = "cpu"
+    ) -> list[Tensor]:
+        tensors = random_tensors(w, kind, seed, device)
+        index = tensors[list(w.tensors).index("index")]
+        if index.numel() == 0:
+            return tensors
+        if places(w) == 0:
+            raise InvalidArgument(f"{w}: there is no place that an index could name")
+        generator = torch.Generator(device=device).manual_seed(seed + 1_000_003)
+        once = index
+        for d, stride in enumerate(index.stride()):
+            if stride == 0:
+                once = once.narrow(d, 0, 1)
+        assert w.distribution is not None
+        once.copy_(draw(w.distribution, once.shape, axis(w), places(w), generator, device))
+        return tensors
+
+    return make
+
+
+def hits(w: Workload, draws: int, places: int) -> int:
+    """Places that so many indices of the workload's distribution hit on average."""
+    assert w.distribution is not None
+    return expected_distinct(w.distribution, draws, places)
+
+
+# --- exact results -----------------------------------------------------------------------------
+
+
+def copies(value: Tensor) -> Terms:
+    """Of elements that are copied, not added up."""
+    value = value.double() if value.is_floating_point() else value
+    ones = torch.ones((), device=value.device)
+    return Terms(value, value.abs(), ones.expand(value.shape))
+
+
+def reduced(
+    w: Workload,
+    tensors: Sequence[Tensor],
+    reduce: str,
+    counts: Callable[..., Tensor],
+    src: str,
+) -> Terms:
+    """Of the workload's reference as a reduction of kind `reduce`.
+
+    Args:
+        counts: (x, source) -> how many of `source` were added to each element of x, where both
+            hold ones or zeros; the reference as a plain sum.
+        src: the name of the argument that is brought to x.
+    """
+    args = w.call(tensors)
+    x = args["x"]
+    value = w.operator.reference(
+        **{n: _wide(t) if isinstance(t, Tensor) else t for n, t in args.items()}
+    )
+    if reduce in ("amax", "amin") or not x.is_floating_point():
+        return copies(value)
+    included = args.get("include_self", True)
+    count = counts(torch.zeros_like(x, dtype=torch.float64), torch.ones_like(args[src].double()))
+    if reduce == "prod":
+        return Terms(value, value.abs(), count + 1)
+    kept = x.double().abs() if included else x.double().abs().masked_fill(count > 0, 0.0)
+    magnitude = counts(kept, _wide(args[src]).abs() * abs(args.get("alpha", 1.0)))
+    if reduce == "mean":
+        magnitude = magnitude / (count + included).clamp_min(1)
+    return Terms(value, magnitude, count + 1)
+
+
+def last_written(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
+    """scatter with repeated indices resolved as its definition says: the last position wins."""
+    if x.dim() == 0:
+        x, index = x.reshape(1), index.reshape(1)
+        src = src.reshape(1) if isinstance(src, Tensor) else src
+        return last_written(x, 0, index, src).reshape(())
+    out = x.clone()
+    if index.numel() == 0:
+        return out
+    region = out
+    for d, n in enumerate(index.shape):
+        region = region if d == dim else region.narrow(d, 0, n)
+    line = [1] * x.dim()
+    line[dim] = index.shape[dim]
+    position = torch.arange(index.shape[dim], device=x.device).view(line).expand(index.shape)
+    winner = torch.full(region.shape, -1, device=x.device)
+    winner.scatter_reduce_(dim, index.long(), position, "amax")
+    if isinstance(src, Tensor):
+        given = src[tuple(slice(n) for n in index.shape)].gather(dim, winner.clamp_min(0))
+    else:
+        given = torch.full((), src, dtype=x.dtype, device=x.device)
+    region.copy_(torch.where(winner >= 0, given, region))
+    return out
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.double() if t.is_floating_point() else t
+
+
+# --- batches -----------------------------------------------------------------------------------
+
+
+def elementwise_batch(w: Workload) -> int:
+    """A dim over which x, index and src all run alike, besides the indexed one."""
+    shapes = [t.shape for t in w.tensors.values()]
+    best = 0
+    for d in range(w["x"].rank):
+        sizes = {s[d] for s in shapes if len(s) == w["x"].rank}
+        if d != w["dim"] and len(sizes) == 1 and w["x"].shape[d] > 1:
+            near = d - w["x"].rank
+            best = near if not best or w["x"].shape[d] > w["x"].shape[best] else best
+    return best
+
+
+def rows_batch(w: Workload) -> int:
+    """The last dim of the rows, unless the flat index is as long and would be cut with them."""
+    x = w["x"]
+    if w["dim"] == x.rank - 1 or x.rank < 2 or x.shape[-1] in (1, w["index"].numel):
+        return 0
+    return -1
+
+
+# --- memory traffic ----------------------------------------------------------------------------
+
+
+def elementwise_traffic(w: Workload, src: str, reads_old: bool) -> tuple[int, int]:
+    """Compulsory bytes of scatter and its kin: x is not read where it is overwritten.
+
+    Args:
+        reads_old: what was there is part of the result, so the rest of src is needed too.
+    """
+    x, index = w["x"], w["index"]
+    length = index.shape[w["dim"]] if index.rank else 1
+    places = x.shape[w["dim"]] if x.rank else 1
+    hit = hits(w, length, places) * (index.numel // max(length, 1))
+    moved = index.numel if reads_old else hit
+    read = index.distinct_bytes + (moved * x.itemsize if isinstance(w[src], TensorSpec) else 0)
+    if "x" in w.donated:
+        return read + (hit * x.itemsize if reads_old else 0), hit * x.itemsize
+    return read + (x.numel - (0 if reads_old else hit)) * x.itemsize, x.numel * x.itemsize
+
+
+def rows_traffic(w: Workload) -> tuple[int, int]:
+    """Compulsory bytes of index_add and its kin; in place, only rows that are hit are touched."""
+    x, index = w["x"], w["index"]
+    read = index.distinct_bytes + w["source"].distinct_bytes
+    touched = x.numel
+    if "x" in w.donated and x.numel:
+        places = x.shape[w["dim"]] if x.rank else 1
+        touched = hits(w, index.numel, places) * (x.numel // places)
+    return read + touched * x.itemsize, touched * x.itemsize
+
+
+def places_of_x(w: Workload) -> int:
+    return w["x"].shape[w["dim"]] if w["x"].rank else 1
+
+
+def along_dim(w: Workload) -> int | None:
+    return w["dim"]

@@ -1,0 +1,95 @@
+"""The gradient of an embedding table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.errors import InvalidArgument
+from tilewright.indexed import Indexed, Terms
+from tilewright.op import Workload, op
+from tilewright.ops._indexing import check_tensors, examples
+
+
+def check(args: dict[str, Any]) -> dict[str, Any]:
+    check_tensors("embedding_backward", args, "grad", None)
+    grad, index = args["grad"], args["index"]
+    if grad.dtype in ("i32", "i64"):
+        raise InvalidArgument(f"embedding_backward: grad is {grad.dtype}, expected a float dtype")
+    if grad.shape[:-1] != index.shape or not grad.rank:
+        raise InvalidArgument(
+            f"embedding_backward: grad has shape {list(grad.shape)}, but index "
+            f"{list(index.shape)}; grad is one dim longer than index"
+        )
+    if args["num_weights"] < 0:
+        raise InvalidArgument(f"embedding_backward: num_weights={args['num_weights']} is negative")
+    return args
+
+
+def traffic(w: Workload) -> tuple[int, int]:
+    grad = w["grad"]
+    written = w["num_weights"] * grad.shape[-1] * grad.itemsize
+    return grad.distinct_bytes + w["index"].distinct_bytes, written
+
+
+def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
+    args = w.call(tensors)
+    grad, index = args["grad"].double(), args["index"].reshape(-1)
+    grad = grad.reshape(-1, grad.shape[-1])
+    keep = index != args["padding_idx"]
+    index, grad = index[keep], grad[keep]
+    shape = (args["num_weights"], grad.shape[1])
+    zeros = torch.zeros(shape, dtype=torch.float64, device=grad.device)
+    value, magnitude = zeros.index_add(0, index, grad), zeros.index_add(0, index, grad.abs())
+    one = torch.ones((), dtype=torch.float64, device=grad.device)
+    count = zeros[:, 0].index_add(0, index, one.expand(index.shape))[:, None].expand(shape)
+    if args["scale_grad_by_freq"]:
+        value, magnitude = value / count.clamp_min(1), magnitude / count.clamp_min(1)
+    return Terms(value, magnitude, count + args["scale_grad_by_freq"])
+
+
+def _batch(w: Workload) -> int:
+    return 0 if w["grad"].shape[-1] in (1, *w["index"].shape[-1:]) else -1
+
+
+@op(
+    flops=lambda w: max(w["grad"].numel, 1),
+    check=check,
+    bytes=traffic,
+    examples=examples(lambda w: w["num_weights"], lambda w: None),
+    integer_exact=True,
+    aliases={"grad_output": "grad", "indices": "index"},
+    indexed=Indexed(terms, _batch),
+)
+def embedding_backward(
+    grad: Tensor,
+    index: Tensor,
+    num_weights: int,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+) -> Tensor:
+    """The dense gradient of an embedding's table: row i is the sum of the grad rows of index i.
+
+    Args:
+        grad: index's shape and one dim more, (.., D): the gradient of the looked-up rows; fp16,
+            bf16, fp32 or fp64.
+        index: any shape, int64 or int32; values from 0 to num_weights - 1.
+        num_weights: rows of the table.
+        padding_idx: indices of this value are left out; -1 for none.
+        scale_grad_by_freq: divide each row by the number of its indices.
+
+    Returns:
+        (num_weights, D), dtype of grad. Kernels of this package sum halves in fp32 and round once.
+
+    Raises:
+        InvalidArgument: a shape or dtype does not fit.
+        IndexOutOfRange: a value of index is out of range.
+
+    Source: PyTorch's aten::embedding_dense_backward.
+    """
+    return torch.ops.aten.embedding_dense_backward(
+        grad, index, num_weights, padding_idx, scale_grad_by_freq
+    )

@@ -1,0 +1,71 @@
+"""Read values from places named by an index: the backward of scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.indexed import Indexed, Terms
+from tilewright.op import Workload, op
+from tilewright.ops._indexing import (
+    along_dim,
+    check_elementwise,
+    copies,
+    elementwise_batch,
+    examples,
+    hits,
+    places_of_x,
+)
+
+
+def check(args: dict[str, Any]) -> dict[str, Any]:
+    return check_elementwise("gather", args, None)
+
+
+def traffic(w: Workload) -> tuple[int, int]:
+    """Each place is read once, however many indices name it."""
+    x, index = w["x"], w["index"]
+    length = index.shape[w["dim"]] if index.rank else 1
+    read = hits(w, length, places_of_x(w)) * (index.numel // max(length, 1))
+    return index.distinct_bytes + read * x.itemsize, index.numel * x.itemsize
+
+
+def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
+    return copies(torch.gather(**_as_torch(w.call(tensors))))
+
+
+def _as_torch(args: dict[str, Any]) -> dict[str, Any]:
+    return {"input": args["x"], "dim": args["dim"], "index": args["index"]}
+
+
+@op(
+    flops=lambda w: max(w["index"].numel, 1),
+    check=check,
+    bytes=traffic,
+    examples=examples(places_of_x, along_dim),
+    integer_exact=True,
+    aliases={"input": "x"},
+    indexed=Indexed(terms, elementwise_batch, exact=lambda w: True, races=False),
+)
+def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """out[.., j, ..] = x[.., index[.., j, ..], ..] along dim.
+
+    Args:
+        x: any shape; fp16, bf16, fp32, fp64, int32 or int64.
+        dim: the dim that the indices are for; negative ones count from the end.
+        index: int64 or int32, rank of x; no larger than x in the other dims. Values from 0 to
+            x.shape[dim] - 1.
+
+    Returns:
+        The shape of index, dtype of x.
+
+    Raises:
+        InvalidArgument: a shape or dtype does not fit.
+        IndexOutOfRange: a value of index is out of range.
+
+    Source: PyTorch's torch.gather.
+    """
+    return torch.gather(x, dim, index)

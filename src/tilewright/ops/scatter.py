@@ -1,0 +1,65 @@
+"""Write values to places named by an index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.indexed import Indexed, Terms
+from tilewright.op import Workload, op
+from tilewright.ops._indexing import (
+    along_dim,
+    check_elementwise,
+    copies,
+    elementwise_batch,
+    elementwise_traffic,
+    examples,
+    last_written,
+    places_of_x,
+)
+
+
+def check(args: dict[str, Any]) -> dict[str, Any]:
+    return check_elementwise("scatter", args, "src")
+
+
+def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
+    return copies(last_written(**w.call(tensors)))
+
+
+@op(
+    flops=lambda w: max(w["index"].numel, 1),  # one move each
+    check=check,
+    bytes=lambda w: elementwise_traffic(w, "src", reads_old=False),
+    examples=examples(places_of_x, along_dim),
+    integer_exact=True,
+    aliases={"input": "x", "value": "src"},
+    inplace=lambda x, dim, index, src: x.scatter_(dim, index, src),
+    indexed=Indexed(terms, elementwise_batch, exact=lambda w: True),
+)
+def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
+    """A copy of x with out[.., index[.., j, ..], ..] = src[.., j, ..] along dim.
+
+    Where an index repeats, the last position along dim wins: on every device and in every run
+    (PyTorch's own kernels leave it open on a GPU).
+
+    Args:
+        x: any shape; fp16, bf16, fp32, fp64, int32 or int64.
+        dim: the dim that the indices are for; negative ones count from the end.
+        index: int64 or int32, rank of x; no larger than x in the other dims. Values from 0 to
+            x.shape[dim] - 1.
+        src: dtype of x, no smaller than index in any dim; or one number for all places.
+
+    Returns:
+        The shape and dtype of x.
+
+    Raises:
+        InvalidArgument: a shape or dtype does not fit.
+        IndexOutOfRange: a value of index is out of range.
+
+    Source: PyTorch's torch.scatter.
+    """
+    return torch.scatter(x, dim, index, src)
