@@ -32,8 +32,11 @@ FINALISTS = 3
 CHUNK = {"cpu": 8, "cuda": 128}
 """Configs compiled and verified at once. On a GPU compilers run beside the device and should never
 wait; on a CPU the budget is looked at between chunks."""
-STRATEGY = {"cpu": "hill_climb", "cuda": "sample_climb"}
+STRATEGY = {"cpu": "hill_climb", "cuda": "evolve"}
 """By default; a CPU's budget allows some tens of configs, so it starts beside the heuristic's."""
+
+NEIGHBOURS = 6
+"""Recorded workloads whose winners a search starts from."""
 
 
 def tune(
@@ -239,12 +242,28 @@ def _supporting(trial: Trial) -> list[Implementation]:
 
 
 def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> list[Any]:
-    """The config that won before, perhaps under other versions: a good place to start from."""
-    session = trial.session
-    best = session.store.best(str(trial.w), session.device.key, session.device.versions)
-    if best is None or best.implementation != implementation:
-        return []
-    return [space.config(best.config)] if set(best.config) == set(space.values) else []
+    """Configs that won before: good places to start from.
+
+    This workload's own, perhaps under other versions, then those of its operator's workloads that
+    are nearest in size.
+    """
+    session, w = trial.session, trial.w
+    winners = session.store.load_device(session.device.key, session.device.versions)
+    near = [
+        (
+            abs(math.log(max(Workload.parse(text).main.numel, 1) / w.main.numel)),
+            text != str(w),
+            text,
+        )
+        for op, text in winners
+        if op == w.op
+    ]
+    records = [winners[w.op, text] for _, _, text in sorted(near)[:NEIGHBOURS]]
+    return [
+        space.config(r.config)
+        for r in records
+        if r.implementation == implementation and set(r.config) == set(space.values)
+    ]
 
 
 def _check_params(session: Session, w: Workload, supporting: Sequence[Implementation]) -> None:

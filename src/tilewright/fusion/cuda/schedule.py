@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.device import DeviceSpec
@@ -12,8 +13,10 @@ from tilewright.space import ConfigSpace, param
 
 WIDEST_ACCESS = 16
 """Bytes of the widest memory access of one thread."""
-ARITHMETIC_REGISTERS = 36
+ARITHMETIC_REGISTERS = 40
 """What a row kernel needs besides the values it keeps: addresses, counters, a step's operands."""
+PERSISTENT_THREADS = 256
+"""On an SM, at least: the next rows are on their way, but the arithmetic hides its own latency."""
 EXCHANGE_BYTES = 24
 """Shared memory for what a warp tells the other warps of its row: two buffers of three floats."""
 
@@ -165,6 +168,8 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
     if c.persistent:
         if c.storage != "registers":
             return "a persistent kernel keeps its row in registers"
+        if c.min_blocks * c.block_threads < PERSISTENT_THREADS:
+            return f"fewer than {PERSISTENT_THREADS} threads on an SM"
         if c.stages and any(access_bytes(a, c.vector) < 4 for a in footprint.queued):
             return "rows are copied ahead in pieces of at least 4 bytes"
     return None
@@ -198,21 +203,57 @@ def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSc
 
 
 def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule:
-    """A schedule from device numbers.
+    """A schedule from device numbers; the first of a list that fits.
 
-    The widest vectors; a row by one warp while a thread keeps at most 64 bytes, else by enough
-    threads to keep that (registers then allow 32 or more warps per SM); beyond 1024 threads a
-    thread keeps up to 128 bytes, then clusters share the row, and re-reading is the last resort.
-    Measured as the best single rule over `bias_layer_norm_gpt` on an H200.
+    Where there are many rows, a persistent kernel of few threads with many registers. Else, or
+    where that does not fit, the widest vectors, a row by one warp while a thread keeps at most 64
+    bytes, else by enough threads to keep that (registers then allow 32 or more warps per SM);
+    beyond 1024 threads a thread keeps up to 128 bytes, then clusters share the row, and
+    re-reading is the last resort. Measured as the best single rules over `bias_layer_norm_gpt` on
+    an H200.
     """
     space = row_space(graph, device)
     footprint = Footprint(graph)
-    width, itemsize = footprint.width, footprint.itemsize
-    choices = list(_row_candidates(space, width, itemsize))
+    choices = [
+        *_persistent_candidates(space, footprint, device),
+        *_row_candidates(space, footprint.width, footprint.itemsize),
+    ]
     for config in choices:
         if config in space:
             return config
     return next(iter(space))
+
+
+def _persistent_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec
+) -> Iterator[RowSchedule]:
+    """Parameter vectors on chip, the next rows on their way, 512 threads on an SM.
+
+    A thread keeps about 64 bytes of its row. A cluster shares a row whose parameter vectors would
+    fill more than a quarter of an SM's shared memory.
+    """
+    resident = 512
+    if footprint.rows < 8 * device.sms:
+        return
+    vector = space.values["vector"][0]
+    column_bytes = sum(a.itemsize for a in footprint.parameters)
+    for cluster in space.values["cluster"]:
+        width = footprint.width / cluster
+        if 4 * width * column_bytes > device.shared_bytes_per_sm and cluster < 8:
+            continue
+        least = max(32 if cluster == 1 else 64, width * footprint.itemsize / 64)
+        threads = next((t for t in space.values["row_threads"] if t >= least), None)
+        if threads is None:
+            continue
+        rows = max(r for r in (1, 2, 4, 8) if r == 1 or r * threads <= resident)
+        blocks = max(b for b in (1, 2, 4) if b == 1 or b * rows * threads <= resident)
+        few = width / threads * column_bytes <= 128
+        for parameters in ("registers", "shared") if few else ("shared",):
+            for stages in (2, 1):
+                yield RowSchedule(
+                    vector, threads, rows, 1, "registers", "two_pass", cluster, blocks,
+                    stages=stages, parameters=parameters if footprint.parameters else "reload",
+                )  # fmt: skip
 
 
 def _row_candidates(space: ConfigSpace[RowSchedule], width: int, itemsize: int):
@@ -227,7 +268,11 @@ def _row_candidates(space: ConfigSpace[RowSchedule], width: int, itemsize: int):
                 way = "two_pass" if fits[0] <= 32 else moments
                 for blocks in (rows, 1):
                     yield RowSchedule(vector, fits[0], blocks, 1, "registers", way, cluster, 1)
-    small = [t for t in space.values["row_threads"] if t * vector <= max(width, 4 * vector)]
+    small = [
+        t
+        for t in space.values["row_threads"]
+        if t * vector <= max(width, 4 * vector) and width * itemsize <= 128 * t
+    ]
     for threads in reversed(small):
         for rows in (8, 4, 2, 1):
             yield RowSchedule(vector, threads, rows, 1, "registers", "two_pass", 1, 1)

@@ -1,0 +1,97 @@
+"""Generated CUDA kernels, compiled for every architecture; what they compute is tests/gpu's."""
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
+from tilewright.fusion.cuda import target
+from tilewright.fusion.cuda.schedule import RowSchedule, row_space
+from tilewright.impls.fused import graph_of
+from tilewright.op import Workload
+from tilewright.suite import SUITES
+
+NORM = "bias_layer_norm(x=f16[8192,{h}], bias0=f16[{h}], bias1=f16[{h}], weight=f16[{h}], bias=f16[{h}])"  # noqa: E501
+H200 = DEVICES["h200"]
+
+
+def source(text, config, device=H200):
+    return target.task(graph_of(Workload.parse(text)), config, device).source
+
+
+def fused_texts():
+    texts = dict.fromkeys(text for suite in SUITES.values() for text in suite.texts)
+    return [t for t in texts if not isinstance(graph_of(Workload.parse(t)), str)]
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_the_heuristic_of_every_workload_of_every_suite_compiles_without_spilling(device):
+    spec = DEVICES[device]
+    for text in fused_texts():
+        graph = graph_of(Workload.parse(text))
+        if target.unsupported(graph) is not None:
+            continue
+        config = target.heuristic(graph, spec)
+        built = compiled(target.task(graph, config, spec))
+        assert built.resources.spill_bytes == 0, (text, config)
+
+
+@pytest.mark.parametrize("width", [1000, 16384])
+@pytest.mark.parametrize("device", ["a100", "h200"])
+def test_schedules_of_every_kind_compile(device, width):
+    graph, spec = graph_of(Workload.parse(NORM.format(h=width))), DEVICES[device]
+    space = row_space(graph, spec)
+    kinds = {}
+    for c in space.sample(random.Random(width), 400):
+        kinds.setdefault((c.storage, c.parameters, c.stages > 0, c.cluster > 1, c.moments), c)
+    assert len(kinds) >= 6
+    for config in random.Random(0).sample(list(kinds.values()), 6):
+        assert compiled(target.task(graph, config, spec)).resources.registers > 0
+
+
+def test_a_persistent_kernel_walks_rows_and_waits_for_the_batch_it_reads():
+    config = RowSchedule(8, 128, 4, 1, "registers", "two_pass", 1, 1, stages=2, parameters="shared")
+    text = source(NORM.format(h=4096), config)
+    assert "first_row += row_step" in text
+    assert text.count("await_batch<1>") == 1
+    assert len(re.findall(r"enqueue<8, 16>\(", text)) == 2  # before the loop, and in it
+
+
+def test_groups_of_a_block_wait_for_themselves_only():
+    config = RowSchedule(8, 128, 4, 1, "registers", "two_pass", 1, 1, stages=2, parameters="shared")
+    body = source(NORM.format(h=4096), config).partition('extern "C"')[2]
+    loop = body.partition("first_row += row_step")[2]
+    assert "group_sync(group, 128)" in loop
+    assert "__syncthreads" not in loop
+
+
+def test_one_joining_sweep_takes_two_buffers_in_turn():
+    config = RowSchedule(4, 128, 1, 1, "registers", "two_pass", 1, 4, stages=1)
+    one = source("rms_norm(x=f32[8192,4096], weight=f32[4096])", config)
+    two = source("softmax(x=f32[8192,4096])", config)
+    assert "[group + steps % 2 * 1]" in one
+    assert "steps % 2" not in two
+
+
+def test_vectors_follow_the_alignment_of_rows_and_never_cross_them():
+    graph = graph_of(Workload.parse(NORM.format(h=5140)))  # rows are 8-byte aligned
+    narrow = RowSchedule(4, 256, 1, 1, "registers", "two_pass", 1, 1)
+    assert "load<4, 8, " in source(NORM.format(h=5140), narrow)
+    assert "vector=8" in row_space(graph, H200).why_not(replace(narrow, vector=8))
+
+
+def test_a_space_says_why_a_schedule_is_not_in_it():
+    space = row_space(graph_of(Workload.parse(NORM.format(h=4096))), H200)
+    persistent = RowSchedule(8, 128, 4, 1, "registers", "two_pass", 1, 1, stages=2)
+    assert persistent in space
+    for change, reason in (
+        ({"row_threads": 1024, "rows_per_block": 1}, "idle"),
+        ({"storage": "shared"}, "keeps its row in registers"),
+        ({"rows_per_block": 1, "min_blocks": 1}, "fewer than 256 threads"),
+        ({"row_threads": 32, "rows_per_block": 8, "rows_per_thread": 4}, "bytes of registers"),
+        ({"stages": 3, "rows_per_thread": 2, "rows_per_block": 8}, "shared memory"),
+    ):
+        assert reason in space.why_not(replace(persistent, **change)), change
