@@ -77,6 +77,7 @@ def test_a_spin_that_proves_too_short_is_lengthened_until_host_time_is_hidden(de
 
     x = floats(1, device)
     sampler = timing_cuda.EventSampler({"a": call}, x, device)
+    torch.cuda.synchronize()  # the warm-up would hide the naps
     before_us = sampler._spin_us["a"]
     nap_s = 0.002
     taken, _ = sampler.take([["a"]] * 5)

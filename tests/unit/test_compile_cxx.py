@@ -87,6 +87,7 @@ def test_an_interrupt_kills_the_compiler(fake, tmp_path):
     )
     file = tmp_path / "compiler"
     wait_until(lambda: file.exists() and file.read_text())
+    time.sleep(0.5)  # the compiler runs a little before Popen returns to its caller
     process.send_signal(2)
     process.wait(10)
     assert not alive(int(file.read_text()))

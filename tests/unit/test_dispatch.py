@@ -449,6 +449,24 @@ def test_prepared_calls_are_bounded(store, monkeypatch):
     assert len(prepared.state.prepared["softmax"]) <= 4
 
 
+def test_a_call_that_came_before_leaves_for_pytorch_where_it_must(store, probe):
+    record(store, SOFTMAX)
+    x = torch.randn(8, 16)
+    for _ in range(3):
+        tw.softmax(x)
+    assert len(prepared.state.recent["softmax"].kept) == 1
+    assert probe.runs == 3
+    with torch.autocast("cpu", torch.bfloat16):
+        assert tw.softmax(x).dtype == F.softmax(x, -1).dtype
+    y = torch.func.vmap(tw.softmax)(x.expand(3, 8, 16))
+    assert torch.equal(y[0], F.softmax(x, -1))
+    x.requires_grad_()
+    assert tw.softmax(x).requires_grad
+    assert probe.runs == 3
+    tw.reload_records()
+    assert not prepared.state.recent["softmax"].kept
+
+
 def test_a_negated_view_is_not_taken_for_its_memory(store, probe):
     z = torch.randn(8, 16, dtype=torch.complex64)
     with tw.use("probe"):

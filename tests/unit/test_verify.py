@@ -255,7 +255,7 @@ def test_guarded_memory_keeps_layout_and_alignment():
 @pytest.mark.parametrize("shift", [-1, -GUARD_BYTES, 15, 15 + GUARD_BYTES - 1])
 def test_a_single_byte_written_outside_is_found(shift):
     with guarded(POISONS[0]) as memory:
-        t = allocator.empty_strided((15,), (1,), dtype=torch.uint8, device="cpu")
+        t = allocator.empty_strided((15,), (1,), dtype=torch.uint8, device=CPU)
         t.zero_()
         assert memory.damage() is None
         t.as_strided((1,), (1,), t.storage_offset() + shift).zero_()
@@ -271,7 +271,7 @@ def test_other_threads_allocate_as_before_and_several_may_guard_at_once():
     def work(name, poison):
         with guarded(poison) if poison else threading.Lock():
             inside.wait()
-            t = allocator.empty_strided((4,), (1,), dtype=torch.uint8, device="cpu")
+            t = allocator.empty_strided((4,), (1,), dtype=torch.uint8, device=CPU)
             found[name] = (t.storage_offset(), t.tolist())
             done.wait()
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tilewright.dispatch import selection
 from tilewright.dispatch.pytorch import as_pytorch
+from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.selection import Choice, Forced
 from tilewright.errors import TilewrightError
 from tilewright.impl import IMPLS
@@ -39,6 +40,7 @@ class State:
 
     Attributes:
         prepared: operator -> key of a call -> what runs it.
+        recent: operator -> the same for calls that come again and again.
         built: what was built for a workload; kept beside `prepared`, since many keys share one.
         calls: how often a workload without a record of its own came.
         given_up: workloads whose choice could not be built or launched.
@@ -49,6 +51,7 @@ class State:
         self.enabled = settings().enabled
         self.generation = 0
         self.prepared: dict[str, dict[tuple, Run]] = {}
+        self.recent: dict[str, Recent] = {}
         self.built: dict[tuple[Workload, torch.device, Forced | None], tuple[Run, Choice]] = {}
         self.calls: Counter[tuple] = Counter()
         self.given_up: set[tuple] = set()
@@ -67,6 +70,8 @@ class State:
             self.generation += 1
             for prepared in self.prepared.values():
                 prepared.clear()
+            for recent in self.recent.values():
+                recent.kept.clear()
             self.built.clear()
             self.calls.clear()
             self.given_up.clear()

@@ -26,6 +26,8 @@ FLAGS = (
     "-fwrapv",
 )
 
+_CPU = torch.device("cpu")
+
 
 def unsupported(graph: Graph) -> str | None:
     for i, access in graph.outputs:
@@ -63,7 +65,7 @@ class FusedLoops(Executable):
 
     def __call__(self, *tensors: torch.Tensor, scalars: tuple[float, ...] | None = None) -> Any:
         outs = [
-            allocator.empty_strided(shape, strides, dtype=dtype, device="cpu")
+            allocator.empty_strided(shape, strides, dtype=dtype, device=_CPU)
             for shape, strides, dtype in self.outputs
         ]
         self.function(

@@ -16,7 +16,10 @@ from tilewright.op import Workload
 
 @dataclass(frozen=True)
 class Candidate:
-    """An implementation with one config, by name and values: it crosses process borders."""
+    """An implementation with one config, by name and values: it crosses process borders.
+
+    Values are in the order of their names, so that a config read from a record is equal.
+    """
 
     implementation: str
     config: tuple[tuple[str, Any], ...] = ()
@@ -25,7 +28,7 @@ class Candidate:
     def of(cls, implementation: str, config: Any) -> Candidate:
         """From a Config dataclass or a mapping of its values."""
         values = config if isinstance(config, Mapping) else asdict(config)
-        return cls(implementation, tuple(values.items()))
+        return cls(implementation, tuple(sorted(values.items())))
 
     @property
     def values(self) -> dict[str, Any]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ class Allocation:
 
 
 class GuardedMemory:
-    """Takes the place of `torch.empty_strided` and remembers what it gave out.
+    """Takes the place of the allocator and remembers what it gave out.
 
     Args:
         poison: the byte that fills every payload.
@@ -52,11 +51,11 @@ class GuardedMemory:
 
     def empty_strided(
         self,
-        shape: Sequence[int],
-        strides: Sequence[int],
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
         *,
         dtype: torch.dtype,
-        device: torch.device | str,
+        device: torch.device,
     ) -> Tensor:
         span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         size_bytes = 0 if 0 in shape else span * dtype.itemsize
@@ -69,7 +68,7 @@ class GuardedMemory:
         allocation.payload.fill_(self._poison)
         self._allocations.append(allocation)
         offset = GUARD_BYTES // dtype.itemsize
-        return buffer.view(dtype).as_strided(tuple(shape), tuple(strides), offset)
+        return buffer.view(dtype).as_strided(shape, strides, offset)
 
     def damage(self) -> str | None:
         """Where a guard was written, or None. Waits for the device."""
@@ -102,7 +101,7 @@ def guarded(poison: int) -> Iterator[GuardedMemory]:
     outer = getattr(_current, "memory", None)
     with _lock:
         if _users == 0:
-            _unguarded, allocator.empty_strided = allocator.empty_strided, cast(Any, _empty_strided)
+            _unguarded, allocator.empty_strided = allocator.empty_strided, _empty_strided
         _users += 1
     _current.memory = GuardedMemory(poison)
     try:
@@ -116,7 +115,7 @@ def guarded(poison: int) -> Iterator[GuardedMemory]:
 
 
 def _empty_strided(
-    shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device | str
+    shape: tuple[int, ...], strides: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     memory = getattr(_current, "memory", None)
     allocate = _unguarded if memory is None else memory.empty_strided

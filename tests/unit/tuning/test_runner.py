@@ -158,3 +158,7 @@ def test_replay_answers_what_was_recorded(w):
     assert timings[slow].median_us == 900.0
     assert timings[quick].ci_us == (9.0, 9.0)
     assert timings[broken].status == "unsupported"
+
+
+def test_a_candidate_is_the_same_in_any_order_of_its_values():
+    assert Candidate.of("a", {"x": 1, "b": 2}) == Candidate.of("a", {"b": 2, "x": 1})

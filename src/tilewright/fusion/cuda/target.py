@@ -26,6 +26,7 @@ from tilewright.op import Workload
 from tilewright.space import ConfigSpace
 
 MAX_GRID = 2**31 - 1
+_data_ptr = torch.Tensor.data_ptr
 
 
 def unsupported(graph: Graph) -> str | None:
@@ -85,8 +86,9 @@ class FusedKernel(Executable):
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         device = tensors[0].device
         index = device.index
+        empty = allocator.empty_strided
         outs = [
-            allocator.empty_strided(shape, strides, dtype=dtype, device=device)
+            empty(shape, strides, dtype=dtype, device=device)
             for shape, strides, dtype in self.outputs
         ]
         self.kernel.launch(
@@ -95,8 +97,8 @@ class FusedKernel(Executable):
             self.shared_bytes,
             torch._C._cuda_getCurrentRawStream(index),
             index,
-            *[t.data_ptr() for t in tensors],
-            *[o.data_ptr() for o in outs],
+            *map(_data_ptr, tensors),
+            *map(_data_ptr, outs),
             self.count,
             *(self.scalars if scalars is None else scalars),
             cluster=self.cluster,

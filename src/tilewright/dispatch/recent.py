@@ -1,0 +1,85 @@
+"""Positional calls that came before, found by one check in C++ instead of a key built in Python.
+
+To read shape, strides, dtype and device of five tensors into a key and hash it costs 2.3 us; the
+guards of torch.compile compare the same, and the tensors' types, their dispatch keys (negation,
+inference) and the thread's dispatch state (autocast, transforms) besides, in 0.35 us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from operator import itemgetter, or_
+from typing import Any
+
+from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
+from torch.nn import Parameter
+
+MAX_ALIKE = 4
+"""Calls kept of those that share their first tensor's shape and dtype."""
+MAX_KINDS = 4096
+
+Run = Callable[..., Any]
+PLAIN = (Tensor, Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One call: what runs it, and what another call must have in common with it."""
+
+    run: Run
+    pick: Callable[[tuple[Any, ...]], tuple[Tensor, ...]]
+    check: Callable[..., bool]
+    others: tuple[tuple[int, type, Any], ...]
+
+
+class Recent:
+    """The calls of one operator whose tensors are all 16-byte aligned.
+
+    Changes are made by one thread at a time; `find` may run beside them.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[Any, ...], tuple[Kept, ...]] = {}
+
+    def find(
+        self, args: tuple[Any, ...], differentiable: bool
+    ) -> tuple[Run, tuple[Tensor, ...]] | None:
+        """What ran for such arguments, the first of them a tensor, and the tensors among them.
+
+        `differentiable` is whether gradients are recorded. Those of an entry made while they are
+        not may require one.
+        """
+        first = args[0]
+        for kept in self.kept.get((first.shape, first.dtype, len(args), differentiable), ()):
+            tensors = kept.pick(args)
+            if (
+                kept.check(*tensors)
+                and not reduce(or_, map(Tensor.data_ptr, tensors)) & 15
+                and (not kept.others or _equal(args, kept.others))
+            ):
+                return kept.run, tensors
+        return None
+
+    def keep(self, args: tuple[Any, ...], run: Run, differentiable: bool) -> None:
+        """Let `run` answer calls like this one, if there is room and its tensors are aligned."""
+        first = args[0]
+        kind = (first.shape, first.dtype, len(args), differentiable)
+        alike = self.kept.get(kind, ())
+        places = [i for i, a in enumerate(args) if type(a) in PLAIN]
+        tensors = [args[i] for i in places]
+        if len(alike) >= MAX_ALIKE or any(t.data_ptr() % 16 for t in tensors):
+            return
+        if len(self.kept) >= MAX_KINDS:
+            self.kept.clear()
+        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        one = len(places) == 1  # itemgetter gives a tuple for several places or a slice
+        pick = itemgetter(slice(places[0], places[0] + 1)) if one else itemgetter(*places)
+        others = tuple((i, type(a), a) for i, a in enumerate(args) if i not in places)
+        self.kept[kind] = (*alike, Kept(run, pick, guards.check, others))
+
+
+def _equal(args: tuple[Any, ...], others: tuple[tuple[int, type, Any], ...]) -> bool:
+    return all(type(args[i]) is kind and args[i] == value for i, kind, value in others)
