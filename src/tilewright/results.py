@@ -62,6 +62,8 @@ class Row:
     Attributes:
         floor_us: what the device allows, from ceilings of the same run; 0 where unknown.
         copy_us: `out.copy_(x)` on the main tensor in the same duel.
+        host_us: what one eager call costs the host, on a GPU: "own" and "aten" of the executables,
+            and in a bench "public" of the public operator, its choice included.
         own: the best of our own kernels; None where none supports the workload.
         chosen: the implementation that selection takes; never slower than aten, unless aten is
             wrong.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tilewright.dispatch.call import as_called
 from tilewright.impl import IMPLS
 from tilewright.measure.candidate import COPY, Candidate, Outcome
 from tilewright.measure.runner import InProcess, Isolated
@@ -207,9 +209,11 @@ def test_a_width_has_a_hundred_distinct_verified_executables_within_its_budget(s
 def test_bench_agrees_with_the_tuning_it_follows(store):
     w = Workload.parse(NORM.format(h=2048))
     (tuned,) = tune([w], device="cuda", store=store, baselines=(), budget_s=20).rows
-    (row,) = bench([w], device="cuda", store=store, baselines=(), budget_s=5).rows
+    called = functools.partial(as_called, str(store.url))
+    (row,) = bench([w], device="cuda", store=store, baselines=(), budget_s=5, as_called=called).rows
     assert row.own.config == tuned.own.config
     assert row.own.median_us == pytest.approx(tuned.own.median_us, rel=0.1)
+    assert row.host_us["own"] < row.host_us["public"] <= 12.0
 
 
 def test_both_methods_agree_on_a_large_workload():

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import tilewright as tw
 from tilewright.dispatch import prepared, selection
+from tilewright.dispatch.call import as_called
 from tilewright.environment import environment
 from tilewright.impl import IMPLS, Executable, Implementation
 from tilewright.op import OPS
@@ -96,6 +97,7 @@ def record(store, text, implementation="probe", config=None, us=10.0, **more):
         rows.append(Record(str(w), w.op, "aten", {}, median_us=20.0, **common))
     store.add(rows)
     tw.reload_records()
+    return w
 
 
 def assert_softmaxes(*inputs):
@@ -447,6 +449,14 @@ def test_prepared_calls_are_bounded(store, monkeypatch):
     for n in range(1, 20):
         tw.softmax(torch.randn(n))
     assert len(prepared.state.prepared["softmax"]) <= 4
+
+
+def test_a_call_as_written_takes_the_choice_of_the_store_it_names(store, probe, monkeypatch):
+    w, x = record(store, SOFTMAX), torch.randn(8, 16)
+    monkeypatch.setenv("TILEWRIGHT_STORE", "sqlite:////nowhere/records.db")
+    call = as_called(str(store.url), w, [x])
+    assert torch.equal(call(), F.softmax(x, -1))
+    assert probe.runs == 1
 
 
 def test_a_call_that_came_before_leaves_for_pytorch_where_it_must(store, probe):

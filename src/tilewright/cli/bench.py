@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import click
@@ -36,6 +37,7 @@ def bench(
     targets = options.read_targets(workloads, suites, from_file)
     from tilewright import tune as engine
     from tilewright.cli.progress import shown
+    from tilewright.dispatch.call import as_called
     from tilewright.store import Store
 
     with Store(store_url) as store, shown() as progress:
@@ -49,5 +51,6 @@ def bench(
             method=method or targets.method,
             seed=seed,
             progress=progress,
+            as_called=functools.partial(as_called, store_url),
         )
     return finish(targets.name, report, json_target)

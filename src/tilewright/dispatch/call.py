@@ -32,11 +32,11 @@ from torch.utils._device import DeviceContext
 
 from tilewright.dispatch import torch_ops
 from tilewright.dispatch.autograd import Recomputed
-from tilewright.dispatch.prepared import Run, first_call, state
+from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
-from tilewright.op import OPS, Op
+from tilewright.op import OPS, Op, Workload
 
 
 def public_operator(op: Op) -> Callable[..., Any]:
@@ -186,3 +186,13 @@ class _Operators:
 
 
 operators = _Operators()
+
+
+def as_called(store: str | None, w: Workload, tensors: Sequence[Tensor]) -> Callable[[], Any]:
+    """A call of the public function as a person writes it, with the records of a store.
+
+    For a process that does nothing else: records stay those of `store`.
+    """
+    reload_records(store)
+    public, args = operators[w.op], list(w.call(tensors).values())
+    return lambda: public(*args)

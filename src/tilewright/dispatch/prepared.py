@@ -92,9 +92,13 @@ def disable() -> None:
     state.forget()
 
 
-def reload_records() -> None:
-    """Read the store again, as after tuning in another process."""
-    selection.forget_records()
+def reload_records(store: str | None = None) -> None:
+    """Read the records again, as after tuning in another process.
+
+    Args:
+        store: SQLAlchemy URL, from now on; None for that of the settings.
+    """
+    selection.forget_records(store)
     state.forget()
 
 

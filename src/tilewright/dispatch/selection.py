@@ -260,6 +260,7 @@ class OperatorRecords:
 
 
 _loaded: dict[str, Records] = {}
+_store_url: str | None = None
 _loading = threading.Lock()
 
 
@@ -272,15 +273,17 @@ def records_of(device: torch.device, op: str) -> OperatorRecords:
         return _loaded[key].of(op)
 
 
-def forget_records() -> None:
-    """Read the store again at the next choice."""
+def forget_records(store: str | None = None) -> None:
+    """Read the store at the next choice: this one, or that of the settings."""
+    global _store_url
     with _loading:
+        _store_url = store
         _loaded.clear()
 
 
 def _load(key: str, versions: Mapping[str, Any]) -> Records:
     try:
-        with Store() as store:
+        with Store(_store_url) as store:
             return Records(store.load_device(key, versions))
     except StoreError as error:
         warnings.warn(f"PyTorch's own kernels run: {error}", RuntimeWarning, stacklevel=2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from torch import Tensor
 
 from tilewright.build import Resources
 from tilewright.device import DeviceSpec
@@ -41,6 +43,10 @@ class Candidate:
     def __str__(self) -> str:
         return f"{self.implementation}({','.join(f'{n}={v}' for n, v in self.config)})"
 
+
+AsCalled = Callable[[Workload, Sequence[Tensor]], Callable[[], Any]]
+"""Gives the call of an operator as a person writes it. It crosses process borders, so it is a
+module's function or a partial of one."""
 
 COPY = Candidate("copy")
 """Not an implementation: `out.copy_(x)` on the workload's main tensor, timed beside the others."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from tilewright.build import Resources
-from tilewright.measure.candidate import Candidate, Description, Limits, Outcome
+from tilewright.measure.candidate import AsCalled, Candidate, Description, Limits, Outcome
 from tilewright.measure.timing import Timing
 from tilewright.measure.verify import Verdict
 from tilewright.op import Workload
@@ -75,6 +75,9 @@ class Replay:
         self, w: Workload, candidates: Sequence[Candidate], method: str
     ) -> dict[Candidate, float]:
         return {}
+
+    def public_host_us(self, w: Workload, as_called: AsCalled, method: str) -> float | None:
+        return None
 
     def close(self) -> None:
         pass

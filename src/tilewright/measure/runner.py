@@ -15,7 +15,14 @@ from multiprocessing import Pipe
 from typing import IO, Any, Protocol
 
 from tilewright.errors import InvalidMeasurement, LaunchError, TilewrightError, WorkerDied
-from tilewright.measure.candidate import Candidate, Description, Limits, Outcome, WorkerHung
+from tilewright.measure.candidate import (
+    AsCalled,
+    Candidate,
+    Description,
+    Limits,
+    Outcome,
+    WorkerHung,
+)
 from tilewright.measure.ceilings import Ceilings
 from tilewright.measure.timing import Timing
 from tilewright.measure.worker import BUILDING, OPENED, RUNNING, Workbench
@@ -82,6 +89,9 @@ class Runner(Protocol):
         self, w: Workload, candidates: Sequence[Candidate], method: str
     ) -> dict[Candidate, float]:
         """Host time of one eager call of each, in microseconds."""
+
+    def public_host_us(self, w: Workload, as_called: AsCalled, method: str) -> float | None:
+        """Host time of one call of the public operator; None where it is not told apart."""
 
     def close(self) -> None: ...
 
@@ -229,6 +239,12 @@ class _Device:
     ) -> dict[Candidate, float]:
         *_, found = self._events(
             "host_us", self.run_limit_s, w=w, candidates=tuple(candidates), method=method
+        )
+        return found
+
+    def public_host_us(self, w: Workload, as_called: AsCalled, method: str) -> float | None:
+        *_, found = self._events(
+            "public_host_us", self.run_limit_s, w=w, as_called=as_called, method=method
         )
         return found
 

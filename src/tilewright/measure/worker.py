@@ -16,7 +16,7 @@ from tilewright.device import current_device
 from tilewright.environment import environment
 from tilewright.errors import LaunchError, TilewrightError
 from tilewright.impl import IMPLS, OWN_BACKENDS, Executable
-from tilewright.measure.candidate import COPY, Candidate, Description, Limits, Outcome
+from tilewright.measure.candidate import COPY, AsCalled, Candidate, Description, Limits, Outcome
 from tilewright.measure.ceilings import Ceilings, hard_limit_us, measure_ceilings
 from tilewright.measure.timing import Timing, host_us, inputs_for, time_interleaved
 from tilewright.measure.verify import Verifier
@@ -145,6 +145,23 @@ class Workbench:
             yield RUNNING
             found[candidate] = host_us(call, inputs, self.device)
         yield found
+
+    def public_host_us(
+        self, w: Workload, as_called: AsCalled, method: str
+    ) -> Iterator[str | float | None]:
+        """Host time of one call of the public operator, in microseconds; None on a CPU."""
+        if self.device.type == "cpu":
+            yield None
+            return
+        self._open(w)
+        inputs = self._argument_sets(method)[0]
+        yield OPENED
+        yield BUILDING
+        call = as_called(w, inputs)
+        for _ in range(5):  # the first ones choose and build
+            call()
+        yield RUNNING
+        yield host_us(lambda *_: call(), inputs, self.device)
 
     def _open(self, w: Workload) -> None:
         if w == self._w:

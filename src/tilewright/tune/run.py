@@ -6,12 +6,13 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilewright.compile.pool import CompilePool
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, Implementation, implementations
-from tilewright.measure.candidate import Candidate
+from tilewright.measure.candidate import AsCalled, Candidate
 from tilewright.measure.runner import Isolated, Runner
 from tilewright.measure.verify import Verdict
 from tilewright.op import Workload
@@ -103,11 +104,15 @@ def bench(
     seed: int = 0,
     progress: Progress | None = None,
     runner: Runner | None = None,
+    as_called: AsCalled | None = None,
 ) -> Report:
     """Measure what selection takes, the heuristics' configs and every baseline; no search.
 
     Nothing is recorded: a bench looks at the records' choice, it does not make one. Arguments as
     in `tune`.
+
+    Args:
+        as_called: gives the call of a public operator, whose host cost is then `host_us["public"]`.
     """
     options = Options(
         budget_s=budget_s,
@@ -115,6 +120,7 @@ def bench(
         baselines=baselines,
         seed=seed,
         recording=False,
+        as_called=as_called,
     )
     return _run(bench_one, workloads, options, device, store, jobs, method, progress, runner)
 
@@ -226,7 +232,16 @@ def bench_one(session: Session, w: Workload) -> Row:
         candidates.insert(0, candidate_of(best))
     trial.assess(candidates, budget)
     entries = [trial.entries[c] for c in dict.fromkeys(candidates) if c in trial.entries]
-    return duel(trial, [e for e in entries if e.verified], budget)
+    return _with_public_cost(session, w, duel(trial, [e for e in entries if e.verified], budget))
+
+
+def _with_public_cost(session: Session, w: Workload, row: Row) -> Row:
+    """The row with what a call of the public operator costs the host, its choice included."""
+    as_called = session.options.as_called
+    if as_called is None or any(not flag.startswith("indices=") for flag in w.flags):
+        return row  # what a flag asks for is not what a plain call does
+    us = session.runner.public_host_us(w, as_called, session.method)
+    return row if us is None else replace(row, host_us={**row.host_us, "public": us})
 
 
 def _supporting(trial: Trial) -> list[Implementation]:

@@ -12,7 +12,7 @@ from tilewright.build import Resources
 from tilewright.compile.pool import CompilePool
 from tilewright.errors import InvalidArgument, LaunchError
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
-from tilewright.measure.candidate import Candidate, Limits, Outcome
+from tilewright.measure.candidate import AsCalled, Candidate, Limits, Outcome
 from tilewright.measure.runner import Runner
 from tilewright.measure.timing import Timing
 from tilewright.op import Workload
@@ -39,6 +39,7 @@ class Options:
     seed: int = 0
     force: bool = False
     recording: bool = True
+    as_called: AsCalled | None = None
 
 
 class Clock:

@@ -189,6 +189,22 @@ def test_bench_measures_the_recorded_choice_and_records_nothing(w, runner, store
     assert row.own.heuristic_us > 300
 
 
+def test_bench_reports_what_a_call_of_the_public_operator_costs(w, runner, store, monkeypatch):
+    asked = []
+
+    def public_host_us(w, as_called, method):
+        asked.append((w, as_called))
+        return 9.5
+
+    monkeypatch.setattr(runner, "public_host_us", public_host_us)
+    options = {"runner": runner, "store": store, "baselines": (), "implementations": FAKES}
+    (row,) = bench([w], **options, budget_s=1.0, as_called=print).rows
+    assert row.host_us["public"] == 9.5
+    assert asked == [(w, print)]
+    (row,) = bench([w], **options, budget_s=1.0).rows
+    assert "public" not in row.host_us
+
+
 def test_bench_of_an_untuned_workload_measures_the_heuristic(w, runner, store):
     (row,) = bench(
         [w], runner=runner, store=store, baselines=(), implementations=FAKES, budget_s=2.0
