@@ -3,7 +3,7 @@
 A workload is one problem instance: an operator plus the spec of every argument. Its text form is
 its key, its name in files and records, and what the command line takes:
 
-    layer_norm(x=f16[8192,5140], weight=f16[5140], bias=f16[5140], eps=1e-06)!grads=x
+    layer_norm(x=f16[8192,5140], weight=f16[5140], bias=f16[5140], eps=1e-06)!nondeterministic
 
 An argument is shown only where it differs from its default, and a workload parsed from its text
 equals the one it came from.
@@ -153,15 +153,16 @@ def same_layout(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> boo
 
 
 Value = Any
-"""An argument of a workload: TensorSpec, None, bool, int, float, str or a tuple of ints."""
+"""An argument of a workload: TensorSpec, None, bool, int, float, str, or a tuple of ints or
+strings."""
 
 
 @dataclass(frozen=True)
 class Workload:
     """One problem instance. `args` holds every parameter of the operator, in its order.
 
-    `flags` are the modifiers written after `!` in the text form: `grads=x,weight`, `donate=x`,
-    `relaxed`, `nondeterministic`.
+    `flags` are the modifiers written after `!` in the text form: `donate=x`, `relaxed`,
+    `nondeterministic`.
     """
 
     op: str
@@ -259,7 +260,7 @@ class Workload:
 
 
 def _text_of(value: Value) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return f"[{','.join(map(str, value))}]"
     return str(value)
 
@@ -285,6 +286,12 @@ class Op:
         inplace: PyTorch's in-place form of the reference: it writes to the first tensor and returns
             it. Workloads that donate that tensor (`!donate=x`) mean this form.
         indexed: for operators with an index tensor; None for all others.
+        wide: tensor arguments in the arithmetic type, fp32 beside halves: statistics of rows.
+        outputs_like: (arguments by name) -> for each output the name of the argument whose dtype
+            it has, or None for the arithmetic type; by default all have the first tensor's.
+        gradient_of: the operator whose gradients this one computes; its reference differentiates
+            that one's with torch.func.vjp, or calls the backward that PyTorch's autograd calls.
+            PyTorch's result is then the reference less every step that the gradients do not need.
     """
 
     name: str
@@ -302,6 +309,9 @@ class Op:
     casts_first: bool = False
     inplace: Callable[..., Any] | None = None
     indexed: Indexed | None = None
+    wide: tuple[str, ...] = ()
+    outputs_like: Callable[[Mapping[str, Any]], Sequence[str | None]] | None = None
+    gradient_of: str | None = None
 
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -325,7 +335,7 @@ class Op:
             kind = str(parameter.annotation)
             if not _admits(kind, value):
                 expected = inspect.formatannotation(parameter.annotation)
-                raise InvalidArgument(f"{self.name}: {name}={value} should be {expected}")
+                raise InvalidArgument(f"{self.name}: {name}={_text_of(value)} should be {expected}")
             args[name] = tuple(value) if isinstance(value, list) else value
         return self.check(args)
 
@@ -363,16 +373,30 @@ class Op:
 
         with FakeTensorMode() as mode, mode:
             fakes = [
-                torch.empty_strided(
-                    s.shape, s.real_strides, dtype=_result_dtype(w, s), device="cpu"
-                )
-                for s in w.tensors.values()
+                torch.empty_strided(s.shape, s.real_strides, dtype=dtype, device="cpu")
+                for s, dtype in zip(w.tensors.values(), _dtypes_for_layout(w), strict=True)
             ]
             out = self.reference(**w.call(fakes))
         outs = out if isinstance(out, (tuple, list)) else (out,)
+        dtypes: Sequence[torch.dtype] = [o.dtype for o in outs]
+        if self.outputs_like is not None:
+            dtypes = self.output_dtypes(dict(w.args))
         return tuple(
-            TensorSpec(DTYPE_NAMES[o.dtype], tuple(o.shape), tuple(o.stride())) for o in outs
+            TensorSpec(DTYPE_NAMES[dtype], tuple(o.shape), tuple(o.stride()))
+            for o, dtype in zip(outs, dtypes, strict=True)
         )
+
+    def output_dtypes(self, args: Mapping[str, Any]) -> list[torch.dtype]:
+        """The dtype of each output, from `outputs_like`; `args` holds tensors or their specs."""
+        assert self.outputs_like is not None
+        main = next(v for v in args.values() if hasattr(v, "dtype"))
+        main_dtype = DTYPES.get(main.dtype, main.dtype)
+        half = main_dtype in (torch.float16, torch.bfloat16)
+        found = []
+        for name in self.outputs_like(args):
+            dtype: Any = args[name].dtype if name else torch.float32 if half else main_dtype
+            found.append(DTYPES[dtype] if isinstance(dtype, str) else dtype)
+        return found
 
     def truth(self, w: Workload, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The reference in fp64, on the tensors' own device; of an operator with an index tensor,
@@ -406,13 +430,21 @@ def _admits(kind: str, value: Value) -> bool:
     if isinstance(value, (int, float)):
         return "float" in kind or ("int" in kind and isinstance(value, int))
     if isinstance(value, (tuple, list)):
-        return "tuple" in kind or "list" in kind
+        return ("tuple" in kind or "list" in kind) and ("str" in kind) == (
+            len(value) > 0 and isinstance(value[0], str)
+        )
     return isinstance(value, str) and "str" in kind
 
 
-def _result_dtype(w: Workload, s: TensorSpec) -> torch.dtype:
+def _dtypes_for_layout(w: Workload) -> list[torch.dtype]:
     """Parameters wider than a half input do not widen the result."""
-    return w.main.torch_dtype if s.torch_dtype.is_floating_point else s.torch_dtype
+    arithmetic, main = DTYPES[w.arithmetic], w.main.torch_dtype
+    return [
+        (arithmetic if name in w.operator.wide else main)
+        if s.torch_dtype.is_floating_point
+        else s.torch_dtype
+        for name, s in w.tensors.items()
+    ]
 
 
 def compulsory_bytes(w: Workload) -> tuple[int, int]:
@@ -460,6 +492,22 @@ _library.define("rounded(Tensor t) -> Tensor")
 _library.impl("rounded", lambda t: t.clone(), "CompositeExplicitAutograd")
 
 
+class _Rounded(torch.autograd.Function):
+    """A value that was rounded gets a rounded gradient, as PyTorch's casts have it."""
+
+    @staticmethod
+    def forward(t: torch.Tensor) -> torch.Tensor:
+        return torch.ops.tilewright.rounded(t)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return _Rounded.apply(gradient)
+
+
 def rounded(t: torch.Tensor) -> torch.Tensor:
     """Mark a rounding that the program wrote: to the dtype of the operator's first tensor.
 
@@ -470,7 +518,7 @@ def rounded(t: torch.Tensor) -> torch.Tensor:
     if torch.compiler.is_dynamo_compiling():
         return t
     if _tracing_roundings.get():
-        return torch.ops.tilewright.rounded(t)
+        return _Rounded.apply(t)
     dtype = _rounding_dtype.get()
     return t if dtype is None else t.to(dtype).to(t.dtype)
 

@@ -2,6 +2,7 @@
 
 workload := name "(" [argument ("," argument)*] ")" flag*
 argument := name "=" (tensor | number | "None" | "True" | "False" | list | word)
+list     := "[" (number | word) ["," ...] "]"
 tensor   := dtype "[" sizes "]" ("@channels_last" | "@strides(" sizes ")" | "@align" n)*
 flag     := "!" name ["=" names]
 """
@@ -17,8 +18,9 @@ from tilewright.errors import InvalidArgument
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*", re.DOTALL)
 _TENSOR = re.compile(r"([a-z]+\d*)\[([\d,\s]*)\]((?:@\w+(?:\([\d,\s-]*\))?)*)")
 _LAYOUT = re.compile(r"@(\w+?)(?:\(([\d,\s-]*)\)|(\d+))?(?=@|$)")
+_WORD = re.compile(r"[A-Za-z_]\w*")
 FLAGS = ("nondeterministic", "relaxed")
-LIST_FLAGS = ("donate", "grads")
+LIST_FLAGS = ("donate",)
 VALUE_FLAGS = {
     "indices": ("uniform", "unique", "zipf", "sorted", "constant", "few_bins"),
 }
@@ -106,13 +108,14 @@ def parse_value(where: str, text: str, tensor_spec: Callable[..., Any]) -> Any:
     if text in ("None", "True", "False"):
         return {"None": None, "True": True, "False": False}[text]
     if text.startswith("[") and text.endswith("]"):
-        return _ints(where, text[1:-1])
+        words = tuple(part.strip() for part in text[1:-1].split(","))
+        return words if all(map(_WORD.fullmatch, words)) else _ints(where, text[1:-1])
     for number in (int, float):
         try:
             return number(text)
         except ValueError:
             continue
-    if re.fullmatch(r"[A-Za-z_]\w*", text):
+    if _WORD.fullmatch(text):
         return text
     raise InvalidArgument(
         f"{where}={text!r} is neither a tensor such as f16[8192,768], a number nor a list"

@@ -187,6 +187,70 @@ CASES = {
         "lerp(x={d}[2,3,4,5]@channels_last, end={d}[2,3,4,5]@channels_last, weight={d}[3,1,1])",
     ],
     "conv2d_weight_grad": convolutions(),
+    "layer_norm_backward": [
+        f"layer_norm_backward({args})"
+        for args in (
+            *(
+                f"grad_output={{d}}[6,{n}], x={{d}}[6,{n}], mean={{w}}[6,1], rstd={{w}}[6,1]{rest}"
+                for n, rest in (
+                    (40, ", weight={d}[40]"),
+                    (37, ", weight={d}[37], grads=[x]"),
+                    (40, ", weight={d}[40], grads=[weight]"),
+                    (40, ", weight={d}[40], grads=[weight,bias]"),
+                    (40, ", weight={d}[40], grads=[bias]"),
+                    (40, ""),
+                    (1, ", weight={d}[1]"),
+                    (5000, ", weight={d}[5000]"),
+                )
+            ),
+            "grad_output={d}[2,3,5,8], x={d}[2,3,5,8], mean={w}[2,3,1,1], rstd={w}[2,3,1,1],"
+            " normalized_shape=[5,8], weight={d}[5,8]",
+            "grad_output={d}[6,40]@strides(41,1), x={d}[6,40]@strides(1,6), mean={w}[6,1],"
+            " rstd={w}[6,1], weight={d}[40]",
+            "grad_output={d}[0,40], x={d}[0,40], mean={w}[0,1], rstd={w}[0,1], weight={d}[40]",
+            "grad_output={d}[40], x={d}[40], mean={w}[1], rstd={w}[1], weight={d}[40]",
+        )
+    ],
+    "rms_norm_backward": [
+        f"rms_norm_backward(grad_output={{d}}[6,{n}], x={{d}}[6,{n}], rstd={{w}}[6,1]{rest})"
+        for n, rest in (
+            (40, ", weight={d}[40]"),
+            (37, ", weight={d}[37], grads=[x]"),
+            (40, ", weight={d}[40], grads=[weight]"),
+            (40, ""),
+            (1, ", weight={d}[1]"),
+        )
+    ],
+    "bias_layer_norm_backward": [
+        f"bias_layer_norm_backward(grad_output={{d}}[6,{n}], x={{d}}[6,{n}], bias0={{d}}[{n}],"
+        f" bias1={{d}}[{n}], mean={{w}}[6,1], rstd={{w}}[6,1], weight={{d}}[{n}]{rest})"
+        for n, rest in (
+            (40, ""),
+            (37, ", grads=[x]"),
+            (40, ", grads=[bias0,bias]"),
+            (40, ", grads=[x,bias1,weight]"),
+        )
+    ],
+    "softmax_backward": [
+        "softmax_backward(grad_output={d}[6,40], output={d}[6,40])",
+        "softmax_backward(grad_output={d}[6,40], output={d}[6,40], dim=0)",
+        "softmax_backward(grad_output={d}[2,3,4,5], output={d}[2,3,4,5], dim=1)",
+        "softmax_backward(grad_output={d}[6,40]@strides(1,6), output={d}[6,40])",
+        "softmax_backward(grad_output={d}[6,1], output={d}[6,1])",
+    ],
+    "lerp_backward": [
+        "lerp_backward(grad_output={d}[6,40], x={d}[6,40], end={d}[6,40], weight=0.3)",
+        "lerp_backward(grad_output={d}[6,40], x={d}[6,40], end={d}[6,40], weight={d}[6,40])",
+        "lerp_backward(grad_output={d}[6,40], x={d}[40], end={d}[6,40], weight=0.3)",
+        "lerp_backward(grad_output={d}[6,40], x={d}[6,40], end={d}[6,1], weight=0.3)",
+        "lerp_backward(grad_output={d}[2,2,3,4], x={d}[2,3,4], end={d}[2,2,3,4], weight=0.3)",
+        "lerp_backward(grad_output={d}[4,3,5,7], x={d}[4,1,1,1], end={d}[4,3,5,7],"
+        " weight={d}[3,1,7])",
+        "lerp_backward(grad_output={d}[4,3,5,7], x={d}[4,1,1,1], end={d}[4,3,5,7],"
+        " weight={d}[3,1,7], grads=[weight])",
+        "lerp_backward(grad_output={d}[6,40], x={d}[], end={d}[6,40], weight={d}[])",
+        "lerp_backward(grad_output={d}[], x={d}[], end={d}[], weight=0.25)",
+    ],
 }
 MIXED = [
     text
@@ -208,7 +272,7 @@ def workloads(implementation):
             dtypes = DTYPES if every else (DTYPES[i % len(DTYPES)],)
             if implementation in SLOW_TO_BUILD:
                 dtypes = DTYPES[:1] if i == 0 else ()
-            texts += [case.format(d=d) for d in dtypes]
+            texts += [case.format(d=d, w="f64" if d == "f64" else "f32") for d in dtypes]
     if implementation not in SLOW_TO_BUILD:
         texts += [case.format(d=d) for case in MIXED for d in ("f16", "bf16")]
     return texts
@@ -241,6 +305,12 @@ def through(implementation, w, tensors):
     return found, call_reference(w.operator, args)
 
 
+def assert_are_pytorchs(found, expected, truths):
+    pairs = (v if isinstance(v, (tuple, list)) else (v,) for v in (found, expected))
+    for own, right, truth in zip(*pairs, truths, strict=True):
+        assert_is_pytorchs(own, right, truth)
+
+
 def assert_is_pytorchs(found, expected, truth):
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     if found.numel() == 0:
@@ -271,10 +341,10 @@ def test_the_result_is_pytorchs(implementation, text, device):
     skip_unless_supported(implementation, w, device)
     tensors = w.operator.examples(w, "random", 0, device)
     found, expected = through(implementation, w, tensors)
-    truth = w.operator.truth(w, tensors)[0]
+    truths = w.operator.truth(w, tensors)
     if w.operator.indexed and w.operator.indexed.exact(w):
-        expected.copy_(truth)  # PyTorch's kernels race for the last write on a GPU
-    assert_is_pytorchs(found, expected, truth)
+        expected.copy_(truths[0])  # PyTorch's kernels race for the last write on a GPU
+    assert_are_pytorchs(found, expected, truths)
 
 
 @on_each_device
@@ -367,7 +437,7 @@ def test_lerp_broadcasts_as_pytorch_does(implementation, device):
 @pytest.mark.parametrize("implementation", own_and_vendor())
 def test_an_implementation_that_supports_the_simplest_case_supports_most(implementation, device):
     """So that no test above passes by being skipped."""
-    simplest = [Workload.parse(cases[0].format(d="f32")) for cases in CASES.values()]
+    simplest = [Workload.parse(cases[0].format(d="f32", w="f32")) for cases in CASES.values()]
     if IMPLS[implementation].op or all(refusal(implementation, w, device) for w in simplest):
         pytest.skip("it is for one operator, or for another machine")
     served = {w.op for w in simplest if not refusal(implementation, w, device)}

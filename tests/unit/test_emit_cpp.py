@@ -97,7 +97,7 @@ def pointwise_graph(steps, dtype, size, out_dtypes=None):
         nodes.append(Node(op, args, out, one))
         outputs.append((len(nodes) - 1, Access((1,), out, 16)))
     accesses = (Access((1,), dtype, 16),) * 2
-    return Graph(tuple(nodes), (size,), (), accesses, tuple(outputs)).check()
+    return Graph(tuple(nodes), (size,), accesses, tuple(outputs)).check()
 
 
 UNARY = {
@@ -158,7 +158,7 @@ def test_every_comparison_and_logical_step_gives_what_torch_gives(dtype):
 def cast_graph(source, target, size):
     nodes = (Node("load", (), source, (size,), 0), Node("cast", (0,), target, (size,)))
     outputs = ((1, Access((1,), target, 16)),)
-    return Graph(nodes, (size,), (), (Access((1,), source, 16),), outputs).check()
+    return Graph(nodes, (size,), (Access((1,), source, 16),), outputs).check()
 
 
 @pytest.mark.parametrize("flags", [(), ("-march=x86-64",)], ids=["native", "baseline"])
@@ -208,13 +208,11 @@ def test_the_exponential_is_within_one_ulp(dtype):
 
 def reduction_graph(op, dtype, rows, width, columns=False):
     """`op` over the last axis of (rows, width), or over the first of (width, rows)."""
-    shape, reduced, kept = (
-        ((width, rows), 0, (1, rows)) if columns else ((rows, width), 1, (rows, 1))
-    )
+    shape, kept = ((width, rows), (1, rows)) if columns else ((rows, width), (rows, 1))
     nodes = (Node("load", (), dtype, shape, 0), Node(op, (0,), dtype, kept))
     step = (0, 1) if columns else (1, 0)
     access = Access((shape[1], 1), dtype, 16)
-    return Graph(nodes, shape, (reduced,), (access,), ((1, Access(step, dtype, 16)),)).check()
+    return Graph(nodes, shape, (access,), ((1, Access(step, dtype, 16)),)).check()
 
 
 REDUCED = {

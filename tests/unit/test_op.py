@@ -224,7 +224,7 @@ def test_pytorchs_own_keyword_names_are_understood():
         ("softmax", (), "softmax: missing a required argument: 'x'"),
         ("softmax", (torch.ones(2), 0, 1), "softmax: too many positional arguments"),
         ("softmax", (torch.ones(2), 1), "dim=1 is out of range for x of rank 1: use -1 to 0"),
-        ("softmax", ([1.0, 2.0],), "softmax: x=(1.0, 2.0) should be"),
+        ("softmax", ([1.0, 2.0],), "softmax: x=[1.0,2.0] should be"),
         ("softmax", (torch.ones(2, dtype=torch.int32),), "softmax: x is i32, expected one of"),
         ("layer_norm", (torch.ones(4, 8), (4,)), "normalized_shape=[4] does not end x's shape"),
         ("layer_norm", (torch.tensor(1.0),), "x is a scalar; it needs at least one dim"),

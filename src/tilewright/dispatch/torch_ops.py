@@ -56,6 +56,8 @@ def schemas(op: Op) -> list[str] | None:
     returns = hints.get("return", Tensor)
     results = typing.get_args(returns) if typing.get_origin(returns) is tuple else None
     result = "Tensor" if results is None else f"({', '.join('Tensor' for _ in results)})"
+    if results is not None and Ellipsis in results:
+        result = "Tensor[]"
     return [
         f"{op.name}{f'.overload{i}' if i else ''}({', '.join(chosen)}) -> {result}"
         for i, chosen in enumerate(itertools.product(*parameters))
@@ -67,7 +69,10 @@ def _spellings(hint: Any) -> list[str] | None:
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     members = list(typing.get_args(hint)) if union else [hint]
     spelled = [
-        "int[]" if typing.get_origin(m) in (tuple, list) else _SCHEMA_TYPES.get(m) for m in members
+        f"{_SCHEMA_TYPES.get(typing.get_args(m)[0])}[]"
+        if typing.get_origin(m) in (tuple, list)
+        else _SCHEMA_TYPES.get(m)
+        for m in members
     ]
     if None in spelled:
         return None

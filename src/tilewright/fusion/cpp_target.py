@@ -30,6 +30,8 @@ _CPU = torch.device("cpu")
 
 
 def unsupported(graph: Graph) -> str | None:
+    if len(graph.reduction_sets) > 1:
+        return f"reductions over {len(graph.reduction_sets)} different sets of dims in one kernel"
     for i, access in graph.outputs:
         shape = graph.nodes[i].shape
         if any(stride and n == 1 for stride, n in zip(access.strides, shape, strict=True)):

@@ -8,12 +8,15 @@ or expand size-1 dims therefore vanish, and both targets emit from the same few 
     scalar   attr = index of the run-time scalar (a kernel argument)
     const    attr = its value
     cast     to the node's dtype, rounding to nearest even
+    broadcast  the operand, repeated along further axes, as an output has it
     POINTWISE operators, on operands of one dtype (`where` and comparisons: bool beside it)
-    REDUCTIONS over `Graph.reduced`, in the arithmetic type
+    REDUCTIONS over the axes along which the operand varies and the result does not, in the
+                 arithmetic type; reductions of one graph may run over different axes
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,11 +53,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Steps in order, the memory they read and write, and the axes they reduce.
+    """Steps in order, and the memory they read and write.
 
     Attributes:
         space: sizes of the iteration axes.
-        reduced: axes that every reduction runs over; () where there is none.
         inputs: per input, element strides over the axes (0: does not vary) and dtype.
         outputs: per output, (node, strides over the axes, dtype).
         aligns: base alignment in bytes of each input.
@@ -62,20 +64,45 @@ class Graph:
 
     nodes: tuple[Node, ...]
     space: tuple[int, ...]
-    reduced: tuple[int, ...]
     inputs: tuple[Access, ...]
     outputs: tuple[tuple[int, Access], ...]
     scalars: tuple[str, ...] = ()
     """dtypes of the run-time scalars."""
 
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """The axes that are not reduced: rows."""
-        return tuple(a for a in range(len(self.space)) if a not in self.reduced)
-
-    @property
+    @functools.cached_property
     def reductions(self) -> list[int]:
         return [i for i, n in enumerate(self.nodes) if n.op in REDUCTIONS]
+
+    def axes(self, i: int) -> tuple[int, ...]:
+        """The axes that reduction `i` runs over, outermost first."""
+        operand = self.nodes[self.nodes[i].args[0]].shape
+        sizes = zip(operand, self.nodes[i].shape, strict=True)
+        return tuple(a for a, (before, after) in enumerate(sizes) if before != after)
+
+    def count(self, i: int) -> int:
+        """How many elements reduction `i` makes one of."""
+        return math.prod(self.space[a] for a in self.axes(i))
+
+    @functools.cached_property
+    def reduction_sets(self) -> tuple[tuple[int, ...], ...]:
+        """The different sets of axes that reductions run over, in the order of the steps.
+
+        layer norm: one, the row. Its backward: the row, and all axes but the row. An inner set
+        ends with the innermost axis, an outer set does not; sets may overlap: lerp's backward
+        with x [16,1,1,1], end [16,3,244,244] and weight [3,1,244] reduces {1,2,3} for x and
+        {0,2} for weight.
+        """
+        return tuple(dict.fromkeys(self.axes(i) for i in self.reductions))
+
+    @functools.cached_property
+    def reduced(self) -> tuple[int, ...]:
+        """The axes that any reduction runs over: the one set of a graph that has one set."""
+        return tuple(sorted({a for axes in self.reduction_sets for a in axes}))
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The axes that no reduction runs over: rows."""
+        return tuple(a for a in range(len(self.space)) if a not in self.reduced)
 
     @property
     def reduced_size(self) -> int:
@@ -92,7 +119,8 @@ class Graph:
             sizes = zip(n.shape, self.space, strict=True)
             assert all(s in (1, full) for s, full in sizes), f"%{i} {n} outside {self.space}"
             if n.op in REDUCTIONS:
-                assert all(n.shape[a] == 1 for a in self.reduced), f"%{i} {n} is not reduced"
+                pairs = zip(self.nodes[n.args[0]].shape, n.shape, strict=True)
+                assert all(after in (1, before) for before, after in pairs), f"%{i} {n} grows"
         return self
 
     def rewritten(self, rule: Callable[[Rewriter, int, Node], int | None]) -> Graph:
@@ -106,7 +134,7 @@ class Graph:
         return replace(self, nodes=tuple(rewriter.nodes), outputs=outputs)
 
     def __str__(self) -> str:
-        lines = [f"space {list(self.space)} reduced {list(self.reduced)}"]
+        lines = [f"space {list(self.space)} reduced {[list(axes) for axes in self.reduction_sets]}"]
         lines += [f"  %{i} = {n}" for i, n in enumerate(self.nodes)]
         lines += [f"  store %{i} {access}" for i, access in self.outputs]
         return "\n".join(lines)

@@ -32,7 +32,12 @@ _RENAMED = {
 }
 _VIEWS = ("broadcast_in_dim", "expand", "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
 _IDENTITIES = ("clone", "alias", "detach", "view_of", "contiguous", "lift_fresh_copy")
+_FILLED = ("full", "full_like", "scalar_tensor", "zeros", "zeros_like", "ones", "ones_like")
+_EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty")
 _CASTS = ("convert_element_type", "_to_copy", "to")
+
+
+Axes = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Value:
     """
 
     node: int
-    axes: tuple[int | None, ...]
+    axes: Axes
 
 
 def lower(w: Workload) -> Graph:
@@ -61,8 +66,8 @@ class _Lowering:
         self.w = w
         self.arithmetic = w.arithmetic
         self.nodes: list[tuple[str, tuple[int, ...], str, dict[int, int], Any]] = []
+        self.sizes: dict[int, int] = {}
         self.values: dict[fx.Node, Any] = {}
-        self.reduced: tuple[int, ...] = ()
 
     def graph(self) -> Graph:
         trace = trace_reference(self.w, runtime_scalars=True)
@@ -87,6 +92,7 @@ class _Lowering:
         self, op: str, args: tuple[int, ...], dtype: str, sizes: dict[int, int], attr: Any = None
     ) -> int:
         self.nodes.append((op, args, dtype, sizes, attr))
+        self.sizes.update(sizes)
         return len(self.nodes) - 1
 
     def load(self, i: int, spec: TensorSpec) -> Value:
@@ -98,7 +104,7 @@ class _Lowering:
         _, _, dtype, sizes, _ = self.nodes[i]
         return self.add("cast", (i,), self.arithmetic, sizes) if dtype in HALVES else i
 
-    def step(self, node: Any) -> Value:
+    def step(self, node: Any) -> Value | None:
         name = _name(node).rstrip("_")
         name = _RENAMED.get(name, name)
         if name in _IDENTITIES:
@@ -109,11 +115,12 @@ class _Lowering:
             return self.rounded(self.value(node.args[0]), self.w.main.dtype)
         if name in _CASTS:
             return self.cast(node)
-        if name in ("full", "scalar_tensor"):
-            value = node.args[1] if name == "full" else node.args[0]
-            if name == "full" and math.prod(node.args[0]) != 1:
-                raise Unsupported(f"a filled tensor of shape {node.args[0]}")
-            return Value(self.constant(value, node), ())
+        if name in _FILLED:
+            return self.filled(node, name)
+        if name in _EMPTY:
+            return None  # what follows asks it for its shape only
+        if name in ("permute", "transpose", "t"):
+            return self.permuted(node, name)
         if name in ("sum", "amax", "amin", "prod", "mean", "var"):
             return self.reduction(node, name)
         if name == "relu":
@@ -129,15 +136,35 @@ class _Lowering:
 
     def value(self, arg: Any) -> Value:
         if isinstance(arg, fx.Node):
+            if self.values[arg] is None:
+                raise Unsupported(f"{arg.target} of the reference: its values are undefined")
             return self.values[arg]
         if isinstance(arg, (bool, int, float)):
             dtype = "bool" if isinstance(arg, bool) else self.arithmetic
             return Value(self.add("const", (), dtype, {}, arg), ())
         raise Unsupported(f"argument {arg!r} of the reference")
 
-    def constant(self, value: Any, node: fx.Node) -> int:
-        dtype = DTYPE_NAMES[node.meta["val"].dtype]
-        return self.add("const", (), dtype, {}, value)
+    def filled(self, node: Any, name: str) -> Value:
+        """A tensor that holds one number."""
+        out = node.meta["val"]
+        fixed = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
+        value = fixed[name] if name in fixed else node.args[0 if name == "scalar_tensor" else 1]
+        axes = (None,) * out.dim()
+        if isinstance(value, fx.Node):
+            return Value(self.value(value).node, axes)
+        if out.dtype == torch.bool:
+            return Value(self.add("const", (), "bool", {}, bool(value)), axes)
+        return Value(self.add("const", (), DTYPE_NAMES[out.dtype], {}, value), axes)
+
+    def permuted(self, node: Any, name: str) -> Value:
+        value = self.value(node.args[0])
+        order = list(range(len(value.axes)))
+        if name == "permute":
+            order = [d % len(order) for d in node.args[1]]
+        elif len(order) > 1:
+            a, b = node.args[1:3] if name == "transpose" else (0, 1)
+            order[a], order[b] = order[b], order[a]
+        return Value(value.node, tuple(value.axes[d] for d in order))
 
     def rounded(self, value: Value, dtype: str) -> Value:
         _, _, _, sizes, _ = self.nodes[value.node]
@@ -198,69 +225,70 @@ class _Lowering:
 
     def reduction(self, node: Any, name: str) -> Value:
         value = self.value(node.args[0])
-        rank = len(value.axes)
-        dims = node.args[1] if len(node.args) > 1 and node.args[1] is not None else range(rank)
-        dims = [dims] if isinstance(dims, int) else list(dims) or list(range(rank))
-        keepdim = bool(node.args[2]) if len(node.args) > 2 and name not in ("var",) else False
-        keepdim = bool(node.kwargs.get("keepdim", keepdim))
-        over = {value.axes[d] for d in dims if rank} - {None}
+        shape = node.args[0].meta["val"].shape
+        dims, keepdim, correction = _reduction_arguments(node, name, len(shape))
+        over = {value.axes[d] for d in dims} - {None}
+        # A dim that the value was expanded along holds the same elements many times.
+        repeats = math.prod(shape[d] for d in dims if value.axes[d] is None)
+        left = [None if d in dims else a for d, a in enumerate(value.axes)]
+        axes = tuple(a for d, a in enumerate(left) if keepdim or d not in dims)
         _, _, dtype, sizes, _ = self.nodes[value.node]
-        count = math.prod(sizes[a] for a in over if a is not None)
-        axes = tuple(
-            None if d % rank in {x % rank for x in dims} else a for d, a in enumerate(value.axes)
-        )
-        if not keepdim:
-            axes = tuple(a for d, a in enumerate(axes) if d not in {x % rank for x in dims})
-        correction = node.args[2] if len(node.args) > 2 else node.kwargs.get("correction", 1)
-        if not over:
-            if name != "var":
-                return Value(value.node, axes)
-            # One element deviates from its own mean by x - x: 0, or NaN where x is not finite.
-            apart = self.add("sub", (value.node, value.node), dtype, sizes)
-            return Value(self.divided(apart, 1.0 - float(correction), dtype, sizes), axes)
-        ordered = tuple(sorted(a for a in over if a is not None))
-        if self.reduced not in ((), ordered):
-            raise Unsupported("reductions over different dims in one graph")
-        self.reduced = ordered
-        left = {a: n for a, n in sizes.items() if a not in over}
+        count = repeats * math.prod(sizes[a] for a in over if a is not None)
+        rest = {a: n for a, n in sizes.items() if a not in over}
         if name == "var":
-            m2 = self.add("m2", (value.node,), dtype, left)
-            return Value(self.divided(m2, count - float(correction), dtype, left), axes)
-        return Value(self.add(name, (value.node,), dtype, left), axes)
+            # One element deviates from its own mean by x - x: 0, or NaN where x is not finite.
+            inside = (value.node,) if over else (value.node, value.node)
+            m2 = self.add("m2" if over else "sub", inside, dtype, rest)
+            scaled = self.scaled("mul", m2, repeats, dtype, rest)
+            degrees = max(count - correction, 0.0)
+            return Value(self.scaled("div", scaled, degrees, dtype, rest), axes)
+        result = self.add(name, (value.node,), dtype, rest) if over else value.node
+        if name in ("sum", "prod"):
+            result = self.scaled("mul" if name == "sum" else "pow", result, repeats, dtype, rest)
+        return Value(result, axes)
 
-    def divided(self, i: int, by: float, dtype: str, sizes: dict[int, int]) -> int:
-        degrees = self.add("const", (), dtype, {}, max(by, 0.0))
-        return self.add("div", (i, degrees), dtype, sizes)
+    def scaled(self, op: str, i: int, by: float, dtype: str, sizes: dict[int, int]) -> int:
+        if by == 1 and op != "div":
+            return i
+        return self.add(op, (i, self.add("const", (), dtype, {}, float(by))), dtype, sizes)
 
     def finish(self, inputs: list[TensorSpec], outputs: list[Value], scalars: int) -> Graph:
-        full: dict[int, int] = {}
-        for _, _, _, sizes, _ in self.nodes:
-            full.update(sizes)
-        rank = max((-a for a in full), default=0)
-        space = tuple(full.get(a, 1) for a in range(-rank, 0))
-        stores = []
-        for value, spec in zip(outputs, self.w.outputs, strict=True):
-            _, _, dtype, sizes, _ = self.nodes[value.node]
-            out = (
-                value.node
-                if dtype == spec.dtype
-                else self.add("cast", (value.node,), spec.dtype, sizes)
-            )
-            axes = value.axes if len(value.axes) == spec.rank else ()
-            stores.append((out, self.access(spec, axes, rank)))
+        given = zip(outputs, self.w.outputs, strict=True)
+        stores = [self.stored(value, spec) for value, spec in given]
+        rank = max((-a for a in self.sizes), default=0)
+        space = tuple(self.sizes.get(a, 1) for a in range(-rank, 0))
         nodes = tuple(
             Node(op, args, dtype, tuple(sizes.get(a, 1) for a in range(-rank, 0)), attr)
             for op, args, dtype, sizes, attr in self.nodes
         )
-        reduced = tuple(a + rank for a in self.reduced)
         accesses = tuple(
             self.access(
                 s, tuple(d - s.rank if n != 1 else None for d, n in enumerate(s.shape)), rank
             )
             for s in inputs
         )
-        graph = Graph(nodes, space, reduced, accesses, tuple(stores), (self.arithmetic,) * scalars)
-        return graph.check()
+        written = tuple((out, self.access(spec, axes, rank)) for out, spec, axes in stores)
+        return Graph(nodes, space, accesses, written, (self.arithmetic,) * scalars).check()
+
+    def stored(self, value: Value, spec: TensorSpec) -> tuple[int, TensorSpec, Axes]:
+        """The output's last steps: to its dtype, and along dims on which it does not vary."""
+        if value is None:
+            raise Unsupported("an output of the reference is undefined memory")
+        out = value.node
+        _, _, dtype, sizes, _ = self.nodes[out]
+        axes = list(value.axes or (None,) * spec.rank)
+        for d, n in enumerate(spec.shape):
+            if axes[d] is None and n != 1:
+                own = d - spec.rank
+                free = (own, *range(-1, -spec.rank - len(self.sizes) - 1, -1))
+                axis = next(a for a in free if a not in axes and self.sizes.get(a, n) == n)
+                axes[d] = axis
+                sizes = {**sizes, axis: n}
+        if dtype != spec.dtype:
+            out = self.add("cast", (out,), spec.dtype, self.nodes[out][3])
+        if sizes != self.nodes[out][3]:
+            out = self.add("broadcast", (out,), spec.dtype, sizes)
+        return out, spec, tuple(axes)
 
     def access(self, spec: TensorSpec, axes: tuple[int | None, ...], rank: int) -> Access:
         strides = [0] * rank
@@ -268,6 +296,18 @@ class _Lowering:
             if axis is not None and n != 1:
                 strides[axis] = stride
         return Access(tuple(strides), spec.dtype, spec.align)
+
+
+def _reduction_arguments(node: Any, name: str, rank: int) -> tuple[list[int], bool, float]:
+    """The dims that a reduction runs over, whether it keeps them, and var's correction."""
+    given = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))
+    given.update(node.kwargs)
+    dims = given.get("dim", given.get("dims"))
+    listed = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    correction = given.get("correction")
+    unbiased = given.get("unbiased", True)
+    degrees = float(unbiased) if correction is None else float(correction)
+    return [d % rank for d in listed if rank], bool(given.get("keepdim", False)), degrees
 
 
 def _name(node: fx.Node) -> str:

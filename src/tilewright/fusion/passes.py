@@ -78,13 +78,14 @@ def merge_common(graph: Graph) -> Graph:
 
 def merge_moments(graph: Graph) -> Graph:
     """Where a value's m2 is wanted, sum / count becomes its mean: both come from one sweep."""
-    size = float(graph.reduced_size)
-    with_m2 = {n.args[0] for n in graph.nodes if n.op == "m2"}
+    m2 = [i for i in graph.reductions if graph.nodes[i].op == "m2"]
+    with_m2 = {(graph.nodes[i].args[0], graph.axes(i)) for i in m2}
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
-        if n.op == "div" and _is_const(r, n.args[1], size) and r[n.args[0]].op == "sum":
-            old_sum = graph.nodes[graph.nodes[i].args[0]]
-            if old_sum.args[0] in with_m2:
+        if n.op == "div" and r[n.args[0]].op == "sum":
+            old = graph.nodes[i].args[0]
+            counted = _is_const(r, n.args[1], float(graph.count(old)))
+            if counted and (graph.nodes[old].args[0], graph.axes(old)) in with_m2:
                 return r.add(replace(n, op="mean", args=r[n.args[0]].args))
         return None
 
@@ -105,7 +106,8 @@ def multiply_by_reciprocals(graph: Graph) -> Graph:
         shifted = nodes[nodes[total.args[0]].args[0]]
         if shifted.op != "sub" or nodes[shifted.args[1]].op != "amax":
             return False
-        return nodes[shifted.args[1]].args == shifted.args[:1]
+        greatest = nodes[shifted.args[1]]
+        return greatest.args == shifted.args[:1] and greatest.shape == total.shape
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
         if n.op != "div":
@@ -178,7 +180,6 @@ def collapse_dims(graph: Graph) -> Graph:
         graph,
         nodes=tuple(replace(n, shape=shape(n.shape)) for n in graph.nodes),
         space=shape(graph.space),
-        reduced=tuple(k for k, group in enumerate(groups) if group[0] in graph.reduced),
         inputs=tuple(access(a) for a in graph.inputs),
         outputs=tuple((i, access(a)) for i, a in graph.outputs),
     )
@@ -199,7 +200,7 @@ PASSES = (
 
 
 def _mergeable(graph: Graph, accesses: list[Access], outer: int, inner: int) -> bool:
-    if (outer in graph.reduced) != (inner in graph.reduced):
+    if any((outer in axes) != (inner in axes) for axes in graph.reduction_sets):
         return False
     between = range(outer + 1, inner)
     assert all(graph.space[a] == 1 for a in between)

@@ -100,19 +100,18 @@ def plan_rows(graph: Graph, moments: str, recompute: bool = True) -> Plan:
 
 def expand_moments(graph: Graph) -> Graph:
     """Write mean and m2 as sums: m2(x) = sum((x - mean(x))^2)."""
-    size = float(graph.reduced_size)
 
-    def mean_of(r: Rewriter, n: Node) -> int:
+    def mean_of(r: Rewriter, i: int, n: Node) -> int:
         total = r.add(replace(n, op="sum", args=n.args[:1]))
-        inverse = r.add(Node("const", (), n.dtype, (1,) * len(n.shape), 1.0 / size))
+        inverse = r.add(Node("const", (), n.dtype, (1,) * len(n.shape), 1.0 / graph.count(i)))
         return r.add(replace(n, op="mul", args=(total, inverse)))
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
         if n.op == "mean":
-            return mean_of(r, n)
+            return mean_of(r, i, n)
         if n.op == "m2":
             value = r[n.args[0]]
-            centred = r.add(replace(value, op="sub", args=(n.args[0], mean_of(r, n)), attr=None))
+            centred = r.add(replace(value, op="sub", args=(n.args[0], mean_of(r, i, n)), attr=None))
             square = r.add(replace(value, op="mul", args=(centred, centred), attr=None))
             return r.add(replace(n, op="sum", args=(square,)))
         return None

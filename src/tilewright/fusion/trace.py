@@ -45,8 +45,12 @@ def trace_reference(
         return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
     with traced_roundings():
-        functional = torch.func.functionalize(run, remove="mutations")
-        return make_fx(functional, decomposition_table=_decompositions())(*fakes)
+        differentiated = make_fx(run)(*fakes)
+        functional = torch.func.functionalize(differentiated, remove="mutations")
+        traced = make_fx(functional, decomposition_table=_decompositions())(*fakes)
+    traced.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
+    traced.recompile()
+    return traced
 
 
 @functools.cache
@@ -62,5 +66,8 @@ def _decompositions() -> dict[Any, Any]:
         aten.mean,
         aten.var_mean,
         aten.addcmul,
+        aten.native_layer_norm_backward,
+        aten._fused_rms_norm_backward,
+        aten._softmax_backward_data,
     ]
     return {**core_aten_decompositions(), **get_decompositions(wanted)}

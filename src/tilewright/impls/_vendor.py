@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,17 +22,30 @@ def call_reference(op: Op, args: Mapping[str, Any]) -> Result:
     floating = {
         n: v for n, v in args.items() if isinstance(v, torch.Tensor) and v.is_floating_point()
     }
+    main = next((t.dtype for t in floating.values()), None)
+    floating = {n: t for n, t in floating.items() if n not in op.wide}
     dtypes = {t.dtype for t in floating.values()}
     if len(dtypes) < 2:
-        return op.reference(**args)
-    main = next(iter(floating.values())).dtype
+        return _typed(op, args, op.reference(**args))
+    assert main is not None
     wide = max(dtypes, key=lambda dtype: dtype.itemsize)
     tracing = torch.compiler.is_dynamo_compiling()
     with contextlib.nullcontext() if tracing else roundings_to(main):
         out = op.reference(**{**args, **{n: t.to(wide) for n, t in floating.items()}})
+    if op.outputs_like is not None:
+        return _typed(op, args, out)
     if isinstance(out, torch.Tensor):
         return _narrowed(out, main)
     return tuple(_narrowed(o, main) for o in out)
+
+
+def _typed(op: Op, args: Mapping[str, Any], out: Result) -> Result:
+    """Outputs in the dtypes that the operator promises, where PyTorch's kernels give others."""
+    if op.outputs_like is None:
+        return out
+    outs = (out,) if isinstance(out, torch.Tensor) else out
+    typed = tuple(o.to(d) for o, d in zip(outs, op.output_dtypes(args), strict=True))
+    return typed[0] if isinstance(out, torch.Tensor) else typed
 
 
 def _narrowed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -48,8 +61,10 @@ def in_form(w: Workload) -> Callable[..., Any]:
 def vendor(w: Workload) -> Callable[..., Result]:
     """A function of the workload's tensors, in their order, that gives PyTorch's result."""
     op, names, constants = w.operator, tuple(w.tensors), dict(w.args)
+    if op.gradient_of is not None:
+        return Backward(w)
     floating = {s.dtype for s in w.tensors.values() if s.torch_dtype.is_floating_point}
-    if len(floating) > 1:
+    if len(floating) > 1 or op.outputs_like is not None:
         return lambda *tensors: call_reference(
             op, {**constants, **dict(zip(names, tensors, strict=True))}
         )
@@ -63,3 +78,59 @@ def vendor(w: Workload) -> Callable[..., Result]:
         return reference(*args)
 
     return run
+
+
+class Backward:
+    """What PyTorch's autograd runs for a gradient operator: its reference without the forward.
+
+    The reference is traced once for each kind of device, in ATen operators as autograd calls them,
+    and the steps that no gradient needs are dropped.
+    """
+
+    def __init__(self, w: Workload):
+        self._w = w
+        self._dtypes = [spec.torch_dtype for spec in w.outputs]
+        self._graphs: dict[str, torch.fx.GraphModule] = {}
+
+    def __call__(self, *tensors: torch.Tensor) -> Result:
+        out = self.graph(tensors)(*tensors)
+        outs = (out,) if isinstance(out, torch.Tensor) else out
+        # Without rows PyTorch's kernels give other dtypes than the fake ones of the trace.
+        typed = tuple(o.to(dtype) for o, dtype in zip(outs, self._dtypes, strict=True))
+        return typed[0] if isinstance(out, torch.Tensor) else typed
+
+    def graph(self, tensors: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+        """What runs on tensors such as these."""
+        kind = tensors[0].device.type
+        if kind not in self._graphs:
+            self._graphs[kind] = self._trace(tensors)
+        return self._graphs[kind]
+
+    def _trace(self, tensors: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        op, names, constants = self._w.operator, tuple(self._w.tensors), dict(self._w.args)
+
+        def run(*given: torch.Tensor) -> Result:
+            return call_reference(op, {**constants, **dict(zip(names, given, strict=True))})
+
+        traced = make_fx(run, tracing_mode="fake")(*(t.detach() for t in tensors))
+        _drop_unused(traced.graph)
+        traced.recompile()
+        return traced
+
+
+def _drop_unused(graph: torch.fx.Graph) -> None:
+    """Dead steps go, in-place ones on values that nothing else reads too."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users:
+            written = _written(node)
+            if all(a.op == "call_function" and list(a.users) == [node] for a in written):
+                graph.erase_node(node)
+
+
+def _written(node: torch.fx.Node) -> list[Any]:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    arguments = zip(node.args, node.target._schema.arguments, strict=False)
+    return [a for a, spec in arguments if spec.alias_info is not None and spec.alias_info.is_write]

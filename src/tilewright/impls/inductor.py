@@ -14,7 +14,7 @@ from tilewright.compile import cxx
 from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._vendor import vendor
+from tilewright.impls._vendor import Backward, vendor
 from tilewright.op import Workload
 
 _serial = itertools.count()
@@ -55,19 +55,18 @@ class Inductor(Implementation):
         """
         # fullgraph raises where Dynamo would otherwise run eagerly: on a graph break and beyond
         # the recompile limit.
-        compiled = torch.compile(
-            _with_own_code(vendor(w)), fullgraph=True, dynamic=False, mode=self.mode
-        )
+        # 0 is the one index that is in range wherever any is.
+        scratch = [
+            s.empty(device.kind, fill=float(s.torch_dtype.is_floating_point))
+            for s in w.tensors.values()
+        ]
+        run = vendor(w)
+        if isinstance(run, Backward):  # Dynamo traces calls of the graph, not the making of it
+            run = run.graph(scratch)
+        compiled = torch.compile(_with_own_code(run), fullgraph=True, dynamic=False, mode=self.mode)
         executable = InductorExecutable(compiled)
         try:
-            # 0 is the one index that is in range wherever any is
-            fills = (float(s.torch_dtype.is_floating_point) for s in w.tensors.values())
-            executable(
-                *(
-                    s.empty(device.kind, fill=f)
-                    for s, f in zip(w.tensors.values(), fills, strict=True)
-                )
-            )
+            executable(*scratch)
         except torch._dynamo.exc.TorchDynamoException as error:
             raise CompileError(f"{self.name}: {w}: {error}") from error
         return executable

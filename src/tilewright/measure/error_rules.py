@@ -353,6 +353,18 @@ def _full(arithmetic: Arithmetic, shape: Sequence[int], value: Any, **_: Any) ->
     return arithmetic.lift(value).map(lambda t: t.expand(tuple(shape)))
 
 
+@rule("empty", "empty_like", "empty_permuted", "empty_strided")
+def _empty(arithmetic: Arithmetic, like: Any, *_: Any, **__: Any) -> Pair:
+    """Memory that is filled before it is read: it stands for a shape."""
+    shape = like.value.shape if isinstance(like, Pair) else tuple(like)
+    return Pair(torch.zeros(shape, dtype=torch.float64, device=arithmetic.device))
+
+
+@rule("full_like")
+def _full_like(arithmetic: Arithmetic, like: Pair, value: Any, **_: Any) -> Pair:
+    return arithmetic.lift(value).map(lambda t: t.expand(like.value.shape))
+
+
 @rule("scalar_tensor")
 def _scalar_tensor(arithmetic: Arithmetic, value: Any, **_: Any) -> Pair:
     return arithmetic.lift(value)

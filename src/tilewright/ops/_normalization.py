@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,12 +13,18 @@ from tilewright.op import DTYPES, HALVES, TensorSpec
 FLOATS = ("f16", "bf16", "f32", "f64")
 
 
-def check_normalization(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A check for operators that normalise trailing dims.
+def check_normalization(
+    name: str, like_x: Sequence[str] = (), statistics: Sequence[str] = ()
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A check for operators that normalise trailing dims, and for their gradients.
 
     Fills in `normalized_shape` (the last dim) and `eps` (None: the machine epsilon of the
     arithmetic, fp32 for halves, as torch.nn.functional.rms_norm has it), and holds every
     parameter's shape and dtype against x.
+
+    Args:
+        like_x: tensors of the shape and dtype of x.
+        statistics: tensors of one element for each row, in the arithmetic type.
     """
 
     def check(args: dict[str, Any]) -> dict[str, Any]:
@@ -37,14 +43,32 @@ def check_normalization(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]
         if "normalized_shape" in args:
             args["normalized_shape"] = shape
         for parameter, value in args.items():
-            if isinstance(value, TensorSpec) and parameter != "x":
+            if not isinstance(value, TensorSpec) or parameter == "x":
+                continue
+            if parameter in like_x:
+                check_like(name, parameter, value, "x", x)
+            elif parameter in statistics:
+                rows = x.shape[: -len(shape)] + (1,) * len(shape)
+                wide = "f32" if x.dtype in HALVES else x.dtype
+                check_like(name, parameter, value, "x's statistic", TensorSpec(wide, rows))
+            else:
                 check_parameter(name, parameter, value, x, shape)
-        if args["eps"] is None:
-            args["eps"] = torch.finfo(DTYPES["f32" if x.dtype in HALVES else x.dtype]).eps
-        args["eps"] = float(args["eps"])
+        if "eps" in args:
+            if args["eps"] is None:
+                args["eps"] = torch.finfo(DTYPES["f32" if x.dtype in HALVES else x.dtype]).eps
+            args["eps"] = float(args["eps"])
         return args
 
     return check
+
+
+def check_like(name: str, argument: str, spec: TensorSpec, other: str, like: TensorSpec) -> None:
+    """Hold a tensor against the shape and dtype that it must have."""
+    if spec.shape != like.shape or spec.dtype != like.dtype:
+        raise InvalidArgument(
+            f"{name}: {argument} is {spec.dtype}{list(spec.shape)}, but {other} is "
+            f"{like.dtype}{list(like.shape)}: shape and dtype must agree"
+        )
 
 
 def check_float(name: str, argument: str, spec: TensorSpec) -> None:
@@ -66,3 +90,34 @@ def check_parameter(
             f"{name}: {argument} is {spec.dtype} beside x of {x.dtype}; "
             f"convert it to {x.dtype}" + (" or f32" if x.dtype in HALVES else "")
         )
+
+
+def check_dim(name: str, argument: str, spec: TensorSpec, dim: int) -> int:
+    """The dim counted from the end."""
+    rank = max(spec.rank, 1)
+    if not -rank <= dim < rank:
+        raise InvalidArgument(
+            f"{name}: dim={dim} is out of range for {argument} of rank {spec.rank}: "
+            f"use {-rank} to {rank - 1}"
+        )
+    return dim - rank if dim >= 0 else dim
+
+
+def row_statistics(
+    x: torch.Tensor, shape: Sequence[int], centred: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mean, 1 / sqrt(mean square of deviations + 1e-5)) of each row, in fp64; the mean is 0 if
+    not `centred`."""
+    dims = list(range(-len(shape), 0))
+    wide = x.double()
+    mean = wide.mean(dims, keepdim=True) * centred
+    return mean, (wide - mean).square().mean(dims, keepdim=True).add(1e-5).rsqrt()
+
+
+def beside_statistics(
+    weight: torch.Tensor | None, x: torch.Tensor, mean: torch.Tensor, shape: Sequence[int]
+) -> torch.Tensor | None:
+    """The weight as PyTorch's kernel wants it: for halves on a CPU it must be there, in fp32."""
+    if x.device.type != "cpu" or x.dtype == mean.dtype:
+        return weight
+    return mean.new_ones(shape) if weight is None else weight.to(mean.dtype)

@@ -1,38 +1,17 @@
 """Linear interpolation between two tensors, with full broadcasting."""
 
-from typing import Any
+import functools
 
 import torch
 from torch import Tensor
 
-from tilewright.errors import InvalidArgument
-from tilewright.op import TensorSpec, op
-from tilewright.ops._normalization import check_float
-
-
-def check(args: dict[str, Any]) -> dict[str, Any]:
-    tensors = {name: v for name, v in args.items() if isinstance(v, TensorSpec)}
-    for name, spec in tensors.items():
-        check_float("lerp", name, spec)
-        if spec.dtype != args["x"].dtype:
-            raise InvalidArgument(
-                f"lerp: {name} is {spec.dtype}, but x is {args['x'].dtype}; convert one of them"
-            )
-    if "weight" not in tensors:
-        args["weight"] = float(args["weight"])
-    try:
-        torch.broadcast_shapes(*(spec.shape for spec in tensors.values()))
-    except RuntimeError:
-        shapes = ", ".join(f"{name} {list(spec.shape)}" for name, spec in tensors.items())
-        raise InvalidArgument(
-            f"lerp: {shapes} do not broadcast: aligned at the end, sizes must be equal or 1"
-        ) from None
-    return args
+from tilewright.op import op
+from tilewright.ops._lerp import check_lerp
 
 
 @op(
     flops=lambda w: 3 * w.outputs[0].numel,  # subtract, multiply, add
-    check=check,
+    check=functools.partial(check_lerp, "lerp"),
     aliases={"input": "x"},
     integer_exact=True,
     scalars=("weight",),

@@ -5,20 +5,13 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.errors import InvalidArgument
 from tilewright.op import op
-from tilewright.ops._normalization import check_float
+from tilewright.ops._normalization import check_dim, check_float
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    x, dim = args["x"], args["dim"]
-    check_float("softmax", "x", x)
-    rank = max(x.rank, 1)
-    if not -rank <= dim < rank:
-        raise InvalidArgument(
-            f"softmax: dim={dim} is out of range for x of rank {x.rank}: use {-rank} to {rank - 1}"
-        )
-    return {**args, "dim": dim - rank if dim >= 0 else dim}
+    check_float("softmax", "x", args["x"])
+    return {**args, "dim": check_dim("softmax", "x", args["x"], args["dim"])}
 
 
 @op(flops=lambda w: 5 * w["x"].numel, check=check, aliases={"input": "x"}, casts_first=True)

@@ -31,6 +31,10 @@ _data_ptr = torch.Tensor.data_ptr
 
 def unsupported(graph: Graph) -> str | None:
     rank = len(graph.space)
+    if len(graph.reduction_sets) > 1:
+        return f"reductions over {len(graph.reduction_sets)} different sets of dims in one kernel"
+    if any(n.op == "broadcast" for n in graph.nodes):
+        return "an output repeats one value along a dim"
     if graph.reduced and graph.reduced != tuple(range(rank - len(graph.reduced), rank)):
         return "the reduction is not over the innermost dims in memory order"
     blocks = math.prod(graph.space[a] for a in graph.kept) if graph.reduced else 0

@@ -1,0 +1,50 @@
+"""What the gradient operators share: which gradients are asked for, their dtypes and traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from tilewright.errors import InvalidArgument
+from tilewright.op import Workload
+
+
+def wanted_gradients(name: str, args: dict[str, Any], possible: Iterable[str]) -> tuple[str, ...]:
+    """The gradients to compute, in the order of `possible`; None asks for all of them.
+
+    Raises:
+        InvalidArgument: none, or one that the operator does not have.
+    """
+    possible = tuple(possible)
+    asked = possible if args["grads"] is None else args["grads"]
+    unknown = [n for n in asked if n not in possible]
+    if unknown or not asked:
+        found = f"there is no gradient of {unknown[0]!r}" if unknown else "grads is empty"
+        raise InvalidArgument(f"{name}: {found}; ask for some of {', '.join(possible)}")
+    return tuple(n for n in possible if n in asked)
+
+
+def like_arguments(**others: str) -> Any:
+    """For Op.outputs_like: a gradient has the dtype of its argument, or of `others[argument]`."""
+
+    def like(args: Mapping[str, Any]) -> list[str]:
+        return [others.get(n, n) for n in args["grads"]]
+
+    return like
+
+
+def chosen(grads: tuple[str, ...], found: Mapping[str, torch.Tensor | None]) -> tuple[Any, ...]:
+    return tuple(found[n] for n in grads)
+
+
+def bytes_of(reads: Mapping[str, Iterable[str]]) -> Callable[[Workload], tuple[int, int]]:
+    """For Op.bytes: `reads` says for each gradient which arguments its formula uses."""
+
+    def count(w: Workload) -> tuple[int, int]:
+        used = {name for gradient in w["grads"] for name in reads[gradient]}
+        read = sum(s.distinct_bytes for name, s in w.tensors.items() if name in used)
+        return read, sum(o.numel * o.itemsize for o in w.outputs)
+
+    return count

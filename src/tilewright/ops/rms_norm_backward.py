@@ -1,0 +1,79 @@
+"""The gradients of root-mean-square normalisation."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.op import Workload, op, random_tensors
+from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
+from tilewright.ops._normalization import check_normalization, row_statistics
+
+_check = check_normalization("rms_norm_backward", ["grad_output"], ["rstd"])
+_NORMALISED = ("grad_output", "x", "rstd")
+_READS = {"x": (*_NORMALISED, "weight"), "weight": _NORMALISED}
+
+
+def check(args: dict[str, Any]) -> dict[str, Any]:
+    possible = ("x",) if args["weight"] is None else ("x", "weight")
+    args["grads"] = wanted_gradients("rms_norm_backward", args, possible)
+    return _check(args)
+
+
+def examples(w: Workload, *args: Any, **kwargs: Any) -> list[Tensor]:
+    """Random tensors, and the statistic of x itself."""
+    tensors = dict(zip(w.tensors, random_tensors(w, *args, **kwargs), strict=True))
+    tensors["rstd"].copy_(row_statistics(tensors["x"], w["normalized_shape"], centred=False)[1])
+    return list(tensors.values())
+
+
+@op(
+    # products 2, normalise 1, a sum over rows 2, combine 3; a sum over columns 2
+    flops=lambda w: 10 * w["x"].numel,
+    check=check,
+    bytes=bytes_of(_READS),
+    examples=examples,
+    wide=("rstd",),
+    outputs_like=like_arguments(),
+    gradient_of="rms_norm",
+)
+def rms_norm_backward(
+    grad_output: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    normalized_shape: tuple[int, ...] | None = None,
+    weight: Tensor | None = None,
+    grads: tuple[str, ...] | None = None,
+) -> tuple[Tensor, ...]:
+    """Gradients of RMS norm from the statistic that its forward saved.
+
+    With n = x * rstd and g = grad_output * weight, over each row of N elements:
+    dx = (g - n / N * sum(g * n)) * rstd; over all rows: dweight = sum(grad_output * n).
+
+    Args:
+        grad_output: (..., *normalized_shape), the dtype of x.
+        x: (..., *normalized_shape), fp16, bf16, fp32 or fp64.
+        rstd: (..., 1), 1 / sqrt(mean(x^2) + eps) of each row, in fp32 for halves, else the dtype
+            of x.
+        normalized_shape: the trailing dims that form a row; None means the last one.
+        weight: (*normalized_shape), dtype of x, or fp32 beside a half x; None means 1.
+        grads: which gradients: "x", "weight" or both; None means all of them ("x" alone without a
+            weight).
+
+    Returns:
+        The gradients that were asked for, in this order, with the shape and dtype of their
+        argument. Sums are in fp32 or wider.
+
+    Raises:
+        InvalidArgument: a shape or dtype does not fit.
+
+    Source: PyTorch's autograd (_fused_rms_norm_backward) and its decomposition.
+    """
+    shape = list(normalized_shape or x.shape[-1:])
+    grads = grads or (("x",) if weight is None else ("x", "weight"))
+    run = backward = torch.ops.aten._fused_rms_norm_backward.default
+    if x.device.type == "cpu":  # PyTorch has a kernel for GPUs only
+        run = torch._decomp.get_decompositions([backward])[backward]  # type: ignore[assignment]
+    mask = [name in grads for name in ("x", "weight")]
+    found = run(grad_output, x, shape, rstd, weight, mask)
+    return chosen(grads, dict(zip(("x", "weight"), found, strict=True)))
