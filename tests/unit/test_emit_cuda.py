@@ -92,6 +92,16 @@ def test_a_space_says_why_a_schedule_is_not_in_it():
         ({"storage": "shared"}, "keeps its row in registers"),
         ({"rows_per_block": 1, "min_blocks": 1}, "fewer than 256 threads"),
         ({"row_threads": 32, "rows_per_block": 8, "rows_per_thread": 4}, "bytes of registers"),
-        ({"stages": 3, "rows_per_thread": 2, "rows_per_block": 8}, "shared memory"),
+        (
+            {
+                "stages": 3,
+                "rows_per_thread": 2,
+                "vector": 4,
+                "rows_per_block": 8,
+                "row_threads": 64,
+                "parameters": "shared",
+            },
+            "shared memory",
+        ),
     ):
         assert reason in space.why_not(replace(persistent, **change)), change
