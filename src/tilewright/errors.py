@@ -17,6 +17,12 @@ class InvalidArgument(TilewrightError, ValueError):
     exit_code = 2
 
 
+class PluginError(TilewrightError):
+    """A file of a plug-in folder cannot be imported."""
+
+    exit_code = 2
+
+
 class IndexOutOfRange(InvalidArgument, IndexError):
     """An index tensor names a place that is not there; nothing was written."""
 

@@ -31,7 +31,10 @@ _RENAMED = {
     "bitwise_not": "not",
 }
 _VIEWS = ("broadcast_in_dim", "expand", "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
-_IDENTITIES = ("clone", "alias", "detach", "view_of", "contiguous", "lift_fresh_copy")
+_IDENTITIES = (
+    *("clone", "alias", "detach", "view_of", "contiguous", "lift_fresh_copy"),
+    "copy_strided",  # strides of the outputs come from the operator, not from the trace
+)
 _FILLED = ("full", "full_like", "scalar_tensor", "zeros", "zeros_like", "ones", "ones_like")
 _EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty")
 _CASTS = ("convert_element_type", "_to_copy", "to")

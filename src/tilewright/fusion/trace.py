@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import torch
@@ -44,13 +45,17 @@ def trace_reference(
         out = w.operator.reference(**given)
         return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
-    with traced_roundings():
+    with _tracing, traced_roundings():
         differentiated = make_fx(run)(*fakes)
         functional = torch.func.functionalize(differentiated, remove="mutations")
         traced = make_fx(functional, decomposition_table=_decompositions())(*fakes)
     traced.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
     traced.recompile()
     return traced
+
+
+_tracing = threading.RLock()
+"""make_fx replaces global functions while it runs."""
 
 
 @functools.cache

@@ -77,7 +77,10 @@ class PointwiseKernel(Kernel):
             if self.vectorised(i):
                 wide = access_bytes(access, self.s.vector)
                 width = f"(WIDE ? {wide} : {access.itemsize})"
-                value = self.fetch(access, pointer, "V", 0, self.s.stream_loads).replace(
+                # What is read again along a dim it does not vary over should stay in cache.
+                sizes = self.graph.space
+                once = all(s or n == 1 for s, n in zip(access.strides, sizes, strict=True))
+                value = self.fetch(access, pointer, "V", 0, self.s.stream_loads and once).replace(
                     "load<V, 0,", f"load<V, {width},"
                 )
             else:

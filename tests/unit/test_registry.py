@@ -1,0 +1,67 @@
+"""Registries of plug-ins: loading from several threads, and files that cannot be imported."""
+
+import threading
+
+import pytest
+
+import tilewright as tw
+from tilewright.registry import Registry
+
+BROKEN = """
+from tilewright.op import op
+
+
+@op(flops=lambda w: w.main.numel)
+def before_the_fault(x: "Tensor") -> "Tensor":
+    \"\"\"x\"\"\"
+    return x
+
+
+import nothing_of_that_name
+"""
+
+
+def test_threads_that_load_at_once_all_see_everything():
+    registry, start, seen = Registry("devices", "device"), threading.Barrier(8), []
+
+    def look():
+        start.wait()
+        seen.append(list(registry))
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(seen) == 8
+    assert all(names == seen[0] for names in seen)
+
+
+def test_a_plug_in_that_cannot_be_imported_is_named_at_every_look_up(tmp_path, monkeypatch):
+    (tmp_path / "ops").mkdir()
+    path = tmp_path / "ops" / "broken.py"
+    path.write_text(BROKEN)
+    with monkeypatch.context() as patch:
+        patch.setenv("TILEWRIGHT_PLUGINS", str(tmp_path))
+        for _ in range(2):
+            with pytest.raises(tw.PluginError) as caught:
+                tw.Workload.parse("softmax(x=f32[4,8])")
+            assert f"{path} cannot be imported: ModuleNotFoundError: No module named" in str(
+                caught.value
+            )
+            assert "take its folder out of TILEWRIGHT_PLUGINS" in str(caught.value)
+    from tilewright.op import OPS
+
+    OPS._things.pop("before_the_fault")
+    assert tw.Workload.parse("softmax(x=f32[4,8])").op == "softmax"
+
+
+def test_a_plug_in_may_look_up_others_while_it_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "curious.py").write_text(
+        "from tilewright.suite import SUITES\nseen = list(SUITES)\n"
+    )
+    monkeypatch.setenv("TILEWRIGHT_PLUGINS", str(tmp_path))
+    from tilewright.suite import SUITES
+
+    assert "quickstart" in list(SUITES)
