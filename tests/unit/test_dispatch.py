@@ -1,6 +1,7 @@
 """Selection, the public functions and what makes them leave the fast path."""
 
 import copy
+import errno
 import pickle
 import subprocess
 import sys
@@ -12,13 +13,15 @@ import torch
 from torch.nn import functional as F
 
 import tilewright as tw
+from tilewright.compile import cache
+from tilewright.device import spec_of
 from tilewright.dispatch import prepared, selection
 from tilewright.dispatch.call import as_called
 from tilewright.environment import environment
 from tilewright.impl import IMPLS, Executable, Implementation
 from tilewright.op import OPS
 from tilewright.record import Record
-from tilewright.space import ConfigSpace, param
+from tilewright.space import ConfigSpace, config_dict, param
 from tilewright.store import Store
 
 CPU = torch.device("cpu")
@@ -132,6 +135,16 @@ def test_the_record_of_a_workload_decides_with_its_config(store, probe):
 def test_a_record_that_the_vendor_won_keeps_the_vendor(store, probe):
     record(store, SOFTMAX, us=30.0)
     assert (chosen(SOFTMAX).implementation, chosen(SOFTMAX).source) == ("aten", "record")
+
+
+@pytest.mark.parametrize(
+    "status", ["ceiling", "host", "tied", "slower", "spilled", "invalid", "wrong_result", "timeout"]
+)
+def test_a_record_that_is_no_measurement_of_a_winner_is_no_evidence(store, probe, status):
+    for rows in range(4, 9):  # as many as the heuristic needs
+        record(store, f"softmax(x=f32[{rows},16])", status=status)
+    choice = chosen(SOFTMAX)
+    assert (choice.implementation, choice.source) == ("aten", "default")
 
 
 def test_a_record_from_another_device_says_nothing(store, probe):
@@ -393,6 +406,27 @@ def test_a_failed_build_warns_once_and_the_vendor_runs(store, probe):
     with pytest.warns(RuntimeWarning, match="expected ';'") as caught:
         assert_softmaxes(x, x, x)
     assert (len(caught), probe.builds) == (1, 1)
+
+
+@pytest.mark.parametrize("folder", ["a file", "full"])
+def test_a_cache_that_cannot_be_written_warns_once_and_the_vendor_runs(
+    store, tmp_path, monkeypatch, folder
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    if folder == "full":
+        monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+
+        def no_space(*args):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(cache, "_replace", no_space)
+    w = tw.Workload.parse(SOFTMAX)
+    config = config_dict(IMPLS["fused"].heuristic(w, spec_of(None)))
+    record(store, SOFTMAX, "fused", config)
+    with pytest.warns(RuntimeWarning, match="CacheError.*TILEWRIGHT_CACHE_DIR") as caught:
+        assert_softmaxes(*(torch.randn(8, 16) for _ in range(3)))
+    assert len(caught) == 1
 
 
 def test_a_failed_first_launch_warns_once_and_the_vendor_runs(store, probe):
