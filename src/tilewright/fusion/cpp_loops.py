@@ -121,7 +121,7 @@ def _pointwise_plan(graph: Graph, lane: int) -> Plan:
     inner = tuple(n.shape[lane] != 1 for n in graph.nodes)
     stores = tuple(k for k, (i, _) in enumerate(graph.outputs) if inner[i])
     phase = Phase((), stores, frozenset(), frozenset())
-    return Plan(graph, (phase,), inner, (0,) * len(graph.nodes))
+    return Plan(graph, (phase,), inner, (0,) * len(graph.nodes), (lane,))
 
 
 def _kept(loops: Loops, keep: str) -> list[frozenset[int]]:

@@ -5,6 +5,10 @@ by then; the last sweeps store. A value that a later sweep needs is either kept 
 or computed again from what was kept: `carried` is the cheapest set of values, in bytes per
 element, that cuts later sweeps off from the row's loads (a minimum vertex cut). Parameter
 vectors, which do not vary over rows, are never kept: they are read again from cache.
+
+Reductions over other axes than the row's (layer norm's dweight: a sum over all rows) are added up
+by the sweep that knows their operand. Nothing in the kernel reads them: each block or thread adds
+up its own rows, and their partial results are combined afterwards.
 """
 
 from __future__ import annotations
@@ -26,12 +30,14 @@ class Phase:
         stores: positions in `Graph.outputs` of full outputs that this sweep writes.
         carried_in: values kept by earlier sweeps that this one reads.
         carried_out: values that this sweep computes and keeps.
+        added: reductions over other axes than the row's, to which this sweep adds its part.
     """
 
     reductions: tuple[int, ...]
     stores: tuple[int, ...]
     carried_in: frozenset[int]
     carried_out: frozenset[int]
+    added: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,27 +47,36 @@ class Plan:
     Attributes:
         inner: per node, whether it varies along the row.
         ready: per node, the first phase that can know it.
+        row: the axes of one row.
     """
 
     graph: Graph
     phases: tuple[Phase, ...]
     inner: tuple[bool, ...]
     ready: tuple[int, ...]
+    row: tuple[int, ...]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The axes that number the rows."""
+        return tuple(a for a in range(len(self.graph.space)) if a not in self.row)
 
     @property
     def rows(self) -> int:
-        return math.prod(self.graph.space[a] for a in self.graph.kept)
+        return math.prod(self.graph.space[a] for a in self.kept)
 
     @property
     def width(self) -> int:
         """Elements of one row."""
-        return self.graph.reduced_size
+        return math.prod(self.graph.space[a] for a in self.row)
 
     def varies_over_rows(self, i: int) -> bool:
-        return any(self.graph.nodes[i].shape[a] != 1 for a in self.graph.kept)
+        return any(self.graph.nodes[i].shape[a] != 1 for a in self.kept)
 
 
-def plan_rows(graph: Graph, moments: str, recompute: bool = True) -> Plan:
+def plan_rows(
+    graph: Graph, moments: str, recompute: bool = True, row: tuple[int, ...] | None = None
+) -> Plan:
     """Plan a graph with reductions.
 
     Args:
@@ -71,31 +86,48 @@ def plan_rows(graph: Graph, moments: str, recompute: bool = True) -> Plan:
             1983).
         recompute: keep the fewest bytes and compute again from them; otherwise keep the values
             that later sweeps use directly.
+        row: the axes of a row; None where all reductions run over the same ones. No step may use
+            the result of a reduction over others.
     """
     if moments == "two_pass":
         graph = expand_moments(graph)
-    inner = tuple(any(n.shape[a] != 1 for a in graph.reduced) for n in graph.nodes)
-    ready = _first_phase(graph)
+    row = graph.reduced if row is None else row
+    inner = tuple(any(n.shape[a] != 1 for a in row) for n in graph.nodes)
+    over_row = [i for i in graph.reductions if graph.axes(i) == row]
+    others = [i for i in graph.reductions if graph.axes(i) != row]
+    assert not any(graph.users(i) for i in others), "a step uses what is known after all rows"
+    ready = _first_phase(graph, over_row)
     last = max(ready, default=0)
-    reductions = [
-        tuple(i for i in graph.reductions if ready[graph.nodes[i].args[0]] == p)
-        for p in range(last + 1)
-    ]
+    operand_ready = {i: ready[graph.nodes[i].args[0]] for i in graph.reductions}
+    reductions = [tuple(i for i in over_row if operand_ready[i] == p) for p in range(last + 1)]
+    added = [tuple(i for i in others if operand_ready[i] == p) for p in range(last + 1)]
     stores = [
-        tuple(k for k, (i, _) in enumerate(graph.outputs) if inner[i] and ready[i] == p)
+        tuple(
+            k
+            for k, (i, _) in enumerate(graph.outputs)
+            if inner[i] and ready[i] == p and i not in others
+        )
         for p in range(last + 1)
     ]
-    while len(reductions) > 1 and not reductions[-1] and not stores[-1]:
+    while len(reductions) > 1 and not (reductions[-1] or stores[-1] or added[-1]):
         reductions.pop()
         stores.pop()
+        added.pop()
+    used_in = [
+        {graph.nodes[i].args[0] for i in (*reductions[p], *added[p])}
+        | {graph.outputs[k][0] for k in stores[p]}
+        for p in range(len(reductions))
+    ]
     kept = [
-        _cheapest_cut(graph, inner, ready, reductions, stores, p, recompute)
+        _cheapest_cut(graph, row, inner, ready, set().union(*used_in[p + 1 :]), p, recompute)
         for p in range(len(reductions) - 1)
     ]
     before = [frozenset[int](), *kept]
     after = [*kept, frozenset[int]()]
-    phases = tuple(Phase(*each) for each in zip(reductions, stores, before, after, strict=True))
-    return Plan(graph, phases, inner, tuple(ready))
+    phases = tuple(
+        Phase(*each) for each in zip(reductions, stores, before, after, added, strict=True)
+    )
+    return Plan(graph, phases, inner, tuple(ready), row)
 
 
 def expand_moments(graph: Graph) -> Graph:
@@ -132,31 +164,29 @@ def needed_in(plan_graph: Graph, wanted: set[int], known: frozenset[int]) -> lis
     return sorted(needed)
 
 
-def _first_phase(graph: Graph) -> list[int]:
-    """For each node the first sweep that can know it; a reduction is known from the next on."""
+def _first_phase(graph: Graph, over_row: list[int]) -> list[int]:
+    """For each node the first sweep that can know it; a row's reduction is known from the next."""
     ready: list[int] = []
-    for n in graph.nodes:
+    for i, n in enumerate(graph.nodes):
         at = max((ready[a] for a in n.args), default=0)
-        ready.append(at + 1 if n.op in REDUCTIONS else at)
+        ready.append(at + 1 if i in over_row else at)
     return ready
 
 
 def _cheapest_cut(
     graph: Graph,
+    row: tuple[int, ...],
     inner: tuple[bool, ...],
     ready: list[int],
-    reductions: list[tuple[int, ...]],
-    stores: list[tuple[int, ...]],
+    later: set[int],
     phase: int,
     recompute: bool,
 ) -> frozenset[int]:
-    """What to keep after `phase` so that later sweeps need no row-varying load."""
+    """What to keep after `phase` so that `later` values need no row-varying load."""
     import networkx
 
-    later = {graph.nodes[i].args[0] for p in reductions[phase + 1 :] for i in p}
-    later |= {graph.outputs[k][0] for p in stores[phase + 1 :] for k in p}
     wanted = [i for i in needed_in(graph, later, frozenset()) if inner[i]]
-    over_rows = _depends_on_row_loads(graph, inner)
+    over_rows = _depends_on_row_loads(graph, row, inner)
     flow = networkx.DiGraph()
     flow.add_nodes_from(["source", "sink"])
     for i in wanted:
@@ -179,15 +209,18 @@ def _cheapest_cut(
     )
 
 
-def _depends_on_row_loads(graph: Graph, inner: tuple[bool, ...]) -> list[bool]:
+def _depends_on_row_loads(
+    graph: Graph, row: tuple[int, ...], inner: tuple[bool, ...]
+) -> list[bool]:
     """Per node: it varies along the row, through loads of the row itself and not of parameters.
 
     In a graph of one row nothing tells the two apart, and every load counts as the row's.
     """
+    kept = [a for a in range(len(graph.space)) if a not in row]
     found: list[bool] = []
     for i, n in enumerate(graph.nodes):
         if n.op == "load":
-            strides = [graph.inputs[n.attr].strides[a] for a in graph.kept]
+            strides = [graph.inputs[n.attr].strides[a] for a in kept]
             found.append(inner[i] and (not strides or any(strides)))
         elif n.op in REDUCTIONS:
             found.append(False)

@@ -4,8 +4,7 @@ Source: NVIDIA/Fuser issue 383 (twelve sizes, 8192 rows, fp16); 32768 and 65536 
 """
 
 from tilewright.suite import suite
-
-WIDTHS = (768, 1024, 1280, 1536, 1600, 2048, 2560, 4096, 5140, 12288, 16384, 20480, 32768, 65536)
+from tilewright.suites._widths import WIDTHS
 
 bias_layer_norm_gpt = suite(
     "bias_layer_norm_gpt",
