@@ -216,6 +216,7 @@ def table_rows(report: Report) -> list[dict[str, Any]]:
             "of_floor": row.floor_us / row.chosen_us if row.floor_us else None,
             "verified": row.verified is not None,
             "candidates": row.candidates,
+            "wrong": row.wrong,
             "refused": row.refused,
         }
         for row in report.rows

@@ -1,6 +1,8 @@
 """The command line: what it reads, what it refuses, and how it ends."""
 
+import dataclasses
 import json
+import math
 import os
 import shlex
 import signal
@@ -11,12 +13,15 @@ import click
 import pytest
 
 from tilewright import cli
+from tilewright.cli import options, render
 from tilewright.cli.options import ConfigValues, Knob, Seconds, read_targets, workloads_in
+from tilewright.cli.render import shortened
 from tilewright.cli.tune import finish, refusals
-from tilewright.cli.verify import complaint
 from tilewright.errors import CompileError, InvalidArgument, TilewrightError
-from tilewright.measure.verify import Verdict
+from tilewright.measure.verify import Verdict, verification_error
+from tilewright.op import Workload
 from tilewright.results import Measured, Own, Report, Row, Verified, validate
+from tilewright.suite import SUITES
 
 SOFTMAX = "softmax(x=f32[64,100])"
 
@@ -228,10 +233,60 @@ def test_a_closed_pipe_is_no_traceback():
 
 def test_refusals_are_told_once_for_each_reason():
     rows = [
-        {"workload": "a", "refused": {"x": "no GPU", "y": "0.5 ulp too far"}},
-        {"workload": "b", "refused": {"x": "no GPU"}},
+        {"workload": "a", "wrong": (), "refused": {"x": "no GPU", "y": "0.5 ulp too far"}},
+        {"workload": "b", "wrong": ("z",), "refused": {"x": "no GPU", "z": "9 ulp exceeds 2"}},
     ]
     assert refusals(rows) == ["x on 2 workloads: no GPU", "y on a: 0.5 ulp too far"]
+
+
+def test_a_wrong_baseline_is_told_in_one_line_and_marked_in_the_table(capsys):
+    found = report()
+    found.rows[0] = dataclasses.replace(
+        found.rows[0], wrong=("inductor",), refused={"inductor": "9 ulp exceeds 2 at (3, 1)"}
+    )
+    assert finish("custom", found, None) == 0
+    out, err = capsys.readouterr()
+    assert "1.50x*" in out
+    assert err.splitlines() == [
+        "* inductor is wrong on 1 of 1 workloads and was not chosen there; "
+        f"tilewright verify '{SOFTMAX}' --impl inductor shows where"
+    ]
+
+
+def test_workloads_are_shortened_where_the_first_argument_tells_them_apart():
+    norm, lerp = (
+        "layer_norm(x=f16[8,{0}], weight=f16[{0}])",
+        "lerp(x=f32[8], end=f32[8], weight={})",
+    )
+    texts = [norm.format(768), norm.format(1024), lerp.format(0.5), lerp.format(1.0), SOFTMAX]
+    assert shortened(texts) == [
+        "layer_norm(x=f16[8,768], …)",
+        "layer_norm(x=f16[8,1024], …)",
+        *texts[2:4],
+        SOFTMAX,
+    ]
+    assert shortened(["scatter(x=f32[8], dim=0)!indices=zipf"]) == [
+        "scatter(x=f32[8], …)!indices=zipf"
+    ]
+
+
+def test_the_quickstart_table_fits_100_columns(capsys, monkeypatch):
+    monkeypatch.setattr(render, "PIPE_WIDTH", 100)
+    found = report()
+    (row,) = found.rows
+    found.rows[:] = [dataclasses.replace(row, workload=t) for t in SUITES["quickstart"].texts]
+    finish("quickstart", found, None)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert sum("fused" in line for line in lines) == len(found.rows)
+    assert len(lines) <= len(found.rows) + 6  # no row is broken in two
+
+
+def test_json_has_null_where_a_number_is_not_finite(tmp_path):
+    options.write_json([{"max_ulp": math.inf, "others": (math.nan, 1.5)}], str(tmp_path / "x.json"))
+    assert json.loads((tmp_path / "x.json").read_text()) == [
+        {"max_ulp": None, "others": [None, 1.5]}
+    ]
 
 
 def report(**changes) -> Report:
@@ -292,8 +347,9 @@ def test_verify_of_what_is_right_exits_0_with_its_verdict(capsys):
 
 def test_a_wrong_result_names_the_command_that_shows_it_again():
     verdict = Verdict(False, 412.0, 6.1, None, True, "412 ulp exceeds 6.1 at (3, 1)")
-    text = complaint(SOFTMAX, "fused", {"rows": 2, "unroll": 1}, verdict, 7)
-    assert "fused is wrong on softmax(x=f32[64,100]) with rows=2,unroll=1: 412 ulp exceeds" in text
+    config = render.config({"rows": 2, "unroll": 1})
+    text = str(verification_error(Workload.parse(SOFTMAX), "fused", config, verdict, 7))
+    assert "fused is wrong on softmax(x=f32[64,100]) with rows=2 unroll=1: 412 ulp exceeds" in text
     command = text.splitlines()[1].partition("reproduce: ")[2]
     name, *args = shlex.split(command)
     assert name == "tilewright"

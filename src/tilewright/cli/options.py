@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -227,8 +228,11 @@ def measuring(command: F) -> F:
 
 
 def write_json(content: Any, target: str) -> None:
-    """Write `content` to the file `target`, or to standard output for "-"."""
-    text = json.dumps(content, indent=1)
+    """Write `content` to the file `target`, or to standard output for "-".
+
+    JSON has no infinity: what is not finite becomes null.
+    """
+    text = json.dumps(_finite(content), indent=1, allow_nan=False)
     if target == "-":
         click.echo(text)
         return
@@ -238,6 +242,14 @@ def write_json(content: Any, target: str) -> None:
         path.write_text(text + "\n")
     except OSError as error:
         raise InvalidArgument(f"cannot write --json {path}: {error.strerror}") from None
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def merged(pairs: Iterable[tuple[str, tuple[Any, ...]]]) -> dict[str, tuple[Any, ...]]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tilewright.profiling.doctor import Diagnosis
 
 PIPE_WIDTH = 200
-"""Columns where the output is not a terminal: room for the longest workload on one line."""
+"""Columns where the output is not a terminal: no line is broken that another program may read."""
 
 
 def console(stderr: bool = False) -> Console:
@@ -32,7 +32,13 @@ def table(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    shown = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    shown = Table(
+        box=SIMPLE_HEAD,
+        title=title or None,
+        title_justify="left",
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for name in columns:
         shown.add_column(
             name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold"
@@ -73,21 +79,45 @@ def yes(value: bool | None) -> str | None:
     return None if value is None else "yes" if value else "NO"
 
 
-def results(rows: Iterable[Mapping[str, Any]], stderr: bool = False) -> None:
-    """The final table of tune and bench, from `tilewright.results.table_rows`."""
+def shortened(texts: Sequence[str]) -> list[str]:
+    """Workloads for a narrow column: the first argument alone where that tells them apart.
+
+    `lerp(x=f32[16,102400], end=f32[16,102400], weight=0.3)` is `lerp(x=f32[16,102400], …)`.
+    """
+    short = []
+    for text in texts:
+        call, mark, flags = text.partition(")!")
+        first, comma, _ = call.partition(", ")
+        short.append(f"{first}, …){mark[1:]}{flags}" if comma else text)
+    return [
+        text if short.count(brief) > 1 else brief for text, brief in zip(texts, short, strict=True)
+    ]
+
+
+def results(rows: Sequence[Mapping[str, Any]], stderr: bool = False) -> None:
+    """The final table of tune and bench, from `tilewright.results.table_rows`.
+
+    A ratio to a baseline whose result is wrong is marked by a star.
+    """
+    workloads = shortened([row["workload"] for row in rows])
+
+    def against(row: Mapping[str, Any], baseline: str) -> str | None:
+        ratio = times(row[f"vs_{baseline}"])
+        return f"{ratio}*" if ratio and baseline in row["wrong"] else ratio
+
     table(
         ["workload", "chosen", ">time", ">x eager", ">x compile", ">of floor", "verified"],
         [
             (
-                row["workload"],
+                workload,
                 row["chosen"],
                 duration(row["us"]),
-                times(row["vs_aten"]),
-                times(row["vs_inductor"]),
+                against(row, "aten"),
+                against(row, "inductor"),
                 None if row["of_floor"] is None else f"{row['of_floor']:.2f}",
                 yes(row["verified"]),
             )
-            for row in rows
+            for workload, row in zip(workloads, rows, strict=True)
         ],
         stderr,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,7 @@ def finish(suite: str, report: Report, json_target: str | None) -> int:
     if rows:
         render.results(rows, to_stderr)
         render.summary(results.summary(report.rows), report.tuning_s, to_stderr)
-    for line in refusals(rows):
+    for line in (*wrong_baselines(rows), *refusals(rows)):
         click.echo(line, err=True)
     for text, reason in report.failed.items():
         click.echo(f"{text}: {reason}", err=True)
@@ -108,11 +108,26 @@ def finish(suite: str, report: Report, json_target: str | None) -> int:
     return 1 if report.failed else 0
 
 
+def wrong_baselines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Baselines that verification refused, one line each; their times stay in the table."""
+    texts_of: dict[str, list[str]] = {}
+    for row in rows:
+        for name in row["wrong"]:
+            texts_of.setdefault(name, []).append(row["workload"])
+    return [
+        f"* {name} is wrong on {len(texts)} of {len(rows)} workloads and was not chosen there; "
+        f"tilewright verify '{texts[0]}' --impl {name} shows where"
+        for name, texts in texts_of.items()
+    ]
+
+
 def refusals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Who took no part, or failed, and why; one line for each reason, however many workloads."""
     of_reason: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for name, reason in row["refused"].items():
+            if name in row["wrong"]:
+                continue
             of_reason.setdefault((name, reason), []).append(row["workload"])
     return [
         f"{name} on {texts[0] if len(texts) == 1 else f'{len(texts)} workloads'}: {reason}"

@@ -12,6 +12,7 @@ from tilewright.cli import options, render
 
 if TYPE_CHECKING:
     from tilewright.measure.verify import Verdict
+    from tilewright.op import Workload
 
 
 @click.command()
@@ -34,39 +35,30 @@ def verify(
     """Hold every implementation against the fp64 reference; no timing."""
     targets = options.read_targets(workloads, suites, from_file)
     from tilewright.measure.runner import Isolated
+    from tilewright.measure.verify import verification_error
     from tilewright.tune import verify_all
 
     found = []
     with Isolated(device) as runner:
         for w in targets.workloads:
             verdicts = verify_all(w, implementation, config, seed, runner=runner)
-            found += [(str(w), *verdict) for verdict in verdicts]
+            found += [(w, *verdict) for verdict in verdicts]
     if json_target:
         options.write_json([_row(*each) for each in found], json_target)
     if json_target != "-":
         _render(found)
     wrong = [each for each in found if not each[3].ok]
-    for text, name, values, verdict in wrong:
-        click.echo(complaint(text, name, values, verdict, seed), err=True)
+    for w, name, values, verdict in wrong:
+        error = verification_error(w, name, render.config(values), verdict, seed)
+        click.echo(f"VerificationError: {error}", err=True)
     return 1 if wrong else 0
 
 
-def complaint(w: str, name: str, config: dict[str, Any], verdict: Verdict, seed: int) -> str:
-    """What is wrong, and the command that shows it again."""
-    chosen = render.config(config)
-    knobs = f" with {chosen}" if chosen else ""
-    again = f" --config {chosen}" if chosen else ""
-    return (
-        f"VerificationError: {name} is wrong on {w}{knobs}: {verdict.message} (seed {seed})\n"
-        f'  reproduce: tilewright verify "{w}" --impl {name}{again} --seed {seed}'
-    )
+def _row(w: Workload, name: str, config: dict[str, Any], verdict: Verdict) -> dict[str, Any]:
+    return {"workload": str(w), "implementation": name, "config": config, **asdict(verdict)}
 
 
-def _row(w: str, name: str, config: dict[str, Any], verdict: Verdict) -> dict[str, Any]:
-    return {"workload": w, "implementation": name, "config": config, **asdict(verdict)}
-
-
-def _render(found: list[tuple[str, str, dict[str, Any], Verdict]]) -> None:
+def _render(found: list[tuple[Workload, str, dict[str, Any], Verdict]]) -> None:
     render.table(
         ["workload", "implementation", ">ulp", ">allowed", "integers", "deterministic", "right"],
         [
