@@ -29,7 +29,7 @@ FLAGS = (
 _CPU = torch.device("cpu")
 
 
-def unsupported(graph: Graph) -> str | None:
+def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
     if len(graph.reduction_sets) > 1:
         return f"reductions over {len(graph.reduction_sets)} different sets of dims in one kernel"
     for i, access in graph.outputs:

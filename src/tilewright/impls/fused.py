@@ -36,7 +36,7 @@ class Fused(Implementation):
         graph = graph_of(w)
         if isinstance(graph, str):
             return graph
-        return target(device).unsupported(graph)
+        return target(device).unsupported(graph, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         return target(device).space(self.graph(w), device)

@@ -352,6 +352,11 @@ template <class OP, class T, int N> TW_DEVICE T fold(Vec<T, N> x) {
   return x.v[0];
 }
 
+template <class OP, class T, int N> TW_DEVICE Vec<T, N> join_each(Vec<T, N> a, Vec<T, N> b) {
+  TW_UNROLL for (int i = 0; i < N; ++i) a.v[i] = OP::join(a.v[i], b.v[i]);
+  return a;
+}
+
 template <class OP, int THREADS, class T> TW_DEVICE T reduce_warp(T x) {
   TW_UNROLL for (int mask = THREADS / 2; mask > 0; mask /= 2)
     x = OP::join(x, __shfl_xor_sync(0xffffffffu, x, mask));

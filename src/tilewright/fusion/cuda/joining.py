@@ -40,7 +40,7 @@ class Joining(RowLayout):
     @property
     def alternates(self) -> bool:
         several = self.warps * self.s.cluster > 1
-        return self.s.persistent and self.joining_sweeps == 1 and several
+        return self.persistent and self.joining_sweeps == 1 and several
 
     @property
     def buffers(self) -> int:
@@ -60,7 +60,7 @@ class Joining(RowLayout):
                 self.line(f"barrier_init(&{name}[threadIdx.x]);")
             self.close()
             self.line("barriers_ready();")
-        if self.s.persistent:
+        if self.persistent:
             self.line("u32 steps = 0;")
 
     def combine(self, sweep: int, phase: Phase) -> None:
@@ -131,7 +131,7 @@ class Joining(RowLayout):
             self.line(f"store_remote({to}, {barrier}, lane % 32, {name}[r]{field});")
         self.close()
         self.close()
-        step = "steps / 2 % 2" if self.alternates else "steps % 2" if s.persistent else "0"
+        step = "steps / 2 % 2" if self.alternates else "steps % 2" if self.persistent else "0"
         self.line(f"barrier_wait({barrier}, {step});")
 
     def join_all(self, name: str, join: str, kind: str, count: int) -> None:

@@ -36,6 +36,9 @@ class Launch:
         signature: struct codes of the arguments: pointers, the row count, run-time scalars.
         per_block: rows, or elements of a pointwise kernel, that one block (or cluster) handles.
         persistent: blocks walk on with the stride of the grid, which need only fill the device.
+        outputs: positions in the graph's outputs that the kernel writes, None for all.
+        partials: partial results that each cluster writes for a second kernel; 0: there is none.
+        finish: how to launch that one.
     """
 
     block_threads: int
@@ -44,6 +47,25 @@ class Launch:
     cluster: int
     signature: str
     persistent: bool = False
+    outputs: tuple[int, ...] | None = None
+    partials: int = 0
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """How to launch the kernel that joins partial results.
+
+    Its arguments are those results, the inputs and outputs at these positions, how many results
+    there are for each column, and the run-time scalars.
+    """
+
+    blocks: int
+    block_threads: int
+    signature: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    dtype: str
 
 
 @functools.cache

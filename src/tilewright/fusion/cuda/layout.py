@@ -24,6 +24,7 @@ class RowLayout(Kernel):
     def __init__(self, plan: Plan, schedule: RowSchedule):
         super().__init__(plan.graph)
         self.plan, self.s = plan, schedule
+        self.persistent = schedule.persistent
         self.vectors = plan.width // schedule.vector
         self.lanes = schedule.row_threads * schedule.cluster
         self.turns = math.ceil(self.vectors / self.lanes)
@@ -123,13 +124,17 @@ class RowLayout(Kernel):
     def vector_type(self, i: int) -> str:
         return f"Vec<{TYPES[self.graph.nodes[i].dtype]}, {self.s.vector}>"
 
-    def in_shared(self, name: str, i: int, vectors: int) -> None:
+    def in_shared(self, name: str, i: int, vectors: int, vector: int | None = None) -> None:
         """Declare dynamic shared memory for so many vectors of node `i`'s dtype."""
+        vector = vector or self.s.vector
+        dtype = self.graph.nodes[i].dtype
+        self.declare_shared(
+            f"Vec<{TYPES[dtype]}, {vector}>", name, vectors * held_bytes(dtype, vector)
+        )
+
+    def declare_shared(self, kind: str, name: str, size_bytes: int) -> None:
         if self.dynamic_bytes == 0:
             self.shared.append("extern __shared__ Quad on_chip[];")
-        kind = self.vector_type(i)
-        self.shared.append(
-            f"{kind}* const {name} = ({kind}*)((u8*)on_chip + {self.dynamic_bytes});"
-        )
-        held = held_bytes(self.graph.nodes[i].dtype, self.s.vector)
-        self.dynamic_bytes += math.ceil(vectors * held / 16) * 16
+        start = f"(u8*)on_chip + {self.dynamic_bytes}"
+        self.shared.append(f"{kind}* const {name} = ({kind}*)({start});")
+        self.dynamic_bytes += math.ceil(size_bytes / 16) * 16

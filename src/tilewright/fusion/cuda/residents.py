@@ -9,11 +9,13 @@ from tilewright.fusion.cuda.schedule import access_bytes
 class Residents(RowLayout):
     """Loads that a persistent kernel does before they are needed.
 
-    `parameters` are loads that do not vary over rows; `queued` are the row's own.
+    `parameters` are loads that do not vary over rows; `queued` are the row's own, and
+    `queued_scalars` those of which a row has one.
     """
 
     parameters: tuple[int, ...] = ()
     queued: tuple[int, ...] = ()
+    queued_scalars: tuple[int, ...] = ()
 
     def find_residents(self) -> None:
         loads = [i for i, n in enumerate(self.graph.nodes) if n.op == "load" and self.plan.inner[i]]
@@ -21,6 +23,12 @@ class Residents(RowLayout):
             self.parameters = tuple(i for i in loads if not self.is_row_load(i))
         if self.s.stages:
             self.queued = tuple(i for i in loads if self.is_row_load(i))
+            self.queued_scalars = tuple(
+                i
+                for i, n in enumerate(self.graph.nodes)
+                if n.op == "load" and not self.plan.inner[i] and self.is_row_load(i)
+                and self.graph.inputs[n.attr].itemsize >= 4
+            )  # fmt: skip
 
     # -- parameter vectors -----------------------------------------------------------------------
 
@@ -60,43 +68,67 @@ class Residents(RowLayout):
     def start_queue(self) -> None:
         """Put the first `stages` rows of this thread on their way."""
         s = self.s
-        if not self.queued:
+        if not s.stages:
             return
+        places = s.stages * s.rows_per_thread
         for i in self.queued:
-            vectors = s.stages * s.rows_per_thread * self.turns * s.block_threads
-            self.in_shared(f"queue{i}", i, vectors)
+            self.in_shared(f"queue{i}", i, places * self.turns * s.block_threads)
+        for i in self.queued_scalars:
+            self.in_shared(f"queue{i}", i, places * s.block_threads, vector=1)
         self.open(f"TW_UNROLL for (int stage = 0; stage < {s.stages}; ++stage)")
         self.enqueue("(first_row + stage * row_step)")
         self.close()
         self.line("int stage = 0;")
 
+    def await_rows(self) -> None:
+        if self.s.stages:
+            self.line(f"await_batch<{self.s.stages - 1}>();")
+
     def enqueue(self, first_row: str) -> None:
         """Copy the rows from `first_row` on into the slots of `stage`, as one batch."""
-        self.open(f"if ({first_row} - group * {self.s.rows_per_thread} < count)")
+        s = self.s
+        self.open(f"if ({first_row} - group * {s.rows_per_thread} < count)")
         self.open(self.each_row())
         at = self.row_coordinates(first_row)
-        for i in self.queued:
+        for i in (*self.queued, *self.queued_scalars):
             index = self.graph.nodes[i].attr
             offset = self.offset(self.graph.inputs[index], self.graph.kept, at)
             self.line(f"const auto* from{i} = in{index} + {offset};")
+        for i in self.queued_scalars:
+            itemsize = self.graph.inputs[self.graph.nodes[i].attr].itemsize
+            self.line(f"enqueue<1, {itemsize}>(&{self.scalar_slot(i)}, from{i});")
         self.open_turns(True)
         for i in self.queued:
             access = self.graph.inputs[self.graph.nodes[i].attr]
-            wide = access_bytes(access, self.s.vector)
+            wide = access_bytes(access, s.vector)
             pointer = f"from{i} + {self.column_offset(access)}"
-            self.line(f"enqueue<{self.s.vector}, {wide}>(&{self.slot(i)}, {pointer});")
+            self.line(f"enqueue<{s.vector}, {wide}>(&{self.slot(i)}, {pointer});")
         self.close_turns()
         self.close()
         self.close()
         self.line("close_batch();")
 
+    @property
+    def place_in_queue(self) -> str:
+        rows = self.s.rows_per_thread
+        return f"(stage * {rows} + r)" if rows > 1 else "stage"
+
     def slot(self, i: int) -> str:
-        s = self.s
-        row = f"stage * {s.rows_per_thread} + r" if s.rows_per_thread > 1 else "stage"
-        return f"queue{i}[(({row}) * {self.turns} + k) * {s.block_threads} + threadIdx.x]"
+        threads = self.s.block_threads
+        return f"queue{i}[({self.place_in_queue} * {self.turns} + k) * {threads} + threadIdx.x]"
+
+    def scalar_slot(self, i: int) -> str:
+        return f"queue{i}[{self.place_in_queue} * {self.s.block_threads} + threadIdx.x]"
+
+    def row_scalar(self, i: int) -> str:
+        """The value of load `i`, of which row r has one."""
+        if i in self.queued_scalars:
+            return f"{self.scalar_slot(i)}[0]"
+        index = self.graph.nodes[i].attr
+        return f"load_one({self.base('in', index, self.graph.inputs[index])})"
 
     def refill(self) -> None:
         """Use the slots just read for the row that is `stages` steps ahead."""
-        if self.queued:
+        if self.s.stages:
             self.enqueue(f"(first_row + {self.s.stages} * row_step)")
             self.line(f"stage = stage + 1 < {self.s.stages} ? stage + 1 : 0;")

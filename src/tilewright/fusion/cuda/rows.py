@@ -24,7 +24,7 @@ class RowKernel(Joining, Residents):
         self.place()
         self.prepare_joining()
         self.find_residents()
-        if s.persistent:
+        if self.persistent:
             self.open_rows()
         else:
             rows = f"(block * {s.rows_per_block} + group) * {s.rows_per_thread}"
@@ -39,9 +39,10 @@ class RowKernel(Joining, Residents):
                 joined += 1
             self.row_values(p + 1)
         self.row_stores()
-        if s.persistent:
+        if self.persistent:
             self.line("++steps;")
             self.close()
+            self.after_rows()
         bounds = f"__launch_bounds__({s.block_threads}, {s.min_blocks})"
         cluster = f"__cluster_dims__({s.cluster}, 1, 1) " if s.cluster > 1 else ""
         parameters = ", ".join(self.parameters_of_kernel())
@@ -52,7 +53,7 @@ class RowKernel(Joining, Residents):
             self.dynamic_bytes,
             s.cluster,
             self.signature(),
-            s.persistent,
+            self.persistent,
         )
         self.lines = [f"  {text}" for text in self.shared] + self.lines
         return self.source(head), launch
@@ -68,6 +69,10 @@ class RowKernel(Joining, Residents):
         ahead = f" - group * {s.rows_per_thread}" if s.rows_per_block > 1 else ""
         self.open(f"for (; first_row{ahead} < count; first_row += row_step)")
         self.forget_parameters()
+        self.await_rows()
+
+    def after_rows(self) -> None:
+        """What a persistent kernel does when it has walked all of its rows."""
 
     # -- values that do not vary along the row ---------------------------------------------------
 
@@ -88,8 +93,7 @@ class RowKernel(Joining, Residents):
             self.line(f"{TYPES[n.dtype]} s{i}[{self.s.rows_per_thread}];")
             self.names[i] = f"s{i}[r]"
             if n.op == "load":
-                access = self.graph.inputs[n.attr]
-                value = f"load_one({self.base('in', n.attr, access)})"
+                value = self.row_scalar(i)
             else:
                 value = self.expression(n, [self.names[a] for a in n.args], None)
             self.line(f"{self.each_row()} s{i}[r] = {value};")
@@ -171,8 +175,6 @@ class RowKernel(Joining, Residents):
         for i in loads:
             shape = f"[{self.s.rows_per_thread}][{self.turns}]"
             self.line(f"{self.vector_type(i)} ahead{p}_{i}{shape};")
-        if self.queued:
-            self.line(f"await_batch<{self.s.stages - 1}>();")
         self.open_turns(True)
         self.open(self.each_row())
         for i in loads:

@@ -15,6 +15,8 @@ WIDEST_ACCESS = 16
 """Bytes of the widest memory access of one thread."""
 ARITHMETIC_REGISTERS = 40
 """What a row kernel needs besides the values it keeps: addresses, counters, a step's operands."""
+COLUMN_ITEMSIZE = 4
+"""Bytes of what is added up over rows: fp32 for halves and fp32."""
 PERSISTENT_THREADS = 256
 """On an SM, at least: the next rows are on their way, but the arithmetic hides its own latency."""
 EXCHANGE_BYTES = 24
@@ -119,20 +121,27 @@ class Footprint:
         self.parameters = [a for a in along if a not in over_rows]
         self.itemsize = min((a.itemsize for a in over_rows or along), default=4)
 
+        self.columns = getattr(graph, "columns", ())
+
     def turns(self, c: RowSchedule) -> int:
         return math.ceil(self.width // c.vector / (c.row_threads * c.cluster))
 
     def kept_bytes(self, c: RowSchedule) -> int:
         """Of one thread: the row's own narrowest values."""
-        return self.turns(c) * c.rows_per_thread * max(c.vector * self.itemsize, 4)
+        row = sum(held_bytes(a.dtype, c.vector) for a in self.queued) if self.columns else 0
+        return self.turns(c) * c.rows_per_thread * max(c.vector * self.itemsize, row, 4)
 
     def parameter_bytes(self, c: RowSchedule) -> int:
         """Of one thread, for all parameter vectors."""
         return self.turns(c) * sum(held_bytes(a.dtype, c.vector) for a in self.parameters)
 
+    def column_bytes(self, c: RowSchedule) -> int:
+        """Of one thread: what it adds up over rows."""
+        return self.turns(c) * len(self.columns) * c.vector * COLUMN_ITEMSIZE
+
     def shared_bytes(self, c: RowSchedule) -> int:
         """Of one block, besides the few bytes that its warps exchange."""
-        found = 0
+        found = self.column_bytes(c) * c.row_threads if c.rows_per_block > 1 else 0
         if c.storage == "shared":
             found += self.kept_bytes(c) * c.block_threads
         if c.parameters == "shared":
@@ -165,7 +174,7 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return f"storage={c.storage} walks rows one by one"
     if c.storage == "reread" and c.moments == "merge":
         return "re-reading goes with two_pass"
-    if c.persistent:
+    if c.persistent or footprint.columns:
         if c.storage != "registers":
             return "a persistent kernel keeps its row in registers"
         if c.min_blocks * c.block_threads < PERSISTENT_THREADS:
@@ -179,6 +188,8 @@ def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec
     if c.storage != "registers":
         return None
     needed = footprint.kept_bytes(c)
+    if footprint.columns:  # what is added up is fp32, and so is what is kept while it is added
+        needed += footprint.kept_bytes(c) + footprint.column_bytes(c)
     if c.parameters == "registers":
         needed += footprint.parameter_bytes(c)
     room = min(device.registers_per_thread, _register_cap(c, device)) - ARITHMETIC_REGISTERS
@@ -202,8 +213,8 @@ def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSc
     return ConfigSpace(PointwiseSchedule, {"vector": _vectors(graph, inner)})
 
 
-def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule:
-    """A schedule from device numbers; the first of a list that fits.
+def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
+    """A schedule from device numbers: the first of a list that fits, or None.
 
     Where there are many rows, a persistent kernel of few threads with many registers. Else, or
     where that does not fit, the widest vectors, a row by one warp while a thread keeps at most 64
@@ -218,10 +229,7 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule:
         *_persistent_candidates(space, footprint, device),
         *_row_candidates(space, footprint.width, footprint.itemsize),
     ]
-    for config in choices:
-        if config in space:
-            return config
-    return next(iter(space))
+    return next((config for config in choices if config in space), None)
 
 
 def _persistent_candidates(
@@ -229,11 +237,11 @@ def _persistent_candidates(
 ) -> Iterator[RowSchedule]:
     """Parameter vectors on chip, the next rows on their way, 512 threads on an SM.
 
-    A thread keeps about 64 bytes of its row. A cluster shares a row whose parameter vectors would
-    fill more than a quarter of an SM's shared memory.
+    A thread keeps about 64 bytes of its row, and 32 beside sums over rows. A cluster shares a row
+    whose parameter vectors would fill more than a quarter of an SM's shared memory.
     """
-    resident = 512
-    if footprint.rows < 8 * device.sms:
+    resident, kept_bytes = 512, 32 if footprint.columns else 64
+    if footprint.rows < 8 * device.sms and not footprint.columns:
         return
     vector = space.values["vector"][0]
     column_bytes = sum(a.itemsize for a in footprint.parameters)
@@ -241,7 +249,7 @@ def _persistent_candidates(
         width = footprint.width / cluster
         if 4 * width * column_bytes > device.shared_bytes_per_sm and cluster < 8:
             continue
-        least = max(32 if cluster == 1 else 64, width * footprint.itemsize / 64)
+        least = max(32 if cluster == 1 else 64, width * footprint.itemsize / kept_bytes)
         threads = next((t for t in space.values["row_threads"] if t >= least), None)
         if threads is None:
             continue

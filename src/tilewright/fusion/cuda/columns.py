@@ -1,0 +1,270 @@
+"""A graph that also reduces over its rows, in one pass: the backward of a normalisation.
+
+A persistent kernel walks rows as ever, and each thread adds up, for the columns it serves, what it
+meets on the way. In the end the groups of a block join their sums in a fixed order, every block (or
+cluster) writes one partial result per column, and a second, small kernel joins those.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from tilewright.fusion.cuda.joining import JOINS
+from tilewright.fusion.cuda.kernel import TYPES, Finish, Kernel, Launch
+from tilewright.fusion.cuda.rows import RowKernel
+from tilewright.fusion.cuda.schedule import WIDEST_ACCESS, RowSchedule
+from tilewright.fusion.ir import REDUCTIONS, Access, Graph
+from tilewright.fusion.passes import remove_dead
+from tilewright.fusion.plan import plan_rows
+
+FINISH = "finish"
+FINISH_COLUMNS, FINISH_ROWS = 32, 16
+"""Threads of a block of the second kernel: columns, and shares of the partial results of each."""
+
+
+@dataclass(frozen=True)
+class RowGraph(Graph):
+    """A graph whose rows are said, not derived: what it adds up over rows leaves no trace in it.
+
+    Attributes:
+        row_axes: the axes along a row.
+        columns: per sum over rows: the node of the whole graph.
+        first_column: outputs from here on are the operands of `columns`, to be added up.
+    """
+
+    row_axes: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+    first_column: int = 0
+
+    @property
+    def reduced(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.row_axes
+
+
+def split(graph: Graph) -> RowGraph | str:
+    """The row kernel's part of a graph that reduces over rows, or why there is none.
+
+    Columns are reductions over all axes outside the row; whatever follows from them is left to
+    the second kernel.
+    """
+    rank = len(graph.space)
+    inner = [axes for axes in graph.reduction_sets if rank - 1 in axes]
+    outer = [axes for axes in graph.reduction_sets if rank - 1 not in axes]
+    if len(inner) > 1 or len(outer) != 1:
+        return f"reductions over {len(graph.reduction_sets)} different sets of dims in one kernel"
+    row_axes = tuple(a for a in range(rank) if a not in outer[0])
+    if (inner and inner[0] != row_axes) or row_axes != tuple(range(len(outer[0]), rank)):
+        return "reductions over rows and columns that are no matrix in memory order"
+    columns = tuple(i for i in graph.reductions if graph.axes(i) == outer[0])
+    after = followers(graph, columns)
+    if any(graph.nodes[i].op not in JOINS for i in columns):
+        return "a mean or variance over rows"
+    if any(not set(graph.axes(i)) & set(outer[0]) for i in after if i in graph.reductions):
+        return "a reduction of what was reduced over rows"
+    operands = [graph.nodes[i].args[0] for i in columns]
+    if any(graph.nodes[i].shape != graph.space for i in operands):
+        return "a reduction over rows of what does not vary over all of them"
+    rows = [(i, access) for i, access in graph.outputs if i not in after]
+    if any(graph.nodes[i].shape[a] == 1 for i, _ in rows for a in outer[0] if graph.space[a] > 1):
+        return "an output that does not vary over rows"
+    sums = [(i, Access((0,) * rank, graph.nodes[i].dtype, 16)) for i in operands]
+    found = RowGraph(
+        graph.nodes, graph.space, graph.inputs, (*rows, *sums), graph.scalars,
+        row_axes, columns, len(rows),
+    )  # fmt: skip
+    pruned = remove_dead(found)
+    assert isinstance(pruned, RowGraph)
+    return pruned
+
+
+def followers(graph: Graph, sources: tuple[int, ...]) -> set[int]:
+    """The nodes that depend on `sources`, these included."""
+    found = set(sources)
+    for i, n in enumerate(graph.nodes):
+        if any(a in found for a in n.args):
+            found.add(i)
+    return found
+
+
+def emit_columns(graph: Graph, rows: RowGraph, schedule: RowSchedule) -> tuple[str, Launch]:
+    """Both kernels: their source and how to launch them."""
+    text, launch = ColumnKernel(graph, rows, schedule).emit()
+    second = FinishKernel(graph, rows)
+    width = math.prod(graph.space[a] for a in rows.row_axes)
+    finish = Finish(
+        blocks=math.ceil(width / FINISH_COLUMNS),
+        block_threads=FINISH_ROWS * FINISH_COLUMNS,
+        signature=second.signature(),
+        inputs=tuple(second.loads),
+        outputs=tuple(k for k, (i, _) in enumerate(graph.outputs) if i in second.after),
+        dtype=graph.nodes[rows.columns[0]].dtype,
+    )
+    first = tuple(k for k in range(len(graph.outputs)) if k not in finish.outputs)
+    partials = width * len(rows.columns)
+    return text + second.emit(), replace(launch, outputs=first, partials=partials, finish=finish)
+
+
+class ColumnKernel(RowKernel):
+    """The first kernel: rows in, rows out, and one partial result per column."""
+
+    def __init__(self, graph: Graph, rows: RowGraph, schedule: RowSchedule):
+        super().__init__(plan_rows(rows, schedule.moments), schedule)
+        self.persistent = True
+        kernel_graph = self.graph
+        assert isinstance(kernel_graph, RowGraph)
+        self.first_column = kernel_graph.first_column
+        self.columns = [graph.nodes[i] for i in kernel_graph.columns]
+        dtypes = {n.dtype for n in self.columns}
+        assert len(dtypes) == 1, dtypes
+        self.kind = TYPES[dtypes.pop()]
+
+    def parameters_of_kernel(self) -> list[str]:
+        inputs = len(self.graph.inputs)
+        every = super().parameters_of_kernel()
+        kept = [*every[: inputs + self.first_column], f"{self.kind}* __restrict__ partials"]
+        return kept + every[inputs + len(self.graph.outputs) :]
+
+    def signature(self) -> str:
+        dropped = len(self.columns) - 1
+        return super().signature()[dropped:]
+
+    def load_parameters(self) -> None:
+        super().load_parameters()
+        for c, n in enumerate(self.columns):
+            self.line(f"Vec<{self.kind}, {self.s.vector}> column{c}[{self.turns}];")
+            self.open(f"TW_UNROLL for (int k = 0; k < {self.turns}; ++k)")
+            start = f"{JOINS[n.op]}::start<{self.kind}>()"
+            self.line(f"column{c}[k] = splat<{self.s.vector}>({start});")
+            self.close()
+
+    def store(self, k: int, value: str) -> None:
+        if k < self.first_column:
+            super().store(k, value)
+            return
+        c = k - self.first_column
+        joined = f"join_each<{JOINS[self.columns[c].op]}>(column{c}[k], {value})"
+        self.line(f"if (first_row + r < count) column{c}[k] = {joined};")
+
+    def after_rows(self) -> None:
+        """Join the sums of the block's groups, the first group last, and write one result."""
+        s = self.s
+        kind = f"Vec<{self.kind}, {s.vector}>"
+        if s.rows_per_block > 1:
+            size = 8 if self.kind == "double" else 4
+            vectors = len(self.columns) * self.turns * s.row_threads
+            self.declare_shared(kind, "together", vectors * s.vector * size)
+            self.open(f"for (int g = {s.rows_per_block - 1}; g > 0; --g)")
+            self.each_column("if (group == g)", "{shared} = {own};")
+            self.line("__syncthreads();")
+            self.each_column("if (group == g - 1)", "{own} = join_each<{join}>({own}, {shared});")
+            self.line("__syncthreads();")
+            self.close()
+        at = f"partials + (block * {len(self.columns)} + {{c}}) * {self.plan.width} + column"
+        size = 8 if self.kind == "double" else 4
+        wide = math.gcd(s.vector * size, self.plan.width * size, WIDEST_ACCESS)
+        self.each_column("if (group == 0)", f"store<{wide}>({at}, {{own}});")
+
+    def each_column(self, condition: str, text: str) -> None:
+        self.open(condition)
+        self.open_turns(True)
+        for c, n in enumerate(self.columns):
+            place = f"({c} * {self.turns} + k) * {self.s.row_threads} + lane"
+            self.line(
+                text.format(own=f"column{c}[k]", shared=f"together[{place}]", join=JOINS[n.op], c=c)
+            )
+        self.close_turns()
+        self.close()
+
+
+class FinishKernel(Kernel):
+    """The second kernel: per column, the partial results in order, then what follows from them."""
+
+    def __init__(self, graph: Graph, rows: RowGraph):
+        super().__init__(graph)
+        self.rows = rows
+        self.after = followers(graph, rows.columns)
+        wanted = [i for i, _ in graph.outputs if i in self.after]
+        needed, stack = set(), list(wanted)
+        while stack:
+            i = stack.pop()
+            if i not in needed:
+                needed.add(i)
+                if i not in rows.columns:
+                    stack += graph.nodes[i].args
+        self.nodes = sorted(needed)
+        self.loads = sorted(
+            {graph.nodes[i].attr for i in self.nodes if graph.nodes[i].op == "load"}
+        )
+        self.kind = TYPES[graph.nodes[rows.columns[0]].dtype]
+
+    def parameters_of_kernel(self) -> list[str]:
+        inputs = self.graph.inputs
+        named = [f"const {self.kind}* __restrict__ partials"]
+        named += [f"const {TYPES[inputs[i].dtype]}* __restrict__ in{i}" for i in self.loads]
+        named += [
+            f"{TYPES[a.dtype]}* __restrict__ out{k}"
+            for k, (i, a) in enumerate(self.graph.outputs) if i in self.after
+        ]  # fmt: skip
+        scalars = [f"{TYPES[d]} scalar{i}" for i, d in enumerate(self.graph.scalars)]
+        return [*named, "i64 count", *scalars]
+
+    def signature(self) -> str:
+        pointers = len(self.parameters_of_kernel()) - 1 - len(self.graph.scalars)
+        codes = "".join("d" if d == "f64" else "f" for d in self.graph.scalars)
+        return "P" * pointers + "q" + codes
+
+    def emit(self) -> str:
+        columns = [self.graph.nodes[i] for i in self.rows.columns]
+        width = math.prod(self.graph.space[a] for a in self.rows.row_axes)
+        self.line(
+            f"__shared__ {self.kind} shares[{len(columns)}][{FINISH_ROWS}][{FINISH_COLUMNS}];"
+        )
+        self.line(f"const int lane = threadIdx.x % {FINISH_COLUMNS};")
+        self.line(f"const int share = threadIdx.x / {FINISH_COLUMNS};")
+        self.line(f"const int column = blockIdx.x * {FINISH_COLUMNS} + lane;")
+        for c, n in enumerate(columns):
+            join = JOINS[n.op]
+            self.line(f"{self.kind} sum{c} = {join}::start<{self.kind}>();")
+            self.open(f"if (column < {width})")
+            self.line(f'_Pragma("unroll 8") for (i64 p = share; p < count; p += {FINISH_ROWS})')
+            at = f"(p * {len(columns)} + {c}) * {width} + column"
+            self.line(f"  sum{c} = {join}::join(sum{c}, partials[{at}]);")
+            self.close()
+            self.line(f"shares[{c}][share][lane] = sum{c};")
+        self.line("__syncthreads();")
+        self.line(f"if (share > 0 || column >= {width}) return;")
+        for c, n in enumerate(columns):
+            self.line(
+                f"TW_UNROLL for (int i = 1; i < {FINISH_ROWS}; ++i)"
+                f" sum{c} = {JOINS[n.op]}::join(sum{c}, shares[{c}][i][lane]);"
+            )
+        self.values()
+        parameters = ", ".join(self.parameters_of_kernel())
+        bounds = f"__launch_bounds__({FINISH_ROWS * FINISH_COLUMNS}, 1)"
+        head = f'extern "C" __global__ void {bounds} {FINISH}({parameters}) {{'
+        return "\n".join([head, *self.lines, "}", ""])
+
+    def values(self) -> None:
+        """Everything that follows from the sums, for one column, and the stores."""
+        at, step = {}, 1
+        for a in reversed(self.rows.row_axes):
+            at[a] = f"(column / {step} % {self.graph.space[a]})"
+            step *= self.graph.space[a]
+        names = {i: f"sum{c}" for c, i in enumerate(self.rows.columns)}
+        for i in self.nodes:
+            n = self.graph.nodes[i]
+            if i in names:
+                continue
+            assert n.op not in REDUCTIONS, n
+            if n.op == "load":
+                offset = self.offset(self.graph.inputs[n.attr], self.rows.row_axes, at)
+                value = f"load_one(in{n.attr} + {offset})"
+            else:
+                value = self.expression(n, [names[a] for a in n.args], None)
+            self.line(f"const {TYPES[n.dtype]} v{i} = {value};")
+            names[i] = f"v{i}"
+        for k, (i, access) in enumerate(self.graph.outputs):
+            if i in self.after:
+                offset = self.offset(access, self.rows.row_axes, at)
+                self.line(f"out{k}[{offset}] = {names[i]};")
