@@ -1,5 +1,6 @@
 """Ceilings and floors, on made-up curves where the right answer is known, and on this CPU."""
 
+import functools
 import json
 
 import pytest
@@ -14,6 +15,8 @@ from tilewright.device import DEVICES, spec_of
 from tilewright.errors import InvalidArgument
 from tilewright.measure.ceilings import Ceilings, hard_limit_us, measure_ceilings, rising
 from tilewright.measure.ceilings_kernels import UNROLLS, stream_calls, stream_task
+from tilewright.measure.ceilings_kernels_cpu import cpu_calls
+from tilewright.measure.timing import time_interleaved
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 
@@ -175,6 +178,36 @@ def test_plain_calls_copy_read_and_write_on_a_cpu():
             assert torch.equal(result, torch.ones(64))
         assert result is not x
     assert {name.split()[0] for name in calls} == {"copy", "read", "write", "empty"}
+
+
+@pytest.mark.parametrize("size", [4, 36, 16 * 1024, 3 * 16 * 1024 + 20])
+def test_own_kernels_of_a_cpu_touch_every_element(size):
+    x = torch.arange(1, size + 1, dtype=torch.float32)
+    calls = cpu_calls()
+    for name in ("copy own cached", "copy own past"):
+        assert torch.equal(calls[name](x), x)
+    for name in ("write own cached", "write own past"):
+        assert torch.equal(calls[name](x), torch.ones(size))
+    together = functools.reduce(int.__or__, x.view(torch.int32).tolist())
+    assert calls["read own cached"](x).view(torch.int32).item() == together
+
+
+def test_own_kernels_of_a_cpu_are_not_slower_than_pytorchs_on_fresh_pages():
+    x = [[torch.ones(16 << 20)]]  # 64 MiB
+    timings = time_interleaved(stream_calls(CPU), x, CPU, "cpu", budget_s=1.0)
+    for kind in ("copy", "write"):
+        own, aten = (
+            min(t.median_us for n, t in timings.items() if n.startswith(f"{kind} {whose}"))
+            for whose in ("own", "aten")
+        )
+        assert own <= 1.1 * aten
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/c++", "/bin/false"])
+def test_without_a_compiler_pytorchs_kernels_are_the_ceilings(monkeypatch, tmp_path, compiler):
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TILEWRIGHT_CXX", compiler)
+    assert {name.split()[1] for name in stream_calls(CPU)} == {"aten"}
 
 
 @pytest.mark.skipif(nvrtc.missing() is not None, reason="NVRTC is not installed")

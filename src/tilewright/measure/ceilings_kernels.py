@@ -5,6 +5,7 @@ Several variants of each; the fastest at a size is the ceiling there.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,9 @@ from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import spec_of
+from tilewright.errors import CompileError
 from tilewright.impl import CompileTask
+from tilewright.measure.ceilings_kernels_cpu import cpu_calls
 
 Call = Callable[..., Any]
 BLOCK_THREADS = 256
@@ -75,8 +78,8 @@ def stream_calls(device: torch.device) -> dict[str, Call]:
     """Callables of one float32 tensor, a multiple of 16 bytes, by name.
 
     Names start with what the callable does to the tensor: "copy", "read" (into nothing), "write"
-    (as many bytes as the tensor has) or "empty". PyTorch's own kernels are among them; on a GPU
-    without a compiler for it they are the only ones.
+    (as many bytes as the tensor has) or "empty". PyTorch's own kernels are among them; without a
+    compiler that works they are the only ones.
     """
     calls: dict[str, Call] = {
         "copy aten": lambda x: x.clone(),
@@ -86,6 +89,8 @@ def stream_calls(device: torch.device) -> dict[str, Call]:
     if device.type == "cpu":
         calls["read aten amax"] = lambda x: x.amax()
         calls["empty aten"] = lambda x: torch.empty(16)
+        with contextlib.suppress(CompileError):
+            calls.update(cpu_calls())
     elif nvrtc.missing():
         calls["empty aten"] = lambda x: torch.empty(1, device=device).fill_(1.0)
     else:
