@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from tilewright.fusion.cuda.layout import RowLayout
 from tilewright.fusion.cuda.schedule import access_bytes
+from tilewright.fusion.ir import REDUCTIONS
+from tilewright.fusion.plan import needed_in
 
 
 class Residents(RowLayout):
-    """Loads that a persistent kernel does before they are needed.
+    """What a persistent kernel loads before it is needed.
 
-    `parameters` are loads that do not vary over rows; `queued` are the row's own, and
-    `queued_scalars` those of which a row has one.
+    `parameters` are values that vary along the row only: loads, or what is computed from them
+    alone (a widened weight); `queued` are the row's own loads, and `queued_scalars` those of which
+    a row has one.
     """
 
     parameters: tuple[int, ...] = ()
@@ -20,7 +23,8 @@ class Residents(RowLayout):
     def find_residents(self) -> None:
         loads = [i for i, n in enumerate(self.graph.nodes) if n.op == "load" and self.plan.inner[i]]
         if self.s.parameters != "reload":
-            self.parameters = tuple(i for i in loads if not self.is_row_load(i))
+            shared = [i for i in loads if not self.is_row_load(i)]
+            self.parameters = tuple(self.computed_from(shared) if self.s.widened else shared)
         if self.s.stages:
             self.queued = tuple(i for i in loads if self.is_row_load(i))
             self.queued_scalars = tuple(
@@ -31,6 +35,28 @@ class Residents(RowLayout):
             )  # fmt: skip
 
     # -- parameter vectors -----------------------------------------------------------------------
+
+    def computed_from(self, loads: list[int]) -> list[int]:
+        """The last values that follow from `loads` and numbers alone, which other steps use."""
+        nodes = self.graph.nodes
+        alone = set(loads)
+        for i, n in enumerate(nodes):
+            if self.plan.inner[i] and n.args and all(a in alone or self.fixed(a) for a in n.args):
+                alone.add(i)
+        ends = {i for i, _ in self.graph.outputs}
+        return [
+            i
+            for i in sorted(alone)
+            if i in ends or any(user not in alone for user in self.graph.users(i))
+        ]
+
+    def fixed(self, i: int) -> bool:
+        """Whether node `i` is one number for the whole kernel."""
+        n = self.graph.nodes[i]
+        if n.op == "load":
+            return not any(self.graph.inputs[n.attr].strides)
+        single = n.op in ("const", "scalar") or (bool(n.args) and not self.plan.inner[i])
+        return single and n.op not in REDUCTIONS and all(self.fixed(a) for a in n.args)
 
     def load_parameters(self) -> None:
         """Once per kernel. In shared memory the groups of a block share them."""
@@ -45,8 +71,20 @@ class Residents(RowLayout):
         if s.parameters == "shared" and s.rows_per_block > 1:
             self.open("if (group == 0)")
         self.open_turns(True)
+        wanted = needed_in(self.graph, set(self.parameters), frozenset(self.names))
+        values: dict[int, str] = {}
+        for i in wanted:
+            n = self.graph.nodes[i]
+            operands = [values.get(a) or self.names[a] for a in n.args]
+            value = (
+                self.load(i, stream=False)
+                if n.op == "load"
+                else self.expression(n, operands, str(self.s.vector))
+            )
+            self.line(f"const auto v{i} = {value};")
+            values[i] = f"v{i}"
         for i in self.parameters:
-            self.line(f"{self.parameter(i)} = {self.load(i, stream=False)};")
+            self.line(f"{self.parameter(i)} = {values[i]};")
         self.close_turns()
         if s.parameters == "shared" and s.rows_per_block > 1:
             self.close()
@@ -58,10 +96,14 @@ class Residents(RowLayout):
 
     def forget_parameters(self) -> None:
         """Parameters that are read again per row must not be kept in registers over the rows."""
-        for i in {n.attr for i, n in enumerate(self.graph.nodes)
-                  if n.op == "load" and self.plan.inner[i]
-                  and not self.is_row_load(i) and i not in self.parameters}:  # fmt: skip
-            self.line(f"in{i} = afresh(in{i});")
+        if self.s.parameters == "reload":
+            loads = [
+                n.attr
+                for i, n in enumerate(self.graph.nodes)
+                if n.op == "load" and self.plan.inner[i] and not self.is_row_load(i)
+            ]
+            for i in dict.fromkeys(loads):
+                self.line(f"in{i} = afresh(in{i});")
 
     # -- the queue of rows -----------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ class RowKernel(Joining, Residents):
         if self.persistent:
             self.open_rows()
         else:
+            self.fixed_values()
             rows = f"(block * {s.rows_per_block} + group) * {s.rows_per_thread}"
             self.line(f"const i64 first_row = {rows};")
         self.declare_row_pointers()
@@ -64,6 +65,7 @@ class RowKernel(Joining, Residents):
         per_block = s.rows_per_block * s.rows_per_thread
         self.line(f"const i64 row_step = (i64)gridDim.x / {s.cluster} * {per_block};")
         self.line(f"i64 first_row = block * {per_block} + group * {s.rows_per_thread};")
+        self.fixed_values()
         self.load_parameters()
         self.start_queue()
         ahead = f" - group * {s.rows_per_thread}" if s.rows_per_block > 1 else ""
@@ -76,38 +78,31 @@ class RowKernel(Joining, Residents):
 
     # -- values that do not vary along the row ---------------------------------------------------
 
-    def row_values(self, phase: int) -> None:
-        """Compute every single value per row (or per kernel) that is known before `phase`."""
-        plan = self.plan
+    def fixed_values(self) -> None:
+        """The numbers of the whole kernel: constants, scalars, and what follows from them."""
         for i, n in enumerate(self.graph.nodes):
-            if plan.inner[i] or i in self.names or plan.ready[i] != phase:
-                continue
-            if self.uniform(i):
-                if n.op == "load":
-                    value = f"load_one(in{n.attr})"
-                else:
-                    value = self.expression(n, [self.names[a] for a in n.args], None)
+            if self.fixed(i) and i not in self.names:
+                value = (
+                    f"load_one(in{n.attr})"
+                    if n.op == "load"
+                    else self.expression(n, [self.names[a] for a in n.args], None)
+                )
                 self.line(f"const {TYPES[n.dtype]} s{i} = {value};")
                 self.names[i] = f"s{i}"
+
+    def row_values(self, phase: int) -> None:
+        """Compute every single value per row that is known before `phase`."""
+        for i, n in enumerate(self.graph.nodes):
+            if self.plan.inner[i] or i in self.names or self.plan.ready[i] != phase:
                 continue
             self.line(f"{TYPES[n.dtype]} s{i}[{self.s.rows_per_thread}];")
             self.names[i] = f"s{i}[r]"
-            if n.op == "load":
-                value = self.row_scalar(i)
-            else:
-                value = self.expression(n, [self.names[a] for a in n.args], None)
+            value = (
+                self.row_scalar(i)
+                if n.op == "load"
+                else self.expression(n, [self.names[a] for a in n.args], None)
+            )
             self.line(f"{self.each_row()} s{i}[r] = {value};")
-
-    def uniform(self, i: int) -> bool:
-        n = self.graph.nodes[i]
-        if n.op == "load":
-            return not any(self.graph.inputs[n.attr].strides)
-        return n.op in ("const", "scalar") or (
-            bool(n.args) and not self.plan.inner[i] and all(self.is_uniform_name(a) for a in n.args)
-        )
-
-    def is_uniform_name(self, i: int) -> bool:
-        return i in self.names and "[r]" not in self.names[i]
 
     def row_stores(self) -> None:
         """Outputs that hold one value per row; the row's first thread writes them."""
@@ -127,8 +122,7 @@ class RowKernel(Joining, Residents):
         known = phase.carried_in if self.s.storage != "reread" else frozenset()
         carried = phase.carried_out if self.s.storage != "reread" else frozenset()
         self.declare_kept(carried - known)
-        steps = needed_in(self.graph, (wanted | carried) - known, known | frozenset(self.names))
-        steps = [i for i in steps if self.plan.inner[i]]
+        steps = self.needed((wanted | carried) - known, known)
         moments = [i for i in phase.reductions if self.graph.nodes[i].op == "m2"]
         sums = self.accumulators(phase)
         for name, join, dtype in sums:
@@ -199,7 +193,7 @@ class RowKernel(Joining, Residents):
             if self.by_row(i, known) != per_row:
                 continue
             if n.op == "load":
-                value = early.get(i) or self.load_now(i, per_row)
+                value = early.get(i) or self.load(i, per_row and self.s.stream_loads)
             else:
                 operands = [self.value_of(a, done, known) for a in n.args]
                 value = self.expression(n, operands, str(self.s.vector))
@@ -207,18 +201,20 @@ class RowKernel(Joining, Residents):
             done[i] = f"v{i}"
         return done
 
-    def load_now(self, i: int, per_row: bool) -> str:
-        if i in self.parameters:
-            return self.parameter(i)
-        return self.load(i, per_row and self.s.stream_loads)
+    def needed(self, wanted: set[int], known: frozenset[int]) -> list[int]:
+        """The steps along the row that lead to `wanted` from what is at hand."""
+        at_hand = known | frozenset(self.names) | frozenset(self.parameters)
+        return [i for i in needed_in(self.graph, wanted, at_hand) if self.plan.inner[i]]
 
     @functools.cache  # noqa: B019  (a kernel object lives for one emission)
     def by_row(self, i: int, known: frozenset[int]) -> bool:
         n = self.graph.nodes[i]
         if i in known:
             return True
+        if i in self.parameters:
+            return False
         if not self.plan.inner[i]:
-            return not self.is_uniform_name(i)
+            return not self.fixed(i)
         if n.op == "load":
             return self.is_row_load(i)
         return any(self.by_row(a, known) for a in n.args)
@@ -226,6 +222,8 @@ class RowKernel(Joining, Residents):
     def value_of(self, i: int, values: dict[int, str], known: frozenset[int]) -> str:
         if i in values:
             return values[i]
+        if i in self.parameters:
+            return self.parameter(i)
         return self.kept_name(i) if i in known else self.names[i]
 
     def store(self, k: int, value: str) -> None:
@@ -256,8 +254,7 @@ class RowKernel(Joining, Residents):
             self.line(f"part{i}[r].m2 = 0;")
             self.close()
         wanted = {self.graph.nodes[i].args[0] for i in moments}
-        steps = needed_in(self.graph, wanted - known, known | frozenset(self.names))
-        steps = [i for i in steps if self.plan.inner[i]]
+        steps = self.needed(wanted - known, known)
         self.open_turns(s.storage == "registers")
         values = self.steps(steps, known, {}, per_row=False)
         self.open(self.each_row())

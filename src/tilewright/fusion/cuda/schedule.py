@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.ir import Access, Graph
-from tilewright.op import TensorSpec
+from tilewright.op import HALVES, TensorSpec
 from tilewright.space import ConfigSpace, param
 
 WIDEST_ACCESS = 16
@@ -33,7 +33,7 @@ class RowSchedule:
 
     A persistent kernel, one block for each place on the device, takes row after row: it copies
     `stages` rows ahead into shared memory while it works on one, and may keep the `parameters`,
-    vectors that do not vary over rows, on chip.
+    vectors that do not vary over rows, on chip: as they are, or `widened` to what is used of them.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -50,6 +50,7 @@ class RowSchedule:
     stream_loads: bool = param(True, False)
     stages: int = param(0, 1, 2, 3)
     parameters: str = param("reload", "registers", "shared")
+    widened: bool = param(False, True)
 
     @property
     def block_threads(self) -> int:
@@ -104,6 +105,9 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             "parameters": (
                 ("reload", "registers", "shared") if footprint.parameters else ("reload",)
             ),
+            "widened": (False, True)
+            if any(a.dtype in HALVES for a in footprint.parameters)
+            else (False,),
         },
         constraint,
     )
@@ -133,7 +137,8 @@ class Footprint:
 
     def parameter_bytes(self, c: RowSchedule) -> int:
         """Of one thread, for all parameter vectors."""
-        return self.turns(c) * sum(held_bytes(a.dtype, c.vector) for a in self.parameters)
+        dtypes = ("f32" if c.widened and a.dtype in HALVES else a.dtype for a in self.parameters)
+        return self.turns(c) * sum(held_bytes(dtype, c.vector) for dtype in dtypes)
 
     def column_bytes(self, c: RowSchedule) -> int:
         """Of one thread: what it adds up over rows."""
@@ -174,6 +179,8 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return f"storage={c.storage} walks rows one by one"
     if c.storage == "reread" and c.moments == "merge":
         return "re-reading goes with two_pass"
+    if c.widened and c.parameters == "reload":
+        return "what is loaded for each row is widened for each row"
     if c.persistent or footprint.columns:
         if c.storage != "registers":
             return "a persistent kernel keeps its row in registers"
