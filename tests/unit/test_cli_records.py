@@ -1,0 +1,154 @@
+"""The command line's records, and a tune whose store or disk fails it."""
+
+import json
+import sqlite3
+
+import pytest
+import torch
+
+from tilewright import cli, store
+from tilewright.environment import environment
+from tilewright.record import Record, read_lines
+from tilewright.store import Store
+
+SOFTMAX = "softmax(x=f32[64,100])"
+RMS_NORM = "rms_norm(x=f32[4,8], weight=f32[8])"
+HERE, INFO, NOW = environment(torch.device("cpu"))
+OLD = {**NOW, "torch": "1.0.0"}
+
+
+def measured(text, implementation, us, created="2026-11-20T12:00:00", **more):
+    given = {"device_info": INFO, "versions": NOW, "final": True, "duel": "d", **more}
+    return Record(text, text.partition("(")[0], implementation, {}, given.pop("status", "ok"),
+                  HERE, us, created=f"{created}.000000+00:00", **given)  # fmt: skip
+
+
+@pytest.fixture
+def url(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    url = f"sqlite:///{tmp_path / 'records.db'}"
+    monkeypatch.setenv("TILEWRIGHT_STORE", url)
+    return url
+
+
+@pytest.fixture
+def filled(url):
+    with Store(url) as opened:
+        opened.add(
+            [
+                measured(SOFTMAX, "fused", 10.0),
+                measured(SOFTMAX, "aten", 20.0, status="slower", created="2026-11-21T12:00:00"),
+                measured(RMS_NORM, "fused", 5.0, versions=OLD, created="2026-11-01T12:00:00"),
+            ]
+        )
+    return url
+
+
+def answer(capsys, *args):
+    assert cli.main(["records", *args, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_list_shows_the_newest_first_and_filters(filled, capsys):
+    rows = answer(capsys, "list")
+    assert [r["implementation"] for r in rows] == ["aten", "fused", "fused"]
+    assert len(answer(capsys, "list", "--limit", "1")) == 1
+    assert [r["op"] for r in answer(capsys, "list", "--op", "rms_norm")] == ["rms_norm"]
+    assert [r["status"] for r in answer(capsys, "list", "--status", "slower")] == ["slower"]
+    assert len(answer(capsys, "list", "--since", "2026-11-20")) == 2
+    assert cli.main(["records", "list"]) == 0
+    assert "10.0 us" in capsys.readouterr().out
+
+
+def test_show_lists_one_workload_the_fastest_first(filled, capsys):
+    assert [r["median_us"] for r in answer(capsys, "show", SOFTMAX)] == [10.0, 20.0]
+
+
+def test_records_travel_to_another_store(filled, capsys, tmp_path):
+    path, other = tmp_path / "records.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
+    assert answer(capsys, "export", str(path))["exported"] == 3
+    assert answer(capsys, "import", str(path), "--store", other)["imported"] == 3
+    assert answer(capsys, "import", str(path), "--store", other)["imported"] == 0
+    assert len(answer(capsys, "list", "--store", other)) == 3
+
+
+def test_prune_deletes_what_meets_every_condition(filled, capsys):
+    assert answer(capsys, "prune", "--before", "2026-11-10")["deleted"] == 1
+    assert answer(capsys, "prune", "--other-versions", "--device", "cpu")["deleted"] == 0
+    assert len(answer(capsys, "list")) == 2
+
+
+def test_a_store_without_records_says_so(url, capsys):
+    assert cli.main(["records", "list"]) == 0
+    assert "no such records in" in capsys.readouterr().out
+
+
+# --- a tune that cannot keep what it measures ------------------------------------------------
+
+
+def tune(capsys):
+    args = ["tune", SOFTMAX, "--device", "cpu", "--budget", "0.5s", "--baseline", "aten"]
+    code = cli.main(args)
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return code, err
+
+
+def test_a_corrupt_store_is_named_before_anything_is_measured(url, tmp_path, capsys):
+    (tmp_path / "records.db").write_bytes(b"no database" * 1000)
+    code, err = tune(capsys)
+    assert code == 1
+    assert "file is not a database; move the file away, or set TILEWRIGHT_STORE" in err
+
+
+def test_a_locked_store_is_named_and_the_measurements_kept_in_a_file(
+    filled, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(store.Store.__init__, "__kwdefaults__", {"busy_s": 0.2})
+    writer = sqlite3.connect(tmp_path / "records.db", isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        code, err = tune(capsys)
+    finally:
+        writer.execute("ROLLBACK")
+        writer.close()
+    assert code == 1
+    assert "database is locked; wait for the process that is writing, or end it" in err
+    (kept,) = tmp_path.glob("*.jsonl")
+    assert str(kept) in err
+    assert read_lines(kept)
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(
+    url, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    code, err = tune(capsys)
+    assert code == 1
+    assert "or set TILEWRIGHT_CACHE_DIR to a folder that can be written" in err
+
+
+def test_without_a_compiler_pytorch_is_measured_and_the_reason_told(url, capsys, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CXX", "/nowhere/c++")
+    code, err = tune(capsys)
+    assert code == 0, err
+    assert "/nowhere/c++" in err
+    with Store(url) as opened:
+        assert "compile_error" in {r.status for r in opened.query()}
+
+
+def test_a_compiler_that_hangs_costs_its_time_limit_and_is_recorded(
+    url, tmp_path, capsys, monkeypatch
+):
+    hanging = tmp_path / "c++"
+    hanging.write_text('#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\nexec sleep 60\n')
+    hanging.chmod(0o755)
+    monkeypatch.setenv("TILEWRIGHT_CXX", str(hanging))
+    monkeypatch.setenv("TILEWRIGHT_COMPILE_TIMEOUT", "0.5")
+    code, err = tune(capsys)
+    assert code == 0, err
+    with Store(url) as opened:
+        found = [r for r in opened.query() if r.status == "timeout"]
+    assert found
+    assert "TILEWRIGHT_COMPILE_TIMEOUT" in found[0].message
