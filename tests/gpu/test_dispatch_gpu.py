@@ -16,7 +16,6 @@ from tilewright.measure.timing import host_us
 from tilewright.op import OPS, Workload
 from tilewright.record import Record
 from tilewright.space import config_dict
-from tilewright.store import Store
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,16 +34,6 @@ TEXTS = [
     "softmax(x=f16[64,768])",
     "lerp(x=f32[64,768], end=f32[768], weight=0.3)",
 ]
-
-
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path / 'records.db'}")
-    tw.reload_records()
-    with Store() as opened:
-        yield opened
-    monkeypatch.undo()
-    tw.reload_records()
 
 
 def record(store, text):

@@ -22,7 +22,6 @@ from tilewright.impl import IMPLS, Executable, Implementation
 from tilewright.op import OPS
 from tilewright.record import Record
 from tilewright.space import ConfigSpace, config_dict, param
-from tilewright.store import Store
 
 CPU = torch.device("cpu")
 SOFTMAX = "softmax(x=f32[8,16])"
@@ -41,16 +40,6 @@ class ProbeExecutable(Executable):
             assert self.probe.takes_scalars
             args.update(zip(self.w.scalars, scalars, strict=True))
         return self.w.operator.reference(**args)
-
-
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path / 'records.db'}")
-    tw.reload_records()
-    with Store() as opened:
-        yield opened
-    monkeypatch.undo()
-    tw.reload_records()
 
 
 @pytest.fixture

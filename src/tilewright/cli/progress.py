@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tilewright.cli.render import duration
+from tilewright.cli.render import brief, duration
 from tilewright.measure.candidate import Candidate, Description
 from tilewright.op import Workload
 from tilewright.results import Row
@@ -50,7 +50,7 @@ class Shown(Progress):
         self.say(f"on {device.key}, timed by {method}")
 
     def workload(self, w: Workload, index: int, total: int) -> None:
-        self.name, self.index, self.total = str(w), index, total
+        self.name, self.index, self.total = brief(str(w)), index, total
         self.step = self.tally = self.fastest = ""
         self.refresh()
 
@@ -71,7 +71,7 @@ class Shown(Progress):
         elapsed = f"{time.monotonic() - self.started_s:.0f} s"
         outcome = f"{row.chosen} {duration(row.chosen_us)}" if row else f"failed: {reason}"
         tally = f" ({self.tally})" if self.tally else ""
-        self.say(f"[{self.index + 1}/{self.total}] {elapsed} {w}: {outcome}{tally}")
+        self.say(f"[{self.index + 1}/{self.total}] {elapsed} {brief(str(w))}: {outcome}{tally}")
 
 
 class ShownLive(Shown):

@@ -79,16 +79,16 @@ def yes(value: bool | None) -> str | None:
     return None if value is None else "yes" if value else "NO"
 
 
-def shortened(texts: Sequence[str]) -> list[str]:
-    """Workloads for a narrow column: the first argument alone where that tells them apart.
+def brief(workload: str) -> str:
+    """`lerp(x=f32[16,102400], end=f32[16,102400], weight=0.3)` as `lerp(x=f32[16,102400], …)`."""
+    call, mark, flags = workload.partition(")!")
+    first, comma, _ = call.partition(", ")
+    return f"{first}, …){mark[1:]}{flags}" if comma else workload
 
-    `lerp(x=f32[16,102400], end=f32[16,102400], weight=0.3)` is `lerp(x=f32[16,102400], …)`.
-    """
-    short = []
-    for text in texts:
-        call, mark, flags = text.partition(")!")
-        first, comma, _ = call.partition(", ")
-        short.append(f"{first}, …){mark[1:]}{flags}" if comma else text)
+
+def shortened(texts: Sequence[str]) -> list[str]:
+    """Workloads for a narrow column: in brief where that tells them apart."""
+    short = [brief(text) for text in texts]
     return [
         text if short.count(brief) > 1 else brief for text, brief in zip(texts, short, strict=True)
     ]
