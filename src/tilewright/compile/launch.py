@@ -24,7 +24,7 @@ Dim3 = tuple[int, int, int]
 
 # cuda.h
 _SMS, _MAX_SHARED_PER_BLOCK_OPTIN, _CLUSTER_LAUNCH = 16, 97, 120  # CUdevice_attribute
-_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
+_STATIC_SHARED, _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 1, 8, 14  # CUfunction_attribute
 _COOPERATIVE, _CLUSTER_DIMENSION = 2, 4  # CUlaunchAttributeID
 _RELAXED = 2  # CUstreamCaptureMode
 _INVALID_VALUE, _INVALID_IMAGE, _NO_BINARY, _CAPTURE_IMPLICIT = 1, 200, 209, 906  # CUresult
@@ -188,8 +188,12 @@ class CudaKernel:
             cuda.cuModuleGetFunction(ctypes.byref(function), module, self.entry.encode()),
             f"finding {subject}",
         )
-        static = self.compiled.resources.shared_bytes if self.compiled.resources else 0
-        dynamic = _device_attribute(device_index, _MAX_SHARED_PER_BLOCK_OPTIN) - static
+        static = ctypes.c_int()
+        check(
+            cuda.cuFuncGetAttribute(ctypes.byref(static), _STATIC_SHARED, function),
+            f"asking {subject} for its static shared memory",
+        )
+        dynamic = _device_attribute(device_index, _MAX_SHARED_PER_BLOCK_OPTIN) - static.value
         # Setting an attribute also makes the driver load the code now rather than at first launch.
         check(
             cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, dynamic),
@@ -315,6 +319,7 @@ def driver() -> Any:
         ("cuStreamIsCapturing", pointer, pointer),
         ("cuModuleLoadData", pointer, ctypes.c_char_p),
         ("cuModuleGetFunction", pointer, pointer, ctypes.c_char_p),
+        ("cuFuncGetAttribute", pointer, integer, pointer),
         ("cuFuncSetAttribute", pointer, integer, integer),
         ("cuOccupancyMaxActiveBlocksPerMultiprocessor", pointer, pointer, integer, ctypes.c_size_t),
         ("cuOccupancyMaxActiveClusters", pointer, pointer, pointer),
