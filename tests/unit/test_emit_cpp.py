@@ -13,10 +13,9 @@ import torch
 
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
-from tilewright.compile.launch import CppFunction
 from tilewright.device import DEVICES
 from tilewright.fusion import cpp_target
-from tilewright.fusion.cpp_entry import ENTRY, signature
+from tilewright.fusion.cpp_entry import ENTRY
 from tilewright.fusion.cpp_loops import arrange
 from tilewright.fusion.cpp_schedule import LoopSchedule
 from tilewright.fusion.emit_cpp import emit
@@ -46,10 +45,8 @@ def call(graph, schedule, tensors, outputs, flags=cpp_target.FLAGS, scalars=(), 
     built = compiled(CompileTask("cxx", emit(graph, schedule), flags, ENTRY))
     threads = threads or (2 if schedule.threads == "all" else 1)
     pointers = [t.data_ptr() for t in (*tensors, *outputs)]
-    count = graph.space[0] if graph.space else 1
-    CppFunction(built, ENTRY, signature(graph))(
-        *pointers, count, *scalars, threads, int(schedule.huge_pages)
-    )
+    kernels = cpp_target.LoopKernels(graph, schedule, built)
+    kernels(pointers, scalars, threads, schedule.huge_pages)
     return outputs
 
 

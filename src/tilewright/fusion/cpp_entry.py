@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright.fusion.cpp_loops import Loops
 from tilewright.fusion.cpp_schedule import LoopSchedule
 from tilewright.fusion.ir import Access, Graph
+from tilewright.fusion.segments import Program
 
 ENTRY = "tw_kernel"
 POINTWISE_BLOCK = 16384
@@ -14,16 +17,44 @@ C_TYPES = {
     **{"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double"},
     **{"i32": "i32", "i64": "i64", "bool": "boolean"},
 }
+COMBINE = {
+    "sum": ("added", "0"),
+    "prod": ("multiplied", "1"),
+    "amax": ("maximum", "-__builtin_inf()"),
+    "amin": ("minimum", "__builtin_inf()"),
+}
+"""By reduction: the function that joins two values, and its identity."""
+
+RUN = "run"
+"""The function of one kernel, in a namespace of its own."""
 
 
-def signature(graph: Graph) -> str:
-    """Struct codes of the entry's arguments, as compile.launch has them."""
-    pointers = "P" * (len(graph.inputs) + len(graph.outputs))
-    return f"{pointers}q{''.join('d' if s == 'f64' else 'f' for s in graph.scalars)}qq"
+def signature(program: Program, scalars: Sequence[str]) -> str:
+    """Struct codes of the entry's arguments, as compile.launch has them: pointers to inputs,
+    outputs and temporaries, each kernel's outermost size, the run-time scalars, and two flags."""
+    pointers = "P" * (program.inputs + program.outputs + len(program.temporaries))
+    codes = "".join("d" if s == "f64" else "f" for s in scalars)
+    return f"{pointers}{'q' * len(program.segments)}{codes}qq"
 
 
-def entry(loops: Loops, schedule: LoopSchedule) -> str:
+def entry(program: Program, scalars: Sequence[str]) -> str:
+    """The function that runs one kernel after another."""
+    buffers = range(program.inputs + program.outputs + len(program.temporaries))
+    parameters = [f"{'const ' if b < program.inputs else ''}void* b{b}" for b in buffers]
+    parameters += [f"i64 count{k}" for k in range(len(program.segments))]
+    parameters += [f"{C_TYPES[s]} s{k}" for k, s in enumerate(scalars)]
+    lines = [f'extern "C" void {ENTRY}({", ".join(parameters)}, i64 threads, i64 huge_pages) {{']
+    for k, segment in enumerate(program.segments):
+        given = [f"b{b}" for b in (*segment.reads, *segment.writes)]
+        given += [f"count{k}", *(f"s{i}" for i in range(len(scalars))), "threads", "huge_pages"]
+        lines.append(f"  kernel{k}::{RUN}({', '.join(given)});")
+    return "\n".join([*lines, "}"])
+
+
+def runner(loops: Loops, schedule: LoopSchedule) -> str:
+    """The function that runs one kernel: threads, work items, kept memory."""
     graph = loops.plan.graph
+    fixed = 0 in loops.swept_row
     parameters = [f"const void* x{k}" for k in range(len(graph.inputs))]
     parameters += [f"void* y{k}" for k in range(len(graph.outputs))]
     parameters += ["i64 count"]
@@ -31,19 +62,21 @@ def entry(loops: Loops, schedule: LoopSchedule) -> str:
     values = [f"(const {c_type(a)}*)x{k}" for k, a in enumerate(graph.inputs)]
     values += [f"({c_type(a)}*)y{k}" for k, (_, a) in enumerate(graph.outputs)]
     values += [f"s{k}" for k in range(len(graph.scalars))]
-    values += ["count"] if 0 not in graph.reduced else []
-    size = "n0" if 0 in graph.reduced else "count"
+    values += [] if fixed else ["count"]
+    size = "n0" if fixed else "count"
     advice = [
         f"  if (huge_pages) advise_huge_pages(y{k}, {_extent(graph, access, size)});"
         for k, (_, access) in enumerate(graph.outputs)
+        if k not in loops.added
     ]
     sizes = [size if a == 0 else f"n{a}" for a in range(len(graph.space))]
     kept = sum(map(loops.kept_bytes, loops.kept_values)) * schedule.rows
     allocate = f"(char*)aligned_alloc(64, {kept} * {loops.kept_lanes})" if kept else "nullptr"
     return "\n".join(
         [
-            f'extern "C" void {ENTRY}({", ".join(parameters)}, i64 threads, i64 huge_pages) {{',
+            f"void {RUN}({', '.join(parameters)}, i64 threads, i64 huge_pages) {{",
             f"  const Arguments a = {{{', '.join(values)}}};",
+            "  (void)count, (void)huge_pages;",
             *advice,
             *_items(loops, schedule.rows, sizes),
             "#pragma omp parallel num_threads(threads) if (threads > 1 && items > 1)",
@@ -51,16 +84,42 @@ def entry(loops: Loops, schedule: LoopSchedule) -> str:
             f"    char* kept = {allocate};",
             "    (void)kept;",
             *(["    if (!kept) abort();"] if kept else []),
-            "#pragma omp for schedule(static)",
-            "    for (i64 item = 0; item < items; ++item) {",
-            *_dispatch(loops, schedule.rows, sizes),
-            "    }",
+            *_loop(loops, schedule.rows, sizes),
             *(["    free(kept);"] if kept else []),
             *(["    finish_streams();"] if schedule.stream_stores else []),
             "  }",
             "}",
         ]
     )
+
+
+def _loop(loops: Loops, rows: int, sizes: list[str]) -> list[str]:
+    """Share out the work items, in parts where each part adds up results of its own."""
+    if not loops.added:
+        return [
+            "#pragma omp for schedule(static)",
+            "    for (i64 item = 0; item < items; ++item) {",
+            *_dispatch(loops, rows, sizes),
+            "    }",
+        ]
+    clear = []
+    for k, i in loops.added.items():
+        n = loops.plan.graph.nodes[i]
+        size = " * ".join(sizes[a] for a, m in enumerate(n.shape) if m != 1) or "1"
+        identity = f"({C_TYPES[n.dtype]}){COMBINE[n.op][1]}"
+        clear += [
+            f"      for (i64 j = 0; j < {size}; ++j) a.y{k}[part * ({size}) + j] = {identity};"
+        ]
+    return [
+        "#pragma omp for schedule(static)",
+        f"    for (i64 part = 0; part < {loops.parts}; ++part) {{",
+        *clear,
+        f"      const i64 last_item = items * (part + 1) / {loops.parts};",
+        f"      for (i64 item = items * part / {loops.parts}; item < last_item; ++item) {{",
+        *_dispatch(loops, rows, sizes),
+        "      }",
+        "    }",
+    ]
 
 
 def _items(loops: Loops, rows: int, sizes: list[str]) -> list[str]:
@@ -99,6 +158,7 @@ def _dispatch(loops: Loops, rows: int, sizes: list[str]) -> list[str]:
             f"      const i64 end = last < {sizes[loops.lane]} ? last : {sizes[loops.lane]};",
         ]
     rest = "begin, end" if loops.kind == "pointwise" else "kept"
+    rest += ", part" if loops.added else ""
     return [
         *head,
         f"      if (at + together <= length) item_{rows}(a, outer, at, {rest});",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows
+from tilewright.fusion.segments import Segment
 from tilewright.op import HALVES, TensorSpec
 
 L1_BYTES = 12 << 10
@@ -23,18 +25,27 @@ class Loops:
         lane: the axis that vectors run along.
         swept: axes that one work item walks: the reduced ones, or the lane axis.
         rows: the axes that number the work items, the lane axis not among them.
+        added: by position of the output: the reduction over other axes that it holds parts of.
+        parts: into how many parts the work items are divided for those.
     """
 
     plan: Plan
     lane: int
     swept: tuple[int, ...]
     rows: tuple[int, ...]
+    added: Mapping[int, int] = field(default_factory=dict)
+    parts: int = 1
 
     @property
     def kind(self) -> str:
-        if not self.plan.graph.reductions:
+        if not any(phase.reductions for phase in self.plan.phases):
             return "pointwise"
         return "rows" if self.lane in self.swept else "columns"
+
+    @property
+    def swept_row(self) -> tuple[int, ...]:
+        """Axes whose sizes are constants of the source beside those of all inner axes."""
+        return () if self.kind == "pointwise" else self.swept
 
     @property
     def row_width(self) -> int:
@@ -75,26 +86,24 @@ class Loops:
         return "LANES" if self.kind == "columns" else "1"
 
 
-def arrange(graph: Graph, keep: str) -> Loops:
+def arrange(segment: Segment | Graph, keep: str) -> Loops:
     """Choose the lane axis, the one along which most bytes are contiguous, and the phases."""
-    if not graph.space:
-        graph = _with_one_axis(graph)
-    accesses = [*graph.inputs, *(a for _, a in graph.outputs)]
-    contiguous = [
-        sum(_bytes(graph, access) for access in accesses if access.strides[axis] == 1)
-        for axis in range(len(graph.space))
-    ]
-    last = graph.reduced[-1] if graph.reductions else len(graph.space) - 1
-    lane = max(range(len(graph.space)), key=lambda a: (contiguous[a], a == last))
-    if lane in graph.reduced:
-        lane = last if contiguous[lane] == contiguous[last] else lane
-    if graph.reductions:
-        plan = plan_rows(graph, "two_pass", recompute=keep == "bytes")
-        swept = (*(a for a in graph.reduced if a != lane), *(a for a in graph.reduced if a == lane))
+    if isinstance(segment, Graph):
+        segment = Segment(segment, (), ())
+    if not segment.graph.space:
+        segment = replace(segment, graph=_with_one_axis(segment.graph))
+    added = segment.added()
+    if added:
+        assert segment.lane is not None
+        assert segment.row is not None
+        lane, row = segment.lane, segment.row
+        plan = _planned(segment.graph, row, lane, keep)
     else:
-        plan, swept = _pointwise_plan(graph, lane), (lane,)
-    rows = tuple(a for a in range(len(graph.space)) if a not in swept and a != lane)
-    loops = Loops(plan, lane, swept, rows)
+        lane, row = _free_lane(segment.graph), segment.graph.reduced
+        plan = _planned(segment.graph, row, lane, keep)
+    swept = (*(a for a in row if a != lane), *(a for a in row if a == lane)) or (lane,)
+    rows = tuple(a for a in range(len(segment.graph.space)) if a not in swept and a != lane)
+    loops = Loops(plan, lane, swept, rows, added, segment.parts)
     phases = plan.phases
     kept = _kept(loops, keep)
     trimmed = tuple(
@@ -102,6 +111,23 @@ def arrange(graph: Graph, keep: str) -> Loops:
         for phase, before, after in zip(phases, [frozenset[int](), *kept], kept, strict=False)
     )
     return replace(loops, plan=replace(plan, phases=trimmed))
+
+
+def _free_lane(graph: Graph) -> int:
+    accesses = [*graph.inputs, *(a for _, a in graph.outputs)]
+    contiguous = [
+        sum(_bytes(graph, access) for access in accesses if access.strides[axis] == 1)
+        for axis in range(len(graph.space))
+    ]
+    last = graph.reduced[-1] if graph.reductions else len(graph.space) - 1
+    lane = max(range(len(graph.space)), key=lambda a: (contiguous[a], a == last))
+    return last if lane in graph.reduced and contiguous[lane] == contiguous[last] else lane
+
+
+def _planned(graph: Graph, row: tuple[int, ...], lane: int, keep: str) -> Plan:
+    if row:
+        return plan_rows(graph, "two_pass", recompute=keep == "bytes", row=row)
+    return _pointwise_plan(graph, lane)
 
 
 def _with_one_axis(graph: Graph) -> Graph:
@@ -119,8 +145,11 @@ def _with_one_axis(graph: Graph) -> Graph:
 
 def _pointwise_plan(graph: Graph, lane: int) -> Plan:
     inner = tuple(n.shape[lane] != 1 for n in graph.nodes)
-    stores = tuple(k for k, (i, _) in enumerate(graph.outputs) if inner[i])
-    phase = Phase((), stores, frozenset(), frozenset())
+    added = tuple(graph.reductions)
+    stores = tuple(
+        k for k, (i, _) in enumerate(graph.outputs) if inner[i] and i not in graph.reductions
+    )
+    phase = Phase((), stores, frozenset(), frozenset(), added)
     return Plan(graph, (phase,), inner, (0,) * len(graph.nodes), (lane,))
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cpp_loops import Loops, arrange
 from tilewright.fusion.ir import Access, Graph
+from tilewright.fusion.segments import Segment, cut
 from tilewright.op import TensorSpec
 from tilewright.space import ConfigSpace, param
 
 HUGE_PAGE_BYTES = 2 << 20
 KEPT_BYTES_LIMIT = 1 << 20
 """Bytes of kept values of one row: beyond the caches, computing again is cheaper."""
+MOST_PARTS = 256
 MOST_LANES = 16
 PARAMETER_BYTES = 16 << 10
 """Half of an L1 cache."""
@@ -32,7 +34,8 @@ class LoopSchedule:
     `rows` rows are walked together, so that a parameter vector loaded once serves all of them;
     a sweep over a row takes `unroll` vectors at a time, each with sums of its own. Between sweeps
     it keeps the `values` that later ones use, or the fewest `bytes` from which they can be
-    computed again, or `nothing`.
+    computed again, or `nothing`. Reductions over other axes than the row's are added up in `parts`
+    parts, at least one for each thread; with `split`, so are those of rows too few for the threads.
     """
 
     rows: int = param(1, 2, 4)
@@ -41,33 +44,44 @@ class LoopSchedule:
     stream_stores: bool = param(False, True)
     huge_pages: bool = param(True, False)
     threads: str = param("all", "one")
+    parts: int = param(*(2**k for k in range(9)))
+    split: bool = param(False, True)
 
 
 def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
     """The schedules that fit `graph`; knobs that cannot matter have one value."""
     output_bytes = _output_bytes(graph)
-    loops = {keep: arrange(graph, keep) for keep in _keeps(graph)}
-    some = next(iter(loops.values()))
-    kind = some.kind
-    length = 1 if some.walked is None else graph.space[some.walked]
+    mains = {split: cut(graph, 2, split).segments[0] for split in _splits(graph, device)}
+    loops = {split: arrange(main, "nothing") for split, main in mains.items()}
+    some = loops[False]
+    length = 1 if some.walked is None else some.plan.graph.space[some.walked]
     streams = output_bytes >= HUGE_PAGE_BYTES and _rows_begin_lines(some)
+    threads = _thread_choices(_traffic(graph), device)
+    parts = {split: _parts(loops[split], threads, device) for split in loops}
 
     def constraint(c: LoopSchedule) -> str | None:
+        kind = loops[c.split].kind
         if c.rows * c.unroll > 4:
             return f"{c.rows} rows of {c.unroll} vectors leave no registers for the arithmetic"
         if kind == "rows" and c.rows * c.unroll == 1:
             return "a single chain of additions leaves the adders idle"
+        if c.unroll > 1 and not _unrolls(loops[c.split]):
+            return "there are no sums over a row to keep apart"
+        if c.parts not in parts[c.split]:
+            return f"{c.parts} parts, but one of {parts[c.split]} suits the threads"
         return None
 
     return ConfigSpace(
         LoopSchedule,
         {
             "rows": tuple(r for r in (1, 2, 4) if r <= length),
-            "unroll": (1, 2, 4) if kind == "rows" else (1,),
-            "keep": tuple(loops),
+            "unroll": (1, 2, 4) if any(map(_unrolls, loops.values())) else (1,),
+            "keep": _keeps(mains[False]),
             "stream_stores": (True, False) if streams else (False,),
             "huge_pages": (True, False) if output_bytes >= 2 * HUGE_PAGE_BYTES else (False,),
-            "threads": _thread_choices(_traffic(graph), device),
+            "threads": threads,
+            "parts": tuple(sorted({n for listed in parts.values() for n in listed})),
+            "split": tuple(loops),
         },
         constraint,
     )
@@ -77,21 +91,58 @@ def loop_heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     """A schedule that is good untuned.
 
     Four rows at a time where parameters that they share must be widened, or do not fit the L1
-    cache; else one, which suits the prefetcher best. Stores stream past caches that could not
-    hold the traffic, but not into fresh pages, which the kernel has just zeroed there.
+    cache, or where their parts of a sum over rows can be joined; else one, which suits the
+    prefetcher best. Stores stream past caches that could not hold the traffic, but not into fresh
+    pages, which the kernel has just zeroed there. Rows fewer than twice the threads are split.
     Measured on the suite `quickstart`, two Zen 4 cores with 32 MiB of L3 cache.
     """
     space = loop_space(graph, device)
+    loops = arrange(cut(graph, 2).segments[0], "nothing")
     narrow = any(access.itemsize == 2 for access in graph.inputs)
-    together = narrow or _shared_bytes(graph) > PARAMETER_BYTES
+    together = narrow or bool(loops.added) or _shared_bytes(loops) > PARAMETER_BYTES
     first = {name: values[0] for name, values in space.values.items()}
     output_bytes = _output_bytes(graph)
     first["stream_stores"] &= _traffic(graph) >= CACHE_BYTES and output_bytes < REUSED_BYTES
+    few = loops.kind == "rows" and loops.plan.rows < 2 * device.threads
+    first["split"] = few and first["threads"] == "all" and True in space.values["split"]
     for rows, unroll in ((4, 1) if together else (1, 2), (1, 4), (1, 1), (2, 1)):
-        config = LoopSchedule(**{**first, "rows": rows, "unroll": unroll})
-        if config in space:
-            return config
+        for parts in reversed(space.values["parts"][:2]):
+            config = LoopSchedule(**{**first, "rows": rows, "unroll": unroll, "parts": parts})
+            if config in space:
+                return config
     return next(iter(space))
+
+
+def fitted(schedule: LoopSchedule, segment: Segment) -> LoopSchedule:
+    """What a kernel behind the first, which has little to do, makes of the schedule."""
+    keep = _keeps(segment)[0]
+    unroll = 2 if arrange(segment, keep).kind == "rows" else 1
+    plain = replace(schedule, stream_stores=False, huge_pages=False)
+    return replace(plain, rows=1, unroll=unroll, keep=keep)
+
+
+def _splits(graph: Graph, device: DeviceSpec) -> tuple[bool, ...]:
+    """Whether rows may be split, where that gives other kernels and there are threads for it."""
+    whole = cut(graph, 2)
+    if device.threads == 1 or not graph.reductions or cut(graph, 2, split=True) == whole:
+        return (False,)
+    return (False, True)
+
+
+def _parts(loops: Loops, threads: tuple[str, ...], device: DeviceSpec) -> tuple[int, ...]:
+    """Into how many parts sums over rows may be divided: a few for each thread."""
+    if not loops.added:
+        return (1,)
+    least = 2 ** math.ceil(math.log2(device.threads)) if "all" in threads else 1
+    return tuple(n for n in (least, 2 * least, 4 * least) if n <= MOST_PARTS)
+
+
+def _unrolls(loops: Loops) -> bool:
+    """Whether a sweep folds sums along the lane axis, of which several can be kept apart."""
+    lane_sums = [
+        i for i in loops.added.values() if loops.plan.graph.nodes[i].shape[loops.lane] == 1
+    ]
+    return loops.kind == "rows" or bool(lane_sums)
 
 
 def _traffic(graph: Graph) -> int:
@@ -103,19 +154,21 @@ def _output_bytes(graph: Graph) -> int:
     return max(_bytes(graph, access) for _, access in graph.outputs)
 
 
-def _shared_bytes(graph: Graph) -> int:
+def _shared_bytes(loops: Loops) -> int:
     """Bytes of what all rows read alike."""
-    shared = [a for a in graph.inputs if not any(a.strides[axis] for axis in graph.kept)]
+    graph = loops.plan.graph
+    kept = range(len(graph.space)) if loops.kind == "pointwise" else loops.plan.kept
+    shared = [a for a in graph.inputs if not any(a.strides[axis] for axis in kept)]
     return sum(_bytes(graph, access) for access in shared)
 
 
-def _keeps(graph: Graph) -> tuple[str, ...]:
+def _keeps(segment: Segment) -> tuple[str, ...]:
     """The choices of what to keep that differ, and fit the caches."""
-    if not graph.reductions:
+    if not segment.graph.reductions:
         return ("nothing",)
     found: dict[tuple[frozenset[int], ...], str] = {}
     for keep in ("values", "bytes"):
-        loops = arrange(graph, keep)
+        loops = arrange(segment, keep)
         copies = MOST_LANES if loops.kind == "columns" else 1
         if copies * sum(map(loops.kept_bytes, loops.kept_values)) <= KEPT_BYTES_LIMIT:
             found.setdefault(tuple(p.carried_out for p in loops.plan.phases), keep)
@@ -125,7 +178,7 @@ def _keeps(graph: Graph) -> tuple[str, ...]:
 def _rows_begin_lines(loops: Loops) -> bool:
     """Whether all rows of the outputs begin at the same place of a 64-byte cache line: a line that
     two rows share would be written twice."""
-    outputs = [access for _, access in loops.plan.graph.outputs]
+    outputs = [a for k, (_, a) in enumerate(loops.plan.graph.outputs) if k not in loops.added]
     return all(
         access.strides[a] * access.itemsize % 64 == 0 for access in outputs for a in loops.rows
     )

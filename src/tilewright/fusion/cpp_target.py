@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from tilewright.compile.launch import CppFunction
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cpp_entry import ENTRY, signature
 from tilewright.fusion.cpp_schedule import LoopSchedule, loop_heuristic, loop_space
-from tilewright.fusion.emit_cpp import emit
+from tilewright.fusion.emit_cpp import emit, program_of
 from tilewright.fusion.ir import Graph
 from tilewright.impl import CompileTask, Executable, allocator
 from tilewright.op import Workload
@@ -26,12 +28,12 @@ FLAGS = (
     "-fwrapv",
 )
 
+ALIGN = 64
+"""Bytes to which temporaries are aligned: a cache line."""
 _CPU = torch.device("cpu")
 
 
 def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
-    if len(graph.reduction_sets) > 1:
-        return f"reductions over {len(graph.reduction_sets)} different sets of dims in one kernel"
     for i, access in graph.outputs:
         shape = graph.nodes[i].shape
         if any(stride and n == 1 for stride, n in zip(access.strides, shape, strict=True)):
@@ -55,14 +57,38 @@ def executable(graph: Graph, config: LoopSchedule, w: Workload, built: Compiled)
     return FusedLoops(graph, config, w, built)
 
 
+class LoopKernels:
+    """The kernels of a graph as one function of pointers, with memory for what they pass on."""
+
+    def __init__(self, graph: Graph, config: LoopSchedule, built: Compiled):
+        program = program_of(graph, config)
+        self.function = CppFunction(built, ENTRY, signature(program, graph.scalars))
+        self.counts = [s.graph.space[0] if s.graph.space else 1 for s in program.segments]
+        self.offsets, size = [], 0
+        for spec in program.temporaries:
+            self.offsets.append(size)
+            size += math.ceil(spec.numel * spec.itemsize / ALIGN) * ALIGN
+        self.workspace_bytes = size + ALIGN if size else 0
+
+    def __call__(
+        self, pointers: list[int], scalars: Sequence[float], threads: int, huge_pages: bool
+    ) -> None:
+        if self.workspace_bytes:
+            size = (self.workspace_bytes,)
+            memory = allocator.empty_strided(size, (1,), dtype=torch.uint8, device=_CPU)
+            start = -(-memory.data_ptr() // ALIGN) * ALIGN
+            pointers += [start + offset for offset in self.offsets]
+        self.function(*pointers, *self.counts, *scalars, threads, huge_pages)
+
+
 class FusedLoops(Executable):
     """One call of a generated function; outputs come fresh from the allocator."""
 
     def __init__(self, graph: Graph, config: LoopSchedule, w: Workload, built: Compiled):
-        self.function = CppFunction(built, ENTRY, signature(graph))
+        self.kernels = LoopKernels(graph, config, built)
+        self.workspace_bytes = self.kernels.workspace_bytes
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.scalars = tuple(w.scalars.values())
-        self.count = graph.space[0] if graph.space else 1
         self.parallel, self.huge_pages = config.threads == "all", config.huge_pages
 
     def __call__(self, *tensors: torch.Tensor, scalars: tuple[float, ...] | None = None) -> Any:
@@ -70,11 +96,9 @@ class FusedLoops(Executable):
             allocator.empty_strided(shape, strides, dtype=dtype, device=_CPU)
             for shape, strides, dtype in self.outputs
         ]
-        self.function(
-            *[t.data_ptr() for t in tensors],
-            *[o.data_ptr() for o in outs],
-            self.count,
-            *(self.scalars if scalars is None else scalars),
+        self.kernels(
+            [*(t.data_ptr() for t in tensors), *(o.data_ptr() for o in outs)],
+            self.scalars if scalars is None else scalars,
             torch.get_num_threads() if self.parallel else 1,
             self.huge_pages,
         )

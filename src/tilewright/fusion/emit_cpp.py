@@ -8,6 +8,9 @@ One axis is the lane axis: vectors run along it. There are three shapes of kerne
     columns     the reduced axes are not contiguous, the lane axis is kept: an item is one or a
                 few vectors of neighbouring columns, and nothing is folded
 
+A kernel may also add up reductions over other axes than those of its rows (segments.py says which):
+each part of the work items adds to memory of its own, which the next kernel puts together.
+
 In all of them a work item walks `replicas` (rows, or vectors of columns) together and sweeps once
 per phase of the plan. The outermost axis is counted at run time unless it is reduced; all other
 sizes and strides are constants of the source.
@@ -18,14 +21,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import resources
 
-from tilewright.fusion.cpp_entry import C_TYPES, c_type, entry
+from tilewright.fusion.cpp_entry import C_TYPES, COMBINE, c_type, entry, runner
 from tilewright.fusion.cpp_loops import Loops, arrange
-from tilewright.fusion.cpp_schedule import LoopSchedule
+from tilewright.fusion.cpp_schedule import LoopSchedule, fitted
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
 from tilewright.fusion.plan import Phase, needed_in
+from tilewright.fusion.segments import Program, cut
 from tilewright.op import HALVES
 
 _OPERATORS = {
@@ -47,21 +51,28 @@ _FUNCTIONS = {
     **{"floor": "rounded_down", "ceil": "rounded_up", "round": "rounded_even"},
     **{"trunc": "truncated", "sign": "sign_of"},
 }
-_COMBINE = {
-    "sum": ("added", "0"),
-    "prod": ("multiplied", "1"),
-    "amax": ("maximum", "-__builtin_inf()"),
-    "amin": ("minimum", "__builtin_inf()"),
-}
+
+
+def program_of(graph: Graph, schedule: LoopSchedule) -> Program:
+    """The kernels that a schedule makes of a graph."""
+    return cut(graph, schedule.parts, schedule.split)
 
 
 def emit(graph: Graph, schedule: LoopSchedule) -> str:
-    """The complete source of a kernel, with an `extern "C"` function ENTRY.
+    """The complete source of a graph's kernels, with an `extern "C"` function ENTRY.
 
-    Its arguments are input pointers, output pointers, the outermost axis' size, the run-time
-    scalars, the number of threads, and whether to ask for huge pages: see `signature`.
+    Its arguments are pointers to inputs, outputs and temporaries, the outermost axis' size of each
+    kernel, the run-time scalars, the number of threads, and whether to ask for huge pages: see
+    `signature`.
     """
-    return _Emitter(arrange(graph, schedule.keep), schedule).source()
+    program = program_of(graph, schedule)
+    wide = any(n.dtype in ("f64", "i64") for n in graph.nodes)
+    lines = [f"#define TW_WORD_BYTES {8 if wide else 4}", _prelude()]
+    for k, segment in enumerate(program.segments):
+        own = schedule if k == 0 else fitted(schedule, segment)
+        kernel = _Emitter(arrange(segment, own.keep), own).source()
+        lines += [f"namespace kernel{k} {{", "namespace {", kernel, "}  // namespace", "}"]
+    return "\n".join([*lines, entry(program, graph.scalars), ""])
 
 
 class _Emitter:
@@ -73,25 +84,19 @@ class _Emitter:
         self.replicas = 1
 
     def source(self) -> str:
-        space, reduced = self.graph.space, self.graph.reduced
-        sizes = [f"constexpr i64 n{a} = {n};" for a, n in enumerate(space) if a or 0 in reduced]
+        space, fixed = self.graph.space, 0 in self.loops.swept_row
+        sizes = [f"constexpr i64 n{a} = {n};" for a, n in enumerate(space) if a or fixed]
         fields = [f"const {c_type(a)}* x{k};" for k, a in enumerate(self.graph.inputs)]
         fields += [f"{c_type(a)}* y{k};" for k, (_, a) in enumerate(self.graph.outputs)]
         fields += [f"{C_TYPES[s]} s{k};" for k, s in enumerate(self.graph.scalars)]
-        fields += ["i64 n0;"] if 0 not in reduced else []
-        wide = any(n.dtype in ("f64", "i64") for n in self.nodes)
+        fields += [] if fixed else ["i64 n0;"]
         bodies = [self.item(r) for r in sorted({1, self.schedule.rows})]
         return "\n".join(
             [
-                f"#define TW_WORD_BYTES {8 if wide else 4}",
-                _prelude(),
-                "namespace {",
                 *sizes,
                 f"struct Arguments {{ {' '.join(fields)} }};",
                 *bodies,
-                "}  // namespace",
-                entry(self.loops, self.schedule),
-                "",
+                runner(self.loops, self.schedule),
             ]
         )
 
@@ -108,6 +113,7 @@ class _Emitter:
         else:
             parameters += ", Lanes lanes, char* kept"
             template = "template <class Lanes> "
+        parameters += ", i64 part" if self.loops.added else ""
         self.pointers()
         self.row_values(0)
         for p, phase in enumerate(self.plan.phases):
@@ -119,7 +125,7 @@ class _Emitter:
 
     def pointers(self) -> None:
         """Where each tensor's part begins, and the memory for kept values."""
-        if 0 not in self.graph.reduced:
+        if 0 not in self.loops.swept_row:
             self.lines.append("const i64 n0 = a.n0;")
         for axis in reversed(self.loops.outer[1:]):
             self.lines.append(f"const i64 c{axis} = outer % n{axis}; outer /= n{axis};")
@@ -132,6 +138,10 @@ class _Emitter:
             parts = [f"a.{name}", *(_step(f"c{a}", access.strides[a]) for a in outer)]
             if walked is not None and access.strides[walked]:
                 parts.append(_step(f"(at + {r}{each})", access.strides[walked]))
+            if name[0] == "y" and int(name[1:]) in self.loops.added:
+                shape = self.nodes[self.loops.added[int(name[1:])]].shape
+                sizes = [f"n{a}" for a, n in enumerate(shape) if n != 1]
+                parts.append(" * ".join(["part", *sizes]))
             self.lines.append(f"const auto {name}_{r} = {' + '.join(parts)};")
         kept_at = 0
         for i, r in itertools.product(self.loops.kept_values, range(self.replicas)):
@@ -153,13 +163,19 @@ class _Emitter:
 
     def row_stores(self) -> None:
         for k, (i, access) in enumerate(self.graph.outputs):
-            if not self.plan.inner[i]:
+            if k in self.loops.added:
+                operand = self.nodes[i].args[0]
+                if not self.plan.inner[operand]:
+                    self.add_up(k, i, functools.partial(self.name, operand), "")
+            elif not self.plan.inner[i]:
                 for r in range(self.replicas):
                     self.store(k, i, access, r, swept=False)
 
     def sweep(self, phase: Phase) -> None:
         """Walk the row once: the phase's reductions, stores and kept values."""
+        folds = [i for i in phase.added if self.is_folded(i)]
         sums = [(i, r) for i in phase.reductions for r in self.copies(i)]
+        sums += [(i, r) for i in folds for r in self.copies(self.nodes[i].args[0])]
         self.lines += [self.accumulator(i, r) for i, r in sums]
         swept, lane = self.loops.swept, self.loops.lane
         outer = [a for a in swept if a != lane]
@@ -176,10 +192,35 @@ class _Emitter:
         self.body(phase)
         self.lines.append("}" if self.loops.kind == "columns" else "});")
         self.lines += [self.folded(i, r) for i, r in sums]
+        for k, i in self.loops.added.items():
+            if i in folds:
+                self.add_up(k, i, f"v{i}_{{}}".format, "")
+
+    def is_folded(self, i: int) -> bool:
+        """Whether a sweep adds up a reduction over other axes in registers, lanes and all."""
+        operand = self.nodes[i].args[0]
+        return self.plan.inner[operand] and self.nodes[i].shape[self.loops.lane] == 1
+
+    def add_up(self, k: int, i: int, value: Callable[[int], str], lanes: str) -> None:
+        """Add values to the part of a result that output `k` holds. Rows that it does not tell
+        apart are joined first: memory is touched once for all of them."""
+        join = COMBINE[self.nodes[i].op][0]
+        access = self.graph.outputs[k][1]
+        copies = self.copies(self.nodes[i].args[0])
+        apart = self.loops.walked is not None and self.nodes[i].shape[self.loops.walked] != 1
+        groups = [[r] for r in copies] if apart else [list(copies)]
+        for group in groups:
+            total = value(group[0])
+            for r in group[1:]:
+                total = f"{join}({total}, {value(r)})"
+            address = self.address(f"y{k}", access, group[0], swept=bool(lanes))
+            self.lines.append(f"store({address}, {join}(load({address}{lanes}), {total}){lanes});")
 
     def body(self, phase: Phase) -> None:
         wanted = {self.nodes[i].args[0] for i in phase.reductions} | set(phase.carried_out)
         wanted |= {self.graph.outputs[k][0] for k in phase.stores}
+        added = [i for i in phase.added if self.plan.inner[self.nodes[i].args[0]]]
+        wanted |= {self.nodes[i].args[0] for i in added}
         for i in sorted(phase.carried_in):
             for r in self.copies(i):
                 self.lines.append(f"const auto v{i}_{r} = load(k{i}_{r} + j, {self.kept_mask});")
@@ -193,10 +234,14 @@ class _Emitter:
         for i in sorted(phase.carried_out - phase.carried_in):
             for r in self.copies(i):
                 self.lines.append(f"store(k{i}_{r} + j, v{i}_{r}, {self.kept_mask});")
-        for i in phase.reductions:
-            combine, identity = _COMBINE[self.nodes[i].op]
+        for k, i in self.loops.added.items():
+            if i in added and not self.is_folded(i):
+                operand = self.nodes[i].args[0]
+                self.add_up(k, i, functools.partial(self.vector, operand), ", lanes")
+        for i in (*phase.reductions, *(i for i in added if self.is_folded(i))):
+            combine, identity = COMBINE[self.nodes[i].op]
             kind = C_TYPES[self.nodes[i].dtype]
-            for r in self.copies(i):
+            for r in self.copies(self.nodes[i].args[0] if i in added else i):
                 value = self.vector(self.nodes[i].args[0], r)
                 if self.loops.kind == "columns":
                     self.lines.append(f"a{i}_{r} = {combine}(a{i}_{r}, {value});")
@@ -211,7 +256,7 @@ class _Emitter:
     # ---- reductions ----
 
     def accumulator(self, i: int, r: int) -> str:
-        kind, (_, identity) = C_TYPES[self.nodes[i].dtype], _COMBINE[self.nodes[i].op]
+        kind, (_, identity) = C_TYPES[self.nodes[i].dtype], COMBINE[self.nodes[i].op]
         start = f"splat(({kind}){identity})"
         if self.loops.kind == "columns":
             return f"Vec<{kind}> a{i}_{r} = {start};"
@@ -219,8 +264,8 @@ class _Emitter:
         return f"Vec<{kind}> a{i}_{r}[{self.schedule.unroll}] = {{{starts}}};"
 
     def folded(self, i: int, r: int) -> str:
-        combine, _ = _COMBINE[self.nodes[i].op]
-        name = self.name(i, r)
+        combine, _ = COMBINE[self.nodes[i].op]
+        name = f"v{i}_{r}"
         if self.loops.kind == "columns":
             return f"const auto {name} = a{i}_{r};"
         function = f"[](auto p, auto q) TW_LAMBDA {{ return {combine}(p, q); }}"
@@ -284,6 +329,8 @@ class _Emitter:
         args = [self.vector(a, r) if vector else self.name(a, r) for a in n.args]
         if n.op == "cast":
             return self.cast(n, args[0], vector)
+        if n.op == "broadcast":
+            return args[0]
         if n.op == "where":
             args[0] = self.name(n.args[0], r)
         if n.op in _OPERATORS:

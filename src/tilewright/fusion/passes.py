@@ -160,6 +160,11 @@ def remove_dead(graph: Graph) -> Graph:
 
 def collapse_dims(graph: Graph) -> Graph:
     """Merge neighbouring axes that every tensor walks as one; axes of size 1 vanish."""
+    return collapsed(graph, axis_groups(graph))
+
+
+def axis_groups(graph: Graph) -> list[list[int]]:
+    """The axes, in groups that can be walked as one."""
     accesses = [*graph.inputs, *(a for _, a in graph.outputs)]
     groups: list[list[int]] = []
     for axis, n in enumerate(graph.space):
@@ -169,6 +174,11 @@ def collapse_dims(graph: Graph) -> Graph:
             groups[-1].append(axis)
         else:
             groups.append([axis])
+    return groups
+
+
+def collapsed(graph: Graph, groups: list[list[int]]) -> Graph:
+    """The graph with one axis for each group."""
 
     def shape(old: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(math.prod(old[a] for a in group) for group in groups)

@@ -1,0 +1,392 @@
+"""Cut a graph into kernels: what one sweep over memory can know goes into one kernel.
+
+A kernel walks rows: a set of axes, one row after another. It completes every reduction over those
+axes, since a row is at hand as a whole, and it adds its part to reductions over others, as long as
+nothing in the kernel needs their result: `parts` groups of rows add up one part each, and a small
+kernel combines the parts, always in the same order. A graph is cut where a step needs such a
+result, or where a reduction fits neither way. Only reduced values cross a cut; what is as large as
+the inputs is computed again from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
+from tilewright.fusion.passes import axis_groups, collapsed, remove_dead
+from tilewright.fusion.plan import expand_moments
+from tilewright.op import TensorSpec, contiguous_strides
+
+TEMPORARY_ALIGN = 16
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One kernel.
+
+    Attributes:
+        graph: its steps, on axes of its own.
+        reads, writes: the buffer of each of the graph's inputs and outputs.
+        row: the axes of a row; None where all reductions of the graph run over the same axes.
+        lane: the axis that vectors must run along; None where any will do.
+        parts: outputs that are reductions over other axes than the row's are written in so many
+            parts, one after another in their buffer.
+        reason: why it is a kernel of its own, for people; empty for the first.
+    """
+
+    graph: Graph
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    row: tuple[int, ...] | None = None
+    lane: int | None = None
+    parts: int = 1
+    reason: str = ""
+
+    def added(self) -> dict[int, int]:
+        """By position of the output: the reduction over other axes that it holds a part of."""
+        if self.row is None:
+            return {}
+        others = {i for i in self.graph.reductions if self.graph.axes(i) != self.row}
+        return {k: i for k, (i, _) in enumerate(self.graph.outputs) if i in others}
+
+
+@dataclass(frozen=True)
+class Program:
+    """Kernels in order. Buffers are the inputs, then the outputs, then temporaries."""
+
+    segments: tuple[Segment, ...]
+    inputs: int
+    outputs: int
+    temporaries: tuple[TensorSpec, ...]
+
+    def large(self) -> int:
+        """How many kernels walk the largest space."""
+        sizes = [math.prod(s.graph.space) for s in self.segments]
+        return sizes.count(max(sizes))
+
+    def describe(self) -> list[str]:
+        """One line for each kernel: what it reduces, what it writes, why it is one of its own."""
+        lines = []
+        for k, s in enumerate(self.segments):
+            sets = [list(axes) for axes in s.graph.reduction_sets]
+            reduced = f", reduces axes {', '.join(map(str, sets))}" if sets else ""
+            parts = f", {s.parts} parts" if s.added() and s.parts > 1 else ""
+            why = f"; cut: {s.reason}" if s.reason else ""
+            lines.append(f"kernel {k}: space {list(s.graph.space)}{reduced}{parts}{why}")
+        return lines
+
+
+def cut(graph: Graph, parts: int = 1, split: bool = False) -> Program:
+    """The kernels of a graph.
+
+    Args:
+        parts: into how many parts reductions over other axes than the row's are divided.
+        split: let rows be single stretches of the lane axis where that costs no pass over large
+            tensors more, so that even one long row has work for many threads.
+    """
+    spaces = {_ancestor_space(graph, i) for i, _ in graph.outputs}
+    lane = main_axis(graph, range(len(graph.nodes)))
+    simple = not graph.reductions or (graph.reduction_sets == (graph.reduced,) and not split)
+    if len(spaces) == 1 and simple and (lane in graph.reduced or not graph.reductions):
+        inputs, outputs = len(graph.inputs), len(graph.outputs)
+        buffers = tuple(range(inputs + outputs))
+        whole = Segment(graph, buffers[:inputs], buffers[inputs:])
+        return Program((whole,), inputs, outputs, ())
+    program = _Cutter(remove_dead(expand_moments(graph)), parts).run(split)
+    if split:
+        other = cut(graph, parts)
+        return other if program.large() > other.large() else program
+    return program
+
+
+def main_axis(graph: Graph, needed: Iterable[int]) -> int:
+    """The axis along which most bytes of `needed` steps are contiguous; of equals the last."""
+    contiguous: Counter[int] = Counter()
+    for i in needed:
+        n = graph.nodes[i]
+        for a, size in enumerate(n.shape):
+            contiguous[a] += 0
+            if n.op == "load" and size != 1 and graph.inputs[n.attr].strides[a] == 1:
+                contiguous[a] += math.prod(n.shape) * graph.inputs[n.attr].itemsize
+    return max(contiguous, key=lambda a: (contiguous[a], a), default=-1)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A value that an earlier kernel left in a buffer, in `parts` parts to be combined."""
+
+    buffer: int
+    access: Access
+    parts: int = 0
+
+
+Store = tuple[int, int, Access]
+"""A node, the buffer it is written to, and how."""
+
+
+class _Cutter:
+    def __init__(self, graph: Graph, parts: int):
+        self.graph, self.parts = graph, parts
+        self.lane = -1
+        self.segments: list[Segment] = []
+        self.temporaries: list[TensorSpec] = []
+
+    def run(self, split: bool) -> Program:
+        by_space: dict[tuple[int, ...], list[int]] = {}
+        for k, (i, _) in enumerate(self.graph.outputs):
+            by_space.setdefault(_ancestor_space(self.graph, i), []).append(k)
+        for outputs in by_space.values():
+            self.group(outputs, split, "it reads other dims than the kernels before")
+        sizes = len(self.graph.inputs), len(self.graph.outputs)
+        return Program(tuple(self.segments), *sizes, tuple(self.temporaries))
+
+    def group(self, remaining: list[int], split: bool, reason: str) -> None:
+        """Kernels for outputs that depend on values of one iteration space."""
+        known: dict[int, _Known] = {}
+        while remaining:
+            needed = self.needed(remaining, known)
+            self.lane = main_axis(self.graph, needed)
+            row, now, added = self.best_row(remaining, needed, known, split)
+            outputs = [k for k in remaining if self.graph.outputs[k][0] in now]
+            remaining = [k for k in remaining if k not in outputs]
+            sums = {i: self.temporary(i, self.parts) for i in added}
+            behind = self.needed(remaining, {**known, **sums})
+            crossing = {i: self.temporary(i) for i in behind if self.crosses(i, now, known)}
+            stores = [*self.stored(outputs), *_kept({**crossing, **sums})]
+            self.add(stores, known, row, self.parts if added else 1, reason)
+            known = {**known, **crossing, **sums}
+            remaining, known = self.combine(remaining, known, added)
+            reason = "a step needs a result of all rows"
+
+    # ---- which rows ----
+
+    def best_row(
+        self, outputs: Sequence[int], needed: Sequence[int], known: dict[int, _Known], split: bool
+    ) -> tuple[tuple[int, ...], set[int], list[int]]:
+        """The axes of a row that complete most, what is known then, and what is added up."""
+        sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
+        found = []
+        for row in (*sets, ()):
+            now, added = self.reach(row, needed, known)
+            done = [i for i in now if self.graph.nodes[i].op in REDUCTIONS and i not in known]
+            written = self.completed(outputs, now, added, known)
+            contiguous = not row or self.lane in row
+            preferred = not row if split else len(done)
+            progress = len(done) + len(added) + written
+            found.append((progress, contiguous, preferred, row, now, added))
+        *_, row, now, added = max(found, key=lambda f: f[:4])
+        return row, now, added
+
+    def completed(
+        self,
+        outputs: Sequence[int],
+        now: set[int],
+        added: Sequence[int],
+        known: dict[int, _Known],
+    ) -> int:
+        """How many outputs are written then, by this kernel or by the one that combines parts."""
+        shapes = {self.graph.nodes[i].shape for i in added}
+        ends = {**known, **{i: _Known(0, Access((), "f32", 1)) for i in added}}
+        count = 0
+        for k in outputs:
+            behind = [i for i in self.needed([k], ends) if i not in now and i not in added]
+            fits = any(
+                all(a in (1, b) for i in behind for a, b in _pairs(self.graph, i, shape))
+                for shape in shapes
+            )
+            reduces = any(self.graph.nodes[i].op in REDUCTIONS for i in behind)
+            count += not behind and self.graph.outputs[k][0] in now
+            count += self.graph.outputs[k][0] not in now and fits and not reduces
+        return count
+
+    def reach(
+        self, row: tuple[int, ...], needed: Sequence[int], known: dict[int, _Known]
+    ) -> tuple[set[int], list[int]]:
+        space = _largest(self.graph.nodes[i].shape for i in needed)
+        now: set[int] = set()
+        added: list[int] = []
+        for i in needed:
+            n = self.graph.nodes[i]
+            if i in known:
+                now.add(i)
+            elif all(a in now for a in n.args):
+                if n.op not in REDUCTIONS or self.graph.axes(i) == row:
+                    now.add(i)
+                elif self.can_add(i, row, space):
+                    added.append(i)
+        return now, added
+
+    def can_add(self, i: int, row: tuple[int, ...], space: tuple[int, ...]) -> bool:
+        """Whether a kernel that walks these rows meets each element of the operand once."""
+        operand = self.graph.nodes[self.graph.nodes[i].args[0]].shape
+        swept = row or (self.lane,)
+        if self.lane not in swept or operand[self.lane] == 1 != max(operand[a] for a in swept):
+            return False
+        full = [a for a, (n, whole) in enumerate(zip(operand, space, strict=True)) if n == whole]
+        if not all(a in full for a in range(len(space)) if a not in swept):
+            return False
+        if all(operand[a] == 1 for a in swept):
+            return bool(row)  # one value for each row
+        axes = self.graph.axes(i)
+        return all(a in full for a in swept) and (self.lane not in axes or set(swept) <= set(axes))
+
+    # ---- kernels ----
+
+    def add(
+        self,
+        stores: list[Store],
+        known: dict[int, _Known],
+        row: tuple[int, ...] | None,
+        parts: int,
+        reason: str,
+    ) -> None:
+        graph, reads = _subgraph(self.graph, stores, known)
+        writes = tuple(buffer for _, buffer, _ in stores)
+        reason = reason if self.segments else ""
+        lane = self.lane if row is not None else None
+        segment = Segment(graph, reads, writes, row, lane, parts, reason)
+        self.segments.append(_compact(segment))
+
+    def combine(
+        self, remaining: list[int], known: dict[int, _Known], added: list[int]
+    ) -> tuple[list[int], dict[int, _Known]]:
+        """Kernels that put parts together, one for all results of the same dims; returns the
+        outputs that are still to be computed, and what is known then."""
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for i in added:
+            by_shape.setdefault(self.graph.nodes[i].shape, []).append(i)
+        for sums in by_shape.values():
+            here = self.epilogue(self.needed(remaining, known), known, sums)
+            outputs = [k for k in remaining if self.graph.outputs[k][0] in here]
+            remaining = [k for k in remaining if k not in outputs]
+            needed = self.needed(remaining, known)
+            whole = {i: self.temporary(i) for i in sums if i in needed}
+            stores = [*self.stored(outputs), *_kept(whole)]
+            self.add(stores, known, None, 1, "the parts of a result are put together")
+            known = {**known, **whole}
+        return remaining, known
+
+    def epilogue(
+        self, needed: Sequence[int], known: dict[int, _Known], sums: Sequence[int]
+    ) -> set[int]:
+        """Steps that follow from these results and from parameters of their shape alone."""
+        shape = self.graph.nodes[sums[0]].shape
+        here: set[int] = set()
+        follows: set[int] = set()
+        for i in needed:
+            n = self.graph.nodes[i]
+            within = all(a in (1, b) for a, b in zip(n.shape, shape, strict=True))
+            if i in known:
+                can = known[i].parts == 0 or i in sums
+            else:
+                can = n.op not in REDUCTIONS and all(a in here for a in n.args)
+            if within and can:
+                here.add(i)
+                if i in sums or (i not in known and any(a in follows for a in n.args)):
+                    follows.add(i)
+        return follows
+
+    # ---- values ----
+
+    def needed(self, outputs: Iterable[int], known: dict[int, _Known]) -> list[int]:
+        return _ancestors(self.graph, (self.graph.outputs[k][0] for k in outputs), known)
+
+    def crosses(self, i: int, now: set[int], known: dict[int, _Known]) -> bool:
+        return self.graph.nodes[i].op in REDUCTIONS and i in now and i not in known
+
+    def stored(self, outputs: list[int]) -> list[Store]:
+        given = [self.graph.outputs[k] for k in outputs]
+        first = len(self.graph.inputs)
+        return [(i, first + k, a) for k, (i, a) in zip(outputs, given, strict=True)]
+
+    def temporary(self, i: int, parts: int = 0) -> _Known:
+        """A buffer for node `i`, contiguous along the lane axis."""
+        n = self.graph.nodes[i]
+        inside = [a for a in range(len(n.shape)) if n.shape[a] != 1]
+        inside.sort(key=lambda a: a == self.lane)
+        strides = [0] * len(n.shape)
+        for a, step in zip(inside, contiguous_strides([n.shape[a] for a in inside]), strict=True):
+            strides[a] = step
+        buffer = len(self.graph.inputs) + len(self.graph.outputs) + len(self.temporaries)
+        self.temporaries.append(TensorSpec(n.dtype, (max(parts, 1) * math.prod(n.shape),)))
+        return _Known(buffer, Access(tuple(strides), n.dtype, TEMPORARY_ALIGN), parts)
+
+
+def _kept(known: dict[int, _Known]) -> list[Store]:
+    return [(i, k.buffer, k.access) for i, k in known.items()]
+
+
+def _subgraph(
+    old: Graph, stores: list[Store], known: dict[int, _Known]
+) -> tuple[Graph, tuple[int, ...]]:
+    """The steps behind `stores`, as a graph with a leading axis of parts, and what it reads."""
+    needed = _ancestors(old, (i for i, _, _ in stores), known)
+    parts = max((known[i].parts for i in needed if i in known), default=1)
+    nodes: list[Node] = []
+    inputs: dict[int, Access] = {}
+    new: dict[int, int] = {}
+
+    def load(dtype: str, shape: tuple[int, ...], buffer: int, access: Access, step: int) -> None:
+        inputs.setdefault(buffer, replace(access, strides=(step, *access.strides)))
+        nodes.append(Node("load", (), dtype, shape, list(inputs).index(buffer)))
+
+    for i in needed:
+        n = old.nodes[i]
+        if i in known:
+            k = known[i]
+            several = k.parts > 1
+            step = math.prod(n.shape) if several else 0
+            load(n.dtype, (max(k.parts, 1), *n.shape), k.buffer, k.access, step)
+            if several:
+                nodes.append(replace(n, args=(len(nodes) - 1,), shape=(1, *n.shape)))
+        elif n.op == "load":
+            load(n.dtype, (1, *n.shape), n.attr, old.inputs[n.attr], 0)
+        else:
+            args = tuple(new[a] for a in n.args)
+            nodes.append(replace(n, args=args, shape=(1, *n.shape)))
+        new[i] = len(nodes) - 1
+    outputs = [(new[i], replace(a, strides=(0, *a.strides))) for i, _, a in stores]
+    space = (max(parts, 1), *_largest(old.nodes[i].shape for i in needed))
+    accesses = tuple(inputs.values())
+    graph = Graph(tuple(nodes), space, accesses, tuple(outputs), old.scalars)
+    return graph.check(), tuple(inputs)
+
+
+def _compact(segment: Segment) -> Segment:
+    """The same on as few axes as its tensors need; `row` and `lane` were given without the leading
+    axis of parts."""
+    groups = axis_groups(segment.graph)
+    graph, row, lane = collapsed(segment.graph, groups), segment.row, segment.lane
+    if row is not None:
+        row = tuple(k for k, group in enumerate(groups) if group[0] - 1 in row)
+        lanes = [k for k, group in enumerate(groups) if lane in [a - 1 for a in group]]
+        lane = lanes[0] if lanes else None
+    return replace(segment, graph=graph, row=row, lane=lane)
+
+
+def _pairs(graph: Graph, i: int, shape: tuple[int, ...]) -> Iterable[tuple[int, int]]:
+    return zip(graph.nodes[i].shape, shape, strict=True)
+
+
+def _ancestors(graph: Graph, of: Iterable[int], known: dict[int, _Known]) -> list[int]:
+    """The steps that `of` need, themselves included, in order; what is known needs no others."""
+    found: set[int] = set()
+    stack = list(of)
+    while stack:
+        i = stack.pop()
+        if i not in found:
+            found.add(i)
+            if i not in known:
+                stack += graph.nodes[i].args
+    return sorted(found)
+
+
+def _ancestor_space(graph: Graph, i: int) -> tuple[int, ...]:
+    return _largest(graph.nodes[a].shape for a in _ancestors(graph, [i], {}))
+
+
+def _largest(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
