@@ -21,6 +21,7 @@ _FOUND_IN = {
     "DeviceSpec": "tilewright.device",
     "TensorSpec": "tilewright.op",
     "Workload": "tilewright.op",
+    "check": "tilewright.compile.faults",
     "choose": "tilewright.dispatch.selection",
     "disable": "tilewright.dispatch.prepared",
     "enable": "tilewright.dispatch.prepared",

@@ -61,20 +61,25 @@ allocator = Allocator()
 class Implementation:
     """A way to compute one operator, or many. Subclass it in a file below impls/.
 
-    `op` is the operator's name, or None for an implementation that serves many. `takes_scalars`
+    `op` is the operator's name, several of them, or None for an implementation that serves any
+    operator. `takes_scalars`
     says that its executables are called with `scalars=`, the values of `w.scalars` in order, where
     these differ from the workload's own.
     """
 
     name: ClassVar[str]
     backend: ClassVar[str]
-    op: ClassVar[str | None] = None
+    op: ClassVar[str | tuple[str, ...] | None] = None
     takes_scalars: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             IMPLS.add(cls.name, cls())
+
+    def serves(self, op: str) -> bool:
+        """Whether it is for this operator at all; `unsupported` then looks at the workload."""
+        return self.op is None or op in ((self.op,) if isinstance(self.op, str) else self.op)
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         """None if this workload can be built for this device, else the reason in words."""
@@ -110,7 +115,7 @@ IMPLS: Registry[Implementation] = Registry("impls", "implementation")
 
 def implementations(w: Workload) -> list[Implementation]:
     """Those that serve the workload's operator, whether or not they support its shapes."""
-    return [i for i in IMPLS.values() if i.op in (None, w.op)]
+    return [i for i in IMPLS.values() if i.serves(w.op)]
 
 
 def allocate(spec: TensorSpec, device: torch.device) -> torch.Tensor:

@@ -19,6 +19,8 @@ class Settings:
         cxx: C++ compiler to use instead of g++ or clang++ (TILEWRIGHT_CXX).
         compile_timeout_s: a compiler running longer is killed (TILEWRIGHT_COMPILE_TIMEOUT).
         enabled: False makes every operator call PyTorch's own kernels (TILEWRIGHT_ENABLED=0).
+        check_indices: calls on a GPU wait, and raise at once where an index is out of range
+            (TILEWRIGHT_CHECK_INDICES=1).
         show: dumps at build time, a comma-separated list of source, ptx, sass, resources,
             schedule (TILEWRIGHT_SHOW).
     """
@@ -29,6 +31,7 @@ class Settings:
     cxx: str | None
     compile_timeout_s: float
     enabled: bool
+    check_indices: bool
     show: tuple[str, ...]
 
 
@@ -42,6 +45,7 @@ def settings() -> Settings:
         cxx=env.get("TILEWRIGHT_CXX") or None,
         compile_timeout_s=float(env.get("TILEWRIGHT_COMPILE_TIMEOUT", "120")),
         enabled=env.get("TILEWRIGHT_ENABLED", "1") != "0",
+        check_indices=env.get("TILEWRIGHT_CHECK_INDICES", "0") == "1",
         show=tuple(s for s in env.get("TILEWRIGHT_SHOW", "").split(",") if s),
     )
 

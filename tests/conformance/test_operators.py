@@ -289,7 +289,7 @@ def own_and_vendor():
 def refusal(implementation, w, device):
     impl = IMPLS[implementation]
     spec = spec_of(0 if device == "cuda" else None)
-    return impl.unsupported(w, spec) if impl.op in (None, w.op) else f"it serves {impl.op}"
+    return impl.unsupported(w, spec) if impl.serves(w.op) else f"it serves {impl.op}"
 
 
 def skip_unless_supported(implementation, w, device):

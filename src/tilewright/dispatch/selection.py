@@ -142,7 +142,7 @@ def device_spec_of(device: torch.device) -> DeviceSpec:
 
 def _explicit(w: Workload, device: torch.device, spec: DeviceSpec, forced: Forced) -> Choice:
     impl = IMPLS[forced.implementation]
-    reason = impl.unsupported(w, spec) if impl.op in (None, w.op) else f"it serves {impl.op} only"
+    reason = impl.unsupported(w, spec) if impl.serves(w.op) else f"it serves {impl.op} only"
     if reason is not None:
         raise NoImplementation(
             f"no implementation of {w} on {spec.name}, since only {impl.name} was asked for:\n"

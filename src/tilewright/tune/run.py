@@ -179,7 +179,7 @@ def _values(config: Any) -> dict[str, Any]:
 
 
 def _why_not(implementation: Implementation, w: Workload, spec) -> str | None:
-    if implementation.op not in (None, w.op):
+    if not implementation.serves(w.op):
         return f"it computes {implementation.op}"
     return implementation.unsupported(w, spec)
 

@@ -1,0 +1,142 @@
+"""Rows that are reduced into rows: what index_add, index_reduce, embedding_backward and the
+scatters with an expanded index have in common."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from tilewright.impls._indexed import NONE_SKIPPED
+from tilewright.op import TensorSpec, Workload
+
+OPERATORS = ("index_add", "index_reduce", "embedding_backward", "scatter_add", "scatter_reduce")
+
+
+@dataclass(frozen=True)
+class RowProblem:
+    """(outer, count, columns) reduced into (outer, places, columns) along the middle.
+
+    Attributes:
+        source, old, out: strides (outer, row) in elements; unit stride along columns. `old` is
+            None where there is no old table (embedding_backward).
+        include: the old row is a term.
+        fill: what rows without an index become: "old", "zero", or None where out is the table.
+        alpha: factor of the sum.
+        skipped: an index to leave out.
+        aligned_bytes: every row of every tensor starts at a multiple of this.
+    """
+
+    outer: int
+    places: int
+    count: int
+    columns: int
+    dtype: str
+    index: str
+    reduce: str
+    include: bool
+    fill: str | None
+    source: tuple[int, int]
+    old: tuple[int, int] | None
+    out: tuple[int, int]
+    alpha: float
+    skipped: int
+    aligned_bytes: int
+
+
+@functools.lru_cache(maxsize=1024)
+def row_problem(w: Workload) -> RowProblem | str:
+    """The workload as rows, or in words why it is none."""
+    if w.op not in OPERATORS:
+        return f"it reduces rows: {', '.join(OPERATORS)}"
+    if w.op == "embedding_backward":
+        return _of_embedding(w)
+    x, index, dim = w["x"], w["index"], w["dim"]
+    source = w["src" if w.op.startswith("scatter") else "source"]
+    if x.rank == 0:
+        return "x is a scalar"
+    if reason := _not_rows(w, x, index, source, dim):
+        return reason
+    views = [_rows(t, dim) for t in (source, x, w.outputs[0])]
+    if any(v is None for v in views):
+        return "a tensor is neither contiguous nor a matrix of contiguous rows"
+    source_rows, old_rows, out_rows = (v for v in views if v is not None)
+    in_place = "x" in w.donated
+    return RowProblem(
+        outer=math.prod(x.shape[:dim]),
+        places=x.shape[dim],
+        count=index.shape[dim] if w.op.startswith("scatter") else index.numel,
+        columns=math.prod(x.shape[dim + 1 :]),
+        dtype=x.dtype,
+        index=index.dtype,
+        reduce=dict(w.args).get("reduce", "sum"),
+        include=dict(w.args).get("include_self", True),
+        fill=None if in_place else "old",
+        source=source_rows,
+        old=old_rows,
+        out=old_rows if in_place else out_rows,
+        alpha=dict(w.args).get("alpha", 1.0),
+        skipped=NONE_SKIPPED,
+        aligned_bytes=_aligned_bytes([(source, source_rows), (x, old_rows)]),
+    )
+
+
+def _of_embedding(w: Workload) -> RowProblem | str:
+    grad, index = w["grad"], w["index"]
+    columns = grad.shape[-1]
+    flat = index.rank == 1 and grad.real_strides[-1] == 1
+    if index.strides is not None or not (grad.strides is None or flat):
+        return "grad or index is neither contiguous nor a matrix of contiguous rows"
+    source = (0, grad.real_strides[0] if flat else columns)
+    return RowProblem(
+        outer=1,
+        places=w["num_weights"],
+        count=index.numel,
+        columns=columns,
+        dtype=grad.dtype,
+        index=index.dtype,
+        reduce="mean" if w["scale_grad_by_freq"] else "sum",
+        include=False,
+        fill="zero",
+        source=source,
+        old=None,
+        out=(0, columns),
+        alpha=1.0,
+        skipped=NONE_SKIPPED if w["padding_idx"] < 0 else w["padding_idx"],
+        aligned_bytes=_aligned_bytes([(grad, source)]),
+    )
+
+
+def _not_rows(
+    w: Workload, x: TensorSpec, index: TensorSpec, source: TensorSpec, dim: int
+) -> str | None:
+    if not w.op.startswith("scatter"):
+        return None if index.strides is None else "index is not contiguous"
+    for d in range(x.rank):
+        if d == dim:
+            if index.shape[d] > 1 and index.real_strides[d] != 1:
+                return "index is not contiguous along dim"
+        elif index.shape[d] > 1 and index.real_strides[d] != 0:
+            return "index is not expanded: its elements go separate ways, not rows"
+        elif not index.shape[d] == source.shape[d] == x.shape[d]:
+            return "index covers only a part of the rows"
+    if source.shape[dim] != index.shape[dim]:
+        return "src is longer than index"
+    return None
+
+
+def _rows(t: TensorSpec, dim: int) -> tuple[int, int] | None:
+    inner = math.prod(t.shape[dim + 1 :])
+    if t.strides is None:
+        return inner * t.shape[dim], inner
+    if t.rank == 2 and dim == 0 and (t.strides[1] == 1 or t.shape[1] == 1):
+        return 0, t.strides[0]
+    return None
+
+
+def _aligned_bytes(tensors: list[tuple[TensorSpec, tuple[int, int]]]) -> int:
+    return math.gcd(
+        *(t.align for t, _ in tensors),
+        *(stride * t.itemsize for t, strides in tensors for stride in strides),
+        16,
+    )

@@ -1,0 +1,76 @@
+"""Elementwise scatters of contiguous tensors: (outer, length | places, inner)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from tilewright.op import TensorSpec, Workload
+
+OPERATORS = ("scatter", "scatter_add", "scatter_reduce")
+
+
+@dataclass(frozen=True)
+class ScatterProblem:
+    """Attributes:
+    reduce: "last" for scatter, else a reduction.
+    number: src is one number for all places.
+    """
+
+    outer: int
+    places: int
+    length: int
+    inner: int
+    dtype: str
+    index: str
+    reduce: str
+    include: bool
+    number: float | None
+    in_place: bool
+
+    @property
+    def macros(self) -> dict[str, int | str]:
+        return {
+            "OUTER": f"{self.outer}ll",
+            "PLACES": self.places,
+            "LENGTH": self.length,
+            "INNER": self.inner,
+            "NUMBER": self.number is not None,
+            "IN_PLACE": self.in_place,
+        }
+
+
+@functools.lru_cache(maxsize=1024)
+def scatter_problem(w: Workload) -> ScatterProblem | str:
+    """The workload, or in words why the kernels for contiguous scatters do not fit it."""
+    if w.op not in OPERATORS:
+        return f"it scatters elements: {', '.join(OPERATORS)}"
+    x, index, dim = w["x"], w["index"], w["dim"]
+    if x.rank == 0:
+        return "x is a scalar"
+    src = w["src"] if isinstance(w["src"], TensorSpec) else None
+    for name, t in w.tensors.items():
+        if t.strides is not None:
+            return f"{name}={t} is not contiguous"
+    if w.outputs[0].strides is not None:
+        return "the result is not contiguous"
+    if src is not None and src.shape != index.shape:
+        return f"src {list(src.shape)} is larger than index {list(index.shape)}"
+    if any(index.shape[d] != n for d, n in enumerate(x.shape) if d != dim):
+        return f"index {list(index.shape)} covers only a part of x {list(x.shape)}"
+    inner = math.prod(x.shape[dim + 1 :])
+    if max(x.shape[dim], index.shape[dim], inner) >= 2**31 - 1:
+        return "a dim exceeds 32 bits"
+    return ScatterProblem(
+        outer=math.prod(x.shape[:dim]),
+        places=x.shape[dim],
+        length=index.shape[dim],
+        inner=inner,
+        dtype=x.dtype,
+        index=index.dtype,
+        reduce={"scatter": "last", "scatter_add": "sum"}.get(w.op) or w["reduce"],
+        include=dict(w.args).get("include_self", True),
+        number=w["src"] if src is None else None,
+        in_place="x" in w.donated,
+    )

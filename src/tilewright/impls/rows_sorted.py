@@ -1,0 +1,249 @@
+"""Rows reduced into rows on a GPU: a counting sort of the indices, then sums over sorted runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import Compiled, compiled
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation
+from tilewright.impls._indexed import (
+    MAX_GRID_YZ,
+    REDUCE,
+    IndexedExecutable,
+    Launch,
+    Workspace,
+    cuda_task,
+    no_cuda,
+    sum_bytes,
+)
+from tilewright.impls._rows import OPERATORS, RowProblem, row_problem
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+
+THREADS = 256
+MAX_DIGIT_BITS = 11
+"""2048 counters of each of 8 warps are 64 KiB of shared memory."""
+BLOCKS_OF_FILL = 8
+"""Blocks per SM of the kernels that stride over the whole table."""
+ARGUMENTS = "PPPPPiiiiqqqqqqd"
+SORT = "PiiqPiP"
+SIGNATURES = {
+    "histogram_first": SORT + "P",
+    "histogram_next": SORT + "P",
+    "scan": "PPi",
+    "place_first": SORT + "PP",
+    "place_next": SORT + "PP",
+    "clear": "Pi",
+    "accumulate": ARGUMENTS,
+    "combine": ARGUMENTS,
+    "fill": ARGUMENTS + "P",
+}
+
+
+class RowsSorted(Implementation):
+    """The same bits in every run: the order of a sum depends on the indices alone.
+
+    Workspace: 8 bytes per index (16 with more than one pass) and the counters of the sort, plus two
+    partial rows for each `rows` indices.
+    """
+
+    name, backend, op = "rows_sorted", "cuda", OPERATORS
+
+    @dataclass(frozen=True)
+    class Config:
+        passes: int = param(1, 2, 3)  # of the sort; each reads and writes 8 bytes per index
+        items: int = param(4, 8, 16)  # indices of a thread in one pass
+        rows: int = param(8, 16, 32, 64, 128, 256, 512)  # of source, in a unit
+        lanes: int = param(4, 8, 16, 32)  # threads of a unit
+        vec: int = param(1, 2, 4, 8)  # elements of one access
+        unrolled: int = param(4, 8)  # rows in flight of one unit
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if reason := no_cuda(w, device):
+            return reason
+        p = row_problem(w)
+        if isinstance(p, str):
+            return p
+        if max(p.count, p.places) >= 2**31 - 1:
+            return f"{p.count} indices of {p.places} places exceed 32 bits"
+        if p.places.bit_length() > 3 * MAX_DIGIT_BITS:
+            return f"{p.places} places need more than three passes of {MAX_DIGIT_BITS} bits"
+        if p.outer > MAX_GRID_YZ or next(iter(self.space(w, device)), None) is None:
+            return f"{p.outer} x {p.columns} columns exceed a grid"
+        return None
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
+        p = row_problem(w)
+        assert isinstance(p, RowProblem), p
+        itemsize = w.main.itemsize
+        vecs = [v for v in (1, 2, 4, 8) if v * itemsize <= 16 and p.columns % v == 0
+                and p.aligned_bytes % (v * itemsize) == 0]  # fmt: skip
+
+        def fits(c: RowsSorted.Config) -> str | None:
+            if digit_bits(p, c.passes) > MAX_DIGIT_BITS:
+                return f"{c.passes} passes leave more than {MAX_DIGIT_BITS} bits for one"
+            if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
+                return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
+            if c.unrolled > c.lanes:
+                return f"unrolled={c.unrolled} exceeds lanes={c.lanes}"
+            if c.unrolled * c.vec > 32:
+                return f"{c.unrolled} x {c.vec} elements in flight spill"
+            if across(p, c) > MAX_GRID_YZ:
+                return f"{across(p, c)} pieces of a row exceed a grid of {MAX_GRID_YZ}"
+            return None
+
+        return ConfigSpace(self.Config, {"vec": vecs}, fits)
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
+        p, space = row_problem(w), self.space(w, device)
+        assert isinstance(p, RowProblem), p
+        vec = max(v for v in space.values["vec"])
+        passes = math.ceil(p.places.bit_length() / MAX_DIGIT_BITS)
+        wide = [n for n in (4, 8, 16, 32) if n == 4 or n * vec < 2 * p.columns]
+        lanes = max(wide)
+        # Units for 768 threads of each SM: with 8 rows of 16 bytes in flight in each of them, that
+        # keeps the memory busy, and longer units leave fewer partial rows.
+        pieces = math.ceil(p.columns / (lanes * vec)) * p.outer
+        wanted = max(p.count * pieces * lanes // (device.sms * 768), 1)
+        rows = min(max(1 << (wanted.bit_length() - 1), 8), 512)
+        items = 16 if p.count >= 2**20 else 8 if p.count >= 2**18 else 4
+        unrolled = min(lanes, 4 if vec == 8 else 8)
+        return self.Config(passes, items, rows, lanes, vec, unrolled)
+
+    def compile_key(self, config: Any, w: Workload) -> str:
+        p = row_problem(w)
+        assert isinstance(p, RowProblem), p
+        return f"{macros(p, config)} {p.dtype} {p.index}"
+
+    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
+        p = row_problem(w)
+        assert isinstance(p, RowProblem), p
+        return cuda_task("rows", "accumulate", p.dtype, p.index, macros(p, config), device)
+
+    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
+        p = row_problem(w)
+        assert isinstance(p, RowProblem), p
+        return RowsExecutable(w, p, config, compiled(self.task(config, w, device)), device)
+
+
+def digit_bits(p: RowProblem, passes: int) -> int:
+    """Of each pass; one place more than there are stands for indices to leave out."""
+    return math.ceil(p.places.bit_length() / passes)
+
+
+def across(p: RowProblem, c: RowsSorted.Config) -> int:
+    return math.ceil(p.columns / (c.lanes * c.vec))
+
+
+def combine_threads(p: RowProblem, c: RowsSorted.Config) -> int:
+    return 1024 if c.vec * sum_bytes(p.dtype) <= 16 else 512
+
+
+def macros(p: RowProblem, c: RowsSorted.Config) -> dict[str, int | str]:
+    return {
+        "REDUCE": REDUCE[p.reduce],
+        "MEAN": p.reduce == "mean",
+        "SCALED": p.alpha != 1,
+        "INCLUDE": p.include,
+        "FILL_ZERO": p.fill == "zero",
+        "DIGIT_BITS": digit_bits(p, c.passes),
+        "ITEMS": c.items,
+        "ROWS": c.rows,
+        "LANES": c.lanes,
+        "VEC": c.vec,
+        "UNROLLED": c.unrolled,
+        "COMBINE_THREADS": combine_threads(p, c),
+    }
+
+
+class RowsExecutable(IndexedExecutable):
+    def __init__(
+        self, w: Workload, p: RowProblem, c: RowsSorted.Config, built: Compiled, device: DeviceSpec
+    ):
+        super().__init__(w, built, SIGNATURES)
+        self.block_threads = THREADS
+        self._p, self._c = p, c
+        self._names = list(w.tensors)
+        self._bins = 1 << digit_bits(p, c.passes)
+        self._blocks = math.ceil(p.count / (THREADS * c.items))
+        self._units = math.ceil(p.count / c.rows)
+        self._fill_blocks = BLOCKS_OF_FILL * device.sms
+        partials = 2 * self._units * p.columns * p.outer * sum_bytes(p.dtype)
+        self._workspace = Workspace(
+            sorted=8 * p.count,
+            other=8 * p.count if c.passes > 1 else 0,
+            counts=4 * self._blocks * self._bins,
+            totals=4 * self._bins,
+            partials=partials,
+            touched=-(-p.places // 4) * 4 if p.fill else 0,
+        )
+        self.workspace_bytes = self._workspace.bytes
+
+    def launches(
+        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
+    ) -> Iterator[Launch]:
+        memory, at = self._workspace.allocate(out.device)
+        given = dict(zip(self._names, (t.data_ptr() for t in tensors), strict=True))
+        source = given.get("source") or given.get("src") or given["grad"]
+        touched = at["touched"] if self._p.fill else 0
+        if touched:
+            words = -(-self._p.places // 4)
+            yield Launch("clear", (self._fill_blocks, 1, 1), THREADS, 0, (touched, words))
+        ordered = at["sorted"]
+        for launch in self._sort(given["index"], at, fault, touched):
+            ordered = int(launch.args[-1]) if launch.entry.startswith("place") else ordered
+            yield launch
+        yield from self._reduce(source, given.get("x", 0), out.data_ptr(), ordered, at, touched)
+        del memory
+
+    def _sort(self, index: int, at: dict[str, int], fault: int, touched: int) -> Iterator[Launch]:
+        p, c, bins = self._p, self._c, self._bins
+        grid, given = (self._blocks, 1, 1), index
+        for turn in range(c.passes):
+            which = "next" if turn else "first"
+            shift = turn * digit_bits(p, c.passes)
+            out = at["sorted" if turn % 2 == 0 else "other"]
+            common = (given, p.count, p.places, p.skipped, fault, shift, at["counts"])
+            yield Launch(f"histogram_{which}", grid, THREADS, 4 * bins, (*common, touched))
+            yield Launch(
+                "scan",
+                (math.ceil(bins / 32), 1, 1),
+                1024,
+                4 * 32 * 33,
+                (at["counts"], at["totals"], self._blocks),
+            )
+            warps = THREADS // 32
+            shared_bytes = 4 * (warps * bins + bins + warps)
+            yield Launch(
+                f"place_{which}", grid, THREADS, shared_bytes, (*common, at["totals"], out)
+            )
+            given = out
+
+    def _reduce(
+        self, source: int, old: int, out: int, ordered: int, at: dict[str, int], touched: int
+    ) -> Iterator[Launch]:
+        p, c = self._p, self._c
+        pieces = across(p, c)
+        args = (
+            *(source, old, out, ordered, at["partials"]),
+            *(p.count, p.places, p.columns, self._units),
+            *(*p.source, *(p.old or (0, 0)), *p.out, p.alpha),
+        )
+        groups = THREADS // c.lanes
+        grid = math.ceil(self._units / groups), pieces, p.outer
+        yield Launch("accumulate", grid, THREADS, 0, args)
+        if self._units > 1:
+            threads = combine_threads(p, c)
+            grid = math.ceil(self._units / (threads // c.lanes)), pieces, p.outer
+            shared_bytes = threads * c.vec * sum_bytes(p.dtype) + 4 * threads // c.lanes
+            yield Launch("combine", grid, threads, shared_bytes, args)
+        if touched:
+            grid = min(math.ceil(p.places / groups), self._fill_blocks), pieces, p.outer
+            yield Launch("fill", grid, THREADS, 0, (*args, touched))

@@ -1,0 +1,181 @@
+"""Scatter with the scattered axis of a block of columns in shared memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import compiled
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation
+from tilewright.impls._indexed import (
+    REDUCE,
+    IndexedExecutable,
+    Launch,
+    cuda_task,
+    no_cuda,
+    sum_bytes,
+)
+from tilewright.impls._scatter import OPERATORS, ScatterProblem, scatter_problem
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+
+MAX_GRID = 2**31 - 1
+ALL = 0
+"""As a width: all columns of an outer slice."""
+
+
+class ScatterTiled(Implementation):
+    """One coalesced pass over index, src and out, and one launch. No workspace.
+
+    An update lets the last position win by an integer maximum. For sums and the like each column is
+    one thread's, which goes through the positions in their order, as the definition says.
+    """
+
+    name, backend, op = "scatter_tiled", "cuda", OPERATORS
+
+    @dataclass(frozen=True)
+    class Config:
+        width: int = param(ALL, 8, 16, 32, 64, 128)  # columns of a tile; 8 of 4 bytes are a sector
+        slabs: int = param(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # outer slices of a tile
+        block_threads: int = param(32, 64, 128, 256, 512, 1024)
+        batch: int = param(4, 8)  # accesses of a thread in flight
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if reason := no_cuda(w, device):
+            return reason
+        p = scatter_problem(w)
+        if isinstance(p, str):
+            return p
+        if next(iter(self.space(w, device)), None) is None:
+            limit = device.shared_bytes_per_block
+            return (
+                f"the narrowest tile of {p.places} places exceeds {limit} bytes of shared memory "
+                "or a grid"
+            )
+        return None
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
+        p = scatter_problem(w)
+        assert isinstance(p, ScatterProblem), p
+
+        def fits(c: ScatterTiled.Config) -> str | None:
+            if c.width > p.inner:
+                return f"width={c.width} exceeds {p.inner} columns"
+            if c.width != ALL and c.slabs > 1:
+                return f"{c.slabs} slices need all columns"
+            if c.slabs >= 2 * p.outer:
+                return f"{c.slabs} slices are twice the {p.outer} there are"
+            if (size := tile_bytes(p, c)) > device.shared_bytes_per_block:
+                return f"a tile takes {size} bytes, a block has {device.shared_bytes_per_block}"
+            if columns(p, c) * max(p.length, p.places) >= 2**30 or tiles(p, c) > MAX_GRID:
+                return "a tile or the grid exceeds 32 bits"
+            if p.reduce != "last" and c.block_threads >= 2 * max(columns(p, c), 32):
+                return f"{c.block_threads} threads for {columns(p, c)} columns"
+            if c.batch == 8 and c.block_threads == 1024:
+                return "1024 threads with 8 accesses in flight spill"
+            return None
+
+        return ConfigSpace(self.Config, constraint=fits)
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
+        p = scatter_problem(w)
+        assert isinstance(p, ScatterProblem), p
+
+        def merit(c: ScatterTiled.Config) -> tuple[float, ...]:
+            # Every SM busy first; then rows of whole 32-byte sectors; then two blocks of an SM, of
+            # which one moves data while the other waits; then few, large tiles.
+            size = tile_bytes(p, c)
+            row_bytes = w.main.itemsize * (columns(p, c) if p.inner == 1 else _width(p, c))
+            return (
+                min(tiles(p, c), device.sms),
+                min(row_bytes, 64),
+                min(device.shared_bytes_per_sm // (size + 1024), 2),
+                columns(p, c),
+                -abs(c.block_threads - self._threads(p, c)),
+                -c.batch,
+            )
+
+        return max(self.space(w, device), key=merit)
+
+    @staticmethod
+    def _threads(p: ScatterProblem, c: ScatterTiled.Config) -> int:
+        if p.reduce != "last":
+            return columns(p, c)
+        return min(512, columns(p, c) * p.length)
+
+    def compile_key(self, config: Any, w: Workload) -> str:
+        p = scatter_problem(w)
+        return f"{config} {p}"
+
+    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
+        p = scatter_problem(w)
+        assert isinstance(p, ScatterProblem), p
+        macros = {
+            **p.macros,
+            "REDUCE": REDUCE.get(p.reduce, 0),
+            "MEAN": p.reduce == "mean",
+            "INCLUDE": p.include,
+            "COUNTS": counts(p),
+            "WIDTH": _width(p, config),
+            "SLABS": config.slabs,
+            "THREADS": config.block_threads,
+            "BATCH": config.batch,
+        }
+        return cuda_task("tiled", entry(p), p.dtype, p.index, macros, device)
+
+    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
+        p = scatter_problem(w)
+        assert isinstance(p, ScatterProblem), p
+        return TiledExecutable(w, p, config, compiled(self.task(config, w, device)))
+
+
+def entry(p: ScatterProblem) -> str:
+    return "update" if p.reduce == "last" else "gathered"
+
+
+def counts(p: ScatterProblem) -> bool:
+    """Whether the number of terms of each place is needed."""
+    return p.reduce == "mean" or not p.include
+
+
+def _width(p: ScatterProblem, c: ScatterTiled.Config) -> int:
+    return p.inner if c.width == ALL else c.width
+
+
+def columns(p: ScatterProblem, c: ScatterTiled.Config) -> int:
+    return _width(p, c) * c.slabs
+
+
+def tiles(p: ScatterProblem, c: ScatterTiled.Config) -> int:
+    return math.ceil(p.inner / _width(p, c)) * math.ceil(p.outer / c.slabs)
+
+
+def tile_bytes(p: ScatterProblem, c: ScatterTiled.Config) -> int:
+    """A position and a value for each place, or a sum and perhaps a count."""
+    itemsize = {"f16": 2, "bf16": 2, "f64": 8, "i64": 8}.get(p.dtype, 4)
+    if p.reduce == "last":
+        each = 4 + (0 if p.number is not None else itemsize)
+    else:
+        each = sum_bytes(p.dtype) + (4 if counts(p) else 0)
+    return each * columns(p, c) * p.places
+
+
+class TiledExecutable(IndexedExecutable):
+    def __init__(self, w: Workload, p: ScatterProblem, c: ScatterTiled.Config, built: Any):
+        super().__init__(w, built, {entry(p): "PPPPdP"})
+        self._p = p
+        self._grid = (tiles(p, c), 1, 1)
+        self.block_threads, self.shared_bytes = c.block_threads, tile_bytes(p, c)
+
+    def launches(
+        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
+    ) -> Iterator[Launch]:
+        x, index, *rest = (t.data_ptr() for t in tensors)
+        args = (x, index, rest[0] if rest else 0, out.data_ptr(), self._p.number or 0.0, fault)
+        yield Launch(entry(self._p), self._grid, self.block_threads, self.shared_bytes, args)

@@ -1,0 +1,180 @@
+"""Kernels for indices on a GPU: right in every shape, dtype and distribution, the same bits."""
+
+import random
+
+import pytest
+import torch
+
+import tilewright as tw
+from tilewright.compile.faults import fault_address
+from tilewright.compile.pool import CompilePool
+from tilewright.device import spec_of
+from tilewright.errors import IndexOutOfRange
+from tilewright.impl import IMPLS
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+]
+OWN = ("rows_sorted", "scatter_tiled", "scatter_winner")
+CUDA = torch.device("cuda:0")
+WORKLOADS = [
+    "index_add(x=f32[1000,64], dim=0, index=i64[30000], source=f32[30000,64])!donate=x",
+    "index_add(x=bf16[50000,40], dim=0, index=i32[20011], source=bf16[20011,40])",
+    "index_add(x=f16[7,37], dim=0, index=i64[999], source=f16[999,37], alpha=-2.0)",
+    "index_add(x=f64[6,5,8], dim=1, index=i64[200], source=f64[6,200,8])",
+    "index_add(x=i64[600,5], dim=0, index=i64[2000], source=i64[2000,5])",
+    "index_add(x=f32[90,40]@strides(44,1), dim=0, index=i64[9000], source=f32[9000,40])!donate=x",
+    "index_add(x=f32[3000000], dim=0, index=i64[50000], source=f32[50000])",
+    *(
+        f"index_reduce(x=f32[300,24], dim=0, index=i64[5000], source=f32[5000,24], "
+        f"reduce={reduce}, include_self={own})"
+        for reduce in ("mean", "amax", "amin")
+        for own in (True, False)
+    ),
+    "index_reduce(x=f32[300,24], dim=0, index=i64[700], source=f32[700,24], reduce=prod)",
+    "scatter_add(x=f32[900,64], dim=0, index=i64[9000,64]@strides(1,0), src=f32[9000,64])",
+    "embedding_backward(grad=f32[40,50,96], index=i64[40,50], num_weights=500, padding_idx=3)",
+    "embedding_backward(grad=bf16[9000,1024], index=i32[9000], num_weights=128256)",
+    "embedding_backward(grad=f32[5000,20], index=i64[5000], num_weights=70, "
+    "scale_grad_by_freq=True)",
+    "scatter(x=f32[100,16,7,7], dim=0, index=i64[130,16,7,7], src=f32[130,16,7,7])",
+    "scatter(x=f16[100,16,7,7], dim=1, index=i32[100,9,7,7], src=f16[100,9,7,7])!donate=x",
+    "scatter(x=i64[10,16,7,7], dim=2, index=i64[10,16,20,7], src=i64[10,16,20,7])",
+    "scatter(x=bf16[1000,16,7,7], dim=3, index=i64[1000,16,7,3], src=bf16[1000,16,7,3])",
+    "scatter(x=f64[70000], dim=0, index=i64[100000], src=f64[100000])",
+    "scatter(x=f32[50], dim=0, index=i64[1], src=1.5)",
+    "scatter(x=f32[20000,64], dim=0, index=i64[20000,64], src=2.5)!donate=x",
+    "scatter_add(x=f32[100,16,7,7], dim=0, index=i64[130,16,7,7], src=f32[130,16,7,7])",
+    "scatter_reduce(x=f16[50,31], dim=0, index=i64[80,31], src=f16[80,31], reduce=mean)",
+    "scatter_reduce(x=f32[50,31], dim=1, index=i64[50,80], src=f32[50,80], reduce=amax, "
+    "include_self=False)",
+]
+SPREADS = ("uniform", "unique", "zipf", "sorted", "constant", "few_bins")
+
+
+def supporting(w):
+    spec = spec_of(0)
+    return [IMPLS[n] for n in OWN if IMPLS[n].serves(w.op) and not IMPLS[n].unsupported(w, spec)]
+
+
+def cases():
+    return [f"{text}!indices={spread}" for text in WORKLOADS for spread in SPREADS]
+
+
+def configs(impl, w):
+    """The heuristic's, and under one distribution two more."""
+    more = 2 if w.distribution == "zipf" else 0
+    space = impl.space(w, spec_of(0))
+    return [impl.heuristic(w, spec_of(0)), *space.sample(random.Random(0), more)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_ahead():
+    """Everything below in parallel: one after the other it would take minutes."""
+    tasks = {}
+    for text in cases():
+        w = Workload.parse(text)
+        for impl in supporting(w):
+            tasks.update((impl.task(c, w, spec_of(0)), None) for c in configs(impl, w))
+    with CompilePool() as pool:
+        for _ in pool.compile(iter(tasks)):
+            pass
+
+
+@pytest.mark.parametrize("text", cases())
+def test_the_heuristic_and_some_other_configs_are_right(text):
+    w = Workload.parse(text)
+    found = supporting(w)
+    assert found, text
+    verifier = Verifier(w, CUDA)
+    for impl in found:
+        for config in configs(impl, w):
+            verdict = verifier.check(impl.build(config, w, spec_of(0)))
+            assert verdict.ok, f"{impl.name} {config}: {verdict.message}"
+            assert verdict.deterministic
+
+
+@pytest.mark.parametrize("text", [WORKLOADS[0], WORKLOADS[3], *WORKLOADS[-7:]])
+def test_twenty_runs_give_the_same_bits(text):
+    w = Workload.parse(f"{text}!indices=zipf")
+    for impl in supporting(w):
+        run = impl.build(impl.heuristic(w, spec_of(0)), w, spec_of(0))
+        tensors = w.operator.examples(w, "random", 0, CUDA)
+        results = [run(tensors[0].clone(), *tensors[1:]).clone() for _ in range(20)]
+        assert all(torch.equal(results[0], r) for r in results[1:])
+
+
+@pytest.mark.parametrize("text", [WORKLOADS[0], WORKLOADS[-8], WORKLOADS[-7]])
+def test_an_index_out_of_range_is_skipped_and_reported(text):
+    w = Workload.parse(text.replace("!donate=x", ""))
+    for impl in supporting(w):
+        run = impl.build(impl.heuristic(w, spec_of(0)), w, spec_of(0))
+        x, index, src = w.operator.examples(w, "random", 0, CUDA)
+        expected_src, expected_index = src.clone(), index.clone()
+        expected = run(x, expected_index[: index.shape[0]], expected_src).clone()
+        bad = index.clone()
+        flat = bad.view(-1)
+        again = torch.cat([torch.tensor([-1, w["x"].shape[0]], device=CUDA), flat])[: len(flat)]
+        run(x, again.view(index.shape), src)
+        with pytest.raises(IndexOutOfRange, match="out of range"):
+            tw.check()
+        tw.check()  # it is told once
+        assert torch.equal(run(x, index, src), expected)
+
+
+def test_a_fault_is_raised_by_a_later_call_and_the_context_lives():
+    w = Workload.parse(WORKLOADS[0])
+    impl = IMPLS["rows_sorted"]
+    run = impl.build(impl.heuristic(w, spec_of(0)), w, spec_of(0))
+    x, index, src = w.operator.examples(w, "random", 0, CUDA)
+    index[5] = 10**9
+    run(x, index, src)
+    torch.cuda.synchronize()
+    assert fault_address()
+    with pytest.raises(IndexOutOfRange):
+        run(x, index, src)
+    assert float(torch.ones(3, device=CUDA).sum()) == 3.0
+
+
+@pytest.mark.parametrize("text", [WORKLOADS[1], WORKLOADS[-8], WORKLOADS[-4]])
+def test_a_captured_call_replays_on_new_data_and_another_stream(text):
+    w = Workload.parse(text.replace("!donate=x", ""))
+    for impl in supporting(w):
+        run = impl.build(impl.heuristic(w, spec_of(0)), w, spec_of(0))
+        tensors = w.operator.examples(w, "random", 0, CUDA)
+        run(*tensors)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run(*tensors)
+        for t, fresh in zip(tensors, w.operator.examples(w, "random", 1, CUDA), strict=True):
+            t.copy_(fresh)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.replay()
+            expected = run(*tensors)
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+
+
+def test_the_public_operator_runs_the_kernel_that_is_asked_for():
+    w = Workload.parse(WORKLOADS[0])
+    x, index, source = w.operator.examples(w, "random", 0, CUDA)
+    with tw.use("rows_sorted"):
+        found = tw.index_add(x, 0, index, source)
+    torch.testing.assert_close(found, torch.index_add(x, 0, index, source), rtol=1e-4, atol=1e-3)
+
+
+def test_nan_and_signed_zero_come_out_as_pytorchs():
+    x = torch.tensor([[1.0, float("nan")], [-0.0, 2.0]], device=CUDA)
+    source = torch.tensor([[float("nan"), 3.0], [-0.0, float("inf")]], device=CUDA)
+    index = torch.tensor([0, 1], device=CUDA)
+    for reduce in ("amax", "amin", "prod"):
+        with tw.use("rows_sorted"):
+            found = tw.index_reduce(x, 0, index, source, reduce)
+        expected = torch.index_reduce(x.cpu(), 0, index.cpu(), source.cpu(), reduce)
+        torch.testing.assert_close(found.cpu(), expected, equal_nan=True, rtol=0, atol=0)
