@@ -17,7 +17,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -369,6 +369,8 @@ class Op:
 
     def output_specs(self, w: Workload) -> tuple[TensorSpec, ...]:
         """Shape, dtype and layout of each output, as PyTorch lays it out."""
+        if self.inplace is not None and next(iter(w.tensors)) in w.donated:
+            return (replace(w.main, align=DEFAULT_ALIGN),)
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with FakeTensorMode() as mode, mode:

@@ -35,6 +35,12 @@ NONE_SKIPPED = -(2**63)
 """No index has this value, so none is left out."""
 
 
+def source_text(macros: Mapping[str, int | str], *files: str) -> str:
+    """Files of kernels/scatter/ behind their configuration as macros."""
+    defines = [f"#define {n} {v if isinstance(v, str) else int(v)}" for n, v in macros.items()]
+    return "\n".join([*defines, *map(_text, files)])
+
+
 @functools.cache
 def _text(name: str) -> str:
     return resources.files("tilewright").joinpath(f"kernels/scatter/{name}").read_text()

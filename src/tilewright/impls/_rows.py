@@ -112,7 +112,7 @@ def _not_rows(
 ) -> str | None:
     if not w.op.startswith("scatter"):
         return None if index.strides is None else "index is not contiguous"
-    for d in range(x.rank):
+    for d in sorted(range(x.rank), key=lambda d: d == dim):
         if d == dim:
             if index.shape[d] > 1 and index.real_strides[d] != 1:
                 return "index is not contiguous along dim"

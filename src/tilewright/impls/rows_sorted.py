@@ -32,18 +32,19 @@ MAX_DIGIT_BITS = 11
 """2048 counters of each of 8 warps are 64 KiB of shared memory."""
 BLOCKS_OF_FILL = 8
 """Blocks per SM of the kernels that stride over the whole table."""
-ARGUMENTS = "PPPPPiiiiqqqqqqd"
+ARGUMENTS = "PPPPPPiiiiqqqqqqd"
 SORT = "PiiqPiP"
+ENTRY_BYTES = 8
 SIGNATURES = {
-    "histogram_first": SORT + "P",
-    "histogram_next": SORT + "P",
+    "histogram_first": SORT,
+    "histogram_next": SORT,
     "scan": "PPi",
     "place_first": SORT + "PP",
     "place_next": SORT + "PP",
     "clear": "Pi",
     "accumulate": ARGUMENTS,
     "combine": ARGUMENTS,
-    "fill": ARGUMENTS + "P",
+    "fill": ARGUMENTS,
 }
 
 
@@ -64,6 +65,7 @@ class RowsSorted(Implementation):
         lanes: int = param(4, 8, 16, 32)  # threads of a unit
         vec: int = param(1, 2, 4, 8)  # elements of one access
         unrolled: int = param(4, 8)  # rows in flight of one unit
+        blocks: int = param(2, 3, 4)  # of an SM, which bounds the registers of a thread
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := no_cuda(w, device):
@@ -71,6 +73,8 @@ class RowsSorted(Implementation):
         p = row_problem(w)
         if isinstance(p, str):
             return p
+        if p.reduce == "prod":
+            return "a product of partial products may overflow where the whole does not"
         if max(p.count, p.places) >= 2**31 - 1:
             return f"{p.count} indices of {p.places} places exceed 32 bits"
         if p.places.bit_length() > 3 * MAX_DIGIT_BITS:
@@ -159,6 +163,7 @@ def macros(p: RowProblem, c: RowsSorted.Config) -> dict[str, int | str]:
         "LANES": c.lanes,
         "VEC": c.vec,
         "UNROLLED": c.unrolled,
+        "BLOCKS": c.blocks,
         "COMBINE_THREADS": combine_threads(p, c),
     }
 
@@ -177,8 +182,8 @@ class RowsExecutable(IndexedExecutable):
         self._fill_blocks = BLOCKS_OF_FILL * device.sms
         partials = 2 * self._units * p.columns * p.outer * sum_bytes(p.dtype)
         self._workspace = Workspace(
-            sorted=8 * p.count,
-            other=8 * p.count if c.passes > 1 else 0,
+            sorted=ENTRY_BYTES * p.count,
+            other=ENTRY_BYTES * p.count if c.passes > 1 else 0,
             counts=4 * self._blocks * self._bins,
             totals=4 * self._bins,
             partials=partials,
@@ -197,13 +202,13 @@ class RowsExecutable(IndexedExecutable):
             words = -(-self._p.places // 4)
             yield Launch("clear", (self._fill_blocks, 1, 1), THREADS, 0, (touched, words))
         ordered = at["sorted"]
-        for launch in self._sort(given["index"], at, fault, touched):
+        for launch in self._sort(given["index"], at, fault):
             ordered = int(launch.args[-1]) if launch.entry.startswith("place") else ordered
             yield launch
         yield from self._reduce(source, given.get("x", 0), out.data_ptr(), ordered, at, touched)
         del memory
 
-    def _sort(self, index: int, at: dict[str, int], fault: int, touched: int) -> Iterator[Launch]:
+    def _sort(self, index: int, at: dict[str, int], fault: int) -> Iterator[Launch]:
         p, c, bins = self._p, self._c, self._bins
         grid, given = (self._blocks, 1, 1), index
         for turn in range(c.passes):
@@ -211,7 +216,7 @@ class RowsExecutable(IndexedExecutable):
             shift = turn * digit_bits(p, c.passes)
             out = at["sorted" if turn % 2 == 0 else "other"]
             common = (given, p.count, p.places, p.skipped, fault, shift, at["counts"])
-            yield Launch(f"histogram_{which}", grid, THREADS, 4 * bins, (*common, touched))
+            yield Launch(f"histogram_{which}", grid, THREADS, 4 * bins, common)
             yield Launch(
                 "scan",
                 (math.ceil(bins / 32), 1, 1),
@@ -220,7 +225,8 @@ class RowsExecutable(IndexedExecutable):
                 (at["counts"], at["totals"], self._blocks),
             )
             warps = THREADS // 32
-            shared_bytes = 4 * (warps * bins + bins + warps)
+            chunk_bytes = ENTRY_BYTES * THREADS * c.items
+            shared_bytes = chunk_bytes + 4 * (2 * bins + warps) + 2 * warps * bins
             yield Launch(
                 f"place_{which}", grid, THREADS, shared_bytes, (*common, at["totals"], out)
             )
@@ -232,7 +238,7 @@ class RowsExecutable(IndexedExecutable):
         p, c = self._p, self._c
         pieces = across(p, c)
         args = (
-            *(source, old, out, ordered, at["partials"]),
+            *(source, old, out, ordered, at["partials"], touched),
             *(p.count, p.places, p.columns, self._units),
             *(*p.source, *(p.old or (0, 0)), *p.out, p.alpha),
         )
@@ -246,4 +252,4 @@ class RowsExecutable(IndexedExecutable):
             yield Launch("combine", grid, threads, shared_bytes, args)
         if touched:
             grid = min(math.ceil(p.places / groups), self._fill_blocks), pieces, p.outer
-            yield Launch("fill", grid, THREADS, 0, (*args, touched))
+            yield Launch("fill", grid, THREADS, 0, args)

@@ -107,7 +107,7 @@ class ScatterTiled(Implementation):
     def _threads(p: ScatterProblem, c: ScatterTiled.Config) -> int:
         if p.reduce != "last":
             return columns(p, c)
-        return min(512, columns(p, c) * p.length)
+        return min(512, columns(p, c) * max(p.length, p.places) // 8)
 
     def compile_key(self, config: Any, w: Workload) -> str:
         p = scatter_problem(w)
@@ -126,6 +126,7 @@ class ScatterTiled(Implementation):
             "SLABS": config.slabs,
             "THREADS": config.block_threads,
             "BATCH": config.batch,
+            "BLOCKS": resident(p, config, device),
         }
         return cuda_task("tiled", entry(p), p.dtype, p.index, macros, device)
 
@@ -156,11 +157,18 @@ def tiles(p: ScatterProblem, c: ScatterTiled.Config) -> int:
     return math.ceil(p.inner / _width(p, c)) * math.ceil(p.outer / c.slabs)
 
 
+def resident(p: ScatterProblem, c: ScatterTiled.Config, device: DeviceSpec) -> int:
+    """Blocks of an SM, with 64 registers for each thread."""
+    fit = device.shared_bytes_per_sm // (tile_bytes(p, c) + 1024)
+    return max(1, min(fit, device.registers_per_sm // 64 // c.block_threads, device.blocks_per_sm))
+
+
 def tile_bytes(p: ScatterProblem, c: ScatterTiled.Config) -> int:
     """A position and a value for each place, or a sum and perhaps a count."""
     itemsize = {"f16": 2, "bf16": 2, "f64": 8, "i64": 8}.get(p.dtype, 4)
     if p.reduce == "last":
         each = 4 + (0 if p.number is not None else itemsize)
+        return -(-4 * columns(p, c) * p.places // 8) * 8 + (each - 4) * columns(p, c) * p.places
     else:
         each = sum_bytes(p.dtype) + (4 if counts(p) else 0)
     return each * columns(p, c) * p.places

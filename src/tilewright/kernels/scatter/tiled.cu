@@ -26,97 +26,104 @@ TW_DEVICE Tile tile_of_block() {
   return t;
 }
 
-// Element e of a tile with `rows` rows a slice, in the order of memory; false past its edge.
-struct Element { int slab, row, column; };
-TW_DEVICE bool element(const Tile& t, int e, int rows, Element& found) {
-  found.column = e % WIDTH;
-  found.row = e / WIDTH % rows;
-  found.slab = e / WIDTH / rows;
-  return found.column < t.width && found.slab < t.slabs;
+// Element `at` of a tile with `rows` rows a slice, in the order of memory.
+TW_DEVICE int column_of(int at) { return at % WIDTH; }
+TW_DEVICE int row_of(int at, int rows) { return at / WIDTH % rows; }
+TW_DEVICE int slab_of(int at, int rows) { return at / (WIDTH * rows); }
+TW_DEVICE bool inside(const Tile& t, int at, int rows) {
+  if (at >= COLUMNS * rows) return false;
+  if (INNER % WIDTH && column_of(at) >= t.width) return false;
+  return OUTER % SLABS == 0 || slab_of(at, rows) < t.slabs;
 }
-TW_DEVICE i64 address(const Tile& t, const Element& e, int rows) {
-  return ((t.outer + e.slab) * rows + e.row) * (i64)INNER + t.column + e.column;
+TW_DEVICE i64 address(const Tile& t, int at, int rows) {
+  const i64 start = t.outer * rows * (i64)INNER + t.column;
+  return WIDTH == INNER ? start + at : start + row_of(at, rows) * (i64)INNER + column_of(at);
 }
-TW_DEVICE int slot(const Element& e, u32 place) { return (e.slab * PLACES + (int)place) * WIDTH + e.column; }
+// Where the place named by element `at` of the index is kept.
+TW_DEVICE int slot(int at, u32 place) { return (slab_of(at, LENGTH) * PLACES + (int)place) * WIDTH + column_of(at); }
 
-extern "C" __global__ __launch_bounds__(THREADS, 1) void update(const T* old, const INDEX* index, const T* source, T* out, double number, int* fault) {
+// What one thread has in flight of a tile: as much as it holds of all where that is little (then
+// indices stay in registers from one phase to the next), else BATCH elements.
+#define ELEMENTS (COLUMNS * LENGTH)
+#define EACH ((ELEMENTS + THREADS - 1) / THREADS)
+#define HELD (EACH <= (THREADS == 1024 || INNER % WIDTH ? 8 : 16))
+#define PART (HELD ? EACH : BATCH)
+
+struct Given {
+  int cell[PART];  // -1: nothing, or an index out of range
+  T value[PART];
+};
+
+// Read elements first, first + THREADS, ...; report what is out of range.
+TW_DEVICE void read(const Tile& t, int first, const INDEX* index, const T* source, int* fault, Given& g) {
+  INDEX i[PART];
+  TW_UNROLL for (int q = 0; q < PART; ++q) {
+    const int at = first + q * THREADS;
+    if (!inside(t, at, LENGTH)) continue;
+    i[q] = index[address(t, at, LENGTH)];
+    if (!NUMBER && source) g.value[q] = source[address(t, at, LENGTH)];
+  }
+  TW_UNROLL for (int q = 0; q < PART; ++q) {
+    const int at = first + q * THREADS;
+    g.cell[q] = -1;
+    if (!inside(t, at, LENGTH)) continue;
+    const u32 place = place_of(i[q], PLACES, NONE_SKIPPED, fault);
+    if (place < PLACES) g.cell[q] = slot(at, place);
+  }
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void update(const T* old, const INDEX* index, const T* source, T* out, double number, int* fault) {
   int* winner = (int*)shared;
-  T* value = (T*)(winner + SLOTS);
+  T* value = (T*)((u8*)shared + (SLOTS * 4 + 7) / 8 * 8);
   const Tile t = tile_of_block();
+  Given g;
+  if (HELD) read(t, threadIdx.x, index, source, fault, g);
   for (int s = threadIdx.x; s < SLOTS; s += THREADS) winner[s] = -1;
   __syncthreads();
-  constexpr int ELEMENTS = COLUMNS * LENGTH;
-  for (int first = threadIdx.x; first < ELEMENTS; first += THREADS * BATCH) {
-    Element e[BATCH];
-    INDEX i[BATCH];
-    bool valid[BATCH];
-    TW_UNROLL for (int q = 0; q < BATCH; ++q) {
-      const int at = first + q * THREADS;
-      valid[q] = at < ELEMENTS && element(t, at, LENGTH, e[q]);
-      if (valid[q]) i[q] = index[address(t, e[q], LENGTH)];
-    }
-    TW_UNROLL for (int q = 0; q < BATCH; ++q) {
-      if (!valid[q]) continue;
-      const u32 place = place_of(i[q], PLACES, NONE_SKIPPED, fault);
-      if (place < PLACES) atomicMax(&winner[slot(e[q], place)], e[q].row);
-    }
+  for (int first = threadIdx.x; first < ELEMENTS; first += THREADS * PART) {
+    if (!HELD) read(t, first, index, nullptr, fault, g);
+    TW_UNROLL for (int q = 0; q < PART; ++q) if (g.cell[q] >= 0) atomicMax(&winner[g.cell[q]], row_of(first + q * THREADS, LENGTH));
   }
   __syncthreads();
 #if !NUMBER
-  for (int first = threadIdx.x; first < ELEMENTS; first += THREADS * BATCH) {
-    Element e[BATCH];
-    INDEX i[BATCH];
-    T given[BATCH];
-    bool valid[BATCH];
-    TW_UNROLL for (int q = 0; q < BATCH; ++q) {
-      const int at = first + q * THREADS;
-      valid[q] = at < ELEMENTS && element(t, at, LENGTH, e[q]);
-      if (valid[q]) {
-        i[q] = index[address(t, e[q], LENGTH)];
-        given[q] = source[address(t, e[q], LENGTH)];
-      }
-    }
-    TW_UNROLL for (int q = 0; q < BATCH; ++q) {
-      if (!valid[q] || (u64)(i64)i[q] >= PLACES) continue;
-      const int s = slot(e[q], (u32)i[q]);
-      if (winner[s] == e[q].row) value[s] = given[q];
-    }
+  for (int first = threadIdx.x; first < ELEMENTS; first += THREADS * PART) {
+    if (!HELD) read(t, first, index, source, fault, g);
+    TW_UNROLL for (int q = 0; q < PART; ++q)
+      if (g.cell[q] >= 0 && winner[g.cell[q]] == row_of(first + q * THREADS, LENGTH)) value[g.cell[q]] = g.value[q];
   }
   __syncthreads();
 #endif
   for (int first = threadIdx.x; first < SLOTS; first += THREADS * BATCH) {
     T now[BATCH];
-    Element e[BATCH];
-    bool valid[BATCH];
+    i64 to[BATCH];
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       const int s = first + q * THREADS;
-      valid[q] = s < SLOTS && element(t, s, PLACES, e[q]);
-      if (!valid[q]) continue;
+      to[q] = -1;
+      if (!inside(t, s, PLACES)) continue;
       const bool won = winner[s] >= 0;
+      if (!won && IN_PLACE) continue;
+      to[q] = address(t, s, PLACES);
       if (won) now[q] = NUMBER ? Narrow<T>::of((A)number) : value[s];
-      else if (IN_PLACE) valid[q] = false;
-      else now[q] = old[address(t, e[q], PLACES)];
+      else now[q] = old[to[q]];
     }
-    TW_UNROLL for (int q = 0; q < BATCH; ++q) if (valid[q]) out[address(t, e[q], PLACES)] = now[q];
+    TW_UNROLL for (int q = 0; q < BATCH; ++q) if (to[q] >= 0) out[to[q]] = now[q];
   }
 }
 
 // INCLUDE: the old element is a term. MEAN: divide by the number of terms.
-extern "C" __global__ __launch_bounds__(THREADS, 1) void gathered(const T* old, const INDEX* index, const T* source, T* out, double number, int* fault) {
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void gathered(const T* old, const INDEX* index, const T* source, T* out, double number, int* fault) {
   A* sums = (A*)shared;
   int* terms = (int*)(sums + SLOTS);
   const Tile t = tile_of_block();
   for (int s = threadIdx.x; s < SLOTS; s += THREADS) {
-    Element e;
-    const bool valid = element(t, s, PLACES, e);
-    sums[s] = INCLUDE && valid ? (A)widen(old[address(t, e, PLACES)]) : neutral<A>();
+    sums[s] = INCLUDE && inside(t, s, PLACES) ? (A)widen(old[address(t, s, PLACES)]) : neutral<A>();
     if (COUNTS) terms[s] = 0;
   }
   __syncthreads();
   for (int column = threadIdx.x; column < COLUMNS; column += THREADS) {
-    Element e = {column / WIDTH, 0, column % WIDTH};
-    if (e.slab >= t.slabs || e.column >= t.width) continue;
-    const i64 start = address(t, e, LENGTH);
+    const int top = column / WIDTH * LENGTH * WIDTH + column % WIDTH;  // its first position
+    if (!inside(t, top, LENGTH)) continue;
+    const i64 start = address(t, top, LENGTH);
     for (int row = 0; row < LENGTH; row += 2 * BATCH) {
       INDEX i[2 * BATCH];
       T given[2 * BATCH];
@@ -129,7 +136,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void gathered(const T* old, 
         if (row + q >= LENGTH) continue;
         const u32 place = place_of(i[q], PLACES, NONE_SKIPPED, fault);
         if (place >= PLACES) continue;
-        const int s = slot(e, place);
+        const int s = slot(top, place);
         sums[s] = reduce(sums[s], (A)widen(given[q]));
         if (COUNTS) ++terms[s];
       }
@@ -137,9 +144,8 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void gathered(const T* old, 
   }
   __syncthreads();
   for (int s = threadIdx.x; s < SLOTS; s += THREADS) {
-    Element e;
-    if (!element(t, s, PLACES, e)) continue;
-    const i64 at = address(t, e, PLACES);
+    if (!inside(t, s, PLACES)) continue;
+    const i64 at = address(t, s, PLACES);
     if (COUNTS && terms[s] == 0) {
       if (!IN_PLACE) out[at] = old[at];
       continue;

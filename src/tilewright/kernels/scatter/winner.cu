@@ -34,7 +34,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, 
     const u64 e = first + q * THREADS;
     if (e >= POSITIONS) continue;
     p[q] = decode(e, LENGTH);
-    i[q] = index[(p[q].line * LENGTH + p[q].row) * INNER + p[q].column];
+    i[q] = __ldcs(&index[(p[q].line * LENGTH + p[q].row) * INNER + p[q].column]);  // winners stay in L2
   }
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
     if (first + q * THREADS >= POSITIONS) continue;

@@ -1,0 +1,153 @@
+"""Kernels for indices: C++ ones run, CUDA ones are compiled for every architecture."""
+
+import re
+
+import pytest
+import torch
+
+import tilewright as tw
+from tilewright.compile import nvrtc
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES, spec_of
+from tilewright.errors import IndexOutOfRange
+from tilewright.impl import IMPLS
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+from tilewright.suite import SUITES
+
+ROWS = IMPLS["rows_cpp"]
+CPU = torch.device("cpu")
+GPUS = [d for d in DEVICES.values() if d.kind == "cuda"]
+needs_nvrtc = pytest.mark.skipif(nvrtc.missing() is not None, reason="NVRTC is not installed")
+
+# --- the CPU -------------------------------------------------------------------------------------
+
+CPU_WORKLOADS = [
+    "index_add(x=f32[40,64], dim=0, index=i64[900], source=f32[900,64])!donate=x!indices=zipf",
+    "index_add(x=bf16[40,37], dim=0, index=i32[900], source=bf16[900,37], alpha=-2.0)",
+    "index_add(x=i64[6,9,5], dim=1, index=i64[40], source=i64[6,40,5])!indices=constant",
+    "index_reduce(x=f64[40,37], dim=0, index=i64[90], source=f64[90,37], reduce=prod)",
+    "index_reduce(x=i32[40,7], dim=0, index=i64[90], source=i32[90,7], reduce=mean)",
+    "index_reduce(x=f32[40,7], dim=0, index=i64[20], source=f32[20,7], reduce=amax, "
+    "include_self=False)",
+    "index_reduce(x=f16[40,7], dim=0, index=i64[90], source=f16[90,7], reduce=amin)",
+    "scatter_add(x=f32[40,64], dim=0, index=i64[90,64]@strides(1,0), src=f32[90,64])",
+    "embedding_backward(grad=f32[9,10,37], index=i64[9,10], num_weights=50, padding_idx=3)",
+    "embedding_backward(grad=f16[90,37], index=i64[90], num_weights=50, "
+    "scale_grad_by_freq=True)!indices=zipf",
+]
+
+
+@pytest.mark.parametrize("text", CPU_WORKLOADS)
+def test_every_method_is_right_with_any_number_of_threads(text):
+    w, spec = Workload.parse(text), spec_of(None)
+    verifier = Verifier(w, CPU)
+    configs = list(ROWS.space(w, spec))
+    assert ROWS.heuristic(w, spec) in configs
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            for config in configs:
+                verdict = verifier.check(ROWS.build(config, w, spec))
+                assert verdict.ok, f"{config}: {verdict.message}"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_index_out_of_range_is_named_and_nothing_is_written():
+    w = Workload.parse(CPU_WORKLOADS[0])
+    run = ROWS.build(ROWS.heuristic(w, spec_of(None)), w, spec_of(None))
+    x, index, source = w.operator.examples(w, "random", 0, "cpu")
+    index[17] = 40
+    index[500] = -1
+    before = x.clone()
+    with pytest.raises(IndexOutOfRange, match="index 40 at position 17 is out of range for 40"):
+        run(x, index, source)
+    assert torch.equal(x, before)
+    with pytest.raises(IndexError):
+        run(x, index, source)
+
+
+def test_a_call_goes_through_the_kernel_that_is_asked_for():
+    x, source = torch.randn(40, 64), torch.randn(900, 64)
+    index = torch.randint(40, (900,))
+    with tw.use("rows_cpp"):
+        torch.testing.assert_close(
+            tw.index_add(x, 0, index, source), torch.index_add(x, 0, index, source)
+        )
+        index[3] = 99
+        with pytest.raises(IndexOutOfRange):
+            tw.index_add(x, 0, index, source)
+
+
+def test_gradients_are_pytorchs():
+    x, source = torch.randn(5, 3, requires_grad=True), torch.randn(9, 3, requires_grad=True)
+    index = torch.randint(5, (9,))
+    for call in (tw.index_add, torch.index_add):
+        call(x, 0, index, source).square().sum().backward()
+        if call is tw.index_add:
+            mine = x.grad.clone(), source.grad.clone()
+            x.grad = source.grad = None
+    assert torch.equal(mine[0], x.grad)
+    assert torch.equal(mine[1], source.grad)
+
+
+def test_check_finds_nothing_where_no_gpu_was_used():
+    tw.check()
+
+
+# --- CUDA ----------------------------------------------------------------------------------------
+
+CUDA_WORKLOADS = [
+    "index_add(x=f32[1000,64], dim=0, index=i64[1000000], source=f32[1000000,64])!donate=x",
+    "embedding_backward(grad=bf16[32768,4096], index=i32[32768], num_weights=128256)",
+    "index_reduce(x=f64[20,7,3], dim=1, index=i64[20], source=f64[20,20,3], reduce=mean)",
+    "scatter(x=f32[1000,256,7,7], dim=0, index=i64[1000,256,7,7], src=f32[1000,256,7,7])",
+    "scatter(x=f32[1000,256,7,7], dim=1, index=i64[1000,256,7,7], src=f32[1000,256,7,7])",
+    "scatter(x=f16[1000,256,7,7], dim=3, index=i64[1000,256,7,7], src=2.5)",
+    "scatter_reduce(x=bf16[90,31], dim=0, index=i64[50,31], src=bf16[50,31], reduce=mean)",
+    "scatter(x=i64[100000,256], dim=0, index=i64[100000,256], src=i64[100000,256])",
+]
+
+
+def cuda_cases():
+    for text in CUDA_WORKLOADS:
+        w = Workload.parse(text)
+        for impl in IMPLS.values():
+            if impl.backend == "cuda" and impl.serves(w.op):
+                yield from ((impl, w, d) for d in GPUS if impl.unsupported(w, d) is None)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("impl", "w", "device"), list(cuda_cases()), ids=lambda v: getattr(v, "name", str(v))
+)
+def test_the_heuristic_config_compiles_without_spills(impl, w, device):
+    config = impl.heuristic(w, device)
+    assert impl.space(w, device).why_not(config) is None
+    log = compiled(impl.task(config, w, device)).log
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
+    assert spills
+    assert not any(spills)
+
+
+@pytest.mark.parametrize("suite", ["rows_embedding", "rows_gnn", "scatter_moe", "scatter_large"])
+def test_a_kernel_of_ours_serves_every_workload_of_the_suites(suite):
+    for w in SUITES[suite].workloads():
+        found = [i for i in IMPLS.values() if i.backend == "cuda" and i.serves(w.op)]
+        for device in GPUS:
+            assert any(i.unsupported(w, device) is None for i in found), w
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("index_add(x=f32[4], dim=0, index=i64[3]@strides(2), source=f32[3])", "not contiguous"),
+        ("index_reduce(x=f32[4], dim=0, index=i64[3], source=f32[3], reduce=prod)", "overflow"),
+        ("scatter_add(x=f32[9,4], dim=0, index=i64[3,4], src=f32[3,4])", "go separate ways"),
+        ("index_add(x=f32[4,0], dim=0, index=i64[3], source=f32[3,0])", "nothing to compute"),
+    ],
+)
+def test_what_the_sort_does_not_take_is_said_in_words(text, words):
+    assert words in IMPLS["rows_sorted"].unsupported(Workload.parse(text), DEVICES["h200"])
