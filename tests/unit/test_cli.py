@@ -338,6 +338,16 @@ def test_an_interrupted_run_shows_its_rows_and_ends_with_130(capsys):
     assert "interrupted" in err
 
 
+def test_bench_measures_without_a_record_and_keeps_none(capsys):
+    args = ["bench", SOFTMAX, "--device", "cpu", "--budget", "0.5s", "--baseline", "aten"]
+    assert cli.main([*args, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert validate(found) == []
+    assert [row["workload"] for row in found["rows"]] == [SOFTMAX]
+    assert cli.main(["records", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
 def test_verify_of_what_is_right_exits_0_with_its_verdict(capsys):
     assert cli.main(["verify", SOFTMAX, "--impl", "fused", "--device", "cpu", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
