@@ -23,10 +23,11 @@ def forward(dtype: str, shape: str, x: str, end: str, weight: str) -> str:
     return f"lerp(x={dtype}[{x}], end={dtype}[{end}], weight={weight})"
 
 
-def backward(dtype: str, shape: str, x: str, end: str, weight: str, grads: str = "[x,end]") -> str:
-    """Gradients of x and end, as Paddle's operator computes them."""
+def backward(dtype: str, shape: str, x: str, end: str, weight: str, every: bool = False) -> str:
+    """Gradients of x and end, as Paddle's operator computes them, or of every tensor."""
     operands = f"x={dtype}[{x}], end={dtype}[{end}], weight={weight}"
-    return f"lerp_backward(grad_output={dtype}[{shape}], {operands}, grads={grads})"
+    grads = ", grads=[x,end]" if "[" in weight and not every else ""
+    return f"lerp_backward(grad_output={dtype}[{shape}], {operands}{grads})"
 
 
 lerp_paddle = suite(
@@ -35,6 +36,6 @@ lerp_paddle = suite(
         *(forward(*operands) for operands in OPERANDS),
         *(backward(*operands) for operands in OPERANDS),
         # and of the weight, which PyTorch's autograd gives too
-        *(backward(*operands, "[x,end,weight]") for operands in OPERANDS if "[" in operands[-1]),
+        *(backward(*operands, every=True) for operands in OPERANDS if "[" in operands[-1]),
     ],
 )
