@@ -25,12 +25,12 @@ Dim3 = tuple[int, int, int]
 # cuda.h
 _SMS, _MAX_SHARED_PER_BLOCK_OPTIN, _CLUSTER_LAUNCH = 16, 97, 120  # CUdevice_attribute
 _STATIC_SHARED, _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 1, 8, 14  # CUfunction_attribute
-_COOPERATIVE, _CLUSTER_DIMENSION = 2, 4  # CUlaunchAttributeID
+_COOPERATIVE, _CLUSTER_DIMENSION, _OVERLAPPING = 2, 4, 6  # CUlaunchAttributeID
 _RELAXED = 2  # CUstreamCaptureMode
 _INVALID_VALUE, _INVALID_IMAGE, _NO_BINARY, _CAPTURE_IMPLICIT = 1, 200, 209, 906  # CUresult
 _CONFIG = struct.Struct("@7IQQI")  # grid, block, shared bytes, stream, attributes, their number
 _ATTRIBUTE = struct.Struct("@I4x3I52x")  # identifier, value of up to 64 bytes: cluster x y z
-_CONFIG_AT, _ATTRIBUTES_AT, _ARGUMENTS_AT = 0, 56, 256
+_CONFIG_AT, _ATTRIBUTES_AT, _ARGUMENTS_AT = 0, 56, 384
 
 _C_TYPES: dict[str, Any] = {
     "P": ctypes.c_void_p,
@@ -71,6 +71,7 @@ class CudaKernel:
         *args: float | bytes,
         cluster: int = 1,
         cooperative: bool = False,
+        overlapping: bool = False,
     ) -> None:
         """Enqueue the kernel. Thread-safe; may be captured into a CUDA graph once it is loaded.
 
@@ -84,6 +85,8 @@ class CudaKernel:
             cluster: blocks per thread block cluster, along x (sm_90 and later).
             cooperative: start only when all blocks run at once, so that they may wait for one
                 another; the grid must fit on the device.
+            overlapping: start while the kernel before it in the stream ends; this one waits for it
+                by griddepcontrol.wait. Only where `overlaps(device_index)`.
 
         Raises:
             LaunchError: the driver refused, or the kernel would have to be loaded while `stream`
@@ -94,7 +97,7 @@ class CudaKernel:
             loaded = self._load(device_index, stream)
         function, context, launch, get_current = loaded
         frame = self._local.frame
-        shape = (grid, block, shared_bytes, stream, cluster, cooperative)
+        shape = (grid, block, shared_bytes, stream, cluster, cooperative, overlapping)
         if frame.shape != shape:
             try:
                 frame.set_shape(*shape)
@@ -145,7 +148,9 @@ class CudaKernel:
                 )
                 return number.value * _device_attribute(device_index, _SMS)
             frame = self._local.frame
-            frame.set_shape((cluster, 1, 1), (block_threads, 1, 1), shared_bytes, 0, cluster, False)
+            frame.set_shape(
+                (cluster, 1, 1), (block_threads, 1, 1), shared_bytes, 0, cluster, False, False
+            )
             check(
                 cuda.cuOccupancyMaxActiveClusters(ctypes.byref(number), function, frame.address),
                 asking,
@@ -208,7 +213,7 @@ class CudaKernel:
         return function.value
 
     def _refused(self, status: int, shape: tuple[Any, ...], device_index: int) -> NoReturn:
-        grid, block, shared_bytes, stream, cluster, cooperative = shape
+        grid, block, shared_bytes, stream, cluster, cooperative, _ = shape
         limits = (
             "; limits are grid 2147483647 x 65535 x 65535, 1024 threads a block, "
             f"{_device_attribute(device_index, _MAX_SHARED_PER_BLOCK_OPTIN)} bytes shared"
@@ -220,6 +225,11 @@ class CudaKernel:
             f"shared_bytes={shared_bytes} cluster={cluster} cooperative={cooperative} "
             f"stream={stream:#x}{limits}"
         )
+
+
+def overlaps(device_index: int) -> bool:
+    """Whether a kernel may start there while the one before it ends (sm_90 and later)."""
+    return bool(_device_attribute(device_index, _CLUSTER_LAUNCH))
 
 
 class CppFunction:
@@ -268,6 +278,7 @@ class _Frame:
         stream: int,
         cluster: int,
         cooperative: bool,
+        overlapping: bool,
     ) -> None:
         self.shape = ()
         attributes = []
@@ -275,13 +286,15 @@ class _Frame:
             attributes.append((_CLUSTER_DIMENSION, cluster, 1, 1))
         if cooperative:
             attributes.append((_COOPERATIVE, 1, 0, 0))
+        if overlapping:
+            attributes.append((_OVERLAPPING, 1, 0, 0))
         _CONFIG.pack_into(
             self.memory, _CONFIG_AT, *grid, *block, shared_bytes, stream,
             self.address + _ATTRIBUTES_AT, len(attributes),
         )  # fmt: skip
         for i, attribute in enumerate(attributes):
             _ATTRIBUTE.pack_into(self.memory, _ATTRIBUTES_AT + i * _ATTRIBUTE.size, *attribute)
-        self.shape = (grid, block, shared_bytes, stream, cluster, cooperative)
+        self.shape = (grid, block, shared_bytes, stream, cluster, cooperative, overlapping)
 
 
 class _Local(threading.local):

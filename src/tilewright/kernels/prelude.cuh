@@ -407,6 +407,19 @@ template <class T> TW_DEVICE const T* afresh(const T* p) { asm volatile("" : "+l
 
 TW_DEVICE void group_sync(int group, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }
 
+// ---- a kernel that starts while the one before it ends -------------------------------------------
+
+TW_DEVICE void release_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+TW_DEVICE void await_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- clusters: blocks of neighbouring SMs that see each other's shared memory --------------------
 
 TW_DEVICE u32 cluster_rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }

@@ -7,7 +7,7 @@ from tilewright.search import strategy
 
 
 @strategy
-def evolve(space, rng, starts=(), samples=128, parents=8, children=64, patience=4):
+def evolve(space, rng, starts=(), samples=128, parents=8, children=64, patience=6):
     """Mix two good configs, then change a knob or two; stop after `patience` barren generations.
 
     A climb by single knobs stops where two must change together, as when half the threads per row

@@ -19,7 +19,7 @@ from tilewright.fusion.passes import remove_dead
 from tilewright.fusion.plan import plan_rows
 
 FINISH = "finish"
-FINISH_COLUMNS, FINISH_ROWS = 32, 16
+FINISH_COLUMNS, FINISH_ROWS = 32, 32
 """Threads of a block of the second kernel: columns, and shares of the partial results of each."""
 
 
@@ -149,6 +149,7 @@ class ColumnKernel(RowKernel):
     def after_rows(self) -> None:
         """Join the sums of the block's groups, the first group last, and write one result."""
         s = self.s
+        self.line("release_next();")
         kind = f"Vec<{self.kind}, {s.vector}>"
         if s.rows_per_block > 1:
             size = 8 if self.kind == "double" else 4
@@ -224,13 +225,16 @@ class FinishKernel(Kernel):
         self.line(f"const int share = threadIdx.x / {FINISH_COLUMNS};")
         self.line(f"const int column = blockIdx.x * {FINISH_COLUMNS} + lane;")
         for c, n in enumerate(columns):
-            join = JOINS[n.op]
-            self.line(f"{self.kind} sum{c} = {join}::start<{self.kind}>();")
-            self.open(f"if (column < {width})")
-            self.line(f'_Pragma("unroll 8") for (i64 p = share; p < count; p += {FINISH_ROWS})')
+            self.line(f"{self.kind} sum{c} = {JOINS[n.op]}::start<{self.kind}>();")
+        self.line("await_previous();")
+        self.open(f"if (column < {width})")
+        self.open(f'_Pragma("unroll 8") for (i64 p = share; p < count; p += {FINISH_ROWS})')
+        for c, n in enumerate(columns):
             at = f"(p * {len(columns)} + {c}) * {width} + column"
-            self.line(f"  sum{c} = {join}::join(sum{c}, partials[{at}]);")
-            self.close()
+            self.line(f"sum{c} = {JOINS[n.op]}::join(sum{c}, partials[{at}]);")
+        self.close()
+        self.close()
+        for c in range(len(columns)):
             self.line(f"shares[{c}][share][lane] = sum{c};")
         self.line("__syncthreads();")
         self.line(f"if (share > 0 || column >= {width}) return;")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tilewright.compile.cache import Compiled
-from tilewright.compile.launch import CudaKernel
+from tilewright.compile.launch import CudaKernel, overlaps
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.columns import FINISH, RowGraph, emit_columns, split
 from tilewright.fusion.cuda.kernel import ENTRY, Launch
@@ -199,5 +199,6 @@ class TwoKernels(FusedKernel):
             *[outs[k].data_ptr() for k in self.finish.outputs],
             clusters,
             *numbers,
+            overlapping=overlaps(index),
         )
         return outs[0] if len(outs) == 1 else tuple(outs)
