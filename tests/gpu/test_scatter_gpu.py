@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
 ]
-OWN = ("rows_sorted", "scatter_tiled", "scatter_winner")
+OWN = ("rows_sorted", "scatter_buckets", "scatter_tiled", "scatter_winner")
 CUDA = torch.device("cuda:0")
 WORKLOADS = [
     "index_add(x=f32[1000,64], dim=0, index=i64[30000], source=f32[30000,64])!donate=x",
@@ -44,6 +44,9 @@ WORKLOADS = [
     "scatter(x=i64[10,16,7,7], dim=2, index=i64[10,16,20,7], src=i64[10,16,20,7])",
     "scatter(x=bf16[1000,16,7,7], dim=3, index=i64[1000,16,7,3], src=bf16[1000,16,7,3])",
     "scatter(x=f64[70000], dim=0, index=i64[100000], src=f64[100000])",
+    "scatter(x=f32[300000], dim=0, index=i32[200000], src=f32[200000])!donate=x",
+    "scatter(x=bf16[300001], dim=0, index=i64[400000], src=bf16[400000])",
+    "scatter(x=i32[90000], dim=0, index=i64[400], src=3.0)",
     "scatter(x=f32[50], dim=0, index=i64[1], src=1.5)",
     "scatter(x=f32[20000,64], dim=0, index=i64[20000,64], src=2.5)!donate=x",
     "scatter_add(x=f32[100,16,7,7], dim=0, index=i64[130,16,7,7], src=f32[130,16,7,7])",
@@ -106,7 +109,7 @@ def test_twenty_runs_give_the_same_bits(text):
         assert all(torch.equal(results[0], r) for r in results[1:])
 
 
-@pytest.mark.parametrize("text", [WORKLOADS[0], WORKLOADS[-8], WORKLOADS[-7]])
+@pytest.mark.parametrize("text", [WORKLOADS[0], WORKLOADS[-9], WORKLOADS[-8]])
 def test_an_index_out_of_range_is_skipped_and_reported(text):
     w = Workload.parse(text.replace("!donate=x", ""))
     for impl in supporting(w):

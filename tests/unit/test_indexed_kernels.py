@@ -107,6 +107,7 @@ CUDA_WORKLOADS = [
     "scatter(x=f32[1000,256,7,7], dim=1, index=i64[1000,256,7,7], src=f32[1000,256,7,7])",
     "scatter(x=f16[1000,256,7,7], dim=3, index=i64[1000,256,7,7], src=2.5)",
     "scatter_reduce(x=bf16[90,31], dim=0, index=i64[50,31], src=bf16[50,31], reduce=mean)",
+    "scatter(x=f32[100000000], dim=0, index=i64[100000000], src=f32[100000000])",
     "scatter(x=i64[100000,256], dim=0, index=i64[100000,256], src=i64[100000,256])",
 ]
 

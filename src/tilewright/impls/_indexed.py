@@ -52,29 +52,21 @@ def sum_bytes(dtype: str) -> int:
 
 
 def cuda_task(
-    kernel: str,
+    files: Sequence[str],
     entry: str,
     dtype: str,
     index: str,
     macros: Mapping[str, int | str],
     device: DeviceSpec,
 ) -> CompileTask:
-    """Of kernels/scatter/<kernel>.cu with its configuration as macros.
+    """Of files of kernels/scatter/ with their configuration as macros.
 
     Args:
         entry: the kernel whose resources stand for the whole.
         dtype, index: of the elements and of the index.
     """
-    defined: dict[str, int | str] = {
-        "T": ELEMENT[dtype],
-        "A": SUM[dtype],
-        "INDEX": INDEX[index],
-        **macros,
-    }
-    head = "".join(
-        f"#define {name} {v if isinstance(v, str) else int(v)}\n" for name, v in defined.items()
-    )
-    source = head + _text("common.cuh") + "\n" + _text(f"{kernel}.cu")
+    types = {"T": ELEMENT[dtype], "A": SUM[dtype], "INDEX": INDEX[index]}
+    source = source_text({**types, **macros}, "common.cuh", *files)
     return CompileTask("nvrtc", source, (f"--gpu-architecture={device.arch}", "--std=c++17"), entry)
 
 

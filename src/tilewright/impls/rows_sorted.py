@@ -13,6 +13,7 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import Compiled, compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
+from tilewright.impls import _sort
 from tilewright.impls._indexed import (
     MAX_GRID_YZ,
     REDUCE,
@@ -24,23 +25,17 @@ from tilewright.impls._indexed import (
     sum_bytes,
 )
 from tilewright.impls._rows import OPERATORS, RowProblem, row_problem
+from tilewright.impls._sort import THREADS, Sort
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
-THREADS = 256
 MAX_DIGIT_BITS = 11
 """2048 counters of each of 8 warps are 64 KiB of shared memory."""
 BLOCKS_OF_FILL = 8
 """Blocks per SM of the kernels that stride over the whole table."""
 ARGUMENTS = "PPPPPPiiiiqqqqqqd"
-SORT = "PiiqPiP"
-ENTRY_BYTES = 8
 SIGNATURES = {
-    "histogram_first": SORT,
-    "histogram_next": SORT,
-    "scan": "PPi",
-    "place_first": SORT + "PP",
-    "place_next": SORT + "PP",
+    **_sort.SIGNATURES,
     "clear": "Pi",
     "accumulate": ARGUMENTS,
     "combine": ARGUMENTS,
@@ -129,7 +124,9 @@ class RowsSorted(Implementation):
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         p = row_problem(w)
         assert isinstance(p, RowProblem), p
-        return cuda_task("rows", "accumulate", p.dtype, p.index, macros(p, config), device)
+        return cuda_task(
+            ["sort.cuh", "rows.cu"], "accumulate", p.dtype, p.index, macros(p, config), device
+        )
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = row_problem(w)
@@ -176,16 +173,13 @@ class RowsExecutable(IndexedExecutable):
         self.block_threads = THREADS
         self._p, self._c = p, c
         self._names = list(w.tensors)
-        self._bins = 1 << digit_bits(p, c.passes)
-        self._blocks = math.ceil(p.count / (THREADS * c.items))
+        bits = digit_bits(p, c.passes)
+        self._sort = Sort(p.count, p.places, bits, c.items, c.passes, skipped=p.skipped)
         self._units = math.ceil(p.count / c.rows)
         self._fill_blocks = BLOCKS_OF_FILL * device.sms
         partials = 2 * self._units * p.columns * p.outer * sum_bytes(p.dtype)
         self._workspace = Workspace(
-            sorted=ENTRY_BYTES * p.count,
-            other=ENTRY_BYTES * p.count if c.passes > 1 else 0,
-            counts=4 * self._blocks * self._bins,
-            totals=4 * self._bins,
+            **self._sort.workspace,
             partials=partials,
             touched=-(-p.places // 4) * 4 if p.fill else 0,
         )
@@ -201,36 +195,10 @@ class RowsExecutable(IndexedExecutable):
         if touched:
             words = -(-self._p.places // 4)
             yield Launch("clear", (self._fill_blocks, 1, 1), THREADS, 0, (touched, words))
-        ordered = at["sorted"]
-        for launch in self._sort(given["index"], at, fault):
-            ordered = int(launch.args[-1]) if launch.entry.startswith("place") else ordered
-            yield launch
+        yield from self._sort.launches(given["index"], at, fault)
+        ordered = at[self._sort.result]
         yield from self._reduce(source, given.get("x", 0), out.data_ptr(), ordered, at, touched)
         del memory
-
-    def _sort(self, index: int, at: dict[str, int], fault: int) -> Iterator[Launch]:
-        p, c, bins = self._p, self._c, self._bins
-        grid, given = (self._blocks, 1, 1), index
-        for turn in range(c.passes):
-            which = "next" if turn else "first"
-            shift = turn * digit_bits(p, c.passes)
-            out = at["sorted" if turn % 2 == 0 else "other"]
-            common = (given, p.count, p.places, p.skipped, fault, shift, at["counts"])
-            yield Launch(f"histogram_{which}", grid, THREADS, 4 * bins, common)
-            yield Launch(
-                "scan",
-                (math.ceil(bins / 32), 1, 1),
-                1024,
-                4 * 32 * 33,
-                (at["counts"], at["totals"], self._blocks),
-            )
-            warps = THREADS // 32
-            chunk_bytes = ENTRY_BYTES * THREADS * c.items
-            shared_bytes = chunk_bytes + 4 * (2 * bins + warps) + 2 * warps * bins
-            yield Launch(
-                f"place_{which}", grid, THREADS, shared_bytes, (*common, at["totals"], out)
-            )
-            given = out
 
     def _reduce(
         self, source: int, old: int, out: int, ordered: int, at: dict[str, int], touched: int

@@ -128,7 +128,7 @@ class ScatterTiled(Implementation):
             "BATCH": config.batch,
             "BLOCKS": resident(p, config, device),
         }
-        return cuda_task("tiled", entry(p), p.dtype, p.index, macros, device)
+        return cuda_task(["tiled.cu"], entry(p), p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = scatter_problem(w)

@@ -81,7 +81,7 @@ class ScatterWinner(Implementation):
             "ITEMS": config.items,
             "THREADS": config.block_threads,
         }
-        return cuda_task("winner", "elect", p.dtype, p.index, macros, device)
+        return cuda_task(["winner.cu"], "elect", p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = scatter_problem(w)

@@ -1,0 +1,88 @@
+"""The counting sort of kernels/scatter/sort.cuh: its launches and what it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilewright.impls._indexed import NONE_SKIPPED, Launch
+
+THREADS = 256
+WARPS = THREADS // 32
+ENTRY_BYTES = 8
+SORT = "PiiqPiP"
+"""in, count, places, skipped, fault, shift, counts; placing takes carried values before `count`."""
+SIGNATURES = {
+    "histogram_first": SORT,
+    "histogram_next": SORT,
+    "scan": "PPi",
+    "place_first": "P" + SORT + "PP",
+    "place_next": "P" + SORT + "PP",
+}
+
+
+def place_bytes(digit_bits: int, items: int) -> int:
+    """Shared memory of a block that places its entries."""
+    bins = 1 << digit_bits
+    return ENTRY_BYTES * THREADS * items + 4 * (2 * bins + WARPS) + 2 * WARPS * bins
+
+
+@dataclass(frozen=True)
+class Sort:
+    """A sort of `count` indices, by `digit_bits` bits in each of `passes` from bit `shift` on.
+
+    Attributes:
+        items: indices of a thread.
+        skipped: an index to leave out; what is left out, or out of range, comes last.
+    """
+
+    count: int
+    places: int
+    digit_bits: int
+    items: int
+    passes: int = 1
+    shift: int = 0
+    skipped: int = NONE_SKIPPED
+
+    @property
+    def blocks(self) -> int:
+        return math.ceil(self.count / (THREADS * self.items))
+
+    @property
+    def workspace(self) -> dict[str, int]:
+        """Bytes of each part; the first is 8 per index, and so is the second if it is there."""
+        return {
+            "sorted": ENTRY_BYTES * self.count,
+            "other": ENTRY_BYTES * self.count if self.passes > 1 else 0,
+            "counts": 4 * self.blocks << self.digit_bits,
+            "totals": 4 << self.digit_bits,
+        }
+
+    @property
+    def result(self) -> str:
+        """The part of the workspace that holds the sorted entries in the end."""
+        return "sorted" if self.passes % 2 else "other"
+
+    def launches(
+        self, index: int, at: dict[str, int], fault: int, carried: int = 0
+    ) -> Iterator[Launch]:
+        """The kernels of all passes.
+
+        Args:
+            index, fault, carried: addresses; `carried` are values to move in place of positions.
+            at: addresses of the workspace's parts.
+        """
+        bins, grid, given = 1 << self.digit_bits, (self.blocks, 1, 1), index
+        for turn in range(self.passes):
+            which = "next" if turn else "first"
+            out = at["other" if turn % 2 else "sorted"]
+            shift = self.shift + turn * self.digit_bits
+            common = (self.count, self.places, self.skipped, fault, shift, at["counts"])
+            yield Launch(f"histogram_{which}", grid, THREADS, 4 * bins, (given, *common))
+            of_blocks = (at["counts"], at["totals"], self.blocks)
+            yield Launch("scan", (math.ceil(bins / 32), 1, 1), 1024, 4 * 32 * 33, of_blocks)
+            shared_bytes = place_bytes(self.digit_bits, self.items)
+            args = (given, carried, *common, at["totals"], out)
+            yield Launch(f"place_{which}", grid, THREADS, shared_bytes, args)
+            given = out
