@@ -61,6 +61,7 @@ class RowsSorted(Implementation):
         vec: int = param(1, 2, 4, 8)  # elements of one access
         unrolled: int = param(4, 8)  # rows in flight of one unit
         blocks: int = param(2, 3, 4)  # of an SM, which bounds the registers of a thread
+        ahead: int = param(0, 1, 2)  # read a run's old row before its end; 2: prefetch it, too
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := no_cuda(w, device):
@@ -83,13 +84,16 @@ class RowsSorted(Implementation):
         assert isinstance(p, RowProblem), p
         itemsize = w.main.itemsize
         vecs = [v for v in (1, 2, 4, 8) if v * itemsize <= 16 and p.columns % v == 0
-                and p.aligned_bytes % (v * itemsize) == 0]  # fmt: skip
+                and p.aligned_bytes % (v * itemsize) == 0][-2:]  # fmt: skip
+        fewest = fewest_passes(p)
 
         def fits(c: RowsSorted.Config) -> str | None:
             if digit_bits(p, c.passes) > MAX_DIGIT_BITS:
                 return f"{c.passes} passes leave more than {MAX_DIGIT_BITS} bits for one"
             if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
                 return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
+            if c.ahead and not p.include:
+                return "there is no old row to read ahead"
             if c.unrolled > c.lanes:
                 return f"unrolled={c.unrolled} exceeds lanes={c.lanes}"
             if c.unrolled * c.vec > 32:
@@ -98,23 +102,23 @@ class RowsSorted(Implementation):
                 return f"{across(p, c)} pieces of a row exceed a grid of {MAX_GRID_YZ}"
             return None
 
-        return ConfigSpace(self.Config, {"vec": vecs}, fits)
+        values = {"vec": vecs, "passes": [n for n in (fewest, fewest + 1) if n <= 3]}
+        return ConfigSpace(self.Config, values, fits)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
         p, space = row_problem(w), self.space(w, device)
         assert isinstance(p, RowProblem), p
         vec = max(v for v in space.values["vec"])
-        passes = math.ceil(p.places.bit_length() / MAX_DIGIT_BITS)
         wide = [n for n in (4, 8, 16, 32) if n == 4 or n * vec < 2 * p.columns]
         lanes = max(wide)
-        # Units for 768 threads of each SM: with 8 rows of 16 bytes in flight in each of them, that
+        # Units for 512 threads of each SM: with 8 rows of 16 bytes in flight in each of them, that
         # keeps the memory busy, and longer units leave fewer partial rows.
         pieces = math.ceil(p.columns / (lanes * vec)) * p.outer
-        wanted = max(p.count * pieces * lanes // (device.sms * 768), 1)
-        rows = min(max(1 << (wanted.bit_length() - 1), 8), 512)
+        wanted = max(p.count * pieces * lanes // (device.sms * 512), 1)
+        rows = min(max(1 << (wanted - 1).bit_length(), 8), 512)
         items = 16 if p.count >= 2**20 else 8 if p.count >= 2**18 else 4
         unrolled = min(lanes, 4 if vec == 8 else 8)
-        return self.Config(passes, items, rows, lanes, vec, unrolled)
+        return self.Config(fewest_passes(p), items, rows, lanes, vec, unrolled)
 
     def compile_key(self, config: Any, w: Workload) -> str:
         p = row_problem(w)
@@ -132,6 +136,10 @@ class RowsSorted(Implementation):
         p = row_problem(w)
         assert isinstance(p, RowProblem), p
         return RowsExecutable(w, p, config, compiled(self.task(config, w, device)), device)
+
+
+def fewest_passes(p: RowProblem) -> int:
+    return math.ceil(p.places.bit_length() / MAX_DIGIT_BITS)
 
 
 def digit_bits(p: RowProblem, passes: int) -> int:
@@ -161,6 +169,7 @@ def macros(p: RowProblem, c: RowsSorted.Config) -> dict[str, int | str]:
         "VEC": c.vec,
         "UNROLLED": c.unrolled,
         "BLOCKS": c.blocks,
+        "AHEAD": c.ahead,
         "COMBINE_THREADS": combine_threads(p, c),
     }
 

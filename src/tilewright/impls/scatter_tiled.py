@@ -26,6 +26,7 @@ from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
 MAX_GRID = 2**31 - 1
+MAX_HELD = 16
 ALL = 0
 """As a width: all columns of an outer slice."""
 
@@ -45,6 +46,7 @@ class ScatterTiled(Implementation):
         slabs: int = param(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # outer slices of a tile
         block_threads: int = param(32, 64, 128, 256, 512, 1024)
         batch: int = param(4, 8)  # accesses of a thread in flight
+        held: bool = param(True, False)  # an update's indices and values stay in registers
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := no_cuda(w, device):
@@ -77,6 +79,10 @@ class ScatterTiled(Implementation):
                 return "a tile or the grid exceeds 32 bits"
             if p.reduce != "last" and c.block_threads >= 2 * max(columns(p, c), 32):
                 return f"{c.block_threads} threads for {columns(p, c)} columns"
+            if c.held and (p.reduce != "last" or each(p, c) > MAX_HELD):
+                return f"{each(p, c)} elements of a thread are too many to hold"
+            if c.held and each(p, c) > MAX_HELD // 2 and p.inner % _width(p, c):
+                return f"{each(p, c)} elements of tiles with ragged edges spill"
             if c.batch == 8 and c.block_threads == 1024:
                 return "1024 threads with 8 accesses in flight spill"
             return None
@@ -94,7 +100,8 @@ class ScatterTiled(Implementation):
             row_bytes = w.main.itemsize * (columns(p, c) if p.inner == 1 else _width(p, c))
             return (
                 min(tiles(p, c), device.sms),
-                min(row_bytes, 64),
+                min(row_bytes, 32),
+                c.held,
                 min(device.shared_bytes_per_sm // (size + 1024), 2),
                 columns(p, c),
                 -abs(c.block_threads - self._threads(p, c)),
@@ -126,6 +133,7 @@ class ScatterTiled(Implementation):
             "SLABS": config.slabs,
             "THREADS": config.block_threads,
             "BATCH": config.batch,
+            "HELD": config.held,
             "BLOCKS": resident(p, config, device),
         }
         return cuda_task(["tiled.cu"], entry(p), p.dtype, p.index, macros, device)
@@ -151,6 +159,11 @@ def _width(p: ScatterProblem, c: ScatterTiled.Config) -> int:
 
 def columns(p: ScatterProblem, c: ScatterTiled.Config) -> int:
     return _width(p, c) * c.slabs
+
+
+def each(p: ScatterProblem, c: ScatterTiled.Config) -> int:
+    """Elements of a tile for each thread."""
+    return math.ceil(columns(p, c) * p.length / c.block_threads)
 
 
 def tiles(p: ScatterProblem, c: ScatterTiled.Config) -> int:

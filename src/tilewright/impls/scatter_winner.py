@@ -59,10 +59,9 @@ class ScatterWinner(Implementation):
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
         p = scatter_problem(w)
         assert isinstance(p, ScatterProblem), p
-        # Winners of one slab in half of the L2 cache: each is met about as often as there are
-        # positions to a place.
+        # The winners of one slab, and its rows of src, in a part of the L2 cache.
         slabs = [s for s in (256, 128, 64, 32, 16) if p.inner % s == 0 and s < p.inner]
-        near = [s for s in (p.inner, *slabs) if 4 * p.places * s <= device.l2_bytes // 2]
+        near = [s for s in (p.inner, *slabs) if 4 * p.places * s <= device.l2_bytes // 8]
         slab = near[0] if near else slabs[-1] if slabs else p.inner
         items = 4 if w.main.numel >= 2**20 else 1
         return self.Config(ALL if slab == p.inner else slab, items)

@@ -9,12 +9,13 @@
 //    it; a run over many units is shared out among a block and joined as a tree.
 // 4. fill (out of place only): rows that no index names.
 //
-// Configuration: ROWS, LANES, UNROLLED, VEC, BLOCKS; MEAN divides by the number of terms; INCLUDE
-// makes the old row a term; FILL_ZERO gives zeros to rows without an index, else the old row.
+// Configuration: ROWS, LANES, UNROLLED, VEC, BLOCKS; AHEAD reads the old row of a run when it begins
+// (2: prefetches it before that), 0 when it ends; MEAN divides by the number of terms; INCLUDE makes
+// the old row a term; FILL_ZERO gives zeros to rows without an index, else the old row.
 
 #define GROUPS (THREADS / LANES)
 #define COMBINE_GROUPS (COMBINE_THREADS / LANES)
-#define SHORT_RUN 4
+#define SHORT_RUN 32
 #define NOWHERE 0xffffffffu
 
 typedef Pack<T, VEC> Stored;
@@ -84,6 +85,11 @@ TW_DEVICE void finish(const Problem& p, u32 place, u32 column, const Sums& sums,
   if (p.touched && column == 0 && blockIdx.z == 0) p.touched[place] = 1;
 }
 
+TW_DEVICE Stored old_row_of(const Problem& p, u32 place, u32 column) {
+  if (INCLUDE) return load<VEC>(p.old_at(place, column));
+  return Stored();
+}
+
 template <int FIRST, int N> TW_DEVICE Sums tree(const Stored* rows) {
   if constexpr (N == 1) {
     Sums s;
@@ -121,8 +127,11 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void accumulate(ARGUMEN
         one_run = one_run && !begins;
         if (!inside || place[q] >= p.places) continue;
         row[q] = load<VEC>(rows + position * p.in_source.row);
-        // Its old row is read when the run begins, and needed soon.
-        if (INCLUDE && begins) asm volatile("prefetch.global.L2 [%0];" ::"l"(p.old_at(place[q], column)));
+      }
+      if (INCLUDE && AHEAD == 2 && !one_run) {
+        TW_UNROLL for (int q = 0; q < UNROLLED; ++q)
+          if (inside && place[q] < p.places && place[q] != (q ? place[q - 1] : current))
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.old_at(place[q], column)));
       }
       if (one_run) {
         if (inside && current < p.places) sums = reduce(sums, tree<0, UNROLLED>(row));
@@ -133,11 +142,11 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void accumulate(ARGUMEN
         if (place[q] != current) {
           if (inside && current < p.places) {
             if (current == before) store(p.partial(unit, 0, column), sums);
-            else finish(p, current, column, sums, kept);
+            else finish(p, current, column, sums, AHEAD ? kept : old_row_of(p, current, column));
           }
           current = place[q];
           sums = nothing<A, VEC>();
-          if (INCLUDE && inside && current < p.places && current != before) kept = load<VEC>(p.old_at(current, column));
+          if (INCLUDE && AHEAD && inside && current < p.places && current != before) kept = load<VEC>(p.old_at(current, column));
         }
         if (inside && place[q] < p.places) sums = reduce(sums, tree<0, 1>(row + q));
       }
@@ -146,7 +155,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void accumulate(ARGUMEN
   if (!inside || current >= p.places) return;
   if (current == before) store(p.partial(unit, 0, column), sums);
   else if (current == after) store(p.partial(unit, 1, column), sums);
-  else finish(p, current, column, sums, kept);
+  else finish(p, current, column, sums, AHEAD ? kept : old_row_of(p, current, column));
 }
 
 // Reduce into `sums` the partials of COUNT units from `first` on, `step` apart, that belong to
@@ -186,8 +195,11 @@ extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMEN
     Stored kept;
     if (inside) sums = load<VEC>(p.partial((u32)unit, 1, column));
     if (INCLUDE && inside) kept = load<VEC>(p.old_at(place, column));
-    is_long = take<SHORT_RUN>(p, unit + 1, 1, place, column, inside, sums) &&
-              take<SHORT_RUN>(p, unit + 1 + SHORT_RUN, 1, place, column, inside, sums);
+    u64 next = unit + 1;
+    do {
+      is_long = take<4>(p, next, 1, place, column, inside, sums);
+      next += 4;
+    } while (is_long && next <= unit + SHORT_RUN);
     if (inside && !is_long) finish(p, place, column, sums, kept);
   }
   if (lane == 0) longer[group] = is_long ? place : NOWHERE;

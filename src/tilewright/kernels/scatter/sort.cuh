@@ -168,10 +168,10 @@ template <bool FIRST> TW_DEVICE void place_entries(const void* in, const T* carr
   for (u32 i = threadIdx.x; i < filled; i += THREADS) out[to[digit_of(chunk[i].place, shift)] + i] = chunk[i];
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, 2) void place_first(const void* in, const T* carried, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
+extern "C" __global__ __launch_bounds__(THREADS, ITEMS < 16 ? 4 : 2) void place_first(const void* in, const T* carried, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
   place_entries<true>(in, carried, count, places, skipped, fault, shift, counts, totals, out);
 }
-extern "C" __global__ __launch_bounds__(THREADS, 2) void place_next(const void* in, const T* carried, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
+extern "C" __global__ __launch_bounds__(THREADS, ITEMS < 16 ? 4 : 2) void place_next(const void* in, const T* carried, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
   place_entries<false>(in, nullptr, count, places, skipped, fault, shift, counts, totals, out);
 }
 

@@ -42,11 +42,10 @@ TW_DEVICE i64 address(const Tile& t, int at, int rows) {
 // Where the place named by element `at` of the index is kept.
 TW_DEVICE int slot(int at, u32 place) { return (slab_of(at, LENGTH) * PLACES + (int)place) * WIDTH + column_of(at); }
 
-// What one thread has in flight of a tile: as much as it holds of all where that is little (then
-// indices stay in registers from one phase to the next), else BATCH elements.
+// What one thread has in flight of a tile: all that is its own if HELD, and then indices stay in
+// registers from one phase to the next; else BATCH elements.
 #define ELEMENTS (COLUMNS * LENGTH)
 #define EACH ((ELEMENTS + THREADS - 1) / THREADS)
-#define HELD (EACH <= (THREADS == 1024 || INNER % WIDTH ? 8 : 16))
 #define PART (HELD ? EACH : BATCH)
 
 struct Given {
