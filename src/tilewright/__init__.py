@@ -24,6 +24,7 @@ _FOUND_IN = {
     "check": "tilewright.compile.faults",
     "choose": "tilewright.dispatch.selection",
     "disable": "tilewright.dispatch.prepared",
+    "fuse": "tilewright.dispatch.fuse",
     "enable": "tilewright.dispatch.prepared",
     "reload_records": "tilewright.dispatch.prepared",
     "use": "tilewright.dispatch.selection",

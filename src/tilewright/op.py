@@ -221,7 +221,9 @@ class Workload:
     @property
     def arithmetic(self) -> str:
         """The dtype that implementations compute in: f32 for halves, as PyTorch's kernels do."""
-        return "f32" if self.main.dtype in HALVES else self.main.dtype
+        floating = [s for s in self.tensors.values() if s.torch_dtype.is_floating_point]
+        dtype = (floating or [self.main])[0].dtype
+        return "f32" if dtype in HALVES else dtype
 
     @functools.cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -292,6 +294,9 @@ class Op:
         gradient_of: the operator whose gradients this one computes; its reference differentiates
             that one's with torch.func.vjp, or calls the backward that PyTorch's autograd calls.
             PyTorch's result is then the reference less every step that the gradients do not need.
+        fused: it came from tw.fuse: dtypes promote as in PyTorch, and a generated kernel runs it
+            where no record speaks for another.
+        fallback: with `fused`: PyTorch runs what no kernel can be generated for.
     """
 
     name: str
@@ -312,6 +317,8 @@ class Op:
     wide: tuple[str, ...] = ()
     outputs_like: Callable[[Mapping[str, Any]], Sequence[str | None]] | None = None
     gradient_of: str | None = None
+    fused: bool = False
+    fallback: bool = False
 
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -333,7 +340,7 @@ class Op:
             if value is inspect.Parameter.empty:
                 raise InvalidArgument(f"{self.name}: argument {name!r} is missing")
             kind = str(parameter.annotation)
-            if not _admits(kind, value):
+            if parameter.annotation is not parameter.empty and not _admits(kind, value):
                 expected = inspect.formatannotation(parameter.annotation)
                 raise InvalidArgument(f"{self.name}: {name}={_text_of(value)} should be {expected}")
             args[name] = tuple(value) if isinstance(value, list) else value
@@ -441,6 +448,8 @@ def _admits(kind: str, value: Value) -> bool:
 def _dtypes_for_layout(w: Workload) -> list[torch.dtype]:
     """Parameters wider than a half input do not widen the result."""
     arithmetic, main = DTYPES[w.arithmetic], w.main.torch_dtype
+    if w.operator.fused:
+        return [s.torch_dtype for s in w.tensors.values()]
     return [
         (arithmetic if name in w.operator.wide else main)
         if s.torch_dtype.is_floating_point

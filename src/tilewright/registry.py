@@ -42,6 +42,10 @@ class Registry(Generic[T]):
         self._things[name] = thing
         return thing
 
+    def remove(self, name: str) -> None:
+        """Take back what `add` added, if anything; for things that a person makes at run time."""
+        self._things.pop(name, None)
+
     def __getitem__(self, name: str) -> T:
         self._load()
         if name not in self._things:

@@ -31,7 +31,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from tilewright.dispatch import torch_ops
-from tilewright.dispatch.autograd import Recomputed
+from tilewright.dispatch.autograd import Generated, Recomputed
+from tilewright.dispatch.gradients import generated_backward
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.recent import Recent
@@ -158,6 +159,11 @@ def _unlike_plain_tensors(
 def _with_gradients(
     op: Op, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
+    if forced is None and state.enabled:
+        bound = bind(op, args, kwargs)
+        if (backward := generated_backward(op, bound)) is not None:
+            everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
+            return Generated.apply(op, backward, operators, *everything)
     if forced is not None and state.enabled:
         w, tensors = op.workload_of(*args, **kwargs)
         return Recomputed.apply(op, operators[op.name], *w.call(tensors).values())
@@ -183,6 +189,9 @@ class _Operators:
                 if name not in self._made:
                     self._made[name] = public_operator(op)
         return self._made[name]
+
+    def forget(self, name: str) -> None:
+        self._made.pop(name, None)
 
 
 operators = _Operators()

@@ -4,7 +4,8 @@
 2. the record of this workload on this kind of device;
 3. the record of the nearest workload in its bucket, if its config fits here too;
 4. the heuristic of an implementation that the records show to win for this operator;
-5. aten. Without evidence the vendor runs.
+5. a generated kernel, for what tw.fuse was asked to fuse;
+6. aten. Without evidence the vendor runs.
 
 Nothing is measured here, and the store is read once.
 """
@@ -44,7 +45,7 @@ class Choice:
     """What runs a workload, and why.
 
     Attributes:
-        source: "explicit", "record", "nearest", "heuristic" or "default".
+        source: "explicit", "record", "nearest", "heuristic", "asked" or "default".
         reason: one line for people.
     """
 
@@ -130,8 +131,25 @@ def choose(w: Workload, device: torch.device | str, forced: Forced | None = None
         _recorded(w, spec, records)
         or _nearest(w, spec, records)
         or _by_heuristic(w, spec, records)
+        or _asked_for(w, spec)
         or VENDOR_WITHOUT_EVIDENCE
     )
+
+
+def _asked_for(w: Workload, spec: DeviceSpec) -> Choice | None:
+    if not w.operator.fused:
+        return None
+    fused = IMPLS["fused"]
+    reason = fused.unsupported(w, spec)
+    if reason is None:
+        config = fused.heuristic(w, spec)
+        return Choice("fused", config, "asked", "tw.fuse asks for a generated kernel")
+    if not w.operator.fallback:
+        raise NoImplementation(
+            f"{w} cannot be fused on {spec.name}: {reason}; "
+            "change that step, or let PyTorch run it: tw.fuse(..., fallback=True)"
+        )
+    return Choice("aten", NoConfig(), "default", f"it cannot be fused: {reason}")
 
 
 def device_spec_of(device: torch.device) -> DeviceSpec:
@@ -314,9 +332,13 @@ def _bucket(w: Workload) -> tuple:
 def _kind(name: str, value: Any) -> tuple:
     if isinstance(value, TensorSpec):
         return name, value.dtype, value.strides is None, value.align, value.rank > 0
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not _are_words(value):
         return name, len(value)
     return name, None if isinstance(value, float) else value
+
+
+def _are_words(value: tuple) -> bool:
+    return any(isinstance(v, str) for v in value)
 
 
 def _sizes(w: Workload) -> list[tuple[float, float]]:
@@ -326,6 +348,6 @@ def _sizes(w: Workload) -> list[tuple[float, float]]:
         if isinstance(value, TensorSpec):
             sizes.append((math.log2(max(value.numel, 1)), NUMEL_OCTAVES))
             sizes.append((math.log2(max(1, *value.shape[-1:], 1)), DIM_OCTAVES))
-        elif isinstance(value, tuple):
+        elif isinstance(value, tuple) and not _are_words(value):
             sizes.append((math.log2(max(math.prod(value), 1)), DIM_OCTAVES))
     return sizes

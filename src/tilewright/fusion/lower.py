@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,7 @@ class _Lowering:
         for node in trace.graph.nodes:
             if node.op == "call_function":
                 if node.users or _name(node).endswith("_"):
-                    self.values[node] = self.step(node)
+                    self.values[node] = self.placed(node)
             elif node.op == "output":
                 outputs = [self.values[o] for o in node.args[0]]
         return self.finish(inputs, outputs, len(placeholders) - len(inputs))
@@ -105,7 +106,16 @@ class _Lowering:
 
     def upcast(self, i: int) -> int:
         _, _, dtype, sizes, _ = self.nodes[i]
-        return self.add("cast", (i,), self.arithmetic, sizes) if dtype in HALVES else i
+        narrow = dtype in HALVES or (dtype, self.arithmetic) == ("f32", "f64")
+        return self.add("cast", (i,), self.arithmetic, sizes) if narrow else i
+
+    def placed(self, node: Any) -> Value | None:
+        """The step's value; what cannot be lowered is named with its line."""
+        try:
+            return self.step(node)
+        except Unsupported as reason:
+            line = node.meta.get("stack_trace")
+            raise Unsupported(f"{reason} ({line})" if line else str(reason)) from None
 
     def step(self, node: Any) -> Value | None:
         name = _name(node).rstrip("_")
@@ -126,8 +136,10 @@ class _Lowering:
             return self.permuted(node, name)
         if name in ("sum", "amax", "amin", "prod", "mean", "var"):
             return self.reduction(node, name)
-        if name == "relu":
-            return self.binary("maximum", self.value(node.args[0]), self.value(0.0))
+        if name in _COMPOSED:
+            return _COMPOSED[name](self, *map(self.value, node.args))
+        if name == "clamp":
+            return self.clamped(node)
         if name in POINTWISE:
             result = self.pointwise(node, name)
             if _name(node).endswith("_"):
@@ -177,12 +189,25 @@ class _Lowering:
     def cast(self, node: Any) -> Value:
         value = self.value(node.args[0])
         dtype = DTYPE_NAMES[node.meta["val"].dtype]
+        return self.converted(value, dtype)
+
+    def converted(self, value: Value, dtype: str) -> Value:
+        """Values stay in the arithmetic type: a narrower one that the program asks for rounds."""
         _, _, old, sizes, _ = self.nodes[value.node]
         if dtype == old:
             return value
-        if dtype in HALVES:
-            return self.rounded(value, dtype)
+        if dtype in HALVES or (dtype, self.arithmetic) == ("f32", "f64"):
+            return self.rounded(self.converted(value, self.arithmetic), dtype)
+        if dtype not in (self.arithmetic, "bool"):
+            raise Unsupported(f"a cast to {dtype} among values of {self.arithmetic}")
         return Value(self.add("cast", (value.node,), dtype, sizes), value.axes)
+
+    def clamped(self, node: Any) -> Value:
+        value = self.value(node.args[0])
+        for bound, name in zip(node.args[1:], ("maximum", "minimum"), strict=False):
+            if bound is not None:
+                value = self.binary(name, value, self.value(bound))
+        return value
 
     def view(self, node: Any, name: str) -> Value:
         value = self.value(node.args[0])
@@ -205,11 +230,23 @@ class _Lowering:
 
     def pointwise(self, node: Any, name: str) -> Value:
         values = [self.value(a) for a in node.args]
+        dtype = node.meta["val"].dtype
+        if not dtype.is_floating_point and dtype != torch.bool:
+            raise Unsupported(f"{node.target} gives {dtype}: integer arithmetic")
+        if name not in ("and", "or", "not"):
+            first = 1 if name == "where" else 0
+            values[first:] = self.alike(values[first:])
         alpha = node.kwargs.get("alpha", 1)
         if alpha != 1:
             scaled = self.binary("mul", values[1], self.value(float(alpha)))
             values = [values[0], scaled]
         return self.combine(name, values)
+
+    def alike(self, values: list[Value]) -> list[Value]:
+        """Booleans beside numbers become 0 and 1."""
+        if all(self.nodes[v.node][2] == "bool" for v in values):
+            return values
+        return [self.converted(v, self.arithmetic) for v in values]
 
     def binary(self, name: str, a: Value, b: Value) -> Value:
         return self.combine(name, [a, b])
@@ -227,7 +264,9 @@ class _Lowering:
         return Value(self.add(name, tuple(v.node for v in values), dtype, sizes), tuple(axes))
 
     def reduction(self, node: Any, name: str) -> Value:
-        value = self.value(node.args[0])
+        value = self.converted(self.value(node.args[0]), self.arithmetic)
+        if not node.meta["val"].dtype.is_floating_point:
+            raise Unsupported(f"{node.target} gives {node.meta['val'].dtype}")
         shape = node.args[0].meta["val"].shape
         dims, keepdim, correction = _reduction_arguments(node, name, len(shape))
         over = {value.axes[d] for d in dims} - {None}
@@ -299,6 +338,20 @@ class _Lowering:
             if axis is not None and n != 1:
                 strides[axis] = stride
         return Access(tuple(strides), spec.dtype, spec.align)
+
+
+def _sigmoid(lowering: _Lowering, x: Value) -> Value:
+    exponential = lowering.combine("exp", [lowering.combine("neg", [x])])
+    above_one = lowering.binary("add", exponential, lowering.value(1.0))
+    return lowering.combine("reciprocal", [above_one])
+
+
+_COMPOSED: dict[str, Callable[..., Value]] = {
+    "relu": lambda lowering, x: lowering.binary("maximum", x, lowering.value(0.0)),
+    "square": lambda lowering, x: lowering.binary("mul", x, x),
+    "sigmoid": _sigmoid,
+}
+"""Operations that torch does not decompose, in steps of the graph."""
 
 
 def _reduction_arguments(node: Any, name: str, rank: int) -> tuple[list[int], bool, float]:

@@ -25,7 +25,7 @@ def call_reference(op: Op, args: Mapping[str, Any]) -> Result:
     main = next((t.dtype for t in floating.values()), None)
     floating = {n: t for n, t in floating.items() if n not in op.wide}
     dtypes = {t.dtype for t in floating.values()}
-    if len(dtypes) < 2:
+    if len(dtypes) < 2 or op.fused:
         return _typed(op, args, op.reference(**args))
     assert main is not None
     wide = max(dtypes, key=lambda dtype: dtype.itemsize)

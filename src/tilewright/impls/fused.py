@@ -69,8 +69,8 @@ def target(device: DeviceSpec) -> ModuleType:
 def graph_of(w: Workload) -> Graph | str:
     """The optimised graph of a workload, or in words why there is none."""
     for name, spec in w.tensors.items():
-        if not spec.torch_dtype.is_floating_point:
-            return f"{name} is {spec.dtype}; generated kernels take floating tensors"
+        if not spec.torch_dtype.is_floating_point and spec.dtype != "bool":
+            return f"{name} is {spec.dtype}; generated kernels take floating and boolean tensors"
     try:
         return optimise(lower(w))
     except Unsupported as reason:

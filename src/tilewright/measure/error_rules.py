@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -375,7 +375,9 @@ def _convert(arithmetic: Arithmetic, x: Pair, dtype: torch.dtype | None = None, 
     if dtype is None:
         return x
     if dtype.is_floating_point:
-        return Pair(x.value.double(), x.error, x.exact)
+        wide = Pair(x.value.double(), x.error, x.exact)
+        narrows = torch.finfo(dtype).eps > torch.finfo(arithmetic.dtype).eps
+        return RULES["rounded"](replace(arithmetic, storage=dtype), wide) if narrows else wide
     return Pair(x.value.to(dtype))
 
 

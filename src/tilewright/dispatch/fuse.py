@@ -1,0 +1,183 @@
+"""tw.fuse: a person's own function of tensors as one operator."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tilewright.dispatch.call import operators
+from tilewright.dispatch.prepared import state
+from tilewright.errors import InvalidArgument
+from tilewright.fusion.trace import trace_reference
+from tilewright.impls.fused import graph_of
+from tilewright.op import HALVES, OPS, Op, TensorSpec, Workload
+
+
+def fuse(
+    function: Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    scalars: Sequence[str] = (),
+    fallback: bool = False,
+) -> Callable[..., Any]:
+    """Make one operator of a function of tensors: generated kernels run it, differentiably.
+
+    The function is traced for the shapes it is called with, so it must not decide by values of
+    tensors. Its steps may be arithmetic, comparisons, `where`, casts, elementary functions, sums
+    and other reductions over any dims, and views that move dims of size 1. It is computed in
+    fp32 where tensors are halves, and rounded where it casts and at its end. Its gradients are
+    those of PyTorch's autograd, as kernels too. Like every operator it can be tuned, verified and
+    recorded, under its name.
+
+    Args:
+        function: tensors and other values in, a tensor or a tuple of them out.
+        name: of the operator; by default the function's.
+        scalars: parameters whose number may change from call to call without another kernel.
+        fallback: let PyTorch run what cannot be fused, instead of raising.
+
+    Raises:
+        InvalidArgument: the name is taken by another operator.
+        NoImplementation: at the call, naming the step that cannot be fused and its line.
+    """
+    if function is None:
+        return functools.partial(fuse, name=name, scalars=scalars, fallback=fallback)
+    op = FusedFunction(
+        name or function.__name__,
+        function,
+        flops=_steps,
+        check=functools.partial(_check, name or function.__name__),
+        scalars=tuple(scalars),
+        fused=True,
+        fallback=fallback,
+    )
+    _register(op)
+    return operators[op.name]
+
+
+@dataclass(frozen=True)
+class FusedFunction(Op):
+    """The operator behind a person's function."""
+
+    def truth(self, w: Workload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The traced function in fp64; its casts from one floating dtype to another are dropped."""
+        wide = [t.double() if t.is_floating_point() else t for t in tensors]
+        return tuple(_Widened(trace_reference(w, "f64")).run(*wide))
+
+
+class _Widened(fx.Interpreter):
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        name = target._schema.name.split("::")[1]
+        casts = name in ("convert_element_type", "_to_copy", "rounded")
+        dtype = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+        if casts and args[0].is_floating_point() and (dtype is None or dtype.is_floating_point):
+            return args[0]
+        return super().call_function(target, args, kwargs)
+
+
+def backward_operator(op: Op, outputs: int) -> Op:
+    """The operator `<name>_backward` of a fused function: made when it is first needed.
+
+    Its arguments are a gradient for each output, those of the function, and `grads`, the names of
+    those whose gradients are wanted.
+    """
+    name = f"{op.name}_backward"
+    if name not in OPS:
+        gradients = ["grad_output"] if outputs == 1 else [f"grad_output{k}" for k in range(outputs)]
+        _register(
+            FusedFunction(
+                name,
+                _gradient(op, gradients),
+                flops=_steps,
+                check=functools.partial(_check_gradient, name, op),
+                scalars=op.scalars,
+                outputs_like=lambda args: args["grads"],
+                gradient_of=op.name,
+                fused=True,
+                fallback=op.fallback,
+            )
+        )
+    return OPS[name]
+
+
+def _gradient(op: Op, gradients: list[str]) -> Callable[..., Any]:
+    def reference(**args: Any) -> tuple[Tensor, ...]:
+        given = {n: args[n] for n in op.parameters}
+        wanted = list(args["grads"] or _differentiable(given))
+
+        def call(*values: Tensor) -> tuple[Tensor, ...]:
+            out = op.reference(**{**given, **dict(zip(wanted, values, strict=True))})
+            outs = out if isinstance(out, (tuple, list)) else (out,)
+            return tuple(o for o in outs if o.is_floating_point())
+
+        found, pullback = torch.func.vjp(call, *(given[n] for n in wanted))  # type: ignore[misc]
+        given_back = [args[n] for n in gradients[: len(found)]]
+        return tuple(pullback(tuple(g.to(o.dtype) for g, o in zip(given_back, found, strict=True))))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(n, kind) for n in gradients]
+    parameters += [p.replace(kind=kind, default=p.empty) for p in op.parameters.values()]
+    parameters += [inspect.Parameter("grads", kind, default=None)]
+    reference.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    reference.__doc__ = f"Gradients of `{op.name}`, by PyTorch's autograd of it."
+    return reference
+
+
+def _register(op: Op) -> None:
+    """Add an operator, in the place of one that the same function made before."""
+    if op.name in OPS:
+        before = OPS[op.name]
+        if not before.fused or _origin(before) != _origin(op):
+            raise InvalidArgument(f"fuse: there is an operator {op.name!r} already; give name=")
+        for name in (op.name, f"{op.name}_backward"):
+            OPS.remove(name)
+            operators.forget(name)
+        graph_of.cache_clear()
+        state.forget()
+    OPS.add(op.name, op)
+
+
+def _origin(op: Op) -> tuple[str, str]:
+    return op.reference.__module__, op.reference.__qualname__
+
+
+def _differentiable(args: Mapping[str, Any]) -> tuple[str, ...]:
+    kinds = (Tensor, TensorSpec)
+    tensors = {n: v for n, v in args.items() if isinstance(v, kinds)}
+    return tuple(
+        n
+        for n, v in tensors.items()
+        if (v.torch_dtype if isinstance(v, TensorSpec) else v.dtype).is_floating_point
+    )
+
+
+def _check(name: str, args: dict[str, Any]) -> dict[str, Any]:
+    tensors = {n: v for n, v in args.items() if isinstance(v, TensorSpec)}
+    if not tensors:
+        raise InvalidArgument(f"{name}: no argument is a tensor; it needs at least one")
+    dtypes = {v.dtype for v in tensors.values() if v.torch_dtype.is_floating_point}
+    if len(dtypes - {"f32", *HALVES}) and len(dtypes) > 1:
+        found = ", ".join(f"{n} {v.dtype}" for n, v in tensors.items())
+        raise InvalidArgument(f"{name}: {found}; f64 goes with f64 only: convert the others")
+    return args
+
+
+def _check_gradient(name: str, op: Op, args: dict[str, Any]) -> dict[str, Any]:
+    possible = _differentiable({n: args[n] for n in op.parameters})
+    wanted = args["grads"] or possible
+    unknown = [n for n in wanted if n not in possible]
+    if unknown or not wanted:
+        found = f"there is no gradient of {unknown[0]!r}" if unknown else "nothing to differentiate"
+        raise InvalidArgument(f"{name}: {found}; ask for some of {', '.join(possible)}")
+    return _check(name, {**args, "grads": tuple(n for n in possible if n in wanted)})
+
+
+def _steps(w: Workload) -> int:
+    """One operation for each element of each step's result."""
+    calls = [n for n in trace_reference(w).graph.nodes if n.op == "call_function"]
+    return sum(n.meta["val"].numel() for n in calls if isinstance(n.meta.get("val"), Tensor))

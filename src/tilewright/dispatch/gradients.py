@@ -1,0 +1,84 @@
+"""Whether a call that needs gradients runs an operator's own backward: the records decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.dispatch import selection
+from tilewright.dispatch.prepared import state
+from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.op import OPS, Op, TensorSpec
+
+_MAX_KEYS = 4096
+_found: dict[tuple, Op | None] = {}
+"""By operator and description of a call: the backward that runs it, or None for PyTorch's."""
+
+
+def generated_backward(op: Op, bound: Mapping[str, Any]) -> Op | None:
+    """The gradient operator for a call with these arguments, where one runs faster than PyTorch's.
+
+    A record must speak for an implementation of it other than aten; for a function that tw.fuse
+    was asked to fuse, none is needed.
+    """
+    name = f"{op.name}_backward"
+    if not op.fused:
+        if name not in OPS:
+            return None
+        tensors = [v for v in bound.values() if isinstance(v, Tensor)]
+        if not selection.records_of(tensors[0].device, name).winners:
+            return None
+    try:
+        described = [float if n in op.scalars else _described(v) for n, v in bound.items()]
+        key = (op.name, state.generation, *bound, *described)
+        known = key in _found
+    except (RuntimeError, TypeError):  # no strides, or no hash: PyTorch will say what is wrong
+        return None
+    if not known:
+        if len(_found) >= _MAX_KEYS:
+            _found.clear()
+        _found[key] = _choose(op, bound)
+    return _found[key]
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return TensorSpec.of(value), type(value), value.device, value.requires_grad
+    return value
+
+
+def _choose(op: Op, bound: Mapping[str, Any]) -> Op | None:
+    device = next(v.device for v in bound.values() if isinstance(v, Tensor))
+    if device.type not in ("cpu", "cuda") or any(
+        type(v) not in (Tensor, torch.nn.Parameter) for v in bound.values() if isinstance(v, Tensor)
+    ):
+        return None
+    wanted = [n for n, v in bound.items() if isinstance(v, Tensor) and v.requires_grad]
+    specs: dict[str, Any] = {
+        n: TensorSpec.of(v) if isinstance(v, Tensor) else v for n, v in bound.items()
+    }
+    try:
+        w = op.workload(**specs)
+        if op.fused:
+            from tilewright.dispatch.fuse import backward_operator
+
+            floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
+            backward = backward_operator(op, len(floats))
+        else:
+            backward = OPS[f"{op.name}_backward"]
+        forward = OPS[f"{op.name}_forward"].workload(**dict(w.args)) if backward.wide else w
+        given = {**dict(w.args), "output": forward.outputs[0], "grads": tuple(wanted)}
+        given.update(zip(backward.wide, forward.outputs[1:], strict=True))
+        gradients = [n for n in backward.parameters if n.startswith("grad_output")]
+        floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
+        given.update(zip(gradients, floats, strict=True))
+        known = {n: v for n, v in given.items() if n in backward.parameters}
+        choice = selection.choose(backward.workload(**known), device)
+    except (InvalidArgument, NoImplementation):
+        if op.fused and not op.fallback:
+            raise
+        return None
+    return None if choice.implementation == "aten" and not op.fused else backward
