@@ -130,15 +130,13 @@ def _gradient(op: Op, gradients: list[str]) -> Callable[..., Any]:
 
 def _register(op: Op) -> None:
     """Add an operator, in the place of one that the same function made before."""
-    if op.name in OPS:
-        before = OPS[op.name]
-        if not before.fused or _origin(before) != _origin(op):
-            raise InvalidArgument(f"fuse: there is an operator {op.name!r} already; give name=")
-        for name in (op.name, f"{op.name}_backward"):
-            OPS.remove(name)
-            operators.forget(name)
-        graph_of.cache_clear()
-        state.forget()
+    if op.name in OPS and not (OPS[op.name].fused and _origin(OPS[op.name]) == _origin(op)):
+        raise InvalidArgument(f"fuse: there is an operator {op.name!r} already; give name=")
+    for name in (op.name, f"{op.name}_backward"):
+        OPS.remove(name)
+        operators.forget(name)
+    graph_of.cache_clear()
+    state.forget()
     OPS.add(op.name, op)
 
 

@@ -264,9 +264,11 @@ class _Lowering:
         return Value(self.add(name, tuple(v.node for v in values), dtype, sizes), tuple(axes))
 
     def reduction(self, node: Any, name: str) -> Value:
-        value = self.converted(self.value(node.args[0]), self.arithmetic)
-        if not node.meta["val"].dtype.is_floating_point:
-            raise Unsupported(f"{node.target} gives {node.meta['val'].dtype}")
+        counted = self.value(node.args[0])
+        counts = name == "sum" and self.nodes[counted.node][2] == "bool"
+        if not (node.meta["val"].dtype.is_floating_point or counts):
+            raise Unsupported(f"{node.target} gives {node.meta['val'].dtype}: integer arithmetic")
+        value = self.converted(counted, self.arithmetic)  # a count is a whole number in it
         shape = node.args[0].meta["val"].shape
         dims, keepdim, correction = _reduction_arguments(node, name, len(shape))
         over = {value.axes[d] for d in dims} - {None}

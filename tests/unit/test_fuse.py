@@ -1,0 +1,160 @@
+"""tw.fuse: a person's function as one operator, with gradients, refusals and fallbacks."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import tilewright as tw
+from tilewright.compile import cxx
+from tilewright.device import spec_of
+from tilewright.dispatch.prepared import reload_records
+from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.impl import IMPLS
+from tilewright.measure.verify import Verifier
+from tilewright.op import OPS, Workload
+
+pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path, monkeypatch):
+    before = set(OPS)
+    monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path}/records.db")
+    reload_records()
+    yield
+    for name in set(OPS) - before:
+        OPS.remove(name)
+    reload_records()
+
+
+def gelu_of_sum(x, bias):
+    return F.gelu(x + bias)
+
+
+def test_a_fused_function_gives_pytorchs_values_and_gradients():
+    fused = tw.fuse(gelu_of_sum)
+    x, bias = torch.randn(33, 50, requires_grad=True), torch.randn(50, requires_grad=True)
+    own, right = fused(x, bias), gelu_of_sum(x, bias)
+    torch.testing.assert_close(own, right)
+    assert type(own.grad_fn).__name__ == "GeneratedBackward"
+    weights = torch.randn_like(right)
+    found = torch.autograd.grad(own, [x, bias], weights)
+    expected = torch.autograd.grad(right, [x, bias], weights)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_right_to_second_order():
+    fused = tw.fuse(lambda x, w: torch.softmax(x * w, -1).square(), name="squared_softmax")
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(4, 1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(fused, (x, w))
+    assert torch.autograd.gradgradcheck(fused, (x, w))
+
+
+def test_only_the_gradients_that_are_needed_are_computed():
+    fused = tw.fuse(gelu_of_sum)
+    x, bias = torch.randn(8, 16), torch.randn(16, requires_grad=True)
+    fused(x, bias).sum().backward()
+    assert x.grad is None
+    right = bias.detach().requires_grad_()
+    gelu_of_sum(x, right).sum().backward()
+    torch.testing.assert_close(bias.grad, right.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_several_outputs_of_several_shapes_and_dtypes():
+    @tw.fuse
+    def moments(x):
+        return x - x.mean(0), x.amax((0, 1)), x > 0
+
+    x = torch.randn(40, 24, requires_grad=True)
+    own, right = moments(x), (x - x.mean(0), x.amax((0, 1)), x > 0)
+    assert [t.dtype for t in own] == [t.dtype for t in right]
+    torch.testing.assert_close(own, right)
+    found = torch.autograd.grad(own[0].square().sum(), x)
+    torch.testing.assert_close(found, torch.autograd.grad(right[0].square().sum(), x))
+
+
+def test_a_boolean_mask_selects():
+    masked = tw.fuse(lambda mask, x: torch.where(mask, x, -1e9).softmax(-1), name="masked_softmax")
+    mask, x = torch.rand(6, 33) > 0.3, torch.randn(6, 33)
+    torch.testing.assert_close(masked(mask, x), torch.where(mask, x, -1e9).softmax(-1))
+
+
+def test_halves_are_computed_in_fp32_and_rounded_where_the_function_casts():
+    @tw.fuse
+    def rounded_twice(x, y):
+        return ((x + y).half().float() * 3).half()
+
+    w = Workload.parse("rounded_twice(x=f16[50,33], y=f16[50,33])")
+    verifier = Verifier(w, torch.device("cpu"))
+    fused, spec = IMPLS["fused"], spec_of(None)
+    built = fused.build(fused.heuristic(w, spec), w, spec)
+    assert verifier.check(built).message == ""
+    x, y = (torch.randn(50, 33).half() for _ in range(2))
+    wide = ((x.double() + y.double()).half().double() * 3).half()
+    assert torch.equal(rounded_twice(x, y), wide)
+
+
+def test_mixed_dtypes_promote_as_in_pytorch():
+    scaled = tw.fuse(lambda x, w: x * w, name="scaled")
+    x, w = torch.randn(8, 16, dtype=torch.bfloat16), torch.randn(16)
+    own = scaled(x, w)
+    assert own.dtype == torch.float32
+    torch.testing.assert_close(own, x * w)
+
+
+def test_a_scalar_changes_without_another_build():
+    calls = []
+    fused = tw.fuse(lambda x, alpha: x * alpha + 1, name="affine", scalars=["alpha"])
+    x = torch.randn(64)
+    build = IMPLS["fused"].build
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(IMPLS["fused"]), "build", lambda self, *a: calls.append(a) or build(*a))
+        for alpha in (0.5, 0.25, -3.0, 7.5):
+            torch.testing.assert_close(fused(x, alpha), x * alpha + 1)
+    assert len(calls) == 1
+
+
+def unsupported_step(x):
+    y = x * 2
+    return torch.cumsum(y, -1)
+
+
+def test_a_step_that_cannot_be_fused_is_named_with_its_line():
+    fused = tw.fuse(unsupported_step)
+    line = unsupported_step.__code__.co_firstlineno + 2
+    with pytest.raises(NoImplementation, match=rf"cumsum.*test_fuse\.py:{line}.*fallback=True"):
+        fused(torch.randn(4, 5))
+
+
+def test_pytorch_runs_it_where_that_is_asked_for():
+    fused = tw.fuse(unsupported_step, fallback=True)
+    x = torch.randn(4, 5, requires_grad=True)
+    torch.testing.assert_close(fused(x.detach()), unsupported_step(x.detach()))
+    fused(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_a_name_that_is_taken_is_refused_and_a_second_definition_replaces_the_first():
+    with pytest.raises(InvalidArgument, match="an operator 'softmax' already; give name="):
+        tw.fuse(gelu_of_sum, name="softmax")
+
+    def make(k):
+        def times(x):
+            return x * k
+
+        return tw.fuse(times)
+
+    x = torch.ones(3)
+    assert make(2.0)(x).tolist() == [2, 2, 2]
+    assert make(3.0)(x).tolist() == [3, 3, 3]
+
+
+def test_a_call_without_tensors_or_with_fp64_beside_halves_says_so():
+    fused = tw.fuse(gelu_of_sum)
+    with pytest.raises(InvalidArgument, match="f64 goes with f64 only"):
+        fused(torch.randn(3).half(), torch.randn(3).double())
+
+
+def test_an_empty_tensor_gives_an_empty_result():
+    assert tw.fuse(gelu_of_sum)(torch.empty(0, 4), torch.empty(4)).shape == (0, 4)
