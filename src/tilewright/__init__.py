@@ -22,6 +22,7 @@ _FOUND_IN = {
     "TensorSpec": "tilewright.op",
     "Workload": "tilewright.op",
     "check": "tilewright.compile.faults",
+    "conv2d": "tilewright.dispatch.convolution",
     "choose": "tilewright.dispatch.selection",
     "disable": "tilewright.dispatch.prepared",
     "fuse": "tilewright.dispatch.fuse",

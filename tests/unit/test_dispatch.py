@@ -810,6 +810,7 @@ def test_custom_operators_are_well_formed(name, probe):
         "softmax": (x,),
         "lerp": (x, v, 0.5),
         "bias_layer_norm": (x, v, v, v, v),
+        "conv2d_weight_grad": (torch.randn(1, 2, 4, 4), torch.randn(1, 3, 2, 2), [3, 3]),
     }
     if name not in args:
         pytest.skip(f"no arguments are listed for {op.name}")
@@ -817,7 +818,8 @@ def test_custom_operators_are_well_formed(name, probe):
     packet = getattr(torch.ops.tilewright, name)
     target = packet.overload1 if name == "lerp" else packet.default
     torch.library.opcheck(target, args[name])
-    torch.library.opcheck(target, (x.requires_grad_(), *args[name][1:]))
+    first, *rest = args[name]
+    torch.library.opcheck(target, (first.requires_grad_(), *rest))
 
 
 # --- the public face -----------------------------------------------------------------------------

@@ -39,7 +39,7 @@ _C_TYPES: dict[str, Any] = {
     "f": ctypes.c_float,
     "d": ctypes.c_double,
 }
-_TENSOR_MAP = "128s"
+_STRUCTURE = "128s"
 
 
 class CudaKernel:
@@ -49,13 +49,13 @@ class CudaKernel:
         compiled: of a task with compiler "nvrtc".
         entry: its `extern "C"` name.
         signature: one struct code per argument: P pointer, q int64, i int32, f float, d double,
-            T the 128 bytes of a tensor map (compile/tensor_map.py), passed by value.
+            T a structure of 128 bytes, passed by value, such as a tensor map.
     """
 
     def __init__(self, compiled: Compiled, entry: str, signature: str) -> None:
         assert set(signature) <= {*_C_TYPES, "T"}, signature
         self.compiled, self.entry = compiled, entry
-        arguments = struct.Struct(f"@{signature.replace('T', _TENSOR_MAP)}")
+        arguments = struct.Struct(f"@{signature.replace('T', _STRUCTURE)}")
         self._pack = arguments.pack_into
         self._local = _Local(arguments.size, _offsets(signature))
         self._loaded: dict[int, tuple[int, int, Any, Any]] = {}
@@ -306,7 +306,7 @@ def _offsets(signature: str) -> tuple[int, ...]:
     """Of each argument, aligned as C aligns the members of a struct."""
     found = []
     for n, code in enumerate(signature):
-        before = signature[:n].replace("T", _TENSOR_MAP)
+        before = signature[:n].replace("T", _STRUCTURE)
         found.append(struct.calcsize(f"@{before}0{'s' if code == 'T' else code}"))
     return tuple(found)
 

@@ -99,6 +99,8 @@ def _independent(w: Workload, tensors: Sequence[Tensor], batch: Batch) -> bool:
     """Whether two slices computed together are what each is alone."""
     if not all(batch.carried_by(o.shape) for o in w.outputs):
         return False
+    if not any(batch.carried_by(t.shape) for t in tensors):
+        return False
     try:
         pair = w.operator.truth(batch.workload(w, 2), batch.narrow(tensors, 0, 2))
         one = batch.workload(w, 1)
@@ -108,6 +110,8 @@ def _independent(w: Workload, tensors: Sequence[Tensor], batch: Batch) -> bool:
         alone = w.operator.truth(one, batch.narrow(tensors, i, 1))
         for together, single in zip(pair, alone, strict=True):
             part = together.narrow(batch.dim, i, 1)
+            if part.shape != single.shape:
+                return False
             if not torch.allclose(part, single, rtol=1e-9, atol=0.0, equal_nan=True):
                 return False
     return True

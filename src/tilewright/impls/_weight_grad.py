@@ -1,0 +1,115 @@
+"""The convolution weight gradient as a matrix product, as its CUDA kernels see it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from dataclasses import dataclass
+from importlib import resources
+
+from tilewright.op import TensorSpec, Workload, channels_last_strides, same_layout
+
+PANEL = 64
+"""Columns of the product come in panels of so many channels of one filter tap."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The weight gradient as a matrix product: K rows, taps times channels columns, pixels summed.
+
+    Attributes:
+        channels: columns of one tap; of all taps together in a problem without gaps between them.
+        row_length: columns of all taps.
+        panels_per_tap: ceil(channels / PANEL), each of 64 columns.
+        pixels: of the output, over the batch.
+    """
+
+    features: int
+    channels: int
+    taps: int
+    row_length: int
+    panels_per_tap: int
+    pixels: int
+    flops: int
+    read_bytes: int
+    geometry: tuple[int, ...]
+    """P, Q, S, H, W, then stride, padding and dilation by height and width."""
+
+    @property
+    def panels(self) -> int:
+        return self.taps * self.panels_per_tap
+
+    def steps(self, tile_k: int) -> int:
+        return math.ceil(self.pixels / tile_k)
+
+    def row_tiles(self, tile_m: int) -> int:
+        return math.ceil(self.features / tile_m)
+
+    def tiles(self, tile_m: int, tile_n: int) -> int:
+        return self.row_tiles(tile_m) * math.ceil(self.panels / (tile_n // PANEL))
+
+    def packed(self, tile_m: int, tile_n: int, tile_k: int, split_k: int) -> bytes:
+        """`struct Problem` of kernels/weight_grad.cuh."""
+        out_height, out_width, filter_width, *rest = self.geometry
+        steps, longer = divmod(self.steps(tile_k), split_k)
+        rows, walk_q = divmod(tile_k, out_width)
+        walk_n, walk_p = divmod(rows, out_height)
+        fields = (
+            self.features, self.channels, self.panels, self.panels_per_tap,
+            self.row_length, filter_width,
+            self.row_tiles(tile_m), self.tiles(tile_m, tile_n), split_k, steps, longer,
+            self.pixels, out_height, out_width, walk_n, walk_p, walk_q, *rest,
+        )  # fmt: skip
+        return struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
+
+
+@functools.lru_cache(maxsize=1024)
+def problem_of(w: Workload, dense: bool = False) -> Problem:
+    """`dense`: taps follow one another without gaps, instead of each filling panels of its own."""
+    x, grad = w["x"], w["grad_output"]
+    n, k, p, q = grad.shape
+    _, c, height, width = x.shape
+    r, s = w["kernel_size"]
+    taps, channels = (1, r * s * c) if dense else (r * s, c)
+    return Problem(
+        features=k,
+        channels=channels,
+        taps=taps,
+        row_length=r * s * c,
+        panels_per_tap=math.ceil(channels / PANEL),
+        pixels=n * p * q,
+        flops=w.flops,
+        read_bytes=w.bytes[0],
+        geometry=(p, q, s, height, width, *w["stride"], *w["padding"], *w["dilation"]),
+    )
+
+
+def is_channels_last(spec: TensorSpec) -> bool:
+    """Dense NHWC memory; a tensor may be that and contiguous at once."""
+    return same_layout(spec.shape, spec.real_strides, channels_last_strides(spec.shape))
+
+
+def layout_refusal(w: Workload) -> str | None:
+    """Why dense channels_last halves of at most 2^31 pixels are not what is given, in words."""
+    for name in ("x", "grad_output"):
+        spec = w[name]
+        if spec.numel == 0:
+            return f"{name} is empty: there is nothing to compute"
+        if spec.dtype not in ("f16", "bf16"):
+            return f"{name} is {spec.dtype}; the kernel multiplies f16 and bf16"
+        if not is_channels_last(spec):
+            return (
+                f"{name}={spec} is not dense in channels_last; convert it with .to(memory_format)"
+            )
+    if not is_channels_last(w.outputs[0]):
+        return "the result is to be contiguous; make x or grad_output channels_last"
+    pixels = max(s.numel // s.shape[1] for s in (w["x"], w["grad_output"]))
+    if pixels >= 2**31 - 1024:
+        return f"{pixels} pixels exceed 2^31"
+    return None
+
+
+def source(name: str) -> str:
+    folder = resources.files("tilewright").joinpath("kernels")
+    return folder.joinpath(name).read_text()

@@ -1,0 +1,170 @@
+"""The convolution weight gradient for sm_80 and later: mma.sync, any number of channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import compiled
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation
+from tilewright.impls._weight_grad import Problem, layout_refusal, problem_of, source
+from tilewright.impls._weight_grad_launch import ENTRY, WeightGradKernel
+from tilewright.impls._weight_grad_model import (
+    COMBINES,
+    blocks_per_sm,
+    likely,
+    predicted_us,
+    split_choices,
+    why_not,
+)
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+
+THREADS, TILE_K = 256, 32
+WARPS = {
+    (64, 64): (2, 4), (64, 128): (2, 4), (64, 192): (2, 4), (64, 256): (2, 4),
+    (128, 64): (4, 2), (128, 128): (2, 4), (128, 256): (2, 4), (256, 64): (4, 2),
+    (256, 128): (4, 2),
+}  # fmt: skip
+"""(tile_m, tile_n) -> warps along each; at most 128 sums a thread."""
+SHARE_OF_WGMMA = 0.5
+"""Of the tensor rate that mma.sync reaches where there is wgmma; without, it reaches all of it."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """
+    Attributes:
+        tile_m, tile_n: output channels, and taps times input channels, of one block.
+        stages: steps of 32 output pixels in shared memory.
+        split_k: slices of the pixels, each summed by blocks of its own.
+        combine: who adds the slices; see COMBINES.
+    """
+
+    tile_m: int = param(64, 128, 256)
+    tile_n: int = param(64, 128, 192, 256)
+    stages: int = param(4, 2, 3, 5, 6)
+    split_k: int = param(1)
+    combine: str = param(*COMBINES)
+
+    @property
+    def tile_k(self) -> int:
+        return TILE_K
+
+    @property
+    def threads(self) -> int:
+        return THREADS
+
+    @property
+    def sums(self) -> int:
+        """fp32 sums of one thread."""
+        return self.tile_m * self.tile_n // THREADS
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.tile_m + self.tile_n) * TILE_K * 2
+
+    @property
+    def shared_bytes(self) -> int:
+        return max(self.stages * self.stage_bytes, self.tile_m * (self.tile_n * 2 + 16))
+
+    @property
+    def static_bytes(self) -> int:
+        """Tables of columns and panels."""
+        return 1024 + self.tile_n * 8
+
+
+class Conv2dWeightGradSm80(Implementation):
+    """An implicit matrix product with split-K through registers: asynchronous copies, mma.sync.
+
+    Channels that come in eights are copied 16 bytes at a time, each tap by itself. Others are
+    gathered one by one, and taps follow one another without gaps, so that three channels of a
+    7 x 7 filter fill 147 of 192 columns.
+    """
+
+    name, backend, op = "conv2d_weight_grad_sm80", "cuda", "conv2d_weight_grad"
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if device.kind != "cuda":
+            return f"it runs on an NVIDIA GPU, not on {device.name}"
+        if reason := layout_refusal(w):
+            return reason
+        if w["groups"] != 1:
+            return f"groups={w['groups']}: the kernel multiplies all channels with all features"
+        reach = max((r - 1) * d for r, d in zip(w["kernel_size"], w["dilation"], strict=True))
+        if reach >= 2**15:
+            return f"a filter that reaches {reach} pixels is too wide"
+        return None
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
+        problem = _problem(w)
+        tiles = {problem.tiles(*shape) for shape in WARPS}
+        splits = split_choices(problem, device, tiles, TILE_K)
+        return ConfigSpace(Config, {"split_k": splits}, lambda c: _refusal(problem, device, c))
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
+        problem, space = _problem(w), self.space(w, device)
+        share = 0.8 * (SHARE_OF_WGMMA if device.arch >= "sm_90" else 1.0)
+        bases = []
+        for tile in WARPS:
+            configs = [Config(*tile, stages) for stages in (4, 3, 2)]
+            bases += [c for c in configs if why_not(problem, device, c) is None][:1]
+        configs = likely(problem, device, bases, space.values["split_k"])
+        return min(configs, key=lambda c: predicted_us(problem, device, c, share))
+
+    def compile_key(self, config: Config, w: Workload) -> str:
+        """Shape and slice count are arguments: one binary serves every layer."""
+        aligned = tuple(_is_aligned(w, name) for name in w.tensors)
+        return f"{replace(config, split_k=min(config.split_k, 2))} {w.main.dtype} {aligned}"
+
+    def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
+        along_m, along_n = WARPS[config.tile_m, config.tile_n]
+        dtype = w.main.dtype
+        defined = {
+            "DTYPE": dtype,
+            "OPERAND": f'"{dtype}"',
+            "TILE_M": config.tile_m,
+            "TILE_N": config.tile_n,
+            "STAGES": config.stages,
+            "THREADS": THREADS,
+            "BLOCKS": config.tile_m // 16 // along_m,
+            "COLUMNS": config.tile_n // along_n,
+            "STRIDE": 16,
+            "WARP_ROW(warp)": f"((warp) % {along_m} * BLOCKS * 16)",
+            "WARP_COLUMN(warp)": f"((warp) / {along_m} * COLUMNS)",
+            "COMBINE": COMBINES.index(config.combine),
+            "MIN_BLOCKS": max(1, blocks_per_sm(device, config)),
+            "ALIGNED": int(_is_aligned(w, "x")),
+            "ALIGNED_ROWS": int(_is_aligned(w, "grad_output")),
+        }
+        text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
+        flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
+        own = source("weight_grad.cuh") + source("weight_grad_sm80.cuh")
+        return CompileTask("nvrtc", text + own, flags, ENTRY)
+
+    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
+        problem = _problem(w)
+        return WeightGradKernel(
+            compiled(self.task(config, w, device)),
+            "PP",
+            config,
+            w,
+            problem.packed(config.tile_m, config.tile_n, TILE_K, config.split_k),
+            problem.tiles(config.tile_m, config.tile_n),
+            (w["x"].shape[1],),
+        )
+
+
+def _is_aligned(w: Workload, name: str) -> bool:
+    return w[name].align == 16 and w[name].shape[1] % 8 == 0
+
+
+def _problem(w: Workload) -> Problem:
+    return problem_of(w, dense=not _is_aligned(w, "x"))
+
+
+def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
+    if (c.tile_m, c.tile_n) not in WARPS:
+        return f"a tile of {c.tile_m} x {c.tile_n} has no arrangement of warps"
+    return why_not(problem, device, c)

@@ -1,0 +1,168 @@
+// The convolution weight gradient on sm_90: the copy engine walks the pixels, wgmma multiplies.
+//
+// One warp loads, four or eight multiply. A step is TILE_K output pixels: boxes of 64 features of
+// grad_output, and for each panel of columns a box of 64 channels of x at the tap's place, both
+// [pixel][64] with swizzled rows of 128 bytes. Pixels are the summed dim of the product, so both
+// operands are read transposed. Pixels outside x, and past the last one, read as 0.
+//
+// Defined before this text, besides what weight_grad.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
+// WARPGROUPS_N, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16. A warpgroup has BLOCKS times 64 rows.
+
+constexpr int BOX_BYTES = TILE_K * 128;
+constexpr int ROW_BOXES = TILE_M / 64;
+constexpr int STAGE_BYTES = (ROW_BOXES + TILE_PANELS) * BOX_BYTES;
+constexpr int CONSUMERS = WARPGROUPS_M * WARPGROUPS_N * 4;  // warps
+static_assert(THREADS == CONSUMERS * 32 + 32 && COLUMNS * WARPGROUPS_N == TILE_N, "tile");
+static_assert(BLOCKS * WARPGROUPS_M == ROW_BOXES && TILE_M * STAGED_ROW <= STAGES * STAGE_BYTES, "tile");
+
+struct alignas(64) TensorMap { unsigned char opaque[128]; };
+
+TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// ---- barriers in shared memory -----------------------------------------------------------------
+
+TW_DEVICE void barrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+TW_DEVICE void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+TW_DEVICE void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+TW_DEVICE void barrier_wait(u32 barrier, u32 parity) {
+  u32 open;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(open) : "r"(barrier), "r"(parity) : "memory");
+  } while (!open);
+}
+
+// ---- copies ------------------------------------------------------------------------------------
+
+TW_DEVICE void load_rows(u32 to, const TensorMap* map, u32 barrier, int feature, int pixel) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(feature), "r"(pixel) : "memory");
+}
+TW_DEVICE void load_pixels(u32 to, const TensorMap* map, u32 barrier, int c, int w, int h, int n, u16 tap_w, u16 tap_h) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(tap_w), "h"(tap_h) : "memory");
+}
+
+// Where a step's first pixel lies in the output. Steps follow one another without a division: one
+// thread computes addresses for all, and a division would cost it more than a copy.
+struct Walk {
+  int q, p, n;
+  TW_DEVICE Walk(const Problem& problem, int pixel) {
+    p = pixel / problem.out_width;
+    q = pixel - p * problem.out_width;
+    n = p / problem.out_height;
+    p -= n * problem.out_height;
+  }
+  TW_DEVICE void advance(const Problem& problem) {
+    q += problem.walk_q, p += problem.walk_p, n += problem.walk_n;
+    if (q >= problem.out_width) q -= problem.out_width, ++p;
+    if (p >= problem.out_height) p -= problem.out_height, ++n;
+  }
+};
+
+// Run by one warp, of which one lane copies.
+TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem& p, const Tile& t,
+                       u32 stages, u32 full, u32 empty) {
+  const int lane = threadIdx.x % 32;
+  // Lane j knows panel j. A panel past the last one repeats it: its sums are dropped.
+  const int panel = min(t.panel + lane, p.panels - 1), tap = panel / p.panels_per_tap;
+  const int tap_row = tap / p.filter_width, first_channel = (panel - tap * p.panels_per_tap) * PANEL;
+  const int offset = (tap - tap_row * p.filter_width) * p.dilation_w | tap_row * p.dilation_h << 16;
+  int channel[TILE_PANELS], offsets[TILE_PANELS];
+  TW_UNROLL for (int j = 0; j < TILE_PANELS; ++j) {
+    channel[j] = __shfl_sync(~0u, first_channel, j);
+    offsets[j] = __shfl_sync(~0u, offset, j);
+  }
+  if (lane != 0) return;
+  Walk walk(p, t.first * TILE_K);
+  for (int i = 0; i < t.steps; ++i) {
+    const int stage = i % STAGES;
+    if (i >= STAGES) barrier_wait(empty + stage * 8, (i / STAGES - 1) & 1);
+    const u32 bar = full + stage * 8;
+    u32 to = stages + stage * STAGE_BYTES;
+    barrier_expect(bar, STAGE_BYTES);
+    TW_UNROLL for (int box = 0; box < ROW_BOXES; ++box, to += BOX_BYTES)
+      load_rows(to, grad, bar, t.row + box * 64, (t.first + i) * TILE_K);
+    const int w = walk.q * p.stride_w - p.padding_w, h = walk.p * p.stride_h - p.padding_h;
+    TW_UNROLL for (int j = 0; j < TILE_PANELS; ++j, to += BOX_BYTES)
+      load_pixels(to, x, bar, channel[j], w, h, walk.n, (u16)offsets[j], (u16)(offsets[j] >> 16));
+    walk.advance(p);
+  }
+}
+
+// ---- products ----------------------------------------------------------------------------------
+
+// A matrix of pixels x 64 halves for each box, pixels in groups of 8 that are 1024 bytes apart.
+TW_DEVICE u64 descriptor(u32 address) {
+  constexpr u64 LAYOUT = (1ull << 62) | ((u64)(1024 >> 4) << 32) | ((u64)(BOX_BYTES >> 4) << 16);
+  return LAYOUT | ((address & 0x3ffff) >> 4);
+}
+TW_DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TW_DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LATER> TW_DEVICE void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
+}
+
+TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], int steps, int group, u32 stages, u32 full, u32 empty) {
+  const u32 rows = group % WARPGROUPS_M * BLOCKS * BOX_BYTES;
+  const u32 columns = (ROW_BOXES + group / WARPGROUPS_M * (COLUMNS / PANEL)) * BOX_BYTES;
+  const bool tells = threadIdx.x % 32 == 0;
+  for (int i = 0; i < steps; ++i) {
+    const int stage = i % STAGES;
+    const u32 at = stages + stage * STAGE_BYTES;
+    barrier_wait(full + stage * 8, i / STAGES & 1);
+    products_begin();
+    TW_UNROLL for (int k = 0; k < TILE_K / 16; ++k)
+      TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+        multiply(sums[m], descriptor(at + rows + m * BOX_BYTES + k * 2048), descriptor(at + columns + k * 2048));
+    products_commit();
+    products_wait<1>();
+    if (i > 0 && tells) barrier_arrive(empty + (i - 1) % STAGES * 8);
+  }
+  products_wait<0>();
+  TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+    TW_UNROLL for (int j = 0; j < COLUMNS / 2; ++j) asm volatile("" : "+f"(sums[m][j])::"memory");
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap grad, u16* out,
+            float* partial, u32* counters, const __grid_constant__ Problem p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  __shared__ u64 barriers[2 * STAGES];
+  __shared__ Panel panels[TILE_PANELS];
+  const u32 stages = (shared_address(memory) + 1023) & ~1023u;
+  const u32 full = shared_address(barriers), empty = full + STAGES * 8;
+  const int warp = threadIdx.x / 32;
+  const Tile t(p);
+  unsigned char* staged = memory + (stages - shared_address(memory));
+  if (threadIdx.x == CONSUMERS * 32) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&x) : "memory");
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&grad) : "memory");
+    for (int s = 0; s < STAGES; ++s) {
+      barrier_init(full + s * 8, 1);
+      barrier_init(empty + s * 8, CONSUMERS);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  find_panels(panels, p, t);
+  __syncthreads();
+  if (warp == CONSUMERS) {
+    produce(&x, &grad, p, t, stages, full, empty);
+    __syncwarp();
+  } else {
+    float sums[BLOCKS][COLUMNS / 2] = {};
+    consume(sums, t.steps, warp / 4, stages, full, empty);
+    keep<CONSUMERS * 32>(partial, staged, p, t, warp, sums);
+  }
+  finish(out, partial, counters, staged, panels, p, t);
+}

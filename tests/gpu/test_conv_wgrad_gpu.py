@@ -1,0 +1,254 @@
+"""The convolution weight-gradient kernels on a GPU: every tile, split mode and kind of layer."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tilewright.device import spec_of
+from tilewright.impl import IMPLS
+from tilewright.impls import conv2d_weight_grad_sm80 as sm80
+from tilewright.impls import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls._weight_grad_launch import counters
+from tilewright.impls._weight_grad_model import COMBINES
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+]
+
+DEVICE = torch.device("cuda:0")
+TILES = {sm80: sm80.WARPS, sm90: sm90.WARPGROUPS}
+NAMES = {sm80: "conv2d_weight_grad_sm80", sm90: "conv2d_weight_grad_sm90"}
+CANDIDATES = [(module, tile) for module, tiles in TILES.items() for tile in tiles]
+MODES = [(1, "last"), (2, "last"), (3, "grid"), (5, "kernel")]
+
+
+def workload(n, c, k, h, w, kernel, stride=1, padding=0, dilation=1, dtype="f16"):
+    p, q = ((size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1 for size in (h, w))
+    return Workload.parse(
+        f"conv2d_weight_grad(x={dtype}[{n},{c},{h},{w}]@channels_last,"
+        f" grad_output={dtype}[{n},{k},{p},{q}]@channels_last, kernel_size={kernel},"
+        f" stride={stride}, padding={padding}, dilation={dilation})"
+    )
+
+
+LAYERS = [
+    workload(4, 64, 128, 15, 13, 3, padding=1),
+    workload(3, 72, 40, 17, 9, 3, stride=2, padding=2, dilation=2),
+    workload(4, 128, 256, 14, 14, 1, stride=2),
+    workload(2, 24, 8, 20, 20, 5, padding=2, dtype="bf16"),
+    workload(2, 320, 136, 7, 7, 1),
+]
+ODD = [
+    workload(2, 3, 64, 32, 32, 7, stride=2, padding=3),
+    workload(3, 5, 7, 11, 9, 3, padding=1),
+    workload(2, 1, 1, 16, 16, 3, padding=1, dtype="bf16"),
+    workload(2, 13, 24, 6, 7, 1),
+]
+
+
+def config_of(module, w, tile, split_k=1, combine="last"):
+    """The config with as many stages as fit and, at most, this many slices."""
+    impl, spec = IMPLS[NAMES[module]], spec_of(0)
+    space = impl.space(w, spec)
+    for slices in range(split_k, 0, -1):
+        for stages in (4, 3, 2):
+            values = {"tile_m": tile[0], "tile_n": tile[1], "stages": stages, "split_k": slices}
+            values["combine"] = combine if slices > 1 else "last"
+            config = module.Config(**values)
+            if space.restricted({"split_k": [slices]}).why_not(config) is None:
+                return config
+    pytest.skip(f"{tile} does not fit {w}")
+
+
+def build(module, w, config):
+    impl, spec = IMPLS[NAMES[module]], spec_of(0)
+    if reason := impl.unsupported(w, spec):
+        pytest.skip(reason)
+    return impl.build(config, w, spec)
+
+
+@pytest.fixture(scope="module")
+def verifiers():
+    made = {}
+
+    def of(w):
+        if w not in made:
+            made[w] = Verifier(w, DEVICE)
+        return made[w]
+
+    return of
+
+
+def examples(w, kind="random", seed=0):
+    return w.operator.examples(w, kind, seed, DEVICE)
+
+
+@pytest.mark.parametrize(("split_k", "combine"), MODES)
+@pytest.mark.parametrize(("module", "tile"), CANDIDATES)
+def test_every_tile_and_split_mode_is_right(module, tile, split_k, combine, verifiers):
+    for w in LAYERS:
+        if IMPLS[NAMES[module]].unsupported(w, spec_of(0)):
+            continue
+        space = IMPLS[NAMES[module]].space(w, spec_of(0)).restricted({"split_k": [split_k]})
+        config = module.Config(*tile, stages=2, split_k=split_k, combine=combine)
+        if space.why_not(config) is None:
+            assert verifiers(w).check(build(module, w, config)).message == ""
+
+
+@pytest.mark.parametrize(("split_k", "combine"), MODES)
+@pytest.mark.parametrize("w", ODD, ids=str)
+def test_channels_that_come_in_no_eights_are_gathered(w, split_k, combine, verifiers):
+    config = config_of(sm80, w, (64, 64), split_k, combine)
+    assert verifiers(w).check(build(sm80, w, config)).message == ""
+
+
+@pytest.mark.parametrize("module", [sm80, sm90])
+def test_any_geometry_is_right(module):
+    if sm90 is module and spec_of(0).arch != "sm_90a":
+        pytest.skip("wgmma needs sm_90a")
+    impl = IMPLS[NAMES[module]]
+
+    @settings(
+        max_examples=60,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def check(data):
+        def draw(low, high):
+            return data.draw(st.integers(low, high))
+
+        kernel, dilation = draw(1, 4), draw(1, 2)
+        size = [draw((kernel - 1) * dilation + 1, 24) for _ in range(2)]
+        unit = 8 if module is sm90 else data.draw(st.sampled_from([1, 8]))
+        channels = draw(1, 20) * unit, draw(1, 20) * unit
+        w = workload(
+            draw(1, 5), *channels, *size, kernel, draw(1, 3), draw(0, 2), dilation,
+            data.draw(st.sampled_from(["f16", "bf16"])),
+        )  # fmt: skip
+        if impl.unsupported(w, spec_of(0)):
+            return
+        config = impl.heuristic(w, spec_of(0))
+        tensors = examples(w, "integer")
+        found = build(module, w, config)(*tensors)
+        assert torch.equal(found, w.operator.truth(w, tensors)[0].to(found.dtype)), (w, config)
+
+    check()
+
+
+@pytest.mark.parametrize("module", [sm80, sm90])
+@pytest.mark.parametrize(("split_k", "combine"), MODES)
+def test_streams_graphs_and_threads_give_the_same_bits(module, split_k, combine):
+    w = LAYERS[0]
+    run = build(module, w, config_of(module, w, (64, 64), split_k, combine))
+    tensors = examples(w)
+    expected = run(*tensors)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        on_stream = run(*tensors)
+    stream.synchronize()
+    assert torch.equal(on_stream, expected)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [run(*tensors) for _ in range(3)]
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in captured)
+
+    wrong = []
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                if not torch.equal(run(*tensors), expected):
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", [sm80, sm90])
+@pytest.mark.parametrize("combine", ["last", "grid"])
+def test_counters_are_zero_again(module, combine):
+    w = LAYERS[0]
+    run = build(module, w, config_of(module, w, (64, 64), 3, combine))
+    for _ in range(5):
+        run(*examples(w))
+    torch.cuda.synchronize()
+    assert counters._by_stream
+    assert not any(words.any() for words in counters._by_stream.values())
+
+
+@pytest.mark.parametrize("module", [sm80, sm90])
+def test_operands_of_one_sign_stay_within_what_truncation_allows(module):
+    w = workload(64, 64, 64, 28, 28, 3, padding=1)
+    tensors = [t.abs() for t in examples(w)]
+    run = build(module, w, config_of(module, w, (64, 64), 16, "grid"))
+    truth = w.operator.truth(w, tensors)[0]
+    off = (run(*tensors).double() - truth).abs() / truth
+    assert off.max() < 2**-10  # one ulp of fp16
+
+
+@pytest.mark.parametrize("module", [sm80, sm90])
+@pytest.mark.parametrize("split_k", [1, 3])
+def test_overflow_nan_and_infinity_are_what_pytorch_gives(module, split_k):
+    w = workload(2, 64, 64, 12, 12, 3, padding=1)
+    run = build(module, w, config_of(module, w, (64, 64), split_k, "grid"))
+    x, grad = examples(w)
+    x.fill_(40.0)
+    grad.fill_(40.0)
+    assert torch.equal(run(x, grad), torch.full_like(run(x, grad), torch.inf))
+    x, grad = examples(w)
+    grad[0, 3, 5, 5], x[1, 7, 6, 6] = torch.nan, torch.inf
+    found = run(x, grad)
+    truth = w.operator.truth(w, [x, grad])[0]
+    assert torch.equal(found.isnan(), truth.isnan())
+    assert torch.equal(found.isinf(), truth.isinf())
+
+
+@pytest.mark.parametrize("module", [sm80, sm90])
+def test_two_graphs_with_split_reductions_run_side_by_side(module):
+    w = LAYERS[0]
+    run = build(module, w, config_of(module, w, (64, 64), 3, "last"))
+    tensors = examples(w)
+    expected = run(*tensors)
+    graphs, outputs = [], []
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs.append([run(*tensors) for _ in range(10)])
+        graphs.append(graph)
+    streams = [torch.cuda.Stream() for _ in graphs]
+    for _ in range(10):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(o, expected) for outs in outputs for o in outs)
+
+
+def test_one_binary_serves_two_shapes():
+    first, second = LAYERS[0], workload(2, 64, 64, 9, 9, 3, padding=1)
+    config = replace(config_of(sm90, first, (64, 64)), stages=2)
+    for w in (first, second):
+        tensors = examples(w, "integer")
+        found = build(sm90, w, config)(*tensors)
+        assert torch.equal(found, w.operator.truth(w, tensors)[0].to(found.dtype))
+    assert COMBINES[0] == config.combine

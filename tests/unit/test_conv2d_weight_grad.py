@@ -1,0 +1,291 @@
+"""The convolution weight gradient: its operator, its layouts, and what its kernels refuse."""
+
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilewright as tw
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
+from tilewright.errors import InvalidArgument
+from tilewright.impl import IMPLS
+from tilewright.impls import conv2d_weight_grad_sm80 as sm80
+from tilewright.impls import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls._weight_grad import problem_of
+from tilewright.impls._weight_grad_model import COMBINES, predicted_us
+from tilewright.measure.ceilings import Ceilings
+from tilewright.op import Workload
+from tilewright.suite import SUITES
+
+H200 = DEVICES["h200"]
+SM90 = IMPLS["conv2d_weight_grad_sm90"]
+SM80 = IMPLS["conv2d_weight_grad_sm80"]
+SUITES_OF_THIS = [name for name in SUITES if "wgrad" in name]
+
+
+def weight_grad(x, grad, rest, layout="@channels_last", dtype="f16"):
+    return Workload.parse(
+        f"conv2d_weight_grad(x={dtype}[{x}]{layout}, grad_output={dtype}[{grad}]{layout}, {rest})"
+    )
+
+
+SIMPLE = weight_grad("8,64,56,56", "8,128,56,56", "kernel_size=3, padding=1")
+
+
+# --- the operator --------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_it_is_the_gradient_that_autograd_finds(data):
+    def draw(low, high):
+        return data.draw(st.integers(low, high))
+
+    groups = draw(1, 3)
+    x = torch.randn(draw(1, 3), groups * draw(1, 3), draw(5, 9), draw(5, 9), dtype=torch.float64)
+    weight = torch.randn(
+        groups * draw(1, 3), x.shape[1] // groups, draw(1, 3), draw(1, 3), dtype=torch.float64
+    ).requires_grad_()
+    sizes = {
+        "stride": (draw(1, 3), draw(1, 3)),
+        "padding": (draw(0, 2), draw(0, 2)),
+        "dilation": (draw(1, 2), draw(1, 2)),
+    }
+    out = torch.nn.functional.conv2d(x, weight, groups=groups, **sizes)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    found = tw.conv2d_weight_grad(x, grad, weight.shape[2:], groups=groups, **sizes)
+    torch.testing.assert_close(found, weight.grad)
+
+
+def test_one_number_stands_for_both_sizes():
+    x, grad = torch.randn(2, 4, 8, 8), torch.randn(2, 6, 4, 4)
+    found = tw.conv2d_weight_grad(x, grad, 3, stride=2, padding=1)
+    assert torch.equal(found, tw.conv2d_weight_grad(x, grad, [3, 3], (2, 2), (1, 1)))
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_the_result_has_the_layout_of_the_inputs(layout):
+    x, grad = (torch.randn(2, 4, 8, 8).to(memory_format=layout) for _ in range(2))
+    found = tw.conv2d_weight_grad(x, grad, 3, padding=1)
+    assert found.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize(
+    ("x", "grad", "rest", "words"),
+    [
+        ("2,8,9,9", "2,8,9,9", "kernel_size=3", r"grad_output has shape .* gives \[2, 8, 7, 7\]"),
+        ("2,8,9,9", "3,8,7,7", "kernel_size=3", r"gives \[2, 8, 7, 7\]"),
+        ("2,8,9,9", "2,8,7,7", "kernel_size=3, groups=3", "8 channels, which groups=3"),
+        ("2,8,9,9", "2,8,7,7", "kernel_size=3, groups=0", "groups=0 should be at least 1"),
+        ("2,8,9,9", "2,8,7,7", "kernel_size=[3,3,3]", "kernel_size=.*one or two whole numbers"),
+        ("2,8,9,9", "2,8,7,7", "kernel_size=3, stride=0", "stride=0 .*at least 1"),
+        ("2,8,9,9", "2,8,7,7", "kernel_size=3, padding=[0,-1]", "padding=.*at least 0"),
+        ("2,8,2,2", "2,8,1,1", "kernel_size=5", "grad_output has shape"),
+    ],
+)
+def test_arguments_that_belong_to_no_convolution_are_refused(x, grad, rest, words):
+    with pytest.raises(InvalidArgument, match=words):
+        weight_grad(x, grad, rest)
+
+
+def test_ranks_and_dtypes_are_held_together():
+    with pytest.raises(InvalidArgument, match="x has rank 3, expected 4"):
+        weight_grad("2,8,9", "2,8,7,7", "kernel_size=3", layout="")
+    with pytest.raises(InvalidArgument, match="grad_output is f32, but x is f16"):
+        Workload.parse(
+            "conv2d_weight_grad(x=f16[2,8,9,9], grad_output=f32[2,8,7,7], kernel_size=3)"
+        )
+
+
+def test_a_strided_1x1_reads_a_quarter_of_x():
+    w = weight_grad("8,256,56,56", "8,512,28,28", "kernel_size=1, stride=2")
+    assert w.bytes[0] == 2 * (8 * 256 * 28 * 28 + 8 * 512 * 28 * 28)
+    whole = weight_grad("8,128,56,56", "8,128,28,28", "kernel_size=3, stride=2, padding=1")
+    assert whole.bytes[0] == 2 * (8 * 128 * 56 * 56 + 8 * 128 * 28 * 28)
+
+
+def test_the_floor_counts_tensor_cores_but_for_depthwise():
+    curve = ((4096, 1.0), (1 << 30, 500.0))
+    rates = {"f16": 800e12}
+    ceilings = Ceilings("graph", curve, curve, curve, 1.0, 4e12, rates)
+    assert ceilings.arithmetic_us(SIMPLE, H200) == pytest.approx(SIMPLE.flops / 800e6)
+    depthwise = weight_grad("8,96,56,56", "8,96,56,56", "kernel_size=7, padding=3, groups=96")
+    assert ceilings.arithmetic_us(depthwise, H200) == pytest.approx(
+        depthwise.flops / H200.flops["f32"] * 1e6
+    )
+
+
+@pytest.mark.parametrize("name", SUITES_OF_THIS)
+def test_every_suite_names_real_convolutions(name):
+    workloads = SUITES[name].workloads()
+    assert SUITES[name].method == "graph"
+    assert len(set(workloads)) == len(workloads)
+
+
+def test_resnet50_has_22_layers_besides_the_stem_at_three_batches():
+    assert len(SUITES["resnet50_v15_wgrad"].texts) == 66
+    assert len(SUITES["resnet50_v1_wgrad"].texts) == 38
+
+
+# --- under autograd ------------------------------------------------------------------------------
+
+
+def gradients(convolve, x, weight, bias, **geometry):
+    leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    out = convolve(*leaves, **geometry)
+    out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out))
+    return [out.detach(), *(t.grad for t in leaves)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "geometry",
+    [{}, {"stride": 2, "padding": 1}, {"dilation": (1, 2), "groups": 2}, {"padding": "same"}],
+)
+def test_conv2d_is_pytorchs_with_all_its_gradients(geometry, dtype):
+    groups = geometry.get("groups", 1)
+    x, weight = torch.randn(2, 4, 9, 8, dtype=dtype), torch.randn(6, 4 // groups, 3, 3, dtype=dtype)
+    bias = torch.randn(6, dtype=dtype)
+    found = gradients(tw.conv2d, x, weight, bias, **geometry)
+    expected = gradients(torch.nn.functional.conv2d, x, weight, bias, **geometry)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_conv2ds_weight_gradient_is_the_implementation_that_was_asked_for():
+    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3, requires_grad=True)
+    with (
+        tw.use("conv2d_weight_grad_sm90", op="conv2d_weight_grad"),
+        pytest.raises(tw.NoImplementation, match="conv2d_weight_grad_sm90: wgmma"),
+    ):
+        tw.conv2d(x, weight).sum().backward()
+    with tw.use("conv2d_weight_grad_per_image", op="conv2d_weight_grad"):
+        tw.conv2d(x, weight).sum().backward()
+    expected = torch.nn.grad.conv2d_weight(x, weight.shape, torch.ones(2, 6, 7, 6))
+    torch.testing.assert_close(weight.grad, expected)
+
+
+def test_conv2d_can_be_differentiated_twice():
+    x, weight = (
+        torch.randn(size, dtype=torch.float64, requires_grad=True)
+        for size in ((1, 2, 4, 4), (2, 2, 3, 3))
+    )
+    assert torch.autograd.gradgradcheck(lambda x, w: tw.conv2d(x, w, padding=1), (x, weight))
+
+
+@pytest.mark.parametrize("compiled_first", [False, True])
+def test_conv2d_under_compile_and_autocast_is_pytorchs(compiled_first):
+    x, weight = torch.randn(2, 4, 6, 6), torch.randn(3, 4, 3, 3, requires_grad=True)
+    convolve = torch.compile(tw.conv2d, backend="eager") if compiled_first else tw.conv2d
+    with torch.autocast("cpu", enabled=not compiled_first):
+        expected = torch.nn.functional.conv2d(x, weight)
+        assert torch.equal(convolve(x, weight), expected)
+
+
+# --- the Hopper kernel ---------------------------------------------------------------------------
+
+LAYERS = SUITES["resnet50_v15_wgrad"].workloads()[::2] + SUITES["unet_wgrad"].workloads()[::3]
+
+
+@pytest.mark.parametrize("w", LAYERS, ids=str)
+def test_the_heuristics_config_is_in_the_space(w):
+    assert SM90.unsupported(w, H200) is None
+    config = SM90.heuristic(w, H200)
+    assert SM90.space(w, H200).why_not(config) is None
+
+
+@pytest.mark.parametrize(
+    ("tile", "combine"),
+    [*((tile, "grid") for tile in sm90.WARPGROUPS), *(((64, 64), c) for c in COMBINES)],
+)
+def test_every_tile_compiles_without_spills_or_serialised_products(tile, combine):
+    config = sm90.Config(*tile, stages=2, split_k=2, combine=combine)
+    built = compiled(SM90.task(config, SIMPLE, H200))
+    assert built.resources.spill_bytes == built.resources.stack_bytes == 0
+    assert "serialized" not in built.log
+
+
+@pytest.mark.parametrize("tile", sm80.WARPS)
+def test_every_portable_tile_compiles_without_spills(tile):
+    config = sm80.Config(*tile, stages=3, split_k=2, combine="kernel")
+    assert compiled(SM80.task(config, SIMPLE, DEVICES["a100"])).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("w", SUITES["resnet50_v15_stem_wgrad"].workloads()[::2], ids=str)
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_the_portable_heuristics_config_fits_and_does_not_spill(w, device):
+    spec = DEVICES[device]
+    assert SM80.unsupported(w, spec) is None
+    config = SM80.heuristic(w, spec)
+    assert SM80.space(w, spec).why_not(config) is None
+    assert compiled(SM80.task(config, w, spec)).resources.spill_bytes == 0
+
+
+def test_bf16_compiles():
+    w = weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", dtype="bf16")
+    assert compiled(SM90.task(sm90.Config(), w, H200)).resources.spill_bytes == 0
+
+
+def test_one_binary_serves_every_shape_and_slice_count():
+    first, second = LAYERS[0], LAYERS[20]
+    one, other = sm90.Config(split_k=2), sm90.Config(split_k=16)
+    assert SM90.task(one, first, H200) == SM90.task(other, second, H200)
+    assert SM90.compile_key(one, first) == SM90.compile_key(other, second)
+
+
+@pytest.mark.parametrize(
+    ("w", "words"),
+    [
+        (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", dtype="f32"), "x is f32"),
+        (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", layout=""), "not dense in channels"),
+        (weight_grad("8,60,8,8", "8,64,8,8", "kernel_size=1"), "aligned to 16 bytes"),
+        (weight_grad("8,64,8,8", "8,62,8,8", "kernel_size=1"), "aligned to 16 bytes"),
+        (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1, groups=2"), "groups=2"),
+        (weight_grad("8,64,30,30", "8,64,3,3", "kernel_size=1, stride=10"), "strides up to 8"),
+        (
+            weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", "@channels_last@align8"),
+            "aligned to 16 bytes",
+        ),
+    ],
+)
+def test_what_the_copy_engine_cannot_walk_is_refused_in_words(w, words):
+    assert words in SM90.unsupported(w, H200)
+
+
+def test_other_architectures_are_refused():
+    assert "sm_80" in SM90.unsupported(SIMPLE, DEVICES["a100"])
+
+
+def test_the_space_says_why_a_config_does_not_fit():
+    space = SM90.space(SIMPLE, H200)
+    assert "needs no combining" in space.why_not(sm90.Config(split_k=1, combine="grid"))
+    assert "shared memory" in space.why_not(sm90.Config(tile_m=128, tile_n=256, stages=8))
+    assert "cannot run at once" in space.why_not(
+        sm90.Config(tile_m=128, tile_n=256, stages=4, split_k=64, combine="grid")
+    )
+    assert "no arrangement" in space.why_not(sm90.Config(tile_m=256, tile_n=576, stages=2))
+
+
+def test_the_problem_is_packed_as_the_kernel_reads_it():
+    w = weight_grad(
+        "3,72,20,17", "3,40,10,5", "kernel_size=[3,5], stride=[2,3], padding=[1,1], dilation=[1,1]"
+    )
+    found = struct.unpack_from("25i", problem_of(w).packed(64, 128, 32, 3))
+    taps, panels_per_tap = 15, 2
+    assert found == (
+        40, 72, taps * panels_per_tap, panels_per_tap, taps * 72, 5,
+        1, 15, 3, 1, 2,
+        150, 10, 5, 0, 6, 2, 20, 17,
+        2, 3, 1, 1, 1, 1,
+    )  # fmt: skip
+
+
+def test_fewer_blocks_than_the_device_has_are_predicted_slower():
+    problem = problem_of(weight_grad("256,64,56,56", "256,64,56,56", "kernel_size=1"))
+    alone = sm90.Config(64, 64, stages=4)
+    full = sm90.Config(64, 64, stages=4, split_k=132, combine="grid")
+    assert predicted_us(problem, H200, full) < 0.1 * predicted_us(problem, H200, alone)
