@@ -244,6 +244,31 @@ def test_two_graphs_with_split_reductions_run_side_by_side(module):
     assert all(torch.equal(o, expected) for outs in outputs for o in outs)
 
 
+DEPTHWISE = [
+    (4, 72, 15, 13, 3, 1, 1),
+    (3, 30, 17, 18, 3, 2, 1),
+    (2, 144, 14, 14, 5, 1, 2),
+    (5, 16, 11, 23, 5, 2, 2),
+    (2, 96, 9, 9, 7, 1, 3),
+    (1, 600, 3, 2, 3, 1, 1),
+]
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize(("n", "c", "h", "w", "kernel", "stride", "padding"), DEPTHWISE)
+def test_depthwise_filters_are_right(n, c, h, w, kernel, stride, padding, dtype):
+    p, q = ((size + 2 * padding - kernel) // stride + 1 for size in (h, w))
+    workload = Workload.parse(
+        f"conv2d_weight_grad(x={dtype}[{n},{c},{h},{w}]@channels_last,"
+        f" grad_output={dtype}[{n},{c},{p},{q}]@channels_last, kernel_size={kernel},"
+        f" stride={stride}, padding={padding}, groups={c})"
+    )
+    impl, verifier = IMPLS["conv2d_weight_grad_depthwise"], Verifier(workload, DEVICE)
+    for config in impl.space(workload, spec_of(0)):
+        run = impl.build(config, workload, spec_of(0))
+        assert verifier.check(run).message == ""
+
+
 def test_one_binary_serves_two_shapes():
     first, second = LAYERS[0], workload(2, 64, 64, 9, 9, 3, padding=1)
     config = replace(config_of(sm90, first, (64, 64)), stages=2)

@@ -225,6 +225,37 @@ def test_the_portable_heuristics_config_fits_and_does_not_spill(w, device):
     assert compiled(SM80.task(config, w, spec)).resources.spill_bytes == 0
 
 
+@pytest.mark.parametrize("w", SUITES["depthwise_wgrad_n32"].workloads(), ids=str)
+def test_depthwise_filters_compile_without_spills(w):
+    impl = IMPLS["conv2d_weight_grad_depthwise"]
+    assert impl.unsupported(w, H200) is None
+    config = impl.heuristic(w, H200)
+    assert config in impl.space(w, H200)
+    assert compiled(impl.task(config, w, H200)).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("w", "words"),
+    [
+        (SIMPLE, "not one filter for each channel"),
+        (
+            weight_grad("8,64,9,9", "8,64,9,9", "kernel_size=9, padding=4, groups=64"),
+            "more than 49 taps",
+        ),
+        (
+            weight_grad("8,63,9,9", "8,63,9,9", "kernel_size=3, padding=1, groups=63"),
+            "in pairs",
+        ),
+        (
+            weight_grad("8,64,9,9", "8,64,5,5", "kernel_size=3, dilation=2, groups=64"),
+            "without gaps",
+        ),
+    ],
+)
+def test_what_the_depthwise_kernel_does_not_walk_is_refused_in_words(w, words):
+    assert words in IMPLS["conv2d_weight_grad_depthwise"].unsupported(w, H200)
+
+
 def test_bf16_compiles():
     w = weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", dtype="bf16")
     assert compiled(SM90.task(sm90.Config(), w, H200)).resources.spill_bytes == 0

@@ -1,0 +1,137 @@
+"""The weight gradient of a depthwise convolution: plain multiply-adds, one pass over memory."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+import torch
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import Compiled, compiled
+from tilewright.compile.launch import CudaKernel
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation, allocate, allocator
+from tilewright.impls._weight_grad import layout_refusal, source
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+
+ENTRY, ADD_ENTRY, ADD_THREADS = "weight_grad", "add_all_slices", 256
+LARGEST_FILTER = 49
+"""Taps whose sums, two channels each, stay in registers."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """
+    Attributes:
+        threads: of a block.
+        waves: blocks of all slices and channels, in units of what runs at once.
+    """
+
+    threads: int = param(256, 128)
+    waves: int = param(1, 2, 4)
+
+
+class Conv2dWeightGradDepthwise(Implementation):
+    """Each thread owns two channels and keeps their whole filter's sums; slices of the rows are
+    added by a second kernel in a fixed order.
+
+    Tensor cores have nothing to do here: an output is a product of two channels alone.
+    """
+
+    name, backend, op = "conv2d_weight_grad_depthwise", "cuda", "conv2d_weight_grad"
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if device.kind != "cuda":
+            return f"it runs on an NVIDIA GPU, not on {device.name}"
+        channels, features = w["x"].shape[1], w["grad_output"].shape[1]
+        if not channels == features == w["groups"]:
+            return (
+                f"groups={w['groups']} of {channels} to {features} channels: not one filter for "
+                "each channel"
+            )
+        if reason := layout_refusal(w):
+            return reason
+        if w["dilation"] != (1, 1):
+            return f"dilation={list(w['dilation'])}: the kernel walks without gaps"
+        if math.prod(w["kernel_size"]) > LARGEST_FILTER or w["stride"][1] > 4:
+            return f"more than {LARGEST_FILTER} taps, or a stride above 4, exceed the registers"
+        if channels % 2 or min(s.align for s in w.tensors.values()) < 4:
+            return "channels are read in pairs of 4 aligned bytes"
+        return None
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
+        return ConfigSpace(Config)
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
+        # Registers hold few warps with a large filter; two waves even out what rows cost.
+        return Config(threads=256 if math.prod(w["kernel_size"]) <= 9 else 128, waves=2)
+
+    def compile_key(self, config: Config, w: Workload) -> str:
+        """Sizes are arguments; the filter and its stride are baked in."""
+        return f"{config.threads} {w.main.dtype} {w['kernel_size']} {w['stride'][1]}"
+
+    def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
+        defined = {
+            "DTYPE": w.main.dtype,
+            "R": w["kernel_size"][0],
+            "S": w["kernel_size"][1],
+            "STRIDE_W": w["stride"][1],
+            "THREADS": config.threads,
+            "MIN_BLOCKS": _blocks_per_sm(config, w, device),
+        }
+        text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
+        flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
+        return CompileTask("nvrtc", text + source("weight_grad_depthwise.cuh"), flags, ENTRY)
+
+    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
+        return DepthwiseKernel(compiled(self.task(config, w, device)), config, w, device)
+
+
+def _blocks_per_sm(config: Config, w: Workload, device: DeviceSpec) -> int:
+    """As many as registers hold: two sums a tap, and what addresses and values need."""
+    registers = min(2 * math.prod(w["kernel_size"]) + 62, device.registers_per_thread)
+    shared_bytes = 64 * config.threads
+    return max(1, device.occupancy(config.threads, registers, shared_bytes)[0])
+
+
+class DepthwiseKernel(Executable):
+    """Sums of every slice of the rows, then their sum."""
+
+    def __init__(self, built: Compiled, config: Config, w: Workload, device: DeviceSpec):
+        n, channels, height, width = w["x"].shape
+        _, _, out_height, out_width = w["grad_output"].shape
+        self.resources, self.block_threads = built.resources, config.threads
+        self.kernel = CudaKernel(built, ENTRY, "PPPT")
+        self.add = CudaKernel(built, ADD_ENTRY, "PPT")
+        pairs = min(channels // 2, config.threads // 2)
+        blocks = math.ceil(channels / (2 * pairs))
+        rows, together = n * out_height, config.threads // pairs
+        filling = device.sms * _blocks_per_sm(config, w, device) * config.waves // blocks
+        slices = max(1, min(filling, math.ceil(rows / together)))
+        self.grid = (slices, blocks, 1)
+        taps = math.prod(w["kernel_size"])
+        self.add_grid = (math.ceil(channels / 32), taps, 1)
+        self.shape, self.output = (slices * taps * channels,), w.outputs[0]
+        self.workspace_bytes = 4 * self.shape[0]
+        fields = (channels, pairs, rows, out_height, out_width, height, width)
+        fields += (w["stride"][0], *w["padding"], slices)
+        self.problem = struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
+
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+        x, grad_output = tensors
+        device, index = x.device, x.device.index
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        out = allocate(self.output, device)
+        partial = allocator.empty_strided(self.shape, (1,), dtype=torch.float32, device=device)
+        self.kernel.launch(
+            self.grid, (self.block_threads, 1, 1), 0, stream, index,
+            x.data_ptr(), grad_output.data_ptr(), partial.data_ptr(), self.problem,
+        )  # fmt: skip
+        self.add.launch(
+            self.add_grid, (ADD_THREADS, 1, 1), 0, stream, index,
+            partial.data_ptr(), out.data_ptr(), self.problem,
+        )  # fmt: skip
+        return out

@@ -1,0 +1,123 @@
+// The weight gradient of a depthwise convolution, NHWC: plain multiply-adds in one pass over x and
+// grad_output.
+//
+// A thread owns two neighbouring channels and walks rows of the output. Along a row it keeps the last
+// values of grad_output that still meet a tap; every pixel of x is loaded once for each of the R rows
+// of the filter and multiplied with all of them: with u = w + padding = stride * m + e, tap
+// e + stride * j meets output m - j. What lies outside x or the output is left out, not multiplied
+// by 0. Sums are added over the block's threads of one channel, then over slices, in fixed order.
+//
+// Defined before this text: DTYPE f16 or bf16, R, S, STRIDE_W, THREADS, MIN_BLOCKS.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+
+#define TW_DEVICE __device__ __forceinline__
+#define TW_UNROLL _Pragma("unroll")
+
+struct f16 {};
+struct bf16 {};
+TW_DEVICE float2 widen(f16, u32 w) {
+  float2 v;
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(v.x), "=f"(v.y) : "r"(w));
+  return v;
+}
+TW_DEVICE float2 widen(bf16, u32 w) { return make_float2(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u)); }
+TW_DEVICE u16 narrow(f16, float a) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a)); return h; }
+TW_DEVICE u16 narrow(bf16, float a) { u16 h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(a)); return h; }
+
+constexpr int TAPS = R * S;
+constexpr int KEPT = (S + STRIDE_W - 1) / STRIDE_W;  // values of grad_output that meet a pixel of x
+
+struct alignas(64) Problem {  // 128 bytes, passed by value
+  int channels, pairs;        // C; pairs of channels in a block
+  int rows;                   // N * P
+  int out_height, out_width, height, width;
+  int stride_h, padding_h, padding_w;
+  int slices;
+};
+
+// Outputs m - j for j < KEPT meet the pixels of x from STRIDE_W * m on. GUARDED: some may not exist.
+template <bool GUARDED>
+TW_DEVICE void meet(float2 (&sums)[TAPS], const float2 (&kept)[KEPT], const u32* row, int rows_in,
+                    const Problem& p, int m) {
+  const int half = p.channels / 2;
+  TW_UNROLL for (int e = 0; e < STRIDE_W; ++e) {
+    const int w = STRIDE_W * m + e - p.padding_w;
+    if ((unsigned)w >= (unsigned)p.width) continue;
+    TW_UNROLL for (int r = 0; r < R; ++r) {
+      if (!(rows_in >> r & 1)) continue;
+      const float2 v = widen(DTYPE{}, __ldg(row + ((long long)r * p.width + w) * half));
+      TW_UNROLL for (int j = 0; e + STRIDE_W * j < S; ++j) {
+        if (GUARDED && (unsigned)(m - j) >= (unsigned)p.out_width) continue;
+        float2& sum = sums[r * S + e + STRIDE_W * j];
+        sum.x = fmaf(v.x, kept[j].x, sum.x);
+        sum.y = fmaf(v.y, kept[j].y, sum.y);
+      }
+    }
+  }
+}
+
+TW_DEVICE void walk_row(float2 (&sums)[TAPS], const u32* x, const u32* grad, const Problem& p, int row) {
+  const int half = p.channels / 2;
+  const int n = row / p.out_height, h = (row - n * p.out_height) * p.stride_h - p.padding_h;
+  int rows_in = 0;
+  TW_UNROLL for (int r = 0; r < R; ++r) rows_in |= ((unsigned)(h + r) < (unsigned)p.height) << r;
+  x += ((long long)n * p.height + h) * p.width * half;
+  grad += (long long)row * p.out_width * half;
+  float2 kept[KEPT] = {};
+  const int end = p.out_width + KEPT - 1;
+  int m = 0;
+  const auto next = [&]() {
+    TW_UNROLL for (int j = KEPT - 1; j > 0; --j) kept[j] = kept[j - 1];
+    if (m < p.out_width) kept[0] = widen(DTYPE{}, __ldg(grad + (long long)m * half));
+  };
+  for (; m < KEPT - 1; ++m) next(), meet<true>(sums, kept, x, rows_in, p, m);
+  _Pragma("unroll 2") for (; m < p.out_width; ++m) next(), meet<false>(sums, kept, x, rows_in, p, m);
+  for (; m < end; ++m) next(), meet<true>(sums, kept, x, rows_in, p, m);
+}
+
+// Blocks: x slices of the rows, y blocks of channels. Sums go to partial[slice][tap][channel].
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+weight_grad(const u32* x, const u32* grad, float* partial, const __grid_constant__ Problem p) {
+  __shared__ float2 shared[8][THREADS];
+  const int together = THREADS / p.pairs, sub = threadIdx.x / p.pairs;  // rows at once
+  const int pair = blockIdx.y * p.pairs + threadIdx.x % p.pairs, slice = blockIdx.x;
+  const bool works = sub < together && 2 * pair < p.channels;
+  float2 sums[TAPS] = {};
+  const int first = (int)((long long)p.rows * slice / p.slices), end = (int)((long long)p.rows * (slice + 1) / p.slices);
+  if (works)
+    for (int row = first + sub; row < end; row += together) walk_row(sums, x + pair, grad + pair, p, row);
+  float* own = partial + (long long)slice * TAPS * p.channels + 2 * pair;
+  TW_UNROLL for (int tap = 0; tap < TAPS; tap += 8) {
+    __syncthreads();
+    TW_UNROLL for (int i = 0; i < 8 && tap + i < TAPS; ++i) shared[i][threadIdx.x] = sums[tap + i];
+    __syncthreads();
+    if (works && sub == 0)
+      TW_UNROLL for (int i = 0; i < 8 && tap + i < TAPS; ++i) {
+        float2 total = shared[i][threadIdx.x];
+        for (int other = 1; other < together; ++other) {
+          const float2 v = shared[i][threadIdx.x + other * p.pairs];
+          total.x += v.x, total.y += v.y;
+        }
+        *(float2*)(own + (long long)(tap + i) * p.channels) = total;
+      }
+  }
+}
+
+// A warp adds 32 channels of one tap for every eighth slice; the block's eight warps, in order.
+extern "C" __global__ void __launch_bounds__(256)
+add_all_slices(const float* partial, u16* out, const __grid_constant__ Problem p) {
+  __shared__ float shared[8][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int c = blockIdx.x * 32 + lane, tap = blockIdx.y;
+  float sum = 0.0f;
+  if (c < p.channels)
+    _Pragma("unroll 8") for (int s = warp; s < p.slices; s += 8)
+      sum += __ldcg(partial + ((long long)s * TAPS + tap) * p.channels + c);
+  shared[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0 || c >= p.channels) return;
+  TW_UNROLL for (int i = 1; i < 8; ++i) sum += shared[i][lane];
+  out[c * TAPS + tap] = narrow(DTYPE{}, sum);
+}
