@@ -47,7 +47,7 @@ def normalised(op, *parameters, half=""):
     """The layouts with the named parameters, of the dtype of x or of `half`'s companion."""
     texts = []
     for layout in NORMALISED_LAYOUTS:
-        if "normalized_shape" in layout and op == "bias_layer_norm":
+        if "normalized_shape" in layout and op.startswith("bias_layer_norm"):
             continue
         shapes = {"p": "40", "p1": "1", "p37": "37", "p58": "5,8", "p5000": "5000"}
         filled = {
@@ -187,6 +187,11 @@ CASES = {
         "lerp(x={d}[2,3,4,5]@channels_last, end={d}[2,3,4,5]@channels_last, weight={d}[3,1,1])",
     ],
     "conv2d_weight_grad": convolutions(),
+    "layer_norm_forward": normalised("layer_norm_forward", "weight", "bias"),
+    "rms_norm_forward": normalised("rms_norm_forward", "weight"),
+    "bias_layer_norm_forward": normalised(
+        "bias_layer_norm_forward", "bias0", "bias1", "weight", "bias"
+    ),
     "layer_norm_backward": [
         f"layer_norm_backward({args})"
         for args in (

@@ -48,6 +48,11 @@ WORKLOADS = {
         "conv2d_weight_grad(x=d[3,8,5,5], grad_output=d[3,4,3,3], kernel_size=1, stride=2,"
         " groups=4)",
     ],
+    "layer_norm_forward": ["layer_norm_forward(x=d[7,37], weight=d[37], bias=d[37])"],
+    "rms_norm_forward": ["rms_norm_forward(x=d[7,37], weight=d[37])"],
+    "bias_layer_norm_forward": [
+        "bias_layer_norm_forward(x=d[7,37], bias0=d[37], bias1=d[37], weight=d[37], bias=d[37])"
+    ],
     "layer_norm_backward": [
         "layer_norm_backward(grad_output=d[7,37], x=d[7,37], mean=w[7,1], rstd=w[7,1],"
         " weight=d[37])",
@@ -386,6 +391,12 @@ LAYOUTS = {
         " kernel_size=3, padding=1)",
         "conv2d_weight_grad(x=d[2,6,4,5], grad_output=d[2,3,4,5]@strides(0,0,0,0), kernel_size=1)",
         "conv2d_weight_grad(x=d[3,1,1,1], grad_output=d[3,2,1,1], kernel_size=1)",
+    ],
+    "layer_norm_forward": ["layer_norm_forward(x=d[6,40]@strides(1,6)@align8, weight=d[40])"],
+    "rms_norm_forward": ["rms_norm_forward(x=d[2,3,40]@strides(40,80,1))"],
+    "bias_layer_norm_forward": [
+        "bias_layer_norm_forward(x=d[6,40]@strides(50,1), bias0=d[40], bias1=d[40], weight=d[40],"
+        " bias=d[40])"
     ],
     "layer_norm_backward": [
         "layer_norm_backward(grad_output=d[6,40]@strides(50,1), x=d[6,40]@strides(1,6),"

@@ -1,0 +1,144 @@
+"""Calls that need gradients: an own backward runs where records speak for it, else PyTorch's."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import tilewright as tw
+from tilewright.compile import cxx
+from tilewright.device import spec_of
+from tilewright.dispatch.gradients import generated_backward
+from tilewright.environment import environment
+from tilewright.impl import IMPLS
+from tilewright.op import OPS
+from tilewright.record import Record
+from tilewright.space import config_dict
+from tilewright.store import Store
+
+CPU = torch.device("cpu")
+ROWS, H = 48, 96
+X = f"x=f32[{ROWS},{H}]"
+GRAD = f"grad_output=f32[{ROWS},{H}], {X}"
+STATISTICS = f"mean=f32[{ROWS},1], rstd=f32[{ROWS},1]"
+
+pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/records.db"
+    monkeypatch.setenv("TILEWRIGHT_STORE", url)
+    tw.reload_records()
+    with Store(url) as opened:
+        yield opened
+    tw.reload_records()
+
+
+def record(store, text):
+    """fused, with its heuristic config, won a duel against aten."""
+    key, info, versions = environment(CPU)
+    w = tw.Workload.parse(text)
+    common = {"status": "ok", "device": key, "device_info": info, "versions": versions}
+    common |= {"final": True, "duel": text}
+    config = config_dict(IMPLS["fused"].heuristic(w, spec_of(None)))
+    store.add(
+        [
+            Record(str(w), w.op, "fused", config, median_us=10.0, **common),
+            Record(str(w), w.op, "aten", {}, median_us=20.0, **common),
+        ]
+    )
+    tw.reload_records()
+
+
+def leaves(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+CASES = {
+    "layer_norm": (
+        f"layer_norm_backward({GRAD}, {STATISTICS}, weight=f32[{H}])",
+        ((ROWS, H), (H,), (H,)),
+        lambda x, w, b: tw.layer_norm(x, (H,), w, b),
+        lambda x, w, b: F.layer_norm(x, (H,), w, b),
+    ),
+    "rms_norm": (
+        f"rms_norm_backward({GRAD}, rstd=f32[{ROWS},1], weight=f32[{H}])",
+        ((ROWS, H), (H,)),
+        lambda x, w: tw.rms_norm(x, (H,), weight=w),
+        lambda x, w: F.rms_norm(x, (H,), w),
+    ),
+    "softmax": (
+        f"softmax_backward(grad_output=f32[{ROWS},{H}], output=f32[{ROWS},{H}])",
+        ((ROWS, H),),
+        lambda x: tw.softmax(x, -1),
+        lambda x: F.softmax(x, -1),
+    ),
+    "lerp": (
+        f"lerp_backward({GRAD}, end=f32[{H}], weight=f32[{ROWS},1])",
+        ((ROWS, H), (H,), (ROWS, 1)),
+        tw.lerp,
+        torch.lerp,
+    ),
+    "bias_layer_norm": (
+        f"bias_layer_norm_backward({GRAD}, bias0=f32[{H}], bias1=f32[{H}], {STATISTICS},"
+        f" weight=f32[{H}])",
+        ((ROWS, H), (H,), (H,), (H,), (H,)),
+        tw.bias_layer_norm,
+        lambda x, b0, b1, w, b: F.layer_norm(x + b0 + b1, (H,), w, b),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_recorded_backward_gives_pytorchs_gradients(name, store):
+    text, shapes, own, right = CASES[name]
+    record(store, text)
+    tensors = leaves(*shapes)
+    out, expected = own(*tensors), right(*tensors)
+    assert type(out.grad_fn).__name__ == "GeneratedBackward"
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad(out, tensors, weights)
+    torch.testing.assert_close(
+        found, torch.autograd.grad(expected, tensors, weights), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_a_record_the_graph_is_pytorchs(name, store):
+    _, shapes, own, right = CASES[name]
+    tensors = leaves(*shapes)
+    assert type(own(*tensors).grad_fn) is type(right(*tensors).grad_fn)
+
+
+def test_gradients_of_gradients_are_pytorchs(store):
+    text, shapes, own, right = CASES["layer_norm"]
+    record(store, text)
+    tensors = leaves(*shapes)
+
+    def second(function):
+        (first,) = torch.autograd.grad(
+            function(*tensors).square().sum(), tensors[:1], create_graph=True
+        )
+        return torch.autograd.grad(first.square().sum(), tensors[:2])
+
+    torch.testing.assert_close(second(own), second(right), rtol=1e-3, atol=1e-3)
+
+
+def test_a_gradient_without_an_own_formula_leaves_the_call_to_pytorch(store):
+    text, *_ = CASES["layer_norm"]
+    record(store, text)
+    x, bias = leaves((ROWS, H), (H,))
+    out = tw.layer_norm(x, (H,), None, bias)  # a bias without a weight
+    assert type(out.grad_fn).__name__ == "NativeLayerNormBackward0"
+
+
+def test_the_choice_of_a_backward_is_made_once_for_equal_calls(store, monkeypatch):
+    text, shapes, *_ = CASES["layer_norm"]
+    record(store, text)
+    x, w, b = leaves(*shapes)
+    bound = {"x": x, "normalized_shape": (H,), "weight": w, "bias": b}
+    assert generated_backward(OPS["layer_norm"], bound) is OPS["layer_norm_backward"]
+    monkeypatch.setattr("tilewright.dispatch.gradients._choose", None)
+    assert generated_backward(OPS["layer_norm"], bound) is OPS["layer_norm_backward"]
