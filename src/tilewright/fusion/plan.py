@@ -81,8 +81,8 @@ def plan_rows(
 
     Args:
         moments: "two_pass" finds the mean in one sweep and the squared deviations in the next;
-            "merge" finds both in one sweep, per thread in two passes over what it holds, merged
-            across threads with Chan, Golub and LeVeque's formula (The American Statistician 37,
+            "merge" finds both in one sweep, each warp (or thread) in two passes over what it
+            holds, merged with Chan, Golub and LeVeque's formula (The American Statistician 37,
             1983).
         recompute: keep the fewest bytes and compute again from them; otherwise keep the values
             that later sweeps use directly.

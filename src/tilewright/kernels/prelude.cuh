@@ -363,30 +363,20 @@ template <class OP, int THREADS, class T> TW_DEVICE T reduce_warp(T x) {
   return x;
 }
 
-// Count, mean and m2 of disjoint parts; merging: Chan, Golub and LeVeque, 1983.
+// Count, mean and m2 of COUNT disjoint parts as one (Chan, Golub and LeVeque, 1983), without a
+// division: the total count is known. Lanes WIDTH apart see the same parts, and find the same bits.
 template <class T> struct Moments { T count, mean, m2; };
-template <class T> TW_DEVICE Moments<T> merge(Moments<T> a, Moments<T> b) {
-  const T count = a.count + b.count;
-  const T share = count > (T)0 ? b.count / count : (T)0;
-  const T apart = b.mean - a.mean;
-  return {count, a.mean + apart * share, a.m2 + b.m2 + apart * apart * a.count * share};
-}
-template <class T> TW_DEVICE Moments<T> merge_equal(Moments<T> a, Moments<T> b) {
-  const T apart = b.mean - a.mean;
-  return {a.count + b.count, (T)0.5 * (a.mean + b.mean), a.m2 + b.m2 + apart * apart * ((T)0.5 * a.count)};
-}
-template <int THREADS, bool EQUAL, class T> TW_DEVICE Moments<T> reduce_warp(Moments<T> x) {
-  TW_UNROLL for (int mask = THREADS / 2; mask > 0; mask /= 2) {
-    Moments<T> y;
-    y.count = EQUAL ? x.count : __shfl_xor_sync(0xffffffffu, x.count, mask);
-    y.mean = __shfl_xor_sync(0xffffffffu, x.mean, mask);
-    y.m2 = __shfl_xor_sync(0xffffffffu, x.m2, mask);
-    // Ordered, so that both partners compute the same bits.
-    const bool first = (threadIdx.x & mask) == 0;
-    const Moments<T> a = first ? x : y, b = first ? y : x;
-    x = EQUAL ? merge_equal(a, b) : merge(a, b);
+template <int COUNT, int WIDTH, class T> TW_DEVICE Moments<T> join_moments(const Moments<T>* parts, T total, T inverse) {
+  constexpr bool FEW = COUNT <= 8;
+  const int first = FEW ? 0 : threadIdx.x % WIDTH, step = FEW ? 1 : WIDTH;
+  T sum = 0, m2 = 0;
+  TW_UNROLL for (int i = first; i < COUNT; i += step) sum += parts[i].count * parts[i].mean;
+  const T mean = (FEW ? sum : reduce_warp<Sum, WIDTH>(sum)) * inverse;
+  TW_UNROLL for (int i = first; i < COUNT; i += step) {
+    const T apart = parts[i].mean - mean;
+    m2 += parts[i].m2 + parts[i].count * apart * apart;
   }
-  return x;
+  return {total, mean, FEW ? m2 : reduce_warp<Sum, WIDTH>(m2)};
 }
 
 // ---- a queue of rows on their way: each thread copies, and later reads, slots of its own -----------

@@ -50,6 +50,10 @@ class Joining(RowLayout):
     def buffer(self) -> str:
         return f"group + steps % 2 * {self.s.rows_per_block}" if self.alternates else "group"
 
+    @property
+    def warp_threads(self) -> int:
+        return min(self.s.row_threads, WARP)
+
     def prepare_joining(self) -> None:
         """Barriers of a cluster, and the count of rows walked, which tells their phase."""
         if self.s.cluster > 1:
@@ -62,6 +66,21 @@ class Joining(RowLayout):
             self.line("barriers_ready();")
         if self.persistent:
             self.line("u32 steps = 0;")
+        moments = [n for n in self.plan.graph.nodes if n.op == "m2"]
+        if moments:
+            self.count_of_warp(TYPES[moments[0].dtype])
+
+    def count_of_warp(self, kind: str) -> None:
+        """Elements of a row that this warp holds, and the inverse."""
+        self.line(f"{kind} warp_count = 0;")
+        self.open(f"TW_UNROLL for (int k = 0; k < {self.turns}; ++k)")
+        before = f"(first_vector - lane % {self.warp_threads} + k * {self.lanes})"
+        self.line(f"const int left = {self.vectors} - {before};")
+        threads = self.warp_threads
+        self.line(f"warp_count += left <= 0 ? 0 : left < {threads} ? left : {threads};")
+        self.close()
+        self.line(f"warp_count *= {self.s.vector};")
+        self.line(f"const {kind} warp_inverse = warp_count > 0 ? 1 / warp_count : 0;")
 
     def combine(self, sweep: int, phase: Phase) -> None:
         """Join what the threads of a row found; every thread ends with the same bits."""
@@ -73,11 +92,10 @@ class Joining(RowLayout):
                 parts.append((f"acc{i}", JOINS[n.op], TYPES[n.dtype]))
             elif n.op == "m2":
                 parts.append((f"part{i}", "", f"Moments<{TYPES[n.dtype]}>"))
-        threads = min(s.row_threads, WARP)
         for name, join, _ in parts:
-            equal = str(self.vectors % self.lanes == 0).lower()
-            how = f"{join}, {threads}" if join else f"{threads}, {equal}"
-            self.line(f"{self.each_row()} {name}[r] = reduce_warp<{how}>({name}[r]);")
+            value = f"{name}[r]" if join else f"{name}[r].m2"
+            how = f"{join or 'Sum'}, {self.warp_threads}"
+            self.line(f"{self.each_row()} {value} = reduce_warp<{how}>({value});")
         if self.warps * s.cluster > 1:
             self.combine_warps(sweep, parts)
         for i in phase.reductions:
@@ -137,23 +155,25 @@ class Joining(RowLayout):
     def join_all(self, name: str, join: str, kind: str, count: int) -> None:
         """Few partial results: each thread joins them in order; many: one per lane of a warp."""
         source = f"all_{name}[{self.buffer}][r]"
+        width = min(1 << (count - 1).bit_length(), WARP)
+        if not join:
+            number = kind.removeprefix("Moments<").removesuffix(">")
+            total = f"({number}){self.plan.width}, ({number})(1.0 / {self.plan.width})"
+            self.line(f"{name}[r] = join_moments<{count}, {width}>({source}, {total});")
+            return
         if count <= 8:
-            call = f"{join}::join" if join else "merge"
             self.line(f"{name}[r] = {source}[0];")
             self.line(
                 f"TW_UNROLL for (int i = 1; i < {count}; ++i)"
-                f" {name}[r] = {call}({name}[r], {source}[i]);"
+                f" {name}[r] = {join}::join({name}[r], {source}[i]);"
             )
             return
-        width = min(1 << (count - 1).bit_length(), WARP)
-        start = f"{join}::start<{kind}>()" if join else f"{kind}{{0, 0, 0}}"
-        how = f"{join}, {width}" if join else f"{width}, false"
-        call = f"{join}::join" if join else "merge"
         mine = f"threadIdx.x % {width}"
+        start = f"{join}::start<{kind}>()"
         self.line(f"{name}[r] = {mine} < {count} ? {source}[{mine}] : {start};")
         if count > width:
             self.line(
                 f"for (int i = {mine} + {width}; i < {count}; i += {width})"
-                f" {name}[r] = {call}({name}[r], {source}[i]);"
+                f" {name}[r] = {join}::join({name}[r], {source}[i]);"
             )
-        self.line(f"{name}[r] = reduce_warp<{how}>({name}[r]);")
+        self.line(f"{name}[r] = reduce_warp<{join}, {width}>({name}[r]);")

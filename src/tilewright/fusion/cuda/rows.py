@@ -145,7 +145,7 @@ class RowKernel(Joining, Residents):
         if p == 0:
             self.refill()
         if moments:
-            self.thread_moments(moments, carried | known)
+            self.warp_moments(moments, carried | known)
 
     def declare_kept(self, values: frozenset[int]) -> None:
         s = self.s
@@ -235,23 +235,15 @@ class RowKernel(Joining, Residents):
             call = f"scatter({pointer}, {access.strides[-1]}, {value});"
         self.line(f"if (first_row + r < count) {call}")
 
-    def thread_moments(self, moments: list[int], known: frozenset[int]) -> None:
-        """Each thread's own mean and m2, in a second pass over what it holds."""
-        rows, s = self.s.rows_per_thread, self.s
-        own = f"{self.full_turns * s.vector}"
-        if self.full_turns < self.turns:
-            tail = f"first_vector + {self.full_turns * self.lanes} < {self.vectors}"
-            own = f"({own} + ({tail} ? {s.vector} : 0))"
+    def warp_moments(self, moments: list[int], known: frozenset[int]) -> None:
+        """Each warp's own mean and m2: its sum, then a second pass over what it holds."""
+        s = self.s
         for i in moments:
-            n = self.graph.nodes[i]
-            kind = TYPES[n.dtype]
-            self.line(f"Moments<{kind}> part{i}[{rows}];")
+            kind = TYPES[self.graph.nodes[i].dtype]
+            self.line(f"Moments<{kind}> part{i}[{s.rows_per_thread}];")
             self.open(self.each_row())
-            self.line(f"part{i}[r].count = ({kind}){own};")
-            self.line(
-                f"part{i}[r].mean = part{i}[r].count > 0 ? total{i}[r] / part{i}[r].count : 0;"
-            )
-            self.line(f"part{i}[r].m2 = 0;")
+            total = f"reduce_warp<Sum, {self.warp_threads}>(total{i}[r])"
+            self.line(f"part{i}[r] = {{warp_count, {total} * warp_inverse, 0}};")
             self.close()
         wanted = {self.graph.nodes[i].args[0] for i in moments}
         steps = self.needed(wanted - known, known)
