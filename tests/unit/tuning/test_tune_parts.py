@@ -13,13 +13,15 @@ from measured_fakes import FAKES, FAST, HEURISTIC, WORKLOAD, quick
 
 from tilewright.build import CompileTask, Resources
 from tilewright.compile.cache import Compiled
+from tilewright.device import DEVICES
 from tilewright.errors import CompileError, CompilerMissing, InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.measure.candidate import Candidate
 from tilewright.measure.replay import Replay
+from tilewright.op import Workload
 from tilewright.record import Record
 from tilewright.search import STRATEGIES
-from tilewright.tune import Progress, bench, verify_all
+from tilewright.tune import Progress, bench, rows, verify_all
 from tilewright.tune.ahead import grouped
 from tilewright.tune.choice import simplest_of_fastest
 from tilewright.tune.run import tune_one
@@ -264,3 +266,20 @@ def test_sample_climb_never_proposes_a_config_twice_and_ends():
     assert set(batch) == set(space)
     with pytest.raises(StopIteration):
         strategy.send([math.inf] * len(batch))
+
+
+# --- rows ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "text", "floor_us"),
+    [
+        ("h200", "softmax(x=f32[4096,4096])", 30.0),  # moves what the copy moves: the copy's time
+        # half as much again
+        ("h200", "lerp(x=f32[4096,4096], end=f32[4096,4096], weight=0.5)", 40.0),
+        ("cpu", "softmax(x=f32[4096,4096])", 40.0),  # a copy there has no pages to fault in
+    ],
+)
+def test_a_copy_in_the_same_duel_bounds_the_floor_on_a_gpu(device, text, floor_us):
+    w, references = Workload.parse(text), {"floor": 40.0, "copy": 30.0}
+    assert rows._floor_us(references, w, DEVICES[device]) == floor_us
