@@ -52,7 +52,8 @@ def _operator(name: str) -> Any:
     from tilewright.dispatch.call import operators
     from tilewright.op import OPS
 
-    if name not in OPS:
+    base = name.removesuffix("_")
+    if name not in OPS and (base == name or base not in OPS or OPS[base].inplace is None):
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}; its operators are {', '.join(OPS)}"
         )

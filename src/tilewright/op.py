@@ -287,6 +287,7 @@ class Op:
             before anything else.
         inplace: PyTorch's in-place form of the reference: it writes to the first tensor and returns
             it. Workloads that donate that tensor (`!donate=x`) mean this form.
+        form_of: the operator whose in-place form this is, see `in_place_form`.
         indexed: for operators with an index tensor; None for all others.
         wide: tensor arguments in the arithmetic type, fp32 beside halves: statistics of rows.
         outputs_like: (arguments by name) -> for each output the name of the argument whose dtype
@@ -319,10 +320,24 @@ class Op:
     gradient_of: str | None = None
     fused: bool = False
     fallback: bool = False
+    form_of: str | None = None
 
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(self.reference).parameters)
+
+    @functools.cached_property
+    def in_place_form(self) -> Op | None:
+        """The operator as PyTorch spells it with an underscore; its workloads donate the tensor."""
+        if self.inplace is None:
+            return None
+        inplace = self.inplace
+
+        @functools.wraps(self.reference)
+        def reference(*args: Any, **kwargs: Any) -> Any:
+            return inplace(*args, **kwargs)
+
+        return replace(self, name=f"{self.name}_", reference=reference, form_of=self.name)
 
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]
@@ -350,7 +365,10 @@ class Op:
         """A workload of this operator. Raises InvalidArgument for what PyTorch would refuse."""
         args = self.resolve(given)
         tensors = [name for name, value in args.items() if isinstance(value, TensorSpec)]
-        w = Workload(self.name, tuple(args.items()), canonical_flags(self.name, flags, tensors))
+        if self.form_of is not None:
+            flags = [*flags, f"donate={tensors[0]}"]
+        flags = canonical_flags(self.name, flags, tensors)
+        w = Workload(self.form_of or self.name, tuple(args.items()), flags)
         if w._listed("indices") and self.indexed is None:
             raise InvalidArgument(f"{self.name}: '!indices=' is for operators with an index tensor")
         return w

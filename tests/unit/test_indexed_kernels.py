@@ -152,3 +152,45 @@ def test_a_kernel_of_ours_serves_every_workload_of_the_suites(suite):
 )
 def test_what_the_sort_does_not_take_is_said_in_words(text, words):
     assert words in IMPLS["rows_sorted"].unsupported(Workload.parse(text), DEVICES["h200"])
+
+
+# --- in place ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("implementation", ["aten", "rows_cpp"])
+def test_an_in_place_form_writes_to_its_first_tensor_and_returns_it(implementation):
+    x, source, index = torch.randn(40, 64), torch.randn(900, 64), torch.randint(40, (900,))
+    expected = torch.index_add(x, 0, index, source)
+    for turn in (expected, torch.index_add(expected, 0, index, source)):  # anew, then prepared
+        with tw.use(implementation):
+            assert tw.index_add_(x, 0, index, source) is x
+        torch.testing.assert_close(x, turn)
+    with tw.use(implementation):  # the other form is prepared on its own
+        assert tw.index_add(x, 0, index, source) is not x
+
+
+def test_an_in_place_form_under_autograd_and_torch_compile_is_pytorchs():
+    x, source = torch.zeros(5, 3), torch.randn(9, 3, requires_grad=True)
+    tw.index_add_(x, 0, torch.randint(5, (9,)), source).sum().backward()
+    assert torch.equal(source.grad, torch.ones(9, 3))
+    index, values = torch.tensor([[0, 1, 0]]), torch.tensor([[1.0, 2.0, 3.0]])
+    compiled_call = torch.compile(lambda t: tw.scatter_(t, 0, index, values), backend="eager")
+    assert torch.equal(compiled_call(torch.zeros(2, 3)), torch.tensor([[1.0, 0, 3], [0, 2, 0]]))
+
+
+def test_operators_without_an_in_place_form_have_none():
+    for name in ("softmax_", "gather_", "nonsense_"):
+        with pytest.raises(AttributeError):
+            getattr(tw, name)
+
+
+def test_memory_shared_with_what_is_written_in_place_is_refused():
+    whole = torch.randn(80, 64)
+    index = torch.randint(40, (40,))
+    with tw.use("rows_cpp"):
+        with pytest.raises(ValueError, match="x is written in place and shares memory with source"):
+            tw.index_add_(whole[:40], 0, index, whole[20:60])
+        tw.index_add_(whole[:40], 0, index, whole[40:])
+    w = Workload.parse("index_add(x=f32[4,8]@strides(0,1), dim=0, index=i64[3], source=f32[3,8])")
+    w = w.operator.workload(flags=["donate=x"], **dict(w.args))
+    assert ROWS.unsupported(w, spec_of(None)) == "rows of x share memory"

@@ -37,6 +37,7 @@ from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
+from tilewright.impls._vendor import in_form
 from tilewright.op import OPS, Op, Workload
 
 
@@ -159,12 +160,12 @@ def _unlike_plain_tensors(
 def _with_gradients(
     op: Op, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
-    if forced is None and state.enabled:
+    if forced is None and state.enabled and op.form_of is None:
         bound = bind(op, args, kwargs)
         if (backward := generated_backward(op, bound)) is not None:
             everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
             return Generated.apply(op, backward, operators, *everything)
-    if forced is not None and state.enabled:
+    if forced is not None and state.enabled and op.form_of is None:
         w, tensors = op.workload_of(*args, **kwargs)
         return Recomputed.apply(op, operators[op.name], *w.call(tensors).values())
     if len({a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}) > 1:
@@ -176,15 +177,20 @@ def _with_gradients(
         raise
 
 
+def _operator_or_form(name: str) -> Op:
+    form = OPS[name[:-1]].in_place_form if name[:-1] in OPS and name.endswith("_") else None
+    return form or OPS[name]
+
+
 class _Operators:
-    """Every registered operator as a public function, made at first use."""
+    """Every registered operator, and its in-place form, as a public function made at first use."""
 
     def __init__(self) -> None:
         self._made: dict[str, Callable[..., Any]] = {}
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         if name not in self._made:
-            op = OPS[name]
+            op = _operator_or_form(name)
             with state.lock:
                 if name not in self._made:
                     self._made[name] = public_operator(op)
@@ -203,5 +209,7 @@ def as_called(store: str | None, w: Workload, tensors: Sequence[Tensor]) -> Call
     For a process that does nothing else: records stay those of `store`.
     """
     reload_records(store)
-    public, args = operators[w.op], list(w.call(tensors).values())
+    in_place = in_form(w) is not w.operator.reference
+    public = operators[f"{w.op}_" if in_place else w.op]
+    args = list(w.call(tensors).values())
     return lambda: public(*args)

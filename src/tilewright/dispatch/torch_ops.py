@@ -126,7 +126,9 @@ def _no_grad(public: Callable[..., Any], *args: Any) -> Any:
 
 def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[str, Any]], Any]:
     """What torch.compile traces in place of the public function; everything here is traced too."""
-    opaque = getattr(torch.ops.tilewright, op.name) if register(op, public) else None
+    opaque = None  # an in-place form is PyTorch's there: its mutation is known to the trace
+    if op.form_of is None and register(op, public):
+        opaque = getattr(torch.ops.tilewright, op.name)
     name = op.name
 
     def trace(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from tilewright.compile.cache import Compiled
 from tilewright.compile.faults import fault_address, raise_fault
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
+from tilewright.errors import InvalidArgument
 from tilewright.impl import Executable, allocator
 from tilewright.op import Workload
 from tilewright.settings import settings
@@ -109,10 +110,34 @@ class Launch:
     args: Sequence[float]
 
 
+def refuse_shared_memory(w: Workload, tensors: Sequence[torch.Tensor]) -> None:
+    """What is written in place may not be read through another argument.
+
+    Raises:
+        InvalidArgument: memory of the first tensor belongs to another one, too.
+    """
+    (first, *others), (name, *names) = tensors, w.tensors
+    start, end = _span(first)
+    for other, its_name in zip(others, names, strict=True):
+        its_start, its_end = _span(other)
+        if start < its_end and its_start < end:
+            raise InvalidArgument(
+                f"{w.op}: {name} is written in place and shares memory with {its_name}; "
+                f"clone {its_name} before the call"
+            )
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    start = t.data_ptr()
+    reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return start, start + (1 + reach) * t.element_size()
+
+
 class IndexedExecutable(Executable):
     """Kernels of one cubin, launched one after the other."""
 
     def __init__(self, w: Workload, built: Compiled, signatures: Mapping[str, str]):
+        self._w = w
         self.resources = built.resources
         self.in_place = bool(w.operator.inplace and next(iter(w.tensors)) in w.donated)
         self.out = w.outputs[0]
@@ -125,6 +150,8 @@ class IndexedExecutable(Executable):
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         raise_fault()
+        if self.in_place:
+            refuse_shared_memory(self._w, tensors)
         device = tensors[0].device
         index = device.index
         stream = torch._C._cuda_getCurrentRawStream(index)

@@ -62,6 +62,8 @@ def row_problem(w: Workload) -> RowProblem | str:
         return "a tensor is neither contiguous nor a matrix of contiguous rows"
     source_rows, old_rows, out_rows = (v for v in views if v is not None)
     in_place = "x" in w.donated
+    if in_place and x.shape[dim] > 1 and old_rows[1] < math.prod(x.shape[dim + 1 :]):
+        return "rows of x share memory"
     return RowProblem(
         outer=math.prod(x.shape[:dim]),
         places=x.shape[dim],

@@ -15,7 +15,7 @@ from tilewright.compile.launch import CppFunction
 from tilewright.device import DeviceSpec
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import Executable, Implementation, allocate
-from tilewright.impls._indexed import REDUCE, source_text
+from tilewright.impls._indexed import REDUCE, refuse_shared_memory, source_text
 from tilewright.impls._rows import OPERATORS, RowProblem, row_problem
 from tilewright.op import HALVES, Workload
 from tilewright.space import ConfigSpace, param
@@ -129,6 +129,8 @@ class RowsLoops(Executable):
         p, given = self._p, dict(zip(self._names, tensors, strict=True))
         x, index = given.get("x"), given["index"]
         source = next(given[n] for n in ("source", "src", "grad") if n in given)
+        if p.fill is None:
+            refuse_shared_memory(self._w, tensors)
         out = x if p.fill is None and x is not None else allocate(self._w.outputs[0], index.device)
         fault = ctypes.c_int64(-1)
         self._function(

@@ -56,7 +56,7 @@ class RowsSorted(Implementation):
     class Config:
         passes: int = param(1, 2, 3)  # of the sort; each reads and writes 8 bytes per index
         items: int = param(4, 8, 16)  # indices of a thread in one pass
-        rows: int = param(8, 16, 32, 64, 128, 256, 512)  # of source, in a unit
+        rows: int = param(8, 16, 32, 64, 128, 256)  # of source, in a unit
         lanes: int = param(4, 8, 16, 32)  # threads of a unit
         vec: int = param(1, 2, 4, 8)  # elements of one access
         unrolled: int = param(4, 8)  # rows in flight of one unit
@@ -111,14 +111,18 @@ class RowsSorted(Implementation):
         vec = max(v for v in space.values["vec"])
         wide = [n for n in (4, 8, 16, 32) if n == 4 or n * vec < 2 * p.columns]
         lanes = max(wide)
-        # Units for 512 threads of each SM: with 8 rows of 16 bytes in flight in each of them, that
-        # keeps the memory busy, and longer units leave fewer partial rows.
+        # Units for 1024 threads of each SM keep the memory busy; longer ones leave fewer partial
+        # rows, which one SM has to join where a row is a single piece.
         pieces = math.ceil(p.columns / (lanes * vec)) * p.outer
-        wanted = max(p.count * pieces * lanes // (device.sms * 512), 1)
-        rows = min(max(1 << (wanted - 1).bit_length(), 8), 512)
+        wanted = max(p.count * pieces * lanes // (device.sms * 1024), 1)
+        rows = 1 << (wanted.bit_length() - 1 + 2 * (pieces == 1))
+        rows = min(max(rows, 8), 256)
+        # Old rows are awaited where runs are short: H200, 65536 rows of 768 floats into 30522, in
+        # place: 153 us without, 133 us with ahead=2 (2026-11-21, tune --suite rows_embedding).
+        ahead = 2 if p.include and p.count < 16 * p.places else 0
         items = 16 if p.count >= 2**20 else 8 if p.count >= 2**18 else 4
         unrolled = min(lanes, 4 if vec == 8 else 8)
-        return self.Config(fewest_passes(p), items, rows, lanes, vec, unrolled)
+        return self.Config(fewest_passes(p), items, rows, lanes, vec, unrolled, ahead=ahead)
 
     def compile_key(self, config: Any, w: Workload) -> str:
         p = row_problem(w)
