@@ -16,6 +16,10 @@ HUGE_PAGE_BYTES = 2 << 20
 KEPT_BYTES_LIMIT = 1 << 20
 """Bytes of kept values of one row: beyond the caches, computing again is cheaper."""
 MOST_PARTS = 256
+PARTS_SHARE = 16
+"""Parts may add this fraction of the traffic."""
+LONG_CHAIN = 64
+"""Additions one after another, beyond which their roundings show beside PyTorch's."""
 MOST_LANES = 16
 PARAMETER_BYTES = 16 << 10
 """Half of an L1 cache."""
@@ -93,7 +97,8 @@ def loop_heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     Four rows at a time where parameters that they share must be widened, or do not fit the L1
     cache, or where their parts of a sum over rows can be joined; else one, which suits the
     prefetcher best. Stores stream past caches that could not hold the traffic, but not into fresh
-    pages, which the kernel has just zeroed there. Rows fewer than twice the threads are split.
+    pages, which the kernel has just zeroed there. Rows are split where they are fewer than twice
+    the threads, or where sums over other dims would be long chains of additions within one row.
     Measured on the suite `quickstart`, two Zen 4 cores with 32 MiB of L3 cache.
     """
     space = loop_space(graph, device)
@@ -104,9 +109,10 @@ def loop_heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     output_bytes = _output_bytes(graph)
     first["stream_stores"] &= _traffic(graph) >= CACHE_BYTES and output_bytes < REUSED_BYTES
     few = loops.kind == "rows" and loops.plan.rows < 2 * device.threads
-    first["split"] = few and first["threads"] == "all" and True in space.values["split"]
+    helps = (few and first["threads"] == "all") or _chain(loops) > LONG_CHAIN
+    first["split"] = helps and True in space.values["split"]
     for rows, unroll in ((4, 1) if together else (1, 2), (1, 4), (1, 1), (2, 1)):
-        for parts in reversed(space.values["parts"][:2]):
+        for parts in reversed(space.values["parts"]):
             config = LoopSchedule(**{**first, "rows": rows, "unroll": unroll, "parts": parts})
             if config in space:
                 return config
@@ -130,11 +136,30 @@ def _splits(graph: Graph, device: DeviceSpec) -> tuple[bool, ...]:
 
 
 def _parts(loops: Loops, threads: tuple[str, ...], device: DeviceSpec) -> tuple[int, ...]:
-    """Into how many parts sums over rows may be divided: a few for each thread."""
+    """Into how many parts sums over rows may be divided: one or a few for each thread, and so many
+    that neither a part nor their combination is a long chain of additions, unless writing them
+    would cost."""
     if not loops.added:
         return (1,)
+    graph = loops.plan.graph
     least = 2 ** math.ceil(math.log2(device.threads)) if "all" in threads else 1
-    return tuple(n for n in (least, 2 * least, 4 * least) if n <= MOST_PARTS)
+    result_bytes = sum(_bytes(graph, graph.outputs[k][1]) for k in loops.added)
+    affordable = _traffic(graph) // (PARTS_SHARE * max(result_bytes, 1))
+    chain = math.isqrt(max(loops.plan.rows, 1))
+    most = least
+    while most * 4 <= min(chain, affordable, MOST_PARTS):  # few steps: each is a kernel of its own
+        most *= 4
+    return tuple(dict.fromkeys((most, max(most // 4, least), least)))
+
+
+def _chain(loops: Loops) -> int:
+    """Additions to one element of a result of other dims while a single row is swept."""
+    graph = loops.plan.graph
+    steps = [
+        math.prod(graph.space[a] for a in loops.swept if a != loops.lane and a in graph.axes(i))
+        for i in loops.added.values()
+    ]
+    return max(steps, default=0)
 
 
 def _unrolls(loops: Loops) -> bool:

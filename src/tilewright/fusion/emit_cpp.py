@@ -20,37 +20,27 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable
 from importlib import resources
 
-from tilewright.fusion.cpp_entry import C_TYPES, COMBINE, c_type, entry, runner
+from tilewright.fusion.cpp_entry import (
+    C_TYPES,
+    COMBINE,
+    POINTWISE_BLOCK,
+    c_type,
+    entry,
+    runner,
+)
 from tilewright.fusion.cpp_loops import Loops, arrange
 from tilewright.fusion.cpp_schedule import LoopSchedule, fitted
-from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
+from tilewright.fusion.cpp_steps import expression, literal
+from tilewright.fusion.ir import REDUCTIONS, Access, Graph
 from tilewright.fusion.plan import Phase, needed_in
 from tilewright.fusion.segments import Program, cut
 from tilewright.op import HALVES
 
-_OPERATORS = {
-    **{"add": "+", "sub": "-", "mul": "*", "div": "/"},
-    **{"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="},
-}
-_EXPRESSIONS = {
-    "neg": "-{0}",
-    "rsqrt": "1 / square_root({0})",
-    "reciprocal": "1 / {0}",
-    "isnan": "{0} != {0}",
-}
-_FUNCTIONS = {
-    **{"pow": "power", "maximum": "maximum", "minimum": "minimum", "and": "both", "or": "either"},
-    **{"not": "negated", "where": "where", "abs": "absolute", "sqrt": "square_root"},
-    **{"exp": "exponential", "exp2": "exponential2", "expm1": "exponential_m1"},
-    **{"log": "logarithm", "log2": "logarithm2", "log1p": "logarithm1p"},
-    **{"tanh": "hyperbolic_tangent", "erf": "error_function", "sin": "sine", "cos": "cosine"},
-    **{"floor": "rounded_down", "ceil": "rounded_up", "round": "rounded_even"},
-    **{"trunc": "truncated", "sign": "sign_of"},
-}
+LONG_ROW = 4096
+"""Elements beyond which a row's sums are added up in blocks."""
 
 
 def program_of(graph: Graph, schedule: LoopSchedule) -> Program:
@@ -177,20 +167,34 @@ class _Emitter:
         sums = [(i, r) for i in phase.reductions for r in self.copies(i)]
         sums += [(i, r) for i in folds for r in self.copies(self.nodes[i].args[0])]
         self.lines += [self.accumulator(i, r) for i, r in sums]
-        swept, lane = self.loops.swept, self.loops.lane
+        swept, lane, unroll = self.loops.swept, self.loops.lane, self.schedule.unroll
         outer = [a for a in swept if a != lane]
+        high = [(i, r) for i, r in sums if self.is_long(i)]
+        self.lines += ["i64 turn = 0;"] if high else []
         self.lines += [f"for (i64 i{a} = 0; i{a} < n{a}; ++i{a})" for a in outer]
         if self.loops.kind == "columns":
             self.lines += ["{", f"const i64 j = {_linear(swept)} * LANES;"]
         else:
-            limits = "begin, end" if self.loops.kind == "pointwise" else f"0, n{lane}"
+            first, last = ("begin", "end") if self.loops.kind == "pointwise" else ("0", f"n{lane}")
+            if high:
+                self.lines += [
+                    f"for (i64 from = {first}; from < {last}; from += BLOCK<{unroll}>, ++turn) {{",
+                    f"const i64 to = from + BLOCK<{unroll}> < {last} ? from + BLOCK<{unroll}>"
+                    f" : {last};",
+                ]
+                first, last = "from", "to"
             self.lines += [
-                f"sweep<{self.schedule.unroll}>({limits},",
+                f"sweep<{unroll}>({first}, {last},",
                 f"      [&](auto lanes, i64 i{lane}, auto u) TW_LAMBDA {{",
                 f"const i64 j = {_linear([*outer, lane])};",
             ]
         self.body(phase)
         self.lines.append("}" if self.loops.kind == "columns" else "});")
+        if high:
+            self.lines += [self.raised(i, r, "a", "b") for i, r in high]
+            self.lines.append("if (turn % TURNS == TURNS - 1) {")
+            self.lines += [*(self.raised(i, r, "b", "c") for i, r in high), "}", "}"]
+            self.lines += [self.raised(i, r, "b", "c") for i, r in high]
         self.lines += [self.folded(i, r) for i, r in sums]
         for k, i in self.loops.added.items():
             if i in folds:
@@ -255,13 +259,28 @@ class _Emitter:
 
     # ---- reductions ----
 
+    def is_long(self, i: int) -> bool:
+        """Whether a sum's chains of additions would be so long that their roundings show: then it
+        is added up in blocks, and the blocks in groups."""
+        width = POINTWISE_BLOCK if self.loops.kind == "pointwise" else self.loops.row_width
+        folded = self.loops.kind != "columns"
+        return folded and self.nodes[i].op in ("sum", "prod") and width > LONG_ROW
+
+    def raised(self, i: int, r: int, level: str, to: str) -> str:
+        join, identity = COMBINE[self.nodes[i].op]
+        kind = C_TYPES[self.nodes[i].dtype]
+        function = f"[](auto p, auto q) TW_LAMBDA {{ return {join}(p, q); }}"
+        return f"raise({level}{i}_{r}, {to}{i}_{r}, splat(({kind}){identity}), {function});"
+
     def accumulator(self, i: int, r: int) -> str:
         kind, (_, identity) = C_TYPES[self.nodes[i].dtype], COMBINE[self.nodes[i].op]
         start = f"splat(({kind}){identity})"
         if self.loops.kind == "columns":
             return f"Vec<{kind}> a{i}_{r} = {start};"
         starts = ", ".join([start] * self.schedule.unroll)
-        return f"Vec<{kind}> a{i}_{r}[{self.schedule.unroll}] = {{{starts}}};"
+        levels = "abc" if self.is_long(i) else "a"
+        sums = [f"{level}{i}_{r}[{self.schedule.unroll}] = {{{starts}}}" for level in levels]
+        return f"Vec<{kind}> {', '.join(sums)};"
 
     def folded(self, i: int, r: int) -> str:
         combine, _ = COMBINE[self.nodes[i].op]
@@ -270,7 +289,8 @@ class _Emitter:
             return f"const auto {name} = a{i}_{r};"
         function = f"[](auto p, auto q) TW_LAMBDA {{ return {combine}(p, q); }}"
         kind = C_TYPES[self.nodes[i].dtype]
-        return f"const {kind} {name} = fold<{kind}>(a{i}_{r}, {function});"
+        level = "c" if self.is_long(i) else "a"
+        return f"const {kind} {name} = fold<{kind}>({level}{i}_{r}, {function});"
 
     # ---- steps ----
 
@@ -327,41 +347,10 @@ class _Emitter:
             return f"a.s{n.attr}"
         vector = self.loops.is_vector(i)
         args = [self.vector(a, r) if vector else self.name(a, r) for a in n.args]
-        if n.op == "cast":
-            return self.cast(n, args[0], vector)
-        if n.op == "broadcast":
-            return args[0]
         if n.op == "where":
             args[0] = self.name(n.args[0], r)
-        if n.op in _OPERATORS:
-            value = f"{args[0]} {_OPERATORS[n.op]} {args[1]}"
-        elif n.op in _EXPRESSIONS:
-            value = _EXPRESSIONS[n.op].format(*args)
-        else:
-            value = f"{_FUNCTIONS[n.op]}({', '.join(args)})"
-        return f"rounded<{n.dtype}>({value})" if n.dtype in HALVES else value
-
-    def cast(self, n: Node, value: str, vector: bool) -> str:
-        kind = C_TYPES[n.dtype]
-        if vector and self.nodes[n.args[0]].dtype == "bool":
-            return f"cast_mask<{kind}>({value})"
-        return f"cast<{kind}>({value})"
-
-
-def literal(n: Node) -> str:
-    """A constant of a graph as exact C++ text."""
-    kind = C_TYPES[n.dtype]
-    if n.dtype == "bool":
-        return "true" if n.attr else "false"
-    if n.dtype in ("i32", "i64"):
-        return f"({kind}){int(n.attr)}"
-    value = float(n.attr)
-    register = "double" if n.dtype == "f64" else "float"
-    if math.isnan(value):
-        return f'({register})__builtin_nan("")'
-    if math.isinf(value):
-        return f"({register}){'-' if value < 0 else ''}__builtin_inf()"
-    return f"({register}){value.hex()}"
+        from_mask = vector and n.op == "cast" and self.nodes[n.args[0]].dtype == "bool"
+        return expression(n, args, from_mask)
 
 
 def _linear(axes: Iterable[int]) -> str:

@@ -1,0 +1,225 @@
+"""Where graphs are cut into kernels, and that every cut and division gives the same result."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from tilewright.compile import cxx
+from tilewright.device import DEVICES
+from tilewright.dispatch.fuse import fuse
+from tilewright.fusion.emit_cpp import program_of
+from tilewright.fusion.segments import cut
+from tilewright.impl import IMPLS
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import OPS, Workload
+from tilewright.suite import SUITES
+
+CPU = dataclasses.replace(DEVICES["cpu"], threads=2)
+LAYER_NORM = (
+    "layer_norm_backward(grad_output={d}[{n},40], x={d}[{n},40], mean=f32[{n},1], rstd=f32[{n},1],"
+    " weight={d}[40])"
+)
+LERP = (
+    "lerp_backward(grad_output=f32[16,3,24,24], x=f32[16,1,1,1], end=f32[16,3,24,24],"
+    " weight=f32[3,1,24])"
+)
+
+needs_compiler = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+
+@pytest.fixture
+def fused():
+    """Graphs of functions; what was registered is taken back."""
+    names = []
+
+    def graph(function, *specs):
+        fuse(function, name=f"cut{len(names)}")
+        op = OPS[f"cut{len(names)}"]
+        names.append(op.name)
+        w = Workload.parse(
+            f"{op.name}({', '.join(f'{n}={s}' for n, s in zip(op.parameters, specs, strict=True))})"
+        )
+        return graph_of(w)
+
+    yield graph
+    for name in names:
+        OPS.remove(name)
+
+
+def spaces(graph, **options):
+    return [s.graph.space for s in cut(graph, **options).segments]
+
+
+def test_layer_norms_gradients_take_one_pass_and_a_small_combination():
+    graph = graph_of(Workload.parse(LAYER_NORM.format(d="f16", n=64)))
+    program = cut(graph, parts=8)
+    first, second = program.segments
+    assert first.graph.reduction_sets == ((1,), (0,))
+    assert (first.row, first.parts) == ((1,), 8)
+    assert second.graph.space == (8, 40)
+    assert program.describe() == [
+        "kernel 0: space [64, 40], reduces axes [1], [0], 8 parts",
+        "kernel 1: space [8, 40], reduces axes [0]; cut: the parts of a result are put together",
+    ]
+
+
+def test_overlapping_sets_of_dims_take_one_pass():
+    program = cut(graph_of(Workload.parse(LERP)), parts=4)
+    assert [s.graph.space for s in program.segments] == [(16, 3, 24, 24), (4, 72)]
+    assert program.segments[0].row == (1, 2, 3)
+
+
+def test_both_bias_gradients_are_one_sum():
+    vectors = ", ".join(f"{n}=f16[40]" for n in ("bias0", "bias1", "weight"))
+    text = (
+        "bias_layer_norm_backward(grad_output=f16[64,40], x=f16[64,40], mean=f32[64,1],"
+        f" rstd=f32[64,1], {vectors}, grads=[bias0,bias1])"
+    )
+    graph = graph_of(Workload.parse(text))
+    assert sum(graph.axes(i) == (0,) for i in graph.reductions) == 1
+
+
+def test_a_graph_that_one_kernel_can_do_is_not_cut():
+    for text in ("softmax(x=f32[8,40])", "softmax(x=f32[8,40], dim=0)", "layer_norm(x=f32[8,40])"):
+        assert len(cut(graph_of(Workload.parse(text)), parts=4).segments) == 1
+
+
+def test_a_result_of_all_rows_that_rows_need_is_a_cut(fused):
+    graph = fused(lambda x: torch.softmax(x - x.mean(0), -1), "f32[64,40]")
+    program = cut(graph, parts=4)
+    assert spaces(graph, parts=4) == [(64, 40), (4, 40), (64, 40)]
+    assert program.describe()[2].endswith("cut: a step needs a result of all rows")
+    assert program.temporaries[0].numel == 4 * 40
+
+
+def test_a_column_sum_is_added_up_in_the_order_of_memory(fused):
+    graph = fused(lambda x: (x * x).sum(0), "f32[6400,40]")
+    assert spaces(graph, parts=4) == [(6400, 40), (4, 40)]
+
+
+def test_a_long_row_is_split_and_many_rows_are_not_made_to_wait(fused):
+    graph = fused(lambda x: (x * x).sum(-1), "f32[2,400000]")
+    assert spaces(graph, parts=4) == [(2, 400000)]
+    assert spaces(graph, parts=4, split=True) == [(2, 400000), (4, 2)]
+    fused_space = IMPLS["fused"].heuristic
+    w = Workload.parse("cut0(x=f32[2,400000])")
+    assert fused_space(w, CPU).split
+    assert not fused_space(Workload.parse("cut0(x=f32[4000,200])"), CPU).split
+
+
+def test_splitting_rows_never_adds_a_pass_over_large_tensors(fused):
+    graph = fused(lambda x: x / x.sum(-1, keepdim=True), "f32[2,40000]")
+    assert spaces(graph, parts=4, split=True) == spaces(graph, parts=4) == [(2, 40000)]
+
+
+def test_outputs_that_read_different_tensors_are_kernels_of_their_own(fused):
+    graph = fused(lambda x, w: (x + 1, w * w), "f32[64,40]", "f32[40]")
+    assert spaces(graph) == [(2560,), (40,)]
+
+
+def test_every_output_is_written_once_and_every_buffer_before_it_is_read():
+    for text in (LAYER_NORM.format(d="f32", n=9), LERP):
+        program = cut(graph_of(Workload.parse(text)), parts=4)
+        written = [b for s in program.segments for b in s.writes]
+        assert len(written) == len(set(written))
+        known = set(range(program.inputs))
+        for s in program.segments:
+            assert set(s.reads) <= known
+            known |= set(s.writes)
+        assert set(range(program.inputs, program.inputs + program.outputs)) <= known
+
+
+def assert_right(verifier, executable, config):
+    """Within the error bound. How PyTorch's own errors turn out on a few elements is luck."""
+    message = verifier.check(executable).message
+    assert message == "" or "PyTorch's largest error" in message, (config, message)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("text", [LAYER_NORM.replace("{n}", "67"), LERP])
+def test_every_schedule_gives_what_torch_gives(text, dtype):
+    w = Workload.parse(text.format(d=dtype))
+    verifier, fused = Verifier(w, torch.device("cpu")), IMPLS["fused"]
+    start = fused.heuristic(w, CPU)
+    for rows, unroll, parts in ((1, 1, 16), (2, 2, 4), (4, 1, 256), (1, 4, 8)):
+        config = dataclasses.replace(start, rows=rows, unroll=unroll, parts=parts)
+        assert_right(verifier, fused.build(config, w, CPU), config)
+
+
+@needs_compiler
+def test_a_split_row_gives_what_torch_gives():
+    text = "lerp_backward(grad_output=f32[2,9001], x=f32[2,9001], end=f32[2,1], weight=f32[])"
+    w = Workload.parse(text)
+    fused, verifier = IMPLS["fused"], Verifier(w, torch.device("cpu"))
+    start = fused.heuristic(w, CPU)
+    for unroll, parts in itertools.product((1, 4), (2, 8)):
+        config = dataclasses.replace(start, split=True, unroll=unroll, parts=parts)
+        assert_right(verifier, fused.build(config, w, CPU), config)
+
+
+@needs_compiler
+def test_the_number_of_threads_does_not_change_a_bit_of_a_sum_over_rows():
+    w = Workload.parse(LAYER_NORM.format(d="f32", n=1001))
+    fused = IMPLS["fused"]
+    built = fused.build(dataclasses.replace(fused.heuristic(w, CPU), threads="all"), w, CPU)
+    tensors = w.operator.examples(w, "random", 0)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(built(*tensors))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@needs_compiler
+def test_random_config_samples_build_and_verify():
+    import random
+
+    w = Workload.parse(LERP)
+    fused, verifier = IMPLS["fused"], Verifier(w, torch.device("cpu"))
+    for config in fused.space(w, CPU).sample(random.Random(0), 6):
+        assert_right(verifier, fused.build(config, w, CPU), config)
+
+
+DYNAMIC = {
+    "layer_norm": "layer_norm(x=f32[{n},768], weight=f32[768], bias=f32[768])",
+    "softmax": "softmax(x=f32[4,{n},32])",
+    "lerp": "lerp(x=f32[{n},96], end=f32[96], weight=0.3)",
+    "layer_norm_backward": LAYER_NORM.replace("{d}", "f32").replace("40]", "768]"),
+    "lerp_backward": "lerp_backward(grad_output=f32[{n},96], x=f32[{n},96], end=f32[96],"
+    " weight=0.3)",
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_two_hundred_row_counts_compile_a_handful_of_kernels(name, device):
+    spec = CPU if device == "cpu" else DEVICES[device]
+    fused, sources = IMPLS["fused"], set()
+    for n in range(3, 3 + 200 * 41, 41):
+        w = Workload.parse(DYNAMIC[name].format(n=n))
+        assert fused.unsupported(w, spec) is None
+        sources.add(fused.task(fused.heuristic(w, spec), w, spec).source)
+    assert len(sources) <= 6
+
+
+@needs_compiler
+@pytest.mark.parametrize("text", [t for t in SUITES["lerp_paddle"].texts if "f32[16," in t])
+def test_long_sums_are_as_accurate_as_pytorchs(text):
+    w, fused = Workload.parse(text), IMPLS["fused"]
+    verdict = Verifier(w, torch.device("cpu")).check(fused.build(fused.heuristic(w, CPU), w, CPU))
+    assert verdict.message == ""
+
+
+def test_a_schedules_program_has_its_parts():
+    graph = graph_of(Workload.parse(LAYER_NORM.format(d="f32", n=64)))
+    config = IMPLS["fused"].heuristic(Workload.parse(LAYER_NORM.format(d="f32", n=64)), CPU)
+    first = program_of(graph, config).segments[0]
+    assert first.parts == config.parts
