@@ -1,0 +1,126 @@
+"""Generated row kernels under every kind of schedule: right, repeatable, capturable."""
+
+import random
+
+import pytest
+import torch
+
+from tilewright.compile.cache import compiled
+from tilewright.compile.launch import overlaps
+from tilewright.device import spec_of
+from tilewright.fusion.cuda import target
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+pytestmark = pytest.mark.gpu
+
+NORM = "bias_layer_norm(x=d[{r},{h}], bias0=d[{h}], bias1=d[{h}], weight=d[{h}], bias=d[{h}])"
+BACKWARD = (
+    "layer_norm_backward(grad_output=d[{r},{h}], x=d[{r},{h}], mean=s[{r},1], rstd=s[{r},1],"
+    " weight=d[{h}])"
+)
+# rows: fewer than blocks, and no multiple of anything; widths: tails, rows of 8-byte alignment
+SIZES = [(3001, 768), (1027, 1000), (777, 5140), (130, 16384), (65, 65536)]
+
+
+@pytest.fixture(scope="module")
+def device():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return torch.device("cuda:0")
+
+
+def workload(text, rows, width, dtype):
+    statistics = "f32" if dtype in ("f16", "bf16") else dtype
+    text = text.format(r=rows, h=width).replace("=d[", f"={dtype}[")
+    return Workload.parse(text.replace("=s[", f"={statistics}["))
+
+
+def executables(w, spec, kinds=10, tried=600):
+    """One of each kind of schedule, as far as a sample of the space has them."""
+    graph = graph_of(w)
+    if target.unsupported(graph, spec):
+        return
+    space = target.space(graph, spec)
+    found = {}
+    for c in space.sample(random.Random(str(w)), tried):
+        kind = (c.storage, c.parameters, c.widened, c.stages > 0, c.cluster > 1, c.moments)
+        found.setdefault((*kind, c.rows_per_block > 1, c.rows_per_thread > 1), c)
+    for config in random.Random(0).sample(list(found.values()), min(kinds, len(found))):
+        built = compiled(target.task(graph, config, spec))
+        yield config, target.executable(graph, config, w, built)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize(("rows", "width"), SIZES)
+@pytest.mark.parametrize("text", [NORM, BACKWARD], ids=["forward", "backward"])
+def test_schedules_of_every_kind_pass_verification(text, rows, width, dtype, device):
+    w, spec = workload(text, rows, width, dtype), spec_of(device.index)
+    verifier, count = Verifier(w, device), 0
+    for config, executable in executables(w, spec):
+        assert verifier.check(executable).message == "", config
+        count += 1
+    assert count or target.unsupported(graph_of(w), spec)
+
+
+@pytest.mark.parametrize("text", [NORM, BACKWARD], ids=["forward", "backward"])
+def test_captured_kernels_compute_what_called_ones_do(text, device):
+    w, spec = workload(text, 1027, 4096, "f16"), spec_of(device.index)
+    tensors = w.operator.examples(w, "random", 0, device)
+    for config, executable in executables(w, spec, kinds=6):
+        expected = executable(*tensors)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = executable(*tensors)
+        for _ in range(3):
+            graph.replay()
+        torch.cuda.synchronize()
+        pairs = zip(*[o if isinstance(o, tuple) else (o,) for o in (out, expected)], strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs), config
+
+
+def test_streams_side_by_side_do_not_disturb_one_another(device):
+    w, spec = workload(BACKWARD, 2048, 4096, "f16"), spec_of(device.index)
+    sets = [w.operator.examples(w, "random", seed, device) for seed in range(4)]
+    _, executable = next(executables(w, spec))
+    expected = [executable(*tensors) for tensors in sets]
+    streams = [torch.cuda.Stream() for _ in sets]
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(10):
+        for stream, tensors in zip(streams, sets, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(executable(*tensors))
+    torch.cuda.synchronize()
+    for k, outs in enumerate(found):
+        assert all(torch.equal(a, b) for a, b in zip(outs, expected[k % 4], strict=True))
+
+
+def test_the_second_kernel_sees_all_of_the_firsts_results(device):
+    """It starts early; were it to read early, repeated calls on changing data would tell."""
+    assert overlaps(device.index) == (torch.cuda.get_device_capability(device)[0] >= 9)
+    w, spec = workload(BACKWARD, 8192, 768, "f16"), spec_of(device.index)
+    _, executable = next(executables(w, spec))
+    for seed in range(20):
+        tensors = w.operator.examples(w, "random", seed, device)
+        first = executable(*tensors)
+        for _ in range(5):
+            again = executable(*tensors)
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+        truth = w.operator.truth(w, tensors)
+        for out, value in zip(first[1:], truth[1:], strict=True):
+            assert (out.double() - value).abs().max() <= 2e-3 * value.abs().max()
+
+
+def test_rows_of_nan_and_infinity_stay_by_themselves(device):
+    w, spec = workload(NORM, 600, 5140, "f16"), spec_of(device.index)
+    tensors = w.operator.examples(w, "random", 0, device)
+    tensors[0][7, 100], tensors[0][8, 5139], tensors[0][9] = float("nan"), float("inf"), 1.0
+    clean = torch.ones(600, dtype=torch.bool, device=device)
+    clean[[7, 8]] = False
+    expected = w.operator.reference(**w.call(tensors))
+    for config, executable in executables(w, spec):
+        out = executable(*tensors)
+        assert out[~clean].isnan().all(), config
+        assert torch.allclose(out[clean].float(), expected[clean].float(), atol=4e-3), config
