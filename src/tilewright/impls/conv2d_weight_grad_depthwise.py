@@ -28,14 +28,17 @@ class Config:
     Attributes:
         threads: of a block.
         waves: blocks of all slices and channels, in units of what runs at once.
+        stretch: outputs of a row that one thread walks: more threads hide more of memory's latency,
+            and load more pixels twice.
     """
 
     threads: int = param(256, 128)
     waves: int = param(1, 2, 4)
+    stretch: int = param(14, 7, 28, 56)
 
 
 class Conv2dWeightGradDepthwise(Implementation):
-    """Each thread owns two channels and keeps their whole filter's sums; slices of the rows are
+    """Each thread owns two channels and keeps their whole filter's sums; slices of the output are
     added by a second kernel in a fixed order.
 
     Tensor cores have nothing to do here: an output is a product of two channels alone.
@@ -66,8 +69,8 @@ class Conv2dWeightGradDepthwise(Implementation):
         return ConfigSpace(Config)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
-        # Registers hold few warps with a large filter; two waves even out what rows cost.
-        return Config(threads=256 if math.prod(w["kernel_size"]) <= 9 else 128, waves=2)
+        # Registers hold few warps with a large filter: smaller blocks fill an SM better.
+        return Config(threads=256 if math.prod(w["kernel_size"]) <= 9 else 128)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes are arguments; the filter and its stride are baked in."""
@@ -108,16 +111,17 @@ class DepthwiseKernel(Executable):
         self.add = CudaKernel(built, ADD_ENTRY, "PPT")
         pairs = min(channels // 2, config.threads // 2)
         blocks = math.ceil(channels / (2 * pairs))
-        rows, together = n * out_height, config.threads // pairs
+        stretches = math.ceil(out_width / config.stretch)
+        walks, together = n * out_height * stretches, config.threads // pairs
         filling = device.sms * _blocks_per_sm(config, w, device) * config.waves // blocks
-        slices = max(1, min(filling, math.ceil(rows / together)))
+        slices = max(1, min(filling, math.ceil(walks / together)))
         self.grid = (slices, blocks, 1)
         taps = math.prod(w["kernel_size"])
         self.add_grid = (math.ceil(channels / 32), taps, 1)
         self.shape, self.output = (slices * taps * channels,), w.outputs[0]
         self.workspace_bytes = 4 * self.shape[0]
-        fields = (channels, pairs, rows, out_height, out_width, height, width)
-        fields += (w["stride"][0], *w["padding"], slices)
+        fields = (channels, pairs, walks, out_height, out_width, height, width)
+        fields += (w["stride"][0], *w["padding"], slices, stretches, config.stretch)
         self.problem = struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:

@@ -120,10 +120,11 @@ TW_DEVICE void gather(unsigned char* staged, int warp, const float (&d)[BLOCKS][
       *(u32*)(to + 8 * STAGED_ROW) = pack(DTYPE{}, d[m][j * 4 + 2], d[m][j * 4 + 3]);
     }
 }
+template <int STORERS>
 TW_DEVICE void store_gathered(u16* out, const unsigned char* staged, const Panel* panels, const Problem& p, const Tile& t) {
   constexpr int CHUNKS = TILE_M * TILE_N / 8;  // of 8 channels
   const bool wide = p.channels % 8 == 0;
-  for (int i = threadIdx.x; i < CHUNKS; i += THREADS) {
+  for (int i = threadIdx.x; i < CHUNKS; i += STORERS) {
     const int row = i / 8 % TILE_M, index = i / 8 / TILE_M, c = i % 8 * 8;
     const Panel panel = panels[index];
     if (t.row + row >= p.features || c >= panel.channels) continue;
@@ -188,7 +189,7 @@ TW_DEVICE void add_slices(u16* out, const float* partial, const Panel* panels, c
 // After every thread of the block wrote its partial sums. A counter is 0 before and after.
 TW_DEVICE void combine(u16* out, const float* partial, u32* counters, const Panel* panels,
                        const Problem& p, const Tile& t) {
-  if (COMBINE == KERNEL) return;
+  if (p.slices == 1 || COMBINE == KERNEL) return;
   __shared__ u32 arrived;
   u32* counter = counters + t.tile;
   __syncthreads();
@@ -211,20 +212,17 @@ TW_DEVICE void combine(u16* out, const float* partial, u32* counters, const Pane
   }
 }
 
-// What a warp does with its sums once the last product is done, and what the block does then.
-// `staged` is the shared memory that the operands were in; ADDERS threads hold sums.
+// What a warp does with its sums once the last product is done: the result is written, or partial
+// sums. `staged` is the shared memory that the operands were in; the block's first ADDERS threads
+// hold sums.
 template <int ADDERS>
-TW_DEVICE void keep(float* partial, unsigned char* staged, const Problem& p, const Tile& t, int warp,
-                    const float (&d)[BLOCKS][COLUMNS / 2]) {
+TW_DEVICE void keep(u16* out, float* partial, unsigned char* staged, const Panel* panels, const Problem& p,
+                    const Tile& t, int warp, const float (&d)[BLOCKS][COLUMNS / 2]) {
   if (p.slices > 1) return store_partial(partial, p, t, warp, d);
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");  // nobody reads operands any more
   gather(staged, warp, d);
-}
-TW_DEVICE void finish(u16* out, float* partial, u32* counters, const unsigned char* staged,
-                      const Panel* panels, const Problem& p, const Tile& t) {
-  if (p.slices > 1) return combine(out, partial, counters, panels, p, t);
-  __syncthreads();
-  store_gathered(out, staged, panels, p, t);
+  asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
+  store_gathered<ADDERS>(out, staged, panels, p, t);
 }
 
 // The kernel that adds all slices where COMBINE is KERNEL: blockIdx.y is the part of a tile.

@@ -1,9 +1,9 @@
 // The weight gradient of a depthwise convolution, NHWC: plain multiply-adds in one pass over x and
 // grad_output.
 //
-// A thread owns two neighbouring channels and walks rows of the output. Along a row it keeps the last
-// values of grad_output that still meet a tap; every pixel of x is loaded once for each of the R rows
-// of the filter and multiplied with all of them: with u = w + padding = stride * m + e, tap
+// A thread owns two neighbouring channels and walks stretches of the output's rows. Along one it keeps
+// the last values of grad_output that still meet a tap; every pixel of x is loaded once for each of
+// the R rows of the filter and multiplied with all of them: with u = w + padding = stride * m + e, tap
 // e + stride * j meets output m - j. What lies outside x or the output is left out, not multiplied
 // by 0. Sums are added over the block's threads of one channel, then over slices, in fixed order.
 //
@@ -31,16 +31,18 @@ constexpr int KEPT = (S + STRIDE_W - 1) / STRIDE_W;  // values of grad_output th
 
 struct alignas(64) Problem {  // 128 bytes, passed by value
   int channels, pairs;        // C; pairs of channels in a block
-  int rows;                   // N * P
+  int walks;                  // N * P * stretches
   int out_height, out_width, height, width;
   int stride_h, padding_h, padding_w;
   int slices;
+  int stretches, stretch;     // of a row; outputs in each
 };
 
-// Outputs m - j for j < KEPT meet the pixels of x from STRIDE_W * m on. GUARDED: some may not exist.
+// Outputs m - j for j < KEPT meet the pixels of x from STRIDE_W * m on. GUARDED: some of them may not
+// be among the `count` from `begin` on.
 template <bool GUARDED>
 TW_DEVICE void meet(float2 (&sums)[TAPS], const float2 (&kept)[KEPT], const u32* row, int rows_in,
-                    const Problem& p, int m) {
+                    const Problem& p, int m, int begin, int count) {
   const int half = p.channels / 2;
   TW_UNROLL for (int e = 0; e < STRIDE_W; ++e) {
     const int w = STRIDE_W * m + e - p.padding_w;
@@ -49,7 +51,7 @@ TW_DEVICE void meet(float2 (&sums)[TAPS], const float2 (&kept)[KEPT], const u32*
       if (!(rows_in >> r & 1)) continue;
       const float2 v = widen(DTYPE{}, __ldg(row + ((long long)r * p.width + w) * half));
       TW_UNROLL for (int j = 0; e + STRIDE_W * j < S; ++j) {
-        if (GUARDED && (unsigned)(m - j) >= (unsigned)p.out_width) continue;
+        if (GUARDED && (unsigned)(m - j - begin) >= (unsigned)count) continue;
         float2& sum = sums[r * S + e + STRIDE_W * j];
         sum.x = fmaf(v.x, kept[j].x, sum.x);
         sum.y = fmaf(v.y, kept[j].y, sum.y);
@@ -58,36 +60,38 @@ TW_DEVICE void meet(float2 (&sums)[TAPS], const float2 (&kept)[KEPT], const u32*
   }
 }
 
-TW_DEVICE void walk_row(float2 (&sums)[TAPS], const u32* x, const u32* grad, const Problem& p, int row) {
+TW_DEVICE void walk(float2 (&sums)[TAPS], const u32* x, const u32* grad, const Problem& p, int number) {
   const int half = p.channels / 2;
+  const int row = number / p.stretches, begin = (number - row * p.stretches) * p.stretch;
+  const int count = min(p.stretch, p.out_width - begin), end = begin + count;
   const int n = row / p.out_height, h = (row - n * p.out_height) * p.stride_h - p.padding_h;
   int rows_in = 0;
   TW_UNROLL for (int r = 0; r < R; ++r) rows_in |= ((unsigned)(h + r) < (unsigned)p.height) << r;
   x += ((long long)n * p.height + h) * p.width * half;
   grad += (long long)row * p.out_width * half;
   float2 kept[KEPT] = {};
-  const int end = p.out_width + KEPT - 1;
-  int m = 0;
+  int m = begin;
   const auto next = [&]() {
     TW_UNROLL for (int j = KEPT - 1; j > 0; --j) kept[j] = kept[j - 1];
-    if (m < p.out_width) kept[0] = widen(DTYPE{}, __ldg(grad + (long long)m * half));
+    if (m < end) kept[0] = widen(DTYPE{}, __ldg(grad + (long long)m * half));
   };
-  for (; m < KEPT - 1; ++m) next(), meet<true>(sums, kept, x, rows_in, p, m);
-  _Pragma("unroll 2") for (; m < p.out_width; ++m) next(), meet<false>(sums, kept, x, rows_in, p, m);
-  for (; m < end; ++m) next(), meet<true>(sums, kept, x, rows_in, p, m);
+  const int full = min(begin + KEPT - 1, end);
+  for (; m < full; ++m) next(), meet<true>(sums, kept, x, rows_in, p, m, begin, count);
+  _Pragma("unroll 4") for (; m < end; ++m) next(), meet<false>(sums, kept, x, rows_in, p, m, begin, count);
+  for (; m < end + KEPT - 1; ++m) next(), meet<true>(sums, kept, x, rows_in, p, m, begin, count);
 }
 
-// Blocks: x slices of the rows, y blocks of channels. Sums go to partial[slice][tap][channel].
+// Blocks: x slices of the walks, y blocks of channels. Sums go to partial[slice][tap][channel].
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 weight_grad(const u32* x, const u32* grad, float* partial, const __grid_constant__ Problem p) {
   __shared__ float2 shared[8][THREADS];
-  const int together = THREADS / p.pairs, sub = threadIdx.x / p.pairs;  // rows at once
+  const int together = THREADS / p.pairs, sub = threadIdx.x / p.pairs;  // walks at once
   const int pair = blockIdx.y * p.pairs + threadIdx.x % p.pairs, slice = blockIdx.x;
   const bool works = sub < together && 2 * pair < p.channels;
   float2 sums[TAPS] = {};
-  const int first = (int)((long long)p.rows * slice / p.slices), end = (int)((long long)p.rows * (slice + 1) / p.slices);
+  const int first = (int)((long long)p.walks * slice / p.slices), end = (int)((long long)p.walks * (slice + 1) / p.slices);
   if (works)
-    for (int row = first + sub; row < end; row += together) walk_row(sums, x + pair, grad + pair, p, row);
+    for (int i = first + sub; i < end; i += together) walk(sums, x + pair, grad + pair, p, i);
   float* own = partial + (long long)slice * TAPS * p.channels + 2 * pair;
   TW_UNROLL for (int tap = 0; tap < TAPS; tap += 8) {
     __syncthreads();

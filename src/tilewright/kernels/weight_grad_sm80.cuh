@@ -177,6 +177,6 @@ weight_grad(const u16* x, const u16* grad, u16* out, float* partial, u32* counte
     products(sums, stages + i % STAGES * STAGE_BYTES, warp);
   }
   asm volatile("cp.async.wait_group 0;" ::: "memory");
-  keep<THREADS>(partial, memory, p, t, warp, sums);
-  finish(out, partial, counters, memory, panels, p, t);
+  keep<THREADS>(out, partial, memory, panels, p, t, warp, sums);
+  combine(out, partial, counters, panels, p, t);
 }

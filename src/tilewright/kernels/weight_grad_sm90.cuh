@@ -162,7 +162,7 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
   } else {
     float sums[BLOCKS][COLUMNS / 2] = {};
     consume(sums, t.steps, warp / 4, stages, full, empty);
-    keep<CONSUMERS * 32>(partial, staged, p, t, warp, sums);
+    keep<CONSUMERS * 32>(out, partial, staged, panels, p, t, warp, sums);
   }
-  finish(out, partial, counters, staged, panels, p, t);
+  combine(out, partial, counters, panels, p, t);
 }
