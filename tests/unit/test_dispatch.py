@@ -104,6 +104,17 @@ def chosen(text):
 # --- selection -----------------------------------------------------------------------------------
 
 
+def test_a_call_goes_by_the_record_without_a_distribution_then_by_the_most_common_one(store):
+    text = "index_add(x=f32[50,8], dim=0, index=i64[90], source=f32[90,8])"
+    for us, spread in enumerate(("constant", "zipf", "uniform"), 5):
+        record(store, f"{text}!indices={spread}", "index_add_scatter_add", {}, us=us)
+        assert f"took {us} us" in chosen(text).reason
+    record(store, f"{text}!indices=sorted", "index_add_scatter_add", {}, us=8.0)
+    assert "took 7 us" in chosen(text).reason
+    record(store, text, "index_add_index_put", {}, us=9.0)
+    assert chosen(text).implementation == "index_add_index_put"
+
+
 def test_without_evidence_the_vendor_runs(store):
     choice = chosen(SOFTMAX)
     assert (choice.implementation, choice.source) == ("aten", "default")

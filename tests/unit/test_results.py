@@ -110,6 +110,12 @@ def test_the_validator_names_what_is_wrong(report, change, said):
     assert any(said in problem for problem in problems), problems
 
 
+def test_a_choice_may_be_slower_than_an_aten_that_is_wrong(report):
+    data = copy.deepcopy(json.loads(json.dumps(results.as_dict("s", report))))
+    data["rows"][1].update(chosen="fused", wrong=["aten"])
+    assert results.validate(data) == []
+
+
 def test_table_rows_tell_the_chosen_time_against_the_baselines(report):
     first, second = results.table_rows(report)
     assert (first["chosen"], first["us"], first["vs_aten"]) == ("fused", 10.0, 4.0)

@@ -102,6 +102,52 @@ def test_a_nondeterministic_result_passes_where_the_workload_allows_it():
     assert (refused.deterministic, passed.deterministic) == (False, False)
 
 
+INDEX_ADD = "index_add(x=f32[5,8], dim=0, index=i64[90], source=f32[90,8])"
+
+
+def test_a_kernel_of_pytorch_may_race_where_ours_may_not():
+    w = Workload.parse(INDEX_ADD)
+    calls = iter(range(100))
+
+    def executable(*tensors):
+        out = vendor(w)(*tensors)
+        if next(calls) % 2:
+            out[0, 0] = torch.nextafter(out[0, 0], torch.tensor(9.0))
+        return out
+
+    verifier = Verifier(w, CPU)
+    assert verifier.check(executable, may_race=True).ok
+    assert "two runs on the same inputs differ" in verifier.check(executable).message
+
+
+def test_a_donated_tensor_is_guarded_given_anew_to_each_run_and_must_come_back():
+    w = Workload.parse(f"{INDEX_ADD}!donate=x")
+    verifier = Verifier(w, CPU)
+
+    def past_its_end(x, index, source):
+        x.as_strided((1,), (1,), x.storage_offset() + x.numel()).fill_(1.0)
+        return vendor(w)(x, index, source)
+
+    assert verifier.check(vendor(w)).message == ""
+    assert verifier.check(lambda x, *rest: vendor(w)(x.clone(), *rest)).message == (
+        "returned memory of its own, not the donated x"
+    )
+    assert "past its end" in verifier.check(past_its_end).message
+
+
+def test_the_last_of_several_writes_to_one_place_is_the_only_right_one():
+    w = Workload.parse("scatter(x=f32[5,8], dim=0, index=i64[90,8], src=f32[90,8])")
+
+    def first_wins(x, dim, index, src):
+        return torch.scatter(x, dim, index.flip(0), src.flip(0))
+
+    verdict = Verifier(w, CPU, vendor=lambda *t: first_wins(t[0], 0, *t[1:])).check(
+        lambda *t: first_wins(t[0], 0, *t[1:])
+    )
+    assert not verdict.ok
+    assert Verifier(w, CPU).check(vendor(w)).ok
+
+
 def test_nan_that_leaks_into_a_neighbouring_row_is_refused():
     w = Workload.parse("rms_norm(x=f32[64,32])")
 

@@ -28,6 +28,7 @@ from tilewright.device import DeviceSpec, spec_of
 from tilewright.environment import environment
 from tilewright.errors import InvalidArgument, NoImplementation, StoreError
 from tilewright.impl import IMPLS
+from tilewright.indexed import DISTRIBUTIONS
 from tilewright.op import OPS, TensorSpec, Workload
 from tilewright.record import Record
 from tilewright.space import NoConfig, config_dict, config_text
@@ -183,7 +184,7 @@ def _explicit(w: Workload, device: torch.device, spec: DeviceSpec, forced: Force
 
 def _recorded(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice | None:
     found = records.exact.get(same(w), ())
-    for other, record in sorted(found, key=lambda f: (f[0].scalars != w.scalars, f[0].flags)):
+    for other, record in sorted(found, key=lambda f: (f[0].scalars != w.scalars, _spread(f[0]))):
         if (config := _fitting(w, spec, other, record)) is not None:
             return Choice(record.implementation, config, "record", f"fastest here: {_told(record)}")
     return None
@@ -312,6 +313,13 @@ def same(w: Workload) -> tuple:
     """What two workloads share that run the same kernel: all but the run-time scalars, and how the
     values of an index are spread, which no call tells."""
     return w.op, _flags(w), tuple((n, v) for n, v in w.args if n not in w.scalars)
+
+
+def _spread(w: Workload) -> int:
+    """Which record answers a call, that tells nothing of its indices: one without the flag, then
+    in the order of the distributions."""
+    named = [flag for flag in w.flags if flag.startswith("indices=")]
+    return 1 + DISTRIBUTIONS.index(str(w.distribution)) if named else 0
 
 
 def _flags(w: Workload) -> tuple[str, ...]:

@@ -77,14 +77,14 @@ class RowsCpp(Implementation):
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
         p, space = row_problem(w), self.space(w, device)
         assert isinstance(p, RowProblem), p
-        # Columns balance under any skew, as long as each thread has a cache line of them.
-        line = 64 // w.main.itemsize
+        # Tables in cache take rows one after the other; columns balance under any skew, as long as
+        # each thread has pieces of rows that are worth fetching.
         small = p.count * p.columns * p.outer < 2**14
-        lines_enough = p.columns >= line * device.threads
+        wide = p.columns * w.main.itemsize >= 512 * device.threads
         wanted = [
             self.Config("columns", "one") if small else None,
-            self.Config("columns", "all") if lines_enough else None,
             self.Config("private", "all") if p.places * 8 <= p.count else None,
+            self.Config("columns", "all") if wide else None,
             self.Config("owners", "all"),
             self.Config("sorted", "all"),
         ]

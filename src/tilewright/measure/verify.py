@@ -231,6 +231,8 @@ class Verifier:
             if expected.truth is not None
         ]
         found.max_ulp = max((ulp for ulp, _, _ in measured), default=0.0)
+        if found.may_race:
+            return  # PyTorch's, measured by another run of itself
         for ulp, expected, out in measured:
             allowed = 2 * expected.vendor_ulp + 1
             # An fp64 truth shares PyTorch's own fp64 errors: it cannot say which is better.
