@@ -93,6 +93,11 @@ class Implementation:
         """A config of the space that is good untuned, from device numbers."""
         return NoConfig()
 
+    def describe(self, config: Any, w: Workload, device: DeviceSpec) -> list[str]:
+        """What `build` makes, one line for each kernel, where there is more to say than the config:
+        what it reads and reduces, and why it is a kernel of its own."""
+        return []
+
     def compile_key(self, config: Any, w: Workload) -> str:
         """Exactly what is baked into the binary: cache and dispatch go by it."""
         return f"{config} {w}"

@@ -49,6 +49,10 @@ def heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     return loop_heuristic(graph, device)
 
 
+def describe(graph: Graph, config: LoopSchedule) -> list[str]:
+    return program_of(graph, config).describe()
+
+
 def task(graph: Graph, config: LoopSchedule, device: DeviceSpec) -> CompileTask:
     return CompileTask("cxx", emit(graph, config), FLAGS, ENTRY)
 

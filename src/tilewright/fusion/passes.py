@@ -1,7 +1,8 @@
 """The compiler's rewrites, in the order they run. Each takes a graph and returns a graph.
 
-All of them are exact: the value stored is the one the program wrote, bit for bit, or differs only
-in how a sum is ordered.
+All of PASSES are exact: the value stored is the one the program wrote, bit for bit, or differs only
+in how a sum is ordered. The policy `relaxed` (flag `!relaxed` of a workload) adds one that drops
+roundings.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from tilewright.fusion.ir import Access, Graph, Node, Rewriter
 from tilewright.op import HALVES
 
 
-def optimise(graph: Graph) -> Graph:
-    """Run every pass of PASSES in order."""
-    for run in PASSES:
+def optimise(graph: Graph, relaxed: bool = False) -> Graph:
+    """Run every pass of PASSES in order; if `relaxed`, drop intermediate roundings first."""
+    for run in ((drop_roundings,) if relaxed else ()) + PASSES:
         graph = run(graph).check()
     return graph
 
@@ -58,6 +59,22 @@ def fold_casts(graph: Graph) -> Graph:
                 return source
             return r.add(replace(n, args=(source,)))
         return None
+
+    return graph.rewritten(rule)
+
+
+def drop_roundings(graph: Graph) -> Graph:
+    """A value that is narrowed and widened back stays as it was. Not exact: the policy `relaxed`.
+
+    What is stored narrow is still rounded, and a narrow value that steps use as such stays.
+    """
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        if n.op != "cast" or r[n.args[0]].op != "cast":
+            return None
+        narrow = r[n.args[0]]
+        source = narrow.args[0]
+        return source if r[source].dtype == n.dtype and _widens(narrow.dtype, n.dtype) else None
 
     return graph.rewritten(rule)
 

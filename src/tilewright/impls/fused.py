@@ -44,6 +44,9 @@ class Fused(Implementation):
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
         return target(device).heuristic(self.graph(w), device)
 
+    def describe(self, config: Any, w: Workload, device: DeviceSpec) -> list[str]:
+        return target(device).describe(self.graph(w), config)
+
     def compile_key(self, config: Any, w: Workload) -> str:
         """Sizes of rows and strides are baked in; the row count and run-time scalars are not."""
         return f"{config} {_without_rows(self.graph(w))}"
@@ -72,7 +75,7 @@ def graph_of(w: Workload) -> Graph | str:
         if not spec.torch_dtype.is_floating_point and spec.dtype != "bool":
             return f"{name} is {spec.dtype}; generated kernels take floating and boolean tensors"
     try:
-        return optimise(lower(w))
+        return optimise(lower(w), relaxed="relaxed" in w.flags)
     except Unsupported as reason:
         return str(reason)
 

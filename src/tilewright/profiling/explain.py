@@ -240,7 +240,8 @@ def show(
         choice = _untuned(w, spec)
     impl, chosen = IMPLS[choice.implementation], choice.config
     if what == "schedule":
-        return "\n".join(f"{name} = {value}" for name, value in config_dict(chosen).items())
+        lines = [f"{name} = {value}" for name, value in config_dict(chosen).items()]
+        return "\n".join([*lines, *impl.describe(chosen, w, spec)])
     task = impl.task(chosen, w, spec)
     if task is None:
         raise InvalidArgument(

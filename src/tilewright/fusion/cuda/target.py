@@ -74,6 +74,15 @@ def emit(graph: Graph, config: Any) -> tuple[str, Launch]:
     return emit_pointwise(graph, config)
 
 
+def describe(graph: Graph, config: Any) -> list[str]:
+    sets = ", ".join(str(list(axes)) for axes in graph.reduction_sets)
+    reduced = f", reduces axes {sets}" if sets else ""
+    lines = [f"kernel 0: space {list(graph.space)}{reduced}"]
+    if isinstance(row_graph(graph), RowGraph):
+        lines.append("kernel 1: joins what blocks summed over rows; cut: no block sees all rows")
+    return lines
+
+
 def task(graph: Graph, config: Any, device: DeviceSpec) -> CompileTask:
     source, _ = emit(graph, config)
     flags = (f"--gpu-architecture={device.arch}", "--std=c++17", "--ptxas-options=-v")

@@ -1,0 +1,135 @@
+"""Each rewrite of the fusion compiler, alone on a graph made for it."""
+
+import pytest
+import torch
+
+from tilewright.compile import cxx
+from tilewright.device import spec_of
+from tilewright.fusion import passes
+from tilewright.fusion.ir import Access, Graph, Node
+from tilewright.fusion.lower import lower
+from tilewright.impl import IMPLS
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+ONE = (8, 40)
+ROW = (8, 1)
+
+
+def graph(*nodes, outputs=None, space=ONE):
+    """A graph whose last node (or `outputs`) is stored."""
+    loads = [n for n in nodes if n.op == "load"]
+    inputs = [Access((40 if n.shape[0] > 1 else 0, 1), n.dtype, 16) for n in loads]
+    stored = [len(nodes) - 1] if outputs is None else outputs
+    accesses = [Access((40, 1) if nodes[i].shape == ONE else (1, 0), "f32", 16) for i in stored]
+    return Graph(
+        tuple(nodes), space, tuple(inputs), tuple(zip(stored, accesses, strict=True))
+    ).check()
+
+
+def load(dtype="f32", index=0, shape=ONE):
+    return Node("load", (), dtype, shape, index)
+
+
+def const(value, dtype="f32"):
+    return Node("const", (), dtype, (1, 1), value)
+
+
+def ops(g):
+    return [n.op for n in passes.remove_dead(g).nodes]
+
+
+def test_small_powers_become_products_and_roots():
+    for exponent, expected in ((2, ["load", "mul"]), (0.5, ["load", "sqrt"]), (1, ["load"])):
+        g = graph(load(), const(exponent), Node("pow", (0, 1), "f32", ONE))
+        assert ops(passes.fold_constants(g)) == expected
+    g = graph(load(), const(3), Node("pow", (0, 1), "f32", ONE))
+    assert ops(passes.fold_constants(g)) == ["load", "const", "pow"]
+
+
+def test_a_cast_to_what_a_value_is_or_was_widened_from_folds():
+    g = graph(load("f16"), Node("cast", (0,), "f32", ONE), Node("cast", (1,), "f16", ONE))
+    assert ops(passes.fold_casts(g)) == ["load"]
+
+
+def test_a_cast_that_rounds_is_kept():
+    g = graph(load(), Node("cast", (0,), "f16", ONE), Node("cast", (1,), "f32", ONE))
+    assert ops(passes.fold_casts(g)) == ["load", "cast", "cast"]
+
+
+def test_the_relaxed_policy_drops_a_rounding_between_two_steps_but_not_that_of_a_store():
+    middle = [load(), Node("cast", (0,), "f16", ONE), Node("cast", (1,), "f32", ONE)]
+    end = [*middle, Node("neg", (2,), "f32", ONE), Node("cast", (3,), "f16", ONE)]
+    assert ops(passes.drop_roundings(graph(*end))) == ["load", "neg", "cast"]
+
+
+def test_a_value_that_is_stored_narrow_keeps_its_rounding_beside_a_relaxed_use():
+    nodes = [load(), Node("cast", (0,), "f16", ONE), Node("cast", (1,), "f32", ONE)]
+    g = passes.drop_roundings(graph(*nodes, Node("neg", (2,), "f32", ONE), outputs=[1, 3]))
+    assert sorted(ops(g)) == ["cast", "load", "neg"]
+
+
+def test_equal_steps_and_equal_reductions_are_one():
+    total = Node("sum", (0,), "f32", ROW)
+    g = graph(load(), total, total, Node("add", (1, 2), "f32", ROW))
+    assert ops(passes.merge_common(g)) == ["load", "sum", "add"]
+    other = graph(load(), total, Node("sum", (0,), "f32", (1, 40)), Node("add", (1, 2), "f32", ONE))
+    assert ops(passes.merge_common(other)).count("sum") == 2
+
+
+def test_a_sum_beside_a_variance_becomes_its_mean():
+    nodes = [load(), Node("m2", (0,), "f32", ROW), Node("sum", (0,), "f32", ROW), const(40.0)]
+    nodes += [Node("div", (2, 3), "f32", ROW), Node("add", (1, 4), "f32", ROW)]
+    assert "mean" in ops(passes.merge_moments(graph(*nodes)))
+
+
+def test_a_sum_over_other_dims_than_the_variance_is_no_mean_of_it():
+    nodes = [load(), Node("m2", (0,), "f32", ROW), Node("sum", (0,), "f32", (1, 40)), const(8.0)]
+    nodes += [Node("div", (2, 3), "f32", (1, 40)), Node("add", (1, 4), "f32", ONE)]
+    assert "mean" not in ops(passes.merge_moments(graph(*nodes)))
+
+
+def test_division_by_a_power_of_two_is_a_product_and_by_three_is_not():
+    for value, expected in ((4.0, "mul"), (3.0, "div")):
+        g = graph(load(), const(value), Node("div", (0, 1), "f32", ONE))
+        assert ops(passes.multiply_by_reciprocals(g))[-1] == expected
+
+
+@pytest.mark.parametrize(("op", "narrow"), [("add", True), ("mul", True), ("div", False)])
+def test_arithmetic_of_upcast_halves_that_is_rounded_back_is_native(op, narrow):
+    nodes = [load("f16"), load("f16", 1), *(Node("cast", (i,), "f32", ONE) for i in (0, 1))]
+    nodes += [Node(op, (2, 3), "f32", ONE), Node("cast", (4,), "f16", ONE)]
+    result = passes.remove_dead(passes.narrow_arithmetic(graph(*nodes)))
+    assert (result.nodes[-1].op == op) == narrow
+
+
+def test_axes_that_every_tensor_walks_as_one_are_merged_unless_a_reduction_tells_them_apart():
+    text = "lerp(x=f32[4,5,6], end=f32[4,5,6], weight=0.5)"
+    assert passes.collapse_dims(lower(Workload.parse(text))).space == (120,)
+    apart = "lerp_backward(grad_output=f32[4,5,6], x=f32[5,6], end=f32[4,5,6], weight=0.5)"
+    assert graph_of(Workload.parse(apart)).space == (4, 30)
+
+
+RELAXED = (
+    "bias_layer_norm(x=bf16[64,200], bias0=bf16[200], bias1=bf16[200], weight=bf16[200],"
+    " bias=bf16[200])"
+)
+
+
+def test_relaxed_workloads_have_fewer_roundings():
+    narrow = [
+        sum(n.dtype == "bf16" for n in graph_of(Workload.parse(RELAXED + flag)).nodes)
+        for flag in ("", "!relaxed")
+    ]
+    assert narrow[1] < narrow[0]
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_a_relaxed_kernel_passes_where_roundings_may_be_dropped_and_an_exact_one_everywhere():
+    fused, spec = IMPLS["fused"], spec_of(None)
+    for flag in ("", "!relaxed"):
+        w = Workload.parse(RELAXED + flag)
+        built = fused.build(fused.heuristic(w, spec), w, spec)
+        message = Verifier(w, torch.device("cpu")).check(built).message
+        assert message == "" or "PyTorch's largest error" in message
