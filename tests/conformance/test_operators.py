@@ -288,12 +288,13 @@ def pairs():
         (name, text)
         for name in IMPLS
         for text in workloads(name)
-        if IMPLS[name].op in (None, text.partition("(")[0])
+        if IMPLS[name].serves(text.partition("(")[0])
     ]
 
 
 def own_and_vendor():
-    return [name for name in IMPLS if name not in SLOW_TO_BUILD]
+    """Those that serve any operator, and are quick to build."""
+    return [name for name in IMPLS if name not in SLOW_TO_BUILD and IMPLS[name].op is None]
 
 
 def refusal(implementation, w, device):
