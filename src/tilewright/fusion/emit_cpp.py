@@ -170,7 +170,8 @@ class _Emitter:
         swept, lane, unroll = self.loops.swept, self.loops.lane, self.schedule.unroll
         outer = [a for a in swept if a != lane]
         high = [(i, r) for i, r in sums if self.is_long(i)]
-        self.lines += ["i64 turn = 0;"] if high else []
+        turn = f"turn{high[0][0]}" if high else ""  # phases share a scope
+        self.lines += [f"i64 {turn} = 0;"] if high else []
         self.lines += [f"for (i64 i{a} = 0; i{a} < n{a}; ++i{a})" for a in outer]
         if self.loops.kind == "columns":
             self.lines += ["{", f"const i64 j = {_linear(swept)} * LANES;"]
@@ -178,7 +179,8 @@ class _Emitter:
             first, last = ("begin", "end") if self.loops.kind == "pointwise" else ("0", f"n{lane}")
             if high:
                 self.lines += [
-                    f"for (i64 from = {first}; from < {last}; from += BLOCK<{unroll}>, ++turn) {{",
+                    f"for (i64 from = {first}; from < {last}; "
+                    f"from += BLOCK<{unroll}>, ++{turn}) {{",
                     f"const i64 to = from + BLOCK<{unroll}> < {last} ? from + BLOCK<{unroll}>"
                     f" : {last};",
                 ]
@@ -192,7 +194,7 @@ class _Emitter:
         self.lines.append("}" if self.loops.kind == "columns" else "});")
         if high:
             self.lines += [self.raised(i, r, "a", "b") for i, r in high]
-            self.lines.append("if (turn % TURNS == TURNS - 1) {")
+            self.lines.append(f"if ({turn} % TURNS == TURNS - 1) {{")
             self.lines += [*(self.raised(i, r, "b", "c") for i, r in high), "}", "}"]
             self.lines += [self.raised(i, r, "b", "c") for i, r in high]
         self.lines += [self.folded(i, r) for i, r in sums]
