@@ -158,3 +158,26 @@ def test_random_graphs_give_what_fp64_gives():
         assert found.ok or "PyTorch's largest error" in found.message, found.message
 
     run_examples(check, 25)
+
+
+def test_gradients_of_random_graphs_are_autograds():
+    @given(programs(dtypes=("f64",), most_steps=8))
+    def check(program):
+        function = program.function()
+        fused = fuse(function, name="random_graph")
+        op = OPS["random_graph"]
+        w = op.workload(**dict(zip(op.parameters, program.specs, strict=True)))
+        tensors = [t.requires_grad_() for t in w.operator.examples(w, "random", 0)]
+        own, right = (
+            out if isinstance(out, tuple) else (out,)
+            for out in (fused(*tensors), function(*tensors))
+        )
+        weights = [torch.randn_like(o) for o in right]
+        found, expected = (
+            torch.autograd.grad(outs, tensors, weights, allow_unused=True) for outs in (own, right)
+        )
+        for mine, theirs in zip(found, expected, strict=True):
+            theirs = torch.zeros_like(mine) if theirs is None else theirs
+            torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+
+    run_examples(check, 12)
