@@ -262,7 +262,7 @@ def _persistent_candidates(
             continue
         rows = max(r for r in (1, 2, 4, 8) if r == 1 or r * threads <= resident)
         blocks = max(b for b in (1, 2, 4) if b == 1 or b * rows * threads <= resident)
-        few = width / threads * column_bytes <= 128
+        few = width / threads * column_bytes <= 96
         for parameters in ("registers", "shared") if few else ("shared",):
             for stages in (2, 1):
                 yield RowSchedule(
