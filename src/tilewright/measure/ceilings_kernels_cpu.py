@@ -24,7 +24,7 @@ PARALLEL_BYTES = 128 << 10
 SOURCE = r"""
 namespace {
 
-constexpr i64 BLOCK = 16 * 1024;  // floats of one work item
+constexpr i64 PIECE = 16 * 1024;  // floats of one work item
 enum Kind { COPY, READ, WRITE };
 
 template <Kind K, bool Past> u32 block(const float* x, float* y, i64 begin, i64 end) {
@@ -51,13 +51,13 @@ template <Kind K, bool Past> u32 block(const float* x, float* y, i64 begin, i64 
 
 template <Kind K, bool Past> void run(const float* x, float* y, i64 n, i64 threads, i64 huge) {
   if (huge) advise_huge_pages(y, n * (i64)sizeof(float));
-  const i64 blocks = (n + BLOCK - 1) / BLOCK;
+  const i64 blocks = (n + PIECE - 1) / PIECE;
   u32 all = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : all)
   {
 #pragma omp for schedule(static)
     for (i64 b = 0; b < blocks; ++b) {
-      const i64 begin = b * BLOCK, end = begin + BLOCK < n ? begin + BLOCK : n;
+      const i64 begin = b * PIECE, end = begin + PIECE < n ? begin + PIECE : n;
       all |= block<K, Past>(x, y, begin, end);
     }
     if (Past) finish_streams();
