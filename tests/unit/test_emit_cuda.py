@@ -22,23 +22,17 @@ def source(text, config, device=H200):
     return target.task(graph_of(Workload.parse(text)), config, device).source
 
 
-def fused_texts():
-    """Of every suite but the sweep, whose hundreds of kernels would take minutes."""
-    suites = [suite for suite in SUITES.values() if suite.name != "norms_sweep"]
-    texts = dict.fromkeys(text for suite in suites for text in suite.texts)
-    return [t for t in texts if not isinstance(graph_of(Workload.parse(t)), str)]
-
-
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])
-def test_the_heuristic_of_every_workload_of_every_suite_compiles_without_spilling(device):
+@pytest.mark.parametrize("suite", list(SUITES))
+def test_the_heuristic_of_every_workload_of_every_suite_compiles_without_spilling(suite, device):
     spec = DEVICES[device]
-    for text in fused_texts():
-        graph = graph_of(Workload.parse(text))
-        if target.unsupported(graph, spec) is not None:
+    for w in SUITES[suite].workloads():
+        graph = graph_of(w)
+        if isinstance(graph, str) or target.unsupported(graph, spec) is not None:
             continue
         config = target.heuristic(graph, spec)
         built = compiled(target.task(graph, config, spec))
-        assert built.resources.spill_bytes == 0, (text, config)
+        assert built.resources.spill_bytes == 0, (w, config)
 
 
 @pytest.mark.parametrize("width", [1000, 16384])
