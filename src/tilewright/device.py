@@ -48,6 +48,11 @@ class DeviceSpec:
     def __post_init__(self) -> None:
         assert self.kind in ("cuda", "cpu"), self.kind
 
+    @property
+    def capability(self) -> int:
+        """Compute capability times ten: 90 for sm_90a; 0 for a CPU. Architectures compare by it."""
+        return int("".join(filter(str.isdigit, self.arch)) or 0)
+
     def occupancy(self, block_threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
         """Resident blocks per SM and what limits them.
 

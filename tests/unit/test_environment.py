@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tilewright import environment as module
+from tilewright.device import DEVICES
 from tilewright.environment import cpu_model, driver_version, environment
 
 
@@ -98,3 +99,8 @@ def test_the_driver_version_is_read_without_nvml(tmp_path, line, version):
 def test_reading_the_store_needs_no_torch():
     code = "import sys, tilewright.store; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_architectures_compare_by_capability_and_not_by_their_names():
+    capability = {name: DEVICES[name].capability for name in ("cpu", "a100", "h200", "b200")}
+    assert capability == {"cpu": 0, "a100": 80, "h200": 90, "b200": 100}

@@ -105,7 +105,7 @@ class Conv2dWeightGradSm80(Implementation):
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         problem, space = _problem(w), self.space(w, device)
-        share = 0.8 * (SHARE_OF_WGMMA if device.arch >= "sm_90" else 1.0)
+        share = 0.8 * (SHARE_OF_WGMMA if device.capability >= 90 else 1.0)
         bases = []
         for tile in WARPS:
             configs = [Config(*tile, stages) for stages in (4, 3, 2)]

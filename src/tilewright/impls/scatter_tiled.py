@@ -33,7 +33,7 @@ ALL = 0
 
 def max_held(device: DeviceSpec) -> int:
     """Elements that a thread holds in 64 registers; NVRTC 13.0 spills the last for sm_100."""
-    return MAX_HELD if device.arch in ("sm_80", "sm_90a") else MAX_HELD - 2
+    return MAX_HELD if device.capability < 100 else MAX_HELD - 2
 
 
 class ScatterTiled(Implementation):
