@@ -10,7 +10,7 @@ class CompileTask:
     """One unit of compiler work.
 
     Attributes:
-        compiler: "nvrtc" or "cxx".
+        compiler: "nvrtc", "cxx", or "nvcc" for a library with kernels in it.
         source: the complete source text.
         flags: the complete flags, architecture included.
         entry: name of the kernel or function.

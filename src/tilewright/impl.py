@@ -15,6 +15,9 @@ from tilewright.space import ConfigSpace, NoConfig
 
 OWN_BACKENDS = ("fused", "cuda", "cpp")
 """Backends whose kernels are ours; `own` in a result file is the best of these."""
+LIBRARY_BACKENDS = ("cutlass",)
+"""Backends of other people's kernels that have configs: searched as ours are, reported as
+baselines."""
 
 
 class Executable:

@@ -17,6 +17,9 @@ class Settings:
         plugin_dirs: further folders shaped like the package, each with any of ops/, impls/,
             devices/, strategies/ and suites/ in it (TILEWRIGHT_PLUGINS, separated like PATH).
         cxx: C++ compiler to use instead of g++ or clang++ (TILEWRIGHT_CXX).
+        nvcc: to use instead of the one found (TILEWRIGHT_NVCC).
+        cutlass: include folder of a CUTLASS checkout, to use instead of the nvidia-cutlass wheel's
+            (TILEWRIGHT_CUTLASS).
         compile_timeout_s: a compiler running longer is killed (TILEWRIGHT_COMPILE_TIMEOUT).
         enabled: False makes every operator call PyTorch's own kernels (TILEWRIGHT_ENABLED=0).
         check_indices: calls on a GPU wait, and raise at once where an index is out of range
@@ -29,6 +32,8 @@ class Settings:
     store_url: str
     plugin_dirs: tuple[Path, ...]
     cxx: str | None
+    nvcc: str | None
+    cutlass: Path | None
     compile_timeout_s: float
     enabled: bool
     check_indices: bool
@@ -37,12 +42,14 @@ class Settings:
 
 def settings() -> Settings:
     env = os.environ
-    cache_dir = env.get("TILEWRIGHT_CACHE_DIR")
+    cache_dir, cutlass = env.get("TILEWRIGHT_CACHE_DIR"), env.get("TILEWRIGHT_CUTLASS")
     return Settings(
         cache_dir=Path(cache_dir) if cache_dir else _user_dir("cache"),
         store_url=env.get("TILEWRIGHT_STORE") or f"sqlite:///{_user_dir('data') / 'records.db'}",
         plugin_dirs=plugin_dirs(),
         cxx=env.get("TILEWRIGHT_CXX") or None,
+        nvcc=env.get("TILEWRIGHT_NVCC") or None,
+        cutlass=Path(cutlass) if cutlass else None,
         compile_timeout_s=float(env.get("TILEWRIGHT_COMPILE_TIMEOUT", "120")),
         enabled=env.get("TILEWRIGHT_ENABLED", "1") != "0",
         check_indices=env.get("TILEWRIGHT_CHECK_INDICES", "0") == "1",

@@ -125,7 +125,7 @@ def test_sass_is_the_output_of_the_disassembler(monkeypatch, tmp_path):
     tool = tmp_path / "nvdisasm"
     tool.write_text('#!/bin/sh\necho "disassembled $2"')
     tool.chmod(0o755)
-    monkeypatch.setattr(resources, "_tool", {"nvdisasm": str(tool)}.get)
+    monkeypatch.setattr(resources, "find_tool", {"nvdisasm": str(tool)}.get)
     assert sass(tmp_path / "k.cubin") == f"disassembled {tmp_path}/k.cubin\n"
 
 
@@ -133,13 +133,13 @@ def test_cuobjdump_serves_where_nvdisasm_is_not(monkeypatch, tmp_path):
     tool = tmp_path / "cuobjdump"
     tool.write_text('#!/bin/sh\necho "not a cubin: $2" >&2; exit 1')
     tool.chmod(0o755)
-    monkeypatch.setattr(resources, "_tool", {"cuobjdump": str(tool)}.get)
+    monkeypatch.setattr(resources, "find_tool", {"cuobjdump": str(tool)}.get)
     with pytest.raises(CompileError, match=r"cuobjdump cannot read .*not a cubin"):
         sass(tmp_path / "k.cubin")
 
 
 def test_without_a_disassembler_the_remedy_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(resources, "_tool", {}.get)
+    monkeypatch.setattr(resources, "find_tool", {}.get)
     with pytest.raises(CompilerMissing, match="pip install triton"):
         sass(tmp_path / "k.cubin")
 
@@ -149,7 +149,7 @@ def test_a_disassembler_is_found_in_a_wheel(monkeypatch, tmp_path):
     folder.mkdir(parents=True)
     (folder / "tool-of-a-wheel").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert resources._tool("tool-of-a-wheel") == str(folder / "tool-of-a-wheel")
+    assert resources.find_tool("tool-of-a-wheel") == str(folder / "tool-of-a-wheel")
 
 
 def run(code):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.build import CompileTask, Resources
-from tilewright.compile import cxx, nvrtc
+from tilewright.compile import cxx, nvcc, nvrtc
 from tilewright.compile.resources import parse_ptxas
 from tilewright.errors import CacheError, CompilerMissing
 from tilewright.settings import settings
@@ -32,7 +32,7 @@ class Compiled:
     Attributes:
         key: digest of compiler, version, source, flags and entry (and the CPU's ISA for cxx).
         path: the .cubin or .so.
-        resources: from the compiler's log; None for cxx.
+        resources: from the compiler's log; None for a library.
         log: what the compiler said.
         compile_s: what it cost when it was compiled.
     """
@@ -55,6 +55,7 @@ class _Compiler:
 
 _COMPILERS: Mapping[str, _Compiler] = {
     "nvrtc": _Compiler(".cubin", lambda: (nvrtc.version(),), nvrtc.compile_cubin, parse_ptxas),
+    "nvcc": _Compiler(".so", lambda: (nvcc.version(),), nvcc.compile_library, None),
     "cxx": _Compiler(".so", lambda: (cxx.version(), cxx.isa()), cxx.compile_shared, None),
 }
 

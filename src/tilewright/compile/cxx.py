@@ -66,12 +66,22 @@ def compile_shared(source: str, flags: Sequence[str], name: str) -> tuple[bytes,
         CompileTimeout: it ran longer than `settings().compile_timeout_s` and was killed.
         CacheError: the temporary folder is full or read-only.
     """
-    command = _command()
+    return build_library(_command(), source, ".cpp", flags, name)
+
+
+def build_library(
+    command: Sequence[str], source: str, suffix: str, flags: Sequence[str], name: str
+) -> tuple[bytes, str]:
+    """What `compile_shared` does, by any compiler driver that takes the same arguments.
+
+    Args:
+        suffix: of the source file, by which the driver knows its language.
+    """
     try:
         with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
-            text, library = Path(folder, f"{name}.cpp"), Path(folder, f"{name}.so")
+            text, library = Path(folder, f"{name}{suffix}"), Path(folder, f"{name}.so")
             text.write_text(source)
-            returncode, log = _run([*command, *flags, str(text), "-o", str(library)], name)
+            returncode, log = run([*command, *flags, str(text), "-o", str(library)], name)
             if returncode == 0 and library.exists():
                 return library.read_bytes(), log
     except OSError as error:
@@ -104,13 +114,13 @@ def _command() -> tuple[str, ...]:
 
 @functools.cache
 def _version(command: tuple[str, ...]) -> str:
-    returncode, output = _run([*command, "--version"], "--version")
+    returncode, output = run([*command, "--version"], "--version")
     if returncode:
         raise CompileError(f"{shlex.join(command)} --version failed:\n{output}")
     return output.partition("\n")[0]
 
 
-def _run(command: Sequence[str], name: str) -> tuple[int, str]:
+def run(command: Sequence[str], name: str) -> tuple[int, str]:
     """Exit code and merged output. Nothing the compiler started outlives this call."""
     timeout_s = settings().compile_timeout_s
     try:

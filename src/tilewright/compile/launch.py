@@ -236,24 +236,30 @@ class CppFunction:
     """A function of a shared library; calling it releases the GIL.
 
     Args:
-        compiled: of a task with compiler "cxx".
-        entry: its `extern "C"` name; it returns nothing.
+        compiled: of a task with compiler "cxx" or "nvcc".
+        entry: its `extern "C"` name; it returns nothing, or with `checked` a CUDA status.
         signature: as for CudaKernel.
 
     Raises:
         LaunchError: the library cannot be loaded or has no such function.
     """
 
-    def __init__(self, compiled: Compiled, entry: str, signature: str) -> None:
+    def __init__(
+        self, compiled: Compiled, entry: str, signature: str, *, checked: bool = False
+    ) -> None:
+        self.entry, self._checked = entry, checked
         try:
             self._function = getattr(ctypes.CDLL(str(compiled.path)), entry)
         except (OSError, AttributeError) as error:
             raise LaunchError(f"{entry} cannot be loaded from {compiled.path}: {error}") from error
         self._function.argtypes = [_C_TYPES[code] for code in signature]
-        self._function.restype = None
+        self._function.restype = ctypes.c_int if checked else None
 
     def __call__(self, *args: float) -> None:
-        self._function(*args)
+        """Raises LaunchError where the function returns a status other than 0."""
+        status = self._function(*args)
+        if self._checked and status:
+            check(status, f"launching {self.entry}")
 
 
 class _Frame:

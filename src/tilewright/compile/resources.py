@@ -65,9 +65,9 @@ def sass(path: Path) -> str:
         CompilerMissing: neither nvdisasm nor cuobjdump is on this machine.
         CompileError: the file is not a cubin.
     """
-    if tool := _tool("nvdisasm"):
+    if tool := find_tool("nvdisasm"):
         command = [tool, "--print-code", str(path)]
-    elif tool := _tool("cuobjdump"):
+    elif tool := find_tool("cuobjdump"):
         command = [tool, "--dump-sass", str(path)]
     else:
         raise CompilerMissing(
@@ -80,8 +80,8 @@ def sass(path: Path) -> str:
     return done.stdout
 
 
-def _tool(name: str) -> str | None:
-    """PATH first, then where wheels put it, then the CUDA toolkit's usual folder."""
+def find_tool(name: str) -> str | None:
+    """A program of the CUDA toolkit: on PATH, where wheels put it, or in the usual folder."""
     wheels = ("triton/backends/nvidia/bin", "nvidia/cu13/bin", "nvidia/cuda_nvcc/bin")
     folders = [Path(root, wheel) for root in sys.path if root for wheel in wheels]
     candidates = [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -12,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tilewright.compile import cxx, nvrtc
+from tilewright.compile import cxx, nvcc, nvrtc
 from tilewright.device import DeviceSpec, current_device, spec_of
 from tilewright.environment import cpu_model, environment
 from tilewright.errors import StoreError
@@ -111,19 +109,10 @@ def _compilers() -> Iterator[Finding]:
     for subject, module in (("C++", cxx), ("NVRTC", nvrtc)):
         reason = module.missing()
         yield Finding(subject, None, reason) if reason else Finding(subject, module.version())
-    nvcc = shutil.which("nvcc")
-    yield Finding(
-        "nvcc",
-        f"{nvcc}, {_last_line([nvcc, '--version'])}" if nvcc else "not here, and not needed",
-    )
-
-
-def _last_line(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"does not run: {error}"
-    return (done.stdout.strip().splitlines() or ["no version"])[-1]
+    reason = nvcc.missing()
+    yield Finding("nvcc", f"none, for CUTLASS alone: {reason}" if reason else nvcc.version())
+    reason = nvcc.cutlass_missing()
+    yield Finding("CUTLASS", f"none: {reason}" if reason else " ".join(nvcc.cutlass_flags()))
 
 
 def _versions(device: torch.device) -> Iterator[Finding]:

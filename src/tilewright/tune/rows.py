@@ -11,7 +11,7 @@ from tilewright.impl import IMPLS, OWN_BACKENDS
 from tilewright.measure.candidate import COPY, Candidate
 from tilewright.op import Workload
 from tilewright.record import Record
-from tilewright.results import Own, Row, Verified
+from tilewright.results import Measured, Own, Row, Verified
 from tilewright.tune.choice import best_own, candidate_of, chosen_of, is_own, measured
 from tilewright.tune.session import Session
 
@@ -48,7 +48,7 @@ def row_of(
         method=chosen.method,
         distribution=chosen.distribution,
         host_us={name: r.median_us for name, r in hosts.items() if r.median_us is not None},
-        baselines={r.implementation: measured(r) for r in timed if not is_own(r)},
+        baselines=_fastest_of_each([r for r in timed if not is_own(r)]),
         own=_own(own, timed, w, spec) if own else None,
         chosen=chosen.implementation,
         candidates=candidates,
@@ -56,6 +56,16 @@ def row_of(
         wrong=tuple(r.implementation for r in timed if r.status == "wrong_result"),
         refused=dict(refused),
     )
+
+
+def _fastest_of_each(records: Sequence[Record]) -> dict[str, Measured]:
+    """Of a library with configs there are several."""
+    found: dict[str, Measured] = {}
+    for record in records:
+        m, best = measured(record), found.get(record.implementation)
+        if best is None or m.median_us < best.median_us:
+            found[record.implementation] = m
+    return found
 
 
 def _floor_us(references: Mapping[str, float | None], w: Workload, spec: DeviceSpec) -> float:
@@ -113,7 +123,7 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
     if last is None or not any(r.status == "ok" for r in fought):
         return None
     refused = {}
-    for i in (*session.own(w), *session.baselines(w)):
+    for i in (*session.searched(w), *session.baselines(w)):
         if reason := i.unsupported(w, session.spec):
             refused[i.name] = reason
         elif not any(r.implementation == i.name and r.status != "unsupported" for r in known):

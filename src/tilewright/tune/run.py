@@ -70,7 +70,8 @@ def tune(
         budget_s: seconds for all workloads together, compiling the baselines not counted.
         budget_configs: configs per workload and implementation.
         jobs: compilers at once; None for one per CPU.
-        implementations: of our own, by name; None for all.
+        implementations: of our own, by name; None for all. Libraries with configs, such as CUTLASS,
+            are baselines.
         params: knob -> the only values to try.
         baselines: besides aten, by name; None for all.
         method: "events" or "graph" on a GPU.
@@ -245,9 +246,9 @@ def _with_public_cost(session: Session, w: Workload, row: Row) -> Row:
 
 
 def _supporting(trial: Trial) -> list[Implementation]:
-    """Own implementations that support the workload; the others' reasons are recorded."""
+    """Implementations with configs that support the workload; the others' reasons are recorded."""
     supporting = []
-    for implementation in trial.session.own(trial.w):
+    for implementation in trial.session.searched(trial.w):
         reason = implementation.unsupported(trial.w, trial.session.spec)
         if reason is None:
             supporting.append(implementation)

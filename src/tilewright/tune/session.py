@@ -11,7 +11,7 @@ from typing import Any
 from tilewright.build import Resources
 from tilewright.compile.pool import CompilePool
 from tilewright.errors import InvalidArgument, LaunchError
-from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
+from tilewright.impl import IMPLS, LIBRARY_BACKENDS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.candidate import AsCalled, Candidate, Limits, Outcome
 from tilewright.measure.runner import Runner
 from tilewright.measure.timing import Timing
@@ -136,9 +136,20 @@ class Session:
             IMPLS[name]  # names an unknown one
         return [i for i in own if i.name in wanted]
 
+    def searched(self, w: Workload) -> list[Implementation]:
+        """Ours, and the libraries among the baselines: all that have configs to choose from."""
+        wanted, named = self.options.baselines, self.options.implementations or ()
+        libraries = [
+            i
+            for i in implementations(w)
+            if i.backend in LIBRARY_BACKENDS and (wanted is None or i.name in {*wanted, *named})
+        ]
+        return [*self.own(w), *libraries]
+
     def baselines(self, w: Workload) -> list[Implementation]:
-        """aten, and what else is compared with, in the order in which ties are decided."""
-        others = [i for i in implementations(w) if i.backend not in OWN_BACKENDS]
+        """aten, and what else without configs is compared with, in the order that decides ties."""
+        searched = (*OWN_BACKENDS, *LIBRARY_BACKENDS)
+        others = [i for i in implementations(w) if i.backend not in searched]
         wanted = self.options.baselines
         if wanted is not None:
             for name in wanted:

@@ -26,7 +26,7 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("TILEWRIGHT_PLUGINS", str(folder))
         yield
     OPS._things.pop("fake_double", None)
-    for name in ("fake_own", "fake_never"):
+    for name in ("fake_own", "fake_never", "fake_library"):
         IMPLS._things.pop(name, None)
 
 

@@ -84,8 +84,13 @@ class FakeNever(Implementation):
 
     def unsupported(self, w, device):
         return "never fits"
-'''
 
+
+class FakeLibrary(FakeOwn):
+    """As fake_own, but of other people."""
+
+    name, backend = "fake_library", "cutlass"
+'''
 
 WORKLOAD = "fake_double(x=f32[64,128])"
 FAKES = ("fake_own", "fake_never")

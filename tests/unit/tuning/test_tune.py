@@ -50,6 +50,22 @@ def test_the_store_s_winner_is_the_row_s_choice(w, runner, store):
     assert best.duel
 
 
+def test_a_librarys_configs_are_searched_and_its_best_is_a_baseline(w, runner, store, slow_aten):
+    params = {**FAST, "delay_us": (600, 4000)}
+    row = quick(w, runner, store, params=params, baselines=("fake_library",))
+    tried = {r.config["delay_us"] for r in store.query() if r.implementation == "fake_library"}
+    assert tried == {600, 4000}
+    assert 600 < row.baselines["fake_library"].median_us < 4000
+    assert row.own.implementation == "fake_own"
+    again = quick(w, runner, store, params=params, baselines=("fake_library",))
+    assert again.baselines == row.baselines
+
+
+def test_a_library_that_was_not_asked_for_is_left_alone(w, runner, store):
+    row = quick(w, runner, store, params={**FAST, "delay_us": (0,)})
+    assert set(row.baselines) == {"aten"}
+
+
 def test_aten_is_chosen_when_every_kernel_of_ours_is_slower(w, runner, store):
     row = quick(w, runner, store, params={**FAST, "delay_us": (4000,)})
     assert row.chosen == "aten"
