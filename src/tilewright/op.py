@@ -285,8 +285,9 @@ class Op:
         aliases: PyTorch's keyword for a parameter where it differs: {"input": "x"}.
         casts_first: the public function takes PyTorch's `dtype=`, which converts the first tensor
             before anything else.
-        inplace: PyTorch's in-place form of the reference: it writes to the first tensor and returns
-            it. Workloads that donate that tensor (`!donate=x`) mean this form.
+        inplace: PyTorch's in-place form of the reference: it writes to one of the tensors and
+            returns it. Workloads that donate that tensor (`!donate=x`) mean this form.
+        writes: the name of that tensor; None for the first.
         form_of: the operator whose in-place form this is, see `in_place_form`.
         indexed: for operators with an index tensor; None for all others.
         wide: tensor arguments in the arithmetic type, fp32 beside halves: statistics of rows.
@@ -314,6 +315,7 @@ class Op:
     aliases: Mapping[str, str] = field(default_factory=dict)
     casts_first: bool = False
     inplace: Callable[..., Any] | None = None
+    writes: str | None = None
     indexed: Indexed | None = None
     wide: tuple[str, ...] = ()
     outputs_like: Callable[[Mapping[str, Any]], Sequence[str | None]] | None = None
@@ -325,6 +327,11 @@ class Op:
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(self.reference).parameters)
+
+    def destination(self, w: Workload) -> str | None:
+        """The tensor that the in-place form writes to, where the workload means that form."""
+        name = self.writes or next(iter(w.tensors))
+        return name if self.inplace is not None and name in w.donated else None
 
     @functools.cached_property
     def in_place_form(self) -> Op | None:
@@ -366,7 +373,10 @@ class Op:
         args = self.resolve(given)
         tensors = [name for name, value in args.items() if isinstance(value, TensorSpec)]
         if self.form_of is not None:
-            flags = [*flags, f"donate={tensors[0]}"]
+            destination = self.writes or tensors[0]
+            if destination not in tensors:
+                raise InvalidArgument(f"{self.name}: {destination} is missing: it is written to")
+            flags = [*flags, f"donate={destination}"]
         flags = canonical_flags(self.name, flags, tensors)
         w = Workload(self.form_of or self.name, tuple(args.items()), flags)
         if w._listed("indices") and self.indexed is None:
@@ -385,6 +395,8 @@ class Op:
             if isinstance(value, torch.Tensor):
                 tensors.append(value)
                 value = TensorSpec.of(value)
+            if isinstance(value, torch.dtype):
+                value = DTYPE_NAMES.get(value, str(value))
             given[name] = tuple(value) if isinstance(value, (list, torch.Size)) else value
         devices = {t.device for t in tensors}
         if len(devices) > 1:
@@ -394,8 +406,8 @@ class Op:
 
     def output_specs(self, w: Workload) -> tuple[TensorSpec, ...]:
         """Shape, dtype and layout of each output, as PyTorch lays it out."""
-        if self.inplace is not None and next(iter(w.tensors)) in w.donated:
-            return (replace(w.main, align=DEFAULT_ALIGN),)
+        if (name := self.destination(w)) is not None:
+            return (replace(w.tensors[name], align=DEFAULT_ALIGN),)
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with FakeTensorMode() as mode, mode:

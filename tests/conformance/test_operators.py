@@ -87,7 +87,20 @@ def convolutions():
     ):
         texts.append(f"conv2d_weight_grad({like.replace('{x}', x).replace('{g}', grad)})")
     texts.append("conv2d_weight_grad(x={d}[4,1,1,1], grad_output={d}[4,8,1,1], kernel_size=[1,1])")
+    rest = "kernel_size=[3,3], padding=[1,1]"
+    for layout in ("@channels_last", ""):
+        tensors = f"x={{d}}[2,16,9,9]{layout}, grad_output={{d}}[2,8,9,9]{layout}"
+        texts += [
+            f"conv2d_weight_grad({tensors}, {rest}, out_dtype={{w}})",
+            f"conv2d_weight_grad({tensors}, {rest}, into={{w}}[8,16,3,3]{layout})",
+            f"conv2d_weight_grad({tensors}, {rest}, into={{d}}[8,16,3,3])",
+        ]
     return texts
+
+
+def with_bias():
+    plain = [t for t in convolutions() if "out_dtype" not in t and "into" not in t]
+    return [t.replace("conv2d_weight_grad(", "conv2d_weight_bias_grad(") for t in plain[::2]]
 
 
 CASES = {
@@ -187,6 +200,7 @@ CASES = {
         "lerp(x={d}[2,3,4,5]@channels_last, end={d}[2,3,4,5]@channels_last, weight={d}[3,1,1])",
     ],
     "conv2d_weight_grad": convolutions(),
+    "conv2d_weight_bias_grad": with_bias(),
     "layer_norm_forward": normalised("layer_norm_forward", "weight", "bias"),
     "rms_norm_forward": normalised("rms_norm_forward", "weight"),
     "bias_layer_norm_forward": normalised(

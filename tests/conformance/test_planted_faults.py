@@ -47,6 +47,12 @@ WORKLOADS = {
         "conv2d_weight_grad(x=d[2,5,6,7], grad_output=d[2,3,6,7], kernel_size=3, padding=1)",
         "conv2d_weight_grad(x=d[3,8,5,5], grad_output=d[3,4,3,3], kernel_size=1, stride=2,"
         " groups=4)",
+        "conv2d_weight_grad(x=d[2,5,6,7], grad_output=d[2,3,6,7], kernel_size=3, padding=1,"
+        " into=d[3,5,3,3])",
+        "conv2d_weight_grad(x=d[2,5,6,7], grad_output=d[2,3,6,7], kernel_size=1, out_dtype=w)",
+    ],
+    "conv2d_weight_bias_grad": [
+        "conv2d_weight_bias_grad(x=d[2,5,6,7], grad_output=d[2,3,6,7], kernel_size=3, padding=1)",
     ],
     "layer_norm_forward": ["layer_norm_forward(x=d[7,37], weight=d[37], bias=d[37])"],
     "rms_norm_forward": ["rms_norm_forward(x=d[7,37], weight=d[37])"],
@@ -80,7 +86,7 @@ FLOATS = ("f16", "bf16", "f32", "f64")
 def of_dtype(text, dtype):
     """d is the dtype; w what rows' statistics have beside it."""
     wide = "f64" if dtype == "f64" else "f32"
-    return re.sub(r"\bw\[", f"{wide}[", re.sub(r"\bd\[", f"{dtype}[", text))
+    return re.sub(r"\bw(?=\[|\))", wide, re.sub(r"\bd\[", f"{dtype}[", text))
 
 
 CASES = [
@@ -265,7 +271,7 @@ def test_a_forgotten_argument_is_refused(text):
 def test_a_result_rounded_through_a_narrower_dtype_is_refused(text):
     w = Workload.parse(text)
     narrower = torch.float32 if w.main.dtype == "f64" else torch.bfloat16
-    own = w.main.torch_dtype
+    own = w.outputs[0].torch_dtype
     message = refusal(text, altered(w, lambda out: out.to(narrower).to(own)))
     assert re.search(COORDINATE, message)
 

@@ -67,6 +67,58 @@ def test_one_number_stands_for_both_sizes():
     assert torch.equal(found, tw.conv2d_weight_grad(x, grad, [3, 3], (2, 2), (1, 1)))
 
 
+HALF_PAIR = [torch.randn(2, 4, 8, 8).half(), torch.randn(2, 6, 8, 8).half()]
+
+
+@pytest.mark.parametrize("asked", [torch.float32, "f32"])
+def test_halves_give_an_fp32_result_that_was_never_rounded(asked):
+    x, grad = HALF_PAIR
+    found = tw.conv2d_weight_grad(x, grad, 3, padding=1, out_dtype=asked)
+    expected = torch.nn.grad.conv2d_weight(x.float(), (6, 4, 3, 3), grad.float(), padding=1)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_gradient_is_added_to_another_in_place_only_where_asked(dtype):
+    x, grad = HALF_PAIR
+    into = torch.randn(6, 4, 3, 3).to(dtype)
+    before = into.clone()
+    expected = before + tw.conv2d_weight_grad(x, grad, 3, padding=1, out_dtype=torch.float32)
+    found = tw.conv2d_weight_grad(x, grad, 3, padding=1, into=into)
+    assert found.dtype == dtype
+    assert torch.equal(into, before)
+    torch.testing.assert_close(found.float(), expected.float(), rtol=2e-3, atol=2e-2)
+    assert tw.conv2d_weight_grad_(x, grad, 3, padding=1, into=into) is into
+    torch.testing.assert_close(into.float(), expected.float(), rtol=2e-3, atol=2e-2)
+
+
+def test_the_bias_gradient_comes_with_the_weights():
+    x, grad = (t.double() for t in HALF_PAIR)
+    weight, bias = tw.conv2d_weight_bias_grad(x, grad, 3, padding=1)
+    torch.testing.assert_close(weight, tw.conv2d_weight_grad(x, grad, 3, padding=1))
+    torch.testing.assert_close(bias, grad.sum((0, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        ("kernel_size=1, out_dtype=f64", "out_dtype=f64 should be f16 or f32"),
+        ("kernel_size=1, into=f64[6,4,1,1]", r"into=f64\[6,4,1,1\] should be f16 or f32"),
+        ("kernel_size=1, into=f32[6,4,3,3]", r"should be f16 or f32\[6, 4, 1, 1\]"),
+        ("kernel_size=1, into=f16[6,4,1,1], out_dtype=f32", "but into is f16"),
+    ],
+)
+def test_results_of_other_dtypes_and_shapes_are_refused(rest, words):
+    with pytest.raises(InvalidArgument, match=words):
+        weight_grad("2,4,8,8", "2,6,8,8", rest)
+
+
+def test_in_place_needs_something_to_write_to():
+    with pytest.raises(InvalidArgument, match="into is missing"):
+        tw.conv2d_weight_grad_(*HALF_PAIR, 3, padding=1)
+
+
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_the_result_has_the_layout_of_the_inputs(layout):
     x, grad = (torch.randn(2, 4, 8, 8).to(memory_format=layout) for _ in range(2))
@@ -167,6 +219,28 @@ def test_conv2ds_weight_gradient_is_the_implementation_that_was_asked_for():
         tw.conv2d(x, weight).sum().backward()
     expected = torch.nn.grad.conv2d_weight(x, weight.shape, torch.ones(2, 6, 7, 6))
     torch.testing.assert_close(weight.grad, expected)
+
+
+def test_conv2d_takes_both_gradients_from_one_pass_where_that_was_asked_for():
+    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3)
+    bias, calls = torch.randn(6), []
+    build = IMPLS["conv2d_weight_grad_per_image"].build
+
+    def spied(config, w, device):
+        calls.append(w.op)
+        return build(config, w, device)
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tw.use("conv2d_weight_grad_per_image", op="conv2d_weight_bias_grad"),
+    ):
+        patch.setattr(IMPLS["conv2d_weight_grad_per_image"], "build", spied)
+        found = gradients(tw.conv2d, x, weight, bias, padding=1)
+    assert calls == ["conv2d_weight_bias_grad"]
+    for a, b in zip(
+        found, gradients(torch.nn.functional.conv2d, x, weight, bias, padding=1), strict=True
+    ):
+        torch.testing.assert_close(a, b)
 
 
 def test_conv2d_can_be_differentiated_twice():

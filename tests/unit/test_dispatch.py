@@ -822,6 +822,7 @@ def test_custom_operators_are_well_formed(name, probe):
         "lerp": (x, v, 0.5),
         "bias_layer_norm": (x, v, v, v, v),
         "conv2d_weight_grad": (torch.randn(1, 2, 4, 4), torch.randn(1, 3, 2, 2), [3, 3]),
+        "conv2d_weight_bias_grad": (torch.randn(1, 2, 4, 4), torch.randn(1, 3, 2, 2), [3, 3]),
     }
     if name not in args:
         pytest.skip(f"no arguments are listed for {op.name}")

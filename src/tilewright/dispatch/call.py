@@ -37,8 +37,7 @@ from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
-from tilewright.impls._vendor import in_form
-from tilewright.op import OPS, Op, Workload
+from tilewright.op import DTYPE_NAMES, OPS, Op, Workload
 
 
 def public_operator(op: Op) -> Callable[..., Any]:
@@ -104,6 +103,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
 
     traced = torch_ops.traced(op, call)
     public = _casting_first(op, call) if op.casts_first else call
+    public = _naming_dtypes(call) if "out_dtype" in op.parameters else public
     public.__name__ = public.__qualname__ = op.name
     public.__module__ = "tilewright"
     public.__doc__ = op.__doc__
@@ -124,6 +124,17 @@ def _casting_first(op: Op, call: Run) -> Run:
         return call(*args, **kwargs)
 
     return casting
+
+
+def _naming_dtypes(call: Run) -> Run:
+    """Workloads and schemas have dtypes by name."""
+
+    def naming(*args: Any, out_dtype: Any = None, **kwargs: Any) -> Any:
+        if out_dtype is None:
+            return call(*args, **kwargs)
+        return call(*args, out_dtype=DTYPE_NAMES.get(out_dtype, out_dtype), **kwargs)
+
+    return naming
 
 
 def _signature(op: Op) -> inspect.Signature:
@@ -209,7 +220,7 @@ def as_called(store: str | None, w: Workload, tensors: Sequence[Tensor]) -> Call
     For a process that does nothing else: records stay those of `store`.
     """
     reload_records(store)
-    in_place = in_form(w) is not w.operator.reference
+    in_place = w.operator.destination(w) is not None
     public = operators[f"{w.op}_" if in_place else w.op]
     args = list(w.call(tensors).values())
     return lambda: public(*args)

@@ -18,10 +18,13 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.overrides import _is_torch_function_mode_enabled
 
+from tilewright.dispatch import selection
 from tilewright.dispatch.call import operators
+from tilewright.impl import IMPLS
 from tilewright.ops._convolution import pair
 
 _PLAIN = (Tensor, Parameter)
+_WITH_BIAS = "conv2d_weight_bias_grad"
 
 
 def conv2d(
@@ -36,9 +39,10 @@ def conv2d(
     """What torch.nn.functional.conv2d computes; a drop-in for it.
 
     The result and the gradient of the input are PyTorch's. The gradient of the weight is
-    `tw.conv2d_weight_grad`'s: of the implementation that the records speak for. Where that is of
-    no use (no gradient of the weight is needed, under autocast, torch.compile and transforms, for
-    tensor subclasses and for padding by name) PyTorch's function runs as it is.
+    `tw.conv2d_weight_grad`'s: of the implementation that the records speak for; with the bias's it
+    is `tw.conv2d_weight_bias_grad`'s where there are records of that. Where that is of no use (no
+    gradient of the weight is needed, under autocast, torch.compile and transforms, for tensor
+    subclasses and for padding by name) PyTorch's function runs as it is.
 
     Args:
         input: (N, C, H, W).
@@ -83,15 +87,24 @@ class _Convolution(torch.autograd.Function):
         needed = list(ctx.needs_input_grad[:3])
         # The gradient of a gradient: PyTorch's formula is differentiable, and ours is not.
         chosen = needed[1] and not torch.is_grad_enabled()
-        mask = [needed[0], needed[1] and not chosen, needed[2]]
+        both = chosen and needed[2] and _in_one_pass(x)
+        mask = [needed[0], needed[1] and not chosen, needed[2] and not both]
         found: list[Tensor | None] = [None, None, None]
         if any(mask):
             found = torch.ops.aten.convolution_backward(
                 grad, x, weight, ctx.bias, stride, padding, dilation, False, (0, 0), groups, mask
             )
         wanted = [f if m else None for f, m in zip(found, mask, strict=True)]
-        if chosen:
-            wanted[1] = operators["conv2d_weight_grad"](
-                x, grad, tuple(weight.shape[2:]), stride, padding, dilation, groups
-            )
+        geometry = (tuple(weight.shape[2:]), stride, padding, dilation, groups)
+        if both:
+            wanted[1:] = operators[_WITH_BIAS](x, grad, *geometry)
+        elif chosen:
+            wanted[1] = operators["conv2d_weight_grad"](x, grad, *geometry)
         return (*wanted, None, None, None, None)
+
+
+def _in_one_pass(x: Tensor) -> bool:
+    """Whether records, or the caller, speak for an implementation of both gradients."""
+    if selection.any_forced() and (forced := selection.forced_for(_WITH_BIAS)) is not None:
+        return IMPLS[forced.implementation].serves(_WITH_BIAS)
+    return bool(selection.records_of(x.device, _WITH_BIAS).winners)

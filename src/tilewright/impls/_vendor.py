@@ -17,7 +17,8 @@ def call_reference(op: Op, args: Mapping[str, Any]) -> Result:
     """The reference on real tensors, differentiable, in the dtypes that were given.
 
     Halves beside wider parameters are computed in the wider type and rounded at the end to the
-    dtype of the first tensor, as autocast does: PyTorch's CUDA kernels refuse the mix.
+    dtype of the first tensor, as autocast does: PyTorch's CUDA kernels refuse the mix. Where an
+    operator promises a result wider than its tensors, they are widened: PyTorch's kernels round.
     """
     floating = {
         n: v for n, v in args.items() if isinstance(v, torch.Tensor) and v.is_floating_point()
@@ -25,6 +26,8 @@ def call_reference(op: Op, args: Mapping[str, Any]) -> Result:
     main = next((t.dtype for t in floating.values()), None)
     floating = {n: t for n, t in floating.items() if n not in op.wide}
     dtypes = {t.dtype for t in floating.values()}
+    if len(dtypes) == 1 and (promised := _wider(op, args, *dtypes)):
+        return op.reference(**{**args, **{n: t.to(promised) for n, t in floating.items()}})
     if len(dtypes) < 2 or op.fused:
         return _typed(op, args, op.reference(**args))
     assert main is not None
@@ -37,6 +40,15 @@ def call_reference(op: Op, args: Mapping[str, Any]) -> Result:
     if isinstance(out, torch.Tensor):
         return _narrowed(out, main)
     return tuple(_narrowed(o, main) for o in out)
+
+
+def _wider(op: Op, args: Mapping[str, Any], given: torch.dtype) -> torch.dtype | None:
+    """The dtype of the outputs, if each is wider than the tensors."""
+    if op.outputs_like is None or op.gradient_of is not None:
+        return None
+    promised = {d for d in op.output_dtypes(args) if d.is_floating_point}
+    widest = max(promised, key=lambda dtype: dtype.itemsize, default=given)
+    return widest if all(d.itemsize > given.itemsize for d in promised) else None
 
 
 def _typed(op: Op, args: Mapping[str, Any], out: Result) -> Result:
@@ -53,9 +65,9 @@ def _narrowed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def in_form(w: Workload) -> Callable[..., Any]:
-    """The reference, or its in-place form where the workload donates the first tensor."""
+    """The reference, or its in-place form where the workload donates what that writes to."""
     op = w.operator
-    return op.inplace if op.inplace and next(iter(w.tensors)) in w.donated else op.reference
+    return op.reference if op.inplace is None or op.destination(w) is None else op.inplace
 
 
 def vendor(w: Workload) -> Callable[..., Result]:
@@ -64,7 +76,9 @@ def vendor(w: Workload) -> Callable[..., Result]:
     if op.gradient_of is not None:
         return Backward(w)
     floating = {s.dtype for s in w.tensors.values() if s.torch_dtype.is_floating_point}
-    if len(floating) > 1 or op.outputs_like is not None:
+    in_place = op.destination(w) is not None
+    as_promised = op.outputs_like is None or {o.dtype for o in w.outputs} == {w.main.dtype}
+    if not in_place and (len(floating) > 1 or not as_promised):
         return lambda *tensors: call_reference(
             op, {**constants, **dict(zip(names, tensors, strict=True))}
         )

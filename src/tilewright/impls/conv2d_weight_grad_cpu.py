@@ -1,4 +1,4 @@
-"""PyTorch's own weight gradient on a CPU, by the detours that pay for some layers.
+"""PyTorch's own gradients of weight and bias on a CPU, by the detours that pay for some layers.
 
 Which one pays depends on layout, dtype and shape: the tuner finds out.
 """
@@ -17,53 +17,75 @@ from tilewright.impl import Executable, Implementation, allocate
 from tilewright.impls._vendor import vendor
 from tilewright.op import HALVES, Workload
 
+Gradients = Tensor | tuple[Tensor, ...]
+Run = Callable[[Tensor, Tensor], Gradients]
+OPS = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
+
 
 class Detour(Executable):
-    """Inputs converted, the gradient computed, the result brought to the workload's layout."""
+    """Inputs converted, gradients computed, results brought to the workload's layout and dtype.
 
-    def __init__(self, w: Workload, run: Callable[[Tensor, Tensor], Tensor]):
-        self._output, self._run = w.outputs[0], run
+    `into`, where the workload has it, comes last: the result is added to it, in place if donated.
+    """
 
-    def __call__(self, *tensors: Tensor) -> Tensor:
-        x, grad_output = tensors
+    def __init__(self, w: Workload, run: Run):
+        self._outputs, self._run = w.outputs, run
+        self._donated = "into" in w.donated
+
+    def __call__(self, *tensors: Tensor) -> Gradients:
+        x, grad_output, *into = tensors
         found = self._run(x, grad_output)
-        strides = self._output.real_strides
-        if found.dtype == self._output.torch_dtype and found.stride() == strides:
+        if isinstance(found, Tensor):
+            if into and self._donated:
+                return into[0].add_(found)
+            return self._given(into[0] + found if into else found, 0)
+        return tuple(self._given(t, i) for i, t in enumerate(found))
+
+    def _given(self, found: Tensor, i: int) -> Tensor:
+        spec = self._outputs[i]
+        if found.dtype == spec.torch_dtype and found.stride() == spec.real_strides:
             return found
-        return allocate(self._output, x.device).copy_(found)
+        return allocate(spec, found.device).copy_(found)
 
 
 class _OnCpu(Implementation):
-    backend, op = "aten", "conv2d_weight_grad"
+    backend, op = "aten", OPS
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.kind != "cpu":
             return f"it is a detour through a CPU's kernels, and {device.name} is none"
         return None
 
-    def run(self, w: Workload) -> Callable[[Tensor, Tensor], Tensor]:
+    def run(self, w: Workload) -> Run:
         raise NotImplementedError
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         return Detour(w, self.run(w))
 
 
-class ChannelsLast(_OnCpu):
+class _InFormat(_OnCpu):
+    layout: torch.memory_format
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if "into" in w.tensors and w.outputs[0].dtype in HALVES:
+            return f"the sum would be rounded to {w.outputs[0].dtype} twice"
+        return super().unsupported(w, device)
+
+    def run(self, w: Workload) -> Run:
+        run = _vendor(w)
+        return lambda x, grad: run(*(t.contiguous(memory_format=self.layout) for t in (x, grad)))
+
+
+class ChannelsLast(_InFormat):
     """Both tensors in channels_last, which depthwise filters gain most from."""
 
-    name = "conv2d_weight_grad_channels_last"
-
-    def run(self, w: Workload) -> Callable[[Tensor, Tensor], Tensor]:
-        return _in_format(w, torch.channels_last)
+    name, layout = "conv2d_weight_grad_channels_last", torch.channels_last
 
 
-class Contiguous(_OnCpu):
+class Contiguous(_InFormat):
     """Both tensors contiguous."""
 
-    name = "conv2d_weight_grad_contiguous"
-
-    def run(self, w: Workload) -> Callable[[Tensor, Tensor], Tensor]:
-        return _in_format(w, torch.contiguous_format)
+    name, layout = "conv2d_weight_grad_contiguous", torch.contiguous_format
 
 
 class ThroughFp32(_OnCpu):
@@ -76,9 +98,9 @@ class ThroughFp32(_OnCpu):
             return f"x is {w.main.dtype}; f16 and bf16 can be widened"
         return super().unsupported(w, device)
 
-    def run(self, w: Workload) -> Callable[[Tensor, Tensor], Tensor]:
-        gradient = vendor(w)
-        return lambda x, grad: gradient(x.float(), grad.float())  # type: ignore[return-value]
+    def run(self, w: Workload) -> Run:
+        run = _vendor(w)
+        return lambda x, grad: run(x.float(), grad.float())
 
 
 class PerImage(_OnCpu):
@@ -94,27 +116,27 @@ class PerImage(_OnCpu):
             return f"x is {w.main.dtype}: images are summed in the dtype of x"
         return super().unsupported(w, device)
 
-    def run(self, w: Workload) -> Callable[[Tensor, Tensor], Tensor]:
+    def run(self, w: Workload) -> Run:
         groups, shape = w["groups"], w.outputs[0].shape
         geometry = {name: w[name] for name in ("kernel_size", "dilation", "padding", "stride")}
 
-        def products(x: Tensor, grad: Tensor) -> Tensor:
+        def products(x: Tensor, grad: Tensor) -> Gradients:
             total = x.new_zeros(groups, shape[0] // groups, shape[1] * shape[2] * shape[3])
             for image, g in zip(x, grad, strict=True):
                 patches = F.unfold(image[None], **geometry)[0]
                 pixels = patches.shape[-1]
                 patches = patches.view(groups, -1, pixels).transpose(1, 2)
                 total.baddbmm_(g.reshape(groups, -1, pixels), patches)
-            return total.view(shape)
+            weight = total.view(shape)
+            return weight if len(w.outputs) == 1 else (weight, grad.sum((0, 2, 3)))
 
         return products
 
 
-def _in_format(w: Workload, layout: torch.memory_format) -> Callable[[Tensor, Tensor], Tensor]:
-    gradient = vendor(w)
-
-    def converted(x: Tensor, grad: Tensor) -> Tensor:
-        x, grad = (t.contiguous(memory_format=layout) for t in (x, grad))
-        return gradient(x, grad)  # type: ignore[return-value]
-
-    return converted
+def _vendor(w: Workload) -> Run:
+    """PyTorch's gradients alone, as wide as the result; `Detour` adds them to `into`."""
+    args = dict(w.args)
+    if "into" in w.tensors:
+        wide = w.outputs[0].dtype if w.outputs[0].dtype != w.main.dtype else None
+        args.update(into=None, out_dtype=wide)
+    return vendor(w.operator.workload(**args))

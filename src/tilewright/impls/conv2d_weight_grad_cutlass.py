@@ -83,7 +83,7 @@ class Conv2dWeightGradCutlass(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.kind != "cuda":
             return f"it runs on an NVIDIA GPU, not on {device.name}"
-        if reason := layout_refusal(w):
+        if reason := layout_refusal(w, wide_result=True):
             return reason
         if w["groups"] != 1:
             return f"groups={w['groups']}: CUTLASS has no grouped weight gradient"

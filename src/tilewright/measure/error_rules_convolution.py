@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tilewright.measure.error_rules import (
+    RULES,
     Arithmetic,
     Pair,
     magnitude,
@@ -47,9 +48,12 @@ def is_exact(arithmetic: Arithmetic, pairs: Sequence[Pair], size: Tensor) -> boo
 def _convolution_backward(
     arithmetic: Arithmetic, grad: Pair, x: Pair, weight: Pair, *rest: Any, **_: Any
 ) -> list[Pair | None]:
-    """The weight's gradient: the only one that an operator asks for."""
-    mask = rest[-1]
-    assert list(mask) == [False, True, False], mask
+    """Gradients of the weight and of the bias: operators ask for no other."""
+    *sizes, (of_input, of_weight, of_bias) = rest
+    assert of_weight, rest
+    assert not of_input, rest
+    bias = RULES["sum"](arithmetic, grad, (0, 2, 3)) if of_bias else None
+    rest = (None, *sizes[1:], (False, True, False))
 
     def weight_grad(g: Tensor, t: Tensor) -> Tensor:
         like = t.new_empty(1).expand(weight.value.shape)
@@ -58,14 +62,14 @@ def _convolution_backward(
     value = weight_grad(grad.value, x.value)
     size = weight_grad(grad.value.abs(), x.value.abs())
     if value.numel() == 0 or is_exact(arithmetic, (grad, x), size):
-        return [None, Pair(value), None]
+        return [None, Pair(value), bias]
     terms = grad.value.numel() // max(grad.value.shape[1], 1)
     carried = [
         None if grad.error is None else weight_grad(grad.error, x.value.abs()),
         None if x.error is None else weight_grad(grad.value.abs(), x.error),
     ]
     error = plus(growth(arithmetic, value, size, max(terms, 1)), *carried)
-    return [None, Pair(value, error, exact=False), None]
+    return [None, Pair(value, error, exact=False), bias]
 
 
 @rule("empty", "new_empty")

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from tilewright.errors import VerificationError
 from tilewright.impl import Executable, allocate
-from tilewright.impls._vendor import in_form
 from tilewright.impls._vendor import vendor as vendor_of
 from tilewright.measure.examples import (
     Batch,
@@ -157,23 +156,27 @@ class Verifier:
             damage = memory.damage()
         if damage:
             yield damage
-        if self._in_place and outputs[0].data_ptr() != given[0].data_ptr():
-            yield f"returned memory of its own, not the donated {next(iter(self._w.tensors))}"
+        name = self._destination
+        if name is not None and outputs[0].data_ptr() != given[self._place_of(name)].data_ptr():
+            yield f"returned memory of its own, not the donated {name}"
         yield from self._misfits(outputs)
         yield from self._modified(case)
         return outputs
 
     @property
-    def _in_place(self) -> bool:
-        return in_form(self._w) is not self._w.operator.reference
+    def _destination(self) -> str | None:
+        return self._w.operator.destination(self._w)
+
+    def _place_of(self, name: str) -> int:
+        return list(self._w.tensors).index(name)
 
     def _given(self, example: Example) -> list[Tensor]:
         """The example's tensors; what is written in place is a copy, guarded where others are."""
-        if not self._in_place:
-            return example.tensors
-        first, *others = example.tensors
-        spec = next(iter(self._w.tensors.values()))
-        return [allocate(spec, self._device).copy_(first), *others]
+        given = list(example.tensors)
+        if (name := self._destination) is not None:
+            i = self._place_of(name)
+            given[i] = allocate(self._w.tensors[name], self._device).copy_(given[i])
+        return given
 
     def _misfits(self, outputs: Sequence[Tensor]) -> Iterator[str]:
         specs = self._w.outputs

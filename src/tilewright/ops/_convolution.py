@@ -1,11 +1,16 @@
-"""The geometry that the convolution operators share."""
+"""What the gradients of convolutions share: geometry, checks, work and traffic."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tilewright.errors import InvalidArgument
+from tilewright.op import Workload
+from tilewright.ops._normalization import check_float
 
 GEOMETRY = ("kernel_size", "stride", "padding", "dilation")
 _LEAST = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
@@ -63,3 +68,91 @@ def touched_share(
         touched = {i * s - p + tap * d for i in range(out) for tap in range(k)}
         share *= len(touched & set(range(n))) / max(n, 1)
     return share
+
+
+def check_weight_grad(name: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Hold x, grad_output and the geometry together; make pairs of the latter."""
+    x, grad = args["x"], args["grad_output"]
+    for argument, spec in (("x", x), ("grad_output", grad)):
+        check_float(name, argument, spec)
+        if spec.rank != 4:
+            raise InvalidArgument(
+                f"{name}: {argument} has rank {spec.rank}, expected 4: batch, channels, height, "
+                "width"
+            )
+    if grad.dtype != x.dtype:
+        raise InvalidArgument(
+            f"{name}: grad_output is {grad.dtype}, but x is {x.dtype}; convert one of them"
+        )
+    check_geometry(name, args)
+    groups = args["groups"]
+    for argument, spec in (("x", x), ("grad_output", grad)):
+        if spec.shape[1] % groups:
+            raise InvalidArgument(
+                f"{name}: {argument} has {spec.shape[1]} channels, which groups={groups} do not "
+                "divide"
+            )
+    sizes = output_size(x.shape[2:], *(args[n] for n in GEOMETRY))
+    expected = (x.shape[0], grad.shape[1], *sizes)
+    if min(sizes) < 1 or grad.shape != expected:
+        raise InvalidArgument(
+            f"{name}: grad_output has shape {list(grad.shape)}, but the convolution of "
+            f"x {list(x.shape)} with kernel_size={list(args['kernel_size'])}, "
+            f"stride={list(args['stride'])}, padding={list(args['padding'])}, "
+            f"dilation={list(args['dilation'])} gives {list(expected)}"
+        )
+    return args
+
+
+def weight_shape(args: Any) -> tuple[int, ...]:
+    """(K, C / groups, R, S), from checked arguments or a workload."""
+    channels = args["x"].shape[1] // args["groups"]
+    return (args["grad_output"].shape[1], channels, *args["kernel_size"])
+
+
+def flops(w: Workload) -> int:
+    """One multiply-add for each output pixel, channel pair of a group, and filter tap."""
+    r, s = w["kernel_size"]
+    return 2 * w["grad_output"].numel * (w["x"].shape[1] // w["groups"]) * r * s
+
+
+def bytes_moved(w: Workload) -> tuple[int, int]:
+    """A strided convolution with a small filter leaves rows and columns of x unread."""
+    share = touched_share(w["x"].shape[2:], *(w[name] for name in GEOMETRY))
+    others = (spec.distinct_bytes for name, spec in w.tensors.items() if name != "x")
+    read = round(w["x"].distinct_bytes * share) + sum(others)
+    return read, sum(o.numel * o.itemsize for o in w.outputs)
+
+
+def is_matrix_product(w: Workload) -> bool:
+    """Depthwise, each output is a product of two channels alone: nothing for tensor cores."""
+    return w["x"].shape[1] > w["groups"]
+
+
+def gradients(
+    x: Tensor,
+    grad_output: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    bias: bool,
+) -> tuple[Tensor, Tensor]:
+    """The weight's gradient and, if asked for, the bias's, as PyTorch's autograd computes them."""
+    features = grad_output.shape[1]
+    shape = (features, x.shape[1] // groups, *pair(kernel_size))
+    weight = x.new_empty(1).expand(shape)  # only its shape is read
+    sizes = pair(stride), pair(padding), pair(dilation)
+    _, dw, db = torch.ops.aten.convolution_backward(
+        grad_output, x, weight, [features] if bias else None, *sizes, False, (0, 0), groups,
+        (False, True, bias),
+    )  # fmt: skip
+    return dw.contiguous(memory_format=_weight_format(x, grad_output)), db
+
+
+def _weight_format(x: Tensor, grad_output: Tensor) -> torch.memory_format:
+    for t in (x, grad_output):
+        if t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous():
+            return torch.channels_last
+    return torch.contiguous_format

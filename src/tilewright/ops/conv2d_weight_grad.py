@@ -1,71 +1,55 @@
 """The gradient of a 2-d convolution with respect to its weight."""
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import Workload, op
+from tilewright.op import HALVES, op
 from tilewright.ops._convolution import (
-    GEOMETRY,
-    check_geometry,
-    output_size,
-    pair,
-    touched_share,
+    bytes_moved,
+    check_weight_grad,
+    flops,
+    gradients,
+    is_matrix_product,
+    weight_shape,
 )
-from tilewright.ops._normalization import check_float
 
 NAME = "conv2d_weight_grad"
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    x, grad = args["x"], args["grad_output"]
-    for name, spec in (("x", x), ("grad_output", grad)):
-        check_float(NAME, name, spec)
-        if spec.rank != 4:
-            raise InvalidArgument(
-                f"{NAME}: {name} has rank {spec.rank}, expected 4: batch, channels, height, width"
-            )
-    if grad.dtype != x.dtype:
+    args = check_weight_grad(NAME, args)
+    x, into, asked = args["x"], args["into"], args["out_dtype"]
+    allowed = (x.dtype, "f32") if x.dtype in HALVES else (x.dtype,)
+    if asked is not None and asked not in allowed:
         raise InvalidArgument(
-            f"{NAME}: grad_output is {grad.dtype}, but x is {x.dtype}; convert one of them"
+            f"{NAME}: out_dtype={asked} should be {' or '.join(allowed)} beside x of {x.dtype}"
         )
-    check_geometry(NAME, args)
-    groups = args["groups"]
-    for name, spec in (("x", x), ("grad_output", grad)):
-        if spec.shape[1] % groups:
-            raise InvalidArgument(
-                f"{NAME}: {name} has {spec.shape[1]} channels, which groups={groups} do not divide"
-            )
-    sizes = output_size(x.shape[2:], *(args[name] for name in GEOMETRY))
-    expected = (x.shape[0], grad.shape[1], *sizes)
-    if min(sizes) < 1 or grad.shape != expected:
+    args["out_dtype"] = None if asked == x.dtype or into is not None else asked
+    if into is None:
+        return args
+    if into.shape != weight_shape(args) or into.dtype not in allowed:
         raise InvalidArgument(
-            f"{NAME}: grad_output has shape {list(grad.shape)}, but the convolution of "
-            f"x {list(x.shape)} with kernel_size={list(args['kernel_size'])}, "
-            f"stride={list(args['stride'])}, padding={list(args['padding'])}, "
-            f"dilation={list(args['dilation'])} gives {list(expected)}"
+            f"{NAME}: into={into} should be {' or '.join(allowed)}{list(weight_shape(args))}, "
+            "as the gradient that is added to it"
         )
+    if asked not in (None, into.dtype):
+        raise InvalidArgument(f"{NAME}: out_dtype={asked}, but into is {into.dtype}; leave it out")
     return args
 
 
-def flops(w: Workload) -> int:
-    """One multiply-add for each output pixel, channel pair of a group, and filter tap."""
-    r, s = w["kernel_size"]
-    return 2 * w["grad_output"].numel * (w["x"].shape[1] // w["groups"]) * r * s
+def outputs_like(args: Mapping[str, Any]) -> list[str | None]:
+    if args.get("into") is not None:
+        return ["into"]
+    return ["x" if args.get("out_dtype") is None else None]
 
 
-def bytes_moved(w: Workload) -> tuple[int, int]:
-    """A strided convolution with a small filter leaves rows and columns of x unread."""
-    share = touched_share(w["x"].shape[2:], *(w[name] for name in GEOMETRY))
-    read = round(w["x"].distinct_bytes * share) + w["grad_output"].distinct_bytes
-    return read, w.outputs[0].numel * w.outputs[0].itemsize
-
-
-def is_matrix_product(w: Workload) -> bool:
-    """Depthwise, each output is a product of two channels alone: nothing for tensor cores."""
-    return w["x"].shape[1] > w["groups"]
+def accumulate(*args: Any, **kwargs: Any) -> Tensor:
+    """What PyTorch's autograd does where the weight has a gradient already."""
+    given = dict(zip(conv2d_weight_grad.parameters, args, strict=False)) | kwargs
+    return given["into"].add_(conv2d_weight_grad.reference(**{**given, "into": None}))
 
 
 @op(
@@ -75,6 +59,10 @@ def is_matrix_product(w: Workload) -> bool:
     aliases={"input": "x"},
     integer_exact=True,
     tensor_cores=is_matrix_product,
+    wide=("into",),
+    outputs_like=outputs_like,
+    inplace=accumulate,
+    writes="into",
 )
 def conv2d_weight_grad(
     x: Tensor,
@@ -84,6 +72,8 @@ def conv2d_weight_grad(
     padding: tuple[int, ...] = (0, 0),
     dilation: tuple[int, ...] = (1, 1),
     groups: int = 1,
+    out_dtype: str | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """Correlate input and output gradient: dw[k,c,r,s] = sum of dy[n,k,p,q] * x[n,c,h,w].
 
@@ -98,25 +88,18 @@ def conv2d_weight_grad(
         padding: zeros on each side of x.
         dilation: pixels from one tap of the filter to the next.
         groups: K and C are divided into so many independent convolutions.
+        out_dtype: torch.float32 ("f32") for a result that halves are not rounded for; None for the
+            dtype of x.
+        into: (K, C / groups, R, S), dtype of x, or fp32 beside halves: a gradient to which this one
+            is added. `conv2d_weight_grad_` writes the sum to it; otherwise it stays as it is.
 
     Returns:
-        (K, C / groups, R, S), dtype of x; channels_last if x or grad_output is, else contiguous.
-        Halves are accumulated in fp32.
+        (K, C / groups, R, S), dtype of x, `out_dtype` or that of `into`; channels_last if x or
+        grad_output is, else contiguous. Halves are accumulated in fp32.
 
     Raises:
-        InvalidArgument: the shapes do not belong to one convolution, or the dtypes differ.
+        InvalidArgument: the shapes do not belong to one convolution, or the dtypes do not fit.
     """
-    shape = (grad_output.shape[1], x.shape[1] // groups, *pair(kernel_size))
-    weight = x.new_empty(1).expand(shape)  # only its shape is read
-    sizes = pair(stride), pair(padding), pair(dilation)
-    grad = torch.ops.aten.convolution_backward(
-        grad_output, x, weight, None, *sizes, False, (0, 0), groups, (False, True, False)
-    )[1]
-    return grad.contiguous(memory_format=weight_format(x, grad_output))
-
-
-def weight_format(x: Tensor, grad_output: Tensor) -> torch.memory_format:
-    for t in (x, grad_output):
-        if t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous():
-            return torch.channels_last
-    return torch.contiguous_format
+    geometry = (kernel_size, stride, padding, dilation, groups)
+    found, _ = gradients(x, grad_output, *geometry, bias=False)
+    return found if into is None else into + found
