@@ -9,7 +9,7 @@ import pytest
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.fusion.cuda import target
-from tilewright.fusion.cuda.schedule import RowSchedule, row_space
+from tilewright.fusion.cuda.schedule import Footprint, RowSchedule, row_space
 from tilewright.impls.fused import graph_of
 from tilewright.op import Workload
 from tilewright.suite import SUITES
@@ -70,6 +70,42 @@ def test_one_joining_sweep_takes_two_buffers_in_turn():
     two = source("softmax(x=f32[8192,4096])", config)
     assert "[group + steps % 2 * 1]" in one
     assert "steps % 2" not in two
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NORM.format(h=65536).replace("f16", "f32"),
+        "layer_norm_backward(grad_output=f16[512,16384], x=f16[512,16384], mean=f32[512,1],"
+        " rstd=f32[512,1], weight=f16[16384])",
+    ],
+)
+def test_shared_memory_is_never_more_than_the_space_reckons(text):
+    graph = graph_of(Workload.parse(text))
+    footprint = Footprint(target.row_graph(graph))
+    for config in target.space(graph, H200).sample(random.Random(0), 60):
+        _, launch = target.emit(graph, config)
+        assert launch.shared_bytes <= footprint.shared_bytes(config), config
+
+
+def test_tensor_cores_add_up_halves_and_a_warp_far_from_zero_goes_over_them_again():
+    config = RowSchedule(4, 256, 1, 1, "registers", "tensor_cores", 1, 1)
+    text = source(NORM.format(h=5140), config)
+    assert "halves[1] = {};" in text  # past the end of the row: zeros
+    assert text.count("add_halves(gram[r], k, halves[r])") == 1
+    assert "if (!near) {" in text
+    space = row_space(graph_of(Workload.parse(NORM.format(h=512))), H200)
+    assert "whole warps" in space.why_not(replace(config, row_threads=16, rows_per_block=2))
+    in_fp32 = graph_of(Workload.parse("layer_norm(x=f32[64,4096], weight=f32[4096])"))
+    assert "tensor_cores" not in row_space(in_fp32, H200).values["moments"]
+
+
+def test_rematerialized_values_are_widened_again_in_every_sweep():
+    config = RowSchedule(8, 256, 1, 1, "registers", "two_pass", 1, 1, rematerialize=True)
+    assert source(NORM.format(h=4096), config).count("forget_widened(keep") == 2
+    assert "forget_widened(keep" not in source(
+        NORM.format(h=4096), replace(config, rematerialize=False)
+    )
 
 
 def test_vectors_follow_the_alignment_of_rows_and_never_cross_them():

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.fusion.ir import REDUCTIONS, Graph, Node, Rewriter
 from tilewright.fusion.passes import merge_common, remove_dead
-from tilewright.op import TensorSpec
+from tilewright.op import HALVES, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def plan_rows(
         moments: "two_pass" finds the mean in one sweep and the squared deviations in the next;
             "merge" finds both in one sweep, each warp (or thread) in two passes over what it
             holds, merged with Chan, Golub and LeVeque's formula (The American Statistician 37,
-            1983).
+            1983). "tensor_cores" does so in one pass, where the values are halves.
         recompute: keep the fewest bytes and compute again from them; otherwise keep the values
             that later sweeps use directly.
         row: the axes of a row; None where all reductions run over the same ones. No step may use
@@ -149,6 +149,16 @@ def expand_moments(graph: Graph) -> Graph:
         return None
 
     return remove_dead(merge_common(graph.rewritten(rule)))
+
+
+def halves_of_moments(graph: Graph) -> int | None:
+    """The node of halves whose mean and m2 a graph asks for in fp32: tensor cores can add it up."""
+    operands = {n.args[0] for n in graph.nodes if n.op == "m2" and n.dtype == "f32"}
+    if len(operands) != 1:
+        return None
+    value = graph.nodes[operands.pop()]
+    halves = value.op == "cast" and graph.nodes[value.args[0]].dtype in HALVES
+    return value.args[0] if halves else None
 
 
 def needed_in(plan_graph: Graph, wanted: set[int], known: frozenset[int]) -> list[int]:

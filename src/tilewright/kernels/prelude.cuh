@@ -379,6 +379,40 @@ template <int COUNT, int WIDTH, class T> TW_DEVICE Moments<T> join_moments(const
   return {total, mean, FEW ? m2 : reduce_warp<Sum, WIDTH>(m2)};
 }
 
+// ---- tensor cores as adders: a warp's halves and their squares, exact products summed in fp32 ------
+
+// Eight rows of the warp's values above eight rows of ones, times the values: the diagonal of the
+// upper half holds sums of squares, each row of the lower half the sums of the values. Two of them,
+// taken in turn, so that one product need not wait for the one before.
+struct Gram { float c[2][4]; };
+template <class H> TW_DEVICE void multiply(float (&c)[4], u32 x);
+template <class H> TW_DEVICE void multiply(float (&c)[4], u32 x, u32 y);
+#define TW_GRAM(H, NAME, ONES)                                                                       \
+  template <> TW_DEVICE void multiply<H>(float (&c)[4], u32 x) {                                     \
+    asm("mma.sync.aligned.m16n8k8.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %5}, {%4}, {%0, %1, %2, %3};" \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(x), "r"(ONES));                       \
+  }                                                                                                  \
+  template <> TW_DEVICE void multiply<H>(float (&c)[4], u32 x, u32 y) {                              \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, {%4, %5}, {%0, %1, %2, %3};" \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(x), "r"(y), "r"(ONES));               \
+  }
+TW_GRAM(f16, "f16", 0x3c003c00u)
+TW_GRAM(bf16, "bf16", 0x3f803f80u)
+
+template <class H, int N> TW_DEVICE void add_halves(Gram& g, int turn, const Vec<H, N>& x) {
+  if constexpr (N == 2) multiply<H>(g.c[turn % 2], x.w[0]);
+  else { TW_UNROLL for (int i = 0; i < N / 2; i += 2) multiply<H>(g.c[(i / 2 + turn) % 2], x.w[i], x.w[i + 1]); }
+}
+// The warp's moments; false where the mean is so far from zero that m2 lost digits.
+TW_DEVICE bool moments_of(const Gram& g, float count, float inverse, Moments<float>& found) {
+  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  const float diagonal = row == column ? g.c[0][0] + g.c[1][0] : row == column + 1 ? g.c[0][1] + g.c[1][1] : 0.0f;
+  const float squares = reduce_warp<Sum, 32>(diagonal);
+  const float sum = reduce_warp<Sum, 4>((g.c[0][2] + g.c[1][2]) + (g.c[0][3] + g.c[1][3]));
+  found = {count, sum * inverse, squares - sum * (sum * inverse)};
+  return squares <= 4.0f * found.m2 && squares < TW_INFINITY;
+}
+
 // ---- a queue of rows on their way: each thread copies, and later reads, slots of its own -----------
 
 template <int BYTES> TW_DEVICE void copy_async(u32 to, const void* from) {
@@ -394,6 +428,10 @@ template <int LATER> TW_DEVICE void await_batch() { asm volatile("cp.async.wait_
 
 // A pointer whose origin the compiler forgets: what is read through it is not kept over a loop.
 template <class T> TW_DEVICE const T* afresh(const T* p) { asm volatile("" : "+l"(p)); return p; }
+// Packed halves whose widened values the compiler forgets: it widens them again where they are used.
+template <class H, int N> TW_DEVICE void forget_widened(Vec<H, N>& x) {
+  TW_UNROLL for (int i = 0; i < x.WORDS; ++i) asm("" : "+r"(x.w[i]));
+}
 
 TW_DEVICE void group_sync(int group, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }
 

@@ -14,13 +14,19 @@ from tilewright.fusion.cuda.joining import JOINS
 from tilewright.fusion.cuda.kernel import TYPES, Finish, Kernel, Launch
 from tilewright.fusion.cuda.rows import RowKernel
 from tilewright.fusion.cuda.schedule import WIDEST_ACCESS, RowSchedule
-from tilewright.fusion.ir import REDUCTIONS, Access, Graph
+from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
 from tilewright.fusion.passes import remove_dead
 from tilewright.fusion.plan import plan_rows
 
 FINISH = "finish"
-FINISH_COLUMNS, FINISH_ROWS = 32, 32
-"""Threads of a block of the second kernel: columns, and shares of the partial results of each."""
+FINISH_THREADS, FINISH_BLOCKS = 1024, 128
+"""Threads of a block of the second kernel, and how many blocks it should at least have: about as
+many as a large GPU has SMs."""
+
+
+def finish_columns(width: int) -> int:
+    """Columns of a block of the second kernel: whole sectors of 32 bytes, at most a warp's."""
+    return next((c for c in (32, 16) if width >= c * FINISH_BLOCKS), 8)
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,8 @@ def emit_columns(graph: Graph, rows: RowGraph, schedule: RowSchedule) -> tuple[s
     second = FinishKernel(graph, rows)
     width = math.prod(graph.space[a] for a in rows.row_axes)
     finish = Finish(
-        blocks=math.ceil(width / FINISH_COLUMNS),
-        block_threads=FINISH_ROWS * FINISH_COLUMNS,
+        blocks=math.ceil(width / finish_columns(width)),
+        block_threads=FINISH_THREADS,
         signature=second.signature(),
         inputs=tuple(second.loads),
         outputs=tuple(k for k, (i, _) in enumerate(graph.outputs) if i in second.after),
@@ -218,36 +224,52 @@ class FinishKernel(Kernel):
     def emit(self) -> str:
         columns = [self.graph.nodes[i] for i in self.rows.columns]
         width = math.prod(self.graph.space[a] for a in self.rows.row_axes)
-        self.line(
-            f"__shared__ {self.kind} shares[{len(columns)}][{FINISH_ROWS}][{FINISH_COLUMNS}];"
-        )
-        self.line(f"const int lane = threadIdx.x % {FINISH_COLUMNS};")
-        self.line(f"const int share = threadIdx.x / {FINISH_COLUMNS};")
-        self.line(f"const int column = blockIdx.x * {FINISH_COLUMNS} + lane;")
+        per_block = finish_columns(width)
+        shares = FINISH_THREADS // per_block
+        for c in range(len(columns)):
+            self.line(f"__shared__ {self.kind} shares{c}[{per_block}][{shares} + 1];")
+        self.line(f"const int lane = threadIdx.x % {per_block};")
+        self.line(f"const int share = threadIdx.x / {per_block};")
+        self.line(f"int column = blockIdx.x * {per_block} + lane;")
         for c, n in enumerate(columns):
             self.line(f"{self.kind} sum{c} = {JOINS[n.op]}::start<{self.kind}>();")
         self.line("await_previous();")
         self.open(f"if (column < {width})")
-        self.open(f'_Pragma("unroll 8") for (i64 p = share; p < count; p += {FINISH_ROWS})')
+        self.open(f'_Pragma("unroll 8") for (i64 p = share; p < count; p += {shares})')
         for c, n in enumerate(columns):
             at = f"(p * {len(columns)} + {c}) * {width} + column"
             self.line(f"sum{c} = {JOINS[n.op]}::join(sum{c}, partials[{at}]);")
         self.close()
         self.close()
         for c in range(len(columns)):
-            self.line(f"shares[{c}][share][lane] = sum{c};")
+            self.line(f"shares{c}[lane][share] = sum{c};")
         self.line("__syncthreads();")
-        self.line(f"if (share > 0 || column >= {width}) return;")
-        for c, n in enumerate(columns):
-            self.line(
-                f"TW_UNROLL for (int i = 1; i < {FINISH_ROWS}; ++i)"
-                f" sum{c} = {JOINS[n.op]}::join(sum{c}, shares[{c}][i][lane]);"
-            )
+        self.join_shares(columns, per_block, shares)
+        self.line(f"column = blockIdx.x * {per_block} + threadIdx.x;")
+        self.line(f"if (threadIdx.x >= {per_block} || column >= {width}) return;")
+        for c in range(len(columns)):
+            self.line(f"sum{c} = shares{c}[threadIdx.x][0];")
         self.values()
         parameters = ", ".join(self.parameters_of_kernel())
-        bounds = f"__launch_bounds__({FINISH_ROWS * FINISH_COLUMNS}, 1)"
+        bounds = f"__launch_bounds__({FINISH_THREADS}, 1)"
         head = f'extern "C" __global__ void {bounds} {FINISH}({parameters}) {{'
         return "\n".join([head, *self.lines, "}", ""])
+
+    def join_shares(self, columns: list[Node], per_block: int, shares: int) -> None:
+        """A warp for each column of the block; its first lane leaves the sum as the first share."""
+        self.open(f"if (threadIdx.x / 32 < {per_block})")
+        for c, n in enumerate(columns):
+            join, own = JOINS[n.op], f"shares{c}[threadIdx.x / 32]"
+            self.line(f"sum{c} = {own}[threadIdx.x % 32];")
+            if shares > 32:
+                self.line(
+                    f"TW_UNROLL for (int i = 1; i < {shares // 32}; ++i) sum{c} ="
+                    f" {join}::join(sum{c}, {own}[i * 32 + threadIdx.x % 32]);"
+                )
+            self.line(f"sum{c} = reduce_warp<{join}, 32>(sum{c});")
+            self.line(f"if (threadIdx.x % 32 == 0) {own}[0] = sum{c};")
+        self.close()
+        self.line("__syncthreads();")
 
     def values(self) -> None:
         """Everything that follows from the sums, for one column, and the stores."""

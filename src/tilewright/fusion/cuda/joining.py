@@ -19,19 +19,20 @@ class Joining(RowLayout):
     """
 
     def accumulators(self, phase: Phase) -> list[tuple[str, str, str]]:
-        """(name, join, dtype) of what a thread accumulates; moments start from a sum."""
+        """(name, join, dtype) of what a thread accumulates; `merge` starts from a sum."""
         found = []
         for i in phase.reductions:
             n = self.graph.nodes[i]
             if n.op in JOINS:
                 found.append((f"acc{i}", JOINS[n.op], n.dtype))
-            elif n.op == "m2":
+            elif n.op == "m2" and self.s.moments == "merge":
                 found.append((f"total{i}", "Sum", n.dtype))
         return found
 
     def sum_sources(self, phase: Phase) -> list[int]:
         nodes = self.graph.nodes
-        return [nodes[i].args[0] for i in phase.reductions if nodes[i].op != "mean"]
+        summed = {*JOINS, "m2"} if self.s.moments == "merge" else set(JOINS)
+        return [nodes[i].args[0] for i in phase.reductions if nodes[i].op in summed]
 
     @property
     def joining_sweeps(self) -> int:
@@ -74,7 +75,7 @@ class Joining(RowLayout):
         """Elements of a row that this warp holds, and the inverse."""
         self.line(f"{kind} warp_count = 0;")
         self.open(f"TW_UNROLL for (int k = 0; k < {self.turns}; ++k)")
-        before = f"(first_vector - lane % {self.warp_threads} + k * {self.lanes})"
+        before = f"(first_vector - lane % {self.warp_threads} + k * {self.step})"
         self.line(f"const int left = {self.vectors} - {before};")
         threads = self.warp_threads
         self.line(f"warp_count += left <= 0 ? 0 : left < {threads} ? left : {threads};")
@@ -93,9 +94,10 @@ class Joining(RowLayout):
             elif n.op == "m2":
                 parts.append((f"part{i}", "", f"Moments<{TYPES[n.dtype]}>"))
         for name, join, _ in parts:
-            value = f"{name}[r]" if join else f"{name}[r].m2"
-            how = f"{join or 'Sum'}, {self.warp_threads}"
-            self.line(f"{self.each_row()} {value} = reduce_warp<{how}>({value});")
+            if join:
+                value = f"{name}[r]"
+                how = f"{join}, {self.warp_threads}"
+                self.line(f"{self.each_row()} {value} = reduce_warp<{how}>({value});")
         if self.warps * s.cluster > 1:
             self.combine_warps(sweep, parts)
         for i in phase.reductions:

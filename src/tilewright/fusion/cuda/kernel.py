@@ -85,7 +85,7 @@ class Kernel:
         self.lines.append("  " * self.depth + text)
 
     def open(self, text: str) -> None:
-        self.line(text + " {")
+        self.line(f"{text} {{".lstrip())
         self.depth += 1
 
     def close(self) -> None:

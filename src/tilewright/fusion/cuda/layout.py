@@ -29,6 +29,10 @@ class RowLayout(Kernel):
         self.lanes = schedule.row_threads * schedule.cluster
         self.turns = math.ceil(self.vectors / self.lanes)
         self.full_turns = self.vectors // self.lanes
+        self.step = self.lanes
+        if schedule.contiguous:
+            self.full_turns = self.turns if self.vectors % self.lanes == 0 else 0
+            self.step = WARP
         self.warps = max(schedule.row_threads // WARP, 1)
         self.names: dict[int, str] = {}
         """Per node that holds one value per row: its expression."""
@@ -49,10 +53,13 @@ class RowLayout(Kernel):
         if s.cluster > 1:
             self.line("const u32 rank = cluster_rank();")
             self.line(f"const i64 block = blockIdx.x / {s.cluster};")
-            self.line(f"const int first_vector = rank * {s.row_threads} + lane;")
+            of_row = f"(rank * {s.row_threads} + lane)"
         else:
             self.line("const i64 block = blockIdx.x;")
-            self.line("const int first_vector = lane;")
+            of_row = "lane"
+        if s.contiguous:
+            of_row = f"{of_row} / {WARP} * {WARP * self.turns} + lane % {WARP}"
+        self.line(f"const int first_vector = {of_row};")
 
     def each_row(self) -> str:
         return f"TW_UNROLL for (int r = 0; r < {self.s.rows_per_thread}; ++r)"
@@ -86,14 +93,25 @@ class RowLayout(Kernel):
     def open_turns(self, unroll_all: bool) -> None:
         unroll = "TW_UNROLL" if unroll_all else '_Pragma("unroll 4")'
         self.open(f"{unroll} for (int k = 0; k < {self.turns}; ++k)")
-        self.line(f"const int vector = first_vector + k * {self.lanes};")
-        if self.full_turns < self.turns:
-            self.open(f"if (k < {self.full_turns} || vector < {self.vectors})")
-        self.line(f"const int column = vector * {self.s.vector};")
+        self.open_turn()
 
     def close_turns(self) -> None:
-        if self.full_turns < self.turns:
-            self.close()
+        self.close_turn()
+        self.close()
+
+    def open_turn(self) -> None:
+        """What follows is done where turn k meets a vector of the row."""
+        self.line(f"const int vector = first_vector + k * {self.step};")
+        masked = self.full_turns < self.turns
+        self.open(self.within_row if masked else "")
+        self.line(f"const int column = vector * {self.s.vector};")
+
+    @property
+    def within_row(self) -> str:
+        full = f"k < {self.full_turns} || " if self.full_turns else ""
+        return f"if ({full}vector < {self.vectors})"
+
+    def close_turn(self) -> None:
         self.close()
 
     def column_offset(self, access: Access) -> str:

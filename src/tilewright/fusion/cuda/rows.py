@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
-from tilewright.fusion.cuda.joining import Joining
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Launch
+from tilewright.fusion.cuda.moments import Moments
 from tilewright.fusion.cuda.residents import Residents
 from tilewright.fusion.cuda.schedule import RowSchedule, access_bytes
-from tilewright.fusion.plan import Phase, Plan, needed_in
+from tilewright.fusion.plan import Phase, Plan
+from tilewright.op import HALVES
 
 
 def emit_rows(plan: Plan, schedule: RowSchedule) -> tuple[str, Launch]:
@@ -16,7 +15,7 @@ def emit_rows(plan: Plan, schedule: RowSchedule) -> tuple[str, Launch]:
     return RowKernel(plan, schedule).emit()
 
 
-class RowKernel(Joining, Residents):
+class RowKernel(Moments, Residents):
     """Sweeps over a row, one for each phase of the plan; persistent kernels do so row after row."""
 
     def emit(self) -> tuple[str, Launch]:
@@ -66,8 +65,8 @@ class RowKernel(Joining, Residents):
         self.line(f"const i64 row_step = (i64)gridDim.x / {s.cluster} * {per_block};")
         self.line(f"i64 first_row = block * {per_block} + group * {s.rows_per_thread};")
         self.fixed_values()
-        self.load_parameters()
         self.start_queue()
+        self.load_parameters()
         ahead = f" - group * {s.rows_per_thread}" if s.rows_per_block > 1 else ""
         self.open(f"for (; first_row{ahead} < count; first_row += row_step)")
         self.forget_parameters()
@@ -122,6 +121,7 @@ class RowKernel(Joining, Residents):
         known = phase.carried_in if self.s.storage != "reread" else frozenset()
         carried = phase.carried_out if self.s.storage != "reread" else frozenset()
         self.declare_kept(carried - known)
+        self.keep_packed(known)
         steps = self.needed((wanted | carried) - known, known)
         moments = [i for i in phase.reductions if self.graph.nodes[i].op == "m2"]
         sums = self.accumulators(phase)
@@ -156,10 +156,13 @@ class RowKernel(Joining, Residents):
             else:
                 self.in_shared(f"keep{i}", i, self.turns * s.block_threads)
 
-    def kept_name(self, i: int) -> str:
-        if self.s.storage == "registers":
-            return f"keep{i}[r][k]"
-        return f"keep{i}[k * {self.s.block_threads} + threadIdx.x]"
+    def keep_packed(self, known: frozenset[int]) -> None:
+        halves = [i for i in sorted(known) if self.graph.nodes[i].dtype in HALVES]
+        if self.s.rematerialize and halves:
+            self.open(f"TW_UNROLL for (int k = 0; k < {self.turns}; ++k)")
+            for i in halves:
+                self.line(f"{self.each_row()} forget_widened({self.kept_name(i)});")
+            self.close()
 
     def load_ahead(self, p: int, steps: list[int]) -> dict[int, str]:
         """Issue the row's own loads for all turns before any arithmetic waits for one."""
@@ -178,54 +181,6 @@ class RowKernel(Joining, Residents):
         self.close_turns()
         return {i: f"ahead{p}_{i}[r][k]" for i in loads}
 
-    def steps(
-        self,
-        steps: list[int],
-        known: frozenset[int],
-        early: dict[int, str],
-        per_row: bool,
-        values: dict[int, str] | None = None,
-    ) -> dict[int, str]:
-        """Emit the steps that vary over rows, or those that all rows of the thread share."""
-        done: dict[int, str] = dict(values or {})
-        for i in steps:
-            n = self.graph.nodes[i]
-            if self.by_row(i, known) != per_row:
-                continue
-            if n.op == "load":
-                value = early.get(i) or self.load(i, per_row and self.s.stream_loads)
-            else:
-                operands = [self.value_of(a, done, known) for a in n.args]
-                value = self.expression(n, operands, str(self.s.vector))
-            self.line(f"const auto v{i} = {value};")
-            done[i] = f"v{i}"
-        return done
-
-    def needed(self, wanted: set[int], known: frozenset[int]) -> list[int]:
-        """The steps along the row that lead to `wanted` from what is at hand."""
-        at_hand = known | frozenset(self.names) | frozenset(self.parameters)
-        return [i for i in needed_in(self.graph, wanted, at_hand) if self.plan.inner[i]]
-
-    @functools.cache  # noqa: B019  (a kernel object lives for one emission)
-    def by_row(self, i: int, known: frozenset[int]) -> bool:
-        n = self.graph.nodes[i]
-        if i in known:
-            return True
-        if i in self.parameters:
-            return False
-        if not self.plan.inner[i]:
-            return not self.fixed(i)
-        if n.op == "load":
-            return self.is_row_load(i)
-        return any(self.by_row(a, known) for a in n.args)
-
-    def value_of(self, i: int, values: dict[int, str], known: frozenset[int]) -> str:
-        if i in values:
-            return values[i]
-        if i in self.parameters:
-            return self.parameter(i)
-        return self.kept_name(i) if i in known else self.names[i]
-
     def store(self, k: int, value: str) -> None:
         _, access = self.graph.outputs[k]
         pointer = f"{self.base('out', k, access)} + {self.column_offset(access)}"
@@ -234,26 +189,3 @@ class RowKernel(Joining, Residents):
         else:
             call = f"scatter({pointer}, {access.strides[-1]}, {value});"
         self.line(f"if (first_row + r < count) {call}")
-
-    def warp_moments(self, moments: list[int], known: frozenset[int]) -> None:
-        """Each warp's own mean and m2: its sum, then a second pass over what it holds."""
-        s = self.s
-        for i in moments:
-            kind = TYPES[self.graph.nodes[i].dtype]
-            self.line(f"Moments<{kind}> part{i}[{s.rows_per_thread}];")
-            self.open(self.each_row())
-            total = f"reduce_warp<Sum, {self.warp_threads}>(total{i}[r])"
-            self.line(f"part{i}[r] = {{warp_count, {total} * warp_inverse, 0}};")
-            self.close()
-        wanted = {self.graph.nodes[i].args[0] for i in moments}
-        steps = self.needed(wanted - known, known)
-        self.open_turns(s.storage == "registers")
-        values = self.steps(steps, known, {}, per_row=False)
-        self.open(self.each_row())
-        values |= self.steps(steps, known, {}, per_row=True, values=values)
-        for i in moments:
-            value = self.value_of(self.graph.nodes[i].args[0], values, known)
-            self.line(f"const auto apart{i} = sub({value}, part{i}[r].mean);")
-            self.line(f"part{i}[r].m2 += fold<Sum>(mul(apart{i}, apart{i}));")
-        self.close()
-        self.close_turns()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.ir import Access, Graph
+from tilewright.fusion.plan import halves_of_moments, plan_rows
 from tilewright.op import HALVES, TensorSpec
 from tilewright.space import ConfigSpace, param
 
@@ -28,12 +30,17 @@ class RowSchedule:
     """How a kernel walks rows that it reduces.
 
     A row is cut into vectors of `vector` elements; `row_threads` threads of each of `cluster`
-    blocks take them in turn. `rows_per_thread` rows are walked together, so that a parameter
-    vector loaded once serves all of them; `rows_per_block` such groups share a block.
+    blocks take them in turn: neighbouring threads take neighbouring vectors, and the vectors of
+    one turn follow those of the turn before, or, if `contiguous`, each warp has one piece of the
+    row to itself. `rows_per_thread` rows are walked together, so that a parameter vector loaded
+    once serves all of them; `rows_per_block` such groups share a block.
 
     A persistent kernel, one block for each place on the device, takes row after row: it copies
     `stages` rows ahead into shared memory while it works on one, and may keep the `parameters`,
     vectors that do not vary over rows, on chip: as they are, or `widened` to what is used of them.
+
+    With `rematerialize` halves that are kept over sweeps stay packed, and every sweep widens them
+    again; otherwise the compiler may keep the fp32 values, in twice the registers.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -44,13 +51,15 @@ class RowSchedule:
     rows_per_block: int = param(1, 2, 4, 8)
     rows_per_thread: int = param(1, 2, 4)
     storage: str = param("registers", "shared", "reread")
-    moments: str = param("two_pass", "merge")
+    moments: str = param("two_pass", "merge", "tensor_cores")
     cluster: int = param(1, 2, 4, 8)
     min_blocks: int = param(1, 2, 3, 4, 6, 8)
     stream_loads: bool = param(True, False)
     stages: int = param(0, 1, 2, 3)
     parameters: str = param("reload", "registers", "shared")
     widened: bool = param(False, True)
+    rematerialize: bool = param(False, True)
+    contiguous: bool = param(False, True)
 
     @property
     def block_threads(self) -> int:
@@ -85,7 +94,11 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     arithmetic; no more than half of the lanes idle; a persistent block has rows to walk.
     """
     inner = graph.space[graph.reduced[-1]]
-    has_moments = any(n.op == "m2" for n in graph.nodes)
+    moments = ["two_pass"]
+    if any(n.op == "m2" for n in graph.nodes):
+        moments.append("merge")
+    if halves_of_moments(graph) is not None:
+        moments.append("tensor_cores")
     footprint = Footprint(graph)
 
     def constraint(c: RowSchedule) -> str | None:
@@ -100,7 +113,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
         RowSchedule,
         {
             "vector": _vectors(graph, inner),
-            "moments": ("two_pass", "merge") if has_moments else ("two_pass",),
+            "moments": tuple(moments),
             "cluster": tuple(c for c in (1, 2, 4, 8) if c <= device.max_cluster),
             "parameters": (
                 ("reload", "registers", "shared") if footprint.parameters else ("reload",)
@@ -108,6 +121,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             "widened": (False, True)
             if any(a.dtype in HALVES for a in footprint.parameters)
             else (False,),
+            "rematerialize": (False, True) if footprint.itemsize == 2 else (False,),
         },
         constraint,
     )
@@ -124,8 +138,17 @@ class Footprint:
         self.queued = over_rows
         self.parameters = [a for a in along if a not in over_rows]
         self.itemsize = min((a.itemsize for a in over_rows or along), default=4)
-
+        scalars = [a for a in graph.inputs if a not in along and any(a.strides)]
+        self.queued_scalars = [a for a in scalars if a.itemsize >= 4]
         self.columns = getattr(graph, "columns", ())
+        self.graph = graph
+
+    @functools.cache  # noqa: B019  (a footprint lives as long as the space that asks it)
+    def carried(self, moments: str) -> list[str]:
+        """Dtypes of what a sweep keeps for later ones."""
+        plan = plan_rows(self.graph, moments)
+        kept = frozenset[int]().union(*(phase.carried_out for phase in plan.phases))
+        return [plan.graph.nodes[i].dtype for i in kept]
 
     def turns(self, c: RowSchedule) -> int:
         return math.ceil(self.width // c.vector / (c.row_threads * c.cluster))
@@ -148,10 +171,12 @@ class Footprint:
         """Of one block, besides the few bytes that its warps exchange."""
         found = self.column_bytes(c) * c.row_threads if c.rows_per_block > 1 else 0
         if c.storage == "shared":
-            found += self.kept_bytes(c) * c.block_threads
+            kept = sum(held_bytes(dtype, c.vector) for dtype in self.carried(c.moments))
+            found += self.turns(c) * kept * c.block_threads
         if c.parameters == "shared":
             found += self.parameter_bytes(c) * c.row_threads
         row = self.turns(c) * sum(held_bytes(a.dtype, c.vector) for a in self.queued)
+        row += sum(a.itemsize for a in self.queued_scalars)
         return found + c.stages * c.rows_per_thread * row * c.block_threads
 
 
@@ -177,10 +202,16 @@ def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
 def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
     if c.storage != "registers" and c.rows_per_thread > 1:
         return f"storage={c.storage} walks rows one by one"
-    if c.storage == "reread" and c.moments == "merge":
+    if c.storage == "reread" and c.moments != "two_pass":
         return "re-reading goes with two_pass"
+    if c.moments == "tensor_cores" and (c.row_threads < 32 or c.vector < 2):
+        return "tensor cores add up whole warps of pairs"
     if c.widened and c.parameters == "reload":
         return "what is loaded for each row is widened for each row"
+    if c.contiguous and c.row_threads * c.cluster <= 32:
+        return "the only warp has the whole row to itself anyway"
+    if c.rematerialize and c.storage != "registers":
+        return "what is read again from memory is widened again"
     if c.persistent or footprint.columns:
         if c.storage != "registers":
             return "a persistent kernel keeps its row in registers"
@@ -273,7 +304,7 @@ def _persistent_candidates(
 
 def _row_candidates(space: ConfigSpace[RowSchedule], width: int, itemsize: int):
     vector = space.values["vector"][0]
-    moments = space.values["moments"][-1]
+    moments = "merge" if "merge" in space.values["moments"] else "two_pass"
     for kept_bytes in (64, 128):
         threads = math.ceil(width * itemsize / kept_bytes)
         for cluster in space.values["cluster"]:
