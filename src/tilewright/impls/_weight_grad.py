@@ -90,11 +90,12 @@ def is_channels_last(spec: TensorSpec) -> bool:
     return same_layout(spec.shape, spec.real_strides, channels_last_strides(spec.shape))
 
 
-def layout_refusal(w: Workload, wide_result: bool = False) -> str | None:
+def layout_refusal(w: Workload, wide_result: bool = False, adds: bool = False) -> str | None:
     """Why dense channels_last halves of at most 2^31 pixels are not what is given, in words.
 
     Args:
         wide_result: the kernel can write fp32.
+        adds: it can add the result to `into`, in the layout of the result.
     """
     for name in ("x", "grad_output"):
         spec = w[name]
@@ -106,8 +107,10 @@ def layout_refusal(w: Workload, wide_result: bool = False) -> str | None:
             return (
                 f"{name}={spec} is not dense in channels_last; convert it with .to(memory_format)"
             )
-    if "into" in w.tensors:
+    if "into" in w.tensors and not adds:
         return "the kernel writes its result, it does not add it to another"
+    if "into" in w.tensors and not is_channels_last(w["into"]):
+        return f"into={w['into']} is not dense in channels_last, as the result will be"
     if w.outputs[0].dtype != w["x"].dtype and not wide_result:
         return f"the result is to be {w.outputs[0].dtype}; the kernel writes the dtype of x"
     if not is_channels_last(w.outputs[0]):

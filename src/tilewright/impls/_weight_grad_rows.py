@@ -1,0 +1,182 @@
+"""What the weight-gradient kernels that walk rows share: sizes, slices, both launches."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+import torch
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import Compiled
+from tilewright.compile.launch import CudaKernel
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, allocate, allocator
+from tilewright.impls._weight_grad import layout_refusal, source
+from tilewright.op import Workload
+from tilewright.space import param
+
+ENTRY, ADD_ENTRY, ADD_THREADS = "weight_grad", "add_all_slices", 256
+LARGEST_CHUNK = 112
+"""Pixels of a row of the output that a step multiplies at once."""
+SUMS_BESIDE = 56
+"""Registers of a thread besides its sums: operands, addresses, the way through the rows."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """
+    Attributes:
+        stages: steps of a block on their way at once.
+        shares: of a line's pixels, each multiplied by warps of its own.
+        waves: blocks, in units of what runs at once; fewer blocks leave fewer sums to add.
+    """
+
+    stages: int = param(3, 4, 5)
+    shares: int = param(2, 1, 4)
+    waves: float = param(1.0, 0.5, 0.25, 2.0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a block of one of the kernels is made; all of it is baked into its binary.
+
+    Attributes:
+        features: of a block, a multiple of 16.
+        chunk: pixels of a line, a multiple of 16.
+        warps: of a share.
+        fragments: 16 x 8 sums of a warp.
+        loop_bytes: shared memory of the loop.
+    """
+
+    features: int
+    chunk: int
+    warps: int
+    fragments: int
+    loop_bytes: int
+
+    def threads(self, config: Config) -> int:
+        return 32 * self.warps * config.shares
+
+    def shared_bytes(self, config: Config) -> int:
+        """Of the loop, and afterwards of the sums that shares hand over."""
+        handed_over = 512 * self.warps * self.fragments if config.shares > 1 else 0
+        return max(self.loop_bytes, handed_over)
+
+    def blocks_per_sm(self, config: Config, device: DeviceSpec) -> int:
+        """At most so many that registers hold sums and what is beside them."""
+        threads, registers = self.threads(config), 4 * self.fragments + SUMS_BESIDE
+        registers = min(registers, device.registers_per_thread)
+        return device.occupancy(threads, registers, self.shared_bytes(config))[0]
+
+
+def chunk_of(width: int) -> int:
+    """Rows of the output in equal parts of at most LARGEST_CHUNK pixels, rounded up to 16."""
+    parts = math.ceil(width / LARGEST_CHUNK)
+    return math.ceil(width / parts / 16) * 16
+
+
+def prime(filter_height: int, stride: int) -> int:
+    """Steps before all rows are there that a line of the output needs."""
+    return (filter_height - 1) // stride
+
+
+def rows_refusal(w: Workload, device: DeviceSpec) -> str | None:
+    """Why rows cannot be walked, in words, or None."""
+    if device.kind != "cuda":
+        return f"it runs on an NVIDIA GPU, not on {device.name}"
+    if reason := layout_refusal(w, wide_result=True, adds=True):
+        return reason
+    if w["dilation"] != (1, 1):
+        return f"dilation={list(w['dilation'])}: the kernel walks without gaps"
+    if w["stride"][0] > w["kernel_size"][0] or w["stride"][1] > 4:
+        return (
+            f"stride={list(w['stride'])}: a step brings the rows of one stride, up to the filter's"
+        )
+    grad = w["grad_output"]
+    if grad.shape[1] % 8 or grad.align < 16:
+        return f"grad_output={grad}: features are copied in eights, aligned to 16 bytes"
+    return None
+
+
+def shape_refusal(layout: Layout, config: Config, device: DeviceSpec) -> str | None:
+    """Why a config does not fit, in words, or None."""
+    if layout.shared_bytes(config) + 1024 > device.shared_bytes_per_block:
+        return f"{layout.shared_bytes(config)} bytes of shared memory are more than a block has"
+    if layout.threads(config) > 512:
+        return f"{layout.threads(config)} threads are more than registers hold the sums of"
+    if config.shares * 16 > layout.chunk:
+        return (
+            f"{layout.chunk} pixels of a line are fewer than 16 for each of {config.shares} shares"
+        )
+    return None
+
+
+def rows_task(
+    name: str, w: Workload, device: DeviceSpec, layout: Layout, config: Config, **more: int
+) -> CompileTask:
+    """The task of kernels/weight_grad_<name>.cuh; `more` is what it needs defined besides."""
+    filter_height, filter_width = w["kernel_size"]
+    stride_h, stride_w = w["stride"]
+    dtype = w["x"].dtype
+    defined = {
+        "DTYPE": dtype, "RESULT": w.outputs[0].dtype, "OPERAND": f'"{dtype}"',
+        "R": filter_height, "S": filter_width, "STRIDE_H": stride_h, "STRIDE_W": stride_w,
+        "FEATURES": layout.features, "CHUNK": layout.chunk, "STAGES": config.stages,
+        "SHARES": config.shares, "MIN_BLOCKS": max(1, layout.blocks_per_sm(config, device)),
+        "EXPECTED_WARPS": layout.warps, "EXPECTED_FRAGMENTS": layout.fragments,
+        "LOOP_BYTES": layout.loop_bytes, **more,
+    }  # fmt: skip
+    text = "".join(f"#define {key} {value}\n" for key, value in defined.items())
+    text += source("weight_grad_rows.cuh") + source(f"weight_grad_{name}.cuh")
+    return CompileTask("nvrtc", text, (f"--gpu-architecture={device.arch}", "--std=c++17"), ENTRY)
+
+
+class RowsKernel(Executable):
+    """Sums of every slice of the lines, then their sum, which may be added to another gradient."""
+
+    def __init__(
+        self, built: Compiled, w: Workload, device: DeviceSpec, layout: Layout, config: Config
+    ):
+        n, channels, height, width = w["x"].shape
+        _, features, out_height, out_width = w["grad_output"].shape
+        self.resources, self.outputs = built.resources, w.outputs
+        self.block_threads, self.shared_bytes = layout.threads(config), layout.shared_bytes(config)
+        self.kernel = CudaKernel(built, ENTRY, "PPPT")
+        self.add = CudaKernel(built, ADD_ENTRY, "PPPPT")
+        tiles = math.ceil(features / layout.features)
+        chunks = math.ceil(out_width / layout.chunk)
+        lines = n * chunks * out_height
+        at_once = device.sms * layout.blocks_per_sm(config, device)
+        slices = max(1, min(lines, round(at_once * config.waves) // tiles))
+        self.grid = (slices, tiles, 1)
+        fragments = layout.warps * layout.fragments
+        self.add_grid = (fragments, tiles, 1)
+        self.partial_floats = slices * tiles * fragments * 128
+        self.workspace_bytes = 4 * self.partial_floats
+        self.adds, self.in_place = "into" in w.tensors, "into" in w.donated
+        row_length = math.prod(w.outputs[0].shape[1:])
+        fields = (lines, chunks, channels, features, height, width, out_height, out_width)
+        fields += (*w["padding"], slices, row_length)
+        self.problem = struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
+
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        x, grad_output = tensors[:2]
+        device, index = x.device, x.device.index
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        into = tensors[2] if self.adds else None
+        out = into if into is not None and self.in_place else allocate(self.outputs[0], device)
+        bias = allocate(self.outputs[1], device) if len(self.outputs) > 1 else None
+        shape = (self.partial_floats,)
+        partial = allocator.empty_strided(shape, (1,), dtype=torch.float32, device=device)
+        self.kernel.launch(
+            self.grid, (self.block_threads, 1, 1), self.shared_bytes, stream, index,
+            x.data_ptr(), grad_output.data_ptr(), partial.data_ptr(), self.problem,
+        )  # fmt: skip
+        self.add.launch(
+            self.add_grid, (ADD_THREADS, 1, 1), 0, stream, index,
+            partial.data_ptr(), 0 if into is None else into.data_ptr(), out.data_ptr(),
+            0 if bias is None else bias.data_ptr(), self.problem,
+        )  # fmt: skip
+        return out if bias is None else (out, bias)

@@ -1,0 +1,97 @@
+"""The weight gradient of a convolution in groups of a few channels each."""
+
+from __future__ import annotations
+
+import math
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import compiled
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation
+from tilewright.impls._weight_grad_rows import (
+    Config,
+    Layout,
+    RowsKernel,
+    chunk_of,
+    prime,
+    rows_refusal,
+    rows_task,
+    shape_refusal,
+)
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace
+
+DEPTHS = (2, 4, 8, 16, 32)
+MOST_FRAGMENTS = 40
+"""16 x 8 sums of a warp, four registers each."""
+
+
+class Conv2dWeightGradGrouped(Implementation):
+    """16 features at a time meet the channels of their groups, at every tap, in one pass."""
+
+    name, backend, op = "conv2d_weight_grad_grouped", "cuda", "conv2d_weight_grad"
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if reason := rows_refusal(w, device):
+            return reason
+        channels, features, groups = w["x"].shape[1], w["grad_output"].shape[1], w["groups"]
+        if channels != features or channels // groups not in DEPTHS or groups == 1:
+            return (
+                f"groups={groups} of {channels} to {features} channels: not as many features as "
+                f"channels in groups of {', '.join(map(str, DEPTHS))}"
+            )
+        if _fragments(w) > MOST_FRAGMENTS:
+            return f"{_fragments(w)} fragments of sums in each warp exceed {MOST_FRAGMENTS}"
+        if w["x"].align < 16:
+            return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
+        return None
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
+        return ConfigSpace(Config, None, lambda c: shape_refusal(_layout(w, c), c, device))
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
+        """As many threads for each SM as there can be, then as many loads under way."""
+
+        def rank(c: Config) -> tuple[float, ...]:
+            layout = _layout(w, c)
+            threads = layout.threads(c) * layout.blocks_per_sm(c, device)
+            return (abs(c.waves - 1.0), -min(threads, 512), c.shares, abs(c.stages - 4))
+
+        return min(self.space(w, device), key=rank)
+
+    def compile_key(self, config: Config, w: Workload) -> str:
+        """Sizes of images are arguments; the filter, groups and the chunk of a row are baked in."""
+        layout = _layout(w, config)
+        baked = (w["x"].dtype, w.outputs[0].dtype, w["kernel_size"], w["stride"], _depth(w))
+        return f"{config.stages} {config.shares} {layout} {baked}"
+
+    def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
+        return rows_task("grouped", w, device, _layout(w, config), config, DEPTH=_depth(w))
+
+    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
+        built = compiled(self.task(config, w, device))
+        return RowsKernel(built, w, device, _layout(w, config), config)
+
+
+def _depth(w: Workload) -> int:
+    return w["x"].shape[1] // w["groups"]
+
+
+def _span(w: Workload) -> int:
+    return max(16, _depth(w))
+
+
+def _fragments(w: Workload) -> int:
+    return math.prod(w["kernel_size"]) * _span(w) // 8
+
+
+def _layout(w: Workload, config: Config) -> Layout:
+    """As kernels/weight_grad_grouped.cuh computes it."""
+    (filter_height, filter_width), (stride_h, stride_w) = w["kernel_size"], w["stride"]
+    chunk, span = chunk_of(w["grad_output"].shape[3]), _span(w)
+    features = min(64, math.ceil(w["x"].shape[1] / span) * span)
+    pixel_bytes = features * 2 + 16
+    row_bytes = ((chunk - 1) * stride_w + filter_width) * pixel_bytes
+    ring_rows = (prime(filter_height, stride_h) + config.stages) * stride_h
+    loop_bytes = config.stages * chunk * pixel_bytes + ring_rows * row_bytes + 16
+    return Layout(features, chunk, features // 16, _fragments(w), loop_bytes)

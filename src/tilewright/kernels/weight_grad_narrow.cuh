@@ -1,0 +1,140 @@
+// The weight gradient of a convolution of few channels, NHWC: a network's first layer.
+//
+// Along a row of x the S taps of a pixel are S * C neighbouring numbers, and the next pixel's begin
+// STRIDE_W * C further on. Each row is unfolded once, into [pixel][tap and channel], and then meets up
+// to R rows of grad_output. A column of ones beside the taps gives the gradient of the bias.
+// A warp has eight columns of each of the filter's rows, for all features of the block.
+//
+// Defined before this text, besides what weight_grad_rows.cuh needs: C, and COPY_BYTES, which rows of
+// x are multiples of.
+
+constexpr int TAPS = S * C;                     // columns of one filter row
+constexpr int WARPS = (TAPS + 7) / 8;           // each has eight of them
+constexpr int BLOCKS = FEATURES / 16;
+constexpr int FRAGMENTS = R * BLOCKS;
+constexpr int THREADS = WARPS * SHARES * 32;
+constexpr int PIXEL_BYTES = (WARPS | 1) * 16;   // an odd number of 16 bytes: no two of eight share banks
+constexpr int ROW_BYTES = CHUNK * PIXEL_BYTES;
+constexpr int COPY = COPY_BYTES / 2;            // halves
+constexpr int RAW = ((CHUNK - 1) * STRIDE_W * C + WARPS * 8 + 2 + COPY + 7) / 8 * 8;  // halves of a row as it is in x
+constexpr int STAGE_BYTES = GRAD_BYTES + STRIDE_H * RAW * 2;
+constexpr int RING = PRIME + 2;                 // steps whose rows are kept
+static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS, "layout");
+static_assert(STAGES * STAGE_BYTES + RING * STRIDE_H * ROW_BYTES == LOOP_BYTES, "layout");
+
+// What a part of a row begins with, in halves from the row's begin, rounded down to what is copied.
+TW_DEVICE int raw_begin(const Problem& b, int chunk) {
+  return (chunk * CHUNK * STRIDE_W - b.padding_w) * C & ~(COPY - 1);
+}
+
+TW_DEVICE void copy_rows(u32 to, const u16* x, const Problem& b, const Walk& w) {
+  const int begin = raw_begin(b, w.chunk), length = b.width * C, h = w.first_row(b);
+  TW_ROLLED for (int i = threadIdx.x; i < STRIDE_H * (RAW / COPY); i += THREADS) {
+    const int row = i / (RAW / COPY), at = i % (RAW / COPY) * COPY, from = begin + at;
+    const bool there = (unsigned)(h + row) < (unsigned)b.height && (unsigned)from < (unsigned)length;
+    const long long source = ((long long)w.n * b.height + h + row) * length + from;
+    copy<COPY_BYTES>(to + (row * RAW + at) * 2, x + (there ? source : 0), there);
+  }
+}
+
+// From rows as they are in x to rows of pixels, each with all its taps.
+TW_DEVICE void unfold(unsigned char* ring, const unsigned char* raw, const Problem& b, int chunk) {
+  const int shift = (chunk * CHUNK * STRIDE_W - b.padding_w) * C - raw_begin(b, chunk);
+  const int count = b.out_width - chunk * CHUNK;
+  TW_ROLLED for (int i = threadIdx.x; i < STRIDE_H * CHUNK; i += THREADS) {
+    const int row = i / CHUNK, q = i % CHUNK, at = q * STRIDE_W * C + shift;
+    const u32* from = (const u32*)(raw + row * RAW * 2) + at / 2;
+    u32* to = (u32*)(ring + row * ROW_BYTES + q * PIXEL_BYTES);
+    u32 low = from[0];
+    TW_UNROLL for (int j = 0; j < WARPS; ++j) {
+      u32 words[4];
+      TW_UNROLL for (int k = 0; k < 4; ++k) {
+        const u32 high = from[j * 4 + k + 1];
+        words[k] = __funnelshift_r(low, high, at % 2 * 16);
+        low = high;
+        const int first = (j * 4 + k) * 2;
+        if (first == TAPS) words[k] = DTYPE::ONE;
+        if (first + 1 == TAPS) words[k] = words[k] & 0xffff | (u32)DTYPE::ONE << 16;
+        if (q >= count) words[k] = 0;  // no pixel, whatever x holds
+      }
+      *(uint4*)(to + j * 4) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+}
+
+// The products of one line; `newest` is the step that brought its last rows, in the ring.
+TW_DEVICE void products(float4 (&sums)[FRAGMENTS], u32 grad, u32 ring, int newest) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, share = threadIdx.x / 32 / WARPS;
+  // Two rows of the filter at a time: lanes from 16 on fetch the second one's.
+  u32 from[(R + 1) / 2];
+  TW_UNROLL for (int i = 0; i < (R + 1) / 2; ++i) {
+    const int r = min(2 * i + (lane >> 4), R - 1), back = R - 1 - r;
+    int step = newest - back / STRIDE_H;
+    if (step < 0) step += RING;
+    from[i] = ring + (step * STRIDE_H + STRIDE_H - 1 - back % STRIDE_H) * ROW_BYTES + (lane & 15) * PIXEL_BYTES + warp * 16;
+  }
+  TW_ROLLED for (int q = share * 16; q < CHUNK; q += SHARES * 16) {
+    u32 a[BLOCKS][4];
+    TW_UNROLL for (int m = 0; m < BLOCKS; ++m) load_transposed(a[m], grad_at(grad, q, m * 16));
+    TW_UNROLL for (int i = 0; i < (R + 1) / 2; ++i) {
+      u32 t[4];
+      load_transposed(t, from[i] + q * PIXEL_BYTES);
+      TW_UNROLL for (int m = 0; m < BLOCKS; ++m) multiply(sums[2 * i * BLOCKS + m], a[m], t[0], t[1]);
+      if (2 * i + 1 < R)
+        TW_UNROLL for (int m = 0; m < BLOCKS; ++m) multiply(sums[(2 * i + 1) * BLOCKS + m], a[m], t[2], t[3]);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant__ Problem b) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  unsigned char* ring = memory + STAGES * STAGE_BYTES;
+  const u32 stages = shared_address(memory);
+  const Lines lines(b);
+  Walk ahead(b, lines.first), here(b, lines.first);
+  int to_fetch = 0, fetched = 0;  // steps, and where in the stages the next one goes
+  const auto fetch = [&]() {
+    if (to_fetch++ < lines.steps) {
+      const u32 stage = stages + fetched * STAGE_BYTES;
+      copy_grad(stage, grad, b, ahead);
+      copy_rows(stage + GRAD_BYTES, x, b, ahead);
+      ahead.advance(b);
+      fetched = fetched + 1 == STAGES ? 0 : fetched + 1;
+    }
+    commit_copies();
+  };
+  float4 sums[FRAGMENTS] = {};
+  TW_UNROLL for (int step = 0; step < STAGES - 2; ++step) fetch();
+  bool whole = false;  // whether the step before completed the rows of a line
+  int stage = 0, slot = 0;  // of this step, in the stages and in the ring
+  for (int step = 0; step <= lines.steps; ++step) {
+    wait_for_copies<STAGES - 3>();
+    __syncthreads();  // the step's rows are there, those before it are unfolded, the oldest are done with
+    fetch();
+    if (step < lines.steps)
+      unfold(ring + slot * STRIDE_H * ROW_BYTES, memory + stage * STAGE_BYTES + GRAD_BYTES, b, here.chunk);
+    if (whole) {
+      const u32 before = stages + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES;
+      products(sums, before, shared_address(ring), slot == 0 ? RING - 1 : slot - 1);
+    }
+    whole = here.prime == 0;
+    here.advance(b);
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    slot = slot + 1 == RING ? 0 : slot + 1;
+  }
+  wait_for_copies<0>();
+  __syncthreads();
+  keep<WARPS>(partial, memory, b, sums);
+}
+
+TW_DEVICE Place place(int warp, int fragment, int row, int column) {
+  const int r = fragment / BLOCKS, tap = warp * 8 + column;
+  const int at = tap < TAPS ? r * TAPS + tap : tap == TAPS && r == 0 ? BIAS : NOWHERE;
+  return {fragment % BLOCKS * 16 + row, at};
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+add_all_slices(const float* partial, const RESULT::type* into, RESULT::type* out, RESULT::type* bias, const __grid_constant__ Problem b) {
+  add_slices<WARPS, FRAGMENTS>(partial, into, out, bias, b);
+}

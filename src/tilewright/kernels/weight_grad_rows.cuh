@@ -1,0 +1,182 @@
+// What the weight-gradient kernels that walk rows share: few channels, and groups of them.
+//
+// A block owns FEATURES output channels and walks lines: rows of the output, in parts of CHUNK pixels.
+// From one line to the next most rows of x that meet the filter stay, so they live in a ring in shared
+// memory: a step brings STRIDE_H new ones, and the line's part of grad_output. The first PRIME steps in
+// an image (or in another part of its rows) only bring rows. The block's warps share the result and,
+// in SHARES shares, the pixels of a line; sums of shares are added through shared memory, those of
+// blocks, slices, by a second kernel, both in fixed order.
+//
+// Defined before this text: DTYPE and RESULT (f16, bf16 or f32), R, S, STRIDE_H, STRIDE_W, FEATURES,
+// CHUNK, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel defines
+// WARPS of a share, FRAGMENTS of a warp, and where a fragment's sums belong (`place`); EXPECTED_WARPS,
+// EXPECTED_FRAGMENTS and LOOP_BYTES are what its caller takes them, and its shared memory, to be.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+
+#define TW_DEVICE __device__ __forceinline__
+#define TW_UNROLL _Pragma("unroll")
+#define TW_ROLLED _Pragma("unroll 1")  // where sums leave no registers for several turns at once
+
+struct f16 {
+  typedef u16 type;
+  static TW_DEVICE u16 narrow(float a) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a)); return h; }
+  static TW_DEVICE float widen(u16 h) { float a; asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(h)); return a; }
+  static constexpr u16 ONE = 0x3c00;
+};
+struct bf16 {
+  typedef u16 type;
+  static TW_DEVICE u16 narrow(float a) { u16 h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(a)); return h; }
+  static TW_DEVICE float widen(u16 h) { return __uint_as_float((u32)h << 16); }
+  static constexpr u16 ONE = 0x3f80;
+};
+struct f32 {
+  typedef float type;
+  static TW_DEVICE float narrow(float a) { return a; }
+  static TW_DEVICE float widen(float a) { return a; }
+};
+
+constexpr int PRIME = (R - 1) / STRIDE_H;  // steps before a line's rows are all there
+constexpr int GRAD_STRIDE = FEATURES * 2 + 16;  // bytes of a pixel: no two of eight share banks
+constexpr int GRAD_BYTES = CHUNK * GRAD_STRIDE;
+
+struct alignas(64) Problem {  // 128 bytes, passed by value
+  int lines, chunks;          // N * chunks * P; parts of a row of the output
+  int channels, features;     // C, K
+  int height, width, out_height, out_width;
+  int padding_h, padding_w;
+  int slices;
+  int row_length;             // of the result: R * S * C / groups
+};
+
+// A block's way through its lines, one step after the other.
+struct Walk {
+  int n, chunk, p, prime;
+  TW_DEVICE Walk(const Problem& b, int line) : prime(PRIME) {
+    const int part = line / b.out_height;
+    p = line - part * b.out_height;
+    n = part / b.chunks;
+    chunk = part - n * b.chunks;
+  }
+  TW_DEVICE void advance(const Problem& b) {
+    if (prime > 0) {
+      --prime;
+    } else if (++p == b.out_height) {
+      p = 0, prime = PRIME;
+      if (++chunk == b.chunks) chunk = 0, ++n;
+    }
+  }
+  TW_DEVICE int first_row(const Problem& b) const {  // of those that this step brings
+    return (p - prime) * STRIDE_H - b.padding_h + R - STRIDE_H;
+  }
+};
+struct Lines {
+  int first, steps;
+  TW_DEVICE Lines(const Problem& b) {
+    first = (int)((long long)b.lines * blockIdx.x / b.slices);
+    const int end = (int)((long long)b.lines * (blockIdx.x + 1) / b.slices);
+    steps = end - first + PRIME * ((end - 1) / b.out_height - first / b.out_height + 1);
+  }
+};
+
+TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// Asynchronous copies of BYTES; zeros where there is nothing.
+template <int BYTES> TW_DEVICE void copy(u32 to, const u16* from, bool there) {
+  if constexpr (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(there ? BYTES : 0) : "memory");
+}
+TW_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> TW_DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
+TW_DEVICE void load_transposed(u32 (&r)[4], u32 from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+}
+TW_DEVICE void multiply(float4& d, const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// A line's part of grad_output, as [pixel][feature].
+TW_DEVICE void copy_grad(u32 to, const u16* grad, const Problem& b, const Walk& w) {
+  if (w.prime > 0) return;
+  const int q0 = w.chunk * CHUNK, k0 = blockIdx.y * FEATURES;
+  const long long line = ((long long)w.n * b.out_height + w.p) * b.out_width + q0;
+  TW_ROLLED for (int i = threadIdx.x; i < CHUNK * (FEATURES / 8); i += blockDim.x) {
+    const int q = i / (FEATURES / 8), k = i % (FEATURES / 8) * 8;
+    const bool there = q0 + q < b.out_width && k0 + k < b.features;
+    copy<16>(to + q * GRAD_STRIDE + k * 2, grad + (there ? (line + q) * b.features + k0 + k : 0), there);
+  }
+}
+// Where a lane of ldmatrix finds 16 features of 16 pixels, from `k` and `q` on.
+TW_DEVICE u32 grad_at(u32 stage, int q, int k) {
+  const int lane = threadIdx.x % 32;
+  return stage + (q + (lane & 7) + (lane >> 4) * 8) * GRAD_STRIDE + (k + (lane >> 3 & 1) * 8) * 2;
+}
+
+// Sums of a block: shares are added from the last to the first, which writes them to the workspace,
+// [tile of features][slice][warp][fragment][lane].
+template <int WARPS, int FRAGMENTS>
+TW_DEVICE void keep(float* partial, unsigned char* memory, const Problem& b, float4 (&sums)[FRAGMENTS]) {
+  const int warp = threadIdx.x / 32 % WARPS, share = threadIdx.x / 32 / WARPS, lane = threadIdx.x % 32;
+  float4* shared = (float4*)memory + warp * FRAGMENTS * 32 + lane;
+  for (int adding = SHARES - 1; adding > 0; --adding) {
+    __syncthreads();
+    if (share == adding)
+      TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i) shared[i * 32] = sums[i];
+    __syncthreads();
+    if (share == adding - 1)
+      TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i) {
+        const float4 v = shared[i * 32];
+        sums[i].x += v.x, sums[i].y += v.y, sums[i].z += v.z, sums[i].w += v.w;
+      }
+  }
+  if (share > 0) return;
+  float4* own = (float4*)partial + (((long long)blockIdx.y * b.slices + blockIdx.x) * WARPS + warp) * FRAGMENTS * 32 + lane;
+  TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i) own[i * 32] = sums[i];
+}
+
+// Where the sum in row `row` and column `column` of a fragment (16 x 8) belongs.
+struct Place {
+  int feature, at;  // at: in the feature's row of the result; BIAS; or NOWHERE
+};
+enum { NOWHERE = -1, BIAS = -2 };
+TW_DEVICE Place place(int warp, int fragment, int row, int column);
+
+// A warp adds 32 quads of every eighth slice; the block's first warp adds those of its eight, in
+// order, and what the result is added to.
+template <int WARPS, int FRAGMENTS>
+TW_DEVICE void add_slices(const float* partial, const RESULT::type* into, RESULT::type* out, RESULT::type* bias, const Problem& b) {
+  __shared__ float4 shared[8][32];
+  constexpr int QUADS = WARPS * FRAGMENTS * 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, fragment = blockIdx.x;
+  const float4* from = (const float4*)partial + (long long)blockIdx.y * b.slices * QUADS + fragment * 32 + lane;
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  _Pragma("unroll 8") for (int s = warp; s < b.slices; s += 8) {
+    const float4 v = __ldcg(from + (long long)s * QUADS);
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+  shared[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0) return;
+  TW_UNROLL for (int i = 1; i < 8; ++i) {
+    const float4 v = shared[i][lane];
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+  const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+  TW_UNROLL for (int i = 0; i < 4; ++i) {
+    const Place to = place(fragment / FRAGMENTS, fragment % FRAGMENTS, lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
+    const int k = blockIdx.y * FEATURES + to.feature;
+    if (k >= b.features || to.at == NOWHERE) continue;
+    if (to.at == BIAS) {
+      if (bias) bias[k] = RESULT::narrow(values[i]);
+      continue;
+    }
+    const long long at = (long long)k * b.row_length + to.at;
+    out[at] = RESULT::narrow(into ? values[i] + RESULT::widen(into[at]) : values[i]);
+  }
+}

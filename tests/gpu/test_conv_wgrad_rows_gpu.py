@@ -1,0 +1,212 @@
+"""Weight gradients of few channels, of groups, and CUTLASS's, on a GPU."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tilewright.device import spec_of
+from tilewright.impl import IMPLS
+from tilewright.impls.conv2d_weight_grad_cutlass import Config as CutlassConfig
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+]
+
+DEVICE = torch.device("cuda:0")
+NARROW, GROUPED = "conv2d_weight_grad_narrow", "conv2d_weight_grad_grouped"
+CUTLASS = "conv2d_weight_grad_cutlass"
+
+
+def workload(
+    n, c, k, h, w, kernel, stride=1, padding=0, groups=1, dtype="f16", op="conv2d_weight_grad",
+    more="", dilation=1,
+):  # fmt: skip
+    reach = dilation * (kernel - 1) + 1
+    p, q = ((size + 2 * padding - reach) // stride + 1 for size in (h, w))
+    return Workload.parse(
+        f"{op}(x={dtype}[{n},{c},{h},{w}]@channels_last,"
+        f" grad_output={dtype}[{n},{k},{p},{q}]@channels_last, kernel_size={kernel},"
+        f" stride={stride}, padding={padding}, dilation={dilation}, groups={groups}{more})"
+    )
+
+
+NARROWS = [
+    workload(4, 3, 64, 64, 224, 7, 2, 3),
+    workload(3, 3, 72, 21, 30, 7, 2, 3),
+    workload(3, 3, 40, 9, 300, 3, 1, 1, dtype="bf16"),
+    workload(2, 1, 16, 28, 28, 5, 1, 2),
+    workload(2, 3, 96, 32, 32, 4, 4),
+    workload(2, 4, 64, 12, 20, 7, 2, 3),
+    workload(2, 3, 64, 12, 20, 7, 2, 3, op="conv2d_weight_bias_grad"),
+    workload(2, 3, 64, 12, 20, 7, 2, 3, more=", out_dtype=f32"),
+    workload(2, 3, 64, 12, 20, 7, 2, 3, more=", into=f32[64,3,7,7]@channels_last"),
+    workload(1, 1, 8, 2, 2, 1),
+]
+GROUPEDS = [
+    workload(2, 128, 128, 56, 56, 3, 1, 1, groups=32),
+    workload(2, 256, 256, 28, 28, 3, 2, 1, groups=32),
+    workload(3, 512, 512, 14, 14, 3, 1, 1, groups=32, dtype="bf16"),
+    workload(4, 1024, 1024, 7, 7, 3, 1, 1, groups=32),
+    workload(2, 24, 24, 17, 9, 3, 1, 1, groups=12),
+    workload(2, 48, 48, 7, 120, 3, 1, 1, groups=6, more=", into=f16[48,8,3,3]@channels_last"),
+]
+
+
+def configs(name, w, count):
+    """The heuristic's, and some others that differ in every knob."""
+    space = list(IMPLS[name].space(w, spec_of(0)))
+    return [IMPLS[name].heuristic(w, spec_of(0)), *space[:: max(1, len(space) // count)]]
+
+
+def built(name, w, config=None):
+    impl, spec = IMPLS[name], spec_of(0)
+    if reason := impl.unsupported(w, spec):
+        pytest.skip(reason)
+    return impl.build(config or impl.heuristic(w, spec), w, spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "w"), [(NARROW, w) for w in NARROWS] + [(GROUPED, w) for w in GROUPEDS], ids=str
+)
+def test_results_are_right_in_every_kind_of_config(name, w):
+    verifier = Verifier(w, DEVICE)
+    for config in configs(name, w, 6):
+        assert verifier.check(built(name, w, config)).message == "", config
+
+
+def test_any_narrow_geometry_is_right():
+    @settings(
+        max_examples=50, deadline=None, derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(st.data())
+    def holds(data):
+        def draw(low, high):
+            return data.draw(st.integers(low, high))
+
+        kernel = draw(1, 7)
+        w = workload(
+            draw(1, 5), draw(1, 4), 8 * draw(1, 12), draw(kernel, 40), 2 * draw(4, 60), kernel,
+            draw(1, min(kernel, 4)), draw(0, kernel),
+            dtype=data.draw(st.sampled_from(["f16", "bf16"])),
+        )  # fmt: skip
+        if IMPLS[NARROW].unsupported(w, spec_of(0)) is None:
+            assert Verifier(w, DEVICE).check(built(NARROW, w)).message == ""
+
+    holds()
+
+
+def test_any_grouped_geometry_is_right():
+    @settings(
+        max_examples=40, deadline=None, derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(st.data())
+    def holds(data):
+        def draw(low, high):
+            return data.draw(st.integers(low, high))
+
+        kernel, depth = draw(1, 3), data.draw(st.sampled_from([2, 4, 8, 16, 32]))
+        groups = draw(2, 12) * max(1, 8 // depth)
+        w = workload(
+            draw(1, 5), groups * depth, groups * depth, draw(kernel, 30), draw(kernel, 130), kernel,
+            draw(1, kernel), draw(0, kernel), groups,
+        )  # fmt: skip
+        if IMPLS[GROUPED].unsupported(w, spec_of(0)) is None:
+            assert Verifier(w, DEVICE).check(built(GROUPED, w)).message == ""
+
+    holds()
+
+
+@pytest.mark.parametrize(("name", "w"), [(NARROW, NARROWS[0]), (GROUPED, GROUPEDS[0])])
+def test_streams_graphs_and_threads_do_not_change_the_bits(name, w):
+    run = built(name, w)
+    tensors = w.operator.examples(w, "random", 0, DEVICE)
+    expected = run(*tensors)
+    found = {}
+    torch.cuda.synchronize()
+
+    def on_a_stream(i):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            found[i] = [run(*tensors) for _ in range(20)][-1]
+        stream.synchronize()
+
+    threads = [threading.Thread(target=on_a_stream, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found["graph"] = run(*tensors)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(f, expected) for f in found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "w"),
+    [
+        (NARROW, workload(1, 4, 8, 6, 14, 3)),
+        (GROUPED, workload(1, 16, 16, 6, 14, 3, groups=4)),
+    ],
+)
+def test_infinities_of_x_stay_with_the_taps_that_meet_them(name, w):
+    """Rows are rounded up to sixteen pixels: what lies beyond them must not be multiplied."""
+    x, grad = w.operator.examples(w, "random", 0, DEVICE)
+    x[:, :, :, -1] = float("inf")  # met by the last column of taps alone
+    found = built(name, w)(x, grad)
+    assert found[..., :2].isfinite().all()
+    assert not found[..., 2].isfinite().any()
+
+
+# --- CUTLASS -------------------------------------------------------------------------------------
+
+CUTLASS_LAYERS = [
+    workload(4, 64, 128, 15, 13, 3, 1, 1),
+    workload(3, 72, 40, 17, 9, 3, 2, 2, dtype="bf16", dilation=2),
+    workload(4, 12, 30, 14, 14, 3, 1, 1),
+    workload(4, 3, 7, 14, 14, 3, 2, 1),
+    workload(4, 64, 128, 15, 13, 3, 1, 1, more=", out_dtype=f32"),
+]
+CUTLASS_CONFIGS = [
+    CutlassConfig(64, 64, 32, stages, split_k, mode)
+    for stages in (2, 4)
+    for split_k, mode in ((1, "parallel"), (5, "parallel"), (5, "serial"))
+]
+
+
+@pytest.mark.parametrize("w", CUTLASS_LAYERS, ids=str)
+def test_cutlass_is_right_in_both_split_modes(w):
+    built(CUTLASS, w)
+    verifier, space = Verifier(w, DEVICE), IMPLS[CUTLASS].space(w, spec_of(0))
+    for config in CUTLASS_CONFIGS:
+        if space.restricted({"split_k": [1, 5]}).why_not(config) is None:
+            assert verifier.check(built(CUTLASS, w, config)).message == "", config
+
+
+def test_cutlass_runs_on_the_callers_stream_and_in_a_graph():
+    w = CUTLASS_LAYERS[0]
+    for mode in ("parallel", "serial"):
+        run = built(CUTLASS, w, CutlassConfig(64, 64, 32, 4, 5, mode))
+        tensors = w.operator.examples(w, "random", 0, DEVICE)
+        expected = run(*tensors)
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            found = run(*tensors)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run(*tensors)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(found, expected)
+        assert torch.equal(captured, expected)

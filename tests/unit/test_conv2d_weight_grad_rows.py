@@ -1,0 +1,111 @@
+"""The weight-gradient kernels that walk rows, of few channels and of groups: what they take, and
+what is compiled. They run on a GPU alone; see tests/gpu/test_conv_wgrad_rows_gpu.py."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
+from tilewright.impl import IMPLS
+from tilewright.impls._weight_grad_rows import Config, chunk_of
+from tilewright.op import Workload
+from tilewright.suite import SUITES
+
+H200 = DEVICES["h200"]
+NARROW = IMPLS["conv2d_weight_grad_narrow"]
+GROUPED = IMPLS["conv2d_weight_grad_grouped"]
+
+
+def weight_grad(x, grad, rest, layout="@channels_last", dtype="f16", op="conv2d_weight_grad"):
+    return Workload.parse(
+        f"{op}(x={dtype}[{x}]{layout}, grad_output={dtype}[{grad}]{layout}, {rest})"
+    )
+
+
+STEMS = [
+    *SUITES["resnet50_v15_stem_wgrad"].workloads()[::2],
+    weight_grad("8,3,96,96", "8,32,48,48", "kernel_size=3, stride=2, padding=1", dtype="bf16"),
+    weight_grad("8,3,224,224", "8,96,56,56", "kernel_size=4, stride=4"),
+    weight_grad(
+        "8,3,32,32", "8,64,32,32", "kernel_size=3, padding=1", op="conv2d_weight_bias_grad"
+    ),
+    weight_grad("8,1,28,28", "8,32,24,24", "kernel_size=5, out_dtype=f32"),
+]
+GROUPS = SUITES["resnext50_wgrad_n32"].workloads()
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize(
+    ("impl", "w"), [(NARROW, w) for w in STEMS] + [(GROUPED, w) for w in GROUPS], ids=str
+)
+def test_the_heuristics_config_fits_and_does_not_spill(impl, w, device):
+    spec = DEVICES[device]
+    assert impl.unsupported(w, spec) is None
+    config = impl.heuristic(w, spec)
+    assert impl.space(w, spec).why_not(config) is None
+    assert compiled(impl.task(config, w, spec)).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("shares", [1, 4])
+def test_other_shares_of_the_stem_do_not_spill(shares):
+    config = replace(NARROW.heuristic(STEMS[0], H200), shares=shares)
+    assert NARROW.space(STEMS[0], H200).why_not(config) is None
+    assert compiled(NARROW.task(config, STEMS[0], H200)).resources.spill_bytes == 0
+
+
+def test_sizes_are_arguments_and_one_binary_serves_them():
+    config = Config()
+    larger = weight_grad("256,3,300,224", "256,64,150,112", "kernel_size=7, stride=2, padding=3")
+    assert NARROW.task(config, STEMS[0], H200) == NARROW.task(config, larger, H200)
+    assert NARROW.compile_key(config, STEMS[0]) == NARROW.compile_key(config, larger)
+
+
+def test_a_slice_has_a_line_at_least():
+    w = weight_grad("1,3,8,8", "1,64,8,8", "kernel_size=3, padding=1")
+    assert NARROW.build(NARROW.heuristic(w, H200), w, H200).grid == (8, 1, 1)
+
+
+def test_rows_are_cut_into_equal_parts_of_whole_sixteens():
+    assert [chunk_of(n) for n in (7, 16, 56, 112, 113, 300)] == [16, 16, 64, 112, 64, 112]
+
+
+@pytest.mark.parametrize(
+    ("w", "words"),
+    [
+        (weight_grad("8,4,8,8", "8,8,4,4", "kernel_size=2, dilation=4"), "without gaps"),
+        (weight_grad("8,4,9,9", "8,8,3,3", "kernel_size=1, stride=4"), "up to the filter"),
+        (weight_grad("8,4,8,8", "8,12,8,8", "kernel_size=1"), "in eights"),
+        (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1"), "more than 7 rows of 32 columns"),
+        (weight_grad("8,3,9,9", "8,64,7,7", "kernel_size=3"), "4 aligned bytes"),
+        (weight_grad("8,4,8,8", "8,8,8,8", "kernel_size=1", "@channels_last@align2"), "eights"),
+        (weight_grad("8,4,8,8", "8,8,8,8", "kernel_size=1", ""), "channels_last"),
+        (
+            weight_grad("8,8,8,8", "8,8,8,8", "kernel_size=1", op="conv2d_weight_bias_grad"),
+            "none for the bias",
+        ),
+        (
+            weight_grad("8,4,8,8", "8,8,7,7", "kernel_size=2, into=f16[8,4,2,2]"),
+            "into=f16.* is not dense in channels_last",
+        ),
+    ],
+)
+def test_what_does_not_fit_narrow_rows_is_refused_in_words(w, words):
+    assert re.search(words, NARROW.unsupported(w, H200))
+
+
+@pytest.mark.parametrize(
+    ("channels", "features", "groups", "kernel", "words"),
+    [
+        (64, 64, 1, 3, "groups=1 of 64 to 64"),
+        (64, 128, 16, 3, "groups=16 of 64 to 128"),
+        (72, 72, 3, 3, "groups of 2, 4, 8, 16, 32"),
+        (64, 64, 64, 3, "groups=64"),
+        (64, 64, 16, 7, "98 fragments"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused_in_words(channels, features, groups, kernel, words):
+    sizes = f"kernel_size={kernel}, padding={kernel // 2}, groups={groups}"
+    w = weight_grad(f"8,{channels},9,9", f"8,{features},9,9", sizes)
+    assert words in GROUPED.unsupported(w, H200)
