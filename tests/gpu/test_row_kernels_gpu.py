@@ -49,7 +49,7 @@ def executables(w, spec, kinds=10, tried=600):
         found.setdefault((*kind, c.rows_per_block > 1, c.rows_per_thread > 1), c)
     for config in random.Random(0).sample(list(found.values()), min(kinds, len(found))):
         built = compiled(target.task(graph, config, spec))
-        yield config, target.executable(graph, config, w, built)
+        yield config, target.executable(graph, config, w, built, spec)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])

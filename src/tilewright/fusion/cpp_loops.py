@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tilewright.fusion.ir import Access, Graph
+from tilewright.fusion.passes import with_axis
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows
 from tilewright.fusion.segments import Segment
 from tilewright.op import HALVES, TensorSpec
@@ -91,7 +92,7 @@ def arrange(segment: Segment | Graph, keep: str) -> Loops:
     if isinstance(segment, Graph):
         segment = Segment(segment, (), ())
     if not segment.graph.space:
-        segment = replace(segment, graph=_with_one_axis(segment.graph))
+        segment = replace(segment, graph=with_axis(segment.graph))
     added = segment.added()
     if added:
         assert segment.lane is not None
@@ -128,19 +129,6 @@ def _planned(graph: Graph, row: tuple[int, ...], lane: int, keep: str) -> Plan:
     if row:
         return plan_rows(graph, "two_pass", recompute=keep == "bytes", row=row)
     return _pointwise_plan(graph, lane)
-
-
-def _with_one_axis(graph: Graph) -> Graph:
-    def widened(access: Access) -> Access:
-        return replace(access, strides=(0,))
-
-    return replace(
-        graph,
-        space=(1,),
-        nodes=tuple(replace(n, shape=(1,)) for n in graph.nodes),
-        inputs=tuple(widened(a) for a in graph.inputs),
-        outputs=tuple((i, widened(a)) for i, a in graph.outputs),
-    )
 
 
 def _pointwise_plan(graph: Graph, lane: int) -> Plan:

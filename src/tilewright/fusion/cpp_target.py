@@ -49,7 +49,7 @@ def heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     return loop_heuristic(graph, device)
 
 
-def describe(graph: Graph, config: LoopSchedule) -> list[str]:
+def describe(graph: Graph, config: LoopSchedule, device: DeviceSpec) -> list[str]:
     return program_of(graph, config).describe()
 
 
@@ -57,7 +57,9 @@ def task(graph: Graph, config: LoopSchedule, device: DeviceSpec) -> CompileTask:
     return CompileTask("cxx", emit(graph, config), FLAGS, ENTRY)
 
 
-def executable(graph: Graph, config: LoopSchedule, w: Workload, built: Compiled) -> Executable:
+def executable(
+    graph: Graph, config: LoopSchedule, w: Workload, built: Compiled, device: DeviceSpec
+) -> Executable:
     return FusedLoops(graph, config, w, built)
 
 

@@ -100,7 +100,12 @@ class _Lowering:
         return len(self.nodes) - 1
 
     def load(self, i: int, spec: TensorSpec) -> Value:
-        axes = tuple(d - spec.rank if n != 1 else None for d, n in enumerate(spec.shape))
+        """An input; it does not vary along dims that it was expanded along, of stride 0."""
+        sizes_and_strides = zip(spec.shape, spec.real_strides, strict=True)
+        axes = tuple(
+            d - spec.rank if n != 1 and stride else None
+            for d, (n, stride) in enumerate(sizes_and_strides)
+        )
         sizes = {a: n for a, n in zip(axes, spec.shape, strict=True) if a is not None}
         return Value(self.upcast(self.add("load", (), spec.dtype, sizes, i)), axes)
 
@@ -219,13 +224,13 @@ class _Lowering:
             return Value(value.node, tuple(axes))
         if name == "expand":
             return Value(value.node, (None,) * (len(shape) - len(value.axes)) + value.axes)
-        real = [a for a in value.axes if a is not None]
-        if [n for n in shape if n != 1] != [self.nodes[value.node][3][a] for a in real]:
-            old = list(node.args[0].meta["val"].shape)
+        old = list(node.args[0].meta["val"].shape)
+        along = [*[None] * (len(old) - len(value.axes)), *value.axes]
+        if [n for n in shape if n != 1] != [n for n in old if n != 1]:
             raise Unsupported(
                 f"{name} from {old} to {list(shape)}: it does more than move size-1 dims"
             )
-        remaining = iter(real)
+        remaining = iter([axis for axis, n in zip(along, old, strict=True) if n != 1])
         return Value(value.node, tuple(next(remaining) if n != 1 else None for n in shape))
 
     def pointwise(self, node: Any, name: str) -> Value:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.fusion.ir import Access, Graph, Node, Rewriter
@@ -209,6 +210,39 @@ def collapsed(graph: Graph, groups: list[list[int]]) -> Graph:
         space=shape(graph.space),
         inputs=tuple(access(a) for a in graph.inputs),
         outputs=tuple((i, access(a)) for i, a in graph.outputs),
+    )
+
+
+def permuted(graph: Graph, order: Sequence[int]) -> Graph:
+    """The graph with its axes in another order: the old ones, outermost first."""
+
+    def moved(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sizes[a] for a in order)
+
+    def access(old: Access) -> Access:
+        return replace(old, strides=moved(old.strides))
+
+    return replace(
+        graph,
+        nodes=tuple(replace(n, shape=moved(n.shape)) for n in graph.nodes),
+        space=moved(graph.space),
+        inputs=tuple(access(a) for a in graph.inputs),
+        outputs=tuple((i, access(a)) for i, a in graph.outputs),
+    )
+
+
+def with_axis(graph: Graph) -> Graph:
+    """The graph with an axis of size 1 behind the others, for kernels that need one."""
+
+    def longer(access: Access) -> Access:
+        return replace(access, strides=(*access.strides, 0))
+
+    return replace(
+        graph,
+        space=(*graph.space, 1),
+        nodes=tuple(replace(n, shape=(*n.shape, 1)) for n in graph.nodes),
+        inputs=tuple(longer(a) for a in graph.inputs),
+        outputs=tuple((i, longer(a)) for i, a in graph.outputs),
     )
 
 

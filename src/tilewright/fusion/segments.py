@@ -79,14 +79,42 @@ class Program:
         return lines
 
 
-def cut(graph: Graph, parts: int = 1, split: bool = False) -> Program:
+class Kernels:
+    """What a target's kernels can do. This is the C++ target's: one work item walks many rows.
+
+    Attributes:
+        across: whether rows may as well run across the order of memory.
+        extra: how many passes over large tensors splitting rows may cost.
+    """
+
+    across = False
+    extra = 0
+
+    def __init__(self, parts: int = 1):
+        self.parts = parts
+
+    def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
+        """Whether one kernel can add its parts to all of these reductions of `graph`."""
+        return True
+
+    def divided(self, segment: Segment) -> dict[int, int]:
+        """By position of the output: into how many parts the kernel divides that reduction."""
+        return dict.fromkeys(segment.added(), self.parts)
+
+
+def cut(
+    graph: Graph, parts: int = 1, split: bool = False, kernels: Kernels | None = None
+) -> Program:
     """The kernels of a graph.
 
     Args:
         parts: into how many parts reductions over other axes than the row's are divided.
         split: let rows be single stretches of the lane axis where that costs no pass over large
-            tensors more, so that even one long row has work for many threads.
+            tensors more (or few: `kernels.extra`), so that even one long row has work for many
+            threads.
+        kernels: what the target can do; None is the C++ target with so many `parts`.
     """
+    kernels = kernels or Kernels(parts)
     spaces = {_ancestor_space(graph, i) for i, _ in graph.outputs}
     lane = main_axis(graph, range(len(graph.nodes)))
     simple = not graph.reductions or (graph.reduction_sets == (graph.reduced,) and not split)
@@ -95,10 +123,10 @@ def cut(graph: Graph, parts: int = 1, split: bool = False) -> Program:
         buffers = tuple(range(inputs + outputs))
         whole = Segment(graph, buffers[:inputs], buffers[inputs:])
         return Program((whole,), inputs, outputs, ())
-    program = _Cutter(remove_dead(expand_moments(graph)), parts).run(split)
+    program = _Cutter(remove_dead(expand_moments(graph)), kernels).run(split)
     if split:
-        other = cut(graph, parts)
-        return other if program.large() > other.large() else program
+        other = cut(graph, parts, kernels=kernels)
+        return other if program.large() > other.large() + kernels.extra else program
     return program
 
 
@@ -128,8 +156,8 @@ Store = tuple[int, int, Access]
 
 
 class _Cutter:
-    def __init__(self, graph: Graph, parts: int):
-        self.graph, self.parts = graph, parts
+    def __init__(self, graph: Graph, kernels: Kernels):
+        self.graph, self.kernels = graph, kernels
         self.lane = -1
         self.segments: list[Segment] = []
         self.temporaries: list[TensorSpec] = []
@@ -152,12 +180,12 @@ class _Cutter:
             row, now, added = self.best_row(remaining, needed, known, split)
             outputs = [k for k in remaining if self.graph.outputs[k][0] in now]
             remaining = [k for k in remaining if k not in outputs]
-            sums = {i: self.temporary(i, self.parts) for i in added}
+            sums = {i: self.temporary(i) for i in added}
             behind = self.needed(remaining, {**known, **sums})
             crossing = {i: self.temporary(i) for i in behind if self.crosses(i, now, known)}
             stores = [*self.stored(outputs), *_kept({**crossing, **sums})]
-            self.add(stores, known, row, self.parts if added else 1, reason)
-            known = {**known, **crossing, **sums}
+            self.add(stores, known, row, reason)
+            known = {**known, **crossing, **self.divide(sums)}
             remaining, known = self.combine(remaining, known, added)
             reason = "a step needs a result of all rows"
 
@@ -173,11 +201,12 @@ class _Cutter:
             now, added = self.reach(row, needed, known)
             done = [i for i in now if self.graph.nodes[i].op in REDUCTIONS and i not in known]
             written = self.completed(outputs, now, added, known)
-            contiguous = not row or self.lane in row
+            contiguous = not row or self.lane in row or self.kernels.across
             preferred = not row if split else len(done)
             progress = len(done) + len(added) + written
-            found.append((progress, contiguous, preferred, row, now, added))
-        *_, row, now, added = max(found, key=lambda f: f[:4])
+            patient = split and self.kernels.extra > 0 and not row and progress > 0
+            found.append((patient, progress, contiguous, preferred, row, now, added))
+        *_, row, now, added = max(found, key=lambda f: f[:5])
         return row, now, added
 
     def completed(
@@ -215,7 +244,9 @@ class _Cutter:
             elif all(a in now for a in n.args):
                 if n.op not in REDUCTIONS or self.graph.axes(i) == row:
                     now.add(i)
-                elif self.can_add(i, row, space):
+                elif self.can_add(i, row, space) and self.kernels.adds(
+                    self.graph, row, self.lane, [*added, i]
+                ):
                     added.append(i)
         return now, added
 
@@ -240,15 +271,26 @@ class _Cutter:
         stores: list[Store],
         known: dict[int, _Known],
         row: tuple[int, ...] | None,
-        parts: int,
         reason: str,
     ) -> None:
         graph, reads = _subgraph(self.graph, stores, known)
         writes = tuple(buffer for _, buffer, _ in stores)
         reason = reason if self.segments else ""
         lane = self.lane if row is not None else None
-        segment = Segment(graph, reads, writes, row, lane, parts, reason)
-        self.segments.append(_compact(segment))
+        self.segments.append(_compact(Segment(graph, reads, writes, row, lane, reason=reason)))
+
+    def divide(self, sums: dict[int, _Known]) -> dict[int, _Known]:
+        """Room for the parts into which the last kernel divides these results."""
+        if not sums:
+            return {}
+        segment = self.segments[-1]
+        parts = {segment.writes[k]: n for k, n in self.kernels.divided(segment).items()}
+        self.segments[-1] = replace(segment, parts=max(parts.values()))
+        first = len(self.graph.inputs) + len(self.graph.outputs)
+        for buffer, n in parts.items():
+            whole = self.temporaries[buffer - first]
+            self.temporaries[buffer - first] = replace(whole, shape=(n * whole.numel,))
+        return {i: replace(k, parts=parts[k.buffer]) for i, k in sums.items()}
 
     def combine(
         self, remaining: list[int], known: dict[int, _Known], added: list[int]
@@ -265,7 +307,7 @@ class _Cutter:
             needed = self.needed(remaining, known)
             whole = {i: self.temporary(i) for i in sums if i in needed}
             stores = [*self.stored(outputs), *_kept(whole)]
-            self.add(stores, known, None, 1, "the parts of a result are put together")
+            self.add(stores, known, None, "the parts of a result are put together")
             known = {**known, **whole}
         return remaining, known
 
@@ -302,7 +344,7 @@ class _Cutter:
         first = len(self.graph.inputs)
         return [(i, first + k, a) for k, (i, a) in zip(outputs, given, strict=True)]
 
-    def temporary(self, i: int, parts: int = 0) -> _Known:
+    def temporary(self, i: int) -> _Known:
         """A buffer for node `i`, contiguous along the lane axis."""
         n = self.graph.nodes[i]
         inside = [a for a in range(len(n.shape)) if n.shape[a] != 1]
@@ -311,8 +353,8 @@ class _Cutter:
         for a, step in zip(inside, contiguous_strides([n.shape[a] for a in inside]), strict=True):
             strides[a] = step
         buffer = len(self.graph.inputs) + len(self.graph.outputs) + len(self.temporaries)
-        self.temporaries.append(TensorSpec(n.dtype, (max(parts, 1) * math.prod(n.shape),)))
-        return _Known(buffer, Access(tuple(strides), n.dtype, TEMPORARY_ALIGN), parts)
+        self.temporaries.append(TensorSpec(n.dtype, (math.prod(n.shape),)))
+        return _Known(buffer, Access(tuple(strides), n.dtype, TEMPORARY_ALIGN))
 
 
 def _kept(known: dict[int, _Known]) -> list[Store]:

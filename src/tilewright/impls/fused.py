@@ -45,7 +45,7 @@ class Fused(Implementation):
         return target(device).heuristic(self.graph(w), device)
 
     def describe(self, config: Any, w: Workload, device: DeviceSpec) -> list[str]:
-        return target(device).describe(self.graph(w), config)
+        return target(device).describe(self.graph(w), config, device)
 
     def compile_key(self, config: Any, w: Workload) -> str:
         """Sizes of rows and strides are baked in; the row count and run-time scalars are not."""
@@ -56,7 +56,7 @@ class Fused(Implementation):
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))
-        return target(device).executable(self.graph(w), config, w, built)
+        return target(device).executable(self.graph(w), config, w, built, device)
 
     def graph(self, w: Workload) -> Graph:
         graph = graph_of(w)

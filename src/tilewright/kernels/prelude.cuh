@@ -56,6 +56,10 @@ template <int N> TW_DEVICE Vec<bf16, N> splat(bf16 x) {
   Vec<bf16, N> r; TW_UNROLL for (int i = 0; i < r.WORDS; ++i) r.w[i] = splat_bits(x.bits); return r;
 }
 
+// One value for a whole vector, or a vector as it is.
+template <int N, class T> TW_DEVICE Vec<T, N> spread(T x) { return splat<N>(x); }
+template <int N, class T> TW_DEVICE Vec<T, N> spread(Vec<T, N> x) { return x; }
+
 // ---- casts: round to nearest even --------------------------------------------------------------
 
 template <class To, class From> struct Cast {
@@ -175,7 +179,9 @@ template <class T, int N> struct Width<Vec<T, N>> { static constexpr int value =
   TW_DEVICE double name(double a, double b) { return for_double; }                          \
   TW_MAP2(name)
 #define TW_COMPARE(name, sign)                                                              \
-  template <class T> TW_DEVICE bool name(T a, T b) { return a sign b; }                     \
+  TW_DEVICE bool name(bool a, bool b) { return a sign b; }                                  \
+  TW_DEVICE bool name(float a, float b) { return a sign b; }                                \
+  TW_DEVICE bool name(double a, double b) { return a sign b; }                              \
   TW_MAP2(name)
 
 TW_DEVICE float max_nan(float a, float b) {
@@ -357,10 +363,45 @@ template <class OP, class T, int N> TW_DEVICE Vec<T, N> join_each(Vec<T, N> a, V
   return a;
 }
 
+template <class OP, class T> TW_DEVICE T join_each(T a, T b) { return OP::join(a, b); }
+
 template <class OP, int THREADS, class T> TW_DEVICE T reduce_warp(T x) {
   TW_UNROLL for (int mask = THREADS / 2; mask > 0; mask /= 2)
     x = OP::join(x, __shfl_xor_sync(0xffffffffu, x, mask));
   return x;
+}
+
+// What all threads of a block hold, in a fixed order; thread 0 has the result. `shared` has room
+// for one value per warp.
+template <class OP, int THREADS, class T> TW_DEVICE T join_block(T x, T* shared) {
+  x = reduce_warp<OP, 32>(x);
+  if (THREADS == 32) return x;
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    x = threadIdx.x < THREADS / 32 ? shared[threadIdx.x] : OP::template start<T>();
+    x = reduce_warp<OP, 32>(x);
+  }
+  __syncthreads();
+  return x;
+}
+
+// What the SHARES threads of each of LANES lanes hold, as a tree; share 0 has the result, or all
+// have. `shared` has room for half of the threads' values.
+template <class OP, int LANES, int SHARES, bool ALL, class V> TW_DEVICE V join_shares(V v, V* shared, int x, int y) {
+  TW_UNROLL for (int half = SHARES / 2; half > 0; half /= 2) {
+    if (y >= half && y < 2 * half) shared[(y - half) * LANES + x] = v;
+    __syncthreads();
+    if (y < half) v = join_each<OP>(v, shared[y * LANES + x]);
+    __syncthreads();
+  }
+  if (ALL) {
+    if (y == 0) shared[x] = v;
+    __syncthreads();
+    v = shared[x];
+    __syncthreads();
+  }
+  return v;
 }
 
 // Count, mean and m2 of COUNT disjoint parts as one (Chan, Golub and LeVeque, 1983), without a

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from tilewright.fusion.cuda.joining import JOINS
-from tilewright.fusion.cuda.kernel import TYPES, Finish, Kernel, Launch
+from tilewright.fusion.cuda.kernel import JOINS, TYPES, Finish, Kernel, Launch
 from tilewright.fusion.cuda.rows import RowKernel
 from tilewright.fusion.cuda.schedule import WIDEST_ACCESS, RowSchedule
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from tilewright.fusion.cuda.kernel import TYPES
+from tilewright.fusion.cuda.kernel import JOINS, TYPES
 from tilewright.fusion.cuda.layout import WARP, RowLayout
 from tilewright.fusion.plan import Phase
-
-JOINS = {"sum": "Sum", "prod": "Prod", "amax": "Max", "amin": "Min"}
 
 
 class Joining(RowLayout):

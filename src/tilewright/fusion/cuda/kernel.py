@@ -16,6 +16,7 @@ from tilewright.fusion.ir import Access, Graph, Node
 
 ENTRY = "fused"
 TYPES = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double", "bool": "bool"}
+JOINS = {"sum": "Sum", "prod": "Prod", "amax": "Max", "amin": "Min"}
 _CODES = {"f32": "f", "f64": "d"}
 _FUNCTIONS = {
     "pow": "power", "neg": "neg", "abs": "absolute", "sqrt": "square_root",
@@ -76,8 +77,8 @@ def prelude() -> str:
 class Kernel:
     """Collects the lines of one kernel; subclasses walk the graph."""
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    def __init__(self, graph: Graph, entry: str = ENTRY):
+        self.graph, self.entry = graph, entry
         self.lines: list[str] = []
         self.depth = 1
 
@@ -147,6 +148,8 @@ class Kernel:
             return f"scalar{n.attr}"
         if n.op == "cast":
             return f"cast<{TYPES[n.dtype]}>({operands[0]})"
+        if n.op == "broadcast":
+            return operands[0] if vector is None else f"spread<{vector}>({operands[0]})"
         if n.op == "where":
             if vector is None:
                 return f"({operands[0]} ? {operands[1]} : {operands[2]})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tilewright.fusion.cuda.kernel import TYPES, Kernel
+from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel
 from tilewright.fusion.cuda.schedule import RowSchedule, access_bytes, held_bytes
 from tilewright.fusion.ir import Access
 from tilewright.fusion.plan import Plan
@@ -21,8 +21,8 @@ class RowLayout(Kernel):
     k, vector, column: turn of the thread along the row; the vector and the element it stands at.
     """
 
-    def __init__(self, plan: Plan, schedule: RowSchedule):
-        super().__init__(plan.graph)
+    def __init__(self, plan: Plan, schedule: RowSchedule, entry: str = ENTRY):
+        super().__init__(plan.graph, entry)
         self.plan, self.s = plan, schedule
         self.persistent = schedule.persistent
         self.vectors = plan.width // schedule.vector

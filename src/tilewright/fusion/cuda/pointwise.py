@@ -7,18 +7,22 @@ import math
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, Launch
 from tilewright.fusion.cuda.schedule import PointwiseSchedule, access_bytes
 from tilewright.fusion.ir import Graph
+from tilewright.fusion.passes import with_axis
 
 
-def emit_pointwise(graph: Graph, schedule: PointwiseSchedule) -> tuple[str, Launch]:
+def emit_pointwise(
+    graph: Graph, schedule: PointwiseSchedule, entry: str = ENTRY
+) -> tuple[str, Launch]:
     """A kernel without reductions; its source and its launch."""
-    return PointwiseKernel(graph, schedule).emit()
+    return PointwiseKernel(graph, schedule, entry).emit()
 
 
 class PointwiseKernel(Kernel):
-    def __init__(self, graph: Graph, schedule: PointwiseSchedule):
-        super().__init__(graph)
+    def __init__(self, graph: Graph, schedule: PointwiseSchedule, entry: str):
+        graph = graph if graph.space else with_axis(graph)
+        super().__init__(graph, entry)
         self.s = schedule
-        self.one_axis = len(graph.space) <= 1
+        self.one_axis = len(graph.space) == 1
         self.axes = tuple(range(len(graph.space)))
         # 32-bit indices where even a tensor of twice the elements stays within them.
         self.index = "u32" if math.prod(graph.space) < 2**30 else "u64"
@@ -47,7 +51,7 @@ class PointwiseKernel(Kernel):
             template + ", ".join(["i64 start", "i64 limit", *self.parameters_of_kernel()]) + ") {",
             *body,
             "}",
-            f'extern "C" __global__ void __launch_bounds__({s.block_threads}, 1) {ENTRY}('
+            f'extern "C" __global__ void __launch_bounds__({s.block_threads}, 1) {self.entry}('
             + ", ".join(self.parameters_of_kernel()) + ") {",
             *kernel,
         ]  # fmt: skip
@@ -102,18 +106,22 @@ class PointwiseKernel(Kernel):
             wide = access_bytes(access, self.s.vector)
             value = names[i] if self.vectorised(i) else f"splat<V>({names[i]})"
             pointer = f"out{k} + {self.offset(access, self.axes, at)}"
-            if access.strides and access.strides[-1] != 1:
-                self.line(f"scatter({pointer}, {access.strides[-1]}, {value});")
+            guard = self.once(i, at)
+            if access.strides[-1] != 1:
+                self.line(f"{guard}scatter({pointer}, {access.strides[-1]}, {value});")
             else:
-                self.line(f"store<(WIDE ? {wide} : {access.itemsize})>({pointer}, {value});")
+                self.line(f"{guard}store<(WIDE ? {wide} : {access.itemsize})>({pointer}, {value});")
         self.close()
 
     def coordinates_of_vector(self) -> dict[int, str]:
-        if not self.axes:
-            return {}
         self.line(f"const {self.index} element = ({self.index})vector * V;")
         return self.coordinates("element", "c", self.axes, self.index)
 
+    def once(self, i: int, at: dict[int, str]) -> str:
+        """The condition under which one thread of many stores what does not vary over all axes."""
+        sizes = zip(self.graph.nodes[i].shape, self.graph.space, strict=True)
+        alike = [a for a, (own, whole) in enumerate(sizes) if own == 1 != whole]
+        return f"if ({' && '.join(f'{at[a]} == 0' for a in alike)}) " if alike else ""
+
     def vectorised(self, i: int) -> bool:
-        shape = self.graph.nodes[i].shape
-        return not shape or shape[-1] != 1
+        return self.graph.nodes[i].shape[-1] != 1

@@ -10,9 +10,9 @@ from tilewright.fusion.plan import Phase, Plan
 from tilewright.op import HALVES
 
 
-def emit_rows(plan: Plan, schedule: RowSchedule) -> tuple[str, Launch]:
+def emit_rows(plan: Plan, schedule: RowSchedule, entry: str = ENTRY) -> tuple[str, Launch]:
     """A kernel that reduces rows; its source and its launch."""
-    return RowKernel(plan, schedule).emit()
+    return RowKernel(plan, schedule, entry).emit()
 
 
 class RowKernel(Moments, Residents):
@@ -46,7 +46,7 @@ class RowKernel(Moments, Residents):
         bounds = f"__launch_bounds__({s.block_threads}, {s.min_blocks})"
         cluster = f"__cluster_dims__({s.cluster}, 1, 1) " if s.cluster > 1 else ""
         parameters = ", ".join(self.parameters_of_kernel())
-        head = f'extern "C" __global__ void {cluster}{bounds} {ENTRY}({parameters}) {{'
+        head = f'extern "C" __global__ void {cluster}{bounds} {self.entry}({parameters}) {{'
         launch = Launch(
             s.block_threads,
             s.rows_per_block * s.rows_per_thread,

@@ -112,7 +112,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     return ConfigSpace(
         RowSchedule,
         {
-            "vector": _vectors(graph, inner),
+            "vector": widest_vectors(graph, inner),
             "moments": tuple(moments),
             "cluster": tuple(c for c in (1, 2, 4, 8) if c <= device.max_cluster),
             "parameters": (
@@ -248,7 +248,7 @@ def _too_much_shared(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -
 def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSchedule]:
     """The pointwise schedules that fit: several axes need vectors that divide the innermost."""
     inner = graph.space[-1] if len(graph.space) > 1 else 0
-    return ConfigSpace(PointwiseSchedule, {"vector": _vectors(graph, inner)})
+    return ConfigSpace(PointwiseSchedule, {"vector": widest_vectors(graph, inner)})
 
 
 def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
@@ -336,7 +336,7 @@ def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
     return PointwiseSchedule(vector, 256, 2 if busy else 1)
 
 
-def _vectors(graph: Graph, inner: int) -> tuple[int, ...]:
+def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:
     """Vector lengths that divide the innermost axis, widest first."""
     narrowest = min(a.itemsize for a in (*graph.inputs, *(o for _, o in graph.outputs)))
     widest = WIDEST_ACCESS // narrowest

@@ -10,6 +10,7 @@ import torch
 from tilewright.compile.cache import Compiled
 from tilewright.compile.launch import CudaKernel, overlaps
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda import programs
 from tilewright.fusion.cuda.columns import FINISH, RowGraph, emit_columns, split
 from tilewright.fusion.cuda.kernel import ENTRY, Launch
 from tilewright.fusion.cuda.pointwise import emit_pointwise
@@ -22,51 +23,69 @@ from tilewright.fusion.cuda.schedule import (
 )
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import plan_rows
+from tilewright.fusion.segments import Program, main_axis
 from tilewright.impl import CompileTask, Executable, Resources, allocator
 from tilewright.op import DTYPES, Workload
 from tilewright.space import ConfigSpace
 
 MAX_GRID = 2**31 - 1
+ALIGN = 256
+"""Bytes to which temporaries are aligned."""
 _data_ptr = torch.Tensor.data_ptr
 
 
 def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
+    for i, access in graph.outputs:
+        shape = graph.nodes[i].shape
+        if any(stride and n == 1 for stride, n in zip(access.strides, shape, strict=True)):
+            return "an output repeats one value along a dim"
+    return programs.unsupported(graph, device) if one_pass(graph, device) is None else None
+
+
+def one_pass(graph: Graph, device: DeviceSpec) -> Graph | None:
+    """What a pointwise or row kernel computes of the graph, if one does it all, or all but putting
+    sums over rows together; else None. Its rows, if it has some, are the innermost axes."""
+    if not graph.reductions:
+        return graph if len({_shape(graph, i) for i, _ in graph.outputs}) == 1 else None
+    rows = graph
+    if len(graph.reduction_sets) > 1 or graph.space[-1] == 1 or not _innermost(graph):
+        found = split(graph)
+        if isinstance(found, str):
+            return None
+        rows = found
+    if math.prod(rows.space[a] for a in rows.kept) > MAX_GRID or programs.shares_rows(rows, device):
+        return None
+    return None if row_heuristic(rows, device) is None else rows
+
+
+def _shape(graph: Graph, i: int) -> tuple[int, ...]:
+    return graph.nodes[i].shape
+
+
+def _innermost(graph: Graph) -> bool:
     rank = len(graph.space)
-    if any(n.op == "broadcast" for n in graph.nodes):
-        return "an output repeats one value along a dim"
-    rows = row_graph(graph)
-    if isinstance(rows, str):
-        return rows
-    if rows.reduced and rows.reduced != tuple(range(rank - len(rows.reduced), rank)):
-        return "the reduction is not over the innermost dims in memory order"
-    blocks = math.prod(rows.space[a] for a in rows.kept) if rows.reduced else 0
-    if blocks > MAX_GRID:
-        return f"{blocks} rows exceed a grid of {MAX_GRID} blocks"
-    if rows.reduced and row_heuristic(rows, device) is None:
-        return f"rows of {rows.reduced_size} elements fit no schedule on {device.name}"
-    return None
-
-
-def row_graph(graph: Graph) -> Graph | str:
-    """What a row kernel computes: the graph, or its part before the sums over rows."""
-    innermost = len(graph.space) - 1
-    if all(innermost in axes for axes in graph.reduction_sets) and len(graph.reduction_sets) < 2:
-        return graph
-    return split(graph)
+    lane = main_axis(graph, range(len(graph.nodes)))
+    return lane == rank - 1 and graph.reduced == tuple(range(rank - len(graph.reduced), rank))
 
 
 def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
-    rows = _rows(graph)
+    rows = one_pass(graph, device)
+    if rows is None:
+        return programs.space(graph, device)
     return row_space(rows, device) if rows.reduced else pointwise_space(graph, device)
 
 
 def heuristic(graph: Graph, device: DeviceSpec) -> Any:
-    rows = _rows(graph)
+    rows = one_pass(graph, device)
+    if rows is None:
+        return programs.heuristic(graph, device)
     return row_heuristic(rows, device) if rows.reduced else pointwise_heuristic(graph, device)
 
 
-def emit(graph: Graph, config: Any) -> tuple[str, Launch]:
-    rows = _rows(graph)
+def emit(graph: Graph, config: Any, device: DeviceSpec) -> tuple[str, Launch]:
+    """The source and launch of what one pass computes."""
+    rows = one_pass(graph, device)
+    assert rows is not None, graph
     if isinstance(rows, RowGraph):
         return emit_columns(graph, rows, config)
     if graph.reduced:
@@ -74,33 +93,38 @@ def emit(graph: Graph, config: Any) -> tuple[str, Launch]:
     return emit_pointwise(graph, config)
 
 
-def describe(graph: Graph, config: Any) -> list[str]:
+def describe(graph: Graph, config: Any, device: DeviceSpec) -> list[str]:
+    rows = one_pass(graph, device)
+    if rows is None:
+        return programs.describe(graph, config, device)
     sets = ", ".join(str(list(axes)) for axes in graph.reduction_sets)
     reduced = f", reduces axes {sets}" if sets else ""
     lines = [f"kernel 0: space {list(graph.space)}{reduced}"]
-    if isinstance(row_graph(graph), RowGraph):
+    if isinstance(rows, RowGraph):
         lines.append("kernel 1: joins what blocks summed over rows; cut: no block sees all rows")
     return lines
 
 
 def task(graph: Graph, config: Any, device: DeviceSpec) -> CompileTask:
-    source, _ = emit(graph, config)
+    if one_pass(graph, device) is None:
+        source, *_ = programs.emit(graph, config, device)
+    else:
+        source, _ = emit(graph, config, device)
     flags = (f"--gpu-architecture={device.arch}", "--std=c++17", "--ptxas-options=-v")
     return CompileTask("nvrtc", source, flags, ENTRY)
 
 
-def executable(graph: Graph, config: Any, w: Workload, built: Compiled) -> Executable:
-    _, launch = emit(graph, config)
-    rows = _rows(graph)
+def executable(
+    graph: Graph, config: Any, w: Workload, built: Compiled, device: DeviceSpec
+) -> Executable:
+    rows = one_pass(graph, device)
+    if rows is None:
+        _, program, stages = programs.emit(graph, config, device)
+        return ProgramKernels(built, program, stages, w)
+    _, launch = emit(graph, config, device)
     axes = rows.kept if rows.reduced else range(len(graph.space))
     count = math.prod(graph.space[a] for a in axes)
     return (TwoKernels if launch.finish else FusedKernel)(built, launch, w, count)
-
-
-def _rows(graph: Graph) -> Graph:
-    rows = row_graph(graph)
-    assert isinstance(rows, Graph), rows
-    return rows
 
 
 class FusedKernel(Executable):
@@ -211,3 +235,74 @@ class TwoKernels(FusedKernel):
             overlapping=overlaps(index),
         )
         return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+class ProgramKernels(Executable):
+    """Several launches; what they pass on lies in one piece of workspace."""
+
+    def __init__(
+        self, built: Compiled, program: Program, stages: list[programs.Stage], w: Workload
+    ):
+        self.resources: Resources | None = built.resources
+        self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
+        self.scalars = tuple(w.scalars.values())
+        self.stages = [(s, CudaKernel(built, s.entry, s.signature)) for s in stages]
+        self.block_threads = stages[0].block_threads
+        self.offsets, size = [], 0
+        for spec in program.temporaries:
+            self.offsets.append(size)
+            size += math.ceil(spec.numel * spec.itemsize / ALIGN) * ALIGN
+        self.workspace_bytes = size
+        self.grids: dict[int, list[int]] = {}
+
+    def __call__(self, *tensors: torch.Tensor, scalars: tuple[float, ...] | None = None) -> Any:
+        device = tensors[0].device
+        index, empty = device.index, allocator.empty_strided
+        outs = [
+            empty(shape, strides, dtype=dtype, device=device)
+            for shape, strides, dtype in self.outputs
+        ]
+        pointers = [t.data_ptr() for t in (*tensors, *outs)]
+        if self.workspace_bytes:
+            size = (self.workspace_bytes,)
+            memory = empty(size, (1,), dtype=torch.uint8, device=device)
+            start = memory.data_ptr()
+            pointers += [start + offset for offset in self.offsets]
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        numbers = self.scalars if scalars is None else scalars
+        grids = self.grids.get(index) or self.grids_on(index)
+        for (stage, kernel), blocks in zip(self.stages, grids, strict=True):
+            launch = stage.launch
+            kernel.launch(
+                (blocks, 1, 1),
+                (stage.block_threads, 1, 1),
+                launch.shared_bytes if launch else 0,
+                stream,
+                index,
+                *[pointers[b] for b in stage.buffers],
+                *([stage.count] if launch else []),
+                *numbers,
+                cluster=launch.cluster if launch else 1,
+                overlapping=launch is None and stage.entry != ENTRY and overlaps(index),
+            )
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def grids_on(self, device_index: int) -> list[int]:
+        """Blocks of each launch; a persistent kernel has as many as run at once."""
+        self.grids[device_index] = [
+            _blocks(stage.launch, stage.count, kernel, device_index)
+            if stage.launch
+            else stage.blocks
+            for stage, kernel in self.stages
+        ]
+        return self.grids[device_index]
+
+
+def _blocks(launch: Launch, count: int, kernel: CudaKernel, device_index: int) -> int:
+    blocks = math.ceil(count / launch.per_block) * launch.cluster
+    if not launch.persistent:
+        return blocks
+    resident = kernel.resident_blocks(
+        device_index, launch.block_threads, launch.shared_bytes, launch.cluster
+    )
+    return min(blocks, max(resident, launch.cluster))

@@ -1,0 +1,313 @@
+"""A graph that takes several kernels on a GPU: how it is cut, and the source of all of them.
+
+Kernels follow one another in a stream. Those that put parts of results together are one launch: a
+range of its blocks for each result. It starts while the kernel before it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Launch, prelude
+from tilewright.fusion.cuda.pointwise import emit_pointwise
+from tilewright.fusion.cuda.rows import emit_rows
+from tilewright.fusion.cuda.schedule import (
+    PointwiseSchedule,
+    RowSchedule,
+    pointwise_heuristic,
+    pointwise_space,
+    row_heuristic,
+    row_space,
+)
+from tilewright.fusion.cuda.tile_kernel import TileKernel
+from tilewright.fusion.cuda.tiles import (
+    Area,
+    TileKernels,
+    Tiles,
+    TileSchedule,
+    fitted,
+    joining_schedule,
+    tile_heuristic,
+    tile_space,
+)
+from tilewright.fusion.ir import Graph
+from tilewright.fusion.passes import permuted
+from tilewright.fusion.plan import plan_rows
+from tilewright.fusion.segments import Program, Segment, cut, main_axis
+from tilewright.space import ConfigSpace
+
+LONG_ROWS = 1 << 20
+"""Elements from which more passes are cheaper than a device that is mostly idle."""
+MANY_LANES = 16
+"""Elements along the lane that a block takes at least."""
+Schedule = TileSchedule | RowSchedule | PointwiseSchedule
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One launch of a program.
+
+    Attributes:
+        entry: the name of its kernel.
+        buffers: those whose addresses are its first arguments: inputs, outputs, temporaries.
+        launch: of a row or pointwise kernel, which takes `count` rows or elements; else None.
+        blocks, block_threads: of a tile kernel.
+    """
+
+    entry: str
+    buffers: tuple[int, ...]
+    signature: str
+    launch: Launch | None = None
+    count: int = 0
+    blocks: int = 0
+    block_threads: int = 0
+
+
+def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
+    """The kernels under a schedule: its `parts` decide whether walks are divided."""
+    tiles = schedule if isinstance(schedule, TileSchedule) else TileSchedule()
+    whole = cut(graph, kernels=TileKernels(tiles))
+    if not isinstance(schedule, TileSchedule):
+        return whole
+    few = has_few_rows(whole, device)
+    divided = cut(graph, split=True, kernels=TileKernels(tiles, extra=8 if few else 0))
+    if few or divided.large() < whole.large() or kind_of(whole, _main(whole)) != "tile":
+        return divided
+    return divided if schedule.parts > 1 else whole
+
+
+def has_few_rows(program: Program, device: DeviceSpec) -> bool:
+    """Whether the main kernel has so few and long rows that it leaves most of a device idle; then
+    rows are split, though each of their reductions is a pass."""
+    k = _main(program)
+    graph, kind = program.segments[k].graph, kind_of(program, k)
+    if kind == "pointwise" or program.segments[k].added():
+        return False
+    if kind == "rows":
+        return shares_rows(graph, device)
+    area = Area(program.segments[k])
+    blocks = math.ceil(area.width / MANY_LANES) * area.cells
+    return 2 * blocks <= device.sms and math.prod(graph.space) >= LONG_ROWS
+
+
+def shares_rows(rows: Graph, device: DeviceSpec) -> bool:
+    """Whether rows are so few and long that more than a cluster should share one."""
+    count = math.prod(rows.space[a] for a in rows.kept)
+    few = 2 * count * device.max_cluster <= device.sms
+    return few and rows.reduced_size * count >= LONG_ROWS
+
+
+def kind_of(program: Program, k: int) -> str:
+    """What kind of kernel does segment `k`: "tile", "rows" or "pointwise"."""
+    return "tile" if is_joining(program, k) else kind_of_segment(program.segments[k])
+
+
+def kind_of_segment(segment: Segment) -> str:
+    if segment.added():
+        return "tile"
+    if not segment.graph.reductions:
+        return "pointwise"
+    lane = main_axis(segment.graph, range(len(segment.graph.nodes)))
+    return "rows" if lane in segment.graph.reduced else "tile"
+
+
+def is_joining(program: Program, k: int) -> bool:
+    """Whether segment `k` puts parts together that an earlier one left."""
+    temporaries = set(program.segments[k].reads) - set(range(program.inputs))
+    return program.segments[k].row is None and k > 0 and bool(temporaries)
+
+
+def rows_last(graph: Graph) -> Graph:
+    """The graph with the axes that it reduces last, the contiguous one behind all others."""
+    lane = main_axis(graph, range(len(graph.nodes)))
+    row = sorted(graph.reduced, key=lambda a: a == lane)
+    return permuted(graph, [*graph.kept, *row])
+
+
+def _main(program: Program) -> int:
+    """The kernel that the schedule is for: the first of the largest."""
+    sizes = [math.prod(s.graph.space) for s in program.segments]
+    return sizes.index(max(sizes))
+
+
+def _choices(graph: Graph, device: DeviceSpec) -> tuple[Segment | None, Area | None]:
+    """The main kernel where no walk is divided, and that where walks are, unless that is worse."""
+    whole = program_of(graph, PointwiseSchedule(), device)
+    divided = program_of(graph, TileSchedule(parts=2), device)
+    main = divided.segments[_main(divided)]
+    area = Area(main) if main.added() else None
+    worse = divided.large() < whole.large() or has_few_rows(whole, device)
+    return (None if area and worse else whole.segments[_main(whole)]), area
+
+
+# ---- spaces and heuristics -----------------------------------------------------------------------
+
+
+def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
+    segment, divided = _choices(graph, device)
+    if segment is None:
+        assert divided is not None
+        return tile_space(divided)
+    match kind_of_segment(segment):
+        case "pointwise":
+            return pointwise_space(segment.graph, device)
+        case "rows":
+            return row_space(rows_last(segment.graph), device)
+    whole = tile_space(Area(segment))
+    if divided is None or segment.added():
+        return whole
+    return _either(whole, tile_space(divided))
+
+
+def _either(
+    whole: ConfigSpace[TileSchedule], divided: ConfigSpace[TileSchedule]
+) -> ConfigSpace[TileSchedule]:
+    """Schedules of one kernel, parts=1, and those of a divided walk."""
+    values = {
+        name: tuple(dict.fromkeys((*whole.values[name], *divided.values[name])))
+        for name in whole.values
+    }
+    values["parts"] = tuple(2**k for k in range(11))
+    return ConfigSpace(
+        TileSchedule, values, lambda c: (whole if c.parts == 1 else divided).why_not(c)
+    )
+
+
+def heuristic(graph: Graph, device: DeviceSpec) -> Any:
+    segment, divided = _choices(graph, device)
+    if segment is None:
+        assert divided is not None
+        return tile_heuristic(divided, device)
+    match kind_of_segment(segment):
+        case "pointwise":
+            return pointwise_heuristic(segment.graph, device)
+        case "rows":
+            return row_heuristic(rows_last(segment.graph), device)
+    area = Area(segment)
+    whole = tile_heuristic(area, device)
+    if divided is None or segment.added():
+        return whole
+    threads = Tiles(area, whole).blocks * whole.block_threads
+    fills = 2 * threads >= device.sms * device.threads_per_sm
+    return whole if fills else tile_heuristic(divided, device)
+
+
+def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
+    config = heuristic(graph, device)
+    if config is None:
+        return f"rows of {graph.reduced_size} elements fit no schedule on {device.name}"
+    program = program_of(graph, config, device)
+    for k, segment in enumerate(program.segments):
+        if kind_of(program, k) == "rows":
+            rows = rows_last(segment.graph)
+            if row_heuristic(rows, device) is None:
+                return f"rows of {rows.reduced_size} elements fit no schedule on {device.name}"
+    return None
+
+
+def describe(graph: Graph, config: Schedule, device: DeviceSpec) -> list[str]:
+    """One line for each kernel, and which of them are one launch."""
+    program = program_of(graph, config, device)
+    lines = program.describe()
+    for group in _groups(program):
+        for k in group[1:]:
+            lines[k] += f" (in one launch with kernel {group[0]})"
+    return lines
+
+
+# ---- source --------------------------------------------------------------------------------------
+
+
+def emit(graph: Graph, config: Schedule, device: DeviceSpec) -> tuple[str, Program, list[Stage]]:
+    """The source of all kernels, and how to launch them."""
+    program = program_of(graph, config, device)
+    main = _main(program)
+    texts, stages = [prelude()], list[Stage]()
+    for group in _groups(program):
+        entry = ENTRY + (str(len(stages)) if stages else "")
+        kind, k = kind_of(program, group[0]), group[0]
+        if kind == "tile":
+            text, stage = _tile_stage(program, group, config, entry)
+        else:
+            own = config if k == main else None
+            text, stage = _plain_stage(program.segments[k], kind, own, device, entry)
+        texts.append(f"namespace kernel{len(stages)} {{\n{text}}}\n")
+        stages.append(stage)
+    return "\n".join(texts), program, stages
+
+
+def _groups(program: Program) -> list[list[int]]:
+    """Segments by launch: kernels that put parts together and need nothing of one another."""
+    groups: list[list[int]] = []
+    for k, segment in enumerate(program.segments):
+        together = groups and is_joining(program, k) and is_joining(program, groups[-1][0])
+        written = {b for j in groups[-1] for b in program.segments[j].writes} if together else set()
+        if together and not written & set(segment.reads):
+            groups[-1].append(k)
+        else:
+            groups.append([k])
+    return groups
+
+
+def _plain_stage(
+    segment: Segment, kind: str, config: Schedule | None, device: DeviceSpec, entry: str
+) -> tuple[str, Stage]:
+    """A row or pointwise kernel."""
+    graph = segment.graph
+    if kind == "rows":
+        graph = rows_last(graph)
+        rows = config if isinstance(config, RowSchedule) else row_heuristic(graph, device)
+        assert rows is not None, graph
+        text, launch = emit_rows(plan_rows(graph, rows.moments), rows, entry)
+        count = math.prod(graph.space[a] for a in graph.kept)
+    else:
+        fits = isinstance(config, PointwiseSchedule)
+        points = config if fits else pointwise_heuristic(graph, device)
+        assert isinstance(points, PointwiseSchedule)
+        text, launch = emit_pointwise(graph, points, entry)
+        count = math.prod(graph.space)
+    buffers = (*segment.reads, *segment.writes)
+    stage = Stage(entry, buffers, launch.signature, launch, count, 0, launch.block_threads)
+    return text.removeprefix(prelude()), stage
+
+
+def _tile_stage(
+    program: Program, group: list[int], config: Schedule, entry: str
+) -> tuple[str, Stage]:
+    """Tile kernels side by side, each with its range of blocks."""
+    config = config if isinstance(config, TileSchedule) else TileSchedule()
+    parts, calls, first, threads = [], [], 0, 0
+    tensors: dict[int, str] = {}
+    for n, k in enumerate(group):
+        segment = program.segments[k]
+        area = Area(segment)
+        schedule = joining_schedule(area) if is_joining(program, k) else fitted(config, area)
+        tiles = Tiles(area, schedule)
+        kernel = TileKernel(tiles)
+        parts.append(kernel.emit(f"part{n}"))
+        for buffer, declared in zip(
+            (*segment.reads, *segment.writes), kernel.tensors(), strict=True
+        ):
+            tensors.setdefault(buffer, declared.rpartition("__restrict__")[0])
+        scalars = [f"scalar{i}" for i in range(len(area.graph.scalars))]
+        names = ", ".join([*(f"b{b}" for b in (*segment.reads, *segment.writes)), *scalars])
+        calls.append((first, f"part{n}(blockIdx.x - (i64){first}, {names});"))
+        first += tiles.blocks
+        threads = schedule.block_threads
+    numbers = [f"{TYPES[d]} scalar{i}" for i, d in enumerate(program.segments[0].graph.scalars)]
+    declared = ", ".join([*(f"{kind}__restrict__ b{b}" for b, kind in tensors.items()), *numbers])
+    head = f'extern "C" __global__ void __launch_bounds__({threads}, 1) {entry}({declared}) {{'
+    # What the kernel before it wrote must not be read before the wait: that hides its pointer.
+    read = [b for b, kind in tensors.items() if kind.startswith("const")]
+    wait = ["  await_previous();", *(f"  b{b} = afresh(b{b});" for b in read)]
+    body = [
+        f"  {'else ' if n < len(calls) - 1 else ''}if (blockIdx.x >= {start}) {call}"
+        for n, (start, call) in reversed(list(enumerate(calls)))
+    ]
+    text = "\n".join([*parts, head, *(wait if entry != ENTRY else []), *body, "}", ""])
+    codes = "".join("d" if d == "f64" else "f" for d in program.segments[0].graph.scalars)
+    signature = "P" * len(tensors) + codes
+    return text, Stage(entry, tuple(tensors), signature, None, 0, first, threads)

@@ -1,0 +1,367 @@
+"""Schedules of tile kernels: how a space is cut into the tiles that blocks walk.
+
+A tile kernel takes what a row kernel cannot: reductions across the order of memory (a softmax over
+channels, a sum over dim 0), several reductions over different dims in one pass (the gradients of a
+broadcast), and rows so long and few that blocks must share them. Vectors run along one axis, the
+lane; a block walks a piece of other axes, and what is left numbers the blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.schedule import (
+    ARITHMETIC_REGISTERS,
+    WIDEST_ACCESS,
+    held_bytes,
+    widest_vectors,
+)
+from tilewright.fusion.ir import Access, Graph
+from tilewright.fusion.passes import permuted, with_axis
+from tilewright.fusion.plan import Phase, Plan, plan_rows
+from tilewright.fusion.segments import Kernels, Segment, main_axis
+from tilewright.space import ConfigSpace, param
+
+WARP = 32
+JOIN_THREADS = 1024
+"""Threads of a block that puts parts together: their loads are all the parallelism there is."""
+KEPT_STEPS = 32
+"""Steps of a walk that a thread unrolls to keep their values in registers."""
+BLOCK_REGISTERS = 1 << 16
+"""Of the threads of one block, on every architecture."""
+PARTS_SHARE = 4
+"""Parts of results may be this fraction of the elements that are read."""
+IN_FLIGHT_BYTES, MOST_IN_FLIGHT_BYTES = 32, 128
+"""Of every thread that a device can hold: what hides the latency of its memory; of one thread."""
+LINE_BYTES = 64
+"""From which pieces of memory are as good as long ones: two sectors."""
+LONG_TILE, LONG_TURNS, LONG_CHUNK = 128, 8, 64
+"""Elements along the lane, turns that add them to one number, and steps of a walk, by which the
+parts that a walk leaves are judged."""
+
+
+@dataclass(frozen=True)
+class TileSchedule:
+    """How a kernel walks tiles.
+
+    A block has `lanes` threads along the lane axis, each with `turns` vectors of `vector` elements,
+    times `shares` that divide the steps of the walk; each has `unroll` steps in flight. The walk
+    is divided into `parts`, which another kernel puts together. `storage` says whether values that
+    a second sweep needs stay in registers or are read again.
+    """
+
+    vector: int = param(8, 4, 2, 1)
+    lanes: int = param(1, 2, 4, 8, 16, 32, 64, 128, 256, default=32)
+    shares: int = param(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, default=8)
+    turns: int = param(1, 2, 4, 8, 16)
+    unroll: int = param(1, 2, 4, 8)
+    parts: int = param(*(2**k for k in range(11)))
+    storage: str = param("reread", "registers")
+    stream_loads: bool = param(True, False)
+
+    @property
+    def block_threads(self) -> int:
+        return self.lanes * self.shares
+
+
+class Area:
+    """What one segment's tiles are cut from, whatever the schedule.
+
+    Attributes:
+        graph: with the lane axis last.
+        walk: the axes whose steps follow one another in a thread.
+        grid: the axes that number the blocks, besides pieces of lane and walk.
+        added: by position of the output: the reduction that it holds parts of.
+    """
+
+    def __init__(self, segment: Segment):
+        self.graph = _lane_last(segment)
+        self.lane = len(self.graph.space) - 1
+        self.added = {k: self.graph.outputs[k][0] for k in segment.added()}
+        sets = dict.fromkeys(self.graph.axes(i) for i in self.added.values())
+        reduced = self.graph.reduced
+        self.walk = best_walk(self.graph, self.lane, sets)[1] if sets else reduced
+        assert self.lane not in self.walk, segment.graph
+        self.grid = tuple(a for a in range(self.lane) if a not in self.walk)
+        self.width = self.graph.space[self.lane]
+        self.steps = math.prod(self.graph.space[a] for a in self.walk)
+        self.cells = math.prod(self.graph.space[a] for a in self.grid)
+        self.vectors = widest_vectors(self.graph, self.width)
+
+    def walks_through(self, i: int) -> bool:
+        """Whether a walk adds up to one part of reduction `i`, or each step is a part's own."""
+        return set(self.walk) <= set(self.graph.axes(i))
+
+    def varies(self, shape: tuple[int, ...]) -> bool:
+        """Whether a value of this shape differs from step to step."""
+        return any(shape[a] != 1 for a in self.walk) or not self.walk
+
+    def along_lane(self, i: int) -> bool:
+        return self.lane in self.graph.axes(i)
+
+    @functools.cached_property
+    def turning(self) -> bool:
+        """Whether a thread may take vector after vector: all that it adds up is one number."""
+        ends = self.added.values()
+        return bool(ends) and all(self.along_lane(i) and self.walks_through(i) for i in ends)
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        if not self.added and self.walk:
+            return plan_rows(self.graph, "two_pass", row=self.walk)
+        graph = self.graph
+        inner = tuple(any(n.shape[a] != 1 for a in self.walk) for n in graph.nodes)
+        stores = tuple(k for k in range(len(graph.outputs)) if k not in self.added)
+        phase = Phase((), stores, frozenset(), frozenset(), tuple(self.added.values()))
+        return Plan(graph, (phase,), inner, (0,) * len(graph.nodes), self.walk)
+
+    @functools.cached_property
+    def carried(self) -> frozenset[int]:
+        """Values that a later sweep uses."""
+        return frozenset[int]().union(*(p.carried_out for p in self.plan.phases))
+
+
+class Tiles:
+    """An area under a schedule.
+
+    Attributes:
+        lanes, shares: threads of a block along the lane, and along the walk.
+        chunks: blocks among which a walk is divided, each with so many `chunk_steps`.
+        pieces: blocks side by side along the lane.
+        kept_steps: steps whose values a thread keeps: all of its walk, or none.
+    """
+
+    def __init__(self, area: Area, s: TileSchedule):
+        self.area, self.s = area, s
+        self.lanes, self.shares = (s.lanes, s.shares) if area.walk else (s.block_threads, 1)
+        self.chunks = s.parts if area.added and area.walk else 1
+        self.chunk_steps = math.ceil(area.steps / self.chunks)
+        self.pieces = math.ceil(area.width / (self.lanes * s.vector * s.turns))
+        self.blocks = area.cells * self.chunks * self.pieces
+        self.kept_steps = (
+            math.ceil(self.chunk_steps / self.shares) if s.storage == "registers" else 0
+        )
+
+    def parts_of(self, i: int) -> list[tuple[str, int]]:
+        """What numbers the parts of reduction `i`, outermost first: a coordinate and its size."""
+        area = self.area
+        axes = area.graph.axes(i)
+        found = [(f"grid{a}", area.graph.space[a]) for a in area.grid if a in axes]
+        if area.walks_through(i):
+            found.append(("chunk", self.chunks))
+        if area.along_lane(i):
+            found.append(("piece", self.pieces))
+            if not area.walks_through(i):
+                found.append((f"(x / {WARP})", math.ceil(self.lanes / WARP)))
+        return [(name, n) for name, n in found if n > 1]
+
+    def count_of_parts(self, i: int) -> int:
+        return math.prod(n for _, n in self.parts_of(i))
+
+    def misfit(self) -> str | None:
+        """Why the schedule does not suit, or None."""
+        s, area = self.s, self.area
+        if s.block_threads % WARP or s.block_threads > 1024:
+            return f"a block of {s.block_threads} threads"
+        if area.width % s.vector:
+            return f"vectors of {s.vector} do not divide {area.width} elements"
+        if area.walk and (s.lanes - 1) * s.vector * s.turns >= 2 * area.width:
+            return f"{s.lanes} lanes are more than twice those that {area.width} elements need"
+        if area.walk and s.shares > 2 * self.chunk_steps and s.block_threads > WARP:
+            return f"{s.shares} shares of {self.chunk_steps} steps"
+        if area.walk and s.unroll > 1 and s.shares * s.unroll > 2 * self.chunk_steps:
+            return f"{s.shares} shares of {s.unroll} steps are for longer walks"
+        if not area.walk and (s.lanes != WARP or s.unroll > s.turns):
+            return "without a walk, shares are lanes too, and turns are what is unrolled"
+        if s.turns > 1 and not area.turning:
+            return "several turns go with sums along the lane"
+        if s.parts > 1 and not (area.added and area.walk):
+            return "there is nothing to divide"
+        if self.chunks > area.steps:
+            return f"{self.chunks} parts of {area.steps} steps"
+        if self.kept_steps > KEPT_STEPS:
+            return f"{self.kept_steps} steps of a walk are too many to keep"
+        room = min(255, BLOCK_REGISTERS // s.block_threads) - ARITHMETIC_REGISTERS
+        if self.held_bytes > 4 * room:
+            return f"{self.held_bytes} bytes per thread exceed {4 * room} bytes of registers"
+        return None
+
+    @property
+    def held_bytes(self) -> int:
+        """Of one thread: what it adds up, and what it keeps or has in flight, whichever is more."""
+        graph, vector = self.area.plan.graph, self.s.vector
+        nodes = [n for n in graph.nodes if n.op == "load" and self.area.varies(n.shape)]
+        flying = self.s.unroll * sum(held_bytes(n.dtype, vector) for n in nodes)
+        carried = [graph.nodes[i] for i in self.area.carried]
+        kept = self.kept_steps * sum(held_bytes(n.dtype, vector) for n in carried)
+        sums = sum(held_bytes(graph.nodes[i].dtype, vector) for i in graph.reductions)
+        return max(kept, flying) + sums
+
+
+class TileKernels(Kernels):
+    """What kernels of this target do, under one schedule: see Kernels."""
+
+    across = True
+
+    def __init__(self, schedule: TileSchedule, extra: int = 0):
+        super().__init__()
+        self.schedule, self.extra = schedule, extra
+
+    def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
+        if row:
+            return False
+        sets = list(dict.fromkeys(graph.axes(i) for i in sums))
+        partial, _ = best_walk(graph, lane, sets)
+        return len(sets) == 1 or partial * PARTS_SHARE <= math.prod(graph.space)
+
+    def divided(self, segment: Segment) -> dict[int, int]:
+        area = Area(segment)
+        tiles = Tiles(area, fitted(self.schedule, area))
+        return {k: tiles.count_of_parts(i) for k, i in area.added.items()}
+
+
+def best_walk(
+    graph: Graph, lane: int, sets: Iterable[tuple[int, ...]]
+) -> tuple[float, tuple[int, ...]]:
+    """The axes to walk that leave the fewest elements in parts of the results, and how many.
+
+    A result either lies across the walk, and a thread adds it up on its way, or each step has its
+    own, which must then be joined along the lane.
+    """
+    sets = list(sets)
+    others = [a for a in range(len(graph.space)) if a != lane]
+    found = []
+    for count in range(len(others) + 1):
+        for walk in itertools.combinations(others, count):
+            through = [set(walk) <= set(axes) for axes in sets]
+            apart = [not set(walk) & set(axes) and lane in axes for axes in sets]
+            if all(a or b for a, b in zip(through, apart, strict=True)):
+                left = sum(_partial(graph, lane, walk, axes) for axes in sets)
+                found.append((left, -len(walk), walk))
+    left, _, walk = min(found)
+    return left, walk
+
+
+def _partial(graph: Graph, lane: int, walk: tuple[int, ...], axes: tuple[int, ...]) -> float:
+    """Elements in the parts of a result over `axes`."""
+    space = graph.space
+    elements = math.prod(space[a] for a in range(len(space)) if a not in walk and a != lane)
+    through = set(walk) <= set(axes)
+    elements *= math.ceil(math.prod(space[a] for a in walk) / (LONG_CHUNK if through else 1))
+    tile = (LONG_TURNS if through else 1) * LONG_TILE if lane in axes else 1
+    return elements * math.ceil(space[lane] / tile)
+
+
+def _lane_last(segment: Segment) -> Graph:
+    graph, lane = segment.graph, segment.lane
+    if segment.added():
+        assert lane is not None
+    else:
+        kept = [a for a in range(len(graph.space)) if a not in graph.reduced]
+        if not kept:
+            return with_axis(graph)
+        if lane is None or lane in graph.reduced:
+            best = main_axis(graph, range(len(graph.nodes)))
+            lane = best if best in kept else kept[-1]
+    return permuted(graph, [*(a for a in range(len(graph.space)) if a != lane), lane])
+
+
+# ---- spaces and heuristics -----------------------------------------------------------------------
+
+
+def tile_space(area: Area) -> ConfigSpace[TileSchedule]:
+    """The schedules that fit."""
+    divides = bool(area.added and area.walk)
+    return ConfigSpace(
+        TileSchedule,
+        {
+            "vector": area.vectors,
+            "turns": (1, 2, 4, 8, 16) if area.turning else (1,),
+            "parts": tuple(2**k for k in range(11)) if divides else (1,),
+            "storage": ("reread", "registers") if area.carried else ("reread",),
+        },
+        lambda c: Tiles(area, c).misfit(),
+    )
+
+
+def tile_heuristic(area: Area, device: DeviceSpec) -> TileSchedule:
+    """The schedule of which a simple model expects most; see `_merit`."""
+    space, found = tile_space(area), []
+    choices = itertools.product(
+        area.vectors[:2], (4, 8, 16, 32, 64), (256, 512, 1024), space.values["turns"], (4, 2, 1),
+        space.values["parts"], space.values["storage"],
+    )  # fmt: skip
+    for vector, lanes, threads, turns, unroll, parts, storage in choices:
+        schedule = TileSchedule(vector, lanes, threads // lanes, turns, unroll, parts, storage)
+        tiles = Tiles(area, schedule)
+        if tiles.misfit() is None:
+            found.append((_merit(tiles, device), -threads, vector, schedule))
+    if not found:
+        return fitted(TileSchedule(), area)
+    return max(found, key=lambda f: f[:3])[-1]
+
+
+def _merit(tiles: Tiles, device: DeviceSpec) -> float:
+    """The fraction of a device's bandwidth that a schedule may hope for: its threads must be
+    enough, with enough bytes in flight each, spread evenly over the SMs, in pieces of two sectors
+    and more, few of them idle, on walks that are long beside their joining, and must leave few
+    parts to be read again."""
+    area, s = tiles.area, tiles.s
+    full = [a for a in area.graph.inputs if _reads_all(area, a)] or area.graph.inputs
+    itemsize = max((a.itemsize for a in full), default=4)
+    shares = min(tiles.shares, tiles.chunk_steps)
+    steps = math.ceil(tiles.chunk_steps / tiles.shares) * s.turns
+    ahead = min(max(s.unroll, tiles.kept_steps), steps)
+    flying = min(s.vector * sum(a.itemsize for a in full) * ahead, MOST_IN_FLIGHT_BYTES)
+    wanted = device.sms * device.threads_per_sm * IN_FLIGHT_BYTES
+    busy = min(1.0, tiles.blocks * tiles.lanes * shares * flying / wanted)
+    even = tiles.blocks / (math.ceil(tiles.blocks / device.sms) * device.sms)
+    used = area.width / (tiles.pieces * tiles.lanes * s.vector * s.turns)
+    used *= area.steps / (tiles.chunks * tiles.shares * math.ceil(tiles.chunk_steps / tiles.shares))
+    wide = min(1.0, tiles.lanes * s.vector * itemsize / LINE_BYTES) ** 0.3
+    wide *= min(1.0, s.vector * itemsize / WIDEST_ACCESS) ** 0.1
+    nodes = area.graph.nodes
+    partial = sum(tiles.count_of_parts(i) * math.prod(nodes[i].shape) for i in area.added.values())
+    again = 2 * partial / math.prod(area.graph.space)
+    joining = steps / (steps + 0.5)
+    kept = 1.0 if s.storage == "registers" or not area.carried else 0.7
+    return busy * even * wide * used**0.5 * joining * kept / (1 + again)
+
+
+def _reads_all(area: Area, access: Access) -> bool:
+    return all(s or n == 1 for s, n in zip(access.strides, area.graph.space, strict=True))
+
+
+def joining_schedule(area: Area) -> TileSchedule:
+    """For the kernels that put parts together: single columns, many shares of each."""
+    steps = _power_above(area.steps)
+    shares = min(JOIN_THREADS // min(_power_above(area.width), WARP), steps)
+    return TileSchedule(1, JOIN_THREADS // shares, shares, 1, max(min(4, steps // shares), 1))
+
+
+def fitted(s: TileSchedule, area: Area) -> TileSchedule:
+    """The schedule, or for another area the nearest: narrower, with fewer parts."""
+    if s.vector in area.vectors and Tiles(area, s).misfit() is None:
+        return s
+    vector = next(v for v in area.vectors if v <= s.vector or v == 1)
+    turns = s.turns if area.turning else 1
+    if not area.walk:
+        shares = max(s.block_threads // WARP, 1)
+        return TileSchedule(vector, WARP, shares, turns, min(s.unroll, turns))
+    lanes = min(s.lanes, _power_above(area.width / vector))
+    steps = _power_above(area.steps)
+    parts = min(s.parts, max(steps // 2, 1)) if area.added and area.walk else 1
+    shares = max(min(s.shares, max(steps // parts, 1)), WARP // lanes)
+    unroll = max(min(s.unroll, steps // parts // shares), 1)
+    tried = TileSchedule(vector, lanes, shares, turns, unroll, parts, s.storage, s.stream_loads)
+    keeps = area.carried and Tiles(area, tried).misfit() is None
+    return tried if keeps else replace(tried, storage="reread")
+
+
+def _power_above(n: float) -> int:
+    return 1 << max(math.ceil(n) - 1, 0).bit_length()

@@ -1,0 +1,165 @@
+"""Generated CUDA kernels, run on a CPU: what they compute is tested where there is no GPU.
+
+The kernels are those that NVRTC gets; functions of the prelude that are written in PTX are replaced
+(`REPLACED`). Threads do not run at once, so races go unseen, and clusters are not emulated.
+"""
+
+import ctypes
+import math
+import re
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tilewright.compile.cache import compiled
+from tilewright.fusion.cuda import programs, target
+from tilewright.fusion.cuda.columns import FINISH
+from tilewright.fusion.cuda.kernel import ENTRY, prelude
+from tilewright.impl import CompileTask, Executable, allocator
+from tilewright.op import DTYPES
+
+HEADER = Path(__file__).with_name("emulated.hpp")
+FLAGS = ("-O1", "-w", "-std=c++17", "-fno-strict-aliasing", "-shared", "-fPIC")
+CPU = torch.device("cpu")
+PERSISTENT_BLOCKS = 3
+REPLACED = {
+    r"TW_DEVICE float widen\(f16 h\).*": """
+TW_DEVICE float widen(f16 h) { return same_bits<_Float16>(h.bits); }""",
+    r"TW_DEVICE u32 pack\(f16, float a, float b\) \{[^}]*\}": """
+TW_DEVICE u32 pack(f16, float a, float b) {
+  return same_bits<u16>((_Float16)a) | (u32)same_bits<u16>((_Float16)b) << 16;
+}""",
+    r"TW_DEVICE u32 pack\(bf16, float a, float b\) \{[^}]*\}": """
+TW_DEVICE u16 to_bf16(float a) {
+  const u32 u = __float_as_uint(a);
+  return a != a ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16;
+}
+TW_DEVICE u32 pack(bf16, float a, float b) { return to_bf16(a) | (u32)to_bf16(b) << 16; }""",
+    r"(?s)#define TW_HALF_OP.*?#endif": """
+#define TW_HALF_OP(name, op) template <class H> TW_DEVICE u32 name(H h, u32 a, u32 b) { \\
+  return pack(h, low(h, a) op low(h, b), high(h, a) op high(h, b)); }
+TW_HALF_OP(half_add, +)
+TW_HALF_OP(half_sub, -)
+TW_HALF_OP(half_mul, *)""",
+    r"(?s)TW_DEVICE float max_nan\(.*?\n\}": """
+TW_DEVICE float max_nan(float a, float b) { return a != a || b != b ? a + b : fmaxf(a, b); }""",
+    r"(?s)TW_DEVICE float min_nan\(.*?\n\}": """
+TW_DEVICE float min_nan(float a, float b) { return a != a || b != b ? a + b : fminf(a, b); }""",
+    r"(?s)template <bool STREAM> TW_DEVICE Quad fetch.*?(?=template <int BYTES> struct Unit;)": """
+template <bool STREAM, class U> TW_DEVICE U fetch(const U* p) { touch(p, sizeof(U)); return *p; }
+""",
+    r"(?s)template <int BYTES> TW_DEVICE void copy_async.*?\n\}": """
+template <int BYTES> TW_DEVICE void copy_async(u64 to, const void* from) {
+  touch(from, BYTES);
+  std::memcpy((void*)to, from, BYTES);
+}""",
+    r"(?s)struct Gram.*?(?=// ---- a queue)": """
+struct Gram { float sum, squares; };
+template <class H, int N> TW_DEVICE void add_halves(Gram& g, int, const Vec<H, N>& x) {
+  for (int i = 0; i < N; ++i) g.sum += widen(x[i]), g.squares += widen(x[i]) * widen(x[i]);
+}
+TW_DEVICE bool moments_of(const Gram& g, float count, float inverse, Moments<float>& found) {
+  const float squares = reduce_warp<Sum, 32>(g.squares), sum = reduce_warp<Sum, 32>(g.sum);
+  found = {count, sum * inverse, squares - sum * (sum * inverse)};
+  return squares <= 4.0f * found.m2 && squares < TW_INFINITY;
+}
+""",
+    r"const u32 to = \(u32\)__cvta": "const u64 to = (u64)__cvta",
+    r"TW_DEVICE void group_sync.*": """
+TW_DEVICE void group_sync(int group, int threads) { named_sync(group, threads); }""",
+    r"T load_one\(const T\* p\) \{": "T load_one(const T* p) { touch(p, sizeof(T));",
+    r"\*\(\(U\*\)p \+ i\) = parts": "touch((U*)p + i, sizeof(U)), *((U*)p + i) = parts",
+    r"p\[i \* stride\] = x\[i\];": "touch(p + i * stride, sizeof(T)), p[i * stride] = x[i];",
+    r"(?s)// ---- clusters.*": "",
+}
+
+
+class Emulated(Executable):
+    """A graph's kernels under a schedule.
+
+    Raises:
+        NotImplementedError: the schedule has clusters.
+    """
+
+    def __init__(self, graph, config, device, w):
+        self.w = w
+        self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
+        self.temporaries, self.launches = [], []
+        if target.one_pass(graph, device) is None:
+            source, program, stages = programs.emit(graph, config, device)
+            self.temporaries = [(t.numel, t.torch_dtype) for t in program.temporaries]
+            for n, s in enumerate(stages):
+                self.plan(f"kernel{n}::{s.entry}", s.buffers, s.launch, s.count, s)
+        else:
+            source = self.plan_one_pass(graph, config, device)
+        self.library = _library(source, [entry for entry, *_ in self.launches])
+
+    def plan(self, entry, buffers, launch, count, stage=None):
+        """Note a launch: its kernel, grid, block, buffers, and the numbers before the scalars."""
+        if launch is None:
+            self.launches.append((entry, stage.blocks, stage.block_threads, buffers, []))
+            return
+        if launch.cluster > 1:
+            raise NotImplementedError("clusters are not emulated")
+        blocks = math.ceil(count / launch.per_block)
+        blocks = min(blocks, PERSISTENT_BLOCKS) if launch.persistent else blocks
+        self.launches.append((entry, blocks, launch.block_threads, buffers, [count]))
+
+    def plan_one_pass(self, graph, config, device):
+        source, launch = target.emit(graph, config, device)
+        rows = target.one_pass(graph, device)
+        count = math.prod(graph.space[a] for a in (rows.kept if rows.reduced else graph.kept))
+        inputs, outputs = len(graph.inputs), len(graph.outputs)
+        finish, partials = launch.finish, inputs + outputs
+        if finish is None:
+            self.plan(ENTRY, range(partials), launch, count)
+            return source
+        first = [*range(inputs), *(inputs + k for k in launch.outputs), partials]
+        self.plan(ENTRY, first, launch, count)
+        clusters = self.launches[0][1]
+        self.temporaries = [(clusters * launch.partials, DTYPES[finish.dtype])]
+        second = [partials, *finish.inputs, *(inputs + k for k in finish.outputs)]
+        self.launches.append((FINISH, finish.blocks, finish.block_threads, second, [clusters]))
+        return source
+
+    def __call__(self, *tensors, scalars=None):
+        empty = partial(allocator.empty_strided, device=CPU)
+        outs = [empty(shape, strides, dtype=dtype) for shape, strides, dtype in self.outputs]
+        workspace = [empty((n,), (1,), dtype=dtype) for n, dtype in self.temporaries]
+        every = [*tensors, *outs, *workspace]
+        first = [t.data_ptr() for t in every]
+        end = [t.data_ptr() + _span(t) * t.element_size() for t in every]
+        longs = ctypes.c_long * len(every)
+        self.library.know_memory(len(every), longs(*first), longs(*end))
+        number = ctypes.c_double if self.w.arithmetic == "f64" else ctypes.c_float
+        numbers = [number(v) for v in (self.w.scalars.values() if scalars is None else scalars)]
+        for n, (_, blocks, threads, buffers, counts) in enumerate(self.launches):
+            pointers = [ctypes.c_void_p(first[b]) for b in buffers]
+            args = [*pointers, *map(ctypes.c_int64, counts), *numbers]
+            packed = (ctypes.c_void_p * len(args))(*map(ctypes.addressof, args))
+            getattr(self.library, f"run{n}")(blocks, threads, packed)
+        faults = self.library.count_faults()
+        assert faults == 0, f"{faults} accesses misaligned or outside of all tensors"
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _span(t):
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+
+
+def _library(source, entries):
+    start = prelude()
+    for pattern, new in REPLACED.items():
+        start, count = re.subn(pattern, lambda _, new=new: new, start)
+        assert count == 1, pattern
+    start = re.sub(r"asm volatile\((?:[^()]|\([^()]*\))*\);", "", start)
+    shared = "extern __shared__ Quad on_chip[];"
+    body = source.removeprefix(prelude()).replace(shared, "static Quad on_chip[16384];")
+    calls = [
+        f'extern "C" void run{n}(int grid, int block, void** args)'
+        f" {{ emulate({entry}, grid, block, args); }}"
+        for n, entry in enumerate(entries)
+    ]
+    text = "\n".join([HEADER.read_text(), start, body, *calls])
+    return ctypes.CDLL(str(compiled(CompileTask("cxx", text, FLAGS, "run0")).path))

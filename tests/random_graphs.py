@@ -1,0 +1,137 @@
+"""Random functions of up to fifteen steps, on inputs of random broadcast shapes and layouts."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from tilewright.dispatch.fuse import fuse
+from tilewright.op import OPS, TensorSpec
+
+SIZES = (1, 2, 3, 5, 17, 37)
+UNARY = {
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "gaussian": lambda a: torch.exp(-a * a),
+    "root": lambda a: torch.sqrt(a.abs() + 0.5),
+    "log": lambda a: torch.log(a.abs() + 1.5),
+    "affine": lambda a: 0.75 * a - 0.25,
+    "erf": torch.erf,
+    "half": lambda a: a / 2,
+}
+BINARY = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": lambda a, b: torch.tanh(a) * b,
+    "div": lambda a, b: a / (b * b + 1),
+    "maximum": torch.maximum,
+    "where": lambda a, b: torch.where(a > b, a, b),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.3),
+}
+REDUCTIONS = {
+    "sum": lambda a, dims: a.sum(dims, keepdim=True) / 8,
+    "mean": lambda a, dims: a.mean(dims, keepdim=True),
+    "amax": lambda a, dims: a.amax(dims, keepdim=True),
+    "amin": lambda a, dims: a.amin(dims, keepdim=True),
+    "var": lambda a, dims: a.var(dims, keepdim=True, correction=0),
+    "softmax": lambda a, dims: torch.softmax(a, dims[0]),
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps (name, operands, dims) on inputs of broadcast shapes; some values are returned."""
+
+    specs: tuple[TensorSpec, ...]
+    steps: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
+    outputs: tuple[int, ...]
+
+    def function(self):
+        def run(values):
+            values = list(values)
+            for name, operands, dims in self.steps:
+                args = [values[i] for i in operands]
+                if name in REDUCTIONS:
+                    values.append(REDUCTIONS[name](*args, dims))
+                else:
+                    values.append({**UNARY, **BINARY}[name](*args))
+            found = tuple(values[i] for i in self.outputs)
+            return found if len(found) > 1 else found[0]
+
+        by_count = {
+            1: lambda a: run([a]),
+            2: lambda a, b: run([a, b]),
+            3: lambda a, b, c: run([a, b, c]),
+        }
+        return by_count[len(self.specs)]
+
+
+@st.composite
+def programs(draw, dtypes=("f32", "bf16", "f64", "f16"), most_steps=15):
+    rank = draw(st.integers(1, 4))
+    full = [draw(st.sampled_from(SIZES)) for _ in range(rank)]
+    while math.prod(full) > 20000:
+        full[draw(st.integers(0, rank - 1))] = 1
+    dtype = draw(st.sampled_from(dtypes))
+    specs = tuple(draw(tensors(full, dtype)) for _ in range(draw(st.integers(1, 3))))
+    steps = []
+    for k in range(draw(st.integers(1, most_steps))):
+        operand = st.integers(0, len(specs) + k - 1)
+        kind = draw(st.sampled_from(["unary", "binary", "binary", "reduce"]))
+        if kind == "reduce":
+            name = draw(st.sampled_from(sorted(REDUCTIONS)))
+            dims = draw(st.lists(st.integers(0, rank - 1), min_size=1, unique=True))
+            steps.append((name, (draw(operand),), tuple(sorted(dims))))
+        else:
+            table = UNARY if kind == "unary" else BINARY
+            count = 1 if kind == "unary" else 2
+            operands = tuple(draw(operand) for _ in range(count))
+            steps.append((draw(st.sampled_from(sorted(table))), operands, ()))
+    last = len(specs) + len(steps) - 1
+    others = draw(st.lists(st.integers(len(specs), last), max_size=3))
+    return Program(specs, tuple(steps), tuple(dict.fromkeys([last, *others])))
+
+
+@st.composite
+def tensors(draw, full, dtype):
+    """A shape that broadcasts to `full`, in some layout."""
+    shape = [n if draw(st.integers(0, 3)) else 1 for n in full]
+    order = draw(st.permutations(range(len(shape))))
+    layout = draw(st.sampled_from(["contiguous", "contiguous", "permuted", "gaps", "expanded"]))
+    if layout == "contiguous":
+        return TensorSpec(dtype, tuple(shape))
+    strides, step = [0] * len(shape), 2 if layout == "gaps" else 1
+    for a in order if layout == "permuted" else reversed(range(len(shape))):
+        strides[a] = step
+        step *= shape[a]
+    if layout == "expanded":
+        strides[draw(st.integers(0, len(shape) - 1))] = 0
+    return TensorSpec(dtype, tuple(shape), tuple(strides))
+
+
+def workload(program):
+    """The program as the operator `random_graph`."""
+    fuse(program.function(), name="random_graph")
+    op = OPS["random_graph"]
+    return op.workload(**dict(zip(op.parameters, program.specs, strict=True)))
+
+
+def forget():
+    for name in ("random_graph", "random_graph_backward"):
+        OPS.remove(name)
+
+
+def run_examples(check, count):
+    """The same `count` examples every time."""
+    settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )(check)()

@@ -1,0 +1,145 @@
+"""Graphs that take several CUDA kernels: how they are cut, what they compute (emulated here), and
+that they compile for every architecture."""
+
+import itertools
+import random
+import re
+
+import pytest
+import torch
+from hypothesis import given
+
+from emulated import Emulated
+from random_graphs import forget, programs, run_examples, workload
+from tilewright.compile import cxx
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
+from tilewright.fusion.cuda import target
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+H200 = DEVICES["h200"]
+PADDLE_C = "lerp_backward(grad_output=f32[16,3,244,244], x=f32[16,1,1,1], end=f32[16,3,244,244], weight=f32[3,1,244])"  # noqa: E501
+LERP = "lerp_backward(grad_output={d}[{g}], x={d}[{x}], end={d}[{e}], weight={d}[{w}])"
+KINDS = [
+    PADDLE_C,
+    "lerp_backward(grad_output=bf16[16,3,64,64], x=bf16[16,1,1,1], end=bf16[1,3,64,64], weight=bf16[3,1,64])",  # noqa: E501
+    "lerp_backward(grad_output=f32[4000000], x=f32[1], end=f32[4000000], weight=f32[4000000])",
+    "softmax(x=f16[64,1000,49], dim=1)",
+    "softmax(x=f64[8,100,4096], dim=1)",
+    "softmax(x=f32[200000,8], dim=0)",
+    "layer_norm(x=f16[2,4000000], weight=f16[4000000], bias=f16[4000000], eps=1e-05)",
+]
+
+emulation = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+
+def described(text, device=H200):
+    graph = graph_of(Workload.parse(text))
+    return target.describe(graph, target.heuristic(graph, device), device)
+
+
+def assert_right(w, tried=1):
+    """The heuristic and some other schedules give what fp64 gives."""
+    graph = graph_of(w)
+    assert target.unsupported(graph, H200) is None
+    verifier = Verifier(w, torch.device("cpu"))
+    others = target.space(graph, H200).sample(random.Random(str(w)), tried)
+    for config in (target.heuristic(graph, H200), *others):
+        try:
+            executable = Emulated(graph, config, H200, w)
+        except NotImplementedError:
+            continue
+        found = verifier.check(executable)
+        # How well PyTorch's own rounding errors turn out on a few elements is luck.
+        assert found.ok or "PyTorch's largest error" in found.message, (config, found.message)
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize("text", KINDS)
+def test_the_heuristics_kernels_compile_without_spilling(text, device):
+    graph, spec = graph_of(Workload.parse(text)), DEVICES[device]
+    log = compiled(target.task(graph, target.heuristic(graph, spec), spec)).log
+    spilled = re.findall(r"(\d+) bytes spill stores", log)
+    assert spilled
+    assert set(spilled) == {"0"}
+
+
+def test_three_gradients_of_a_broadcast_take_one_pass_and_one_launch_for_the_parts():
+    kernels = described(PADDLE_C)
+    assert len(kernels) == 3
+    assert "reduces axes [1, 2, 3], [0, 2]" in kernels[0]
+    assert "put together" in kernels[1]
+    assert kernels[2].endswith("(in one launch with kernel 1)")
+
+
+def test_a_softmax_across_the_order_of_memory_is_one_kernel():
+    assert len(described("softmax(x=f16[64,1000,49], dim=1)")) == 1
+
+
+def test_two_long_rows_are_split_over_the_device():
+    kernels = described(KINDS[-1])
+    assert [k for k in kernels if " parts" in k]
+    assert "put together" in kernels[1]
+
+
+def test_a_space_of_tiles_says_why_a_schedule_is_not_in_it():
+    graph = graph_of(Workload.parse(PADDLE_C))
+    space, config = target.space(graph, H200), target.heuristic(graph, H200)
+    assert config in space
+    for change, reason in (
+        ({"turns": 4}, "turns=4"),
+        ({"vector": 8}, "vector=8"),
+        ({"shares": 1, "lanes": 8}, "a block of 8 threads"),
+        ({"parts": 256}, "32 shares of 1 steps"),
+        ({"lanes": 256, "shares": 1, "parts": 1}, "more than twice"),
+    ):
+        found = space.why_not(config.__class__(**{**vars(config), **change}))
+        assert reason in found, (change, found)
+
+
+@emulation
+def test_the_sum_over_a_leading_dim_that_one_operand_lacks_is_not_missing():
+    """x [2,3,4] of a result [2,2,3,4]: Paddle's pull request 45946 takes it for no reduction."""
+    assert_right(Workload.parse(LERP.format(d="f32", g="2,2,3,4", x="2,3,4", e="2,2,3,4", w="1")))
+
+
+@emulation
+def test_lerps_gradients_are_right_for_every_kind_of_broadcast():
+    full = (3, 5, 8)
+    shapes = [
+        tuple(n if keep else 1 for n, keep in zip(full, kept, strict=True))
+        for kept in itertools.product((True, False), repeat=3)
+    ]
+    shapes += [(5, 8), (8,), (1, 1)]
+    patterns = list(itertools.product(shapes, repeat=3))
+    for x, e, w in random.Random(0).sample(patterns, 8):
+        g = torch.broadcast_shapes(x, e, w)
+        named = {k: ",".join(map(str, v)) for k, v in (("g", g), ("x", x), ("e", e), ("w", w))}
+        assert_right(Workload.parse(LERP.format(d="f32", **named)), tried=0)
+
+
+@emulation
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lerp_backward(grad_output=f32[4,3,20,20], x=f32[4,1,1,1], end=f32[4,3,20,20], weight=f32[3,1,20])",  # noqa: E501
+        "softmax(x=f16[2,100,49], dim=1)",
+        "layer_norm_backward(grad_output=f16[40,96], x=f16[40,96], mean=f32[40,1], rstd=f32[40,1], weight=f16[96])",  # noqa: E501
+    ],
+)
+def test_schedules_give_what_torch_gives(text):
+    assert_right(Workload.parse(text), tried=3)
+
+
+@emulation
+def test_random_graphs_give_what_fp64_gives():
+    @given(programs())
+    def check(program):
+        try:
+            assert_right(workload(program), tried=0)
+        finally:
+            forget()
+
+    run_examples(check, 20)
