@@ -84,7 +84,7 @@ def test_shared_memory_is_never_more_than_the_space_reckons(text):
     graph = graph_of(Workload.parse(text))
     footprint = Footprint(target.row_graph(graph))
     for config in target.space(graph, H200).sample(random.Random(0), 60):
-        _, launch = target.emit(graph, config)
+        _, launch = target.emit(graph, config, H200)
         assert launch.shared_bytes <= footprint.shared_bytes(config), config
 
 
