@@ -82,7 +82,7 @@ def test_one_joining_sweep_takes_two_buffers_in_turn():
 )
 def test_shared_memory_is_never_more_than_the_space_reckons(text):
     graph = graph_of(Workload.parse(text))
-    footprint = Footprint(target.row_graph(graph))
+    footprint = Footprint(target.one_pass(graph, H200))
     for config in target.space(graph, H200).sample(random.Random(0), 60):
         _, launch = target.emit(graph, config, H200)
         assert launch.shared_bytes <= footprint.shared_bytes(config), config
