@@ -13,7 +13,7 @@ import torch
 from tilewright.build import CompileTask
 from tilewright.compile.cache import Compiled
 from tilewright.compile.faults import fault_address, raise_fault
-from tilewright.compile.launch import CudaKernel
+from tilewright.compile.launch import CudaKernel, overlaps
 from tilewright.device import DeviceSpec
 from tilewright.errors import InvalidArgument
 from tilewright.impl import Executable, allocator
@@ -101,13 +101,17 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel of a call; `args` in the order of its signature."""
+    """One kernel of a call; `args` in the order of its signature.
+
+    `overlapping`: it may start while the kernel before it ends, for which it waits itself.
+    """
 
     entry: str
     grid: tuple[int, int, int]
     block_threads: int
     shared_bytes: int
     args: Sequence[float]
+    overlapping: bool = False
 
 
 def refuse_shared_memory(w: Workload, tensors: Sequence[torch.Tensor]) -> None:
@@ -170,6 +174,7 @@ class IndexedExecutable(Executable):
                 stream,
                 index,
                 *launch.args,
+                overlapping=launch.overlapping and overlaps(index),
             )
         if self._checked and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize(device)

@@ -12,13 +12,13 @@ THREADS = 256
 WARPS = THREADS // 32
 ENTRY_BYTES = 8
 SORT = "PiiqPiP"
-"""in, count, places, skipped, fault, shift, counts; placing takes carried values before `count`."""
+"""in, count, places, skipped, fault, shift, counts."""
 SIGNATURES = {
     "histogram_first": SORT,
     "histogram_next": SORT,
     "scan": "PPi",
-    "place_first": "P" + SORT + "PP",
-    "place_next": "P" + SORT + "PP",
+    "place_first": SORT + "PP",
+    "place_next": SORT + "PP",
 }
 
 
@@ -64,13 +64,11 @@ class Sort:
         """The part of the workspace that holds the sorted entries in the end."""
         return "sorted" if self.passes % 2 else "other"
 
-    def launches(
-        self, index: int, at: dict[str, int], fault: int, carried: int = 0
-    ) -> Iterator[Launch]:
+    def launches(self, index: int, at: dict[str, int], fault: int) -> Iterator[Launch]:
         """The kernels of all passes.
 
         Args:
-            index, fault, carried: addresses; `carried` are values to move in place of positions.
+            index, fault: addresses.
             at: addresses of the workspace's parts.
         """
         bins, grid, given = 1 << self.digit_bits, (self.blocks, 1, 1), index
@@ -83,6 +81,6 @@ class Sort:
             of_blocks = (at["counts"], at["totals"], self.blocks)
             yield Launch("scan", (math.ceil(bins / 32), 1, 1), 1024, 4 * 32 * 33, of_blocks)
             shared_bytes = place_bytes(self.digit_bits, self.items)
-            args = (given, carried, *common, at["totals"], out)
+            args = (given, *common, at["totals"], out)
             yield Launch(f"place_{which}", grid, THREADS, shared_bytes, args)
             given = out

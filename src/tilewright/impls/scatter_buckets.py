@@ -1,7 +1,8 @@
-"""One-dimensional scatter by buckets of neighbouring places."""
+"""Scatter by buckets of neighbouring places, for more places than fit in shared memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,29 +13,35 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls import _sort
 from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
 from tilewright.impls._scatter import ScatterProblem, scatter_problem
-from tilewright.impls._sort import Sort, place_bytes
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
-SETTLE_THREADS = 1024
+MAX_GRID = 2**31 - 1
+RUNS_OF_THREAD = 8
+MAX_POSITION = 2**16
+"""A position in a chunk, and a slot of a bucket, are 16 bits of an entry."""
 
 
 class ScatterBuckets(Implementation):
     """Each access to memory is near its neighbours', however random the indices are.
 
-    Workspace: 8 bytes per index and the counters of the sort. A bucket is one block's: skewed
-    indices leave most of the device idle.
+    Workspace: 8 bytes per index (4 where values are not carried), 4 for each pair of a chunk and a
+    bucket, and the slots of as many buckets as may be too large for one block.
     """
 
     name, backend, op = "scatter_buckets", "cuda", "scatter"
 
     @dataclass(frozen=True)
     class Config:
-        digit_bits: int = param(6, 7, 8, 9, 10, 11, 12)  # buckets: 2^digit_bits at most
-        items: int = param(4, 8, 16)  # indices of a thread
+        width: int = param(1, 4, 8, 16, 32)  # columns of a tile; 8 of 4 bytes are a sector
+        shift: int = param(8, 9, 10, 11, 12, 13, 14)  # rows of a bucket, as a power of two
+        split_threads: int = param(256, 512, 1024)
+        items: int = param(2, 4, 8, 16, 24)  # indices of a thread, which make a chunk
+        settle_threads: int = param(512, 1024)
+        batch: int = param(4, 8)  # entries of a thread in flight while it settles
+        share: int = param(4, 16)  # a block settles so many entries for each slot at most
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := no_cuda(w, device):
@@ -42,24 +49,34 @@ class ScatterBuckets(Implementation):
         p = scatter_problem(w)
         if isinstance(p, str):
             return p
-        if p.outer != 1 or p.inner != 1:
-            return "it is for one dim"
         if next(iter(self.space(w, device)), None) is None:
-            return f"{p.places} places make no buckets that fit"
+            return (
+                f"{p.length} x {p.inner} elements to {p.places} places make no chunks and buckets "
+                "that fit"
+            )
         return None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = scatter_problem(w)
         assert isinstance(p, ScatterProblem), p
+        limit = device.shared_bytes_per_block
 
         def fits(c: ScatterBuckets.Config) -> str | None:
-            if shift(p, c) < 1:
-                return f"{p.places} places need fewer than {c.digit_bits} bits"
-            limit = device.shared_bytes_per_block
-            if (size := settle_bytes(p, c)) > limit:
-                return f"a bucket takes {size} bytes, a block has {limit}"
-            if (size := place_bytes(c.digit_bits, c.items)) > limit:
-                return f"placing takes {size} bytes, a block has {limit}"
+            s = sizes(w, p, c)
+            if c.width > 1 and c.width >= 2 * p.inner:
+                return f"width={c.width} is twice the {p.inner} columns"
+            if s.elements >= 2**32 - 1 or s.heavy >= 2**16:
+                return f"a tile of {s.elements} elements exceeds 32 bits"
+            if max(s.chunk, s.slots) >= MAX_POSITION:
+                return f"a chunk or a bucket exceeds {MAX_POSITION}"
+            if s.split_bytes > limit or s.settle_bytes > limit:
+                return f"{max(s.split_bytes, s.settle_bytes)} bytes, a block has {limit}"
+            if s.chunk < 1024:
+                return f"a chunk of {s.chunk} elements is too small"
+            if s.runs > RUNS_OF_THREAD:
+                return f"a thread has {s.runs} of {s.chunks} runs, more than {RUNS_OF_THREAD}"
+            if max(s.split_blocks, s.settle_blocks) > MAX_GRID:
+                return f"{max(s.split_blocks, s.settle_blocks)} blocks exceed a grid"
             return None
 
         return ConfigSpace(self.Config, constraint=fits)
@@ -69,9 +86,21 @@ class ScatterBuckets(Implementation):
         assert isinstance(p, ScatterProblem), p
 
         def merit(c: ScatterBuckets.Config) -> tuple[float, ...]:
-            # Two buckets for each SM at least; then few, so that placing writes longer runs.
-            buckets = -(-p.places >> shift(p, c))
-            return min(buckets, 2 * device.sms), -c.digit_bits, c.items
+            # Every SM busy in both kernels; rows of two sectors; runs of a bucket in a chunk that
+            # fill a sector, better 32 entries; buckets of 8192 slots, of which a thread settles 8.
+            s = sizes(w, p, c)
+            run = s.chunk * s.slots / s.elements
+            return (
+                min(s.split_blocks, s.settle_blocks, 0.7 * device.sms),
+                min(c.width * w.main.itemsize, 64),
+                min(run, 4),
+                -abs(math.log2(s.slots / 8192)),
+                -abs(math.log2(run / 32)),
+                -abs(c.settle_threads - s.slots / 8),
+                -abs(c.split_threads - 512),
+                c.batch if c.settle_threads == 1024 else -c.batch,
+                -c.share,
+            )
 
         return max(self.space(w, device), key=merit)
 
@@ -81,17 +110,21 @@ class ScatterBuckets(Implementation):
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         p = scatter_problem(w)
         assert isinstance(p, ScatterProblem), p
+        s = sizes(w, p, config)
         macros = {
+            **p.macros,
             "REDUCE": 0,
-            "DIGIT_BITS": config.digit_bits,
+            "WIDTH": config.width,
+            "SHIFT": config.shift,
+            "SPLIT_THREADS": config.split_threads,
             "ITEMS": config.items,
-            "SHIFT": shift(p, config),
-            "CARRIED": carried(w),
-            "NUMBER": p.number is not None,
-            "IN_PLACE": p.in_place,
+            "SETTLE_THREADS": config.settle_threads,
+            "BATCH": config.batch,
+            "SETTLE_BLOCKS": resident(s, config, device),
+            "SHARE": s.share,
+            "CARRIED": s.carried,
         }
-        files = ["sort.cuh", "buckets.cu"]
-        return cuda_task(files, "settle", p.dtype, p.index, macros, device)
+        return cuda_task(["buckets.cu"], "settle", p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = scatter_problem(w)
@@ -99,38 +132,97 @@ class ScatterBuckets(Implementation):
         return BucketsExecutable(w, p, config, compiled(self.task(config, w, device)))
 
 
-def shift(p: ScatterProblem, c: ScatterBuckets.Config) -> int:
-    """Bits of a place within its bucket; the place past the last one has a bucket too."""
-    return p.places.bit_length() - c.digit_bits
+@dataclass(frozen=True)
+class Sizes:
+    """What kernels/scatter/buckets.cu derives from its macros, by the same names."""
+
+    tiles: int
+    elements: int
+    chunk: int
+    buckets: int
+    slots: int
+    share: int
+    carried: bool
+    runs: int
+    split_bytes: int
+    settle_bytes: int
+
+    @property
+    def chunks(self) -> int:
+        return math.ceil(self.elements / self.chunk)
+
+    @property
+    def heavy(self) -> int:
+        return self.chunks * self.chunk // self.share
+
+    @property
+    def split_blocks(self) -> int:
+        return self.tiles * self.chunks
+
+    @property
+    def settle_blocks(self) -> int:
+        return self.tiles * (self.buckets + self.heavy)
+
+    @property
+    def entry_bytes(self) -> int:
+        return 8 if self.carried else 4
+
+    @property
+    def workspace(self) -> dict[str, int]:
+        """Bytes of each part."""
+        heavy = self.tiles * self.heavy
+        return {
+            "entries": self.entry_bytes * self.split_blocks * self.chunk,
+            "runs": 4 * self.split_blocks * self.buckets,
+            "common": self.entry_bytes * heavy * self.slots,
+            "done": 4 * heavy,
+        }
 
 
-def settle_bytes(p: ScatterProblem, c: ScatterBuckets.Config) -> int:
-    return (4 << shift(p, c)) + 4 * SETTLE_THREADS // 32
+def sizes(w: Workload, p: ScatterProblem, c: ScatterBuckets.Config) -> Sizes:
+    carried = p.number is None and w.main.itemsize <= 4
+    entry_bytes = 8 if carried else 4
+    chunk, slots = c.split_threads * c.items, c.width << c.shift
+    buckets = -(-p.places >> c.shift)
+    runs = math.ceil(math.ceil(p.length * c.width / chunk) / c.settle_threads)
+    return Sizes(
+        tiles=p.outer * math.ceil(p.inner / c.width),
+        elements=p.length * c.width,
+        chunk=chunk,
+        buckets=buckets,
+        slots=slots,
+        share=c.share * slots,
+        carried=carried,
+        runs=runs,
+        split_bytes=4 * (32 + (buckets + 2) // 2 * 2) + entry_bytes * chunk,
+        settle_bytes=entry_bytes * slots + 4 * (64 + 2 * (runs + 1) * c.settle_threads),
+    )
 
 
-def carried(w: Workload) -> bool:
-    """Whether entries hold the values themselves."""
-    return len(w.tensors) == 3 and w.main.itemsize <= 4
+def resident(s: Sizes, c: ScatterBuckets.Config, device: DeviceSpec) -> int:
+    """Blocks of `settle` on an SM, by the registers that a batch needs in each thread."""
+    fit = device.shared_bytes_per_sm // (s.settle_bytes + 1024)
+    return max(1, min(fit, device.registers_per_sm // (32 + 4 * c.batch) // c.settle_threads))
 
 
 class BucketsExecutable(IndexedExecutable):
     def __init__(self, w: Workload, p: ScatterProblem, c: ScatterBuckets.Config, built: Any):
-        super().__init__(w, built, {**_sort.SIGNATURES, "settle": "PPPPPid"})
-        self.block_threads, self.shared_bytes = SETTLE_THREADS, settle_bytes(p, c)
-        self._sort = Sort(p.length, p.places, c.digit_bits, c.items, shift=shift(p, c))
-        self._workspace = Workspace(**self._sort.workspace)
+        super().__init__(w, built, {"split": "PPPPPPP", "settle": "PPPPPPPd"})
+        self._sizes = s = sizes(w, p, c)
+        self.block_threads, self.shared_bytes = c.settle_threads, s.settle_bytes
+        self._split_threads, self._number = c.split_threads, p.number or 0.0
+        self._workspace = Workspace(**s.workspace)
         self.workspace_bytes = self._workspace.bytes
-        self._places, self._number = p.places, p.number or 0.0
-        self._buckets = -(-p.places >> shift(p, c))
-        self._carried = carried(w)
 
     def launches(
         self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
     ) -> Iterator[Launch]:
         memory, at = self._workspace.allocate(out.device)
         x, index, *rest = (t.data_ptr() for t in tensors)
-        source = rest[0] if rest else 0
-        yield from self._sort.launches(index, at, fault, source if self._carried else 0)
-        args = (at["sorted"], at["totals"], x, source, out.data_ptr(), self._places, self._number)
-        yield Launch("settle", (self._buckets, 1, 1), self.block_threads, self.shared_bytes, args)
+        source, s = rest[0] if rest else 0, self._sizes
+        ours = (at["entries"], at["runs"], at["common"], at["done"])
+        args: tuple[float, ...] = (index, source, *ours, fault)
+        yield Launch("split", (s.split_blocks, 1, 1), self._split_threads, s.split_bytes, args)
+        args, grid = (x, source, out.data_ptr(), *ours, self._number), (s.settle_blocks, 1, 1)
+        yield Launch("settle", grid, self.block_threads, s.settle_bytes, args, overlapping=True)
         del memory

@@ -80,6 +80,21 @@ template <class S, int N> TW_DEVICE Pack<S, N> nothing() {
   return r;
 }
 
+// ---- kernels that overlap -----------------------------------------------------------------------
+
+// The kernel after this one in the stream may start, if it was launched to overlap.
+TW_DEVICE void release_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until the kernel before this one has ended and what it wrote can be read.
+TW_DEVICE void await_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- indices ------------------------------------------------------------------------------------
 
 #define NONE_SKIPPED (-9223372036854775807ll - 1)

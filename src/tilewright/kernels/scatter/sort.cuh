@@ -10,24 +10,12 @@
 
 extern __shared__ __align__(16) u32 shared[];
 
-// An index and its position; or, where values are carried, the bits of its value.
+// An index and its position.
 struct alignas(8) Entry { u32 place, position; };
 
-template <class E> TW_DEVICE u32 bits_of(E x) {
-  union { E value; u32 word; } u;
-  u.word = 0;
-  if (sizeof(E) <= 4) u.value = x;
-  return u.word;
-}
-template <class E> TW_DEVICE E of_bits(u32 word) {
-  union { E value; u32 word; } u;
-  u.word = word;
-  return u.value;
-}
-
 // Entry i of the input of a pass: of the index itself, or of the pass before.
-template <bool FIRST> TW_DEVICE Entry entry(const void* in, const T* carried, u32 i, u32 places, i64 skipped, int* fault) {
-  if constexpr (FIRST) return {place_of(((const INDEX*)in)[i], places, skipped, fault), carried ? bits_of(carried[i]) : i};
+template <bool FIRST> TW_DEVICE Entry entry(const void* in, u32 i, u32 places, i64 skipped, int* fault) {
+  if constexpr (FIRST) return {place_of(((const INDEX*)in)[i], places, skipped, fault), i};
   else return ((const Entry*)in)[i];
 }
 TW_DEVICE u32 digit_of(u32 place, int shift) { return (place >> shift) & (BINS - 1); }
@@ -38,7 +26,7 @@ template <bool FIRST> TW_DEVICE void count_digits(const void* in, u32 count, u32
   u32 digit[ITEMS];
   TW_UNROLL for (int j = 0; j < ITEMS; ++j) {
     const u32 i = blockIdx.x * CHUNK + j * THREADS + threadIdx.x;
-    digit[j] = i < count ? digit_of(entry<FIRST>(in, nullptr, i, places, skipped, fault).place, shift) : BINS;
+    digit[j] = i < count ? digit_of(entry<FIRST>(in, i, places, skipped, fault).place, shift) : BINS;
   }
   TW_UNROLL for (int j = 0; j < ITEMS; ++j) {
     int same;  // as in sorted or constant input, where 32 additions would queue up
@@ -121,7 +109,7 @@ TW_DEVICE u32 lanes_alike(u32 digit, bool valid) {
   return alike;
 }
 
-template <bool FIRST> TW_DEVICE void place_entries(const void* in, const T* carried, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
+template <bool FIRST> TW_DEVICE void place_entries(const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
   Entry* chunk = (Entry*)shared;                 // sorted here first
   u32 *to = (u32*)(chunk + CHUNK), *local = to + BINS, *of_warp = local + BINS;
   u16* seen = (u16*)(of_warp + WARPS);           // by warp and digit
@@ -132,7 +120,7 @@ template <bool FIRST> TW_DEVICE void place_entries(const void* in, const T* carr
   u32 rank[ITEMS];
   const u32 base = blockIdx.x * CHUNK + warp * 32 * ITEMS + lane;
   TW_UNROLL for (int j = 0; j < ITEMS; ++j)
-    if (base + j * 32 < count) entries[j] = entry<FIRST>(in, carried, base + j * 32, places, skipped, fault);
+    if (base + j * 32 < count) entries[j] = entry<FIRST>(in, base + j * 32, places, skipped, fault);
   __syncthreads();
   TW_UNROLL for (int j = 0; j < ITEMS; ++j) {
     const bool valid = base + j * 32 < count;
@@ -168,10 +156,10 @@ template <bool FIRST> TW_DEVICE void place_entries(const void* in, const T* carr
   for (u32 i = threadIdx.x; i < filled; i += THREADS) out[to[digit_of(chunk[i].place, shift)] + i] = chunk[i];
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, ITEMS < 16 ? 4 : 2) void place_first(const void* in, const T* carried, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
-  place_entries<true>(in, carried, count, places, skipped, fault, shift, counts, totals, out);
+extern "C" __global__ __launch_bounds__(THREADS, ITEMS < 16 ? 4 : 2) void place_first(const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
+  place_entries<true>(in, count, places, skipped, fault, shift, counts, totals, out);
 }
-extern "C" __global__ __launch_bounds__(THREADS, ITEMS < 16 ? 4 : 2) void place_next(const void* in, const T* carried, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
-  place_entries<false>(in, nullptr, count, places, skipped, fault, shift, counts, totals, out);
+extern "C" __global__ __launch_bounds__(THREADS, ITEMS < 16 ? 4 : 2) void place_next(const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
+  place_entries<false>(in, count, places, skipped, fault, shift, counts, totals, out);
 }
 
