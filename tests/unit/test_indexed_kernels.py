@@ -11,6 +11,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES, spec_of
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS
+from tilewright.impls.rows_sorted import workspace_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 from tilewright.suite import SUITES
@@ -109,6 +110,7 @@ CUDA_WORKLOADS = [
     "scatter_reduce(x=bf16[90,31], dim=0, index=i64[50,31], src=bf16[50,31], reduce=mean)",
     "scatter(x=f32[100000000], dim=0, index=i64[100000000], src=f32[100000000])",
     "scatter(x=i64[100000,256], dim=0, index=i64[100000,256], src=i64[100000,256])",
+    "scatter(x=bf16[100000,256], dim=0, index=i64[100000,256]@strides(1,0), src=bf16[100000,256])",
 ]
 
 
@@ -152,6 +154,26 @@ def test_a_kernel_of_ours_serves_every_workload_of_the_suites(suite):
 )
 def test_what_the_sort_does_not_take_is_said_in_words(text, words):
     assert words in IMPLS["rows_sorted"].unsupported(Workload.parse(text), DEVICES["h200"])
+
+
+@pytest.mark.parametrize("w", SUITES["rows_embedding"].workloads(), ids=str)
+def test_a_sum_of_rows_takes_at_most_48_bytes_of_workspace_per_index(w):
+    impl, device = IMPLS["rows_sorted"], DEVICES["h200"]
+    if w.main.shape[-1] > 1000:
+        pytest.skip("two partial rows of a unit of 256 exceed that")
+    for config in (impl.heuristic(w, device), *list(impl.space(w, device))[::97]):
+        assert workspace_of(w, config).bytes <= 48 * w["index"].numel + 2**16
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("scatter(x=f32[9,4], dim=0, index=i64[3,4], src=f32[3,4])", "go separate ways"),
+        ("scatter(x=f32[9,4], dim=0, index=i64[3,4]@strides(1,0), src=2.0)", "one number"),
+    ],
+)
+def test_what_copies_of_rows_do_not_take_is_said_in_words(text, words):
+    assert words in IMPLS["rows_winner"].unsupported(Workload.parse(text), DEVICES["h200"])
 
 
 # --- in place ------------------------------------------------------------------------------------

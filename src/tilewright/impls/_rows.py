@@ -18,6 +18,7 @@ class RowProblem:
     """(outer, count, columns) reduced into (outer, places, columns) along the middle.
 
     Attributes:
+        reduce: "last" for scatter, where a row replaces the one before, else a reduction.
         source, old, out: strides (outer, row) in elements; unit stride along columns. `old` is
             None where there is no old table (embedding_backward).
         include: the old row is a term.
@@ -47,12 +48,14 @@ class RowProblem:
 @functools.lru_cache(maxsize=1024)
 def row_problem(w: Workload) -> RowProblem | str:
     """The workload as rows, or in words why it is none."""
-    if w.op not in OPERATORS:
+    if w.op not in (*OPERATORS, "scatter"):
         return f"it reduces rows: {', '.join(OPERATORS)}"
     if w.op == "embedding_backward":
         return _of_embedding(w)
     x, index, dim = w["x"], w["index"], w["dim"]
     source = w["src" if w.op.startswith("scatter") else "source"]
+    if not isinstance(source, TensorSpec):
+        return f"src is one number, {source}, not rows"
     if x.rank == 0:
         return "x is a scalar"
     if reason := _not_rows(w, x, index, source, dim):
@@ -71,7 +74,7 @@ def row_problem(w: Workload) -> RowProblem | str:
         columns=math.prod(x.shape[dim + 1 :]),
         dtype=x.dtype,
         index=index.dtype,
-        reduce=dict(w.args).get("reduce", "sum"),
+        reduce="last" if w.op == "scatter" else dict(w.args).get("reduce", "sum"),
         include=dict(w.args).get("include_self", True),
         fill=None if in_place else "old",
         source=source_rows,
@@ -81,6 +84,16 @@ def row_problem(w: Workload) -> RowProblem | str:
         skipped=NONE_SKIPPED,
         aligned_bytes=_aligned_bytes([(source, source_rows), (x, old_rows)]),
     )
+
+
+def vectors(p: RowProblem, itemsize: int) -> list[int]:
+    """The two widest accesses, in elements, that every row allows."""
+    fit = [
+        v
+        for v in (1, 2, 4, 8)
+        if v * itemsize <= 16 and p.columns % v == 0 and p.aligned_bytes % (v * itemsize) == 0
+    ]
+    return fit[-2:]
 
 
 def _of_embedding(w: Workload) -> RowProblem | str:

@@ -24,13 +24,16 @@ from tilewright.impls._indexed import (
     no_cuda,
     sum_bytes,
 )
-from tilewright.impls._rows import OPERATORS, RowProblem, row_problem
+from tilewright.impls._rows import OPERATORS, RowProblem, row_problem, vectors
 from tilewright.impls._sort import THREADS, Sort
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
 MAX_DIGIT_BITS = 11
 """2048 counters of each of 8 warps are 64 KiB of shared memory."""
+UNITS = (8, 16, 32, 64, 96, 128, 192, 224, 256)
+WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 48, 2**16
+"""Bytes, unless even the longest units need more: each leaves two partial rows."""
 BLOCKS_OF_FILL = 8
 """Blocks per SM of the kernels that stride over the whole table."""
 ARGUMENTS = "PPPPPPiiiiqqqqqqd"
@@ -56,7 +59,7 @@ class RowsSorted(Implementation):
     class Config:
         passes: int = param(1, 2, 3)  # of the sort; each reads and writes 8 bytes per index
         items: int = param(4, 8, 16)  # indices of a thread in one pass
-        rows: int = param(8, 16, 32, 64, 128, 256)  # of source, in a unit
+        rows: int = param(*UNITS)  # of source, in a unit
         lanes: int = param(4, 8, 16, 32)  # threads of a unit
         vec: int = param(1, 2, 4, 8)  # elements of one access
         unrolled: int = param(4, 8)  # rows in flight of one unit
@@ -82,10 +85,8 @@ class RowsSorted(Implementation):
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = row_problem(w)
         assert isinstance(p, RowProblem), p
-        itemsize = w.main.itemsize
-        vecs = [v for v in (1, 2, 4, 8) if v * itemsize <= 16 and p.columns % v == 0
-                and p.aligned_bytes % (v * itemsize) == 0][-2:]  # fmt: skip
         fewest = fewest_passes(p)
+        is_bounded = within_bounds(w, p, self.Config(fewest, 16, max(UNITS)))
 
         def fits(c: RowsSorted.Config) -> str | None:
             if digit_bits(p, c.passes) > MAX_DIGIT_BITS:
@@ -94,6 +95,8 @@ class RowsSorted(Implementation):
                 return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
             if c.ahead and not p.include:
                 return "there is no old row to read ahead"
+            if is_bounded and not within_bounds(w, p, c):
+                return f"rows={c.rows} takes more than {WORKSPACE_PER_INDEX} bytes for each index"
             if c.unrolled > c.lanes:
                 return f"unrolled={c.unrolled} exceeds lanes={c.lanes}"
             if c.unrolled * c.vec > 32:
@@ -102,7 +105,10 @@ class RowsSorted(Implementation):
                 return f"{across(p, c)} pieces of a row exceed a grid of {MAX_GRID_YZ}"
             return None
 
-        values = {"vec": vecs, "passes": [n for n in (fewest, fewest + 1) if n <= 3]}
+        values = {
+            "vec": vectors(p, w.main.itemsize),
+            "passes": [n for n in (fewest, fewest + 1) if n <= 3],
+        }
         return ConfigSpace(self.Config, values, fits)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
@@ -115,14 +121,20 @@ class RowsSorted(Implementation):
         # rows, which one SM has to join where a row is a single piece.
         pieces = math.ceil(p.columns / (lanes * vec)) * p.outer
         wanted = max(p.count * pieces * lanes // (device.sms * 1024), 1)
-        rows = 1 << (wanted.bit_length() - 1 + 2 * (pieces == 1))
-        rows = min(max(rows, 8), 256)
+        wanted = 1 << (wanted.bit_length() - 1 + 2 * (pieces == 1))
         # Old rows are awaited where runs are short: H200, 65536 rows of 768 floats into 30522, in
         # place: 153 us without, 133 us with ahead=2 (2026-11-21, tune --suite rows_embedding).
         ahead = 2 if p.include and p.count < 16 * p.places else 0
         items = 16 if p.count >= 2**20 else 8 if p.count >= 2**18 else 4
         unrolled = min(lanes, 4 if vec == 8 else 8)
-        return self.Config(fewest_passes(p), items, rows, lanes, vec, unrolled, ahead=ahead)
+        fewest = fewest_passes(p)
+        configs = [
+            self.Config(fewest, n, rows, lanes, vec, unrolled, ahead=ahead)
+            for rows in UNITS
+            for n in sorted({items, 16})
+        ]
+        fitting = [c for c in configs if space.why_not(c) is None]
+        return min(fitting, key=lambda c: (c.items != items, abs(math.log2(c.rows / wanted))))
 
     def compile_key(self, config: Any, w: Workload) -> str:
         p = row_problem(w)
@@ -178,6 +190,26 @@ def macros(p: RowProblem, c: RowsSorted.Config) -> dict[str, int | str]:
     }
 
 
+def sort_of(p: RowProblem, c: RowsSorted.Config) -> Sort:
+    bits = digit_bits(p, c.passes)
+    return Sort(p.count, p.places, bits, c.items, c.passes, skipped=p.skipped)
+
+
+def within_bounds(w: Workload, p: RowProblem, c: RowsSorted.Config) -> bool:
+    return workspace_of(w, c).bytes <= WORKSPACE_PER_INDEX * p.count + WORKSPACE_BESIDE
+
+
+def workspace_of(w: Workload, c: RowsSorted.Config) -> Workspace:
+    """The parts of one call's scratch memory."""
+    p = row_problem(w)
+    assert isinstance(p, RowProblem), p
+    return Workspace(
+        **sort_of(p, c).workspace,
+        partials=2 * math.ceil(p.count / c.rows) * p.columns * p.outer * sum_bytes(p.dtype),
+        touched=-(-p.places // 4) * 4 if p.fill else 0,
+    )
+
+
 class RowsExecutable(IndexedExecutable):
     def __init__(
         self, w: Workload, p: RowProblem, c: RowsSorted.Config, built: Compiled, device: DeviceSpec
@@ -186,16 +218,10 @@ class RowsExecutable(IndexedExecutable):
         self.block_threads = THREADS
         self._p, self._c = p, c
         self._names = list(w.tensors)
-        bits = digit_bits(p, c.passes)
-        self._sort = Sort(p.count, p.places, bits, c.items, c.passes, skipped=p.skipped)
+        self._sort = sort_of(p, c)
         self._units = math.ceil(p.count / c.rows)
         self._fill_blocks = BLOCKS_OF_FILL * device.sms
-        partials = 2 * self._units * p.columns * p.outer * sum_bytes(p.dtype)
-        self._workspace = Workspace(
-            **self._sort.workspace,
-            partials=partials,
-            touched=-(-p.places // 4) * 4 if p.fill else 0,
-        )
+        self._workspace = workspace_of(w, c)
         self.workspace_bytes = self._workspace.bytes
 
     def launches(

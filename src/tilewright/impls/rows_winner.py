@@ -1,0 +1,137 @@
+"""Scatter of whole rows: a pass that finds each place's last position, then copies of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import Compiled, compiled
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation
+from tilewright.impls._indexed import (
+    MAX_GRID_YZ,
+    IndexedExecutable,
+    Launch,
+    Workspace,
+    cuda_task,
+    no_cuda,
+)
+from tilewright.impls._rows import RowProblem, row_problem, vectors
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+
+THREADS = 256
+BLOCKS_OF_PREPARE = 8
+"""Blocks per SM of the kernel that strides over all places."""
+
+
+class RowsWinner(Implementation):
+    """For an index that is expanded over the rows: it is read once a row, not once an element.
+
+    Workspace: 4 bytes for each place.
+    """
+
+    name, backend, op = "rows_winner", "cuda", "scatter"
+
+    @dataclass(frozen=True)
+    class Config:
+        lanes: int = param(4, 8, 16, 32)  # threads of a row
+        vec: int = param(1, 2, 4, 8)  # elements of one access
+        unrolled: int = param(1, 2, 4)  # rows in flight of one group of lanes
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if reason := no_cuda(w, device):
+            return reason
+        p = row_problem(w)
+        if isinstance(p, str):
+            return p
+        if max(p.count, p.places) >= 2**31 - 1:
+            return f"{p.count} indices of {p.places} places exceed 32 bits"
+        if p.outer > MAX_GRID_YZ or next(iter(self.space(w, device)), None) is None:
+            return f"{p.outer} x {p.columns} columns exceed a grid"
+        return None
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
+        p = row_problem(w)
+        assert isinstance(p, RowProblem), p
+
+        def fits(c: RowsWinner.Config) -> str | None:
+            if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
+                return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
+            if across(p, c) > MAX_GRID_YZ:
+                return f"{across(p, c)} pieces of a row exceed a grid of {MAX_GRID_YZ}"
+            return None
+
+        return ConfigSpace(self.Config, {"vec": vectors(p, w.main.itemsize)}, fits)
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
+        # The widest accesses; then rows that one group of threads moves in one piece.
+        return max(self.space(w, device), key=lambda c: (c.vec, c.lanes, c.unrolled == 2))
+
+    def compile_key(self, config: Any, w: Workload) -> str:
+        p = row_problem(w)
+        assert isinstance(p, RowProblem), p
+        return f"{macros(p, config)} {p.dtype} {p.index}"
+
+    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
+        p = row_problem(w)
+        assert isinstance(p, RowProblem), p
+        given = macros(p, config)
+        return cuda_task(["rows_winner.cu"], "write", p.dtype, p.index, given, device)
+
+    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
+        p = row_problem(w)
+        assert isinstance(p, RowProblem), p
+        return WinnerExecutable(w, p, config, compiled(self.task(config, w, device)), device)
+
+
+def across(p: RowProblem, c: RowsWinner.Config) -> int:
+    return math.ceil(p.columns / (c.lanes * c.vec))
+
+
+def macros(p: RowProblem, c: RowsWinner.Config) -> dict[str, int | str]:
+    return {
+        "REDUCE": 0,
+        "IN_PLACE": p.fill is None,
+        "LANES": c.lanes,
+        "VEC": c.vec,
+        "UNROLLED": c.unrolled,
+    }
+
+
+class WinnerExecutable(IndexedExecutable):
+    def __init__(
+        self, w: Workload, p: RowProblem, c: RowsWinner.Config, built: Compiled, device: DeviceSpec
+    ):
+        signatures = {"prepare": "PPiiP", "elect": "PPiiP", "write": "PPPPPiiiqqqqqq"}
+        super().__init__(w, built, signatures)
+        self.block_threads = THREADS
+        self._p = p
+        self._workspace = Workspace(winner=4 * p.places)
+        self.workspace_bytes = self._workspace.bytes
+        looked_at = p.count if p.fill is None else p.places
+        blocks = math.ceil(looked_at / THREADS)
+        rows = THREADS // c.lanes * c.unrolled
+        self._grids = {
+            "prepare": (min(blocks, BLOCKS_OF_PREPARE * device.sms), 1, 1),
+            "elect": (math.ceil(p.count / THREADS), 1, 1),
+            "write": (math.ceil(looked_at / rows), across(p, c), p.outer),
+        }
+
+    def launches(
+        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
+    ) -> Iterator[Launch]:
+        memory, at = self._workspace.allocate(out.device)
+        x, index, source = (t.data_ptr() for t in tensors)
+        p, winner = self._p, at["winner"]
+        common = (index, winner, p.count, p.places, fault)
+        strides = (*p.source, *(p.old or (0, 0)), *p.out)
+        moved = (index, source, x, out.data_ptr(), winner, p.count, p.places, p.columns, *strides)
+        for name, args in (("prepare", common), ("elect", common), ("write", moved)):
+            yield Launch(name, self._grids[name], THREADS, 0, args, overlapping=name != "prepare")
+        del memory

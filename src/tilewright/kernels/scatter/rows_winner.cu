@@ -1,0 +1,56 @@
+// Rows copied to the places that an index names; where it repeats, the last position wins.
+//
+// 1. prepare: no place has a winner yet. In place, only places that the index names are looked at.
+// 2. elect: for each place the last position that names it, by an integer maximum.
+// 3. write: a row is moved by LANES threads in accesses of VEC elements, UNROLLED rows at a time.
+//    In place, each position that won writes its row; else each place is written.
+
+#define THREADS 256
+#define GROUPS (THREADS / LANES)
+
+typedef Pack<T, VEC> Stored;
+
+extern "C" __global__ __launch_bounds__(THREADS) void prepare(const INDEX* index, int* winner, u32 count, u32 places, int* fault) {
+  release_next();
+  const u32 last = IN_PLACE ? count : places;
+  for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < last; i += (u64)gridDim.x * THREADS) {
+    const u32 place = IN_PLACE ? place_of(index[i], places, NONE_SKIPPED, fault) : (u32)i;
+    if (place < places) winner[place] = -1;
+  }
+}
+
+extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, int* winner, u32 count, u32 places, int* fault) {
+  release_next();
+  const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
+  const u32 place = i < count ? place_of(index[i], places, NONE_SKIPPED, fault) : places;
+  await_previous();
+  int same;  // as in sorted indices: the last lane's position is the largest
+  __match_all_sync(FULL_WARP, place, &same);
+  if (place < places && (!same || threadIdx.x % 32 == 31)) atomicMax(&winner[place], (int)i);
+}
+
+extern "C" __global__ __launch_bounds__(THREADS) void write(const INDEX* index, const T* source, const T* old, T* out, const int* winner, u32 count, u32 places, u32 columns, i64 source_outer, i64 source_row, i64 old_outer, i64 old_row, i64 out_outer, i64 out_row) {
+  const u32 column = (blockIdx.y * LANES + threadIdx.x % LANES) * VEC;
+  const u64 first = ((u64)blockIdx.x * GROUPS + threadIdx.x / LANES) * UNROLLED;
+  await_previous();
+  if (column >= columns) return;
+  source += blockIdx.z * source_outer + column;
+  old += blockIdx.z * old_outer + column;
+  out += blockIdx.z * out_outer + column;
+  const T* from[UNROLLED];
+  T* to[UNROLLED];
+  Stored row[UNROLLED];
+  TW_UNROLL for (int q = 0; q < UNROLLED; ++q) {
+    from[q] = nullptr;
+    const u64 i = first + q;
+    if (i >= (IN_PLACE ? count : places)) continue;
+    const u64 place = IN_PLACE ? (u64)(i64)index[i] : i;
+    if (place >= places) continue;
+    const int won = winner[place];
+    if (IN_PLACE && won != (int)i) continue;
+    from[q] = won >= 0 ? source + won * source_row : old + place * old_row;
+    to[q] = out + place * out_row;
+  }
+  TW_UNROLL for (int q = 0; q < UNROLLED; ++q) if (from[q]) row[q] = load<VEC>(from[q]);
+  TW_UNROLL for (int q = 0; q < UNROLLED; ++q) if (from[q]) store(to[q], row[q]);
+}
