@@ -15,6 +15,7 @@ from tilewright.results import Row
 from tilewright.search import Budget
 from tilewright.tune.choice import best_own, candidate_of, is_own, measured, simplest_of_fastest
 from tilewright.tune.rows import FLOOR, row_of
+from tilewright.tune.spread import robust, worst_cases
 from tilewright.tune.trial import Entry, Trial
 
 TARGET = 0.01
@@ -134,7 +135,8 @@ def _judged(records: list[Record], trial: Trial) -> list[Record]:
     timed = [r for r in records if r.implementation == "aten" and r.status in VENDOR_STATUSES]
     if not fit or not timed:
         raise LaunchError(f"aten could not be timed on {trial.w}; see the records")
-    chosen = simplest_of_fastest(fit, trial.w, trial.session.spec)
+    worst = worst_cases(trial.session, trial.w, [*fit, *(r for r in timed if r not in fit)])
+    chosen = simplest_of_fastest(robust(fit, worst), trial.w, trial.session.spec)
     chosen_us = measured(chosen).median_us
     aten_us = min(measured(r).median_us for r in timed)
     judged = []
@@ -144,7 +146,8 @@ def _judged(records: list[Record], trial: Trial) -> list[Record]:
             us = measured(record).median_us
             slower = is_own(record) and us > aten_us
             status = "tied" if us <= chosen_us else "slower" if slower else "ok"
-        judged.append(dataclasses.replace(record, status=status))
+        told = worst.get(candidate_of(record), record.message)
+        judged.append(dataclasses.replace(record, status=status, message=str(told)))
     return judged
 
 
