@@ -25,6 +25,7 @@
 #define SAMPLED (CHUNKS < 16 ? CHUNKS : 16)
 #define RUNS ((int)((CHUNKS + SETTLE_THREADS - 1) / SETTLE_THREADS))
 #define NOWHERE 0xffffffffu
+#define BATCH 4
 #define IN_FLIGHT (ITEMS < 8 ? ITEMS : 8)
 #define VALUES_AHEAD (CARRIED && ITEMS <= 8)
 
@@ -326,21 +327,12 @@ TW_DEVICE T value_at(const Settling& m, u32 slot, const Tile& t, const T* source
   else return source[address(t, m.order[slot] - 1, 0, LENGTH)];
 }
 
-// The bucket's old elements into the L2 cache, sector by sector: nearly every sector keeps one.
-TW_DEVICE void prefetch_old(const Tile& t, u32 bucket, const T* old) {
-  constexpr u32 SECTOR = 32 / sizeof(T);
-  const u32 row = bucket << SHIFT, size = min(1u << SHIFT, PLACES - row) * WIDTH;
-  for (u32 s = threadIdx.x * SECTOR; s < size; s += SETTLE_THREADS * SECTOR)
-    if (inside(t, s)) asm volatile("prefetch.global.L2 [%0];" ::"l"(old + address(t, s, row, PLACES)));
-}
-
 extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void settle(const T* old, const T* source, T* out, const Entry* entries, const u32* runs, Key* common, u32* done, double number) {
   const Settling m = settling();
   const u64 tile = blockIdx.x / (BUCKETS + HEAVY);
   const u32 unit = blockIdx.x % (BUCKETS + HEAVY);
   const Tile t = tile_at(tile);
   for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) m.order[s] = 0;
-  if (!IN_PLACE && unit < BUCKETS) prefetch_old(t, unit, old);
   await_previous();
   runs += tile * CHUNKS * BUCKETS;
   Share mine = {unit, 0, 1, 0};
