@@ -25,8 +25,11 @@ _FOUND_IN = {
     "conv2d": "tilewright.dispatch.convolution",
     "choose": "tilewright.dispatch.selection",
     "disable": "tilewright.dispatch.prepared",
+    "embedding": "tilewright.dispatch.indexing",
     "fuse": "tilewright.dispatch.fuse",
     "enable": "tilewright.dispatch.prepared",
+    "index_put": "tilewright.dispatch.indexing",
+    "index_put_": "tilewright.dispatch.indexing",
     "reload_records": "tilewright.dispatch.prepared",
     "use": "tilewright.dispatch.selection",
     **{

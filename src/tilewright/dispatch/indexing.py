@@ -1,0 +1,216 @@
+"""`tw.embedding` and `tw.index_put`: PyTorch's functions over rows that the operators move and add.
+
+Neither is an operator of its own. The gradient of an embedding's table is
+`tw.embedding_backward`'s; index_put brings several index tensors down to one flat index of rows,
+which `tw.scatter` copies and `tw.index_add` adds: of the implementation that the records speak for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import (
+    _are_functorch_transforms_active,
+    _is_any_autocast_enabled,
+    _len_torch_dispatch_stack,
+)
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+from torch.nn import functional as F
+from torch.overrides import _is_torch_function_mode_enabled
+
+from tilewright.dispatch.call import operators
+from tilewright.errors import InvalidArgument
+from tilewright.op import DTYPE_NAMES
+
+_PLAIN = (Tensor, Parameter)
+_INDICES = (torch.int32, torch.int64)
+
+
+def _is_pytorchs(*tensors: Tensor) -> bool:
+    """Whether the call is traced, transformed, or on tensors that are not plain ones."""
+    return bool(
+        is_dynamo_compiling()
+        or any(type(t) not in _PLAIN for t in tensors)
+        or _is_any_autocast_enabled()
+        or _len_torch_dispatch_stack()
+        or _is_torch_function_mode_enabled()
+        or _are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
+# --- embedding -----------------------------------------------------------------------------------
+
+
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """What torch.nn.functional.embedding computes; a drop-in for it.
+
+    The looked-up rows are PyTorch's. The dense gradient of `weight` is `tw.embedding_backward`'s:
+    the same bits in every run, however skewed the indices are. Where that is of no use (no gradient
+    of weight is needed, a sparse one is, under autocast, torch.compile and transforms, for tensor
+    subclasses) PyTorch's function runs as it is.
+
+    Args:
+        input: indices, any shape, int64 or int32.
+        weight: (rows, D), the table; fp16, bf16, fp32 or fp64.
+        padding_idx: the row whose gradient is left out; negative ones count from the end.
+        max_norm, norm_type: rows are renormalised in place before they are read, as there.
+        scale_grad_by_freq: divide each row's gradient by how often it was read.
+        sparse: as there.
+
+    Returns:
+        input's shape and D, dtype of weight.
+    """
+    if (
+        sparse
+        or not (torch.is_grad_enabled() and weight.requires_grad)
+        or weight.dim() != 2
+        or not weight.is_floating_point()
+        or weight.dtype not in DTYPE_NAMES
+        or input.dtype not in _INDICES
+        or _is_pytorchs(input, weight)
+    ):
+        return F.embedding(
+            input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+        )
+    rows = weight.shape[0]
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        raise InvalidArgument(
+            f"embedding: padding_idx={padding_idx} is out of range for {rows} rows"
+        )
+    skipped = -1 if padding_idx is None else padding_idx % rows
+    if max_norm is not None:
+        with torch.no_grad():
+            torch.embedding_renorm_(weight.detach(), input.contiguous(), max_norm, norm_type)
+    return _Embedding.apply(input, weight, skipped, scale_grad_by_freq)
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, index: Tensor, weight: Tensor, skipped: int, scale_grad_by_freq: bool
+    ) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.constants = weight.shape[0], skipped, scale_grad_by_freq
+        return torch.embedding(weight, index, skipped, scale_grad_by_freq, False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (index,) = grads, ctx.saved_tensors
+        # The gradient of a gradient: PyTorch's formula is differentiable, and ours is not.
+        run = (
+            torch.ops.aten.embedding_dense_backward
+            if torch.is_grad_enabled()
+            else operators["embedding_backward"]
+        )
+        return None, run(grad, index, *ctx.constants), None, None
+
+
+# --- index_put -----------------------------------------------------------------------------------
+
+
+def index_put(
+    input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """What torch.index_put computes: a copy of input with input[indices] = values, or += values.
+
+    Several index tensors become one flat index of rows, without a wait for the GPU; the rest is
+    `tw.scatter`'s or `tw.index_add`'s. So values are copied in index order, where the last of an
+    index that repeats wins, and added with the same bits in every run. Masks, None among the
+    indices, inputs that are not contiguous, calls that need gradients or are traced are PyTorch's.
+
+    Args:
+        input: any shape; fp16, bf16, fp32, fp64, int32 or int64.
+        indices: for each of the leading dims a tensor of positions, int64 or int32, that broadcast
+            with one another; negative ones count from the end.
+        values: dtype of input; broadcasts to the shape of the indices and of the dims without one.
+        accumulate: add the values.
+
+    Returns:
+        The shape and dtype of input.
+
+    Raises:
+        IndexOutOfRange: a position is out of range.
+    """
+    call = _as_rows(input, indices, values)
+    if call is None:
+        return torch.index_put(input, tuple(indices), values, accumulate)
+    table, flat, rows = call
+    out = _move(table, flat, rows, accumulate, "")
+    return out.view(input.shape)
+
+
+def index_put_(
+    input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """`index_put` that writes to input and returns it."""
+    call = _as_rows(input, indices, values)
+    if call is None:
+        return input.index_put_(tuple(indices), values, accumulate)
+    _move(*call, accumulate, "_")
+    return input
+
+
+def _move(table: Tensor, flat: Tensor, rows: Tensor, accumulate: bool, form: str) -> Tensor:
+    if accumulate:
+        return operators[f"index_add{form}"](table, 0, flat, rows)
+    index = flat if table.dim() == 1 else flat[:, None].expand(rows.shape)
+    return operators[f"scatter{form}"](table, 0, index, rows)
+
+
+def _as_rows(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """(table, flat index, rows) of a call, views of x and values where that is possible; None for
+    what PyTorch does."""
+    given = [i for i in indices if i is not None]
+    if (
+        not given
+        or len(given) != len(indices)
+        or len(given) > x.dim()
+        or any(i.dtype not in _INDICES for i in given)
+        or x.dtype not in DTYPE_NAMES
+        or values.dtype != x.dtype
+        or not x.is_contiguous()
+        or not x.numel()
+        or any(t.device != x.device for t in (*given, values))
+        or (torch.is_grad_enabled() and (x.requires_grad or values.requires_grad))
+        or _is_pytorchs(x, values, *given)
+    ):
+        return None
+    sizes, rest = x.shape[: len(given)], x.shape[len(given) :]
+    shape = torch.broadcast_shapes(*(i.shape for i in given))
+    flat = _flat(given, sizes).expand(shape).reshape(-1)
+    whole_elements = len(given) == x.dim()
+    table = x.view(-1) if whole_elements else x.view(math.prod(sizes), math.prod(rest))
+    rows = values.expand((*shape, *rest)).reshape(flat.numel(), *table.shape[1:])
+    return table, flat, rows
+
+
+def _flat(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Positions in the flattened leading dims; one out of range in any dim is out of range."""
+    if len(indices) == 1:
+        (index,), (size,) = indices, sizes
+        return torch.where(index < 0, index + size, index)
+    total: Tensor | int = 0
+    valid: Tensor | bool = True
+    for index, size in zip(indices, sizes, strict=True):
+        valid = ((index >= -size) & (index < size)) & valid
+        total = total * size + torch.where(index < 0, index + size, index).long()
+    assert isinstance(total, Tensor)
+    assert isinstance(valid, Tensor)
+    return torch.where(valid, total, -1)

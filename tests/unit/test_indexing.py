@@ -1,0 +1,141 @@
+"""tw.embedding and tw.index_put against PyTorch's functions."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import tilewright as tw
+from tilewright.errors import IndexOutOfRange
+
+# --- embedding -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.lists(st.integers(0, 4), min_size=0, max_size=3),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    st.sampled_from([torch.int32, torch.int64]),
+    st.sampled_from([None, 0, 3, -1]),
+    st.booleans(),
+    st.sampled_from([None, 0.5]),
+)
+def test_an_embedding_and_its_gradient_are_pytorchs(shape, dtype, kind, padding, scaled, max_norm):
+    torch.manual_seed(0)
+    index = torch.randint(7, shape, dtype=kind)
+    table = torch.randn(7, 5, dtype=dtype)
+    seed = torch.randn(*shape, 5, dtype=dtype)
+    results = []
+    for function in (tw.embedding, F.embedding):
+        weight = table.clone().requires_grad_()
+        out = function(index, weight, padding, max_norm, 2.0, scaled)
+        (out * seed).sum().backward()
+        results.append((out.detach(), weight.grad, weight.detach()))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_the_gradient_comes_from_the_implementation_that_is_asked_for():
+    weight = torch.randn(50, 8, requires_grad=True)
+    index = torch.randint(50, (90,))
+    with tw.use("rows_cpp"):
+        tw.embedding(index, weight).square().sum().backward()
+    expected = torch.zeros(50, 8).index_add(0, index, 2 * weight.detach()[index])
+    torch.testing.assert_close(weight.grad, expected)
+
+
+def test_an_embedding_differentiates_twice():
+    weight = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    index = torch.tensor([0, 2, 2, 5])
+    assert torch.autograd.gradgradcheck(lambda w: tw.embedding(index, w).square(), (weight,))
+
+
+def test_an_embedding_is_pytorchs_where_ours_is_of_no_use():
+    weight = torch.randn(6, 3, requires_grad=True)
+    index = torch.tensor([1, 4])
+    out = tw.embedding(index, weight, sparse=True)
+    out.sum().backward()
+    assert weight.grad.is_sparse
+    assert torch.equal(tw.embedding(index, weight.detach()), weight.detach()[index])
+    traced = torch.compile(lambda w: tw.embedding(index, w), backend="eager")
+    assert torch.equal(traced(weight), weight[index])
+    with pytest.raises(ValueError, match="padding_idx=6 is out of range for 6 rows"):
+        tw.embedding(index, weight, padding_idx=6)
+
+
+# --- index_put -----------------------------------------------------------------------------------
+
+
+@st.composite
+def calls(draw):
+    """(x, indices, values) that torch.index_put takes; positions repeat, and may be negative."""
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    covered = draw(st.integers(1, len(shape)))
+    base = draw(st.lists(st.integers(1, 4), min_size=0, max_size=2))
+    indices = []
+    for size in shape[:covered]:
+        its = [n if draw(st.booleans()) else 1 for n in base]
+        kind = draw(st.sampled_from([torch.int32, torch.int64]))
+        indices.append(torch.randint(-size, size, its, dtype=kind))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.int64]))
+    whole = [*torch.broadcast_shapes(*(i.shape for i in indices)), *shape[covered:]]
+    its = [n if draw(st.booleans()) else 1 for n in whole]
+    x = torch.randint(-9, 9, shape).to(dtype)
+    return x, indices, torch.randint(-9, 9, its).to(dtype)
+
+
+def one_by_one(x, indices, values, accumulate):
+    """Position by position, in their order."""
+    out = x.clone()
+    shape = torch.broadcast_shapes(*(i.shape for i in indices))
+    rest = x.shape[len(indices) :]
+    spread = [i.expand(shape).reshape(-1).tolist() for i in indices]
+    rows = values.expand((*shape, *rest)).reshape(-1, *rest)
+    for j, place in enumerate(zip(*spread, strict=True)):
+        out[place] = out[place] + rows[j] if accumulate else rows[j]
+    return out
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(calls(), st.booleans(), st.booleans())
+def test_index_put_writes_in_the_order_of_positions(call, accumulate, in_place):
+    x, indices, values = call
+    expected = one_by_one(x, indices, values, accumulate)
+    given_x = x.clone()
+    function = tw.index_put_ if in_place else tw.index_put
+    found = function(given_x, indices, values, accumulate)
+    assert torch.equal(found, expected)
+    assert (found is given_x) is in_place
+    assert in_place or torch.equal(given_x, x)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_position_out_of_range_in_any_dim_is_refused(accumulate):
+    x, values = torch.zeros(4, 5, 3), torch.ones(2, 3)
+    first, second = torch.tensor([0, 1]), torch.tensor([0, 5])  # flat, [1, 5] would be [2, 0]
+    with pytest.raises((IndexOutOfRange, IndexError, RuntimeError)):
+        tw.index_put(x, (first, second), values, accumulate)
+
+
+def test_what_is_not_rows_is_pytorchs():
+    x, values = torch.arange(12.0).view(3, 4), torch.tensor(7.0)
+    mask = x > 5
+    assert torch.equal(tw.index_put(x, (mask,), values), torch.index_put(x, (mask,), values))
+    column = (None, torch.tensor([1, 3]))
+    found = torch.ops.aten.index_put(x, column, values)
+    assert torch.equal(
+        tw.index_put_(x.t().contiguous().t(), (torch.tensor([0]),), values)[0, 0], values
+    )
+    assert torch.equal(found[:, 1], torch.full((3,), 7.0))
+    leaf = torch.ones(2, requires_grad=True)
+    tw.index_put(torch.zeros(5, 2), (torch.tensor([1, 1]),), leaf, True).sum().backward()
+    assert torch.equal(leaf.grad, torch.full((2,), 2.0))
+
+
+def test_sums_come_from_the_implementation_that_is_asked_for():
+    x, values = torch.zeros(6, 7, 5), torch.randn(90, 5)
+    first, second = torch.randint(-6, 6, (90,)), torch.randint(-7, 7, (90,))
+    with tw.use("rows_cpp"):
+        found = tw.index_put(x, (first, second), values, accumulate=True)
+    torch.testing.assert_close(found, torch.index_put(x, (first, second), values, accumulate=True))
