@@ -12,7 +12,7 @@ from tilewright.measure.candidate import COPY, Candidate
 from tilewright.op import Workload
 from tilewright.record import Record
 from tilewright.results import Measured, Own, Row, Verified
-from tilewright.tune.choice import best_own, candidate_of, chosen_of, is_own, measured
+from tilewright.tune.choice import COMPETING, best_own, candidate_of, chosen_of, is_own, measured
 from tilewright.tune.session import Session
 
 FLOOR = Candidate("floor")
@@ -43,7 +43,7 @@ def row_of(
             hosts["own"] = record
     return Row(
         workload=str(w),
-        floor_us=_floor_us(references, w, spec),
+        floor_us=_floor_us(references, timed, w, spec),
         copy_us=references.get(COPY.implementation),
         method=chosen.method,
         distribution=chosen.distribution,
@@ -68,16 +68,22 @@ def _fastest_of_each(records: Sequence[Record]) -> dict[str, Measured]:
     return found
 
 
-def _floor_us(references: Mapping[str, float | None], w: Workload, spec: DeviceSpec) -> float:
-    """The floor by the device's ceilings, or by the copy in the same duel where that was faster.
+def _floor_us(
+    references: Mapping[str, float | None], timed: Sequence[Record], w: Workload, spec: DeviceSpec
+) -> float:
+    """The floor by the device's ceilings, or by what the same duel shows to be possible.
 
-    Ceilings are measured minutes earlier, in other memory; a copy that moves no more bytes than the
-    workload shows what was possible here and now. On a CPU the copy has no pages to fault in.
+    Ceilings are measured minutes earlier, in other memory. On a GPU a copy that moves no more bytes
+    than the workload corrects them. On a CPU the copy has no pages to fault in, and last-level
+    caches are shared with whatever else runs: the fastest right result there is a bound itself.
     """
     floor_us = references.get(FLOOR.implementation) or 0.0
+    if spec.kind != "cuda":
+        right = [r.median_us for r in timed if r.status in COMPETING and r.median_us is not None]
+        return min([floor_us, *right])
     copy_us = references.get(COPY.implementation)
     moved = sum(w.bytes) / max(2 * w.main.numel * w.main.itemsize, 1)
-    if copy_us is None or spec.kind != "cuda" or moved < 1:
+    if copy_us is None or moved < 1:
         return floor_us
     return min(floor_us, copy_us * moved)
 

@@ -282,4 +282,13 @@ def test_sample_climb_never_proposes_a_config_twice_and_ends():
 )
 def test_a_copy_in_the_same_duel_bounds_the_floor_on_a_gpu(device, text, floor_us):
     w, references = Workload.parse(text), {"floor": 40.0, "copy": 30.0}
-    assert rows._floor_us(references, w, DEVICES[device]) == floor_us
+    assert rows._floor_us(references, [], w, DEVICES[device]) == floor_us
+
+
+def test_a_right_result_in_less_than_the_ceilings_allow_is_the_floor_on_a_cpu():
+    w, references = Workload.parse("softmax(x=f32[64,64])"), {"floor": 40.0, "copy": 30.0}
+    wrong = Record(str(w), "softmax", "inductor", {}, "wrong_result", "cpu", median_us=20.0)
+    right = Record(str(w), "softmax", "aten", {}, "slower", "cpu", median_us=35.0)
+    assert rows._floor_us(references, [wrong, right], w, DEVICES["cpu"]) == 35.0
+    slow = Record(str(w), "softmax", "aten", {}, "ok", "cpu", median_us=50.0)
+    assert rows._floor_us(references, [wrong, slow], w, DEVICES["cpu"]) == 40.0
