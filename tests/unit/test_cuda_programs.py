@@ -1,7 +1,6 @@
 """Graphs that take several CUDA kernels: how they are cut, what they compute (emulated here), and
 that they compile for every architecture."""
 
-import itertools
 import random
 import re
 
@@ -10,6 +9,7 @@ import torch
 from hypothesis import given
 
 from emulated import Emulated
+from program_graphs import KINDS, LERP, PADDLE_C, broadcasts
 from random_graphs import forget, programs, run_examples, workload
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
@@ -20,17 +20,6 @@ from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
 H200 = DEVICES["h200"]
-PADDLE_C = "lerp_backward(grad_output=f32[16,3,244,244], x=f32[16,1,1,1], end=f32[16,3,244,244], weight=f32[3,1,244])"  # noqa: E501
-LERP = "lerp_backward(grad_output={d}[{g}], x={d}[{x}], end={d}[{e}], weight={d}[{w}])"
-KINDS = [
-    PADDLE_C,
-    "lerp_backward(grad_output=bf16[16,3,64,64], x=bf16[16,1,1,1], end=bf16[1,3,64,64], weight=bf16[3,1,64])",  # noqa: E501
-    "lerp_backward(grad_output=f32[4000000], x=f32[1], end=f32[4000000], weight=f32[4000000])",
-    "softmax(x=f16[64,1000,49], dim=1)",
-    "softmax(x=f64[8,100,4096], dim=1)",
-    "softmax(x=f32[200000,8], dim=0)",
-    "layer_norm(x=f16[2,4000000], weight=f16[4000000], bias=f16[4000000], eps=1e-05)",
-]
 
 emulation = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 
@@ -107,16 +96,7 @@ def test_the_sum_over_a_leading_dim_that_one_operand_lacks_is_not_missing():
 
 @emulation
 def test_lerps_gradients_are_right_for_every_kind_of_broadcast():
-    full = (3, 5, 8)
-    shapes = [
-        tuple(n if keep else 1 for n, keep in zip(full, kept, strict=True))
-        for kept in itertools.product((True, False), repeat=3)
-    ]
-    shapes += [(5, 8), (8,), (1, 1)]
-    patterns = list(itertools.product(shapes, repeat=3))
-    for x, e, w in random.Random(0).sample(patterns, 8):
-        g = torch.broadcast_shapes(x, e, w)
-        named = {k: ",".join(map(str, v)) for k, v in (("g", g), ("x", x), ("e", e), ("w", w))}
+    for named in broadcasts((3, 5, 8), 8):
         assert_right(Workload.parse(LERP.format(d="f32", **named)), tried=0)
 
 

@@ -1,0 +1,82 @@
+"""Graphs that take several CUDA kernels, on a GPU: right, repeatable, capturable."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+
+from program_graphs import KINDS, LERP, broadcasts
+from random_graphs import forget, programs, run_examples, workload
+from tilewright.compile.cache import compiled
+from tilewright.device import spec_of
+from tilewright.fusion.cuda import target
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+pytestmark = pytest.mark.gpu
+RANDOM_GRAPHS = 80
+
+
+@pytest.fixture(scope="module")
+def device():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return torch.device("cuda:0")
+
+
+def executables(w, spec, tried):
+    """Those of the heuristic and of some other schedules."""
+    graph = graph_of(w)
+    assert target.unsupported(graph, spec) is None
+    others = target.space(graph, spec).sample(random.Random(str(w)), tried)
+    for config in (target.heuristic(graph, spec), *others):
+        built = compiled(target.task(graph, config, spec))
+        yield config, target.executable(graph, config, w, built, spec)
+
+
+def assert_right(w, device, tried=0):
+    verifier = Verifier(w, device)
+    for config, executable in executables(w, spec_of(device.index), tried):
+        found = verifier.check(executable)
+        # How well PyTorch's own rounding errors turn out on a few elements is luck.
+        lucky = "PyTorch's largest error" in found.message and w.outputs[0].numel < 1000
+        assert found.ok or lucky, (config, found.message)
+
+
+@pytest.mark.parametrize("text", KINDS)
+def test_every_kind_of_program_passes_verification(text, device):
+    assert_right(Workload.parse(text), device, tried=3)
+
+
+def test_lerps_gradients_are_right_for_every_kind_of_broadcast(device):
+    for named in broadcasts((6, 5, 8), 16):
+        assert_right(Workload.parse(LERP.format(d="f32", **named)), device)
+
+
+def test_random_graphs_give_what_fp64_gives(device):
+    @given(programs())
+    def check(program):
+        try:
+            assert_right(workload(program), device)
+        finally:
+            forget()
+
+    run_examples(check, RANDOM_GRAPHS)
+
+
+@pytest.mark.parametrize("text", KINDS)
+def test_captured_programs_compute_what_called_ones_do(text, device):
+    w = Workload.parse(text)
+    tensors = w.operator.examples(w, "random", 0, device)
+    for config, executable in executables(w, spec_of(device.index), tried=0):
+        expected = executable(*tensors)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = executable(*tensors)
+        for _ in range(20):  # a second kernel that read too early would tell
+            graph.replay()
+        torch.cuda.synchronize()
+        pairs = zip(*[o if isinstance(o, tuple) else (o,) for o in (out, expected)], strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs), config

@@ -1,0 +1,29 @@
+"""Graphs that CUDA kernels for rows alone cannot do, one of each kind."""
+
+import itertools
+import random
+
+import torch
+
+PADDLE_C = "lerp_backward(grad_output=f32[16,3,244,244], x=f32[16,1,1,1], end=f32[16,3,244,244], weight=f32[3,1,244])"  # noqa: E501
+LERP = "lerp_backward(grad_output={d}[{g}], x={d}[{x}], end={d}[{e}], weight={d}[{w}])"
+KINDS = [
+    PADDLE_C,
+    "lerp_backward(grad_output=bf16[16,3,64,64], x=bf16[16,1,1,1], end=bf16[1,3,64,64], weight=bf16[3,1,64])",  # noqa: E501
+    "lerp_backward(grad_output=f32[4000000], x=f32[1], end=f32[4000000], weight=f32[4000000])",
+    "softmax(x=f16[64,1000,49], dim=1)",
+    "softmax(x=f64[8,100,4096], dim=1)",
+    "softmax(x=f32[200000,8], dim=0)",
+    "layer_norm(x=f16[2,4000000], weight=f16[4000000], bias=f16[4000000], eps=1e-05)",
+]
+
+
+def broadcasts(full, count):
+    """Some of the ways that three operands broadcast to `full` or a part of it: sizes by name."""
+    kept = itertools.product((True, False), repeat=len(full))
+    shapes = [tuple(n if k else 1 for n, k in zip(full, keep, strict=True)) for keep in kept]
+    shapes += [full[1:], full[-1:], (1,) * (len(full) - 1)]
+    patterns = list(itertools.product(shapes, repeat=3))
+    for x, e, w in random.Random(0).sample(patterns, count):
+        named = {"g": torch.broadcast_shapes(x, e, w), "x": x, "e": e, "w": w}
+        yield {k: ",".join(map(str, v)) for k, v in named.items()}
