@@ -1,4 +1,4 @@
-"""Graphs that CUDA kernels for rows alone cannot do, one of each kind."""
+"""Graphs that CUDA kernels for aligned rows alone cannot do, one of each kind."""
 
 import itertools
 import random
@@ -14,6 +14,8 @@ KINDS = [
     "softmax(x=f16[64,1000,49], dim=1)",
     "softmax(x=f64[8,100,4096], dim=1)",
     "softmax(x=f32[200000,8], dim=0)",
+    "softmax(x=bf16[300,50257])",
+    "layer_norm(x=f16[1000,1001], weight=f16[1001], bias=f16[1001], eps=1e-05)",
     "layer_norm(x=f16[2,4000000], weight=f16[4000000], bias=f16[4000000], eps=1e-05)",
 ]
 

@@ -331,6 +331,19 @@ template <int N, class T> TW_DEVICE void scatter(T* p, i64 stride, const Vec<T, 
   TW_UNROLL for (int i = 0; i < N; ++i) p[i * stride] = x[i];
 }
 
+// The same where only some elements lie in the row: those of columns 0 to width - 1.
+template <int N, int BYTES, bool STREAM, class T> TW_DEVICE Vec<T, N> load_within(const T* p, int column, int width, bool whole) {
+  if (whole) return load<N, BYTES, STREAM>(p);
+  Parts<sizeof(T), N> parts;
+  typedef typename Unit<sizeof(T)>::type U;
+  TW_UNROLL for (int i = 0; i < N; ++i) parts.units[i] = (u32)(column + i) < (u32)width ? *((const U*)p + i) : U{};
+  return Bits<T, N>::from(parts);
+}
+template <int BYTES, int N, class T> TW_DEVICE void store_within(T* p, const Vec<T, N>& x, int column, int width, bool whole) {
+  if (whole) return store<BYTES>(p, x);
+  TW_UNROLL for (int i = 0; i < N; ++i) if ((u32)(column + i) < (u32)width) p[i] = x[i];
+}
+
 // ---- reductions: first over the elements of a thread, then over the threads of a row ------------
 
 struct Sum {
@@ -356,6 +369,14 @@ template <class OP, class T, int N> TW_DEVICE T fold(Vec<T, N> x) {
     TW_UNROLL for (int i = 0; i + step < N; i += 2 * step) x.v[i] = OP::join(x.v[i], x.v[i + step]);
   }
   return x.v[0];
+}
+
+// Of the elements of columns 0 to width - 1 only.
+template <class OP, class T, int N> TW_DEVICE T fold_within(Vec<T, N> x, int column, int width, bool whole) {
+  if (!whole) {
+    TW_UNROLL for (int i = 0; i < N; ++i) if ((u32)(column + i) >= (u32)width) x.v[i] = OP::template start<T>();
+  }
+  return fold<OP>(x);
 }
 
 template <class OP, class T, int N> TW_DEVICE Vec<T, N> join_each(Vec<T, N> a, Vec<T, N> b) {

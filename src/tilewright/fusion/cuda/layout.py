@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel
-from tilewright.fusion.cuda.schedule import RowSchedule, access_bytes, held_bytes
+from tilewright.fusion.cuda.schedule import (
+    WIDEST_ACCESS,
+    RowSchedule,
+    access_bytes,
+    held_bytes,
+)
+from tilewright.fusion.cuda.shifting import shifted_alike, vectors_of
 from tilewright.fusion.ir import Access
 from tilewright.fusion.plan import Plan
 
@@ -25,7 +31,7 @@ class RowLayout(Kernel):
         super().__init__(plan.graph, entry)
         self.plan, self.s = plan, schedule
         self.persistent = schedule.persistent
-        self.vectors = plan.width // schedule.vector
+        self.vectors = vectors_of(plan.width, schedule.vector, schedule.shifted)
         self.lanes = schedule.row_threads * schedule.cluster
         self.turns = math.ceil(self.vectors / self.lanes)
         self.full_turns = self.vectors // self.lanes
@@ -72,8 +78,15 @@ class RowLayout(Kernel):
         for kind, i, a in found:
             const = "const " if kind == "in" else ""
             self.line(f"{const}{TYPES[a.dtype]}* row_{kind}{i}[{self.s.rows_per_thread}];")
+        if self.s.shifted:
+            self.line("int shift;")
         self.open(self.each_row())
         at = self.row_coordinates("first_row")
+        if self.s.shifted:
+            by = shifted_alike(self.graph, self.s.vector)
+            assert by is not None, "offered for rows that begin alike only"
+            place = self.offset(by, self.graph.kept, at)
+            self.line(f"shift = (int)(({place}) & {self.s.vector - 1});")
         for kind, i, a in found:
             self.line(f"row_{kind}{i}[r] = {kind}{i} + {self.offset(a, self.graph.kept, at)};")
         self.close()
@@ -104,7 +117,15 @@ class RowLayout(Kernel):
         self.line(f"const int vector = first_vector + k * {self.step};")
         masked = self.full_turns < self.turns
         self.open(self.within_row if masked else "")
-        self.line(f"const int column = vector * {self.s.vector};")
+        if not self.s.shifted:
+            self.line(f"const int column = vector * {self.s.vector};")
+            return
+        self.line(f"const int column = vector * {self.s.vector} - shift;")
+        inside = f"column >= 0 && column <= {self.plan.width - self.s.vector}"
+        sure = self.plan.width // (self.lanes * self.s.vector)
+        if sure > 1 and not self.s.contiguous:
+            inside = f"(k > 0 && k < {sure}) || ({inside})"
+        self.line(f"const bool whole = {inside};")
 
     @property
     def within_row(self) -> str:
@@ -129,8 +150,27 @@ class RowLayout(Kernel):
         index = self.graph.nodes[i].attr
         access = self.graph.inputs[index]
         pointer = f"{self.base('in', index, access)} + {self.column_offset(access)}"
-        wide = access_bytes(access, self.s.vector)
+        wide = self.access_bytes(access)
+        if self.s.shifted:
+            how = f"{self.s.vector}, {wide}, {str(stream).lower()}"
+            return f"load_within<{how}>({pointer}, {self.place_in_row})"
         return self.fetch(access, pointer, str(self.s.vector), wide, stream)
+
+    def access_bytes(self, access: Access) -> int:
+        if not self.s.shifted:
+            return access_bytes(access, self.s.vector)
+        moves = not self.graph.kept or self.over_rows(access)
+        return min(self.s.vector * access.itemsize, WIDEST_ACCESS) if moves else access.itemsize
+
+    @property
+    def place_in_row(self) -> str:
+        return f"column, {self.plan.width}, whole"
+
+    def folded(self, join: str, value: str) -> str:
+        """What reduces a vector to one value."""
+        if self.s.shifted:
+            return f"fold_within<{join}>({value}, {self.place_in_row})"
+        return f"fold<{join}>({value})"
 
     def is_row_load(self, i: int) -> bool:
         """Whether node `i` loads the row itself; in a graph of one row, every load does."""

@@ -137,7 +137,7 @@ class RowKernel(Moments, Residents):
             self.line(f"{self.kept_name(i)} = {values[i]};")
         for (name, join, _), source in zip(sums, self.sum_sources(phase), strict=True):
             value = self.value_of(source, values, known)
-            self.line(f"{name}[r] = {join}::join({name}[r], fold<{join}>({value}));")
+            self.line(f"{name}[r] = {join}::join({name}[r], {self.folded(join, value)});")
         for k in phase.stores:
             self.store(k, self.value_of(self.graph.outputs[k][0], values, known))
         self.close()
@@ -184,7 +184,10 @@ class RowKernel(Moments, Residents):
     def store(self, k: int, value: str) -> None:
         _, access = self.graph.outputs[k]
         pointer = f"{self.base('out', k, access)} + {self.column_offset(access)}"
-        if access.strides[-1] == 1:
+        if self.s.shifted:
+            wide = self.access_bytes(access)
+            call = f"store_within<{wide}>({pointer}, {value}, {self.place_in_row});"
+        elif access.strides[-1] == 1:
             call = f"store<{access_bytes(access, self.s.vector)}>({pointer}, {value});"
         else:
             call = f"scatter({pointer}, {access.strides[-1]}, {value});"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.shifting import shifted_alike, vectors_of
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.plan import halves_of_moments, plan_rows
 from tilewright.op import HALVES, TensorSpec
@@ -17,6 +18,8 @@ WIDEST_ACCESS = 16
 """Bytes of the widest memory access of one thread."""
 ARITHMETIC_REGISTERS = 40
 """What a row kernel needs besides the values it keeps: addresses, counters, a step's operands."""
+NARROW_BYTES = 8
+"""Accesses narrower than this leave bandwidth unused."""
 COLUMN_ITEMSIZE = 4
 """Bytes of what is added up over rows: fp32 for halves and fp32."""
 PERSISTENT_THREADS = 256
@@ -41,6 +44,8 @@ class RowSchedule:
 
     With `rematerialize` halves that are kept over sweeps stay packed, and every sweep widens them
     again; otherwise the compiler may keep the fp32 values, in twice the registers.
+
+    Vectors of `shifted` rows lie where memory is aligned, though rows begin anywhere: see shifting.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -60,6 +65,7 @@ class RowSchedule:
     widened: bool = param(False, True)
     rematerialize: bool = param(False, True)
     contiguous: bool = param(False, True)
+    shifted: bool = param(False, True)
 
     @property
     def block_threads(self) -> int:
@@ -90,8 +96,9 @@ def access_bytes(access: Access, vector: int) -> int:
 def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     """The row schedules that fit `graph` on `device`.
 
-    A vector never crosses the end of a row; the values a thread keeps leave registers for the
-    arithmetic; no more than half of the lanes idle; a persistent block has rows to walk.
+    A vector crosses the end of a row only if it is shifted; the values a thread keeps leave
+    registers for the arithmetic; no more than half of the lanes idle; a persistent block has rows
+    to walk.
     """
     inner = graph.space[graph.reduced[-1]]
     moments = ["two_pass"]
@@ -100,6 +107,10 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     if halves_of_moments(graph) is not None:
         moments.append("tensor_cores")
     footprint = Footprint(graph)
+    vectors = widest_vectors(graph, inner)
+    shifted = [v for v in widest_vectors(graph, 0) if v > vectors[0] and shifted_alike(graph, v)]
+    if footprint.columns:
+        shifted = []
 
     def constraint(c: RowSchedule) -> str | None:
         return (
@@ -112,7 +123,8 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     return ConfigSpace(
         RowSchedule,
         {
-            "vector": widest_vectors(graph, inner),
+            "vector": (*shifted, *vectors),
+            "shifted": (False, True) if shifted else (False,),
             "moments": tuple(moments),
             "cluster": tuple(c for c in (1, 2, 4, 8) if c <= device.max_cluster),
             "parameters": (
@@ -151,7 +163,8 @@ class Footprint:
         return [plan.graph.nodes[i].dtype for i in kept]
 
     def turns(self, c: RowSchedule) -> int:
-        return math.ceil(self.width // c.vector / (c.row_threads * c.cluster))
+        vectors = vectors_of(self.width, c.vector, c.shifted)
+        return math.ceil(vectors / (c.row_threads * c.cluster))
 
     def kept_bytes(self, c: RowSchedule) -> int:
         """Of one thread: the row's own narrowest values."""
@@ -181,9 +194,11 @@ class Footprint:
 
 
 def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
-    vectors = graph.reduced_size // c.vector
+    vectors = vectors_of(graph.reduced_size, c.vector, c.shifted)
     lanes = c.row_threads * c.cluster
     turns = math.ceil(vectors / lanes)
+    if c.shifted == (graph.space[graph.reduced[-1]] % c.vector == 0):
+        return f"vector={c.vector} of rows of {graph.space[graph.reduced[-1]]}: shifted={c.shifted}"
     if c.row_threads > 32 and c.row_threads % 32:
         return f"row_threads={c.row_threads} is no whole number of warps"
     if c.block_threads > 1024 or c.block_threads % 32:
@@ -208,6 +223,8 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return "tensor cores add up whole warps of pairs"
     if c.widened and c.parameters == "reload":
         return "what is loaded for each row is widened for each row"
+    if c.shifted and (c.rows_per_thread > 1 or c.persistent or c.moments != "two_pass"):
+        return "shifted rows are walked one by one, by kernels that do not persist, in two passes"
     if c.contiguous and c.row_threads * c.cluster <= 32:
         return "the only warp has the whole row to itself anyway"
     if c.rematerialize and c.storage != "registers":
@@ -259,19 +276,25 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     bytes, else by enough threads to keep that (registers then allow 32 or more warps per SM);
     beyond 1024 threads a thread keeps up to 128 bytes, then clusters share the row, and
     re-reading is the last resort. Measured as the best single rules over `bias_layer_norm_gpt` on
-    an H200.
+    an H200. Rows that would be read less than eight bytes at a time have shifted vectors.
     """
     space = row_space(graph, device)
     footprint = Footprint(graph)
+    vector = next(v for v in space.values["vector"] if footprint.width % v == 0)
     choices = [
-        *_persistent_candidates(space, footprint, device),
-        *_row_candidates(space, footprint.width, footprint.itemsize),
+        *_persistent_candidates(space, footprint, device, vector),
+        *_row_candidates(space, footprint.width, footprint.itemsize, vector),
     ]
+    if vector * footprint.itemsize < NARROW_BYTES and True in space.values["shifted"]:
+        wide = _row_candidates(
+            space, footprint.width, footprint.itemsize, space.values["vector"][0]
+        )
+        choices = [*(replace(c, shifted=True, moments="two_pass") for c in wide), *choices]
     return next((config for config in choices if config in space), None)
 
 
 def _persistent_candidates(
-    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
     """Parameter vectors on chip, the next rows on their way, 512 threads on an SM.
 
@@ -281,7 +304,6 @@ def _persistent_candidates(
     resident, kept_bytes = 512, 32 if footprint.columns else 64
     if footprint.rows < 8 * device.sms and not footprint.columns:
         return
-    vector = space.values["vector"][0]
     column_bytes = sum(a.itemsize for a in footprint.parameters)
     for cluster in space.values["cluster"]:
         width = footprint.width / cluster
@@ -302,8 +324,9 @@ def _persistent_candidates(
                 )  # fmt: skip
 
 
-def _row_candidates(space: ConfigSpace[RowSchedule], width: int, itemsize: int):
-    vector = space.values["vector"][0]
+def _row_candidates(
+    space: ConfigSpace[RowSchedule], width: int, itemsize: int, vector: int
+) -> Iterator[RowSchedule]:
     moments = "merge" if "merge" in space.values["moments"] else "two_pass"
     for kept_bytes in (64, 128):
         threads = math.ceil(width * itemsize / kept_bytes)

@@ -1,0 +1,32 @@
+"""Rows that begin at different places of an aligned vector: a row's vectors are shifted with it.
+
+A row of 50257 halves begins at any of eight places of a 16-byte vector. Its vectors are laid where
+memory is aligned, the first up to a vector before the row begins; what lies outside of the row is
+neither read nor written, and takes no part in reductions. All tensors of a row must begin alike.
+"""
+
+from __future__ import annotations
+
+from tilewright.fusion.ir import Access, Graph
+
+ALIGN = 16
+"""Bytes to which tensors must be aligned, as PyTorch's own are."""
+
+
+def shifted_alike(graph: Graph, vector: int) -> Access | None:
+    """A tensor by which the shift of a row can be told, if all of the row's are shifted alike."""
+    if len(graph.reduced) != 1 or not graph.reductions:
+        return None
+    (lane,) = graph.reduced
+    accesses = [*graph.inputs, *(a for _, a in graph.outputs)]
+    along = [a for a in accesses if a.strides[lane]]
+    rows = [a for a in along if not graph.kept or any(a.strides[k] for k in graph.kept)]
+    starts = {tuple(a.strides[k] % vector for k in graph.kept) for a in rows}
+    contiguous = all(a.strides[lane] == 1 for a in along)
+    aligned = all(a.align % ALIGN == 0 for a in rows)
+    return rows[0] if contiguous and aligned and len(starts) == 1 else None
+
+
+def vectors_of(width: int, vector: int, shifted: bool) -> int:
+    """Vectors that cover a row, wherever it begins."""
+    return (width + vector - 2) // vector + 1 if shifted else width // vector
