@@ -1,6 +1,7 @@
-"""Weight gradients of few channels, of groups, and CUTLASS's, on a GPU."""
+"""Weight gradients of few channels, of groups and depthwise, and CUTLASS's, on a GPU."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ pytestmark = [
 
 DEVICE = torch.device("cuda:0")
 NARROW, GROUPED = "conv2d_weight_grad_narrow", "conv2d_weight_grad_grouped"
-CUTLASS = "conv2d_weight_grad_cutlass"
+DEPTHWISE, CUTLASS = "conv2d_weight_grad_depthwise", "conv2d_weight_grad_cutlass"
 
 
 def workload(
@@ -56,6 +57,13 @@ GROUPEDS = [
     workload(2, 24, 24, 17, 9, 3, 1, 1, groups=12),
     workload(2, 48, 48, 7, 120, 3, 1, 1, groups=6, more=", into=f16[48,8,3,3]@channels_last"),
 ]
+DEPTHWISES = [
+    workload(2, 24, 24, 17, 9, 3, 1, 1, groups=24, more=", out_dtype=f32"),
+    workload(2, 96, 96, 14, 14, 7, 1, 3, groups=96, more=", into=f32[96,1,7,7]"),
+    workload(2, 96, 96, 14, 14, 5, 2, 2, groups=96, more=", into=f16[96,1,5,5]"),
+    workload(2, 72, 72, 14, 14, 5, 2, 2, groups=72, op="conv2d_weight_bias_grad"),
+]
+IN_PLACE = workload(2, 3, 64, 12, 20, 7, 2, 3, more=", into=f32[64,3,7,7]@channels_last")
 
 
 def configs(name, w, count):
@@ -72,7 +80,14 @@ def built(name, w, config=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "w"), [(NARROW, w) for w in NARROWS] + [(GROUPED, w) for w in GROUPEDS], ids=str
+    ("name", "w"),
+    [
+        *((NARROW, w) for w in NARROWS),
+        *((GROUPED, w) for w in GROUPEDS),
+        *((DEPTHWISE, w) for w in DEPTHWISES),
+        (NARROW, replace(IN_PLACE, flags=("donate=into",))),
+    ],
+    ids=str,
 )
 def test_results_are_right_in_every_kind_of_config(name, w):
     verifier = Verifier(w, DEVICE)

@@ -119,6 +119,23 @@ def test_in_place_needs_something_to_write_to():
         tw.conv2d_weight_grad_(*HALF_PAIR, 3, padding=1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize(
+    "name", ["aten", "conv2d_weight_grad_channels_last", "conv2d_weight_grad_per_image"]
+)
+def test_an_infinity_at_the_border_reaches_the_taps_that_meet_it(name, dtype):
+    """What lies in the padding may be left out, or 0 times infinity, as in PyTorch's kernels."""
+    x, grad = (t.to(dtype, memory_format=torch.channels_last) for t in HALF_PAIR)
+    grad[0, 2, 0, 0] = torch.inf
+    if name.endswith("image") and dtype == torch.float16:
+        pytest.skip("it sums in the dtype of x")
+    with tw.use(name):
+        found = tw.conv2d_weight_grad(x, grad, 3, padding=1)
+    assert found[[0, 1, 3, 4, 5]].isfinite().all()
+    assert found[2, :, 1:, 1:].isinf().all()
+    assert not (found[2, :, 0].isinf() | found[2, :, :, 0].isinf()).any()
+
+
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_the_result_has_the_layout_of_the_inputs(layout):
     x, grad = (torch.randn(2, 4, 8, 8).to(memory_format=layout) for _ in range(2))
@@ -306,6 +323,18 @@ def test_depthwise_filters_compile_without_spills(w):
     config = impl.heuristic(w, H200)
     assert config in impl.space(w, H200)
     assert compiled(impl.task(config, w, H200)).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("more", [", out_dtype=f32", ", into=f16[96,1,7,7]", None])
+def test_depthwise_filters_give_fp32_add_to_others_and_sum_the_bias(more):
+    impl = IMPLS["conv2d_weight_grad_depthwise"]
+    text = (
+        "(x=f16[8,96,56,56]@channels_last, grad_output=f16[8,96,56,56]@channels_last,"
+        f" kernel_size=7, padding=3, groups=96{more or ''})"
+    )
+    w = Workload.parse(f"conv2d_weight_{'' if more else 'bias_'}grad{text}")
+    assert impl.unsupported(w, H200) is None
+    assert impl.build(impl.heuristic(w, H200), w, H200).resources.spill_bytes == 0
 
 
 @pytest.mark.parametrize(

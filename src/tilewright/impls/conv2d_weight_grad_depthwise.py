@@ -44,7 +44,8 @@ class Conv2dWeightGradDepthwise(Implementation):
     Tensor cores have nothing to do here: an output is a product of two channels alone.
     """
 
-    name, backend, op = "conv2d_weight_grad_depthwise", "cuda", "conv2d_weight_grad"
+    name, backend = "conv2d_weight_grad_depthwise", "cuda"
+    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.kind != "cuda":
@@ -55,13 +56,13 @@ class Conv2dWeightGradDepthwise(Implementation):
                 f"groups={w['groups']} of {channels} to {features} channels: not one filter for "
                 "each channel"
             )
-        if reason := layout_refusal(w):
+        if reason := layout_refusal(w, wide_result=True, adds=True):
             return reason
         if w["dilation"] != (1, 1):
             return f"dilation={list(w['dilation'])}: the kernel walks without gaps"
         if math.prod(w["kernel_size"]) > LARGEST_FILTER or w["stride"][1] > 4:
             return f"more than {LARGEST_FILTER} taps, or a stride above 4, exceed the registers"
-        if channels % 2 or min(s.align for s in w.tensors.values()) < 4:
+        if channels % 2 or min(w[name].align for name in ("x", "grad_output")) < 4:
             return "channels are read in pairs of 4 aligned bytes"
         return None
 
@@ -74,11 +75,14 @@ class Conv2dWeightGradDepthwise(Implementation):
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes are arguments; the filter and its stride are baked in."""
-        return f"{config.threads} {w.main.dtype} {w['kernel_size']} {w['stride'][1]}"
+        dtypes = (w.main.dtype, w.outputs[0].dtype, len(w.outputs))
+        return f"{config.threads} {dtypes} {w['kernel_size']} {w['stride'][1]}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         defined = {
             "DTYPE": w.main.dtype,
+            "RESULT": w.outputs[0].dtype,
+            "BIAS": len(w.outputs) - 1,
             "R": w["kernel_size"][0],
             "S": w["kernel_size"][1],
             "STRIDE_W": w["stride"][1],
@@ -93,22 +97,27 @@ class Conv2dWeightGradDepthwise(Implementation):
         return DepthwiseKernel(compiled(self.task(config, w, device)), config, w, device)
 
 
+def _sums(w: Workload) -> int:
+    """Of a channel: one for each tap, and the bias's."""
+    return math.prod(w["kernel_size"]) + len(w.outputs) - 1
+
+
 def _blocks_per_sm(config: Config, w: Workload, device: DeviceSpec) -> int:
     """As many as registers hold: two sums a tap, and what addresses and values need."""
-    registers = min(2 * math.prod(w["kernel_size"]) + 62, device.registers_per_thread)
+    registers = min(2 * _sums(w) + 62, device.registers_per_thread)
     shared_bytes = 64 * config.threads
     return max(1, device.occupancy(config.threads, registers, shared_bytes)[0])
 
 
 class DepthwiseKernel(Executable):
-    """Sums of every slice of the rows, then their sum."""
+    """Sums of every slice of the rows, then their sum, which may be added to another gradient."""
 
     def __init__(self, built: Compiled, config: Config, w: Workload, device: DeviceSpec):
         n, channels, height, width = w["x"].shape
         _, _, out_height, out_width = w["grad_output"].shape
         self.resources, self.block_threads = built.resources, config.threads
         self.kernel = CudaKernel(built, ENTRY, "PPPT")
-        self.add = CudaKernel(built, ADD_ENTRY, "PPT")
+        self.add = CudaKernel(built, ADD_ENTRY, "PPPPT")
         pairs = min(channels // 2, config.threads // 2)
         blocks = math.ceil(channels / (2 * pairs))
         stretches = math.ceil(out_width / config.stretch)
@@ -116,19 +125,21 @@ class DepthwiseKernel(Executable):
         filling = device.sms * _blocks_per_sm(config, w, device) * config.waves // blocks
         slices = max(1, min(filling, math.ceil(walks / together)))
         self.grid = (slices, blocks, 1)
-        taps = math.prod(w["kernel_size"])
-        self.add_grid = (math.ceil(channels / 32), taps, 1)
-        self.shape, self.output = (slices * taps * channels,), w.outputs[0]
+        self.add_grid = (math.ceil(channels / 32), _sums(w), 1)
+        self.shape, self.outputs = (slices * _sums(w) * channels,), w.outputs
+        self.adds, self.in_place = "into" in w.tensors, "into" in w.donated
         self.workspace_bytes = 4 * self.shape[0]
         fields = (channels, pairs, walks, out_height, out_width, height, width)
         fields += (w["stride"][0], *w["padding"], slices, stretches, config.stretch)
         self.problem = struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
 
-    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
-        x, grad_output = tensors
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        x, grad_output = tensors[:2]
         device, index = x.device, x.device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
-        out = allocate(self.output, device)
+        into = tensors[2] if self.adds else None
+        out = into if into is not None and self.in_place else allocate(self.outputs[0], device)
+        bias = allocate(self.outputs[1], device) if len(self.outputs) > 1 else None
         partial = allocator.empty_strided(self.shape, (1,), dtype=torch.float32, device=device)
         self.kernel.launch(
             self.grid, (self.block_threads, 1, 1), 0, stream, index,
@@ -136,6 +147,7 @@ class DepthwiseKernel(Executable):
         )  # fmt: skip
         self.add.launch(
             self.add_grid, (ADD_THREADS, 1, 1), 0, stream, index,
-            partial.data_ptr(), out.data_ptr(), self.problem,
+            partial.data_ptr(), 0 if into is None else into.data_ptr(), out.data_ptr(),
+            0 if bias is None else bias.data_ptr(), self.problem,
         )  # fmt: skip
-        return out
+        return out if bias is None else (out, bias)

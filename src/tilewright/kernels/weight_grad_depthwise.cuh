@@ -7,7 +7,8 @@
 // e + stride * j meets output m - j. What lies outside x or the output is left out, not multiplied
 // by 0. Sums are added over the block's threads of one channel, then over slices, in fixed order.
 //
-// Defined before this text: DTYPE f16 or bf16, R, S, STRIDE_W, THREADS, MIN_BLOCKS.
+// Defined before this text: DTYPE f16 or bf16, RESULT (these or f32), R, S, STRIDE_W, THREADS,
+// MIN_BLOCKS, and BIAS, 1 where the sums of grad_output are asked for beside the taps'.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -15,18 +16,30 @@ typedef unsigned int u32;
 #define TW_DEVICE __device__ __forceinline__
 #define TW_UNROLL _Pragma("unroll")
 
-struct f16 {};
-struct bf16 {};
-TW_DEVICE float2 widen(f16, u32 w) {
-  float2 v;
-  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(v.x), "=f"(v.y) : "r"(w));
-  return v;
-}
-TW_DEVICE float2 widen(bf16, u32 w) { return make_float2(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u)); }
-TW_DEVICE u16 narrow(f16, float a) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a)); return h; }
-TW_DEVICE u16 narrow(bf16, float a) { u16 h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(a)); return h; }
+struct f16 {
+  typedef u16 type;
+  static TW_DEVICE float2 widen(u32 w) {
+    float2 v;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(v.x), "=f"(v.y) : "r"(w));
+    return v;
+  }
+  static TW_DEVICE u16 narrow(float a) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a)); return h; }
+  static TW_DEVICE float value(u16 h) { return widen(h).x; }
+};
+struct bf16 {
+  typedef u16 type;
+  static TW_DEVICE float2 widen(u32 w) { return make_float2(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u)); }
+  static TW_DEVICE u16 narrow(float a) { u16 h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(a)); return h; }
+  static TW_DEVICE float value(u16 h) { return widen(h).x; }
+};
+struct f32 {
+  typedef float type;
+  static TW_DEVICE float narrow(float a) { return a; }
+  static TW_DEVICE float value(float a) { return a; }
+};
 
 constexpr int TAPS = R * S;
+constexpr int SUMS = TAPS + BIAS;                   // of a channel; the bias's is the last
 constexpr int KEPT = (S + STRIDE_W - 1) / STRIDE_W;  // values of grad_output that meet a pixel of x
 
 struct alignas(64) Problem {  // 128 bytes, passed by value
@@ -41,7 +54,7 @@ struct alignas(64) Problem {  // 128 bytes, passed by value
 // Outputs m - j for j < KEPT meet the pixels of x from STRIDE_W * m on. GUARDED: some of them may not
 // be among the `count` from `begin` on.
 template <bool GUARDED>
-TW_DEVICE void meet(float2 (&sums)[TAPS], const float2 (&kept)[KEPT], const u32* row, int rows_in,
+TW_DEVICE void meet(float2 (&sums)[SUMS], const float2 (&kept)[KEPT], const u32* row, int rows_in,
                     const Problem& p, int m, int begin, int count) {
   const int half = p.channels / 2;
   TW_UNROLL for (int e = 0; e < STRIDE_W; ++e) {
@@ -49,7 +62,7 @@ TW_DEVICE void meet(float2 (&sums)[TAPS], const float2 (&kept)[KEPT], const u32*
     if ((unsigned)w >= (unsigned)p.width) continue;
     TW_UNROLL for (int r = 0; r < R; ++r) {
       if (!(rows_in >> r & 1)) continue;
-      const float2 v = widen(DTYPE{}, __ldg(row + ((long long)r * p.width + w) * half));
+      const float2 v = DTYPE::widen(__ldg(row + ((long long)r * p.width + w) * half));
       TW_UNROLL for (int j = 0; e + STRIDE_W * j < S; ++j) {
         if (GUARDED && (unsigned)(m - j - begin) >= (unsigned)count) continue;
         float2& sum = sums[r * S + e + STRIDE_W * j];
@@ -60,7 +73,7 @@ TW_DEVICE void meet(float2 (&sums)[TAPS], const float2 (&kept)[KEPT], const u32*
   }
 }
 
-TW_DEVICE void walk(float2 (&sums)[TAPS], const u32* x, const u32* grad, const Problem& p, int number) {
+TW_DEVICE void walk(float2 (&sums)[SUMS], const u32* x, const u32* grad, const Problem& p, int number) {
   const int half = p.channels / 2;
   const int row = number / p.stretches, begin = (number - row * p.stretches) * p.stretch;
   const int count = min(p.stretch, p.out_width - begin), end = begin + count;
@@ -73,7 +86,9 @@ TW_DEVICE void walk(float2 (&sums)[TAPS], const u32* x, const u32* grad, const P
   int m = begin;
   const auto next = [&]() {
     TW_UNROLL for (int j = KEPT - 1; j > 0; --j) kept[j] = kept[j - 1];
-    if (m < end) kept[0] = widen(DTYPE{}, __ldg(grad + (long long)m * half));
+    if (m >= end) return;
+    kept[0] = DTYPE::widen(__ldg(grad + (long long)m * half));
+    if (BIAS) sums[SUMS - 1].x += kept[0].x, sums[SUMS - 1].y += kept[0].y;
   };
   const int full = min(begin + KEPT - 1, end);
   for (; m < full; ++m) next(), meet<true>(sums, kept, x, rows_in, p, m, begin, count);
@@ -88,17 +103,17 @@ weight_grad(const u32* x, const u32* grad, float* partial, const __grid_constant
   const int together = THREADS / p.pairs, sub = threadIdx.x / p.pairs;  // walks at once
   const int pair = blockIdx.y * p.pairs + threadIdx.x % p.pairs, slice = blockIdx.x;
   const bool works = sub < together && 2 * pair < p.channels;
-  float2 sums[TAPS] = {};
+  float2 sums[SUMS] = {};
   const int first = (int)((long long)p.walks * slice / p.slices), end = (int)((long long)p.walks * (slice + 1) / p.slices);
   if (works)
     for (int i = first + sub; i < end; i += together) walk(sums, x + pair, grad + pair, p, i);
-  float* own = partial + (long long)slice * TAPS * p.channels + 2 * pair;
-  TW_UNROLL for (int tap = 0; tap < TAPS; tap += 8) {
+  float* own = partial + (long long)slice * SUMS * p.channels + 2 * pair;
+  TW_UNROLL for (int tap = 0; tap < SUMS; tap += 8) {
     __syncthreads();
-    TW_UNROLL for (int i = 0; i < 8 && tap + i < TAPS; ++i) shared[i][threadIdx.x] = sums[tap + i];
+    TW_UNROLL for (int i = 0; i < 8 && tap + i < SUMS; ++i) shared[i][threadIdx.x] = sums[tap + i];
     __syncthreads();
     if (works && sub == 0)
-      TW_UNROLL for (int i = 0; i < 8 && tap + i < TAPS; ++i) {
+      TW_UNROLL for (int i = 0; i < 8 && tap + i < SUMS; ++i) {
         float2 total = shared[i][threadIdx.x];
         for (int other = 1; other < together; ++other) {
           const float2 v = shared[i][threadIdx.x + other * p.pairs];
@@ -109,19 +124,26 @@ weight_grad(const u32* x, const u32* grad, float* partial, const __grid_constant
   }
 }
 
-// A warp adds 32 channels of one tap for every eighth slice; the block's eight warps, in order.
+// A warp adds 32 channels of one tap for every eighth slice; the block's eight warps, in order. The
+// sum may be added to another gradient.
 extern "C" __global__ void __launch_bounds__(256)
-add_all_slices(const float* partial, u16* out, const __grid_constant__ Problem p) {
+add_all_slices(const float* partial, const RESULT::type* into, RESULT::type* out, RESULT::type* bias,
+               const __grid_constant__ Problem p) {
   __shared__ float shared[8][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int c = blockIdx.x * 32 + lane, tap = blockIdx.y;
   float sum = 0.0f;
   if (c < p.channels)
     _Pragma("unroll 8") for (int s = warp; s < p.slices; s += 8)
-      sum += __ldcg(partial + ((long long)s * TAPS + tap) * p.channels + c);
+      sum += __ldcg(partial + ((long long)s * SUMS + tap) * p.channels + c);
   shared[warp][lane] = sum;
   __syncthreads();
   if (warp > 0 || c >= p.channels) return;
   TW_UNROLL for (int i = 1; i < 8; ++i) sum += shared[i][lane];
-  out[c * TAPS + tap] = narrow(DTYPE{}, sum);
+  if (tap == TAPS) {
+    bias[c] = RESULT::narrow(sum);
+  } else {
+    const int at = c * TAPS + tap;
+    out[at] = RESULT::narrow(into ? sum + RESULT::value(into[at]) : sum);
+  }
 }
