@@ -67,13 +67,15 @@ class Implementation:
     `op` is the operator's name, several of them, or None for an implementation that serves any
     operator. `takes_scalars`
     says that its executables are called with `scalars=`, the values of `w.scalars` in order, where
-    these differ from the workload's own.
+    these differ from the workload's own. `stands_in` says that it runs in place of aten where aten
+    would break what the operator promises: it takes every layout, and building it costs nothing.
     """
 
     name: ClassVar[str]
     backend: ClassVar[str]
     op: ClassVar[str | tuple[str, ...] | None] = None
     takes_scalars: ClassVar[bool] = False
+    stands_in: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -87,6 +89,10 @@ class Implementation:
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         """None if this workload can be built for this device, else the reason in words."""
         return None
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        """Whether it is a good choice where nothing was measured and aten must not run."""
+        return True
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         """Every config that fits; the only statement of what fits."""

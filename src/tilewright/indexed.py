@@ -48,12 +48,14 @@ class Indexed:
             one another; 0 without one. Trying, as for other operators, would cut the indexed dim
             and leave indices out of range.
         exact: (workload) -> whether results are copies of inputs, so that only one is right.
+        last_wins: where an index repeats, the operator promises that the last position wins.
         races: PyTorch's CUDA kernels may give another result in each run where an index repeats.
     """
 
     terms: Callable[[Any, Sequence[Tensor]], Terms]
     batch_dim: Callable[[Any], int]
     exact: Callable[[Any], bool] = lambda w: False
+    last_wins: bool = False
     races: bool = True
 
 

@@ -152,16 +152,16 @@ def _runnable(
             return vendor(w), choice
         where = (selection.same(w), device)
         if forced is None and where in state.given_up:
-            return vendor(w), selection.VENDOR_WITHOUT_EVIDENCE
-        if choice.source in ("nearest", "heuristic"):
+            return _unbuilt(w, device)
+        if choice.source in ("nearest", "heuristic", "ordered"):
             if len(state.calls) >= MAX_KEYS:
                 state.calls.clear()
             state.calls[where] += 1
             if state.calls[where] < HOT_CALLS:
-                return vendor(w), None
+                return _unbuilt(w, device)[0], None
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             _warn_of_capture(w, choice)
-            return vendor(w), None
+            return _unbuilt(w, device)[0], None
         try:
             built = _build(w, device, choice), choice
         except (TilewrightError, OSError) as error:
@@ -202,7 +202,12 @@ def _give_up(w: Workload, device: torch.device, error: Exception) -> tuple[Run, 
     with state.lock:
         state.given_up.add((selection.same(w), device))
         state.built.pop((w, device, None), None)
-    return vendor(w), selection.VENDOR_WITHOUT_EVIDENCE
+    return _unbuilt(w, device)
+
+
+def _unbuilt(w: Workload, device: torch.device) -> tuple[Run, Choice]:
+    choice = selection.unbuilt(w, device)
+    return (vendor(w) if choice.implementation == "aten" else _build(w, device, choice)), choice
 
 
 def _warn_of_capture(w: Workload, choice: Choice) -> None:

@@ -5,7 +5,9 @@
 3. the record of the nearest workload in its bucket, if its config fits here too;
 4. the heuristic of an implementation that the records show to win for this operator;
 5. a generated kernel, for what tw.fuse was asked to fuse;
-6. aten. Without evidence the vendor runs.
+6. what keeps the order of writes, for an update whose indices may repeat, on a GPU: PyTorch's own
+   kernels leave it open which of several writes to one place wins;
+7. aten. Without evidence the vendor runs.
 
 Nothing is measured here, and the store is read once.
 """
@@ -27,7 +29,7 @@ import torch
 from tilewright.device import DeviceSpec, spec_of
 from tilewright.environment import environment
 from tilewright.errors import InvalidArgument, NoImplementation, StoreError
-from tilewright.impl import IMPLS
+from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.op import OPS, TensorSpec, Workload
 from tilewright.record import Record
@@ -46,7 +48,7 @@ class Choice:
     """What runs a workload, and why.
 
     Attributes:
-        source: "explicit", "record", "nearest", "heuristic", "asked" or "default".
+        source: "explicit", "record", "nearest", "heuristic", "asked", "ordered" or "default".
         reason: one line for people.
     """
 
@@ -128,12 +130,15 @@ def choose(w: Workload, device: torch.device | str, forced: Forced | None = None
     if forced is not None:
         return _explicit(w, device, spec, forced)
     records = records_of(device, w.op)
+    if _must_keep_order(w, device):
+        records = records.of_ours()
     return (
         _recorded(w, spec, records)
         or _nearest(w, spec, records)
         or _by_heuristic(w, spec, records)
         or _asked_for(w, spec)
-        or VENDOR_WITHOUT_EVIDENCE
+        or _ordered(w, device, spec)
+        or unbuilt(w, device)
     )
 
 
@@ -151,6 +156,31 @@ def _asked_for(w: Workload, spec: DeviceSpec) -> Choice | None:
             "change that step, or let PyTorch run it: tw.fuse(..., fallback=True)"
         )
     return Choice("aten", NoConfig(), "default", f"it cannot be fused: {reason}")
+
+
+def _must_keep_order(w: Workload, device: torch.device) -> bool:
+    indexed = w.operator.indexed
+    return indexed is not None and indexed.last_wins and device.type == "cuda"
+
+
+def _ordered(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
+    if not _must_keep_order(w, device):
+        return None
+    reason = "the last of several writes to one place wins, which aten leaves open"
+    for i in implementations(w):
+        if i.backend in OWN_BACKENDS and i.unsupported(w, spec) is None and i.suits(w, spec):
+            return Choice(i.name, i.heuristic(w, spec), "ordered", reason)
+    return None
+
+
+def unbuilt(w: Workload, device: torch.device) -> Choice:
+    """What runs where no kernel of ours is built, yet or at all: aten, or what stands in for it."""
+    if _must_keep_order(w, device):
+        reason = "nothing is built for it, and aten leaves open which of several writes wins"
+        for i in implementations(w):
+            if i.stands_in:
+                return Choice(i.name, NoConfig(), "default", reason)
+    return VENDOR_WITHOUT_EVIDENCE
 
 
 def device_spec_of(device: torch.device) -> DeviceSpec:
@@ -276,6 +306,15 @@ class OperatorRecords:
             self.exact[same(w)].append((w, record))
             self.buckets[_bucket(w)].append((w, record))
             self.winners[w.main.dtype].append(record)
+
+    def of_ours(self) -> OperatorRecords:
+        """Those that kernels of ours won."""
+        winners = (r for found in self.winners.values() for r in found)
+        return OperatorRecords(
+            r
+            for r in winners
+            if r.implementation in IMPLS and IMPLS[r.implementation].backend in OWN_BACKENDS
+        )
 
 
 _loaded: dict[str, Records] = {}

@@ -56,6 +56,10 @@ class RowsWinner(Implementation):
             return f"{p.outer} x {p.columns} columns exceed a grid"
         return None
 
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        p = row_problem(w)
+        return isinstance(p, RowProblem) and p.columns * w.main.itemsize >= 16
+
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = row_problem(w)
         assert isinstance(p, RowProblem), p

@@ -38,13 +38,14 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     integer_exact=True,
     aliases={"input": "x", "value": "src"},
     inplace=lambda x, dim, index, src: x.scatter_(dim, index, src),
-    indexed=Indexed(terms, elementwise_batch, exact=lambda w: True),
+    indexed=Indexed(terms, elementwise_batch, exact=lambda w: True, last_wins=True),
 )
 def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
     """A copy of x with out[.., index[.., j, ..], ..] = src[.., j, ..] along dim.
 
-    Where an index repeats, the last position along dim wins: on every device and in every run
-    (PyTorch's own kernels leave it open on a GPU).
+    Where an index repeats, the last position along dim wins, in every run. PyTorch's own kernels
+    leave it open on a GPU, so there they run only what no kernel of ours takes (tensors that are
+    not contiguous) and calls that need gradients.
 
     Args:
         x: any shape; fp16, bf16, fp32, fp64, int32 or int64.

@@ -1,0 +1,82 @@
+"""Updates with indices that repeat: on a GPU what runs keeps the order of writes."""
+
+import pytest
+import torch
+
+from tilewright.device import DEVICES, spec_of
+from tilewright.dispatch import prepared, selection
+from tilewright.dispatch.selection import OperatorRecords
+from tilewright.impl import IMPLS
+from tilewright.op import Workload
+from tilewright.record import Record
+
+H200 = DEVICES["h200"]
+TEXT = "scatter(x=f32[50000], dim=0, index=i64[50000], src=f32[50000])"
+
+
+@pytest.fixture
+def records(monkeypatch):
+    """What the store of an H200 holds; change it in place."""
+    held = []
+    monkeypatch.setattr(
+        selection, "device_spec_of", lambda d: H200 if d.type == "cuda" else spec_of(None)
+    )
+    monkeypatch.setattr(selection, "records_of", lambda device, op: OperatorRecords(held))
+    return held
+
+
+@pytest.mark.parametrize(
+    ("text", "implementation"),
+    [
+        (TEXT, "scatter_buckets"),
+        ("scatter(x=f32[50], dim=0, index=i64[1], src=1.5)", "scatter_tiled"),
+        ("scatter(x=f32[9000,7], dim=1, index=i64[9000,5], src=f32[9000,5])", "scatter_tiled"),
+        ("scatter(x=f32[9000,64], dim=0, index=i64[900,64]@strides(1,0), src=f32[900,64])",
+         "rows_winner"),
+        ("scatter(x=f32[90,7]@strides(8,1), dim=0, index=i64[9,7], src=f32[9,7])",
+         "scatter_positions"),
+        ("index_add(x=f32[90,7], dim=0, index=i64[9], source=f32[9,7])", "aten"),
+    ],
+)  # fmt: skip
+def test_without_a_record_a_kernel_that_keeps_the_order_runs(records, text, implementation):
+    assert selection.choose(Workload.parse(text), "cuda:0").implementation == implementation
+
+
+def test_a_record_that_aten_won_on_indices_without_repetition_does_not_bring_it_back(records):
+    for name, us in (("aten", 5.0), ("scatter_winner", 9.0)):
+        w = Workload.parse(f"{TEXT}!indices={'unique' if name == 'aten' else 'zipf'}")
+        config = {} if name == "aten" else {"slab": 0, "items": 1, "block_threads": 256}
+        records.append(
+            Record(str(w), "scatter", name, config, "ok", "x", us, versions={}, final=True)
+        )
+    choice = selection.choose(Workload.parse(TEXT), "cuda:0")
+    assert (choice.implementation, choice.source) == ("scatter_winner", "record")
+
+
+def test_on_a_cpu_pytorch_keeps_the_order_itself(records):
+    assert selection.choose(Workload.parse(TEXT), "cpu").implementation == "aten"
+
+
+def test_until_a_shape_comes_back_nothing_is_compiled_and_the_order_is_kept(records, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        prepared, "_build", lambda w, d, choice: asked.append(choice.implementation)
+    )
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    w = Workload.parse(TEXT)
+    for _ in range(prepared.HOT_CALLS):
+        prepared._runnable(w, torch.device("cuda:0"), None)
+    assert asked == ["scatter_positions"] * (prepared.HOT_CALLS - 1) + ["scatter_buckets"]
+    prepared.state.forget()
+
+
+@pytest.mark.parametrize("flag", ["", "!donate=x"])
+@pytest.mark.parametrize("src", ["f32[30,3]", "2.5"])
+def test_the_stand_in_lets_the_last_position_win_in_any_layout(flag, src):
+    w = Workload.parse(f"scatter(x=f32[5,4]@strides(7,1), dim=0, index=i64[30,3], src={src}){flag}")
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    expected = w.operator.truth(w, tensors)[0].float()
+    impl = IMPLS["scatter_positions"]
+    found = impl.build(impl.heuristic(w, H200), w, H200)(*tensors)
+    assert torch.equal(found, expected)
+    assert (found is tensors[0]) is bool(flag)
