@@ -1,14 +1,17 @@
 """Generated row kernels under every kind of schedule: right, repeatable, capturable."""
 
+import ctypes
 import random
 
 import pytest
 import torch
 
 from tilewright.compile.cache import compiled
+from tilewright.compile.counters import counters
 from tilewright.compile.launch import overlaps
 from tilewright.device import spec_of
 from tilewright.fusion.cuda import target
+from tilewright.fusion.cuda.schedule import RowSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
@@ -46,7 +49,8 @@ def executables(w, spec, kinds=10, tried=600):
     found = {}
     for c in space.sample(random.Random(str(w)), tried):
         kind = (c.storage, c.parameters, c.widened, c.stages > 0, c.cluster > 1, c.moments)
-        found.setdefault((*kind, c.rows_per_block > 1, c.rows_per_thread > 1), c)
+        walk = (c.rows_per_block > 1, c.rows_per_thread > 1, c.contiguous, c.in_turn)
+        found.setdefault((*kind, *walk), c)
     for config in random.Random(0).sample(list(found.values()), min(kinds, len(found))):
         built = compiled(target.task(graph, config, spec))
         yield config, target.executable(graph, config, w, built, spec)
@@ -95,6 +99,38 @@ def test_streams_side_by_side_do_not_disturb_one_another(device):
     torch.cuda.synchronize()
     for k, outs in enumerate(found):
         assert all(torch.equal(a, b) for a, b in zip(outs, expected[k % 4], strict=True))
+
+
+@pytest.mark.parametrize(("cluster", "stages"), [(1, 2), (4, 1), (4, 0)])
+def test_every_row_is_taken_once_and_the_next_launch_finds_its_turns_at_zero(
+    cluster, stages, device
+):
+    spec = spec_of(device.index)
+    config = RowSchedule(
+        8, 64, 4, 1, "registers", "two_pass", cluster, 1, stages=stages, parameters="shared",
+        in_turn=True,
+    )  # fmt: skip
+    if cluster > spec.max_cluster:
+        pytest.skip("no clusters here")
+    for rows in (1, 7, 530, 5001):
+        w = workload(NORM, rows, 4096, "f16")
+        graph = graph_of(w)
+        built = compiled(target.task(graph, config, spec))
+        executable = target.executable(graph, config, w, built, spec)
+        tensors = w.operator.examples(w, "random", rows, device)
+        truth = w.operator.truth(w, tensors)[0]
+        for _ in range(5):
+            assert (executable(*tensors).double() - truth).abs().max() < 4e-3 * truth.abs().max()
+        address = counters.address(device.index, torch.cuda.current_stream().cuda_stream, 1)
+        assert word_at(address, device) == 0
+
+
+def word_at(address, device):
+    """The 32-bit word at an address of device memory."""
+    host, driver = ctypes.c_int(-1), ctypes.CDLL("libcuda.so.1")
+    torch.cuda.synchronize(device)
+    assert driver.cuMemcpyDtoH_v2(ctypes.byref(host), ctypes.c_uint64(address), 4) == 0
+    return host.value
 
 
 def test_the_second_kernel_sees_all_of_the_firsts_results(device):

@@ -100,6 +100,34 @@ def test_tensor_cores_add_up_halves_and_a_warp_far_from_zero_goes_over_them_agai
     assert "tensor_cores" not in row_space(in_fp32, H200).values["moments"]
 
 
+@pytest.mark.parametrize("cluster", [1, 4])
+def test_rows_taken_in_turn_are_told_with_the_first_reduction_alone(cluster):
+    config = RowSchedule(
+        8, 64, 4, 1, "registers", "two_pass", cluster, 1, stages=2, parameters="shared",
+        in_turn=True,
+    )  # fmt: skip
+    text = source(NORM.format(h=4096), config).partition("while (batch < batches)")[2]
+    assert text.count("take_turn(turns, batches)") == 1
+    assert text.count("coming[2] = turn[group];") == 1
+    assert text.index("coming[2] = turn[group];") < text.index("all_acc15[")
+    assert "(coming[1] * 1)" in text  # two stages ahead
+    assert "row_step" not in text
+    _, launch = target.emit(graph_of(Workload.parse(NORM.format(h=4096))), config, H200)
+    assert launch.in_turn
+    assert launch.signature == "PPPPPPqP"
+
+
+def test_sums_over_rows_are_added_up_by_a_fixed_walk():
+    backward = (
+        "layer_norm_backward(grad_output=f16[512,4096], x=f16[512,4096], mean=f32[512,1],"
+        " rstd=f32[512,1], weight=f16[4096])"
+    )
+    graph = graph_of(Workload.parse(backward))
+    sampled = target.space(graph, H200).sample(random.Random(0), 60)
+    assert sampled
+    assert not any(config.in_turn for config in sampled)
+
+
 def test_rematerialized_values_are_widened_again_in_every_sweep():
     config = RowSchedule(8, 256, 1, 1, "registers", "two_pass", 1, 1, rematerialize=True)
     assert source(NORM.format(h=4096), config).count("forget_widened(keep") == 2

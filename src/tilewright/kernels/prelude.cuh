@@ -495,6 +495,13 @@ template <class H, int N> TW_DEVICE void forget_widened(Vec<H, N>& x) {
   TW_UNROLL for (int i = 0; i < x.WORDS; ++i) asm("" : "+r"(x.w[i]));
 }
 
+// The next of `count` turns; after the last one the counter is zero again.
+TW_DEVICE u32 take_turn(u32* turns, i64 count) {
+  const u32 turn = atomicAdd(turns, 1u);
+  if (turn + 1 == count) *turns = 0;
+  return turn;
+}
+
 TW_DEVICE void group_sync(int group, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }
 
 // ---- a kernel that starts while the one before it ends -------------------------------------------

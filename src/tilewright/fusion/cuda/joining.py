@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tilewright.fusion.cuda.kernel import JOINS, TYPES
-from tilewright.fusion.cuda.layout import WARP, RowLayout
+from tilewright.fusion.cuda.layout import WARP
+from tilewright.fusion.cuda.walking import Walking
 from tilewright.fusion.plan import Phase
 
 
-class Joining(RowLayout):
+class Joining(Walking):
     """The part of a row kernel that ends a sweep.
 
     Every joining sweep has a buffer of its own, so that one barrier suffices. A persistent kernel
@@ -98,6 +99,8 @@ class Joining(RowLayout):
                 self.line(f"{self.each_row()} {value} = reduce_warp<{how}>({value});")
         if self.warps * s.cluster > 1:
             self.combine_warps(sweep, parts)
+        elif self.tells_turn(sweep):
+            self.line(f"coming[{s.stages}] = __shfl_sync(0xffffffffu, told, 0);")
         for i in phase.reductions:
             n = self.graph.nodes[i]
             if n.op in JOINS:
@@ -115,9 +118,13 @@ class Joining(RowLayout):
         for name, _, kind in parts:
             shape = f"[{self.buffers}][{s.rows_per_thread}][{count}]"
             self.shared.append(f"__shared__ {kind} all_{name}{shape};")
+        if self.tells_turn(sweep):
+            self.shared.append(f"__shared__ i64 turn[{self.buffers}];")
         if s.cluster > 1:
             self.exchange(sweep, parts)
         else:
+            if self.tells_turn(sweep):
+                self.line(f"if ({self.leads}) turn[{self.buffer}] = told;")
             self.open(self.each_row())
             for name, _, _ in parts:
                 self.line(
@@ -126,10 +133,16 @@ class Joining(RowLayout):
             self.close()
             several = s.rows_per_block > 1
             self.line(f"group_sync(group, {s.row_threads});" if several else "__syncthreads();")
+        if self.tells_turn(sweep):
+            self.line(f"coming[{s.stages}] = turn[{self.buffer}];")
         self.open(self.each_row())
         for name, join, kind in parts:
             self.join_all(name, join, kind, count)
         self.close()
+
+    def tells_turn(self, sweep: int) -> bool:
+        """Whether this sweep's joining tells the group which rows it takes later."""
+        return self.s.in_turn and sweep == 0
 
     def exchange(self, sweep: int, parts: list[tuple[str, str, str]]) -> None:
         """Every warp sends what it found to every block of the cluster, its own included."""
@@ -141,6 +154,8 @@ class Joining(RowLayout):
             for field in ([""] if join else [".count", ".mean", ".m2"])
         ]
         arriving = s.rows_per_thread * self.warps * s.cluster * sum(size for *_, size in values)
+        if self.tells_turn(sweep):
+            arriving += 8
         self.line(f"if (lane == 0) barrier_expect({barrier}, {arriving});")
         self.open(self.each_row())
         self.open(f"if (lane % 32 < {s.cluster})")
@@ -149,6 +164,11 @@ class Joining(RowLayout):
             self.line(f"store_remote({to}, {barrier}, lane % 32, {name}[r]{field});")
         self.close()
         self.close()
+        if self.tells_turn(sweep):
+            self.line("const i64 turn_told = __shfl_sync(0xffffffffu, told, 0);")
+            to = f"(double*)&turn[{self.buffer}], {barrier}, lane"
+            value = "__longlong_as_double(turn_told)"
+            self.line(f"if (rank == 0 && lane < {s.cluster}) store_remote({to}, {value});")
         step = "steps / 2 % 2" if self.alternates else "steps % 2" if self.persistent else "0"
         self.line(f"barrier_wait({barrier}, {step});")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tilewright.fusion.cuda.layout import RowLayout
 from tilewright.fusion.cuda.schedule import access_bytes
+from tilewright.fusion.cuda.walking import Walking
 from tilewright.fusion.ir import REDUCTIONS
 from tilewright.fusion.plan import needed_in
 
 
-class Residents(RowLayout):
+class Residents(Walking):
     """What a persistent kernel loads before it is needed.
 
     `parameters` are values that vary along the row only: loads, or what is computed from them
@@ -118,7 +118,7 @@ class Residents(RowLayout):
         for i in self.queued_scalars:
             self.in_shared(f"queue{i}", i, places * s.block_threads, vector=1)
         self.open(f"TW_UNROLL for (int stage = 0; stage < {s.stages}; ++stage)")
-        self.enqueue("(first_row + stage * row_step)")
+        self.enqueue(self.row_at_start("stage"))
         self.close()
         self.line("int stage = 0;")
 
@@ -129,7 +129,7 @@ class Residents(RowLayout):
     def enqueue(self, first_row: str) -> None:
         """Copy the rows from `first_row` on into the slots of `stage`, as one batch."""
         s = self.s
-        self.open(f"if ({first_row} - group * {s.rows_per_thread} < count)")
+        self.open(f"if ({self.is_walked(first_row)})")
         self.open(self.each_row())
         at = self.row_coordinates(first_row)
         for i in (*self.queued, *self.queued_scalars):
@@ -172,5 +172,5 @@ class Residents(RowLayout):
     def refill(self) -> None:
         """Use the slots just read for the row that is `stages` steps ahead."""
         if self.s.stages:
-            self.enqueue(f"(first_row + {self.s.stages} * row_step)")
+            self.enqueue(self.row_ahead())
             self.line(f"stage = stage + 1 < {self.s.stages} ? stage + 1 : 0;")

@@ -40,8 +40,7 @@ class RowKernel(Moments, Residents):
             self.row_values(p + 1)
         self.row_stores()
         if self.persistent:
-            self.line("++steps;")
-            self.close()
+            self.close_walk()
             self.after_rows()
         bounds = f"__launch_bounds__({s.block_threads}, {s.min_blocks})"
         cluster = f"__cluster_dims__({s.cluster}, 1, 1) " if s.cluster > 1 else ""
@@ -54,21 +53,18 @@ class RowKernel(Moments, Residents):
             s.cluster,
             self.signature(),
             self.persistent,
+            s.in_turn,
         )
         self.lines = [f"  {text}" for text in self.shared] + self.lines
         return self.source(head), launch
 
     def open_rows(self) -> None:
-        """Walk rows with the stride of the grid; every thread of a block makes as many steps."""
-        s = self.s
-        per_block = s.rows_per_block * s.rows_per_thread
-        self.line(f"const i64 row_step = (i64)gridDim.x / {s.cluster} * {per_block};")
-        self.line(f"i64 first_row = block * {per_block} + group * {s.rows_per_thread};")
+        """What is done once, and the loop over rows."""
+        self.start_walk()
         self.fixed_values()
         self.start_queue()
         self.load_parameters()
-        ahead = f" - group * {s.rows_per_thread}" if s.rows_per_block > 1 else ""
-        self.open(f"for (; first_row{ahead} < count; first_row += row_step)")
+        self.open_walk()
         self.forget_parameters()
         self.await_rows()
 

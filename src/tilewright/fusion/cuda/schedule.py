@@ -42,6 +42,9 @@ class RowSchedule:
     `stages` rows ahead into shared memory while it works on one, and may keep the `parameters`,
     vectors that do not vary over rows, on chip: as they are, or `widened` to what is used of them.
 
+    Its groups walk rows with the stride of the grid, or `in_turn`: each takes its next rows from a
+    counter.
+
     With `rematerialize` halves that are kept over sweeps stay packed, and every sweep widens them
     again; otherwise the compiler may keep the fp32 values, in twice the registers.
 
@@ -66,6 +69,7 @@ class RowSchedule:
     rematerialize: bool = param(False, True)
     contiguous: bool = param(False, True)
     shifted: bool = param(False, True)
+    in_turn: bool = param(False, True)
 
     @property
     def block_threads(self) -> int:
@@ -229,6 +233,8 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return "the only warp has the whole row to itself anyway"
     if c.rematerialize and c.storage != "registers":
         return "what is read again from memory is widened again"
+    if c.in_turn and (not c.persistent or footprint.columns or c.row_threads < 32):
+        return "rows are taken in turn by warps of a persistent kernel that adds up no columns"
     if c.persistent or footprint.columns:
         if c.storage != "registers":
             return "a persistent kernel keeps its row in registers"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tilewright.compile.cache import Compiled
+from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel, overlaps
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda import programs
@@ -137,7 +138,7 @@ class FusedKernel(Executable):
         self.scalars = tuple(w.scalars.values())
         self.count = count
         self.blocks = math.ceil(count / launch.per_block) * launch.cluster
-        self.persistent = launch.persistent
+        self.persistent, self.in_turn = launch.persistent, launch.in_turn
         self.grids: dict[int, tuple[int, int, int]] = {}
         self.block = (launch.block_threads, 1, 1)
         self.shared_bytes, self.cluster = launch.shared_bytes, launch.cluster
@@ -153,15 +154,17 @@ class FusedKernel(Executable):
             empty(shape, strides, dtype=dtype, device=device)
             for shape, strides, dtype in self.outputs
         ]
+        stream = torch._C._cuda_getCurrentRawStream(index)
         self.kernel.launch(
             self.grids.get(index) or self.grid_on(index),
             self.block,
             self.shared_bytes,
-            torch._C._cuda_getCurrentRawStream(index),
+            stream,
             index,
             *map(_data_ptr, tensors),
             *map(_data_ptr, outs),
             self.count,
+            *((counters.address(index, stream, 1),) if self.in_turn else ()),
             *(self.scalars if scalars is None else scalars),
             cluster=self.cluster,
         )
@@ -281,6 +284,7 @@ class ProgramKernels(Executable):
                 index,
                 *[pointers[b] for b in stage.buffers],
                 *([stage.count] if launch else []),
+                *([counters.address(index, stream, 1)] if launch and launch.in_turn else []),
                 *numbers,
                 cluster=launch.cluster if launch else 1,
                 overlapping=launch is None and stage.entry != ENTRY and overlaps(index),

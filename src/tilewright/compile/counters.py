@@ -1,0 +1,73 @@
+"""Zeroed words in device memory that kernels count with, and leave zero again."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from tilewright.errors import LaunchError
+
+COUNTERS = 1 << 12
+"""Words that one launch may use."""
+
+
+class Counters:
+    """Words of zeros by which blocks take turns, or find out who is last.
+
+    Calls on one stream follow one another and share theirs. A captured launch keeps words of its
+    own for good, since its graph may run beside anything; these are zeroed ahead, outside of it.
+    """
+
+    SLAB = 1 << 16
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_stream: dict[tuple[int, int], int] = {}
+        self._slabs: dict[int, torch.Tensor] = {}
+        """By device: words that nobody has yet."""
+        self._kept: list[torch.Tensor] = []
+
+    def address(self, device_index: int, stream: int, count: int) -> int:
+        """Of `count` words, at most COUNTERS, for a launch on the current stream.
+
+        Raises:
+            LaunchError: the stream is being captured, and the words zeroed before are used up.
+        """
+        assert count <= COUNTERS, count
+        if torch._C._cuda_isCurrentStreamCapturing():
+            with self._lock:
+                return self._take(device_index, count)
+        found = self._by_stream.get((device_index, stream))
+        if found is None or self._slabs[device_index].numel() < self.SLAB // 2:
+            with self._lock:
+                self._refill(device_index)
+                key = (device_index, stream)
+                if key not in self._by_stream:
+                    self._by_stream[key] = self._take(device_index, COUNTERS)
+                found = self._by_stream[key]
+        return found
+
+    def _refill(self, device_index: int) -> None:
+        left = self._slabs.get(device_index)
+        if left is None or left.numel() < self.SLAB // 2:
+            device = torch.device("cuda", device_index)
+            side = torch.cuda.Stream(device)
+            with torch.cuda.stream(side):
+                words = torch.zeros(self.SLAB, dtype=torch.int32, device=device)
+            side.synchronize()  # any stream may use them from now on
+            self._slabs[device_index] = words
+            self._kept.append(words)
+
+    def _take(self, device_index: int, count: int) -> int:
+        left = self._slabs.get(device_index)
+        if left is None or left.numel() < count:
+            raise LaunchError(
+                "no zeroed counters are left for a captured launch; call the operator once outside "
+                "of capture"
+            )
+        self._slabs[device_index] = left[count:]
+        return left.data_ptr()
+
+
+counters = Counters()
