@@ -13,6 +13,7 @@ from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
+from tilewright.ops._indexing import last_written
 
 pytestmark = [
     pytest.mark.gpu,
@@ -146,7 +147,34 @@ def test_a_fault_is_raised_by_a_later_call_and_the_context_lives():
     assert float(torch.ones(3, device=CUDA).sum()) == 3.0
 
 
-@pytest.mark.parametrize("text", [WORKLOADS[1], WORKLOADS[-12], WORKLOADS[-8], WORKLOADS[-4]])
+@pytest.mark.parametrize("text", [WORKLOADS[0], WORKLOADS[-13]])
+def test_a_call_waits_and_raises_itself_where_it_is_asked_to(text, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CHECK_INDICES", "1")
+    w = Workload.parse(text)
+    for impl in supporting(w):
+        run = impl.build(impl.heuristic(w, spec_of(0)), w, spec_of(0))
+        x, index, src = w.operator.examples(w, "random", 0, CUDA)
+        run(x.clone(), index, src)
+        index[3] = -7
+        with pytest.raises(IndexOutOfRange, match="out of range"):
+            run(x, index, src)
+        tw.check()
+
+
+def test_without_a_record_an_update_keeps_the_order_of_writes():
+    x, src = torch.zeros(500, device=CUDA), torch.arange(90000.0, device=CUDA)
+    index = torch.randint(500, (90000,), device=CUDA)
+    expected = last_written(x, 0, index, src)
+    for _ in range(5):  # first by what stands in, then by a kernel
+        assert torch.equal(tw.scatter(x, 0, index, src), expected)
+    rows = torch.arange(90000.0 * 8, device=CUDA).view(90000, 8)
+    table = torch.zeros(500, 8, device=CUDA)
+    expected = last_written(table, 0, index[:, None].expand(90000, 8), rows)
+    for _ in range(5):
+        assert torch.equal(tw.index_put(table, (index,), rows), expected)
+
+
+@pytest.mark.parametrize("text", [WORKLOADS[1], WORKLOADS[-12], WORKLOADS[-8]])
 def test_a_captured_call_replays_on_new_data_and_another_stream(text):
     w = Workload.parse(text.replace("!donate=x", ""))
     for impl in supporting(w):
