@@ -38,6 +38,9 @@ class DeviceSpec:
     blocks_per_sm: int = 32
     warp: int = 32
     max_cluster: int = 1
+    cluster_sms: Mapping[int, int] = field(default_factory=dict, hash=False)
+    """SMs that clusters of so many blocks fill, where that is not all: a cluster lies in one group
+    of SMs, and groups have uneven sizes."""
     l2_bytes: int = 0
     dram_bytes_per_s: float = 0.0
     clock_hz: float = 0.0

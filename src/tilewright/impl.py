@@ -102,6 +102,15 @@ class Implementation:
         """A config of the space that is good untuned, from device numbers."""
         return NoConfig()
 
+    def promising(self, w: Workload, device: DeviceSpec) -> list[Any]:
+        """Configs that a search measures first, best first by the implementation's own model."""
+        return []
+
+    def forecast(self, config: Any, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        """What the implementation's model expects of a config: `predicted_us`, and the numbers it
+        comes from, for people to read. Empty without a model."""
+        return {}
+
     def describe(self, config: Any, w: Workload, device: DeviceSpec) -> list[str]:
         """What `build` makes, one line for each kernel, where there is more to say than the config:
         what it reads and reduces, and why it is a kernel of its own."""

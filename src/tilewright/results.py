@@ -145,7 +145,8 @@ def geomean(values: Iterable[float | None]) -> float | None:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, float]:
-    """Geometric means of `own` against each baseline, the floor and copy, and the worst cases."""
+    """Geometric means of `own` against each baseline, the floor and copy, and the worst cases; and
+    of the speed that the heuristic alone has of the search's result."""
     found: dict[str, float | None] = {}
     for baseline in dict.fromkeys(name for row in rows for name in row.baselines):
         found[f"geomean_vs_{baseline}"] = geomean(row.own_vs(baseline) for row in rows)
@@ -153,6 +154,9 @@ def summary(rows: Sequence[Row]) -> dict[str, float]:
         fractions = [f for row in rows if (f := getattr(row, f"of_{name}")) is not None]
         found[f"geomean_of_{name}"] = geomean(fractions)
         found[f"worst_of_{name}"] = min(fractions, default=None)
+    found["geomean_heuristic_vs_own"] = geomean(
+        row.own.median_us / row.own.heuristic_us for row in rows if row.own and row.own.heuristic_us
+    )
     return {name: value for name, value in found.items() if value is not None}
 
 

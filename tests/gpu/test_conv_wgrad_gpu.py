@@ -26,7 +26,10 @@ DEVICE = torch.device("cuda:0")
 TILES = {sm80: sm80.WARPS, sm90: sm90.WARPGROUPS}
 NAMES = {sm80: "conv2d_weight_grad_sm80", sm90: "conv2d_weight_grad_sm90"}
 CANDIDATES = [(module, tile) for module, tiles in TILES.items() for tile in tiles]
-MODES = [(1, "last"), (2, "last"), (3, "grid"), (5, "kernel")]
+MODES = [(1, 1, "last"), (2, 1, "last"), (3, 1, "grid"), (5, 1, "kernel")]
+"""(split_k, cluster, combine)"""
+CLUSTERED = [(2, 2, "last"), (3, 3, "last"), (8, 8, "last"), (4, 2, "last"), (6, 2, "grid"),
+             (8, 4, "kernel")]  # fmt: skip
 
 
 def workload(n, c, k, h, w, kernel, stride=1, padding=0, dilation=1, dtype="f16"):
@@ -43,7 +46,7 @@ LAYERS = [
     workload(3, 72, 40, 17, 9, 3, stride=2, padding=2, dilation=2),
     workload(4, 128, 256, 14, 14, 1, stride=2),
     workload(2, 24, 8, 20, 20, 5, padding=2, dtype="bf16"),
-    workload(2, 320, 136, 7, 7, 1),
+    workload(9, 320, 136, 7, 7, 1),
 ]
 ODD = [
     workload(2, 3, 64, 32, 32, 7, stride=2, padding=3),
@@ -53,14 +56,20 @@ ODD = [
 ]
 
 
-def config_of(module, w, tile, split_k=1, combine="last"):
+def modes_of(module):
+    return MODES + (CLUSTERED if module is sm90 else [])
+
+
+def config_of(module, w, tile, split_k=1, combine="last", cluster=1):
     """The config with as many stages as fit and, at most, this many slices."""
     impl, spec = IMPLS[NAMES[module]], spec_of(0)
     space = impl.space(w, spec)
     for slices in range(split_k, 0, -1):
         for stages in (4, 3, 2):
             values = {"tile_m": tile[0], "tile_n": tile[1], "stages": stages, "split_k": slices}
-            values["combine"] = combine if slices > 1 else "last"
+            values["combine"] = combine if slices > cluster else "last"
+            if cluster > 1:
+                values["cluster"] = cluster
             config = module.Config(**values)
             if space.restricted({"split_k": [slices]}).why_not(config) is None:
                 return config
@@ -90,21 +99,35 @@ def examples(w, kind="random", seed=0):
     return w.operator.examples(w, kind, seed, DEVICE)
 
 
-@pytest.mark.parametrize(("split_k", "combine"), MODES)
 @pytest.mark.parametrize(("module", "tile"), CANDIDATES)
-def test_every_tile_and_split_mode_is_right(module, tile, split_k, combine, verifiers):
+def test_every_tile_and_split_mode_is_right(module, tile, verifiers):
+    checked = set()
     for w in LAYERS:
         if IMPLS[NAMES[module]].unsupported(w, spec_of(0)):
             continue
-        space = IMPLS[NAMES[module]].space(w, spec_of(0)).restricted({"split_k": [split_k]})
-        config = module.Config(*tile, stages=2, split_k=split_k, combine=combine)
-        if space.why_not(config) is None:
-            assert verifiers(w).check(build(module, w, config)).message == ""
+        for split_k, cluster, combine in modes_of(module):
+            space = IMPLS[NAMES[module]].space(w, spec_of(0)).restricted({"split_k": [split_k]})
+            config = module.Config(*tile, stages=2, split_k=split_k, combine=combine)
+            if cluster > 1:
+                config = replace(config, cluster=cluster, stages=4)
+            if space.why_not(config) is None:
+                checked.add((split_k, cluster, combine))
+                assert verifiers(w).check(build(module, w, config)).message == "", config
+    assert len(checked) >= 3
 
 
-@pytest.mark.parametrize(("split_k", "combine"), MODES)
+@pytest.mark.parametrize("tile", [tile for tile in sm90.WARPGROUPS if tile[1] % 128 == 0])
+@pytest.mark.parametrize("fetch", sm90.FETCHES[1:])
+def test_x_copied_as_a_matrix_is_right(tile, fetch, verifiers):
+    w = workload(4, 200, 512, 15, 13, 1)
+    for split_k, combine in [(1, "last"), (3, "last"), (3, "grid"), (3, "kernel")]:
+        config = sm90.Config(*tile, stages=2, split_k=split_k, combine=combine, fetch=fetch)
+        assert verifiers(w).check(build(sm90, w, config)).message == "", config
+
+
+@pytest.mark.parametrize(("split_k", "cluster", "combine"), MODES)
 @pytest.mark.parametrize("w", ODD, ids=str)
-def test_channels_that_come_in_no_eights_are_gathered(w, split_k, combine, verifiers):
+def test_channels_that_come_in_no_eights_are_gathered(w, split_k, cluster, combine, verifiers):
     config = config_of(sm80, w, (64, 64), split_k, combine)
     assert verifiers(w).check(build(sm80, w, config)).message == ""
 
@@ -145,11 +168,13 @@ def test_any_geometry_is_right(module):
     check()
 
 
-@pytest.mark.parametrize("module", [sm80, sm90])
-@pytest.mark.parametrize(("split_k", "combine"), MODES)
-def test_streams_graphs_and_threads_give_the_same_bits(module, split_k, combine):
+@pytest.mark.parametrize(
+    ("module", "split_k", "cluster", "combine"),
+    [(module, *mode) for module in (sm80, sm90) for mode in modes_of(module)],
+)
+def test_streams_graphs_and_threads_give_the_same_bits(module, split_k, cluster, combine):
     w = LAYERS[0]
-    run = build(module, w, config_of(module, w, (64, 64), split_k, combine))
+    run = build(module, w, config_of(module, w, (64, 64), split_k, combine, cluster))
     tensors = examples(w)
     expected = run(*tensors)
 
@@ -184,11 +209,14 @@ def test_streams_graphs_and_threads_give_the_same_bits(module, split_k, combine)
     assert not wrong
 
 
-@pytest.mark.parametrize("module", [sm80, sm90])
-@pytest.mark.parametrize("combine", ["last", "grid"])
-def test_counters_are_zero_again(module, combine):
+@pytest.mark.parametrize(
+    ("module", "split_k", "cluster", "combine"),
+    [(sm80, 3, 1, "last"), (sm80, 3, 1, "grid"), (sm90, 3, 1, "last"), (sm90, 3, 1, "grid"),
+     (sm90, 4, 2, "last"), (sm90, 6, 2, "grid")],
+)  # fmt: skip
+def test_counters_are_zero_again(module, split_k, cluster, combine):
     w = LAYERS[0]
-    run = build(module, w, config_of(module, w, (64, 64), 3, combine))
+    run = build(module, w, config_of(module, w, (64, 64), split_k, combine, cluster))
     for _ in range(5):
         run(*examples(w))
     torch.cuda.synchronize()

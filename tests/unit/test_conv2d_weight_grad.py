@@ -290,11 +290,16 @@ def test_the_heuristics_config_is_in_the_space(w):
 
 
 @pytest.mark.parametrize(
-    ("tile", "combine"),
-    [*((tile, "grid") for tile in sm90.WARPGROUPS), *(((64, 64), c) for c in COMBINES)],
+    ("tile", "more"),
+    [
+        *((tile, {"combine": "grid"}) for tile in sm90.WARPGROUPS),
+        *(((64, 64), {"combine": combine}) for combine in COMBINES),
+        *(((128, 256), {"cluster": size, "stages": 4}) for size in sm90.CLUSTERS),
+        *(((128, 256), {"fetch": fetch}) for fetch in sm90.FETCHES),
+    ],
 )
-def test_every_tile_compiles_without_spills_or_serialised_products(tile, combine):
-    config = sm90.Config(*tile, stages=2, split_k=2, combine=combine)
+def test_every_tile_compiles_without_spills_or_serialised_products(tile, more):
+    config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
     built = compiled(SM90.task(config, SIMPLE, H200))
     assert built.resources.spill_bytes == built.resources.stack_bytes == 0
     assert "serialized" not in built.log
@@ -402,17 +407,51 @@ def test_the_space_says_why_a_config_does_not_fit():
         sm90.Config(tile_m=128, tile_n=256, stages=4, split_k=64, combine="grid")
     )
     assert "no arrangement" in space.why_not(sm90.Config(tile_m=256, tile_n=576, stages=2))
+    assert "do not fill clusters" in space.why_not(sm90.Config(split_k=4, cluster=3))
+    assert "a cluster adds all" in space.why_not(sm90.Config(split_k=4, cluster=4, combine="grid"))
+    assert "is no matrix" in space.why_not(sm90.Config(tile_n=128, fetch="shared"))
+
+
+def test_blocks_that_share_boxes_come_in_pairs():
+    space = SM90.space(weight_grad("8,128,56,56", "8,192,56,56", "kernel_size=1"), H200)
+    assert space.why_not(sm90.Config(tile_n=128, fetch="matrix")) is None
+    assert space.why_not(sm90.Config(tile_n=128, fetch="shared")) == (
+        "2 blocks cannot share tiles of 64 x 128 evenly"
+    )
+    assert "add slices together" in space.why_not(
+        sm90.Config(tile_n=128, split_k=2, cluster=2, fetch="shared")
+    )
+
+
+@pytest.mark.parametrize("w", LAYERS[:4], ids=str)
+def test_promising_configs_are_in_the_space_and_best_first(w):
+    configs, space = SM90.promising(w, H200), SM90.space(w, H200)
+    assert len(configs) == len(set(configs)) > 16
+    assert configs[0] == SM90.heuristic(w, H200)
+    assert all(space.why_not(c) is None for c in configs)
+    walks = [c for c in configs if c.fetch == "walk"]
+    expected = [SM90.forecast(c, w, H200)["predicted_us"] for c in walks]
+    assert expected == sorted(expected)
+
+
+def test_a_forecast_says_how_blocks_fill_the_device():
+    config = sm90.Config(128, 128, 64, 4, split_k=4, cluster=4)
+    found = SM90.forecast(config, SIMPLE, H200)
+    assert (found["tile"], found["tiles"], found["slices"]) == ("128x128x64", 5, 4)
+    assert found["waves"] == pytest.approx(20 / H200.cluster_sms[4], abs=0.01)
+    assert found["tail"] == pytest.approx(1 - 20 / 120, abs=0.01)
+    assert found["workspace_bytes"] == 0
 
 
 def test_the_problem_is_packed_as_the_kernel_reads_it():
     w = weight_grad(
         "3,72,20,17", "3,40,10,5", "kernel_size=[3,5], stride=[2,3], padding=[1,1], dilation=[1,1]"
     )
-    found = struct.unpack_from("25i", problem_of(w).packed(64, 128, 32, 3))
+    found = struct.unpack_from("24i", problem_of(w).packed(64, 32, 3))
     taps, panels_per_tap = 15, 2
     assert found == (
         40, 72, taps * panels_per_tap, panels_per_tap, taps * 72, 5,
-        1, 15, 3, 1, 2,
+        1, 3, 1, 2,
         150, 10, 5, 0, 6, 2, 20, 17,
         2, 3, 1, 1, 1, 1,
     )  # fmt: skip

@@ -52,6 +52,7 @@ def test_summary_compares_own_with_each_baseline_the_floor_and_copy(report):
     assert found["geomean_of_floor"] == pytest.approx(math.sqrt(0.5 * 0.25))
     assert found["worst_of_floor"] == pytest.approx(0.25)
     assert found["geomean_of_copy"] == pytest.approx(math.sqrt(0.8 * 0.4))
+    assert found["geomean_heuristic_vs_own"] == pytest.approx(0.5)
     assert "geomean_vs_inductor_max" not in found
 
 

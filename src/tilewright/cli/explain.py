@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SHOWN = ("source", "ptx", "sass", "resources", "schedule")
 RECORDS = 20
-"""So many recorded rows are listed; --json has all of them."""
+"""So many recorded rows, and forecasts, are listed; --json has all of them."""
 
 
 @click.command()
@@ -77,6 +77,8 @@ def _render(found: Explanation) -> None:
         ["implementation", "backend", ">configs", "config, or why not", "resources", "occupancy"],
         [_candidate(c) for c in found.candidates],
     )
+    if found.forecasts:
+        _render_forecasts(found.forecasts)
     if found.records:
         render.table(
             ["recorded", "config", "status", ">time", "in duel", "on"],
@@ -94,6 +96,30 @@ def _render(found: Explanation) -> None:
         )
         if len(found.records) > RECORDS:
             click.echo(f"{len(found.records) - RECORDS} more: tilewright records show WORKLOAD")
+
+
+def _render_forecasts(forecasts: list[dict[str, Any]]) -> None:
+    """A column for each number of the model; knobs that such a column shows are left out."""
+    outside = ("implementation", "config", "predicted_us", "measured_us", "registers")
+    numbers = [name for name in forecasts[0] if name not in outside]
+    measured = [f for f in forecasts if f["measured_us"]]
+    rest = [f for f in forecasts if not f["measured_us"]]
+    shown = sorted(measured, key=lambda f: f["measured_us"])[:RECORDS]
+    shown += rest[: RECORDS - len(shown)]
+    render.table(
+        ["model of", "config", *[f">{n}" for n in numbers], ">registers", ">model", ">measured"],
+        [
+            (
+                f["implementation"],
+                render.config(f["config"]),
+                *[str(f[name]) for name in numbers],
+                f["registers"] and str(f["registers"]),
+                render.duration(f["predicted_us"]),
+                render.duration(f["measured_us"]),
+            )
+            for f in shown
+        ],
+    )
 
 
 def _candidate(c: CandidateFacts) -> tuple[Any, ...]:

@@ -37,6 +37,12 @@ class Problem:
     """P, Q, S, H, W, then stride, padding and dilation by height and width."""
 
     @property
+    def pointwise(self) -> bool:
+        """Whether the pixels of x are the output's: one tap, stride 1, no padding."""
+        out_height, out_width, _, height, width, *rest = self.geometry
+        return (out_height, out_width) == (height, width) and rest[:4] == [1, 1, 0, 0]
+
+    @property
     def panels(self) -> int:
         return self.taps * self.panels_per_tap
 
@@ -46,10 +52,13 @@ class Problem:
     def row_tiles(self, tile_m: int) -> int:
         return math.ceil(self.features / tile_m)
 
-    def tiles(self, tile_m: int, tile_n: int) -> int:
-        return self.row_tiles(tile_m) * math.ceil(self.panels / (tile_n // PANEL))
+    def column_tiles(self, tile_n: int) -> int:
+        return math.ceil(self.panels / (tile_n // PANEL))
 
-    def packed(self, tile_m: int, tile_n: int, tile_k: int, split_k: int) -> bytes:
+    def tiles(self, tile_m: int, tile_n: int) -> int:
+        return self.row_tiles(tile_m) * self.column_tiles(tile_n)
+
+    def packed(self, tile_m: int, tile_k: int, split_k: int) -> bytes:
         """`struct Problem` of kernels/weight_grad.cuh."""
         out_height, out_width, filter_width, *rest = self.geometry
         steps, longer = divmod(self.steps(tile_k), split_k)
@@ -58,7 +67,7 @@ class Problem:
         fields = (
             self.features, self.channels, self.panels, self.panels_per_tap,
             self.row_length, filter_width,
-            self.row_tiles(tile_m), self.tiles(tile_m, tile_n), split_k, steps, longer,
+            self.row_tiles(tile_m), split_k, steps, longer,
             self.pixels, out_height, out_width, walk_n, walk_p, walk_q, *rest,
         )  # fmt: skip
         return struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")

@@ -11,6 +11,7 @@ from tilewright.compile.cache import Compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.errors import LaunchError
 from tilewright.impl import Executable, allocate, allocator
+from tilewright.impls._weight_grad import Problem
 from tilewright.impls._weight_grad_model import COUNTERS, Split
 from tilewright.op import Workload
 
@@ -56,8 +57,11 @@ class Counters:
     def _refill(self, device: torch.device) -> None:
         left = self._slabs.get(device.index)
         if left is None or left.numel() < self.SLAB // 2:
-            self._slabs[device.index] = torch.zeros(self.SLAB, dtype=torch.int32, device=device)
-            torch.cuda.synchronize(device)  # any stream may use them from now on
+            side = torch.cuda.Stream(device)
+            with torch.cuda.stream(side):
+                words = torch.zeros(self.SLAB, dtype=torch.int32, device=device)
+            side.synchronize()  # any stream may use them from now on
+            self._slabs[device.index] = words
 
     def _take(self, device: torch.device, count: int) -> torch.Tensor:
         left = self._slabs.get(device.index)
@@ -76,13 +80,15 @@ counters = Counters()
 class WeightGradKernel(Executable):
     """One launch, or two where a second kernel adds the slices.
 
+    `overlapping` says that the second may start while the first ends.
+
     Args:
         built: of a source that ends kernels/weight_grad.cuh.
         signature: struct codes of the arguments that a subclass's `operands` gives; those of the
             output, the workspace, the counters and `constants` follow.
-        problem: `Problem.packed` for this config.
-        tiles: of the result.
     """
+
+    overlapping = False
 
     def __init__(
         self,
@@ -90,21 +96,22 @@ class WeightGradKernel(Executable):
         signature: str,
         config: Split,
         w: Workload,
-        problem: bytes,
-        tiles: int,
+        problem: Problem,
         constants: tuple[Any, ...] = (),
     ):
         self.resources, self.shared_bytes = built.resources, config.shared_bytes
         self.block_threads = config.threads
         self.kernel = CudaKernel(built, ENTRY, f"{signature}PPP{'i' * len(constants)}T")
         self.add = CudaKernel(built, ADD_ENTRY, "PPT")
-        self.output, self.tiles, self.combine = w.outputs[0], tiles, config.combine
-        self.split = config.split_k > 1
-        self.grid = (tiles * config.split_k, 1, 1)
-        self.last = (*constants, problem)
-        quads = config.tile_m * config.tile_n // 4
-        self.add_grid = (tiles, max(1, quads // (ADD_THREADS * ADD_QUADS)), 1)
-        self.partial_floats = self.split * self.grid[0] * config.tile_m * config.tile_n
+        rows, columns = problem.row_tiles(config.tile_m), problem.column_tiles(config.tile_n)
+        groups = config.split_k // config.cluster
+        self.output, self.combine, self.split = w.outputs[0], config.combine, groups > 1
+        self.grid, self.cluster = (rows * config.cluster, columns, groups), config.blocks_together
+        self.counters = rows * columns * config.cluster
+        self.last = (*constants, problem.packed(config.tile_m, config.tile_k, config.split_k))
+        tile = config.tile_m * config.tile_n
+        self.add_grid = (rows, columns, max(1, tile // (4 * ADD_THREADS * ADD_QUADS)))
+        self.partial_floats = self.split * rows * columns * groups * tile
         self.workspace_bytes = 4 * self.partial_floats
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
@@ -122,15 +129,15 @@ class WeightGradKernel(Executable):
             workspace = allocator.empty_strided(shape, (1,), dtype=torch.float32, device=device)
             partial = workspace.data_ptr()
             if self.combine != "kernel":
-                counter = counters.address(device, stream, self.tiles)
+                counter = counters.address(device, stream, self.counters)
         self.kernel.launch(
             self.grid, (self.block_threads, 1, 1), self.shared_bytes, stream, index,
             *self.operands(*tensors), out.data_ptr(), partial, counter, *self.last,
-            cooperative=self.split and self.combine == "grid",
+            cluster=self.cluster, cooperative=self.split and self.combine == "grid",
         )  # fmt: skip
         if self.split and self.combine == "kernel":
             self.add.launch(
                 self.add_grid, (ADD_THREADS, 1, 1), 0, stream, index,
-                out.data_ptr(), partial, self.last[-1],
+                out.data_ptr(), partial, self.last[-1], overlapping=self.overlapping,
             )  # fmt: skip
         return out

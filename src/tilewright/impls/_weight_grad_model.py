@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tilewright.device import DeviceSpec
 from tilewright.impls._weight_grad import PANEL, Problem
@@ -29,7 +30,13 @@ class Split(Protocol):
     @property
     def tile_k(self) -> int: ...
     @property
+    def stages(self) -> int: ...
+    @property
     def split_k(self) -> int: ...
+    @property
+    def cluster(self) -> int: ...
+    @property
+    def blocks_together(self) -> int: ...
     @property
     def combine(self) -> str: ...
     @property
@@ -58,12 +65,14 @@ def blocks_per_sm(device: DeviceSpec, c: Split) -> int:
 
 
 def split_choices(problem: Problem, device: DeviceSpec, tiles: set[int], least_k: int) -> list[int]:
-    """Slice counts worth trying: powers of two, and what fills whole waves of the device."""
+    """Slice counts worth trying: powers of two, and what fills whole waves of the device, in
+    clusters of any size."""
     most = problem.steps(least_k)
     found = {1 << i for i in range(9)} | {3, 6, 12, 24, 48}
     for n in tiles:
         for waves in (1, 2, 3, 4):
-            found.add(waves * device.sms // n)
+            for cluster in (1, 2, 3, 4, 6, 8):
+                found.add(waves * device.sms // n // cluster * cluster)
     return sorted(s for s in found if 1 <= s <= most)
 
 
@@ -73,16 +82,26 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return f"{c.shared_bytes} bytes of shared memory are more than a block has"
     if c.tile_m >= 2 * max(problem.features, 64) or c.tile_n // PANEL >= 2 * problem.panels:
         return "a tile half as large covers the whole result"
+    if c.split_k % c.cluster:
+        return f"{c.split_k} slices do not fill clusters of {c.cluster}"
+    if c.cluster > 1 and 4 * c.tile_m * c.tile_n > c.stages * c.stage_bytes:
+        return f"{c.stages} stages are smaller than a tile's sums, which a cluster keeps there"
+    if problem.column_tiles(c.tile_n) > 65535:
+        return f"{problem.column_tiles(c.tile_n)} columns of tiles are more than a grid has"
     if c.split_k == 1:
         return None if c.combine == COMBINES[0] else "one slice needs no combining"
     if c.split_k > problem.steps(c.tile_k):
         return f"{problem.pixels} pixels are fewer than {c.split_k} slices of {c.tile_k}"
-    tiles = problem.tiles(c.tile_m, c.tile_n)
-    if 4 * tiles * c.split_k * c.tile_m * c.tile_n > WORKSPACE_LIMIT_BYTES:
-        return f"partial sums of {c.split_k} slices exceed {WORKSPACE_LIMIT_BYTES} bytes"
-    if c.combine != "kernel" and tiles > COUNTERS:
-        return f"{tiles} tiles exceed {COUNTERS} counters"
-    if c.combine == "grid" and tiles * c.split_k > device.sms * blocks_per_sm(device, c):
+    groups, tiles = c.split_k // c.cluster, problem.tiles(c.tile_m, c.tile_n)
+    if groups == 1:
+        return None if c.combine == COMBINES[0] else "a cluster adds all slices"
+    if 4 * tiles * groups * c.tile_m * c.tile_n > WORKSPACE_LIMIT_BYTES:
+        return f"partial sums of {groups} groups of slices exceed {WORKSPACE_LIMIT_BYTES} bytes"
+    if c.combine != "kernel" and tiles * c.cluster > COUNTERS:
+        return f"parts of {tiles} tiles exceed {COUNTERS} counters"
+    if c.combine == "grid" and tiles * c.split_k > blocks_at_once(device, c) * blocks_per_sm(
+        device, c
+    ):
         return f"{tiles * c.split_k} blocks cannot run at once"
     return None
 
@@ -95,53 +114,107 @@ def likely(
     splits = tuple(splits)
     for base in bases:
         for split_k in splits:
-            for combine in COMBINES:
+            if split_k % base.cluster:
+                continue
+            for combine in COMBINES[: 1 if split_k == base.cluster else None]:
                 config = replace(base, split_k=split_k, combine=combine)  # type: ignore[type-var]
                 if why_not(problem, device, config) is None:
                     found.append(config)
     return found
 
 
-LAUNCH_US, FILL_US, STEP_US, STORE_US = 2.2, 1.2, 0.11, 0.5
+def ranked(problem: Problem, device: DeviceSpec, configs: Iterable[C], most: int) -> list[C]:
+    """The configs that should be fastest, at most two alike but for slices and who adds them."""
+    found: list[C] = []
+    alike: Counter[C] = Counter()
+    for config in sorted(configs, key=lambda c: predicted_us(problem, device, c)):
+        kind = replace(config, split_k=config.cluster, combine=COMBINES[0])  # type: ignore[type-var]
+        alike[kind] += 1
+        if alike[kind] <= 2:
+            found.append(config)
+        if len(found) == most:
+            break
+    return found
+
+
+LAUNCH_US, FILL_US, STEP_US, STORE_US = 1.84, 1.04, 0.07, 0.39
 """An empty kernel; until the first products; between two steps of a block; writing 128 x 128."""
-MEET_US, SECOND_KERNEL_US, SLICE_US = 1.0, 5.0, 0.03
-"""Until all blocks of a tile have met; launching another kernel; following one more slice."""
-L2_BYTES_PER_CLOCK = 40.0
-"""That an SM draws from L2."""
-WRITTEN, READ = 0.7, 1.5
-"""Rate of partial sums to and from L2, in units of the memory's."""
+TURN_US, HELD = 1.2, 1.5
+"""From asking for a step's pixels until they are there, under load; stages that products hold."""
+LAST_US, GRID_US, CLUSTER_US, SECOND_KERNEL_US, SLICE_US = 2.0, 1.8, 1.4, 5.0, 0.08
+"""Until it is known who was last; until all blocks of a tile have met, of a cluster; launching
+another kernel; following one more group."""
+ONE_BYTES_PER_US, PEER_BYTES_PER_US = 53e3, 35e3
+"""That one SM reads of partial sums in L2, and of its neighbours' in their shared memory."""
+WRITTEN, READ = 0.7, 2.75
+"""Rate of all partial sums to and from L2, in units of the memory's."""
+MEMORY = 0.9
+"""Of the memory's datasheet rate that operands are read at."""
 
 
-def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 0.88) -> float:
+def forecast(problem: Problem, device: DeviceSpec, c: Split) -> dict[str, Any]:
+    """What a config amounts to on a device: how its blocks fill the SMs, and its time.
+
+    `waves` is how often the blocks that run at once fit into all blocks; `tail` the part of the
+    last wave that stays empty.
+    """
+    tiles, tile, groups = _amounts(problem, c)
+    at_once = blocks_at_once(device, c) * blocks_per_sm(device, c)
+    waves = tiles * c.split_k / at_once
+    return {
+        "tile": f"{c.tile_m}x{c.tile_n}x{c.tile_k}",
+        "tiles": tiles,
+        "slices": c.split_k,
+        "waves": round(waves, 2),
+        "tail": round(1 - waves / math.ceil(waves), 2),
+        "workspace_bytes": 4 * tiles * groups * tile if groups > 1 else 0,
+        "predicted_us": round(predicted_us(problem, device, c), 2),
+    }
+
+
+def blocks_at_once(device: DeviceSpec, c: Split) -> int:
+    """Where each SM holds one block."""
+    size = c.blocks_together
+    return device.cluster_sms.get(size, device.sms // size * size)
+
+
+def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 0.82) -> float:
     """Wave arithmetic: steps of a block, times waves, plus combining the slices.
 
-    Blocks that share an SM share its tensor cores and its path to L2, and hide each other's waiting
-    between steps. The constants were fitted to 1700 timings of the 66 layers of ResNet-50 v1.5 at
-    batch 8, 32 and 256 on an H200, 2026-11-21: the config they rank first takes 1.03 times as long
-    as the fastest of those measured, in geometric mean.
+    A step takes as long as its products, or as its stage's turn: the bytes that fit into shared
+    memory, over the time until they come, are what an SM gets. Blocks that share an SM share its
+    tensor cores, and hide each other's waiting. The constants were fitted to 1900 timings of the 66
+    layers of ResNet-50 v1.5 at batch 8, 32 and 256 on an H200, 2026-11-21: the config they rank
+    first takes 1.015 times as long as the fastest of about 29 measured, in geometric mean.
 
     Args:
         share: of the datasheet's tensor rate that the kernel's instruction reaches.
     """
-    tiles, tile = problem.tiles(c.tile_m, c.tile_n), c.tile_m * c.tile_n
-    blocks = tiles * c.split_k
-    waves = math.ceil(blocks / device.sms)  # in units of one block per SM
+    tiles, tile, groups = _amounts(problem, c)
+    waves = math.ceil(tiles * c.split_k / blocks_at_once(device, c))
     together = max(1, min(blocks_per_sm(device, c), waves))
-    sm_bytes_per_us = L2_BYTES_PER_CLOCK * device.clock_hz * 1e-6
-    multiply_us = 2 * tile * c.tile_k / (share * device.flops["f16_tensor"] / device.sms) * 1e6
-    load_us = c.stage_bytes / sm_bytes_per_us
-    step_us = max(multiply_us, load_us, (multiply_us + STEP_US) / together)
+    rate = share * device.flops["f16_tensor"] * 1e-6
+    multiply_us = 2 * tile * c.tile_k / rate * device.sms
+    step_us = max(multiply_us, (multiply_us + STEP_US) / together)
+    turn_us = TURN_US / max(c.stages - HELD, 0.5) / together
     steps = math.ceil(problem.steps(c.tile_k) / c.split_k)
-    memory_us = problem.read_bytes / device.dram_bytes_per_s * 1e6 * 1.2
+    memory_us = problem.read_bytes / (MEMORY * device.dram_bytes_per_s) * 1e6
     total_us = LAUNCH_US + FILL_US * math.ceil(waves / together)
-    total_us += max(waves * steps * step_us, memory_us)
-    if c.split_k == 1:
-        return total_us + STORE_US * waves * tile / 128**2
-    memory_bytes_per_us = device.dram_bytes_per_s * 1e-6
-    partial_us = 4 * tile * blocks / memory_bytes_per_us
-    one_us = 4 * tile / sm_bytes_per_us
+    total_us += max(waves * steps * max(step_us, turn_us), memory_us)
+    total_us += STORE_US * waves * tile / 128**2 / c.cluster
+    if c.cluster > 1:
+        total_us += waves * (CLUSTER_US + 4 * tile / PEER_BYTES_PER_US)
+    if groups == 1:
+        return total_us
+    partial_us = 4 * tile * tiles * groups / (device.dram_bytes_per_s * 1e-6)
+    one_us = 4 * tile / c.cluster / ONE_BYTES_PER_US
     total_us += max(partial_us / WRITTEN, one_us)
     if c.combine == "last":
-        return total_us + MEET_US + c.split_k * one_us
-    start_us = MEET_US if c.combine == "grid" else SECOND_KERNEL_US
-    return total_us + start_us + partial_us / READ + SLICE_US * c.split_k
+        return total_us + LAST_US + groups * one_us
+    start_us = GRID_US if c.combine == "grid" else SECOND_KERNEL_US
+    return total_us + start_us + partial_us / READ + SLICE_US * groups
+
+
+def _amounts(problem: Problem, c: Split) -> tuple[int, int, int]:
+    """Tiles, elements of a tile, groups of slices."""
+    return problem.tiles(c.tile_m, c.tile_n), c.tile_m * c.tile_n, c.split_k // c.cluster

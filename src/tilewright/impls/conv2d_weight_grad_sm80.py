@@ -53,6 +53,14 @@ class Config:
         return TILE_K
 
     @property
+    def cluster(self) -> int:
+        return 1
+
+    @property
+    def blocks_together(self) -> int:
+        return 1
+
+    @property
     def threads(self) -> int:
         return THREADS
 
@@ -134,6 +142,7 @@ class Conv2dWeightGradSm80(Implementation):
             "WARP_ROW(warp)": f"((warp) % {along_m} * BLOCKS * 16)",
             "WARP_COLUMN(warp)": f"((warp) / {along_m} * COLUMNS)",
             "COMBINE": COMBINES.index(config.combine),
+            "CLUSTER": config.cluster,
             "MIN_BLOCKS": max(1, blocks_per_sm(device, config)),
             "ALIGNED": int(_is_aligned(w, "x")),
             "ALIGNED_ROWS": int(_is_aligned(w, "grad_output")),
@@ -144,16 +153,9 @@ class Conv2dWeightGradSm80(Implementation):
         return CompileTask("nvrtc", text + own, flags, ENTRY)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        problem = _problem(w)
-        return WeightGradKernel(
-            compiled(self.task(config, w, device)),
-            "PP",
-            config,
-            w,
-            problem.packed(config.tile_m, config.tile_n, TILE_K, config.split_k),
-            problem.tiles(config.tile_m, config.tile_n),
-            (w["x"].shape[1],),
-        )
+        built = compiled(self.task(config, w, device))
+        channels = (w["x"].shape[1],)
+        return WeightGradKernel(built, "PP", config, w, _problem(w), channels)
 
 
 def _is_aligned(w: Workload, name: str) -> bool:

@@ -18,8 +18,9 @@ from tilewright.impls._weight_grad_launch import ENTRY, WeightGradKernel
 from tilewright.impls._weight_grad_model import (
     COMBINES,
     blocks_per_sm,
+    forecast,
     likely,
-    predicted_us,
+    ranked,
     split_choices,
     why_not,
 )
@@ -33,6 +34,12 @@ WARPGROUPS = {
     (256, 64): (2, 1), (256, 128): (2, 1),
 }  # fmt: skip
 """(tile_m, tile_n) -> warpgroups along each; at most 128 sums a thread."""
+FETCHES = ("walk", "matrix", "shared")
+"""The copy engine walks the pixels of x under each tap; or, for one tap with stride 1 and no
+padding, copies them as a matrix; or each box of that to two neighbouring blocks at once."""
+FETCHED = 4
+"""So many promising configs are tried with other ways to copy x, whose speed no model tells yet."""
+CLUSTERS, STAGES = (1, 2, 3, 4, 6, 8), (2, 3, 4, 5, 6, 7, 8, 9, 11, 14)
 
 
 @dataclass(frozen=True)
@@ -43,15 +50,29 @@ class Config:
         tile_k: output pixels of one step.
         stages: steps in shared memory.
         split_k: slices of the pixels, each summed by blocks of its own.
-        combine: who adds the slices; see COMBINES.
+        cluster: so many consecutive slices are added through the shared memory of their blocks.
+        combine: who adds what is left, one sum for each cluster; see COMBINES.
+        fetch: how x is copied; see FETCHES.
     """
 
     tile_m: int = param(64, 128, 256)
     tile_n: int = param(64, 128, 192, 256, 384, 576)
     tile_k: int = param(64, 32, 128)
-    stages: int = param(4, 2, 3, 5, 6, 8)
+    stages: int = param(4, 2, 3, 5, 6, 7, 8, 9, 11, 14)
     split_k: int = param(1)
+    cluster: int = param(*CLUSTERS)
     combine: str = param(*COMBINES)
+    fetch: str = param(*FETCHES)
+
+    @property
+    def blocks_together(self) -> int:
+        """Blocks of one thread block cluster, for either reason."""
+        return self.cluster * self.share
+
+    @property
+    def share(self) -> int:
+        """Neighbouring row tiles that have each box of x copied to all of them at once."""
+        return 2 if self.fetch == "shared" else 1
 
     @property
     def warpgroups(self) -> tuple[int, int]:
@@ -120,9 +141,18 @@ class Conv2dWeightGradSm90(Implementation):
         return ConfigSpace(Config, {"split_k": splits}, lambda c: _refusal(problem, device, c))
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
+        return self.promising(w, device, 1)[0]
+
+    def promising(self, w: Workload, device: DeviceSpec, most: int = 32) -> list[Config]:
         problem, space = problem_of(w), self.space(w, device)
         configs = likely(problem, device, _deepest(problem, device), space.values["split_k"])
-        return min(configs, key=lambda c: predicted_us(problem, device, c))
+        found = ranked(problem, device, configs, most)
+        others = [replace(c, fetch=fetch) for c in found[:FETCHED] for fetch in FETCHES[1:]]
+        others = [c for c in others if most > 1 and _refusal(problem, device, c) is None]
+        return [*found[:FETCHED], *others, *found[FETCHED:]]
+
+    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        return forecast(problem_of(w), device, config)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Shape and slice count are arguments: one binary serves every layer."""
@@ -146,6 +176,9 @@ class Conv2dWeightGradSm90(Implementation):
             "WARP_COLUMN(warp)": "((warp) / 4 / WARPGROUPS_M * COLUMNS)",
             "THREADS": config.threads,
             "COMBINE": COMBINES.index(config.combine),
+            "CLUSTER": config.cluster,
+            "MATRIX": int(config.fetch != "walk"),
+            "SHARE": config.share,
             "MIN_BLOCKS": max(1, blocks_per_sm(device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
@@ -160,26 +193,33 @@ class Conv2dWeightGradSm90(Implementation):
 class HopperKernel(WeightGradKernel):
     """Tensor maps hold addresses: they are made once for each pair of tensors that comes."""
 
+    overlapping = True
+
     def __init__(self, built: Compiled, config: Config, w: Workload):
-        problem = problem_of(w)
-        packed = problem.packed(config.tile_m, config.tile_n, config.tile_k, config.split_k)
-        tiles = problem.tiles(config.tile_m, config.tile_n)
-        super().__init__(built, "TT", config, w, packed, tiles)
+        super().__init__(built, "TT", config, w, problem_of(w))
         self.maps = functools.lru_cache(maxsize=256)(
-            functools.partial(encode_maps, w, config.tile_k)
+            functools.partial(encode_maps, w, config.tile_k, config.fetch != "walk")
         )
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
         return self.maps(x.data_ptr(), grad_output.data_ptr())
 
 
-def encode_maps(w: Workload, tile_k: int, x: int, grad_output: int) -> tuple[bytes, bytes]:
-    """Tensor maps of x, walked as the filter's first tap does, and of grad_output as a matrix."""
+def encode_maps(
+    w: Workload, tile_k: int, matrix: bool, x: int, grad_output: int
+) -> tuple[bytes, bytes]:
+    """Tensor maps of x, walked as the filter's first tap does or a matrix, and of grad_output."""
     n, c, height, width = w["x"].shape
     _, k, p, q = w["grad_output"].shape
     dtype, itemsize = w.main.dtype, w.main.itemsize
     (r, s), dilation = w["kernel_size"], w["dilation"]
     padding, stride = w["padding"], w["stride"]
+    map_grad = tensor_map.tiled(
+        dtype, grad_output, (k, n * p * q), (k * itemsize,), (PANEL, tile_k)
+    )
+    if matrix:
+        box = (PANEL, tile_k)
+        return tensor_map.tiled(dtype, x, (c, n * p * q), (c * itemsize,), box), map_grad
     row = width * c * itemsize
     map_x = tensor_map.im2col(
         dtype,
@@ -191,9 +231,6 @@ def encode_maps(w: Workload, tile_k: int, x: int, grad_output: int) -> tuple[byt
         PANEL,
         tile_k,
         (stride[1], stride[0]),
-    )
-    map_grad = tensor_map.tiled(
-        dtype, grad_output, (k, n * p * q), (k * itemsize,), (PANEL, tile_k)
     )
     return map_x, map_grad
 
@@ -215,19 +252,24 @@ def wgmma(columns: int, dtype: str) -> str:
 def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
     if (c.tile_m, c.tile_n) not in WARPGROUPS:
         return f"a tile of {c.tile_m} x {c.tile_n} has no arrangement of warpgroups"
+    if c.fetch != "walk" and not problem.pointwise:
+        return "x is no matrix under a filter of several taps, or with stride or padding"
+    if c.share > 1:
+        if c.cluster > 1:
+            return "blocks that share boxes of x do not add slices together"
+        if c.tile_n // PANEL % c.share or problem.row_tiles(c.tile_m) % c.share:
+            return f"{c.share} blocks cannot share tiles of {c.tile_m} x {c.tile_n} evenly"
     return why_not(problem, device, c)
 
 
 def _deepest(problem: Problem, device: DeviceSpec) -> list[Config]:
-    """Each tile and step with as many stages as fit.
-
-    Four at least, of 64 pixels or more: with three stages, or boxes half as large, an H200 took up
-    to 1.4 times as long as the model says.
-    """
+    """Each tile, step and cluster with as many stages as fit: how fast an SM is fed depends on the
+    bytes under way."""
     found = []
-    for tile_m, tile_n in WARPGROUPS:
+    for tile in WARPGROUPS:
         for tile_k in (64, 128):
-            configs = [Config(tile_m, tile_n, tile_k, stages) for stages in (8, 6, 5, 4)]
-            fits = [c for c in configs if why_not(problem, device, c) is None]
-            found += fits[:1]
+            depths = [Config(*tile, tile_k, stages) for stages in STAGES[::-1]]
+            fits = [c for c in depths if _refusal(problem, device, c) is None]
+            for c in fits[:1]:
+                found += [replace(c, cluster=n) for n in CLUSTERS if n <= device.max_cluster]
     return found

@@ -6,9 +6,10 @@
 // one tap; the last panel of a tap may be partly empty. Blocks differ by tile and by slice of the
 // pixels. With more than one slice a block writes fp32 sums to a workspace, [tile][slice], in the
 // order in which its threads hold them, and these are added in the order of slices, so that a result
-// never depends on timing.
+// never depends on timing. Blocks of a cluster hold consecutive slices of one tile; they add them
+// through shared memory first, and what is left to combine are the sums of each cluster.
 //
-// Defined before this text: DTYPE f16 or bf16, TILE_M, TILE_N, THREADS, COMBINE; and how warps share
+// Defined before this text: DTYPE f16 or bf16, TILE_M, TILE_N, THREADS, COMBINE, CLUSTER; how warps share
 // a tile: each has COLUMNS columns from WARP_COLUMN(warp) on, and BLOCKS blocks of 16 rows, STRIDE
 // rows apart, from WARP_ROW(warp) on.
 
@@ -37,7 +38,7 @@ struct alignas(64) Problem {  // 128 bytes, passed by value; whatever would take
   int features, channels;           // K and C
   int panels, panels_per_tap;       // of all columns; ceil(C / 64)
   int row_length, filter_width;     // R * S * C, S
-  int row_tiles, tiles;             // a tile's number is column_tile * row_tiles + row_tile
+  int row_tiles;                    // a tile's number is column_tile * row_tiles + row_tile
   int slices, steps, longer;        // parts of the pixels; steps of each, the first `longer` have one more
   int pixels;                       // N * P * Q
   int out_height, out_width;        // P, Q
@@ -46,18 +47,21 @@ struct alignas(64) Problem {  // 128 bytes, passed by value; whatever would take
   int stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
 };
 
+// Blocks: row tiles, the CLUSTER slices of one group side by side; column tiles; groups of slices.
 struct Tile {
-  int tile, slice, row, panel;  // row: first feature; panel: first panel of columns
-  int first, steps;             // of the slice, counted in blocks of TILE_K pixels
-  TW_DEVICE Tile(const Problem& p) {
-    slice = blockIdx.x / p.tiles;
-    tile = blockIdx.x - slice * p.tiles;
-    panel = tile / p.row_tiles;
-    row = (tile - panel * p.row_tiles) * TILE_M;
-    panel *= TILE_PANELS;
+  int tile, row, panel;     // row: first feature; panel: first panel of columns
+  int groups, group, rank;  // of CLUSTER slices each; this one's group, and its place there
+  int first, steps;         // of the slice, counted in blocks of TILE_K pixels
+  TW_DEVICE Tile(const Problem& p, int row_tile, int place, int first_group) {
+    groups = p.slices / CLUSTER, group = first_group, rank = place;
+    tile = blockIdx.y * p.row_tiles + row_tile;
+    panel = blockIdx.y * TILE_PANELS;
+    row = row_tile * TILE_M;
+    const int slice = group * CLUSTER + rank;
     steps = p.steps + (slice < p.longer);
     first = slice * p.steps + min(slice, p.longer);
   }
+  TW_DEVICE Tile(const Problem& p) : Tile(p, blockIdx.x / CLUSTER, blockIdx.x % CLUSTER, blockIdx.z) {}
 };
 
 // 64 columns of a tile: where their first one lies in a row of the gradient [K, R, S, C], and how
@@ -84,14 +88,33 @@ struct Fragment {
   }
 };
 constexpr int FRAGMENTS = COLUMNS / 8;
+constexpr int QUADS = TILE_ELEMENTS / 4;  // of a tile: what its lanes hold of its fragments
+
+// ---- clusters, and a kernel that starts while the one before it ends -----------------------------
+
+TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+#if __CUDA_ARCH__ >= 900
+TW_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// For who has read, and wrote nothing for the others: no fence.
+TW_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+TW_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+TW_DEVICE void release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+TW_DEVICE void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+TW_DEVICE void release_next() {}
+TW_DEVICE void await_previous() {}
+#endif
 
 // ---- results: directly, or as partial sums -----------------------------------------------------
 
-// The sums of this warp, as fp32 in the workspace: whole lines at a time.
-TW_DEVICE void store_partial(float* partial, const Problem& p, const Tile& t, int warp,
-                             const float (&d)[BLOCKS][COLUMNS / 2]) {
-  float4* own = (float4*)partial + ((long long)t.tile * p.slices + t.slice) * (TILE_ELEMENTS / 4);
-  own += warp * BLOCKS * FRAGMENTS * 32 + threadIdx.x % 32;
+// Where a tile's sums of one group of slices lie in the workspace.
+TW_DEVICE float4* partial_of(float* partial, const Tile& t, int group) {
+  return (float4*)partial + ((long long)t.tile * t.groups + group) * QUADS;
+}
+
+// The sums of this warp, as fp32, among those of its tile: whole lines at a time.
+TW_DEVICE void store_sums(float4* tile, int warp, const float (&d)[BLOCKS][COLUMNS / 2]) {
+  float4* own = tile + warp * BLOCKS * FRAGMENTS * 32 + threadIdx.x % 32;
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
     TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j)
       own[(m * FRAGMENTS + j) * 32] = make_float4(d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]);
@@ -106,6 +129,16 @@ TW_DEVICE void store_pair(u16* to, const Problem& p, const Panel& panel, int c, 
     if (c < panel.channels) to[c] = (u16)both;
     if (c + 1 < panel.channels) to[c + 1] = (u16)(both >> 16);
   }
+}
+
+// A quad of a tile's results, rounded.
+TW_DEVICE void store_quad(u16* out, const Panel* panels, const Problem& p, const Tile& t, int at, float4 sum) {
+  const int fragment = at / 32;
+  const Fragment f(fragment / (BLOCKS * FRAGMENTS), fragment / FRAGMENTS % BLOCKS, fragment % FRAGMENTS, at % 32);
+  const Panel panel = panels[f.column / PANEL];
+  const int k = t.row + f.row, c = f.column % PANEL;
+  if (k < p.features) store_pair(out + row_of(p, k) + panel.at, p, panel, c, sum.x, sum.y);
+  if (k + 8 < p.features) store_pair(out + row_of(p, k + 8) + panel.at, p, panel, c, sum.z, sum.w);
 }
 
 // The tile's results, rounded and gathered in shared memory, so that rows are written in whole
@@ -142,30 +175,30 @@ TW_DEVICE void store_gathered(u16* out, const unsigned char* staged, const Panel
 
 // ---- combining slices --------------------------------------------------------------------------
 
-// Add the slices of one part of a tile and write the result. A thread has up to sixteen loads under
-// way, of four places and four slices. Where a part has fewer places than the block has threads,
-// 2, 4 or 8 neighbouring lanes take turns with the slices of a place; the order of adding is fixed.
-TW_DEVICE void add_slices(u16* out, const float* partial, const Panel* panels, const Problem& p,
+TW_DEVICE void add_to(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
+
+// Add the groups of one part of a tile and write the result. A thread has up to sixteen loads under
+// way, of four places and four groups. Where a part has fewer places than the block has threads,
+// 2, 4 or 8 neighbouring lanes take turns with the groups of a place; the order of adding is fixed.
+TW_DEVICE void add_groups(u16* out, float* partial, const Panel* panels, const Problem& p,
                           const Tile& t, int part, int parts) {
-  constexpr int QUADS = TILE_ELEMENTS / 4;
   const int first = QUADS * part / parts, end = QUADS * (part + 1) / parts;
   int lanes = 1;
-  while (lanes < 8 && 2 * lanes <= p.slices && (end - first) * 2 * lanes <= (int)blockDim.x) lanes *= 2;
+  while (lanes < 8 && 2 * lanes <= t.groups && (end - first) * 2 * lanes <= (int)blockDim.x) lanes *= 2;
   const int stride = blockDim.x / lanes, turn = threadIdx.x % lanes;
-  const float4* base = (const float4*)partial + (long long)t.tile * p.slices * QUADS;
+  const float4* base = partial_of(partial, t, 0);
   for (int begin = first; begin < end; begin += 4 * stride) {
     const int quad = begin + threadIdx.x / lanes;
     float4 sum[4] = {};
-    for (int s = turn; s < p.slices; s += 4 * lanes) {
+    for (int g = turn; g < t.groups; g += 4 * lanes) {
       float4 v[4][4];
       TW_UNROLL for (int j = 0; j < 4; ++j)
         TW_UNROLL for (int i = 0; i < 4; ++i)
-          v[i][j] = s + j * lanes < p.slices && quad + i * stride < end
-                        ? __ldcg(base + (long long)(s + j * lanes) * QUADS + quad + i * stride)
+          v[i][j] = g + j * lanes < t.groups && quad + i * stride < end
+                        ? __ldcg(base + (long long)(g + j * lanes) * QUADS + quad + i * stride)
                         : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       TW_UNROLL for (int j = 0; j < 4; ++j)
-        TW_UNROLL for (int i = 0; i < 4; ++i)
-          sum[i].x += v[i][j].x, sum[i].y += v[i][j].y, sum[i].z += v[i][j].z, sum[i].w += v[i][j].w;
+        TW_UNROLL for (int i = 0; i < 4; ++i) add_to(sum[i], v[i][j]);
     }
     for (int distance = lanes / 2; distance > 0; distance /= 2)
       TW_UNROLL for (int i = 0; i < 4; ++i) {
@@ -175,61 +208,111 @@ TW_DEVICE void add_slices(u16* out, const float* partial, const Panel* panels, c
         sum[i].w += __shfl_xor_sync(~0u, sum[i].w, distance);
       }
     TW_UNROLL for (int i = 0; i < 4; ++i) {
-      const int at = quad + i * stride, fragment = at / 32;
+      const int at = quad + i * stride;
       if (at >= end || turn > 0) break;
-      const Fragment f(fragment / (BLOCKS * FRAGMENTS), fragment / FRAGMENTS % BLOCKS, fragment % FRAGMENTS, at % 32);
-      const Panel panel = panels[f.column / PANEL];
-      const int k = t.row + f.row, c = f.column % PANEL;
-      if (k < p.features) store_pair(out + row_of(p, k) + panel.at, p, panel, c, sum[i].x, sum[i].y);
-      if (k + 8 < p.features) store_pair(out + row_of(p, k + 8) + panel.at, p, panel, c, sum[i].z, sum[i].w);
+      store_quad(out, panels, p, t, at, sum[i]);
     }
   }
 }
 
-// After every thread of the block wrote its partial sums. A counter is 0 before and after.
-TW_DEVICE void combine(u16* out, const float* partial, u32* counters, const Panel* panels,
-                       const Problem& p, const Tile& t) {
-  if (p.slices == 1 || COMBINE == KERNEL) return;
+#if CLUSTER > 1
+TW_DEVICE float4 load_peer(u32 address, int rank) {
+  float4 v;
+  asm volatile("{\n.reg .u32 a;\nmapa.shared::cluster.u32 a, %4, %5;\nld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [a];\n}"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address), "r"(rank) : "memory");
+  return v;
+}
+
+// Add the slices of this block's part of the tile, which lie in the shared memory of all blocks of
+// the cluster: the result if there is no other group, else this group's partial sums. Each part
+// begins with its own block's, so that blocks do not read one neighbour all at once.
+TW_DEVICE void add_cluster(u16* out, float* partial, const float4* sums, const Panel* panels,
+                           const Problem& p, const Tile& t) {
+  constexpr int TOGETHER = CLUSTER < 8 ? 8 / CLUSTER : 1;
+  __syncthreads();  // besides the cluster's barrier, which compute-sanitizer does not know
+  cluster_arrive();
+  cluster_wait();
+  float4* group = partial_of(partial, t, t.group);
+  const u32 own = shared_address(sums);
+  const int first = QUADS * t.rank / CLUSTER, end = QUADS * (t.rank + 1) / CLUSTER;
+  for (int begin = first + threadIdx.x; begin < end; begin += TOGETHER * THREADS) {
+    float4 v[TOGETHER][CLUSTER];
+    TW_UNROLL for (int i = 0; i < TOGETHER; ++i)
+      TW_UNROLL for (int r = 0; r < CLUSTER; ++r)
+        if (begin + i * THREADS < end)
+          v[i][r] = load_peer(own + (begin + i * THREADS) * 16, (t.rank + r) % CLUSTER);
+    TW_UNROLL for (int i = 0; i < TOGETHER; ++i) {
+      const int at = begin + i * THREADS;
+      if (at >= end) break;
+      TW_UNROLL for (int r = 1; r < CLUSTER; ++r) add_to(v[i][0], v[i][r]);
+      if (t.groups == 1) store_quad(out, panels, p, t, at, v[i][0]);
+      else group[at] = v[i][0];
+    }
+  }
+  cluster_arrive_relaxed();  // what was read has been stored: no load is under way
+  cluster_wait();
+}
+#endif
+
+// Lighter than __threadfence, which is sequentially consistent.
+TW_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// After every thread of the block wrote its partial sums of one part of a tile, or of all of it. A
+// counter is 0 before and after; each part has its own.
+TW_DEVICE void meet_groups(u16* out, float* partial, u32* counters, const Panel* panels,
+                           const Problem& p, const Tile& t) {
+  if (t.groups == 1 || COMBINE == KERNEL) return;
   __shared__ u32 arrived;
-  u32* counter = counters + t.tile;
+  u32* counter = counters + t.tile * CLUSTER + t.rank;
   __syncthreads();
   if (threadIdx.x == 0) {  // its fences order what the whole block wrote, and will read
-    __threadfence();
+    fence();
     if (COMBINE == LAST) {
-      arrived = atomicInc(counter, p.slices - 1);
+      arrived = atomicInc(counter, t.groups - 1);
     } else {
       atomicAdd(counter, 1);
-      while (*(volatile u32*)counter < p.slices) {}
+      while (*(volatile u32*)counter < t.groups) {}
     }
-    __threadfence();
+    fence();
   }
   __syncthreads();
   if (COMBINE == LAST) {
-    if (arrived == p.slices - 1) add_slices(out, partial, panels, p, t, 0, 1);
+    if (arrived == t.groups - 1) add_groups(out, partial, panels, p, t, t.rank, CLUSTER);
   } else {  // all blocks run at once, so each could wait for the tile's others; now it adds a part
-    add_slices(out, partial, panels, p, t, t.slice, p.slices);
-    if (threadIdx.x == 0 && atomicAdd(counter, 1) == 2 * p.slices - 1) *(volatile u32*)counter = 0;
+    add_groups(out, partial, panels, p, t, t.rank * t.groups + t.group, CLUSTER * t.groups);
+    if (threadIdx.x == 0 && atomicAdd(counter, 1) == 2 * t.groups - 1) *(volatile u32*)counter = 0;
   }
 }
 
+// Run by all threads of a block, after those that hold sums ran `keep`.
+TW_DEVICE void combine(u16* out, float* partial, u32* counters, const unsigned char* staged,
+                       const Panel* panels, const Problem& p, const Tile& t) {
+#if CLUSTER > 1
+  add_cluster(out, partial, (const float4*)staged, panels, p, t);
+#endif
+  meet_groups(out, partial, counters, panels, p, t);
+}
+
 // What a warp does with its sums once the last product is done: the result is written, or partial
-// sums. `staged` is the shared memory that the operands were in; the block's first ADDERS threads
+// sums, which a cluster keeps in shared memory. `staged` is the shared memory that the operands were in; the block's first ADDERS threads
 // hold sums.
 template <int ADDERS>
 TW_DEVICE void keep(u16* out, float* partial, unsigned char* staged, const Panel* panels, const Problem& p,
                     const Tile& t, int warp, const float (&d)[BLOCKS][COLUMNS / 2]) {
-  if (p.slices > 1) return store_partial(partial, p, t, warp, d);
+  if (CLUSTER == 1 && t.groups > 1) return store_sums(partial_of(partial, t, t.group), warp, d);
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");  // nobody reads operands any more
+  if (CLUSTER > 1) return store_sums((float4*)staged, warp, d);
   gather(staged, warp, d);
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
   store_gathered<ADDERS>(out, staged, panels, p, t);
 }
 
-// The kernel that adds all slices where COMBINE is KERNEL: blockIdx.y is the part of a tile.
-extern "C" __global__ void __launch_bounds__(256) add_all_slices(u16* out, const float* partial, Problem p) {
+// The kernel that adds all groups where COMBINE is KERNEL: blockIdx.z is the part of a tile.
+extern "C" __global__ void __launch_bounds__(256) add_all_slices(u16* out, float* partial, Problem p) {
   __shared__ Panel panels[TILE_PANELS];
-  const Tile t(p);  // the grid has as many blocks in x as there are tiles: slice 0 of each
+  const Tile t(p, blockIdx.x, 0, 0);
   find_panels(panels, p, t);
   __syncthreads();
-  add_slices(out, partial, panels, p, t, blockIdx.y, gridDim.y);
+  await_previous();
+  add_groups(out, partial, panels, p, t, blockIdx.z, gridDim.z);
 }

@@ -14,7 +14,6 @@ constexpr int ROW_BOXES = TILE_M / 64;
 constexpr int STAGE_BYTES = (ROW_BOXES + TILE_PANELS) * BOX_BYTES;
 static_assert(THREADS == STEP * 8, "tile");
 
-TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 TW_DEVICE u32 chunk_at(u32 box, int row, int chunk) { return box + row * 128 + ((chunk ^ (row & 7)) << 4); }
 
 // Where columns begin: their offset from a pixel's first tap, and the tap in rows and columns of x.
@@ -178,5 +177,5 @@ weight_grad(const u16* x, const u16* grad, u16* out, float* partial, u32* counte
   }
   asm volatile("cp.async.wait_group 0;" ::: "memory");
   keep<THREADS>(out, partial, memory, panels, p, t, warp, sums);
-  combine(out, partial, counters, panels, p, t);
+  combine(out, partial, counters, memory, panels, p, t);
 }

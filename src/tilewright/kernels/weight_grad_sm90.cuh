@@ -5,8 +5,13 @@
 // [pixel][64] with swizzled rows of 128 bytes. Pixels are the summed dim of the product, so both
 // operands are read transposed. Pixels outside x, and past the last one, read as 0.
 //
+// The pixels of x under a filter of one tap and stride 1 are a matrix, and may be copied as one
+// (MATRIX). With SHARE 2, blocks of two neighbouring row tiles form a cluster there: each has the copy
+// engine write half of the boxes of x to the shared memory of both.
+//
 // Defined before this text, besides what weight_grad.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
-// WARPGROUPS_N, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16. A warpgroup has BLOCKS times 64 rows.
+// WARPGROUPS_N, MATRIX, SHARE, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16. A warpgroup has
+// BLOCKS times 64 rows.
 
 constexpr int BOX_BYTES = TILE_K * 128;
 constexpr int ROW_BOXES = TILE_M / 64;
@@ -14,10 +19,11 @@ constexpr int STAGE_BYTES = (ROW_BOXES + TILE_PANELS) * BOX_BYTES;
 constexpr int CONSUMERS = WARPGROUPS_M * WARPGROUPS_N * 4;  // warps
 static_assert(THREADS == CONSUMERS * 32 + 32 && COLUMNS * WARPGROUPS_N == TILE_N, "tile");
 static_assert(BLOCKS * WARPGROUPS_M == ROW_BOXES && TILE_M * STAGED_ROW <= STAGES * STAGE_BYTES, "tile");
+static_assert(SHARE == 1 || (CLUSTER == 1 && TILE_PANELS % SHARE == 0), "who shares boxes adds no slices");
+static_assert(CLUSTER == 1 || TILE_ELEMENTS * 4 <= STAGES * STAGE_BYTES, "sums of a cluster's block");
 
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
 
-TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // ---- barriers in shared memory -----------------------------------------------------------------
 
@@ -30,6 +36,12 @@ TW_DEVICE void barrier_expect(u32 barrier, u32 bytes) {
 TW_DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// At the same barrier of each block that shares boxes.
+TW_DEVICE void barrier_arrive_everywhere(u32 barrier) {
+  TW_UNROLL for (int r = 0; r < SHARE; ++r)
+    asm volatile("{\n.reg .u32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}" ::"r"(barrier), "r"(r) : "memory");
+}
 TW_DEVICE void barrier_wait(u32 barrier, u32 parity) {
   u32 open;
   do {
@@ -41,16 +53,24 @@ TW_DEVICE void barrier_wait(u32 barrier, u32 parity) {
 
 // ---- copies ------------------------------------------------------------------------------------
 
-TW_DEVICE void load_rows(u32 to, const TensorMap* map, u32 barrier, int feature, int pixel) {
+TW_DEVICE void load_rows(u32 to, const TensorMap* map, u32 barrier, int column, int pixel) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-      ::"r"(to), "l"(map), "r"(barrier), "r"(feature), "r"(pixel) : "memory");
+      ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(pixel) : "memory");
 }
 TW_DEVICE void load_pixels(u32 to, const TensorMap* map, u32 barrier, int c, int w, int h, int n, u16 tap_w, u16 tap_h) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
       ::"r"(to), "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(tap_w), "h"(tap_h) : "memory");
+}
+
+// To the same place of each block that shares boxes; their barriers at `barrier` hear of it.
+TW_DEVICE void load_rows_everywhere(u32 to, const TensorMap* map, u32 barrier, int column, int pixel) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4}], [%2], %5;"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(pixel), "h"((u16)((1 << SHARE) - 1)) : "memory");
 }
 
 // Where a step's first pixel lies in the output. Steps follow one another without a division: one
@@ -83,19 +103,27 @@ TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem&
     channel[j] = __shfl_sync(~0u, first_channel, j);
     offsets[j] = __shfl_sync(~0u, offset, j);
   }
-  if (lane != 0) return;
   Walk walk(p, t.first * TILE_K);
+  if (lane != 0) return;
   for (int i = 0; i < t.steps; ++i) {
     const int stage = i % STAGES;
     if (i >= STAGES) barrier_wait(empty + stage * 8, (i / STAGES - 1) & 1);
     const u32 bar = full + stage * 8;
     u32 to = stages + stage * STAGE_BYTES;
     barrier_expect(bar, STAGE_BYTES);
+    const int pixel = (t.first + i) * TILE_K;
     TW_UNROLL for (int box = 0; box < ROW_BOXES; ++box, to += BOX_BYTES)
-      load_rows(to, grad, bar, t.row + box * 64, (t.first + i) * TILE_K);
+      load_rows(to, grad, bar, t.row + box * 64, pixel);
     const int w = walk.q * p.stride_w - p.padding_w, h = walk.p * p.stride_h - p.padding_h;
-    TW_UNROLL for (int j = 0; j < TILE_PANELS; ++j, to += BOX_BYTES)
-      load_pixels(to, x, bar, channel[j], w, h, walk.n, (u16)offsets[j], (u16)(offsets[j] >> 16));
+    TW_UNROLL for (int j = 0; j < TILE_PANELS; ++j, to += BOX_BYTES) {
+      if (SHARE > 1) {
+        if (blockIdx.x % SHARE == j % SHARE) load_rows_everywhere(to, x, bar, channel[j], pixel);
+      } else if (MATRIX) {
+        load_rows(to, x, bar, channel[j], pixel);
+      } else {
+        load_pixels(to, x, bar, channel[j], w, h, walk.n, (u16)offsets[j], (u16)(offsets[j] >> 16));
+      }
+    }
     walk.advance(p);
   }
 }
@@ -127,7 +155,10 @@ TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], int steps, int group,
         multiply(sums[m], descriptor(at + rows + m * BOX_BYTES + k * 2048), descriptor(at + columns + k * 2048));
     products_commit();
     products_wait<1>();
-    if (i > 0 && tells) barrier_arrive(empty + (i - 1) % STAGES * 8);
+    if (i == 0 || !tells) continue;
+    const u32 bar = empty + (i - 1) % STAGES * 8;
+    if (SHARE == 1) barrier_arrive(bar);
+    else barrier_arrive_everywhere(bar);
   }
   products_wait<0>();
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
@@ -150,19 +181,25 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     asm volatile("prefetch.tensormap [%0];" ::"l"(&grad) : "memory");
     for (int s = 0; s < STAGES; ++s) {
       barrier_init(full + s * 8, 1);
-      barrier_init(empty + s * 8, CONSUMERS);
+      barrier_init(empty + s * 8, CONSUMERS * SHARE);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  find_panels(panels, p, t);
-  __syncthreads();
+  if (COMBINE == KERNEL) release_next();
+  if (SHARE > 1) cluster_arrive(), cluster_wait();
   if (warp == CONSUMERS) {
+    // It need not wait for who will wait for it.
+    __syncwarp();
+    asm volatile("bar.arrive 2, %0;" ::"n"(THREADS) : "memory");
     produce(&x, &grad, p, t, stages, full, empty);
     __syncwarp();
   } else {
+    find_panels(panels, p, t);
     float sums[BLOCKS][COLUMNS / 2] = {};
+    asm volatile("bar.sync 2, %0;" ::"n"(THREADS) : "memory");
     consume(sums, t.steps, warp / 4, stages, full, empty);
     keep<CONSUMERS * 32>(out, partial, staged, panels, p, t, warp, sums);
   }
-  combine(out, partial, counters, panels, p, t);
+  combine(out, partial, counters, staged, panels, p, t);
+  if (SHARE > 1) cluster_arrive(), cluster_wait();  // neighbours arrive here until they are done
 }

@@ -63,6 +63,8 @@ class Explanation:
         floor_us: of the latest duel, else by ceilings measured coarsely now; None without either.
         hard_limit_us: from the datasheet; 0 where it is unknown.
         records: rows of the store for this workload and device; duels first, then the fastest.
+        forecasts: what an implementation's model expects of the configs it finds promising and of
+            those recorded, by expected time, with the time and registers measured, if any.
     """
 
     workload: str
@@ -77,6 +79,7 @@ class Explanation:
     hard_limit_us: float
     candidates: list[CandidateFacts]
     records: list[dict[str, Any]]
+    forecasts: list[dict[str, Any]]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -127,6 +130,7 @@ def explain(
         hard_limit_us=hard_limit_us(w, spec),
         candidates=[_facts(impl, w, spec, choice) for impl in implementations(w)],
         records=[as_dict(r) for r in _fastest_first(records)],
+        forecasts=[f for impl in implementations(w) for f in _forecasts(impl, w, spec, records)],
     )
 
 
@@ -178,6 +182,33 @@ def _fastest_first(records: list[Record]) -> list[Record]:
     """Candidates only, no ceilings and host costs; those of duels before those of searches."""
     candidates = [r for r in records if r.status not in ("ceiling", "host")]
     return sorted(candidates, key=lambda r: (not r.final, r.median_us is None, r.median_us or 0.0))
+
+
+def _forecasts(
+    impl: Implementation, w: Workload, spec: DeviceSpec, records: list[Record]
+) -> list[dict[str, Any]]:
+    if impl.unsupported(w, spec):
+        return []
+    space = impl.space(w, spec)
+    measured: dict[Any, Record] = {}
+    for record in reversed(_fastest_first(records)):
+        if record.implementation == impl.name and set(record.config) == set(space.values):
+            measured[space.config(record.config)] = record
+    found = []
+    for config in dict.fromkeys([*impl.promising(w, spec), *measured]):
+        if not (expected := impl.forecast(config, w, spec)):
+            return []
+        known = measured.get(config)
+        found.append(
+            {
+                "implementation": impl.name,
+                "config": config_dict(config),
+                **expected,
+                "measured_us": known and known.median_us,
+                "registers": known and (known.resources or {}).get("registers"),
+            }
+        )
+    return sorted(found, key=lambda f: f["predicted_us"])
 
 
 def _facts(impl: Implementation, w: Workload, spec: DeviceSpec, choice: Choice) -> CandidateFacts:

@@ -30,6 +30,9 @@ from tilewright.tune.trial import Entry, Trial
 SEARCH_SHARE = 0.65
 """Of a workload's budget; the rest is for thinning out the candidates and for the duel."""
 FINALISTS = 3
+HOPELESS = 2.0
+"""Where several implementations of ours serve a workload, those whose heuristic's config takes this
+many times as long as the best one's are not searched."""
 CHUNK = {"cpu": 8, "cuda": 128}
 """Configs compiled and verified at once. On a GPU compilers run beside the device and should never
 wait; on a CPU the budget is looked at between chunks."""
@@ -211,12 +214,15 @@ def tune_one(session: Session, w: Workload) -> Row:
     trial, budget = Trial(session, w), session.share()
     supporting = _supporting(trial)
     _check_params(session, w, supporting)
-    finalists: list[Entry] = []
-    for i, implementation in enumerate(supporting):
+    finalists = _hopeless(trial, supporting, budget)
+    searched = [
+        i for i in supporting if i.name not in {e.candidate.implementation for e in finalists}
+    ]
+    for i, implementation in enumerate(searched):
         share_s = None
         if budget.seconds is not None:
             left_s = budget.left_s - (1 - SEARCH_SHARE) * budget.seconds
-            share_s = max(left_s / (len(supporting) - i), 0.1)
+            share_s = max(left_s / (len(searched) - i), 0.1)
         share = Budget(share_s, session.options.budget_configs, clock=session.clock.seconds)
         finalists += _search(trial, implementation, share, budget)
     return duel(trial, finalists, budget)
@@ -255,6 +261,22 @@ def _supporting(trial: Trial) -> list[Implementation]:
         else:
             trial.refuse(implementation.name, reason)
     return supporting
+
+
+def _hopeless(trial: Trial, supporting: Sequence[Implementation], budget: Budget) -> list[Entry]:
+    """The heuristics' configs of implementations that are not worth a search: see HOPELESS."""
+    if len(supporting) < 2:
+        return []
+    untuned = [
+        _heuristic(trial, i)
+        for i in supporting
+        if i.heuristic(trial.w, trial.session.spec) in trial.session.space(i, trial.w)
+    ]
+    trial.session.progress.phase("heuristics")
+    trial.assess(untuned, budget)
+    entries = [e for c in untuned if (e := trial.entries.get(c)) and e.verified]
+    best_us = min((e.us for e in entries), default=math.inf)
+    return [e for e in entries if HOPELESS * best_us < e.us < math.inf]
 
 
 def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> list[Any]:
@@ -317,7 +339,11 @@ def _search(
         random.Random(session.options.seed),
         evaluate,
         share,
-        starts=[untuned, *_recorded(trial, name, space)],
+        starts=[
+            untuned,
+            *_recorded(trial, name, space),
+            *implementation.promising(trial.w, session.spec),
+        ],
         chunk=CHUNK[session.spec.kind],
     )
     candidates = [Candidate.of(name, config) for config, _ in tried]

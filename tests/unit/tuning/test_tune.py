@@ -14,6 +14,7 @@ import pytest
 from measured_fakes import FAKES, FAST, quick, statuses
 
 from tilewright.errors import InvalidArgument
+from tilewright.impl import IMPLS
 from tilewright.measure.candidate import Limits
 from tilewright.measure.runner import Isolated
 from tilewright.op import Workload
@@ -64,6 +65,34 @@ def test_a_librarys_configs_are_searched_and_its_best_is_a_baseline(w, runner, s
 def test_a_library_that_was_not_asked_for_is_left_alone(w, runner, store):
     row = quick(w, runner, store, params={**FAST, "delay_us": (0,)})
     assert set(row.baselines) == {"aten"}
+
+
+def test_what_is_hopelessly_slower_untuned_is_measured_but_not_searched(w, runner, store):
+    class Hopeless(type(IMPLS["fake_own"])):
+        name = "fake_hopeless"
+
+        def heuristic(self, w, device):
+            return self.Config(delay_us=4000)
+
+    try:
+        row = quick(w, runner, store, implementations=("fake_own", "fake_hopeless"))
+    finally:
+        IMPLS._things.pop("fake_hopeless")
+    records = store.query()
+    tried = {r.config["delay_us"] for r in records if r.implementation == "fake_hopeless"}
+    assert tried == {4000}
+    assert "fake_hopeless" in {r.implementation for r in records if r.final}
+    assert row.own.implementation == "fake_own"
+    assert len({r.config["delay_us"] for r in records if r.implementation == "fake_own"}) > 3
+
+
+def test_what_an_implementation_finds_promising_is_measured_first(w, runner, store, monkeypatch):
+    fake = IMPLS["fake_own"]
+    promising = [fake.Config(delay_us=us) for us in (900, 100)]
+    monkeypatch.setattr(fake, "promising", lambda w, device: promising, raising=False)
+    quick(w, runner, store, params={}, budget_s=20.0, budget_configs=3)
+    tried = [r.config["delay_us"] for r in store.query(final=False) if r.status == "ok"]
+    assert set(tried) == {300, 900, 100}
 
 
 def test_aten_is_chosen_when_every_kernel_of_ours_is_slower(w, runner, store):
