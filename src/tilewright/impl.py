@@ -32,6 +32,8 @@ class Executable:
     """Threads of a block; 0 where it is not one kernel of a GPU."""
     shared_bytes: int = 0
     """Shared memory asked for at launch, in bytes per block, besides the static part."""
+    estimated_registers: int = 0
+    """Of a thread, as a space's constraint reckons before anything is compiled; 0: it does not."""
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Outputs for the tensor arguments of the workload, in their order."""

@@ -6,6 +6,9 @@ import pytest
 
 from tilewright import cli
 from tilewright.compile import nvrtc
+from tilewright.device import current_device
+from tilewright.dispatch.dumps import dump_built
+from tilewright.impl import IMPLS
 from tilewright.op import Workload
 from tilewright.profiling.explain import explain, show
 
@@ -53,6 +56,35 @@ def test_a_gpu_that_is_not_here_gets_resources_and_occupancy(device):
 )
 def test_show_gives_a_kernel_in_full(what, expected):
     assert expected in show(W, what, device_spec="h200")
+
+
+@needs_nvrtc
+def test_a_register_cap_makes_the_compiler_spill_and_the_estimate_stands_beside():
+    wide = Workload.parse("layer_norm(x=f32[64,4096], weight=f32[4096])")
+    config = {"vector": 4, "row_threads": 64, "moments": "two_pass"}
+    free, capped = (
+        dict(
+            line.split(" = ")
+            for line in show(
+                wide, "resources", device_spec="h200", config=config, max_registers=cap
+            ).splitlines()
+        )
+        for cap in (None, 40)
+    )
+    assert int(capped["registers"]) <= 40 < int(free["registers"])
+    assert int(capped["spill_bytes"]) > 0
+    assert int(free["estimated_registers"]) == 4096 // 64 + 40
+
+
+def test_an_environment_variable_shows_what_is_built_for_a_call(monkeypatch, caplog):
+    monkeypatch.setenv("TILEWRIGHT_SHOW", "schedule,ptx,wrong")
+    _, spec = current_device("cpu")
+    dump_built(IMPLS["fused"], IMPLS["fused"].heuristic(W, spec), W, spec)
+    schedule, ptx, wrong = (record.getMessage() for record in caplog.records)
+    assert "threads = " in schedule
+    assert str(W) in schedule
+    assert "is for CUDA kernels" in ptx
+    assert "cannot show 'wrong'; use one of source, ptx" in wrong
 
 
 @needs_nvrtc

@@ -23,6 +23,11 @@ RECORDS = 20
 @click.option("--config", type=options.ConfigValues(), help="The candidate's config.")
 @options.device_option
 @click.option("--device-spec", metavar="NAME", help="Compile for a device that is not here: h200.")
+@click.option(
+    "--max-registers",
+    type=click.IntRange(16, 255),
+    help="With --show: compile a CUDA kernel with at most so many registers a thread.",
+)
 @click.option("--measure/--no-measure", default=True, help="Measure ceilings for the floor.")
 @options.store_option
 @options.json_option
@@ -33,6 +38,7 @@ def explain(
     config: dict[str, Any] | None,
     device: str | None,
     device_spec: str | None,
+    max_registers: int | None,
     measure: bool,
     store_url: str | None,
     json_target: str | None,
@@ -44,7 +50,7 @@ def explain(
     w = Workload.parse(workload)
     content: Any
     if show:
-        text = engine.show(w, show, device, device_spec, implementation, config)
+        text = engine.show(w, show, device, device_spec, implementation, config, max_registers)
         content = {"workload": str(w), show: text}
     else:
         found = engine.explain(w, device, device_spec, store_url, implementation, config, measure)
@@ -81,13 +87,14 @@ def _render(found: Explanation) -> None:
         _render_forecasts(found.forecasts)
     if found.records:
         render.table(
-            ["recorded", "config", "status", ">time", "in duel", "on"],
+            ["recorded", "config", "status", ">time", ">GB/s", "in duel", "on"],
             [
                 (
                     r["implementation"],
                     render.config(r["config"]),
                     r["status"],
                     render.duration(r["median_us"]),
+                    _gigabytes_per_s(found, r["median_us"]),
                     render.yes(r["final"]) if r["final"] else None,
                     r["created"][:16],
                 )
@@ -120,6 +127,12 @@ def _render_forecasts(forecasts: list[dict[str, Any]]) -> None:
             for f in shown
         ],
     )
+
+
+def _gigabytes_per_s(found: Explanation, median_us: float | None) -> str | None:
+    """Decimal gigabytes that the workload must read and write, per second of its time."""
+    moved = found.read_bytes + found.written_bytes
+    return f"{moved / median_us / 1e3:,.0f}" if median_us else None
 
 
 def _candidate(c: CandidateFacts) -> tuple[Any, ...]:

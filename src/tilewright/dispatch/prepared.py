@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tilewright.dispatch import selection
+from tilewright.dispatch.dumps import dump_built
 from tilewright.dispatch.pytorch import as_pytorch
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.selection import Choice, Forced
@@ -175,11 +176,13 @@ def _runnable(
 
 
 def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
-    spec = selection.device_spec_of(device)
+    spec, implementation = selection.device_spec_of(device), IMPLS[choice.implementation]
+    if settings().show:
+        dump_built(implementation, choice.config, w, spec)
     if device.type == "cpu":
-        return IMPLS[choice.implementation].build(choice.config, w, spec)
+        return implementation.build(choice.config, w, spec)
     with torch.cuda.device(device):
-        executable = IMPLS[choice.implementation].build(choice.config, w, spec)
+        executable = implementation.build(choice.config, w, spec)
     if torch.cuda.device_count() == 1:
         return executable
 

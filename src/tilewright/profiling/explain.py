@@ -8,31 +8,18 @@ from typing import Any
 
 import torch
 
-from tilewright.build import CompileTask, Resources
-from tilewright.compile.cache import compiled
-from tilewright.compile.resources import ptx, sass
+from tilewright.build import Resources
 from tilewright.device import DEVICES, DeviceSpec, current_device
+from tilewright.dispatch.dumps import Occupancy, dump, occupancy
 from tilewright.dispatch.selection import Choice, choose
 from tilewright.environment import environment
 from tilewright.errors import CompileError, InvalidArgument, NoImplementation
-from tilewright.impl import IMPLS, OWN_BACKENDS, Executable, Implementation, implementations
+from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.ceilings import hard_limit_us, measure_ceilings
 from tilewright.op import Workload
 from tilewright.record import Record, as_dict
 from tilewright.space import NoConfig, config_dict
 from tilewright.store import Store
-
-SHOWN = ("source", "ptx", "sass", "resources", "schedule")
-
-
-@dataclass(frozen=True)
-class Occupancy:
-    """Resident blocks of a kernel on one SM, and what allows no more."""
-
-    blocks_per_sm: int
-    limiter: str
-    warps_fraction: float
-    """Resident warps over the most an SM holds."""
 
 
 @dataclass(frozen=True)
@@ -232,16 +219,6 @@ def _facts(impl: Implementation, w: Workload, spec: DeviceSpec, choice: Choice) 
     return replace(facts, resources=executable.resources, occupancy=occupancy(executable, spec))
 
 
-def occupancy(executable: Executable, spec: DeviceSpec) -> Occupancy | None:
-    """How many blocks of a kernel an SM holds; None where it is no kernel with known blocks."""
-    if executable.resources is None or not executable.block_threads:
-        return None
-    r = executable.resources
-    shared_bytes = r.shared_bytes + executable.shared_bytes
-    blocks, limiter = spec.occupancy(executable.block_threads, r.registers, shared_bytes)
-    return Occupancy(blocks, limiter, blocks * executable.block_threads / spec.threads_per_sm)
-
-
 # --- one candidate in full ---------------------------------------------------------------------
 
 
@@ -252,6 +229,7 @@ def show(
     device_spec: str | None = None,
     implementation: str | None = None,
     config: Mapping[str, Any] | None = None,
+    max_registers: int | None = None,
 ) -> str:
     """The source, PTX, SASS, resources or schedule of one candidate as text.
 
@@ -259,53 +237,14 @@ def show(
         what: one of SHOWN.
         implementation, config: the candidate; by default what is chosen on `device`, or the
             first own implementation with its heuristic's config.
+        max_registers: compile a CUDA kernel with at most so many registers a thread.
 
     Raises:
         InvalidArgument: the config does not fit, or there is no such thing for the candidate.
         CompileError: the compiler refused, or is missing.
     """
-    assert what in SHOWN, what
     name, spec = _device(device, device_spec)
     choice = _choice(w, name, spec, implementation, config)
     if implementation is None and IMPLS[choice.implementation].backend not in OWN_BACKENDS:
         choice = _untuned(w, spec)
-    impl, chosen = IMPLS[choice.implementation], choice.config
-    if what == "schedule":
-        lines = [f"{name} = {value}" for name, value in config_dict(chosen).items()]
-        return "\n".join([*lines, *impl.describe(chosen, w, spec)])
-    task = impl.task(chosen, w, spec)
-    if task is None:
-        raise InvalidArgument(
-            f"{impl.name} generates no source of its own; --impl names one that does: "
-            + ", ".join(i.name for i in implementations(w) if i.backend in OWN_BACKENDS)
-        )
-    if what == "source":
-        return task.source
-    if what == "resources":
-        return _resources(impl.build(chosen, w, spec), spec)
-    return _machine_code(task, what)
-
-
-def _resources(executable: Executable, spec: DeviceSpec) -> str:
-    if executable.resources is None:
-        return "the compiler reports no resources for this target"
-    lines = [f"{name} = {value}" for name, value in asdict(executable.resources).items()]
-    if executable.block_threads:
-        lines += [
-            f"block_threads = {executable.block_threads}",
-            f"launch_shared_bytes = {executable.shared_bytes}",
-        ]
-    if found := occupancy(executable, spec):
-        lines.append(
-            f"occupancy = {found.blocks_per_sm} blocks per SM, limited by {found.limiter}, "
-            f"{found.warps_fraction:.0%} of its warps"
-        )
-    return "\n".join(lines)
-
-
-def _machine_code(task: CompileTask, what: str) -> str:
-    if task.compiler != "nvrtc":
-        raise InvalidArgument(
-            f"--show {what} is for CUDA kernels; name a GPU, such as --device-spec h200"
-        )
-    return ptx(task) if what == "ptx" else sass(compiled(task).path)
+    return dump(what, IMPLS[choice.implementation], choice.config, w, spec, max_registers)

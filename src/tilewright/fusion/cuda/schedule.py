@@ -245,17 +245,23 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
     return None
 
 
-def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
-    if c.storage != "registers":
-        return None
+def estimated_registers(c: RowSchedule, footprint: Footprint) -> int:
+    """What a thread needs, as far as a schedule tells; the compiler's own count decides."""
     needed = footprint.kept_bytes(c)
     if footprint.columns:  # what is added up is fp32, and so is what is kept while it is added
         needed += footprint.kept_bytes(c) + footprint.column_bytes(c)
     if c.parameters == "registers":
         needed += footprint.parameter_bytes(c)
-    room = min(device.registers_per_thread, _register_cap(c, device)) - ARITHMETIC_REGISTERS
-    if needed / 4 > room:
-        return f"{needed} bytes per thread exceed {4 * room} bytes of registers"
+    return (needed if c.storage == "registers" else 0) // 4 + ARITHMETIC_REGISTERS
+
+
+def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
+    if c.storage != "registers":
+        return None
+    needed = estimated_registers(c, footprint)
+    room = min(device.registers_per_thread, _register_cap(c, device))
+    if needed > room:
+        return f"about {needed} registers a thread exceed {room}"
     return None
 
 

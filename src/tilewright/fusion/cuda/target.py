@@ -17,6 +17,9 @@ from tilewright.fusion.cuda.kernel import ENTRY, Launch
 from tilewright.fusion.cuda.pointwise import emit_pointwise
 from tilewright.fusion.cuda.rows import emit_rows
 from tilewright.fusion.cuda.schedule import (
+    Footprint,
+    RowSchedule,
+    estimated_registers,
     pointwise_heuristic,
     pointwise_space,
     row_heuristic,
@@ -125,7 +128,10 @@ def executable(
     _, launch = emit(graph, config, device)
     axes = rows.kept if rows.reduced else range(len(graph.space))
     count = math.prod(graph.space[a] for a in axes)
-    return (TwoKernels if launch.finish else FusedKernel)(built, launch, w, count)
+    kernel = (TwoKernels if launch.finish else FusedKernel)(built, launch, w, count)
+    if isinstance(config, RowSchedule):
+        kernel.estimated_registers = estimated_registers(config, Footprint(rows))
+    return kernel
 
 
 class FusedKernel(Executable):

@@ -1,0 +1,126 @@
+"""One candidate in full, as text: for `tilewright explain`, and at run time for TILEWRIGHT_SHOW."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tilewright.build import CompileTask, Resources
+from tilewright.compile.cache import compiled
+from tilewright.compile.resources import ptx, sass
+from tilewright.device import DeviceSpec
+from tilewright.errors import InvalidArgument, TilewrightError
+from tilewright.impl import OWN_BACKENDS, Executable, Implementation, implementations
+from tilewright.op import Workload
+from tilewright.settings import settings
+from tilewright.space import config_dict
+
+SHOWN = ("source", "ptx", "sass", "resources", "schedule")
+_log = logging.getLogger("tilewright.show")
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Resident blocks of a kernel on one SM, and what allows no more."""
+
+    blocks_per_sm: int
+    limiter: str
+    warps_fraction: float
+    """Resident warps over the most an SM holds."""
+
+
+def occupancy(
+    executable: Executable, spec: DeviceSpec, resources: Resources | None = None
+) -> Occupancy | None:
+    """How many blocks of a kernel an SM holds; None where it is no kernel with known blocks."""
+    r = resources or executable.resources
+    if r is None or not executable.block_threads:
+        return None
+    shared_bytes = r.shared_bytes + executable.shared_bytes
+    blocks, limiter = spec.occupancy(executable.block_threads, r.registers, shared_bytes)
+    return Occupancy(blocks, limiter, blocks * executable.block_threads / spec.threads_per_sm)
+
+
+def dump(
+    what: str,
+    impl: Implementation,
+    config: Any,
+    w: Workload,
+    spec: DeviceSpec,
+    max_registers: int | None = None,
+) -> str:
+    """What TILEWRIGHT_SHOW and `explain --show` name, of one candidate.
+
+    Args:
+        what: one of SHOWN.
+        max_registers: compile a CUDA kernel with at most so many registers a thread.
+
+    Raises:
+        InvalidArgument: `what` is unknown, or the candidate has no such thing.
+        CompileError: the compiler refused, or is missing.
+    """
+    if what not in SHOWN:
+        raise InvalidArgument(f"cannot show {what!r}; use one of {', '.join(SHOWN)}")
+    if what == "schedule":
+        lines = [f"{name} = {value}" for name, value in config_dict(config).items()]
+        return "\n".join([*lines, *impl.describe(config, w, spec)])
+    task = impl.task(config, w, spec)
+    if task is None:
+        raise InvalidArgument(
+            f"{impl.name} generates no source of its own; --impl names one that does: "
+            + ", ".join(i.name for i in implementations(w) if i.backend in OWN_BACKENDS)
+        )
+    if max_registers is not None:
+        task = _capped(task, max_registers)
+    if what == "source":
+        return task.source
+    if what == "resources":
+        return _resources(impl.build(config, w, spec), compiled(task).resources, spec)
+    return _machine_code(task, what)
+
+
+def _capped(task: CompileTask, max_registers: int) -> CompileTask:
+    """The kernel with a register cap in place of its launch bounds: it cannot have both."""
+    if task.compiler != "nvrtc":
+        raise InvalidArgument("registers are capped for CUDA kernels only")
+    bounds = re.compile(r"__launch_bounds__\([^()]*\)")
+    return replace(task, source=bounds.sub(f"__maxnreg__({max_registers})", task.source))
+
+
+def dump_built(impl: Implementation, config: Any, w: Workload, spec: DeviceSpec) -> None:
+    """Log what TILEWRIGHT_SHOW asks for of a kernel that has just been built for a call."""
+    for what in settings().show:
+        try:
+            text = dump(what, impl, config, w, spec)
+        except TilewrightError as error:
+            text = f"{type(error).__name__}: {error}"
+        _log.warning("%s of %s on %s, for %s:\n%s", what, impl.name, spec.name, w, text)
+
+
+def _resources(executable: Executable, found: Resources | None, spec: DeviceSpec) -> str:
+    if found is None:
+        return "the compiler reports no resources for this target"
+    lines = [f"{name} = {value}" for name, value in asdict(found).items()]
+    if executable.estimated_registers:
+        lines.insert(1, f"estimated_registers = {executable.estimated_registers}")
+    if executable.block_threads:
+        lines += [
+            f"block_threads = {executable.block_threads}",
+            f"launch_shared_bytes = {executable.shared_bytes}",
+        ]
+    if held := occupancy(executable, spec, found):
+        lines.append(
+            f"occupancy = {held.blocks_per_sm} blocks per SM, limited by {held.limiter}, "
+            f"{held.warps_fraction:.0%} of its warps"
+        )
+    return "\n".join(lines)
+
+
+def _machine_code(task: CompileTask, what: str) -> str:
+    if task.compiler != "nvrtc":
+        raise InvalidArgument(
+            f"--show {what} is for CUDA kernels; name a GPU, such as --device-spec h200"
+        )
+    return ptx(task) if what == "ptx" else sass(compiled(task).path)
