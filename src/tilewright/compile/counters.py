@@ -23,10 +23,11 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_stream: dict[tuple[int, int], int] = {}
+        self._by_stream: dict[tuple[int, int], torch.Tensor] = {}
         self._slabs: dict[int, torch.Tensor] = {}
         """By device: words that nobody has yet."""
         self._kept: list[torch.Tensor] = []
+        """All slabs: graphs hold addresses in them."""
 
     def address(self, device_index: int, stream: int, count: int) -> int:
         """Of `count` words, at most COUNTERS, for a launch on the current stream.
@@ -37,7 +38,7 @@ class Counters:
         assert count <= COUNTERS, count
         if torch._C._cuda_isCurrentStreamCapturing():
             with self._lock:
-                return self._take(device_index, count)
+                return self._take(device_index, count).data_ptr()
         found = self._by_stream.get((device_index, stream))
         if found is None or self._slabs[device_index].numel() < self.SLAB // 2:
             with self._lock:
@@ -46,7 +47,7 @@ class Counters:
                 if key not in self._by_stream:
                     self._by_stream[key] = self._take(device_index, COUNTERS)
                 found = self._by_stream[key]
-        return found
+        return found.data_ptr()
 
     def _refill(self, device_index: int) -> None:
         left = self._slabs.get(device_index)
@@ -59,7 +60,7 @@ class Counters:
             self._slabs[device_index] = words
             self._kept.append(words)
 
-    def _take(self, device_index: int, count: int) -> int:
+    def _take(self, device_index: int, count: int) -> torch.Tensor:
         left = self._slabs.get(device_index)
         if left is None or left.numel() < count:
             raise LaunchError(
@@ -67,7 +68,7 @@ class Counters:
                 "of capture"
             )
         self._slabs[device_index] = left[count:]
-        return left.data_ptr()
+        return left[:count]
 
 
 counters = Counters()

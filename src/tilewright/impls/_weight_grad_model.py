@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from tilewright.compile.counters import COUNTERS
 from tilewright.device import DeviceSpec
 from tilewright.impls._weight_grad import PANEL, Problem
 
 WORKSPACE_LIMIT_BYTES = 1 << 29
 """Partial sums of a split reduction; a config that needs more does not fit."""
-COUNTERS = 1 << 12
-"""Tiles that a launch can count."""
 COMBINES = ("last", "grid", "kernel")
 """Who adds the slices of a tile: its last block; all its blocks, which run at once and wait for
 each other; or a second kernel."""

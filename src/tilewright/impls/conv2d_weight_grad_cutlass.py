@@ -13,13 +13,13 @@ import torch
 from tilewright.build import CompileTask
 from tilewright.compile import nvcc
 from tilewright.compile.cache import Compiled, compiled
+from tilewright.compile.counters import COUNTERS, counters
 from tilewright.compile.launch import CppFunction
 from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation, allocate, allocator
 from tilewright.impls._weight_grad import layout_refusal, source
-from tilewright.impls._weight_grad_launch import counters
-from tilewright.impls._weight_grad_model import COUNTERS, WORKSPACE_LIMIT_BYTES
+from tilewright.impls._weight_grad_model import WORKSPACE_LIMIT_BYTES
 from tilewright.op import TensorSpec, Workload
 from tilewright.space import ConfigSpace, param
 
@@ -162,7 +162,7 @@ class CutlassKernel(Executable):
             held = allocator.empty_strided(shape, (1,), dtype=torch.float32, device=device)
             workspace = held.data_ptr()
         if self.semaphores:
-            semaphores = counters.address(device, stream, self.semaphores)
+            semaphores = counters.address(device.index, stream, self.semaphores)
         self.function(
             self._problem_address, x.data_ptr(), grad.data_ptr(), out.data_ptr(),
             workspace, semaphores, index, stream,
