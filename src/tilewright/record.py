@@ -14,7 +14,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -184,6 +184,40 @@ def append_lines(path: Path, records: Iterable[Record]) -> None:
         if path.exists():
             os.truncate(path, size)
         raise
+
+
+def best_by(
+    records: Iterable[Record], knobs: Sequence[str]
+) -> list[tuple[tuple[Any, ...], Record, int]]:
+    """The fastest of one workload's records for each combination of values of some knobs.
+
+    Args:
+        knobs: names of config values.
+
+    Returns:
+        (values, the fastest record with them, distinct configs timed with them), by value.
+
+    Raises:
+        InvalidArgument: nothing was timed, or no config has such a knob.
+    """
+    timed = [r for r in records if r.median_us is not None and r.status not in ("ceiling", "host")]
+    known = sorted({name for r in timed for name in r.config})
+    if unknown := [name for name in knobs if name not in known]:
+        raise InvalidArgument(
+            f"no timed record has the knob {unknown[0]!r}; known: {', '.join(known) or 'none'}"
+        )
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for r in timed:
+        if all(name in r.config for name in knobs):
+            groups.setdefault(tuple(r.config[name] for name in knobs), []).append(r)
+    return [
+        (
+            values,
+            min(found, key=lambda r: r.median_us or math.inf),
+            len({to_json(r.config) for r in found}),
+        )
+        for values, found in sorted(groups.items(), key=lambda item: item[0])
+    ]
 
 
 def read_lines(path: Path) -> list[Record]:

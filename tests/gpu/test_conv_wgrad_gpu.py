@@ -8,11 +8,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tilewright.compile.counters import counters
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
 from tilewright.impls import conv2d_weight_grad_sm80 as sm80
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.compile.counters import counters
 from tilewright.impls._weight_grad_model import COMBINES
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload

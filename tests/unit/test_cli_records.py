@@ -1,5 +1,6 @@
 """The command line's records, and a tune whose store or disk fails it."""
 
+import dataclasses
 import json
 import sqlite3
 
@@ -62,6 +63,33 @@ def test_list_shows_the_newest_first_and_filters(filled, capsys):
 
 def test_show_lists_one_workload_the_fastest_first(filled, capsys):
     assert [r["median_us"] for r in answer(capsys, "show", SOFTMAX)] == [10.0, 20.0]
+
+
+def test_study_gives_the_best_config_for_each_value_of_some_knobs(url, capsys):
+    def timed(us, **config):
+        return dataclasses.replace(measured(SOFTMAX, "fused", us), config=config)
+
+    with Store(url) as opened:
+        opened.add(
+            [
+                timed(12.0, vector=4, threads=64),
+                timed(10.0, vector=4, threads=128),
+                timed(11.0, vector=4, threads=128),
+                timed(9.0, vector=8, threads=64),
+            ]
+        )
+    assert cli.main(["records", "study", SOFTMAX, "--by", "vector", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["vector"], row["configs"], row["median_us"]) for row in found] == [
+        (4, 2, 10.0),
+        (8, 1, 9.0),
+    ]
+    assert cli.main(["records", "study", SOFTMAX, "--by", "vector,threads"]) == 0
+    assert "12.0 us" in capsys.readouterr().out
+    assert cli.main(["records", "study", SOFTMAX, "--by", "no_such"]) == 2
+    assert "no timed record has the knob 'no_such'; known: threads, vector" in (
+        capsys.readouterr().err
+    )
 
 
 def test_records_travel_to_another_store(filled, capsys, tmp_path):

@@ -1,4 +1,4 @@
-"""tilewright records list|show|export|import|prune"""
+"""tilewright records list|show|study|export|import|prune"""
 
 from __future__ import annotations
 
@@ -71,6 +71,49 @@ def show(workload: str, store_url: str | None, json_target: str | None) -> None:
         rows = store.query(workload=str(Workload.parse(workload)))
         rows.sort(key=lambda r: (r.median_us is None, r.median_us or 0.0))
         _print(rows, json_target, str(store))
+
+
+@records.command()
+@click.argument("workload")
+@click.option("--by", metavar="KNOB,...", required=True, help="One line for each of their values.")
+@click.option("--impl", "implementation", metavar="I", default="fused", show_default=True)
+@options.store_option
+@options.json_option
+def study(
+    workload: str, by: str, implementation: str, store_url: str | None, json_target: str | None
+) -> None:
+    """How the time of one WORKLOAD depends on some knobs: the best config for each value."""
+    from tilewright.op import Workload
+    from tilewright.record import best_by
+    from tilewright.store import Store
+
+    knobs = tuple(by.split(","))
+    with Store(store_url) as store:
+        rows = store.query(workload=str(Workload.parse(workload)), implementation=implementation)
+        found = best_by(rows, knobs)
+    if json_target:
+        content = [
+            {**dict(zip(knobs, values, strict=True)), "configs": count,
+             "median_us": r.median_us, "resources": r.resources, "config": r.config}
+            for values, r, count in found
+        ]  # fmt: skip
+        options.write_json(content, json_target)
+    if json_target == "-":
+        return
+    render.table(
+        [*knobs, ">configs", ">best", ">registers", ">spilled", "its other knobs"],
+        [
+            (
+                *map(str, values),
+                count,
+                render.duration(r.median_us),
+                (r.resources or {}).get("registers"),
+                (r.resources or {}).get("spill_bytes"),
+                render.config({k: v for k, v in r.config.items() if k not in knobs}),
+            )
+            for values, r, count in found
+        ],
+    )
 
 
 @records.command()

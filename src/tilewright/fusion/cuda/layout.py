@@ -36,6 +36,8 @@ class RowLayout(Kernel):
         self.turns = math.ceil(self.vectors / self.lanes)
         self.full_turns = self.vectors // self.lanes
         self.step = self.lanes
+        if schedule.tail == "predicated":
+            self.full_turns = 0
         if schedule.contiguous:
             self.full_turns = self.turns if self.vectors % self.lanes == 0 else 0
             self.step = WARP

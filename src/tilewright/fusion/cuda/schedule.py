@@ -42,6 +42,9 @@ class RowSchedule:
     `stages` rows ahead into shared memory while it works on one, and may keep the `parameters`,
     vectors that do not vary over rows, on chip: as they are, or `widened` to what is used of them.
 
+    Where the vectors are no multiple of the threads, the `tail` is peeled, so that only the last
+    turn asks whether it is within the row, or every turn is predicated.
+
     Its groups walk rows with the stride of the grid, or `in_turn`: each takes its next rows from a
     counter.
 
@@ -70,6 +73,7 @@ class RowSchedule:
     contiguous: bool = param(False, True)
     shifted: bool = param(False, True)
     in_turn: bool = param(False, True)
+    tail: str = param("peeled", "predicated")
 
     @property
     def block_threads(self) -> int:
@@ -170,6 +174,11 @@ class Footprint:
         vectors = vectors_of(self.width, c.vector, c.shifted)
         return math.ceil(vectors / (c.row_threads * c.cluster))
 
+    def fills(self, c: RowSchedule) -> bool:
+        """Whether every thread takes part in every turn."""
+        vectors = vectors_of(self.width, c.vector, c.shifted)
+        return vectors % (c.row_threads * c.cluster) == 0
+
     def kept_bytes(self, c: RowSchedule) -> int:
         """Of one thread: the row's own narrowest values."""
         row = sum(held_bytes(a.dtype, c.vector) for a in self.queued) if self.columns else 0
@@ -231,6 +240,8 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return "shifted rows are walked one by one, by kernels that do not persist, in two passes"
     if c.contiguous and c.row_threads * c.cluster <= 32:
         return "the only warp has the whole row to itself anyway"
+    if c.tail == "predicated" and (c.contiguous or footprint.fills(c)):
+        return "there is no tail to predicate"
     if c.rematerialize and c.storage != "registers":
         return "what is read again from memory is widened again"
     if c.in_turn and (not c.persistent or footprint.columns or c.row_threads < 32):
