@@ -54,7 +54,7 @@ class CudaKernel:
 
     def __init__(self, compiled: Compiled, entry: str, signature: str) -> None:
         assert set(signature) <= {*_C_TYPES, "T"}, signature
-        self.compiled, self.entry = compiled, entry
+        self.compiled, self.entry, self.signature = compiled, entry, signature
         arguments = struct.Struct(f"@{signature.replace('T', _STRUCTURE)}")
         self._pack = arguments.pack_into
         self._local = _Local(arguments.size, _offsets(signature))

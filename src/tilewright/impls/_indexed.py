@@ -145,7 +145,7 @@ class IndexedExecutable(Executable):
         self.resources = built.resources
         self.in_place = bool(w.operator.inplace and next(iter(w.tensors)) in w.donated)
         self.out = w.outputs[0]
-        self._kernels = {name: CudaKernel(built, name, s) for name, s in signatures.items()}
+        self.kernels = {name: CudaKernel(built, name, s) for name, s in signatures.items()}
         self._checked = settings().check_indices
 
     def launches(self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int) -> Any:
@@ -167,7 +167,7 @@ class IndexedExecutable(Executable):
             )
         )
         for launch in self.launches(tensors, out, fault_address()):
-            self._kernels[launch.entry].launch(
+            self.kernels[launch.entry].launch(
                 launch.grid,
                 (launch.block_threads, 1, 1),
                 launch.shared_bytes,

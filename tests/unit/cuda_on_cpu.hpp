@@ -1,0 +1,166 @@
+// Enough of CUDA C++ to run the kernels for indices on a CPU, one block after the other: each thread
+// is a fiber, and warp-wide functions and barriers switch to the next one. Slow, and single-threaded.
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <csetjmp>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __shared__
+#define __align__(n) alignas(n)
+#define __launch_bounds__(...)
+#define __ldcs(p) (*(p))
+#define __ldcg(p) (*(p))
+#define __threadfence()
+#define __popc(x) __builtin_popcount(x)
+
+struct Dim3 { unsigned x, y, z; };
+static Dim3 threadIdx, blockIdx, gridDim;
+
+template <class A, class B> static auto min(A a, B b) -> decltype(a + b) { return a < b ? a : b; }
+template <class A, class B> static auto max(A a, B b) -> decltype(a + b) { return a > b ? a : b; }
+template <class To, class From> static To cast_bits(From x) { To to; static_assert(sizeof to == sizeof x); std::memcpy(&to, &x, sizeof x); return to; }
+static inline float __uint_as_float(unsigned x) { return cast_bits<float>(x); }
+static inline float __int_as_float(int x) { return cast_bits<float>(x); }
+static inline double __longlong_as_double(long long x) { return cast_bits<double>(x); }
+
+// ---- fibers -------------------------------------------------------------------------------------
+
+struct Meeting {  // of `members` fibers, again and again
+  int members = 0, here = 0, round = 0;
+  uint64_t given[2][32];
+};
+struct Fiber {
+  ucontext_t context;  // to start from; later switches need no system call
+  jmp_buf here;
+  std::vector<char> stack;
+  bool started, done;
+};
+static ucontext_t scheduler_context;
+static jmp_buf scheduler;
+static std::vector<Fiber> fibers;
+static std::vector<Meeting> warps;
+static Meeting block;
+static std::function<void()> body;
+
+static void leave(Meeting& m) {
+  if (--m.members == m.here && m.here) { m.here = 0; ++m.round; }
+}
+static void enter() {
+  body();
+  fibers[threadIdx.x].done = true;
+  leave(warps[threadIdx.x / 32]);
+  leave(block);
+  _longjmp(scheduler, 1);
+}
+// Wait until all members of the meeting have come.
+static void meet(Meeting& m) {
+  const int round = m.round;
+  const unsigned me = threadIdx.x;
+  if (++m.here == m.members) { m.here = 0; ++m.round; return; }
+  while (m.round == round)
+    if (!_setjmp(fibers[me].here)) _longjmp(scheduler, 1);
+  threadIdx.x = me;
+}
+static void run_block(int threads) {
+  fibers.resize(threads);
+  warps.assign((threads + 31) / 32, Meeting());
+  block = Meeting();
+  block.members = threads;
+  for (int i = 0; i < threads; ++i) {
+    ++warps[i / 32].members;
+    Fiber& f = fibers[i];
+    f.started = f.done = false;
+    f.stack.resize(1 << 16);
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack.data();
+    f.context.uc_stack.ss_size = f.stack.size();
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, enter, 0);
+  }
+  for (bool alive = true; alive;) {
+    alive = false;
+    for (int i = 0; i < threads; ++i) {
+      if (fibers[i].done) continue;
+      alive = true;
+      threadIdx = {(unsigned)i, 0, 0};
+      if (_setjmp(scheduler)) continue;
+      if (fibers[i].started) _longjmp(fibers[i].here, 1);
+      fibers[i].started = true;
+      swapcontext(&scheduler_context, &fibers[i].context);
+    }
+  }
+}
+
+// What all lanes of the warp give, and which is this one.
+struct Warp { const uint64_t* given; int lane; };
+template <class V> static Warp gather(V value) {
+  Meeting& m = warps[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32, round = m.round % 2;
+  m.given[round][lane] = 0;
+  std::memcpy(&m.given[round][lane], &value, sizeof value);
+  meet(m);
+  return {m.given[round], lane};
+}
+template <class V> static V of_lane(const Warp& w, int lane) { V v; std::memcpy(&v, &w.given[lane], sizeof v); return v; }
+
+// ---- CUDA's functions ---------------------------------------------------------------------------
+
+static inline void __syncthreads() { meet(block); }
+static inline void __syncwarp() { meet(warps[threadIdx.x / 32]); }
+template <class V> static V __shfl_sync(unsigned, V v, int from, int width = 32) {
+  const Warp w = gather(v);
+  return of_lane<V>(w, w.lane / width * width + from % width);
+}
+template <class V> static V __shfl_up_sync(unsigned, V v, int by) {
+  const Warp w = gather(v);
+  return of_lane<V>(w, w.lane < by ? w.lane : w.lane - by);
+}
+template <class V> static V __shfl_xor_sync(unsigned, V v, int with) {
+  const Warp w = gather(v);
+  return of_lane<V>(w, w.lane ^ with);
+}
+static inline unsigned __ballot_sync(unsigned, bool v) {
+  const Warp w = gather(v);
+  unsigned votes = 0;
+  for (int i = 0; i < 32; ++i) votes |= (unsigned)of_lane<bool>(w, i) << i;
+  return votes;
+}
+static inline bool __any_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) != 0; }
+static inline unsigned __match_all_sync(unsigned mask, unsigned v, int* same) {
+  const Warp w = gather(v);
+  *same = 1;
+  for (int i = 1; i < 32; ++i) *same &= of_lane<unsigned>(w, i) == of_lane<unsigned>(w, 0);
+  return *same ? mask : 0;
+}
+static inline unsigned __reduce_max_sync(unsigned, unsigned v) {
+  const Warp w = gather(v);
+  for (int i = 0; i < 32; ++i) v = max(v, of_lane<unsigned>(w, i));
+  return v;
+}
+template <class P, class V> static P atomicMax(P* at, V v) { const P was = *at; if ((P)v > was) *at = (P)v; return was; }
+template <class P, class V> static P atomicAdd(P* at, V v) { const P was = *at; *at += (P)v; return was; }
+template <class P, class V> static P atomicOr(P* at, V v) { const P was = *at; *at |= (P)v; return was; }
+
+// Arguments of a launch, as the driver takes them. Shared memory starts as 0xff in each block.
+struct Launch { int grid[3], threads; void** args; void* shared; size_t shared_bytes; };
+template <class... P, size_t... I> static void launch(void (*kernel)(P...), const Launch& l, std::index_sequence<I...>) {
+  gridDim = {(unsigned)l.grid[0], (unsigned)l.grid[1], (unsigned)l.grid[2]};
+  body = [=] { kernel(*(P*)l.args[I]...); };
+  for (unsigned z = 0; z < gridDim.z; ++z)
+    for (unsigned y = 0; y < gridDim.y; ++y)
+      for (unsigned x = 0; x < gridDim.x; ++x) {
+        blockIdx = {x, y, z};
+        std::memset(l.shared, 0xff, l.shared_bytes);
+        run_block(l.threads);
+      }
+}
+template <class... P> static void launch(void (*kernel)(P...), const Launch& l) {
+  launch(kernel, l, std::index_sequence_for<P...>());
+}

@@ -1,0 +1,93 @@
+"""CUDA kernels for indices, run on a CPU launch by launch; see cuda_on_cpu.hpp."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import struct
+from pathlib import Path
+
+import torch
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import compiled
+from tilewright.compile.faults import fault_address
+from tilewright.device import DEVICES
+from tilewright.impl import Executable, allocate
+
+HEADER = Path(__file__).with_name("cuda_on_cpu.hpp").read_text()
+DEVICE = DEVICES["h200"]
+SHARED_WORDS = DEVICE.shared_bytes_per_block // 4
+
+
+class OnCpu(Executable):
+    """An implementation's kernels on CPU tensors; fp32, fp64 and integers.
+
+    Out-of-range indices set the flag that `tw.check()` looks at, as on a GPU.
+    """
+
+    def __init__(self, impl, config, w):
+        self._executable = impl.build(config, w, DEVICE)
+        self._library = _library(impl.task(config, w, DEVICE).source)
+        self._out = w.outputs[0]
+
+    def __call__(self, *tensors):
+        in_place = self._executable.in_place
+        out = tensors[0] if in_place else allocate(self._out, torch.device("cpu"))
+        for launch in self._executable.launches(tensors, out, _fault()):
+            self._run(launch)
+        return out
+
+    def _run(self, launch):
+        signature = self._executable.kernels[launch.entry].signature
+        packed = [
+            ctypes.create_string_buffer(struct.pack(code, arg), 8)
+            for code, arg in zip(signature, launch.args, strict=True)
+        ]
+        addresses = (ctypes.c_void_p * len(packed))(*map(ctypes.addressof, packed))
+        grid = (ctypes.c_int * 3)(*launch.grid)
+        assert launch.shared_bytes <= DEVICE.shared_bytes_per_block
+        run = getattr(self._library, f"on_cpu_{launch.entry}")
+        run(grid, launch.block_threads, addresses, ctypes.c_size_t(launch.shared_bytes))
+
+
+def _fault():
+    """Where kernels report; without a GPU nothing can be pinned, and nothing need be."""
+    if torch.cuda.is_available():
+        return fault_address()
+    return _unpinned().data_ptr()
+
+
+@functools.cache
+def _unpinned():
+    return torch.zeros(1, dtype=torch.int32)
+
+
+def fault_reported():
+    """Whether a kernel has met an index out of range since this was asked last."""
+    told = bool(_unpinned())
+    _unpinned().zero_()
+    return told
+
+
+@functools.cache
+def _library(source):
+    entries = re.findall(r'extern "C" __global__ .*? void (\w+)\(', source)
+    plain = source.replace('extern "C" __global__', "static")
+    plain = re.sub(r"TW_DEVICE float widen\(f16 h\).*", "float widen(f16);", plain)
+    plain = re.sub(r"  static TW_DEVICE b?f16 of\(float x\).*", "", plain)
+    plain = re.sub(r'asm volatile\("prefetch.*', ";", plain)
+    memory = f"alignas(16) static u32 shared[{SHARED_WORDS}];"
+    declared = "extern __shared__ __align__(16) u32 shared[];"
+    plain = plain.replace(declared, memory) if declared in plain else f"{plain}\n{memory}"
+    doors = [
+        f'extern "C" void on_cpu_{e}(const int* g, int threads, void** args, size_t bytes) '
+        f"{{ launch({e}, Launch{{{{g[0], g[1], g[2]}}, threads, args, shared, bytes}}); }}"
+        for e in entries
+    ]
+    task = CompileTask(
+        "cxx", "\n".join([HEADER, plain, *doors]),
+        ("-std=c++20", "-O1", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC"), entries[0],
+    )  # fmt: skip
+    return ctypes.CDLL(str(compiled(task).path))

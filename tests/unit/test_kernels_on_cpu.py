@@ -1,0 +1,107 @@
+"""The CUDA kernels for indices are right, run on a CPU: guards, poison and the exact result."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+from cuda_on_cpu import DEVICE, OnCpu, fault_reported
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tilewright.compile import cxx, nvrtc
+from tilewright.impl import IMPLS
+from tilewright.indexed import DISTRIBUTIONS
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+from tilewright.ops._indexing import last_written
+
+pytestmark = pytest.mark.skipif(
+    nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
+)
+CPU = torch.device("cpu")
+OWN = ("rows_sorted", "rows_winner", "scatter_buckets", "scatter_tiled", "scatter_winner")
+CASES = [
+    "scatter(x=f32[9000], dim=0, index=i64[5000], src=f32[5000])!indices=zipf",
+    "scatter(x=f32[300], dim=0, index=i64[7000], src=f32[7000])!indices=constant",
+    "scatter(x=f64[2,90,5], dim=1, index=i32[2,300,5], src=f64[2,300,5])!donate=x",
+    "scatter(x=f32[120,20], dim=0, index=i64[90,20], src=2.5)!indices=few_bins",
+    "scatter(x=f32[90,24], dim=0, index=i64[120,24]@strides(1,0), src=f32[120,24])",
+    "scatter_reduce(x=f32[50,31], dim=1, index=i64[50,80], src=f32[50,80], reduce=mean)",
+    "index_add(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36])!donate=x!indices=zipf",
+    "index_reduce(x=i64[40,6], dim=0, index=i32[700], source=i64[700,6], reduce=amax)",
+    "embedding_backward(grad=f32[9,50,20], index=i64[9,50], num_weights=70, padding_idx=3)",
+]
+SEARCHED = CASES[0], CASES[6]
+
+
+def cases():
+    for text in CASES:
+        w = Workload.parse(text)
+        for name in OWN:
+            impl = IMPLS[name]
+            if impl.serves(w.op) and impl.unsupported(w, DEVICE) is None:
+                others = impl.space(w, DEVICE).sample(random.Random(1), text in SEARCHED)
+                for config in dict.fromkeys([impl.heuristic(w, DEVICE), *others]):
+                    yield pytest.param(impl, config, w, id=f"{name} {config} {w}")
+
+
+@pytest.mark.parametrize(("impl", "config", "w"), list(cases()))
+def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(impl, config, w):
+    verdict = Verifier(w, CPU).check(OnCpu(impl, config, w))
+    assert verdict.ok, verdict.message
+    assert verdict.deterministic
+    assert not fault_reported()
+
+
+@pytest.mark.parametrize("rows", [96, 224])
+def test_units_need_be_no_power_of_two(rows):
+    w, impl = Workload.parse(CASES[6]), IMPLS["rows_sorted"]
+    config = dataclasses.replace(impl.heuristic(w, DEVICE), rows=rows)
+    verdict = Verifier(w, CPU).check(OnCpu(impl, config, w))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("text", CASES[:1] + CASES[6:7])
+def test_an_index_out_of_range_is_skipped_and_reported(text):
+    w = Workload.parse(text.replace("!donate=x", ""))
+    for name in OWN:
+        impl = IMPLS[name]
+        if not impl.serves(w.op) or impl.unsupported(w, DEVICE) is not None:
+            continue
+        run = OnCpu(impl, impl.heuristic(w, DEVICE), w)
+        x, index, src = w.operator.examples(w, "random", 0, "cpu")
+        index[:2] = torch.tensor([-1, 2**40])
+        kept = torch.cat([index[2:], index[-2:]]), torch.cat([src[2:], torch.zeros_like(src[:2])])
+        found = run(x, index, src)
+        assert fault_reported()
+        if w.op == "index_add":
+            torch.testing.assert_close(found, torch.index_add(x, 0, *kept), rtol=1e-4, atol=1e-4)
+        else:
+            assert torch.equal(found, last_written(x, 0, index[2:], src[2:]))
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.integers(-4, 3),
+    st.integers(1, 300),
+    st.sampled_from(["f32", "f64", "i32", "i64"]),
+    st.sampled_from(["i32", "i64"]),
+    st.sampled_from(DISTRIBUTIONS),
+    st.sampled_from(["", "!donate=x"]),
+)
+def test_an_update_of_any_shape_takes_the_last_position(shape, dim, length, t, kind, spread, flag):
+    dim %= len(shape)
+    moved = [length if d == dim else n for d, n in enumerate(shape)]
+    assume(math.prod(moved) < 4000)
+    text = f"x={t}{shape}, dim={dim}, index={kind}{moved}, src={t}{moved}"
+    w = Workload.parse(f"scatter({text}){flag}!indices={spread}")
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    expected = last_written(*tensors[:1], dim, *tensors[1:])
+    for name in ("scatter_buckets", "scatter_winner", "scatter_tiled"):
+        impl = IMPLS[name]
+        if impl.unsupported(w, DEVICE) is None:
+            found = OnCpu(impl, impl.heuristic(w, DEVICE), w)(tensors[0].clone(), *tensors[1:])
+            assert torch.equal(found, expected), name
