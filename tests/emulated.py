@@ -1,7 +1,8 @@
 """Generated CUDA kernels, run on a CPU: what they compute is tested where there is no GPU.
 
 The kernels are those that NVRTC gets; functions of the prelude that are written in PTX are replaced
-(`REPLACED`). Threads do not run at once, so races go unseen, and clusters are not emulated.
+(`REPLACED`). Threads do not run at once, but in one order and then in the other, so that a missing
+barrier gives other bits in two runs. Clusters are not emulated.
 """
 
 import ctypes
@@ -93,6 +94,7 @@ class Emulated(Executable):
                 self.plan(f"kernel{n}::{s.entry}", s.buffers, s.launch, s.count, s)
         else:
             source = self.plan_one_pass(graph, config, device)
+        self.calls = 0
         self.library = _library(source, [entry for entry, *_ in self.launches])
 
     def plan(self, entry, buffers, launch, count, stage=None):
@@ -130,6 +132,8 @@ class Emulated(Executable):
         every = [*tensors, *outs, *workspace]
         first = [t.data_ptr() for t in every]
         end = [t.data_ptr() + _span(t) * t.element_size() for t in every]
+        self.library.go_backwards(ctypes.c_bool(self.calls % 2 == 1))
+        self.calls += 1
         longs = ctypes.c_long * len(every)
         self.library.know_memory(len(every), longs(*first), longs(*end))
         number = ctypes.c_double if self.w.arithmetic == "f64" else ctypes.c_float

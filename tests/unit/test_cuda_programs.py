@@ -14,10 +14,11 @@ from random_graphs import forget, programs, run_examples, workload
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
+from tilewright.dispatch.fuse import fuse
 from tilewright.fusion.cuda import target
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
-from tilewright.op import Workload
+from tilewright.op import OPS, TensorSpec, Workload
 
 H200 = DEVICES["h200"]
 
@@ -111,6 +112,27 @@ def test_lerps_gradients_are_right_for_every_kind_of_broadcast():
 )
 def test_schedules_give_what_torch_gives(text):
     assert_right(Workload.parse(text), tried=3)
+
+
+@emulation
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: (a > b, torch.where(b > 0, a, -a)),
+        lambda a, b: (a.prod(0), b.prod(2)),
+        lambda a, b: (a.max(), b.amin((0, 2)), (a > b).sum(1).float()),
+        lambda a, b: (*torch.var_mean(a, (0, 2)), torch.linalg.vector_norm(b, dim=1)),
+        lambda a, b: a.sum(1, keepdim=True) * b,
+    ],
+    ids=["booleans", "products", "extremes", "moments", "broadcast"],
+)
+def test_steps_of_every_kind_give_what_torch_gives(function):
+    fuse(function, name="random_graph")
+    try:
+        spec = TensorSpec("f32", (3, 5, 24))
+        assert_right(OPS["random_graph"].workload(a=spec, b=spec), tried=1)
+    finally:
+        forget()
 
 
 @emulation

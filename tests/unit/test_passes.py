@@ -111,6 +111,13 @@ def test_axes_that_every_tensor_walks_as_one_are_merged_unless_a_reduction_tells
     assert graph_of(Workload.parse(apart)).space == (4, 30)
 
 
+def test_axes_follow_the_order_of_memory():
+    text = "lerp(x=f32[2,8,5,6]@channels_last, end=f32[2,8,5,6]@channels_last, weight=0.5)"
+    assert graph_of(Workload.parse(text)).space == (480,)
+    wide = "lerp(x=f32[6,4], end=f32[4], weight=0.5)"
+    assert passes.order_dims(lower(Workload.parse(wide))) == lower(Workload.parse(wide))
+
+
 RELAXED = (
     "bias_layer_norm(x=bf16[64,200], bias0=bf16[200], bias1=bf16[200], weight=bf16[200],"
     " bias=bf16[200])"

@@ -41,6 +41,9 @@ _EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty")
 _CASTS = ("convert_element_type", "_to_copy", "to")
 
 
+_WHOLE = {"maximum": "amax", "minimum": "amin"}
+"""`max` and `min` of one tensor."""
+
 Axes = tuple[int | None, ...]
 
 
@@ -127,6 +130,8 @@ class _Lowering:
         name = _RENAMED.get(name, name)
         if name in _IDENTITIES:
             return self.value(node.args[0])
+        if name in _WHOLE and len(node.args) == 1:
+            return self.reduction(node, _WHOLE[name])
         if name in _VIEWS:
             return self.view(node, name)
         if name == "rounded":

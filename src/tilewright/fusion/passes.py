@@ -176,6 +176,24 @@ def remove_dead(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes, outputs=tuple((new[i], a) for i, a in graph.outputs))
 
 
+def order_dims(graph: Graph) -> Graph:
+    """Axes in the order in which the largest tensor lies in memory, the contiguous one last.
+
+    Axes along which that tensor does not vary stay where they are.
+    """
+    accesses = [*(a for _, a in graph.outputs), *graph.inputs]
+
+    def size_bytes(access: Access) -> int:
+        varies = zip(graph.space, access.strides, strict=True)
+        return access.itemsize * math.prod(n for n, stride in varies if stride)
+
+    strides = max(accesses, key=size_bytes).strides
+    moving = [a for a, stride in enumerate(strides) if stride and graph.space[a] != 1]
+    ordered = iter(sorted(moving, key=lambda a: -strides[a]))
+    order = [next(ordered) if a in moving else a for a in range(len(graph.space))]
+    return graph if order == sorted(order) else permuted(graph, order)
+
+
 def collapse_dims(graph: Graph) -> Graph:
     """Merge neighbouring axes that every tensor walks as one; axes of size 1 vanish."""
     return collapsed(graph, axis_groups(graph))
@@ -256,6 +274,7 @@ PASSES = (
     fold_casts,
     merge_common,
     remove_dead,
+    order_dims,
     collapse_dims,
 )
 

@@ -102,5 +102,6 @@ def _decompositions() -> dict[Any, Any]:
         *(aten.gelu, aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward),
         *(aten.tanh_backward, aten.threshold_backward, aten.native_dropout, aten.softplus),
         *(aten.clamp_min, aten.clamp_max, aten.rsub, aten.addcdiv, aten.mse_loss, aten.hardswish),
+        *(aten.linalg_vector_norm, aten.norm),
     ]
     return {**core_aten_decompositions(), **get_decompositions(wanted)}

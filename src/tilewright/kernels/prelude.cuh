@@ -261,6 +261,9 @@ template <bool STREAM> TW_DEVICE u32 fetch(const u32* p) {
 template <bool STREAM> TW_DEVICE u16 fetch(const u16* p) {
   u16 r; asm("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p)); return r;
 }
+template <bool STREAM> TW_DEVICE u8 fetch(const u8* p) {
+  u16 r; asm("ld.global.nc.u8 %0, [%1];" : "=h"(r) : "l"(p)); return (u8)r;
+}
 template <bool STREAM> TW_DEVICE u64 fetch(const u64* p) {
   u64 r; asm("ld.global.nc.u64 %0, [%1];" : "=l"(r) : "l"(p)); return r;
 }
@@ -269,11 +272,13 @@ template <> struct Unit<16> { typedef Quad type; };
 template <> struct Unit<8> { typedef Duo type; };
 template <> struct Unit<4> { typedef u32 type; };
 template <> struct Unit<2> { typedef u16 type; };
+template <> struct Unit<1> { typedef u8 type; };
 
 template <int BYTES, int COUNT> union Parts {
   typename Unit<BYTES>::type units[COUNT];
   u32 words[BYTES * COUNT / 4 > 0 ? BYTES * COUNT / 4 : 1];
-  u16 halves[BYTES * COUNT / 2];
+  u16 halves[BYTES * COUNT / 2 > 0 ? BYTES * COUNT / 2 : 1];
+  u8 bytes[BYTES * COUNT];
   double doubles[BYTES * COUNT / 8 > 0 ? BYTES * COUNT / 8 : 1];
 };
 template <class T, int N> struct Bits {  // f32 and f64
@@ -288,6 +293,14 @@ template <class T, int N> struct Bits {  // f32 and f64
     TW_UNROLL for (int i = 0; i < N; ++i) {
       if constexpr (sizeof(T) == 8) p.doubles[i] = x.v[i]; else p.words[i] = __float_as_uint(x.v[i]);
     }
+  }
+};
+template <int N> struct Bits<bool, N> {
+  template <class P> static TW_DEVICE Vec<bool, N> from(const P& p) {
+    Vec<bool, N> r; TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = p.bytes[i] != 0; return r;
+  }
+  template <class P> static TW_DEVICE void to(P& p, const Vec<bool, N>& x) {
+    TW_UNROLL for (int i = 0; i < N; ++i) p.bytes[i] = x.v[i];
   }
 };
 template <class H, int N> struct HalfBits {

@@ -258,6 +258,8 @@ def _extremum(name: str, function: Rule) -> None:
 
 _extremum("amax", torch.amax)
 _extremum("amin", torch.amin)
+_extremum("max", torch.amax)
+_extremum("min", torch.amin)
 
 
 def sum_growth(terms: int) -> float:
@@ -283,6 +285,24 @@ def _sum(
     if x.error is not None:
         error += x.error.sum(dims, keepdim)
     return Pair(value, error, exact=False)
+
+
+@rule("prod")
+def _prod(
+    arithmetic: Arithmetic, x: Pair, dim: int | None = None, keepdim: bool = False, **_: Any
+) -> Pair:
+    """A rounding for each factor; a factor's error counts with the product of the others."""
+    t = x.value.movedim(dim, -1) if dim is not None else x.value.reshape(-1)
+    value = t.prod(-1)
+    error = max(t.shape[-1] - 1, 0) * magnitude(value)
+    if x.error is not None:
+        carried = x.error.movedim(dim, -1) if dim is not None else x.error.reshape(-1)
+        ones = torch.ones_like(t[..., :1])
+        before = torch.cat((ones, t[..., :-1].cumprod(-1)), -1)
+        behind = torch.cat((t[..., 1:].flip(-1).cumprod(-1).flip(-1), ones), -1)
+        error = error + (carried * magnitude(before * behind)).sum(-1)
+    pair = Pair(value, error, exact=False)
+    return pair.map(lambda t: t.unsqueeze(dim)) if keepdim and dim is not None else pair
 
 
 @rule("mean")
