@@ -99,6 +99,7 @@ template <class To, class From> To same_bits(From x) {
 static float __int_as_float(int i) { return same_bits<float>(i); }
 static float __uint_as_float(unsigned i) { return same_bits<float>(i); }
 static unsigned __float_as_uint(float f) { return same_bits<unsigned>(f); }
+static unsigned atomicAdd(unsigned* p, unsigned more) { return std::exchange(*p, *p + more); }
 static float rsqrtf(float x) { return 1 / sqrtf(x); }
 static double rsqrt(double x) { return 1 / sqrt(x); }
 static unsigned long __cvta_generic_to_shared(const void* p) { return (unsigned long)p; }

@@ -87,6 +87,7 @@ class Emulated(Executable):
         self.w = w
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.temporaries, self.launches = [], []
+        self.turns = ctypes.c_uint32()
         if target.one_pass(graph, device) is None:
             source, program, stages = programs.emit(graph, config, device)
             self.temporaries = [(t.numel, t.torch_dtype) for t in program.temporaries]
@@ -102,11 +103,12 @@ class Emulated(Executable):
         if launch is None:
             self.launches.append((entry, stage.blocks, stage.block_threads, buffers, []))
             return
+        turns = [ctypes.addressof(self.turns)] if launch.in_turn else []
         if launch.cluster > 1:
             raise NotImplementedError("clusters are not emulated")
         blocks = math.ceil(count / launch.per_block)
         blocks = min(blocks, PERSISTENT_BLOCKS) if launch.persistent else blocks
-        self.launches.append((entry, blocks, launch.block_threads, buffers, [count]))
+        self.launches.append((entry, blocks, launch.block_threads, buffers, [count, *turns]))
 
     def plan_one_pass(self, graph, config, device):
         source, launch = target.emit(graph, config, device)
@@ -145,6 +147,7 @@ class Emulated(Executable):
             getattr(self.library, f"run{n}")(blocks, threads, packed)
         faults = self.library.count_faults()
         assert faults == 0, f"{faults} accesses misaligned or outside of all tensors"
+        assert self.turns.value == 0, "rows were taken in turn, and the counter was not put back"
         return outs[0] if len(outs) == 1 else tuple(outs)
 
 

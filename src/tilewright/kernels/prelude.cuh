@@ -331,6 +331,12 @@ template <int N, class T> TW_DEVICE Vec<T, N> gather(const T* p, i64 stride) {
   TW_UNROLL for (int i = 0; i < N; ++i) parts.units[i] = *(const U*)(p + i * stride);
   return Bits<T, N>::from(parts);
 }
+template <int N, class T> TW_DEVICE Vec<T, N> gather_at(const T* p, const i64 (&offsets)[N]) {
+  Parts<sizeof(T), N> parts;
+  typedef typename Unit<sizeof(T)>::type U;
+  TW_UNROLL for (int i = 0; i < N; ++i) parts.units[i] = *(const U*)(p + offsets[i]);
+  return Bits<T, N>::from(parts);
+}
 template <class T> TW_DEVICE T load_one(const T* p) { return *p; }
 
 template <int BYTES, int N, class T> TW_DEVICE void store(T* p, const Vec<T, N>& x) {

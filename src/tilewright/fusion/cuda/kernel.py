@@ -133,7 +133,9 @@ class Kernel:
         names[axes[0]] = f"{name}{axes[0]}"
         return names
 
-    def fetch(self, access: Access, pointer: str, vector: str, wide: int, stream: bool) -> str:
+    def fetch(
+        self, access: Access, pointer: str, vector: str, wide: int | str, stream: bool
+    ) -> str:
         """Load `vector` elements that follow one another along the innermost axis."""
         innermost = access.strides[-1]
         if innermost == 1:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, Launch
-from tilewright.fusion.cuda.schedule import PointwiseSchedule, access_bytes
-from tilewright.fusion.ir import Graph
+from tilewright.fusion.cuda.schedule import (
+    WIDEST_ACCESS,
+    PointwiseSchedule,
+    access_bytes,
+    lies_flat,
+)
+from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import with_axis
 
 
@@ -22,7 +27,8 @@ class PointwiseKernel(Kernel):
         graph = graph if graph.space else with_axis(graph)
         super().__init__(graph, entry)
         self.s = schedule
-        self.one_axis = len(graph.space) == 1
+        # Whether a last vector may be incomplete, and is then left to single elements.
+        self.tailed = len(graph.space) == 1 or schedule.flat
         self.axes = tuple(range(len(graph.space)))
         # 32-bit indices where even a tensor of twice the elements stays within them.
         self.index = "u32" if math.prod(graph.space) < 2**30 else "u64"
@@ -40,7 +46,7 @@ class PointwiseKernel(Kernel):
             f"step<{s.vector}, {s.vectors_per_thread}, true>"
             f"(first / {s.vector} + threadIdx.x, whole, {arguments});"
         )
-        if self.one_axis and s.vector > 1:
+        if self.tailed and s.vector > 1:
             self.line(f"const i64 rest = whole * {s.vector} + threadIdx.x;")
             self.open("if (blockIdx.x == gridDim.x - 1 && rest < count)")
             self.line(f"step<1, 1, false>(rest, count, {arguments});")
@@ -62,7 +68,7 @@ class PointwiseKernel(Kernel):
         """Loads of every turn first, so that they are in flight together; then the arithmetic."""
         graph = self.graph
         loads = [i for i, n in enumerate(graph.nodes) if n.op == "load"]
-        if self.one_axis and self.s.vector == 1:
+        if self.tailed and self.s.vector == 1:
             self.line("if (start >= limit) return;")
         else:
             self.line("if (limit == 0 || start >= limit) return;")
@@ -74,19 +80,22 @@ class PointwiseKernel(Kernel):
         # Past the end a turn reads the last vector again and stores nothing.
         self.line(f"i64 vector = start + (i64)turn * {self.s.block_threads};")
         self.line("if (vector >= limit) vector = limit - 1;")
+        gathered = [i for i in loads if self.s.flat and not self.lies_flat(i)]
+        self.gathered_offsets(gathered)
         at = self.coordinates_of_vector()
         for i in loads:
             access = graph.inputs[graph.nodes[i].attr]
             pointer = f"in{graph.nodes[i].attr} + {self.offset(access, self.axes, at)}"
-            if self.vectorised(i):
-                wide = access_bytes(access, self.s.vector)
+            if i in gathered and self.vectorised(i):
+                value = f"gather_at<V>(in{graph.nodes[i].attr}, offsets{i})"
+            elif self.vectorised(i):
+                wide = self.access_bytes(access)
                 width = f"(WIDE ? {wide} : {access.itemsize})"
                 # What is read again along a dim it does not vary over should stay in cache.
                 sizes = self.graph.space
                 once = all(s or n == 1 for s, n in zip(access.strides, sizes, strict=True))
-                value = self.fetch(access, pointer, "V", 0, self.s.stream_loads and once).replace(
-                    "load<V, 0,", f"load<V, {width},"
-                )
+                stream = self.s.stream_loads and once
+                value = self.fetch(access, pointer, "V", width, stream)
             else:
                 value = f"load_one({pointer})"
             self.line(f"x{i}[turn] = {value};")
@@ -103,7 +112,7 @@ class PointwiseKernel(Kernel):
                 self.line(f"const auto v{i} = {value};")
                 names[i] = f"v{i}"
         for k, (i, access) in enumerate(graph.outputs):
-            wide = access_bytes(access, self.s.vector)
+            wide = self.access_bytes(access)
             value = names[i] if self.vectorised(i) else f"splat<V>({names[i]})"
             pointer = f"out{k} + {self.offset(access, self.axes, at)}"
             guard = self.once(i, at)
@@ -113,8 +122,33 @@ class PointwiseKernel(Kernel):
                 self.line(f"{guard}store<(WIDE ? {wide} : {access.itemsize})>({pointer}, {value});")
         self.close()
 
+    def access_bytes(self, access: Access) -> int:
+        if not self.s.flat:
+            return access_bytes(access, self.s.vector)
+        return max(math.gcd(self.s.vector * access.itemsize, access.align, WIDEST_ACCESS), 1)
+
+    def lies_flat(self, i: int) -> bool:
+        return lies_flat(self.graph, self.graph.inputs[self.graph.nodes[i].attr])
+
+    def gathered_offsets(self, loads: list[int]) -> None:
+        """Of each element of a flat vector, where it is in tensors that are broadcast to it."""
+        loads = [i for i in loads if self.vectorised(i)]
+        if not loads:
+            return
+        for i in loads:
+            self.line(f"i64 offsets{i}[V];")
+        self.open("TW_UNROLL for (int e = 0; e < V; ++e)")
+        self.line(f"const {self.index} element = ({self.index})vector * V + e;")
+        at = self.coordinates("element", "c", self.axes, self.index)
+        for i in loads:
+            access = self.graph.inputs[self.graph.nodes[i].attr]
+            self.line(f"offsets{i}[e] = {self.offset(access, self.axes, at)};")
+        self.close()
+
     def coordinates_of_vector(self) -> dict[int, str]:
         self.line(f"const {self.index} element = ({self.index})vector * V;")
+        if self.s.flat:
+            return {**dict.fromkeys(self.axes, "0"), self.axes[-1]: "element"}
         return self.coordinates("element", "c", self.axes, self.index)
 
     def once(self, i: int, at: dict[int, str]) -> str:
@@ -124,4 +158,5 @@ class PointwiseKernel(Kernel):
         return f"if ({' && '.join(f'{at[a]} == 0' for a in alike)}) " if alike else ""
 
     def vectorised(self, i: int) -> bool:
-        return self.graph.nodes[i].shape[-1] != 1
+        shape = self.graph.nodes[i].shape
+        return any(n != 1 for n in shape) if self.s.flat else shape[-1] != 1

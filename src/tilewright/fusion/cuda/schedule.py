@@ -86,12 +86,17 @@ class RowSchedule:
 
 @dataclass(frozen=True)
 class PointwiseSchedule:
-    """How a kernel without reductions walks its elements: vectors, several for each thread."""
+    """How a kernel without reductions walks its elements: vectors, several for each thread.
+
+    A vector stays within the innermost axis; or, if `flat`, within the elements in the order of
+    memory, and what is broadcast to them is gathered element by element.
+    """
 
     vector: int = param(8, 4, 2, 1)
     block_threads: int = param(256, 128, 512, 1024)
     vectors_per_thread: int = param(1, 2, 4, 8)
     stream_loads: bool = param(True, False)
+    flat: bool = param(False, True)
 
 
 def access_bytes(access: Access, vector: int) -> int:
@@ -288,7 +293,23 @@ def _too_much_shared(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -
 def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSchedule]:
     """The pointwise schedules that fit: several axes need vectors that divide the innermost."""
     inner = graph.space[-1] if len(graph.space) > 1 else 0
-    return ConfigSpace(PointwiseSchedule, {"vector": widest_vectors(graph, inner)})
+    vectors = widest_vectors(graph, inner)
+    longer = tuple(v for v in widest_vectors(graph, 0) if v > vectors[0])
+    flat = longer if all(lies_flat(graph, a) for _, a in graph.outputs) else ()
+
+    def constraint(c: PointwiseSchedule) -> str | None:
+        if c.flat == (c.vector in vectors):
+            return f"vector={c.vector} of {inner} elements: flat={c.flat}"
+        return None
+
+    values = {"vector": (*flat, *vectors), "flat": (False, True) if flat else (False,)}
+    return ConfigSpace(PointwiseSchedule, values, constraint)
+
+
+def lies_flat(graph: Graph, access: Access) -> bool:
+    """Whether a tensor holds the elements of the whole space one after another."""
+    axes = [a for a, n in enumerate(graph.space) if n != 1]
+    return all(access.strides[a] == math.prod(graph.space[b] for b in axes if b > a) for a in axes)
 
 
 def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
@@ -374,12 +395,17 @@ def _row_candidates(
 
 
 def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
-    """The widest vectors and 256 threads; two vectors a thread once every SM is busy."""
+    """The widest vectors and 256 threads; two vectors a thread once every SM is busy. Flat where
+    the innermost axis has only vectors narrower than eight bytes."""
     space = pointwise_space(graph, device)
-    vector = space.values["vector"][0]
+    inner = graph.space[-1] if len(graph.space) > 1 else 0
+    vector = widest_vectors(graph, inner)[0]
+    narrow = vector * min(a.itemsize for _, a in graph.outputs) < NARROW_BYTES
+    flat = narrow and True in space.values["flat"]
+    vector = space.values["vector"][0] if flat else vector
     vectors = math.prod(graph.space) // vector
     busy = vectors >= 4 * device.sms * device.threads_per_sm
-    return PointwiseSchedule(vector, 256, 2 if busy else 1)
+    return PointwiseSchedule(vector, 256, 2 if busy else 1, flat=flat)
 
 
 def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:

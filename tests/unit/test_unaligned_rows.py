@@ -1,5 +1,6 @@
-"""Rows that begin at any place of an aligned vector."""
+"""Rows that begin at any place of an aligned vector, in row kernels and in pointwise ones."""
 
+import itertools
 import random
 import re
 from dataclasses import replace
@@ -67,10 +68,40 @@ def test_a_space_says_which_schedules_shift():
 )
 def test_shifted_rows_give_what_torch_gives_and_touch_nothing_outside(text):
     w = Workload.parse(text)
-    verifier, tried = Verifier(w, torch.device("cpu")), 0
-    for config in space(text).sample(random.Random(0), 300):
-        if config.shifted and config.cluster == 1 and tried < 3:
-            executable = Emulated(graph_of(w), config, H200, w)
-            assert verifier.check(executable).message == "", config
-            tried += 1
-    assert tried == 3
+    verifier, found, base = Verifier(w, torch.device("cpu")), space(text), heuristic(text)
+    choices = itertools.product(found.values["vector"], ("registers", "shared", "reread"))
+    shifted = [replace(base, vector=v, storage=s, shifted=True) for v, s in choices]
+    configs = [c for c in shifted if c in found]
+    assert len({c.storage for c in configs}) == 3
+    for config in configs[:4]:
+        executable = Emulated(graph_of(w), config, H200, w)
+        assert verifier.check(executable).message == "", config
+
+
+def test_steps_on_odd_rows_take_elements_in_the_order_of_memory():
+    text = "lerp(x=f16[4096,515], end=f16[515], weight=0.3)"
+    config = heuristic(text)
+    assert (config.vector, config.flat) == (8, True)
+    source = target.task(graph_of(Workload.parse(text)), config, H200).source
+    assert re.search(r"gather_at<V>\(in1, offsets\d\)", source)
+    assert "load<V, (WIDE ? 16 : 2)," in source
+    assert "flat=True" in space(text).why_not(replace(config, vector=1))
+    assert not heuristic("lerp(x=f16[4096,516], end=f16[516], weight=0.3)").flat
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lerp(x=f32[40,513], end=f32[513], weight=0.3)",
+        "lerp(x=f16[7,5,33], end=f16[7,1,33], weight=f16[5,1])",
+        "lerp(x=bf16[50,515]@strides(600,1), end=bf16[515], weight=0.3)",
+    ],
+)
+def test_flat_vectors_give_what_torch_gives(text):
+    w = Workload.parse(text)
+    verifier = Verifier(w, torch.device("cpu"))
+    flat = [c for c in space(text).sample(random.Random(0), 40) if c.flat]
+    for config in (heuristic(text), flat[0]):
+        assert config.flat
+        assert verifier.check(Emulated(graph_of(w), config, H200, w)).message == "", config
