@@ -45,6 +45,10 @@ TW_DEVICE void unfold(unsigned char* ring, const unsigned char* raw, const Probl
     const int row = i / CHUNK, q = i % CHUNK, at = q * STRIDE_W * C + shift;
     const u32* from = (const u32*)(raw + row * RAW * 2) + at / 2;
     u32* to = (u32*)(ring + row * ROW_BYTES + q * PIXEL_BYTES);
+    if (q >= count) {  // no pixel, whatever x holds
+      TW_UNROLL for (int j = 0; j < WARPS; ++j) *(uint4*)(to + j * 4) = make_uint4(0, 0, 0, 0);
+      continue;
+    }
     u32 low = from[0];
     TW_UNROLL for (int j = 0; j < WARPS; ++j) {
       u32 words[4];
@@ -55,7 +59,6 @@ TW_DEVICE void unfold(unsigned char* ring, const unsigned char* raw, const Probl
         const int first = (j * 4 + k) * 2;
         if (first == TAPS) words[k] = DTYPE::ONE;
         if (first + 1 == TAPS) words[k] = words[k] & 0xffff | (u32)DTYPE::ONE << 16;
-        if (q >= count) words[k] = 0;  // no pixel, whatever x holds
       }
       *(uint4*)(to + j * 4) = make_uint4(words[0], words[1], words[2], words[3]);
     }
@@ -97,7 +100,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
   const auto fetch = [&]() {
     if (to_fetch++ < lines.steps) {
       const u32 stage = stages + fetched * STAGE_BYTES;
-      copy_grad(stage, grad, b, ahead);
+      copy_grad<THREADS>(stage, grad, b, ahead);
       copy_rows(stage + GRAD_BYTES, x, b, ahead);
       ahead.advance(b);
       fetched = fetched + 1 == STAGES ? 0 : fetched + 1;

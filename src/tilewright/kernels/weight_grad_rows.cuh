@@ -101,16 +101,34 @@ TW_DEVICE void multiply(float4& d, const u32 (&a)[4], u32 b0, u32 b1) {
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A line's part of grad_output, as [pixel][feature].
-TW_DEVICE void copy_grad(u32 to, const u16* grad, const Problem& b, const Walk& w) {
-  if (w.prime > 0) return;
-  const int q0 = w.chunk * CHUNK, k0 = blockIdx.y * FEATURES;
-  const long long line = ((long long)w.n * b.out_height + w.p) * b.out_width + q0;
-  TW_ROLLED for (int i = threadIdx.x; i < CHUNK * (FEATURES / 8); i += blockDim.x) {
-    const int q = i / (FEATURES / 8), k = i % (FEATURES / 8) * 8;
-    const bool there = q0 + q < b.out_width && k0 + k < b.features;
-    copy<16>(to + q * GRAD_STRIDE + k * 2, grad + (there ? (line + q) * b.features + k0 + k : 0), there);
+// PIXELS x FEATURES halves, as [pixel][feature], eight at a time. A thread keeps to its features, so that
+// from one of its pixels to the next addresses differ by a constant.
+//
+// there: (pixel) -> whether it exists; `wide`: whether the thread's features do; `anywhere`: an address
+// that can be read, for copies of nothing.
+template <int THREADS, int PIXELS, int STRIDE, class There>
+TW_DEVICE void copy_pixels(u32 to, const u16* first, const u16* anywhere, int length, bool wide, There there) {
+  constexpr int ACROSS = FEATURES / 8, DOWN = THREADS / ACROSS;
+  const int pixel = threadIdx.x / ACROSS, k = threadIdx.x % ACROSS * 8;
+  const u16* from = first + (long long)pixel * length + k;
+  const long long step = (long long)DOWN * length;
+  to += pixel * STRIDE + k * 2;
+  if (THREADS % ACROSS != 0 && pixel >= DOWN) return;
+  TW_UNROLL for (int i = 0; i < PIXELS; i += DOWN, from += step) {
+    if (i + DOWN > PIXELS && i + pixel >= PIXELS) break;
+    const bool read = wide && there(i + pixel);
+    copy<16>(to + i * STRIDE, read ? from : anywhere, read);
   }
+}
+TW_DEVICE int own_features() { return blockIdx.y * FEATURES + threadIdx.x % (FEATURES / 8) * 8; }
+
+// A line's part of grad_output.
+template <int THREADS> TW_DEVICE void copy_grad(u32 to, const u16* grad, const Problem& b, const Walk& w) {
+  if (w.prime > 0) return;
+  const int q0 = w.chunk * CHUNK;
+  const long long line = ((long long)w.n * b.out_height + w.p) * b.out_width + q0;
+  copy_pixels<THREADS, CHUNK, GRAD_STRIDE>(to, grad + line * b.features + blockIdx.y * FEATURES, grad, b.features,
+                                           own_features() < b.features, [&](int q) { return q0 + q < b.out_width; });
 }
 // Where a lane of ldmatrix finds 16 features of 16 pixels, from `k` and `q` on.
 TW_DEVICE u32 grad_at(u32 stage, int q, int k) {
