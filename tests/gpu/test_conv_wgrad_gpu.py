@@ -125,6 +125,25 @@ def test_x_copied_as_a_matrix_is_right(tile, fetch, verifiers):
         assert verifiers(w).check(build(sm90, w, config)).message == "", config
 
 
+@pytest.mark.parametrize("more", ["out_dtype=f32", "into=f16", "into=f32"])
+@pytest.mark.parametrize("module", [sm80, sm90])
+def test_fp32_results_and_added_ones_are_right_in_every_split_mode(module, more):
+    for plain in (LAYERS[0], LAYERS[2], ODD[1]):
+        shape = list(plain.outputs[0].shape)
+        rest = f"{more}{shape}@channels_last".replace(" ", "") if "into" in more else more
+        w = Workload.parse(f"{str(plain).removesuffix(')')}, {rest})")
+        impl = IMPLS[NAMES[module]]
+        if impl.unsupported(w, spec_of(0)):
+            continue
+        verifier = Verifier(w, DEVICE)
+        for split_k, cluster, combine in modes_of(module):
+            space = impl.space(w, spec_of(0)).restricted({"split_k": [split_k]})
+            config = module.Config(64, 64, stages=2, split_k=split_k, combine=combine)
+            config = replace(config, cluster=cluster) if module is sm90 else config
+            if space.why_not(config) is None:
+                assert verifier.check(build(module, w, config)).message == "", config
+
+
 @pytest.mark.parametrize(("split_k", "cluster", "combine"), MODES)
 @pytest.mark.parametrize("w", ODD, ids=str)
 def test_channels_that_come_in_no_eights_are_gathered(w, split_k, cluster, combine, verifiers):

@@ -3,6 +3,7 @@
 import csv
 import math
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -307,6 +308,27 @@ def test_every_tile_compiles_without_spills_or_serialised_products(tile, more):
     built = compiled(SM90.task(config, SIMPLE, H200))
     assert built.resources.spill_bytes == built.resources.stack_bytes == 0
     assert "serialized" not in built.log
+
+
+@pytest.mark.parametrize("split_k", [1, 3])
+@pytest.mark.parametrize("more", ["out_dtype=f32", "into=f16[128,64,3,3]", "into=f32[128,64,3,3]"])
+@pytest.mark.parametrize("impl", [SM80, SM90])
+def test_fp32_results_and_added_ones_compile_without_spills(impl, more, split_k):
+    layout = "@channels_last" if "into" in more else ""
+    rest = f"kernel_size=3, padding=1, {more}{layout}"
+    w = weight_grad("8,64,56,56", "8,128,56,56", rest)
+    assert impl.unsupported(w, H200) is None
+    config = replace(impl.heuristic(w, H200), split_k=split_k, combine="last")
+    if impl is SM90:
+        config = replace(config, cluster=1)
+    assert impl.space(w, H200).restricted({"split_k": [split_k]}).why_not(config) is None
+    assert compiled(impl.task(config, w, H200)).resources.spill_bytes == 0
+    assert impl.compile_key(config, w) != impl.compile_key(config, SIMPLE)
+
+
+def test_what_a_gradient_is_added_to_must_be_laid_out_as_the_result():
+    w = weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=3, padding=1, into=f32[64,64,3,3]")
+    assert "not dense in channels_last" in SM90.unsupported(w, H200)
 
 
 @pytest.mark.parametrize("tile", sm80.WARPS)

@@ -118,8 +118,8 @@ def layout_refusal(w: Workload, wide_result: bool = False, adds: bool = False) -
             )
     if "into" in w.tensors and not adds:
         return "the kernel writes its result, it does not add it to another"
-    if "into" in w.tensors and not is_channels_last(w["into"]):
-        return f"into={w['into']} is not dense in channels_last, as the result will be"
+    if "into" in w.tensors and not (is_channels_last(w["into"]) and w["into"].align == 16):
+        return f"into={w['into']} is not dense in channels_last and aligned to 16 bytes"
     if w.outputs[0].dtype != w["x"].dtype and not wide_result:
         return f"the result is to be {w.outputs[0].dtype}; the kernel writes the dtype of x"
     if not is_channels_last(w.outputs[0]):
@@ -128,6 +128,11 @@ def layout_refusal(w: Workload, wide_result: bool = False, adds: bool = False) -
     if pixels >= 2**31 - 1024:
         return f"{pixels} pixels exceed 2^31"
     return None
+
+
+def result_defined(w: Workload) -> dict[str, object]:
+    """What the kernels of weight_grad.cuh need to know of the result."""
+    return {"RESULT": w.outputs[0].dtype, "ADDS": int("into" in w.tensors)}
 
 
 def source(name: str) -> str:

@@ -47,6 +47,7 @@ class WeightGradKernel(Executable):
         self.add = CudaKernel(built, ADD_ENTRY, "PPT")
         rows, columns = problem.row_tiles(config.tile_m), problem.column_tiles(config.tile_n)
         groups = config.split_k // config.cluster
+        self.adds, self.in_place = "into" in w.tensors, "into" in w.donated
         self.output, self.combine, self.split = w.outputs[0], config.combine, groups > 1
         self.grid, self.cluster = (rows * config.cluster, columns, groups), config.blocks_together
         self.counters = rows * columns * config.cluster
@@ -60,11 +61,18 @@ class WeightGradKernel(Executable):
         """The kernel's first arguments."""
         return x.data_ptr(), grad_output.data_ptr()
 
+    def begun(self, tensors: tuple[torch.Tensor, ...], device: torch.device) -> torch.Tensor:
+        """Memory of the result; it holds what the kernel is to add to."""
+        if not self.adds:
+            return allocate(self.output, device)
+        into = tensors[2]
+        return into if self.in_place else allocate(self.output, device).copy_(into)
+
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         device = tensors[0].device
         index = device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
-        out = allocate(self.output, device)
+        out = self.begun(tensors, device)
         partial = counter = 0
         if self.split:
             shape = (self.partial_floats,)
@@ -74,7 +82,7 @@ class WeightGradKernel(Executable):
                 counter = counters.address(device.index, stream, self.counters)
         self.kernel.launch(
             self.grid, (self.block_threads, 1, 1), self.shared_bytes, stream, index,
-            *self.operands(*tensors), out.data_ptr(), partial, counter, *self.last,
+            *self.operands(*tensors[:2]), out.data_ptr(), partial, counter, *self.last,
             cluster=self.cluster, cooperative=self.split and self.combine == "grid",
         )  # fmt: skip
         if self.split and self.combine == "kernel":

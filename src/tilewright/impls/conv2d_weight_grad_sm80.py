@@ -8,7 +8,13 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._weight_grad import Problem, layout_refusal, problem_of, source
+from tilewright.impls._weight_grad import (
+    Problem,
+    layout_refusal,
+    problem_of,
+    result_defined,
+    source,
+)
 from tilewright.impls._weight_grad_launch import ENTRY, WeightGradKernel
 from tilewright.impls._weight_grad_model import (
     COMBINES,
@@ -96,7 +102,7 @@ class Conv2dWeightGradSm80(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.kind != "cuda":
             return f"it runs on an NVIDIA GPU, not on {device.name}"
-        if reason := layout_refusal(w):
+        if reason := layout_refusal(w, wide_result=True, adds=True):
             return reason
         if w["groups"] != 1:
             return f"groups={w['groups']}: the kernel multiplies all channels with all features"
@@ -123,14 +129,16 @@ class Conv2dWeightGradSm80(Implementation):
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Shape and slice count are arguments: one binary serves every layer."""
-        aligned = tuple(_is_aligned(w, name) for name in w.tensors)
-        return f"{replace(config, split_k=min(config.split_k, 2))} {w.main.dtype} {aligned}"
+        dtypes = (w.main.dtype, *result_defined(w).values())
+        aligned = tuple(_is_aligned(w, name) for name in ("x", "grad_output"))
+        return f"{replace(config, split_k=min(config.split_k, 2))} {dtypes} {aligned}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         along_m, along_n = WARPS[config.tile_m, config.tile_n]
         dtype = w.main.dtype
         defined = {
             "DTYPE": dtype,
+            **result_defined(w),
             "OPERAND": f'"{dtype}"',
             "TILE_M": config.tile_m,
             "TILE_N": config.tile_n,

@@ -13,7 +13,14 @@ from tilewright.compile import tensor_map
 from tilewright.compile.cache import Compiled, compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._weight_grad import PANEL, Problem, layout_refusal, problem_of, source
+from tilewright.impls._weight_grad import (
+    PANEL,
+    Problem,
+    layout_refusal,
+    problem_of,
+    result_defined,
+    source,
+)
 from tilewright.impls._weight_grad_launch import ENTRY, WeightGradKernel
 from tilewright.impls._weight_grad_model import (
     COMBINES,
@@ -115,7 +122,7 @@ class Conv2dWeightGradSm90(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.arch != "sm_90a":
             return f"wgmma is an instruction of sm_90a, and {device.name} is {device.arch}"
-        if reason := layout_refusal(w):
+        if reason := layout_refusal(w, wide_result=True, adds=True):
             return reason
         if w["groups"] != 1:
             return f"groups={w['groups']}: the kernel multiplies all channels with all features"
@@ -156,13 +163,15 @@ class Conv2dWeightGradSm90(Implementation):
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Shape and slice count are arguments: one binary serves every layer."""
-        return f"{replace(config, split_k=min(config.split_k, 2))} {w.main.dtype}"
+        dtypes = (w.main.dtype, *result_defined(w).values())
+        return f"{replace(config, split_k=min(config.split_k, 2))} {dtypes}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         along_m, along_n = config.warpgroups
         dtype, columns = w.main.dtype, config.tile_n // along_n
         defined = {
             "DTYPE": dtype,
+            **result_defined(w),
             "TILE_M": config.tile_m,
             "TILE_N": config.tile_n,
             "TILE_K": config.tile_k,

@@ -9,7 +9,8 @@
 // never depends on timing. Blocks of a cluster hold consecutive slices of one tile; they add them
 // through shared memory first, and what is left to combine are the sums of each cluster.
 //
-// Defined before this text: DTYPE f16 or bf16, TILE_M, TILE_N, THREADS, COMBINE, CLUSTER; how warps share
+// Defined before this text: DTYPE f16 or bf16, RESULT (these or f32), ADDS, 1 where the result is added to
+// what `out` holds; TILE_M, TILE_N, THREADS, COMBINE, CLUSTER; how warps share
 // a tile: each has COLUMNS columns from WARP_COLUMN(warp) on, and BLOCKS blocks of 16 rows, STRIDE
 // rows apart, from WARP_ROW(warp) on.
 
@@ -20,14 +21,33 @@ typedef unsigned long long u64;
 #define TW_DEVICE __device__ __forceinline__
 #define TW_UNROLL _Pragma("unroll")
 
-struct f16 { u16 bits; };
-struct bf16 { u16 bits; };
-TW_DEVICE u32 pack(f16, float a, float b) {
-  u32 w; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a)); return w;
-}
-TW_DEVICE u32 pack(bf16, float a, float b) {
-  u32 w; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a)); return w;
-}
+struct Halves {
+  typedef u16 type;
+  typedef u32 pair;
+  static TW_DEVICE u16 first(u32 both) { return (u16)both; }
+  static TW_DEVICE u16 second(u32 both) { return (u16)(both >> 16); }
+};
+struct f16 : Halves {
+  static TW_DEVICE u32 pack(float a, float b) {
+    u32 w; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a)); return w;
+  }
+  static TW_DEVICE float widen(u16 h) { float a; asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(h)); return a; }
+};
+struct bf16 : Halves {
+  static TW_DEVICE u32 pack(float a, float b) {
+    u32 w; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a)); return w;
+  }
+  static TW_DEVICE float widen(u16 h) { return __uint_as_float((u32)h << 16); }
+};
+struct f32 {
+  typedef float type;
+  typedef float2 pair;
+  static TW_DEVICE float first(float2 both) { return both.x; }
+  static TW_DEVICE float second(float2 both) { return both.y; }
+  static TW_DEVICE float2 pack(float a, float b) { return make_float2(a, b); }
+  static TW_DEVICE float widen(float a) { return a; }
+};
+typedef RESULT::type Out;
 
 enum { LAST = 0, GRID = 1, KERNEL = 2 };  // who adds the slices of a tile
 constexpr int PANEL = 64;
@@ -121,18 +141,22 @@ TW_DEVICE void store_sums(float4* tile, int warp, const float (&d)[BLOCKS][COLUM
 }
 
 // Two neighbouring channels, from `c` of the panel on.
-TW_DEVICE void store_pair(u16* to, const Problem& p, const Panel& panel, int c, float a, float b) {
-  const u32 both = pack(DTYPE{}, a, b);
+TW_DEVICE void store_pair(Out* to, const Problem& p, const Panel& panel, int c, float a, float b) {
+  if constexpr (ADDS) {
+    if (c < panel.channels) a += RESULT::widen(to[c]);
+    if (c + 1 < panel.channels) b += RESULT::widen(to[c + 1]);
+  }
+  const RESULT::pair both = RESULT::pack(a, b);
   if (p.channels % 2 == 0) {
-    if (c < panel.channels) *(u32*)(to + c) = both;
+    if (c < panel.channels) *(RESULT::pair*)(to + c) = both;
   } else {
-    if (c < panel.channels) to[c] = (u16)both;
-    if (c + 1 < panel.channels) to[c + 1] = (u16)(both >> 16);
+    if (c < panel.channels) to[c] = RESULT::first(both);
+    if (c + 1 < panel.channels) to[c + 1] = RESULT::second(both);
   }
 }
 
 // A quad of a tile's results, rounded.
-TW_DEVICE void store_quad(u16* out, const Panel* panels, const Problem& p, const Tile& t, int at, float4 sum) {
+TW_DEVICE void store_quad(Out* out, const Panel* panels, const Problem& p, const Tile& t, int at, float4 sum) {
   const int fragment = at / 32;
   const Fragment f(fragment / (BLOCKS * FRAGMENTS), fragment / FRAGMENTS % BLOCKS, fragment % FRAGMENTS, at % 32);
   const Panel panel = panels[f.column / PANEL];
@@ -149,19 +173,19 @@ TW_DEVICE void gather(unsigned char* staged, int warp, const float (&d)[BLOCKS][
     TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j) {
       const Fragment f(warp, m, j, threadIdx.x % 32);
       unsigned char* to = staged + f.row * STAGED_ROW + f.column * 2;
-      *(u32*)to = pack(DTYPE{}, d[m][j * 4], d[m][j * 4 + 1]);
-      *(u32*)(to + 8 * STAGED_ROW) = pack(DTYPE{}, d[m][j * 4 + 2], d[m][j * 4 + 3]);
+      *(u32*)to = DTYPE::pack(d[m][j * 4], d[m][j * 4 + 1]);
+      *(u32*)(to + 8 * STAGED_ROW) = DTYPE::pack(d[m][j * 4 + 2], d[m][j * 4 + 3]);
     }
 }
 template <int STORERS>
-TW_DEVICE void store_gathered(u16* out, const unsigned char* staged, const Panel* panels, const Problem& p, const Tile& t) {
+TW_DEVICE void store_gathered(Out* out, const unsigned char* staged, const Panel* panels, const Problem& p, const Tile& t) {
   constexpr int CHUNKS = TILE_M * TILE_N / 8;  // of 8 channels
   const bool wide = p.channels % 8 == 0;
   for (int i = threadIdx.x; i < CHUNKS; i += STORERS) {
     const int row = i / 8 % TILE_M, index = i / 8 / TILE_M, c = i % 8 * 8;
     const Panel panel = panels[index];
     if (t.row + row >= p.features || c >= panel.channels) continue;
-    u16* to = out + row_of(p, t.row + row) + panel.at + c;
+    u16* to = (u16*)out + row_of(p, t.row + row) + panel.at + c;
     const uint4 words = *(const uint4*)(staged + row * STAGED_ROW + (index * PANEL + c) * 2);
     if (wide) {
       *(uint4*)to = words;
@@ -180,7 +204,7 @@ TW_DEVICE void add_to(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z
 // Add the groups of one part of a tile and write the result. A thread has up to sixteen loads under
 // way, of four places and four groups. Where a part has fewer places than the block has threads,
 // 2, 4 or 8 neighbouring lanes take turns with the groups of a place; the order of adding is fixed.
-TW_DEVICE void add_groups(u16* out, float* partial, const Panel* panels, const Problem& p,
+TW_DEVICE void add_groups(Out* out, float* partial, const Panel* panels, const Problem& p,
                           const Tile& t, int part, int parts) {
   const int first = QUADS * part / parts, end = QUADS * (part + 1) / parts;
   int lanes = 1;
@@ -226,7 +250,7 @@ TW_DEVICE float4 load_peer(u32 address, int rank) {
 // Add the slices of this block's part of the tile, which lie in the shared memory of all blocks of
 // the cluster: the result if there is no other group, else this group's partial sums. Each part
 // begins with its own block's, so that blocks do not read one neighbour all at once.
-TW_DEVICE void add_cluster(u16* out, float* partial, const float4* sums, const Panel* panels,
+TW_DEVICE void add_cluster(Out* out, float* partial, const float4* sums, const Panel* panels,
                            const Problem& p, const Tile& t) {
   constexpr int TOGETHER = CLUSTER < 8 ? 8 / CLUSTER : 1;
   __syncthreads();  // besides the cluster's barrier, which compute-sanitizer does not know
@@ -259,7 +283,7 @@ TW_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // After every thread of the block wrote its partial sums of one part of a tile, or of all of it. A
 // counter is 0 before and after; each part has its own.
-TW_DEVICE void meet_groups(u16* out, float* partial, u32* counters, const Panel* panels,
+TW_DEVICE void meet_groups(Out* out, float* partial, u32* counters, const Panel* panels,
                            const Problem& p, const Tile& t) {
   if (t.groups == 1 || COMBINE == KERNEL) return;
   __shared__ u32 arrived;
@@ -285,7 +309,7 @@ TW_DEVICE void meet_groups(u16* out, float* partial, u32* counters, const Panel*
 }
 
 // Run by all threads of a block, after those that hold sums ran `keep`.
-TW_DEVICE void combine(u16* out, float* partial, u32* counters, const unsigned char* staged,
+TW_DEVICE void combine(Out* out, float* partial, u32* counters, const unsigned char* staged,
                        const Panel* panels, const Problem& p, const Tile& t) {
 #if CLUSTER > 1
   add_cluster(out, partial, (const float4*)staged, panels, p, t);
@@ -297,18 +321,25 @@ TW_DEVICE void combine(u16* out, float* partial, u32* counters, const unsigned c
 // sums, which a cluster keeps in shared memory. `staged` is the shared memory that the operands were in; the block's first ADDERS threads
 // hold sums.
 template <int ADDERS>
-TW_DEVICE void keep(u16* out, float* partial, unsigned char* staged, const Panel* panels, const Problem& p,
+TW_DEVICE void keep(Out* out, float* partial, unsigned char* staged, const Panel* panels, const Problem& p,
                     const Tile& t, int warp, const float (&d)[BLOCKS][COLUMNS / 2]) {
   if (CLUSTER == 1 && t.groups > 1) return store_sums(partial_of(partial, t, t.group), warp, d);
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");  // nobody reads operands any more
   if (CLUSTER > 1) return store_sums((float4*)staged, warp, d);
+  if constexpr (ADDS || sizeof(Out) == 4) {  // sums are rounded once, after what they are added to
+    TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+      TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j)
+        store_quad(out, panels, p, t, ((warp * BLOCKS + m) * FRAGMENTS + j) * 32 + threadIdx.x % 32,
+                   make_float4(d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]));
+    return;
+  }
   gather(staged, warp, d);
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
   store_gathered<ADDERS>(out, staged, panels, p, t);
 }
 
 // The kernel that adds all groups where COMBINE is KERNEL: blockIdx.z is the part of a tile.
-extern "C" __global__ void __launch_bounds__(256) add_all_slices(u16* out, float* partial, Problem p) {
+extern "C" __global__ void __launch_bounds__(256) add_all_slices(Out* out, float* partial, Problem p) {
   __shared__ Panel panels[TILE_PANELS];
   const Tile t(p, blockIdx.x, 0, 0);
   find_panels(panels, p, t);

@@ -148,7 +148,7 @@ TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp)
 
 // `channels` is C; p.channels is what a panel's columns are counted up to.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-weight_grad(const u16* x, const u16* grad, u16* out, float* partial, u32* counters, int channels,
+weight_grad(const u16* x, const u16* grad, Out* out, float* partial, u32* counters, int channels,
             const __grid_constant__ Problem p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ Panel panels[TILE_PANELS];

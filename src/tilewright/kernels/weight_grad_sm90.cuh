@@ -166,7 +166,7 @@ TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], int steps, int group,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap grad, u16* out,
+weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap grad, Out* out,
             float* partial, u32* counters, const __grid_constant__ Problem p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ u64 barriers[2 * STAGES];
