@@ -213,3 +213,16 @@ def test_nan_and_signed_zero_come_out_as_pytorchs():
             found = tw.index_reduce(x, 0, index, source, reduce)
         expected = torch.index_reduce(x.cpu(), 0, index.cpu(), source.cpu(), reduce)
         torch.testing.assert_close(found.cpu(), expected, equal_nan=True, rtol=0, atol=0)
+
+
+def test_under_the_deterministic_mode_sums_are_the_same_in_every_run():
+    x, index = torch.zeros(300, 64, device=CUDA), torch.randint(9, (50000,), device=CUDA)
+    source = torch.randn(50000, 64, device=CUDA)
+    exact = torch.zeros_like(x).double().index_add(0, index, source.double())
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, *others = [tw.index_add(x, 0, index, source) for _ in range(9)][3:]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(first, other) for other in others)
+    torch.testing.assert_close(first.double(), exact, rtol=1e-4, atol=1e-2)

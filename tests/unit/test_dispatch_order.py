@@ -80,3 +80,51 @@ def test_the_stand_in_lets_the_last_position_win_in_any_layout(flag, src):
     found = impl.build(impl.heuristic(w, H200), w, H200)(*tensors)
     assert torch.equal(found, expected)
     assert (found is tensors[0]) is bool(flag)
+
+
+# --- sums under torch.use_deterministic_algorithms -----------------------------------------------
+
+SUM = "index_add(x=f32[50,8], dim=0, index=i64[90], source=f32[90,8])"
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Choices that were built for a GPU; what was built returns its implementation's name."""
+    made = []
+
+    def build(w, device, choice):
+        made.append(choice)
+        return lambda *tensors: choice.implementation
+
+    monkeypatch.setattr(prepared, "_build", build)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    yield made
+    torch.use_deterministic_algorithms(False)
+    prepared.state.forget()
+
+
+def test_aten_gives_way_to_a_kernel_of_ours_under_the_deterministic_mode(records, built):
+    w = Workload.parse(SUM)
+    x, index, source = w.operator.examples(w, "random", 0, "cpu")
+    run, choice = prepared._runnable(w, torch.device("cuda:0"), None)
+    assert choice.implementation == "aten"
+    expected = torch.index_add(x, 0, index, source)
+    assert torch.equal(run(x, index, source), expected)
+    torch.use_deterministic_algorithms(True)
+    for _ in range(prepared.HOT_CALLS - 1):  # a shape that comes once is not worth compiling for
+        assert torch.equal(run(x, index, source), expected)
+    assert built == []
+    assert run(x, index, source) == run(x, index, source) == "rows_sorted"
+    assert len(built) == 1
+    torch.use_deterministic_algorithms(False)
+    assert torch.equal(run(x, index, source), expected)
+
+
+def test_the_deterministic_mode_leaves_to_aten_what_no_kernel_of_ours_takes(records, built):
+    w = Workload.parse(SUM.replace("f32[50,8]", "f32[50,8]@strides(1,50)"))
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    run, _ = prepared._runnable(w, torch.device("cuda:0"), None)
+    torch.use_deterministic_algorithms(True)
+    for _ in range(5):
+        assert torch.equal(run(*tensors), w.operator.reference(*w.call(tensors).values()))
+    assert built == []

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tilewright.dispatch import selection
+from tilewright.dispatch.deterministic import VendorOrOurs, races
 from tilewright.dispatch.dumps import dump_built
 from tilewright.dispatch.pytorch import as_pytorch
 from tilewright.dispatch.recent import Recent
@@ -150,7 +151,7 @@ def _runnable(
             return built
         choice = selection.choose(w, device, forced)
         if choice.implementation == "aten":
-            return vendor(w), choice
+            return _vendor(w, device), choice
         where = (selection.same(w), device)
         if forced is None and where in state.given_up:
             return _unbuilt(w, device)
@@ -210,7 +211,24 @@ def _give_up(w: Workload, device: torch.device, error: Exception) -> tuple[Run, 
 
 def _unbuilt(w: Workload, device: torch.device) -> tuple[Run, Choice]:
     choice = selection.unbuilt(w, device)
-    return (vendor(w) if choice.implementation == "aten" else _build(w, device, choice)), choice
+    own = choice.implementation != "aten"
+    return (_build(w, device, choice) if own else _vendor(w, device)), choice
+
+
+def _vendor(w: Workload, device: torch.device) -> Run:
+    """PyTorch's kernel, but one of ours where its deterministic mode asks for it."""
+    if not races(w, device):
+        return vendor(w)
+
+    def build() -> Run | None:
+        choice = selection.deterministic(w, device)
+        try:
+            return None if choice is None else _build(w, device, choice)
+        except (TilewrightError, OSError) as error:
+            _give_up(w, device, error)
+            return None
+
+    return VendorOrOurs(w, build, HOT_CALLS - 1)
 
 
 def _warn_of_capture(w: Workload, choice: Choice) -> None:

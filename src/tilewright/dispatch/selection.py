@@ -167,10 +167,20 @@ def _ordered(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | No
     if not _must_keep_order(w, device):
         return None
     reason = "the last of several writes to one place wins, which aten leaves open"
+    return _untuned(w, spec, "ordered", reason)
+
+
+def _untuned(w: Workload, spec: DeviceSpec, source: str, reason: str) -> Choice | None:
     for i in implementations(w):
         if i.backend in OWN_BACKENDS and i.unsupported(w, spec) is None and i.suits(w, spec):
-            return Choice(i.name, i.heuristic(w, spec), "ordered", reason)
+            return Choice(i.name, i.heuristic(w, spec), source, reason)
     return None
+
+
+def deterministic(w: Workload, device: torch.device) -> Choice | None:
+    """A kernel of ours, untuned, for PyTorch's deterministic mode."""
+    reason = "torch.use_deterministic_algorithms, under which aten is slow"
+    return _untuned(w, device_spec_of(device), "heuristic", reason)
 
 
 def unbuilt(w: Workload, device: torch.device) -> Choice:

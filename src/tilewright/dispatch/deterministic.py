@@ -1,0 +1,49 @@
+"""PyTorch's kernels where they race, and ours in their place under its deterministic mode.
+
+`torch.use_deterministic_algorithms(True)` makes PyTorch's sums of rows up to thousands of times
+slower. Kernels of this package give the same bits in every run anyway, so under that mode they run
+where PyTorch would, even without a record: there is nothing to lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.impls._vendor import Result, vendor
+from tilewright.op import Workload
+
+Run = Callable[..., Any]
+
+
+def races(w: Workload, device: torch.device) -> bool:
+    """Whether PyTorch's own kernel for the workload gives the same bits only under its
+    deterministic mode."""
+    indexed = w.operator.indexed
+    return device.type == "cuda" and indexed is not None and indexed.races
+
+
+class VendorOrOurs:
+    """PyTorch's kernel; under its deterministic mode ours, once a shape has come back.
+
+    Args:
+        build: gives a kernel of ours, or None if there is none for the workload; called once.
+        cold_calls: so many calls under that mode are PyTorch's, since building takes time.
+    """
+
+    def __init__(self, w: Workload, build: Callable[[], Run | None], cold_calls: int):
+        self._vendor: Callable[..., Result] = vendor(w)
+        self._build, self._cold_calls = build, cold_calls
+        self._ours: Run | None = None
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        if not torch._C._get_deterministic_algorithms() or any(t.is_neg() for t in tensors):
+            return self._vendor(*tensors)
+        if self._ours is None and not torch.cuda.is_current_stream_capturing():
+            self._cold_calls -= 1
+            if self._cold_calls < 0:
+                self._ours = self._build() or self._vendor
+        return (self._ours or self._vendor)(*tensors)
