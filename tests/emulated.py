@@ -14,22 +14,28 @@ from pathlib import Path
 import torch
 
 from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
 from tilewright.fusion.cuda import programs, target
 from tilewright.fusion.cuda.columns import FINISH
 from tilewright.fusion.cuda.kernel import ENTRY, prelude
 from tilewright.impl import CompileTask, Executable, allocator
 from tilewright.op import DTYPES
 
-HEADER = Path(__file__).with_name("emulated.hpp")
-FLAGS = ("-O1", "-w", "-std=c++17", "-fno-strict-aliasing", "-shared", "-fPIC")
+HEADERS = [Path(__file__).with_name(name) for name in ("cuda_on_cpu.hpp", "emulated.hpp")]
+FLAGS = (
+    *("-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"),
+    "-U_FORTIFY_SOURCE",  # jumps between stacks
+    "-fno-gnu-unique",  # libraries with functions of equal names each have their own shared memory
+)
+SHARED_BYTES = DEVICES["h200"].shared_bytes_per_block
 CPU = torch.device("cpu")
 PERSISTENT_BLOCKS = 3
 REPLACED = {
     r"TW_DEVICE float widen\(f16 h\).*": """
-TW_DEVICE float widen(f16 h) { return same_bits<_Float16>(h.bits); }""",
+TW_DEVICE float widen(f16 h) { return cast_bits<_Float16>(h.bits); }""",
     r"TW_DEVICE u32 pack\(f16, float a, float b\) \{[^}]*\}": """
 TW_DEVICE u32 pack(f16, float a, float b) {
-  return same_bits<u16>((_Float16)a) | (u32)same_bits<u16>((_Float16)b) << 16;
+  return cast_bits<u16>((_Float16)a) | (u32)cast_bits<u16>((_Float16)b) << 16;
 }""",
     r"TW_DEVICE u32 pack\(bf16, float a, float b\) \{[^}]*\}": """
 TW_DEVICE u16 to_bf16(float a) {
@@ -68,7 +74,7 @@ TW_DEVICE bool moments_of(const Gram& g, float count, float inverse, Moments<flo
 """,
     r"const u32 to = \(u32\)__cvta": "const u64 to = (u64)__cvta",
     r"TW_DEVICE void group_sync.*": """
-TW_DEVICE void group_sync(int group, int threads) { named_sync(group, threads); }""",
+TW_DEVICE void group_sync(int group, int threads) { sync_group(group, threads); }""",
     r"T load_one\(const T\* p\) \{": "T load_one(const T* p) { touch(p, sizeof(T));",
     r"\*\(\(U\*\)p \+ i\) = parts": "touch((U*)p + i, sizeof(U)), *((U*)p + i) = parts",
     r"p\[i \* stride\] = x\[i\];": "touch(p + i * stride, sizeof(T)), p[i * stride] = x[i];",
@@ -162,11 +168,13 @@ def _library(source, entries):
         assert count == 1, pattern
     start = re.sub(r"asm volatile\((?:[^()]|\([^()]*\))*\);", "", start)
     shared = "extern __shared__ Quad on_chip[];"
-    body = source.removeprefix(prelude()).replace(shared, "static Quad on_chip[16384];")
-    calls = [
-        f'extern "C" void run{n}(int grid, int block, void** args)'
-        f" {{ emulate({entry}, grid, block, args); }}"
+    body = source.removeprefix(prelude()).replace(shared, "")
+    memory = f"alignas(16) static Quad on_chip[{SHARED_BYTES // 16}];"
+    doors = [
+        f'extern "C" void run{n}(int grid, int threads, void** args) {{'
+        f" launch({entry}, Launch{{{{grid, 1, 1}}, threads, args, on_chip, sizeof on_chip}}); }}"
         for n, entry in enumerate(entries)
     ]
-    text = "\n".join([HEADER.read_text(), start, body, *calls])
+    headers = [header.read_text() for header in HEADERS]
+    text = "\n".join([*headers, start, memory, body, *doors])
     return ctypes.CDLL(str(compiled(CompileTask("cxx", text, FLAGS, "run0")).path))

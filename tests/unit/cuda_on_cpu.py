@@ -16,7 +16,7 @@ from tilewright.compile.faults import fault_address
 from tilewright.device import DEVICES
 from tilewright.impl import Executable, allocate
 
-HEADER = Path(__file__).with_name("cuda_on_cpu.hpp").read_text()
+HEADER = (Path(__file__).parents[1] / "cuda_on_cpu.hpp").read_text()
 DEVICE = DEVICES["h200"]
 SHARED_WORDS = DEVICE.shared_bytes_per_block // 4
 

@@ -1,5 +1,6 @@
-// Enough of CUDA C++ to run the kernels for indices on a CPU, one block after the other: each thread
-// is a fiber, and warp-wide functions and barriers switch to the next one. Slow, and single-threaded.
+// Enough of CUDA C++ to run our kernels on a CPU, one block after the other: each thread is a fiber,
+// and warp-wide functions and barriers switch to the next one. Slow, and single-threaded. Threads and
+// blocks take their turns forwards, or backwards: where a barrier is missing, results differ.
 
 #include <cstdint>
 #include <cstring>
@@ -46,7 +47,8 @@ static ucontext_t scheduler_context;
 static jmp_buf scheduler;
 static std::vector<Fiber> fibers;
 static std::vector<Meeting> warps;
-static Meeting block;
+static Meeting block, groups[16];
+static bool backwards;
 static std::function<void()> body;
 
 static void leave(Meeting& m) {
@@ -86,7 +88,8 @@ static void run_block(int threads) {
   }
   for (bool alive = true; alive;) {
     alive = false;
-    for (int i = 0; i < threads; ++i) {
+    for (int n = 0; n < threads; ++n) {
+      const int i = backwards ? threads - 1 - n : n;
       if (fibers[i].done) continue;
       alive = true;
       threadIdx = {(unsigned)i, 0, 0};
@@ -113,6 +116,7 @@ template <class V> static V of_lane(const Warp& w, int lane) { V v; std::memcpy(
 // ---- CUDA's functions ---------------------------------------------------------------------------
 
 static inline void __syncthreads() { meet(block); }
+static inline void sync_group(int group, int threads) { groups[group].members = threads; meet(groups[group]); }
 static inline void __syncwarp() { meet(warps[threadIdx.x / 32]); }
 template <class V> static V __shfl_sync(unsigned, V v, int from, int width = 32) {
   const Warp w = gather(v);
@@ -155,8 +159,8 @@ template <class... P, size_t... I> static void launch(void (*kernel)(P...), cons
   body = [=] { kernel(*(P*)l.args[I]...); };
   for (unsigned z = 0; z < gridDim.z; ++z)
     for (unsigned y = 0; y < gridDim.y; ++y)
-      for (unsigned x = 0; x < gridDim.x; ++x) {
-        blockIdx = {x, y, z};
+      for (unsigned n = 0; n < gridDim.x; ++n) {
+        blockIdx = {backwards ? gridDim.x - 1 - n : n, y, z};
         std::memset(l.shared, 0xff, l.shared_bytes);
         run_block(l.threads);
       }
