@@ -1,0 +1,111 @@
+"""The weight-gradient kernels of mma.sync and plain multiply-adds, run on a CPU.
+
+See cuda_on_cpu.hpp for threads and tensor_cores_on_cpu.hpp for instructions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import struct
+from pathlib import Path
+
+import torch
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
+from tilewright.impl import Executable
+
+FOLDER = Path(__file__).parent
+DEVICE = DEVICES["h200"]
+ALIGNED = 128
+"""Bytes; structures that kernels take by value are aligned to 64."""
+
+_ASM = re.compile(r'asm(?: volatile)?\(((?:\s*(?:"[^"]*"|[A-Z]+))+)(.*?)\);', re.S)
+_OPERAND = re.compile(r'"[=+]?\w"\s*\(((?:[^()]|\([^()]*\))*)\)')
+
+
+class OnCpu(Executable):
+    """An implementation's executable whose two kernels run on CPU tensors.
+
+    Args:
+        fault: (text, replacement) in the kernels' source.
+    """
+
+    def __init__(self, impl, config, w, fault=("", "")):
+        self.executable = impl.build(config, w, DEVICE)
+        source = impl.task(config, w, DEVICE).source
+        assert fault[0] in source
+        library = _library(source.replace(*fault) if fault[0] else source)
+        for name, entry in (("kernel", "weight_grad"), ("add", "add_all_slices")):
+            setattr(self.executable, name, _Kernel(library, entry, getattr(self.executable, name)))
+        self.workspace_bytes = self.executable.workspace_bytes
+
+    def __call__(self, *tensors):
+        return self.executable(*tensors)
+
+
+class _Kernel:
+    def __init__(self, library, entry, kernel):
+        self._run = getattr(library, f"on_cpu_{entry}")
+        self._signature = kernel.signature
+
+    def launch(self, grid, block, shared_bytes, stream, index, *args, **how):
+        packed = [_packed(code, arg) for code, arg in zip(self._signature, args, strict=True)]
+        addresses = (ctypes.c_void_p * len(packed))(*(address for address, _ in packed))
+        shape = (ctypes.c_int * 3)(*grid)
+        self._run(shape, block[0], addresses, ctypes.c_size_t(shared_bytes))
+
+
+def _packed(code, arg):
+    """Address of the argument's bytes, and what keeps them."""
+    content = arg if code == "T" else struct.pack(code, arg)
+    memory = ctypes.create_string_buffer(len(content) + ALIGNED)
+    address = -(-ctypes.addressof(memory) // ALIGNED) * ALIGNED
+    ctypes.memmove(address, content, len(content))
+    return address, memory
+
+
+@functools.cache
+def _library(source):
+    plain = _ASM.sub(_call, source)
+    plain = plain.replace('extern "C" __global__', "static")
+    plain = re.sub(
+        r"extern __shared__ __align__\(\d+\) unsigned char memory\[\];",
+        "unsigned char* memory = dynamic_shared;",
+        plain,
+    )
+    doors = [
+        f'extern "C" void on_cpu_{entry}(const int* g, int threads, void** args, size_t bytes) {{\n'
+        "  blockDim = {(unsigned)threads, 1, 1}, dynamic_bytes = bytes;\n"
+        "  copies.assign(threads, {});\n"
+        "  const Launch l{{g[0], g[1], g[2]}, threads, args, dynamic_shared, bytes};\n"
+        f"  launch({entry}, l);\n}}\n"
+        for entry in ("weight_grad", "add_all_slices")
+    ]
+    defined = (
+        f"#define SHARED_BYTES {DEVICE.shared_bytes_per_block}\n"
+        f"#define BRAIN {int('#define DTYPE bf16' in source)}\n"
+    )
+    headers = [(FOLDER / f"{name}_on_cpu.hpp").read_text() for name in ("cuda", "tensor_cores")]
+    flags = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC")
+    text = "\n".join([defined, *headers, plain, *doors])
+    return ctypes.CDLL(str(compiled(CompileTask("cxx", text, flags, "weight_grad")).path))
+
+
+def _call(found):
+    """`asm("name %0, %1;" : outputs : inputs)` as a call of ptx::name."""
+    text = re.match(r'\s*"([^"]*)"', found[1])[1]
+    name = "unpack" if text.startswith("{") else re.match(r"[\w.:]+", text)[0].strip(".")
+    name = re.sub(r"[.:]+", "_", name)
+    return f"ptx::{name}({', '.join(_OPERAND.findall(found[2]))});"
+
+
+def without_a_gpu(monkeypatch, module):
+    """Streams and counters for executables that run here."""
+    zeros = torch.zeros(4096, dtype=torch.int32)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(module.counters, "address", lambda *args: zeros.data_ptr())
+    return zeros

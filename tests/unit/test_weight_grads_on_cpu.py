@@ -1,0 +1,150 @@
+"""The weight-gradient kernels are right, run on a CPU: guards, poison, and PyTorch's result."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
+
+from tilewright.compile import cxx, nvrtc
+from tilewright.impl import IMPLS
+from tilewright.impls import _weight_grad_launch
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+pytestmark = pytest.mark.skipif(
+    nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
+)
+CPU = torch.device("cpu")
+FEW = replace(DEVICE, sms=2)
+"""So that small problems have blocks with several lines."""
+
+
+@pytest.fixture(autouse=True)
+def counters(monkeypatch):
+    zeros = without_a_gpu(monkeypatch, _weight_grad_launch)
+    yield zeros
+    assert not zeros.any()
+
+
+def workload(
+    n, c, k, h, w, kernel, stride=1, padding=0, groups=1, dtype="f16", op="weight_grad", more=""
+):
+    p, q = ((size + 2 * padding - kernel) // stride + 1 for size in (h, w))
+    return Workload.parse(
+        f"conv2d_{op}(x={dtype}[{n},{c},{h},{w}]@channels_last,"
+        f" grad_output={dtype}[{n},{k},{p},{q}]@channels_last, kernel_size={kernel},"
+        f" stride={stride}, padding={padding}, groups={groups}{more})"
+    )
+
+
+STEM = (2, 3, 24, 9, 24, 7, 2, 3)
+PLAIN = (2, 24, 40, 5, 6, 3, 1, 1)
+GROUPS = (2, 16, 16, 6, 21, 3, 1, 1, 4)
+DEPTHWISE = (2, 24, 24, 7, 9, 5, 2, 2, 24)
+CASES = {
+    "conv2d_weight_grad_narrow": [
+        workload(*STEM),
+        workload(*STEM, op="weight_bias_grad"),
+        workload(*STEM, more=", into=f32[24,3,7,7]@channels_last"),
+        workload(1, 3, 8, 4, 130, 3, 1, 1, dtype="bf16"),
+    ],
+    "conv2d_weight_grad_grouped": [
+        workload(*GROUPS),
+        workload(*GROUPS, dtype="bf16", more=", out_dtype=f32"),
+        workload(1, 64, 64, 6, 7, 3, 2, 1, 2),
+    ],
+    "conv2d_weight_grad_depthwise": [
+        workload(*DEPTHWISE),
+        workload(*DEPTHWISE, op="weight_bias_grad"),
+        workload(*DEPTHWISE, dtype="bf16", more=", into=f32[24,1,5,5]"),
+    ],
+    "conv2d_weight_grad_sm80": [
+        workload(*PLAIN),
+        workload(*PLAIN, more=", out_dtype=f32"),
+        workload(*PLAIN, more=", into=f16[40,24,3,3]@channels_last"),
+        workload(2, 5, 7, 5, 6, 3, 1, 1, dtype="bf16"),
+    ],
+}
+SPLITS = {
+    CASES["conv2d_weight_grad_sm80"][0]: [(1, "last"), (2, "last"), (2, "kernel")],
+    CASES["conv2d_weight_grad_sm80"][1]: [(2, "kernel")],
+    CASES["conv2d_weight_grad_sm80"][2]: [(1, "last")],
+    CASES["conv2d_weight_grad_sm80"][3]: [(2, "last")],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "w"), [(name, w) for name, ws in CASES.items() for w in ws], ids=str
+)
+def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(name, w):
+    impl = IMPLS[name]
+    assert impl.unsupported(w, FEW) is None
+    heuristic = impl.heuristic(w, FEW)
+    configs = [
+        replace(heuristic, tile_m=64, tile_n=64, stages=3, split_k=split_k, combine=combine)
+        for split_k, combine in SPLITS.get(w, [])
+    ]
+    for config in configs or [heuristic]:
+        verdict = Verifier(w, CPU).check(OnCpu(impl, config, w))
+        assert verdict.ok, (config, verdict.message)
+        assert verdict.deterministic
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("    __syncthreads();  // the step's rows are there, those", "    // those"),
+        ("wait_for_copies<STAGES - 3>();", "wait_for_copies<STAGES - 2>();"),
+    ],
+)
+def test_a_missing_barrier_and_a_wait_too_short_are_found(fault):
+    w, impl = CASES["conv2d_weight_grad_narrow"][0], IMPLS["conv2d_weight_grad_narrow"]
+    broken = OnCpu(impl, impl.heuristic(w, FEW), w, fault)
+    assert not Verifier(w, CPU).check(broken).ok
+
+
+def test_what_is_added_in_place_is_right():
+    w = workload(*STEM, more=", into=f32[24,3,7,7]@channels_last")
+    w = replace(w, flags=("donate=into",))
+    impl = IMPLS["conv2d_weight_grad_narrow"]
+    verdict = Verifier(w, CPU).check(OnCpu(impl, impl.heuristic(w, FEW), w))
+    assert verdict.ok, verdict.message
+
+
+@settings(max_examples=4, deadline=None, derandomize=True,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(st.data())
+def test_any_geometry_of_rows_is_right(data):
+    def draw(low, high):
+        return data.draw(st.integers(low, high))
+
+    kernel, grouped = draw(1, 5), draw(0, 1)
+    groups = draw(2, 3) if grouped else 1
+    c = 8 * groups if grouped else draw(1, 4)
+    w = workload(
+        draw(1, 2), c, c if grouped else 8 * draw(1, 4), draw(kernel, 8), 2 * draw(3, 12), kernel,
+        draw(1, kernel), draw(0, kernel), groups,
+    )  # fmt: skip
+    impl = IMPLS[f"conv2d_weight_grad_{'grouped' if grouped else 'narrow'}"]
+    assume(impl.unsupported(w, FEW) is None)
+    verdict = Verifier(w, CPU).check(OnCpu(impl, impl.heuristic(w, FEW), w))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "w"),
+    [
+        ("conv2d_weight_grad_narrow", workload(1, 4, 8, 4, 14, 3)),
+        ("conv2d_weight_grad_grouped", workload(1, 16, 16, 4, 14, 3, groups=4)),
+    ],
+)
+def test_infinities_of_x_stay_with_the_taps_that_meet_them(name, w):
+    """Rows are rounded up to sixteen pixels: what lies beyond them must not be multiplied."""
+    x, grad = w.operator.examples(w, "random", 0, "cpu")
+    x[:, :, :, -1] = float("inf")  # met by the last column of taps alone
+    found = OnCpu(IMPLS[name], IMPLS[name].heuristic(w, FEW), w)(x, grad)
+    assert found[..., :2].isfinite().all()
+    assert not found[..., 2].isfinite().any()
