@@ -38,8 +38,8 @@ PARTS_SHARE = 4
 """Parts of results may be this fraction of the elements that are read."""
 IN_FLIGHT_BYTES, MOST_IN_FLIGHT_BYTES = 32, 128
 """Of every thread that a device can hold: what hides the latency of its memory; of one thread."""
-LINE_BYTES = 64
-"""From which pieces of memory are as good as long ones: two sectors."""
+SECTOR_BYTES = 32
+"""What memory is read in: a piece that begins anywhere shares half of one with its neighbours."""
 LONG_TILE, LONG_TURNS, LONG_CHUNK = 128, 8, 64
 """Elements along the lane, turns that add them to one number, and steps of a walk, by which the
 parts that a walk leaves are judged."""
@@ -308,9 +308,10 @@ def tile_heuristic(area: Area, device: DeviceSpec) -> TileSchedule:
 
 def _merit(tiles: Tiles, device: DeviceSpec) -> float:
     """The fraction of a device's bandwidth that a schedule may hope for: its threads must be
-    enough, with enough bytes in flight each, spread evenly over the SMs, in pieces of two sectors
-    and more, few of them idle, on walks that are long beside their joining, and must leave few
-    parts to be read again."""
+    enough, with enough bytes in flight each, spread evenly over the SMs, in pieces of many
+    sectors, few of them idle, on walks that are long beside their joining, and must leave few
+    parts to be read again. Of two blocks on an SM one loads while the other computes.
+    """
     area, s = tiles.area, tiles.s
     full = [a for a in area.graph.inputs if _reads_all(area, a)] or area.graph.inputs
     itemsize = max((a.itemsize for a in full), default=4)
@@ -323,14 +324,18 @@ def _merit(tiles: Tiles, device: DeviceSpec) -> float:
     even = tiles.blocks / (math.ceil(tiles.blocks / device.sms) * device.sms)
     used = area.width / (tiles.pieces * tiles.lanes * s.vector * s.turns)
     used *= area.steps / (tiles.chunks * tiles.shares * math.ceil(tiles.chunk_steps / tiles.shares))
-    wide = min(1.0, tiles.lanes * s.vector * itemsize / LINE_BYTES) ** 0.3
+    piece_bytes = min(tiles.lanes * s.vector, area.width) * itemsize
+    wide = piece_bytes / (piece_bytes + SECTOR_BYTES / 2)
     wide *= min(1.0, s.vector * itemsize / WIDEST_ACCESS) ** 0.1
     nodes = area.graph.nodes
     partial = sum(tiles.count_of_parts(i) * math.prod(nodes[i].shape) for i in area.added.values())
     again = 2 * partial / math.prod(area.graph.space)
     joining = steps / (steps + 0.5)
     kept = 1.0 if s.storage == "registers" or not area.carried else 0.7
-    return busy * even * wide * used**0.5 * joining * kept / (1 + again)
+    registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
+    places = min(device.threads_per_sm, device.registers_per_sm // registers) // s.block_threads
+    overlaps = 1.0 if places > 1 else 0.8
+    return busy * even * wide * used**0.5 * joining * kept * overlaps / (1 + again)
 
 
 def _reads_all(area: Area, access: Access) -> bool:
