@@ -398,6 +398,10 @@ LAYOUTS = {
         "conv2d_weight_grad(x=d[2,6,4,5], grad_output=d[2,3,4,5]@strides(0,0,0,0), kernel_size=1)",
         "conv2d_weight_grad(x=d[3,1,1,1], grad_output=d[3,2,1,1], kernel_size=1)",
     ],
+    "conv2d_weight_bias_grad": [
+        "conv2d_weight_bias_grad(x=d[2,6,4,5]@channels_last, grad_output=d[2,3,4,5],"
+        " kernel_size=3, padding=1)",
+    ],
     "layer_norm_forward": ["layer_norm_forward(x=d[6,40]@strides(1,6)@align8, weight=d[40])"],
     "rms_norm_forward": ["rms_norm_forward(x=d[2,3,40]@strides(40,80,1))"],
     "bias_layer_norm_forward": [
