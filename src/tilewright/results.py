@@ -11,9 +11,12 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from tilewright.measure.activity import Activity
 
 SCHEMA = 1
 
@@ -70,6 +73,7 @@ class Row:
         candidates: distinct executables of our own that were verified.
         wrong: baselines whose result is wrong; they are compared with, but never chosen.
         refused: implementation -> why it did not take part, or how it failed.
+        activity: in a bench, what one call makes the device do: of "own" and of each baseline.
     """
 
     workload: str
@@ -85,6 +89,7 @@ class Row:
     verified: Verified | None
     wrong: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
+    activity: dict[str, Activity] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.chosen in self.baselines or (

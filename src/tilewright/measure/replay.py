@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from tilewright.build import Resources
+from tilewright.measure.activity import Activity
 from tilewright.measure.candidate import AsCalled, Candidate, Description, Limits, Outcome
 from tilewright.measure.timing import Timing
 from tilewright.measure.verify import Verdict
@@ -78,6 +79,11 @@ class Replay:
 
     def public_host_us(self, w: Workload, as_called: AsCalled, method: str) -> float | None:
         return None
+
+    def activity(
+        self, w: Workload, candidates: Sequence[Candidate], method: str
+    ) -> dict[Candidate, Activity]:
+        return {}
 
     def close(self) -> None:
         pass

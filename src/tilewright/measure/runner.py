@@ -15,6 +15,7 @@ from multiprocessing import Pipe
 from typing import IO, Any, Protocol
 
 from tilewright.errors import InvalidMeasurement, LaunchError, TilewrightError, WorkerDied
+from tilewright.measure.activity import Activity
 from tilewright.measure.candidate import (
     AsCalled,
     Candidate,
@@ -92,6 +93,11 @@ class Runner(Protocol):
 
     def public_host_us(self, w: Workload, as_called: AsCalled, method: str) -> float | None:
         """Host time of one call of the public operator; None where it is not told apart."""
+
+    def activity(
+        self, w: Workload, candidates: Sequence[Candidate], method: str
+    ) -> dict[Candidate, Activity]:
+        """Kernels, copies, sets and allocations of one call of each."""
 
     def close(self) -> None: ...
 
@@ -245,6 +251,14 @@ class _Device:
     def public_host_us(self, w: Workload, as_called: AsCalled, method: str) -> float | None:
         *_, found = self._events(
             "public_host_us", self.run_limit_s, w=w, as_called=as_called, method=method
+        )
+        return found
+
+    def activity(
+        self, w: Workload, candidates: Sequence[Candidate], method: str
+    ) -> dict[Candidate, Activity]:
+        *_, found = self._events(
+            "activity", self.run_limit_s, w=w, candidates=tuple(candidates), method=method
         )
         return found
 

@@ -16,6 +16,7 @@ from tilewright.device import current_device
 from tilewright.environment import environment
 from tilewright.errors import LaunchError, TilewrightError
 from tilewright.impl import IMPLS, OWN_BACKENDS, Executable
+from tilewright.measure.activity import Activity, activity_of
 from tilewright.measure.candidate import COPY, AsCalled, Candidate, Description, Limits, Outcome
 from tilewright.measure.ceilings import Ceilings, hard_limit_us, measure_ceilings
 from tilewright.measure.timing import Timing, host_us, inputs_for, time_interleaved
@@ -162,6 +163,21 @@ class Workbench:
             call()
         yield RUNNING
         yield host_us(lambda *_: call(), inputs, self.device)
+
+    def activity(
+        self, w: Workload, candidates: Sequence[Candidate], method: str
+    ) -> Iterator[str | dict[Candidate, Activity]]:
+        """What one call of each candidate makes the device do."""
+        self._open(w)
+        inputs = self._argument_sets(method)[0]
+        yield OPENED
+        found = {}
+        for candidate in candidates:
+            yield BUILDING
+            call = self._call(candidate)
+            yield RUNNING
+            found[candidate] = activity_of(call, inputs)
+        yield found
 
     def _open(self, w: Workload) -> None:
         if w == self._w:

@@ -239,7 +239,8 @@ def bench_one(session: Session, w: Workload) -> Row:
         candidates.insert(0, candidate_of(best))
     trial.assess(candidates, budget)
     entries = [trial.entries[c] for c in dict.fromkeys(candidates) if c in trial.entries]
-    return _with_public_cost(session, w, duel(trial, [e for e in entries if e.verified], budget))
+    row = duel(trial, [e for e in entries if e.verified], budget)
+    return _with_activity(trial, _with_public_cost(session, w, row))
 
 
 def _with_public_cost(session: Session, w: Workload, row: Row) -> Row:
@@ -249,6 +250,18 @@ def _with_public_cost(session: Session, w: Workload, row: Row) -> Row:
         return row  # what a flag asks for is not what a plain call does
     us = session.runner.public_host_us(w, as_called, session.method)
     return row if us is None else replace(row, host_us={**row.host_us, "public": us})
+
+
+def _with_activity(trial: Trial, row: Row) -> Row:
+    """The row with what one call of the best of ours and of each baseline makes the device do."""
+    session, named = trial.session, dict[str, Candidate]()
+    for candidate in trial.entries:
+        if candidate.implementation in row.baselines:
+            named[candidate.implementation] = candidate
+    if row.own:
+        named["own"] = Candidate.of(row.own.implementation, row.own.config)
+    found = session.runner.activity(trial.w, list(named.values()), session.method)
+    return replace(row, activity={name: found[c] for name, c in named.items() if c in found})
 
 
 def _supporting(trial: Trial) -> list[Implementation]:

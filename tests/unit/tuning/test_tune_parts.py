@@ -207,6 +207,14 @@ def test_bench_reports_what_a_call_of_the_public_operator_costs(w, runner, store
     assert "public" not in row.host_us
 
 
+def test_bench_counts_what_a_call_of_each_contestant_allocates(w, runner, store):
+    options = {"runner": runner, "store": store, "baselines": (), "implementations": FAKES}
+    (row,) = bench([w], **options, budget_s=1.0).rows
+    assert set(row.activity) == {"own", "aten"}
+    assert row.activity["aten"].allocations >= 1
+    assert row.as_dict()["activity"]["own"]["kernels"] == 0
+
+
 def test_bench_of_an_untuned_workload_measures_the_heuristic(w, runner, store):
     (row,) = bench(
         [w], runner=runner, store=store, baselines=(), implementations=FAKES, budget_s=2.0
