@@ -18,8 +18,14 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.impl import Executable
 
-FOLDER = Path(__file__).parent
+HERE = Path(__file__).parent
+HEADERS = (HERE.parent / "cuda_on_cpu.hpp", HERE / "tensor_cores_on_cpu.hpp")
 DEVICE = DEVICES["h200"]
+FLAGS = (
+    *("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC"),
+    "-U_FORTIFY_SOURCE",  # jumps between stacks
+    "-fno-gnu-unique",  # libraries with functions of equal names each have their own shared memory
+)
 ALIGNED = 128
 """Bytes; structures that kernels take by value are aligned to 64."""
 
@@ -80,7 +86,7 @@ def _library(source):
     doors = [
         f'extern "C" void on_cpu_{entry}(const int* g, int threads, void** args, size_t bytes) {{\n'
         "  blockDim = {(unsigned)threads, 1, 1}, dynamic_bytes = bytes;\n"
-        "  copies.assign(threads, {});\n"
+        "  copies.assign(threads, {}), backwards = !backwards;\n"
         "  const Launch l{{g[0], g[1], g[2]}, threads, args, dynamic_shared, bytes};\n"
         f"  launch({entry}, l);\n}}\n"
         for entry in ("weight_grad", "add_all_slices")
@@ -89,10 +95,8 @@ def _library(source):
         f"#define SHARED_BYTES {DEVICE.shared_bytes_per_block}\n"
         f"#define BRAIN {int('#define DTYPE bf16' in source)}\n"
     )
-    headers = [(FOLDER / f"{name}_on_cpu.hpp").read_text() for name in ("cuda", "tensor_cores")]
-    flags = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC")
-    text = "\n".join([defined, *headers, plain, *doors])
-    return ctypes.CDLL(str(compiled(CompileTask("cxx", text, flags, "weight_grad")).path))
+    text = "\n".join([defined, *(path.read_text() for path in HEADERS), plain, *doors])
+    return ctypes.CDLL(str(compiled(CompileTask("cxx", text, FLAGS, "weight_grad")).path))
 
 
 def _call(found):
