@@ -1,0 +1,75 @@
+"""Row kernels under each kind of schedule, run on a CPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from emulated import Emulated
+from tilewright.compile import cxx
+from tilewright.device import DEVICES
+from tilewright.fusion.cuda.schedule import RowSchedule
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+H200 = DEVICES["h200"]
+NORM = "bias_layer_norm(x=f16[{r},{h}], bias0=f16[{h}], bias1=f16[{h}], weight=f16[{h}], bias=f16[{h}])"  # noqa: E501
+PERSISTENT = RowSchedule(
+    4, 64, 4, 1, "registers", "two_pass", 1, 1, stages=2, parameters="shared"
+)  # fmt: skip
+
+
+def emulated(text, config):
+    w = Workload.parse(text)
+    return w, Emulated(graph_of(w), config, H200, w)
+
+
+def check(text, config):
+    w, executable = emulated(text, config)
+    verdict = Verifier(w, torch.device("cpu")).check(executable)
+    assert verdict.message == "", config
+
+
+@pytest.mark.parametrize("rows", [1, 5, 31])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"stages": 2},
+        {"stages": 0},
+        {"stages": 1, "moments": "merge"},
+        {"stages": 1, "rows_per_thread": 2, "rows_per_block": 2},
+        {"stages": 1, "row_threads": 32, "rows_per_block": 8, "parameters": "registers"},
+    ],
+    ids=str,
+)
+def test_rows_taken_in_turn_are_all_walked_and_the_counter_is_put_back(rows, changed):
+    check(NORM.format(r=rows, h=500), replace(PERSISTENT, in_turn=True, **changed))
+
+
+@pytest.mark.parametrize("moments", ["two_pass", "merge", "tensor_cores"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"contiguous": True},
+        {"tail": "predicated"},
+        {"rematerialize": True},
+        {"contiguous": True, "rows_per_block": 1, "row_threads": 256, "rows_per_thread": 2},
+    ],
+    ids=str,
+)
+def test_pieces_of_rows_and_ways_to_keep_them_give_the_same_result(moments, changed):
+    width = 1004 if "row_threads" in changed else 500  # a warp without any vector, and a tail
+    check(NORM.format(r=7, h=width), replace(PERSISTENT, moments=moments, **changed))
+
+
+@pytest.mark.parametrize("centre", [0.0, 3.0, 300.0])
+def test_moments_by_products_hold_where_the_mean_is_far_from_zero(centre):
+    config = replace(PERSISTENT, moments="tensor_cores")
+    w, executable = emulated("layer_norm(x=f16[9,500], weight=f16[500], bias=f16[500])", config)
+    x, weight, bias = w.operator.examples(w, "random", 0, torch.device("cpu"))
+    tensors = [(x.float() + centre).half(), weight, bias]
+    truth = w.operator.truth(w, tensors)[0]
+    far = (executable(*tensors).double() - truth).abs()
+    assert (far <= 1e-3 * truth.abs() + 1e-3).all()
