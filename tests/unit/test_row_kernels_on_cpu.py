@@ -73,3 +73,12 @@ def test_moments_by_products_hold_where_the_mean_is_far_from_zero(centre):
     truth = w.operator.truth(w, tensors)[0]
     far = (executable(*tensors).double() - truth).abs()
     assert (far <= 1e-3 * truth.abs() + 1e-3).all()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+def test_sums_over_rows_of_a_blocks_groups_are_joined(groups):
+    backward = (
+        "layer_norm_backward(grad_output=f16[37,200], x=f16[37,200], mean=f32[37,1],"
+        " rstd=f32[37,1], weight=f16[200])"
+    )
+    check(backward, replace(PERSISTENT, row_threads=32, rows_per_block=groups))

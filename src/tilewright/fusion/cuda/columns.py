@@ -152,30 +152,34 @@ class ColumnKernel(RowKernel):
         self.line(f"if (first_row + r < count) column{c}[k] = {joined};")
 
     def after_rows(self) -> None:
-        """Join the sums of the block's groups, the first group last, and write one result."""
+        """Join the sums of the block's groups, half of them at a time, and write one result."""
         s = self.s
-        self.line("release_next();")
-        kind = f"Vec<{self.kind}, {s.vector}>"
-        if s.rows_per_block > 1:
-            size = 8 if self.kind == "double" else 4
-            vectors = len(self.columns) * self.turns * s.row_threads
-            self.declare_shared(kind, "together", vectors * s.vector * size)
-            self.open(f"for (int g = {s.rows_per_block - 1}; g > 0; --g)")
-            self.each_column("if (group == g)", "{shared} = {own};")
-            self.line("__syncthreads();")
-            self.each_column("if (group == g - 1)", "{own} = join_each<{join}>({own}, {shared});")
-            self.line("__syncthreads();")
-            self.close()
-        at = f"partials + (block * {len(self.columns)} + {{c}}) * {self.plan.width} + column"
         size = 8 if self.kind == "double" else 4
+        self.line("release_next();")
+        half = s.rows_per_block // 2
+        if half:
+            vectors = half * len(self.columns) * self.turns * s.row_threads
+            kind = f"Vec<{self.kind}, {s.vector}>"
+            self.declare_shared(kind, "together", vectors * s.vector * size)
+        while half:
+            self.each_column(f"if (group / {half} == 1)", "{shared} = {own};", half)
+            self.line("__syncthreads();")
+            joined = "{own} = join_each<{join}>({own}, {shared});"
+            self.each_column(f"if (group < {half})", joined, half)
+            half //= 2
+            if half:
+                self.line("__syncthreads();")
+        at = f"partials + (block * {len(self.columns)} + {{c}}) * {self.plan.width} + column"
         wide = math.gcd(s.vector * size, self.plan.width * size, WIDEST_ACCESS)
-        self.each_column("if (group == 0)", f"store<{wide}>({at}, {{own}});")
+        self.each_column("if (group == 0)", f"store<{wide}>({at}, {{own}});", 1)
 
-    def each_column(self, condition: str, text: str) -> None:
+    def each_column(self, condition: str, text: str, half: int) -> None:
+        """`text` for every vector of sums; `{shared}` is the place of the group or its partner."""
         self.open(condition)
         self.open_turns(True)
         for c, n in enumerate(self.columns):
-            place = f"({c} * {self.turns} + k) * {self.s.row_threads} + lane"
+            sums = f"group % {half} * {len(self.columns)} + {c}"
+            place = f"(({sums}) * {self.turns} + k) * {self.s.row_threads} + lane"
             self.line(
                 text.format(own=f"column{c}[k]", shared=f"together[{place}]", join=JOINS[n.op], c=c)
             )

@@ -200,7 +200,7 @@ class Footprint:
 
     def shared_bytes(self, c: RowSchedule) -> int:
         """Of one block, besides the few bytes that its warps exchange."""
-        found = self.column_bytes(c) * c.row_threads if c.rows_per_block > 1 else 0
+        found = c.rows_per_block // 2 * self.column_bytes(c) * c.row_threads
         if c.storage == "shared":
             kept = sum(held_bytes(dtype, c.vector) for dtype in self.carried(c.moments))
             found += self.turns(c) * kept * c.block_threads
