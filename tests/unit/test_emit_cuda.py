@@ -117,6 +117,19 @@ def test_rows_taken_in_turn_are_told_with_the_first_reduction_alone(cluster):
     assert launch.signature == "PPPPPPqP"
 
 
+def test_a_search_begins_with_persistent_and_plain_schedules_in_every_way_to_walk():
+    graph = graph_of(Workload.parse(NORM.format(h=16384)))
+    found = target.promising(graph, H200)
+    assert target.heuristic(graph, H200) in found
+    assert len(found) == len(set(found)) <= 96
+    assert all(c in row_space(graph, H200) for c in found)
+    for name in ("persistent", "in_turn", "contiguous"):
+        assert {getattr(c, name) for c in found} == {False, True}
+    assert {c.moments for c in found} >= {"two_pass", "tensor_cores"}
+    pointwise = graph_of(Workload.parse("lerp(x=f32[64,64], end=f32[64,64], weight=0.5)"))
+    assert target.promising(pointwise, H200) == []
+
+
 def test_sums_over_rows_are_added_up_by_a_fixed_walk():
     backward = (
         "layer_norm_backward(grad_output=f16[512,4096], x=f16[512,4096], mean=f32[512,1],"

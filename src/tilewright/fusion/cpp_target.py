@@ -49,6 +49,10 @@ def heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     return loop_heuristic(graph, device)
 
 
+def promising(graph: Graph, device: DeviceSpec) -> list[LoopSchedule]:
+    return []
+
+
 def describe(graph: Graph, config: LoopSchedule, device: DeviceSpec) -> list[str]:
     return program_of(graph, config).describe()
 

@@ -44,6 +44,9 @@ class Fused(Implementation):
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
         return target(device).heuristic(self.graph(w), device)
 
+    def promising(self, w: Workload, device: DeviceSpec) -> list[Any]:
+        return target(device).promising(self.graph(w), device)
+
     def describe(self, config: Any, w: Workload, device: DeviceSpec) -> list[str]:
         return target(device).describe(self.graph(w), config, device)
 

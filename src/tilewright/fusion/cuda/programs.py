@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.heuristics import pointwise_heuristic, row_heuristic
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Launch, prelude
 from tilewright.fusion.cuda.pointwise import emit_pointwise
 from tilewright.fusion.cuda.rows import emit_rows
 from tilewright.fusion.cuda.schedule import (
     PointwiseSchedule,
     RowSchedule,
-    pointwise_heuristic,
     pointwise_space,
-    row_heuristic,
     row_space,
 )
 from tilewright.fusion.cuda.tile_kernel import TileKernel

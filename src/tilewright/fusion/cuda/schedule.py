@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.shifting import shifted_alike, vectors_of
@@ -18,8 +17,6 @@ WIDEST_ACCESS = 16
 """Bytes of the widest memory access of one thread."""
 ARITHMETIC_REGISTERS = 40
 """What a row kernel needs besides the values it keeps: addresses, counters, a step's operands."""
-NARROW_BYTES = 8
-"""Accesses narrower than this leave bandwidth unused."""
 COLUMN_ITEMSIZE = 4
 """Bytes of what is added up over rows: fp32 for halves and fp32."""
 PERSISTENT_THREADS = 256
@@ -310,102 +307,6 @@ def lies_flat(graph: Graph, access: Access) -> bool:
     """Whether a tensor holds the elements of the whole space one after another."""
     axes = [a for a, n in enumerate(graph.space) if n != 1]
     return all(access.strides[a] == math.prod(graph.space[b] for b in axes if b > a) for a in axes)
-
-
-def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
-    """A schedule from device numbers: the first of a list that fits, or None.
-
-    Where there are many rows, a persistent kernel of few threads with many registers. Else, or
-    where that does not fit, the widest vectors, a row by one warp while a thread keeps at most 64
-    bytes, else by enough threads to keep that (registers then allow 32 or more warps per SM);
-    beyond 1024 threads a thread keeps up to 128 bytes, then clusters share the row, and
-    re-reading is the last resort. Measured as the best single rules over `bias_layer_norm_gpt` on
-    an H200. Rows that would be read less than eight bytes at a time have shifted vectors.
-    """
-    space = row_space(graph, device)
-    footprint = Footprint(graph)
-    vector = next(v for v in space.values["vector"] if footprint.width % v == 0)
-    choices = [
-        *_persistent_candidates(space, footprint, device, vector),
-        *_row_candidates(space, footprint.width, footprint.itemsize, vector),
-    ]
-    if vector * footprint.itemsize < NARROW_BYTES and True in space.values["shifted"]:
-        wide = _row_candidates(
-            space, footprint.width, footprint.itemsize, space.values["vector"][0]
-        )
-        choices = [*(replace(c, shifted=True, moments="two_pass") for c in wide), *choices]
-    return next((config for config in choices if config in space), None)
-
-
-def _persistent_candidates(
-    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
-) -> Iterator[RowSchedule]:
-    """Parameter vectors on chip, the next rows on their way, 512 threads on an SM.
-
-    A thread keeps about 64 bytes of its row, and 32 beside sums over rows. A cluster shares a row
-    whose parameter vectors would fill more than a quarter of an SM's shared memory.
-    """
-    resident, kept_bytes = 512, 32 if footprint.columns else 64
-    if footprint.rows < 8 * device.sms and not footprint.columns:
-        return
-    column_bytes = sum(a.itemsize for a in footprint.parameters)
-    for cluster in space.values["cluster"]:
-        width = footprint.width / cluster
-        if 4 * width * column_bytes > device.shared_bytes_per_sm and cluster < 8:
-            continue
-        least = max(32 if cluster == 1 else 64, width * footprint.itemsize / kept_bytes)
-        threads = next((t for t in space.values["row_threads"] if t >= least), None)
-        if threads is None:
-            continue
-        rows = max(r for r in (1, 2, 4, 8) if r == 1 or r * threads <= resident)
-        blocks = max(b for b in (1, 2, 4) if b == 1 or b * rows * threads <= resident)
-        few = width / threads * column_bytes <= 96
-        for parameters in ("registers", "shared") if few else ("shared",):
-            for stages in (2, 1):
-                yield RowSchedule(
-                    vector, threads, rows, 1, "registers", "two_pass", cluster, blocks,
-                    stages=stages, parameters=parameters if footprint.parameters else "reload",
-                )  # fmt: skip
-
-
-def _row_candidates(
-    space: ConfigSpace[RowSchedule], width: int, itemsize: int, vector: int
-) -> Iterator[RowSchedule]:
-    moments = "merge" if "merge" in space.values["moments"] else "two_pass"
-    for kept_bytes in (64, 128):
-        threads = math.ceil(width * itemsize / kept_bytes)
-        for cluster in space.values["cluster"]:
-            fits = [t for t in space.values["row_threads"] if t * cluster >= threads and t >= 32]
-            if fits:
-                rows = max(1, 128 // fits[0]) if cluster == 1 else 1
-                way = "two_pass" if fits[0] <= 32 else moments
-                for blocks in (rows, 1):
-                    yield RowSchedule(vector, fits[0], blocks, 1, "registers", way, cluster, 1)
-    small = [
-        t
-        for t in space.values["row_threads"]
-        if t * vector <= max(width, 4 * vector) and width * itemsize <= 128 * t
-    ]
-    for threads in reversed(small):
-        for rows in (8, 4, 2, 1):
-            yield RowSchedule(vector, threads, rows, 1, "registers", "two_pass", 1, 1)
-    for threads in (1024, 512, 256):
-        yield RowSchedule(vector, threads, 1, 1, "shared", "two_pass", 1, 1)
-        yield RowSchedule(vector, threads, 1, 1, "reread", "two_pass", 1, 1)
-
-
-def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
-    """The widest vectors and 256 threads; two vectors a thread once every SM is busy. Flat where
-    the innermost axis has only vectors narrower than eight bytes."""
-    space = pointwise_space(graph, device)
-    inner = graph.space[-1] if len(graph.space) > 1 else 0
-    vector = widest_vectors(graph, inner)[0]
-    narrow = vector * min(a.itemsize for _, a in graph.outputs) < NARROW_BYTES
-    flat = narrow and True in space.values["flat"]
-    vector = space.values["vector"][0] if flat else vector
-    vectors = math.prod(graph.space) // vector
-    busy = vectors >= 4 * device.sms * device.threads_per_sm
-    return PointwiseSchedule(vector, 256, 2 if busy else 1, flat=flat)
 
 
 def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:

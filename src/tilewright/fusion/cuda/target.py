@@ -13,6 +13,7 @@ from tilewright.compile.launch import CudaKernel, overlaps
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda import programs
 from tilewright.fusion.cuda.columns import FINISH, RowGraph, emit_columns, split
+from tilewright.fusion.cuda.heuristics import pointwise_heuristic, row_heuristic, row_promising
 from tilewright.fusion.cuda.kernel import ENTRY, Launch
 from tilewright.fusion.cuda.pointwise import emit_pointwise
 from tilewright.fusion.cuda.rows import emit_rows
@@ -20,9 +21,7 @@ from tilewright.fusion.cuda.schedule import (
     Footprint,
     RowSchedule,
     estimated_registers,
-    pointwise_heuristic,
     pointwise_space,
-    row_heuristic,
     row_space,
 )
 from tilewright.fusion.ir import Graph
@@ -84,6 +83,11 @@ def heuristic(graph: Graph, device: DeviceSpec) -> Any:
     if rows is None:
         return programs.heuristic(graph, device)
     return row_heuristic(rows, device) if rows.reduced else pointwise_heuristic(graph, device)
+
+
+def promising(graph: Graph, device: DeviceSpec) -> list[Any]:
+    rows = one_pass(graph, device)
+    return row_promising(rows, device) if rows is not None and rows.reduced else []
 
 
 def emit(graph: Graph, config: Any, device: DeviceSpec) -> tuple[str, Launch]:
