@@ -91,6 +91,15 @@ def test_a_space_of_tiles_says_why_a_schedule_is_not_in_it():
         assert reason in found, (change, found)
 
 
+def test_more_than_2_to_the_31_elements_have_64_bit_indices():
+    text = "lerp_backward(grad_output=f16[{n}], x=f16[1], end=f16[{n}], weight=f16[{n}])"
+    for n, index in ((3 << 30, "i64"), (1 << 20, "int")):
+        graph = graph_of(Workload.parse(text.format(n=n)))
+        task = target.task(graph, target.heuristic(graph, H200), H200)
+        assert f"const {index} lane_column = (({index})" in task.source
+        assert compiled(task).resources.spill_bytes == 0
+
+
 @emulation
 def test_the_sum_over_a_leading_dim_that_one_operand_lacks_is_not_missing():
     """x [2,3,4] of a result [2,2,3,4]: Paddle's pull request 45946 takes it for no reduction."""

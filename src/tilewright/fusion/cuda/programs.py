@@ -38,6 +38,7 @@ from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.segments import Program, Segment, cut, main_axis
 from tilewright.space import ConfigSpace
 
+MAX_GRID = 2**31 - 1
 LONG_ROWS = 1 << 20
 """Elements from which more passes are cheaper than a device that is mostly idle."""
 MANY_LANES = 16
@@ -204,6 +205,10 @@ def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
             rows = rows_last(segment.graph)
             if row_heuristic(rows, device) is None:
                 return f"rows of {rows.reduced_size} elements fit no schedule on {device.name}"
+        if kind_of(program, k) == "tile":
+            blocks = _tiles(program, k, config).blocks
+            if blocks > MAX_GRID:
+                return f"{blocks} tiles exceed a grid of {MAX_GRID} blocks"
     return None
 
 
@@ -273,29 +278,34 @@ def _plain_stage(
     return text.removeprefix(prelude()), stage
 
 
+def _tiles(program: Program, k: int, config: Schedule) -> Tiles:
+    """The tiles of segment `k`, under the schedule or what fits it best."""
+    area = Area(program.segments[k])
+    if is_joining(program, k):
+        return Tiles(area, joining_schedule(area))
+    return Tiles(area, fitted(config if isinstance(config, TileSchedule) else TileSchedule(), area))
+
+
 def _tile_stage(
     program: Program, group: list[int], config: Schedule, entry: str
 ) -> tuple[str, Stage]:
     """Tile kernels side by side, each with its range of blocks."""
-    config = config if isinstance(config, TileSchedule) else TileSchedule()
     parts, calls, first, threads = [], [], 0, 0
     tensors: dict[int, str] = {}
     for n, k in enumerate(group):
         segment = program.segments[k]
-        area = Area(segment)
-        schedule = joining_schedule(area) if is_joining(program, k) else fitted(config, area)
-        tiles = Tiles(area, schedule)
+        tiles = _tiles(program, k, config)
         kernel = TileKernel(tiles)
         parts.append(kernel.emit(f"part{n}"))
         for buffer, declared in zip(
             (*segment.reads, *segment.writes), kernel.tensors(), strict=True
         ):
             tensors.setdefault(buffer, declared.rpartition("__restrict__")[0])
-        scalars = [f"scalar{i}" for i in range(len(area.graph.scalars))]
+        scalars = [f"scalar{i}" for i in range(len(segment.graph.scalars))]
         names = ", ".join([*(f"b{b}" for b in (*segment.reads, *segment.writes)), *scalars])
         calls.append((first, f"part{n}(blockIdx.x - (i64){first}, {names});"))
         first += tiles.blocks
-        threads = schedule.block_threads
+        threads = tiles.s.block_threads
     numbers = [f"{TYPES[d]} scalar{i}" for i, d in enumerate(program.segments[0].graph.scalars)]
     declared = ", ".join([*(f"{kind}__restrict__ b{b}" for b, kind in tensors.items()), *numbers])
     head = f'extern "C" __global__ void __launch_bounds__({threads}, 1) {entry}({declared}) {{'

@@ -31,7 +31,6 @@ from tilewright.impl import CompileTask, Executable, Resources, allocator
 from tilewright.op import DTYPES, Workload
 from tilewright.space import ConfigSpace
 
-MAX_GRID = 2**31 - 1
 ALIGN = 256
 """Bytes to which temporaries are aligned."""
 _data_ptr = torch.Tensor.data_ptr
@@ -56,7 +55,9 @@ def one_pass(graph: Graph, device: DeviceSpec) -> Graph | None:
         if isinstance(found, str):
             return None
         rows = found
-    if math.prod(rows.space[a] for a in rows.kept) > MAX_GRID or programs.shares_rows(rows, device):
+    if math.prod(rows.space[a] for a in rows.kept) > programs.MAX_GRID or programs.shares_rows(
+        rows, device
+    ):
         return None
     return None if row_heuristic(rows, device) is None else rows
 

@@ -31,6 +31,8 @@ class TileKernel(Kernel):
         self.names: dict[int, str] = {}
         """Per node that does not vary along the walk: its expression."""
         self.shared_bytes = 0
+        # 64-bit where an index of twice the elements would not stay within 32.
+        self.index = "int" if max(self.area.width, self.area.steps) < 2**30 else "i64"
         self.coordinate = {a: f"grid{a}" for a in self.area.grid}
 
     def emit(self, name: str) -> str:
@@ -65,10 +67,10 @@ class TileKernel(Kernel):
             self.line(f"rest /= {self.graph.space[a]};")
         if self.area.grid:
             self.line(f"const i64 grid{self.area.grid[0]} = rest;")
-        self.line(f"const int begin = chunk * {t.chunk_steps};")
+        self.line(f"const {self.index} begin = ({self.index})chunk * {t.chunk_steps};")
         end = f"begin + {t.chunk_steps}"
         steps = self.area.steps
-        self.line(f"const int end = {end} < {steps} ? {end} : {steps};")
+        self.line(f"const {self.index} end = {end} < {steps} ? {end} : {steps};")
 
     def pointers(self) -> None:
         """Where the block's own coordinates lead in every tensor."""
@@ -93,7 +95,8 @@ class TileKernel(Kernel):
     def open_columns(self, turn: str = "") -> None:
         s, t = self.s, self.tiles
         place = f"(piece * {s.turns}{turn})" if s.turns > 1 else "piece"
-        self.line(f"const int lane_column = ({place} * {t.lanes} + x) * {s.vector};")
+        column = f"(({self.index}){place} * {t.lanes} + x) * {s.vector}"
+        self.line(f"const {self.index} lane_column = {column};")
         self.line(f"const bool inside = lane_column < {self.area.width};")
         last = self.area.width - s.vector
         self.line(f"const i64 column = inside ? lane_column : {last};")
@@ -255,7 +258,8 @@ class TileKernel(Kernel):
             self.line(f"{self.kind(i)} keep{i}[{keeping}];")
         count = keeping or (self.s.unroll if self.area.walk else 1)
         if not keeping:
-            self.open(f"for (int from = begin; from < end; from += {self.tiles.shares * count})")
+            step = self.tiles.shares * count
+            self.open(f"for ({self.index} from = begin; from < end; from += {step})")
         loads = [i for i in steps if self.graph.nodes[i].op == "load"]
         for i in loads:
             self.line(f"{self.kind(i)} ahead{i}[{count}];")
@@ -263,14 +267,14 @@ class TileKernel(Kernel):
         place = f"{first} + u * {self.tiles.shares} + y"
         if loads:
             self.open(f"TW_UNROLL for (int u = 0; u < {count}; ++u)")
-            self.line(f"const int to = {place};")
-            self.line("const int w = to < end ? to : end - 1;")
+            self.line(f"const {self.index} to = {place};")
+            self.line(f"const {self.index} w = to < end ? to : end - 1;")
             at = self.walk_coordinates()
             for i in loads:
                 self.line(f"ahead{i}[u] = {self.load(i, at)};")
             self.close()
         self.open(f"TW_UNROLL for (int u = 0; u < {count}; ++u)")
-        self.line(f"const int w = {place};")
+        self.line(f"const {self.index} w = {place};")
         self.line("const bool live = w < end && inside;")
         at = self.walk_coordinates()
         self.step(phase, steps, loads, stores, known, at)
