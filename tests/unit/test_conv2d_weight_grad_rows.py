@@ -38,10 +38,12 @@ GROUPS = SUITES["resnext50_wgrad_n32"].workloads()
 
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])
 @pytest.mark.parametrize(
-    ("impl", "w"), [(NARROW, w) for w in STEMS] + [(GROUPED, w) for w in GROUPS], ids=str
+    ("name", "w"),
+    [(NARROW.name, w) for w in STEMS] + [(GROUPED.name, w) for w in GROUPS],
+    ids=str,
 )
-def test_the_heuristics_config_fits_and_does_not_spill(impl, w, device):
-    spec = DEVICES[device]
+def test_the_heuristics_config_fits_and_does_not_spill(name, w, device):
+    impl, spec = IMPLS[name], DEVICES[device]
     assert impl.unsupported(w, spec) is None
     config = impl.heuristic(w, spec)
     assert impl.space(w, spec).why_not(config) is None
