@@ -113,7 +113,7 @@ TW_DEVICE void begin_runs(u32* next, u32* of_warp, u32* runs) {
   __syncthreads();
 }
 
-extern "C" __global__ __launch_bounds__(SPLIT_THREADS) void split(const INDEX* index, const T* source, Entry* entries, u32* runs, Key* common, u32* done, int* fault) {
+extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / SPLIT_THREADS) void split(const INDEX* index, const T* source, Entry* entries, u32* runs, Key* common, u32* done, int* fault) {
   release_next();
   u32 *of_warp = shared, *next = shared + 32;
   Entry* staged = (Entry*)(next + (BUCKETS + 2) / 2 * 2);
