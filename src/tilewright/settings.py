@@ -6,6 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+SHOWN = ("source", "ptx", "sass", "resources", "schedule")
+"""What `explain --show` and TILEWRIGHT_SHOW give of a candidate."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -24,8 +27,8 @@ class Settings:
         enabled: False makes every operator call PyTorch's own kernels (TILEWRIGHT_ENABLED=0).
         check_indices: calls on a GPU wait, and raise at once where an index is out of range
             (TILEWRIGHT_CHECK_INDICES=1).
-        show: dumps at build time, a comma-separated list of source, ptx, sass, resources,
-            schedule (TILEWRIGHT_SHOW).
+        show: some of SHOWN, logged of each kernel that is built for a call (TILEWRIGHT_SHOW,
+            separated by commas).
     """
 
     cache_dir: Path

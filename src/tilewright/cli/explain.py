@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tilewright.cli import options, render
+from tilewright.settings import SHOWN
 
 if TYPE_CHECKING:
     from tilewright.profiling.explain import CandidateFacts, Explanation
 
-SHOWN = ("source", "ptx", "sass", "resources", "schedule")
 RECORDS = 20
 """So many recorded rows, and forecasts, are listed; --json has all of them."""
 

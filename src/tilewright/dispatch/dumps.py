@@ -14,10 +14,9 @@ from tilewright.device import DeviceSpec
 from tilewright.errors import InvalidArgument, TilewrightError
 from tilewright.impl import OWN_BACKENDS, Executable, Implementation, implementations
 from tilewright.op import Workload
-from tilewright.settings import settings
+from tilewright.settings import SHOWN, settings
 from tilewright.space import config_dict
 
-SHOWN = ("source", "ptx", "sass", "resources", "schedule")
 _log = logging.getLogger("tilewright.show")
 
 

@@ -155,3 +155,10 @@ def _aligned_bytes(tensors: list[tuple[TensorSpec, tuple[int, int]]]) -> int:
         *(stride * t.itemsize for t, strides in tensors for stride in strides),
         16,
     )
+
+
+def served_rows(w: Workload) -> RowProblem:
+    """The problem of a workload that `unsupported` has let through."""
+    p = row_problem(w)
+    assert isinstance(p, RowProblem), p
+    return p

@@ -74,3 +74,10 @@ def scatter_problem(w: Workload) -> ScatterProblem | str:
         number=w["src"] if src is None else None,
         in_place="x" in w.donated,
     )
+
+
+def served_scatter(w: Workload) -> ScatterProblem:
+    """The problem of a workload that `unsupported` has let through."""
+    p = scatter_problem(w)
+    assert isinstance(p, ScatterProblem), p
+    return p

@@ -16,7 +16,7 @@ from tilewright.device import DeviceSpec
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import Executable, Implementation, allocate
 from tilewright.impls._indexed import REDUCE, refuse_shared_memory, source_text
-from tilewright.impls._rows import OPERATORS, RowProblem, row_problem
+from tilewright.impls._rows import OPERATORS, RowProblem, row_problem, served_rows
 from tilewright.op import HALVES, Workload
 from tilewright.space import ConfigSpace, param
 
@@ -50,8 +50,7 @@ class RowsCpp(Implementation):
         return p if isinstance(p, str) else cxx.missing()
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
         in_place_only = p.dtype in HALVES or p.reduce == "mean" or not self._neutral(p)
 
         def fits(c: RowsCpp.Config) -> str | None:
@@ -91,13 +90,11 @@ class RowsCpp(Implementation):
         return next(c for c in wanted if c is not None and c in space)
 
     def compile_key(self, config: Any, w: Workload) -> str:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
         return self._source(config, p)
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
         return CompileTask("cxx", self._source(config, p), FLAGS, "rows")
 
     def _source(self, config: Any, p: RowProblem) -> str:
@@ -114,8 +111,7 @@ class RowsCpp(Implementation):
         return source_text(macros, "rows.hpp")
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
         return RowsLoops(w, p, config, compiled(self.task(config, w, device)))
 
 

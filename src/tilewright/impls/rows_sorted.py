@@ -24,7 +24,7 @@ from tilewright.impls._indexed import (
     no_cuda,
     sum_bytes,
 )
-from tilewright.impls._rows import OPERATORS, RowProblem, row_problem, vectors
+from tilewright.impls._rows import OPERATORS, RowProblem, row_problem, served_rows, vectors
 from tilewright.impls._sort import THREADS, Sort
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
@@ -83,8 +83,7 @@ class RowsSorted(Implementation):
         return None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
         fewest = fewest_passes(p)
         is_bounded = within_bounds(w, p, self.Config(fewest, 16, max(UNITS)))
 
@@ -137,20 +136,17 @@ class RowsSorted(Implementation):
         return min(fitting, key=lambda c: (c.items != items, abs(math.log2(c.rows / wanted))))
 
     def compile_key(self, config: Any, w: Workload) -> str:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
         return f"{macros(p, config)} {p.dtype} {p.index}"
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
         return cuda_task(
             ["sort.cuh", "rows.cu"], "accumulate", p.dtype, p.index, macros(p, config), device
         )
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
         return RowsExecutable(w, p, config, compiled(self.task(config, w, device)), device)
 
 
@@ -201,8 +197,7 @@ def within_bounds(w: Workload, p: RowProblem, c: RowsSorted.Config) -> bool:
 
 def workspace_of(w: Workload, c: RowsSorted.Config) -> Workspace:
     """The parts of one call's scratch memory."""
-    p = row_problem(w)
-    assert isinstance(p, RowProblem), p
+    p = served_rows(w)
     return Workspace(
         **sort_of(p, c).workspace,
         partials=2 * math.ceil(p.count / c.rows) * p.columns * p.outer * sum_bytes(p.dtype),

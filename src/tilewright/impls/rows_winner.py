@@ -21,7 +21,7 @@ from tilewright.impls._indexed import (
     cuda_task,
     no_cuda,
 )
-from tilewright.impls._rows import RowProblem, row_problem, vectors
+from tilewright.impls._rows import RowProblem, row_problem, served_rows, vectors
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -61,8 +61,7 @@ class RowsWinner(Implementation):
         return isinstance(p, RowProblem) and p.columns * w.main.itemsize >= 16
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
 
         def fits(c: RowsWinner.Config) -> str | None:
             if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
@@ -78,19 +77,16 @@ class RowsWinner(Implementation):
         return max(self.space(w, device), key=lambda c: (c.vec, c.lanes, c.unrolled == 2))
 
     def compile_key(self, config: Any, w: Workload) -> str:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
         return f"{macros(p, config)} {p.dtype} {p.index}"
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
         given = macros(p, config)
         return cuda_task(["rows_winner.cu"], "write", p.dtype, p.index, given, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
-        p = row_problem(w)
-        assert isinstance(p, RowProblem), p
+        p = served_rows(w)
         return WinnerExecutable(w, p, config, compiled(self.task(config, w, device)), device)
 
 

@@ -14,7 +14,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
-from tilewright.impls._scatter import ScatterProblem, scatter_problem
+from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -63,8 +63,7 @@ class ScatterBuckets(Implementation):
         return isinstance(p, ScatterProblem) and p.length * min(p.inner, 16) >= MIN_TILE
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
         limit = device.shared_bytes_per_block
 
         def fits(c: ScatterBuckets.Config) -> str | None:
@@ -88,8 +87,7 @@ class ScatterBuckets(Implementation):
         return ConfigSpace(self.Config, constraint=fits)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
 
         def merit(c: ScatterBuckets.Config) -> tuple[float, ...]:
             # Every SM busy in both kernels; rows of two sectors; runs of a bucket in a chunk that
@@ -116,8 +114,7 @@ class ScatterBuckets(Implementation):
         return f"{config} {scatter_problem(w)}"
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
         s = sizes(w, p, config)
         macros = {
             **p.macros,
@@ -134,8 +131,7 @@ class ScatterBuckets(Implementation):
         return cuda_task(["buckets.cu"], "settle", p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
         return BucketsExecutable(w, p, config, compiled(self.task(config, w, device)))
 
 

@@ -21,7 +21,7 @@ from tilewright.impls._indexed import (
     no_cuda,
     sum_bytes,
 )
-from tilewright.impls._scatter import OPERATORS, ScatterProblem, scatter_problem
+from tilewright.impls._scatter import OPERATORS, ScatterProblem, scatter_problem, served_scatter
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -68,8 +68,7 @@ class ScatterTiled(Implementation):
         return None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
 
         def fits(c: ScatterTiled.Config) -> str | None:
             if c.width > p.inner:
@@ -95,8 +94,7 @@ class ScatterTiled(Implementation):
         return ConfigSpace(self.Config, constraint=fits)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
 
         def merit(c: ScatterTiled.Config) -> tuple[float, ...]:
             # Every SM busy first; then rows of whole 32-byte sectors; then two blocks of an SM, of
@@ -126,8 +124,7 @@ class ScatterTiled(Implementation):
         return f"{config} {p}"
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
         macros = {
             **p.macros,
             "REDUCE": REDUCE.get(p.reduce, 0),
@@ -144,8 +141,7 @@ class ScatterTiled(Implementation):
         return cuda_task(["tiled.cu"], entry(p), p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
         return TiledExecutable(w, p, config, compiled(self.task(config, w, device)))
 
 

@@ -14,7 +14,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
-from tilewright.impls._scatter import ScatterProblem, scatter_problem
+from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -45,8 +45,7 @@ class ScatterWinner(Implementation):
         return None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
 
         def fits(c: ScatterWinner.Config) -> str | None:
             if c.slab and p.inner % c.slab:
@@ -57,8 +56,7 @@ class ScatterWinner(Implementation):
         return ConfigSpace(self.Config, constraint=fits)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
         # The winners of one slab, and its rows of src, in a part of the L2 cache.
         slabs = [s for s in (256, 128, 64, 32, 16) if p.inner % s == 0 and s < p.inner]
         near = [s for s in (p.inner, *slabs) if 4 * p.places * s <= device.l2_bytes // 8]
@@ -71,8 +69,7 @@ class ScatterWinner(Implementation):
         return f"{config} {p}"
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
         macros = {
             **p.macros,
             "REDUCE": 0,
@@ -83,8 +80,7 @@ class ScatterWinner(Implementation):
         return cuda_task(["winner.cu"], "elect", p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
-        p = scatter_problem(w)
-        assert isinstance(p, ScatterProblem), p
+        p = served_scatter(w)
         return WinnerExecutable(w, p, config, compiled(self.task(config, w, device)), device)
 
 

@@ -21,7 +21,7 @@ from tilewright.search import STRATEGIES, Budget, run_search
 from tilewright.space import ConfigSpace
 from tilewright.store import Store
 from tilewright.tune.choice import candidate_of
-from tilewright.tune.duel import duel
+from tilewright.tune.duel import VENDOR_STATUSES, duel
 from tilewright.tune.progress import Progress
 from tilewright.tune.rows import recorded_row
 from tilewright.tune.session import Options, Session
@@ -255,9 +255,10 @@ def _with_public_cost(session: Session, w: Workload, row: Row) -> Row:
 def _with_activity(trial: Trial, row: Row) -> Row:
     """The row with what one call of the best of ours and of each baseline makes the device do."""
     session, named = trial.session, dict[str, Candidate]()
-    for candidate in trial.entries:
-        if candidate.implementation in row.baselines:
-            named[candidate.implementation] = candidate
+    runs = [e for e in trial.entries.values() if e.outcome and e.outcome.status in VENDOR_STATUSES]
+    for entry in sorted(runs, key=lambda e: e.us):
+        if entry.candidate.implementation in row.baselines:
+            named.setdefault(entry.candidate.implementation, entry.candidate)
     if row.own:
         named["own"] = Candidate.of(row.own.implementation, row.own.config)
     found = session.runner.activity(trial.w, list(named.values()), session.method)

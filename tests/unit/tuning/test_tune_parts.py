@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,18 @@ from tilewright.compile.cache import Compiled
 from tilewright.device import DEVICES
 from tilewright.errors import CompileError, CompilerMissing, InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS
-from tilewright.measure.candidate import Candidate
+from tilewright.measure.candidate import Candidate, Outcome
 from tilewright.measure.replay import Replay
 from tilewright.op import Workload
 from tilewright.record import Record
+from tilewright.results import Measured, Row
 from tilewright.search import STRATEGIES
 from tilewright.tune import Progress, bench, rows, verify_all
 from tilewright.tune.ahead import grouped
 from tilewright.tune.choice import simplest_of_fastest
-from tilewright.tune.run import tune_one
+from tilewright.tune.run import _with_activity, tune_one
 from tilewright.tune.session import Options, Session
+from tilewright.tune.trial import Entry
 
 # --- compiling -------------------------------------------------------------------------------
 
@@ -300,3 +303,24 @@ def test_a_right_result_in_less_than_the_ceilings_allow_is_the_floor_on_a_cpu():
     assert rows._floor_us(references, [wrong, right], w, DEVICES["cpu"]) == 35.0
     slow = Record(str(w), "softmax", "aten", {}, "ok", "cpu", median_us=50.0)
     assert rows._floor_us(references, [wrong, slow], w, DEVICES["cpu"]) == 40.0
+
+
+def test_of_a_baselines_configs_the_fastest_that_runs_is_profiled(w, runner, store):
+    def entry(name, us, status):
+        outcome = Outcome(status, "", 0.0)
+        return Entry(Candidate(name, (("n", us),)), "", outcome=outcome, us=us)
+
+    entries = [
+        entry("aten", 5.0, "launch_error"),
+        entry("aten", 8.0, "ok"),
+        entry("aten", 6.0, "wrong_result"),
+        entry("fake_double", 1.0, "ok"),
+    ]
+    asked = []
+    runner = types.SimpleNamespace(activity=lambda w, c, method: asked.extend(c) or {})
+    session = types.SimpleNamespace(runner=runner, method="cpu")
+    trial = types.SimpleNamespace(session=session, w=w, entries={e.candidate: e for e in entries})
+    m = Measured(6.0, (5.9, 6.1))
+    row = Row(str(w), 1.0, None, "cpu", None, {}, {"aten": m}, None, "aten", 0, None)
+    assert _with_activity(trial, row).activity == {}
+    assert asked == [Candidate("aten", (("n", 6.0),))]

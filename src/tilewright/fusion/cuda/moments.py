@@ -12,8 +12,8 @@ class Moments(Steps):
 
     `merge` does so in two passes. `tensor_cores` adds up values and squares at once; products of
     halves are exact, so that m2, the difference of squares and mean, loses no more than two bits
-    while the mean is within two deviations of zero. A warp that finds its mean further off goes
-    over its values a second time.
+    while the squares are at most four times m2: while the mean is within 1.7 deviations of zero. A
+    warp that finds its mean further off goes over its values a second time.
     """
 
     def warp_moments(self, moments: list[int], known: frozenset[int]) -> None:

@@ -1,0 +1,218 @@
+"""What makes a call leave the fast path, and how operators look below torch.compile."""
+
+import pytest
+import torch
+from dispatching import SOFTMAX, record
+from torch.nn import functional as F
+
+import tilewright as tw
+from tilewright.op import OPS
+
+# --- leaving the fast path -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def always_probe(probe):
+    with tw.use("probe"):
+        yield probe
+
+
+def test_fake_tensors_get_fake_results(always_probe):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(torch.randn(8, 16))
+        y = tw.layer_norm(x)
+    assert type(y) is type(x)
+    assert y.shape == (8, 16)
+    assert always_probe.runs == 0
+
+
+def test_meta_tensors_get_meta_results():
+    y = tw.softmax(torch.empty(8, 16, device="meta"))
+    assert (y.device.type, y.shape) == ("meta", (8, 16))
+
+
+def test_a_tensor_subclass_sees_pytorchs_function(always_probe):
+    class Named(torch.Tensor):
+        pass
+
+    y = tw.softmax(torch.randn(8, 16).as_subclass(Named))
+    assert type(y) is Named
+    assert always_probe.runs == 0
+
+
+def test_vmap_maps(always_probe):
+    x, w = torch.randn(3, 8, 16), torch.randn(3, 16)
+    y = torch.vmap(lambda x, w: tw.rms_norm(x, (16,), w))(x, w)
+    torch.testing.assert_close(y, torch.stack([F.rms_norm(a, (16,), b) for a, b in zip(x, w)]))  # noqa: B905
+    assert always_probe.runs == 0
+
+
+def test_functional_gradients(always_probe):
+    x = torch.randn(8, 16, dtype=torch.float64)
+    found = torch.func.grad(lambda x: tw.softmax(x).square().sum())(x)
+    expected = torch.func.grad(lambda x: F.softmax(x, -1).square().sum())(x)
+    torch.testing.assert_close(found, expected)
+
+
+def test_forward_mode_gradients_are_kept(always_probe):
+    x, t = torch.randn(8, 16), torch.randn(8, 16)
+    with torch.autograd.forward_ad.dual_level():
+        y = tw.softmax(torch.autograd.forward_ad.make_dual(x, t))
+        tangent = torch.autograd.forward_ad.unpack_dual(y).tangent
+    _, expected = torch.func.jvp(lambda x: F.softmax(x, -1), (x,), (t,))
+    torch.testing.assert_close(tangent, expected)
+
+
+def test_autocast_has_the_dtypes_that_pytorch_gives(always_probe):
+    x = torch.randn(8, 16, dtype=torch.bfloat16)
+    v = torch.randn(16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert tw.softmax(x).dtype == F.softmax(x, -1).dtype
+        assert tw.layer_norm(x, 16, v, v).dtype == F.layer_norm(x, (16,), v, v).dtype
+    assert always_probe.runs == 0
+
+
+def test_autocast_below_torch_compile_has_the_dtypes_that_pytorch_gives(store, probe):
+    record(store, "softmax(x=bf16[8,16])")
+
+    def run(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return tw.softmax(x)
+
+    x = torch.randn(8, 16, dtype=torch.bfloat16)
+    y, targets = graph_of(run, x)
+    assert y.dtype == run(x).dtype
+    assert not any("tilewright" in target for target in targets)
+
+
+def test_a_dispatch_mode_sees_pytorchs_operators(always_probe):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Spy():
+        tw.softmax(torch.randn(8, 16))
+    assert "aten._softmax.default" in seen
+
+
+def test_a_function_mode_sees_pytorchs_functions(always_probe):
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Spy(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(8, 16)
+    with Spy():
+        tw.softmax(x)
+    assert F.softmax in seen
+
+
+def test_a_default_device_does_not_leave_the_fast_path(always_probe):
+    x = torch.randn(8, 16)
+    with torch.device("cpu"):
+        tw.softmax(x)
+    assert always_probe.runs == 1
+
+
+def test_parameters_without_a_need_for_gradients_stay_on_the_fast_path(always_probe):
+    x, w = torch.randn(8, 16), torch.nn.Parameter(torch.randn(16))
+    with torch.no_grad():
+        y = tw.rms_norm(x, (16,), w)
+        torch.testing.assert_close(y, F.rms_norm(x, (16,), w))
+    with torch.inference_mode():
+        tw.rms_norm(x, (16,), w)
+    assert always_probe.runs == 2
+    assert not y.requires_grad
+
+
+# --- torch.compile -------------------------------------------------------------------------------
+
+
+def graph_of(function, *inputs, **options):
+    """The aten-level target of every call that Dynamo captured, without graph breaks."""
+    graphs = []
+
+    def backend(gm, _):
+        graphs.append(gm)
+        return gm
+
+    torch._dynamo.reset()
+    out = torch.compile(function, backend=backend, fullgraph=True, **options)(*inputs)
+    targets = [str(n.target) for gm in graphs for n in gm.graph.nodes if n.op == "call_function"]
+    return out, targets
+
+
+def test_a_tuned_operator_is_one_node_below_torch_compile(store, probe):
+    record(store, SOFTMAX)
+    x = torch.randn(8, 16)
+    y, targets = graph_of(lambda x: tw.softmax(x, dim=-1) + 1, x)
+    assert targets[0] == "tilewright.softmax"
+    assert probe.runs == 1
+    torch.testing.assert_close(y, F.softmax(x, -1) + 1)
+
+
+def test_a_tuned_operator_survives_ahead_of_time_autograd(store, probe):
+    record(store, SOFTMAX)
+    x, w = torch.randn(8, 16), torch.randn(16, requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: tw.softmax(x) * w, backend="aot_eager", fullgraph=True)
+    compiled(x, w).sum().backward()
+    assert probe.runs == 1
+    torch.testing.assert_close(w.grad, F.softmax(x, -1).sum(0))
+
+
+def test_an_untuned_operator_is_pytorchs_own_below_torch_compile(store, probe):
+    x = torch.randn(8, 16)
+    y, targets = graph_of(lambda x: tw.layer_norm(x) + 1, x)
+    assert "layer_norm" in targets[0]
+    assert "tilewright" not in targets[0]
+    torch.testing.assert_close(y, F.layer_norm(x, (16,)) + 1)
+
+
+def test_a_tuned_operator_that_needs_gradients_is_pytorchs_own_below_torch_compile(store, probe):
+    record(store, SOFTMAX)
+    x = torch.randn(8, 16, requires_grad=True)
+    y, targets = graph_of(lambda x: tw.softmax(x), x)
+    assert not any("tilewright" in target for target in targets)
+    y.square().sum().backward()
+    assert x.grad is not None
+
+
+def test_symbolic_shapes_trace_without_a_break(store, probe):
+    record(store, SOFTMAX)
+    x = torch.randn(8, 16)
+    y, _ = graph_of(lambda x, s: tw.lerp(tw.softmax(x), x, s), x, 0.3, dynamic=True)
+    torch.testing.assert_close(y, torch.lerp(F.softmax(x, -1), x, 0.3))
+
+
+@pytest.mark.parametrize("name", list(OPS))
+def test_custom_operators_are_well_formed(name, probe):
+    op, x, v = OPS[name], torch.randn(4, 8), torch.randn(8)
+    args = {
+        "layer_norm": (x, None, v, v),
+        "rms_norm": (x, [8], v),
+        "softmax": (x,),
+        "lerp": (x, v, 0.5),
+        "bias_layer_norm": (x, v, v, v, v),
+        "conv2d_weight_grad": (torch.randn(1, 2, 4, 4), torch.randn(1, 3, 2, 2), [3, 3]),
+        "conv2d_weight_bias_grad": (torch.randn(1, 2, 4, 4), torch.randn(1, 3, 2, 2), [3, 3]),
+    }
+    if name not in args:
+        pytest.skip(f"no arguments are listed for {op.name}")
+    getattr(tw, name)
+    packet = getattr(torch.ops.tilewright, name)
+    target = packet.overload1 if name == "lerp" else packet.default
+    torch.library.opcheck(target, args[name])
+    first, *rest = args[name]
+    torch.library.opcheck(target, (first.requires_grad_(), *rest))
