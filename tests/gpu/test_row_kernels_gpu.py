@@ -101,14 +101,14 @@ def test_streams_side_by_side_do_not_disturb_one_another(device):
         assert all(torch.equal(a, b) for a, b in zip(outs, expected[k % 4], strict=True))
 
 
-@pytest.mark.parametrize(("cluster", "stages"), [(1, 2), (4, 1), (4, 0)])
+@pytest.mark.parametrize(("cluster", "stages", "groups"), [(1, 2, 2), (4, 1, 4), (4, 0, 4)])
 def test_every_row_is_taken_once_and_the_next_launch_finds_its_turns_at_zero(
-    cluster, stages, device
+    cluster, stages, groups, device
 ):
     spec = spec_of(device.index)
     config = RowSchedule(
-        8, 64, 4, 1, "registers", "two_pass", cluster, 1, stages=stages, parameters="shared",
-        in_turn=True,
+        8, 64, groups, 1, "registers", "two_pass", cluster, 1, stages=stages,
+        parameters="shared", in_turn=True,
     )  # fmt: skip
     if cluster > spec.max_cluster:
         pytest.skip("no clusters here")

@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 
-from random_graphs import forget, programs, run_examples, workload
+from random_graphs import Program, forget, programs, run_examples, workload
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
 from tilewright.dispatch.fuse import fuse
 from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier
-from tilewright.op import OPS
+from tilewright.op import OPS, TensorSpec
 
 DEVICE = dataclasses.replace(DEVICES["cpu"], threads=2)
 
@@ -41,6 +41,12 @@ def test_random_graphs_give_what_fp64_gives():
         assert found.ok or "PyTorch's largest error" in found.message, found.message
 
     run_examples(check, 25)
+
+
+def test_a_result_that_pytorch_lays_out_as_an_operand_is_right():
+    across, along = TensorSpec("f32", (1, 2, 2), strides=(1, 1, 2)), TensorSpec("f32", (1, 1, 2))
+    found = verdict(Program((along, across), (("lerp", (0, 1), ()),), (2, 0)))
+    assert found.ok, found.message
 
 
 def test_gradients_of_random_graphs_are_autograds():

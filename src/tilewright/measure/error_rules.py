@@ -363,6 +363,7 @@ VIEWS: tuple[tuple[str, Rule], ...] = (
     ("clone", lambda t: t),
     ("alias", lambda t: t),
     ("detach", lambda t: t),
+    ("copy_strided", lambda t, strides: t),
 )
 for _view in VIEWS:
     _rearrange(*_view)
