@@ -116,6 +116,13 @@ template <class V> static V of_lane(const Warp& w, int lane) { V v; std::memcpy(
 // ---- CUDA's functions ---------------------------------------------------------------------------
 
 static inline void __syncthreads() { meet(block); }
+static inline int __syncthreads_or(int v) {
+  static int any[2];
+  const int round = block.round % 2;
+  any[round] = block.here > 0 && any[round] || v;
+  meet(block);
+  return any[round];
+}
 static inline void sync_group(int group, int threads) { groups[group].members = threads; meet(groups[group]); }
 static inline void __syncwarp() { meet(warps[threadIdx.x / 32]); }
 template <class V> static V __shfl_sync(unsigned, V v, int from, int width = 32) {

@@ -23,11 +23,13 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_stream: dict[tuple[int, int], torch.Tensor] = {}
+        self._by_stream: dict[tuple[int, int], int] = {}
         self._slabs: dict[int, torch.Tensor] = {}
         """By device: words that nobody has yet."""
         self._kept: list[torch.Tensor] = []
-        """All slabs: graphs hold addresses in them."""
+        """All slabs: kernels and graphs hold addresses in them."""
+        self._short: set[int] = set()
+        """Devices that have given so many words away that a call outside of capture gets more."""
 
     def address(self, device_index: int, stream: int, count: int) -> int:
         """Of `count` words, at most COUNTERS, for a launch on the current stream.
@@ -38,29 +40,30 @@ class Counters:
         assert count <= COUNTERS, count
         if torch._C._cuda_isCurrentStreamCapturing():
             with self._lock:
-                return self._take(device_index, count).data_ptr()
+                return self._take(device_index, count)
         found = self._by_stream.get((device_index, stream))
-        if found is None or self._slabs[device_index].numel() < self.SLAB // 2:
+        if found is None or device_index in self._short:
             with self._lock:
                 self._refill(device_index)
                 key = (device_index, stream)
                 if key not in self._by_stream:
                     self._by_stream[key] = self._take(device_index, COUNTERS)
                 found = self._by_stream[key]
-        return found.data_ptr()
+        return found
 
     def _refill(self, device_index: int) -> None:
-        left = self._slabs.get(device_index)
-        if left is None or left.numel() < self.SLAB // 2:
-            device = torch.device("cuda", device_index)
-            side = torch.cuda.Stream(device)
-            with torch.cuda.stream(side):
-                words = torch.zeros(self.SLAB, dtype=torch.int32, device=device)
-            side.synchronize()  # any stream may use them from now on
-            self._slabs[device_index] = words
-            self._kept.append(words)
+        if device_index in self._slabs and device_index not in self._short:
+            return
+        device = torch.device("cuda", device_index)
+        side = torch.cuda.Stream(device)
+        with torch.cuda.stream(side):
+            words = torch.zeros(self.SLAB, dtype=torch.int32, device=device)
+        side.synchronize()  # any stream may use them from now on
+        self._slabs[device_index] = words
+        self._kept.append(words)
+        self._short.discard(device_index)
 
-    def _take(self, device_index: int, count: int) -> torch.Tensor:
+    def _take(self, device_index: int, count: int) -> int:
         left = self._slabs.get(device_index)
         if left is None or left.numel() < count:
             raise LaunchError(
@@ -68,7 +71,9 @@ class Counters:
                 "of capture"
             )
         self._slabs[device_index] = left[count:]
-        return left[:count]
+        if left.numel() - count < self.SLAB // 2:
+            self._short.add(device_index)
+        return left.data_ptr()
 
 
 counters = Counters()

@@ -286,23 +286,23 @@ TW_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 TW_DEVICE void meet_groups(Out* out, float* partial, u32* counters, const Panel* panels,
                            const Problem& p, const Tile& t) {
   if (t.groups == 1 || COMBINE == KERNEL) return;
-  __shared__ u32 arrived;
   u32* counter = counters + t.tile * CLUSTER + t.rank;
+  bool last = false;
   __syncthreads();
   if (threadIdx.x == 0) {  // its fences order what the whole block wrote, and will read
     fence();
     if (COMBINE == LAST) {
-      arrived = atomicInc(counter, t.groups - 1);
+      last = atomicInc(counter, t.groups - 1) == t.groups - 1;
     } else {
       atomicAdd(counter, 1);
       while (*(volatile u32*)counter < t.groups) {}
     }
     fence();
   }
-  __syncthreads();
   if (COMBINE == LAST) {
-    if (arrived == t.groups - 1) add_groups(out, partial, panels, p, t, t.rank, CLUSTER);
+    if (__syncthreads_or(last)) add_groups(out, partial, panels, p, t, t.rank, CLUSTER);
   } else {  // all blocks run at once, so each could wait for the tile's others; now it adds a part
+    __syncthreads();
     add_groups(out, partial, panels, p, t, t.rank * t.groups + t.group, CLUSTER * t.groups);
     if (threadIdx.x == 0 && atomicAdd(counter, 1) == 2 * t.groups - 1) *(volatile u32*)counter = 0;
   }

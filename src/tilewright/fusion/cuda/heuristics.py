@@ -107,14 +107,27 @@ def _row_candidates(
         yield RowSchedule(vector, threads, 1, 1, "reread", "two_pass", 1, 1)
 
 
+def _block_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
+) -> Iterator[RowSchedule]:
+    """A block for each row, of threads that keep little of it: the best of all on an H200 where a
+    row has 2048 to 12288 halves."""
+    for kept_bytes in (32, 64, 96):
+        least = max(64, footprint.width * footprint.itemsize / kept_bytes)
+        threads = next((t for t in space.values["row_threads"] if t >= least), None)
+        if threads is not None:
+            yield RowSchedule(vector, threads, 1, 1, "registers", "two_pass", 1, 1)
+
+
 def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
-    """Schedules for a search to begin with: a few persistent and plain ones, each in the ways that
-    the heuristic does not choose between."""
+    """Schedules for a search to begin with: a few of each kind, each in the ways that the heuristic
+    does not choose between."""
     space, footprint = row_space(graph, device), Footprint(graph)
     vector = _whole_vector(space, footprint)
     kinds = (
         _persistent_candidates(space, footprint, device, vector),
         _row_candidates(space, footprint.width, footprint.itemsize, vector),
+        _block_candidates(space, footprint, vector),
     )
     found: list[RowSchedule] = []
     for candidates in kinds:
