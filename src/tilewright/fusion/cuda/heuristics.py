@@ -21,8 +21,9 @@ from tilewright.space import ConfigSpace
 
 NARROW_BYTES = 8
 """Accesses narrower than this leave bandwidth unused."""
-PROMISING = 3
-"""So many schedules of each kind are varied for a search to begin with."""
+PROMISING = (3, 2, 5)
+"""So many schedules are varied for a search to begin with: persistent ones, those of the heuristic
+that are not, and blocks of a row each."""
 
 
 def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
@@ -110,13 +111,14 @@ def _row_candidates(
 def _block_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
 ) -> Iterator[RowSchedule]:
-    """A block for each row, of threads that keep little of it: the best of all on an H200 where a
-    row has 2048 to 12288 halves."""
-    for kept_bytes in (32, 64, 96):
+    """A block for each row, of threads that keep little of it, and several of them on an SM: the
+    best of all on an H200 where a row has 2048 to 12288 halves."""
+    for resident, kept_bytes in itertools.product((512, 768), (32, 64, 96)):
         least = max(64, footprint.width * footprint.itemsize / kept_bytes)
         threads = next((t for t in space.values["row_threads"] if t >= least), None)
         if threads is not None:
-            yield RowSchedule(vector, threads, 1, 1, "registers", "two_pass", 1, 1)
+            blocks = max(b for b in space.values["min_blocks"] if b == 1 or b * threads <= resident)
+            yield RowSchedule(vector, threads, 1, 1, "registers", "two_pass", 1, blocks)
 
 
 def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
@@ -130,8 +132,8 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
         _block_candidates(space, footprint, vector),
     )
     found: list[RowSchedule] = []
-    for candidates in kinds:
-        fitting = [c for c in dict.fromkeys(candidates) if c in space][:PROMISING]
+    for candidates, most in zip(kinds, PROMISING, strict=True):
+        fitting = [c for c in dict.fromkeys(candidates) if c in space][:most]
         found += [varied for c in fitting for varied in _variations(c)]
     return [c for c in dict.fromkeys(found) if c in space]
 
