@@ -157,6 +157,10 @@ CASES = {
     "gather": [
         "gather(x={d}[6,40], dim=0, index=i64[9,40])",
         "gather(x={d}[6,40], dim=-1, index=i32[5,60])!indices=zipf",
+        "gather(x={d}[6,40], dim=0, index=i64[9,40]@strides(1,0))",
+        "gather(x={d}[6,37]@strides(40,1)@align8, dim=0, index=i64[9,37]@strides(1,0))",
+        "gather(x={d}[6,40]@strides(1,6), dim=-1, index=i64[6,70])",
+        "gather(x={d}[2,3,4,5,6,7], dim=-5, index=i64[2,8,4,5,6,6])",
         "gather(x={d}[], dim=0, index=i64[])",
     ],
     "index_add": [

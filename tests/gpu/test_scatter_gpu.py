@@ -19,7 +19,15 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
 ]
-OWN = ("rows_sorted", "rows_winner", "scatter_buckets", "scatter_tiled", "scatter_winner")
+OWN = (
+    "gather_cuda",
+    "gather_tiled",
+    "rows_sorted",
+    "rows_winner",
+    "scatter_buckets",
+    "scatter_tiled",
+    "scatter_winner",
+)
 CUDA = torch.device("cuda:0")
 WORKLOADS = [
     "index_add(x=f32[1000,64], dim=0, index=i64[30000], source=f32[30000,64])!donate=x",
@@ -28,6 +36,11 @@ WORKLOADS = [
     "index_add(x=f64[6,5,8], dim=1, index=i64[200], source=f64[6,200,8])",
     "index_add(x=i64[600,5], dim=0, index=i64[2000], source=i64[2000,5])",
     "index_add(x=f32[90,40]@strides(44,1), dim=0, index=i64[9000], source=f32[9000,40])!donate=x",
+    "gather(x=f16[9000,48], dim=0, index=i64[30000,48]@strides(1,0))",
+    "gather(x=f64[3,900,5], dim=1, index=i32[3,2000,5])",
+    "gather(x=i32[40,300]@strides(1,40), dim=0, index=i64[500,240])",
+    "gather(x=bf16[2,3,50,4,5,6], dim=-4, index=i64[2,3,70,4,5,6])",
+    "gather(x=f32[100000], dim=0, index=i64[300001])",
     "index_add(x=f32[3000000], dim=0, index=i64[50000], source=f32[50000])",
     *(
         f"index_reduce(x=f32[300,24], dim=0, index=i64[5000], source=f32[5000,24], "

@@ -4,6 +4,8 @@ import re
 
 import pytest
 import torch
+from hypothesis import given, settings
+from indexing import gathers
 
 import tilewright as tw
 from tilewright.compile import nvrtc
@@ -16,7 +18,7 @@ from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 
-ROWS = IMPLS["rows_cpp"]
+ROWS, GATHER = IMPLS["rows_cpp"], IMPLS["gather_cpp"]
 CPU = torch.device("cpu")
 GPUS = [d for d in DEVICES.values() if d.kind == "cuda"]
 needs_nvrtc = pytest.mark.skipif(nvrtc.missing() is not None, reason="NVRTC is not installed")
@@ -54,6 +56,24 @@ def test_every_method_is_right_with_any_number_of_threads(text):
                 assert verdict.ok, f"{config}: {verdict.message}"
     finally:
         torch.set_num_threads(before)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(gathers())
+def test_a_gather_of_any_shape_and_strides_is_pytorchs(w):
+    x, index = w.operator.examples(w, "random", 0, "cpu")
+    for config in GATHER.space(w, spec_of(None)):
+        found = GATHER.build(config, w, spec_of(None))(x, index)
+        assert torch.equal(found, torch.gather(x, w["dim"], index.long()))
+
+
+def test_a_place_to_gather_from_that_is_out_of_range_is_named():
+    w = Workload.parse("gather(x=f32[40,64], dim=0, index=i64[900,64])")
+    x, index = w.operator.examples(w, "random", 0, "cpu")
+    index[17, 5] = 40
+    for config in GATHER.space(w, spec_of(None)):
+        with pytest.raises(IndexOutOfRange, match=r"index 40 at \[17, 5\] is out of range for 40"):
+            GATHER.build(config, w, spec_of(None))(x, index)
 
 
 def test_an_index_out_of_range_is_named_and_nothing_is_written():
@@ -111,6 +131,10 @@ CUDA_WORKLOADS = [
     "scatter(x=f32[100000000], dim=0, index=i64[100000000], src=f32[100000000])",
     "scatter(x=i64[100000,256], dim=0, index=i64[100000,256], src=i64[100000,256])",
     "scatter(x=bf16[100000,256], dim=0, index=i64[100000,256]@strides(1,0), src=bf16[100000,256])",
+    "gather(x=f32[1000,256,7,7], dim=0, index=i64[1000,256,7,7])",
+    "gather(x=bf16[128256,4096], dim=0, index=i32[32768,4096]@strides(1,0))",
+    "gather(x=f32[3000000000], dim=0, index=i64[3000000000])",
+    "gather(x=i64[90,31]@strides(1,90), dim=-1, index=i64[80,50])",
 ]
 
 
@@ -135,7 +159,9 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
     assert not any(spills)
 
 
-@pytest.mark.parametrize("suite", ["rows_embedding", "rows_gnn", "scatter_moe", "scatter_large"])
+@pytest.mark.parametrize(
+    "suite", ["rows_embedding", "rows_gnn", "scatter_moe", "scatter_large", "gather"]
+)
 def test_a_kernel_of_ours_serves_every_workload_of_the_suites(suite):
     for w in SUITES[suite].workloads():
         found = [i for i in IMPLS.values() if i.backend == "cuda" and i.serves(w.op)]

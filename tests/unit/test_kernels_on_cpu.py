@@ -9,6 +9,7 @@ import torch
 from cuda_on_cpu import DEVICE, OnCpu, fault_reported
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from indexing import gathers
 
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
@@ -21,7 +22,15 @@ pytestmark = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
 )
 CPU = torch.device("cpu")
-OWN = ("rows_sorted", "rows_winner", "scatter_buckets", "scatter_tiled", "scatter_winner")
+OWN = (
+    "gather_cuda",
+    "gather_tiled",
+    "rows_sorted",
+    "rows_winner",
+    "scatter_buckets",
+    "scatter_tiled",
+    "scatter_winner",
+)
 CASES = [
     "scatter(x=f32[9000], dim=0, index=i64[5000], src=f32[5000])!indices=zipf",
     "scatter(x=f32[300], dim=0, index=i64[7000], src=f32[7000])!indices=constant",
@@ -32,6 +41,9 @@ CASES = [
     "index_add(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36])!donate=x!indices=zipf",
     "index_reduce(x=i64[40,6], dim=0, index=i32[700], source=i64[700,6], reduce=amax)",
     "embedding_backward(grad=f32[9,50,20], index=i64[9,50], num_weights=70, padding_idx=3)",
+    "gather(x=f16[70,48], dim=0, index=i64[300,48]@strides(1,0))!indices=zipf",
+    "gather(x=f64[3,90,5], dim=1, index=i32[3,200,5])",
+    "gather(x=i32[40,30]@strides(1,40), dim=0, index=i64[50,24])",
 ]
 SEARCHED = CASES[0], CASES[6]
 
@@ -53,6 +65,49 @@ def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(impl, conf
     assert verdict.ok, verdict.message
     assert verdict.deterministic
     assert not fault_reported()
+
+
+def test_places_out_of_range_are_read_as_zeros_and_reported():
+    for text in CASES[-3:-1]:
+        w = Workload.parse(text)
+        for name in ("gather_cuda", "gather_tiled"):
+            impl = IMPLS[name]
+            if impl.unsupported(w, DEVICE) is None:
+                x, index = w.operator.examples(w, "random", 0, "cpu")
+                expected = torch.gather(x, w["dim"], index.long())
+                index[..., 0][..., 3:5] = torch.tensor([-1, 2**31 - 1])
+                run = OnCpu(impl, impl.heuristic(w, DEVICE), w)
+                expected.masked_fill_((index < 0) | (index >= w["x"].shape[w["dim"]]), 0)
+                assert torch.equal(run(x, index), expected)
+                assert fault_reported()
+
+
+@pytest.mark.parametrize("slab", [16, 32])
+def test_a_gather_may_go_by_slabs_of_the_last_axis(slab):
+    w, impl = (
+        Workload.parse("gather(x=f32[3,20,64], dim=1, index=i64[3,50,64])"),
+        IMPLS["gather_cuda"],
+    )
+    x, index = w.operator.examples(w, "random", 0, "cpu")
+    for config in impl.space(w, DEVICE).sample(random.Random(3), 60):
+        if config.slab == slab and config.block_threads == 128:
+            assert torch.equal(OnCpu(impl, config, w)(x, index), torch.gather(x, 1, index)), config
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(gathers())
+def test_a_gather_of_any_shape_and_strides_is_pytorchs(w):
+    x, index = w.operator.examples(w, "random", 0, "cpu")
+    expected = torch.gather(x, w["dim"], index.long())
+    for name in ("gather_cuda", "gather_tiled"):
+        impl = IMPLS[name]
+        if impl.unsupported(w, DEVICE) is None:
+            configs = [
+                impl.heuristic(w, DEVICE),
+                *impl.space(w, DEVICE).sample(random.Random(2), 1),
+            ]
+            for config in configs:
+                assert torch.equal(OnCpu(impl, config, w)(x, index), expected), config
 
 
 @pytest.mark.parametrize("rows", [96, 224])

@@ -22,13 +22,11 @@ from tilewright.impls._indexed import (
     sum_bytes,
 )
 from tilewright.impls._scatter import OPERATORS, ScatterProblem, scatter_problem, served_scatter
+from tilewright.impls._tiles import ALL, MAX_GRID, columns, tiles, width
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
-MAX_GRID = 2**31 - 1
 MAX_HELD = 16
-ALL = 0
-"""As a width: all columns of an outer slice."""
 
 
 def max_held(device: DeviceSpec) -> int:
@@ -85,7 +83,7 @@ class ScatterTiled(Implementation):
                 return f"{c.block_threads} threads for {columns(p, c)} columns"
             if c.held and (p.reduce != "last" or each(p, c) > max_held(device)):
                 return f"{each(p, c)} elements of a thread are too many to hold"
-            if c.held and each(p, c) > MAX_HELD // 2 and p.inner % _width(p, c):
+            if c.held and each(p, c) > MAX_HELD // 2 and p.inner % width(p, c):
                 return f"{each(p, c)} elements of tiles with ragged edges spill"
             if c.batch == 8 and c.block_threads == 1024:
                 return "1024 threads with 8 accesses in flight spill"
@@ -100,7 +98,7 @@ class ScatterTiled(Implementation):
             # Every SM busy first; then rows of whole 32-byte sectors; then two blocks of an SM, of
             # which one moves data while the other waits; then few, large tiles.
             size = tile_bytes(p, c)
-            row_bytes = w.main.itemsize * (columns(p, c) if p.inner == 1 else _width(p, c))
+            row_bytes = w.main.itemsize * (columns(p, c) if p.inner == 1 else width(p, c))
             return (
                 min(tiles(p, c), device.sms),
                 min(row_bytes, 32),
@@ -131,14 +129,14 @@ class ScatterTiled(Implementation):
             "MEAN": p.reduce == "mean",
             "INCLUDE": p.include,
             "COUNTS": counts(p),
-            "WIDTH": _width(p, config),
+            "WIDTH": width(p, config),
             "SLABS": config.slabs,
             "THREADS": config.block_threads,
             "BATCH": config.batch,
             "HELD": config.held,
             "BLOCKS": resident(p, config, device),
         }
-        return cuda_task(["tiled.cu"], entry(p), p.dtype, p.index, macros, device)
+        return cuda_task(["tiles.cuh", "tiled.cu"], entry(p), p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_scatter(w)
@@ -154,21 +152,9 @@ def counts(p: ScatterProblem) -> bool:
     return p.reduce == "mean" or not p.include
 
 
-def _width(p: ScatterProblem, c: ScatterTiled.Config) -> int:
-    return p.inner if c.width == ALL else c.width
-
-
-def columns(p: ScatterProblem, c: ScatterTiled.Config) -> int:
-    return _width(p, c) * c.slabs
-
-
 def each(p: ScatterProblem, c: ScatterTiled.Config) -> int:
     """Elements of a tile for each thread."""
     return math.ceil(columns(p, c) * p.length / c.block_threads)
-
-
-def tiles(p: ScatterProblem, c: ScatterTiled.Config) -> int:
-    return math.ceil(p.inner / _width(p, c)) * math.ceil(p.outer / c.slabs)
 
 
 def resident(p: ScatterProblem, c: ScatterTiled.Config, device: DeviceSpec) -> int:
