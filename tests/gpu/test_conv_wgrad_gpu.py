@@ -316,6 +316,39 @@ def test_depthwise_filters_are_right(n, c, h, w, kernel, stride, padding, dtype)
         assert verifier.check(run).message == ""
 
 
+NCHW = [
+    *(str(w).replace("@channels_last", "") for w in LAYERS + ODD),
+    str(LAYERS[0]).replace("@channels_last", "", 1),
+    str(LAYERS[0]).replace("@channels_last", "@strides(0,0,0,0)", 1),
+    str(LAYERS[0]).replace("@channels_last", "").replace(")", ", into=f32[128,64,3,3])"),
+    str(LAYERS[0]).replace("@channels_last", "").replace(")", ", into=f16[128,64,3,3])"),
+]
+
+
+@pytest.mark.parametrize("text", NCHW)
+@pytest.mark.parametrize("module", [sm80, sm90])
+def test_other_layouts_are_served(module, text, verifiers):
+    w, impl = Workload.parse(text), IMPLS[NAMES[module]]
+    if impl.unsupported(w, spec_of(0)):
+        pytest.skip("channels are not aligned")
+    assert verifiers(w).check(build(module, w, impl.heuristic(w, spec_of(0)))).message == ""
+
+
+def test_conversions_can_be_captured_and_run_side_by_side():
+    w = Workload.parse(NCHW[0])
+    run = build(sm90, w, IMPLS[NAMES[sm90]].heuristic(w, spec_of(0)))
+    tensors = examples(w)
+    expected = run(*tensors)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [run(*tensors) for _ in range(3)]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        beside = run(*tensors)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in (*captured, beside))
+
+
 def test_one_binary_serves_two_shapes():
     first, second = LAYERS[0], workload(2, 64, 64, 9, 9, 3, padding=1)
     config = replace(config_of(sm90, first, (64, 64)), stages=2)

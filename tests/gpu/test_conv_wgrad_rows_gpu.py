@@ -66,6 +66,16 @@ DEPTHWISES = [
 IN_PLACE = workload(2, 3, 64, 12, 20, 7, 2, 3, more=", into=f32[64,3,7,7]@channels_last")
 
 
+@pytest.mark.parametrize(
+    ("name", "w"),
+    [(NARROW, NARROWS[0]), (NARROW, NARROWS[6]), (GROUPED, GROUPEDS[0]), (GROUPED, GROUPEDS[3]),
+     (DEPTHWISE, DEPTHWISES[0]), (DEPTHWISE, DEPTHWISES[3])],
+)  # fmt: skip
+def test_contiguous_tensors_are_converted(name, w):
+    w = Workload.parse(str(w).replace("@channels_last", ""))
+    assert Verifier(w, DEVICE).check(built(name, w)).message == ""
+
+
 def configs(name, w, count):
     """The heuristic's, and some others that differ in every knob."""
     space = list(IMPLS[name].space(w, spec_of(0)))

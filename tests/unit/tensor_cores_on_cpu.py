@@ -17,6 +17,8 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.impl import Executable
+from tilewright.impls import _weight_grad_layout as layout
+from tilewright.impls._weight_grad_layout import Converted
 
 HERE = Path(__file__).parent
 HEADERS = (HERE.parent / "cuda_on_cpu.hpp", HERE / "tensor_cores_on_cpu.hpp")
@@ -34,23 +36,34 @@ _OPERAND = re.compile(r'"[=+]?\w"\s*\(((?:[^()]|\([^()]*\))*)\)')
 
 
 class OnCpu(Executable):
-    """An implementation's executable whose two kernels run on CPU tensors.
+    """An implementation's executable whose kernels run on CPU tensors.
 
     Args:
         fault: (text, replacement) in the kernels' source.
     """
 
     def __init__(self, impl, config, w, fault=("", "")):
-        self.executable = impl.build(config, w, DEVICE)
+        self.executable = kernels = impl.build(config, w, DEVICE)
+        if isinstance(kernels, Converted):
+            kernels = kernels.kernel
+            for conversion in (self.executable.before, self.executable.after):
+                for _, transposition in conversion.launches:
+                    on_cpu(transposition)
         source = impl.task(config, w, DEVICE).source
         assert fault[0] in source
         library = _library(source.replace(*fault) if fault[0] else source)
         for name, entry in (("kernel", "weight_grad"), ("add", "add_all_slices")):
-            setattr(self.executable, name, _Kernel(library, entry, getattr(self.executable, name)))
+            setattr(kernels, name, _Kernel(library, entry, getattr(kernels, name)))
         self.workspace_bytes = self.executable.workspace_bytes
 
     def __call__(self, *tensors):
         return self.executable(*tensors)
+
+
+def on_cpu(transposition):
+    """Have conversions between layouts run on CPU tensors."""
+    library = _library(transposition.task.source)
+    transposition.kernel = _Kernel(library, layout.ENTRY, transposition.kernel)
 
 
 class _Kernel:
@@ -76,6 +89,7 @@ def _packed(code, arg):
 
 @functools.cache
 def _library(source):
+    entries = re.findall(r'extern "C" __global__[^{]*?(\w+)\(\w[^()]*\)\s*\{', source)
     plain = _ASM.sub(_call, source)
     plain = plain.replace('extern "C" __global__', "static")
     plain = re.sub(
@@ -89,14 +103,14 @@ def _library(source):
         "  copies.assign(threads, {}), backwards = !backwards;\n"
         "  const Launch l{{g[0], g[1], g[2]}, threads, args, dynamic_shared, bytes};\n"
         f"  launch({entry}, l);\n}}\n"
-        for entry in ("weight_grad", "add_all_slices")
+        for entry in entries
     ]
     defined = (
         f"#define SHARED_BYTES {DEVICE.shared_bytes_per_block}\n"
         f"#define BRAIN {int('#define DTYPE bf16' in source)}\n"
     )
     text = "\n".join([defined, *(path.read_text() for path in HEADERS), plain, *doors])
-    return ctypes.CDLL(str(compiled(CompileTask("cxx", text, FLAGS, "weight_grad")).path))
+    return ctypes.CDLL(str(compiled(CompileTask("cxx", text, FLAGS, entries[0])).path))
 
 
 def _call(found):

@@ -82,14 +82,15 @@ def test_rows_are_cut_into_equal_parts_of_whole_sixteens():
         (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1"), "more than 7 rows of 32 columns"),
         (weight_grad("8,3,9,9", "8,64,7,7", "kernel_size=3"), "4 aligned bytes"),
         (weight_grad("8,4,8,8", "8,8,8,8", "kernel_size=1", "@channels_last@align2"), "eights"),
-        (weight_grad("8,4,8,8", "8,8,8,8", "kernel_size=1", ""), "channels_last"),
         (
             weight_grad("8,8,8,8", "8,8,8,8", "kernel_size=1", op="conv2d_weight_bias_grad"),
             "none for the bias",
         ),
         (
-            weight_grad("8,4,8,8", "8,8,7,7", "kernel_size=2, into=f16[8,4,2,2]"),
-            "into=f16.* is not dense in channels_last",
+            weight_grad(
+                "8,4,8,8", "8,8,7,7", "kernel_size=2, into=f16[8,4,2,2]@channels_last@align4"
+            ),
+            "into=f16.* is not aligned to 16 bytes",
         ),
     ],
 )

@@ -99,12 +99,27 @@ def is_channels_last(spec: TensorSpec) -> bool:
     return same_layout(spec.shape, spec.real_strides, channels_last_strides(spec.shape))
 
 
-def layout_refusal(w: Workload, wide_result: bool = False, adds: bool = False) -> str | None:
-    """Why dense channels_last halves of at most 2^31 pixels are not what is given, in words.
+def as_read(spec: TensorSpec) -> TensorSpec:
+    """The tensor as kernels see it: dense channels_last memory.
+
+    Of another layout it is a converted copy; see _weight_grad_layout.
+    """
+    if is_channels_last(spec):
+        return spec
+    return TensorSpec(spec.dtype, spec.shape, channels_last_strides(spec.shape))
+
+
+def adds_in_place(w: Workload) -> bool:
+    """Whether the kernel may overwrite what it adds to: it was donated, or is a copy."""
+    return "into" in w.donated or not is_channels_last(w["into"])
+
+
+def operand_refusal(w: Workload, wide_result: bool = False, adds: bool = False) -> str | None:
+    """Why halves of at most 2^31 pixels are not what is given, in words.
 
     Args:
         wide_result: the kernel can write fp32.
-        adds: it can add the result to `into`, in the layout of the result.
+        adds: it can add the result to `into`.
     """
     for name in ("x", "grad_output"):
         spec = w[name]
@@ -112,18 +127,12 @@ def layout_refusal(w: Workload, wide_result: bool = False, adds: bool = False) -
             return f"{name} is empty: there is nothing to compute"
         if spec.dtype not in ("f16", "bf16"):
             return f"{name} is {spec.dtype}; the kernel multiplies f16 and bf16"
-        if not is_channels_last(spec):
-            return (
-                f"{name}={spec} is not dense in channels_last; convert it with .to(memory_format)"
-            )
     if "into" in w.tensors and not adds:
         return "the kernel writes its result, it does not add it to another"
-    if "into" in w.tensors and not (is_channels_last(w["into"]) and w["into"].align == 16):
-        return f"into={w['into']} is not dense in channels_last and aligned to 16 bytes"
+    if "into" in w.tensors and as_read(w["into"]).align < 16:
+        return f"into={w['into']} is not aligned to 16 bytes"
     if w.outputs[0].dtype != w["x"].dtype and not wide_result:
         return f"the result is to be {w.outputs[0].dtype}; the kernel writes the dtype of x"
-    if not is_channels_last(w.outputs[0]):
-        return "the result is to be contiguous; make x or grad_output channels_last"
     pixels = max(s.numel // s.shape[1] for s in (w["x"], w["grad_output"]))
     if pixels >= 2**31 - 1024:
         return f"{pixels} pixels exceed 2^31"

@@ -10,7 +10,7 @@ from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel
 from tilewright.impl import Executable, allocate, allocator
-from tilewright.impls._weight_grad import Problem
+from tilewright.impls._weight_grad import Problem, adds_in_place, as_read
 from tilewright.impls._weight_grad_model import Split
 from tilewright.op import Workload
 
@@ -47,8 +47,9 @@ class WeightGradKernel(Executable):
         self.add = CudaKernel(built, ADD_ENTRY, "PPT")
         rows, columns = problem.row_tiles(config.tile_m), problem.column_tiles(config.tile_n)
         groups = config.split_k // config.cluster
-        self.adds, self.in_place = "into" in w.tensors, "into" in w.donated
-        self.output, self.combine, self.split = w.outputs[0], config.combine, groups > 1
+        self.adds = "into" in w.tensors
+        self.in_place = self.adds and adds_in_place(w)
+        self.output, self.combine, self.split = as_read(w.outputs[0]), config.combine, groups > 1
         self.grid, self.cluster = (rows * config.cluster, columns, groups), config.blocks_together
         self.counters = rows * columns * config.cluster
         self.last = (*constants, problem.packed(config.tile_m, config.tile_k, config.split_k))

@@ -13,7 +13,7 @@ from tilewright.compile.cache import Compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, allocate, allocator
-from tilewright.impls._weight_grad import layout_refusal, source
+from tilewright.impls._weight_grad import adds_in_place, as_read, operand_refusal, source
 from tilewright.op import Workload
 from tilewright.space import param
 
@@ -86,7 +86,7 @@ def rows_refusal(w: Workload, device: DeviceSpec) -> str | None:
     """Why rows cannot be walked, in words, or None."""
     if device.kind != "cuda":
         return f"it runs on an NVIDIA GPU, not on {device.name}"
-    if reason := layout_refusal(w, wide_result=True, adds=True):
+    if reason := operand_refusal(w, wide_result=True, adds=True):
         return reason
     if w["dilation"] != (1, 1):
         return f"dilation={list(w['dilation'])}: the kernel walks without gaps"
@@ -94,7 +94,7 @@ def rows_refusal(w: Workload, device: DeviceSpec) -> str | None:
         return (
             f"stride={list(w['stride'])}: a step brings the rows of one stride, up to the filter's"
         )
-    grad = w["grad_output"]
+    grad = as_read(w["grad_output"])
     if grad.shape[1] % 8 or grad.align < 16:
         return f"grad_output={grad}: features are copied in eights, aligned to 16 bytes"
     return None
@@ -141,7 +141,7 @@ class RowsKernel(Executable):
     ):
         n, channels, height, width = w["x"].shape
         _, features, out_height, out_width = w["grad_output"].shape
-        self.resources, self.outputs = built.resources, w.outputs
+        self.resources, self.outputs = built.resources, [as_read(w.outputs[0]), *w.outputs[1:]]
         self.block_threads, self.shared_bytes = layout.threads(config), layout.shared_bytes(config)
         self.kernel = CudaKernel(built, ENTRY, "PPPT")
         self.add = CudaKernel(built, ADD_ENTRY, "PPPPT")
@@ -155,7 +155,8 @@ class RowsKernel(Executable):
         self.add_grid = (fragments, tiles, 1)
         self.partial_floats = slices * tiles * fragments * 128
         self.workspace_bytes = 4 * self.partial_floats
-        self.adds, self.in_place = "into" in w.tensors, "into" in w.donated
+        self.adds = "into" in w.tensors
+        self.in_place = self.adds and adds_in_place(w)
         row_length = math.prod(w.outputs[0].shape[1:])
         fields = (lines, chunks, channels, features, height, width, out_height, out_width)
         fields += (*w["padding"], slices, row_length)

@@ -18,7 +18,8 @@ from tilewright.compile.launch import CppFunction
 from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation, allocate, allocator
-from tilewright.impls._weight_grad import layout_refusal, source
+from tilewright.impls._weight_grad import as_read, operand_refusal, source
+from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_model import WORKSPACE_LIMIT_BYTES
 from tilewright.op import TensorSpec, Workload
 from tilewright.space import ConfigSpace, param
@@ -83,7 +84,7 @@ class Conv2dWeightGradCutlass(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.kind != "cuda":
             return f"it runs on an NVIDIA GPU, not on {device.name}"
-        if reason := layout_refusal(w, wide_result=True):
+        if reason := operand_refusal(w, wide_result=True):
             return reason
         if w["groups"] != 1:
             return f"groups={w['groups']}: CUTLASS has no grouped weight gradient"
@@ -130,7 +131,8 @@ class Conv2dWeightGradCutlass(Implementation):
         return CompileTask("nvcc", text, flags, "weight_grad")
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        return CutlassKernel(compiled(self.task(config, w, device)), config, w)
+        kernel = CutlassKernel(compiled(self.task(config, w, device)), config, w)
+        return in_any_layout(kernel, w, device)
 
 
 class CutlassKernel(Executable):
@@ -140,7 +142,7 @@ class CutlassKernel(Executable):
         self.resources = parse_ptxas(built.log, f"weight_grad_kernel_{config.stages}")
         self.block_threads, self.shared_bytes = 32 * math.prod(config.warps), config.shared_bytes
         self.function = CppFunction(built, f"weight_grad_{config.stages}", "PPPPPPiP", checked=True)
-        self.output = w.outputs[0]
+        self.output = as_read(w.outputs[0])
         serial = config.split_k > 1 and config.mode == "serial"
         copies = 1 if serial else config.split_k
         in_place = config.split_k == 1 or (serial and self.output.dtype == "f32")
@@ -183,7 +185,7 @@ def _tiles(w: Workload, c: Config) -> int:
 
 def _alignment(spec: TensorSpec, most: int = 8) -> int:
     """Elements that one access may span: channels and the address are multiples of them."""
-    return math.gcd(spec.shape[1], spec.align // spec.itemsize, most)
+    return math.gcd(spec.shape[1], as_read(spec).align // spec.itemsize, most)
 
 
 def _can_copy_asynchronously(w: Workload) -> bool:

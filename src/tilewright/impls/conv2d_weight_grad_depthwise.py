@@ -13,7 +13,8 @@ from tilewright.compile.cache import Compiled, compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation, allocate, allocator
-from tilewright.impls._weight_grad import layout_refusal, source
+from tilewright.impls._weight_grad import adds_in_place, as_read, operand_refusal, source
+from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -56,13 +57,13 @@ class Conv2dWeightGradDepthwise(Implementation):
                 f"groups={w['groups']} of {channels} to {features} channels: not one filter for "
                 "each channel"
             )
-        if reason := layout_refusal(w, wide_result=True, adds=True):
+        if reason := operand_refusal(w, wide_result=True, adds=True):
             return reason
         if w["dilation"] != (1, 1):
             return f"dilation={list(w['dilation'])}: the kernel walks without gaps"
         if math.prod(w["kernel_size"]) > LARGEST_FILTER or w["stride"][1] > 4:
             return f"more than {LARGEST_FILTER} taps, or a stride above 4, exceed the registers"
-        if channels % 2 or min(w[name].align for name in ("x", "grad_output")) < 4:
+        if channels % 2 or min(as_read(w[name]).align for name in ("x", "grad_output")) < 4:
             return "channels are read in pairs of 4 aligned bytes"
         return None
 
@@ -94,7 +95,8 @@ class Conv2dWeightGradDepthwise(Implementation):
         return CompileTask("nvrtc", text + source("weight_grad_depthwise.cuh"), flags, ENTRY)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        return DepthwiseKernel(compiled(self.task(config, w, device)), config, w, device)
+        built = compiled(self.task(config, w, device))
+        return in_any_layout(DepthwiseKernel(built, config, w, device), w, device)
 
 
 def _sums(w: Workload) -> int:
@@ -126,8 +128,10 @@ class DepthwiseKernel(Executable):
         slices = max(1, min(filling, math.ceil(walks / together)))
         self.grid = (slices, blocks, 1)
         self.add_grid = (math.ceil(channels / 32), _sums(w), 1)
-        self.shape, self.outputs = (slices * _sums(w) * channels,), w.outputs
-        self.adds, self.in_place = "into" in w.tensors, "into" in w.donated
+        self.shape = (slices * _sums(w) * channels,)
+        self.outputs = [as_read(w.outputs[0]), *w.outputs[1:]]
+        self.adds = "into" in w.tensors
+        self.in_place = self.adds and adds_in_place(w)
         self.workspace_bytes = 4 * self.shape[0]
         fields = (channels, pairs, walks, out_height, out_width, height, width)
         fields += (w["stride"][0], *w["padding"], slices, stretches, config.stretch)

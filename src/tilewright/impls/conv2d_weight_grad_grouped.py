@@ -8,6 +8,8 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
+from tilewright.impls._weight_grad import as_read
+from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_rows import (
     Config,
     Layout,
@@ -42,7 +44,7 @@ class Conv2dWeightGradGrouped(Implementation):
             )
         if _fragments(w) > MOST_FRAGMENTS:
             return f"{_fragments(w)} fragments of sums in each warp exceed {MOST_FRAGMENTS}"
-        if w["x"].align < 16:
+        if as_read(w["x"]).align < 16:
             return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
         return None
 
@@ -70,7 +72,7 @@ class Conv2dWeightGradGrouped(Implementation):
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))
-        return RowsKernel(built, w, device, _layout(w, config), config)
+        return in_any_layout(RowsKernel(built, w, device, _layout(w, config), config), w, device)
 
 
 def _depth(w: Workload) -> int:

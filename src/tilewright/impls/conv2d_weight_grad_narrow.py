@@ -8,6 +8,8 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
+from tilewright.impls._weight_grad import as_read
+from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_rows import (
     Config,
     Layout,
@@ -81,12 +83,12 @@ class Conv2dWeightGradNarrow(Implementation):
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))
-        return RowsKernel(built, w, device, _layout(w, config), config)
+        return in_any_layout(RowsKernel(built, w, device, _layout(w, config), config), w, device)
 
 
 def _copy_bytes(w: Workload) -> int:
     """What rows of x, and its address, are multiples of: at most 16 bytes."""
-    x = w["x"]
+    x = as_read(w["x"])
     return math.gcd(x.shape[3] * x.shape[1] * x.itemsize, x.align, 16)
 
 

@@ -10,12 +10,14 @@ from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._weight_grad import (
     Problem,
-    layout_refusal,
+    as_read,
+    operand_refusal,
     problem_of,
     result_defined,
     source,
 )
 from tilewright.impls._weight_grad_launch import ENTRY, WeightGradKernel
+from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_model import (
     COMBINES,
     blocks_per_sm,
@@ -102,7 +104,7 @@ class Conv2dWeightGradSm80(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.kind != "cuda":
             return f"it runs on an NVIDIA GPU, not on {device.name}"
-        if reason := layout_refusal(w, wide_result=True, adds=True):
+        if reason := operand_refusal(w, wide_result=True, adds=True):
             return reason
         if w["groups"] != 1:
             return f"groups={w['groups']}: the kernel multiplies all channels with all features"
@@ -163,11 +165,12 @@ class Conv2dWeightGradSm80(Implementation):
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))
         channels = (w["x"].shape[1],)
-        return WeightGradKernel(built, "PP", config, w, _problem(w), channels)
+        kernel = WeightGradKernel(built, "PP", config, w, _problem(w), channels)
+        return in_any_layout(kernel, w, device)
 
 
 def _is_aligned(w: Workload, name: str) -> bool:
-    return w[name].align == 16 and w[name].shape[1] % 8 == 0
+    return as_read(w[name]).align == 16 and w[name].shape[1] % 8 == 0
 
 
 def _problem(w: Workload) -> Problem:

@@ -16,12 +16,14 @@ from tilewright.impl import Executable, Implementation
 from tilewright.impls._weight_grad import (
     PANEL,
     Problem,
-    layout_refusal,
+    as_read,
+    operand_refusal,
     problem_of,
     result_defined,
     source,
 )
 from tilewright.impls._weight_grad_launch import ENTRY, WeightGradKernel
+from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_model import (
     COMBINES,
     blocks_per_sm,
@@ -122,12 +124,12 @@ class Conv2dWeightGradSm90(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.arch != "sm_90a":
             return f"wgmma is an instruction of sm_90a, and {device.name} is {device.arch}"
-        if reason := layout_refusal(w, wide_result=True, adds=True):
+        if reason := operand_refusal(w, wide_result=True, adds=True):
             return reason
         if w["groups"] != 1:
             return f"groups={w['groups']}: the kernel multiplies all channels with all features"
         for name in ("x", "grad_output"):
-            spec = w[name]
+            spec = as_read(w[name])
             if spec.align < 16 or spec.shape[1] % 8:
                 return f"{name}={spec}: the copy engine needs rows and base aligned to 16 bytes"
         if max(w["stride"]) > 8:
@@ -196,7 +198,8 @@ class Conv2dWeightGradSm90(Implementation):
         return CompileTask("nvrtc", text + common + wgmma(columns, dtype) + own, flags, ENTRY)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        return HopperKernel(compiled(self.task(config, w, device)), config, w)
+        kernel = HopperKernel(compiled(self.task(config, w, device)), config, w)
+        return in_any_layout(kernel, w, device)
 
 
 class HopperKernel(WeightGradKernel):

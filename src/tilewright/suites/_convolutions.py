@@ -1,4 +1,4 @@
-"""Texts of weight gradients of convolutions, channels_last, as convolutional networks have them."""
+"""Texts of weight gradients of convolutions, as convolutional networks have them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Conv:
     padding: int | None = None
 
 
-def weight_grad(layer: Conv, batch: int, dtype: str = "f16") -> str:
-    """The workload's text."""
+def weight_grad(layer: Conv, batch: int, dtype: str = "f16", layout: str = "@channels_last") -> str:
+    """The workload's text; without a layout, tensors are contiguous."""
     padding = layer.kernel // 2 if layer.padding is None else layer.padding
     out = (layer.size + 2 * padding - layer.kernel) // layer.stride + 1
     text = (
-        f"x={dtype}[{batch},{layer.channels},{layer.size},{layer.size}]@channels_last, "
-        f"grad_output={dtype}[{batch},{layer.features},{out},{out}]@channels_last, "
+        f"x={dtype}[{batch},{layer.channels},{layer.size},{layer.size}]{layout}, "
+        f"grad_output={dtype}[{batch},{layer.features},{out},{out}]{layout}, "
         f"kernel_size=[{layer.kernel},{layer.kernel}]"
     )
     for name, value, usual in (("stride", layer.stride, 1), ("padding", padding, 0)):
@@ -37,9 +37,11 @@ def weight_grad(layer: Conv, batch: int, dtype: str = "f16") -> str:
     return f"conv2d_weight_grad({text})"
 
 
-def weight_grad_suite(name: str, layers: list[Conv], batches: tuple[int, ...]) -> Suite:
+def weight_grad_suite(
+    name: str, layers: list[Conv], batches: tuple[int, ...], **more: str
+) -> Suite:
     """A suite of all layers at all batch sizes, and one for each batch size by itself."""
-    by_batch = {n: [weight_grad(layer, n) for layer in layers] for n in batches}
+    by_batch = {n: [weight_grad(layer, n, **more) for layer in layers] for n in batches}
     for n, texts in by_batch.items():
         suite(f"{name}_n{n}", texts, method="graph")
     return suite(name, [text for texts in by_batch.values() for text in texts], method="graph")

@@ -59,4 +59,7 @@ V1 = [
 
 resnet50_v15_wgrad = weight_grad_suite("resnet50_v15_wgrad", list(V15), (8, 32, 256))
 resnet50_v15_stem_wgrad = weight_grad_suite("resnet50_v15_stem_wgrad", [STEM], (8, 32, 256))
+resnet50_v15_wgrad_nchw = weight_grad_suite(
+    "resnet50_v15_wgrad_nchw", [STEM, *V15], (8, 32, 256), layout=""
+)
 resnet50_v1_wgrad = weight_grad_suite("resnet50_v1_wgrad", V1, (8, 256))
