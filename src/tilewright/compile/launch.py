@@ -123,13 +123,19 @@ class CudaKernel:
             self._load(device_index, stream)
 
     def resident_blocks(
-        self, device_index: int, block_threads: int, shared_bytes: int, cluster: int = 1
+        self,
+        device_index: int,
+        block_threads: int,
+        shared_bytes: int,
+        cluster: int = 1,
+        most_per_sm: int | None = None,
     ) -> int:
         """Blocks that run at once on the whole device: what a persistent grid is sized by.
 
         Args:
             shared_bytes: dynamic shared memory of a block.
             cluster: blocks per cluster; the result is a multiple of it.
+            most_per_sm: no more than so many for each SM; None for as many as fit.
 
         Raises:
             LaunchError: the driver refused; it also does where not one block fits.
@@ -138,24 +144,25 @@ class CudaKernel:
         function, context, *_ = self._loaded[device_index]
         cuda, number = driver(), ctypes.c_int()
         asking = f"asking how many blocks of {self.entry} fit on cuda:{device_index}"
+        sms = _device_attribute(device_index, _SMS)
         with _current(context):
             if cluster == 1:
-                check(
-                    cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                        ctypes.byref(number), function, block_threads, shared_bytes
-                    ),
-                    asking,
+                status = cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                    ctypes.byref(number), function, block_threads, shared_bytes
                 )
-                return number.value * _device_attribute(device_index, _SMS)
-            frame = self._local.frame
-            frame.set_shape(
-                (cluster, 1, 1), (block_threads, 1, 1), shared_bytes, 0, cluster, False, False
-            )
-            check(
-                cuda.cuOccupancyMaxActiveClusters(ctypes.byref(number), function, frame.address),
-                asking,
-            )
-            return number.value * cluster
+                each = sms
+            else:
+                frame = self._local.frame
+                frame.set_shape(
+                    (cluster, 1, 1), (block_threads, 1, 1), shared_bytes, 0, cluster, False, False
+                )
+                status = cuda.cuOccupancyMaxActiveClusters(
+                    ctypes.byref(number), function, frame.address
+                )
+                each = cluster
+            check(status, asking)
+        found = number.value * each
+        return found if most_per_sm is None else min(found, most_per_sm * sms // cluster * cluster)
 
     def _load(self, device_index: int, stream: int) -> tuple[int, int, Any, Any]:
         cuda = driver()

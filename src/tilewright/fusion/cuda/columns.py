@@ -18,14 +18,15 @@ from tilewright.fusion.passes import remove_dead
 from tilewright.fusion.plan import plan_rows
 
 FINISH = "finish"
-FINISH_THREADS, FINISH_BLOCKS = 1024, 128
-"""Threads of a block of the second kernel, and how many blocks it should at least have: about as
-many as a large GPU has SMs."""
+FINISH_THREADS = 256
+"""Threads of a block of the second kernel: so few that they find room beside the first."""
+FINISH_BUSY = 1 << 16
+"""Threads it should have in all: about 512 for each SM of a large GPU."""
 
 
-def finish_columns(width: int) -> int:
-    """Columns of a block of the second kernel: whole sectors of 32 bytes, at most a warp's."""
-    return next((c for c in (32, 16) if width >= c * FINISH_BLOCKS), 8)
+def finish_shares(width: int) -> int:
+    """Threads that share a column's partial results in the second kernel: at most a warp."""
+    return next((n for n in (1, 2, 4, 8, 16) if n * width >= FINISH_BUSY), 32)
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def emit_columns(graph: Graph, rows: RowGraph, schedule: RowSchedule) -> tuple[s
     second = FinishKernel(graph, rows)
     width = math.prod(graph.space[a] for a in rows.row_axes)
     finish = Finish(
-        blocks=math.ceil(width / finish_columns(width)),
+        blocks=math.ceil(width * finish_shares(width) / FINISH_THREADS),
         block_threads=FINISH_THREADS,
         signature=second.signature(),
         inputs=tuple(second.loads),
@@ -107,6 +108,8 @@ def emit_columns(graph: Graph, rows: RowGraph, schedule: RowSchedule) -> tuple[s
     )
     first = tuple(k for k in range(len(graph.outputs)) if k not in finish.outputs)
     partials = width * len(rows.columns)
+    # Sums are of the same rows whatever registers a compiler takes, and so are their bits.
+    launch = replace(launch, most_per_sm=schedule.min_blocks)
     return text + second.emit(), replace(launch, outputs=first, partials=partials, finish=finish)
 
 
@@ -227,13 +230,13 @@ class FinishKernel(Kernel):
     def emit(self) -> str:
         columns = [self.graph.nodes[i] for i in self.rows.columns]
         width = math.prod(self.graph.space[a] for a in self.rows.row_axes)
-        per_block = finish_columns(width)
-        shares = FINISH_THREADS // per_block
-        for c in range(len(columns)):
+        shares = finish_shares(width)
+        per_block = FINISH_THREADS // shares
+        for c in range(len(columns)) if shares > 1 else ():
             self.line(f"__shared__ {self.kind} shares{c}[{per_block}][{shares} + 1];")
         self.line(f"const int lane = threadIdx.x % {per_block};")
         self.line(f"const int share = threadIdx.x / {per_block};")
-        self.line(f"int column = blockIdx.x * {per_block} + lane;")
+        self.line(f"const int column = blockIdx.x * {per_block} + lane;")
         for c, n in enumerate(columns):
             self.line(f"{self.kind} sum{c} = {JOINS[n.op]}::start<{self.kind}>();")
         self.line("await_previous();")
@@ -244,35 +247,28 @@ class FinishKernel(Kernel):
             self.line(f"sum{c} = {JOINS[n.op]}::join(sum{c}, partials[{at}]);")
         self.close()
         self.close()
-        for c in range(len(columns)):
-            self.line(f"shares{c}[lane][share] = sum{c};")
-        self.line("__syncthreads();")
-        self.join_shares(columns, per_block, shares)
-        self.line(f"column = blockIdx.x * {per_block} + threadIdx.x;")
+        if shares > 1:
+            self.join_shares(columns, per_block, shares)
         self.line(f"if (threadIdx.x >= {per_block} || column >= {width}) return;")
-        for c in range(len(columns)):
-            self.line(f"sum{c} = shares{c}[threadIdx.x][0];")
         self.values()
         parameters = ", ".join(self.parameters_of_kernel())
-        bounds = f"__launch_bounds__({FINISH_THREADS}, 1)"
+        bounds = f"__launch_bounds__({FINISH_THREADS}, 4)"
         head = f'extern "C" __global__ void {bounds} {FINISH}({parameters}) {{'
         return "\n".join([head, *self.lines, "}", ""])
 
     def join_shares(self, columns: list[Node], per_block: int, shares: int) -> None:
-        """A warp for each column of the block; its first lane leaves the sum as the first share."""
-        self.open(f"if (threadIdx.x / 32 < {per_block})")
-        for c, n in enumerate(columns):
-            join, own = JOINS[n.op], f"shares{c}[threadIdx.x / 32]"
-            self.line(f"sum{c} = {own}[threadIdx.x % 32];")
-            if shares > 32:
-                self.line(
-                    f"TW_UNROLL for (int i = 1; i < {shares // 32}; ++i) sum{c} ="
-                    f" {join}::join(sum{c}, {own}[i * 32 + threadIdx.x % 32]);"
-                )
-            self.line(f"sum{c} = reduce_warp<{join}, 32>(sum{c});")
-            self.line(f"if (threadIdx.x % 32 == 0) {own}[0] = sum{c};")
-        self.close()
+        """Neighbouring lanes take the shares of a column; its own thread is given their sum."""
+        for c in range(len(columns)):
+            self.line(f"shares{c}[lane][share] = sum{c};")
         self.line("__syncthreads();")
+        for c, n in enumerate(columns):
+            place = f"shares{c}[threadIdx.x / {shares}]"
+            self.line(f"sum{c} = {place}[threadIdx.x % {shares}];")
+            self.line(f"sum{c} = reduce_warp<{JOINS[n.op]}, {shares}>(sum{c});")
+            self.line(f"if (threadIdx.x % {shares} == 0) {place}[0] = sum{c};")
+        self.line("__syncthreads();")
+        for c in range(len(columns)):
+            self.line(f"if (threadIdx.x < {per_block}) sum{c} = shares{c}[threadIdx.x][0];")
 
     def values(self) -> None:
         """Everything that follows from the sums, for one column, and the stores."""

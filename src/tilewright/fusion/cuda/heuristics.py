@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from tilewright.device import DeviceSpec
@@ -19,18 +19,20 @@ from tilewright.fusion.cuda.schedule import (
 from tilewright.fusion.ir import Graph
 from tilewright.space import ConfigSpace
 
+Kind = tuple[Iterable[RowSchedule], int, Callable[[RowSchedule], Iterable[RowSchedule]]]
+"""Candidates, how many of them a search begins with, and the ways in which each is varied."""
+MANY_ROWS = 8
+"""For each SM: so many keep a persistent kernel busy."""
 NARROW_BYTES = 8
 """Accesses narrower than this leave bandwidth unused."""
-PROMISING = (3, 2, 5)
-"""So many schedules are varied for a search to begin with: persistent ones, those of the heuristic
-that are not, and blocks of a row each."""
 
 
 def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     """A schedule from device numbers: the first of a list that fits, or None.
 
-    Where there are many rows, a persistent kernel of few threads with many registers. Else, or
-    where that does not fit, the widest vectors, a row by one warp while a thread keeps at most 64
+    Where there are many rows: of 4 to 24 KiB, blocks of a row each; else a persistent kernel of
+    few threads with many registers, whose clusters take their rows in turn. Else, or where that
+    does not fit, the widest vectors, a row by one warp while a thread keeps at most 64
     bytes, else by enough threads to keep that (registers then allow 32 or more warps per SM);
     beyond 1024 threads a thread keeps up to 128 bytes, then clusters share the row, and
     re-reading is the last resort. Measured as the best single rules over `bias_layer_norm_gpt` on
@@ -40,6 +42,7 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     footprint = Footprint(graph)
     vector = _whole_vector(space, footprint)
     choices = [
+        *_many_row_candidates(space, footprint, device, vector),
         *_persistent_candidates(space, footprint, device, vector),
         *_row_candidates(space, footprint.width, footprint.itemsize, vector),
     ]
@@ -51,6 +54,28 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     return next((config for config in choices if config in space), None)
 
 
+def _many_row_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """By 128 or 256 threads that keep at most 96 bytes of a row, 1024 of all rows on an SM; wider
+    ones are taken in turn. Two rows at a time share what is loaded of parameter vectors."""
+    row_bytes = footprint.width * footprint.itemsize
+    if footprint.rows < MANY_ROWS * device.sms or footprint.columns or row_bytes < 4096:
+        return
+    rows = 2 if footprint.parameters else 1
+    packed = True in space.values["rematerialize"]
+    for threads in (128, 256):
+        if row_bytes <= 96 * threads:
+            yield RowSchedule(
+                vector, threads, 1, rows, "registers", "two_pass", 1, 1024 // threads // rows,
+                stream_loads=False, rematerialize=packed,
+            )  # fmt: skip
+            return
+    for c in _persistent_candidates(space, footprint, device, vector):
+        if c.block_threads <= 512:
+            yield replace(c, rows_per_thread=rows, stages=1, in_turn=True)
+
+
 def _persistent_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
@@ -60,7 +85,7 @@ def _persistent_candidates(
     whose parameter vectors would fill more than a quarter of an SM's shared memory.
     """
     resident, kept_bytes = 512, 32 if footprint.columns else 64
-    if footprint.rows < 8 * device.sms and not footprint.columns:
+    if footprint.rows < MANY_ROWS * device.sms and not footprint.columns:
         return
     column_bytes = sum(a.itemsize for a in footprint.parameters)
     for cluster in space.values["cluster"]:
@@ -118,7 +143,31 @@ def _block_candidates(
         threads = next((t for t in space.values["row_threads"] if t >= least), None)
         if threads is not None:
             blocks = max(b for b in space.values["min_blocks"] if b == 1 or b * threads <= resident)
-            yield RowSchedule(vector, threads, 1, 1, "registers", "two_pass", 1, blocks)
+            yield RowSchedule(
+                vector, threads, 1, 1, "registers", "two_pass", 1, blocks, stream_loads=False
+            )
+
+
+def _column_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> list[RowSchedule]:
+    """Sums over rows: first those whose groups walk equally many rows, then those whose blocks are
+    few and leave few partial results."""
+    found = []
+    for cluster, kept_bytes in itertools.product(space.values["cluster"], (48, 64, 96)):
+        least = footprint.width * footprint.itemsize / cluster / kept_bytes
+        threads = next((t for t in space.values["row_threads"] if t >= max(least, 32)), 2048)
+        for rows, blocks in itertools.product((8, 4, 2, 1), (1, 2, 3, 4)):
+            if not 256 <= threads * rows * blocks <= 512:
+                continue
+            groups = device.sms * blocks // cluster * rows
+            waste = math.ceil(footprint.rows / groups) * groups / footprint.rows
+            c = RowSchedule(
+                vector, threads, rows, 1, "registers", "two_pass", cluster, blocks, stages=2,
+                parameters="registers" if footprint.parameters else "reload",
+            )  # fmt: skip
+            found.append((cluster, round(10 * waste), blocks, c))
+    return [c for *_, c in sorted(found, key=lambda e: e[:-1])]
 
 
 def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
@@ -126,15 +175,20 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     does not choose between."""
     space, footprint = row_space(graph, device), Footprint(graph)
     vector = _whole_vector(space, footprint)
-    kinds = (
-        _persistent_candidates(space, footprint, device, vector),
-        _row_candidates(space, footprint.width, footprint.itemsize, vector),
-        _block_candidates(space, footprint, vector),
-    )
+    kinds: list[Kind] = [(_persistent_candidates(space, footprint, device, vector), 3, _variations)]
+    if footprint.columns:
+        columns = _column_candidates(space, footprint, device, vector)
+        kinds.append((columns, 8, _column_variations))
+    else:
+        rows = _row_candidates(space, footprint.width, footprint.itemsize, vector)
+        kinds += [
+            (rows, 2, _variations),
+            (_block_candidates(space, footprint, vector), 5, _variations),
+        ]
     found: list[RowSchedule] = []
-    for candidates, most in zip(kinds, PROMISING, strict=True):
+    for candidates, most, variations in kinds:
         fitting = [c for c in dict.fromkeys(candidates) if c in space][:most]
-        found += [varied for c in fitting for varied in _variations(c)]
+        found += [varied for c in fitting for varied in variations(c)]
     return [c for c in dict.fromkeys(found) if c in space]
 
 
@@ -143,6 +197,12 @@ def _variations(c: RowSchedule) -> Iterator[RowSchedule]:
     ways = itertools.product((False, True), (False, True), {c.rows_per_thread: 0, 2: 0}, moments)
     for in_turn, contiguous, rows, way in ways:
         yield replace(c, in_turn=in_turn, contiguous=contiguous, rows_per_thread=rows, moments=way)
+
+
+def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    parameters = dict.fromkeys((c.parameters, "reload"))
+    for stages, way, rows in itertools.product((2, 3), parameters, (1, 2)):
+        yield replace(c, stages=stages, parameters=way, rows_per_thread=rows, rematerialize=True)
 
 
 def _whole_vector(space: ConfigSpace[RowSchedule], footprint: Footprint) -> int:

@@ -37,6 +37,7 @@ class Launch:
         signature: struct codes of the arguments: pointers, the row count, run-time scalars.
         per_block: rows, or elements of a pointwise kernel, that one block (or cluster) handles.
         persistent: blocks walk on with the stride of the grid, which need only fill the device.
+        most_per_sm: so many blocks of a persistent kernel on an SM, None for as many as fit.
         in_turn: they take their rows from a zeroed counter, whose address follows the row count.
         outputs: positions in the graph's outputs that the kernel writes, None for all.
         partials: partial results that each cluster writes for a second kernel; 0: there is none.
@@ -49,6 +50,7 @@ class Launch:
     cluster: int
     signature: str
     persistent: bool = False
+    most_per_sm: int | None = None
     in_turn: bool = False
     outputs: tuple[int, ...] | None = None
     partials: int = 0

@@ -52,8 +52,8 @@ class RowKernel(Moments, Residents):
             self.dynamic_bytes,
             s.cluster,
             self.signature(),
-            self.persistent,
-            s.in_turn,
+            persistent=self.persistent,
+            in_turn=s.in_turn,
         )
         self.lines = [f"  {text}" for text in self.shared] + self.lines
         return self.source(head), launch

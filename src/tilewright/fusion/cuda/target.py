@@ -147,9 +147,7 @@ class FusedKernel(Executable):
         self.kernel = CudaKernel(built, ENTRY, launch.signature)
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.scalars = tuple(w.scalars.values())
-        self.count = count
-        self.blocks = math.ceil(count / launch.per_block) * launch.cluster
-        self.persistent, self.in_turn = launch.persistent, launch.in_turn
+        self.count, self.shape, self.in_turn = count, launch, launch.in_turn
         self.grids: dict[int, tuple[int, int, int]] = {}
         self.block = (launch.block_threads, 1, 1)
         self.shared_bytes, self.cluster = launch.shared_bytes, launch.cluster
@@ -182,13 +180,7 @@ class FusedKernel(Executable):
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def grid_on(self, device_index: int) -> tuple[int, int, int]:
-        """A block for every group of rows, or of a persistent kernel as many as run at once."""
-        blocks = self.blocks
-        if self.persistent:
-            resident = self.kernel.resident_blocks(
-                device_index, self.block_threads, self.shared_bytes, self.cluster
-            )
-            blocks = min(blocks, max(resident, self.cluster))
+        blocks = _blocks(self.shape, self.count, self.kernel, device_index)
         self.grids[device_index] = (blocks, 1, 1)
         return self.grids[device_index]
 
@@ -314,10 +306,15 @@ class ProgramKernels(Executable):
 
 
 def _blocks(launch: Launch, count: int, kernel: CudaKernel, device_index: int) -> int:
+    """A block for every group of rows, or of a persistent kernel as many as run at once."""
     blocks = math.ceil(count / launch.per_block) * launch.cluster
     if not launch.persistent:
         return blocks
     resident = kernel.resident_blocks(
-        device_index, launch.block_threads, launch.shared_bytes, launch.cluster
+        device_index,
+        launch.block_threads,
+        launch.shared_bytes,
+        launch.cluster,
+        launch.most_per_sm,
     )
     return min(blocks, max(resident, launch.cluster))
