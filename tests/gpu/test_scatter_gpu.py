@@ -41,6 +41,7 @@ WORKLOADS = [
     "gather(x=i32[40,300]@strides(1,40), dim=0, index=i64[500,240])",
     "gather(x=bf16[2,3,50,4,5,6], dim=-4, index=i64[2,3,70,4,5,6])",
     "gather(x=f32[100000], dim=0, index=i64[300001])",
+    "scatter(x=f32[20000000], dim=0, index=i64[17000000], src=f32[17000000])!donate=x",
     "index_add(x=f32[3000000], dim=0, index=i64[50000], source=f32[50000])",
     *(
         f"index_reduce(x=f32[300,24], dim=0, index=i64[5000], source=f32[5000,24], "

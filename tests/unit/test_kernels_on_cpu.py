@@ -67,6 +67,51 @@ def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(impl, conf
     assert not fault_reported()
 
 
+RISING = [
+    "scatter(x=f32[9000], dim=0, index=i64[5000], src=f32[5000])!indices=sorted",
+    "scatter(x=f32[3000], dim=0, index=i32[7000], src=f32[7000])!donate=x!indices=sorted",
+    "scatter(x=i64[9000], dim=0, index=i64[5000], src=2.0)!indices=sorted",
+]
+
+
+@pytest.mark.parametrize("text", RISING)
+@pytest.mark.parametrize("late", [None, 4999, 1000, 0])
+def test_indices_that_rise_but_for_one_are_seen_through(text, late):
+    w, impl = Workload.parse(text), IMPLS["scatter_buckets"]
+    x, index, *src = w.operator.examples(w, "random", 0, "cpu")
+    if late is not None:
+        index[late] = index[len(index) // 2]
+    config = dataclasses.replace(impl.heuristic(w, DEVICE), ascending=True)
+    found = OnCpu(impl, config, w)(x.clone(), index, *src)
+    assert torch.equal(found, last_written(x, 0, index, src[0] if src else 2.0))
+
+
+def test_an_index_out_of_range_at_the_end_of_rising_ones_is_skipped_and_reported():
+    w, impl = Workload.parse(RISING[0]), IMPLS["scatter_buckets"]
+    x, index, src = w.operator.examples(w, "random", 0, "cpu")
+    index[-1] = 9000
+    config = dataclasses.replace(impl.heuristic(w, DEVICE), ascending=True)
+    assert torch.equal(OnCpu(impl, config, w)(x, index, src), last_written(x, 0, index[:-1], src))
+    assert fault_reported()
+
+
+@pytest.mark.parametrize("spread", DISTRIBUTIONS)
+@pytest.mark.parametrize("columns", [1, 4])
+def test_the_winner_is_last_where_keys_carry_values_and_blocks_remember(spread, columns):
+    shape, moved = f"[300,{columns}]", f"[7000,{columns}]"
+    w = Workload.parse(
+        f"scatter(x=f32{shape}, dim=0, index=i64{moved}, src=f32{moved})!indices={spread}"
+    )
+    impl = IMPLS["scatter_winner"]
+    x, index, src = w.operator.examples(w, "random", 0, "cpu")
+    for carried, sent in ((True, 1024), (True, 0), (False, 4096)):
+        config = impl.Config(items=4, carried=carried, sent=sent)
+        assert impl.space(w, DEVICE).why_not(config) is None
+        found = OnCpu(impl, config, w)(x, index, src)
+        assert torch.equal(found, last_written(x, 0, index, src)), config
+    assert not fault_reported()
+
+
 def test_places_out_of_range_are_read_as_zeros_and_reported():
     for text in CASES[-3:-1]:
         w = Workload.parse(text)

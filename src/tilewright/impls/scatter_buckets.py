@@ -21,6 +21,12 @@ from tilewright.space import ConfigSpace, param
 MAX_GRID = 2**31 - 1
 RUNS_OF_THREAD = 8
 MIN_TILE = 8192
+MIN_ASCENDING = 2048
+LONG = 2**24
+"""Indices beside which the two launches that find out whether they rise take no time."""
+DIRECT_THREADS, DIRECT_ITEMS = 256, 4
+SAMPLED = 1024
+"""Positions, a thread each, that a guess is made from."""
 MAX_POSITION = 2**16
 """A position in a chunk, and a slot of a bucket, are 16 bits of an entry."""
 
@@ -42,6 +48,7 @@ class ScatterBuckets(Implementation):
         items: int = param(2, 4, 8, 16, 24)  # indices of a thread, which make a chunk
         settle_threads: int = param(512, 1024)
         share: int = param(4, 16)  # a block settles so many entries for each slot at most
+        ascending: bool = param(False, True)  # try first whether indices rise
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := no_cuda(w, device):
@@ -70,6 +77,8 @@ class ScatterBuckets(Implementation):
             s = sizes(w, p, c)
             if c.width > 1 and c.width >= 2 * p.inner:
                 return f"width={c.width} is twice the {p.inner} columns"
+            if c.ascending and (p.outer > 1 or p.inner > 1 or p.length < MIN_ASCENDING):
+                return f"rising indices are looked for in one dim of {MIN_ASCENDING} or more"
             if s.elements >= 2**32 - 1 or s.heavy >= 2**16:
                 return f"a tile of {s.elements} elements exceeds 32 bits"
             if max(s.chunk, s.slots) >= MAX_POSITION:
@@ -97,6 +106,7 @@ class ScatterBuckets(Implementation):
             alone = s.tiles * s.buckets <= 2 * device.sms or resident(s, c, device) == 1
             threads = 1024 if alone and s.slots >= 8192 else 512
             return (
+                c.ascending == (p.outer == p.inner == 1 and p.length >= LONG),
                 min(s.split_blocks, s.settle_blocks, 0.7 * device.sms),
                 min(c.width * w.main.itemsize, 64),
                 min(s.chunk * s.slots / s.elements, 2.5),
@@ -127,8 +137,13 @@ class ScatterBuckets(Implementation):
             "SETTLE_BLOCKS": resident(s, config, device),
             "SHARE": s.share,
             "CARRIED": s.carried,
+            "ASCENDING": config.ascending,
+            "DIRECT_THREADS": DIRECT_THREADS,
+            "DIRECT_ITEMS": DIRECT_ITEMS,
+            "SAMPLED_POSITIONS": SAMPLED,
         }
-        return cuda_task(["buckets.cu"], "settle", p.dtype, p.index, macros, device)
+        files = ["ascending.cuh"] * config.ascending + ["buckets.cu"]
+        return cuda_task(files, "settle", p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_scatter(w)
@@ -210,11 +225,15 @@ def resident(s: Sizes, c: ScatterBuckets.Config, device: DeviceSpec) -> int:
 
 class BucketsExecutable(IndexedExecutable):
     def __init__(self, w: Workload, p: ScatterProblem, c: ScatterBuckets.Config, built: Any):
-        super().__init__(w, built, {"split": "PPPPPPP", "settle": "PPPPPPPd"})
+        signatures = {"split": "PPPPPPPP", "settle": "PPPPPPPdP"}
+        if c.ascending:
+            signatures |= {"guess": "PP", "direct": "PPPPPd"}
+        super().__init__(w, built, signatures)
+        self._ascending, self._length = c.ascending, p.length
         self._sizes = s = sizes(w, p, c)
         self.block_threads, self.shared_bytes = c.settle_threads, s.settle_bytes
         self._split_threads, self._number = c.split_threads, p.number or 0.0
-        self._workspace = Workspace(**s.workspace)
+        self._workspace = Workspace(**s.workspace, state=4)
         self.workspace_bytes = self._workspace.bytes
 
     def launches(
@@ -223,9 +242,18 @@ class BucketsExecutable(IndexedExecutable):
         memory, at = self._workspace.allocate(out.device)
         x, index, *rest = (t.data_ptr() for t in tensors)
         source, s = rest[0] if rest else 0, self._sizes
-        ours = (at["entries"], at["runs"], at["common"], at["done"])
-        args: tuple[float, ...] = (index, source, *ours, fault)
-        yield Launch("split", (s.split_blocks, 1, 1), self._split_threads, s.split_bytes, args)
-        args, grid = (x, source, out.data_ptr(), *ours, self._number), (s.settle_blocks, 1, 1)
+        ours, state = (at["entries"], at["runs"], at["common"], at["done"]), at["state"]
+        args: tuple[float, ...]
+        if self._ascending:
+            yield Launch("guess", (1, 1, 1), SAMPLED, 0, (index, state))
+            grid = (math.ceil(self._length / (DIRECT_THREADS * DIRECT_ITEMS)), 1, 1)
+            args = (x, index, source, out.data_ptr(), state, self._number)
+            yield Launch("direct", grid, DIRECT_THREADS, 0, args)
+        args, grid = (index, source, *ours, fault, state), (s.split_blocks, 1, 1)
+        yield Launch("split", grid, self._split_threads, s.split_bytes, args)
+        args, grid = (
+            (x, source, out.data_ptr(), *ours, self._number, state),
+            (s.settle_blocks, 1, 1),
+        )
         yield Launch("settle", grid, self.block_threads, s.settle_bytes, args, overlapping=True)
         del memory

@@ -24,7 +24,8 @@ ALL = 0
 
 
 class ScatterWinner(Implementation):
-    """For any number of places. Workspace: 4 bytes for each element of x."""
+    """For any number of places. Workspace: a key for each element of x, 8 bytes where the winner's
+    value is carried in it, else 4."""
 
     name, backend, op = "scatter_winner", "cuda", "scatter"
 
@@ -32,7 +33,9 @@ class ScatterWinner(Implementation):
     class Config:
         slab: int = param(ALL, 16, 32, 64, 128, 256)  # columns at a time, for the L2 cache
         items: int = param(1, 2, 4, 8)  # elements of a thread
-        block_threads: int = param(256, 512)
+        block_threads: int = param(256, 512, 1024)
+        carried: bool = param(False, True)  # a value travels with its position, of 4 bytes at most
+        sent: int = param(0, 1024, 4096)  # places that a block remembers not to send twice
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := no_cuda(w, device):
@@ -50,6 +53,12 @@ class ScatterWinner(Implementation):
         def fits(c: ScatterWinner.Config) -> str | None:
             if c.slab and p.inner % c.slab:
                 return f"slab={c.slab} does not divide {p.inner} columns"
+            if c.carried and (w.main.itemsize > 4 or p.number is not None):
+                return "only values of up to 4 bytes are carried"
+            if c.sent and w.main.numel >= 2**32 - 1:
+                return f"{w.main.numel} elements exceed 32 bits"
+            if c.block_threads == 1024 and c.items == 8:
+                return "1024 threads with 8 accesses in flight spill"
             blocks = max(w.main.numel, w["index"].numel) / (c.items * c.block_threads)
             return f"{blocks:.0f} blocks exceed a grid" if blocks > MAX_GRID else None
 
@@ -57,7 +66,12 @@ class ScatterWinner(Implementation):
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
         p = served_scatter(w)
-        # The winners of one slab, and its rows of src, in a part of the L2 cache.
+        # Keys with values, if all of them take a part of the L2 cache; else the winners of a slab,
+        # and its rows of src.
+        carries = w.main.itemsize <= 4 and p.number is None
+        if carries and 8 * w.main.numel <= device.l2_bytes // 4:
+            large = w.main.numel >= 2**18
+            return self.Config(ALL, 4 if large else 1, 512 if large else 256, True, 1024)
         slabs = [s for s in (256, 128, 64, 32, 16) if p.inner % s == 0 and s < p.inner]
         near = [s for s in (p.inner, *slabs) if 4 * p.places * s <= device.l2_bytes // 8]
         slab = near[0] if near else slabs[-1] if slabs else p.inner
@@ -76,6 +90,8 @@ class ScatterWinner(Implementation):
             "SLAB": config.slab or p.inner,
             "ITEMS": config.items,
             "THREADS": config.block_threads,
+            "CARRIED": config.carried,
+            "SENT": config.sent,
         }
         return cuda_task(["winner.cu"], "elect", p.dtype, p.index, macros, device)
 
@@ -93,8 +109,8 @@ class WinnerExecutable(IndexedExecutable):
         built: Any,
         device: DeviceSpec,
     ):
-        super().__init__(w, built, {"clear": "P", "elect": "PPP", "write": "PPPPd"})
-        self.block_threads = c.block_threads
+        super().__init__(w, built, {"clear": "P", "elect": "PPPP", "write": "PPPPd"})
+        self.block_threads, self.shared_bytes = c.block_threads, 8 * c.sent
         per_block = c.items * c.block_threads
         cells = w.main.numel
         self._grids = {
@@ -103,7 +119,7 @@ class WinnerExecutable(IndexedExecutable):
             "write": math.ceil(cells / per_block),
         }
         self._number = p.number or 0.0
-        self._workspace = Workspace(winner=4 * cells)
+        self._workspace = Workspace(keys=(8 if c.carried else 4) * cells)
         self.workspace_bytes = self._workspace.bytes
 
     def launches(
@@ -111,12 +127,14 @@ class WinnerExecutable(IndexedExecutable):
     ) -> Iterator[Launch]:
         memory, at = self._workspace.allocate(out.device)
         x, index, *rest = (t.data_ptr() for t in tensors)
-        source, winner = rest[0] if rest else 0, at["winner"]
+        source, keys = rest[0] if rest else 0, at["keys"]
         args: dict[str, tuple[float, ...]] = {
-            "clear": (winner,),
-            "elect": (index, winner, fault),
-            "write": (x, source, out.data_ptr(), winner, self._number),
+            "clear": (keys,),
+            "elect": (index, source, keys, fault),
+            "write": (x, source, out.data_ptr(), keys, self._number),
         }
         for name, given in args.items():
-            yield Launch(name, (self._grids[name], 1, 1), self.block_threads, 0, given)
+            grid, shared_bytes = (self._grids[name], 1, 1), self.shared_bytes * (name == "elect")
+            follows = name != "clear"
+            yield Launch(name, grid, self.block_threads, shared_bytes, given, overlapping=follows)
         del memory

@@ -12,6 +12,8 @@
 //    the order of memory. A bucket of more than SHARE entries, by a sample of the chunks, is settled
 //    by several blocks, which join their winners in global memory; the last of them writes.
 //
+// ASCENDING: kernels of ascending.cuh came before, and where they wrote the result nothing is left to do.
+//
 // CARRIED: entries hold the elements' values, else winners fetch them.
 
 #define TILES_ACROSS ((INNER + WIDTH - 1) / WIDTH)
@@ -30,6 +32,10 @@
 #define VALUES_AHEAD (CARRIED && ITEMS <= 8)
 
 extern __shared__ __align__(16) u32 shared[];
+
+#if !ASCENDING
+TW_DEVICE bool rising(const u32*) { return false; }
+#endif
 
 // Value, slot in the bucket and position in the chunk, from the upper bits down.
 template <bool VALUE> struct Entries { typedef u64 Entry; };
@@ -113,8 +119,9 @@ TW_DEVICE void begin_runs(u32* next, u32* of_warp, u32* runs) {
   __syncthreads();
 }
 
-extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / SPLIT_THREADS) void split(const INDEX* index, const T* source, Entry* entries, u32* runs, Key* common, u32* done, int* fault) {
+extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / SPLIT_THREADS) void split(const INDEX* index, const T* source, Entry* entries, u32* runs, Key* common, u32* done, int* fault, const u32* state) {
   release_next();
+  if (rising(state)) return;
   u32 *of_warp = shared, *next = shared + 32;
   Entry* staged = (Entry*)(next + (BUCKETS + 2) / 2 * 2);
   const u64 number = blockIdx.x / CHUNKS, row = blockIdx.x;
@@ -327,13 +334,14 @@ TW_DEVICE T value_at(const Settling& m, u32 slot, const Tile& t, const T* source
   else return source[address(t, m.order[slot] - 1, 0, LENGTH)];
 }
 
-extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void settle(const T* old, const T* source, T* out, const Entry* entries, const u32* runs, Key* common, u32* done, double number) {
+extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void settle(const T* old, const T* source, T* out, const Entry* entries, const u32* runs, Key* common, u32* done, double number, const u32* state) {
   const Settling m = settling();
   const u64 tile = blockIdx.x / (BUCKETS + HEAVY);
   const u32 unit = blockIdx.x % (BUCKETS + HEAVY);
   const Tile t = tile_at(tile);
   for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) m.order[s] = 0;
   await_previous();
+  if (rising(state)) return;
   runs += tile * CHUNKS * BUCKETS;
   Share mine = {unit, 0, 1, 0};
   if (HEAVY && unit >= BUCKETS) {
