@@ -71,6 +71,8 @@ class Implementation:
     says that its executables are called with `scalars=`, the values of `w.scalars` in order, where
     these differ from the workload's own. `stands_in` says that it runs in place of aten where aten
     would break what the operator promises: it takes every layout, and building it costs nothing.
+    `races` says that two runs on the same inputs may differ: it serves workloads that say
+    `!nondeterministic`, and who asks for it by name has said so.
     """
 
     name: ClassVar[str]
@@ -78,6 +80,7 @@ class Implementation:
     op: ClassVar[str | tuple[str, ...] | None] = None
     takes_scalars: ClassVar[bool] = False
     stands_in: ClassVar[bool] = False
+    races: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

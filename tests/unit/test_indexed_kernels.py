@@ -11,7 +11,8 @@ import tilewright as tw
 from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES, spec_of
-from tilewright.errors import IndexOutOfRange
+from tilewright.dispatch import selection
+from tilewright.errors import IndexOutOfRange, NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.impls.rows_sorted import workspace_of
 from tilewright.measure.verify import Verifier
@@ -123,6 +124,9 @@ def test_check_finds_nothing_where_no_gpu_was_used():
 CUDA_WORKLOADS = [
     "index_add(x=f32[1000,64], dim=0, index=i64[1000000], source=f32[1000000,64])!donate=x",
     "embedding_backward(grad=bf16[32768,4096], index=i32[32768], num_weights=128256)",
+    "index_add(x=f32[2449029,100], dim=0, index=i64[6000000], source=f32[6000000,100])"
+    "!nondeterministic",
+    "embedding_backward(grad=f64[32768,768], index=i32[32768], num_weights=30522)!nondeterministic",
     "index_reduce(x=f64[20,7,3], dim=1, index=i64[20], source=f64[20,20,3], reduce=mean)",
     "scatter(x=f32[1000,256,7,7], dim=0, index=i64[1000,256,7,7], src=f32[1000,256,7,7])",
     "scatter(x=f32[1000,256,7,7], dim=1, index=i64[1000,256,7,7], src=f32[1000,256,7,7])",
@@ -189,6 +193,44 @@ def test_a_sum_of_rows_takes_at_most_48_bytes_of_workspace_per_index(w):
         pytest.skip("two partial rows of a unit of 256 exceed that")
     for config in (impl.heuristic(w, device), *list(impl.space(w, device))[::97]):
         assert workspace_of(w, config).bytes <= 48 * w["index"].numel + 2**16
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("index_add(x=f32[9,4], dim=0, index=i64[3], source=f32[3,4])", "say !nondeterministic"),
+        (
+            "index_add(x=bf16[9,4], dim=0, index=i64[3], source=bf16[3,4])!nondeterministic",
+            "each addition would be rounded to bf16",
+        ),
+        (
+            "index_reduce(x=f32[9,4], dim=0, index=i64[3], source=f32[3,4], reduce=mean)",
+            "other reductions",
+        ),
+    ],
+)
+def test_what_atomic_sums_do_not_take_is_said_in_words(text, words):
+    assert words in IMPLS["rows_atomic"].unsupported(Workload.parse(text), DEVICES["h200"])
+
+
+def test_integers_have_one_sum_in_any_order():
+    w = Workload.parse("index_add(x=i64[9,4], dim=0, index=i64[3], source=i64[3,4])")
+    assert IMPLS["rows_atomic"].unsupported(w, DEVICES["h200"]) is None
+
+
+def test_atomic_sums_are_chosen_by_name_but_not_under_the_deterministic_mode():
+    w = Workload.parse("index_add(x=f32[90,64], dim=0, index=i64[900], source=f32[900,64])")
+    named = selection.Forced("rows_atomic", (("lanes", 8), ("vec", 4), ("rows", 4)))
+    device = DEVICES["h200"]
+    chosen = selection._explicit(w, CPU, device, named)
+    assert (chosen.implementation, chosen.config.rows) == ("rows_atomic", 4)
+    assert selection._untuned(w, device, "heuristic", "").implementation == "rows_sorted"
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(NoImplementation, match="differ from run to run"):
+            selection._explicit(w, CPU, device, named)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ CPU = torch.device("cpu")
 OWN = (
     "gather_cuda",
     "gather_tiled",
+    "rows_atomic",
     "rows_sorted",
     "rows_winner",
     "scatter_buckets",
@@ -41,6 +42,12 @@ CASES = [
     "index_add(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36])!donate=x!indices=zipf",
     "index_reduce(x=i64[40,6], dim=0, index=i32[700], source=i64[700,6], reduce=amax)",
     "embedding_backward(grad=f32[9,50,20], index=i64[9,50], num_weights=70, padding_idx=3)",
+    "index_add(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36], alpha=-2.0)"
+    "!indices=few_bins!nondeterministic",
+    "index_add(x=f32[2,50,3], dim=1, index=i64[900], source=f32[2,900,3])"
+    "!donate=x!indices=sorted!nondeterministic",
+    "embedding_backward(grad=f64[9,50,20], index=i64[9,50], num_weights=70, padding_idx=3)"
+    "!indices=constant!nondeterministic",
     "gather(x=f16[70,48], dim=0, index=i64[300,48]@strides(1,0))!indices=zipf",
     "gather(x=f64[3,90,5], dim=1, index=i32[3,200,5])",
     "gather(x=i32[40,30]@strides(1,40), dim=0, index=i64[50,24])",
@@ -63,7 +70,7 @@ def cases():
 def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(impl, config, w):
     verdict = Verifier(w, CPU).check(OnCpu(impl, config, w))
     assert verdict.ok, verdict.message
-    assert verdict.deterministic
+    assert verdict.deterministic or impl.races
     assert not fault_reported()
 
 

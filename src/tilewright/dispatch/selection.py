@@ -201,6 +201,8 @@ def device_spec_of(device: torch.device) -> DeviceSpec:
 
 def _explicit(w: Workload, device: torch.device, spec: DeviceSpec, forced: Forced) -> Choice:
     impl = IMPLS[forced.implementation]
+    if impl.races and not torch.are_deterministic_algorithms_enabled():
+        w = w.operator.workload(flags=[*w.flags, "nondeterministic"], **dict(w.args))
     reason = impl.unsupported(w, spec) if impl.serves(w.op) else f"it serves {impl.op} only"
     if reason is not None:
         raise NoImplementation(

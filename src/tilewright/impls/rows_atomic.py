@@ -1,0 +1,164 @@
+"""Sums of rows by atomic additions, for who allows them to differ from run to run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import Compiled, compiled
+from tilewright.device import DeviceSpec
+from tilewright.errors import NoImplementation
+from tilewright.impl import Executable, Implementation
+from tilewright.impls._indexed import (
+    MAX_GRID_YZ,
+    IndexedExecutable,
+    Launch,
+    cuda_task,
+    no_cuda,
+)
+from tilewright.impls._rows import OPERATORS, RowProblem, row_problem, served_rows, vectors
+from tilewright.op import HALVES, Workload
+from tilewright.space import ConfigSpace, param
+
+THREADS = 256
+BLOCKS_OF_PREPARE = 8
+"""Blocks per SM of the kernel that strides over all places."""
+
+
+class RowsAtomic(Implementation):
+    """No sort and no workspace: each row of the source is read once and added where it belongs.
+
+    Integers have one sum in any order. Floating sums have not: they are for workloads that say
+    `!nondeterministic` and calls under `use("rows_atomic")`, never under PyTorch's deterministic
+    mode. Halves, which each addition would round, are refused.
+    """
+
+    name, backend, op = "rows_atomic", "cuda", OPERATORS
+    races = True
+
+    @dataclass(frozen=True)
+    class Config:
+        lanes: int = param(1, 4, 8, 16, 32)  # threads of a row
+        vec: int = param(1, 2, 4)  # elements of one access
+        rows: int = param(1, 2, 4, 8)  # of a group of lanes, in flight and merged
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if reason := no_cuda(w, device):
+            return reason
+        p = row_problem(w)
+        if isinstance(p, str):
+            return p
+        if p.reduce != "sum" or not (p.include or p.fill == "zero"):
+            return "it adds to the rows that are there; other reductions are rows_sorted's"
+        if p.dtype in HALVES:
+            return f"each addition would be rounded to {p.dtype}"
+        if p.dtype in ("i32", "i64") and not float(p.alpha).is_integer():
+            return f"alpha={p.alpha} is no integer"
+        if p.dtype in ("f32", "f64") and "nondeterministic" not in w.flags:
+            return "its sums differ from run to run: say !nondeterministic, or ask for it by use()"
+        if max(p.count, p.places) >= 2**31 - 1:
+            return f"{p.count} indices of {p.places} places exceed 32 bits"
+        if p.outer > MAX_GRID_YZ or next(iter(self.space(w, device)), None) is None:
+            return f"{p.outer} x {p.columns} columns exceed a grid"
+        return None
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        return False  # a hot row makes it slow, which only a measurement tells
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
+        p = served_rows(w)
+
+        def fits(c: RowsAtomic.Config) -> str | None:
+            if c.lanes > 1 and c.lanes * c.vec >= 2 * p.columns:
+                return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
+            if across(p, c) > MAX_GRID_YZ:
+                return f"{across(p, c)} pieces of a row exceed a grid of {MAX_GRID_YZ}"
+            return None
+
+        narrow = [v for v in vectors(p, w.main.itemsize) if v <= 4]
+        return ConfigSpace(self.Config, {"vec": narrow}, fits)
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
+        # The widest accesses; then rows that one group moves in one piece; then 64 bytes in flight.
+        return max(
+            self.space(w, device),
+            key=lambda c: (c.vec, c.lanes, -abs(c.rows * c.vec * w.main.itemsize - 64)),
+        )
+
+    def compile_key(self, config: Any, w: Workload) -> str:
+        p = served_rows(w)
+        return f"{macros(p, config)} {p.dtype} {p.index}"
+
+    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
+        p = served_rows(w)
+        given = macros(p, config)
+        return cuda_task(["rows_atomic.cu"], "accumulate", p.dtype, p.index, given, device)
+
+    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
+        p = served_rows(w)
+        return AtomicExecutable(w, p, config, compiled(self.task(config, w, device)), device)
+
+
+def across(p: RowProblem, c: RowsAtomic.Config) -> int:
+    return math.ceil(p.columns / (c.lanes * c.vec))
+
+
+def macros(p: RowProblem, c: RowsAtomic.Config) -> dict[str, int | str]:
+    return {
+        "REDUCE": 0,
+        "KEEPS_OLD": p.fill == "old",
+        "SCALED": p.alpha != 1.0,
+        "LANES": c.lanes,
+        "VEC": c.vec,
+        "ROWS": c.rows,
+    }
+
+
+class AtomicExecutable(IndexedExecutable):
+    def __init__(
+        self, w: Workload, p: RowProblem, c: RowsAtomic.Config, built: Compiled, device: DeviceSpec
+    ):
+        super().__init__(w, built, {"prepare": "PPiiqqqq", "accumulate": "PPPiiiqqqqqdP"})
+        self.block_threads = THREADS
+        self._p = p
+        self._names = list(w.tensors)
+        pieces = p.places * p.columns // c.vec
+        prepared = min(math.ceil(pieces / THREADS), BLOCKS_OF_PREPARE * device.sms)
+        self._grids = {
+            "prepare": (prepared, 1, p.outer),
+            "accumulate": (
+                math.ceil(p.count / (THREADS // c.lanes * c.rows)),
+                across(p, c),
+                p.outer,
+            ),
+        }
+
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+        floating = tensors[0].is_floating_point()
+        if floating and torch.are_deterministic_algorithms_enabled():
+            raise NoImplementation(
+                f"{self._w}: rows_atomic adds in no fixed order, and "
+                "torch.use_deterministic_algorithms is on; leave the choice to the records"
+            )
+        return super().__call__(*tensors)
+
+    def launches(
+        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
+    ) -> Iterator[Launch]:
+        p, given = self._p, {n: t.data_ptr() for n, t in zip(self._names, tensors, strict=True)}
+        source = next(given[n] for n in ("source", "src", "grad") if n in given)
+        args: tuple[float, ...]
+        if p.fill is not None:
+            strides = (*(p.old or (0, 0)), *p.out)
+            args = (given.get("x", 0), out.data_ptr(), p.places, p.columns, *strides)
+            yield Launch("prepare", self._grids["prepare"], THREADS, 0, args)
+        args = (given["index"], source, out.data_ptr(), p.count, p.places, p.columns)
+        args = (*args, *p.source, *p.out, p.skipped, p.alpha, fault)
+        follows = p.fill is not None
+        grid = self._grids["accumulate"]
+        yield Launch("accumulate", grid, THREADS, 0, args, overlapping=follows)
