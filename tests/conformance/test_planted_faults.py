@@ -50,6 +50,7 @@ WORKLOADS = {
         "conv2d_weight_grad(x=d[2,5,6,7], grad_output=d[2,3,6,7], kernel_size=3, padding=1,"
         " into=d[3,5,3,3])",
         "conv2d_weight_grad(x=d[2,5,6,7], grad_output=d[2,3,6,7], kernel_size=1, out_dtype=w)",
+        "conv2d_weight_grad(x=d[2,5,6,7], grad_output=d[2,3,4,5], kernel_size=3, allow_tf32=True)",
     ],
     "conv2d_weight_bias_grad": [
         "conv2d_weight_bias_grad(x=d[2,5,6,7], grad_output=d[2,3,6,7], kernel_size=3, padding=1)",

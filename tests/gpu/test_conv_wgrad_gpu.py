@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tilewright as tw
 from tilewright.compile.counters import counters
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
@@ -314,6 +315,46 @@ def test_depthwise_filters_are_right(n, c, h, w, kernel, stride, padding, dtype)
     for config in impl.space(workload, spec_of(0)):
         run = impl.build(config, workload, spec_of(0))
         assert verifier.check(run).message == ""
+
+
+FP32 = [str(w).replace("bf16[", "f32[").replace(" f16[", " f32[").replace("(x=f16[", "(x=f32[")
+        for w in LAYERS + ODD]  # fmt: skip
+
+
+@pytest.fixture
+def tf32_flag():
+    before = torch.backends.cudnn.allow_tf32
+    yield lambda allowed: setattr(torch.backends.cudnn, "allow_tf32", allowed)
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("text", FP32)
+@pytest.mark.parametrize("allow_tf32", [True, None])
+def test_fp32_is_right_in_every_tile_and_split_mode(text, allow_tf32, tf32_flag):
+    w = Workload.parse(text.replace(")", f", allow_tf32={allow_tf32})"))
+    tf32_flag(bool(allow_tf32))
+    impl, verifier = IMPLS[NAMES[sm80]], Verifier(w, DEVICE)
+    space, checked = impl.space(w, spec_of(0)), 0
+    assert verifier.check(build(sm80, w, impl.heuristic(w, spec_of(0)))).message == ""
+    for tile in sm80.WARPS:
+        for split_k, _, combine in MODES:
+            config = sm80.Config(*tile, 16, stages=2, split_k=split_k, combine=combine)
+            if space.restricted({"split_k": [split_k]}).why_not(config) is None:
+                assert verifier.check(build(sm80, w, config)).message == "", config
+                checked += 1
+    assert checked > 2
+
+
+def test_torchs_flag_decides_whether_a_call_uses_tf32(tf32_flag):
+    x, grad = (torch.randn(2, 64, 32, 32, device=DEVICE) for _ in range(2))
+    truth = torch.nn.grad.conv2d_weight(x.double(), (64, 64, 3, 3), grad.double(), padding=1)
+    errors = []
+    for allowed in (True, False):
+        tf32_flag(allowed)
+        with tw.use(NAMES[sm80], op="conv2d_weight_grad"):
+            found = tw.conv2d_weight_grad(x, grad, 3, padding=1)
+        errors.append((found - truth).abs().max().item())
+    assert errors[1] < 1e-3 < errors[0] < 1.0
 
 
 NCHW = [

@@ -119,4 +119,37 @@ inline void mma_sync_aligned_m16n8k16_row_col_f32(float& d0, float& d1, float& d
     *sums[i] += (float)sum;
   }
 }
+
+// Operands are rounded to 10 bits, and the rest must be zeros: hardware ignores it.
+inline void cvt_rna_tf32_f32(unsigned& to, float from) {
+  to = cast_bits<uint32_t>(from);
+  if (std::isfinite(from)) to += 0x1000;
+  to &= ~0x1fffu;
+}
+inline void ld_shared_f32(float& to, unsigned from) { std::memcpy(&to, shared_at(from, 4), 4); }
+inline void ld_shared_v2_f32(float& x, float& y, unsigned from) {
+  float both[2];
+  std::memcpy(both, shared_at(from, 8), 8);
+  x = both[0], y = both[1];
+}
+inline void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1,
+                                                               unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  const unsigned given[6] = {a0, a1, a2, a3, b0, b1};
+  float all[6][32];
+  for (int i = 0; i < 6; ++i) {
+    const Warp w = gather(given[i]);
+    for (int lane = 0; lane < 32; ++lane) {
+      all[i][lane] = of_lane<float>(w, lane);
+      if (of_lane<unsigned>(w, lane) & 0x1fff) std::abort();
+    }
+  }
+  const int lane = threadIdx.x % 32;
+  float* sums[4] = {&d0, &d1, &d2, &d3};
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4, column = lane % 4 * 2 + i % 2;
+    double sum = 0;
+    for (int k = 0; k < 8; ++k) sum += (double)all[i / 2 + k / 4 * 2][row * 4 + k % 4] * all[4 + k / 4][column * 4 + k % 4];
+    *sums[i] += (float)sum;
+  }
+}
 }  // namespace ptx

@@ -10,10 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tilewright as tw
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
+from tilewright.dispatch.call import _asking_for_tf32
+from tilewright.dispatch.pytorch import bind
 from tilewright.errors import InvalidArgument
 from tilewright.impl import IMPLS
 from tilewright.impls import conv2d_weight_grad_sm80 as sm80
@@ -21,7 +24,7 @@ from tilewright.impls import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls._weight_grad import problem_of
 from tilewright.impls._weight_grad_model import COMBINES, predicted_us
 from tilewright.measure.ceilings import Ceilings
-from tilewright.op import Workload
+from tilewright.op import OPS, Workload
 from tilewright.suite import SUITES
 
 H200 = DEVICES["h200"]
@@ -140,6 +143,24 @@ def test_an_infinity_at_the_border_reaches_the_taps_that_meet_it(name, dtype):
     assert not (found[2, :, 0].isinf() | found[2, :, :, 0].isinf()).any()
 
 
+@pytest.mark.parametrize(("allowed", "expected"), [(True, True), (False, None)])
+def test_fp32_tensors_on_a_gpu_are_told_what_torchs_flag_allows(allowed, expected):
+    op, before = OPS["conv2d_weight_grad"], torch.backends.cudnn.allow_tf32
+    calls = []
+    asking = _asking_for_tf32(op, lambda *args, **kwargs: calls.append(bind(op, args, kwargs)))
+    with FakeTensorMode():
+        x, half = (torch.empty(2, 4, 8, 8, device="cuda", dtype=d) for d in (None, torch.half))
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        asking(x, x, 3)
+        asking(x, x, kernel_size=3)
+        asking(half, half, 3)
+        asking(torch.empty(2, 4, 8, 8), x, 3)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    assert [call.get("allow_tf32") for call in calls] == [expected, expected, None, None]
+
+
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_the_result_has_the_layout_of_the_inputs(layout):
     x, grad = (torch.randn(2, 4, 8, 8).to(memory_format=layout) for _ in range(2))
@@ -183,9 +204,11 @@ def test_a_strided_1x1_reads_a_quarter_of_x():
 
 def test_the_floor_counts_tensor_cores_but_for_depthwise():
     curve = ((4096, 1.0), (1 << 30, 500.0))
-    rates = {"f16": 800e12}
+    rates = {"f16": 800e12, "f32": 50e12, "tf32": 400e12}
     ceilings = Ceilings("graph", curve, curve, curve, 1.0, 4e12, rates)
     assert ceilings.arithmetic_us(SIMPLE, H200) == pytest.approx(SIMPLE.flops / 800e6)
+    assert ceilings.arithmetic_us(fp32(None), H200) == pytest.approx(SIMPLE.flops / 50e6)
+    assert ceilings.arithmetic_us(fp32(True), H200) == pytest.approx(SIMPLE.flops / 400e6)
     depthwise = weight_grad("8,96,56,56", "8,96,56,56", "kernel_size=7, padding=3, groups=96")
     assert ceilings.arithmetic_us(depthwise, H200) == pytest.approx(
         depthwise.flops / H200.flops["f32"] * 1e6
@@ -337,6 +360,52 @@ def test_what_a_gradient_is_added_to_must_be_aligned_unless_it_is_converted():
 def test_every_portable_tile_compiles_without_spills(tile):
     config = sm80.Config(*tile, stages=3, split_k=2, combine="kernel")
     assert compiled(SM80.task(config, SIMPLE, DEVICES["a100"])).resources.spill_bytes == 0
+
+
+def fp32(allow_tf32, channels=64):
+    return weight_grad(
+        f"8,{channels},56,56", "8,128,56,56",
+        f"kernel_size=3, padding=1, allow_tf32={allow_tf32}", dtype="f32",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tile", [t for t in sm80.WARPS if math.prod(t) <= 128 * 128])
+@pytest.mark.parametrize("allow_tf32", [True, None])
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_every_tile_of_fp32_compiles_without_spills(tile, allow_tf32, device):
+    w, spec = fp32(allow_tf32), DEVICES[device]
+    config = sm80.Config(*tile, 16, stages=3, split_k=2, combine="kernel")
+    assert compiled(SM80.task(config, w, spec)).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("allow_tf32", [True, None])
+def test_fp32_of_any_channel_count_compiles_without_spills(allow_tf32):
+    w = fp32(allow_tf32, channels=3)
+    assert SM80.unsupported(w, H200) is None
+    config = SM80.heuristic(w, H200)
+    assert SM80.space(w, H200).why_not(config) is None
+    assert compiled(SM80.task(config, w, H200)).resources.spill_bytes == 0
+
+
+def test_tf32_is_part_of_the_workload_and_of_what_is_compiled():
+    exact, rounded = fp32(None), fp32(True)
+    assert str(rounded).endswith("allow_tf32=True)")
+    assert "tf32" not in str(exact)
+    config = SM80.heuristic(exact, H200)
+    assert SM80.compile_key(config, exact) != SM80.compile_key(config, rounded)
+    assert SM80.task(config, exact, H200) != SM80.task(config, rounded, H200)
+    halves = weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1, allow_tf32=True")
+    assert "tf32" not in str(halves)
+    with pytest.raises(InvalidArgument, match="fp32_precision"):
+        fp32(False)
+
+
+def test_tiles_and_steps_of_halves_and_of_fp32_differ():
+    space = SM80.space(fp32(True), H200)
+    assert "too few registers" in space.why_not(sm80.Config(256, 128, 16, stages=2))
+    assert space.why_not(sm80.Config(128, 128, 16, stages=2)) is None
+    assert space.why_not(sm80.Config(128, 128, 32, stages=2)) is not None
+    assert SM80.space(SIMPLE, H200).why_not(sm80.Config(128, 128, 16, stages=2)) is not None
 
 
 @pytest.mark.parametrize("w", SUITES["resnet50_v15_stem_wgrad"].workloads()[::2], ids=str)

@@ -10,11 +10,13 @@ from tilewright.impls._vendor import vendor
 from tilewright.measure import error_rules
 from tilewright.measure.error_bound import bounds, truth_and_tolerance
 from tilewright.measure.error_rules import BINARY, RULES, SAFETY, UNARY, Arithmetic, Pair
+from tilewright.measure.error_rules_convolution import rounded_to_tf32
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
 CPU = torch.device("cpu")
 F32 = Arithmetic(torch.float32, torch.float32, False, CPU)
+TF32 = Arithmetic(torch.float32, torch.float32, False, CPU, tf32=True)
 HALF = Arithmetic(torch.float32, torch.float16, False, CPU)
 
 
@@ -225,3 +227,48 @@ def test_an_online_softmax_passes(dtype):
         return (torch.exp2((wide - row) * math.log2(math.e)) / total).to(x.dtype)
 
     assert Verifier(w, CPU).check(executable).message == ""
+
+
+# --- operands rounded to TF32 ---------------------------------------------------------------------
+
+
+def weight_gradient(x, grad):
+    shape = (grad.shape[1], x.shape[1], 1, 1)
+    like = x.new_empty(1).expand(shape)
+    sizes = (None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1, (False, True, False))
+    pairs = Pair(grad.double()), Pair(x.double()), Pair(like.double())
+    return RULES["convolution_backward"](TF32, *pairs, *sizes)[1]
+
+
+def test_tf32_is_fp32_whose_last_bits_were_rounded():
+    given = torch.tensor([1.0, 1 + 2**-11, 1 + 2**-11 - 2**-23, -1 - 2**-11, 3e38, math.inf])
+    expected = torch.tensor([1.0, 1 + 2**-10, 1.0, -1 - 2**-10, 3e38, math.inf])
+    assert torch.equal(rounded_to_tf32(given)[[0, 1, 2, 3, 5]], expected[[0, 1, 2, 3, 5]])
+    assert rounded_to_tf32(torch.tensor([math.nan])).isnan().all()
+    assert rounded_to_tf32(given[4:5]).view(torch.int32) & 0x1FFF == 0
+
+
+@pytest.mark.parametrize("same_sign", [False, True])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_operands_rounded_or_truncated_to_tf32_stay_within_the_bound(same_sign, rounds):
+    x, grad = torch.randn(8, 16, 20, 20), torch.randn(8, 24, 20, 20)
+    if same_sign:
+        x, grad = x.abs(), grad.abs()
+    found = weight_gradient(x, grad)
+    narrow = rounded_to_tf32 if rounds else truncated_to_tf32
+    of_narrow = weight_gradient(narrow(x), narrow(grad)).value
+    off = (of_narrow - found.value).abs() / (SAFETY * TF32.u * found.error)
+    assert 0.0 < off.max() < 1.0
+    # One lost pixel in 3200 is seen.
+    lost = weight_gradient(x[:, :, :, 1:], grad[:, :, :, 1:]).value
+    assert ((lost - found.value).abs() > 4 * SAFETY * TF32.u * found.error).any()
+
+
+def truncated_to_tf32(t):
+    return (t.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def test_integers_are_exact_in_tf32_up_to_eleven_bits():
+    ones = torch.ones(1, 4, 2, 2)
+    assert weight_gradient(2048 * ones, ones).error is None
+    assert weight_gradient(2049 * ones, ones).error is not None

@@ -66,13 +66,18 @@ CASES = {
         workload(*PLAIN, more=", out_dtype=f32"),
         workload(*PLAIN, more=", into=f16[40,24,3,3]@channels_last"),
         workload(2, 5, 7, 5, 6, 3, 1, 1, dtype="bf16"),
+        workload(*PLAIN, dtype="f32"),
+        workload(*PLAIN, dtype="f32", more=", allow_tf32=True"),
+        workload(2, 5, 7, 5, 6, 3, 1, 1, dtype="f32", more=", into=f32[7,5,3,3]"),
+        workload(2, 5, 7, 5, 6, 3, 1, 1, dtype="f32", more=", allow_tf32=True"),
     ],
 }
+SM80 = IMPLS["conv2d_weight_grad_sm80"]
 SPLITS = {
     CASES["conv2d_weight_grad_sm80"][0]: [(1, "last"), (2, "last"), (2, "kernel")],
     CASES["conv2d_weight_grad_sm80"][1]: [(2, "kernel")],
     CASES["conv2d_weight_grad_sm80"][2]: [(1, "last")],
-    CASES["conv2d_weight_grad_sm80"][3]: [(2, "last")],
+    **{w: [(2, "last")] for w in CASES["conv2d_weight_grad_sm80"][3:]},
 }
 
 
@@ -104,6 +109,19 @@ def test_a_missing_barrier_and_a_wait_too_short_are_found(fault):
     w, impl = CASES["conv2d_weight_grad_narrow"][0], IMPLS["conv2d_weight_grad_narrow"]
     broken = OnCpu(impl, impl.heuristic(w, FEW), w, fault)
     assert not Verifier(w, CPU).check(broken).ok
+
+
+@pytest.mark.parametrize("place", [5, 6, 7, 8])
+def test_fp32_products_that_miss_a_pixel_are_found(place):
+    w = CASES["conv2d_weight_grad_sm80"][3:][place - 4]
+    config = replace(SM80.heuristic(w, FEW), tile_m=64, tile_n=64, stages=2, split_k=1)
+    config = replace(config, combine="last")
+    missed = (
+        ("k + i / 2 * 4", "i < 6 ? k + i / 2 * 4 : k")
+        if w["allow_tf32"]
+        else ("item_at(stage, k + i,", "item_at(stage, k + i % (PIXELS - 1),")
+    )
+    assert not Verifier(w, CPU).check(OnCpu(SM80, config, w, missed)).ok
 
 
 def test_what_is_added_in_place_is_right():

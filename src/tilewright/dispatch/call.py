@@ -104,6 +104,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
     traced = torch_ops.traced(op, call)
     public = _casting_first(op, call) if op.casts_first else call
     public = _naming_dtypes(call) if "out_dtype" in op.parameters else public
+    public = _asking_for_tf32(op, public) if "allow_tf32" in op.parameters else public
     public.__name__ = public.__qualname__ = op.name
     public.__module__ = "tilewright"
     public.__doc__ = op.__doc__
@@ -135,6 +136,36 @@ def _naming_dtypes(call: Run) -> Run:
         return call(*args, out_dtype=DTYPE_NAMES.get(out_dtype, out_dtype), **kwargs)
 
     return naming
+
+
+def _asking_for_tf32(op: Op, call: Run) -> Run:
+    """fp32 tensors on a GPU are told what torch's flag allows: workloads hold it."""
+    names = list(op.parameters)
+    defaults = [op.parameters[name].default for name in names]
+    place = names.index("allow_tf32")
+
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else None
+        if (
+            len(args) <= place
+            and isinstance(first, Tensor)
+            and first.dtype is torch.float32
+            and first.is_cuda
+            and "allow_tf32" not in kwargs
+            and not is_dynamo_compiling()
+            and tf32_is_allowed()
+        ):
+            if kwargs:
+                return call(*args, **kwargs, allow_tf32=True)
+            return call(*args, *defaults[len(args) : place], True)
+        return call(*args, **kwargs)
+
+    return asking
+
+
+def tf32_is_allowed() -> bool:
+    """Whether torch's flag lets cuDNN round the operands of fp32 convolutions to TF32."""
+    return torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
 
 
 def _signature(op: Op) -> inspect.Signature:

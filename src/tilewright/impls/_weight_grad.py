@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from tilewright.op import TensorSpec, Workload, channels_last_strides, same_layout
+from tilewright.op import HALVES, TensorSpec, Workload, channels_last_strides, same_layout
 
 PANEL = 64
 """Columns of the product come in panels of so many channels of one filter tap."""
@@ -114,8 +115,13 @@ def adds_in_place(w: Workload) -> bool:
     return "into" in w.donated or not is_channels_last(w["into"])
 
 
-def operand_refusal(w: Workload, wide_result: bool = False, adds: bool = False) -> str | None:
-    """Why halves of at most 2^31 pixels are not what is given, in words.
+def operand_refusal(
+    w: Workload,
+    dtypes: Sequence[str] = HALVES,
+    wide_result: bool = False,
+    adds: bool = False,
+) -> str | None:
+    """Why tensors of these dtypes, of at most 2^31 pixels, are not what is given, in words.
 
     Args:
         wide_result: the kernel can write fp32.
@@ -125,8 +131,8 @@ def operand_refusal(w: Workload, wide_result: bool = False, adds: bool = False) 
         spec = w[name]
         if spec.numel == 0:
             return f"{name} is empty: there is nothing to compute"
-        if spec.dtype not in ("f16", "bf16"):
-            return f"{name} is {spec.dtype}; the kernel multiplies f16 and bf16"
+        if spec.dtype not in dtypes:
+            return f"{name} is {spec.dtype}; the kernel multiplies {' and '.join(dtypes)}"
     if "into" in w.tensors and not adds:
         return "the kernel writes its result, it does not add it to another"
     if "into" in w.tensors and as_read(w["into"]).align < 16:

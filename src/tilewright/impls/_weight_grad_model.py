@@ -43,6 +43,8 @@ class Split(Protocol):
     @property
     def sums(self) -> int: ...
     @property
+    def beside_sums(self) -> int: ...
+    @property
     def stage_bytes(self) -> int: ...
     @property
     def shared_bytes(self) -> int: ...
@@ -59,7 +61,7 @@ def blocks_per_sm(device: DeviceSpec, c: Split) -> int:
     Adding slices takes sixteen loads of four registers at a time, which sets a floor.
     """
     most = device.registers_per_sm // c.threads // 8 * 8
-    registers = min(max(c.sums + 64, 120), most)
+    registers = min(max(c.sums + c.beside_sums, 120), most)
     return device.occupancy(c.threads, registers, c.shared_bytes + c.static_bytes)[0]
 
 

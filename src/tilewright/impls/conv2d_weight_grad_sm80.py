@@ -26,16 +26,20 @@ from tilewright.impls._weight_grad_model import (
     split_choices,
     why_not,
 )
-from tilewright.op import Workload
+from tilewright.op import HALVES, Workload
 from tilewright.space import ConfigSpace, param
 
-THREADS, TILE_K = 256, 32
+THREADS = 256
+STEPS = {2: 32, 4: 16}
+"""Output pixels of a step, by the size of an element: steps have as many bytes."""
 WARPS = {
     (64, 64): (2, 4), (64, 128): (2, 4), (64, 192): (2, 4), (64, 256): (2, 4),
     (128, 64): (4, 2), (128, 128): (2, 4), (128, 256): (2, 4), (256, 64): (4, 2),
     (256, 128): (4, 2),
 }  # fmt: skip
 """(tile_m, tile_n) -> warps along each; at most 128 sums a thread."""
+LARGEST_OF_FP32 = 64
+"""Sums of a thread beside fp32 operands."""
 SHARE_OF_WGMMA = 0.5
 """Of the tensor rate that mma.sync reaches where there is wgmma; without, it reaches all of it."""
 
@@ -45,20 +49,18 @@ class Config:
     """
     Attributes:
         tile_m, tile_n: output channels, and taps times input channels, of one block.
-        stages: steps of 32 output pixels in shared memory.
+        tile_k: output pixels of one step; 32 of halves, 16 of fp32.
+        stages: steps in shared memory.
         split_k: slices of the pixels, each summed by blocks of its own.
         combine: who adds the slices; see COMBINES.
     """
 
     tile_m: int = param(64, 128, 256)
     tile_n: int = param(64, 128, 192, 256)
+    tile_k: int = param(*STEPS.values())
     stages: int = param(4, 2, 3, 5, 6)
     split_k: int = param(1)
     combine: str = param(*COMBINES)
-
-    @property
-    def tile_k(self) -> int:
-        return TILE_K
 
     @property
     def cluster(self) -> int:
@@ -78,8 +80,13 @@ class Config:
         return self.tile_m * self.tile_n // THREADS
 
     @property
+    def beside_sums(self) -> int:
+        """Registers of a thread besides those: fp32 operands take more."""
+        return 64 if self.tile_k == STEPS[2] else 84
+
+    @property
     def stage_bytes(self) -> int:
-        return (self.tile_m + self.tile_n) * TILE_K * 2
+        return (self.tile_m + self.tile_n) * 64
 
     @property
     def shared_bytes(self) -> int:
@@ -94,7 +101,8 @@ class Config:
 class Conv2dWeightGradSm80(Implementation):
     """An implicit matrix product with split-K through registers: asynchronous copies, mma.sync.
 
-    Channels that come in eights are copied 16 bytes at a time, each tap by itself. Others are
+    fp32 is rounded to TF32 where that is allowed, else multiplied and added in fp32. Channels that
+    come in 16 bytes are copied so, each tap by itself. Others are
     gathered one by one, and taps follow one another without gaps, so that three channels of a
     7 x 7 filter fill 147 of 192 columns.
     """
@@ -104,7 +112,7 @@ class Conv2dWeightGradSm80(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.kind != "cuda":
             return f"it runs on an NVIDIA GPU, not on {device.name}"
-        if reason := operand_refusal(w, wide_result=True, adds=True):
+        if reason := operand_refusal(w, (*HALVES, "f32"), wide_result=True, adds=True):
             return reason
         if w["groups"] != 1:
             return f"groups={w['groups']}: the kernel multiplies all channels with all features"
@@ -116,24 +124,28 @@ class Conv2dWeightGradSm80(Implementation):
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         problem = _problem(w)
         tiles = {problem.tiles(*shape) for shape in WARPS}
-        splits = split_choices(problem, device, tiles, TILE_K)
-        return ConfigSpace(Config, {"split_k": splits}, lambda c: _refusal(problem, device, c))
+        tile_k = STEPS[w.main.itemsize]
+        values = {"split_k": split_choices(problem, device, tiles, tile_k), "tile_k": [tile_k]}
+        return ConfigSpace(Config, values, lambda c: _refusal(problem, device, c))
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         problem, space = _problem(w), self.space(w, device)
-        share = 0.8 * (SHARE_OF_WGMMA if device.capability >= 90 else 1.0)
-        bases = []
+        share = 0.8 * _rate(w, device) / device.flops["f16_tensor"]
+        bases, tile_k = [], STEPS[w.main.itemsize]
         for tile in WARPS:
-            configs = [Config(*tile, stages) for stages in (4, 3, 2)]
-            bases += [c for c in configs if why_not(problem, device, c) is None][:1]
+            configs = [Config(*tile, tile_k, stages) for stages in (4, 3, 2)]
+            bases += [c for c in configs if _refusal(problem, device, c) is None][:1]
         configs = likely(problem, device, bases, space.values["split_k"])
-        return min(configs, key=lambda c: predicted_us(problem, device, c, share))
+        return min(
+            configs, key=lambda c: predicted_us(problem, device, c, share * _left_by_reads(w, c))
+        )
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Shape and slice count are arguments: one binary serves every layer."""
         dtypes = (w.main.dtype, *result_defined(w).values())
         aligned = tuple(_is_aligned(w, name) for name in ("x", "grad_output"))
-        return f"{replace(config, split_k=min(config.split_k, 2))} {dtypes} {aligned}"
+        baked = replace(config, split_k=min(config.split_k, 2))
+        return f"{baked} {dtypes} {aligned} {w['allow_tf32']}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         along_m, along_n = WARPS[config.tile_m, config.tile_n]
@@ -142,6 +154,7 @@ class Conv2dWeightGradSm80(Implementation):
             "DTYPE": dtype,
             **result_defined(w),
             "OPERAND": f'"{dtype}"',
+            "TF32": int(w["allow_tf32"] is True),
             "TILE_M": config.tile_m,
             "TILE_N": config.tile_n,
             "STAGES": config.stages,
@@ -159,7 +172,9 @@ class Conv2dWeightGradSm80(Implementation):
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
-        own = source("weight_grad.cuh") + source("weight_grad_sm80.cuh")
+        products = "halves" if dtype in HALVES else dtype
+        files = ("weight_grad", "weight_grad_sm80", f"weight_grad_sm80_{products}")
+        own = "".join(source(f"{name}.cuh") for name in files)
         return CompileTask("nvrtc", text + own, flags, ENTRY)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
@@ -170,7 +185,28 @@ class Conv2dWeightGradSm80(Implementation):
 
 
 def _is_aligned(w: Workload, name: str) -> bool:
-    return as_read(w[name]).align == 16 and w[name].shape[1] % 8 == 0
+    """Whether channels can be copied 16 bytes at a time."""
+    return as_read(w[name]).align == 16 and w[name].shape[1] * w[name].itemsize % 16 == 0
+
+
+def _rate(w: Workload, device: DeviceSpec) -> float:
+    """Operations per second of the unit that multiplies."""
+    if w.main.dtype == "f32" and not w["allow_tf32"]:
+        return device.flops["f32"]
+    unit = "f16" if w.main.dtype in HALVES else "tf32"
+    return device.flops[f"{unit}_tensor"] * (SHARE_OF_WGMMA if device.capability >= 90 else 1.0)
+
+
+def _left_by_reads(w: Workload, c: Config) -> float:
+    """Part of the unit's rate that reading fp32 operands from shared memory leaves: each lane reads
+    one a cycle, and rounding it to TF32 takes one and a half; ldmatrix keeps up for halves."""
+    if w.main.dtype in HALVES:
+        return 1.0
+    along_m, along_n = WARPS[c.tile_m, c.tile_n]
+    blocks, columns = c.tile_m // 16 // along_m, c.tile_n // along_n
+    products, read = (40, 0.375) if w["allow_tf32"] else (8, 1.0)
+    cycles, reading = blocks * columns / products, (2 * blocks + columns / 8) * read
+    return min(1.0, cycles / reading)
 
 
 def _problem(w: Workload) -> Problem:
@@ -180,4 +216,6 @@ def _problem(w: Workload) -> Problem:
 def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
     if (c.tile_m, c.tile_n) not in WARPS:
         return f"a tile of {c.tile_m} x {c.tile_n} has no arrangement of warps"
+    if c.tile_k != STEPS[2] and c.sums > LARGEST_OF_FP32:
+        return f"{c.sums} sums of a thread leave too few registers for fp32 operands"
     return why_not(problem, device, c)

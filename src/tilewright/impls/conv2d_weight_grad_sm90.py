@@ -98,6 +98,11 @@ class Config:
         return self.tile_m * self.tile_n // (self.threads - 32)
 
     @property
+    def beside_sums(self) -> int:
+        """Registers of a thread besides those."""
+        return 64
+
+    @property
     def stage_bytes(self) -> int:
         return (self.tile_m + self.tile_n) * self.tile_k * 2
 

@@ -9,7 +9,7 @@
 // never depends on timing. Blocks of a cluster hold consecutive slices of one tile; they add them
 // through shared memory first, and what is left to combine are the sums of each cluster.
 //
-// Defined before this text: DTYPE f16 or bf16, RESULT (these or f32), ADDS, 1 where the result is added to
+// Defined before this text: DTYPE f16, bf16 or f32, RESULT (that or f32), ADDS, 1 where the result is added to
 // what `out` holds; TILE_M, TILE_N, THREADS, COMBINE, CLUSTER; how warps share
 // a tile: each has COLUMNS columns from WARP_COLUMN(warp) on, and BLOCKS blocks of 16 rows, STRIDE
 // rows apart, from WARP_ROW(warp) on.
@@ -173,8 +173,8 @@ TW_DEVICE void gather(unsigned char* staged, int warp, const float (&d)[BLOCKS][
     TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j) {
       const Fragment f(warp, m, j, threadIdx.x % 32);
       unsigned char* to = staged + f.row * STAGED_ROW + f.column * 2;
-      *(u32*)to = DTYPE::pack(d[m][j * 4], d[m][j * 4 + 1]);
-      *(u32*)(to + 8 * STAGED_ROW) = DTYPE::pack(d[m][j * 4 + 2], d[m][j * 4 + 3]);
+      *(RESULT::pair*)to = RESULT::pack(d[m][j * 4], d[m][j * 4 + 1]);
+      *(RESULT::pair*)(to + 8 * STAGED_ROW) = RESULT::pack(d[m][j * 4 + 2], d[m][j * 4 + 3]);
     }
 }
 template <int STORERS>

@@ -1,20 +1,27 @@
 // The convolution weight gradient on sm_80 and later: mma.sync from shared memory, any channel count.
 //
-// A step is 32 output pixels: eight threads fetch the features and columns of one pixel, 16 bytes
-// each, into boxes [pixel][64] whose 16-byte chunks are swizzled by the pixel. Both operands are read
-// transposed by ldmatrix. With ALIGNED the columns of a panel are channels of one tap and are copied
+// A step is 32 output pixels of halves, or 16 of fp32: eight or sixteen threads fetch the features and
+// columns of one pixel, 16 bytes each, into boxes [pixel][64] whose 16-byte chunks are swizzled by the
+// pixel. Both operands are read transposed: halves by ldmatrix, fp32 one by one. With ALIGNED the columns of a panel are channels of one tap and are copied
 // asynchronously; without, columns are taps times channels without gaps, gathered one by one.
 //
 // Defined before this text, besides what weight_grad.cuh needs: ALIGNED, ALIGNED_ROWS (the same for
-// grad_output), STAGES, MIN_BLOCKS.
+// grad_output), STAGES, MIN_BLOCKS. What follows it, for halves or for fp32, defines `products`.
 
-constexpr int STEP = 32;  // pixels
-constexpr int BOX_BYTES = STEP * 128;
+typedef DTYPE::type Item;
+constexpr int WIDE = 16 / sizeof(Item);   // items of a chunk
+constexpr int CHUNKS = PANEL / WIDE;      // of a pixel's row in a box
+constexpr int STEP = THREADS / CHUNKS;    // pixels
+constexpr int BOX_BYTES = STEP * CHUNKS * 16;
 constexpr int ROW_BOXES = TILE_M / 64;
 constexpr int STAGE_BYTES = (ROW_BOXES + TILE_PANELS) * BOX_BYTES;
-static_assert(THREADS == STEP * 8, "tile");
 
-TW_DEVICE u32 chunk_at(u32 box, int row, int chunk) { return box + row * 128 + ((chunk ^ (row & 7)) << 4); }
+// Swizzled so that what a warp reads at once shares no banks: rows 0 to 7 of halves for ldmatrix, and
+// 4 rows of 8 neighbouring items of fp32.
+TW_DEVICE u32 chunk_at(u32 box, int row, int chunk) {
+  const int swizzle = sizeof(Item) == 2 ? row & 7 : (row & 3) * 2;
+  return box + row * CHUNKS * 16 + ((chunk ^ swizzle) << 4);
+}
 
 // Where columns begin: their offset from a pixel's first tap, and the tap in rows and columns of x.
 struct Column {
@@ -26,8 +33,8 @@ struct Column {
 struct Fetch {
   int pixel, q, p, n, chunk;
   TW_DEVICE Fetch(const Problem& problem, const Tile& t) {
-    pixel = t.first * STEP + threadIdx.x / 8;
-    chunk = threadIdx.x % 8;
+    pixel = t.first * STEP + threadIdx.x / CHUNKS;
+    chunk = threadIdx.x % CHUNKS;
     p = pixel / problem.out_width;
     q = pixel - p * problem.out_width;
     n = p / problem.out_height;
@@ -41,29 +48,34 @@ struct Fetch {
   }
 };
 
-TW_DEVICE void copy16(u32 to, const u16* from, bool there) {
+TW_DEVICE void copy16(u32 to, const Item* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 TW_DEVICE void store16(u32 to, const u32 (&w)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
-// Eight halves from anywhere, 0 where there is none.
-template <class Index> TW_DEVICE void gather16(u32 to, const u16* from, Index index) {
+// 16 bytes of items from anywhere, 0 where there is none.
+template <class Index> TW_DEVICE void gather16(u32 to, const Item* from, Index index) {
   u32 w[4];
   TW_UNROLL for (int i = 0; i < 4; ++i) {
-    const long long low = index(2 * i), high = index(2 * i + 1);
-    const u32 a = low < 0 ? 0 : __ldg(from + low), b = high < 0 ? 0 : __ldg(from + high);
-    w[i] = a | b << 16;
+    if constexpr (sizeof(Item) == 4) {
+      const long long at = index(i);
+      w[i] = at < 0 ? 0 : __ldg((const u32*)from + at);
+    } else {
+      const long long low = index(2 * i), high = index(2 * i + 1);
+      const u32 a = low < 0 ? 0 : __ldg(from + low), b = high < 0 ? 0 : __ldg(from + high);
+      w[i] = a | b << 16;
+    }
   }
   store16(to, w);
 }
 
-TW_DEVICE void fetch(u32 stage, const u16* x, const u16* grad, const Column* columns, int channels,
+TW_DEVICE void fetch(u32 stage, const Item* x, const Item* grad, const Column* columns, int channels,
                      const Problem& p, const Tile& t, const Fetch& f) {
-  const int row = threadIdx.x / 8;
+  const int row = threadIdx.x / CHUNKS;
   const bool inside = f.pixel < p.pixels;
   TW_UNROLL for (int box = 0; box < ROW_BOXES; ++box, stage += BOX_BYTES) {
-    const int k = t.row + box * 64 + f.chunk * 8;
+    const int k = t.row + box * 64 + f.chunk * WIDE;
     const long long at = (long long)f.pixel * p.features + k;
     const u32 to = chunk_at(stage, row, f.chunk);
     if constexpr (ALIGNED_ROWS) {
@@ -81,12 +93,12 @@ TW_DEVICE void fetch(u32 stage, const u16* x, const u16* grad, const Column* col
   TW_UNROLL for (int j = 0; j < TILE_PANELS; ++j, stage += BOX_BYTES) {
     const u32 to = chunk_at(stage, row, f.chunk);
     if constexpr (ALIGNED) {
-      const Column c = columns[j * 8 + f.chunk];
+      const Column c = columns[j * CHUNKS + f.chunk];
       const bool is = c.offset >= 0 && there(c);
       copy16(to, x + (is ? first + c.offset : 0), is);
     } else {
       gather16(to, x, [&](int i) {
-        const Column c = columns[j * 64 + f.chunk * 8 + i];
+        const Column c = columns[j * 64 + f.chunk * WIDE + i];
         return c.offset >= 0 && there(c) ? first + c.offset : -1ll;
       });
     }
@@ -95,7 +107,7 @@ TW_DEVICE void fetch(u32 stage, const u16* x, const u16* grad, const Column* col
 
 // The table of columns: one entry for each chunk of a panel, or for each column.
 TW_DEVICE void find_columns(Column* columns, int channels, const Problem& p, const Tile& t) {
-  constexpr int WIDTH = ALIGNED ? 8 : 1;
+  constexpr int WIDTH = ALIGNED ? WIDE : 1;
   for (int i = threadIdx.x; i < TILE_N / WIDTH; i += THREADS) {
     const int panel = t.panel + i * WIDTH / PANEL;
     int tap, c;
@@ -116,51 +128,16 @@ TW_DEVICE void find_columns(Column* columns, int channels, const Problem& p, con
   }
 }
 
-TW_DEVICE void load_transposed(u32 (&r)[4], u32 from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
-}
-TW_DEVICE void multiply(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// A tensor core truncates what it adds. A result that keeps fp32 has products added by rounding sums.
-TW_DEVICE void accumulate(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
-  if constexpr (sizeof(Out) < 4) return multiply(d, a, b0, b1);
-  float of_step[4] = {};
-  multiply(of_step, a, b0, b1);
-  TW_UNROLL for (int i = 0; i < 4; ++i) d[i] += of_step[i];
-}
-
-TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp) {
-  const int lane = threadIdx.x % 32, in = lane & 7, second = lane >> 3 & 1, third = lane >> 4;
-#pragma unroll sizeof(Out) < 4 ? STEP / 16 : 1
-  for (int k = 0; k < STEP; k += 16) {
-    u32 a[BLOCKS][4];
-    TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
-      const int row = WARP_ROW(warp) + m * STRIDE + second * 8;
-      load_transposed(a[m], chunk_at(stage + row / 64 * BOX_BYTES, k + in + third * 8, row % 64 / 8));
-    }
-    TW_UNROLL for (int n = 0; n < COLUMNS; n += 16) {
-      const int column = WARP_COLUMN(warp) + n + third * 8;
-      u32 b[4];
-      load_transposed(b, chunk_at(stage + (ROW_BOXES + column / 64) * BOX_BYTES, k + in + second * 8, column % 64 / 8));
-      TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
-        accumulate(sums[m] + n / 2, a[m], b[0], b[1]);
-        accumulate(sums[m] + n / 2 + 4, a[m], b[2], b[3]);
-      }
-    }
-  }
-}
+// What one step adds to a warp's sums.
+TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp);
 
 // `channels` is C; p.channels is what a panel's columns are counted up to.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-weight_grad(const u16* x, const u16* grad, Out* out, float* partial, u32* counters, int channels,
+weight_grad(const Item* x, const Item* grad, Out* out, float* partial, u32* counters, int channels,
             const __grid_constant__ Problem p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ Panel panels[TILE_PANELS];
-  __shared__ Column columns[ALIGNED ? TILE_N / 8 : TILE_N];
+  __shared__ Column columns[ALIGNED ? TILE_N / WIDE : TILE_N];
   const u32 stages = shared_address(memory);
   const Tile t(p);
   const int warp = threadIdx.x / 32;

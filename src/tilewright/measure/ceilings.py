@@ -70,8 +70,9 @@ class Ceilings:
         none (a CPU) the rate of a matrix product stands in: nothing runs the units better.
         """
         product = self.matmul_flops_per_s
-        if w.operator.tensor_cores(w) and w.main.dtype in product:
-            return w.flops / product[w.main.dtype] * 1e6
+        operands = "tf32" if dict(w.args).get("allow_tf32") else w.main.dtype
+        if w.operator.tensor_cores(w) and operands in product:
+            return w.flops / product[operands] * 1e6
         rate = spec.flops.get(w.arithmetic) or product.get(w.arithmetic, 0.0)
         return w.flops / rate * 1e6 if rate else 0.0
 

@@ -50,8 +50,9 @@ def truth_and_tolerance(
         return [_of_terms(w, tensors, w.operator.indexed.terms(w, tensors))]
     graph = graph or trace_reference(w, "f64")
     arithmetic = Arithmetic(
-        DTYPES[w.arithmetic], w.main.torch_dtype, "relaxed" in w.flags, tensors[0].device
-    )
+        DTYPES[w.arithmetic], w.main.torch_dtype, "relaxed" in w.flags, tensors[0].device,
+        tf32=bool(dict(w.args).get("allow_tf32")),
+    )  # fmt: skip
     pairs = [Pair(t.double() if t.is_floating_point() else t) for t in tensors]
     # In fp64 the truth carries rounding errors of the same size as the candidate's.
     scale = SAFETY * arithmetic.u * (2 if arithmetic.dtype == torch.float64 else 1)

@@ -58,12 +58,14 @@ class Arithmetic:
         storage: what `rounded` rounds to: the dtype of the operator's first tensor.
         relaxed: written roundings may be dropped, so both outcomes are allowed.
         device: where constants are made.
+        tf32: operands of matrix products may be rounded to TF32.
     """
 
     dtype: torch.dtype
     storage: torch.dtype
     relaxed: bool
     device: torch.device
+    tf32: bool = False
 
     @property
     def u(self) -> float:

@@ -18,8 +18,13 @@ from tilewright.measure.error_rules import (
     sum_growth,
 )
 
-TENSOR_CORE_STEP = 16
-"""Products of halves that a tensor core adds at once; it then truncates the sum to fp32."""
+TENSOR_CORE_STEP, TF32_STEP = 16, 8
+"""Products of halves, and of TF32, that a tensor core adds at once; it then truncates the sum to
+fp32."""
+TF32_EPS = 2.0**-10
+"""Relative step of TF32: at most so much of an operand is lost where it is truncated."""
+TF32_SPREAD = 2.0
+"""Standard deviations of a truncation, 0.29 steps, of both operands: five of these."""
 
 
 def growth(arithmetic: Arithmetic, value: Tensor, size: Tensor, terms: int) -> Tensor:
@@ -35,12 +40,37 @@ def growth(arithmetic: Arithmetic, value: Tensor, size: Tensor, terms: int) -> T
     error = sum_growth(terms) * magnitude(size)
     if arithmetic.storage.itemsize < arithmetic.dtype.itemsize:
         error += terms / TENSOR_CORE_STEP / 2 * magnitude(value)
+    if arithmetic.tf32:
+        error += terms / TF32_STEP / 2 * magnitude(value)
     return error
+
+
+def rounded_to_tf32(t: Tensor) -> Tensor:
+    """fp32 whose last 13 bits were rounded away, ties away from zero, as cvt.rna.tf32 does."""
+    bits = t.view(torch.int32)
+    return torch.where(t.isfinite(), (bits + 0x1000) & ~0x1FFF, bits).view(torch.float32)
+
+
+def rounded_operands(arithmetic: Arithmetic, value: Tensor, squares: Tensor) -> Tensor:
+    """Error of sums of products whose operands were rounded to TF32, in units of u.
+
+    A tensor core ignores the bits that TF32 lacks. Who does not round before loses up to a step of
+    each operand, half of one on average: that makes all terms smaller alike, and so their sum. What
+    is left varies from term to term, and adds up as the root of the sum of squares.
+
+    Args:
+        value: the sums.
+        squares: the sums of the squared terms.
+    """
+    lost = magnitude(value) + TF32_SPREAD * magnitude(squares).sqrt()
+    return TF32_EPS / arithmetic.u * lost
 
 
 def is_exact(arithmetic: Arithmetic, pairs: Sequence[Pair], size: Tensor) -> bool:
     """Whether all operands are integers so small that every partial sum is exact."""
     integers = all(p.error is None and bool((p.value == p.value.round()).all()) for p in pairs)
+    if integers and arithmetic.tf32:
+        integers = all(float(magnitude(p.value).max()) * TF32_EPS <= 2 for p in pairs)
     return integers and float(magnitude(size).max()) * arithmetic.u < 1
 
 
@@ -68,6 +98,9 @@ def _convolution_backward(
         None if grad.error is None else weight_grad(grad.error, x.value.abs()),
         None if x.error is None else weight_grad(grad.value.abs(), x.error),
     ]
+    if arithmetic.tf32:
+        squares = weight_grad(grad.value.square(), x.value.square())
+        carried.append(rounded_operands(arithmetic, value, squares))
     error = plus(growth(arithmetic, value, size, max(terms, 1)), *carried)
     return [None, Pair(value, error, exact=False), bias]
 

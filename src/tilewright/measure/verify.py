@@ -19,6 +19,7 @@ from torch import Tensor
 from tilewright.errors import VerificationError
 from tilewright.impl import Executable, allocate
 from tilewright.impls._vendor import vendor as vendor_of
+from tilewright.measure.error_rules_convolution import rounded_to_tf32
 from tilewright.measure.examples import (
     Batch,
     Example,
@@ -125,7 +126,7 @@ class Verifier:
         outputs = [
             _in_layout(out, spec)
             for out, spec in zip(
-                _as_tuple(vendor(*self._given(example))), self._w.outputs, strict=True
+                _as_tuple(vendor(*self._for_vendor(example))), self._w.outputs, strict=True
             )
         ]
         w, tensors, batch = self._w, example.tensors, self._batch
@@ -135,6 +136,17 @@ class Verifier:
             batch = Batch(batch.dim, len(example.slices))
         expected = expect(w, batch, tensors, outputs, keep_truth=example.kind == "random")
         return _Case(example, [_checksum(t) for t in example.tensors], expected)
+
+    def _for_vendor(self, example: Example) -> list[Tensor]:
+        """Operands already rounded to TF32 where that is allowed: PyTorch may use it or not."""
+        given = self._given(example)
+        if not dict(self._w.args).get("allow_tf32"):
+            return given
+        wide = self._w.operator.wide
+        return [
+            t if name in wide else rounded_to_tf32(t)
+            for name, t in zip(self._w.tensors, given, strict=True)
+        ]
 
     def _problems(self, executable: Executable, found: _Findings) -> Iterator[str]:
         for case in self._cases:

@@ -188,6 +188,7 @@ class Workbench:
         self._executables.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+            torch.backends.cudnn.allow_tf32 = bool(dict(w.args).get("allow_tf32"))
 
     def _argument_sets(self, method: str) -> list[list[torch.Tensor]]:
         assert self._w is not None

@@ -85,6 +85,12 @@ def check_weight_grad(name: str, args: dict[str, Any]) -> dict[str, Any]:
             f"{name}: grad_output is {grad.dtype}, but x is {x.dtype}; convert one of them"
         )
     check_geometry(name, args)
+    if args["allow_tf32"] is False:
+        raise InvalidArgument(
+            f"{name}: allow_tf32=False should be True or None; torch's flag "
+            'torch.backends.cudnn.conv.fp32_precision = "ieee" forbids TF32'
+        )
+    args["allow_tf32"] = (args["allow_tf32"] and x.dtype == "f32") or None
     groups = args["groups"]
     for argument, spec in (("x", x), ("grad_output", grad)):
         if spec.shape[1] % groups:

@@ -39,6 +39,7 @@ def conv2d_weight_bias_grad(
     padding: tuple[int, ...] = (0, 0),
     dilation: tuple[int, ...] = (1, 1),
     groups: int = 1,
+    allow_tf32: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The weight's gradient as `conv2d_weight_grad` has it, and the bias's: db[k] = sum of dy.
 
@@ -50,6 +51,8 @@ def conv2d_weight_bias_grad(
         padding: zeros on each side of x.
         dilation: pixels from one tap of the filter to the next.
         groups: K and C are divided into so many independent convolutions.
+        allow_tf32: fp32 operands may be rounded to TF32 on a GPU, though not the bias's gradient;
+            None for what torch's flag says, and in a workload's text for "ieee".
 
     Returns:
         (K, C / groups, R, S) and (K), dtype of x; the first channels_last if x or grad_output is.

@@ -74,6 +74,7 @@ def conv2d_weight_grad(
     groups: int = 1,
     out_dtype: str | None = None,
     into: Tensor | None = None,
+    allow_tf32: bool | None = None,
 ) -> Tensor:
     """Correlate input and output gradient: dw[k,c,r,s] = sum of dy[n,k,p,q] * x[n,c,h,w].
 
@@ -92,6 +93,8 @@ def conv2d_weight_grad(
             dtype of x.
         into: (K, C / groups, R, S), dtype of x, or fp32 beside halves: a gradient to which this one
             is added. `conv2d_weight_grad_` writes the sum to it; otherwise it stays as it is.
+        allow_tf32: fp32 operands may be rounded to TF32 on a GPU; None for what torch's flag says
+            (torch.backends.cudnn.conv.fp32_precision), and in a workload's text for "ieee".
 
     Returns:
         (K, C / groups, R, S), dtype of x, `out_dtype` or that of `into`; channels_last if x or

@@ -1,0 +1,91 @@
+// Products of fp32 for weight_grad_sm80.cuh: rounded to TF32 for mma.sync, or by plain multiply-adds.
+//
+// Sums lie as mma.sync leaves them, either way. A few pixels are summed by themselves first, so that a
+// long sum has few roundings; and a tensor core, which truncates what it adds, adds nothing longer.
+//
+// Defined before this text: TF32, 1 where operands are rounded.
+
+template <class T> TW_DEVICE void load_shared(T& to, u32 from);
+template <> TW_DEVICE void load_shared(float& to, u32 from) {
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(to) : "r"(from) : "memory");
+}
+template <> TW_DEVICE void load_shared(float2& to, u32 from) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to.x), "=f"(to.y) : "r"(from) : "memory");
+}
+// Of a step's pixel: a column of the tile, which is counted from the box at `boxes` on.
+TW_DEVICE u32 item_at(u32 boxes, int pixel, int column) {
+  return chunk_at(boxes + column / PANEL * BOX_BYTES, pixel, column % PANEL / WIDE) + column % WIDE * 4;
+}
+constexpr u32 COLUMNS_AT = ROW_BOXES * BOX_BYTES;
+
+#if TF32
+
+constexpr int PIXELS = 16;  // two products
+
+TW_DEVICE u32 rounded(u32 from) {
+  float value;
+  u32 found;
+  load_shared(value, from);
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(found) : "f"(value));
+  return found;
+}
+TW_DEVICE void multiply(float (&d)[4], const u32* a, const u32* b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int k = lane % 4; k < STEP; k += PIXELS) {
+    u32 a[BLOCKS][8];
+    TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+      TW_UNROLL for (int i = 0; i < 8; ++i)
+        a[m][i] = rounded(item_at(stage, k + i / 2 * 4, WARP_ROW(warp) + m * STRIDE + i % 2 * 8 + lane / 4));
+    TW_UNROLL for (int n = 0; n < COLUMNS; n += 8) {
+      u32 b[4];
+      TW_UNROLL for (int i = 0; i < 4; ++i)
+        b[i] = rounded(item_at(stage + COLUMNS_AT, k + i * 4, WARP_COLUMN(warp) + n + lane / 4));
+      TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
+        float few[4] = {};
+        multiply(few, a[m], b);
+        multiply(few, a[m] + 4, b + 2);
+        TW_UNROLL for (int i = 0; i < 4; ++i) sums[m][n / 2 + i] += few[i];
+      }
+    }
+  }
+}
+
+#else
+
+constexpr int PIXELS = 8;
+
+TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int k = 0; k < STEP; k += PIXELS) {
+    float a[BLOCKS][2][PIXELS];
+    TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+      TW_UNROLL for (int half = 0; half < 2; ++half)
+        TW_UNROLL for (int i = 0; i < PIXELS; ++i)
+          load_shared(a[m][half][i], item_at(stage, k + i, WARP_ROW(warp) + m * STRIDE + half * 8 + lane / 4));
+    TW_UNROLL for (int n = 0; n < COLUMNS; n += 8) {
+      float2 b[PIXELS];
+      TW_UNROLL for (int i = 0; i < PIXELS; ++i)
+        load_shared(b[i], item_at(stage + COLUMNS_AT, k + i, WARP_COLUMN(warp) + n + lane % 4 * 2));
+      TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+        TW_UNROLL for (int half = 0; half < 2; ++half) {
+          float x = 0.0f, y = 0.0f;
+          TW_UNROLL for (int i = 0; i < PIXELS; ++i) {
+            x = fmaf(a[m][half][i], b[i].x, x);
+            y = fmaf(a[m][half][i], b[i].y, y);
+          }
+          sums[m][n / 2 + half * 2] += x;
+          sums[m][n / 2 + half * 2 + 1] += y;
+        }
+    }
+  }
+}
+
+#endif
