@@ -211,10 +211,11 @@ def tune_one(session: Session, w: Workload) -> Row:
     """One workload: from the records if they still stand, else search and duel."""
     if not session.options.force and (row := recorded_row(session, w)):
         return row
-    trial, budget = Trial(session, w), session.share()
+    trial = Trial(session, w)
     supporting = _supporting(trial)
     _check_params(session, w, supporting)
-    finalists = _hopeless(trial, supporting, budget)
+    finalists = _hopeless(trial, supporting)
+    budget = session.share()  # from here on: what a device's first use costs is no search
     searched = [
         i for i in supporting if i.name not in {e.candidate.implementation for e in finalists}
     ]
@@ -277,17 +278,15 @@ def _supporting(trial: Trial) -> list[Implementation]:
     return supporting
 
 
-def _hopeless(trial: Trial, supporting: Sequence[Implementation], budget: Budget) -> list[Entry]:
-    """The heuristics' configs of implementations that are not worth a search: see HOPELESS."""
-    if len(supporting) < 2:
-        return []
+def _hopeless(trial: Trial, supporting: Sequence[Implementation]) -> list[Entry]:
+    """The configs of heuristics, all assessed now, that are not worth a search: see HOPELESS."""
     untuned = [
         _heuristic(trial, i)
         for i in supporting
         if i.heuristic(trial.w, trial.session.spec) in trial.session.space(i, trial.w)
     ]
     trial.session.progress.phase("heuristics")
-    trial.assess(untuned, budget)
+    trial.assess(untuned, Budget(clock=trial.session.clock.seconds))
     entries = [e for c in untuned if (e := trial.entries.get(c)) and e.verified]
     best_us = min((e.us for e in entries), default=math.inf)
     return [e for e in entries if HOPELESS * best_us < e.us < math.inf]
