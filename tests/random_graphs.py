@@ -118,7 +118,7 @@ def workload(program):
     """The program as the operator `random_graph`."""
     fuse(program.function(), name="random_graph")
     op = OPS["random_graph"]
-    return op.workload(**dict(zip(op.parameters, program.specs, strict=True)))
+    return op.workload(**dict(zip(op.parameters, program.specs, strict=False)))
 
 
 def forget():

@@ -214,6 +214,12 @@ class Workload:
         return {n: v for n, v in self.args if n in self.operator.scalars and isinstance(v, float)}
 
     @property
+    def seed(self) -> int | None:
+        """The position among the tensors of the one that decides what is drawn, if one does."""
+        names = list(self.tensors)
+        return names.index(self.operator.seed) if self.operator.seed in names else None
+
+    @property
     def main(self) -> TensorSpec:
         """The first tensor argument: it decides the dtype of the result."""
         return next(iter(self.tensors.values()))
@@ -299,6 +305,8 @@ class Op:
         fused: it came from tw.fuse: dtypes promote as in PyTorch, and a generated kernel runs it
             where no record speaks for another.
         fallback: with `fused`: PyTorch runs what no kernel can be generated for.
+        seed: the int64 scalar that decides what the reference draws (philox.py); without it, None
+            in a workload, PyTorch's generator does.
     """
 
     name: str
@@ -323,6 +331,7 @@ class Op:
     fused: bool = False
     fallback: bool = False
     form_of: str | None = None
+    seed: str | None = None
 
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -436,6 +445,10 @@ class Op:
             dtype: Any = args[name].dtype if name else torch.float32 if half else main_dtype
             found.append(DTYPES[dtype] if isinstance(dtype, str) else dtype)
         return found
+
+    def draws(self, w: Workload) -> bool:
+        """Whether the reference draws random masks that a seed could decide, and none is given."""
+        return False
 
     def truth(self, w: Workload, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The reference in fp64, on the tensors' own device; of an operator with an index tensor,

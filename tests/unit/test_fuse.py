@@ -5,14 +5,18 @@ import torch
 from torch.nn import functional as F
 
 import tilewright as tw
+from emulated import Emulated
 from tilewright.compile import cxx
-from tilewright.device import spec_of
+from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.prepared import reload_records
 from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.fusion.cuda import target
 from tilewright.impl import IMPLS
+from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload
 
+H200 = DEVICES["h200"]
 pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 
 
@@ -49,6 +53,28 @@ def test_gradients_are_right_to_second_order():
     w = torch.randn(4, 1, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(fused, (x, w))
     assert torch.autograd.gradgradcheck(fused, (x, w))
+
+
+def test_a_gradient_that_is_one_value_for_all_elements_is_one_value_of_memory(recwarn):
+    fused = tw.fuse(gelu_of_sum, name="gelu_of_sum_and_more")
+    added = tw.fuse(lambda x, y: x * x + y, name="square_and_more")
+    x, y = torch.randn(33, 50, requires_grad=True), torch.randn(33, 50, requires_grad=True)
+    (added(x, y).sum() + fused(x, y[0]).sum()).backward()
+    torch.testing.assert_close(y.grad[1:], torch.ones(32, 50))
+    w = Workload.parse(
+        "square_and_more_backward(grad_output=f32[33,50]@strides(0,0), x=f32[33,50], y=f32[33,50])"
+    )
+    graph = graph_of(w)
+    emulated = Emulated(graph, target.heuristic(graph, H200), H200, w)
+    assert Verifier(w, torch.device("cpu")).check(emulated).message == ""
+    assert not [str(r.message) for r in recwarn if "PyTorch's own kernel" in str(r.message)]
+
+
+def test_a_sum_of_columns_that_are_all_the_same_is_one_value(recwarn):
+    summed = tw.fuse(lambda x: x.sum(1, keepdim=True) * 2, name="sum_of_columns")
+    x = torch.randn(100).as_strided((1, 3, 1, 17), (51, 17, 17, 0))
+    torch.testing.assert_close(summed(x), x.sum(1, keepdim=True) * 2)
+    assert not [str(r.message) for r in recwarn if "PyTorch's own kernel" in str(r.message)]
 
 
 def test_only_the_gradients_that_are_needed_are_computed():

@@ -48,6 +48,24 @@ def test_small_powers_become_products_and_roots():
     assert ops(passes.fold_constants(g)) == ["load", "const", "pow"]
 
 
+@pytest.mark.parametrize(
+    ("op", "args", "chosen"), [("div", (1, 2), (2.5, 0.0)), ("sub", (2, 1), (-0.6, 0.4))]
+)
+def test_a_boolean_as_a_number_beside_a_constant_chooses_one_of_two(op, args, chosen):
+    mask = Node("cast", (0,), "f32", ONE)
+    g = passes.choose_constants(graph(load("bool"), mask, const(0.4), Node(op, args, "f32", ONE)))
+    assert ops(g) == ["load", "const", "const", "where"]
+    assert [n.attr for n in passes.remove_dead(g).nodes[1:3]] == pytest.approx(chosen)
+
+
+def test_a_number_or_a_boolean_beside_a_varying_one_chooses_nothing():
+    mask = Node("cast", (0,), "f32", ONE)
+    g = graph(load("bool"), mask, load(index=1), Node("div", (1, 2), "f32", ONE))
+    assert passes.choose_constants(g) == g
+    g = graph(load(), const(0.4), Node("div", (0, 1), "f32", ONE))
+    assert passes.choose_constants(g) == g
+
+
 def test_a_cast_to_what_a_value_is_or_was_widened_from_folds():
     g = graph(load("f16"), Node("cast", (0,), "f32", ONE), Node("cast", (1,), "f16", ONE))
     assert ops(passes.fold_casts(g)) == ["load"]

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from tilewright.dispatch.call import operators
 from tilewright.dispatch.prepared import state
+from tilewright.dispatch.seeding import SEED, SPEC, draws, seeding, with_seed
 from tilewright.errors import InvalidArgument
 from tilewright.fusion.trace import trace_reference
 from tilewright.impls.fused import graph_of
@@ -31,7 +32,9 @@ def fuse(
     The function is traced for the shapes it is called with, so it must not decide by values of
     tensors. Its steps may be arithmetic, comparisons, `where`, casts, elementary functions, sums
     and other reductions over any dims, and views that move dims of size 1. It is computed in
-    fp32 where tensors are halves, and rounded where it casts and at its end. Its gradients are
+    fp32 where tensors are halves, and rounded where it casts and at its end. What it drops out
+    follows from a seed (docs/fusion.md), drawn anew for each call or given as `seed=`, an int64
+    scalar on the tensors' device. Its gradients are
     those of PyTorch's autograd, as kernels too. Like every operator it can be tuned, verified and
     recorded, under its name.
 
@@ -47,22 +50,29 @@ def fuse(
     """
     if function is None:
         return functools.partial(fuse, name=name, scalars=scalars, fallback=fallback)
+    name = name or function.__name__
+    reference = with_seed(function)
+    seed = None if reference is function else SEED
     op = FusedFunction(
-        name or function.__name__,
-        function,
+        name,
+        reference,
         flops=_steps,
-        check=functools.partial(_check, name or function.__name__),
+        check=functools.partial(_check, name, seed),
         scalars=tuple(scalars),
         fused=True,
         fallback=fallback,
+        seed=seed,
     )
     _register(op)
-    return operators[op.name]
+    return seeding(op, operators[name]) if seed else operators[name]
 
 
 @dataclass(frozen=True)
 class FusedFunction(Op):
     """The operator behind a person's function."""
+
+    def draws(self, w: Workload) -> bool:
+        return w.seed is None and draws(w)
 
     def truth(self, w: Workload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The traced function in fp64; its casts from one floating dtype to another are dropped."""
@@ -100,6 +110,7 @@ def backward_operator(op: Op, outputs: int) -> Op:
                 gradient_of=op.name,
                 fused=True,
                 fallback=op.fallback,
+                seed=op.seed,
             )
         )
     return OPS[name]
@@ -121,8 +132,10 @@ def _gradient(op: Op, gradients: list[str]) -> Callable[..., Any]:
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(n, kind) for n in gradients]
-    parameters += [p.replace(kind=kind, default=p.empty) for p in op.parameters.values()]
-    parameters += [inspect.Parameter("grads", kind, default=None)]
+    needed = [p for n, p in op.parameters.items() if n != op.seed]
+    parameters += [p.replace(kind=kind, default=p.empty) for p in needed]
+    optional = ["grads"] if op.seed is None else [op.seed, "grads"]
+    parameters += [inspect.Parameter(n, kind, default=None) for n in optional]
     reference.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     reference.__doc__ = f"Gradients of `{op.name}`, by PyTorch's autograd of it."
     return reference
@@ -136,6 +149,7 @@ def _register(op: Op) -> None:
         OPS.remove(name)
         operators.forget(name)
     graph_of.cache_clear()
+    draws.cache_clear()
     state.forget()
     OPS.add(op.name, op)
 
@@ -154,10 +168,15 @@ def _differentiable(args: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _check(name: str, args: dict[str, Any]) -> dict[str, Any]:
+def _check(name: str, seed: str | None, args: dict[str, Any]) -> dict[str, Any]:
     tensors = {n: v for n, v in args.items() if isinstance(v, TensorSpec)}
     if not tensors:
         raise InvalidArgument(f"{name}: no argument is a tensor; it needs at least one")
+    if seed is not None and args[seed] is not None:
+        spec = tensors.pop(seed, args[seed])
+        if not isinstance(spec, TensorSpec) or (spec.dtype, spec.shape) != ("i64", ()):
+            raise InvalidArgument(f"{name}: {seed}={spec} should be an int64 scalar tensor")
+        args = {**args, seed: SPEC}
     dtypes = {v.dtype for v in tensors.values() if v.torch_dtype.is_floating_point}
     if len(dtypes - {"f32", *HALVES}) and len(dtypes) > 1:
         found = ", ".join(f"{n} {v.dtype}" for n, v in tensors.items())
@@ -172,7 +191,7 @@ def _check_gradient(name: str, op: Op, args: dict[str, Any]) -> dict[str, Any]:
     if unknown or not wanted:
         found = f"there is no gradient of {unknown[0]!r}" if unknown else "nothing to differentiate"
         raise InvalidArgument(f"{name}: {found}; ask for some of {', '.join(possible)}")
-    return _check(name, {**args, "grads": tuple(n for n in possible if n in wanted)})
+    return _check(name, op.seed, {**args, "grads": tuple(n for n in possible if n in wanted)})
 
 
 def _steps(w: Workload) -> int:

@@ -147,6 +147,8 @@ def _asked_for(w: Workload, spec: DeviceSpec) -> Choice | None:
         return None
     fused = IMPLS["fused"]
     reason = fused.unsupported(w, spec)
+    if reason is not None and w.operator.draws(w):
+        return Choice("aten", NoConfig(), "default", "it draws, and was given no seed")
     if reason is None:
         config = fused.heuristic(w, spec)
         return Choice("fused", config, "asked", "tw.fuse asks for a generated kernel")
@@ -204,6 +206,8 @@ def _explicit(w: Workload, device: torch.device, spec: DeviceSpec, forced: Force
     if impl.races and not torch.are_deterministic_algorithms_enabled():
         w = w.operator.workload(flags=[*w.flags, "nondeterministic"], **dict(w.args))
     reason = impl.unsupported(w, spec) if impl.serves(w.op) else f"it serves {impl.op} only"
+    if w.seed is not None and impl.backend not in (*OWN_BACKENDS, "aten"):
+        reason = "its masks would not be those of the seed, which a backward draws again"
     if reason is not None:
         raise NoImplementation(
             f"no implementation of {w} on {spec.name}, since only {impl.name} was asked for:\n"

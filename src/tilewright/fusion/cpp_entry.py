@@ -59,7 +59,7 @@ def runner(loops: Loops, schedule: LoopSchedule) -> str:
     parameters += [f"void* y{k}" for k in range(len(graph.outputs))]
     parameters += ["i64 count"]
     parameters += [f"{C_TYPES[s]} s{k}" for k, s in enumerate(graph.scalars)]
-    values = [f"(const {c_type(a)}*)x{k}" for k, a in enumerate(graph.inputs)]
+    values = [_pointer(k, a) for k, a in enumerate(graph.inputs)]
     values += [f"({c_type(a)}*)y{k}" for k, (_, a) in enumerate(graph.outputs)]
     values += [f"s{k}" for k in range(len(graph.scalars))]
     values += [] if fixed else ["count"]
@@ -173,6 +173,17 @@ def _extent(graph: Graph, access: Access, count: str) -> str:
         if stride
     ]
     return f"({' + '.join([*steps, '1'])}) * {access.itemsize}"
+
+
+def _pointer(k: int, access: Access) -> str:
+    if access.draw:
+        return f"{{*(const u64*)x{k}, 0, {access.draw.call}, {access.draw.threshold}u}}"
+    return f"({input_type(access)})x{k}"
+
+
+def input_type(access: Access) -> str:
+    """Of what points to an input's elements."""
+    return "Mask" if access.draw else f"const {c_type(access)}*"
 
 
 def c_type(access: Access) -> str:

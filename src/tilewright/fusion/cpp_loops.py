@@ -163,7 +163,9 @@ def _is_reread(loops: Loops, i: int) -> bool:
     """Whether reading an input again is as good as keeping it: contiguous, and not to be widened,
     or part of a row that would fill the L1 cache if it were kept widened."""
     n = loops.plan.graph.nodes[i]
-    if n.op != "load" or loops.plan.graph.inputs[n.attr].strides[loops.lane] != 1:
+    if n.op != "load" or loops.plan.graph.draws(i):
+        return False
+    if loops.plan.graph.inputs[n.attr].strides[loops.lane] != 1:
         return False
     return n.dtype not in HALVES or 4 * loops.row_width > L1_BYTES
 

@@ -171,7 +171,7 @@ def _unrolls(loops: Loops) -> bool:
 
 
 def _traffic(graph: Graph) -> int:
-    read = max((_bytes(graph, access) for access in graph.inputs), default=0)
+    read = max((_bytes(graph, access) for access in graph.memory), default=0)
     return _output_bytes(graph) + read
 
 
@@ -183,7 +183,7 @@ def _shared_bytes(loops: Loops) -> int:
     """Bytes of what all rows read alike."""
     graph = loops.plan.graph
     kept = range(len(graph.space)) if loops.kind == "pointwise" else loops.plan.kept
-    shared = [a for a in graph.inputs if not any(a.strides[axis] for axis in kept)]
+    shared = [a for a in graph.memory if not any(a.strides[axis] for axis in kept)]
     return sum(_bytes(graph, access) for access in shared)
 
 

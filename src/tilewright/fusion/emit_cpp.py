@@ -29,6 +29,7 @@ from tilewright.fusion.cpp_entry import (
     POINTWISE_BLOCK,
     c_type,
     entry,
+    input_type,
     runner,
 )
 from tilewright.fusion.cpp_loops import Loops, arrange
@@ -76,7 +77,7 @@ class _Emitter:
     def source(self) -> str:
         space, fixed = self.graph.space, 0 in self.loops.swept_row
         sizes = [f"constexpr i64 n{a} = {n};" for a, n in enumerate(space) if a or fixed]
-        fields = [f"const {c_type(a)}* x{k};" for k, a in enumerate(self.graph.inputs)]
+        fields = [f"{input_type(a)} x{k};" for k, a in enumerate(self.graph.inputs)]
         fields += [f"{c_type(a)}* y{k};" for k, (_, a) in enumerate(self.graph.outputs)]
         fields += [f"{C_TYPES[s]} s{k};" for k, s in enumerate(self.graph.scalars)]
         fields += [] if fixed else ["i64 n0;"]
@@ -288,7 +289,8 @@ class _Emitter:
         combine, _ = COMBINE[self.nodes[i].op]
         name = f"v{i}_{r}"
         if self.loops.kind == "columns":
-            return f"const auto {name} = a{i}_{r};"
+            alike = "" if self.loops.is_vector(i) else "[0]"  # of columns that are all the same
+            return f"const auto {name} = a{i}_{r}{alike};"
         function = f"[](auto p, auto q) TW_LAMBDA {{ return {combine}(p, q); }}"
         kind = C_TYPES[self.nodes[i].dtype]
         level = "c" if self.is_long(i) else "a"

@@ -4,7 +4,7 @@ Every value lives on the axes of one iteration space (the broadcast of all shape
 not vary its size is 1, and a reduction keeps its axes with size 1. Views that only insert, drop
 or expand size-1 dims therefore vanish, and both targets emit from the same few kinds of step:
 
-    load     attr = index of the input; dtype = as stored in memory
+    load     attr = index of the input; dtype = as stored in memory, or of a mask that is drawn
     scalar   attr = index of the run-time scalar (a kernel argument)
     const    attr = its value
     cast     to the node's dtype, rounding to nearest even
@@ -68,6 +68,16 @@ class Graph:
     outputs: tuple[tuple[int, Access], ...]
     scalars: tuple[str, ...] = ()
     """dtypes of the run-time scalars."""
+
+    @functools.cached_property
+    def memory(self) -> list[Access]:
+        """The inputs that are read."""
+        return [a for a in self.inputs if a.draw is None]
+
+    def draws(self, i: int) -> bool:
+        """Whether node `i` is a mask that is computed, not read."""
+        n = self.nodes[i]
+        return n.op == "load" and self.inputs[n.attr].draw is not None
 
     @functools.cached_property
     def reductions(self) -> list[int]:
@@ -141,12 +151,30 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """A random mask, computed where another input is read; see philox.py.
+
+    Attributes:
+        call: which of a function's masks.
+        threshold: numbers below it, of 2^32, are True.
+    """
+
+    call: int
+    threshold: int
+
+
+@dataclass(frozen=True)
 class Access:
-    """How one tensor is addressed: element strides over the iteration axes, dtype, alignment."""
+    """How one tensor is addressed: element strides over the iteration axes, dtype, alignment.
+
+    With `draw` it is no memory: the strides give the flat index of a mask's element, and the
+    input's buffer holds the seed.
+    """
 
     strides: tuple[int, ...]
     dtype: str
     align: int
+    draw: Draw | None = None
 
     @property
     def itemsize(self) -> int:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from tilewright.fusion.ir import COMPARISONS, POINTWISE, Access, Graph, Node
+from tilewright.fusion.ir import COMPARISONS, POINTWISE, Access, Draw, Graph, Node
 from tilewright.fusion.trace import trace_reference
-from tilewright.op import DTYPE_NAMES, HALVES, TensorSpec, Workload
+from tilewright.op import DEFAULT_ALIGN, DTYPE_NAMES, HALVES, TensorSpec, Workload
 
 
 class Unsupported(Exception):
@@ -75,13 +75,17 @@ class _Lowering:
         self.nodes: list[tuple[str, tuple[int, ...], str, dict[int, int], Any]] = []
         self.sizes: dict[int, int] = {}
         self.values: dict[fx.Node, Any] = {}
+        self.seed = w.seed
+        self.draws: list[tuple[Draw, TensorSpec]] = []
 
     def graph(self) -> Graph:
         trace = trace_reference(self.w, runtime_scalars=True)
         inputs = list(self.w.tensors.values())
         placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
         for i, node in enumerate(placeholders):
-            if i < len(inputs):
+            if i == self.seed:
+                self.values[node] = None  # masks that follow from it stand for it
+            elif i < len(inputs):
                 self.values[node] = self.load(i, inputs[i])
             else:
                 index = self.add("scalar", (), self.arithmetic, {}, i - len(inputs))
@@ -112,6 +116,16 @@ class _Lowering:
         sizes = {a: n for a, n in zip(axes, spec.shape, strict=True) if a is not None}
         return Value(self.upcast(self.add("load", (), spec.dtype, sizes, i)), axes)
 
+    def drawn(self, node: Any) -> Value:
+        """A mask: an input whose buffer is the seed. The first is the seed's own, others follow
+        behind all tensors."""
+        _, call, threshold, shape = node.args
+        assert self.seed is not None, node
+        place = len(self.w.tensors) + len(self.draws) - 1 if self.draws else self.seed
+        spec = TensorSpec("bool", tuple(shape))
+        self.draws.append((Draw(call, threshold), spec))
+        return self.load(place, spec)
+
     def upcast(self, i: int) -> int:
         _, _, dtype, sizes, _ = self.nodes[i]
         narrow = dtype in HALVES or (dtype, self.arithmetic) == ("f32", "f64")
@@ -136,6 +150,10 @@ class _Lowering:
             return self.view(node, name)
         if name == "rounded":
             return self.rounded(self.value(node.args[0]), self.w.main.dtype)
+        if name == "philox_bernoulli":
+            return self.drawn(node)
+        if name == "copy":
+            return self.copied(node)
         if name in _CASTS:
             return self.cast(node)
         if name in _FILLED:
@@ -200,6 +218,12 @@ class _Lowering:
         value = self.value(node.args[0])
         dtype = DTYPE_NAMES[node.meta["val"].dtype]
         return self.converted(value, dtype)
+
+    def copied(self, node: Any) -> Value:
+        """What is written over another tensor, in its dtype and shape."""
+        out = node.meta["val"]
+        value = self.converted(self.value(node.args[1]), DTYPE_NAMES[out.dtype])
+        return Value(value.node, (None,) * (out.dim() - len(value.axes)) + value.axes)
 
     def converted(self, value: Value, dtype: str) -> Value:
         """Values stay in the arithmetic type: a narrower one that the program asks for rounds."""
@@ -315,14 +339,15 @@ class _Lowering:
             Node(op, args, dtype, tuple(sizes.get(a, 1) for a in range(-rank, 0)), attr)
             for op, args, dtype, sizes, attr in self.nodes
         )
-        accesses = tuple(
-            self.access(
-                s, tuple(d - s.rank if n != 1 else None for d, n in enumerate(s.shape)), rank
-            )
-            for s in inputs
-        )
+        accesses = [self.access(s, _own_axes(s), rank) for s in inputs]
+        if self.seed is not None:
+            masks = [replace(self.access(s, _own_axes(s), rank), draw=d) for d, s in self.draws]
+            unused = Access((0,) * rank, "bool", DEFAULT_ALIGN, Draw(0, 0))
+            accesses[self.seed] = masks[0] if masks else unused
+            accesses += masks[1:]
         written = tuple((out, self.access(spec, axes, rank)) for out, spec, axes in stores)
-        return Graph(nodes, space, accesses, written, (self.arithmetic,) * scalars).check()
+        numbers = (self.arithmetic,) * scalars
+        return Graph(nodes, space, tuple(accesses), written, numbers).check()
 
     def stored(self, value: Value, spec: TensorSpec) -> tuple[int, TensorSpec, Axes]:
         """The output's last steps: to its dtype, and along dims on which it does not vary."""
@@ -331,8 +356,8 @@ class _Lowering:
         out = value.node
         _, _, dtype, sizes, _ = self.nodes[out]
         axes = list(value.axes or (None,) * spec.rank)
-        for d, n in enumerate(spec.shape):
-            if axes[d] is None and n != 1:
+        for d, (n, stride) in enumerate(zip(spec.shape, spec.real_strides, strict=True)):
+            if axes[d] is None and n != 1 and stride:  # PyTorch too expands what holds one value
                 own = d - spec.rank
                 free = (own, *range(-1, -spec.rank - len(self.sizes) - 1, -1))
                 axis = next(a for a in free if a not in axes and self.sizes.get(a, n) == n)
@@ -350,6 +375,10 @@ class _Lowering:
             if axis is not None and n != 1:
                 strides[axis] = stride
         return Access(tuple(strides), spec.dtype, spec.align)
+
+
+def _own_axes(spec: TensorSpec) -> Axes:
+    return tuple(d - spec.rank if n != 1 else None for d, n in enumerate(spec.shape))
 
 
 def _sigmoid(lowering: _Lowering, x: Value) -> Value:

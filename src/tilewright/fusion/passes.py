@@ -12,8 +12,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from tilewright.fusion.ir import Access, Graph, Node, Rewriter
-from tilewright.op import HALVES
+from tilewright.op import DTYPES, HALVES
 
 
 def optimise(graph: Graph, relaxed: bool = False) -> Graph:
@@ -38,6 +40,32 @@ def fold_constants(graph: Graph) -> Graph:
         if n.op in ("mul", "div") and _is_const(r, n.args[1], 1.0):
             return n.args[0]
         return None
+
+    return graph.rewritten(rule)
+
+
+def choose_constants(graph: Graph) -> Graph:
+    """Arithmetic of a boolean as 0 or 1 with a constant is a choice between two constants.
+
+    Dropout divides a mask by the probability to keep an element; a division takes ten steps.
+    """
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        if n.op not in ("add", "sub", "mul", "div") or n.dtype not in ("f32", "f64"):
+            return None
+        operands = [r[a] for a in n.args]
+        chosen = [o.op == "cast" and r[o.args[0]].dtype == "bool" for o in operands]
+        constant = [o.op == "const" for o in operands]
+        if sorted(zip(chosen, constant, strict=True)) != [(False, True), (True, False)]:
+            return None
+        at = chosen.index(True)
+        found = []
+        for value in (1.0, 0.0):
+            values = [value if k == at else o.attr for k, o in enumerate(operands)]
+            a, b = (torch.tensor(v, dtype=DTYPES[n.dtype]) for v in values)
+            attr = float(getattr(torch, n.op)(a, b))
+            found.append(r.add(replace(operands[1 - at], attr=attr)))
+        return r.add(replace(n, op="where", args=(operands[at].args[0], *found)))
 
     return graph.rewritten(rule)
 
@@ -266,6 +294,7 @@ def with_axis(graph: Graph) -> Graph:
 
 PASSES = (
     fold_constants,
+    choose_constants,
     fold_casts,
     merge_common,
     merge_moments,

@@ -20,6 +20,10 @@ from tilewright.fusion.ir import REDUCTIONS, Graph, Node, Rewriter
 from tilewright.fusion.passes import merge_common, remove_dead
 from tilewright.op import HALVES, TensorSpec
 
+DRAWN_BYTES = 4
+"""What keeping a random boolean is reckoned at: it takes a register, and drawing it again a
+quarter of a Philox block."""
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -203,6 +207,8 @@ def _cheapest_cut(
         if ready[i] > phase or not over_rows[i]:
             continue
         size = TensorSpec(graph.nodes[i].dtype, ()).itemsize if recompute else 1
+        if graph.draws(i):
+            size = DRAWN_BYTES
         # The small term prefers the latest of equally cheap cuts: it saves recomputation.
         flow.add_edge((i, "in"), (i, "out"), capacity=size * 4096 - i)
         if graph.nodes[i].op == "load":

@@ -94,6 +94,17 @@ def vendor(w: Workload) -> Callable[..., Result]:
     return run
 
 
+def unseeded(w: Workload) -> Workload:
+    """As PyTorch's users have it: what is drawn comes from PyTorch's generator, not from a seed."""
+    return w if w.seed is None else w.with_args(**{str(w.operator.seed): None})
+
+
+def without_seed(w: Workload, run: Callable[..., Result]) -> Callable[..., Result]:
+    """`run`, which takes the tensors of `unseeded(w)`, as a function of those of `w`."""
+    at = w.seed
+    return run if at is None else lambda *tensors: run(*tensors[:at], *tensors[at + 1 :])
+
+
 class Backward:
     """What PyTorch's autograd runs for a gradient operator: its reference without the forward.
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.fusion import cpp_target
@@ -59,12 +61,33 @@ class Fused(Implementation):
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))
-        return target(device).executable(self.graph(w), config, w, built, device)
+        graph = self.graph(w)
+        executable = target(device).executable(graph, config, w, built, device)
+        more = len(graph.inputs) - len(w.tensors)
+        return SeveralMasks(executable, w, more) if more else executable
 
     def graph(self, w: Workload) -> Graph:
         graph = graph_of(w)
         assert isinstance(graph, Graph), f"{w}: {graph}"
         return graph
+
+
+class SeveralMasks(Executable):
+    """A kernel that draws more than one mask: each is an input, whose buffer is the seed."""
+
+    def __init__(self, kernel: Executable, w: Workload, more: int):
+        self.kernel = kernel
+        self.seed, self.more = list(w.tensors).index(str(w.operator.seed)), more
+        self.resources = kernel.resources
+        self.block_threads, self.shared_bytes = kernel.block_threads, kernel.shared_bytes
+        self.estimated_registers = kernel.estimated_registers
+
+    @property
+    def workspace_bytes(self) -> int:  # type: ignore[override]
+        return self.kernel.workspace_bytes
+
+    def __call__(self, *tensors: torch.Tensor, **scalars: Any) -> Any:
+        return self.kernel(*tensors, *(tensors[self.seed],) * self.more, **scalars)
 
 
 def target(device: DeviceSpec) -> ModuleType:
@@ -75,7 +98,8 @@ def target(device: DeviceSpec) -> ModuleType:
 def graph_of(w: Workload) -> Graph | str:
     """The optimised graph of a workload, or in words why there is none."""
     for name, spec in w.tensors.items():
-        if not spec.torch_dtype.is_floating_point and spec.dtype != "bool":
+        taken = spec.torch_dtype.is_floating_point or spec.dtype == "bool"
+        if not taken and name != w.operator.seed:
             return f"{name} is {spec.dtype}; generated kernels take floating and boolean tensors"
     try:
         return optimise(lower(w), relaxed="relaxed" in w.flags)

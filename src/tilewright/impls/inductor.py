@@ -14,7 +14,7 @@ from tilewright.compile import cxx
 from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._vendor import Backward, vendor
+from tilewright.impls._vendor import Backward, unseeded, vendor, without_seed
 from tilewright.op import Workload
 
 _serial = itertools.count()
@@ -24,11 +24,11 @@ class InductorExecutable(Executable):
     """One compiled function. Grad mode and parameters are normalised: each is a guard of it."""
 
     def __init__(self, compiled: Callable[..., Any]):
-        self._compiled = compiled
+        self.compiled = compiled
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         with torch.no_grad():
-            return self._compiled(*(t if type(t) is torch.Tensor else t.detach() for t in tensors))
+            return self.compiled(*(t if type(t) is torch.Tensor else t.detach() for t in tensors))
 
 
 class Inductor(Implementation):
@@ -56,6 +56,7 @@ class Inductor(Implementation):
         # fullgraph raises where Dynamo would otherwise run eagerly: on a graph break and beyond
         # the recompile limit.
         # 0 is the one index that is in range wherever any is.
+        given, w = w, unseeded(w)
         scratch = [
             s.empty(device.kind, fill=float(s.torch_dtype.is_floating_point))
             for s in w.tensors.values()
@@ -69,6 +70,7 @@ class Inductor(Implementation):
             executable(*scratch)
         except torch._dynamo.exc.TorchDynamoException as error:
             raise CompileError(f"{self.name}: {w}: {error}") from error
+        executable.compiled = without_seed(given, executable.compiled)
         return executable
 
 

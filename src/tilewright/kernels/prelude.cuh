@@ -363,6 +363,56 @@ template <int BYTES, int N, class T> TW_DEVICE void store_within(T* p, const Vec
   TW_UNROLL for (int i = 0; i < N; ++i) if ((u32)(column + i) < (u32)width) p[i] = x[i];
 }
 
+// ---- random masks: booleans that are computed where others are read -------------------------------
+
+// Philox4x32-10 (Salmon et al., SC 2011): which of the four words of a block are below a threshold.
+TW_DEVICE u32 philox_below(u64 seed, u64 block, u32 call, u32 threshold) {
+  u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+  u32 x0 = (u32)block, x1 = (u32)(block >> 32), x2 = call, x3 = 0;
+  TW_UNROLL for (int round = 0; round < 10; ++round, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
+    const u64 p = (u64)x0 * 0xd2511f53u, q = (u64)x2 * 0xcd9e8d57u;
+    x0 = (u32)(q >> 32) ^ x1 ^ k0;
+    x1 = (u32)q;
+    x2 = (u32)(p >> 32) ^ x3 ^ k1;
+    x3 = (u32)p;
+  }
+  return (x0 < threshold) | (x1 < threshold) << 1 | (x2 < threshold) << 2 | (x3 < threshold) << 3;
+}
+// What stands for a pointer to a mask's elements.
+struct Mask {
+  u64 seed, index;
+  u32 call, threshold;
+  TW_DEVICE Mask operator+(i64 step) const { return {seed, index + (u64)step, call, threshold}; }
+  TW_DEVICE u32 block(u64 b) const { return philox_below(seed, b, call, threshold); }
+};
+TW_DEVICE bool load_one(const Mask& m) { return m.block(m.index / 4) >> m.index % 4 & 1; }
+template <int N> TW_DEVICE Vec<bool, N> bits_of(u32 bits) {
+  Vec<bool, N> x;
+  TW_UNROLL for (int i = 0; i < N; ++i) x[i] = (bits >> i & 1) != 0;
+  return x;
+}
+template <int N, int, bool> TW_DEVICE Vec<bool, N> load(const Mask& m) {
+  const int skipped = (int)(m.index % 4);
+  u32 bits = m.block(m.index / 4);
+  TW_UNROLL for (int b = 1; b < (N + 6) / 4; ++b) {
+    if (4 * b < skipped + N) bits |= m.block(m.index / 4 + b) << 4 * b;
+  }
+  return bits_of<N>(bits >> skipped);
+}
+template <int N> TW_DEVICE Vec<bool, N> gather(const Mask& m, i64 stride) {
+  u32 bits = 0;
+  for (int i = 0; i < N; ++i) bits |= (u32)load_one(m + i * stride) << i;
+  return bits_of<N>(bits);
+}
+template <int N> TW_DEVICE Vec<bool, N> gather_at(const Mask& m, const i64 (&offsets)[N]) {
+  u32 bits = 0;
+  TW_UNROLL for (int i = 0; i < N; ++i) bits |= (u32)load_one(m + offsets[i]) << i;
+  return bits_of<N>(bits);
+}
+template <int N, int BYTES, bool STREAM> TW_DEVICE Vec<bool, N> load_within(const Mask& m, int, int, bool) {
+  return load<N, BYTES, STREAM>(m);
+}
+
 // ---- reductions: first over the elements of a thread, then over the threads of a row ------------
 
 struct Sum {

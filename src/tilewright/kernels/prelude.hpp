@@ -55,6 +55,8 @@ template <> struct Scalar<float> { static constexpr bool value = true; };
 template <> struct Scalar<double> { static constexpr bool value = true; };
 template <> struct Scalar<i32> { static constexpr bool value = true; };
 template <> struct Scalar<i64> { static constexpr bool value = true; };
+template <> struct Scalar<u32> { static constexpr bool value = true; };
+template <> struct Scalar<u64> { static constexpr bool value = true; };
 template <class X> constexpr bool is_scalar = Scalar<X>::value;
 
 template <class X> struct WordsOf { using type = Vec<u32>; };  // unsigned words under floats
@@ -276,6 +278,38 @@ template <class T, class X, class Lanes> TW_INLINE void scatter(T* p, i64 stride
   Vec<typename Raw<T>::type> raw = narrow_raw<T>(x);
   for (i64 k = 0; k < lanes.n; ++k) __builtin_memcpy(p + k * stride, (T*)&raw + k, sizeof(T));
 }
+// ---- random masks: booleans that are computed where others are read ------------------------------
+
+// Which numbers of Philox4x32-10 (Salmon et al., SC 2011) are below a threshold: word i % 4 of block
+// i / 4 for element i. Lanes are computed alike, each its own block.
+template <class W, class D> TW_INLINE auto philox_below(D index, u64 seed, u32 call, u32 threshold) {
+  W k0 = W{} + (u32)seed, k1 = W{} + (u32)(seed >> 32);
+  const D block = index >> 2;
+  W x0 = convert<W>(block), x1 = convert<W>(block >> 32), x2 = W{} + call, x3 = W{};
+  for (int round = 0; round < 10; ++round, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
+    const D p = convert<D>(x0) * 0xd2511f53u, q = convert<D>(x2) * 0xcd9e8d57u;
+    x0 = convert<W>(q >> 32) ^ x1 ^ k0;
+    x1 = convert<W>(q);
+    x2 = convert<W>(p >> 32) ^ x3 ^ k1;
+    x3 = convert<W>(p);
+  }
+  const W word = convert<W>(index) & 3u;
+  return where(word < 2u, where(word == 0u, x0, x1), where(word == 2u, x2, x3)) < threshold;
+}
+// What stands for a pointer to a mask's elements.
+struct Mask {
+  u64 seed, index;
+  u32 call, threshold;
+  TW_INLINE Mask operator+(i64 step) const { return {seed, index + (u64)step, call, threshold}; }
+};
+TW_INLINE bool load(Mask m) { return philox_below<u32>(m.index, m.seed, m.call, m.threshold); }
+template <class Lanes> TW_INLINE auto gather(Mask m, i64 stride, Lanes) {
+  Vec<u64> index;
+  for (int k = 0; k < LANES; ++k) index[k] = m.index + (u64)(k * stride);
+  return philox_below<Vec<u32>>(index, m.seed, m.call, m.threshold);
+}
+template <class Lanes> TW_INLINE auto load(Mask m, Lanes lanes) { return gather(m, 1, lanes); }
+
 // Past the caches where the address allows it: what is written is not read again.
 template <class T, class X, class Lanes> TW_INLINE void stream(T* p, X x, Lanes lanes) {
 #if defined(__AVX__)

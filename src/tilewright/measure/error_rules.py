@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.philox import philox_bernoulli
+
 SAFETY = 2.0
 """Covers second-order terms and formulas that round once or twice more than the reference's."""
 
@@ -242,6 +244,13 @@ def _where(arithmetic: Arithmetic, condition: Pair, a: Any, b: Any) -> Pair:
     return Pair(value, error, a.exact and b.exact)
 
 
+@rule("philox_bernoulli")
+def _philox_bernoulli(
+    arithmetic: Arithmetic, seed: Pair, call: int, threshold: int, shape: Sequence[int]
+) -> Pair:
+    return Pair(philox_bernoulli(seed.value, call, threshold, shape))
+
+
 @rule("clamp")
 def _clamp(arithmetic: Arithmetic, x: Pair, low: Any = None, high: Any = None) -> Pair:
     for bound, name in ((low, "maximum"), (high, "minimum")):
@@ -402,6 +411,11 @@ def _convert(arithmetic: Arithmetic, x: Pair, dtype: torch.dtype | None = None, 
         narrows = torch.finfo(dtype).eps > torch.finfo(arithmetic.dtype).eps
         return RULES["rounded"](replace(arithmetic, storage=dtype), wide) if narrows else wide
     return Pair(x.value.to(dtype))
+
+
+@rule("copy")
+def _copy(arithmetic: Arithmetic, like: Pair, x: Pair, *_: Any) -> Pair:
+    return x.map(lambda t: t.to(like.value.dtype).expand(like.value.shape))
 
 
 @rule("rounded")

@@ -82,6 +82,8 @@ class Batch:
 def find_batch(w: Workload, tensors: Sequence[Tensor]) -> Batch:
     """The first dim with at least FEW_SLICES independent slices, else the one with most."""
     shape = w.outputs[0].shape
+    if w.seed is not None:
+        return Batch()  # what an element draws depends on its place among all
     if w.operator.indexed is not None:
         declared = w.operator.indexed.batch_dim(w)
         return Batch(declared, shape[declared]) if declared else Batch()

@@ -193,6 +193,9 @@ def expect(
 
 
 def _empty_like(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of the layout of `t`; where that repeats values, they are written out."""
+    if any(n != 1 and not stride for n, stride in zip(t.shape, t.stride(), strict=True)):
+        return torch.empty(t.shape, dtype=dtype, device=t.device)
     return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device)
 
 

@@ -27,6 +27,7 @@ OPENED, BUILDING, RUNNING = "opened", "building", "running"
 """Events of a streamed answer: what the worker does from now on, so that a hang can be told."""
 
 EXECUTABLES_KEPT = 512
+DRAWS_OTHERWISE = "its masks come from PyTorch's generator, not from the seed: they are not ours"
 
 
 class Workbench:
@@ -81,6 +82,9 @@ class Workbench:
                 executable = self._build(candidate)
                 build_s = time.perf_counter() - start
                 yield RUNNING
+                if self._draws_otherwise(candidate):
+                    yield Outcome("wrong_result", DRAWS_OTHERWISE, build_s=build_s)
+                    continue
                 verdict = verifier.check(executable, may_race=self._may_race(candidate))
                 self._synchronize()
             except Exception as error:
@@ -201,7 +205,8 @@ class Workbench:
         assert self._w is not None
         if seed not in self._verifiers:
             aten, vendor = IMPLS["aten"], None
-            if aten.unsupported(self._w, self.spec) is None:
+            seeded = self._w.seed is not None  # then aten draws other masks
+            if not seeded and aten.unsupported(self._w, self.spec) is None:
                 vendor = self._build(Candidate.of("aten", aten.heuristic(self._w, self.spec)))
             self._verifiers.clear()
             self._verifiers[seed] = Verifier(self._w, self.device, seed, vendor=vendor)
@@ -217,6 +222,11 @@ class Workbench:
                 self._executables.popitem(last=False)
         self._executables.move_to_end(candidate)
         return self._executables[candidate]
+
+    def _draws_otherwise(self, candidate: Candidate) -> bool:
+        assert self._w is not None
+        own = IMPLS[candidate.implementation].backend in OWN_BACKENDS
+        return self._w.seed is not None and not own
 
     def _may_race(self, candidate: Candidate) -> bool:
         """PyTorch's own kernels for repeated indices, which users have today."""

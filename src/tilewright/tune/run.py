@@ -11,7 +11,7 @@ from typing import Any
 
 from tilewright.compile.pool import CompilePool
 from tilewright.errors import InvalidArgument, NoImplementation
-from tilewright.impl import IMPLS, Implementation, implementations
+from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.candidate import AsCalled, Candidate
 from tilewright.measure.runner import Isolated, Runner
 from tilewright.measure.verify import Verdict
@@ -185,6 +185,8 @@ def _values(config: Any) -> dict[str, Any]:
 def _why_not(implementation: Implementation, w: Workload, spec) -> str | None:
     if not implementation.serves(w.op):
         return f"it computes {implementation.op}"
+    if w.seed is not None and implementation.backend not in OWN_BACKENDS:
+        return "its masks come from PyTorch's generator, not from the seed"
     return implementation.unsupported(w, spec)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from tilewright.fusion.cuda.kernel import JOINS, TYPES, Finish, Kernel, Launch
+from tilewright.fusion.cuda.kernel import JOINS, TYPES, Finish, Kernel, Launch, input_parameter
 from tilewright.fusion.cuda.rows import RowKernel
 from tilewright.fusion.cuda.schedule import WIDEST_ACCESS, RowSchedule
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
@@ -214,7 +214,7 @@ class FinishKernel(Kernel):
     def parameters_of_kernel(self) -> list[str]:
         inputs = self.graph.inputs
         named = [f"const {self.kind}* __restrict__ partials"]
-        named += [f"const {TYPES[inputs[i].dtype]}* __restrict__ in{i}" for i in self.loads]
+        named += [input_parameter(i, inputs[i]) for i in self.loads]
         named += [
             f"{TYPES[a.dtype]}* __restrict__ out{k}"
             for k, (i, a) in enumerate(self.graph.outputs) if i in self.after
@@ -228,6 +228,7 @@ class FinishKernel(Kernel):
         return "P" * pointers + "q" + codes
 
     def emit(self) -> str:
+        self.draw(self.loads)
         columns = [self.graph.nodes[i] for i in self.rows.columns]
         width = math.prod(self.graph.space[a] for a in self.rows.row_axes)
         shares = finish_shares(width)

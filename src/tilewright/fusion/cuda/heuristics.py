@@ -60,12 +60,13 @@ def _many_row_candidates(
     """By 128 or 256 threads that keep at most 96 bytes of a row, 1024 of all rows on an SM; wider
     ones are taken in turn. Two rows at a time share what is loaded of parameter vectors."""
     row_bytes = footprint.width * footprint.itemsize
+    kept_bytes = footprint.width * footprint.kept_at_once("two_pass")
     if footprint.rows < MANY_ROWS * device.sms or footprint.columns or row_bytes < 4096:
         return
     rows = 2 if footprint.parameters else 1
     packed = True in space.values["rematerialize"]
     for threads in (128, 256):
-        if row_bytes <= 96 * threads:
+        if max(row_bytes, kept_bytes) <= 96 * threads:
             yield RowSchedule(
                 vector, threads, 1, rows, "registers", "two_pass", 1, 1024 // threads // rows,
                 stream_loads=False, rematerialize=packed,

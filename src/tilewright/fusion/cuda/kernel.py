@@ -17,6 +17,8 @@ from tilewright.fusion.ir import Access, Graph, Node
 ENTRY = "fused"
 TYPES = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double", "bool": "bool"}
 JOINS = {"sum": "Sum", "prod": "Prod", "amax": "Max", "amin": "Min"}
+SEED = "i64"
+"""The type of what the buffer of a mask holds."""
 _CODES = {"f32": "f", "f64": "d"}
 _FUNCTIONS = {
     "pow": "power", "neg": "neg", "abs": "absolute", "sqrt": "square_root",
@@ -73,6 +75,18 @@ class Finish:
     dtype: str
 
 
+def input_type(access: Access) -> str:
+    """Of what points to an input's elements."""
+    return "Mask" if access.draw else f"const {TYPES[access.dtype]}*"
+
+
+def input_parameter(i: int, access: Access) -> str:
+    """Input `i` as a kernel gets it."""
+    if access.draw:
+        return f"const {SEED}* __restrict__ seed{i}"
+    return f"{input_type(access)} __restrict__ in{i}"
+
+
 @functools.cache
 def prelude() -> str:
     return resources.files("tilewright").joinpath("kernels/prelude.cuh").read_text()
@@ -98,14 +112,19 @@ class Kernel:
         self.line("}")
 
     def parameters_of_kernel(self) -> list[str]:
-        named = [
-            f"const {TYPES[a.dtype]}* __restrict__ in{i}" for i, a in enumerate(self.graph.inputs)
-        ]
+        named = [input_parameter(i, a) for i, a in enumerate(self.graph.inputs)]
         named += [
             f"{TYPES[a.dtype]}* __restrict__ out{k}" for k, (_, a) in enumerate(self.graph.outputs)
         ]
         named.append("i64 count")
         return named + [f"{TYPES[d]} scalar{i}" for i, d in enumerate(self.graph.scalars)]
+
+    def draw(self, inputs: Iterable[int]) -> None:
+        """Give masks their names: they are computed where other inputs are read."""
+        for i in inputs:
+            if (draw := self.graph.inputs[i].draw) is not None:
+                text = f"(u64)*seed{i}, 0, {draw.call}u, {draw.threshold}u"
+                self.line(f"const Mask in{i} = {{{text}}};")
 
     def signature(self) -> str:
         pointers = "P" * (len(self.graph.inputs) + len(self.graph.outputs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel
+from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, input_type
 from tilewright.fusion.cuda.schedule import (
     WIDEST_ACCESS,
     RowSchedule,
@@ -78,8 +78,8 @@ class RowLayout(Kernel):
         found += [("out", k, a) for k, (_, a) in enumerate(self.graph.outputs)]
         found = [each for each in found if self.over_rows(each[2])]
         for kind, i, a in found:
-            const = "const " if kind == "in" else ""
-            self.line(f"{const}{TYPES[a.dtype]}* row_{kind}{i}[{self.s.rows_per_thread}];")
+            pointer = input_type(a) if kind == "in" else f"{TYPES[a.dtype]}*"
+            self.line(f"{pointer} row_{kind}{i}[{self.s.rows_per_thread}];")
         if self.s.shifted:
             self.line("int shift;")
         self.open(self.each_row())
@@ -173,6 +173,10 @@ class RowLayout(Kernel):
         if self.s.shifted:
             return f"fold_within<{join}>({value}, {self.place_in_row})"
         return f"fold<{join}>({value})"
+
+    def reads_row(self, i: int) -> bool:
+        """Whether node `i` reads memory of the row itself."""
+        return self.is_row_load(i) and not self.graph.draws(i)
 
     def is_row_load(self, i: int) -> bool:
         """Whether node `i` loads the row itself; in a graph of one row, every load does."""

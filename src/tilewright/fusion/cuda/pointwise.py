@@ -68,11 +68,13 @@ class PointwiseKernel(Kernel):
         """Loads of every turn first, so that they are in flight together; then the arithmetic."""
         graph = self.graph
         loads = [i for i, n in enumerate(graph.nodes) if n.op == "load"]
+        read = [i for i in loads if not graph.draws(i)]
+        self.draw(range(len(graph.inputs)))
         if self.tailed and self.s.vector == 1:
             self.line("if (start >= limit) return;")
         else:
             self.line("if (limit == 0 || start >= limit) return;")
-        for i in loads:
+        for i in read:
             dtype = TYPES[graph.nodes[i].dtype]
             kind = f"Vec<{dtype}, V>" if self.vectorised(i) else dtype
             self.line(f"{kind} x{i}[TURNS];")
@@ -80,35 +82,23 @@ class PointwiseKernel(Kernel):
         # Past the end a turn reads the last vector again and stores nothing.
         self.line(f"i64 vector = start + (i64)turn * {self.s.block_threads};")
         self.line("if (vector >= limit) vector = limit - 1;")
-        gathered = [i for i in loads if self.s.flat and not self.lies_flat(i)]
-        self.gathered_offsets(gathered)
+        self.gathered_offsets(read)
         at = self.coordinates_of_vector()
-        for i in loads:
-            access = graph.inputs[graph.nodes[i].attr]
-            pointer = f"in{graph.nodes[i].attr} + {self.offset(access, self.axes, at)}"
-            if i in gathered and self.vectorised(i):
-                value = f"gather_at<V>(in{graph.nodes[i].attr}, offsets{i})"
-            elif self.vectorised(i):
-                wide = self.access_bytes(access)
-                width = f"(WIDE ? {wide} : {access.itemsize})"
-                # What is read again along a dim it does not vary over should stay in cache.
-                sizes = self.graph.space
-                once = all(s or n == 1 for s, n in zip(access.strides, sizes, strict=True))
-                stream = self.s.stream_loads and once
-                value = self.fetch(access, pointer, "V", width, stream)
-            else:
-                value = f"load_one({pointer})"
-            self.line(f"x{i}[turn] = {value};")
+        for i in read:
+            self.line(f"x{i}[turn] = {self.load(i, at)};")
         self.close()
         self.open("TW_UNROLL for (int turn = 0; turn < TURNS; ++turn)")
         self.line(f"const i64 vector = start + (i64)turn * {self.s.block_threads};")
         self.line("if (vector >= limit) break;")
+        self.gathered_offsets([i for i in loads if graph.draws(i)])
         at = self.coordinates_of_vector()
-        names: dict[int, str] = {i: f"x{i}[turn]" for i in loads}
+        names: dict[int, str] = {i: f"x{i}[turn]" for i in read}
         for i, n in enumerate(graph.nodes):
             if i not in names:
                 vector = "V" if self.vectorised(i) else None
-                value = self.expression(n, [names[a] for a in n.args], vector)
+                operands = [names[a] for a in n.args]
+                drawn = graph.draws(i)
+                value = self.load(i, at) if drawn else self.expression(n, operands, vector)
                 self.line(f"const auto v{i} = {value};")
                 names[i] = f"v{i}"
         for k, (i, access) in enumerate(graph.outputs):
@@ -122,17 +112,32 @@ class PointwiseKernel(Kernel):
                 self.line(f"{guard}store<(WIDE ? {wide} : {access.itemsize})>({pointer}, {value});")
         self.close()
 
+    def load(self, i: int, at: dict[int, str]) -> str:
+        index = self.graph.nodes[i].attr
+        access = self.graph.inputs[index]
+        pointer = f"in{index} + {self.offset(access, self.axes, at)}"
+        if not self.vectorised(i):
+            return f"load_one({pointer})"
+        if self.is_gathered(i):
+            return f"gather_at<V>(in{index}, offsets{i})"
+        width = f"(WIDE ? {self.access_bytes(access)} : {access.itemsize})"
+        # What is read again along a dim it does not vary over should stay in cache.
+        once = all(s or n == 1 for s, n in zip(access.strides, self.graph.space, strict=True))
+        return self.fetch(access, pointer, "V", width, self.s.stream_loads and once)
+
     def access_bytes(self, access: Access) -> int:
         if not self.s.flat:
             return access_bytes(access, self.s.vector)
         return max(math.gcd(self.s.vector * access.itemsize, access.align, WIDEST_ACCESS), 1)
 
-    def lies_flat(self, i: int) -> bool:
-        return lies_flat(self.graph, self.graph.inputs[self.graph.nodes[i].attr])
+    def is_gathered(self, i: int) -> bool:
+        """Whether a flat vector's elements are not one after another in the tensor."""
+        lies = lies_flat(self.graph, self.graph.inputs[self.graph.nodes[i].attr])
+        return self.s.flat and self.vectorised(i) and not lies
 
     def gathered_offsets(self, loads: list[int]) -> None:
         """Of each element of a flat vector, where it is in tensors that are broadcast to it."""
-        loads = [i for i in loads if self.vectorised(i)]
+        loads = [i for i in loads if self.is_gathered(i)]
         if not loads:
             return
         for i in loads:

@@ -23,14 +23,14 @@ class Residents(Walking):
     def find_residents(self) -> None:
         loads = [i for i, n in enumerate(self.graph.nodes) if n.op == "load" and self.plan.inner[i]]
         if self.s.parameters != "reload":
-            shared = [i for i in loads if not self.is_row_load(i)]
+            shared = [i for i in loads if not (self.is_row_load(i) or self.graph.draws(i))]
             self.parameters = tuple(self.computed_from(shared) if self.s.widened else shared)
         if self.s.stages:
-            self.queued = tuple(i for i in loads if self.is_row_load(i))
+            self.queued = tuple(i for i in loads if self.reads_row(i))
             self.queued_scalars = tuple(
                 i
                 for i, n in enumerate(self.graph.nodes)
-                if n.op == "load" and not self.plan.inner[i] and self.is_row_load(i)
+                if n.op == "load" and not self.plan.inner[i] and self.reads_row(i)
                 and self.graph.inputs[n.attr].itemsize >= 4
             )  # fmt: skip
 
@@ -100,8 +100,9 @@ class Residents(Walking):
             loads = [
                 n.attr
                 for i, n in enumerate(self.graph.nodes)
-                if n.op == "load" and self.plan.inner[i] and not self.is_row_load(i)
-            ]
+                if n.op == "load" and self.plan.inner[i]
+                and not (self.is_row_load(i) or self.graph.draws(i))
+            ]  # fmt: skip
             for i in dict.fromkeys(loads):
                 self.line(f"in{i} = afresh(in{i});")
 

@@ -20,6 +20,7 @@ class RowKernel(Moments, Residents):
 
     def emit(self) -> tuple[str, Launch]:
         s = self.s
+        self.draw(range(len(self.graph.inputs)))
         self.place()
         self.prepare_joining()
         self.find_residents()
@@ -162,7 +163,7 @@ class RowKernel(Moments, Residents):
 
     def load_ahead(self, p: int, steps: list[int]) -> dict[int, str]:
         """Issue the row's own loads for all turns before any arithmetic waits for one."""
-        loads = [i for i in steps if self.is_row_load(i)]
+        loads = [i for i in steps if self.reads_row(i)]
         if not loads:
             return {}
         for i in loads:

@@ -155,12 +155,12 @@ class Footprint:
     def __init__(self, graph: Graph):
         self.width = graph.reduced_size
         self.rows = math.prod(graph.space[a] for a in graph.kept)
-        along = [a for a in graph.inputs if any(a.strides[k] for k in graph.reduced)]
+        along = [a for a in graph.memory if any(a.strides[k] for k in graph.reduced)]
         over_rows = [a for a in along if not graph.kept or any(a.strides[k] for k in graph.kept)]
         self.queued = over_rows
         self.parameters = [a for a in along if a not in over_rows]
         self.itemsize = min((a.itemsize for a in over_rows or along), default=4)
-        scalars = [a for a in graph.inputs if a not in along and any(a.strides)]
+        scalars = [a for a in graph.memory if a not in along and any(a.strides)]
         self.queued_scalars = [a for a in scalars if a.itemsize >= 4]
         self.columns = getattr(graph, "columns", ())
         self.graph = graph
@@ -171,6 +171,12 @@ class Footprint:
         plan = plan_rows(self.graph, moments)
         kept = frozenset[int]().union(*(phase.carried_out for phase in plan.phases))
         return [plan.graph.nodes[i].dtype for i in kept]
+
+    def kept_at_once(self, moments: str) -> int:
+        """Bytes of one element that are kept between two sweeps, at most."""
+        plan = plan_rows(self.graph, moments)
+        dtypes = [[plan.graph.nodes[i].dtype for i in p.carried_out] for p in plan.phases]
+        return max(sum(TensorSpec(d, ()).itemsize for d in kept) for kept in dtypes)
 
     def turns(self, c: RowSchedule) -> int:
         vectors = vectors_of(self.width, c.vector, c.shifted)
@@ -311,7 +317,7 @@ def lies_flat(graph: Graph, access: Access) -> bool:
 
 def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:
     """Vector lengths that divide the innermost axis, widest first."""
-    narrowest = min(a.itemsize for a in (*graph.inputs, *(o for _, o in graph.outputs)))
+    narrowest = min(a.itemsize for a in (*graph.memory, *(o for _, o in graph.outputs)))
     widest = WIDEST_ACCESS // narrowest
     return tuple(v for v in (8, 4, 2, 1) if v <= widest and inner % v == 0)
 

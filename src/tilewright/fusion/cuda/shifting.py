@@ -18,7 +18,7 @@ def shifted_alike(graph: Graph, vector: int) -> Access | None:
     if len(graph.reduced) != 1 or not graph.reductions:
         return None
     (lane,) = graph.reduced
-    accesses = [*graph.inputs, *(a for _, a in graph.outputs)]
+    accesses = [*graph.memory, *(a for _, a in graph.outputs)]
     along = [a for a in accesses if a.strides[lane]]
     rows = [a for a in along if not graph.kept or any(a.strides[k] for k in graph.kept)]
     starts = {tuple(a.strides[k] % vector for k in graph.kept) for a in rows}

@@ -36,6 +36,7 @@ class TileKernel(Kernel):
         self.coordinate = {a: f"grid{a}" for a in self.area.grid}
 
     def emit(self, name: str) -> str:
+        self.draw(range(len(self.graph.inputs)))
         self.place()
         self.pointers()
         if self.area.added:
@@ -77,7 +78,7 @@ class TileKernel(Kernel):
         grid = self.area.grid
         for i, access in enumerate(self.graph.inputs):
             offset = self.offset(access, grid, self.coordinate)
-            self.line(f"const auto* from{i} = in{i} + {offset};")
+            self.line(f"const auto from{i} = in{i} + {offset};")
         for k, (i, access) in enumerate(self.graph.outputs):
             offset = self.offset(access, grid, self.coordinate)
             if i in self.ends and k == self.ends[i]:
@@ -260,7 +261,7 @@ class TileKernel(Kernel):
         if not keeping:
             step = self.tiles.shares * count
             self.open(f"for ({self.index} from = begin; from < end; from += {step})")
-        loads = [i for i in steps if self.graph.nodes[i].op == "load"]
+        loads = [i for i in steps if self.graph.nodes[i].op == "load" and not self.graph.draws(i)]
         for i in loads:
             self.line(f"{self.kind(i)} ahead{i}[{count}];")
         first = "begin" if keeping else "from"
@@ -295,7 +296,8 @@ class TileKernel(Kernel):
         names |= {i: f"ahead{i}[u]" for i in loads}
         for i in steps:
             if i not in names:
-                value = self.value(i, [names[a] for a in self.graph.nodes[i].args])
+                operands = [names[a] for a in self.graph.nodes[i].args]
+                value = self.load(i, at) if self.graph.draws(i) else self.value(i, operands)
                 self.line(f"const {self.kind(i)} v{i} = {value};")
                 names[i] = f"v{i}"
             if self.tiles.kept_steps and i in phase.carried_out - known:

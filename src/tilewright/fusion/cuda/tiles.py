@@ -313,7 +313,7 @@ def _merit(tiles: Tiles, device: DeviceSpec) -> float:
     parts to be read again. Of two blocks on an SM one loads while the other computes.
     """
     area, s = tiles.area, tiles.s
-    full = [a for a in area.graph.inputs if _reads_all(area, a)] or area.graph.inputs
+    full = [a for a in area.graph.memory if _reads_all(area, a)] or area.graph.memory
     itemsize = max((a.itemsize for a in full), default=4)
     shares = min(tiles.shares, tiles.chunk_steps)
     steps = math.ceil(tiles.chunk_steps / tiles.shares) * s.turns
