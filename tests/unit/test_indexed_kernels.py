@@ -27,6 +27,10 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.missing() is not None, reason="NVRTC is n
 # --- the CPU -------------------------------------------------------------------------------------
 
 CPU_WORKLOADS = [
+    "index_add(x=f32[40,64], dim=0, index=i64[90], source=f32[90,64])!indices=sorted",
+    "embedding_backward(grad=f32[900,7], index=i32[900], num_weights=50, padding_idx=3)"
+    "!indices=sorted",
+    "index_add(x=f64[2,40,5], dim=1, index=i64[7], source=f64[2,7,5])!donate=x!indices=constant",
     "index_add(x=f32[40,64], dim=0, index=i64[900], source=f32[900,64])!donate=x!indices=zipf",
     "index_add(x=bf16[40,37], dim=0, index=i32[900], source=bf16[900,37], alpha=-2.0)",
     "index_add(x=i64[6,9,5], dim=1, index=i64[40], source=i64[6,40,5])!indices=constant",
@@ -78,7 +82,7 @@ def test_a_place_to_gather_from_that_is_out_of_range_is_named():
 
 
 def test_an_index_out_of_range_is_named_and_nothing_is_written():
-    w = Workload.parse(CPU_WORKLOADS[0])
+    w = Workload.parse(CPU_WORKLOADS[3])
     run = ROWS.build(ROWS.heuristic(w, spec_of(None)), w, spec_of(None))
     x, index, source = w.operator.examples(w, "random", 0, "cpu")
     index[17] = 40

@@ -22,6 +22,7 @@ from tilewright.space import ConfigSpace, param
 
 METHODS = ("columns", "owners", "private", "sorted")
 FILL = {None: 0, "old": 1, "zero": 2}
+FEW_THREADS = 8
 PRIVATE_BYTES = 2**26
 """Tables of all threads together; larger ones leave every cache."""
 TYPES = {"f32": "float", "f64": "double", "i32": "std::int32_t", "i64": "std::int64_t"}
@@ -76,14 +77,16 @@ class RowsCpp(Implementation):
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
         p, space = row_problem(w), self.space(w, device)
         assert isinstance(p, RowProblem), p
-        # Tables in cache take rows one after the other; columns balance under any skew, as long as
-        # each thread has pieces of rows that are worth fetching.
+        # Tables in cache take rows one after the other. Columns balance under any skew, which pays
+        # for many threads at most: 20000 rows of 256 to 5000 places take owners 982 us, columns
+        # 2458 us (AMD EPYC, 2 threads, 2026-11-21, benchmarks/results/cpu at ec32ed2).
         small = p.count * p.columns * p.outer < 2**14
+        many = device.threads > FEW_THREADS
         wide = p.columns * w.main.itemsize >= 512 * device.threads
         wanted = [
             self.Config("columns", "one") if small else None,
             self.Config("private", "all") if p.places * 8 <= p.count else None,
-            self.Config("columns", "all") if wide else None,
+            self.Config("columns", "all") if many and wide else None,
             self.Config("owners", "all"),
             self.Config("sorted", "all"),
         ]

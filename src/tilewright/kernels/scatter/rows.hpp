@@ -2,7 +2,8 @@
 //
 // METHOD says how threads share the work:
 //   COLUMNS  each thread has some columns of every row: no skew can unbalance it;
-//   OWNERS   each thread has a range of places, cut so that their positions are as many;
+//   OWNERS   each thread has a range of places, cut so that their positions are as many; it looks for
+//            them among all positions, unless indices rise and they are one piece;
 //   PRIVATE  each thread has a part of the positions and a table of its own; tables are joined in
 //            the order of threads;
 //   SORTED   as OWNERS, over positions sorted by place: each row is summed in a buffer of type A
@@ -80,13 +81,17 @@ struct Problem {
   bool left_out(i64 position) const { return i64(index[position]) == skipped; }
 };
 
-// The first index out of range, or -1.
-static i64 first_fault(const Problem& p) {
+// The first index out of range, or -1, and whether indices never fall.
+struct Looked { i64 fault; bool rising; };
+static Looked look(const Problem& p) {
   i64 found = p.count;
-#pragma omp parallel for reduction(min : found) num_threads(p.threads) schedule(static)
-  for (i64 j = 0; j < p.count; ++j)
+  bool rising = true;
+#pragma omp parallel for reduction(min : found) reduction(& : rising) num_threads(p.threads) schedule(static)
+  for (i64 j = 0; j < p.count; ++j) {
     if (std::uint64_t(i64(p.index[j])) >= std::uint64_t(p.places) && !p.left_out(j)) found = std::min(found, j);
-  return found == p.count ? -1 : found;
+    rising &= p.index[std::max(j, i64(1)) - 1] <= p.index[j];
+  }
+  return {found == p.count ? -1 : found, rising};
 }
 
 static void fill(const Problem& p) {
@@ -104,7 +109,7 @@ template <class S> static inline void add(S* to, const T* from, A alpha, i64 col
 }
 
 #if METHOD == 0
-static void run(const Problem& p) {
+static void run(const Problem& p, bool rising) {
 #pragma omp parallel num_threads(p.threads)
   {
     // Whole cache lines, so that no two threads write to one.
@@ -137,7 +142,21 @@ static std::vector<i64> counted(const Problem& p) {
 }
 
 #if METHOD == 1
-static void run(const Problem& p) {
+// Of rising indices each thread has a piece that begins with a new place.
+static void run_rising(const Problem& p) {
+#pragma omp parallel for num_threads(p.threads) schedule(static, 1)
+  for (int t = 0; t < p.threads; ++t) {
+    const auto border = [&](i64 j) {
+      return j < p.count ? std::lower_bound(p.index, p.index + p.count, p.index[j]) - p.index : p.count;
+    };
+    const i64 first = border(p.count * t / p.threads), last = border(p.count * (t + 1) / p.threads);
+    for (i64 z = 0; z < p.outer; ++z)
+      for (i64 j = first; j < last; ++j)
+        if (!p.left_out(j)) add(p.to(z, p.index[j]), p.from(z, j), p.alpha, p.columns);
+  }
+}
+static void run(const Problem& p, bool rising) {
+  if (rising) return run_rising(p);
   const std::vector<i64> cuts = ranges(counted(p), p.places, p.threads);
 #pragma omp parallel for num_threads(p.threads) schedule(static, 1)
   for (int t = 0; t < p.threads; ++t)
@@ -150,7 +169,7 @@ static void run(const Problem& p) {
 #endif
 
 #if METHOD == 2
-static void run(const Problem& p) {
+static void run(const Problem& p, bool rising) {
   const i64 size = p.places * p.columns;
   std::vector<A> tables(size * p.threads);
 #pragma omp parallel num_threads(p.threads)
@@ -176,7 +195,7 @@ static void run(const Problem& p) {
 #endif
 
 #if METHOD == 3
-static void run(const Problem& p) {
+static void run(const Problem& p, bool rising) {
   const std::vector<i64> starts = counted(p);
   std::vector<i64> next(starts.begin(), starts.end() - 1), positions(starts[p.places]);
   for (i64 j = 0; j < p.count; ++j)
@@ -205,8 +224,9 @@ extern "C" void rows(const T* source, const T* old, T* out, const INDEX* index, 
                      i64 out_row, i64 skipped, double alpha, int threads, i64* fault) {
   const Problem p = {source, old, out, index, count, places, columns, outer, skipped,
                      {source_outer, source_row}, {old_outer, old_row}, {out_outer, out_row}, A(alpha), threads};
-  *fault = first_fault(p);
-  if (*fault >= 0) return;
+  const Looked looked = look(p);
+  *fault = looked.fault;
+  if (looked.fault >= 0) return;
   if (FILL != NO_FILL) fill(p);
-  run(p);
+  run(p, looked.rising);
 }
