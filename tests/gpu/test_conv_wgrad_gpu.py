@@ -317,6 +317,25 @@ def test_depthwise_filters_are_right(n, c, h, w, kernel, stride, padding, dtype)
         assert verifier.check(run).message == ""
 
 
+@pytest.mark.parametrize("tile", [(64, 64), (64, 128), (128, 128), (256, 64), (128, 256)])
+@pytest.mark.parametrize("module", [sm80, sm90])
+def test_the_bias_is_summed_beside_the_weight_in_every_split_mode(module, tile, verifiers):
+    impl, checked = IMPLS[NAMES[module]], 0
+    for plain in (*LAYERS, ODD[1]):
+        w = Workload.parse(str(plain).replace("weight_grad", "weight_bias_grad"))
+        if impl.unsupported(w, spec_of(0)):
+            continue
+        for split_k, cluster, combine in modes_of(module):
+            space = impl.space(w, spec_of(0)).restricted({"split_k": [split_k]})
+            config = module.Config(*tile, stages=2, split_k=split_k, combine=combine)
+            if cluster > 1:
+                config = replace(config, cluster=cluster, stages=4)
+            if space.why_not(config) is None:
+                assert verifiers(w).check(build(module, w, config)).message == "", config
+                checked += 1
+    assert checked
+
+
 FP32 = [str(w).replace("bf16[", "f32[").replace(" f16[", " f32[").replace("(x=f16[", "(x=f32[")
         for w in LAYERS + ODD]  # fmt: skip
 

@@ -50,6 +50,8 @@ NARROWS = [
     workload(1, 1, 8, 2, 2, 1),
 ]
 GROUPEDS = [
+    workload(2, 128, 128, 28, 28, 3, 1, 1, groups=32, op="conv2d_weight_bias_grad"),
+    workload(2, 64, 64, 9, 13, 3, 2, 1, groups=4, op="conv2d_weight_bias_grad", dtype="bf16"),
     workload(2, 128, 128, 56, 56, 3, 1, 1, groups=32),
     workload(2, 256, 256, 28, 28, 3, 2, 1, groups=32),
     workload(3, 512, 512, 14, 14, 3, 1, 1, groups=32, dtype="bf16"),

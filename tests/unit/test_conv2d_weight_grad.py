@@ -356,6 +356,42 @@ def test_what_a_gradient_is_added_to_must_be_aligned_unless_it_is_converted():
     assert SM90.unsupported(weight_grad("8,64,8,8", "8,64,8,8", rest + "@align8"), H200) is None
 
 
+def bias_too(dtype="f16", more=""):
+    text = str(weight_grad("8,64,56,56", "8,128,56,56", "kernel_size=3, padding=1", dtype=dtype))
+    text = text.replace("conv2d_weight_grad", "conv2d_weight_bias_grad").replace("])", f"]{more})")
+    return Workload.parse(text)
+
+
+@pytest.mark.parametrize("tile", sm90.WARPGROUPS)
+@pytest.mark.parametrize("more", [{"combine": "grid"}, {"cluster": 4, "stages": 4}])
+def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, more):
+    config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
+    built = compiled(SM90.task(config, bias_too(), H200))
+    assert built.resources.spill_bytes == built.resources.stack_bytes == 0
+    assert "serialized" not in built.log
+
+
+@pytest.mark.parametrize("w", [bias_too(), bias_too("f32"), bias_too("f32", ", allow_tf32=True")],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_every_portable_tile_sums_the_bias_without_spills(w, device):
+    step = sm80.STEPS[w.main.itemsize]
+    assert SM80.unsupported(w, DEVICES[device]) is None
+    for tile in sm80.WARPS:
+        config = sm80.Config(*tile, step, stages=3, split_k=2, combine="kernel")
+        if step == sm80.STEPS[2] or config.sums <= sm80.LARGEST_OF_FP32:
+            assert compiled(SM80.task(config, w, DEVICES[device])).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("impl", [SM80, SM90])
+def test_sums_of_the_bias_lie_behind_those_of_their_tile(impl):
+    plain, both = SIMPLE, bias_too()
+    config = replace(impl.heuristic(plain, H200), tile_m=64, split_k=4, combine="kernel")
+    built = [impl.build(config, w, H200) for w in (plain, both)]
+    rows = built[0].grid[0] * built[0].grid[1] * 4 * 64
+    assert built[1].workspace_bytes - built[0].workspace_bytes == 4 * rows
+
+
 @pytest.mark.parametrize("tile", sm80.WARPS)
 def test_every_portable_tile_compiles_without_spills(tile):
     config = sm80.Config(*tile, stages=3, split_k=2, combine="kernel")

@@ -55,6 +55,7 @@ CASES = {
         workload(*GROUPS),
         workload(*GROUPS, dtype="bf16", more=", out_dtype=f32"),
         workload(1, 64, 64, 6, 7, 3, 2, 1, 2),
+        workload(*GROUPS, op="weight_bias_grad"),
     ],
     "conv2d_weight_grad_depthwise": [
         workload(*DEPTHWISE),
@@ -70,6 +71,10 @@ CASES = {
         workload(*PLAIN, dtype="f32", more=", allow_tf32=True"),
         workload(2, 5, 7, 5, 6, 3, 1, 1, dtype="f32", more=", into=f32[7,5,3,3]"),
         workload(2, 5, 7, 5, 6, 3, 1, 1, dtype="f32", more=", allow_tf32=True"),
+        workload(*PLAIN, op="weight_bias_grad"),
+        workload(2, 24, 72, 5, 6, 1, dtype="bf16", op="weight_bias_grad"),
+        workload(*PLAIN, dtype="f32", op="weight_bias_grad"),
+        workload(*PLAIN, dtype="f32", op="weight_bias_grad", more=", allow_tf32=True"),
     ],
 }
 SM80 = IMPLS["conv2d_weight_grad_sm80"]
@@ -77,7 +82,8 @@ SPLITS = {
     CASES["conv2d_weight_grad_sm80"][0]: [(1, "last"), (2, "last"), (2, "kernel")],
     CASES["conv2d_weight_grad_sm80"][1]: [(2, "kernel")],
     CASES["conv2d_weight_grad_sm80"][2]: [(1, "last")],
-    **{w: [(2, "last")] for w in CASES["conv2d_weight_grad_sm80"][3:]},
+    **{w: [(2, "last")] for w in CASES["conv2d_weight_grad_sm80"][3:8]},
+    **{w: [(1, "last"), (2, "last"), (2, "kernel")] for w in CASES["conv2d_weight_grad_sm80"][8:]},
 }
 
 

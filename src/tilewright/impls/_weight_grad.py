@@ -147,7 +147,11 @@ def operand_refusal(
 
 def result_defined(w: Workload) -> dict[str, object]:
     """What the kernels of weight_grad.cuh need to know of the result."""
-    return {"RESULT": w.outputs[0].dtype, "ADDS": int("into" in w.tensors)}
+    return {
+        "RESULT": w.outputs[0].dtype,
+        "ADDS": int("into" in w.tensors),
+        "BIAS": len(w.outputs) - 1,
+    }
 
 
 def source(name: str) -> str:

@@ -43,8 +43,8 @@ class WeightGradKernel(Executable):
     ):
         self.resources, self.shared_bytes = built.resources, config.shared_bytes
         self.block_threads = config.threads
-        self.kernel = CudaKernel(built, ENTRY, f"{signature}PPP{'i' * len(constants)}T")
-        self.add = CudaKernel(built, ADD_ENTRY, "PPT")
+        self.kernel = CudaKernel(built, ENTRY, f"{signature}PPPP{'i' * len(constants)}T")
+        self.add = CudaKernel(built, ADD_ENTRY, "PPPT")
         rows, columns = problem.row_tiles(config.tile_m), problem.column_tiles(config.tile_n)
         groups = config.split_k // config.cluster
         self.adds = "into" in w.tensors
@@ -53,9 +53,11 @@ class WeightGradKernel(Executable):
         self.grid, self.cluster = (rows * config.cluster, columns, groups), config.blocks_together
         self.counters = rows * columns * config.cluster
         self.last = (*constants, problem.packed(config.tile_m, config.tile_k, config.split_k))
+        self.bias = w.outputs[1] if len(w.outputs) > 1 else None
         tile = config.tile_m * config.tile_n
         self.add_grid = (rows, columns, max(1, tile // (4 * ADD_THREADS * ADD_QUADS)))
-        self.partial_floats = self.split * rows * columns * groups * tile
+        sums = tile if self.bias is None else tile + config.tile_m
+        self.partial_floats = self.split * rows * columns * groups * sums
         self.workspace_bytes = 4 * self.partial_floats
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
@@ -69,11 +71,13 @@ class WeightGradKernel(Executable):
         into = tensors[2]
         return into if self.in_place else allocate(self.output, device).copy_(into)
 
-    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         device = tensors[0].device
         index = device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
         out = self.begun(tensors, device)
+        bias = None if self.bias is None else allocate(self.bias, device)
+        bias_address = 0 if bias is None else bias.data_ptr()
         partial = counter = 0
         if self.split:
             shape = (self.partial_floats,)
@@ -83,12 +87,13 @@ class WeightGradKernel(Executable):
                 counter = counters.address(device.index, stream, self.counters)
         self.kernel.launch(
             self.grid, (self.block_threads, 1, 1), self.shared_bytes, stream, index,
-            *self.operands(*tensors[:2]), out.data_ptr(), partial, counter, *self.last,
+            *self.operands(*tensors[:2]), out.data_ptr(), bias_address, partial, counter,
+            *self.last,
             cluster=self.cluster, cooperative=self.split and self.combine == "grid",
         )  # fmt: skip
         if self.split and self.combine == "kernel":
             self.add.launch(
                 self.add_grid, (ADD_THREADS, 1, 1), 0, stream, index,
-                out.data_ptr(), partial, self.last[-1], overlapping=self.overlapping,
+                out.data_ptr(), bias_address, partial, self.last[-1], overlapping=self.overlapping,
             )  # fmt: skip
-        return out
+        return out if bias is None else (out, bias)

@@ -29,9 +29,11 @@ MOST_FRAGMENTS = 40
 
 
 class Conv2dWeightGradGrouped(Implementation):
-    """16 features at a time meet the channels of their groups, at every tap, in one pass."""
+    """16 features at a time meet the channels of their groups, at every tap, in one pass, and a
+    column of ones for the bias's gradient."""
 
-    name, backend, op = "conv2d_weight_grad_grouped", "cuda", "conv2d_weight_grad"
+    name, backend = "conv2d_weight_grad_grouped", "cuda"
+    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := rows_refusal(w, device):
@@ -68,7 +70,8 @@ class Conv2dWeightGradGrouped(Implementation):
         return f"{config.stages} {config.shares} {layout} {baked}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
-        return rows_task("grouped", w, device, _layout(w, config), config, DEPTH=_depth(w))
+        more = {"DEPTH": _depth(w), "WITH_BIAS": len(w.outputs) - 1}
+        return rows_task("grouped", w, device, _layout(w, config), config, **more)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))
@@ -84,7 +87,8 @@ def _span(w: Workload) -> int:
 
 
 def _fragments(w: Workload) -> int:
-    return math.prod(w["kernel_size"]) * _span(w) // 8
+    """Of a warp's sums; the bias's are the first column of another one."""
+    return math.prod(w["kernel_size"]) * _span(w) // 8 + len(w.outputs) - 1
 
 
 def _layout(w: Workload, config: Config) -> Layout:

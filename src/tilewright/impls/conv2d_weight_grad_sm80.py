@@ -107,7 +107,8 @@ class Conv2dWeightGradSm80(Implementation):
     7 x 7 filter fill 147 of 192 columns.
     """
 
-    name, backend, op = "conv2d_weight_grad_sm80", "cuda", "conv2d_weight_grad"
+    name, backend = "conv2d_weight_grad_sm80", "cuda"
+    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.kind != "cuda":

@@ -124,7 +124,8 @@ class Conv2dWeightGradSm90(Implementation):
     shared memory. Slices of the pixels are added in fp32 in a fixed order.
     """
 
-    name, backend, op = "conv2d_weight_grad_sm90", "cuda", "conv2d_weight_grad"
+    name, backend = "conv2d_weight_grad_sm90", "cuda"
+    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.arch != "sm_90a":
@@ -200,7 +201,9 @@ class Conv2dWeightGradSm90(Implementation):
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
         common, own = source("weight_grad.cuh"), source("weight_grad_sm90.cuh")
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
-        return CompileTask("nvrtc", text + common + wgmma(columns, dtype) + own, flags, ENTRY)
+        return CompileTask(
+            "nvrtc", text + common + wgmma(columns, dtype) + wgmma(8, dtype) + own, flags, ENTRY
+        )
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         kernel = HopperKernel(compiled(self.task(config, w, device)), config, w)

@@ -10,7 +10,7 @@
 // through shared memory first, and what is left to combine are the sums of each cluster.
 //
 // Defined before this text: DTYPE f16, bf16 or f32, RESULT (that or f32), ADDS, 1 where the result is added to
-// what `out` holds; TILE_M, TILE_N, THREADS, COMBINE, CLUSTER; how warps share
+// what `out` holds; BIAS, 1 where the sums of grad_output are asked for beside it; TILE_M, TILE_N, THREADS, COMBINE, CLUSTER; how warps share
 // a tile: each has COLUMNS columns from WARP_COLUMN(warp) on, and BLOCKS blocks of 16 rows, STRIDE
 // rows apart, from WARP_ROW(warp) on.
 
@@ -28,12 +28,14 @@ struct Halves {
   static TW_DEVICE u16 second(u32 both) { return (u16)(both >> 16); }
 };
 struct f16 : Halves {
+  static constexpr u32 ONES = 0x3c003c00;
   static TW_DEVICE u32 pack(float a, float b) {
     u32 w; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a)); return w;
   }
   static TW_DEVICE float widen(u16 h) { float a; asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(h)); return a; }
 };
 struct bf16 : Halves {
+  static constexpr u32 ONES = 0x3f803f80;
   static TW_DEVICE u32 pack(float a, float b) {
     u32 w; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a)); return w;
   }
@@ -48,6 +50,10 @@ struct f32 {
   static TW_DEVICE float widen(float a) { return a; }
 };
 typedef RESULT::type Out;
+struct Results {
+  Out* weight;
+  Out* bias;  // only with BIAS
+};
 
 enum { LAST = 0, GRID = 1, KERNEL = 2 };  // who adds the slices of a tile
 constexpr int PANEL = 64;
@@ -110,6 +116,12 @@ struct Fragment {
 constexpr int FRAGMENTS = COLUMNS / 8;
 constexpr int QUADS = TILE_ELEMENTS / 4;  // of a tile: what its lanes hold of its fragments
 
+// The bias's gradient: a column of ones beside the first column of tiles, whose products the warps of
+// its first columns hold as they hold others. Behind the tile's quads they have those of its rows.
+constexpr int BIAS_QUADS = BIAS ? TILE_M / 4 : 0;
+TW_DEVICE bool sums_bias(int warp) { return BIAS && blockIdx.y == 0 && WARP_COLUMN(warp) == 0; }
+TW_DEVICE int quads_here() { return BIAS && blockIdx.y == 0 ? QUADS + BIAS_QUADS : QUADS; }
+
 // ---- clusters, and a kernel that starts while the one before it ends -----------------------------
 
 TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -129,11 +141,26 @@ TW_DEVICE void await_previous() {}
 
 // Where a tile's sums of one group of slices lie in the workspace.
 TW_DEVICE float4* partial_of(float* partial, const Tile& t, int group) {
-  return (float4*)partial + ((long long)t.tile * t.groups + group) * QUADS;
+  return (float4*)partial + ((long long)t.tile * t.groups + group) * (QUADS + BIAS_QUADS);
+}
+
+// to(row, sum) for each row of the tile whose bias sum this thread holds.
+template <class To> TW_DEVICE void each_bias(int warp, const float (&bias)[BLOCKS][4], To to) {
+  if (!sums_bias(warp) || threadIdx.x % 4 > 0) return;
+  TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
+    const Fragment f(warp, m, 0, threadIdx.x % 32);
+    to(f.row, bias[m][0]);
+    to(f.row + 8, bias[m][2]);
+  }
+}
+TW_DEVICE void store_bias(Out* bias, const Problem& p, int k, float sum) {
+  if (k < p.features) bias[k] = RESULT::first(RESULT::pack(sum, 0.0f));
 }
 
 // The sums of this warp, as fp32, among those of its tile: whole lines at a time.
-TW_DEVICE void store_sums(float4* tile, int warp, const float (&d)[BLOCKS][COLUMNS / 2]) {
+TW_DEVICE void store_sums(float4* tile, int warp, const float (&d)[BLOCKS][COLUMNS / 2], const float (&bias)[BLOCKS][4]) {
+  const auto to = [&](int row, float sum) { ((float*)(tile + QUADS))[row] = sum; };
+  each_bias(warp, bias, to);
   float4* own = tile + warp * BLOCKS * FRAGMENTS * 32 + threadIdx.x % 32;
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
     TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j)
@@ -156,13 +183,19 @@ TW_DEVICE void store_pair(Out* to, const Problem& p, const Panel& panel, int c, 
 }
 
 // A quad of a tile's results, rounded.
-TW_DEVICE void store_quad(Out* out, const Panel* panels, const Problem& p, const Tile& t, int at, float4 sum) {
+TW_DEVICE void store_quad(const Results& out, const Panel* panels, const Problem& p, const Tile& t, int at, float4 sum) {
+  if (BIAS && at >= QUADS) {
+    const int k = t.row + (at - QUADS) * 4;
+    store_bias(out.bias, p, k, sum.x), store_bias(out.bias, p, k + 1, sum.y);
+    store_bias(out.bias, p, k + 2, sum.z), store_bias(out.bias, p, k + 3, sum.w);
+    return;
+  }
   const int fragment = at / 32;
   const Fragment f(fragment / (BLOCKS * FRAGMENTS), fragment / FRAGMENTS % BLOCKS, fragment % FRAGMENTS, at % 32);
   const Panel panel = panels[f.column / PANEL];
   const int k = t.row + f.row, c = f.column % PANEL;
-  if (k < p.features) store_pair(out + row_of(p, k) + panel.at, p, panel, c, sum.x, sum.y);
-  if (k + 8 < p.features) store_pair(out + row_of(p, k + 8) + panel.at, p, panel, c, sum.z, sum.w);
+  if (k < p.features) store_pair(out.weight + row_of(p, k) + panel.at, p, panel, c, sum.x, sum.y);
+  if (k + 8 < p.features) store_pair(out.weight + row_of(p, k + 8) + panel.at, p, panel, c, sum.z, sum.w);
 }
 
 // The tile's results, rounded and gathered in shared memory, so that rows are written in whole
@@ -204,9 +237,9 @@ TW_DEVICE void add_to(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z
 // Add the groups of one part of a tile and write the result. A thread has up to sixteen loads under
 // way, of four places and four groups. Where a part has fewer places than the block has threads,
 // 2, 4 or 8 neighbouring lanes take turns with the groups of a place; the order of adding is fixed.
-TW_DEVICE void add_groups(Out* out, float* partial, const Panel* panels, const Problem& p,
+TW_DEVICE void add_groups(const Results& out, float* partial, const Panel* panels, const Problem& p,
                           const Tile& t, int part, int parts) {
-  const int first = QUADS * part / parts, end = QUADS * (part + 1) / parts;
+  const int quads = quads_here(), first = quads * part / parts, end = quads * (part + 1) / parts;
   int lanes = 1;
   while (lanes < 8 && 2 * lanes <= t.groups && (end - first) * 2 * lanes <= (int)blockDim.x) lanes *= 2;
   const int stride = blockDim.x / lanes, turn = threadIdx.x % lanes;
@@ -219,7 +252,7 @@ TW_DEVICE void add_groups(Out* out, float* partial, const Panel* panels, const P
       TW_UNROLL for (int j = 0; j < 4; ++j)
         TW_UNROLL for (int i = 0; i < 4; ++i)
           v[i][j] = g + j * lanes < t.groups && quad + i * stride < end
-                        ? __ldcg(base + (long long)(g + j * lanes) * QUADS + quad + i * stride)
+                        ? __ldcg(base + (long long)(g + j * lanes) * (QUADS + BIAS_QUADS) + quad + i * stride)
                         : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       TW_UNROLL for (int j = 0; j < 4; ++j)
         TW_UNROLL for (int i = 0; i < 4; ++i) add_to(sum[i], v[i][j]);
@@ -250,7 +283,7 @@ TW_DEVICE float4 load_peer(u32 address, int rank) {
 // Add the slices of this block's part of the tile, which lie in the shared memory of all blocks of
 // the cluster: the result if there is no other group, else this group's partial sums. Each part
 // begins with its own block's, so that blocks do not read one neighbour all at once.
-TW_DEVICE void add_cluster(Out* out, float* partial, const float4* sums, const Panel* panels,
+TW_DEVICE void add_cluster(const Results& out, float* partial, const float4* sums, const Panel* panels,
                            const Problem& p, const Tile& t) {
   constexpr int TOGETHER = CLUSTER < 8 ? 8 / CLUSTER : 1;
   __syncthreads();  // besides the cluster's barrier, which compute-sanitizer does not know
@@ -258,7 +291,7 @@ TW_DEVICE void add_cluster(Out* out, float* partial, const float4* sums, const P
   cluster_wait();
   float4* group = partial_of(partial, t, t.group);
   const u32 own = shared_address(sums);
-  const int first = QUADS * t.rank / CLUSTER, end = QUADS * (t.rank + 1) / CLUSTER;
+  const int quads = quads_here(), first = quads * t.rank / CLUSTER, end = quads * (t.rank + 1) / CLUSTER;
   for (int begin = first + threadIdx.x; begin < end; begin += TOGETHER * THREADS) {
     float4 v[TOGETHER][CLUSTER];
     TW_UNROLL for (int i = 0; i < TOGETHER; ++i)
@@ -283,7 +316,7 @@ TW_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // After every thread of the block wrote its partial sums of one part of a tile, or of all of it. A
 // counter is 0 before and after; each part has its own.
-TW_DEVICE void meet_groups(Out* out, float* partial, u32* counters, const Panel* panels,
+TW_DEVICE void meet_groups(const Results& out, float* partial, u32* counters, const Panel* panels,
                            const Problem& p, const Tile& t) {
   if (t.groups == 1 || COMBINE == KERNEL) return;
   u32* counter = counters + t.tile * CLUSTER + t.rank;
@@ -309,7 +342,7 @@ TW_DEVICE void meet_groups(Out* out, float* partial, u32* counters, const Panel*
 }
 
 // Run by all threads of a block, after those that hold sums ran `keep`.
-TW_DEVICE void combine(Out* out, float* partial, u32* counters, const unsigned char* staged,
+TW_DEVICE void combine(const Results& out, float* partial, u32* counters, const unsigned char* staged,
                        const Panel* panels, const Problem& p, const Tile& t) {
 #if CLUSTER > 1
   add_cluster(out, partial, (const float4*)staged, panels, p, t);
@@ -321,11 +354,13 @@ TW_DEVICE void combine(Out* out, float* partial, u32* counters, const unsigned c
 // sums, which a cluster keeps in shared memory. `staged` is the shared memory that the operands were in; the block's first ADDERS threads
 // hold sums.
 template <int ADDERS>
-TW_DEVICE void keep(Out* out, float* partial, unsigned char* staged, const Panel* panels, const Problem& p,
-                    const Tile& t, int warp, const float (&d)[BLOCKS][COLUMNS / 2]) {
-  if (CLUSTER == 1 && t.groups > 1) return store_sums(partial_of(partial, t, t.group), warp, d);
+TW_DEVICE void keep(const Results& out, float* partial, unsigned char* staged, const Panel* panels, const Problem& p,
+                    const Tile& t, int warp, const float (&d)[BLOCKS][COLUMNS / 2],
+                    const float (&bias)[BLOCKS][4]) {
+  if (CLUSTER == 1 && t.groups > 1) return store_sums(partial_of(partial, t, t.group), warp, d, bias);
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");  // nobody reads operands any more
-  if (CLUSTER > 1) return store_sums((float4*)staged, warp, d);
+  if (CLUSTER > 1) return store_sums((float4*)staged, warp, d, bias);
+  each_bias(warp, bias, [&](int row, float sum) { store_bias(out.bias, p, t.row + row, sum); });
   if constexpr (ADDS || sizeof(Out) == 4) {  // sums are rounded once, after what they are added to
     TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
       TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j)
@@ -335,15 +370,15 @@ TW_DEVICE void keep(Out* out, float* partial, unsigned char* staged, const Panel
   }
   gather(staged, warp, d);
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
-  store_gathered<ADDERS>(out, staged, panels, p, t);
+  store_gathered<ADDERS>(out.weight, staged, panels, p, t);
 }
 
 // The kernel that adds all groups where COMBINE is KERNEL: blockIdx.z is the part of a tile.
-extern "C" __global__ void __launch_bounds__(256) add_all_slices(Out* out, float* partial, Problem p) {
+extern "C" __global__ void __launch_bounds__(256) add_all_slices(Out* weight, Out* bias, float* partial, Problem p) {
   __shared__ Panel panels[TILE_PANELS];
   const Tile t(p, blockIdx.x, 0, 0);
   find_panels(panels, p, t);
   __syncthreads();
   await_previous();
-  add_groups(out, partial, panels, p, t, blockIdx.z, gridDim.z);
+  add_groups({weight, bias}, partial, panels, p, t, blockIdx.z, gridDim.z);
 }

@@ -5,12 +5,12 @@
 // tensor cores outweigh. A tap is where a pixel of x lies in shared memory: nothing is unfolded.
 //
 // Defined before this text, besides what weight_grad_rows.cuh needs: DEPTH, the channels of a group and
-// its features.
+// its features; WITH_BIAS, 1 where the sums of grad_output are asked for.
 
 constexpr int SPAN = DEPTH > 16 ? DEPTH : 16;
 constexpr int PANELS = SPAN / 8;                // of eight channels
 constexpr int WARPS = FEATURES / 16;
-constexpr int FRAGMENTS = R * S * PANELS;
+constexpr int FRAGMENTS = R * S * PANELS + WITH_BIAS;  // the bias's is the last, beside a column of ones
 constexpr int THREADS = WARPS * SHARES * 32;
 constexpr int PIXEL_BYTES = FEATURES * 2 + 16;
 constexpr int PIXELS = (CHUNK - 1) * STRIDE_W + S;  // of a row of x
@@ -45,6 +45,7 @@ TW_DEVICE void products(float4 (&sums)[FRAGMENTS], u32 grad, u32 ring, u32 zeros
   TW_ROLLED for (int q = share * 16; q < CHUNK; q += SHARES * 16) {
     u32 a[4];
     load_transposed(a, grad_at(grad, q, warp * 16));
+    if (WITH_BIAS) multiply(sums[FRAGMENTS - 1], a, DTYPE::ONE * 0x10001u, DTYPE::ONE * 0x10001u);
     const bool there = q + (lane & 15) < count;  // what meets no pixel is 0, whatever x holds
     TW_UNROLL for (int r = 0; r < R; ++r)
       TW_UNROLL for (int s = 0; s < S; ++s)
@@ -94,6 +95,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
 }
 
 TW_DEVICE Place place(int warp, int fragment, int row, int column) {
+  if (WITH_BIAS && fragment == FRAGMENTS - 1) return {warp * 16 + row, column == 0 ? BIAS : NOWHERE};
   const int feature = warp * 16 + row, channel = warp * 16 / SPAN * SPAN + fragment % PANELS * 8 + column;
   const bool together = feature / DEPTH == channel / DEPTH;
   return {feature, together ? fragment / PANELS * DEPTH + channel % DEPTH : NOWHERE};

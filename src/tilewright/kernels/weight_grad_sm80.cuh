@@ -128,12 +128,12 @@ TW_DEVICE void find_columns(Column* columns, int channels, const Problem& p, con
   }
 }
 
-// What one step adds to a warp's sums.
-TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp);
+// What one step adds to a warp's sums, and to those of the bias if it holds them.
+TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 stage, int warp);
 
 // `channels` is C; p.channels is what a panel's columns are counted up to.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-weight_grad(const Item* x, const Item* grad, Out* out, float* partial, u32* counters, int channels,
+weight_grad(const Item* x, const Item* grad, Out* weight, Out* bias, float* partial, u32* counters, int channels,
             const __grid_constant__ Problem p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ Panel panels[TILE_PANELS];
@@ -150,7 +150,7 @@ weight_grad(const Item* x, const Item* grad, Out* out, float* partial, u32* coun
     f.advance(p);
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
-  float sums[BLOCKS][COLUMNS / 2] = {};
+  float sums[BLOCKS][COLUMNS / 2] = {}, bias_sums[BLOCKS][4] = {};
   for (int i = 0; i < t.steps; ++i) {
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     __syncthreads();  // this step is there, and nobody reads the one before any more
@@ -158,9 +158,10 @@ weight_grad(const Item* x, const Item* grad, Out* out, float* partial, u32* coun
     if (ahead < t.steps) fetch(stages + ahead % STAGES * STAGE_BYTES, x, grad, columns, channels, p, t, f);
     f.advance(p);
     asm volatile("cp.async.commit_group;" ::: "memory");
-    products(sums, stages + i % STAGES * STAGE_BYTES, warp);
+    products(sums, bias_sums, stages + i % STAGES * STAGE_BYTES, warp);
   }
   asm volatile("cp.async.wait_group 0;" ::: "memory");
-  keep<THREADS>(out, partial, memory, panels, p, t, warp, sums);
+  const Results out = {weight, bias};
+  keep<THREADS>(out, partial, memory, panels, p, t, warp, sums, bias_sums);
   combine(out, partial, counters, memory, panels, p, t);
 }

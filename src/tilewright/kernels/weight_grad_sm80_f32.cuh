@@ -22,10 +22,8 @@ constexpr u32 COLUMNS_AT = ROW_BOXES * BOX_BYTES;
 
 constexpr int PIXELS = 16;  // two products
 
-TW_DEVICE u32 rounded(u32 from) {
-  float value;
+TW_DEVICE u32 rounded(float value) {
   u32 found;
-  load_shared(value, from);
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(found) : "f"(value));
   return found;
 }
@@ -35,18 +33,31 @@ TW_DEVICE void multiply(float (&d)[4], const u32* a, const u32* b) {
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp) {
+TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 stage, int warp) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int k = lane % 4; k < STEP; k += PIXELS) {
     u32 a[BLOCKS][8];
-    TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
-      TW_UNROLL for (int i = 0; i < 8; ++i)
-        a[m][i] = rounded(item_at(stage, k + i / 2 * 4, WARP_ROW(warp) + m * STRIDE + i % 2 * 8 + lane / 4));
+    TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
+      float values[8];
+      TW_UNROLL for (int i = 0; i < 8; ++i) {
+        load_shared(values[i], item_at(stage, k + i / 2 * 4, WARP_ROW(warp) + m * STRIDE + i % 2 * 8 + lane / 4));
+        a[m][i] = rounded(values[i]);
+      }
+      if (sums_bias(warp))  // not of TF32; lanes of a row have other pixels each
+        TW_UNROLL for (int half = 0; half < 2; ++half) {
+          float few = values[half] + values[half + 2] + (values[half + 4] + values[half + 6]);
+          few += __shfl_xor_sync(~0u, few, 1);
+          bias[m][half * 2] += few + __shfl_xor_sync(~0u, few, 2);
+        }
+    }
     TW_UNROLL for (int n = 0; n < COLUMNS; n += 8) {
       u32 b[4];
-      TW_UNROLL for (int i = 0; i < 4; ++i)
-        b[i] = rounded(item_at(stage + COLUMNS_AT, k + i * 4, WARP_COLUMN(warp) + n + lane / 4));
+      TW_UNROLL for (int i = 0; i < 4; ++i) {
+        float value;
+        load_shared(value, item_at(stage + COLUMNS_AT, k + i * 4, WARP_COLUMN(warp) + n + lane / 4));
+        b[i] = rounded(value);
+      }
       TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
         float few[4] = {};
         multiply(few, a[m], b);
@@ -61,7 +72,7 @@ TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp)
 
 constexpr int PIXELS = 8;
 
-TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp) {
+TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 stage, int warp) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int k = 0; k < STEP; k += PIXELS) {
@@ -70,6 +81,13 @@ TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp)
       TW_UNROLL for (int half = 0; half < 2; ++half)
         TW_UNROLL for (int i = 0; i < PIXELS; ++i)
           load_shared(a[m][half][i], item_at(stage, k + i, WARP_ROW(warp) + m * STRIDE + half * 8 + lane / 4));
+    if (sums_bias(warp))
+      TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+        TW_UNROLL for (int half = 0; half < 2; ++half) {
+          float few = 0.0f;
+          TW_UNROLL for (int i = 0; i < PIXELS; ++i) few += a[m][half][i];
+          bias[m][half * 2] += few;
+        }
     TW_UNROLL for (int n = 0; n < COLUMNS; n += 8) {
       float2 b[PIXELS];
       TW_UNROLL for (int i = 0; i < PIXELS; ++i)

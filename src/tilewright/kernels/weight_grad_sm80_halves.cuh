@@ -19,7 +19,7 @@ TW_DEVICE void accumulate(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
   TW_UNROLL for (int i = 0; i < 4; ++i) d[i] += of_step[i];
 }
 
-TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp) {
+TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 stage, int warp) {
   const int lane = threadIdx.x % 32, in = lane & 7, second = lane >> 3 & 1, third = lane >> 4;
 #pragma unroll sizeof(Out) < 4 ? STEP / 16 : 1
   for (int k = 0; k < STEP; k += 16) {
@@ -28,6 +28,8 @@ TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], u32 stage, int warp)
       const int row = WARP_ROW(warp) + m * STRIDE + second * 8;
       load_transposed(a[m], chunk_at(stage + row / 64 * BOX_BYTES, k + in + third * 8, row % 64 / 8));
     }
+    if (sums_bias(warp))
+      TW_UNROLL for (int m = 0; m < BLOCKS; ++m) accumulate(bias[m], a[m], DTYPE::ONES, DTYPE::ONES);
     TW_UNROLL for (int n = 0; n < COLUMNS; n += 16) {
       const int column = WARP_COLUMN(warp) + n + third * 8;
       u32 b[4];

@@ -10,7 +10,8 @@
 // engine write half of the boxes of x to the shared memory of both.
 //
 // Defined before this text, besides what weight_grad.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
-// WARPGROUPS_N, MATRIX, SHARE, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16. A warpgroup has
+// WARPGROUPS_N, MATRIX, SHARE, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16, or, for the
+// bias, of 64 x 8 x 16. A warpgroup has
 // BLOCKS times 64 rows.
 
 constexpr int BOX_BYTES = TILE_K * 128;
@@ -20,7 +21,7 @@ constexpr int CONSUMERS = WARPGROUPS_M * WARPGROUPS_N * 4;  // warps
 static_assert(THREADS == CONSUMERS * 32 + 32 && COLUMNS * WARPGROUPS_N == TILE_N, "tile");
 static_assert(BLOCKS * WARPGROUPS_M == ROW_BOXES && TILE_M * STAGED_ROW <= STAGES * STAGE_BYTES, "tile");
 static_assert(SHARE == 1 || (CLUSTER == 1 && TILE_PANELS % SHARE == 0), "who shares boxes adds no slices");
-static_assert(CLUSTER == 1 || TILE_ELEMENTS * 4 <= STAGES * STAGE_BYTES, "sums of a cluster's block");
+static_assert(CLUSTER == 1 || (TILE_ELEMENTS + BIAS_QUADS * 4) * 4 <= STAGES * STAGE_BYTES, "sums of a cluster's block");
 
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
 
@@ -135,13 +136,20 @@ TW_DEVICE u64 descriptor(u32 address) {
   constexpr u64 LAYOUT = (1ull << 62) | ((u64)(1024 >> 4) << 32) | ((u64)(BOX_BYTES >> 4) << 16);
   return LAYOUT | ((address & 0x3ffff) >> 4);
 }
+// 8 columns of 16 ones, in whatever order.
+TW_DEVICE u64 ones_descriptor(u32 address) {
+  constexpr u64 LAYOUT = ((u64)(128 >> 4) << 32) | ((u64)(128 >> 4) << 16);
+  return LAYOUT | ((address & 0x3ffff) >> 4);
+}
 TW_DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TW_DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LATER> TW_DEVICE void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
 }
 
-TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], int steps, int group, u32 stages, u32 full, u32 empty) {
+template <bool WITH_BIAS>
+TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 ones, int steps, int group,
+                       u32 stages, u32 full, u32 empty) {
   const u32 rows = group % WARPGROUPS_M * BLOCKS * BOX_BYTES;
   const u32 columns = (ROW_BOXES + group / WARPGROUPS_M * (COLUMNS / PANEL)) * BOX_BYTES;
   const bool tells = threadIdx.x % 32 == 0;
@@ -151,8 +159,10 @@ TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], int steps, int group,
     barrier_wait(full + stage * 8, i / STAGES & 1);
     products_begin();
     TW_UNROLL for (int k = 0; k < TILE_K / 16; ++k)
-      TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+      TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
         multiply(sums[m], descriptor(at + rows + m * BOX_BYTES + k * 2048), descriptor(at + columns + k * 2048));
+        if constexpr (WITH_BIAS) multiply(bias[m], descriptor(at + rows + m * BOX_BYTES + k * 2048), ones_descriptor(ones));
+      }
     products_commit();
     products_wait<1>();
     if (i == 0 || !tells) continue;
@@ -163,14 +173,19 @@ TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], int steps, int group,
   products_wait<0>();
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
     TW_UNROLL for (int j = 0; j < COLUMNS / 2; ++j) asm volatile("" : "+f"(sums[m][j])::"memory");
+  if constexpr (WITH_BIAS)
+    TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+      TW_UNROLL for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(bias[m][j])::"memory");
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap grad, Out* out,
-            float* partial, u32* counters, const __grid_constant__ Problem p) {
+weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap grad, Out* weight,
+            Out* bias, float* partial, u32* counters, const __grid_constant__ Problem p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ u64 barriers[2 * STAGES];
   __shared__ Panel panels[TILE_PANELS];
+  __shared__ alignas(128) u32 ones[BIAS ? 64 : 1];
+  const Results out = {weight, bias};
   const u32 stages = (shared_address(memory) + 1023) & ~1023u;
   const u32 full = shared_address(barriers), empty = full + STAGES * 8;
   const int warp = threadIdx.x / 32;
@@ -195,10 +210,20 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     __syncwarp();
   } else {
     find_panels(panels, p, t);
-    float sums[BLOCKS][COLUMNS / 2] = {};
+    if constexpr (BIAS) {
+      if (threadIdx.x < 64) ones[threadIdx.x] = DTYPE::ONES;
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    float sums[BLOCKS][COLUMNS / 2] = {}, bias_sums[BLOCKS][4] = {};
     asm volatile("bar.sync 2, %0;" ::"n"(THREADS) : "memory");
-    consume(sums, t.steps, warp / 4, stages, full, empty);
-    keep<CONSUMERS * 32>(out, partial, staged, panels, p, t, warp, sums);
+    const u32 beside = shared_address(ones);
+    if constexpr (BIAS) {
+      if (sums_bias(warp)) consume<true>(sums, bias_sums, beside, t.steps, warp / 4, stages, full, empty);
+      else consume<false>(sums, bias_sums, beside, t.steps, warp / 4, stages, full, empty);
+    } else {
+      consume<false>(sums, bias_sums, beside, t.steps, warp / 4, stages, full, empty);
+    }
+    keep<CONSUMERS * 32>(out, partial, staged, panels, p, t, warp, sums, bias_sums);
   }
   combine(out, partial, counters, staged, panels, p, t);
   if (SHARE > 1) cluster_arrive(), cluster_wait();  // neighbours arrive here until they are done
