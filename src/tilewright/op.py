@@ -307,6 +307,7 @@ class Op:
         fallback: with `fused`: PyTorch runs what no kernel can be generated for.
         seed: the int64 scalar that decides what the reference draws (philox.py); without it, None
             in a workload, PyTorch's generator does.
+        training_of: the operator of which it is the forward and, after that, the backward.
     """
 
     name: str
@@ -332,6 +333,7 @@ class Op:
     fallback: bool = False
     form_of: str | None = None
     seed: str | None = None
+    training_of: str | None = None
 
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:

@@ -73,7 +73,8 @@ class Row:
         candidates: distinct executables of our own that were verified.
         wrong: baselines whose result is wrong; they are compared with, but never chosen.
         refused: implementation -> why it did not take part, or how it failed.
-        activity: in a bench, what one call makes the device do: of "own" and of each baseline.
+        activity: what one call makes the device do: of "own" and of each baseline; empty in a row
+            that was read from the records.
     """
 
     workload: str

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tilewright.op import Op, Workload, roundings_to
+from tilewright.ops._training import forward_of
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 
@@ -75,6 +76,8 @@ def vendor(w: Workload) -> Callable[..., Result]:
     op, names, constants = w.operator, tuple(w.tensors), dict(w.args)
     if op.gradient_of is not None:
         return Backward(w)
+    if op.training_of is not None:
+        return TrainingStep(w)
     floating = {s.dtype for s in w.tensors.values() if s.torch_dtype.is_floating_point}
     in_place = op.destination(w) is not None
     as_promised = op.outputs_like is None or {o.dtype for o in w.outputs} == {w.main.dtype}
@@ -103,6 +106,30 @@ def without_seed(w: Workload, run: Callable[..., Result]) -> Callable[..., Resul
     """`run`, which takes the tensors of `unseeded(w)`, as a function of those of `w`."""
     at = w.seed
     return run if at is None else lambda *tensors: run(*tensors[:at], *tensors[at + 1 :])
+
+
+class TrainingStep:
+    """A forward and its backward, as PyTorch's users run them: by autograd.
+
+    Attributes:
+        forward: a differentiable function of the forward's tensors; one may put a compiled one in
+            its place.
+    """
+
+    def __init__(self, w: Workload):
+        plain, given = forward_of(w), list(w.tensors)
+        self.forward = vendor(plain)
+        self._takes = [given.index(n) for n in plain.tensors]
+        self._wanted = [list(plain.tensors).index(n) for n in w["grads"]]
+        self._grad_output = given.index("grad_output")
+
+    def __call__(self, *tensors: torch.Tensor) -> Result:
+        taken = [tensors[i].detach() for i in self._takes]
+        leaves = [taken[i].requires_grad_() for i in self._wanted]
+        with torch.enable_grad():
+            out = self.forward(*taken)
+        assert isinstance(out, torch.Tensor)
+        return out.detach(), *torch.autograd.grad(out, leaves, tensors[self._grad_output])
 
 
 class Backward:

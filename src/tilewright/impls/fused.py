@@ -35,6 +35,8 @@ class Fused(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if any(o.numel == 0 for o in w.outputs) or any(t.numel == 0 for t in w.tensors.values()):
             return "a tensor is empty: there is nothing to compute"
+        if w.operator.training_of is not None:
+            return "its gradients start when its forward has ended: they are no one graph"
         graph = graph_of(w)
         if isinstance(graph, str):
             return graph

@@ -14,7 +14,7 @@ from tilewright.compile import cxx
 from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._vendor import Backward, unseeded, vendor, without_seed
+from tilewright.impls._vendor import Backward, TrainingStep, unseeded, vendor, without_seed
 from tilewright.op import Workload
 
 _serial = itertools.count()
@@ -64,7 +64,11 @@ class Inductor(Implementation):
         run = vendor(w)
         if isinstance(run, Backward):  # Dynamo traces calls of the graph, not the making of it
             run = run.graph(scratch)
-        compiled = torch.compile(_with_own_code(run), fullgraph=True, dynamic=False, mode=self.mode)
+        if isinstance(run, TrainingStep):  # the backward is compiled as autograd meets it
+            run.forward = self._compiled(run.forward)
+            compiled: Callable[..., Any] = run
+        else:
+            compiled = self._compiled(run)
         executable = InductorExecutable(compiled)
         try:
             executable(*scratch)
@@ -72,6 +76,10 @@ class Inductor(Implementation):
             raise CompileError(f"{self.name}: {w}: {error}") from error
         executable.compiled = without_seed(given, executable.compiled)
         return executable
+
+    def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        own = _with_own_code(run)
+        return torch.compile(own, fullgraph=True, dynamic=False, mode=self.mode)
 
 
 class InductorMax(Inductor):

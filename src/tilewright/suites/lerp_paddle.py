@@ -6,17 +6,7 @@ dim, are ours.
 """
 
 from tilewright.suite import suite
-
-OPERANDS = (
-    # dtype, shape of the result, x, end, weight
-    ("f32", "16,102400", "16,102400", "16,102400", "0.2"),  # A
-    ("f64", "16,204800", "16,204800", "16,204800", "0.5"),  # B until 2022
-    ("f32", "16,3,224,224", "16,1,1,1", "16,3,224,224", "0.5"),  # B since
-    ("f32", "16,3,244,244", "16,1,1,1", "16,3,244,244", "f32[3,1,244]"),  # C
-    ("f32", "16,3,244,244", "16,3,244,244", "16,3,244,244", "0.3"),
-    ("f32", "8192,4096", "8192,4096", "4096", "0.3"),
-    ("f32", "8192,4096", "8192,4096", "8192,1", "f32[8192,4096]"),
-)
+from tilewright.suites._lerp import OPERANDS
 
 
 def forward(dtype: str, shape: str, x: str, end: str, weight: str) -> str:

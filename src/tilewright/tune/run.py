@@ -228,7 +228,7 @@ def tune_one(session: Session, w: Workload) -> Row:
             share_s = max(left_s / (len(searched) - i), 0.1)
         share = Budget(share_s, session.options.budget_configs, clock=session.clock.seconds)
         finalists += _search(trial, implementation, share, budget)
-    return duel(trial, finalists, budget)
+    return _with_activity(trial, duel(trial, finalists, budget))
 
 
 def bench_one(session: Session, w: Workload) -> Row:

@@ -23,7 +23,7 @@ from tilewright.op import Workload
 from tilewright.record import Record
 from tilewright.results import Measured, Row
 from tilewright.search import STRATEGIES
-from tilewright.tune import Progress, bench, rows, verify_all
+from tilewright.tune import Progress, bench, rows, tune, verify_all
 from tilewright.tune.ahead import grouped
 from tilewright.tune.choice import simplest_of_fastest
 from tilewright.tune.run import _with_activity, tune_one
@@ -216,6 +216,14 @@ def test_bench_counts_what_a_call_of_each_contestant_allocates(w, runner, store)
     assert set(row.activity) == {"own", "aten"}
     assert row.activity["aten"].allocations >= 1
     assert row.as_dict()["activity"]["own"]["kernels"] == 0
+
+
+def test_tuning_counts_what_a_call_of_each_contestant_allocates(w, runner, store):
+    options = {"runner": runner, "store": store, "baselines": (), "implementations": FAKES}
+    params = {"fault": ("none",), "delay_us": (0,)}
+    (row,) = tune([w], **options, params=params, budget_s=1.0).rows
+    assert set(row.activity) == {"own", "aten"}
+    assert row.activity["own"].allocations >= 1
 
 
 def test_bench_of_an_untuned_workload_measures_the_heuristic(w, runner, store):

@@ -1,0 +1,50 @@
+"""Linear interpolation and its gradients: one step of training."""
+
+import torch
+from torch import Tensor
+
+from tilewright.op import op
+from tilewright.ops._training import check_training, flops, step, traffic
+
+
+def forward(x: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
+    return torch.lerp(x, end, weight)
+
+
+@op(
+    flops=flops,
+    check=check_training("lerp_training", "lerp"),
+    bytes=traffic,
+    outputs_like=lambda args: ("x", *args["grads"]),
+    training_of="lerp",
+)
+def lerp_training(
+    x: Tensor,
+    end: Tensor,
+    weight: Tensor | float,
+    grad_output: Tensor,
+    grads: tuple[str, ...] | None = None,
+) -> tuple[Tensor, ...]:
+    """lerp, and then its gradients: what a training step takes of both together.
+
+    It is for measuring. The backward starts when the forward has ended, as it must where the
+    gradient of the output follows from the output.
+
+    Args:
+        x, end, weight: as for lerp.
+        grad_output: the broadcast shape of x, end and weight; the dtype of x.
+        grads: which gradients: some of "x", "end" and, if it is a tensor, "weight"; None means
+            those of all tensors.
+
+    Returns:
+        The result of lerp, then the gradients that were asked for, in this order, with the shape
+        and dtype of their argument.
+
+    Raises:
+        InvalidArgument: the shapes do not broadcast, or the dtypes differ.
+
+    Source: torch.lerp and PyTorch's autograd of it.
+    """
+    given = {"x": x, "end": end, "weight": weight}
+    wanted = grads or tuple(n for n, v in given.items() if isinstance(v, Tensor))
+    return step(forward, given, wanted, grad_output)

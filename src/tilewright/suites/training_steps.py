@@ -1,0 +1,26 @@
+"""Forward and backward together: layer norm at the hidden sizes of GPT, and lerp.
+
+Sources: those of layer_norm_backward_gpt and of lerp_paddle.
+"""
+
+from tilewright.suite import suite
+from tilewright.suites._lerp import OPERANDS
+from tilewright.suites._widths import WIDTHS
+
+
+def lerp_step(dtype: str, shape: str, x: str, end: str, weight: str) -> str:
+    operands = f"x={dtype}[{x}], end={dtype}[{end}], weight={weight}"
+    return f"lerp_training({operands}, grad_output={dtype}[{shape}])"
+
+
+training_steps = suite(
+    "training_steps",
+    [
+        *(
+            f"layer_norm_training(x=f16[8192,{h}], grad_output=f16[8192,{h}], weight=f16[{h}],"
+            f" bias=f16[{h}])"
+            for h in WIDTHS
+        ),
+        *(lerp_step(*operands) for operands in OPERANDS),
+    ],
+)

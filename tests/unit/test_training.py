@@ -1,0 +1,86 @@
+"""A training step: forward and backward as one operator, for measuring them together."""
+
+import pytest
+import torch
+
+from tilewright.compile import cxx
+from tilewright.device import DEVICES, spec_of
+from tilewright.errors import InvalidArgument
+from tilewright.impl import IMPLS
+from tilewright.impls._vendor import vendor
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+from tilewright.ops._training import halves
+from tilewright.suite import SUITES
+
+CPU = torch.device("cpu")
+NORM = "layer_norm_training(x={d}[{s}], grad_output={d}[{s}], weight={d}[{h}], bias={d}[{h}])"
+LERP = "lerp_training(x=f32[16,1,1,1], end=f32[16,3,24,24], weight=f32[3,1,24], grad_output=f32[16,3,24,24])"  # noqa: E501
+runs = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+
+def test_pytorch_runs_it_by_autograd_and_the_reference_says_the_same():
+    w = Workload.parse(NORM.format(d="f64", s="6,40", h="40"))
+    x, grad_output, weight, bias = w.operator.examples(w, "random", 0, CPU)
+    leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    out = torch.nn.functional.layer_norm(leaves[0], (40,), *leaves[1:])
+    expected = (out.detach(), *torch.autograd.grad(out, leaves, grad_output))
+    given = (x, grad_output, weight, bias)
+    for found in (vendor(w)(*given), w.operator.reference(**w.call(given))):
+        torch.testing.assert_close(found, expected)
+    assert not x.requires_grad
+
+
+@runs
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(NORM.format(d=d, s="37,200", h="200") for d in ("f16", "bf16", "f32", "f64")),
+        NORM.format(d="f32", s="5,7,33", h="33"),
+        "layer_norm_training(x=f16[9,100], grad_output=f16[9,100])",
+        "layer_norm_training(x=f32[9,100], grad_output=f32[9,100]@strides(128,1), weight=f32[100], grads=[weight])",  # noqa: E501
+        LERP,
+        "lerp_training(x=f16[16,100], end=f16[100], weight=0.3, grad_output=f16[16,100])",
+    ],
+)
+def test_our_kernels_of_both_halves_are_right_one_after_the_other(text):
+    w, spec = Workload.parse(text), spec_of(None)
+    implementation, verifier = IMPLS["fused_training"], Verifier(w, CPU)
+    space = implementation.space(w, spec)
+    for config in {implementation.heuristic(w, spec), *list(space)[-1:]}:
+        assert config in space
+        assert verifier.check(implementation.build(config, w, spec)).message == ""
+
+
+def test_halves_are_never_one_kernel_since_the_backward_starts_when_the_forward_has_ended():
+    w = Workload.parse(LERP)
+    assert "when its forward has ended" in IMPLS["fused"].unsupported(w, spec_of(None))
+    lines = IMPLS["fused_training"].describe(
+        IMPLS["fused_training"].heuristic(w, DEVICES["h200"]), w, DEVICES["h200"]
+    )
+    assert [line.partition(",")[0] for line in lines].count("forward") == 1
+
+
+def test_what_both_halves_read_counts_twice():
+    w = Workload.parse(NORM.format(d="f16", s="64,128", h="128"))
+    forward, backward = halves(w)
+    assert (forward.op, backward.op) == ("layer_norm_forward", "layer_norm_backward")
+    assert w.bytes == tuple(a + b for a, b in zip(forward.bytes, backward.bytes, strict=True))
+    assert w.bytes[0] > 3 * 64 * 128 * 2  # x, x and grad_output
+
+
+def test_a_gradient_of_another_shape_or_of_nothing_is_refused():
+    text = "layer_norm_training(x=f32[6,40], grad_output=f32[6,39])"
+    with pytest.raises(InvalidArgument, match=r"grad_output is f32\[6, 39\], but layer_norm gives"):
+        Workload.parse(text)
+    text = "layer_norm_training(x=f32[6,40], grad_output=f32[6,40], grads=[bias])"
+    with pytest.raises(InvalidArgument, match="no gradient of 'bias'; ask for some of x"):
+        Workload.parse(text)
+
+
+@pytest.mark.parametrize("w", SUITES["training_steps"].workloads(), ids=str)
+def test_each_workload_of_the_suite_is_built_for_a_gpu_without_spilling(w):
+    spec, implementation = DEVICES["h200"], IMPLS["fused_training"]
+    built = implementation.build(implementation.heuristic(w, spec), w, spec)
+    assert built.forward.resources.spill_bytes == 0
+    assert built.backward.resources.spill_bytes == 0
