@@ -348,6 +348,20 @@ def tf32_flag():
 
 
 @pytest.mark.parametrize("text", FP32)
+def test_fp64_is_right_in_every_tile_and_split_mode(text):
+    w = Workload.parse(text.replace("f32[", "f64["))
+    impl, verifier = IMPLS[NAMES[sm80]], Verifier(w, DEVICE)
+    space, checked = impl.space(w, spec_of(0)), 0
+    for tile in sm80.WARPS:
+        for split_k, _, combine in MODES:
+            config = sm80.Config(*tile, 8, stages=2, split_k=split_k, combine=combine)
+            if space.restricted({"split_k": [split_k]}).why_not(config) is None:
+                assert verifier.check(build(sm80, w, config)).message == "", config
+                checked += 1
+    assert checked > 2
+
+
+@pytest.mark.parametrize("text", FP32)
 @pytest.mark.parametrize("allow_tf32", [True, None])
 def test_fp32_is_right_in_every_tile_and_split_mode(text, allow_tf32, tf32_flag):
     w = Workload.parse(text.replace(")", f", allow_tf32={allow_tf32})"))

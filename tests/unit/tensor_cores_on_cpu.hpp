@@ -14,6 +14,7 @@
 #define __grid_constant__
 
 struct float2 { float x, y; };
+struct double2 { double x, y; };
 struct float4 { float x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
 static inline float2 make_float2(float x, float y) { return {x, y}; }
@@ -130,6 +131,12 @@ inline void ld_shared_f32(float& to, unsigned from) { std::memcpy(&to, shared_at
 inline void ld_shared_v2_f32(float& x, float& y, unsigned from) {
   float both[2];
   std::memcpy(both, shared_at(from, 8), 8);
+  x = both[0], y = both[1];
+}
+inline void ld_shared_f64(double& to, unsigned from) { std::memcpy(&to, shared_at(from, 8), 8); }
+inline void ld_shared_v2_f64(double& x, double& y, unsigned from) {
+  double both[2];
+  std::memcpy(both, shared_at(from, 16), 16);
   x = both[0], y = both[1];
 }
 inline void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1,

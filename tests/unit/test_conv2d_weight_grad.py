@@ -371,15 +371,18 @@ def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, mo
     assert "serialized" not in built.log
 
 
-@pytest.mark.parametrize("w", [bias_too(), bias_too("f32"), bias_too("f32", ", allow_tf32=True")],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "w",
+    [bias_too(), bias_too("f32"), bias_too("f32", ", allow_tf32=True"), bias_too("f64")],
+    ids=str,
+)
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])
 def test_every_portable_tile_sums_the_bias_without_spills(w, device):
     step = sm80.STEPS[w.main.itemsize]
     assert SM80.unsupported(w, DEVICES[device]) is None
     for tile in sm80.WARPS:
         config = sm80.Config(*tile, step, stages=3, split_k=2, combine="kernel")
-        if step == sm80.STEPS[2] or config.sums <= sm80.LARGEST_OF_FP32:
+        if config.sums <= sm80.LARGEST[step]:
             assert compiled(SM80.task(config, w, DEVICES[device])).resources.spill_bytes == 0
 
 
@@ -398,20 +401,20 @@ def test_every_portable_tile_compiles_without_spills(tile):
     assert compiled(SM80.task(config, SIMPLE, DEVICES["a100"])).resources.spill_bytes == 0
 
 
-def fp32(allow_tf32, channels=64):
+def fp32(allow_tf32, channels=64, dtype="f32"):
     return weight_grad(
         f"8,{channels},56,56", "8,128,56,56",
-        f"kernel_size=3, padding=1, allow_tf32={allow_tf32}", dtype="f32",
+        f"kernel_size=3, padding=1, allow_tf32={allow_tf32}", dtype=dtype,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("tile", [t for t in sm80.WARPS if math.prod(t) <= 128 * 128])
-@pytest.mark.parametrize("allow_tf32", [True, None])
-@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
-def test_every_tile_of_fp32_compiles_without_spills(tile, allow_tf32, device):
-    w, spec = fp32(allow_tf32), DEVICES[device]
-    config = sm80.Config(*tile, 16, stages=3, split_k=2, combine="kernel")
-    assert compiled(SM80.task(config, w, spec)).resources.spill_bytes == 0
+@pytest.mark.parametrize("w", [fp32(True), fp32(None), fp32(None, dtype="f64")], ids=str)
+def test_every_tile_of_wide_operands_compiles_without_spills(w):
+    step = sm80.STEPS[w.main.itemsize]
+    for tile in sm80.WARPS:
+        config = sm80.Config(*tile, step, stages=3, split_k=2, combine="kernel")
+        if config.sums <= sm80.LARGEST[step]:
+            assert compiled(SM80.task(config, w, H200)).resources.spill_bytes == 0
 
 
 @pytest.mark.parametrize("allow_tf32", [True, None])

@@ -135,6 +135,7 @@ CASES = [
     (SM80, workload(PLAIN[0], PLAIN[1] + ", into=f32[40,24,3,3]")),
     (SM80, workload(PLAIN[0], PLAIN[1] + f", into=f32[40,24,3,3]{LAST}")),
     (SM80, workload(*PLAIN, op="weight_bias_grad")),
+    (SM80, workload(*PLAIN, dtype="f64")),
     (SM80, workload(("2,24,1,1", "2,40,1,1"), PLAIN[1])),
     (SM80, workload(("2,1,5,6", "2,1,5,6"), PLAIN[1])),
     ("conv2d_weight_grad_narrow", workload(*STEM)),

@@ -71,9 +71,11 @@ CASES = {
         workload(*PLAIN, dtype="f32", more=", allow_tf32=True"),
         workload(2, 5, 7, 5, 6, 3, 1, 1, dtype="f32", more=", into=f32[7,5,3,3]"),
         workload(2, 5, 7, 5, 6, 3, 1, 1, dtype="f32", more=", allow_tf32=True"),
+        workload(2, 5, 7, 5, 6, 3, 1, 1, dtype="f64", more=", into=f64[7,5,3,3]"),
         workload(*PLAIN, op="weight_bias_grad"),
         workload(2, 24, 72, 5, 6, 1, dtype="bf16", op="weight_bias_grad"),
         workload(*PLAIN, dtype="f32", op="weight_bias_grad"),
+        workload(*PLAIN, dtype="f64", op="weight_bias_grad"),
         workload(*PLAIN, dtype="f32", op="weight_bias_grad", more=", allow_tf32=True"),
     ],
 }
@@ -82,8 +84,8 @@ SPLITS = {
     CASES["conv2d_weight_grad_sm80"][0]: [(1, "last"), (2, "last"), (2, "kernel")],
     CASES["conv2d_weight_grad_sm80"][1]: [(2, "kernel")],
     CASES["conv2d_weight_grad_sm80"][2]: [(1, "last")],
-    **{w: [(2, "last")] for w in CASES["conv2d_weight_grad_sm80"][3:8]},
-    **{w: [(1, "last"), (2, "last"), (2, "kernel")] for w in CASES["conv2d_weight_grad_sm80"][8:]},
+    **{w: [(2, "last")] for w in CASES["conv2d_weight_grad_sm80"][3:9]},
+    **{w: [(1, "last"), (2, "last"), (2, "kernel")] for w in CASES["conv2d_weight_grad_sm80"][9:]},
 }
 
 

@@ -57,8 +57,9 @@ class WeightGradKernel(Executable):
         tile = config.tile_m * config.tile_n
         self.add_grid = (rows, columns, max(1, tile // (4 * ADD_THREADS * ADD_QUADS)))
         sums = tile if self.bias is None else tile + config.tile_m
-        self.partial_floats = self.split * rows * columns * groups * sums
-        self.workspace_bytes = 4 * self.partial_floats
+        self.partial_sums = self.split * rows * columns * groups * sums
+        self.sum_dtype = torch.float64 if config.sum_bytes == 8 else torch.float32
+        self.workspace_bytes = config.sum_bytes * self.partial_sums
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
         """The kernel's first arguments."""
@@ -80,8 +81,8 @@ class WeightGradKernel(Executable):
         bias_address = 0 if bias is None else bias.data_ptr()
         partial = counter = 0
         if self.split:
-            shape = (self.partial_floats,)
-            workspace = allocator.empty_strided(shape, (1,), dtype=torch.float32, device=device)
+            shape = (self.partial_sums,)
+            workspace = allocator.empty_strided(shape, (1,), dtype=self.sum_dtype, device=device)
             partial = workspace.data_ptr()
             if self.combine != "kernel":
                 counter = counters.address(device.index, stream, self.counters)

@@ -45,6 +45,8 @@ class Split(Protocol):
     @property
     def beside_sums(self) -> int: ...
     @property
+    def sum_bytes(self) -> int: ...
+    @property
     def stage_bytes(self) -> int: ...
     @property
     def shared_bytes(self) -> int: ...
@@ -96,7 +98,7 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
     groups, tiles = c.split_k // c.cluster, problem.tiles(c.tile_m, c.tile_n)
     if groups == 1:
         return None if c.combine == COMBINES[0] else "a cluster adds all slices"
-    if 4 * tiles * groups * c.tile_m * c.tile_n > WORKSPACE_LIMIT_BYTES:
+    if c.sum_bytes * tiles * groups * c.tile_m * c.tile_n > WORKSPACE_LIMIT_BYTES:
         return f"partial sums of {groups} groups of slices exceed {WORKSPACE_LIMIT_BYTES} bytes"
     if c.combine != "kernel" and tiles * c.cluster > COUNTERS:
         return f"parts of {tiles} tiles exceed {COUNTERS} counters"

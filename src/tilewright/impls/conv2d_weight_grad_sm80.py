@@ -30,7 +30,7 @@ from tilewright.op import HALVES, Workload
 from tilewright.space import ConfigSpace, param
 
 THREADS = 256
-STEPS = {2: 32, 4: 16}
+STEPS = {2: 32, 4: 16, 8: 8}
 """Output pixels of a step, by the size of an element: steps have as many bytes."""
 WARPS = {
     (64, 64): (2, 4), (64, 128): (2, 4), (64, 192): (2, 4), (64, 256): (2, 4),
@@ -38,8 +38,8 @@ WARPS = {
     (256, 128): (4, 2),
 }  # fmt: skip
 """(tile_m, tile_n) -> warps along each; at most 128 sums a thread."""
-LARGEST_OF_FP32 = 64
-"""Sums of a thread beside fp32 operands."""
+LARGEST = {32: 128, 16: 64, 8: 48}
+"""Sums of a thread beside its operands, by the pixels of a step."""
 SHARE_OF_WGMMA = 0.5
 """Of the tensor rate that mma.sync reaches where there is wgmma; without, it reaches all of it."""
 
@@ -49,7 +49,7 @@ class Config:
     """
     Attributes:
         tile_m, tile_n: output channels, and taps times input channels, of one block.
-        tile_k: output pixels of one step; 32 of halves, 16 of fp32.
+        tile_k: output pixels of one step; 32 of halves, 16 of fp32, 8 of fp64.
         stages: steps in shared memory.
         split_k: slices of the pixels, each summed by blocks of its own.
         combine: who adds the slices; see COMBINES.
@@ -76,13 +76,17 @@ class Config:
 
     @property
     def sums(self) -> int:
-        """fp32 sums of one thread."""
+        """Of one thread, fp32 or fp64."""
         return self.tile_m * self.tile_n // THREADS
 
     @property
     def beside_sums(self) -> int:
-        """Registers of a thread besides those: fp32 operands take more."""
-        return 64 if self.tile_k == STEPS[2] else 84
+        """Registers of a thread besides one for each of those: wide operands take more."""
+        return {32: 64, 16: 84, 8: 84 + self.sums}[self.tile_k]
+
+    @property
+    def sum_bytes(self) -> int:
+        return 8 if self.tile_k == STEPS[8] else 4
 
     @property
     def stage_bytes(self) -> int:
@@ -101,8 +105,8 @@ class Config:
 class Conv2dWeightGradSm80(Implementation):
     """An implicit matrix product with split-K through registers: asynchronous copies, mma.sync.
 
-    fp32 is rounded to TF32 where that is allowed, else multiplied and added in fp32. Channels that
-    come in 16 bytes are copied so, each tap by itself. Others are
+    fp32 is rounded to TF32 where that is allowed; else, as fp64, multiplied and added as it is.
+    Channels that come in 16 bytes are copied so, each tap by itself. Others are
     gathered one by one, and taps follow one another without gaps, so that three channels of a
     7 x 7 filter fill 147 of 192 columns.
     """
@@ -113,7 +117,7 @@ class Conv2dWeightGradSm80(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.kind != "cuda":
             return f"it runs on an NVIDIA GPU, not on {device.name}"
-        if reason := operand_refusal(w, (*HALVES, "f32"), wide_result=True, adds=True):
+        if reason := operand_refusal(w, (*HALVES, "f32", "f64"), wide_result=True, adds=True):
             return reason
         if w["groups"] != 1:
             return f"groups={w['groups']}: the kernel multiplies all channels with all features"
@@ -173,7 +177,7 @@ class Conv2dWeightGradSm80(Implementation):
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
-        products = "halves" if dtype in HALVES else dtype
+        products = "halves" if dtype in HALVES else "wide"
         files = ("weight_grad", "weight_grad_sm80", f"weight_grad_sm80_{products}")
         own = "".join(source(f"{name}.cuh") for name in files)
         return CompileTask("nvrtc", text + own, flags, ENTRY)
@@ -192,20 +196,21 @@ def _is_aligned(w: Workload, name: str) -> bool:
 
 def _rate(w: Workload, device: DeviceSpec) -> float:
     """Operations per second of the unit that multiplies."""
-    if w.main.dtype == "f32" and not w["allow_tf32"]:
-        return device.flops["f32"]
+    if w.main.dtype in ("f32", "f64") and not w["allow_tf32"]:
+        return device.flops[w.main.dtype]
     unit = "f16" if w.main.dtype in HALVES else "tf32"
     return device.flops[f"{unit}_tensor"] * (SHARE_OF_WGMMA if device.capability >= 90 else 1.0)
 
 
 def _left_by_reads(w: Workload, c: Config) -> float:
-    """Part of the unit's rate that reading fp32 operands from shared memory leaves: each lane reads
+    """Part of the unit's rate that reading wide operands from shared memory leaves: each lane reads
     one a cycle, and rounding it to TF32 takes one and a half; ldmatrix keeps up for halves."""
     if w.main.dtype in HALVES:
         return 1.0
     along_m, along_n = WARPS[c.tile_m, c.tile_n]
     blocks, columns = c.tile_m // 16 // along_m, c.tile_n // along_n
-    products, read = (40, 0.375) if w["allow_tf32"] else (8, 1.0)
+    plain = 8 if w.main.dtype == "f32" else 4
+    products, read = (40, 0.375) if w["allow_tf32"] else (plain, 1.0)
     cycles, reading = blocks * columns / products, (2 * blocks + columns / 8) * read
     return min(1.0, cycles / reading)
 
@@ -217,6 +222,6 @@ def _problem(w: Workload) -> Problem:
 def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
     if (c.tile_m, c.tile_n) not in WARPS:
         return f"a tile of {c.tile_m} x {c.tile_n} has no arrangement of warps"
-    if c.tile_k != STEPS[2] and c.sums > LARGEST_OF_FP32:
-        return f"{c.sums} sums of a thread leave too few registers for fp32 operands"
+    if c.sums > LARGEST[c.tile_k]:
+        return f"{c.sums} sums of a thread leave too few registers for wide operands"
     return why_not(problem, device, c)

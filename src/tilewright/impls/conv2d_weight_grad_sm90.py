@@ -103,6 +103,10 @@ class Config:
         return 64
 
     @property
+    def sum_bytes(self) -> int:
+        return 4
+
+    @property
     def stage_bytes(self) -> int:
         return (self.tile_m + self.tile_n) * self.tile_k * 2
 

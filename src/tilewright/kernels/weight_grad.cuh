@@ -4,12 +4,12 @@
 // The gradient is a matrix product: rows are output channels k, columns are filter taps times input
 // channels, and the sum runs over output pixels (n, p, q). Columns come in panels of 64 channels of
 // one tap; the last panel of a tap may be partly empty. Blocks differ by tile and by slice of the
-// pixels. With more than one slice a block writes fp32 sums to a workspace, [tile][slice], in the
+// pixels. With more than one slice a block writes its sums to a workspace, [tile][slice], in the
 // order in which its threads hold them, and these are added in the order of slices, so that a result
 // never depends on timing. Blocks of a cluster hold consecutive slices of one tile; they add them
 // through shared memory first, and what is left to combine are the sums of each cluster.
 //
-// Defined before this text: DTYPE f16, bf16 or f32, RESULT (that or f32), ADDS, 1 where the result is added to
+// Defined before this text: DTYPE f16, bf16, f32 or f64, RESULT (that or f32), ADDS, 1 where the result is added to
 // what `out` holds; BIAS, 1 where the sums of grad_output are asked for beside it; TILE_M, TILE_N, THREADS, COMBINE, CLUSTER; how warps share
 // a tile: each has COLUMNS columns from WARP_COLUMN(warp) on, and BLOCKS blocks of 16 rows, STRIDE
 // rows apart, from WARP_ROW(warp) on.
@@ -23,6 +23,8 @@ typedef unsigned long long u64;
 
 struct Halves {
   typedef u16 type;
+  typedef float sum;
+  typedef float4 quad;
   typedef u32 pair;
   static TW_DEVICE u16 first(u32 both) { return (u16)both; }
   static TW_DEVICE u16 second(u32 both) { return (u16)(both >> 16); }
@@ -43,13 +45,28 @@ struct bf16 : Halves {
 };
 struct f32 {
   typedef float type;
+  typedef float sum;
+  typedef float4 quad;
   typedef float2 pair;
   static TW_DEVICE float first(float2 both) { return both.x; }
   static TW_DEVICE float second(float2 both) { return both.y; }
   static TW_DEVICE float2 pack(float a, float b) { return make_float2(a, b); }
   static TW_DEVICE float widen(float a) { return a; }
 };
+struct alignas(16) Doubles { double x, y, z, w; };
+struct f64 {
+  typedef double type;
+  typedef double sum;
+  typedef Doubles quad;
+  typedef double2 pair;
+  static TW_DEVICE double first(double2 both) { return both.x; }
+  static TW_DEVICE double second(double2 both) { return both.y; }
+  static TW_DEVICE double2 pack(double a, double b) { return {a, b}; }
+  static TW_DEVICE double widen(double a) { return a; }
+};
 typedef RESULT::type Out;
+typedef DTYPE::sum Sum;  // fp32, or fp64 of fp64
+typedef DTYPE::quad Quad;
 struct Results {
   Out* weight;
   Out* bias;  // only with BIAS
@@ -140,12 +157,12 @@ TW_DEVICE void await_previous() {}
 // ---- results: directly, or as partial sums -----------------------------------------------------
 
 // Where a tile's sums of one group of slices lie in the workspace.
-TW_DEVICE float4* partial_of(float* partial, const Tile& t, int group) {
-  return (float4*)partial + ((long long)t.tile * t.groups + group) * (QUADS + BIAS_QUADS);
+TW_DEVICE Quad* partial_of(Sum* partial, const Tile& t, int group) {
+  return (Quad*)partial + ((long long)t.tile * t.groups + group) * (QUADS + BIAS_QUADS);
 }
 
 // to(row, sum) for each row of the tile whose bias sum this thread holds.
-template <class To> TW_DEVICE void each_bias(int warp, const float (&bias)[BLOCKS][4], To to) {
+template <class To> TW_DEVICE void each_bias(int warp, const Sum (&bias)[BLOCKS][4], To to) {
   if (!sums_bias(warp) || threadIdx.x % 4 > 0) return;
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
     const Fragment f(warp, m, 0, threadIdx.x % 32);
@@ -153,22 +170,22 @@ template <class To> TW_DEVICE void each_bias(int warp, const float (&bias)[BLOCK
     to(f.row + 8, bias[m][2]);
   }
 }
-TW_DEVICE void store_bias(Out* bias, const Problem& p, int k, float sum) {
-  if (k < p.features) bias[k] = RESULT::first(RESULT::pack(sum, 0.0f));
+TW_DEVICE void store_bias(Out* bias, const Problem& p, int k, Sum sum) {
+  if (k < p.features) bias[k] = RESULT::first(RESULT::pack(sum, 0));
 }
 
 // The sums of this warp, as fp32, among those of its tile: whole lines at a time.
-TW_DEVICE void store_sums(float4* tile, int warp, const float (&d)[BLOCKS][COLUMNS / 2], const float (&bias)[BLOCKS][4]) {
-  const auto to = [&](int row, float sum) { ((float*)(tile + QUADS))[row] = sum; };
+TW_DEVICE void store_sums(Quad* tile, int warp, const Sum (&d)[BLOCKS][COLUMNS / 2], const Sum (&bias)[BLOCKS][4]) {
+  const auto to = [&](int row, Sum sum) { ((Sum*)(tile + QUADS))[row] = sum; };
   each_bias(warp, bias, to);
-  float4* own = tile + warp * BLOCKS * FRAGMENTS * 32 + threadIdx.x % 32;
+  Quad* own = tile + warp * BLOCKS * FRAGMENTS * 32 + threadIdx.x % 32;
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
     TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j)
-      own[(m * FRAGMENTS + j) * 32] = make_float4(d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]);
+      own[(m * FRAGMENTS + j) * 32] = Quad{d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]};
 }
 
 // Two neighbouring channels, from `c` of the panel on.
-TW_DEVICE void store_pair(Out* to, const Problem& p, const Panel& panel, int c, float a, float b) {
+TW_DEVICE void store_pair(Out* to, const Problem& p, const Panel& panel, int c, Sum a, Sum b) {
   if constexpr (ADDS) {
     if (c < panel.channels) a += RESULT::widen(to[c]);
     if (c + 1 < panel.channels) b += RESULT::widen(to[c + 1]);
@@ -183,7 +200,7 @@ TW_DEVICE void store_pair(Out* to, const Problem& p, const Panel& panel, int c, 
 }
 
 // A quad of a tile's results, rounded.
-TW_DEVICE void store_quad(const Results& out, const Panel* panels, const Problem& p, const Tile& t, int at, float4 sum) {
+TW_DEVICE void store_quad(const Results& out, const Panel* panels, const Problem& p, const Tile& t, int at, Quad sum) {
   if (BIAS && at >= QUADS) {
     const int k = t.row + (at - QUADS) * 4;
     store_bias(out.bias, p, k, sum.x), store_bias(out.bias, p, k + 1, sum.y);
@@ -201,7 +218,7 @@ TW_DEVICE void store_quad(const Results& out, const Panel* panels, const Problem
 // The tile's results, rounded and gathered in shared memory, so that rows are written in whole
 // lines. Rows there are 16 bytes longer than they need: no two of a fragment share banks.
 constexpr int STAGED_ROW = TILE_N * 2 + 16;
-TW_DEVICE void gather(unsigned char* staged, int warp, const float (&d)[BLOCKS][COLUMNS / 2]) {
+TW_DEVICE void gather(unsigned char* staged, int warp, const Sum (&d)[BLOCKS][COLUMNS / 2]) {
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
     TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j) {
       const Fragment f(warp, m, j, threadIdx.x % 32);
@@ -232,29 +249,37 @@ TW_DEVICE void store_gathered(Out* out, const unsigned char* staged, const Panel
 
 // ---- combining slices --------------------------------------------------------------------------
 
-TW_DEVICE void add_to(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
+TW_DEVICE void add_to(Quad& sum, Quad v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
+
+// Past L1, which other blocks' sums do not reach.
+TW_DEVICE float4 load_quad(const float4* from) { return __ldcg(from); }
+TW_DEVICE Doubles load_quad(const Doubles* from) {
+  const double2 low = __ldcg((const double2*)from), high = __ldcg((const double2*)from + 1);
+  return {low.x, low.y, high.x, high.y};
+}
+constexpr int DEEP = 16 / sizeof(Sum);
 
 // Add the groups of one part of a tile and write the result. A thread has up to sixteen loads under
-// way, of four places and four groups. Where a part has fewer places than the block has threads,
+// way, of four places and four groups (of two, where sums are fp64). Where a part has fewer places than the block has threads,
 // 2, 4 or 8 neighbouring lanes take turns with the groups of a place; the order of adding is fixed.
-TW_DEVICE void add_groups(const Results& out, float* partial, const Panel* panels, const Problem& p,
+TW_DEVICE void add_groups(const Results& out, Sum* partial, const Panel* panels, const Problem& p,
                           const Tile& t, int part, int parts) {
   const int quads = quads_here(), first = quads * part / parts, end = quads * (part + 1) / parts;
   int lanes = 1;
   while (lanes < 8 && 2 * lanes <= t.groups && (end - first) * 2 * lanes <= (int)blockDim.x) lanes *= 2;
   const int stride = blockDim.x / lanes, turn = threadIdx.x % lanes;
-  const float4* base = partial_of(partial, t, 0);
+  const Quad* base = partial_of(partial, t, 0);
   for (int begin = first; begin < end; begin += 4 * stride) {
     const int quad = begin + threadIdx.x / lanes;
-    float4 sum[4] = {};
-    for (int g = turn; g < t.groups; g += 4 * lanes) {
-      float4 v[4][4];
-      TW_UNROLL for (int j = 0; j < 4; ++j)
+    Quad sum[4] = {};
+    for (int g = turn; g < t.groups; g += DEEP * lanes) {
+      Quad v[4][DEEP];
+      TW_UNROLL for (int j = 0; j < DEEP; ++j)
         TW_UNROLL for (int i = 0; i < 4; ++i)
           v[i][j] = g + j * lanes < t.groups && quad + i * stride < end
-                        ? __ldcg(base + (long long)(g + j * lanes) * (QUADS + BIAS_QUADS) + quad + i * stride)
-                        : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      TW_UNROLL for (int j = 0; j < 4; ++j)
+                        ? load_quad(base + (long long)(g + j * lanes) * (QUADS + BIAS_QUADS) + quad + i * stride)
+                        : Quad{};
+      TW_UNROLL for (int j = 0; j < DEEP; ++j)
         TW_UNROLL for (int i = 0; i < 4; ++i) add_to(sum[i], v[i][j]);
     }
     for (int distance = lanes / 2; distance > 0; distance /= 2)
@@ -273,8 +298,8 @@ TW_DEVICE void add_groups(const Results& out, float* partial, const Panel* panel
 }
 
 #if CLUSTER > 1
-TW_DEVICE float4 load_peer(u32 address, int rank) {
-  float4 v;
+TW_DEVICE Quad load_peer(u32 address, int rank) {
+  Quad v;
   asm volatile("{\n.reg .u32 a;\nmapa.shared::cluster.u32 a, %4, %5;\nld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [a];\n}"
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address), "r"(rank) : "memory");
   return v;
@@ -283,17 +308,17 @@ TW_DEVICE float4 load_peer(u32 address, int rank) {
 // Add the slices of this block's part of the tile, which lie in the shared memory of all blocks of
 // the cluster: the result if there is no other group, else this group's partial sums. Each part
 // begins with its own block's, so that blocks do not read one neighbour all at once.
-TW_DEVICE void add_cluster(const Results& out, float* partial, const float4* sums, const Panel* panels,
+TW_DEVICE void add_cluster(const Results& out, Sum* partial, const Quad* sums, const Panel* panels,
                            const Problem& p, const Tile& t) {
   constexpr int TOGETHER = CLUSTER < 8 ? 8 / CLUSTER : 1;
   __syncthreads();  // besides the cluster's barrier, which compute-sanitizer does not know
   cluster_arrive();
   cluster_wait();
-  float4* group = partial_of(partial, t, t.group);
+  Quad* group = partial_of(partial, t, t.group);
   const u32 own = shared_address(sums);
   const int quads = quads_here(), first = quads * t.rank / CLUSTER, end = quads * (t.rank + 1) / CLUSTER;
   for (int begin = first + threadIdx.x; begin < end; begin += TOGETHER * THREADS) {
-    float4 v[TOGETHER][CLUSTER];
+    Quad v[TOGETHER][CLUSTER];
     TW_UNROLL for (int i = 0; i < TOGETHER; ++i)
       TW_UNROLL for (int r = 0; r < CLUSTER; ++r)
         if (begin + i * THREADS < end)
@@ -316,7 +341,7 @@ TW_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // After every thread of the block wrote its partial sums of one part of a tile, or of all of it. A
 // counter is 0 before and after; each part has its own.
-TW_DEVICE void meet_groups(const Results& out, float* partial, u32* counters, const Panel* panels,
+TW_DEVICE void meet_groups(const Results& out, Sum* partial, u32* counters, const Panel* panels,
                            const Problem& p, const Tile& t) {
   if (t.groups == 1 || COMBINE == KERNEL) return;
   u32* counter = counters + t.tile * CLUSTER + t.rank;
@@ -342,10 +367,10 @@ TW_DEVICE void meet_groups(const Results& out, float* partial, u32* counters, co
 }
 
 // Run by all threads of a block, after those that hold sums ran `keep`.
-TW_DEVICE void combine(const Results& out, float* partial, u32* counters, const unsigned char* staged,
+TW_DEVICE void combine(const Results& out, Sum* partial, u32* counters, const unsigned char* staged,
                        const Panel* panels, const Problem& p, const Tile& t) {
 #if CLUSTER > 1
-  add_cluster(out, partial, (const float4*)staged, panels, p, t);
+  add_cluster(out, partial, (const Quad*)staged, panels, p, t);
 #endif
   meet_groups(out, partial, counters, panels, p, t);
 }
@@ -354,18 +379,18 @@ TW_DEVICE void combine(const Results& out, float* partial, u32* counters, const 
 // sums, which a cluster keeps in shared memory. `staged` is the shared memory that the operands were in; the block's first ADDERS threads
 // hold sums.
 template <int ADDERS>
-TW_DEVICE void keep(const Results& out, float* partial, unsigned char* staged, const Panel* panels, const Problem& p,
-                    const Tile& t, int warp, const float (&d)[BLOCKS][COLUMNS / 2],
-                    const float (&bias)[BLOCKS][4]) {
+TW_DEVICE void keep(const Results& out, Sum* partial, unsigned char* staged, const Panel* panels, const Problem& p,
+                    const Tile& t, int warp, const Sum (&d)[BLOCKS][COLUMNS / 2],
+                    const Sum (&bias)[BLOCKS][4]) {
   if (CLUSTER == 1 && t.groups > 1) return store_sums(partial_of(partial, t, t.group), warp, d, bias);
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");  // nobody reads operands any more
-  if (CLUSTER > 1) return store_sums((float4*)staged, warp, d, bias);
-  each_bias(warp, bias, [&](int row, float sum) { store_bias(out.bias, p, t.row + row, sum); });
-  if constexpr (ADDS || sizeof(Out) == 4) {  // sums are rounded once, after what they are added to
+  if (CLUSTER > 1) return store_sums((Quad*)staged, warp, d, bias);
+  each_bias(warp, bias, [&](int row, Sum sum) { store_bias(out.bias, p, t.row + row, sum); });
+  if constexpr (ADDS || sizeof(Out) >= 4) {  // sums are rounded once, after what they are added to
     TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
       TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j)
         store_quad(out, panels, p, t, ((warp * BLOCKS + m) * FRAGMENTS + j) * 32 + threadIdx.x % 32,
-                   make_float4(d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]));
+                   Quad{d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]});
     return;
   }
   gather(staged, warp, d);
@@ -374,7 +399,7 @@ TW_DEVICE void keep(const Results& out, float* partial, unsigned char* staged, c
 }
 
 // The kernel that adds all groups where COMBINE is KERNEL: blockIdx.z is the part of a tile.
-extern "C" __global__ void __launch_bounds__(256) add_all_slices(Out* weight, Out* bias, float* partial, Problem p) {
+extern "C" __global__ void __launch_bounds__(256) add_all_slices(Out* weight, Out* bias, Sum* partial, Problem p) {
   __shared__ Panel panels[TILE_PANELS];
   const Tile t(p, blockIdx.x, 0, 0);
   find_panels(panels, p, t);

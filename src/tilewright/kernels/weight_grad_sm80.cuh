@@ -1,12 +1,12 @@
 // The convolution weight gradient on sm_80 and later: mma.sync from shared memory, any channel count.
 //
-// A step is 32 output pixels of halves, or 16 of fp32: eight or sixteen threads fetch the features and
+// A step is 32 output pixels of halves, 16 of fp32 or 8 of fp64: 8, 16 or 32 threads fetch the features and
 // columns of one pixel, 16 bytes each, into boxes [pixel][64] whose 16-byte chunks are swizzled by the
-// pixel. Both operands are read transposed: halves by ldmatrix, fp32 one by one. With ALIGNED the columns of a panel are channels of one tap and are copied
+// pixel. Both operands are read transposed: halves by ldmatrix, wider items one by one. With ALIGNED the columns of a panel are channels of one tap and are copied
 // asynchronously; without, columns are taps times channels without gaps, gathered one by one.
 //
 // Defined before this text, besides what weight_grad.cuh needs: ALIGNED, ALIGNED_ROWS (the same for
-// grad_output), STAGES, MIN_BLOCKS. What follows it, for halves or for fp32, defines `products`.
+// grad_output), STAGES, MIN_BLOCKS. What follows it, for halves or for wider items, defines `products`.
 
 typedef DTYPE::type Item;
 constexpr int WIDE = 16 / sizeof(Item);   // items of a chunk
@@ -17,7 +17,7 @@ constexpr int ROW_BOXES = TILE_M / 64;
 constexpr int STAGE_BYTES = (ROW_BOXES + TILE_PANELS) * BOX_BYTES;
 
 // Swizzled so that what a warp reads at once shares no banks: rows 0 to 7 of halves for ldmatrix, and
-// 4 rows of 8 neighbouring items of fp32.
+// 4 rows of 8 neighbouring items of fp32 (of fp64 one row is read at once).
 TW_DEVICE u32 chunk_at(u32 box, int row, int chunk) {
   const int swizzle = sizeof(Item) == 2 ? row & 7 : (row & 3) * 2;
   return box + row * CHUNKS * 16 + ((chunk ^ swizzle) << 4);
@@ -58,9 +58,10 @@ TW_DEVICE void store16(u32 to, const u32 (&w)[4]) {
 template <class Index> TW_DEVICE void gather16(u32 to, const Item* from, Index index) {
   u32 w[4];
   TW_UNROLL for (int i = 0; i < 4; ++i) {
-    if constexpr (sizeof(Item) == 4) {
-      const long long at = index(i);
-      w[i] = at < 0 ? 0 : __ldg((const u32*)from + at);
+    if constexpr (sizeof(Item) >= 4) {
+      constexpr int WORDS = sizeof(Item) / 4;
+      const long long at = index(i / WORDS);
+      w[i] = at < 0 ? 0 : __ldg((const u32*)from + at * WORDS + i % WORDS);
     } else {
       const long long low = index(2 * i), high = index(2 * i + 1);
       const u32 a = low < 0 ? 0 : __ldg(from + low), b = high < 0 ? 0 : __ldg(from + high);
@@ -129,11 +130,11 @@ TW_DEVICE void find_columns(Column* columns, int channels, const Problem& p, con
 }
 
 // What one step adds to a warp's sums, and to those of the bias if it holds them.
-TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 stage, int warp);
+TW_DEVICE void products(Sum (&sums)[BLOCKS][COLUMNS / 2], Sum (&bias)[BLOCKS][4], u32 stage, int warp);
 
 // `channels` is C; p.channels is what a panel's columns are counted up to.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-weight_grad(const Item* x, const Item* grad, Out* weight, Out* bias, float* partial, u32* counters, int channels,
+weight_grad(const Item* x, const Item* grad, Out* weight, Out* bias, Sum* partial, u32* counters, int channels,
             const __grid_constant__ Problem p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ Panel panels[TILE_PANELS];
@@ -150,7 +151,7 @@ weight_grad(const Item* x, const Item* grad, Out* weight, Out* bias, float* part
     f.advance(p);
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
-  float sums[BLOCKS][COLUMNS / 2] = {}, bias_sums[BLOCKS][4] = {};
+  Sum sums[BLOCKS][COLUMNS / 2] = {}, bias_sums[BLOCKS][4] = {};
   for (int i = 0; i < t.steps; ++i) {
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     __syncthreads();  // this step is there, and nobody reads the one before any more

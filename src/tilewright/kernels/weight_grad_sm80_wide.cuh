@@ -1,4 +1,5 @@
-// Products of fp32 for weight_grad_sm80.cuh: rounded to TF32 for mma.sync, or by plain multiply-adds.
+// Products of fp32 and fp64 for weight_grad_sm80.cuh: plain multiply-adds, or fp32 rounded to TF32 for
+// mma.sync.
 //
 // Sums lie as mma.sync leaves them, either way. A few pixels are summed by themselves first, so that a
 // long sum has few roundings; and a tensor core, which truncates what it adds, adds nothing longer.
@@ -12,9 +13,15 @@ template <> TW_DEVICE void load_shared(float& to, u32 from) {
 template <> TW_DEVICE void load_shared(float2& to, u32 from) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to.x), "=f"(to.y) : "r"(from) : "memory");
 }
+template <> TW_DEVICE void load_shared(double& to, u32 from) {
+  asm volatile("ld.shared.f64 %0, [%1];" : "=d"(to) : "r"(from) : "memory");
+}
+template <> TW_DEVICE void load_shared(double2& to, u32 from) {
+  asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(to.x), "=d"(to.y) : "r"(from) : "memory");
+}
 // Of a step's pixel: a column of the tile, which is counted from the box at `boxes` on.
 TW_DEVICE u32 item_at(u32 boxes, int pixel, int column) {
-  return chunk_at(boxes + column / PANEL * BOX_BYTES, pixel, column % PANEL / WIDE) + column % WIDE * 4;
+  return chunk_at(boxes + column / PANEL * BOX_BYTES, pixel, column % PANEL / WIDE) + column % WIDE * (int)sizeof(Item);
 }
 constexpr u32 COLUMNS_AT = ROW_BOXES * BOX_BYTES;
 
@@ -70,13 +77,16 @@ TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS
 
 #else
 
-constexpr int PIXELS = 8;
+constexpr int PIXELS = 32 / sizeof(Item);
 
-TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 stage, int warp) {
+TW_DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+TW_DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+
+TW_DEVICE void products(Sum (&sums)[BLOCKS][COLUMNS / 2], Sum (&bias)[BLOCKS][4], u32 stage, int warp) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int k = 0; k < STEP; k += PIXELS) {
-    float a[BLOCKS][2][PIXELS];
+    Item a[BLOCKS][2][PIXELS];
     TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
       TW_UNROLL for (int half = 0; half < 2; ++half)
         TW_UNROLL for (int i = 0; i < PIXELS; ++i)
@@ -84,20 +94,20 @@ TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS
     if (sums_bias(warp))
       TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
         TW_UNROLL for (int half = 0; half < 2; ++half) {
-          float few = 0.0f;
+          Item few = 0;
           TW_UNROLL for (int i = 0; i < PIXELS; ++i) few += a[m][half][i];
           bias[m][half * 2] += few;
         }
     TW_UNROLL for (int n = 0; n < COLUMNS; n += 8) {
-      float2 b[PIXELS];
+      DTYPE::pair b[PIXELS];
       TW_UNROLL for (int i = 0; i < PIXELS; ++i)
         load_shared(b[i], item_at(stage + COLUMNS_AT, k + i, WARP_COLUMN(warp) + n + lane % 4 * 2));
       TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
         TW_UNROLL for (int half = 0; half < 2; ++half) {
-          float x = 0.0f, y = 0.0f;
+          Item x = 0, y = 0;
           TW_UNROLL for (int i = 0; i < PIXELS; ++i) {
-            x = fmaf(a[m][half][i], b[i].x, x);
-            y = fmaf(a[m][half][i], b[i].y, y);
+            x = multiply_add(a[m][half][i], b[i].x, x);
+            y = multiply_add(a[m][half][i], b[i].y, y);
           }
           sums[m][n / 2 + half * 2] += x;
           sums[m][n / 2 + half * 2 + 1] += y;
