@@ -1,5 +1,6 @@
 """The convolution weight-gradient kernels on a GPU: every tile, split mode and kind of layer."""
 
+import re
 import threading
 from dataclasses import replace
 
@@ -336,8 +337,7 @@ def test_the_bias_is_summed_beside_the_weight_in_every_split_mode(module, tile, 
     assert checked
 
 
-FP32 = [str(w).replace("bf16[", "f32[").replace(" f16[", " f32[").replace("(x=f16[", "(x=f32[")
-        for w in LAYERS + ODD]  # fmt: skip
+FP32 = [re.sub(r"\bb?f16\[", "f32[", str(w)) for w in LAYERS + ODD]
 
 
 @pytest.fixture
@@ -376,6 +376,21 @@ def test_fp32_is_right_in_every_tile_and_split_mode(text, allow_tf32, tf32_flag)
                 assert verifier.check(build(sm80, w, config)).message == "", config
                 checked += 1
     assert checked > 2
+
+
+@pytest.mark.parametrize("module", [sm80, sm90])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_conv2d_has_its_weight_and_bias_gradients_in_one_pass_under_autograd(module, layout):
+    x = torch.randn(4, 64, 20, 20, device=DEVICE, dtype=torch.half).to(memory_format=layout)
+    weight = torch.randn(96, 64, 3, 3, device=DEVICE, dtype=torch.half, requires_grad=True)
+    bias = torch.zeros(96, device=DEVICE, dtype=torch.half, requires_grad=True)
+    found = []
+    for convolve in (tw.conv2d, torch.nn.functional.conv2d):
+        with tw.use(NAMES[module], op="conv2d_weight_bias_grad"):
+            out = convolve(x, weight, bias, padding=1)
+            found.append(torch.autograd.grad(out.square().sum(), (weight, bias)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=4e-3, atol=theirs.abs().max().item() * 2e-3)
 
 
 def test_torchs_flag_decides_whether_a_call_uses_tf32(tf32_flag):

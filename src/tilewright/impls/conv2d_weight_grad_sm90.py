@@ -141,7 +141,7 @@ class Conv2dWeightGradSm90(Implementation):
         for name in ("x", "grad_output"):
             spec = as_read(w[name])
             if spec.align < 16 or spec.shape[1] % 8:
-                return f"{name}={spec}: the copy engine needs rows and base aligned to 16 bytes"
+                return f"{name}={w[name]}: the copy engine needs rows and base aligned to 16 bytes"
         if max(w["stride"]) > 8:
             return f"stride={w['stride']}: the copy engine takes strides up to 8"
         for kernel, dilation, padding in zip(
