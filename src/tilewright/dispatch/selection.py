@@ -251,7 +251,7 @@ def _nearest(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice 
 
 
 def _by_heuristic(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice | None:
-    winners = records.winners.get(w.main.dtype, ())
+    winners = records.winners.get(_family(w), ())
     names = {record.implementation for record in winners}
     if len(names) != 1 or len(winners) < MIN_EVIDENCE:
         return None
@@ -308,12 +308,12 @@ class Records:
 
 
 class OperatorRecords:
-    """One operator's winners: by workload, by bucket, and by the dtype of the main tensor."""
+    """One operator's winners: by workload, by bucket, and by family."""
 
     def __init__(self, winners: Iterable[Record]):
         self.exact: dict[tuple, list[tuple[Workload, Record]]] = defaultdict(list)
         self.buckets: dict[tuple, list[tuple[Workload, Record]]] = defaultdict(list)
-        self.winners: dict[str, list[Record]] = defaultdict(list)
+        self.winners: dict[tuple, list[Record]] = defaultdict(list)
         for record in winners:
             try:
                 w = Workload.parse(record.workload)
@@ -321,7 +321,7 @@ class OperatorRecords:
                 continue
             self.exact[same(w)].append((w, record))
             self.buckets[_bucket(w)].append((w, record))
-            self.winners[w.main.dtype].append(record)
+            self.winners[_family(w)].append(record)
 
     def of_ours(self) -> OperatorRecords:
         """Those that kernels of ours won."""
@@ -385,6 +385,12 @@ def depends_on_scalars(w: Workload, device: torch.device) -> bool:
     """Whether for other run-time scalars something else than aten might run."""
     found = records_of(device, w.op).exact.get(same(w), ())
     return any(record.implementation != "aten" for _, record in found)
+
+
+def _family(w: Workload) -> tuple:
+    """Workloads whose winners speak for a heuristic: of one dtype, contiguous alike, with TF32 or
+    without. What is fast on one layout may convert another first."""
+    return w.main.dtype, w.main.strides is None, dict(w.args).get("allow_tf32")
 
 
 def _bucket(w: Workload) -> tuple:
