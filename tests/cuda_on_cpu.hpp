@@ -61,14 +61,17 @@ static void enter() {
   leave(block);
   _longjmp(scheduler, 1);
 }
+// Let the other threads go on until it is this one's turn again.
+static void give_way() {
+  const unsigned me = threadIdx.x;
+  if (!_setjmp(fibers[me].here)) _longjmp(scheduler, 1);
+  threadIdx.x = me;
+}
 // Wait until all members of the meeting have come.
 static void meet(Meeting& m) {
   const int round = m.round;
-  const unsigned me = threadIdx.x;
   if (++m.here == m.members) { m.here = 0; ++m.round; return; }
-  while (m.round == round)
-    if (!_setjmp(fibers[me].here)) _longjmp(scheduler, 1);
-  threadIdx.x = me;
+  while (m.round == round) give_way();
 }
 static void run_block(int threads) {
   fibers.resize(threads);

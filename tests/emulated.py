@@ -61,7 +61,41 @@ template <int BYTES> TW_DEVICE void copy_async(u64 to, const void* from) {
   touch(from, BYTES);
   std::memcpy((void*)to, from, BYTES);
 }""",
-    r"(?s)struct Gram.*?(?=// ---- a queue)": """
+    r"(?s)// ---- barriers in shared memory.*?(?=// ---- a queue)": """
+// A copy is done at once, as one that overtakes a reader would be; or, threads going backwards,
+// when somebody waits for it, as one that nobody waits for never would be.
+struct Barrier { int bytes; short told, round; };
+struct Copy { void* to; const void* from; u32 bytes; u64* arrived; };
+static std::vector<Copy> copies;
+static Barrier& barrier_at(u64* b) { return *(Barrier*)b; }
+static void settle(Barrier& b) { if (b.told && b.bytes == 0) b.told = 0, ++b.round; }
+TW_DEVICE void barrier_init(u64* b) { *b = 0; copies.clear(); }
+TW_DEVICE void barriers_known() { __syncthreads(); }
+TW_DEVICE void barrier_expect(u64* b, u32 bytes) {
+  barrier_at(b).bytes += bytes, barrier_at(b).told = 1;
+  settle(barrier_at(b));
+}
+static void deliver(const Copy& c) {
+  for (u32 i = 0; i < c.bytes; i += 16) touch((const char*)c.from + i, 16);
+  faults += (long)c.to % 16 || c.bytes % 16;
+  std::memcpy(c.to, c.from, c.bytes);
+  barrier_at(c.arrived).bytes -= c.bytes;
+  settle(barrier_at(c.arrived));
+}
+TW_DEVICE void copy_bulk(void* to, const void* from, u32 bytes, u64* arrived) {
+  if (!backwards) return deliver({to, from, bytes, arrived});
+  copies.push_back({to, from, bytes, arrived});
+}
+TW_DEVICE void barrier_wait(u64* b, u32 parity) {
+  while (barrier_at(b).round % 2 == (int)parity) {
+    for (size_t i = 0; i < copies.size();)
+      if (copies[i].arrived == b) deliver(copies[i]), copies.erase(copies.begin() + i);
+      else ++i;
+    if (barrier_at(b).round % 2 == (int)parity) give_way();
+  }
+}
+""",
+    r"(?s)struct Gram.*?(?=// A copy is done at once)": """
 struct Gram { float sum, squares; };
 template <class H, int N> TW_DEVICE void add_halves(Gram& g, int, const Vec<H, N>& x) {
   for (int i = 0; i < N; ++i) g.sum += widen(x[i]), g.squares += widen(x[i]) * widen(x[i]);

@@ -49,7 +49,7 @@ def executables(w, spec, kinds=10, tried=600):
     found = {}
     for c in space.sample(random.Random(str(w)), tried):
         kind = (c.storage, c.parameters, c.widened, c.stages > 0, c.cluster > 1, c.moments)
-        walk = (c.rows_per_block > 1, c.rows_per_thread > 1, c.contiguous, c.in_turn)
+        walk = (c.rows_per_block > 1, c.rows_per_thread > 1, c.contiguous, c.in_turn, c.bulk)
         found.setdefault((*kind, *walk), c)
     for config in random.Random(0).sample(list(found.values()), min(kinds, len(found))):
         built = compiled(target.task(graph, config, spec))
@@ -123,6 +123,28 @@ def test_every_row_is_taken_once_and_the_next_launch_finds_its_turns_at_zero(
             assert (executable(*tensors).double() - truth).abs().max() < 4e-3 * truth.abs().max()
         address = counters.address(device.index, torch.cuda.current_stream().cuda_stream, 1)
         assert word_at(address, device) == 0
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("cluster", [1, 2, 8])
+def test_rows_that_come_in_bulk_are_awaited_and_not_overwritten(cluster, in_turn, device):
+    spec = spec_of(device.index)
+    for threads, groups, rows_per_thread, stages in ((32, 8, 1, 3), (64, 4, 2, 1), (128, 2, 1, 2)):
+        config = RowSchedule(
+            8, threads, groups, rows_per_thread, "registers", "two_pass", cluster, 1,
+            stages=stages, parameters="shared", bulk=True, in_turn=in_turn,
+        )  # fmt: skip
+        for rows in (1, 530, 5001):
+            w = workload(NORM, rows, 2048 * cluster + 8, "f16")
+            graph = graph_of(w)
+            if target.space(graph, spec).why_not(config):
+                continue
+            executable = target.executable(
+                graph, config, w, compiled(target.task(graph, config, spec)), spec
+            )
+            verifier = Verifier(w, device)
+            for _ in range(3):
+                assert verifier.check(executable).message == "", config
 
 
 def word_at(address, device):

@@ -180,6 +180,50 @@ def test_a_space_says_why_a_schedule_is_not_in_it():
         assert reason in space.why_not(replace(persistent, **change)), change
 
 
+def test_slots_are_filled_in_bulk_again_once_all_threads_of_the_row_have_read_theirs():
+    bulk = RowSchedule(
+        8, 128, 2, 1, "registers", "two_pass", 1, 1, stages=2, parameters="shared", bulk=True
+    )
+    loop = source(NORM.format(h=4096), bulk).partition("for (; first_row")[2]
+    assert loop.index("barrier_wait(") < loop.index("ahead0_") < loop.index("group_sync(")
+    assert loop.index("group_sync(") < loop.index("copy_bulk(") < loop.index("lap ^=")
+    one_warp = replace(bulk, row_threads=32, rows_per_block=8)
+    loop = source(NORM.format(h=768), one_warp).partition("for (; first_row")[2]
+    assert loop.index("__syncwarp();") < loop.index("copy_bulk(")
+    in_clusters = replace(bulk, cluster=2)
+    loop = source(NORM.format(h=4096), in_clusters).partition("for (; first_row")[2]
+    assert loop.index("barrier_wait(&joined0") < loop.index("group_sync(") < loop.index("copy_bulk")
+
+
+@pytest.mark.parametrize("width", [520, 768, 4096, 65536])
+@pytest.mark.parametrize("device", ["h200", "b200"])
+def test_kernels_whose_rows_come_in_bulk_compile(width, device):
+    cluster = 8 if width == 65536 else 1
+    bulk = RowSchedule(
+        8, 128, 2, 1, "registers", "two_pass", cluster, 1, stages=2, parameters="shared", bulk=True
+    )
+    graph = graph_of(Workload.parse(NORM.format(h=width)))
+    if width == 520:
+        bulk = replace(bulk, row_threads=32, rows_per_block=8)
+    assert bulk in row_space(graph, DEVICES[device])
+    assert compiled(target.task(graph, bulk, DEVICES[device])).resources.spill_bytes == 0
+
+
+def test_rows_come_in_bulk_where_a_copy_engine_can_fetch_them():
+    def offered(text, device=H200):
+        return True in row_space(graph_of(Workload.parse(text)), device).values["bulk"]
+
+    assert offered(NORM.format(h=4096))
+    assert not offered(NORM.format(h=5140))  # 8-byte rows
+    assert not offered(NORM.format(h=4096), DEVICES["a100"])
+    assert not offered("rms_norm(x=f16[512,4096]@align8, weight=f16[4096])")
+    space = row_space(graph_of(Workload.parse(NORM.format(h=4096))), H200)
+    bulk = RowSchedule(8, 128, 2, 1, "registers", "two_pass", 1, 1, stages=2, bulk=True)
+    assert bulk in space
+    for change in ({"stages": 0, "parameters": "shared"}, {"contiguous": True}):
+        assert "in bulk" in space.why_not(replace(bulk, **change))
+
+
 def test_only_what_is_read_once_streams_past_the_cache():
     text = "lerp(x=bf16[4096,4096], end=bf16[4096], weight=0.3)"
     config = target.heuristic(graph_of(Workload.parse(text)), H200)

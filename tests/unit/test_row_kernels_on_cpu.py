@@ -64,6 +64,30 @@ def test_pieces_of_rows_and_ways_to_keep_them_give_the_same_result(moments, chan
     check(NORM.format(r=7, h=width), replace(PERSISTENT, moments=moments, **changed))
 
 
+@pytest.mark.parametrize("rows", [1, 31])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"stages": 1, "moments": "merge"},
+        {"stages": 3, "rows_per_block": 1, "row_threads": 128},
+        {"stages": 2, "rows_per_thread": 2, "in_turn": True},
+        {"stages": 2, "row_threads": 32, "rows_per_block": 8, "parameters": "registers"},
+    ],
+    ids=str,
+)
+def test_rows_that_come_in_bulk_are_awaited_and_not_overwritten(rows, changed):
+    check(NORM.format(r=rows, h=520), replace(PERSISTENT, bulk=True, **changed))
+
+
+def test_rows_of_several_tensors_come_in_bulk_beside_their_single_values():
+    backward = (
+        "layer_norm_backward(grad_output=f16[31,520], x=f16[31,520], mean=f32[31,1],"
+        " rstd=f32[31,1], weight=f16[520])"
+    )
+    for stages in (1, 3):
+        check(backward, replace(PERSISTENT, bulk=True, stages=stages))
+
+
 @pytest.mark.parametrize("centre", [0.0, 3.0, 300.0])
 def test_moments_by_products_hold_where_the_mean_is_far_from_zero(centre):
     config = replace(PERSISTENT, moments="tensor_cores")

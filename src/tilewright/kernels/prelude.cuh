@@ -544,6 +544,30 @@ TW_DEVICE bool moments_of(const Gram& g, float count, float inverse, Moments<flo
   return squares <= 4.0f * found.m2 && squares < TW_INFINITY;
 }
 
+// ---- barriers in shared memory that open when the bytes announced for them have arrived ------------
+
+TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+TW_DEVICE void barrier_init(u64* b) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(b)) : "memory"); }
+TW_DEVICE void barrier_expect(u64* b, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+}
+TW_DEVICE void barrier_wait(u64* b, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred open;\nagain:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 open, [%0], %1;\n"
+      "@open bra done;\nbra again;\ndone:\n}" ::"r"(shared_address(b)), "r"(parity) : "memory");
+}
+// All threads of the block know the barriers that some of them made, and so does the copy engine.
+TW_DEVICE void barriers_known() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  __syncthreads();
+}
+// By the copy engine: 16-byte aligned, a multiple of 16 bytes; the barrier hears of them.
+TW_DEVICE void copy_bulk(void* to, const void* from, u32 bytes, u64* arrived) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(arrived)) : "memory");
+}
+
 // ---- a queue of rows on their way: each thread copies, and later reads, slots of its own -----------
 
 template <int BYTES> TW_DEVICE void copy_async(u32 to, const void* from) {
@@ -592,25 +616,13 @@ TW_DEVICE u32 cluster_rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r
 TW_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
-TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 TW_DEVICE u32 remote_address(const void* local, u32 rank) {
   u32 r; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(local)), "r"(rank)); return r;
 }
 
-// A barrier in shared memory that opens when the bytes announced for it have arrived.
-TW_DEVICE void barrier_init(u64* b) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(b)) : "memory"); }
 TW_DEVICE void barriers_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   cluster_sync();
-}
-TW_DEVICE void barrier_expect(u64* b, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
-}
-TW_DEVICE void barrier_wait(u64* b, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred open;\nagain:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 open, [%0], %1;\n"
-      "@open bra done;\nbra again;\ndone:\n}" ::"r"(shared_address(b)), "r"(parity) : "memory");
 }
 // Store into block `rank`'s copy of `local`, and tell its barrier.
 template <class T> TW_DEVICE void store_remote(T* local, u64* barrier, u32 rank, T value) {

@@ -60,9 +60,9 @@ def _many_row_candidates(
     """By 128 or 256 threads that keep at most 96 bytes of a row, 1024 of all rows on an SM; wider
     ones are taken in turn. Two rows at a time share what is loaded of parameter vectors."""
     row_bytes = footprint.width * footprint.itemsize
-    kept_bytes = footprint.width * footprint.kept_at_once("two_pass")
     if footprint.rows < MANY_ROWS * device.sms or footprint.columns or row_bytes < 4096:
         return
+    kept_bytes = footprint.width * footprint.kept_at_once("two_pass")
     rows = 2 if footprint.parameters else 1
     packed = True in space.values["rematerialize"]
     for threads in (128, 256):
@@ -198,12 +198,15 @@ def _variations(c: RowSchedule) -> Iterator[RowSchedule]:
     ways = itertools.product((False, True), (False, True), {c.rows_per_thread: 0, 2: 0}, moments)
     for in_turn, contiguous, rows, way in ways:
         yield replace(c, in_turn=in_turn, contiguous=contiguous, rows_per_thread=rows, moments=way)
+    for rows, way in itertools.product((1, 2), moments):
+        yield replace(c, in_turn=True, bulk=True, rows_per_thread=rows, moments=way)
 
 
 def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:
     parameters = dict.fromkeys((c.parameters, "reload"))
-    for stages, way, rows in itertools.product((2, 3), parameters, (1, 2)):
-        yield replace(c, stages=stages, parameters=way, rows_per_thread=rows, rematerialize=True)
+    for stages, way, rows, bulk in itertools.product((2, 3), parameters, (1, 2), (False, True)):
+        varied = replace(c, stages=stages, parameters=way, rows_per_thread=rows, bulk=bulk)
+        yield replace(varied, rematerialize=True)
 
 
 def _whole_vector(space: ConfigSpace[RowSchedule], footprint: Footprint) -> int:

@@ -131,8 +131,7 @@ class Joining(Walking):
                     f"if (lane % 32 == 0) all_{name}[{self.buffer}][r][lane / 32] = {name}[r];"
                 )
             self.close()
-            several = s.rows_per_block > 1
-            self.line(f"group_sync(group, {s.row_threads});" if several else "__syncthreads();")
+            self.sync_group()
         if self.tells_turn(sweep):
             self.line(f"coming[{s.stages}] = turn[{self.buffer}];")
         self.open(self.each_row())

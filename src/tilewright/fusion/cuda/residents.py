@@ -118,38 +118,100 @@ class Residents(Walking):
             self.in_shared(f"queue{i}", i, places * self.turns * s.block_threads)
         for i in self.queued_scalars:
             self.in_shared(f"queue{i}", i, places * s.block_threads, vector=1)
+        if s.bulk:
+            self.start_bulk()
         self.open(f"TW_UNROLL for (int stage = 0; stage < {s.stages}; ++stage)")
         self.enqueue(self.row_at_start("stage"))
         self.close()
         self.line("int stage = 0;")
+        if s.bulk:
+            self.line("u32 lap = 0;")
+
+    def start_bulk(self) -> None:
+        """A barrier for each group and stage, and how much of a row is this block's."""
+        s = self.s
+        barriers = s.rows_per_block * s.stages
+        self.shared.append(f"__shared__ u64 arrived[{barriers}];")
+        self.line(f"if (threadIdx.x < {barriers}) barrier_init(&arrived[threadIdx.x]);")
+        self.line("barriers_known();")
+        self.line("int row_vectors = 0;")
+        self.line(
+            f"TW_UNROLL for (int k = 0; k < {self.turns}; ++k) row_vectors += {self.piece('k')};"
+        )
+
+    def piece(self, turn: str) -> str:
+        """Vectors of a row that the block takes in a turn."""
+        s = self.s
+        rank = f" - (int)rank * {s.row_threads}" if s.cluster > 1 else ""
+        left = f"{self.vectors} - {turn} * {self.lanes}{rank}"
+        return f"min(max({left}, 0), {s.row_threads})"
+
+    @property
+    def own_barrier(self) -> str:
+        return f"&arrived[group * {self.s.stages} + stage]"
 
     def await_rows(self) -> None:
-        if self.s.stages:
+        if self.s.stages and (self.queued_scalars or not self.s.bulk):
             self.line(f"await_batch<{self.s.stages - 1}>();")
+        if self.s.bulk:
+            self.line(f"barrier_wait({self.own_barrier}, lap);")
 
     def enqueue(self, first_row: str) -> None:
         """Copy the rows from `first_row` on into the slots of `stage`, as one batch."""
         s = self.s
+        single = (*(() if s.bulk else self.queued), *self.queued_scalars)
         self.open(f"if ({self.is_walked(first_row)})")
-        self.open(self.each_row())
+        if s.bulk:
+            self.enqueue_bulk(first_row)
+        if single:
+            self.open(self.each_row())
+            self.row_starts(first_row, single)
+            for i in self.queued_scalars:
+                itemsize = self.graph.inputs[self.graph.nodes[i].attr].itemsize
+                self.line(f"enqueue<1, {itemsize}>(&{self.scalar_slot(i)}, from{i});")
+        if not s.bulk:
+            self.open_turns(True)
+            for i in self.queued:
+                access = self.graph.inputs[self.graph.nodes[i].attr]
+                wide = access_bytes(access, s.vector)
+                pointer = f"from{i} + {self.column_offset(access)}"
+                self.line(f"enqueue<{s.vector}, {wide}>(&{self.slot(i)}, {pointer});")
+            self.close_turns()
+        if single:
+            self.close()
+        self.close()
+        if single:
+            self.line("close_batch();")
+
+    def row_starts(self, first_row: str, loads: tuple[int, ...]) -> None:
         at = self.row_coordinates(first_row)
-        for i in (*self.queued, *self.queued_scalars):
+        for i in loads:
             index = self.graph.nodes[i].attr
             offset = self.offset(self.graph.inputs[index], self.graph.kept, at)
             self.line(f"const auto* from{i} = in{index} + {offset};")
-        for i in self.queued_scalars:
-            itemsize = self.graph.inputs[self.graph.nodes[i].attr].itemsize
-            self.line(f"enqueue<1, {itemsize}>(&{self.scalar_slot(i)}, from{i});")
-        self.open_turns(True)
-        for i in self.queued:
-            access = self.graph.inputs[self.graph.nodes[i].attr]
-            wide = access_bytes(access, s.vector)
-            pointer = f"from{i} + {self.column_offset(access)}"
-            self.line(f"enqueue<{s.vector}, {wide}>(&{self.slot(i)}, {pointer});")
-        self.close_turns()
-        self.close()
-        self.close()
-        self.line("close_batch();")
+
+    def enqueue_bulk(self, first_row: str) -> None:
+        """The lanes of the group's first warp tell the copy engine one piece of a row each."""
+        s = self.s
+        itemsizes = [self.graph.inputs[self.graph.nodes[i].attr].itemsize for i in self.queued]
+        self.open("if (lane < 32)")
+        size = f"row_vectors * {s.rows_per_thread * s.vector * sum(itemsizes)}"
+        self.line(f"if (lane == 0) barrier_expect({self.own_barrier}, {size});")
+        self.line("__syncwarp();")
+        self.open(self.each_row())
+        self.row_starts(first_row, self.queued)
+        self.open(f"for (int k = lane; k < {self.turns}; k += 32)")
+        self.line(f"const int vectors = {self.piece('k')};")
+        rank = f" + (int)rank * {s.row_threads}" if s.cluster > 1 else ""
+        self.line(f"const int column = (k * {self.lanes}{rank}) * {s.vector};")
+        self.open("if (vectors > 0)")
+        for i, itemsize in zip(self.queued, itemsizes, strict=True):
+            at = f"({self.place_in_queue} * {self.turns} + k) * {s.block_threads}"
+            to = f"&queue{i}[{at} + group * {s.row_threads}]"
+            size = f"vectors * {s.vector * itemsize}"
+            self.line(f"copy_bulk({to}, from{i} + column, {size}, {self.own_barrier});")
+        for _ in range(4):
+            self.close()
 
     @property
     def place_in_queue(self) -> str:
@@ -175,3 +237,5 @@ class Residents(Walking):
         if self.s.stages:
             self.enqueue(self.row_ahead())
             self.line(f"stage = stage + 1 < {self.s.stages} ? stage + 1 : 0;")
+            if self.s.bulk:
+                self.line("lap ^= stage == 0;")

@@ -38,6 +38,9 @@ class RowKernel(Moments, Residents):
             if phase.reductions:
                 self.combine(joined, phase)
                 joined += 1
+            if p == 0 and s.bulk:
+                self.all_have_read(bool(phase.reductions))
+                self.refill()
             self.row_values(p + 1)
         self.row_stores()
         if self.persistent:
@@ -139,10 +142,17 @@ class RowKernel(Moments, Residents):
             self.store(k, self.value_of(self.graph.outputs[k][0], values, known))
         self.close()
         self.close_turns()
-        if p == 0:
+        if p == 0 and not self.s.bulk:  # of its own slots a thread is the only reader
             self.refill()
         if moments:
             self.warp_moments(moments, carried | known)
+
+    def all_have_read(self, joined: bool) -> None:
+        """Nobody of the group reads the slots of this stage any more."""
+        if self.warps == 1:
+            self.line("__syncwarp();")
+        elif self.s.cluster > 1 or not joined:
+            self.sync_group()
 
     def declare_kept(self, values: frozenset[int]) -> None:
         s = self.s

@@ -15,6 +15,8 @@ from tilewright.space import ConfigSpace, param
 
 WIDEST_ACCESS = 16
 """Bytes of the widest memory access of one thread."""
+BULK_BYTES = 16
+"""The copy engine moves whole ones, from and to multiples of it."""
 ARITHMETIC_REGISTERS = 40
 """What a row kernel needs besides the values it keeps: addresses, counters, a step's operands."""
 COLUMN_ITEMSIZE = 4
@@ -35,9 +37,10 @@ class RowSchedule:
     row to itself. `rows_per_thread` rows are walked together, so that a parameter vector loaded
     once serves all of them; `rows_per_block` such groups share a block.
 
-    A persistent kernel, one block for each place on the device, takes row after row: it copies
-    `stages` rows ahead into shared memory while it works on one, and may keep the `parameters`,
-    vectors that do not vary over rows, on chip: as they are, or `widened` to what is used of them.
+    A persistent kernel, one block for each place on the device, takes row after row. It copies
+    `stages` rows ahead into shared memory while it works on one: each thread what it will read, or
+    in `bulk` the copy engine. It may keep the `parameters`, vectors that do not vary over rows, on
+    chip: as they are, or `widened` to what is used of them.
 
     Where the vectors are no multiple of the threads, the `tail` is peeled, so that only the last
     turn asks whether it is within the row, or every turn is predicated.
@@ -64,6 +67,7 @@ class RowSchedule:
     min_blocks: int = param(1, 2, 3, 4, 6, 8)
     stream_loads: bool = param(True, False)
     stages: int = param(0, 1, 2, 3)
+    bulk: bool = param(False, True)
     parameters: str = param("reload", "registers", "shared")
     widened: bool = param(False, True)
     rematerialize: bool = param(False, True)
@@ -143,6 +147,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             "widened": (False, True)
             if any(a.dtype in HALVES for a in footprint.parameters)
             else (False,),
+            "bulk": (False, True) if footprint.comes_in_bulk(device) else (False,),
             "rematerialize": (False, True) if footprint.itemsize == 2 else (False,),
         },
         constraint,
@@ -178,6 +183,20 @@ class Footprint:
         dtypes = [[plan.graph.nodes[i].dtype for i in p.carried_out] for p in plan.phases]
         return max(sum(TensorSpec(d, ()).itemsize for d in kept) for kept in dtypes)
 
+    def comes_in_bulk(self, device: DeviceSpec) -> bool:
+        """Whether the copy engine can fetch pieces of rows: whole 16 bytes, side by side."""
+        return (
+            device.capability >= 90
+            and len(self.graph.reduced) == 1
+            and bool(self.queued)
+            and all(
+                a.strides[self.graph.reduced[0]] == 1
+                and access_bytes(a, BULK_BYTES // a.itemsize) == BULK_BYTES
+                and self.width * a.itemsize % BULK_BYTES == 0
+                for a in self.queued
+            )
+        )
+
     def turns(self, c: RowSchedule) -> int:
         vectors = vectors_of(self.width, c.vector, c.shifted)
         return math.ceil(vectors / (c.row_threads * c.cluster))
@@ -204,6 +223,7 @@ class Footprint:
     def shared_bytes(self, c: RowSchedule) -> int:
         """Of one block, besides the few bytes that its warps exchange."""
         found = c.rows_per_block // 2 * self.column_bytes(c) * c.row_threads
+        found += 8 * c.stages * c.rows_per_block if c.bulk else 0  # barriers
         if c.storage == "shared":
             kept = sum(held_bytes(dtype, c.vector) for dtype in self.carried(c.moments))
             found += self.turns(c) * kept * c.block_threads
@@ -252,6 +272,8 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return "there is no tail to predicate"
     if c.rematerialize and c.storage != "registers":
         return "what is read again from memory is widened again"
+    if c.bulk and (not c.stages or c.contiguous or c.row_threads < 32):
+        return "rows come in bulk where warps take the vectors of a queued row side by side"
     if c.in_turn and (not c.persistent or footprint.columns or c.row_threads < 32):
         return "rows are taken in turn by warps of a persistent kernel that adds up no columns"
     if c.persistent or footprint.columns:

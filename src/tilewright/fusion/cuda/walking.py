@@ -89,3 +89,8 @@ class Walking(RowLayout):
         if self.s.in_turn:
             return f"(coming[{stages - 1}] * {self.s.rows_per_thread})"
         return f"(first_row + {stages} * row_step)"
+
+    def sync_group(self) -> None:
+        """A barrier of the threads of a block that serve the same rows."""
+        several = self.s.rows_per_block > 1
+        self.line(f"group_sync(group, {self.s.row_threads});" if several else "__syncthreads();")
