@@ -5,6 +5,7 @@ import torch
 
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
+from tilewright.dispatch.dumps import dump
 from tilewright.errors import InvalidArgument
 from tilewright.impl import IMPLS
 from tilewright.impls._vendor import vendor
@@ -59,6 +60,14 @@ def test_halves_are_never_one_kernel_since_the_backward_starts_when_the_forward_
         IMPLS["fused_training"].heuristic(w, DEVICES["h200"]), w, DEVICES["h200"]
     )
     assert [line.partition(",")[0] for line in lines].count("forward") == 1
+
+
+def test_whose_kernels_it_calls_is_told_where_its_source_is_asked_for():
+    w, device = Workload.parse(NORM.format(d="f16", s="64,128", h="128")), DEVICES["h200"]
+    implementation = IMPLS["fused_training"]
+    asked = "ask for layer_norm_forward or layer_norm_backward, whose kernels it calls"
+    with pytest.raises(InvalidArgument, match=asked):
+        dump("source", implementation, implementation.heuristic(w, device), w, device)
 
 
 def test_what_both_halves_read_counts_twice():

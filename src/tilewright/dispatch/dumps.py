@@ -14,6 +14,7 @@ from tilewright.device import DeviceSpec
 from tilewright.errors import InvalidArgument, TilewrightError
 from tilewright.impl import OWN_BACKENDS, Executable, Implementation, implementations
 from tilewright.op import Workload
+from tilewright.ops._training import halves
 from tilewright.settings import SHOWN, settings
 from tilewright.space import config_dict
 
@@ -67,10 +68,13 @@ def dump(
         return "\n".join([*lines, *impl.describe(config, w, spec)])
     task = impl.task(config, w, spec)
     if task is None:
-        raise InvalidArgument(
-            f"{impl.name} generates no source of its own; --impl names one that does: "
-            + ", ".join(i.name for i in implementations(w) if i.backend in OWN_BACKENDS)
-        )
+        own = [i for i in implementations(w) if i.backend in OWN_BACKENDS]
+        able = [i for i in own if i.unsupported(w, spec) is None]
+        named = [i.name for i in able if i.task(i.heuristic(w, spec), w, spec) is not None]
+        remedy = f"--impl names one that does: {', '.join(named)}" if named else "nor does another"
+        if w.operator.training_of is not None:
+            remedy = f"ask for {' or '.join(h.op for h in halves(w))}, whose kernels it calls"
+        raise InvalidArgument(f"{impl.name} generates no source of its own; {remedy}")
     if max_registers is not None:
         task = _capped(task, max_registers)
     if what == "source":
