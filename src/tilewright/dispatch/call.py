@@ -36,6 +36,7 @@ from tilewright.dispatch.gradients import generated_backward
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.recent import Recent
+from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
 from tilewright.op import DTYPE_NAMES, OPS, Op, Workload
 
@@ -204,12 +205,19 @@ def _with_gradients(
 ) -> Any:
     if forced is None and state.enabled and op.form_of is None:
         bound = bind(op, args, kwargs)
-        if (backward := generated_backward(op, bound)) is not None:
+        backward, draws = generated_backward(op, bound)
+        if backward is not None:
+            if draws:
+                first = next(v for v in bound.values() if isinstance(v, Tensor))
+                bound[str(op.seed)] = fresh_seed(first.device)
             everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
             return Generated.apply(op, backward, operators, *everything)
     if forced is not None and state.enabled and op.form_of is None:
         w, tensors = op.workload_of(*args, **kwargs)
-        return Recomputed.apply(op, operators[op.name], *w.call(tensors).values())
+        given = w.call(tensors)
+        if op.draws(w):
+            given[str(op.seed)] = fresh_seed(tensors[0].device)
+        return Recomputed.apply(op, operators[op.name], *given.values())
     if len({a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}) > 1:
         op.workload_of(*args, **kwargs)  # a mix that PyTorch might promote, and operators refuse
     try:

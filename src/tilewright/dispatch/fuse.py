@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from tilewright.dispatch.call import operators
 from tilewright.dispatch.prepared import state
-from tilewright.dispatch.seeding import SEED, SPEC, draws, seeding, with_seed
+from tilewright.dispatch.seeding import SEED, SPEC, draws, with_seed
 from tilewright.errors import InvalidArgument
 from tilewright.fusion.trace import trace_reference
 from tilewright.impls.fused import graph_of
@@ -64,7 +64,7 @@ def fuse(
         seed=seed,
     )
     _register(op)
-    return seeding(op, operators[name]) if seed else operators[name]
+    return operators[name]
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,20 @@ from torch import Tensor
 
 from tilewright.dispatch import selection
 from tilewright.dispatch.prepared import state
+from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.op import OPS, Op, TensorSpec
 
 _MAX_KEYS = 4096
-_found: dict[tuple, Op | None] = {}
-"""By operator and description of a call: the backward that runs it, or None for PyTorch's."""
+_PYTORCH = None, False
+_found: dict[tuple, tuple[Op | None, bool]] = {}
+"""By operator and description of a call: the backward that runs it, or None for PyTorch's; and
+whether the call draws and was given no seed."""
 
 
-def generated_backward(op: Op, bound: Mapping[str, Any]) -> Op | None:
-    """The gradient operator for a call with these arguments, where one runs faster than PyTorch's.
+def generated_backward(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, bool]:
+    """The gradient operator for a call with these arguments, where one runs faster than PyTorch's;
+    and whether forward and backward need a seed.
 
     A record must speak for an implementation of it other than aten; for a function that tw.fuse
     was asked to fuse, none is needed.
@@ -27,16 +31,16 @@ def generated_backward(op: Op, bound: Mapping[str, Any]) -> Op | None:
     name = f"{op.name}_backward"
     if not op.fused:
         if name not in OPS:
-            return None
+            return _PYTORCH
         tensors = [v for v in bound.values() if isinstance(v, Tensor)]
         if not selection.records_of(tensors[0].device, name).winners:
-            return None
+            return _PYTORCH
     try:
         described = [float if n in op.scalars else _described(v) for n, v in bound.items()]
         key = (op.name, state.generation, *bound, *described)
         known = key in _found
     except (RuntimeError, TypeError):  # no strides, or no hash: PyTorch will say what is wrong
-        return None
+        return _PYTORCH
     if not known:
         if len(_found) >= _MAX_KEYS:
             _found.clear()
@@ -50,18 +54,20 @@ def _described(value: Any) -> Any:
     return value
 
 
-def _choose(op: Op, bound: Mapping[str, Any]) -> Op | None:
+def _choose(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, bool]:
     device = next(v.device for v in bound.values() if isinstance(v, Tensor))
     if device.type not in ("cpu", "cuda") or any(
         type(v) not in (Tensor, torch.nn.Parameter) for v in bound.values() if isinstance(v, Tensor)
     ):
-        return None
+        return _PYTORCH
     wanted = [n for n, v in bound.items() if isinstance(v, Tensor) and v.requires_grad]
     specs: dict[str, Any] = {
         n: TensorSpec.of(v) if isinstance(v, Tensor) else v for n, v in bound.items()
     }
     try:
         w = op.workload(**specs)
+        given_seed = seeded(w, device)
+        w = given_seed or w
         if op.fused:
             from tilewright.dispatch.fuse import backward_operator
 
@@ -81,5 +87,7 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Op | None:
     except (InvalidArgument, NoImplementation):
         if op.fused and not op.fallback:
             raise
-        return None
-    return None if choice.implementation == "aten" and not op.fused else backward
+        return _PYTORCH
+    if choice.implementation == "aten" and not op.fused:
+        return _PYTORCH
+    return backward, given_seed is not None

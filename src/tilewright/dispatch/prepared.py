@@ -21,6 +21,7 @@ from tilewright.dispatch.deterministic import VendorOrOurs, races
 from tilewright.dispatch.dumps import dump_built
 from tilewright.dispatch.pytorch import as_pytorch
 from tilewright.dispatch.recent import Recent
+from tilewright.dispatch.seeding import drawing, seeded
 from tilewright.dispatch.selection import Choice, Forced
 from tilewright.errors import TilewrightError
 from tilewright.impl import IMPLS
@@ -149,6 +150,11 @@ def _runnable(
     with state.lock:
         if (built := state.built.get((w, device, forced))) is not None:
             return built
+        by_name = forced.implementation if forced else None
+        given = None if by_name == "aten" else seeded(w, device)
+        if given is not None:
+            run, chosen = _runnable(given, device, forced)
+            return drawing(run, given, device), chosen
         choice = selection.choose(w, device, forced)
         if choice.implementation == "aten":
             return _vendor(w, device), choice

@@ -9,13 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
-from torch.compiler import is_dynamo_compiling
 
 from tilewright.dispatch import selection
-from tilewright.dispatch.prepared import MAX_KEYS, state
 from tilewright.impl import IMPLS
-from tilewright.op import Op, TensorSpec, Workload
+from tilewright.op import TensorSpec, Workload
 from tilewright.philox import Seeded
 
 SEED = "seed"
@@ -48,7 +45,7 @@ def with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
     return reference
 
 
-@functools.lru_cache(maxsize=MAX_KEYS)
+@functools.lru_cache(maxsize=4096)
 def draws(w: Workload) -> bool:
     """Whether the reference draws masks for these shapes that a seed could decide."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -58,63 +55,34 @@ def draws(w: Workload) -> bool:
             torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype)
             for s in w.tensors.values()
         ]
-        with Seeded(SPEC.empty("cpu")) as seeded:
+        with Seeded(SPEC.empty("cpu")) as counted:
             w.operator.reference(**w.call(fakes))
-    return seeded.calls > 0
+    return counted.calls > 0
 
 
-def seeding(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, which gets a fresh seed where the function draws.
-
-    The seed is drawn by PyTorch's default generator of the tensors' device: torch.manual_seed
-    repeats it, and a captured CUDA graph draws another with each replay.
-    """
-    known: dict[tuple, bool] = {}
-    place = list(op.parameters).index(SEED)
-
-    @functools.wraps(call)
-    def public(*args: Any, **kwargs: Any) -> Any:
-        if (
-            SEED in kwargs
-            or len(args) > place
-            or is_dynamo_compiling()
-            or not state.enabled
-            or _len_torch_dispatch_stack()
-            or _are_functorch_transforms_active()
-        ):
-            return call(*args, **kwargs)
-        try:
-            key = tuple([_described(a) for a in (*args, *kwargs.items())])
-            needed = known.get(key)
-        except (RuntimeError, TypeError):  # sparse tensors and what cannot be hashed
-            return call(*args, **kwargs)
-        if needed is None:
-            if len(known) >= MAX_KEYS:
-                known.clear()
-            needed = known[key] = _needs_seed(op, args, kwargs)
-        if not needed:
-            return call(*args, **kwargs)
-        device = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).device
-        seed = torch.randint(_LEAST, _END, (), dtype=torch.int64, device=device)
-        if len(args) == place:
-            return call(*args, seed, **kwargs)
-        return call(*args, **kwargs, seed=seed)
-
-    return public
+def seeded(w: Workload, device: torch.device) -> Workload | None:
+    """The same with a seed, where the function draws and a kernel of ours may run it."""
+    if not w.operator.draws(w):
+        return None
+    given = w.with_args(**{SEED: SPEC})
+    if not w.operator.fallback:
+        return given
+    reason = IMPLS["fused"].unsupported(given, selection.device_spec_of(device))
+    return given if reason is None else None
 
 
-def _described(a: Any) -> Any:
-    if isinstance(a, tuple) and len(a) == 2 and isinstance(a[1], Tensor):  # by keyword
-        return a[0], _described(a[1])
-    return (a.shape, a.stride(), a.dtype, a.device, type(a)) if isinstance(a, Tensor) else a
+def fresh_seed(device: torch.device) -> Tensor:
+    """From PyTorch's default generator of the device: torch.manual_seed repeats it, and a captured
+    CUDA graph draws another with each replay."""
+    return torch.randint(_LEAST, _END, (), dtype=torch.int64, device=device)
 
 
-def _needs_seed(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-    if any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors):
-        return False
-    w, _ = op.workload_of(*args, **kwargs)
-    if not draws(w):
-        return False
-    spec = selection.device_spec_of(tensors[0].device)
-    return not op.fallback or IMPLS["fused"].unsupported(w.with_args(seed=SPEC), spec) is None
+def drawing(run: Callable[..., Any], w: Workload, device: torch.device) -> Callable[..., Any]:
+    """What runs the workload `w`, which has a seed, as a function of its other tensors."""
+    place = w.seed
+    assert place is not None
+
+    def call(*tensors: Tensor, **scalars: Any) -> Any:
+        return run(*tensors[:place], fresh_seed(device), *tensors[place:], **scalars)
+
+    return call
