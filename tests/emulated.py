@@ -19,7 +19,7 @@ from tilewright.fusion.cuda import programs, target
 from tilewright.fusion.cuda.columns import FINISH
 from tilewright.fusion.cuda.kernel import ENTRY, prelude
 from tilewright.impl import CompileTask, Executable, allocator
-from tilewright.op import DTYPES
+from tilewright.tensor_spec import DTYPES
 
 HEADERS = [Path(__file__).with_name(name) for name in ("cuda_on_cpu.hpp", "emulated.hpp")]
 FLAGS = (

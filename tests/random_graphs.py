@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tilewright.dispatch.fuse import fuse
-from tilewright.op import OPS, TensorSpec
+from tilewright.op import OPS
+from tilewright.tensor_spec import TensorSpec
 
 SIZES = (1, 2, 3, 5, 17, 37)
 UNARY = {

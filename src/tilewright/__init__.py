@@ -19,7 +19,7 @@ __version__ = "0.1.0.dev0"
 
 _FOUND_IN = {
     "DeviceSpec": "tilewright.device",
-    "TensorSpec": "tilewright.op",
+    "TensorSpec": "tilewright.tensor_spec",
     "Workload": "tilewright.op",
     "check": "tilewright.compile.faults",
     "conv2d": "tilewright.dispatch.convolution",

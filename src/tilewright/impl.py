@@ -9,9 +9,10 @@ from torch._C._dynamo import guards
 
 from tilewright.build import CompileTask, Resources
 from tilewright.device import DeviceSpec
-from tilewright.op import TensorSpec, Workload
+from tilewright.op import Workload
 from tilewright.registry import Registry
 from tilewright.space import ConfigSpace, NoConfig
+from tilewright.tensor_spec import TensorSpec
 
 OWN_BACKENDS = ("fused", "cuda", "cpp")
 """Backends whose kernels are ours; `own` in a result file is the best of these."""

@@ -14,7 +14,8 @@ import tilewright as tw
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
 from tilewright.impls._vendor import call_reference
-from tilewright.op import OPS, Workload, same_layout
+from tilewright.op import OPS, Workload
+from tilewright.tensor_spec import same_layout
 
 DTYPES = ("f32", "bf16", "f16", "f64")
 SLOW_TO_BUILD = ("inductor", "inductor_max")

@@ -14,7 +14,8 @@ from tilewright.impl import allocate
 from tilewright.impls._vendor import vendor
 from tilewright.measure.error_bound import truth_and_tolerance
 from tilewright.measure.verify import Verifier
-from tilewright.op import DTYPES, OPS, Workload
+from tilewright.op import OPS, Workload
+from tilewright.tensor_spec import DTYPES
 
 # Small odd shapes, d for the dtype. A new operator adds its own here.
 WORKLOADS = {

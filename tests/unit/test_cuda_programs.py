@@ -20,7 +20,8 @@ from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.tiles import TileSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
-from tilewright.op import OPS, TensorSpec, Workload
+from tilewright.op import OPS, Workload
+from tilewright.tensor_spec import TensorSpec
 
 H200 = DEVICES["h200"]
 

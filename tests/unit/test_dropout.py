@@ -23,8 +23,9 @@ from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.runner import InProcess
 from tilewright.measure.verify import Verifier
-from tilewright.op import OPS, TensorSpec, Workload
+from tilewright.op import OPS, Workload
 from tilewright.philox import WORD, philox, philox_bernoulli
+from tilewright.tensor_spec import TensorSpec
 from tilewright.tune import verify_all
 
 H200, CPU = DEVICES["h200"], torch.device("cpu")

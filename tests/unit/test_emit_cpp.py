@@ -23,7 +23,8 @@ from tilewright.fusion.ir import Access, Graph, Node
 from tilewright.fusion.lower import lower
 from tilewright.fusion.passes import optimise
 from tilewright.impl import CompileTask
-from tilewright.op import DTYPES, Workload
+from tilewright.op import Workload
+from tilewright.tensor_spec import DTYPES
 
 DEVICE = dataclasses.replace(DEVICES["cpu"], threads=2)
 PLAIN = LoopSchedule(rows=1, unroll=1, keep="nothing", stream_stores=False, huge_pages=False)

@@ -10,7 +10,8 @@ from tilewright.errors import InvalidArgument
 from tilewright.fusion.lower import lower
 from tilewright.fusion.passes import optimise
 from tilewright.impls._vendor import vendor
-from tilewright.op import OPS, Workload, rounded
+from tilewright.op import OPS, Workload
+from tilewright.rounding import rounded
 
 SHAPE = "grad_output=f64[5,4,7], x=f64[5,4,7]"
 STATISTICS = "mean=f64[5,4,1], rstd=f64[5,4,1]"

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import DTYPES, OPS, TensorSpec, Workload, channels_last_strides, rounded
+from tilewright.op import OPS, Workload
+from tilewright.rounding import rounded
 from tilewright.suite import SUITES
+from tilewright.tensor_spec import DTYPES, TensorSpec, channels_last_strides
 
 sizes = st.integers(1, 9)
 

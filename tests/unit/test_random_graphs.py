@@ -12,7 +12,8 @@ from tilewright.device import DEVICES
 from tilewright.dispatch.fuse import fuse
 from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier
-from tilewright.op import OPS, TensorSpec
+from tilewright.op import OPS
+from tilewright.tensor_spec import TensorSpec
 
 DEVICE = dataclasses.replace(DEVICES["cpu"], threads=2)
 

@@ -7,8 +7,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import DTYPES, HALVES, TensorSpec, Workload, channels_last_strides
+from tilewright.op import Workload
 from tilewright.suite import SUITES
+from tilewright.tensor_spec import DTYPES, HALVES, TensorSpec, channels_last_strides
 from tilewright.text import parse_value
 
 FLOATS = ("f16", "bf16", "f32", "f64")

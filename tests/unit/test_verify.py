@@ -12,7 +12,8 @@ from tilewright.measure import expected
 from tilewright.measure.examples import Batch, find_batch, kinds, make_example, sample
 from tilewright.measure.guard import GUARD_BYTES, POISONS, guarded
 from tilewright.measure.verify import Verdict, Verifier, verification_error
-from tilewright.op import TensorSpec, Workload
+from tilewright.op import Workload
+from tilewright.tensor_spec import TensorSpec
 
 CPU = torch.device("cpu")
 LAYER_NORM = "layer_norm(x=f32[7,37], weight=f32[37], bias=f32[37])"

@@ -16,7 +16,8 @@ from tilewright.impls import _weight_grad_launch
 from tilewright.impls._weight_grad import as_read
 from tilewright.impls._weight_grad_layout import Batch, Conversion, Converted, Transposition
 from tilewright.measure.verify import Verifier
-from tilewright.op import TensorSpec, Workload
+from tilewright.op import Workload
+from tilewright.tensor_spec import TensorSpec
 
 needs_compilers = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"

@@ -38,7 +38,8 @@ from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
-from tilewright.op import DTYPE_NAMES, OPS, Op, Workload
+from tilewright.op import OPS, Op, Workload
+from tilewright.tensor_spec import DTYPE_NAMES
 
 
 def public_operator(op: Op) -> Callable[..., Any]:

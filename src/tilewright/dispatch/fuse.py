@@ -17,7 +17,8 @@ from tilewright.dispatch.seeding import SEED, SPEC, draws, with_seed
 from tilewright.errors import InvalidArgument
 from tilewright.fusion.trace import trace_reference
 from tilewright.impls.fused import graph_of
-from tilewright.op import HALVES, OPS, Op, TensorSpec, Workload
+from tilewright.op import OPS, Op, Workload
+from tilewright.tensor_spec import HALVES, TensorSpec
 
 
 def fuse(

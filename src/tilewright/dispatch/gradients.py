@@ -12,7 +12,8 @@ from tilewright.dispatch import selection
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
-from tilewright.op import OPS, Op, TensorSpec
+from tilewright.op import OPS, Op
+from tilewright.tensor_spec import TensorSpec
 
 _MAX_KEYS = 4096
 _PYTORCH = None, False

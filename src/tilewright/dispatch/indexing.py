@@ -26,7 +26,7 @@ from torch.overrides import _is_torch_function_mode_enabled
 
 from tilewright.dispatch.call import operators
 from tilewright.errors import InvalidArgument
-from tilewright.op import DTYPE_NAMES
+from tilewright.tensor_spec import DTYPE_NAMES
 
 _PLAIN = (Tensor, Parameter)
 _INDICES = (torch.int32, torch.int64)

@@ -26,8 +26,9 @@ from tilewright.dispatch.selection import Choice, Forced
 from tilewright.errors import TilewrightError
 from tilewright.impl import IMPLS
 from tilewright.impls._vendor import vendor
-from tilewright.op import Op, Workload, contiguous_strides
+from tilewright.op import Op, Workload
 from tilewright.settings import settings
+from tilewright.tensor_spec import contiguous_strides
 
 MAX_KEYS = 4096
 """Prepared calls that an operator keeps; beyond, it starts afresh."""

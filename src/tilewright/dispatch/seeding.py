@@ -12,8 +12,9 @@ from torch import Tensor
 
 from tilewright.dispatch import selection
 from tilewright.impl import IMPLS
-from tilewright.op import TensorSpec, Workload
+from tilewright.op import Workload
 from tilewright.philox import Seeded
+from tilewright.tensor_spec import TensorSpec
 
 SEED = "seed"
 SPEC = TensorSpec("i64", ())

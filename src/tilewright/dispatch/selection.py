@@ -31,10 +31,11 @@ from tilewright.environment import environment
 from tilewright.errors import InvalidArgument, NoImplementation, StoreError
 from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
 from tilewright.indexed import DISTRIBUTIONS
-from tilewright.op import OPS, TensorSpec, Workload
+from tilewright.op import OPS, Workload
 from tilewright.record import Record
 from tilewright.space import NoConfig, config_dict, config_text
 from tilewright.store import Store
+from tilewright.tensor_spec import TensorSpec
 
 NUMEL_OCTAVES = 2.0
 DIM_OCTAVES = 1.0

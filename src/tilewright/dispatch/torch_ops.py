@@ -22,7 +22,8 @@ from tilewright.dispatch import selection
 from tilewright.dispatch.autograd import Recomputed
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.impls._vendor import call_reference
-from tilewright.op import DTYPE_NAMES, OPS, Op, TensorSpec
+from tilewright.op import OPS, Op
+from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 _library = torch.library.Library("tilewright", "FRAGMENT")
 _SCHEMA_TYPES = {

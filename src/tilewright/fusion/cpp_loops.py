@@ -11,7 +11,7 @@ from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import with_axis
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows
 from tilewright.fusion.segments import Segment
-from tilewright.op import HALVES, TensorSpec
+from tilewright.tensor_spec import HALVES, TensorSpec
 
 L1_BYTES = 12 << 10
 """Of the L1 cache (32 KiB or more), what is left beside the row itself and its parameters."""

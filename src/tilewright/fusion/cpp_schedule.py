@@ -9,8 +9,8 @@ from tilewright.device import DeviceSpec
 from tilewright.fusion.cpp_loops import Loops, arrange
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.segments import Segment, cut
-from tilewright.op import TensorSpec
 from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import TensorSpec
 
 HUGE_PAGE_BYTES = 2 << 20
 KEPT_BYTES_LIMIT = 1 << 20

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tilewright.fusion.cpp_entry import C_TYPES
 from tilewright.fusion.ir import Node
-from tilewright.op import HALVES
+from tilewright.tensor_spec import HALVES
 
 _OPERATORS = {
     **{"add": "+", "sub": "-", "mul": "*", "div": "/"},

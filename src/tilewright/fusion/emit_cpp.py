@@ -38,7 +38,7 @@ from tilewright.fusion.cpp_steps import expression, literal
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph
 from tilewright.fusion.plan import Phase, needed_in
 from tilewright.fusion.segments import Program, cut
-from tilewright.op import HALVES
+from tilewright.tensor_spec import HALVES
 
 LONG_ROW = 4096
 """Elements beyond which a row's sums are added up in blocks."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilewright.op import TensorSpec
+from tilewright.tensor_spec import TensorSpec
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 POINTWISE = (

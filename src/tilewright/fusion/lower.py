@@ -12,7 +12,8 @@ from torch import fx
 
 from tilewright.fusion.ir import COMPARISONS, POINTWISE, Access, Draw, Graph, Node
 from tilewright.fusion.trace import trace_reference
-from tilewright.op import DEFAULT_ALIGN, DTYPE_NAMES, HALVES, TensorSpec, Workload
+from tilewright.op import Workload
+from tilewright.tensor_spec import DEFAULT_ALIGN, DTYPE_NAMES, HALVES, TensorSpec
 
 
 class Unsupported(Exception):

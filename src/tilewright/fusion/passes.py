@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from tilewright.fusion.ir import Access, Graph, Node, Rewriter
-from tilewright.op import DTYPES, HALVES
+from tilewright.tensor_spec import DTYPES, HALVES
 
 
 def optimise(graph: Graph, relaxed: bool = False) -> Graph:

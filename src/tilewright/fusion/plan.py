@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.fusion.ir import REDUCTIONS, Graph, Node, Rewriter
 from tilewright.fusion.passes import merge_common, remove_dead
-from tilewright.op import HALVES, TensorSpec
+from tilewright.tensor_spec import HALVES, TensorSpec
 
 DRAWN_BYTES = 4
 """What keeping a random boolean is reckoned at: it takes a register, and drawing it again a

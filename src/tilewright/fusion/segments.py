@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
 from tilewright.fusion.passes import axis_groups, collapsed, remove_dead
 from tilewright.fusion.plan import expand_moments
-from tilewright.op import TensorSpec, contiguous_strides
+from tilewright.tensor_spec import TensorSpec, contiguous_strides
 
 TEMPORARY_ALIGN = 16
 

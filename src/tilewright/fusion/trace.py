@@ -14,7 +14,9 @@ from torch import fx
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
 from torch.overrides import TorchFunctionMode
 
-from tilewright.op import DTYPES, Workload, traced_roundings
+from tilewright.op import Workload
+from tilewright.rounding import traced_roundings
+from tilewright.tensor_spec import DTYPES
 
 
 def trace_reference(

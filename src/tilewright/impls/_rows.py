@@ -8,7 +8,8 @@ import math
 from dataclasses import dataclass
 
 from tilewright.impls._indexed import NONE_SKIPPED
-from tilewright.op import TensorSpec, Workload
+from tilewright.op import Workload
+from tilewright.tensor_spec import TensorSpec
 
 OPERATORS = ("index_add", "index_reduce", "embedding_backward", "scatter_add", "scatter_reduce")
 

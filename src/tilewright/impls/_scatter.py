@@ -6,7 +6,8 @@ import functools
 import math
 from dataclasses import dataclass
 
-from tilewright.op import TensorSpec, Workload
+from tilewright.op import Workload
+from tilewright.tensor_spec import TensorSpec
 
 OPERATORS = ("scatter", "scatter_add", "scatter_reduce")
 

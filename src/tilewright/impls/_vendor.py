@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from tilewright.op import Op, Workload, roundings_to
+from tilewright.op import Op, Workload
 from tilewright.ops._training import forward_of
+from tilewright.rounding import roundings_to
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 

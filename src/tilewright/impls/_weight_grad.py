@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from tilewright.op import HALVES, TensorSpec, Workload, channels_last_strides, same_layout
+from tilewright.op import Workload
+from tilewright.tensor_spec import HALVES, TensorSpec, channels_last_strides, same_layout
 
 PANEL = 64
 """Columns of the product come in panels of so many channels of one filter tap."""

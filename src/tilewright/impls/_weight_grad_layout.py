@@ -21,7 +21,8 @@ from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, allocate
 from tilewright.impls._weight_grad import as_read, source
-from tilewright.op import TensorSpec, Workload
+from tilewright.op import Workload
+from tilewright.tensor_spec import TensorSpec
 
 ENTRY, THREADS, TILE_BYTES, LINE_BYTES, TILE_COLUMNS = "transpose_all", 256, 8192, 128, 64
 ITEMS = {2: "u16", 4: "u32", 8: "u64"}

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation, allocate
 from tilewright.impls._vendor import vendor
-from tilewright.op import HALVES, Workload
+from tilewright.op import Workload
+from tilewright.tensor_spec import HALVES
 
 Gradients = Tensor | tuple[Tensor, ...]
 Run = Callable[[Tensor, Tensor], Gradients]

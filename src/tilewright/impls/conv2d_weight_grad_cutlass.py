@@ -21,8 +21,9 @@ from tilewright.impl import Executable, Implementation, allocate, allocator
 from tilewright.impls._weight_grad import as_read, operand_refusal, source
 from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_model import WORKSPACE_LIMIT_BYTES
-from tilewright.op import TensorSpec, Workload
+from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import TensorSpec
 
 STAGES = (3, 2, 4, 5, 6, 10, 1)
 WARPS = {

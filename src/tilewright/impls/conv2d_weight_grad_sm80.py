@@ -26,8 +26,9 @@ from tilewright.impls._weight_grad_model import (
     split_choices,
     why_not,
 )
-from tilewright.op import HALVES, Workload
+from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import HALVES
 
 THREADS = 256
 STEPS = {2: 32, 4: 16, 8: 8}

@@ -22,8 +22,9 @@ from tilewright.impls._indexed import (
     no_cuda,
 )
 from tilewright.impls._rows import OPERATORS, RowProblem, row_problem, served_rows, vectors
-from tilewright.op import HALVES, Workload
+from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import HALVES
 
 THREADS = 256
 BLOCKS_OF_PREPARE = 8

@@ -17,8 +17,9 @@ from tilewright.errors import IndexOutOfRange
 from tilewright.impl import Executable, Implementation, allocate
 from tilewright.impls._indexed import REDUCE, refuse_shared_memory, source_text
 from tilewright.impls._rows import OPERATORS, RowProblem, row_problem, served_rows
-from tilewright.op import HALVES, Workload
+from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import HALVES
 
 METHODS = ("columns", "owners", "private", "sorted")
 FILL = {None: 0, "old": 1, "zero": 2}

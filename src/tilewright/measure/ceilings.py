@@ -25,7 +25,8 @@ from tilewright.measure.ceilings_kernels import stream_calls
 from tilewright.measure.timing import check_method, time_interleaved
 from tilewright.measure.timing_cpu import LARGEST_KEPT_BYTES
 from tilewright.measure.timing_cuda import MAX_INPUT_SETS
-from tilewright.op import DTYPES, Workload
+from tilewright.op import Workload
+from tilewright.tensor_spec import DTYPES
 
 KIB, MIB = 1 << 10, 1 << 20
 PASSES = 2

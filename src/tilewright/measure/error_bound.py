@@ -26,7 +26,8 @@ from tilewright.fusion.trace import trace_reference
 from tilewright.indexed import Terms
 from tilewright.measure import error_rules_convolution  # noqa: F401 - its rules register
 from tilewright.measure.error_rules import RULES, SAFETY, Arithmetic, Pair
-from tilewright.op import DTYPES, Workload
+from tilewright.op import Workload
+from tilewright.tensor_spec import DTYPES
 
 
 def truth_and_tolerance(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewright.impl import allocator
-from tilewright.op import DTYPE_NAMES
+from tilewright.tensor_spec import DTYPE_NAMES
 
 GUARD_BYTES = 4096
 """On each side of an allocation; a multiple of every alignment that PyTorch's memory has."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from tilewright.errors import LaunchError
 from tilewright.measure.timing_clocks import Clocks, ClockState
 from tilewright.measure.timing_cpu import require_fresh_outputs
-from tilewright.op import TensorSpec
+from tilewright.tensor_spec import TensorSpec
 
 Call = Callable[..., Any]
 MAX_INPUT_SETS = 256

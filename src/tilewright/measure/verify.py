@@ -30,7 +30,8 @@ from tilewright.measure.examples import (
 )
 from tilewright.measure.expected import Expected, Mismatch, bits, expect, first_true
 from tilewright.measure.guard import POISONS, guarded
-from tilewright.op import TensorSpec, Workload, same_layout
+from tilewright.op import Workload
+from tilewright.tensor_spec import TensorSpec, same_layout
 
 
 @dataclass(frozen=True)

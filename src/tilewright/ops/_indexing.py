@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tilewright.errors import InvalidArgument
 from tilewright.indexed import Terms, draw, expected_distinct
-from tilewright.op import TensorSpec, Value, Workload, random_tensors
+from tilewright.op import Value, Workload, random_tensors
+from tilewright.tensor_spec import TensorSpec
 
 NUMBERS = ("f16", "bf16", "f32", "f64", "i32", "i64")
 REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import TensorSpec
 from tilewright.ops._normalization import check_float
+from tilewright.tensor_spec import TensorSpec
 
 
 def check_lerp(name: str, args: dict[str, Any]) -> dict[str, Any]:

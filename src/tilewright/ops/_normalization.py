@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import DTYPES, HALVES, TensorSpec
+from tilewright.tensor_spec import DTYPES, HALVES, TensorSpec
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import OPS, TensorSpec, Workload
+from tilewright.op import OPS, Workload
 from tilewright.ops._gradients import wanted_gradients
+from tilewright.tensor_spec import TensorSpec
 
 
 def step(

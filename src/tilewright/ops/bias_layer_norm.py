@@ -3,8 +3,9 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.op import op, rounded
+from tilewright.op import op
 from tilewright.ops._normalization import check_normalization
+from tilewright.rounding import rounded
 
 
 @op(

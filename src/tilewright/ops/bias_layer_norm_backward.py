@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.op import Workload, op, random_tensors, rounded
+from tilewright.op import Workload, op, random_tensors
 from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
 from tilewright.ops._normalization import beside_statistics, check_normalization, row_statistics
+from tilewright.rounding import rounded
 
 _POSSIBLE = ("x", "bias0", "bias1", "weight", "bias")
 _check = check_normalization("bias_layer_norm_backward", ["grad_output"], ["mean", "rstd"])

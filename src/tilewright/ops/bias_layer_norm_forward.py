@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from tilewright.op import op, rounded
+from tilewright.op import op
 from tilewright.ops._normalization import check_normalization
+from tilewright.rounding import rounded
 
 
 @op(

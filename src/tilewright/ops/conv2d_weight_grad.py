@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import HALVES, op
+from tilewright.op import op
 from tilewright.ops._convolution import (
     bytes_moved,
     check_weight_grad,
@@ -15,6 +15,7 @@ from tilewright.ops._convolution import (
     is_matrix_product,
     weight_shape,
 )
+from tilewright.tensor_spec import HALVES
 
 NAME = "conv2d_weight_grad"
 

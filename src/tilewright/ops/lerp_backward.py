@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import TensorSpec, op
+from tilewright.op import op
 from tilewright.ops._gradients import bytes_of, like_arguments, wanted_gradients
 from tilewright.ops._lerp import check_lerp
+from tilewright.tensor_spec import TensorSpec
 
 _READS = {
     "x": ("grad_output", "weight"),

@@ -7,7 +7,7 @@ from tilewright.fusion.cuda.moments import Moments
 from tilewright.fusion.cuda.residents import Residents
 from tilewright.fusion.cuda.schedule import RowSchedule, access_bytes
 from tilewright.fusion.plan import Phase, Plan
-from tilewright.op import HALVES
+from tilewright.tensor_spec import HALVES
 
 
 def emit_rows(plan: Plan, schedule: RowSchedule, entry: str = ENTRY) -> tuple[str, Launch]:

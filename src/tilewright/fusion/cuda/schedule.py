@@ -10,8 +10,8 @@ from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.shifting import shifted_alike, vectors_of
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.plan import halves_of_moments, plan_rows
-from tilewright.op import HALVES, TensorSpec
 from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import HALVES, TensorSpec
 
 WIDEST_ACCESS = 16
 """Bytes of the widest memory access of one thread."""

@@ -28,8 +28,9 @@ from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.segments import Program, main_axis
 from tilewright.impl import CompileTask, Executable, Resources, allocator
-from tilewright.op import DTYPES, Workload
+from tilewright.op import Workload
 from tilewright.space import ConfigSpace
+from tilewright.tensor_spec import DTYPES
 
 ALIGN = 256
 """Bytes to which temporaries are aligned."""
