@@ -275,6 +275,15 @@ CASES = {
         "lerp_backward(grad_output={d}[6,40], x={d}[], end={d}[6,40], weight={d}[])",
         "lerp_backward(grad_output={d}[], x={d}[], end={d}[], weight=0.25)",
     ],
+    "layer_norm_training": [
+        "layer_norm_training(x={d}[6,40], grad_output={d}[6,40], weight={d}[40], bias={d}[40])",
+        "layer_norm_training(x={d}[6,37], grad_output={d}[6,37], weight={d}[37], grads=[x])",
+    ],
+    "lerp_training": [
+        "lerp_training(x={d}[6,40], end={d}[6,40], grad_output={d}[6,40], weight=0.3)",
+        "lerp_training(x={d}[4,1,1,1], end={d}[4,3,5,7], grad_output={d}[4,3,5,7],"
+        " weight={d}[3,1,7])",
+    ],
 }
 MIXED = [
     text

@@ -81,6 +81,10 @@ WORKLOADS = {
     "lerp_backward": [
         "lerp_backward(grad_output=d[5,19,3], x=d[5,1,3], end=d[19,1], weight=d[5,19,3])",
     ],
+    "layer_norm_training": [
+        "layer_norm_training(x=d[7,37], grad_output=d[7,37], weight=d[37], bias=d[37])"
+    ],
+    "lerp_training": ["lerp_training(x=d[5,1], end=d[37], grad_output=d[5,37], weight=d[5,37])"],
 }
 FLOATS = ("f16", "bf16", "f32", "f64")
 
@@ -428,6 +432,13 @@ LAYOUTS = {
         "lerp_backward(grad_output=d[2,2,3,4], x=d[2,3,4], end=d[2,2,3,4], weight=0.3)",
         "lerp_backward(grad_output=d[2,6,4,5]@channels_last, x=d[6,1,1], end=d[2,6,4,5],"
         " weight=d[2,1,4,5])",
+    ],
+    "layer_norm_training": [
+        "layer_norm_training(x=d[6,40]@strides(1,6), grad_output=d[6,40]@strides(50,1),"
+        " weight=d[40])"
+    ],
+    "lerp_training": [
+        "lerp_training(x=d[6,40]@strides(1,6), end=d[40], grad_output=d[6,40], weight=0.3)"
     ],
 }
 

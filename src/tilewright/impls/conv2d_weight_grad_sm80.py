@@ -155,6 +155,8 @@ class Conv2dWeightGradSm80(Implementation):
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         along_m, along_n = WARPS[config.tile_m, config.tile_n]
+        # Sums of the bias beside tall tiles take more registers than two blocks leave each other.
+        crowded = len(w.outputs) > 1 and config.tile_m > config.tile_n
         dtype = w.main.dtype
         defined = {
             "DTYPE": dtype,
@@ -172,7 +174,7 @@ class Conv2dWeightGradSm80(Implementation):
             "WARP_COLUMN(warp)": f"((warp) / {along_m} * COLUMNS)",
             "COMBINE": COMBINES.index(config.combine),
             "CLUSTER": config.cluster,
-            "MIN_BLOCKS": max(1, blocks_per_sm(device, config)),
+            "MIN_BLOCKS": 1 if crowded else max(1, blocks_per_sm(device, config)),
             "ALIGNED": int(_is_aligned(w, "x")),
             "ALIGNED_ROWS": int(_is_aligned(w, "grad_output")),
         }
