@@ -6,8 +6,9 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
-from tilewright.impls._indexed import NONE_SKIPPED
+from tilewright.impls._indexed import MAX_GRID_YZ, NONE_SKIPPED
 from tilewright.op import Workload
 from tilewright.tensor_spec import TensorSpec
 
@@ -163,3 +164,24 @@ def served_rows(w: Workload) -> RowProblem:
     p = row_problem(w)
     assert isinstance(p, RowProblem), p
     return p
+
+
+class Moved(Protocol):
+    """How a group of threads moves a row: `lanes` of them, `vec` elements at a time."""
+
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def vec(self) -> int: ...
+
+
+def across(p: RowProblem, c: Moved) -> int:
+    """Pieces of a row that a group of threads moves each."""
+    return math.ceil(p.columns / (c.lanes * c.vec))
+
+
+def too_many_pieces(p: RowProblem, c: Moved) -> str | None:
+    """Why the pieces of a row fit no grid, or None."""
+    if (pieces := across(p, c)) > MAX_GRID_YZ:
+        return f"{pieces} pieces of a row exceed a grid of {MAX_GRID_YZ}"
+    return None

@@ -15,7 +15,7 @@ from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._gather import Slices, gather_problem
 from tilewright.impls._indexed import IndexedExecutable, Launch, cuda_task, no_cuda
-from tilewright.impls._tiles import ALL, MAX_GRID, columns, tiles, width
+from tilewright.impls._tiles import ALL, columns, none_fits, tiles, why_not, width
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -44,30 +44,14 @@ class GatherTiled(Implementation):
         if max(p.slices.places, p.slices.length, p.slices.inner) >= 2**31 - 1:
             return "a dim exceeds 32 bits"
         if next(iter(self.space(w, device)), None) is None:
-            limit = device.shared_bytes_per_block
-            return (
-                f"the narrowest tile of {p.places} places exceeds {limit} bytes of shared memory "
-                "or a grid"
-            )
+            return none_fits(p.places, device)
         return None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p, itemsize = _slices(w), w.main.itemsize
 
         def fits(c: GatherTiled.Config) -> str | None:
-            if c.width > p.inner:
-                return f"width={c.width} exceeds {p.inner} columns"
-            if c.width != ALL and c.slabs > 1:
-                return f"{c.slabs} slices need all columns"
-            if c.slabs >= 2 * p.outer:
-                return f"{c.slabs} slices are twice the {p.outer} there are"
-            if (size := tile_bytes(p, c, itemsize)) > device.shared_bytes_per_block:
-                return f"a tile takes {size} bytes, a block has {device.shared_bytes_per_block}"
-            if columns(p, c) * max(p.length, p.places) >= 2**30 or tiles(p, c) > MAX_GRID:
-                return "a tile or the grid exceeds 32 bits"
-            if c.batch == 8 and c.block_threads == 1024:
-                return "1024 threads with 8 accesses in flight spill"
-            return None
+            return why_not(p, c, tile_bytes(p, c, itemsize), device)
 
         return ConfigSpace(self.Config, constraint=fits)
 

@@ -21,7 +21,15 @@ from tilewright.impls._indexed import (
     cuda_task,
     no_cuda,
 )
-from tilewright.impls._rows import OPERATORS, RowProblem, row_problem, served_rows, vectors
+from tilewright.impls._rows import (
+    OPERATORS,
+    RowProblem,
+    across,
+    row_problem,
+    served_rows,
+    too_many_pieces,
+    vectors,
+)
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import HALVES
@@ -77,8 +85,8 @@ class RowsAtomic(Implementation):
         def fits(c: RowsAtomic.Config) -> str | None:
             if c.lanes > 1 and c.lanes * c.vec >= 2 * p.columns:
                 return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
-            if across(p, c) > MAX_GRID_YZ:
-                return f"{across(p, c)} pieces of a row exceed a grid of {MAX_GRID_YZ}"
+            if reason := too_many_pieces(p, c):
+                return reason
             return None
 
         narrow = [v for v in vectors(p, w.main.itemsize) if v <= 4]
@@ -103,10 +111,6 @@ class RowsAtomic(Implementation):
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_rows(w)
         return AtomicExecutable(w, p, config, compiled(self.task(config, w, device)), device)
-
-
-def across(p: RowProblem, c: RowsAtomic.Config) -> int:
-    return math.ceil(p.columns / (c.lanes * c.vec))
 
 
 def macros(p: RowProblem, c: RowsAtomic.Config) -> dict[str, int | str]:

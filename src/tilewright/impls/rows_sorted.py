@@ -24,7 +24,15 @@ from tilewright.impls._indexed import (
     no_cuda,
     sum_bytes,
 )
-from tilewright.impls._rows import OPERATORS, RowProblem, row_problem, served_rows, vectors
+from tilewright.impls._rows import (
+    OPERATORS,
+    RowProblem,
+    across,
+    row_problem,
+    served_rows,
+    too_many_pieces,
+    vectors,
+)
 from tilewright.impls._sort import THREADS, Sort
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
@@ -100,8 +108,8 @@ class RowsSorted(Implementation):
                 return f"unrolled={c.unrolled} exceeds lanes={c.lanes}"
             if c.unrolled * c.vec > 32:
                 return f"{c.unrolled} x {c.vec} elements in flight spill"
-            if across(p, c) > MAX_GRID_YZ:
-                return f"{across(p, c)} pieces of a row exceed a grid of {MAX_GRID_YZ}"
+            if reason := too_many_pieces(p, c):
+                return reason
             return None
 
         values = {
@@ -157,10 +165,6 @@ def fewest_passes(p: RowProblem) -> int:
 def digit_bits(p: RowProblem, passes: int) -> int:
     """Of each pass; one place more than there are stands for indices to leave out."""
     return math.ceil(p.places.bit_length() / passes)
-
-
-def across(p: RowProblem, c: RowsSorted.Config) -> int:
-    return math.ceil(p.columns / (c.lanes * c.vec))
 
 
 def combine_threads(p: RowProblem, c: RowsSorted.Config) -> int:

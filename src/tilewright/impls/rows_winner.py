@@ -21,7 +21,14 @@ from tilewright.impls._indexed import (
     cuda_task,
     no_cuda,
 )
-from tilewright.impls._rows import RowProblem, row_problem, served_rows, vectors
+from tilewright.impls._rows import (
+    RowProblem,
+    across,
+    row_problem,
+    served_rows,
+    too_many_pieces,
+    vectors,
+)
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -66,8 +73,8 @@ class RowsWinner(Implementation):
         def fits(c: RowsWinner.Config) -> str | None:
             if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
                 return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
-            if across(p, c) > MAX_GRID_YZ:
-                return f"{across(p, c)} pieces of a row exceed a grid of {MAX_GRID_YZ}"
+            if reason := too_many_pieces(p, c):
+                return reason
             return None
 
         return ConfigSpace(self.Config, {"vec": vectors(p, w.main.itemsize)}, fits)
@@ -88,10 +95,6 @@ class RowsWinner(Implementation):
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_rows(w)
         return WinnerExecutable(w, p, config, compiled(self.task(config, w, device)), device)
-
-
-def across(p: RowProblem, c: RowsWinner.Config) -> int:
-    return math.ceil(p.columns / (c.lanes * c.vec))
 
 
 def macros(p: RowProblem, c: RowsWinner.Config) -> dict[str, int | str]:

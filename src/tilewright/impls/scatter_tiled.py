@@ -22,7 +22,7 @@ from tilewright.impls._indexed import (
     sum_bytes,
 )
 from tilewright.impls._scatter import OPERATORS, ScatterProblem, scatter_problem, served_scatter
-from tilewright.impls._tiles import ALL, MAX_GRID, columns, tiles, width
+from tilewright.impls._tiles import ALL, columns, none_fits, tiles, why_not, width
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -58,35 +58,21 @@ class ScatterTiled(Implementation):
         if isinstance(p, str):
             return p
         if next(iter(self.space(w, device)), None) is None:
-            limit = device.shared_bytes_per_block
-            return (
-                f"the narrowest tile of {p.places} places exceeds {limit} bytes of shared memory "
-                "or a grid"
-            )
+            return none_fits(p.places, device)
         return None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_scatter(w)
 
         def fits(c: ScatterTiled.Config) -> str | None:
-            if c.width > p.inner:
-                return f"width={c.width} exceeds {p.inner} columns"
-            if c.width != ALL and c.slabs > 1:
-                return f"{c.slabs} slices need all columns"
-            if c.slabs >= 2 * p.outer:
-                return f"{c.slabs} slices are twice the {p.outer} there are"
-            if (size := tile_bytes(p, c)) > device.shared_bytes_per_block:
-                return f"a tile takes {size} bytes, a block has {device.shared_bytes_per_block}"
-            if columns(p, c) * max(p.length, p.places) >= 2**30 or tiles(p, c) > MAX_GRID:
-                return "a tile or the grid exceeds 32 bits"
+            if reason := why_not(p, c, tile_bytes(p, c), device):
+                return reason
             if p.reduce != "last" and c.block_threads >= 2 * max(columns(p, c), 32):
                 return f"{c.block_threads} threads for {columns(p, c)} columns"
             if c.held and (p.reduce != "last" or each(p, c) > max_held(device)):
                 return f"{each(p, c)} elements of a thread are too many to hold"
             if c.held and each(p, c) > MAX_HELD // 2 and p.inner % width(p, c):
                 return f"{each(p, c)} elements of tiles with ragged edges spill"
-            if c.batch == 8 and c.block_threads == 1024:
-                return "1024 threads with 8 accesses in flight spill"
             return None
 
         return ConfigSpace(self.Config, constraint=fits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+from tilewright.settings import let_profiler_leave
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,7 @@ class Activity:
 
 def activity_of(call: Callable[..., Any], inputs: Sequence[Tensor]) -> Activity:
     """Profile one call, after one that may load and build things."""
-    # Else the profiler stays in the process, and every later launch costs the host 1.5 us more.
-    os.environ.setdefault("TEARDOWN_CUPTI", "1")
+    let_profiler_leave()
     outputs = call(*inputs)
     device = inputs[0].device
     if device.type == "cpu":

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ from tilewright.op import Workload
 OPENED, BUILDING, RUNNING = "opened", "building", "running"
 """Events of a streamed answer: what the worker does from now on, so that a hang can be told."""
 
+T = TypeVar("T")
 EXECUTABLES_KEPT = 512
 DRAWS_OTHERWISE = "its masks come from PyTorch's generator, not from the seed: they are not ours"
 
@@ -140,16 +141,10 @@ class Workbench:
         if self.device.type == "cpu":
             yield {}
             return
-        self._open(w)
-        inputs = self._argument_sets(method)[0]
-        yield OPENED
-        found = {}
-        for candidate in candidates:
-            yield BUILDING
-            call = self._call(candidate)
-            yield RUNNING
-            found[candidate] = host_us(call, inputs, self.device)
-        yield found
+        device = self.device
+        yield from self._of_each(
+            w, candidates, method, lambda call, inputs: host_us(call, inputs, device)
+        )
 
     def public_host_us(
         self, w: Workload, as_called: AsCalled, method: str
@@ -172,6 +167,16 @@ class Workbench:
         self, w: Workload, candidates: Sequence[Candidate], method: str
     ) -> Iterator[str | dict[Candidate, Activity]]:
         """What one call of each candidate makes the device do."""
+        yield from self._of_each(w, candidates, method, activity_of)
+
+    def _of_each(
+        self,
+        w: Workload,
+        candidates: Sequence[Candidate],
+        method: str,
+        measured: Callable[[Callable[..., Any], list[torch.Tensor]], T],
+    ) -> Iterator[str | dict[Candidate, T]]:
+        """What `measured` tells of the call of each candidate and its inputs."""
         self._open(w)
         inputs = self._argument_sets(method)[0]
         yield OPENED
@@ -180,7 +185,7 @@ class Workbench:
             yield BUILDING
             call = self._call(candidate)
             yield RUNNING
-            found[candidate] = activity_of(call, inputs)
+            found[candidate] = measured(call, inputs)
         yield found
 
     def _open(self, w: Workload) -> None:

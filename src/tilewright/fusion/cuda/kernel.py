@@ -1,6 +1,6 @@
 """What every generated CUDA kernel shares: parameters, offsets, and one expression per step.
 
-The prelude (kernels/prelude.cuh) supplies the vectors, memory accesses and reductions that the
+The prelude (kernels/prelude*.cuh) supplies the vectors, memory accesses and reductions that the
 emitted lines call.
 """
 
@@ -89,7 +89,9 @@ def input_parameter(i: int, access: Access) -> str:
 
 @functools.cache
 def prelude() -> str:
-    return resources.files("tilewright").joinpath("kernels/prelude.cuh").read_text()
+    kernels = resources.files("tilewright").joinpath("kernels")
+    files = ("prelude.cuh", "prelude_joining.cuh")
+    return "\n".join(kernels.joinpath(name).read_text() for name in files)
 
 
 class Kernel:

@@ -44,18 +44,6 @@ typedef Entries<CARRIED>::Entry Entry;
 // A winner: its position in the tile plus one, then its value; zero where nothing came.
 typedef Entry Key;
 
-template <class E> TW_DEVICE u32 bits_of(E x) {
-  union { E value; u32 word; } u;
-  u.word = 0;
-  if (sizeof(E) <= 4) u.value = x;
-  return u.word;
-}
-template <class E> TW_DEVICE E of_bits(u32 word) {
-  union { E value; u32 word; } u;
-  u.word = word;
-  return u.value;
-}
-
 struct Tile { u64 outer; u32 column; };
 TW_DEVICE Tile tile_at(u64 number) { return {number / TILES_ACROSS, (u32)(number % TILES_ACROSS) * WIDTH}; }
 TW_DEVICE bool inside(const Tile& t, u32 at) { return INNER % WIDTH == 0 || t.column + at % WIDTH < INNER; }

@@ -80,6 +80,20 @@ template <class S, int N> TW_DEVICE Pack<S, N> nothing() {
   return r;
 }
 
+// ---- values as words, of at most four bytes -------------------------------------------------------
+
+template <class E> TW_DEVICE u32 bits_of(E x) {
+  union { E value; u32 word; } u;
+  u.word = 0;
+  if (sizeof(E) <= 4) u.value = x;
+  return u.word;
+}
+template <class E> TW_DEVICE E of_bits(u32 word) {
+  union { E value; u32 word; } u;
+  u.word = word;
+  return u.value;
+}
+
 // ---- kernels that overlap -----------------------------------------------------------------------
 
 // The kernel after this one in the stream may start, if it was launched to overlap.

@@ -32,18 +32,6 @@ TW_DEVICE Place decode(u64 e, u32 rows) {
   return p;
 }
 
-template <class E> TW_DEVICE u32 bits_of(E x) {
-  union { E value; u32 word; } u;
-  u.word = 0;
-  if (sizeof(E) <= 4) u.value = x;
-  return u.word;
-}
-template <class E> TW_DEVICE E of_bits(u32 word) {
-  union { E value; u32 word; } u;
-  u.word = word;
-  return u.value;
-}
-
 extern "C" __global__ __launch_bounds__(THREADS) void clear(Key* keys) {
   release_next();
   for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < CELLS; i += (u64)gridDim.x * THREADS) keys[i] = 0;

@@ -1,0 +1,222 @@
+// What generated CUDA kernels need to work together: reductions over threads, rows that are copied
+// ahead, barriers, and clusters. It follows prelude.cuh.
+
+// ---- reductions: first over the elements of a thread, then over the threads of a row ------------
+
+struct Sum {
+  template <class T> static TW_DEVICE T start() { return (T)0; }
+  template <class T> static TW_DEVICE T join(T a, T b) { return a + b; }
+};
+struct Prod {
+  template <class T> static TW_DEVICE T start() { return (T)1; }
+  template <class T> static TW_DEVICE T join(T a, T b) { return a * b; }
+};
+struct Max {
+  template <class T> static TW_DEVICE T start() { return (T)-TW_INFINITY; }
+  template <class T> static TW_DEVICE T join(T a, T b) { return maximum(a, b); }
+};
+struct Min {
+  template <class T> static TW_DEVICE T start() { return (T)TW_INFINITY; }
+  template <class T> static TW_DEVICE T join(T a, T b) { return minimum(a, b); }
+};
+
+template <class OP, class T, int N> TW_DEVICE T fold(Vec<T, N> x) {
+  // A tree over the vector: short dependency chains, and the order is fixed.
+  TW_UNROLL for (int step = 1; step < N; step *= 2) {
+    TW_UNROLL for (int i = 0; i + step < N; i += 2 * step) x.v[i] = OP::join(x.v[i], x.v[i + step]);
+  }
+  return x.v[0];
+}
+
+// Of the elements of columns 0 to width - 1 only.
+template <class OP, class T, int N> TW_DEVICE T fold_within(Vec<T, N> x, int column, int width, bool whole) {
+  if (!whole) {
+    TW_UNROLL for (int i = 0; i < N; ++i) if ((u32)(column + i) >= (u32)width) x.v[i] = OP::template start<T>();
+  }
+  return fold<OP>(x);
+}
+
+template <class OP, class T, int N> TW_DEVICE Vec<T, N> join_each(Vec<T, N> a, Vec<T, N> b) {
+  TW_UNROLL for (int i = 0; i < N; ++i) a.v[i] = OP::join(a.v[i], b.v[i]);
+  return a;
+}
+
+template <class OP, class T> TW_DEVICE T join_each(T a, T b) { return OP::join(a, b); }
+
+template <class OP, int THREADS, class T> TW_DEVICE T reduce_warp(T x) {
+  TW_UNROLL for (int mask = THREADS / 2; mask > 0; mask /= 2)
+    x = OP::join(x, __shfl_xor_sync(0xffffffffu, x, mask));
+  return x;
+}
+
+// What all threads of a block hold, in a fixed order; thread 0 has the result. `shared` has room
+// for one value per warp.
+template <class OP, int THREADS, class T> TW_DEVICE T join_block(T x, T* shared) {
+  x = reduce_warp<OP, 32>(x);
+  if (THREADS == 32) return x;
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    x = threadIdx.x < THREADS / 32 ? shared[threadIdx.x] : OP::template start<T>();
+    x = reduce_warp<OP, 32>(x);
+  }
+  __syncthreads();
+  return x;
+}
+
+// What the SHARES threads of each of LANES lanes hold, as a tree; share 0 has the result, or all
+// have. `shared` has room for half of the threads' values.
+template <class OP, int LANES, int SHARES, bool ALL, class V> TW_DEVICE V join_shares(V v, V* shared, int x, int y) {
+  TW_UNROLL for (int half = SHARES / 2; half > 0; half /= 2) {
+    if (y >= half && y < 2 * half) shared[(y - half) * LANES + x] = v;
+    __syncthreads();
+    if (y < half) v = join_each<OP>(v, shared[y * LANES + x]);
+    __syncthreads();
+  }
+  if (ALL) {
+    if (y == 0) shared[x] = v;
+    __syncthreads();
+    v = shared[x];
+    __syncthreads();
+  }
+  return v;
+}
+
+// Count, mean and m2 of COUNT disjoint parts as one (Chan, Golub and LeVeque, 1983), without a
+// division: the total count is known. Lanes WIDTH apart see the same parts, and find the same bits.
+template <class T> struct Moments { T count, mean, m2; };
+template <int COUNT, int WIDTH, class T> TW_DEVICE Moments<T> join_moments(const Moments<T>* parts, T total, T inverse) {
+  constexpr bool FEW = COUNT <= 8;
+  const int first = FEW ? 0 : threadIdx.x % WIDTH, step = FEW ? 1 : WIDTH;
+  T sum = 0, m2 = 0;
+  TW_UNROLL for (int i = first; i < COUNT; i += step) sum += parts[i].count * parts[i].mean;
+  const T mean = (FEW ? sum : reduce_warp<Sum, WIDTH>(sum)) * inverse;
+  TW_UNROLL for (int i = first; i < COUNT; i += step) {
+    const T apart = parts[i].mean - mean;
+    m2 += parts[i].m2 + parts[i].count * apart * apart;
+  }
+  return {total, mean, FEW ? m2 : reduce_warp<Sum, WIDTH>(m2)};
+}
+
+// ---- tensor cores as adders: a warp's halves and their squares, exact products summed in fp32 ------
+
+// Eight rows of the warp's values above eight rows of ones, times the values: the diagonal of the
+// upper half holds sums of squares, each row of the lower half the sums of the values. Two of them,
+// taken in turn, so that one product need not wait for the one before.
+struct Gram { float c[2][4]; };
+template <class H> TW_DEVICE void multiply(float (&c)[4], u32 x);
+template <class H> TW_DEVICE void multiply(float (&c)[4], u32 x, u32 y);
+#define TW_GRAM(H, NAME, ONES)                                                                       \
+  template <> TW_DEVICE void multiply<H>(float (&c)[4], u32 x) {                                     \
+    asm("mma.sync.aligned.m16n8k8.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %5}, {%4}, {%0, %1, %2, %3};" \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(x), "r"(ONES));                       \
+  }                                                                                                  \
+  template <> TW_DEVICE void multiply<H>(float (&c)[4], u32 x, u32 y) {                              \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, {%4, %5}, {%0, %1, %2, %3};" \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(x), "r"(y), "r"(ONES));               \
+  }
+TW_GRAM(f16, "f16", 0x3c003c00u)
+TW_GRAM(bf16, "bf16", 0x3f803f80u)
+
+template <class H, int N> TW_DEVICE void add_halves(Gram& g, int turn, const Vec<H, N>& x) {
+  if constexpr (N == 2) multiply<H>(g.c[turn % 2], x.w[0]);
+  else { TW_UNROLL for (int i = 0; i < N / 2; i += 2) multiply<H>(g.c[(i / 2 + turn) % 2], x.w[i], x.w[i + 1]); }
+}
+// The warp's moments; false where the mean is so far from zero that m2 lost digits.
+TW_DEVICE bool moments_of(const Gram& g, float count, float inverse, Moments<float>& found) {
+  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  const float diagonal = row == column ? g.c[0][0] + g.c[1][0] : row == column + 1 ? g.c[0][1] + g.c[1][1] : 0.0f;
+  const float squares = reduce_warp<Sum, 32>(diagonal);
+  const float sum = reduce_warp<Sum, 4>((g.c[0][2] + g.c[1][2]) + (g.c[0][3] + g.c[1][3]));
+  found = {count, sum * inverse, squares - sum * (sum * inverse)};
+  return squares <= 4.0f * found.m2 && squares < TW_INFINITY;
+}
+
+// ---- barriers in shared memory that open when the bytes announced for them have arrived ------------
+
+TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+TW_DEVICE void barrier_init(u64* b) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(b)) : "memory"); }
+TW_DEVICE void barrier_expect(u64* b, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+}
+TW_DEVICE void barrier_wait(u64* b, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred open;\nagain:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 open, [%0], %1;\n"
+      "@open bra done;\nbra again;\ndone:\n}" ::"r"(shared_address(b)), "r"(parity) : "memory");
+}
+// All threads of the block know the barriers that some of them made, and so does the copy engine.
+TW_DEVICE void barriers_known() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  __syncthreads();
+}
+// By the copy engine: 16-byte aligned, a multiple of 16 bytes; the barrier hears of them.
+TW_DEVICE void copy_bulk(void* to, const void* from, u32 bytes, u64* arrived) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(arrived)) : "memory");
+}
+
+// ---- a queue of rows on their way: each thread copies, and later reads, slots of its own -----------
+
+template <int BYTES> TW_DEVICE void copy_async(u32 to, const void* from) {
+  if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
+}
+template <int N, int BYTES, class T> TW_DEVICE void enqueue(Vec<T, N>* slot, const T* p) {
+  const u32 to = (u32)__cvta_generic_to_shared(slot);
+  TW_UNROLL for (int i = 0; i < N * (int)sizeof(T) / BYTES; ++i) copy_async<BYTES>(to + i * BYTES, (const u8*)p + i * BYTES);
+}
+TW_DEVICE void close_batch() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LATER> TW_DEVICE void await_batch() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory"); }
+
+// A pointer whose origin the compiler forgets: what is read through it is not kept over a loop.
+template <class T> TW_DEVICE const T* afresh(const T* p) { asm volatile("" : "+l"(p)); return p; }
+// Packed halves whose widened values the compiler forgets: it widens them again where they are used.
+template <class H, int N> TW_DEVICE void forget_widened(Vec<H, N>& x) {
+  TW_UNROLL for (int i = 0; i < x.WORDS; ++i) asm("" : "+r"(x.w[i]));
+}
+
+// The next of `count` turns; after the last one the counter is zero again.
+TW_DEVICE u32 take_turn(u32* turns, i64 count) {
+  const u32 turn = atomicAdd(turns, 1u);
+  if (turn + 1 == count) *turns = 0;
+  return turn;
+}
+
+TW_DEVICE void group_sync(int group, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }
+
+// ---- a kernel that starts while the one before it ends -------------------------------------------
+
+TW_DEVICE void release_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+TW_DEVICE void await_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// ---- clusters: blocks of neighbouring SMs that see each other's shared memory --------------------
+
+TW_DEVICE u32 cluster_rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+TW_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+TW_DEVICE u32 remote_address(const void* local, u32 rank) {
+  u32 r; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(local)), "r"(rank)); return r;
+}
+
+TW_DEVICE void barriers_ready() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  cluster_sync();
+}
+// Store into block `rank`'s copy of `local`, and tell its barrier.
+template <class T> TW_DEVICE void store_remote(T* local, u64* barrier, u32 rank, T value) {
+  const u32 to = remote_address(local, rank), tell = remote_address(barrier, rank);
+  if constexpr (sizeof(T) == 8)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(to), "d"(value), "r"(tell) : "memory");
+  else
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(value), "r"(tell) : "memory");
+}

@@ -1,0 +1,330 @@
+"""The kernels of the convolution weight gradient: resources, refusals, forecasts."""
+
+import csv
+import math
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from convolutions import SIMPLE, fp32, weight_grad
+
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
+from tilewright.errors import InvalidArgument
+from tilewright.impl import IMPLS
+from tilewright.impls import conv2d_weight_grad_sm80 as sm80
+from tilewright.impls import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls._weight_grad import problem_of
+from tilewright.impls._weight_grad_model import COMBINES, predicted_us
+from tilewright.op import Workload
+from tilewright.suite import SUITES
+
+H200 = DEVICES["h200"]
+SM90 = IMPLS["conv2d_weight_grad_sm90"]
+SM80 = IMPLS["conv2d_weight_grad_sm80"]
+
+
+LAYERS = SUITES["resnet50_v15_wgrad"].workloads()[::2] + SUITES["unet_wgrad"].workloads()[::3]
+
+
+@pytest.mark.parametrize("w", LAYERS, ids=str)
+def test_the_heuristics_config_is_in_the_space_and_does_not_spill(w):
+    assert SM90.unsupported(w, H200) is None
+    config = SM90.heuristic(w, H200)
+    assert SM90.space(w, H200).why_not(config) is None
+    assert compiled(SM90.task(config, w, H200)).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("tile", "more"),
+    [
+        *((tile, {"combine": "grid"}) for tile in sm90.WARPGROUPS),
+        *(((64, 64), {"combine": combine}) for combine in COMBINES),
+        *(((128, 256), {"cluster": size, "stages": 4}) for size in sm90.CLUSTERS),
+        *(((128, 256), {"fetch": fetch}) for fetch in sm90.FETCHES),
+    ],
+)
+def test_every_tile_compiles_without_spills_or_serialised_products(tile, more):
+    config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
+    built = compiled(SM90.task(config, SIMPLE, H200))
+    assert built.resources.spill_bytes == built.resources.stack_bytes == 0
+    assert "serialized" not in built.log
+
+
+@pytest.mark.parametrize("split_k", [1, 3])
+@pytest.mark.parametrize("more", ["out_dtype=f32", "into=f16[128,64,3,3]", "into=f32[128,64,3,3]"])
+@pytest.mark.parametrize("impl", [SM80, SM90])
+def test_fp32_results_and_added_ones_compile_without_spills(impl, more, split_k):
+    layout = "@channels_last" if "into" in more else ""
+    rest = f"kernel_size=3, padding=1, {more}{layout}"
+    w = weight_grad("8,64,56,56", "8,128,56,56", rest)
+    assert impl.unsupported(w, H200) is None
+    config = replace(impl.heuristic(w, H200), split_k=split_k, combine="last")
+    if impl is SM90:
+        config = replace(config, cluster=1)
+    assert impl.space(w, H200).restricted({"split_k": [split_k]}).why_not(config) is None
+    assert compiled(impl.task(config, w, H200)).resources.spill_bytes == 0
+    assert impl.compile_key(config, w) != impl.compile_key(config, SIMPLE)
+
+
+def test_what_a_gradient_is_added_to_must_be_aligned_unless_it_is_converted():
+    rest = "kernel_size=3, padding=1, into=f32[64,64,3,3]"
+    w = weight_grad("8,64,8,8", "8,64,8,8", rest + "@channels_last@align8")
+    assert "is not aligned to 16 bytes" in SM90.unsupported(w, H200)
+    assert SM90.unsupported(weight_grad("8,64,8,8", "8,64,8,8", rest + "@align8"), H200) is None
+
+
+def bias_too(dtype="f16", more=""):
+    text = str(weight_grad("8,64,56,56", "8,128,56,56", "kernel_size=3, padding=1", dtype=dtype))
+    text = text.replace("conv2d_weight_grad", "conv2d_weight_bias_grad").replace("])", f"]{more})")
+    return Workload.parse(text)
+
+
+@pytest.mark.parametrize("tile", sm90.WARPGROUPS)
+@pytest.mark.parametrize("more", [{"combine": "grid"}, {"cluster": 4, "stages": 4}])
+def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, more):
+    config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
+    built = compiled(SM90.task(config, bias_too(), H200))
+    assert built.resources.spill_bytes == built.resources.stack_bytes == 0
+    assert "serialized" not in built.log
+
+
+@pytest.mark.parametrize(
+    "w",
+    [bias_too(), bias_too("f32"), bias_too("f32", ", allow_tf32=True"), bias_too("f64")],
+    ids=str,
+)
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_every_portable_tile_sums_the_bias_without_spills(w, device):
+    step = sm80.STEPS[w.main.itemsize]
+    assert SM80.unsupported(w, DEVICES[device]) is None
+    for tile in sm80.WARPS:
+        config = sm80.Config(*tile, step, stages=3, split_k=2, combine="kernel")
+        if config.sums <= sm80.LARGEST[step]:
+            assert compiled(SM80.task(config, w, DEVICES[device])).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("impl", [SM80, SM90])
+def test_sums_of_the_bias_lie_behind_those_of_their_tile(impl):
+    plain, both = SIMPLE, bias_too()
+    config = replace(impl.heuristic(plain, H200), tile_m=64, split_k=4, combine="kernel")
+    built = [impl.build(config, w, H200) for w in (plain, both)]
+    rows = built[0].grid[0] * built[0].grid[1] * 4 * 64
+    assert built[1].workspace_bytes - built[0].workspace_bytes == 4 * rows
+
+
+@pytest.mark.parametrize("tile", sm80.WARPS)
+def test_every_portable_tile_compiles_without_spills(tile):
+    config = sm80.Config(*tile, stages=3, split_k=2, combine="kernel")
+    assert compiled(SM80.task(config, SIMPLE, DEVICES["a100"])).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("w", [fp32(True), fp32(None), fp32(None, dtype="f64")], ids=str)
+def test_every_tile_of_wide_operands_compiles_without_spills(w):
+    step = sm80.STEPS[w.main.itemsize]
+    for tile in sm80.WARPS:
+        config = sm80.Config(*tile, step, stages=3, split_k=2, combine="kernel")
+        if config.sums <= sm80.LARGEST[step]:
+            assert compiled(SM80.task(config, w, H200)).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("allow_tf32", [True, None])
+def test_fp32_of_any_channel_count_compiles_without_spills(allow_tf32):
+    w = fp32(allow_tf32, channels=3)
+    assert SM80.unsupported(w, H200) is None
+    config = SM80.heuristic(w, H200)
+    assert SM80.space(w, H200).why_not(config) is None
+    assert compiled(SM80.task(config, w, H200)).resources.spill_bytes == 0
+
+
+def test_tf32_is_part_of_the_workload_and_of_what_is_compiled():
+    exact, rounded = fp32(None), fp32(True)
+    assert str(rounded).endswith("allow_tf32=True)")
+    assert "tf32" not in str(exact)
+    config = SM80.heuristic(exact, H200)
+    assert SM80.compile_key(config, exact) != SM80.compile_key(config, rounded)
+    assert SM80.task(config, exact, H200) != SM80.task(config, rounded, H200)
+    halves = weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1, allow_tf32=True")
+    assert "tf32" not in str(halves)
+    with pytest.raises(InvalidArgument, match="fp32_precision"):
+        fp32(False)
+
+
+def test_tiles_and_steps_of_halves_and_of_fp32_differ():
+    space = SM80.space(fp32(True), H200)
+    assert "too few registers" in space.why_not(sm80.Config(256, 128, 16, stages=2))
+    assert space.why_not(sm80.Config(128, 128, 16, stages=2)) is None
+    assert space.why_not(sm80.Config(128, 128, 32, stages=2)) is not None
+    assert SM80.space(SIMPLE, H200).why_not(sm80.Config(128, 128, 16, stages=2)) is not None
+
+
+@pytest.mark.parametrize("w", SUITES["resnet50_v15_stem_wgrad"].workloads()[::2], ids=str)
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_the_portable_heuristics_config_fits_and_does_not_spill(w, device):
+    spec = DEVICES[device]
+    assert SM80.unsupported(w, spec) is None
+    config = SM80.heuristic(w, spec)
+    assert SM80.space(w, spec).why_not(config) is None
+    assert compiled(SM80.task(config, w, spec)).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("w", SUITES["depthwise_wgrad_n32"].workloads(), ids=str)
+def test_depthwise_filters_compile_without_spills(w):
+    impl = IMPLS["conv2d_weight_grad_depthwise"]
+    assert impl.unsupported(w, H200) is None
+    config = impl.heuristic(w, H200)
+    assert config in impl.space(w, H200)
+    assert compiled(impl.task(config, w, H200)).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("more", [", out_dtype=f32", ", into=f16[96,1,7,7]", None])
+def test_depthwise_filters_give_fp32_add_to_others_and_sum_the_bias(more):
+    impl = IMPLS["conv2d_weight_grad_depthwise"]
+    text = (
+        "(x=f16[8,96,56,56]@channels_last, grad_output=f16[8,96,56,56]@channels_last,"
+        f" kernel_size=7, padding=3, groups=96{more or ''})"
+    )
+    w = Workload.parse(f"conv2d_weight_{'' if more else 'bias_'}grad{text}")
+    assert impl.unsupported(w, H200) is None
+    assert impl.build(impl.heuristic(w, H200), w, H200).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("w", "words"),
+    [
+        (SIMPLE, "not one filter for each channel"),
+        (
+            weight_grad("8,64,9,9", "8,64,9,9", "kernel_size=9, padding=4, groups=64"),
+            "more than 49 taps",
+        ),
+        (
+            weight_grad("8,63,9,9", "8,63,9,9", "kernel_size=3, padding=1, groups=63"),
+            "in pairs",
+        ),
+        (
+            weight_grad("8,64,9,9", "8,64,5,5", "kernel_size=3, dilation=2, groups=64"),
+            "without gaps",
+        ),
+    ],
+)
+def test_what_the_depthwise_kernel_does_not_walk_is_refused_in_words(w, words):
+    assert words in IMPLS["conv2d_weight_grad_depthwise"].unsupported(w, H200)
+
+
+def test_bf16_compiles():
+    w = weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", dtype="bf16")
+    assert compiled(SM90.task(sm90.Config(), w, H200)).resources.spill_bytes == 0
+
+
+def test_one_binary_serves_every_shape_and_slice_count():
+    first, second = LAYERS[0], LAYERS[20]
+    one, other = sm90.Config(split_k=2), sm90.Config(split_k=16)
+    assert SM90.task(one, first, H200) == SM90.task(other, second, H200)
+    assert SM90.compile_key(one, first) == SM90.compile_key(other, second)
+
+
+@pytest.mark.parametrize(
+    ("w", "words"),
+    [
+        (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", dtype="f32"), "x is f32"),
+        (weight_grad("8,60,8,8", "8,64,8,8", "kernel_size=1"), "aligned to 16 bytes"),
+        (weight_grad("8,64,8,8", "8,62,8,8", "kernel_size=1"), "aligned to 16 bytes"),
+        (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1, groups=2"), "groups=2"),
+        (weight_grad("8,64,30,30", "8,64,3,3", "kernel_size=1, stride=10"), "strides up to 8"),
+        (
+            weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", "@channels_last@align8"),
+            "aligned to 16 bytes",
+        ),
+    ],
+)
+def test_what_the_copy_engine_cannot_walk_is_refused_in_words(w, words):
+    assert words in SM90.unsupported(w, H200)
+
+
+def test_other_architectures_are_refused():
+    assert "sm_80" in SM90.unsupported(SIMPLE, DEVICES["a100"])
+
+
+def test_the_space_says_why_a_config_does_not_fit():
+    space = SM90.space(SIMPLE, H200)
+    assert "needs no combining" in space.why_not(sm90.Config(split_k=1, combine="grid"))
+    assert "shared memory" in space.why_not(sm90.Config(tile_m=128, tile_n=256, stages=8))
+    assert "cannot run at once" in space.why_not(
+        sm90.Config(tile_m=128, tile_n=256, stages=4, split_k=64, combine="grid")
+    )
+    assert "no arrangement" in space.why_not(sm90.Config(tile_m=256, tile_n=576, stages=2))
+    assert "chip to chip" in space.why_not(sm90.Config(split_k=6, cluster=3, combine="grid"))
+    assert "do not fill clusters" in space.why_not(sm90.Config(split_k=4, cluster=3))
+    assert "a cluster adds all" in space.why_not(sm90.Config(split_k=4, cluster=4, combine="grid"))
+    assert "is no matrix" in space.why_not(sm90.Config(tile_n=128, fetch="shared"))
+
+
+def test_blocks_that_share_boxes_come_in_pairs():
+    space = SM90.space(weight_grad("8,128,56,56", "8,192,56,56", "kernel_size=1"), H200)
+    assert space.why_not(sm90.Config(tile_n=128, fetch="matrix")) is None
+    assert space.why_not(sm90.Config(tile_n=128, fetch="shared")) == (
+        "2 blocks cannot share tiles of 64 x 128 evenly"
+    )
+    assert "add slices together" in space.why_not(
+        sm90.Config(tile_n=128, split_k=2, cluster=2, fetch="shared")
+    )
+
+
+@pytest.mark.parametrize("w", LAYERS[:4], ids=str)
+def test_promising_configs_are_in_the_space_and_best_first(w):
+    configs, space = SM90.promising(w, H200), SM90.space(w, H200)
+    assert len(configs) == len(set(configs)) > 16
+    assert configs[0] == SM90.heuristic(w, H200)
+    assert all(space.why_not(c) is None for c in configs)
+    walks = [c for c in configs if c.fetch == "walk"]
+    expected = [SM90.forecast(c, w, H200)["predicted_us"] for c in walks]
+    assert expected == sorted(expected)
+
+
+def test_the_models_first_choice_is_near_the_fastest_that_was_measured():
+    """Timings of an H200, 2026-11-21: CUDA graphs over rotating inputs, three samples of each."""
+    workloads = SUITES["resnet50_v15_wgrad"].workloads()
+    timed = {}
+    with (Path(__file__).parent / "weight_grad_h200.csv").open() as lines:
+        for row in csv.DictReader(lines):
+            layer, combine, us = int(row.pop("layer")), row.pop("combine"), float(row.pop("us"))
+            config = sm90.Config(**{k: int(v) for k, v in row.items()}, combine=combine)
+            timed.setdefault(workloads[layer], {})[config] = us
+    assert list(timed) == workloads
+    logs = []
+    for w, times in timed.items():
+        first = min(times, key=lambda c: predicted_us(problem_of(w), H200, c))
+        logs.append(math.log(times[first] / min(times.values())))
+    assert math.exp(sum(logs) / len(logs)) < 1.03
+    assert math.exp(max(logs)) < 1.25
+
+
+def test_a_forecast_says_how_blocks_fill_the_device():
+    config = sm90.Config(128, 128, 64, 4, split_k=4, cluster=4)
+    found = SM90.forecast(config, SIMPLE, H200)
+    assert (found["tile"], found["tiles"], found["slices"]) == ("128x128x64", 5, 4)
+    assert found["waves"] == pytest.approx(20 / H200.cluster_sms[4], abs=0.01)
+    assert found["tail"] == pytest.approx(1 - 20 / 120, abs=0.01)
+    assert found["workspace_bytes"] == 0
+
+
+def test_the_problem_is_packed_as_the_kernel_reads_it():
+    w = weight_grad(
+        "3,72,20,17", "3,40,10,5", "kernel_size=[3,5], stride=[2,3], padding=[1,1], dilation=[1,1]"
+    )
+    found = struct.unpack_from("24i", problem_of(w).packed(64, 32, 3))
+    taps, panels_per_tap = 15, 2
+    assert found == (
+        40, 72, taps * panels_per_tap, panels_per_tap, taps * 72, 5,
+        1, 3, 1, 2,
+        150, 10, 5, 0, 6, 2, 20, 17,
+        2, 3, 1, 1, 1, 1,
+    )  # fmt: skip
+
+
+def test_fewer_blocks_than_the_device_has_are_predicted_slower():
+    problem = problem_of(weight_grad("256,64,56,56", "256,64,56,56", "kernel_size=1"))
+    alone = sm90.Config(64, 64, stages=4)
+    full = sm90.Config(64, 64, stages=4, split_k=132, combine="grid")
+    assert predicted_us(problem, H200, full) < 0.1 * predicted_us(problem, H200, alone)
