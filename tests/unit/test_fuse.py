@@ -77,6 +77,13 @@ def test_a_sum_of_columns_that_are_all_the_same_is_one_value(recwarn):
     assert not [str(r.message) for r in recwarn if "PyTorch's own kernel" in str(r.message)]
 
 
+def test_an_expanded_argument_that_is_not_used_asks_for_no_axis(recwarn):
+    first = tw.fuse(lambda x, y: x.abs(), name="first_of_two")
+    x, y = torch.randn(1), torch.randn(1).expand(2)
+    torch.testing.assert_close(first(x, y), x.abs())
+    assert not [str(r.message) for r in recwarn if "PyTorch's own kernel" in str(r.message)]
+
+
 def test_only_the_gradients_that_are_needed_are_computed():
     fused = tw.fuse(gelu_of_sum)
     x, bias = torch.randn(8, 16), torch.randn(16, requires_grad=True)

@@ -373,7 +373,7 @@ class _Lowering:
     def access(self, spec: TensorSpec, axes: tuple[int | None, ...], rank: int) -> Access:
         strides = [0] * rank
         for axis, stride, n in zip(axes, spec.real_strides, spec.shape, strict=True):
-            if axis is not None and n != 1:
+            if axis is not None and n != 1 and stride:
                 strides[axis] = stride
         return Access(tuple(strides), spec.dtype, spec.align)
 
