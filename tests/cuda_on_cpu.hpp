@@ -147,10 +147,14 @@ static inline unsigned __ballot_sync(unsigned, bool v) {
   return votes;
 }
 static inline bool __any_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) != 0; }
-static inline unsigned __match_all_sync(unsigned mask, unsigned v, int* same) {
+template <class V> static unsigned __match_any_sync(unsigned, V v) {
   const Warp w = gather(v);
-  *same = 1;
-  for (int i = 1; i < 32; ++i) *same &= of_lane<unsigned>(w, i) == of_lane<unsigned>(w, 0);
+  unsigned same = 0;
+  for (int i = 0; i < 32; ++i) same |= (unsigned)(of_lane<V>(w, i) == v) << i;
+  return same;
+}
+template <class V> static unsigned __match_all_sync(unsigned mask, V v, int* same) {
+  *same = __match_any_sync(mask, v) == mask;
   return *same ? mask : 0;
 }
 static inline unsigned __reduce_max_sync(unsigned, unsigned v) {
@@ -160,6 +164,7 @@ static inline unsigned __reduce_max_sync(unsigned, unsigned v) {
 }
 template <class P, class V> static P atomicMax(P* at, V v) { const P was = *at; if ((P)v > was) *at = (P)v; return was; }
 template <class P, class V> static P atomicAdd(P* at, V v) { const P was = *at; *at += (P)v; return was; }
+template <class P> static P atomicCAS(P* at, P old, P now) { const P was = *at; if (was == old) *at = now; return was; }
 template <class P, class V> static P atomicOr(P* at, V v) { const P was = *at; *at |= (P)v; return was; }
 
 // Arguments of a launch, as the driver takes them. Shared memory starts as 0xff in each block.

@@ -103,11 +103,13 @@ def test_an_index_out_of_range_at_the_end_of_rising_ones_is_skipped_and_reported
 
 
 @pytest.mark.parametrize("spread", DISTRIBUTIONS)
-@pytest.mark.parametrize("columns", [1, 4])
-def test_the_winner_is_last_where_keys_carry_values_and_blocks_remember(spread, columns):
-    shape, moved = f"[300,{columns}]", f"[7000,{columns}]"
+@pytest.mark.parametrize(
+    ("places", "moved", "dim"),
+    [([300], [7000], 0), ([300, 4], [1700, 4], 0), ([400, 7], [400, 3], 1), ([9, 30], [9, 700], 1)],
+)
+def test_the_winner_is_last_where_keys_carry_values_and_blocks_remember(spread, places, moved, dim):
     w = Workload.parse(
-        f"scatter(x=f32{shape}, dim=0, index=i64{moved}, src=f32{moved})!indices={spread}"
+        f"scatter(x=f32{places}, dim={dim}, index=i64{moved}, src=f32{moved})!indices={spread}"
     )
     impl = IMPLS["scatter_winner"]
     x, index, src = w.operator.examples(w, "random", 0, "cpu")
@@ -115,7 +117,7 @@ def test_the_winner_is_last_where_keys_carry_values_and_blocks_remember(spread, 
         config = impl.Config(items=4, carried=carried, sent=sent)
         assert impl.space(w, DEVICE).why_not(config) is None
         found = OnCpu(impl, config, w)(x, index, src)
-        assert torch.equal(found, last_written(x, 0, index, src)), config
+        assert torch.equal(found, last_written(x, dim, index, src)), config
     assert not fault_reported()
 
 

@@ -10,13 +10,14 @@
 #define SLABS_ACROSS (INNER / SLAB)
 #define POSITIONS ((u64)OUTER * LENGTH * INNER)
 #define CELLS ((u64)OUTER * PLACES * INNER)
-#define NOWHERE 0xffffffffu
+#define NOWHERE ((Cell)-1)  // of no cell
 
 extern __shared__ __align__(16) u32 shared[];
 
 template <bool VALUE> struct Keys { typedef u64 Key; };
 template <> struct Keys<false> { typedef u32 Key; };
 typedef Keys<CARRIED>::Key Key;
+typedef Keys<(CELLS >= 0xffffffffu)>::Key Cell;  // its number, or NOWHERE
 
 struct Place { u64 line; u32 row, column; };
 
@@ -37,50 +38,61 @@ extern "C" __global__ __launch_bounds__(THREADS) void clear(Key* keys) {
   for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < CELLS; i += (u64)gridDim.x * THREADS) keys[i] = 0;
 }
 
-// Whether the block has sent a later row for the cell of late: `sent` has cells above their rows plus
-// one. Entries are overwritten as they come, in one piece; what is forgotten is sent again.
-TW_DEVICE bool outdone(volatile u64* sent, u32 cell, u32 row) {
-  volatile u64* at = sent + (cell * 2654435761u) / (0x100000000ull / (SENT ? SENT : 1));
-  const u64 last = *at;
-  if ((u32)(last >> 32) == cell && (u32)last > row) return true;
-  *at = (u64)cell << 32 | (row + 1);
-  return false;
+// Of the block's positions that name one cell, the last alone need be sent. Cells are claimed in a
+// table, each entry by the first that comes; a position whose entry is another cell's is sent anyway.
+struct Table { u32 *cell, *latest; };
+
+TW_DEVICE void empty(Table t) {
+  for (int s = threadIdx.x; s < SENT; s += THREADS) { t.cell[s] = NOWHERE; t.latest[s] = 0; }
+}
+// The entry of a cell, in which `turn` is entered; SENT for none. Lanes of a warp that name one cell
+// enter once: the last does, the others lose their cell.
+TW_DEVICE u32 enter(Table t, Cell& cell, u32 turn) {
+  if (__match_any_sync(FULL_WARP, cell) >> threadIdx.x % 32 > 1) cell = NOWHERE;
+  if (cell == NOWHERE) return SENT;
+  const u32 entry = (u32)((u64)((u32)cell * 2654435761u) * SENT >> 32);
+  const u32 was = atomicCAS(&t.cell[entry], NOWHERE, cell);
+  if (was != NOWHERE && was != cell) return SENT;
+  atomicMax(&t.latest[entry], turn);
+  return entry;
 }
 
 extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, const T* source, Key* keys, int* fault) {
-  volatile u64* sent = (volatile u64*)shared;
+  const Table table = {shared, shared + SENT};
   release_next();
   const u64 first = (u64)blockIdx.x * THREADS * ITEMS + threadIdx.x;
-  Place p[ITEMS];
+  Cell cell[ITEMS];
+  u32 row[ITEMS], entry[ITEMS], value[CARRIED ? ITEMS : 1];
   INDEX i[ITEMS];
-  u32 value[CARRIED ? ITEMS : 1];
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
     const u64 e = first + q * THREADS;
+    cell[q] = NOWHERE;
     if (e >= POSITIONS) continue;
-    p[q] = decode(e, LENGTH);
-    const u64 at = (p[q].line * LENGTH + p[q].row) * INNER + p[q].column;
+    const Place p = decode(e, LENGTH);
+    const u64 at = (p.line * LENGTH + p.row) * INNER + p.column;
+    cell[q] = p.line * PLACES * INNER + p.column;
+    row[q] = p.row;
     i[q] = __ldcs(&index[at]);  // winners stay in L2
     if (CARRIED) value[q] = NUMBER ? 0 : bits_of(source[at]);
   }
-  if (SENT) {
-    for (int s = threadIdx.x; s < SENT; s += THREADS) sent[s] = (u64)NOWHERE << 32;
+  TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
+    if (first + q * THREADS >= POSITIONS) continue;
+    const u32 place = place_of(i[q], PLACES, NONE_SKIPPED, fault);
+    cell[q] = place < PLACES ? cell[q] + (Cell)place * INNER : NOWHERE;
+  }
+  if constexpr (SENT > 0) {
+    empty(table);
+    __syncthreads();
+    TW_UNROLL for (int q = 0; q < ITEMS; ++q) entry[q] = enter(table, cell[q], q * THREADS + threadIdx.x);
     __syncthreads();
   }
   await_previous();
-  TW_UNROLL for (int q = ITEMS - 1; q >= 0; --q) {  // later positions first: they outdo the others
-    u32 place = PLACES;
-    if (first + q * THREADS < POSITIONS) place = place_of(i[q], PLACES, NONE_SKIPPED, fault);
-    if (INNER == 1 && SENT) {  // a warp of one place, as in sorted indices: its last lane wins
-      int same;
-      __match_all_sync(FULL_WARP, place, &same);
-      if (same && threadIdx.x % 32 != 31) place = PLACES;
-    }
-    if (place >= PLACES) continue;
-    const u64 cell = (p[q].line * PLACES + place) * INNER + p[q].column;
-    if (SENT && outdone(sent, (u32)cell, p[q].row)) continue;
-    Key key = p[q].row + 1;
+  TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
+    if (cell[q] == NOWHERE) continue;
+    if (SENT && entry[q] < SENT && table.latest[entry[q]] != q * THREADS + threadIdx.x) continue;
+    Key key = row[q] + 1;
     if constexpr (CARRIED) key = key << 32 | value[q];
-    atomicMax(&keys[cell], key);
+    atomicMax(&keys[cell[q]], key);
   }
 }
 
