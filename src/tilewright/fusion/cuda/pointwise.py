@@ -84,7 +84,7 @@ class PointwiseKernel(Kernel):
         self.line("if (vector >= limit) vector = limit - 1;")
         self.gathered_offsets(read)
         at = self.coordinates_of_vector()
-        for i in read:
+        for i in sorted(read, key=lambda i: not lies_flat(graph, self.memory_of(i))):
             self.line(f"x{i}[turn] = {self.load(i, at)};")
         self.close()
         self.open("TW_UNROLL for (int turn = 0; turn < TURNS; ++turn)")
@@ -104,7 +104,7 @@ class PointwiseKernel(Kernel):
         for k, (i, access) in enumerate(graph.outputs):
             wide = self.access_bytes(access)
             value = names[i] if self.vectorised(i) else f"splat<V>({names[i]})"
-            pointer = f"out{k} + {self.offset(access, self.axes, at)}"
+            pointer = f"out{k} + {self.place(access, at)}"
             guard = self.once(i, at)
             if access.strides[-1] != 1:
                 self.line(f"{guard}scatter({pointer}, {access.strides[-1]}, {value});")
@@ -113,9 +113,8 @@ class PointwiseKernel(Kernel):
         self.close()
 
     def load(self, i: int, at: dict[int, str]) -> str:
-        index = self.graph.nodes[i].attr
-        access = self.graph.inputs[index]
-        pointer = f"in{index} + {self.offset(access, self.axes, at)}"
+        index, access = self.graph.nodes[i].attr, self.memory_of(i)
+        pointer = f"in{index} + {self.place(access, at)}"
         if not self.vectorised(i):
             return f"load_one({pointer})"
         if self.is_gathered(i):
@@ -125,6 +124,15 @@ class PointwiseKernel(Kernel):
         once = all(s or n == 1 for s, n in zip(access.strides, self.graph.space, strict=True))
         return self.fetch(access, pointer, "V", width, self.s.stream_loads and once)
 
+    def memory_of(self, i: int) -> Access:
+        """Where the values of load `i` lie."""
+        return self.graph.inputs[self.graph.nodes[i].attr]
+
+    def place(self, access: Access, at: dict[int, str]) -> str:
+        """The offset of a vector; where elements lie in order nothing waits for divisions."""
+        flat = lies_flat(self.graph, access)
+        return "element" if flat else self.offset(access, self.axes, at)
+
     def access_bytes(self, access: Access) -> int:
         if not self.s.flat:
             return access_bytes(access, self.s.vector)
@@ -132,8 +140,7 @@ class PointwiseKernel(Kernel):
 
     def is_gathered(self, i: int) -> bool:
         """Whether a flat vector's elements are not one after another in the tensor."""
-        lies = lies_flat(self.graph, self.graph.inputs[self.graph.nodes[i].attr])
-        return self.s.flat and self.vectorised(i) and not lies
+        return self.s.flat and self.vectorised(i) and not lies_flat(self.graph, self.memory_of(i))
 
     def gathered_offsets(self, loads: list[int]) -> None:
         """Of each element of a flat vector, where it is in tensors that are broadcast to it."""
@@ -146,8 +153,7 @@ class PointwiseKernel(Kernel):
         self.line(f"const {self.index} element = ({self.index})vector * V + e;")
         at = self.coordinates("element", "c", self.axes, self.index)
         for i in loads:
-            access = self.graph.inputs[self.graph.nodes[i].attr]
-            self.line(f"offsets{i}[e] = {self.offset(access, self.axes, at)};")
+            self.line(f"offsets{i}[e] = {self.offset(self.memory_of(i), self.axes, at)};")
         self.close()
 
     def coordinates_of_vector(self) -> dict[int, str]:
