@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the store is read without torch, as `tilewright records` does
     import torch
 
+BASELINE_PACKAGES = ("quack-kernels",)
+"""Neither PyTorch's nor ours: what a baseline of theirs is depends on their version."""
+
 
 def environment(
     device: torch.device | str, *, compilers: bool = True
@@ -28,7 +31,8 @@ def environment(
     Returns:
         (key, info, versions): `info` has name, sms and memory_bytes, or name, isa and threads;
         `versions` has torch and tilewright, for a GPU cuda, driver and nvrtc, for a CPU compiler.
-        A version is None where the thing is not there.
+        A version is None where the thing is not there. Packages whose kernels are baselines on a
+        GPU are named where they are installed.
     """
     import torch
 
@@ -45,13 +49,26 @@ def environment(
     info, key = _gpu(torch.cuda.current_device() if device.index is None else device.index)
     versions |= {"cuda": torch.version.cuda, "driver": driver_version()}
     if compilers:
-        versions["nvrtc"] = _nvrtc_version()
+        versions |= {"nvrtc": _nvrtc_version(), **_baseline_versions()}
     return key, dict(info), versions
 
 
 @functools.cache
 def _own_version() -> str:
     return importlib.metadata.version("tilewright")
+
+
+@functools.cache
+def _baseline_versions() -> dict[str, str]:
+    return {name: found for name in BASELINE_PACKAGES if (found := installed_version(name))}
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a Python package, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 @functools.cache

@@ -37,6 +37,17 @@ def test_a_gpu_is_named_by_name_sms_and_memory(gpu):
     assert (versions["cuda"], versions["driver"]) == ("13.0", "580.95.05")
 
 
+def test_a_baselines_package_is_named_where_it_is_installed(gpu, monkeypatch):
+    installed = {"quack-kernels": "0.6.5"}
+    monkeypatch.setattr(module, "installed_version", installed.get)
+    module._baseline_versions.cache_clear()
+    try:
+        assert environment("cuda:0")[2]["quack-kernels"] == "0.6.5"
+        assert "quack-kernels" not in environment("cuda:0", compilers=False)[2]
+    finally:
+        module._baseline_versions.cache_clear()
+
+
 def test_without_an_index_the_current_gpu_is_meant(gpu):
     assert environment(torch.device("cuda"), compilers=False)[0].endswith("16 SMs, 17 GiB")
 

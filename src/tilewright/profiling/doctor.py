@@ -5,14 +5,13 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Any
 
 import torch
 
 from tilewright.compile import cxx, nvcc, nvrtc
 from tilewright.device import DeviceSpec, current_device, spec_of
-from tilewright.environment import cpu_model, environment
+from tilewright.environment import BASELINE_PACKAGES, cpu_model, environment, installed_version
 from tilewright.errors import StoreError
 from tilewright.measure.ceilings import Ceilings, measure_ceilings
 from tilewright.settings import settings
@@ -120,15 +119,9 @@ def _versions(device: torch.device) -> Iterator[Finding]:
     for name, version in {"python": platform.python_version(), **versions}.items():
         if version:
             yield Finding(name, str(version))
-    for package in ("triton", "cuda-bindings", "nvidia-ml-py"):
-        yield Finding(package, _installed(package) or "not installed")
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    for package in ("triton", "cuda-bindings", "nvidia-ml-py", *BASELINE_PACKAGES):
+        if package not in versions:
+            yield Finding(package, installed_version(package) or "not installed")
 
 
 def _records(store_url: str | None) -> Finding:
