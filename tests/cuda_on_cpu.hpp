@@ -136,6 +136,10 @@ template <class V> static V __shfl_up_sync(unsigned, V v, int by) {
   const Warp w = gather(v);
   return of_lane<V>(w, w.lane < by ? w.lane : w.lane - by);
 }
+template <class V> static V __shfl_down_sync(unsigned, V v, int by) {
+  const Warp w = gather(v);
+  return of_lane<V>(w, w.lane + by > 31 ? w.lane : w.lane + by);
+}
 template <class V> static V __shfl_xor_sync(unsigned, V v, int with) {
   const Warp w = gather(v);
   return of_lane<V>(w, w.lane ^ with);

@@ -224,10 +224,10 @@ def test_integers_have_one_sum_in_any_order():
 
 def test_atomic_sums_are_chosen_by_name_but_not_under_the_deterministic_mode():
     w = Workload.parse("index_add(x=f32[90,64], dim=0, index=i64[900], source=f32[900,64])")
-    named = selection.Forced("rows_atomic", (("lanes", 8), ("vec", 4), ("rows", 4)))
+    named = selection.Forced("rows_atomic", (("lanes", 8), ("vec", 4), ("unrolled", 4)))
     device = DEVICES["h200"]
     chosen = selection._explicit(w, CPU, device, named)
-    assert (chosen.implementation, chosen.config.rows) == ("rows_atomic", 4)
+    assert (chosen.implementation, chosen.config.unrolled) == ("rows_atomic", 4)
     assert selection._untuned(w, device, "heuristic", "").implementation == "rows_sorted"
     torch.use_deterministic_algorithms(True)
     try:

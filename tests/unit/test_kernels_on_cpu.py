@@ -164,6 +164,25 @@ def test_a_gather_of_any_shape_and_strides_is_pytorchs(w):
                 assert torch.equal(OnCpu(impl, config, w)(x, index), expected), config
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "index_add(x=f32[90,16], dim=0, index=i64[5000], source=f32[5000,16])",
+        "scatter_add(x=f32[3000], dim=0, index=i64[20000], src=f32[20000])",
+    ],
+)
+def test_atomic_sums_of_hot_rows_are_closer_to_the_truth_than_one_addition_a_position(text):
+    w, impl = Workload.parse(text + "!indices=zipf!nondeterministic"), IMPLS["rows_atomic"]
+    run = OnCpu(impl, dataclasses.replace(impl.heuristic(w, DEVICE), items=4), w)
+    own, one_by_one = [], []
+    for seed in range(6):
+        x, index, source = w.operator.examples(w, "random", seed, "cpu")
+        truth = x.double().index_add(0, index, source.double())
+        own.append((run(x, index, source) - truth).abs().max())
+        one_by_one.append((x.index_add(0, index, source) - truth).abs().max())
+    assert sum(own) < 0.5 * sum(one_by_one)
+
+
 @pytest.mark.parametrize("rows", [96, 224])
 def test_units_need_be_no_power_of_two(rows):
     w, impl = Workload.parse(CASES[6]), IMPLS["rows_sorted"]

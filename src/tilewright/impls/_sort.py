@@ -22,10 +22,15 @@ SIGNATURES = {
 }
 
 
+def chunk_bytes(digit_bits: int, items: int) -> int:
+    """Shared memory of a block that sorts a chunk."""
+    bins = 1 << digit_bits
+    return ENTRY_BYTES * THREADS * items + 4 * (bins + WARPS) + 2 * WARPS * bins
+
+
 def place_bytes(digit_bits: int, items: int) -> int:
     """Shared memory of a block that places its entries."""
-    bins = 1 << digit_bits
-    return ENTRY_BYTES * THREADS * items + 4 * (2 * bins + WARPS) + 2 * WARPS * bins
+    return chunk_bytes(digit_bits, items) + (4 << digit_bits)
 
 
 @dataclass(frozen=True)

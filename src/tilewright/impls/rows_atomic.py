@@ -30,17 +30,21 @@ from tilewright.impls._rows import (
     too_many_pieces,
     vectors,
 )
+from tilewright.impls._sort import THREADS, chunk_bytes
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import HALVES
 
-THREADS = 256
+DIGIT_BITS = 8
+"""Of the hash of a place."""
+
 BLOCKS_OF_PREPARE = 8
 """Blocks per SM of the kernel that strides over all places."""
 
 
 class RowsAtomic(Implementation):
-    """No sort and no workspace: each row of the source is read once and added where it belongs.
+    """No workspace: each row of the source is read once, summed with those of its place that the
+    block meets, and added where it belongs.
 
     Integers have one sum in any order. Floating sums have not: they are for workloads that say
     `!nondeterministic` and calls under `use("rows_atomic")`, never under PyTorch's deterministic
@@ -54,7 +58,8 @@ class RowsAtomic(Implementation):
     class Config:
         lanes: int = param(1, 4, 8, 16, 32)  # threads of a row
         vec: int = param(1, 2, 4)  # elements of one access
-        rows: int = param(1, 2, 4, 8)  # of a group of lanes, in flight and merged
+        items: int = param(1, 4, 16)  # indices of a thread: a block sorts 256 times as many
+        unrolled: int = param(2, 4, 8)  # rows of a group of lanes in flight
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := no_cuda(w, device):
@@ -77,7 +82,7 @@ class RowsAtomic(Implementation):
         return None
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        return False  # a hot row makes it slow, which only a measurement tells
+        return False  # it is not timed yet
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_rows(w)
@@ -85,19 +90,21 @@ class RowsAtomic(Implementation):
         def fits(c: RowsAtomic.Config) -> str | None:
             if c.lanes > 1 and c.lanes * c.vec >= 2 * p.columns:
                 return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
-            if reason := too_many_pieces(p, c):
-                return reason
-            return None
+            return too_many_pieces(p, c)
 
         narrow = [v for v in vectors(p, w.main.itemsize) if v <= 4]
         return ConfigSpace(self.Config, {"vec": narrow}, fits)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
-        # The widest accesses; then rows that one group moves in one piece; then 64 bytes in flight.
-        return max(
-            self.space(w, device),
-            key=lambda c: (c.vec, c.lanes, -abs(c.rows * c.vec * w.main.itemsize - 64)),
-        )
+        # The widest accesses; rows that one group moves in one piece; 64 bytes in flight; and
+        # chunks, in which rows are summed, as long as leave two blocks to an SM.
+        def rank(c: RowsAtomic.Config) -> tuple[float, ...]:
+            idle = blocks(p, c) * across(p, c) * p.outer < 2 * device.sms
+            in_flight = c.unrolled * c.vec * w.main.itemsize
+            return c.vec, c.lanes, -abs(in_flight - 64), -c.items if idle else c.items
+
+        p = served_rows(w)
+        return max(self.space(w, device), key=rank)
 
     def compile_key(self, config: Any, w: Workload) -> str:
         p = served_rows(w)
@@ -106,11 +113,17 @@ class RowsAtomic(Implementation):
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         p = served_rows(w)
         given = macros(p, config)
-        return cuda_task(["rows_atomic.cu"], "accumulate", p.dtype, p.index, given, device)
+        files = ["chunk.cuh", "rows_atomic.cu"]
+        return cuda_task(files, "accumulate", p.dtype, p.index, given, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_rows(w)
         return AtomicExecutable(w, p, config, compiled(self.task(config, w, device)), device)
+
+
+def blocks(p: RowProblem, c: RowsAtomic.Config) -> int:
+    """Chunks of positions."""
+    return math.ceil(p.count / (THREADS * c.items))
 
 
 def macros(p: RowProblem, c: RowsAtomic.Config) -> dict[str, int | str]:
@@ -120,7 +133,9 @@ def macros(p: RowProblem, c: RowsAtomic.Config) -> dict[str, int | str]:
         "SCALED": p.alpha != 1.0,
         "LANES": c.lanes,
         "VEC": c.vec,
-        "ROWS": c.rows,
+        "ITEMS": c.items,
+        "UNROLLED": c.unrolled,
+        "DIGIT_BITS": DIGIT_BITS,
     }
 
 
@@ -136,12 +151,9 @@ class AtomicExecutable(IndexedExecutable):
         prepared = min(math.ceil(pieces / THREADS), BLOCKS_OF_PREPARE * device.sms)
         self._grids = {
             "prepare": (prepared, 1, p.outer),
-            "accumulate": (
-                math.ceil(p.count / (THREADS // c.lanes * c.rows)),
-                across(p, c),
-                p.outer,
-            ),
+            "accumulate": (blocks(p, c), across(p, c), p.outer),
         }
+        self._shared_bytes = chunk_bytes(DIGIT_BITS, c.items)
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         floating = tensors[0].is_floating_point()
@@ -166,4 +178,4 @@ class AtomicExecutable(IndexedExecutable):
         args = (*args, *p.source, *p.out, p.skipped, p.alpha, fault)
         follows = p.fill is not None
         grid = self._grids["accumulate"]
-        yield Launch("accumulate", grid, THREADS, 0, args, overlapping=follows)
+        yield Launch("accumulate", grid, THREADS, self._shared_bytes, args, overlapping=follows)

@@ -149,9 +149,8 @@ class RowsSorted(Implementation):
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         p = served_rows(w)
-        return cuda_task(
-            ["sort.cuh", "rows.cu"], "accumulate", p.dtype, p.index, macros(p, config), device
-        )
+        files = ["chunk.cuh", "sort.cuh", "rows.cu"]
+        return cuda_task(files, "accumulate", p.dtype, p.index, macros(p, config), device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_rows(w)

@@ -1,13 +1,16 @@
 // Rows added to the places that an index names, by atomic additions in whatever order they come.
 //
 // 1. prepare, not in place: places hold the old rows, or zeros.
-// 2. accumulate: a group of LANES threads takes ROWS positions in accesses of VEC elements. Rows of
-//    one place are summed first, those of a group in registers and, where a whole warp has one place,
-//    those of its groups by shuffles; what is left are reductions in memory, of VEC elements each
-//    where the device has them.
+// 2. accumulate: a block sorts CHUNK positions by DIGIT_BITS of a hash of their places (chunk.cuh), so
+//    that rows of one place are neighbours but for a few others among them. Each group of LANES
+//    threads walks a part of them, UNROLLED at a time in accesses of VEC elements, and sums a run in
+//    registers; the last runs of a warp's groups are joined by shuffles. What is left are additions in
+//    memory, of VEC elements each where the device has them. So a hot row gets few, and its sum
+//    grows in as few steps, which is why it is closer to the truth than one addition a position.
 
-#define THREADS 256
 #define GROUPS (THREADS / LANES)
+#define PART (CHUNK / GROUPS)
+#define NOWHERE 0xffffffffu
 
 typedef Pack<T, VEC> Stored;
 
@@ -37,40 +40,61 @@ TW_DEVICE void add_to(float* at, const Pack<float, 4>& x) {
 }
 #endif
 
-// Bring rows of one place to the first position of a group that has it; the others are done.
-TW_DEVICE void merge(u32 (&place)[ROWS], Stored (&row)[ROWS], u32 places) {
-  TW_UNROLL for (int q = ROWS - 1; q > 0; --q) {
-    TW_UNROLL for (int p = q - 1; p >= 0; --p) {
-      if (place[q] == places || place[p] != place[q]) continue;
-      row[p] = reduce(row[p], row[q]);
-      place[q] = places;
+struct Run { u32 place; Stored sums; };
+
+// Join the runs of one place that neighbouring groups of a warp hold, into the last of them.
+TW_DEVICE void join(Run& run) {
+  const int lane = threadIdx.x % 32;
+  const u32 before = __shfl_up_sync(FULL_WARP, run.place, LANES);
+  const u32 after = __shfl_down_sync(FULL_WARP, run.place, LANES);
+  bool begins = lane < LANES || before != run.place;  // somewhere among the groups summed so far
+  TW_UNROLL for (int step = LANES; step < 32; step *= 2) {
+    const bool earlier = __shfl_up_sync(FULL_WARP, (int)begins, step);
+    TW_UNROLL for (int i = 0; i < VEC; ++i) {
+      const T other = __shfl_up_sync(FULL_WARP, run.sums.v[i], step);
+      if (!begins) run.sums.v[i] += other;
     }
+    begins = begins || earlier;
   }
+  if (lane < 32 - LANES && after == run.place) run.place = NOWHERE;
 }
 
-extern "C" __global__ __launch_bounds__(THREADS) void accumulate(const INDEX* index, const T* source, T* out, u32 count, u32 places, u32 columns, i64 source_outer, i64 source_row, i64 out_outer, i64 out_row, i64 skipped, double alpha, int* fault) {
+extern "C" __global__ __launch_bounds__(THREADS, 2) void accumulate(const INDEX* index, const T* source, T* out, u32 count, u32 places, u32 columns, i64 source_outer, i64 source_row, i64 out_outer, i64 out_row, i64 skipped, double alpha, int* fault) {
+  const Chunk chunk = chunk_at(shared);
+  const u32 base = blockIdx.x * CHUNK, filled = min((u64)CHUNK, (u64)count - base);
+  Entry entries[ITEMS];
+  TW_UNROLL for (int j = 0; j < ITEMS; ++j) {
+    const u32 position = base + held(j);
+    if (held(j) < filled) entries[j] = {place_of(index[position], places, skipped, fault), position};
+  }
+  sort_chunk(entries, [](u32 place) { return place * 2654435761u >> (32 - DIGIT_BITS); }, filled, chunk);
   const u32 column = (blockIdx.y * LANES + threadIdx.x % LANES) * VEC;
-  const u64 first = ((u64)blockIdx.x * GROUPS + threadIdx.x / LANES) * ROWS;
+  const u32 begin = min(threadIdx.x / LANES * PART, filled), end = min(begin + PART, filled);
   source += blockIdx.z * source_outer + column;
   out += blockIdx.z * out_outer + column;
-  u32 place[ROWS];
-  Stored row[ROWS];
-  TW_UNROLL for (int q = 0; q < ROWS; ++q) place[q] = first + q < count ? place_of(index[first + q], places, skipped, fault) : places;
-  TW_UNROLL for (int q = 0; q < ROWS; ++q) {
-    row[q] = {};
-    if (place[q] < places && column < columns) row[q] = load<VEC>(source + (first + q) * source_row);
-  }
-  if (SCALED) TW_UNROLL for (int q = 0; q < ROWS; ++q) TW_UNROLL for (int i = 0; i < VEC; ++i) row[q].v[i] *= (T)alpha;
-  merge(place, row, places);
+  Run run = {NOWHERE, {}};
+  const auto add = [&] {
+    if (run.place == NOWHERE || column >= columns) return;
+    if (SCALED) TW_UNROLL for (int i = 0; i < VEC; ++i) run.sums.v[i] *= (T)alpha;
+    add_to(out + run.place * out_row, run.sums);
+  };
   await_previous();
-  TW_UNROLL for (int q = 0; q < ROWS; ++q) {
-    int same;
-    __match_all_sync(FULL_WARP, place[q], &same);
-    if (same && LANES < 32) {
-      TW_UNROLL for (int step = LANES; step < 32; step *= 2)
-        TW_UNROLL for (int i = 0; i < VEC; ++i) row[q].v[i] += __shfl_xor_sync(FULL_WARP, row[q].v[i], step);
-      if (threadIdx.x % 32 >= LANES) place[q] = places;
+  for (u32 at = begin; at < end; at += UNROLLED) {
+    u32 place[UNROLLED];
+    Stored row[UNROLLED];
+    TW_UNROLL for (int q = 0; q < UNROLLED; ++q) {
+      const Entry e = at + q < end ? chunk.entries[at + q] : Entry{places, 0};
+      place[q] = e.place;
+      row[q] = {};
+      if (place[q] < places && column < columns) row[q] = load<VEC>(source + e.position * source_row);
     }
-    if (place[q] < places && column < columns) add_to(out + place[q] * out_row, row[q]);
+    TW_UNROLL for (int q = 0; q < UNROLLED; ++q) {
+      if (place[q] >= places) continue;
+      if (place[q] == run.place) { run.sums = reduce(run.sums, row[q]); continue; }
+      add();
+      run = {place[q], row[q]};
+    }
   }
+  join(run);
+  add();
 }
