@@ -50,6 +50,21 @@ def cache_dir(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
 
 
+def test_what_nvrtc_has_compiled_before_still_reports_its_resources():
+    flags = task(ADD, "add").flags
+    logs = [nvrtc.compile_cubin(ADD, flags, "add")[1] for _ in range(2)]
+    assert parse_ptxas(logs[0], "add") == parse_ptxas(logs[1], "add")
+
+
+@pytest.mark.parametrize(("release", "passed"), [("12.6", False), ("13.0", True)])
+def test_nvrtcs_own_cache_is_passed_by_where_it_has_one(release, passed, monkeypatch):
+    given = []
+    monkeypatch.setattr(nvrtc, "version", lambda: release)
+    monkeypatch.setattr(nvrtc, "_compile", lambda s, flags, *_: given.extend(flags) or (b"x", ""))
+    nvrtc.compile_cubin(ADD, task(ADD, "add").flags, "add")
+    assert ("--no-cache" in given) == passed
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_kernel_compiles_with_its_real_resources(arch):
     found = compiled(task(ADD, "add", arch=arch))

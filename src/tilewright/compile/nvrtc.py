@@ -48,7 +48,7 @@ def compile_cubin(source: str, flags: Sequence[str], name: str) -> tuple[bytes, 
         CompilerMissing: NVRTC is not on this machine.
         CompileError: it rejected the source or a flag; its log is in the message.
     """
-    binary, log = _compile(source, ("--ptxas-options=-v", *flags), name, "CUBIN")
+    binary, log = _compile(source, ("--ptxas-options=-v", *_past_cache(), *flags), name, "CUBIN")
     assert binary, f"no real architecture (sm_...) in {flags}"
     return binary, log
 
@@ -58,6 +58,12 @@ def compile_ptx(source: str, flags: Sequence[str], name: str) -> str:
     virtual = [re.sub(r"^(--gpu-architecture=|-arch=)sm_", r"\1compute_", flag) for flag in flags]
     text, _ = _compile(source, virtual, name, "PTX")
     return text.rstrip(b"\0").decode()
+
+
+def _past_cache() -> tuple[str, ...]:
+    """The flag that has ptxas run and report: beside a driver, NVRTC keeps cubins without a log."""
+    major = int(version().split(".")[0])
+    return ("--no-cache",) if major >= 13 else ()
 
 
 def _compile(source: str, flags: Sequence[str], name: str, product: str) -> tuple[bytes, str]:
