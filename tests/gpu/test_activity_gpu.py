@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tilewright.measure.activity import activity_of
+from tilewright.measure.activity import Activity, activities_of, activity_of
 from tilewright.measure.timing import host_us
 
 pytestmark = pytest.mark.gpu
@@ -21,6 +21,17 @@ def test_kernels_copies_and_sets_are_told_apart():
     assert found.memcpys == 1
     assert found.kernels + found.memsets == 2  # zero_ is either
     assert found.allocations == 3
+
+
+def test_calls_that_share_a_profile_are_told_apart():
+    x = torch.randn(1000, 1000, device="cuda")
+    calls = [torch.relu, lambda t: t.clone(), lambda t: t.view(-1), lambda t: t.relu().neg()]
+    assert activities_of(calls, [x]) == [
+        Activity(1, 0, 0, 1),
+        Activity(0, 1, 0, 1),
+        Activity(0, 0, 0, 0),
+        Activity(2, 0, 0, 2),
+    ]
 
 
 def test_calls_cost_the_host_no_more_after_one_was_profiled():

@@ -163,10 +163,6 @@ def expect(
         return found
     indexed = w.operator.indexed
 
-    @functools.cache
-    def graph(cw: Workload) -> fx.GraphModule | None:
-        return None if indexed else trace_reference(cw, "f64")
-
     largest = max(t.numel() for t in (*tensors, *vendor))
     per_slice = max(largest // max(batch.size, 1), 1)
     step = max(CHUNK_ELEMENTS[tensors[0].device.type] // per_slice, 1)
@@ -174,8 +170,9 @@ def expect(
         length = min(step, batch.size - start)
         cw = batch.workload(w, length)
         parts = batch.narrow(tensors, start, length)
+        graph = None if indexed else _graph(cw)
         for e, out, (value, tolerance) in zip(
-            found, vendor, truth_and_tolerance(cw, parts, graph(cw)), strict=True
+            found, vendor, truth_and_tolerance(cw, parts, graph), strict=True
         ):
             targets = [t for t in (e.lo, e.hi, out, e.truth) if t is not None]
             lo, hi, own, *rest = batch.narrow(targets, start, length)
@@ -190,6 +187,12 @@ def expect(
         if e.truth is not None and out.numel():
             _measure(e, out)
     return found
+
+
+@functools.lru_cache(maxsize=8)
+def _graph(w: Workload) -> fx.GraphModule:
+    """The examples of a workload have a few sizes between them, each in several chunks."""
+    return trace_reference(w, "f64")
 
 
 def _empty_like(t: Tensor, dtype: torch.dtype) -> Tensor:

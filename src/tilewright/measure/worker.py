@@ -16,7 +16,7 @@ from tilewright.device import current_device
 from tilewright.environment import environment
 from tilewright.errors import LaunchError, TilewrightError
 from tilewright.impl import IMPLS, OWN_BACKENDS, Executable
-from tilewright.measure.activity import Activity, activity_of
+from tilewright.measure.activity import Activity, activities_of
 from tilewright.measure.candidate import COPY, AsCalled, Candidate, Description, Limits, Outcome
 from tilewright.measure.ceilings import Ceilings, hard_limit_us, measure_ceilings
 from tilewright.measure.timing import Timing, host_us, inputs_for, time_interleaved
@@ -142,8 +142,11 @@ class Workbench:
             yield {}
             return
         device = self.device
-        yield from self._of_each(
-            w, candidates, method, lambda call, inputs: host_us(call, inputs, device)
+        yield from self._of_all(
+            w,
+            candidates,
+            method,
+            lambda calls, inputs: [host_us(call, inputs, device) for call in calls],
         )
 
     def public_host_us(
@@ -167,26 +170,25 @@ class Workbench:
         self, w: Workload, candidates: Sequence[Candidate], method: str
     ) -> Iterator[str | dict[Candidate, Activity]]:
         """What one call of each candidate makes the device do."""
-        yield from self._of_each(w, candidates, method, activity_of)
+        yield from self._of_all(w, candidates, method, activities_of)
 
-    def _of_each(
+    def _of_all(
         self,
         w: Workload,
         candidates: Sequence[Candidate],
         method: str,
-        measured: Callable[[Callable[..., Any], list[torch.Tensor]], T],
+        measured: Callable[[list[Callable[..., Any]], list[torch.Tensor]], list[T]],
     ) -> Iterator[str | dict[Candidate, T]]:
-        """What `measured` tells of the call of each candidate and its inputs."""
+        """What `measured` tells of the candidates' calls and their inputs."""
         self._open(w)
         inputs = self._argument_sets(method)[0]
         yield OPENED
-        found = {}
+        calls = []
         for candidate in candidates:
             yield BUILDING
-            call = self._call(candidate)
-            yield RUNNING
-            found[candidate] = measured(call, inputs)
-        yield found
+            calls.append(self._call(candidate))
+        yield RUNNING
+        yield dict(zip(candidates, measured(calls, inputs), strict=True))
 
     def _open(self, w: Workload) -> None:
         if w == self._w:
