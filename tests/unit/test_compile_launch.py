@@ -23,11 +23,12 @@ struct Config {
 struct Attribute { unsigned id, pad, cluster[3]; };
 static thread_local uint64_t current = 0x100;
 extern "C" {
-int loads, capturing, mode = 0, refuse, attributes_set[2];
+int loads, capturing, mode = 0, refuse, devices = 2, attributes_set[2];
 Config config; Attribute attribute; uint64_t function, launched_in;
 void set_thread_context(uint64_t c) { current = c; }
 uint64_t get_thread_context() { return current; }
 int cuInit(unsigned) { return 0; }
+int cuDeviceGetCount(int* n) { *n = devices; return 0; }
 int cuDeviceGet(int* d, int n) { *d = n; return n < 2 ? 0 : 101; }
 int cuDeviceGetAttribute(int* v, int a, int) { *v = a == 97 ? 232448 : 1; return 0; }
 int cuDevicePrimaryCtxRetain(uint64_t* c, int d) { *c = 0x100 + d; return 0; }
@@ -50,6 +51,7 @@ int cuFuncGetAttribute(int* v, int a, uint64_t) { *v = a == 1 ? 1024 : -1; retur
 int cuFuncSetAttribute(uint64_t, int a, int v) { attributes_set[a == 14] = v; return 0; }
 int cuLaunchKernelEx(const Config* c, uint64_t f, void** p, void**) {
   if (refuse) return refuse;
+  if (f != 0x300 + current) return current ? 400 : 201;
   config = *c; function = f; launched_in = current;
   if (c->n) attribute = *(const Attribute*)c->attributes;
   if (auto out = *(int64_t**)p[0]) *out = *(int64_t*)p[2] + *(int*)p[1] + int64_t(*(double*)p[3]);
@@ -120,7 +122,13 @@ class Driver:
 def driver(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     path = compiled(CompileTask("cxx", DRIVER, cxx.DEFAULT_FLAGS, "libcuda")).path
-    caches = (launch.driver, launch._primary_context, launch._device, launch._device_attribute)
+    caches = (
+        launch.driver,
+        launch._primary_context,
+        launch._device_count,
+        launch._device,
+        launch._device_attribute,
+    )
     for cache in caches:
         cache.cache_clear()
     monkeypatch.setattr(launch, "_LIBRARY", str(path))
@@ -250,6 +258,16 @@ def test_another_devices_context_is_current_only_for_the_launch(driver, kernel, 
         sum_through(kernel, device_index=1)
         assert driver.number("launched_in", ctypes.c_uint64).value == 0x101
         assert driver.number("function", ctypes.c_uint64).value == 0x300 + 0x101
+        assert driver.library.get_thread_context() == before
+
+
+@pytest.mark.parametrize("before", [0, 0x777])
+def test_where_there_is_one_device_a_launch_goes_to_its_context(driver, kernel, before):
+    driver.number("devices").value = 1
+    driver.library.set_thread_context(before)
+    for _ in range(2):
+        assert sum_through(kernel) == (1 << 40) - 5 + 7
+        assert driver.number("launched_in", ctypes.c_uint64).value == 0x100
         assert driver.library.get_thread_context() == before
 
 

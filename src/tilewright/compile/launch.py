@@ -28,6 +28,7 @@ _STATIC_SHARED, _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 1, 8, 14  # CUfunct
 _COOPERATIVE, _CLUSTER_DIMENSION, _OVERLAPPING = 2, 4, 6  # CUlaunchAttributeID
 _RELAXED = 2  # CUstreamCaptureMode
 _INVALID_VALUE, _INVALID_IMAGE, _NO_BINARY, _CAPTURE_IMPLICIT = 1, 200, 209, 906  # CUresult
+_INVALID_CONTEXT, _INVALID_HANDLE = 201, 400
 _CONFIG = struct.Struct("@7IQQI")  # grid, block, shared bytes, stream, attributes, their number
 _ATTRIBUTE = struct.Struct("@I4x3I52x")  # identifier, value of up to 64 bytes: cluster x y z
 _CONFIG_AT, _ATTRIBUTES_AT, _ARGUMENTS_AT = 0, 56, 384
@@ -104,10 +105,11 @@ class CudaKernel:
             except struct.error:
                 self._refused(_INVALID_VALUE, shape, device_index)
         self._pack(frame.memory, _ARGUMENTS_AT, *args)
-        get_current(frame.current_address)
-        if frame.current.value == context:
+        if get_current is None or _is_current(context, get_current, frame):
             status = launch(frame.address, function, frame.arguments_address, None)
         else:
+            status = _INVALID_CONTEXT
+        if status in (_INVALID_CONTEXT, _INVALID_HANDLE):
             with _current(context):
                 status = launch(frame.address, function, frame.arguments_address, None)
         if status:
@@ -177,7 +179,9 @@ class CudaKernel:
                 )
             with _capture_elsewhere_unharmed():
                 function = self._function(device_index)
-            loaded = function, context, cuda.cuLaunchKernelEx, cuda.cuCtxGetCurrent
+            # Of a single device the driver itself tells when its context is not current.
+            get_current = cuda.cuCtxGetCurrent if _device_count() > 1 else None
+            loaded = function, context, cuda.cuLaunchKernelEx, get_current
             self._loaded[device_index] = loaded
             return loaded
 
@@ -336,6 +340,7 @@ def driver() -> Any:
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     for name, *types in (
         ("cuInit", ctypes.c_uint),
+        ("cuDeviceGetCount", pointer),
         ("cuDeviceGet", pointer, integer),
         ("cuDeviceGetAttribute", pointer, integer, integer),
         ("cuDevicePrimaryCtxRetain", pointer, integer),
@@ -372,6 +377,13 @@ def _primary_context(device_index: int) -> int:
 
 
 @functools.cache
+def _device_count() -> int:
+    count = ctypes.c_int()
+    check(driver().cuDeviceGetCount(ctypes.byref(count)), "counting devices")
+    return count.value
+
+
+@functools.cache
 def _device(device_index: int) -> int:
     device = ctypes.c_int()
     check(driver().cuDeviceGet(ctypes.byref(device), device_index), f"opening cuda:{device_index}")
@@ -384,6 +396,11 @@ def _device_attribute(device_index: int, attribute: int) -> int:
     status = driver().cuDeviceGetAttribute(ctypes.byref(value), attribute, _device(device_index))
     check(status, f"asking cuda:{device_index} for attribute {attribute}")
     return value.value
+
+
+def _is_current(context: int, get_current: Any, frame: _Frame) -> bool:
+    get_current(frame.current_address)
+    return frame.current.value == context
 
 
 @contextmanager
