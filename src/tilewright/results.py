@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import InvalidArgument
+from tilewright.suite import SUITES
+from tilewright.summaries import summary, summary_by
 
 if TYPE_CHECKING:
     from tilewright.measure.activity import Activity
@@ -144,30 +145,9 @@ class Report:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def geomean(values: Iterable[float | None]) -> float | None:
-    """Geometric mean of what is there; None of nothing."""
-    logs = [math.log(v) for v in values if v]
-    return math.exp(sum(logs) / len(logs)) if logs else None
-
-
-def summary(rows: Sequence[Row]) -> dict[str, float]:
-    """Geometric means of `own` against each baseline, the floor and copy, and the worst cases; and
-    of the speed that the heuristic alone has of the search's result."""
-    found: dict[str, float | None] = {}
-    for baseline in dict.fromkeys(name for row in rows for name in row.baselines):
-        found[f"geomean_vs_{baseline}"] = geomean(row.own_vs(baseline) for row in rows)
-    for name in ("floor", "copy"):
-        fractions = [f for row in rows if (f := getattr(row, f"of_{name}")) is not None]
-        found[f"geomean_of_{name}"] = geomean(fractions)
-        found[f"worst_of_{name}"] = min(fractions, default=None)
-    found["geomean_heuristic_vs_own"] = geomean(
-        row.own.median_us / row.own.heuristic_us for row in rows if row.own and row.own.heuristic_us
-    )
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def as_dict(suite: str, report: Report) -> dict[str, Any]:
-    """The result file of a run, as plain JSON values."""
+    """The result file of a run, as plain JSON values; with summaries by the suite's groups."""
+    by = SUITES[suite].by if suite in SUITES else ()
     return {
         "schema": SCHEMA,
         "suite": suite,
@@ -178,6 +158,7 @@ def as_dict(suite: str, report: Report) -> dict[str, Any]:
         "tuning_s": round(report.tuning_s, 3),
         "rows": [row.as_dict() for row in report.rows],
         "summary": summary(report.rows),
+        **({"summary_by": {f: summary_by(report.rows, f) for f in by}} if by else {}),
     }
 
 
@@ -187,7 +168,12 @@ def write(path: str | Path, suite: str, report: Report) -> dict[str, Any]:
     Raises:
         InvalidArgument: the file cannot be written; the message names the path and the reason.
     """
-    data = json.loads(json.dumps(as_dict(suite, report), allow_nan=False))
+    return write_data(path, as_dict(suite, report))
+
+
+def write_data(path: str | Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """As `write`, of what `as_dict` gave."""
+    data = json.loads(json.dumps(content, allow_nan=False))
     problems = validate(data)
     assert not problems, problems
     path = Path(path)

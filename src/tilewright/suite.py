@@ -18,11 +18,13 @@ class Suite:
 
     Attributes:
         method: "events" or "graph" on a GPU (see measure/timing.py); a CPU has one method.
+        by: groups that its result is also summarised by, as `summaries.summary_by` reads them.
     """
 
     name: str
     texts: tuple[str, ...]
     method: str = "events"
+    by: tuple[str, ...] = ()
 
     def workloads(self) -> list[Workload]:
         from tilewright.op import Workload
@@ -33,7 +35,7 @@ class Suite:
 SUITES: Registry[Suite] = Registry("suites", "suite")
 
 
-def suite(name: str, texts: Sequence[str], method: str = "events") -> Suite:
+def suite(name: str, texts: Sequence[str], method: str = "events", by: Sequence[str] = ()) -> Suite:
     """Register a suite; called once in each file of suites/."""
     assert method in ("events", "graph"), method
-    return SUITES.add(name, Suite(name, tuple(texts), method))
+    return SUITES.add(name, Suite(name, tuple(texts), method, tuple(by)))

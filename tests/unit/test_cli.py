@@ -115,6 +115,14 @@ def test_a_suite_alone_gives_its_name_and_method():
     assert (found.name, len(found.workloads), found.method) == ("quickstart", 12, "events")
 
 
+def test_only_thins_out_a_suite_that_keeps_its_name():
+    found = read_targets([], ["norms_sweep"], None, ["[16,768]", "softmax(x=f32[16,"])
+    assert (found.name, found.method) == ("norms_sweep", "graph")
+    assert len(found.workloads) == 3 * 3 + 14 - 1
+    with pytest.raises(InvalidArgument, match=r"none of 378 .* holds no_such"):
+        read_targets([], ["norms_sweep"], None, ["no_such"])
+
+
 def test_targets_of_all_sources_are_joined_without_duplicates(tmp_path):
     listed = tmp_path / "workloads.json"
     listed.write_text(json.dumps(["softmax(x=f32[4096,4096])", SOFTMAX]))

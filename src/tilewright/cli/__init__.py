@@ -17,6 +17,7 @@ from tilewright.cli.bench import bench
 from tilewright.cli.doctor import doctor
 from tilewright.cli.explain import explain
 from tilewright.cli.records import records
+from tilewright.cli.summary import summary
 from tilewright.cli.tune import INTERRUPTED, tune
 from tilewright.cli.verify import verify
 from tilewright.errors import TilewrightError
@@ -42,7 +43,7 @@ def cli(debug: bool) -> None:
     """
 
 
-for command in (doctor, tune, bench, verify, explain, records):
+for command in (doctor, tune, bench, verify, explain, records, summary):
     cli.add_command(command)
 
 

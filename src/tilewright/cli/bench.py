@@ -24,6 +24,7 @@ def bench(
     workloads: tuple[str, ...],
     suites: tuple[str, ...],
     from_file: Path | None,
+    only: tuple[str, ...],
     budget_s: float | None,
     baselines: tuple[str, ...],
     method: str | None,
@@ -34,7 +35,7 @@ def bench(
     json_target: str | None,
 ) -> int:
     """Measure what is chosen now, untuned kernels and every baseline; no search, no records."""
-    targets = options.read_targets(workloads, suites, from_file)
+    targets = options.read_targets(workloads, suites, from_file, only)
     from tilewright import tune as engine
     from tilewright.cli.progress import shown
     from tilewright.dispatch.call import as_called

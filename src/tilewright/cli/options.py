@@ -36,8 +36,14 @@ class Targets:
 
 
 def targets(command: F) -> F:
-    """WORKLOAD..., --suite and --from; the command receives them as its first argument."""
+    """WORKLOAD..., --suite and --from, thinned out by --only; see `read_targets`."""
     for decorate in (
+        click.option(
+            "--only",
+            multiple=True,
+            metavar="TEXT",
+            help="Of all these, only workloads that hold this text: softmax, [8192, or f16.",
+        ),
         click.option(
             "--from",
             "from_file",
@@ -51,11 +57,16 @@ def targets(command: F) -> F:
     return command
 
 
-def read_targets(texts: Sequence[str], suites: Sequence[str], from_file: Path | None) -> Targets:
-    """The distinct workloads of all three sources, in order.
+def read_targets(
+    texts: Sequence[str],
+    suites: Sequence[str],
+    from_file: Path | None,
+    only: Sequence[str] = (),
+) -> Targets:
+    """The distinct workloads of all three sources that hold any of the texts `only`, in order.
 
     Raises:
-        InvalidArgument: nothing was named, or something named cannot be read.
+        InvalidArgument: nothing was named or is left, or something named cannot be read.
     """
     from tilewright.op import Workload
     from tilewright.suite import SUITES
@@ -69,10 +80,13 @@ def read_targets(texts: Sequence[str], suites: Sequence[str], from_file: Path | 
         raise InvalidArgument(
             f"name a workload, --suite or --from; suites here: {', '.join(SUITES)}"
         )
+    left = [w for w in found if not only or any(text in str(w) for text in only)]
+    if not left:
+        raise InvalidArgument(f"none of {len(found)} workloads holds {' or '.join(only)}")
     alone = len(suites) == 1 and not listed and not texts
     methods = {SUITES[name].method for name in suites}
     return Targets(
-        suites[0] if alone else "custom", list(found), methods.pop() if len(methods) == 1 else None
+        suites[0] if alone else "custom", left, methods.pop() if len(methods) == 1 else None
     )
 
 

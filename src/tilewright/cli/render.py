@@ -123,11 +123,40 @@ def results(rows: Sequence[Mapping[str, Any]], stderr: bool = False) -> None:
     )
 
 
+def groups(fields: str, lines: Sequence[Mapping[str, Any]], stderr: bool = False) -> None:
+    """One line for each group of workloads, from `tilewright.summaries.summary_by`: geometric means
+    of our own kernels and, in brackets, the worst of the group."""
+    names = [name.strip() for name in fields.split(",")]
+    known = {"aten": "eager", "inductor": "compile"}
+    vs = "geomean_vs_"
+    baselines = dict.fromkeys(k.removeprefix(vs) for line in lines for k in line if vs in k)
+    columns = [(f">x {known.get(b, b)}", f"vs_{b}", "{:.2f}x") for b in baselines]
+    columns += [(">of copy", "of_copy", "{:.2f}"), (">of floor", "of_floor", "{:.2f}")]
+    table(
+        [*names, ">workloads", *(heading for heading, _, _ in columns)],
+        [
+            (
+                *(line[name] for name in names),
+                line["workloads"],
+                *(
+                    f"{form.format(line[f'geomean_{of}'])} ({line[f'worst_{of}']:.2f})"
+                    if f"geomean_{of}" in line
+                    else None
+                    for _, of, form in columns
+                ),
+            )
+            for line in lines
+        ],
+        stderr,
+    )
+
+
 def summary(means: Mapping[str, float], tuning_s: float, stderr: bool = False) -> None:
     """One line below the table: geometric means of our own kernels."""
     names = {
         "geomean_vs_aten": "{:.2f}x eager",
         "geomean_vs_inductor": "{:.2f}x torch.compile",
+        "geomean_vs_quack": "{:.2f}x Quack",
         "geomean_of_floor": "{:.2f} of the floor",
     }
     told = [form.format(means[name]) for name, form in names.items() if name in means]

@@ -41,6 +41,7 @@ def tune(
     workloads: tuple[str, ...],
     suites: tuple[str, ...],
     from_file: Path | None,
+    only: tuple[str, ...],
     budget_s: float | None,
     configs: int | None,
     strategy: str | None,
@@ -60,7 +61,7 @@ def tune(
     A workload is "softmax(x=f32[4096,4096])". Those with records that still stand are not searched
     again. Ctrl-C ends the run and keeps what was measured.
     """
-    targets = options.read_targets(workloads, suites, from_file)
+    targets = options.read_targets(workloads, suites, from_file, only)
     from tilewright import tune as engine
     from tilewright.cli.progress import shown
     from tilewright.store import Store
@@ -89,15 +90,18 @@ def finish(suite: str, report: Report, json_target: str | None) -> int:
     """Print and write what a run found; the exit code that says how it went."""
     from tilewright import results
 
+    data = results.as_dict(suite, report)
     if json_target == "-":
-        options.write_json(results.as_dict(suite, report), "-")
+        options.write_json(data, "-")
     elif json_target:
-        results.write(json_target, suite, report)
+        results.write_data(json_target, data)
     rows = results.table_rows(report)
     to_stderr = json_target == "-"
     if rows:
         render.results(rows, to_stderr)
-        render.summary(results.summary(report.rows), report.tuning_s, to_stderr)
+        for fields, lines in data.get("summary_by", {}).items():
+            render.groups(fields, lines, to_stderr)
+        render.summary(data["summary"], report.tuning_s, to_stderr)
     for line in (*wrong_baselines(rows), *refusals(rows)):
         click.echo(line, err=True)
     for text, reason in report.failed.items():

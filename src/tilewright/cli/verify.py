@@ -26,6 +26,7 @@ def verify(
     workloads: tuple[str, ...],
     suites: tuple[str, ...],
     from_file: Path | None,
+    only: tuple[str, ...],
     implementation: str | None,
     config: dict[str, Any] | None,
     seed: int,
@@ -33,7 +34,7 @@ def verify(
     json_target: str | None,
 ) -> int:
     """Hold every implementation against the fp64 reference; no timing."""
-    targets = options.read_targets(workloads, suites, from_file)
+    targets = options.read_targets(workloads, suites, from_file, only)
     from tilewright.measure.runner import Isolated
     from tilewright.measure.verify import verification_error
     from tilewright.tune import verify_all

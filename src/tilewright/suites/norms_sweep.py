@@ -27,4 +27,5 @@ norms_sweep = suite(
         for text in texts(dtype, rows, h)
     ],
     method="graph",
+    by=("x[0]", "op,x[-1]"),
 )

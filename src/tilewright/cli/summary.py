@@ -1,0 +1,42 @@
+"""tilewright summary"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tilewright.cli import options, render
+
+
+@click.command()
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option(
+    "--by",
+    "groupings",
+    multiple=True,
+    metavar="FIELD,...",
+    help="A line for each value of op, x[0], x[-1], x.dtype, ...; may be repeated.",
+)
+@options.json_option
+def summary(files: tuple[Path, ...], groupings: tuple[str, ...], json_target: str | None) -> None:
+    """What result FILES say together: those of one suite, measured in parts, become one.
+
+    Without --by the suite's own groups are shown.
+    """
+    from tilewright import result_files, results
+    from tilewright.summaries import summary_by
+
+    data = result_files.merged([result_files.read(path) for path in files])
+    rows = [result_files.row_of(row) for row in data["rows"]]
+    groups = {fields: summary_by(rows, fields) for fields in groupings}
+    if json_target == "-":
+        options.write_json(data, "-")
+    elif json_target:
+        results.write_data(json_target, data)
+    to_stderr = json_target == "-"
+    for fields, lines in (groups or data.get("summary_by", {})).items():
+        render.groups(fields, lines, to_stderr)
+    render.summary(data["summary"], data["tuning_s"], to_stderr)

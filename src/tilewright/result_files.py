@@ -1,0 +1,78 @@
+"""Result files read back, and put together where a suite was measured in parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import InvalidArgument
+from tilewright.measure.activity import Activity
+from tilewright.record import runtime_of
+from tilewright.results import Measured, Own, Report, Row, Verified, as_dict, validate
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """A result file.
+
+    Raises:
+        InvalidArgument: it cannot be read, or is none.
+    """
+    try:
+        data = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{path} is not readable JSON: {error}") from None
+    if problems := validate(data):
+        raise InvalidArgument(f"{path} is no result file: {problems[0]}")
+    return data
+
+
+def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One result file of several; of rows of one workload and method the last file's counts.
+
+    The seconds of tuning add up; commits that differ are all named.
+
+    Raises:
+        InvalidArgument: they differ in suite, device, torch, CUDA or driver: their times cannot
+            stand beside each other.
+    """
+    last = max(files, key=lambda data: data["date"])
+    for data in files:
+        for what, of in _COMPARABLE.items():
+            if of(data) != of(last):
+                raise InvalidArgument(f"the files differ in {what}: {of(data)} and {of(last)}")
+    rows = {(row["workload"], row["method"]): row for data in files for row in data["rows"]}
+    tuning_s = sum(data["tuning_s"] for data in files)
+    report = Report(
+        [row_of(row) for row in rows.values()], last["device"], last["versions"], tuning_s
+    )
+    commits = dict.fromkeys(str(data["commit"]) for data in files)
+    return {**as_dict(last["suite"], report), "commit": ", ".join(commits), "date": last["date"]}
+
+
+_COMPARABLE = {
+    "suite": lambda data: data["suite"],
+    "device": lambda data: data["device"]["name"],
+    "versions": lambda data: runtime_of(data["versions"]),
+}
+
+
+def row_of(data: Mapping[str, Any]) -> Row:
+    """A row as `Row.as_dict` wrote it."""
+    own, verified = data["own"], data["verified"]
+    return Row(
+        **{
+            **data,
+            "baselines": {name: Measured(**_measured(m)) for name, m in data["baselines"].items()},
+            "own": Own(**_measured(own)) if own else None,
+            "verified": Verified(**verified) if verified else None,
+            "wrong": tuple(data.get("wrong", ())),
+            "activity": {name: Activity(**a) for name, a in data.get("activity", {}).items()},
+        }
+    )
+
+
+def _measured(data: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = data["ci_us"]
+    return {**data, "ci_us": (low, high)}

@@ -1,0 +1,92 @@
+"""What many rows say together: geometric means and worst cases, of all of them or by group."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilewright.errors import InvalidArgument
+from tilewright.op import Workload
+from tilewright.tensor_spec import TensorSpec
+
+if TYPE_CHECKING:
+    from tilewright.results import Row
+
+_FIELD = re.compile(r"(\w+)(?:\[(-?\d+)\]|\.(dtype))?")
+
+
+def geomean(values: Iterable[float | None]) -> float | None:
+    """Geometric mean of what is there; None of nothing."""
+    logs = [math.log(v) for v in values if v]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def summary(rows: Sequence[Row]) -> dict[str, float]:
+    """Geometric means of `own` against each baseline, the floor and copy, and the worst cases; and
+    of the speed that the heuristic alone has of the search's result."""
+    found: dict[str, float | None] = {}
+    for baseline in dict.fromkeys(name for row in rows for name in row.baselines):
+        ratios = [r for row in rows if (r := row.own_vs(baseline)) is not None]
+        found[f"geomean_vs_{baseline}"] = geomean(ratios)
+        found[f"worst_vs_{baseline}"] = min(ratios, default=None)
+    for name in ("floor", "copy"):
+        fractions = [f for row in rows if (f := getattr(row, f"of_{name}")) is not None]
+        found[f"geomean_of_{name}"] = geomean(fractions)
+        found[f"worst_of_{name}"] = min(fractions, default=None)
+    found["geomean_heuristic_vs_own"] = geomean(
+        row.own.median_us / row.own.heuristic_us for row in rows if row.own and row.own.heuristic_us
+    )
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def summary_by(rows: Sequence[Row], fields: str) -> list[dict[str, Any]]:
+    """A summary for each group of rows that agree in some fields of their workloads.
+
+    Args:
+        fields: separated by commas: `op`, an argument's name (`eps`), a size of a tensor (`x[0]`,
+            `x[-1]`) or its dtype (`x.dtype`).
+
+    Returns:
+        For each group the fields' values, the number of `workloads`, and its `summary`; in the
+        order of the values, numbers by size.
+
+    Raises:
+        InvalidArgument: a field that cannot be read, or that a workload does not have.
+    """
+    names = [name.strip() for name in fields.split(",")]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        w = Workload.parse(row.workload)
+        groups.setdefault(tuple(_value(w, name) for name in names), []).append(row)
+    return [
+        {**dict(zip(names, values, strict=True)), "workloads": len(found), **summary(found)}
+        for values, found in sorted(groups.items(), key=lambda group: [*map(_order, group[0])])
+    ]
+
+
+def _value(w: Workload, field: str) -> str:
+    if field == "op":
+        return w.op
+    match = _FIELD.fullmatch(field)
+    if match is None:
+        raise InvalidArgument(
+            f"cannot read the field {field!r}; write op, eps, x[0], x[-1] or x.dtype"
+        )
+    name, dim, dtype = match.groups()
+    known = dict(w.args)
+    value = known.get(name)
+    if dtype is None and dim is None and name in known:
+        return str(value)
+    if not isinstance(value, TensorSpec):
+        raise InvalidArgument(f"{w} has no {field}; its arguments: {', '.join(known)}")
+    if dtype is not None:
+        return value.dtype
+    if not -value.rank <= int(dim) < value.rank:
+        raise InvalidArgument(f"{w} has no {field}: {name} has rank {value.rank}")
+    return str(value.shape[int(dim)])
+
+
+def _order(value: str) -> tuple[float, str]:
+    return (float(value), "") if value.isdecimal() else (math.inf, value)

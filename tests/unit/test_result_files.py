@@ -1,0 +1,143 @@
+"""Result files put together, and summaries by group."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from tilewright import result_files, results
+from tilewright.cli import main
+from tilewright.errors import InvalidArgument
+from tilewright.measure.activity import Activity
+from tilewright.results import Measured, Own, Report, Row, Verified
+from tilewright.suite import SUITES
+from tilewright.summaries import summary_by
+
+VERSIONS = {"torch": "2.11", "cuda": "13.0", "driver": "580", "tilewright": "0.1"}
+
+
+def measured(us: float) -> Measured:
+    return Measured(us, (us * 0.99, us * 1.01))
+
+
+def row(workload: str, ours: float, quack: float | None = None) -> Row:
+    others = {"quack": measured(quack)} if quack else {}
+    return Row(
+        workload=workload,
+        floor_us=4.0,
+        copy_us=8.0,
+        method="graph",
+        distribution=None,
+        host_us={"own": 8.0},
+        baselines={"aten": measured(40.0), **others},
+        own=Own(ours, (ours, ours), "fused", {"threads": 128}),
+        chosen="fused",
+        candidates=7,
+        verified=Verified(0.5, 2.0, None, True),
+        wrong=("quack",) if quack else (),
+        activity={"own": Activity(1, 0, 0, 1)},
+    )
+
+
+def report(*rows: Row) -> Report:
+    return Report(list(rows), {"name": "NVIDIA H200"}, VERSIONS, 10.0)
+
+
+def written(path, *rows: Row, suite: str = "norms_sweep", **changes):
+    results.write_data(path, {**results.as_dict(suite, report(*rows)), **changes})
+    return path
+
+
+WIDE, NARROW, TALL = (
+    "softmax(x=f16[16,1024])",
+    "softmax(x=f16[16,768])",
+    "softmax(x=f32[8192,768])",
+)
+
+
+def test_groups_are_in_the_order_of_their_numbers_with_means_and_worst_cases():
+    rows = [row(WIDE, 10.0, 9.0), row(NARROW, 10.0, 20.0), row(TALL, 16.0, 8.0)]
+    narrow, wide = summary_by(rows, "op, x[-1]")
+    assert (narrow["op"], narrow["x[-1]"], narrow["workloads"]) == ("softmax", "768", 2)
+    assert narrow["geomean_vs_quack"] == pytest.approx(math.sqrt(2.0 * 0.5))
+    assert narrow["worst_vs_quack"] == pytest.approx(0.5)
+    assert narrow["geomean_of_copy"] == pytest.approx(math.sqrt(0.8 * 0.5))
+    assert (wide["x[-1]"], wide["workloads"]) == ("1024", 1)
+    assert [g["x.dtype"] for g in summary_by(rows, "x.dtype")] == ["f16", "f32"]
+    assert [g["dim"] for g in summary_by(rows, "dim")] == ["-1"]
+
+
+@pytest.mark.parametrize("field", ["y[0]", "x[2]", "dim[0]", "x.shape", "nothing"])
+def test_a_field_that_a_workload_does_not_have_is_named(field):
+    with pytest.raises(InvalidArgument, match=r"field|has no"):
+        summary_by([row(NARROW, 10.0)], field)
+
+
+def test_a_suite_with_groups_has_them_in_its_result_file():
+    data = results.as_dict("norms_sweep", report(row(NARROW, 10.0)))
+    assert list(data["summary_by"]) == list(SUITES["norms_sweep"].by) == ["x[0]", "op,x[-1]"]
+    assert "summary_by" not in results.as_dict("quickstart", report(row(NARROW, 10.0)))
+
+
+def test_rows_read_back_are_the_rows_that_were_written(tmp_path):
+    rows = [row(WIDE, 10.0, 9.0), dataclasses.replace(row(NARROW, 1.0), own=None, verified=None,
+                                                      chosen="aten")]  # fmt: skip
+    data = result_files.read(written(tmp_path / "a.json", *rows))
+    assert [result_files.row_of(r) for r in data["rows"]] == rows
+
+
+def test_parts_of_a_suite_become_one_file_and_the_later_row_counts(tmp_path):
+    first = written(tmp_path / "a.json", row(WIDE, 10.0), row(NARROW, 10.0), commit="one")
+    second = written(tmp_path / "b.json", row(NARROW, 20.0), row(TALL, 10.0), commit="two")
+    data = result_files.merged([result_files.read(first), result_files.read(second)])
+    assert results.validate(json.loads(json.dumps(data))) == []
+    times = {r["workload"]: r["own"]["median_us"] for r in data["rows"]}
+    assert times == {WIDE: 10.0, NARROW: 20.0, TALL: 10.0}
+    assert (data["tuning_s"], data["commit"]) == (20.0, "one, two")
+    assert data["summary"]["worst_of_copy"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"suite": "quickstart"}, "suite"),
+        ({"device": {"name": "NVIDIA A100"}}, "device"),
+        ({"versions": {**VERSIONS, "torch": "2.12"}}, "versions"),
+    ],
+)
+def test_times_that_cannot_stand_beside_each_other_are_not_put_together(tmp_path, changes, said):
+    files = [
+        result_files.read(written(tmp_path / "a.json", row(NARROW, 1.0))),
+        result_files.read(written(tmp_path / "b.json", row(TALL, 1.0), **changes)),
+    ]
+    with pytest.raises(InvalidArgument, match=f"differ in {said}"):
+        result_files.merged(files)
+
+
+def test_a_file_that_is_no_result_is_refused_by_name(tmp_path):
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(InvalidArgument, match=r"x\.json is no result file"):
+        result_files.read(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(InvalidArgument, match=r"x\.json is not readable"):
+        result_files.read(tmp_path / "x.json")
+
+
+def test_the_command_prints_groups_and_writes_the_merged_file(tmp_path, capsys):
+    a = written(tmp_path / "a.json", row(NARROW, 10.0, 20.0))
+    b = written(tmp_path / "b.json", row(WIDE, 16.0, 8.0))
+    out = tmp_path / "out.json"
+    assert main(["summary", str(a), str(b), "--by", "x[-1]", "--json", str(out)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[2][:8] == ["768", "1", "4.00x", "(4.00)", "2.00x", "(2.00)", "0.80", "(0.80)"]
+    assert lines[3][:8] == ["1024", "1", "2.50x", "(2.50)", "0.50x", "(0.50)", "0.50", "(0.50)"]
+    assert len(json.loads(out.read_text())["rows"]) == 2
+
+
+def test_without_groupings_the_command_shows_those_of_the_suite(tmp_path, capsys):
+    path = written(tmp_path / "a.json", row(NARROW, 10.0, 20.0))
+    assert main(["summary", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "x[0]" in shown
+    assert "x[-1]" in shown
