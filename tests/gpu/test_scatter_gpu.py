@@ -251,6 +251,34 @@ def test_nan_and_signed_zero_come_out_as_pytorchs():
         torch.testing.assert_close(found.cpu(), expected, equal_nan=True, rtol=0, atol=0)
 
 
+def test_with_gradients_an_update_keeps_the_order_and_a_sum_of_gathered_rows_its_bits():
+    index = torch.randint(500, (90000,), device=CUDA)
+    x = torch.zeros(500, device=CUDA, requires_grad=True)
+    src = torch.randn(90000, device=CUDA, requires_grad=True)
+    expected = last_written(x.detach(), 0, index, src.detach())
+    weights = torch.randn(500, device=CUDA)
+    for _ in range(5):
+        x.grad = src.grad = None
+        out = tw.scatter(x, 0, index, src)
+        assert torch.equal(out, expected)
+        out.backward(weights)
+        assert torch.equal(src.grad, weights[index])
+        assert torch.equal(x.grad, weights.index_fill(0, index, 0.0))
+    grads = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(6):
+            x.grad = None
+            tw.gather(x, 0, index).backward(src.detach())
+            grads.append(x.grad)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(grads[-1], grad) for grad in grads[3:])
+    exact = torch.zeros(500, dtype=torch.float64, device=CUDA)
+    exact.index_add_(0, index, src.detach().double())
+    torch.testing.assert_close(grads[-1].double(), exact, rtol=1e-4, atol=1e-2)
+
+
 def test_under_the_deterministic_mode_sums_are_the_same_in_every_run():
     x, index = torch.zeros(300, 64, device=CUDA), torch.randint(9, (50000,), device=CUDA)
     source = torch.randn(50000, 64, device=CUDA)

@@ -5,9 +5,10 @@ tensors cost one key (shape, strides, dtype, device and alignment of every tenso
 arguments as they are) and one dict lookup. Everything else, from validation to building, happens
 when a key is met for the first time.
 
-PyTorch's own function runs instead, and differentiates, where a gradient is needed (a forward
-without its backward would make PyTorch compute the forward twice), under autocast, function
-transforms, forward-mode gradients, dispatch modes such as fake tensors, and for tensor subclasses.
+PyTorch's own function runs instead, and differentiates, where a gradient is needed and no backward
+of ours is known to be faster (a forward without its backward would make PyTorch compute the forward
+twice), under autocast, function transforms, forward-mode gradients, dispatch modes such as fake
+tensors, and for tensor subclasses.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from torch.utils._device import DeviceContext
 from tilewright.dispatch import torch_ops
 from tilewright.dispatch.autograd import Generated, Recomputed
 from tilewright.dispatch.gradients import generated_backward
+from tilewright.dispatch.index_gradients import Moved, moves
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.recent import Recent
@@ -204,6 +206,11 @@ def _unlike_plain_tensors(
 def _with_gradients(
     op: Op, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
+    if op.indexed is not None and state.enabled and op.form_of is None:
+        bound = bind(op, args, kwargs)
+        if moves(op, bound):
+            everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
+            return Moved.apply(op, operators, *everything)
     if forced is None and state.enabled and op.form_of is None:
         bound = bind(op, args, kwargs)
         backward, draws = generated_backward(op, bound)

@@ -37,7 +37,7 @@ def generated_backward(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, boo
         if not selection.records_of(tensors[0].device, name).winners:
             return _PYTORCH
     try:
-        described = [float if n in op.scalars else _described(v) for n, v in bound.items()]
+        described = [float if n in op.scalars else description(v) for n, v in bound.items()]
         key = (op.name, state.generation, *bound, *described)
         known = key in _found
     except (RuntimeError, TypeError):  # no strides, or no hash: PyTorch will say what is wrong
@@ -49,7 +49,8 @@ def generated_backward(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, boo
     return _found[key]
 
 
-def _described(value: Any) -> Any:
+def description(value: Any) -> Any:
+    """All that a choice depends on: a tensor without its values, and anything else as it is."""
     if isinstance(value, Tensor):
         return TensorSpec.of(value), type(value), value.device, value.requires_grad
     return value

@@ -43,9 +43,9 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
 def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
     """A copy of x with out[.., index[.., j, ..], ..] = src[.., j, ..] along dim.
 
-    Where an index repeats, the last position along dim wins, in every run. PyTorch's own kernels
-    leave it open on a GPU, so there they run only what no kernel of ours takes (tensors that are
-    not contiguous) and calls that need gradients.
+    Where an index repeats, the last position along dim wins, in every run; PyTorch's own kernels
+    leave it open on a GPU, so there they do not run. Gradients are PyTorch's: each position of src
+    gets the gradient of its place, also where a later one has overwritten it.
 
     Args:
         x: any shape; fp16, bf16, fp32, fp64, int32 or int64.

@@ -1,0 +1,187 @@
+"""Gradients of the operators with an index: operators with an index, of the gradient.
+
+What was copied or added to places is gathered from them, and what was gathered is added to them.
+Those are calls of the public functions, so that backward too runs the implementation that the
+records speak for, and is differentiable itself. The formulas are PyTorch's (derivatives.yaml), also
+where an index of `scatter` repeats: each position gets the gradient of its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.dispatch import selection
+from tilewright.dispatch.gradients import description
+from tilewright.dispatch.prepared import state
+from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.impl import IMPLS
+from tilewright.op import OPS, Op, Workload
+from tilewright.tensor_spec import TensorSpec
+
+_MAX_KEYS = 4096
+_PLAIN = (Tensor, torch.nn.Parameter)
+_found: dict[tuple, bool] = {}
+
+Run = Callable[..., Tensor]
+Gradients = Mapping[str, Callable[[], Tensor]]
+"""By the name of an argument."""
+
+
+class Moved(torch.autograd.Function):
+    """Forward and backward by public functions; of the tensors, only the index is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, operators: Any, *args: Any) -> Tensor:
+        """`args` are the reference's, in its order; `operators` the public functions by name."""
+        given = dict(zip(op.parameters, args, strict=True))
+        ctx.op, ctx.operators = op, operators
+        ctx.given = {n: v.shape if isinstance(v, Tensor) else v for n, v in given.items()}
+        ctx.save_for_backward(given["index"])
+        return operators[op.name](*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (index,) = grads, ctx.saved_tensors
+
+        def run(name: str, *args: Any) -> Tensor:
+            forced = selection.forced_for(name.removesuffix("_"))
+            if forced is None or IMPLS[forced.implementation].serves(name.removesuffix("_")):
+                return ctx.operators[name](*args)
+            with selection.use("aten"):  # what was asked for serves the forward alone
+                return ctx.operators[name](*args)
+
+        gradients = _FORMULAS[ctx.op.name](run, grad, index, ctx.given)
+        wanted = zip(ctx.op.parameters, ctx.needs_input_grad[2:], strict=True)
+        return (None, None, *(gradients[n]() if needed else None for n, needed in wanted))
+
+
+# --- formulas ------------------------------------------------------------------------------------
+
+
+def _of_gather(run: Run, grad: Tensor, index: Tensor, given: Mapping[str, Any]) -> Gradients:
+    def of_x() -> Tensor:
+        return run("scatter_add_", grad.new_zeros(given["x"]), given["dim"], index, grad)
+
+    return {"x": of_x}
+
+
+def _of_scatter(run: Run, grad: Tensor, index: Tensor, given: Mapping[str, Any]) -> Gradients:
+    return {
+        "x": lambda: run("scatter", grad, given["dim"], index, 0.0),
+        "src": lambda: run("gather", grad, given["dim"], index),
+    }
+
+
+def _of_scatter_add(run: Run, grad: Tensor, index: Tensor, given: Mapping[str, Any]) -> Gradients:
+    return {"x": lambda: grad, "src": lambda: run("gather", grad, given["dim"], index)}
+
+
+def _of_scatter_reduce(
+    run: Run, grad: Tensor, index: Tensor, given: Mapping[str, Any]
+) -> Gradients:
+    dim, included = given["dim"], given["include_self"]
+    if given["reduce"] == "mean":
+        half = grad.dtype in (torch.float16, torch.bfloat16)
+        terms = torch.full_like(grad, included, dtype=torch.float32 if half else grad.dtype)
+        ones = terms.new_ones(()).expand(index.shape)
+        grad = (grad / run("scatter_add_", terms, dim, index, ones).clamp_min(1)).to(grad.dtype)
+    kept = {} if included else _of_scatter(run, grad, index, given)
+    return {**_of_scatter_add(run, grad, index, given), **{n: kept[n] for n in kept if n == "x"}}
+
+
+def _of_index_add(run: Run, grad: Tensor, index: Tensor, given: Mapping[str, Any]) -> Gradients:
+    def of_source() -> Tensor:
+        line = [1] * grad.dim()
+        line[given["dim"]] = -1
+        rows = index.reshape(line).expand(given["source"])
+        taken = run("gather", grad, given["dim"], rows)
+        return taken if given["alpha"] == 1 else taken * given["alpha"]
+
+    return {"x": lambda: grad, "source": of_source}
+
+
+_FORMULAS: Mapping[str, Callable[..., Gradients]] = {
+    "gather": _of_gather,
+    "scatter": _of_scatter,
+    "scatter_add": _of_scatter_add,
+    "scatter_reduce": _of_scatter_reduce,
+    "index_add": _of_index_add,
+}
+
+
+# --- when ----------------------------------------------------------------------------------------
+
+
+def moves(op: Op, bound: Mapping[str, Any]) -> bool:
+    """Whether a call that needs gradients goes by `Moved`, not by PyTorch's function.
+
+    It does where forward or backward then runs something other than aten: an implementation that
+    was asked for or that records speak for, one that keeps the order of writes, or one for
+    PyTorch's deterministic mode.
+    """
+    if op.name not in _FORMULAS or bound.get("reduce", "sum") not in ("sum", "mean"):
+        return False
+    forced = selection.any_forced() or {}
+    asked = any(f.implementation != "aten" for f in forced.values())
+    if forced and not asked:
+        return False
+    modes = asked, torch.are_deterministic_algorithms_enabled(), state.generation
+    try:
+        key = (op.name, *modes, *bound, *map(description, bound.values()))
+        known = key in _found
+    except (RuntimeError, TypeError):  # no strides, or no hash: PyTorch will say what is wrong
+        return False
+    if not known:
+        if len(_found) >= _MAX_KEYS:
+            _found.clear()
+        _found[key] = _serves(op, bound) and (asked or _pays(op, bound))
+    return _found[key]
+
+
+def _serves(op: Op, bound: Mapping[str, Any]) -> bool:
+    tensors = [v for v in bound.values() if isinstance(v, Tensor)]
+    x, index, source = (bound.get(n) for n in ("x", "index", "src"))
+    if (
+        not (isinstance(x, Tensor) and isinstance(index, Tensor) and x.dim())
+        or x.device.type not in ("cpu", "cuda")
+        or any(t.device != x.device or type(t) not in _PLAIN for t in tensors)
+    ):
+        return False
+    if not isinstance(source, Tensor) or not source.requires_grad:
+        return True
+    return source.shape == index.shape  # else PyTorch has no gradient
+
+
+def _pays(op: Op, bound: Mapping[str, Any]) -> bool:
+    device = bound["x"].device
+    if device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        return True
+    specs: dict[str, Any] = {
+        n: TensorSpec.of(v) if isinstance(v, Tensor) else v for n, v in bound.items()
+    }
+    wanted = [n for n, v in bound.items() if isinstance(v, Tensor) and v.requires_grad]
+    try:
+        w = op.workload(**specs)
+        calls = [w, *_backward(w, wanted)]
+        return any(selection.choose(c, device).implementation != "aten" for c in calls)
+    except (InvalidArgument, NoImplementation):
+        return False
+
+
+def _backward(w: Workload, wanted: list[str]) -> list[Workload]:
+    """The gather or the sum that the gradients take most of their time for."""
+    (out,), index = w.outputs, w["index"]
+    if w.op == "gather":
+        into = TensorSpec(out.dtype, w["x"].shape)
+        sums = OPS["scatter_add"].workload
+        return [sums(x=into, dim=w["dim"], index=index, src=out, flags=["donate=x"])]
+    if wanted == ["x"]:
+        return []
+    if w.op == "index_add":
+        strides = [index.real_strides[0] if d == w["dim"] else 0 for d in range(out.rank)]
+        index = TensorSpec(index.dtype, w["source"].shape, tuple(strides))
+    return [OPS["gather"].workload(x=out, dim=w["dim"], index=index)]

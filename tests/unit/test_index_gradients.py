@@ -1,0 +1,133 @@
+"""Gradients of the operators with an index: PyTorch's, by the implementations that are chosen."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilewright as tw
+from tilewright.compile import cxx
+from tilewright.dispatch import index_gradients, prepared
+from tilewright.dispatch.index_gradients import moves
+from tilewright.op import OPS
+
+
+@pytest.fixture
+def moving(monkeypatch):
+    """Every call that could go by our gradients does."""
+    monkeypatch.setattr(index_gradients, "_pays", lambda op, bound: True)
+    tw.reload_records()
+    yield
+    tw.reload_records()
+
+
+def gradients(function, tensors, *others):
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    out = function(*leaves, *others)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    (out * weights).sum().backward()
+    return [out.detach(), *(t.grad for t in leaves)]
+
+
+CALLS = {
+    "gather": lambda m, x, src, dim, index: m.gather(x, dim, index),
+    "scatter": lambda m, x, src, dim, index: m.scatter(x, dim, index, src),
+    "scatter of a number": lambda m, x, src, dim, index: m.scatter(x, dim, index, 2.5),
+    "scatter_add": lambda m, x, src, dim, index: m.scatter_add(x, dim, index, src),
+    **{
+        f"scatter_reduce {reduce} {own}": lambda m, x, src, dim, index, reduce=reduce, own=own: (
+            m.scatter_reduce(x, dim, index, src, reduce, include_self=own)
+        )
+        for reduce in ("sum", "mean", "amax")
+        for own in (True, False)
+    },
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    length=st.integers(1, 4),
+    along=st.integers(-4, 3),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+)
+def test_they_are_pytorchs_for_any_shape_and_dim(name, shape, length, along, dtype):
+    call, dim = CALLS[name], along % len(shape)
+    if name in ("scatter", "scatter of a number"):  # PyTorch keeps no order of writes
+        length = min(length, shape[dim])
+    moved = [length if d == dim else n for d, n in enumerate(shape)]
+    torch.manual_seed(0)
+    unique = torch.rand([max(shape[dim], length) if d == dim else n for d, n in enumerate(shape)])
+    index = unique.argsort(dim).narrow(dim, 0, length) % shape[dim]
+    x, src = torch.randn(shape, dtype=dtype), torch.randn(moved, dtype=dtype)
+    dim -= len(shape) * (along < 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_gradients, "_pays", lambda op, bound: True)
+        tw.reload_records()
+        found = gradients(lambda *t: call(tw, *t, dim, index), (x, src))
+    tw.reload_records()
+    expected = gradients(lambda *t: call(torch, *t, dim, index), (x, src))
+    for mine, theirs in zip(found, expected, strict=True):
+        if mine is None or theirs is None:
+            assert mine is theirs
+        else:
+            torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("alpha", [1.0, -2.5])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_rows_that_are_added_get_the_rows_of_the_gradient(moving, dim, alpha):
+    x, index = torch.randn(5, 6, 5), torch.tensor([3, 0, 3, 4])
+    source = torch.randn([4 if d == dim % 3 else n for d, n in enumerate(x.shape)])
+    found, expected = (
+        gradients(lambda x, s, m=m: m.index_add(x, dim, index, s, alpha=alpha), (x, source))
+        for m in (tw, torch)
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_they_are_differentiable_themselves(moving):
+    index = torch.tensor([[0, 2], [1, 1], [0, 0]])
+    x, src = (torch.randn(3, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    functions = [
+        (lambda x: tw.gather(x, 0, index).square(), (x,)),
+        (lambda x, s: tw.scatter_add(x, 0, index, s).square(), (x, src)),
+        (lambda x, s: tw.scatter_reduce(x, 0, index, s, "mean").square(), (x, src)),
+        (lambda x, s: tw.index_add(x, 0, index[:, 0], s, alpha=3.0).square(), (x, src)),
+    ]
+    for function, leaves in functions:
+        assert torch.autograd.gradcheck(function, leaves)
+        assert torch.autograd.gradgradcheck(function, leaves)
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_backward_runs_the_gather_that_is_asked_for():
+    x, src = torch.zeros(40, 8), torch.randn(90, 8, requires_grad=True)
+    index = torch.randint(40, (90, 8))
+    with tw.use("gather_cpp", op="gather"):
+        tw.scatter_add(x, 0, index, src).square().sum().backward()
+    ran = {w.op: choice.implementation for (w, _, _), (_, choice) in prepared.state.built.items()}
+    assert ran["gather"] == "gather_cpp"
+    expected = 2 * x.scatter_add(0, index, src.detach()).gather(0, index)
+    torch.testing.assert_close(src.grad, expected)
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_what_is_asked_for_need_not_serve_the_gradient():
+    x, source = torch.randn(40, 8, requires_grad=True), torch.randn(90, 8, requires_grad=True)
+    index = torch.randint(40, (90,))
+    with tw.use("rows_cpp"):
+        out = tw.index_add(x, 0, index, source)
+        out.backward(torch.arange(320.0).view(40, 8))
+    assert torch.equal(source.grad, torch.arange(320.0).view(40, 8)[index])
+
+
+def test_without_evidence_they_are_pytorchs_own():
+    x, index = torch.randn(4, 3, requires_grad=True), torch.tensor([[0, 1, 1]])
+    for op, src in (("gather", {}), ("scatter", {"src": 1.0}), ("scatter_add", {"src": x})):
+        assert not moves(OPS[op], {"x": x, "dim": 0, "index": index, **src})
+    assert "Gather" in type(tw.gather(x, 0, index).grad_fn).__name__
+    with tw.use("aten"):
+        assert not moves(OPS["gather"], {"x": x, "dim": 0, "index": index})
