@@ -27,6 +27,8 @@ class Executable:
     Outputs and workspace come from `allocator`; calls are thread-safe and CUDA-graph safe.
     """
 
+    takes_pointers: ClassVar[bool] = False
+    """Whether a caller that knows the tensors' addresses may give them as `pointers=`."""
     resources: Resources | None = None
     workspace_bytes: int = 0
     block_threads: int = 0

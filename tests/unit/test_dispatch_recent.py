@@ -27,9 +27,31 @@ ARGS = (X, (16,), W, B)
 
 def test_a_call_of_the_same_kind_is_found_with_its_tensors():
     again = (torch.randn(8, 16), (16,), torch.randn(16), torch.randn(16))
-    found_run, tensors = kept(*ARGS).find(again, False)
+    found_run, tensors, told = kept(*ARGS).find(again, False)
     assert found_run is run
+    assert told == {}
     assert [id(t) for t in tensors] == [id(again[0]), id(again[2]), id(again[3])]
+
+
+def test_what_takes_pointers_is_told_those_of_the_tensors():
+    def launch(*tensors, pointers=None):
+        return pointers
+
+    launch.takes_pointers = True
+    found = Recent()
+    found.keep(ARGS, launch, False)
+    _, tensors, told = found.find(ARGS, False)
+    assert told == {"pointers": [t.data_ptr() for t in tensors]}
+
+
+def test_calls_kept_before_the_last_one_are_found_until_all_is_cleared():
+    found = kept(*ARGS)
+    found.keep((torch.randn(4, 16), (16,)), len, False)
+    assert found.find(ARGS, False)[0] is run
+    assert found.find((torch.randn(4, 16), (16,)), False)[0] is len
+    found.clear()
+    assert found.find(ARGS, False) is None
+    assert found.find((torch.randn(4, 16), (16,)), False) is None
 
 
 def test_a_call_with_one_tensor_is_found():

@@ -69,7 +69,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
         differentiable = torch.is_grad_enabled()
         positional = forced is None and not kwargs and args and type(args[0]) is Tensor
         if positional and (found := recent.find(args, differentiable)) is not None:
-            return found[0](*found[1])
+            return found[0](*found[1], **found[2])
         if _is_any_autocast_enabled():
             return op.reference(**bind(op, args, kwargs))
         key: list[Any] = [forced, *kwargs]

@@ -75,7 +75,7 @@ class State:
             for prepared in self.prepared.values():
                 prepared.clear()
             for recent in self.recent.values():
-                recent.kept.clear()
+                recent.clear()
             self.built.clear()
             self.calls.clear()
             self.given_up.clear()

@@ -17,22 +17,47 @@ from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
 from torch.nn import Parameter
 
-MAX_ALIKE = 4
+MAX_ALIKE = 6
 """Calls kept of those that share their first tensor's shape and dtype."""
 MAX_KINDS = 4096
 
 Run = Callable[..., Any]
+Found = tuple[Run, tuple[Tensor, ...], dict[str, Any]]
 PLAIN = (Tensor, Parameter)
+
+
+NOTHING: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One call: what runs it, and what another call must have in common with it."""
+    """One call: what runs it, and what another call must have in common with it.
+
+    Attributes:
+        others: place, type and value of the arguments that are no tensors.
+        count: of arguments.
+        differentiable: whether gradients were recorded.
+        takes_pointers: whether `run` wants the tensors' addresses, which are read here anyway.
+    """
 
     run: Run
     pick: Callable[[tuple[Any, ...]], tuple[Tensor, ...]]
     check: Callable[..., bool]
     others: tuple[tuple[int, type, Any], ...]
+    count: int
+    differentiable: bool
+    takes_pointers: bool
+
+    def answer(self, args: tuple[Any, ...], differentiable: bool) -> Found | None:
+        if len(args) != self.count or differentiable is not self.differentiable:
+            return None
+        tensors = self.pick(args)
+        if not self.check(*tensors):
+            return None
+        pointers = [*map(Tensor.data_ptr, tensors)]
+        if reduce(or_, pointers) & 15 or (self.others and not _equal(args, self.others)):
+            return None
+        return self.run, tensors, {"pointers": pointers} if self.takes_pointers else NOTHING
 
 
 class Recent:
@@ -43,42 +68,47 @@ class Recent:
 
     def __init__(self) -> None:
         self.kept: dict[tuple[Any, ...], tuple[Kept, ...]] = {}
+        self.last: Kept | None = None  # kept; most programs call an operator on one shape
 
-    def find(
-        self, args: tuple[Any, ...], differentiable: bool
-    ) -> tuple[Run, tuple[Tensor, ...]] | None:
-        """What ran for such arguments, the first of them a tensor, and the tensors among them.
+    def find(self, args: tuple[Any, ...], differentiable: bool) -> Found | None:
+        """What ran for such arguments, the first of them a tensor; the tensors among them; and
+        what it is told besides.
 
         `differentiable` is whether gradients are recorded. Those of an entry made while they are
         not may require one.
         """
+        last = self.last
+        if last is not None and (found := last.answer(args, differentiable)) is not None:
+            return found
         first = args[0]
-        for kept in self.kept.get((first.shape, first.dtype, len(args), differentiable), ()):
-            tensors = kept.pick(args)
-            if (
-                kept.check(*tensors)
-                and not reduce(or_, map(Tensor.data_ptr, tensors)) & 15
-                and (not kept.others or _equal(args, kept.others))
-            ):
-                return kept.run, tensors
+        for kept in self.kept.get((first.shape, first.dtype, len(args)), ()):
+            if kept is not last and (found := kept.answer(args, differentiable)) is not None:
+                return found
         return None
 
     def keep(self, args: tuple[Any, ...], run: Run, differentiable: bool) -> None:
         """Let `run` answer calls like this one, if there is room and its tensors are aligned."""
         first = args[0]
-        kind = (first.shape, first.dtype, len(args), differentiable)
+        kind = (first.shape, first.dtype, len(args))
         alike = self.kept.get(kind, ())
         places = [i for i, a in enumerate(args) if type(a) in PLAIN]
         tensors = [args[i] for i in places]
         if len(alike) >= MAX_ALIKE or any(t.data_ptr() % 16 for t in tensors):
             return
         if len(self.kept) >= MAX_KINDS:
-            self.kept.clear()
+            self.clear()
         guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         one = len(places) == 1  # itemgetter gives a tuple for several places or a slice
         pick = itemgetter(slice(places[0], places[0] + 1)) if one else itemgetter(*places)
         others = tuple((i, type(a), a) for i, a in enumerate(args) if i not in places)
-        self.kept[kind] = (*alike, Kept(run, pick, guards.check, others))
+        pointers = getattr(run, "takes_pointers", False)
+        new = Kept(run, pick, guards.check, others, len(args), differentiable, pointers)
+        self.kept[kind] = (*alike, new)
+        self.last = new
+
+    def clear(self) -> None:
+        self.kept.clear()
+        self.last = None
 
 
 def _equal(args: tuple[Any, ...], others: tuple[tuple[int, type, Any], ...]) -> bool:

@@ -143,6 +143,8 @@ def executable(
 class FusedKernel(Executable):
     """One launch of a generated kernel; outputs come fresh from the allocator."""
 
+    takes_pointers = True
+
     def __init__(self, built: Compiled, launch: Launch, w: Workload, count: int):
         self.resources: Resources | None = built.resources
         self.kernel = CudaKernel(built, ENTRY, launch.signature)
@@ -155,7 +157,10 @@ class FusedKernel(Executable):
         self.block_threads = launch.block_threads
 
     def __call__(
-        self, *tensors: torch.Tensor, scalars: tuple[float, ...] | None = None
+        self,
+        *tensors: torch.Tensor,
+        scalars: tuple[float, ...] | None = None,
+        pointers: list[int] | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         device = tensors[0].device
         index = device.index
@@ -171,7 +176,7 @@ class FusedKernel(Executable):
             self.shared_bytes,
             stream,
             index,
-            *map(_data_ptr, tensors),
+            *(pointers or map(_data_ptr, tensors)),
             *map(_data_ptr, outs),
             self.count,
             *((counters.address(index, stream, 1),) if self.in_turn else ()),
@@ -201,7 +206,12 @@ class TwoKernels(FusedKernel):
         clusters = max((grid[0] for grid in self.grids.values()), default=0) // self.cluster
         return clusters * self.partials * DTYPES[self.finish.dtype].itemsize
 
-    def __call__(self, *tensors: torch.Tensor, scalars: tuple[float, ...] | None = None) -> Any:
+    def __call__(
+        self,
+        *tensors: torch.Tensor,
+        scalars: tuple[float, ...] | None = None,
+        pointers: list[int] | None = None,
+    ) -> Any:
         device = tensors[0].device
         index, empty = device.index, allocator.empty_strided
         outs = [
@@ -221,7 +231,7 @@ class TwoKernels(FusedKernel):
             self.shared_bytes,
             stream,
             index,
-            *map(_data_ptr, tensors),
+            *(pointers or map(_data_ptr, tensors)),
             *[outs[k].data_ptr() for k in self.first],
             partials.data_ptr(),
             self.count,
@@ -247,6 +257,8 @@ class TwoKernels(FusedKernel):
 class ProgramKernels(Executable):
     """Several launches; what they pass on lies in one piece of workspace."""
 
+    takes_pointers = True
+
     def __init__(
         self, built: Compiled, program: Program, stages: list[programs.Stage], w: Workload
     ):
@@ -262,14 +274,19 @@ class ProgramKernels(Executable):
         self.workspace_bytes = size
         self.grids: dict[int, list[int]] = {}
 
-    def __call__(self, *tensors: torch.Tensor, scalars: tuple[float, ...] | None = None) -> Any:
+    def __call__(
+        self,
+        *tensors: torch.Tensor,
+        scalars: tuple[float, ...] | None = None,
+        pointers: list[int] | None = None,
+    ) -> Any:
         device = tensors[0].device
         index, empty = device.index, allocator.empty_strided
         outs = [
             empty(shape, strides, dtype=dtype, device=device)
             for shape, strides, dtype in self.outputs
         ]
-        pointers = [t.data_ptr() for t in (*tensors, *outs)]
+        pointers = [*(pointers or map(_data_ptr, tensors)), *map(_data_ptr, outs)]
         if self.workspace_bytes:
             size = (self.workspace_bytes,)
             memory = empty(size, (1,), dtype=torch.uint8, device=device)
