@@ -191,6 +191,15 @@ def test_units_need_be_no_power_of_two(rows):
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3])
+def test_old_rows_may_be_read_ahead_of_their_runs_end(ahead):
+    w, impl = Workload.parse(CASES[6].replace("zipf", "uniform")), IMPLS["rows_sorted"]
+    config = dataclasses.replace(impl.heuristic(w, DEVICE), rows=16, ahead=ahead, unrolled=4)
+    assert impl.space(w, DEVICE).why_not(config) is None
+    verdict = Verifier(w, CPU).check(OnCpu(impl, config, w))
+    assert verdict.ok, verdict.message
+
+
 @pytest.mark.parametrize("text", CASES[:1] + CASES[6:7])
 def test_an_index_out_of_range_is_skipped_and_reported(text):
     w = Workload.parse(text.replace("!donate=x", ""))

@@ -81,14 +81,21 @@ def no_cuda(w: Workload, device: DeviceSpec) -> str | None:
 
 
 class Workspace:
-    """Parts of one allocation, each at a multiple of 256 bytes."""
+    """Parts of one allocation, each at a multiple of 256 bytes.
 
-    def __init__(self, **sizes_bytes: int):
+    Args:
+        in_turn: workspaces of which one is done with before the next is written: they share memory.
+    """
+
+    def __init__(self, *in_turn: Workspace, **sizes_bytes: int):
         self.offsets: dict[str, int] = {}
-        self.bytes = 0
+        start = 0
         for name, size in sizes_bytes.items():
-            self.offsets[name] = self.bytes
-            self.bytes += -(-size // 256) * 256
+            self.offsets[name] = start
+            start += -(-size // 256) * 256
+        for other in in_turn:
+            self.offsets |= {name: start + offset for name, offset in other.offsets.items()}
+        self.bytes: int = start + max((other.bytes for other in in_turn), default=0)
 
     def allocate(self, device: torch.device) -> tuple[torch.Tensor, dict[str, int]]:
         """The memory, to be kept until the last kernel is enqueued, and addresses by name."""

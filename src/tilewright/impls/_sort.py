@@ -69,12 +69,15 @@ class Sort:
         """The part of the workspace that holds the sorted entries in the end."""
         return "sorted" if self.passes % 2 else "other"
 
-    def launches(self, index: int, at: dict[str, int], fault: int) -> Iterator[Launch]:
+    def launches(
+        self, index: int, at: dict[str, int], fault: int, follows: bool
+    ) -> Iterator[Launch]:
         """The kernels of all passes.
 
         Args:
             index, fault: addresses.
             at: addresses of the workspace's parts.
+            follows: they come after another kernel of the same call.
         """
         bins, grid, given = 1 << self.digit_bits, (self.blocks, 1, 1), index
         for turn in range(self.passes):
@@ -82,10 +85,11 @@ class Sort:
             out = at["other" if turn % 2 else "sorted"]
             shift = self.shift + turn * self.digit_bits
             common = (self.count, self.places, self.skipped, fault, shift, at["counts"])
-            yield Launch(f"histogram_{which}", grid, THREADS, 4 * bins, (given, *common))
-            of_blocks = (at["counts"], at["totals"], self.blocks)
-            yield Launch("scan", (math.ceil(bins / 32), 1, 1), 1024, 4 * 32 * 33, of_blocks)
+            args: tuple[int, ...] = (given, *common)
+            yield Launch(f"histogram_{which}", grid, THREADS, 4 * bins, args, follows)
+            args, digits = (at["counts"], at["totals"], self.blocks), (math.ceil(bins / 32), 1, 1)
+            yield Launch("scan", digits, 1024, 4 * 32 * 33, args, overlapping=True)
             shared_bytes = place_bytes(self.digit_bits, self.items)
             args = (given, *common, at["totals"], out)
-            yield Launch(f"place_{which}", grid, THREADS, shared_bytes, args)
-            given = out
+            yield Launch(f"place_{which}", grid, THREADS, shared_bytes, args, overlapping=True)
+            given, follows = out, True

@@ -39,7 +39,7 @@ from tilewright.space import ConfigSpace, param
 
 MAX_DIGIT_BITS = 11
 """2048 counters of each of 8 warps are 64 KiB of shared memory."""
-UNITS = (8, 16, 32, 64, 96, 128, 192, 224, 256)
+UNITS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
 WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 48, 2**16
 """Bytes, unless even the longest units need more: each leaves two partial rows."""
 BLOCKS_OF_FILL = 8
@@ -57,8 +57,8 @@ SIGNATURES = {
 class RowsSorted(Implementation):
     """The same bits in every run: the order of a sum depends on the indices alone.
 
-    Workspace: 8 bytes per index (16 with more than one pass) and the counters of the sort, plus two
-    partial rows for each `rows` indices.
+    Workspace: 8 bytes per index for its place and position, and either what else the sort needs (8
+    more bytes with more than one pass, and counters) or two partial rows for each `rows` indices.
     """
 
     name, backend, op = "rows_sorted", "cuda", OPERATORS
@@ -72,7 +72,8 @@ class RowsSorted(Implementation):
         vec: int = param(1, 2, 4, 8)  # elements of one access
         unrolled: int = param(4, 8)  # rows in flight of one unit
         blocks: int = param(2, 3, 4)  # of an SM, which bounds the registers of a thread
-        ahead: int = param(0, 1, 2)  # read a run's old row before its end; 2: prefetch it, too
+        ahead: int = param(0, 1, 2, 3)  # read a run's old row before its end; 2: prefetch it, too;
+        # 3: read those of all runs that begin among the rows in flight at once
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := no_cuda(w, device):
@@ -102,6 +103,8 @@ class RowsSorted(Implementation):
                 return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
             if c.ahead and not p.include:
                 return "there is no old row to read ahead"
+            if c.ahead == 3 and (c.blocks > 2 or c.unrolled * c.vec * w.main.itemsize > 64):
+                return "old rows beside more than 64 bytes of rows in flight spill"
             if is_bounded and not within_bounds(w, p, c):
                 return f"rows={c.rows} takes more than {WORKSPACE_PER_INDEX} bytes for each index"
             if c.unrolled > c.lanes:
@@ -201,9 +204,14 @@ def within_bounds(w: Workload, p: RowProblem, c: RowsSorted.Config) -> bool:
 def workspace_of(w: Workload, c: RowsSorted.Config) -> Workspace:
     """The parts of one call's scratch memory."""
     p = served_rows(w)
+    sort = sort_of(p, c)
+    to_sort = sort.workspace
+    result = to_sort.pop(sort.result)
+    partials = 2 * math.ceil(p.count / c.rows) * p.columns * p.outer * sum_bytes(p.dtype)
     return Workspace(
-        **sort_of(p, c).workspace,
-        partials=2 * math.ceil(p.count / c.rows) * p.columns * p.outer * sum_bytes(p.dtype),
+        Workspace(**to_sort),
+        Workspace(partials=partials),
+        **{sort.result: result},
         touched=-(-p.places // 4) * 4 if p.fill else 0,
     )
 
@@ -232,7 +240,7 @@ class RowsExecutable(IndexedExecutable):
         if touched:
             words = -(-self._p.places // 4)
             yield Launch("clear", (self._fill_blocks, 1, 1), THREADS, 0, (touched, words))
-        yield from self._sort.launches(given["index"], at, fault)
+        yield from self._sort.launches(given["index"], at, fault, follows=bool(touched))
         ordered = at[self._sort.result]
         yield from self._reduce(source, given.get("x", 0), out.data_ptr(), ordered, at, touched)
         del memory
@@ -249,12 +257,12 @@ class RowsExecutable(IndexedExecutable):
         )
         groups = THREADS // c.lanes
         grid = math.ceil(self._units / groups), pieces, p.outer
-        yield Launch("accumulate", grid, THREADS, 0, args)
+        yield Launch("accumulate", grid, THREADS, 0, args, overlapping=True)
         if self._units > 1:
             threads = combine_threads(p, c)
             grid = math.ceil(self._units / (threads // c.lanes)), pieces, p.outer
             shared_bytes = threads * c.vec * sum_bytes(p.dtype) + 4 * threads // c.lanes
-            yield Launch("combine", grid, threads, shared_bytes, args)
+            yield Launch("combine", grid, threads, shared_bytes, args, overlapping=True)
         if touched:
             grid = min(math.ceil(p.places / groups), self._fill_blocks), pieces, p.outer
-            yield Launch("fill", grid, THREADS, 0, args)
+            yield Launch("fill", grid, THREADS, 0, args, overlapping=True)

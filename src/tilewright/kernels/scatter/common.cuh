@@ -109,6 +109,12 @@ TW_DEVICE void await_previous() {
 #endif
 }
 
+// At the start of a kernel that reads nothing before.
+TW_DEVICE void follow_previous() {
+  release_next();
+  await_previous();
+}
+
 // ---- indices ------------------------------------------------------------------------------------
 
 #define NONE_SKIPPED (-9223372036854775807ll - 1)

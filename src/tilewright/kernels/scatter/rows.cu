@@ -10,7 +10,7 @@
 // 4. fill (out of place only): rows that no index names.
 //
 // Configuration: ROWS, LANES, UNROLLED, VEC, BLOCKS; AHEAD reads the old row of a run when it begins
-// (2: prefetches it before that), 0 when it ends; MEAN divides by the number of terms; INCLUDE makes
+// (2: prefetches it before that; 3: reads those of a batch at once), 0 when it ends; MEAN divides by the number of terms; INCLUDE makes
 // the old row a term; FILL_ZERO gives zeros to rows without an index, else the old row.
 
 #define GROUPS (THREADS / LANES)
@@ -22,6 +22,7 @@ typedef Pack<T, VEC> Stored;
 typedef Pack<A, VEC> Sums;
 
 extern "C" __global__ __launch_bounds__(THREADS) void clear(u32* words, u32 count) {
+  follow_previous();
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < count; i += gridDim.x * THREADS) words[i] = 0;
 }
 
@@ -99,6 +100,7 @@ template <int FIRST, int N> TW_DEVICE Sums tree(const Stored* rows) {
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void accumulate(ARGUMENTS) {
+  follow_previous();
   const Problem p = PROBLEM;
   const int lane = threadIdx.x % LANES;
   const u32 unit = blockIdx.x * GROUPS + threadIdx.x / LANES;
@@ -128,10 +130,13 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void accumulate(ARGUMEN
         if (!inside || place[q] >= p.places) continue;
         row[q] = load<VEC>(rows + position * p.in_source.row);
       }
-      if (INCLUDE && AHEAD == 2 && !one_run) {
-        TW_UNROLL for (int q = 0; q < UNROLLED; ++q)
-          if (inside && place[q] < p.places && place[q] != (q ? place[q - 1] : current))
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.old_at(place[q], column)));
+      Stored old_row[AHEAD == 3 ? UNROLLED : 1];
+      if (INCLUDE && AHEAD >= 2 && !one_run) {
+        TW_UNROLL for (int q = 0; q < UNROLLED; ++q) {
+          if (!inside || place[q] >= p.places || place[q] == before || place[q] == (q ? place[q - 1] : current)) continue;
+          if constexpr (AHEAD == 3) old_row[q] = load<VEC>(p.old_at(place[q], column));
+          else asm volatile("prefetch.global.L2 [%0];" ::"l"(p.old_at(place[q], column)));
+        }
       }
       if (one_run) {
         if (inside && current < p.places) sums = reduce(sums, tree<0, UNROLLED>(row));
@@ -146,7 +151,10 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void accumulate(ARGUMEN
           }
           current = place[q];
           sums = nothing<A, VEC>();
-          if (INCLUDE && AHEAD && inside && current < p.places && current != before) kept = load<VEC>(p.old_at(current, column));
+          if (INCLUDE && AHEAD && inside && current < p.places && current != before) {
+            if constexpr (AHEAD == 3) kept = old_row[q];
+            else kept = load<VEC>(p.old_at(current, column));
+          }
         }
         if (inside && place[q] < p.places) sums = reduce(sums, tree<0, 1>(row + q));
       }
@@ -175,6 +183,7 @@ template <int COUNT> TW_DEVICE bool take(const Problem& p, u64 first, u32 step, 
 }
 
 extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMENTS) {
+  follow_previous();
   const Problem p = PROBLEM;
   Sums* joined = (Sums*)shared;
   u32* longer = (u32*)(joined + COMBINE_THREADS);
@@ -228,6 +237,7 @@ extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMEN
 
 // Rows that no index names.
 extern "C" __global__ __launch_bounds__(THREADS) void fill(ARGUMENTS) {
+  follow_previous();
   const Problem p = PROBLEM;
   const u32 column = (blockIdx.y * LANES + threadIdx.x % LANES) * VEC;
   if (column >= p.columns) return;
