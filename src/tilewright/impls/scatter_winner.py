@@ -113,13 +113,14 @@ class WinnerExecutable(IndexedExecutable):
         self.block_threads, self.shared_bytes = c.block_threads, 8 * c.sent
         per_block = c.items * c.block_threads
         cells = w.main.numel
+        keys = (8 if c.carried else 4) * cells
         self._grids = {
-            "clear": min(math.ceil(cells / c.block_threads), 8 * device.sms),
+            "clear": min(math.ceil(keys / (16 * c.block_threads)), 8 * device.sms),
             "elect": math.ceil(w["index"].numel / per_block),
             "write": math.ceil(cells / per_block),
         }
         self._number = p.number or 0.0
-        self._workspace = Workspace(keys=(8 if c.carried else 4) * cells)
+        self._workspace = Workspace(keys=keys)
         self.workspace_bytes = self._workspace.bytes
 
     def launches(

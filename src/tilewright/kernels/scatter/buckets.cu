@@ -322,12 +322,22 @@ TW_DEVICE T value_at(const Settling& m, u32 slot, const Tile& t, const T* source
   else return source[address(t, m.order[slot] - 1, 0, LENGTH)];
 }
 
+// Bring near what will stay where nothing is written, a sector for each thread at a time.
+TW_DEVICE void fetch_old(const Tile& t, u32 bucket, const T* old) {
+  if (IN_PLACE || ASCENDING || LENGTH > 2 * (u64)PLACES || bucket >= BUCKETS) return;
+  const u32 row = bucket << SHIFT, size = min(1u << SHIFT, PLACES - row) * WIDTH;
+  constexpr u32 SECTOR = WIDTH == 1 || WIDTH * sizeof(T) > 32 ? 32 / sizeof(T) : WIDTH;
+  for (u32 s = threadIdx.x * SECTOR; s < size; s += SETTLE_THREADS * SECTOR)
+    if (inside(t, s)) asm volatile("prefetch.global.L2 [%0];" ::"l"(&old[address(t, s, row, PLACES)]));
+}
+
 extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void settle(const T* old, const T* source, T* out, const Entry* entries, const u32* runs, Key* common, u32* done, double number, const u32* state) {
   const Settling m = settling();
   const u64 tile = blockIdx.x / (BUCKETS + HEAVY);
   const u32 unit = blockIdx.x % (BUCKETS + HEAVY);
   const Tile t = tile_at(tile);
   for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) m.order[s] = 0;
+  fetch_old(t, unit, old);
   await_previous();
   if (rising(state)) return;
   runs += tile * CHUNKS * BUCKETS;

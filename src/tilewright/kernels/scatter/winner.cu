@@ -33,9 +33,10 @@ TW_DEVICE Place decode(u64 e, u32 rows) {
   return p;
 }
 
-extern "C" __global__ __launch_bounds__(THREADS) void clear(Key* keys) {
+extern "C" __global__ __launch_bounds__(THREADS) void clear(Pack<u64, 2>* keys) {  // up to a multiple of 16 bytes
   release_next();
-  for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < CELLS; i += (u64)gridDim.x * THREADS) keys[i] = 0;
+  const u64 pieces = (CELLS * sizeof(Key) + 15) / 16;
+  for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < pieces; i += (u64)gridDim.x * THREADS) keys[i] = {};
 }
 
 // Of the block's positions that name one cell, the last alone need be sent. Cells are claimed in a
