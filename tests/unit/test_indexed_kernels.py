@@ -125,6 +125,7 @@ def test_check_finds_nothing_where_no_gpu_was_used():
 
 # --- CUDA ----------------------------------------------------------------------------------------
 
+GATHERS = ("gather_cuda", "gather_tiled")
 CUDA_WORKLOADS = [
     "index_add(x=f32[1000,64], dim=0, index=i64[1000000], source=f32[1000000,64])!donate=x",
     "embedding_backward(grad=bf16[32768,4096], index=i32[32768], num_weights=128256)",
@@ -167,9 +168,12 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
     assert not any(spills)
 
 
-@pytest.mark.parametrize(
-    "suite", ["rows_embedding", "rows_gnn", "scatter_moe", "scatter_large", "gather"]
-)
+SUITES_OF_INDICES = (
+    "rows_embedding", "rows_gnn", "scatter_moe", "scatter_large", "scatter_maskrcnn", "gather",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("suite", SUITES_OF_INDICES)
 def test_a_kernel_of_ours_serves_every_workload_of_the_suites(suite):
     for w in SUITES[suite].workloads():
         found = [i for i in IMPLS.values() if i.backend == "cuda" and i.serves(w.op)]
@@ -188,6 +192,22 @@ def test_a_kernel_of_ours_serves_every_workload_of_the_suites(suite):
 )
 def test_what_the_sort_does_not_take_is_said_in_words(text, words):
     assert words in IMPLS["rows_sorted"].unsupported(Workload.parse(text), DEVICES["h200"])
+
+
+@pytest.mark.parametrize("suite", SUITES_OF_INDICES)
+def test_what_a_kernel_takes_of_workspace_is_what_is_documented(suite):
+    """Bytes for each index of scatter_buckets, for each element of x of the passes for winners."""
+    bounds = {"scatter_winner": 8, "rows_winner": 4, "scatter_buckets": 24}
+    device = DEVICES["h200"]
+    for w in SUITES[suite].workloads():
+        for impl in IMPLS.values():
+            if impl.name not in (*bounds, "scatter_tiled", "rows_atomic", *GATHERS):
+                continue
+            if not impl.serves(w.op) or impl.unsupported(w, device) is not None:
+                continue
+            built = impl.build(impl.heuristic(w, device), w, device)
+            moved = w["index"].numel if impl.name == "scatter_buckets" else w.main.numel
+            assert built.workspace_bytes <= bounds.get(impl.name, 0) * moved + 2**16, (impl.name, w)
 
 
 @pytest.mark.parametrize("w", SUITES["rows_embedding"].workloads(), ids=str)

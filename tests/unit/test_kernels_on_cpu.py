@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import re
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 from tilewright.ops._indexing import last_written
+from tilewright.suite import SUITES
 
 pytestmark = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
@@ -72,6 +74,50 @@ def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(impl, conf
     assert verdict.ok, verdict.message
     assert verdict.deterministic or impl.races
     assert not fault_reported()
+
+
+SMALL = {
+    "100000000": "5000", "12000000": "1400", "6000000": "700", "2449029": "900", "1000000": "1300",
+    "500000": "900", "200000": "700", "128256": "400", "100000": "260", "65536": "500",
+    "50257": "130", "50000": "190", "32768": "300", "30522": "210", "25000": "500", "10000": "400",
+    "8192": "48", "7168": "40", "5000": "200", "4096": "24", "1024": "30", "1000": "40",
+    "768": "24", "256": "12", "100": "20",
+}  # fmt: skip
+"""Of each size in the suites: what a CPU can go through."""
+
+
+def small(suite, name):
+    """The suite's workloads with each size made small; in fp32, as halves need a GPU."""
+    for text in SUITES[suite].texts:
+        shorter = re.sub(r"(?<=[\[,=])\d+(?=[],)])", lambda n: SMALL.get(n[0], n[0]), text)
+        w = Workload.parse(shorter.replace("bf16", "f32"))
+        spreads = [w.distribution] if "!indices" in text else DISTRIBUTIONS
+        for spread in spreads if IMPLS[name].unsupported(w, DEVICE) is None else ():
+            flags = [f for f in w.flags if not f.startswith("indices")]
+            yield w.operator.workload(flags=[*flags, f"indices={spread}"], **dict(w.args))
+
+
+@pytest.mark.parametrize(
+    ("suite", "name"),
+    [
+        ("rows_embedding", "rows_sorted"),
+        ("rows_gnn", "rows_sorted"),
+        ("scatter_moe", "rows_sorted"),
+        ("scatter_large", "scatter_buckets"),
+        ("scatter_maskrcnn", "scatter_winner"),
+        ("scatter_maskrcnn", "scatter_tiled"),
+        ("gather", "gather_cuda"),
+    ],
+)
+def test_every_suite_is_right_on_its_distributions_made_small(suite, name):
+    impl, seen = IMPLS[name], set()
+    for w in small(suite, name):
+        run = OnCpu(impl, impl.heuristic(w, DEVICE), w)
+        tensors = w.operator.examples(w, "integer", 0, "cpu")
+        expected = w.operator.indexed.terms(w, tensors).value
+        assert torch.equal(run(*tensors).double(), expected.double()), w
+        seen.add(w.op)
+    assert seen
 
 
 RISING = [

@@ -24,6 +24,8 @@ MIN_TILE = 8192
 MIN_ASCENDING = 2048
 LONG = 2**24
 """Indices beside which the two launches that find out whether they rise take no time."""
+WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 24, 2**16
+"""Bytes: tiles that are much smaller than a chunk, or chunks than the buckets, would take more."""
 DIRECT_THREADS, DIRECT_ITEMS = 256, 4
 SAMPLED = 1024
 """Positions, a thread each, that a guess is made from."""
@@ -35,7 +37,7 @@ class ScatterBuckets(Implementation):
     """Each access to memory is near its neighbours', however random the indices are.
 
     Workspace: 8 bytes per index (4 where values are not carried), 4 for each pair of a chunk and a
-    bucket, and the slots of as many buckets as may be too large for one block.
+    bucket, and the slots of as many buckets as may be too large for one block; 24 an index at most.
     """
 
     name, backend, op = "scatter_buckets", "cuda", "scatter"
@@ -87,6 +89,9 @@ class ScatterBuckets(Implementation):
                 return f"{max(s.split_bytes, s.settle_bytes)} bytes, a block has {limit}"
             if s.chunk < 1024:
                 return f"a chunk of {s.chunk} elements is too small"
+            taken = sum(s.workspace.values())
+            if taken > WORKSPACE_PER_INDEX * w["index"].numel + WORKSPACE_BESIDE:
+                return f"{taken} bytes exceed {WORKSPACE_PER_INDEX} for each index"
             if s.runs > RUNS_OF_THREAD:
                 return f"a thread has {s.runs} of {s.chunks} runs, more than {RUNS_OF_THREAD}"
             if max(s.split_blocks, s.settle_blocks) > MAX_GRID:
