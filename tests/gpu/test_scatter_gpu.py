@@ -23,6 +23,7 @@ OWN = (
     "gather_cuda",
     "gather_tiled",
     "rows_atomic",
+    "rows_bins",
     "rows_sorted",
     "rows_winner",
     "scatter_buckets",

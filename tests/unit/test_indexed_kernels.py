@@ -14,6 +14,7 @@ from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch import selection
 from tilewright.errors import IndexOutOfRange, NoImplementation
 from tilewright.impl import IMPLS
+from tilewright.impls.rows_cpp import METHODS
 from tilewright.impls.rows_sorted import workspace_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
@@ -107,6 +108,20 @@ def test_a_call_goes_through_the_kernel_that_is_asked_for():
             tw.index_add(x, 0, index, source)
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("alpha", [1.0, -2.0])
+def test_zeros_have_the_signs_of_pytorchs(method, alpha):
+    x, source = torch.full((9, 8), -0.0), torch.full((90, 8), -0.0)
+    index = torch.arange(90) % 5
+    for old, new in ((-0.0, -0.0), (-0.0, 0.0), (0.0, -0.0)):
+        x.fill_(old)
+        source.fill_(new)
+        with tw.use("rows_cpp", {"method": method, "threads": "all"}):
+            found = tw.index_add(x, 0, index, source, alpha)
+        expected = torch.index_add(x, 0, index, source, alpha=alpha)
+        assert torch.equal(found.signbit(), expected.signbit()), (old, new)
+
+
 def test_gradients_are_pytorchs():
     x, source = torch.randn(5, 3, requires_grad=True), torch.randn(9, 3, requires_grad=True)
     index = torch.randint(5, (9,))
@@ -132,6 +147,8 @@ CUDA_WORKLOADS = [
     "index_add(x=f32[2449029,100], dim=0, index=i64[6000000], source=f32[6000000,100])"
     "!nondeterministic",
     "embedding_backward(grad=f64[32768,768], index=i32[32768], num_weights=30522)!nondeterministic",
+    "index_add(x=bf16[2,768], dim=0, index=i64[65536], source=bf16[65536,768])",
+    "embedding_backward(grad=f32[65536,768], index=i64[65536], num_weights=2)",
     "index_reduce(x=f64[20,7,3], dim=1, index=i64[20], source=f64[20,20,3], reduce=mean)",
     "scatter(x=f32[1000,256,7,7], dim=0, index=i64[1000,256,7,7], src=f32[1000,256,7,7])",
     "scatter(x=f32[1000,256,7,7], dim=1, index=i64[1000,256,7,7], src=f32[1000,256,7,7])",
@@ -169,7 +186,8 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
 
 
 SUITES_OF_INDICES = (
-    "rows_embedding", "rows_gnn", "scatter_moe", "scatter_large", "scatter_maskrcnn", "gather",
+    "rows_embedding", "rows_few", "rows_gnn", "scatter_moe",
+    "scatter_large", "scatter_maskrcnn", "gather",
 )  # fmt: skip
 
 
@@ -196,8 +214,8 @@ def test_what_the_sort_does_not_take_is_said_in_words(text, words):
 
 @pytest.mark.parametrize("suite", SUITES_OF_INDICES)
 def test_what_a_kernel_takes_of_workspace_is_what_is_documented(suite):
-    """Bytes for each index of scatter_buckets, for each element of x of the passes for winners."""
-    bounds = {"scatter_winner": 8, "rows_winner": 4, "scatter_buckets": 24}
+    """Bytes for each element of x of the passes for winners, else for each index."""
+    bounds = {"scatter_winner": 8, "rows_winner": 4, "scatter_buckets": 24, "rows_bins": 24}
     device = DEVICES["h200"]
     for w in SUITES[suite].workloads():
         for impl in IMPLS.values():
@@ -206,7 +224,8 @@ def test_what_a_kernel_takes_of_workspace_is_what_is_documented(suite):
             if not impl.serves(w.op) or impl.unsupported(w, device) is not None:
                 continue
             built = impl.build(impl.heuristic(w, device), w, device)
-            moved = w["index"].numel if impl.name == "scatter_buckets" else w.main.numel
+            winners = impl.name in ("scatter_winner", "rows_winner")
+            moved = w.main.numel if winners else w["index"].numel
             assert built.workspace_bytes <= bounds.get(impl.name, 0) * moved + 2**16, (impl.name, w)
 
 

@@ -1,6 +1,7 @@
 """The CUDA kernels for indices are right, run on a CPU: guards, poison and the exact result."""
 
 import dataclasses
+import itertools
 import math
 import random
 import re
@@ -28,6 +29,7 @@ OWN = (
     "gather_cuda",
     "gather_tiled",
     "rows_atomic",
+    "rows_bins",
     "rows_sorted",
     "rows_winner",
     "scatter_buckets",
@@ -79,9 +81,9 @@ def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(impl, conf
 SMALL = {
     "100000000": "5000", "12000000": "1400", "6000000": "700", "2449029": "900", "1000000": "1300",
     "500000": "900", "200000": "700", "128256": "400", "100000": "260", "65536": "500",
-    "50257": "130", "50000": "190", "32768": "300", "30522": "210", "25000": "500", "10000": "400",
-    "8192": "48", "7168": "40", "5000": "200", "4096": "24", "1024": "30", "1000": "40",
-    "768": "24", "256": "12", "100": "20",
+    "50257": "130", "50000": "190", "32768": "300", "32000": "600", "30522": "210", "25000": "500",
+    "10000": "400", "8192": "48", "7168": "40", "5000": "200", "4096": "24", "1024": "30",
+    "1000": "40", "768": "24", "256": "12", "100": "20",
 }  # fmt: skip
 """Of each size in the suites: what a CPU can go through."""
 
@@ -101,6 +103,7 @@ def small(suite, name):
     ("suite", "name"),
     [
         ("rows_embedding", "rows_sorted"),
+        ("rows_few", "rows_bins"),
         ("rows_gnn", "rows_sorted"),
         ("scatter_moe", "rows_sorted"),
         ("scatter_large", "scatter_buckets"),
@@ -227,6 +230,29 @@ def test_atomic_sums_of_hot_rows_are_closer_to_the_truth_than_one_addition_a_pos
         own.append((run(x, index, source) - truth).abs().max())
         one_by_one.append((x.index_add(0, index, source) - truth).abs().max())
     assert sum(own) < 0.5 * sum(one_by_one)
+
+
+@pytest.mark.parametrize("name", ["rows_bins", "rows_sorted"])
+@pytest.mark.parametrize("alpha", [1.0, -2.0])
+def test_zeros_have_the_signs_of_pytorchs(name, alpha):
+    text = f"index_add(x=f32[9,8], dim=0, index=i64[90], source=f32[90,8], alpha={alpha})"
+    w, impl = Workload.parse(text), IMPLS[name]
+    x, index, source = w.operator.examples(w, "random", 0, "cpu")
+    index.clamp_(max=5)
+    for old, new in itertools.product((0.0, -0.0), repeat=2):
+        x.fill_(old)
+        source.fill_(new)
+        found = OnCpu(impl, impl.heuristic(w, DEVICE), w)(x, index, source)
+        expected = torch.index_add(x, 0, index, source, alpha=alpha)
+        assert torch.equal(found.signbit(), expected.signbit()), (old, new)
+
+
+def test_a_gradient_of_minus_zeros_is_zero_as_pytorchs():
+    w = Workload.parse("embedding_backward(grad=f32[90,8], index=i64[90], num_weights=9)")
+    index = torch.arange(90) % 5
+    for name in ("rows_bins", "rows_sorted"):
+        run = OnCpu(IMPLS[name], IMPLS[name].heuristic(w, DEVICE), w)
+        assert not run(torch.full((90, 8), -0.0), index).signbit().any()
 
 
 @pytest.mark.parametrize("rows", [96, 224])

@@ -74,9 +74,10 @@ template <class S, int N> TW_DEVICE Pack<S, N> reduce(Pack<S, N> a, const Pack<S
   TW_UNROLL for (int i = 0; i < N; ++i) a.v[i] = reduce(a.v[i], b.v[i]);
   return a;
 }
+// What changes nothing, not even minus zero, to which a sum with zero would be plus zero.
 template <class S, int N> TW_DEVICE Pack<S, N> nothing() {
   Pack<S, N> r;
-  TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = neutral<S>();
+  TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = REDUCE == SUM ? (S)-0.0 : neutral<S>();
   return r;
 }
 

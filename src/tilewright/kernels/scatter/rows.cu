@@ -79,6 +79,7 @@ TW_DEVICE void finish(const Problem& p, u32 place, u32 column, const Sums& sums,
   TW_UNROLL for (int i = 0; i < VEC; ++i) {
     A value = SCALED ? sums.v[i] * (A)p.alpha : sums.v[i];
     if (INCLUDE) value = reduce((A)widen(kept.v[i]), value);
+    else if (REDUCE == SUM) value += A(0);
     if (MEAN) value = divided(value, terms);
     result.v[i] = Narrow<T>::of(value);
   }

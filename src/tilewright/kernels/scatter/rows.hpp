@@ -177,7 +177,7 @@ static void run(const Problem& p, bool rising) {
     const int t = omp_get_thread_num(), threads = omp_get_num_threads();
     for (i64 z = 0; z < p.outer; ++z) {
       A* table = tables.data() + size * t;
-      std::fill(table, table + size, neutral<A>());
+      std::fill(table, table + size, REDUCE == SUM ? A(-0.0) : neutral<A>());  // keeps minus zero
       for (i64 j = p.count * t / threads; j < p.count * (t + 1) / threads; ++j)
         if (!p.left_out(j)) add(table + p.index[j] * p.columns, p.from(z, j), p.alpha, p.columns);
 #pragma omp barrier

@@ -1,0 +1,180 @@
+"""Rows reduced into a few places on a GPU: each group of threads has bins of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import Compiled, compiled
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation
+from tilewright.impls._indexed import (
+    MAX_GRID_YZ,
+    REDUCE,
+    IndexedExecutable,
+    Launch,
+    Workspace,
+    cuda_task,
+    no_cuda,
+    sum_bytes,
+)
+from tilewright.impls._rows import (
+    OPERATORS,
+    RowProblem,
+    across,
+    row_problem,
+    served_rows,
+    too_many_pieces,
+    vectors,
+)
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+
+WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 24, 2**16
+"""Bytes, of all partial tables."""
+RESIDENT = 512
+"""Threads of an SM, which have 128 registers each."""
+
+
+class RowsBins(Implementation):
+    """No sort: the source is read once, in its order. For so few places that a table of them fits
+    in shared memory for each group of threads.
+
+    The same bits in every run: positions are shared out by their number alone. Workspace: a partial
+    table for each block, at most 24 bytes an index.
+    """
+
+    name, backend, op = "rows_bins", "cuda", OPERATORS
+
+    @dataclass(frozen=True)
+    class Config:
+        lanes: int = param(4, 8, 16, 32)  # threads of a row
+        vec: int = param(1, 2, 4, 8)  # elements of one access
+        unrolled: int = param(4, 8)  # rows of a group in flight
+        block_threads: int = param(64, 128, 256)
+        blocks: int = param(1, 2, 4, 8)  # of an SM, of 512 threads together at most
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if reason := no_cuda(w, device):
+            return reason
+        p = row_problem(w)
+        if isinstance(p, str):
+            return p
+        if p.reduce not in ("sum", "amax", "amin"):
+            return f"reduce={p.reduce}: it does not count terms, and products may overflow in parts"
+        if not (p.include or p.fill == "zero"):
+            return "it does not tell which rows are hit; rows_sorted does"
+        if p.count >= 2**31 - 1:
+            return f"{p.count} indices exceed 32 bits"
+        if p.outer > MAX_GRID_YZ or next(iter(self.space(w, device)), None) is None:
+            return f"tables of {p.places} x {p.columns} for each group of threads do not fit"
+        return None
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        return False  # it is not timed yet
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
+        p = served_rows(w)
+
+        def fits(c: RowsBins.Config) -> str | None:
+            if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
+                return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
+            if c.unrolled > c.lanes or c.unrolled * c.vec > 32:
+                return f"unrolled={c.unrolled} exceeds lanes={c.lanes} or 32 elements"
+            if c.blocks * c.block_threads > RESIDENT:
+                return f"{c.blocks} blocks have more than {RESIDENT} threads"
+            if c.blocks * (bins_bytes(p, c) + 1024) > device.shared_bytes_per_sm:
+                return f"{c.blocks} blocks of {bins_bytes(p, c)} bytes, an SM has fewer"
+            if bins_bytes(p, c) > device.shared_bytes_per_block:
+                return f"{bins_bytes(p, c)} bytes, a block has {device.shared_bytes_per_block}"
+            if table_bytes(p) > WORKSPACE_PER_INDEX * p.count + WORKSPACE_BESIDE:
+                return f"a table exceeds {WORKSPACE_PER_INDEX} bytes for each index"
+            return too_many_pieces(p, c)
+
+        return ConfigSpace(self.Config, {"vec": vectors(p, w.main.itemsize)}, fits)
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
+        # The widest accesses and groups, and as many threads as there is room for bins.
+        return max(
+            self.space(w, device),
+            key=lambda c: (c.vec, c.lanes, c.blocks * c.block_threads, c.unrolled, c.block_threads),
+        )
+
+    def compile_key(self, config: Any, w: Workload) -> str:
+        p = served_rows(w)
+        return f"{macros(p, config)} {p.dtype} {p.index}"
+
+    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
+        p = served_rows(w)
+        given = macros(p, config)
+        return cuda_task(["rows_bins.cu"], "accumulate", p.dtype, p.index, given, device)
+
+    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
+        p = served_rows(w)
+        return BinsExecutable(w, p, config, compiled(self.task(config, w, device)), device)
+
+
+def bins_bytes(p: RowProblem, c: RowsBins.Config) -> int:
+    """Shared memory of a block; `combine` needs that of one place."""
+    return p.places * c.block_threads * c.vec * sum_bytes(p.dtype)
+
+
+def tables(p: RowProblem, c: RowsBins.Config, device: DeviceSpec) -> int:
+    """Partial tables: as many blocks as are resident at once, if each thread has some positions and
+    the workspace's bound allows."""
+    resident = device.sms * c.blocks // (across(p, c) * p.outer)
+    allowed = (WORKSPACE_PER_INDEX * p.count + WORKSPACE_BESIDE) // table_bytes(p)
+    return max(min(resident, p.count // c.block_threads, allowed), 1)
+
+
+def table_bytes(p: RowProblem) -> int:
+    return p.outer * p.places * p.columns * sum_bytes(p.dtype)
+
+
+def macros(p: RowProblem, c: RowsBins.Config) -> dict[str, int | str]:
+    return {
+        "REDUCE": REDUCE[p.reduce],
+        "INCLUDE": p.include,
+        "SCALED": p.alpha != 1,
+        "LANES": c.lanes,
+        "VEC": c.vec,
+        "UNROLLED": c.unrolled,
+        "THREADS": c.block_threads,
+        "RESIDENT": RESIDENT,
+    }
+
+
+class BinsExecutable(IndexedExecutable):
+    def __init__(
+        self, w: Workload, p: RowProblem, c: RowsBins.Config, built: Compiled, device: DeviceSpec
+    ):
+        super().__init__(w, built, {"accumulate": "PPPiiiiqqqdP", "combine": "PPPiiqqqq"})
+        self.block_threads, self.shared_bytes = c.block_threads, bins_bytes(p, c)
+        self._p, self._names = p, list(w.tensors)
+        self._tables, self._pieces = tables(p, c, device), across(p, c)
+        self._part = math.ceil(p.count / (self._tables * c.block_threads // c.lanes))
+        self._joined_bytes = self.shared_bytes // p.places
+        self._workspace = Workspace(partials=self._tables * table_bytes(p))
+        self.workspace_bytes = self._workspace.bytes
+
+    def launches(
+        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
+    ) -> Iterator[Launch]:
+        memory, at = self._workspace.allocate(out.device)
+        p, given = self._p, {n: t.data_ptr() for n, t in zip(self._names, tensors, strict=True)}
+        source = next(given[n] for n in ("source", "src", "grad") if n in given)
+        partials, threads = at["partials"], self.block_threads
+        args: tuple[float, ...] = (given["index"], source, partials, p.count, p.places, p.columns)
+        args = (*args, self._part, *p.source, p.skipped, p.alpha, fault)
+        grid = self._tables, self._pieces, p.outer
+        yield Launch("accumulate", grid, threads, self.shared_bytes, args)
+        args = (partials, given.get("x", 0), out.data_ptr(), self._tables, p.columns)
+        args = (*args, *(p.old or (0, 0)), *p.out)
+        grid = p.places, self._pieces, p.outer
+        yield Launch("combine", grid, threads, self._joined_bytes, args, overlapping=True)
+        del memory
