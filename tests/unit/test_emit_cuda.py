@@ -142,6 +142,50 @@ def test_sums_over_rows_are_added_up_by_a_fixed_walk():
     assert not any(config.in_turn for config in sampled)
 
 
+BACKWARD = (
+    "layer_norm_backward(grad_output=f16[8192,{h}], x=f16[8192,{h}], mean=f32[8192,1],"
+    " rstd=f32[8192,1], weight=f16[{h}])"
+)
+
+
+@pytest.mark.parametrize("device", ["h200", "b200"])
+@pytest.mark.parametrize("width", [768, 1280])
+def test_a_search_begins_with_one_block_of_even_groups_on_each_sm_that_does_not_spill(
+    width, device
+):
+    graph, spec = graph_of(Workload.parse(BACKWARD.format(h=width))), DEVICES[device]
+    found = [
+        c
+        for c in target.promising(graph, spec)
+        if c.min_blocks == 1 and c.block_threads >= 448 and c.rows_per_thread == 1
+    ]
+    spilled = [compiled(target.task(graph, c, spec)).resources.spill_bytes for c in found[:4]]
+    assert 0 in spilled
+    groups = {c.rows_per_block for c in found}
+    assert any(-(-8192 // (spec.sms * n)) * spec.sms * n < 1.1 * 8192 for n in groups)
+
+
+def test_a_scheduler_has_a_quarter_of_the_registers_for_its_warps():
+    graph = graph_of(Workload.parse(BACKWARD.format(h=1280)))
+    config = RowSchedule(
+        8, 32, 9, 1, "registers", "two_pass", 1, 1, stages=2, parameters="shared",
+        rematerialize=True,
+    )  # fmt: skip
+    space = target.space(graph, H200)
+    assert "registers" in space.constraint(config)  # 9 warps: as few for each as 12
+    assert replace(config, rows_per_block=8) in space
+
+
+@pytest.mark.parametrize(
+    ("row_threads", "groups", "fits"), [(32, 16, True), (64, 15, True), (64, 16, False)]
+)
+def test_groups_of_several_warps_have_a_barrier_each(row_threads, groups, fits):
+    graph = graph_of(Workload.parse(BACKWARD.format(h=256)))
+    config = RowSchedule(4, row_threads, groups, 1, "registers", "two_pass", 1, 1, stages=2)
+    reason = target.space(graph, H200).constraint(config)
+    assert (reason is None) == fits, reason
+
+
 def test_rematerialized_values_are_widened_again_in_every_sweep():
     config = RowSchedule(8, 256, 1, 1, "registers", "two_pass", 1, 1, rematerialize=True)
     assert source(NORM.format(h=4096), config).count("forget_widened(keep") == 2

@@ -22,6 +22,8 @@ FINISH_THREADS = 256
 """Threads of a block of the second kernel: so few that they find room beside the first."""
 FINISH_BUSY = 1 << 16
 """Threads it should have in all: about 512 for each SM of a large GPU."""
+FINISH_LOADS = 24
+"""Of partial results that one of its threads has under way."""
 
 
 def finish_shares(width: int) -> int:
@@ -138,6 +140,8 @@ class ColumnKernel(RowKernel):
         return super().signature()[dropped:]
 
     def load_parameters(self) -> None:
+        """Also begin the sums; and by now all blocks run, so that the second kernel may wait."""
+        self.line("release_next();")
         super().load_parameters()
         for c, n in enumerate(self.columns):
             self.line(f"Vec<{self.kind}, {self.s.vector}> column{c}[{self.turns}];")
@@ -158,30 +162,31 @@ class ColumnKernel(RowKernel):
         """Join the sums of the block's groups, half of them at a time, and write one result."""
         s = self.s
         size = 8 if self.kind == "double" else 4
-        self.line("release_next();")
-        half = s.rows_per_block // 2
-        if half:
-            vectors = half * len(self.columns) * self.turns * s.row_threads
+        groups = s.rows_per_block
+        if groups > 1:
+            vectors = groups // 2 * len(self.columns) * self.turns * s.row_threads
             kind = f"Vec<{self.kind}, {s.vector}>"
             self.declare_shared(kind, "together", vectors * s.vector * size)
-        while half:
-            self.each_column(f"if (group / {half} == 1)", "{shared} = {own};", half)
+        while groups > 1:
+            given = groups // 2  # the last give theirs to the first; a middle one keeps its own
+            kept = groups - given
+            self.each_column(f"if (group >= {kept} && group < {groups})", "{shared} = {own};", kept)
             self.line("__syncthreads();")
             joined = "{own} = join_each<{join}>({own}, {shared});"
-            self.each_column(f"if (group < {half})", joined, half)
-            half //= 2
-            if half:
+            self.each_column(f"if (group < {given})", joined)
+            groups = kept
+            if groups > 1:
                 self.line("__syncthreads();")
         at = f"partials + (block * {len(self.columns)} + {{c}}) * {self.plan.width} + column"
         wide = math.gcd(s.vector * size, self.plan.width * size, WIDEST_ACCESS)
-        self.each_column("if (group == 0)", f"store<{wide}>({at}, {{own}});", 1)
+        self.each_column("if (group == 0)", f"store<{wide}>({at}, {{own}});")
 
-    def each_column(self, condition: str, text: str, half: int) -> None:
-        """`text` for every vector of sums; `{shared}` is the place of the group or its partner."""
+    def each_column(self, condition: str, text: str, first: int = 0) -> None:
+        """`text` for every vector of sums; `{shared}` is the place of group - `first`."""
         self.open(condition)
         self.open_turns(True)
         for c, n in enumerate(self.columns):
-            sums = f"group % {half} * {len(self.columns)} + {c}"
+            sums = f"(group - {first}) * {len(self.columns)} + {c}"
             place = f"(({sums}) * {self.turns} + k) * {self.s.row_threads} + lane"
             self.line(
                 text.format(own=f"column{c}[k]", shared=f"together[{place}]", join=JOINS[n.op], c=c)
@@ -242,11 +247,7 @@ class FinishKernel(Kernel):
             self.line(f"{self.kind} sum{c} = {JOINS[n.op]}::start<{self.kind}>();")
         self.line("await_previous();")
         self.open(f"if (column < {width})")
-        self.open(f'_Pragma("unroll 8") for (i64 p = share; p < count; p += {shares})')
-        for c, n in enumerate(columns):
-            at = f"(p * {len(columns)} + {c}) * {width} + column"
-            self.line(f"sum{c} = {JOINS[n.op]}::join(sum{c}, partials[{at}]);")
-        self.close()
+        self.add_partials(columns, width, shares)
         self.close()
         if shares > 1:
             self.join_shares(columns, per_block, shares)
@@ -256,6 +257,25 @@ class FinishKernel(Kernel):
         bounds = f"__launch_bounds__({FINISH_THREADS}, 4)"
         head = f'extern "C" __global__ void {bounds} {FINISH}({parameters}) {{'
         return "\n".join([head, *self.lines, "}", ""])
+
+    def add_partials(self, columns: list[Node], width: int, shares: int) -> None:
+        """All loads of a batch are under way before one of them is waited for."""
+        batch = max(FINISH_LOADS // len(columns), 1)
+        self.open(f"for (i64 first = share; first < count; first += {batch * shares})")
+        for c in range(len(columns)):
+            self.line(f"{self.kind} part{c}[{batch}];")
+        self.open(f"TW_UNROLL for (int n = 0; n < {batch}; ++n)")
+        self.line(f"const i64 p = first + n * {shares};")
+        for c, n in enumerate(columns):
+            at = f"(p * {len(columns)} + {c}) * {width} + column"
+            start = f"{JOINS[n.op]}::start<{self.kind}>()"
+            self.line(f"part{c}[n] = p < count ? partials[{at}] : {start};")
+        self.close()
+        self.open(f"TW_UNROLL for (int n = 0; n < {batch}; ++n)")
+        for c, n in enumerate(columns):
+            self.line(f"sum{c} = {JOINS[n.op]}::join(sum{c}, part{c}[n]);")
+        self.close()
+        self.close()
 
     def join_shares(self, columns: list[Node], per_block: int, shares: int) -> None:
         """Neighbouring lanes take the shares of a column; its own thread is given their sum."""

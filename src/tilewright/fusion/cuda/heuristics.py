@@ -6,9 +6,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import zip_longest
+from operator import itemgetter
+from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.schedule import (
+    COLUMN_GROUPS,
+    COLUMN_ITEMSIZE,
     Footprint,
     PointwiseSchedule,
     RowSchedule,
@@ -152,23 +157,41 @@ def _block_candidates(
 def _column_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> list[RowSchedule]:
-    """Sums over rows: first those whose groups walk equally many rows, then those whose blocks are
-    few and leave few partial results."""
-    found = []
-    for cluster, kept_bytes in itertools.product(space.values["cluster"], (48, 64, 96)):
-        least = footprint.width * footprint.itemsize / cluster / kept_bytes
-        threads = next((t for t in space.values["row_threads"] if t >= max(least, 32)), 2048)
-        for rows, blocks in itertools.product((8, 4, 2, 1), (1, 2, 3, 4)):
-            if not 256 <= threads * rows * blocks <= 512:
-                continue
-            groups = device.sms * blocks // cluster * rows
-            waste = math.ceil(footprint.rows / groups) * groups / footprint.rows
+    """Sums over rows: of each way to cut a row the best schedule, then the second of each, ...
+
+    They move little (within 5%), and then have many threads. A thread keeps 48 to 96 bytes of a
+    row: wider pieces leave few threads, narrower ones have to be joined too often. A cluster shares
+    rows of which each block has 4 KiB or more.
+    """
+    found: dict[Any, list[tuple[int, int, RowSchedule]]] = {}
+    dims = (COLUMN_GROUPS, (1, 2, 3, 4), (1, 2))
+    row_bytes = footprint.width * footprint.itemsize
+    least_bytes = footprint.rows * footprint.queued_bytes
+    clusters = [c for c in space.values["cluster"] if c == 1 or row_bytes >= 4096 * c]
+    for cluster, kept_bytes in itertools.product(clusters, (48, 64, 96)):
+        least = max(row_bytes / cluster / kept_bytes, 32)
+        threads = next((t for t in space.values["row_threads"] if t >= least), 2048)
+        for wide, groups, blocks, rows in itertools.product((vector, vector // 2), *dims):
             c = RowSchedule(
-                vector, threads, rows, 1, "registers", "two_pass", cluster, blocks, stages=2,
-                parameters="registers" if footprint.parameters else "reload",
+                max(wide, 1), threads, groups, rows, "registers", "two_pass", cluster, blocks,
+                stages=2, parameters="shared" if footprint.parameters else "reload",
+                rematerialize=True in space.values["rematerialize"],
             )  # fmt: skip
-            found.append((cluster, round(10 * waste), blocks, c))
-    return [c for *_, c in sorted(found, key=lambda e: e[:-1])]
+            if 256 <= c.block_threads * blocks <= 768 and c in space:
+                moved = round(20 * _column_bytes(c, footprint, device) / least_bytes)
+                cut = (c.vector, c.row_threads, c.cluster)
+                found.setdefault(cut, []).append((moved, -c.block_threads * blocks, c))
+    ranks = zip_longest(*(sorted(each, key=itemgetter(0, 1)) for each in found.values()))
+    return [each[-1] for rank in ranks for each in rank if each is not None]
+
+
+def _column_bytes(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> int:
+    """What a candidate above moves."""
+    clusters = device.sms * c.min_blocks // c.cluster
+    at_once = clusters * c.rows_per_block * c.rows_per_thread
+    walked = math.ceil(footprint.rows / at_once) * at_once
+    partials = clusters * footprint.width * len(footprint.columns)
+    return walked * footprint.queued_bytes + 2 * partials * COLUMN_ITEMSIZE
 
 
 def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
@@ -179,7 +202,7 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     kinds: list[Kind] = [(_persistent_candidates(space, footprint, device, vector), 3, _variations)]
     if footprint.columns:
         columns = _column_candidates(space, footprint, device, vector)
-        kinds.append((columns, 8, _column_variations))
+        kinds.append((columns, 16, _column_variations))
     else:
         rows = _row_candidates(space, footprint.width, footprint.itemsize, vector)
         kinds += [
@@ -203,10 +226,10 @@ def _variations(c: RowSchedule) -> Iterator[RowSchedule]:
 
 
 def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:
-    parameters = dict.fromkeys((c.parameters, "reload"))
-    for stages, way, rows, bulk in itertools.product((2, 3), parameters, (1, 2), (False, True)):
-        varied = replace(c, stages=stages, parameters=way, rows_per_thread=rows, bulk=bulk)
-        yield replace(varied, rematerialize=True)
+    held = replace(c, parameters="registers" if c.parameters != "reload" else "reload")
+    kept = dict.fromkeys((c, held, replace(held, rematerialize=False)))
+    for varied, stages, bulk in itertools.product(kept, (2, 3), (False, True)):
+        yield replace(varied, stages=stages, bulk=bulk)
 
 
 def _whole_vector(space: ConfigSpace[RowSchedule], footprint: Footprint) -> int:

@@ -23,6 +23,12 @@ COLUMN_ITEMSIZE = 4
 """Bytes of what is added up over rows: fp32 for halves and fp32."""
 PERSISTENT_THREADS = 256
 """On an SM, at least: the next rows are on their way, but the arithmetic hides its own latency."""
+COLUMN_GROUPS = tuple(range(1, 17))
+"""Groups of a block that sum over rows: any number, so that rows can be dealt out evenly."""
+GROUP_BARRIERS = 15
+"""Of a block, besides the one of all its threads."""
+SCHEDULERS = 4
+"""Of an SM: each has a quarter of the registers, for its own warps."""
 EXCHANGE_BYTES = 24
 """Shared memory for what a warp tells the other warps of its row: two buffers of three floats."""
 
@@ -141,6 +147,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             "shifted": (False, True) if shifted else (False,),
             "moments": tuple(moments),
             "cluster": tuple(c for c in (1, 2, 4, 8) if c <= device.max_cluster),
+            "rows_per_block": COLUMN_GROUPS if footprint.columns else (1, 2, 4, 8),
             "parameters": (
                 ("reload", "registers", "shared") if footprint.parameters else ("reload",)
             ),
@@ -169,6 +176,11 @@ class Footprint:
         self.queued_scalars = [a for a in scalars if a.itemsize >= 4]
         self.columns = getattr(graph, "columns", ())
         self.graph = graph
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of one row, from memory."""
+        return self.width * sum(a.itemsize for a in self.queued)
 
     @functools.cache  # noqa: B019  (a footprint lives as long as the space that asks it)
     def carried(self, moments: str) -> list[str]:
@@ -244,6 +256,8 @@ def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
         return f"row_threads={c.row_threads} is no whole number of warps"
     if c.block_threads > 1024 or c.block_threads % 32:
         return f"a block of {c.block_threads} threads"
+    if c.row_threads > 32 and c.rows_per_block > GROUP_BARRIERS:
+        return f"{c.rows_per_block} groups of several warps: a block has barriers for fewer"
     if c.cluster > 1 and c.row_threads < 64:
         return "a cluster shares a row among at least 64 threads of each block"
     if 2 * vectors <= turns * lanes and lanes > 4:
@@ -290,7 +304,8 @@ def estimated_registers(c: RowSchedule, footprint: Footprint) -> int:
     """What a thread needs, as far as a schedule tells; the compiler's own count decides."""
     needed = footprint.kept_bytes(c)
     if footprint.columns:  # what is added up is fp32, and so is what is kept while it is added
-        needed += footprint.kept_bytes(c) + footprint.column_bytes(c)
+        widened = needed // 4 if c.rematerialize else needed
+        needed += widened + footprint.column_bytes(c)
     if c.parameters == "registers":
         needed += footprint.parameter_bytes(c)
     return (needed if c.storage == "registers" else 0) // 4 + ARITHMETIC_REGISTERS
@@ -345,7 +360,9 @@ def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:
 
 
 def _register_cap(c: RowSchedule, device: DeviceSpec) -> int:
-    return device.registers_per_sm // (c.min_blocks * max(c.block_threads, 32)) // 8 * 8
+    warps = c.min_blocks * max(c.block_threads // device.warp, 1)
+    of_one = math.ceil(warps / SCHEDULERS)
+    return device.registers_per_sm // (SCHEDULERS * of_one * device.warp) // 8 * 8
 
 
 def held_bytes(dtype: str, vector: int) -> int:
