@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from tilewright.fusion.trace import trace_reference
 from tilewright.measure.error_bound import bounds, truth_and_tolerance
 from tilewright.measure.examples import Batch
-from tilewright.op import Workload
+from tilewright.op import Op, Workload
 
 CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**25}
 """Elements of a step: on a CPU its temporaries stay in cache, on a GPU they take a few GB."""
@@ -170,7 +170,7 @@ def expect(
         length = min(step, batch.size - start)
         cw = batch.workload(w, length)
         parts = batch.narrow(tensors, start, length)
-        graph = None if indexed else _graph(cw)
+        graph = None if indexed else _graph(cw, cw.operator)
         for e, out, (value, tolerance) in zip(
             found, vendor, truth_and_tolerance(cw, parts, graph), strict=True
         ):
@@ -190,8 +190,13 @@ def expect(
 
 
 @functools.lru_cache(maxsize=8)
-def _graph(w: Workload) -> fx.GraphModule:
-    """The examples of a workload have a few sizes between them, each in several chunks."""
+def _graph(w: Workload, operator: Op) -> fx.GraphModule:
+    """The examples of a workload have a few sizes between them, each in several chunks.
+
+    Args:
+        operator: what `w` names now; a function fused again is another one of the same name.
+    """
+    assert w.operator is operator
     return trace_reference(w, "f64")
 
 
