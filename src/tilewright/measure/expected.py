@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -13,7 +14,7 @@ from torch import Tensor, fx
 from tilewright.fusion.trace import trace_reference
 from tilewright.measure.error_bound import bounds, truth_and_tolerance
 from tilewright.measure.examples import Batch
-from tilewright.op import Op, Workload
+from tilewright.op import Workload
 
 CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**25}
 """Elements of a step: on a CPU its temporaries stay in cache, on a GPU they take a few GB."""
@@ -170,7 +171,7 @@ def expect(
         length = min(step, batch.size - start)
         cw = batch.workload(w, length)
         parts = batch.narrow(tensors, start, length)
-        graph = None if indexed else _graph(cw, cw.operator)
+        graph = None if indexed else _graph(cw, cw.operator.reference)
         for e, out, (value, tolerance) in zip(
             found, vendor, truth_and_tolerance(cw, parts, graph), strict=True
         ):
@@ -190,13 +191,13 @@ def expect(
 
 
 @functools.lru_cache(maxsize=8)
-def _graph(w: Workload, operator: Op) -> fx.GraphModule:
+def _graph(w: Workload, reference: Callable[..., Any]) -> fx.GraphModule:
     """The examples of a workload have a few sizes between them, each in several chunks.
 
     Args:
-        operator: what `w` names now; a function fused again is another one of the same name.
+        reference: of the operator that `w` names now; a function fused again is another one.
     """
-    assert w.operator is operator
+    assert w.operator.reference is reference
     return trace_reference(w, "f64")
 
 
