@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tilewright.build import CompileTask
-from tilewright.compile import cxx, launch, tensor_map
+from tilewright.compile import cuda, cxx, tensor_map
 from tilewright.compile.cache import Compiled, compiled
 from tilewright.compile.launch import CppFunction, CudaKernel
 from tilewright.errors import LaunchError
@@ -123,15 +123,15 @@ def driver(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     path = compiled(CompileTask("cxx", DRIVER, cxx.DEFAULT_FLAGS, "libcuda")).path
     caches = (
-        launch.driver,
-        launch._primary_context,
-        launch._device_count,
-        launch._device,
-        launch._device_attribute,
+        cuda.driver,
+        cuda.primary_context,
+        cuda.device_count,
+        cuda._device,
+        cuda.device_attribute,
     )
     for cache in caches:
         cache.cache_clear()
-    monkeypatch.setattr(launch, "_LIBRARY", str(path))
+    monkeypatch.setattr(cuda, "_LIBRARY", str(path))
     driver = Driver(path)
     driver.library.set_thread_context(0x100)
     yield driver
@@ -261,6 +261,37 @@ def test_another_devices_context_is_current_only_for_the_launch(driver, kernel, 
         assert driver.library.get_thread_context() == before
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("before", [0, 0x100, 0x777])
+def test_a_launcher_launches_one_shape_on_any_stream_and_in_its_context(
+    driver, kernel, before, devices
+):
+    driver.number("devices").value = devices
+    driver.library.set_thread_context(before)
+    launch = kernel.launcher(0, (7, 6, 5), (4, 3, 2), 1000, 2, 0)
+    out = ctypes.c_int64()
+    for n, stream in enumerate([0xABC, 0xDEF, 0xABC]):
+        launch(stream, [ctypes.addressof(out), n, 1 << 40, 7.5])
+        assert out.value == (1 << 40) + n + 7
+        found = driver.config
+        assert (*found.grid, *found.block) == (7, 6, 5, 4, 3, 2)
+        assert (found.shared, found.stream, found.n) == (1000, stream, 1)
+        assert driver.number("launched_in", ctypes.c_uint64).value == 0x100
+        assert driver.library.get_thread_context() == before
+        if n == 1:
+            sum_through(kernel)  # of another shape, between
+
+
+def test_a_refused_launcher_names_its_shape(driver, kernel):
+    launch = kernel.launcher(0, (9, 1, 1), ONE, 0, 1, 0)
+    driver.number("refuse").value = 1
+    with pytest.raises(LaunchError, match=r"INVALID_VALUE.*grid=\(9, 1, 1\)"):
+        launch(0, [0, 1, 2, 3.0])
+    driver.number("refuse").value = 0
+    launch(0, [0, 1, 2, 3.0])
+    assert driver.config.grid[0] == 9
+
+
 @pytest.mark.parametrize("before", [0, 0x777])
 def test_where_there_is_one_device_a_launch_goes_to_its_context(driver, kernel, before):
     driver.number("devices").value = 1
@@ -318,8 +349,8 @@ def test_a_missing_device_entry_or_cubin_is_a_launch_error(driver, kernel, tmp_p
 
 
 def test_without_a_driver_a_launch_says_so(monkeypatch, kernel):
-    monkeypatch.setattr(launch, "_LIBRARY", "libno_such_driver.so.1")
-    launch.driver.cache_clear()
+    monkeypatch.setattr(cuda, "_LIBRARY", "libno_such_driver.so.1")
+    cuda.driver.cache_clear()
     with pytest.raises(LaunchError, match="no NVIDIA driver"):
         sum_through(kernel)
 

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.compile.launch import check, driver
+from tilewright.compile.cuda import check, driver
 
 # cuda.h
 _TYPES = {"f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # CUtensorMapDataType

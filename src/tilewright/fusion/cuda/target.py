@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -152,6 +153,7 @@ class FusedKernel(Executable):
         self.scalars = tuple(w.scalars.values())
         self.count, self.shape, self.in_turn = count, launch, launch.in_turn
         self.grids: dict[int, tuple[int, int, int]] = {}
+        self.launchers: dict[int, Callable[[int, Iterable[Any]], None]] = {}
         self.block = (launch.block_threads, 1, 1)
         self.shared_bytes, self.cluster = launch.shared_bytes, launch.cluster
         self.block_threads = launch.block_threads
@@ -163,27 +165,26 @@ class FusedKernel(Executable):
         pointers: list[int] | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         device = tensors[0].device
-        index = device.index
-        empty = allocator.empty_strided
+        index, empty = device.index, allocator.empty_strided
         outs = [
             empty(shape, strides, dtype=dtype, device=device)
             for shape, strides, dtype in self.outputs
         ]
         stream = torch._C._cuda_getCurrentRawStream(index)
-        self.kernel.launch(
-            self.grids.get(index) or self.grid_on(index),
-            self.block,
-            self.shared_bytes,
-            stream,
-            index,
-            *(pointers or map(_data_ptr, tensors)),
-            *map(_data_ptr, outs),
-            self.count,
-            *((counters.address(index, stream, 1),) if self.in_turn else ()),
-            *(self.scalars if scalars is None else scalars),
-            cluster=self.cluster,
-        )
+        launch = self.launchers.get(index) or self.launcher_on(index, stream)
+        numbers = self.scalars if scalars is None else scalars
+        arguments = [*(pointers or map(_data_ptr, tensors)), *map(_data_ptr, outs), self.count]
+        if self.in_turn:
+            arguments.append(counters.address(index, stream, 1))
+        launch(stream, [*arguments, *numbers] if numbers else arguments)
         return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def launcher_on(self, device_index: int, stream: int) -> Callable[[int, Iterable[Any]], None]:
+        grid = self.grids.get(device_index) or self.grid_on(device_index)
+        self.launchers[device_index] = self.kernel.launcher(
+            device_index, grid, self.block, self.shared_bytes, self.cluster, stream
+        )
+        return self.launchers[device_index]
 
     def grid_on(self, device_index: int) -> tuple[int, int, int]:
         blocks = _blocks(self.shape, self.count, self.kernel, device_index)
@@ -225,19 +226,9 @@ class TwoKernels(FusedKernel):
         )
         stream = torch._C._cuda_getCurrentRawStream(index)
         numbers = self.scalars if scalars is None else scalars
-        self.kernel.launch(
-            grid,
-            self.block,
-            self.shared_bytes,
-            stream,
-            index,
-            *(pointers or map(_data_ptr, tensors)),
-            *[outs[k].data_ptr() for k in self.first],
-            partials.data_ptr(),
-            self.count,
-            *numbers,
-            cluster=self.cluster,
-        )
+        launch = self.launchers.get(index) or self.launcher_on(index, stream)
+        given = [*(pointers or map(_data_ptr, tensors)), *[outs[k].data_ptr() for k in self.first]]
+        launch(stream, [*given, partials.data_ptr(), self.count, *numbers])
         self.second.launch(
             (self.finish.blocks, 1, 1),
             (self.finish.block_threads, 1, 1),
