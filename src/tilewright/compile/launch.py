@@ -104,7 +104,7 @@ class CudaKernel:
         cluster: int,
         stream: int,
     ) -> Callable[[int, Iterable[Any]], None]:
-        """What launches the kernel in one shape again and again, in half of `launch`'s own time.
+        """What launches the kernel in one shape again and again, with less to do than `launch`.
 
         Args:
             stream: where it is first launched.
