@@ -1,5 +1,6 @@
-# make tune   install, then tune the quickstart suite on the GPU if torch sees one, else on the CPU
-# make test   install, then run every check that needs no GPU: what CI runs
+# make tune       install, then tune the quickstart suite on the GPU if torch sees one, else on the CPU
+# make test       install, then run every check that needs no GPU: what CI runs
+# make test-gpu   install, then the tests of this machine's GPU, those that measure time last
 #
 # Both work on a fresh clone. PYTHON picks the interpreter, ARGS goes to `tilewright tune`.
 
@@ -9,13 +10,17 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(shell command 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--quiet)
 PYTEST_WORKERS ?= 2
 
-.PHONY: tune test check format compiler
+.PHONY: tune test test-gpu check format compiler
 
 tune: $(VENV)/requirements.stamp compiler
 	$(BIN)/tilewright tune --suite quickstart $(ARGS)
 
 test: check
 	$(BIN)/pytest -m "not gpu" -n $(PYTEST_WORKERS)
+
+test-gpu: $(VENV)/requirements-dev.stamp
+	$(BIN)/pytest tests/gpu -m "gpu and not alone" -n auto
+	$(BIN)/pytest tests/gpu -m "gpu and alone"
 
 check: $(VENV)/requirements-dev.stamp
 	$(BIN)/ruff check .

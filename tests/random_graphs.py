@@ -127,12 +127,12 @@ def forget():
         OPS.remove(name)
 
 
-def run_examples(check, count):
-    """The same `count` examples every time."""
+def run_examples(check, count, derandomize=True):
+    """The same `count` examples every time, of a check that has a seed if not derandomized."""
     settings(
         max_examples=count,
         deadline=None,
-        derandomize=True,
+        derandomize=derandomize,
         database=None,
         suppress_health_check=list(HealthCheck),
     )(check)()

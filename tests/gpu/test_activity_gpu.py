@@ -6,7 +6,7 @@ import torch
 from tilewright.measure.activity import Activity, activities_of, activity_of
 from tilewright.measure.timing import host_us
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 def test_kernels_copies_and_sets_are_told_apart():

@@ -64,6 +64,7 @@ def assert_close(found, w, tensors):
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_tuned_operator_costs_the_host_little(store, text):
     w = record(store, text)

@@ -18,6 +18,7 @@ from tilewright.op import Workload
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
 ]
 MIB = 1 << 20

@@ -152,6 +152,7 @@ def test_an_illegal_address_while_several_are_timed_is_charged_to_the_guilty_one
     assert all(isinstance(found[c], Timing) for c in [*good, COPY])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("method", ["events", "graph"])
 def test_a_streaming_kernel_takes_about_what_a_copy_takes(w, isolated, method):
     found = isolated.time(w, [double(), COPY], method, budget_s=1.0)
@@ -188,6 +189,7 @@ def test_tuning_records_crashes_and_chooses_a_verified_kernel(w, store):
     assert not any(fault == "wrong" and status in ("ok", "slower") for fault, status in found)
 
 
+@pytest.mark.alone
 def test_a_width_has_a_hundred_distinct_verified_executables_within_its_budget(store):
     workloads = [Workload.parse(NORM.format(h=h)) for h in (768, 4096)]
     start = time.monotonic()
@@ -206,6 +208,7 @@ def test_a_width_has_a_hundred_distinct_verified_executables_within_its_budget(s
     assert [r.own for r in again.rows] == [r.own for r in report.rows]
 
 
+@pytest.mark.alone
 def test_bench_agrees_with_the_tuning_it_follows(store):
     w = Workload.parse(NORM.format(h=2048))
     (tuned,) = tune([w], device="cuda", store=store, baselines=(), budget_s=20).rows
@@ -216,6 +219,7 @@ def test_bench_agrees_with_the_tuning_it_follows(store):
     assert row.host_us["own"] < row.host_us["public"] <= 12.0
 
 
+@pytest.mark.alone
 def test_both_methods_agree_on_a_large_workload():
     w = Workload.parse(NORM.format(h=4096))
     with InProcess("cuda") as runner:

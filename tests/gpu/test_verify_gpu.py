@@ -108,6 +108,7 @@ def test_verification_follows_the_device_of_its_tensors(device):
     assert Verifier(w, torch.device("cuda:1")).check(vendor(w)).message == ""
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("text", "limit_s"),
     [
