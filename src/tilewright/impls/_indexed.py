@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -106,8 +105,7 @@ class Workspace:
         return memory, {name: base + offset for name, offset in self.offsets.items()}
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One kernel of a call; `args` in the order of its signature.
 
     `overlapping`: it may start while the kernel before it ends, for which it waits itself.
