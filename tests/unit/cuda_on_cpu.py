@@ -35,15 +35,15 @@ class OnCpu(Executable):
     def __call__(self, *tensors):
         in_place = self._executable.in_place
         out = tensors[0] if in_place else allocate(self._out, torch.device("cpu"))
-        for launch in self._executable.launches(tensors, out, _fault()):
-            self._run(launch)
+        _memory, arguments = self._executable.arguments(tensors, out, _fault())
+        for launch, args in zip(self._executable.launches, arguments, strict=True):
+            self._run(launch, args)
         return out
 
-    def _run(self, launch):
-        signature = self._executable.kernels[launch.entry].signature
+    def _run(self, launch, args):
         packed = [
             ctypes.create_string_buffer(struct.pack(code, arg), 8)
-            for code, arg in zip(signature, launch.args, strict=True)
+            for code, arg in zip(launch.signature, args, strict=True)
         ]
         addresses = (ctypes.c_void_p * len(packed))(*map(ctypes.addressof, packed))
         grid = (ctypes.c_int * 3)(*launch.grid)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +19,7 @@ from tilewright.errors import InvalidArgument
 from tilewright.impl import Executable, allocator
 from tilewright.op import Workload
 from tilewright.settings import settings
+from tilewright.tensor_spec import TensorSpec
 
 MAX_GRID_YZ = 65535
 ELEMENT = {
@@ -96,26 +98,28 @@ class Workspace:
             self.offsets |= {name: start + offset for name, offset in other.offsets.items()}
         self.bytes: int = start + max((other.bytes for other in in_turn), default=0)
 
-    def allocate(self, device: torch.device) -> tuple[torch.Tensor, dict[str, int]]:
-        """The memory, to be kept until the last kernel is enqueued, and addresses by name."""
-        memory = allocator.empty_strided(
+    def allocate(self, device: torch.device) -> torch.Tensor:
+        return allocator.empty_strided(
             (max(self.bytes, 1),), (1,), dtype=torch.uint8, device=device
         )
-        base = memory.data_ptr()
-        return memory, {name: base + offset for name, offset in self.offsets.items()}
 
 
 class Launch(NamedTuple):
-    """One kernel of a call; `args` in the order of its signature.
+    """One kernel of a call.
 
-    `overlapping`: it may start while the kernel before it ends, for which it waits itself.
+    Attributes:
+        signature: of its arguments, as for CudaKernel.
+        args: in that order; a name stands for an address: of a tensor of the workload, of its
+            "out", of a part of the workspace, or of the "fault" flag.
+        overlapping: it may start while the kernel before it ends, for which it waits itself.
     """
 
     entry: str
+    signature: str
     grid: tuple[int, int, int]
     block_threads: int
     shared_bytes: int
-    args: Sequence[float]
+    args: tuple[float | str, ...]
     overlapping: bool = False
 
 
@@ -126,41 +130,86 @@ def refuse_shared_memory(w: Workload, tensors: Sequence[torch.Tensor]) -> None:
         InvalidArgument: memory of the first tensor belongs to another one, too.
     """
     (first, *others), (name, *names) = tensors, w.tensors
-    start, end = _span(first)
+    start = first.data_ptr()
+    end = start + _span_bytes(w.tensors[name])
     for other, its_name in zip(others, names, strict=True):
-        its_start, its_end = _span(other)
-        if start < its_end and its_start < end:
+        its_start = other.data_ptr()
+        if start < its_start + _span_bytes(w.tensors[its_name]) and its_start < end:
             raise InvalidArgument(
                 f"{w.op}: {name} is written in place and shares memory with {its_name}; "
                 f"clone {its_name} before the call"
             )
 
 
-def _span(t: torch.Tensor) -> tuple[int, int]:
-    start = t.data_ptr()
-    reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return start, start + (1 + reach) * t.element_size()
+def _span_bytes(t: TensorSpec) -> int:
+    """From the first to behind the last element."""
+    reach = sum((n - 1) * s for n, s in zip(t.shape, t.real_strides, strict=True))
+    return (1 + reach) * t.itemsize
 
 
 class IndexedExecutable(Executable):
-    """Kernels of one cubin, launched one after the other."""
+    """Kernels of one cubin, launched one after the other.
 
-    def __init__(self, w: Workload, built: Compiled, signatures: Mapping[str, str]):
-        self._w = w
-        self.resources = built.resources
+    Args:
+        entry: the kernel whose resources stand for the whole.
+        launches: of a call.
+    """
+
+    def __init__(
+        self,
+        w: Workload,
+        built: Compiled,
+        entry: str,
+        launches: Sequence[Launch],
+        workspace: Workspace,
+    ):
+        self._w, self._workspace = w, workspace
+        self.resources, self.workspace_bytes = built.resources, workspace.bytes
         self.in_place = bool(w.operator.inplace and next(iter(w.tensors)) in w.donated)
+        self._spans_bytes = [_span_bytes(t) for t in w.tensors.values()]
         self.out = w.outputs[0]
-        self.kernels = {name: CudaKernel(built, name, s) for name, s in signatures.items()}
+        self.launches = launches
+        main = next(launch for launch in launches if launch.entry == entry)
+        self.block_threads, self.shared_bytes = main.block_threads, main.shared_bytes
         self._checked = settings().check_indices
+        names = [*w.tensors, "out", "fault", *workspace.offsets]
+        self._offsets = tuple(workspace.offsets.values())
+        self._picks, self._constants = _pickers(launches, names)
+        kernels = {n: CudaKernel(built, n, code) for n, code, *_ in launches}
+        self._steps = [
+            (kernels[n].launch, grid, (threads, 1, 1), shared_bytes, overlapping)
+            for n, _, grid, threads, shared_bytes, _, overlapping in launches
+        ]
 
-    def launches(self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int) -> Any:
-        """The kernels of one call, as a generator of Launch; it holds the workspace."""
-        raise NotImplementedError
+    def _refuse_shared_memory(self, tensors: Sequence[torch.Tensor]) -> None:
+        start = tensors[0].data_ptr()
+        end = start + self._spans_bytes[0]
+        for t, span_bytes in zip(tensors[1:], self._spans_bytes[1:], strict=True):
+            at = t.data_ptr()
+            if start < at + span_bytes and at < end:
+                refuse_shared_memory(self._w, tensors)  # which says what shares it
+
+    def arguments(
+        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
+    ) -> tuple[torch.Tensor | None, list[tuple[float, ...]]]:
+        """The workspace, to be kept until the last kernel is enqueued, and each launch's arguments.
+
+        Args:
+            fault: the address of the flag.
+        """
+        values: list[float] = [*map(torch.Tensor.data_ptr, tensors), out.data_ptr(), fault]
+        memory = None
+        if self._offsets:
+            memory = self._workspace.allocate(out.device)
+            base = memory.data_ptr()
+            values += [base + offset for offset in self._offsets]
+        values += self._constants
+        return memory, [pick(values) for pick in self._picks]
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         raise_fault()
         if self.in_place:
-            refuse_shared_memory(self._w, tensors)
+            self._refuse_shared_memory(tensors)
         device = tensors[0].device
         index = device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
@@ -171,17 +220,35 @@ class IndexedExecutable(Executable):
                 self.out.shape, self.out.real_strides, dtype=self.out.torch_dtype, device=device
             )
         )
-        for launch in self.launches(tensors, out, fault_address()):
-            self.kernels[launch.entry].launch(
-                launch.grid,
-                (launch.block_threads, 1, 1),
-                launch.shared_bytes,
-                stream,
-                index,
-                *launch.args,
-                overlapping=launch.overlapping and overlaps(index),
-            )
+        _memory, arguments = self.arguments(tensors, out, fault_address())
+        may_overlap = overlaps(index)
+        for step, args in zip(self._steps, arguments, strict=True):
+            launch, grid, block, shared_bytes, follows = step
+            overlapping = follows and may_overlap
+            launch(grid, block, shared_bytes, stream, index, *args, overlapping=overlapping)
         if self._checked and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize(device)
             raise_fault()
         return out
+
+
+def _pickers(
+    launches: Sequence[Launch], names: Sequence[str]
+) -> tuple[list[Callable[[Sequence[float]], tuple[float, ...]]], list[float]]:
+    """For each launch what picks its arguments from the addresses of `names` and, behind those, the
+    constants of all launches; and these constants."""
+    constants: list[float] = []
+
+    def place_of(arg: float | str) -> int:
+        if isinstance(arg, str):
+            return names.index(arg)
+        constants.append(arg)
+        return len(names) + len(constants) - 1
+
+    def picker(launch: Launch) -> Callable[[Sequence[float]], tuple[float, ...]]:
+        places = [place_of(arg) for arg in launch.args]
+        if len(places) == 1:
+            return lambda values: (values[places[0]],)
+        return operator.itemgetter(*places)
+
+    return [picker(launch) for launch in launches], constants

@@ -185,3 +185,13 @@ def too_many_pieces(p: RowProblem, c: Moved) -> str | None:
     if (pieces := across(p, c)) > MAX_GRID_YZ:
         return f"{pieces} pieces of a row exceed a grid of {MAX_GRID_YZ}"
     return None
+
+
+def named_source(w: Workload) -> str:
+    """The argument that is reduced."""
+    return next(n for n in ("source", "src", "grad") if n in w.tensors)
+
+
+def named_old(p: RowProblem) -> str | int:
+    """The argument that holds the old table; a null pointer where there is none."""
+    return "x" if p.old else 0

@@ -82,3 +82,8 @@ def served_scatter(w: Workload) -> ScatterProblem:
     p = scatter_problem(w)
     assert isinstance(p, ScatterProblem), p
     return p
+
+
+def named_source(p: ScatterProblem) -> str | int:
+    """The argument whose elements are moved; a null pointer for a number."""
+    return "src" if p.number is None else 0

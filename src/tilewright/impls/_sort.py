@@ -13,13 +13,6 @@ WARPS = THREADS // 32
 ENTRY_BYTES = 8
 SORT = "PiiqPiP"
 """in, count, places, skipped, fault, shift, counts."""
-SIGNATURES = {
-    "histogram_first": SORT,
-    "histogram_next": SORT,
-    "scan": "PPi",
-    "place_first": SORT + "PP",
-    "place_next": SORT + "PP",
-}
 
 
 def chunk_bytes(digit_bits: int, items: int) -> int:
@@ -69,27 +62,23 @@ class Sort:
         """The part of the workspace that holds the sorted entries in the end."""
         return "sorted" if self.passes % 2 else "other"
 
-    def launches(
-        self, index: int, at: dict[str, int], fault: int, follows: bool
-    ) -> Iterator[Launch]:
+    def launches(self, follows: bool) -> Iterator[Launch]:
         """The kernels of all passes.
 
         Args:
-            index, fault: addresses.
-            at: addresses of the workspace's parts.
             follows: they come after another kernel of the same call.
         """
-        bins, grid, given = 1 << self.digit_bits, (self.blocks, 1, 1), index
+        bins, grid, given = 1 << self.digit_bits, (self.blocks, 1, 1), "index"
         for turn in range(self.passes):
             which = "next" if turn else "first"
-            out = at["other" if turn % 2 else "sorted"]
+            out = "other" if turn % 2 else "sorted"
             shift = self.shift + turn * self.digit_bits
-            common = (self.count, self.places, self.skipped, fault, shift, at["counts"])
-            args: tuple[int, ...] = (given, *common)
-            yield Launch(f"histogram_{which}", grid, THREADS, 4 * bins, args, follows)
-            args, digits = (at["counts"], at["totals"], self.blocks), (math.ceil(bins / 32), 1, 1)
-            yield Launch("scan", digits, 1024, 4 * 32 * 33, args, overlapping=True)
-            shared_bytes = place_bytes(self.digit_bits, self.items)
-            args = (given, *common, at["totals"], out)
-            yield Launch(f"place_{which}", grid, THREADS, shared_bytes, args, overlapping=True)
+            args: tuple[int | str, ...] = (given, self.count, self.places, self.skipped)
+            args = (*args, "fault", shift, "counts")
+            yield Launch(f"histogram_{which}", SORT, grid, THREADS, 4 * bins, args, follows)
+            digits = (math.ceil(bins / 32), 1, 1)
+            joined = ("counts", "totals", self.blocks)
+            yield Launch("scan", "PPi", digits, 1024, 4 * 32 * 33, joined, overlapping=True)
+            size, args = place_bytes(self.digit_bits, self.items), (*args, "totals", out)
+            yield Launch(f"place_{which}", SORT + "PP", grid, THREADS, size, args, overlapping=True)
             given, follows = out, True

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._gather import GatherProblem, gather_problem, served_gather
-from tilewright.impls._indexed import IndexedExecutable, Launch, cuda_task, no_cuda
+from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -106,7 +103,11 @@ class GatherCuda(Implementation):
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_gather(w)
-        return GatherExecutable(w, p, config, compiled(self.task(config, w, device)))
+        grid = math.ceil(p.numel / per_block(config)), 1, 1
+        args = ("x", "index", "out", "fault")
+        launch = Launch("collect", "PPPP", grid, config.block_threads, 0, args)
+        built = compiled(self.task(config, w, device))
+        return IndexedExecutable(w, built, "collect", [launch], Workspace())
 
 
 def per_block(c: GatherCuda.Config) -> int:
@@ -134,18 +135,3 @@ def _macros(p: GatherProblem, vec: int, slab: int) -> dict[str, int | str]:
         "STEP": last.x,
         "RUNS": p.copies_runs,
     }
-
-
-class GatherExecutable(IndexedExecutable):
-    def __init__(self, w: Workload, p: GatherProblem, c: GatherCuda.Config, built: Any):
-        super().__init__(w, built, {"collect": "PPPP"})
-        self.block_threads = c.block_threads
-        self._grid = (math.ceil(p.numel / per_block(c)), 1, 1)
-
-    def launches(
-        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
-    ) -> Iterator[Launch]:
-        x, index = (t.data_ptr() for t in tensors)
-        yield Launch(
-            "collect", self._grid, self.block_threads, 0, (x, index, out.data_ptr(), fault)
-        )

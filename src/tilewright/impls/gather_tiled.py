@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._gather import Slices, gather_problem
-from tilewright.impls._indexed import IndexedExecutable, Launch, cuda_task, no_cuda
+from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
 from tilewright.impls._tiles import ALL, columns, none_fits, tiles, why_not, width
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
@@ -96,7 +93,13 @@ class GatherTiled(Implementation):
         return cuda_task(files, "collect", w.main.dtype, w["index"].dtype, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
-        return TiledExecutable(w, config, compiled(self.task(config, w, device)))
+        p = _slices(w)
+        size = math.ceil(tile_bytes(p, config, w.main.itemsize) / 16) * 16
+        args = ("x", "index", "out", "fault")
+        grid = tiles(p, config), 1, 1
+        launch = Launch("collect", "PPPP", grid, config.block_threads, size, args)
+        built = compiled(self.task(config, w, device))
+        return IndexedExecutable(w, built, "collect", [launch], Workspace())
 
 
 def _slices(w: Workload) -> Slices:
@@ -115,18 +118,3 @@ def _resident(w: Workload, p: Slices, c: GatherTiled.Config, device: DeviceSpec)
     """Blocks of an SM, with 64 registers for each thread."""
     fit = device.shared_bytes_per_sm // (tile_bytes(p, c, w.main.itemsize) + 1024)
     return max(1, min(fit, device.registers_per_sm // 64 // c.block_threads, device.blocks_per_sm))
-
-
-class TiledExecutable(IndexedExecutable):
-    def __init__(self, w: Workload, c: GatherTiled.Config, built: Any):
-        super().__init__(w, built, {"collect": "PPPP"})
-        p = _slices(w)
-        self._grid = (tiles(p, c), 1, 1)
-        self.block_threads = c.block_threads
-        self.shared_bytes = math.ceil(tile_bytes(p, c, w.main.itemsize) / 16) * 16
-
-    def launches(
-        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
-    ) -> Iterator[Launch]:
-        args = (*(t.data_ptr() for t in tensors), out.data_ptr(), fault)
-        yield Launch("collect", self._grid, self.block_threads, self.shared_bytes, args)

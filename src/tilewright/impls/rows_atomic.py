@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tilewright.build import CompileTask
-from tilewright.compile.cache import Compiled, compiled
+from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.errors import NoImplementation
 from tilewright.impl import Executable, Implementation
@@ -18,6 +17,7 @@ from tilewright.impls._indexed import (
     MAX_GRID_YZ,
     IndexedExecutable,
     Launch,
+    Workspace,
     cuda_task,
     no_cuda,
 )
@@ -25,6 +25,8 @@ from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
     across,
+    named_old,
+    named_source,
     row_problem,
     served_rows,
     too_many_pieces,
@@ -118,7 +120,8 @@ class RowsAtomic(Implementation):
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_rows(w)
-        return AtomicExecutable(w, p, config, compiled(self.task(config, w, device)), device)
+        built, launches = compiled(self.task(config, w, device)), launches_of(w, p, config, device)
+        return AtomicExecutable(w, built, "accumulate", launches, Workspace())
 
 
 def blocks(p: RowProblem, c: RowsAtomic.Config) -> int:
@@ -139,22 +142,24 @@ def macros(p: RowProblem, c: RowsAtomic.Config) -> dict[str, int | str]:
     }
 
 
-class AtomicExecutable(IndexedExecutable):
-    def __init__(
-        self, w: Workload, p: RowProblem, c: RowsAtomic.Config, built: Compiled, device: DeviceSpec
-    ):
-        super().__init__(w, built, {"prepare": "PPiiqqqq", "accumulate": "PPPiiiqqqqqdP"})
-        self.block_threads = THREADS
-        self._p = p
-        self._names = list(w.tensors)
+def launches_of(
+    w: Workload, p: RowProblem, c: RowsAtomic.Config, device: DeviceSpec
+) -> list[Launch]:
+    launches = []
+    if p.fill is not None:
         pieces = p.places * p.columns // c.vec
-        prepared = min(math.ceil(pieces / THREADS), BLOCKS_OF_PREPARE * device.sms)
-        self._grids = {
-            "prepare": (prepared, 1, p.outer),
-            "accumulate": (blocks(p, c), across(p, c), p.outer),
-        }
-        self._shared_bytes = chunk_bytes(DIGIT_BITS, c.items)
+        grid = min(math.ceil(pieces / THREADS), BLOCKS_OF_PREPARE * device.sms), 1, p.outer
+        args = (named_old(p), "out", p.places, p.columns, *(p.old or (0, 0)), *p.out)
+        launches.append(Launch("prepare", "PPiiqqqq", grid, THREADS, 0, args))
+    grid, size = (blocks(p, c), across(p, c), p.outer), chunk_bytes(DIGIT_BITS, c.items)
+    sizes = (p.count, p.places, p.columns, *p.source, *p.out, p.skipped, p.alpha)
+    added = ("index", named_source(w), "out", *sizes, "fault")
+    follows = p.fill is not None
+    launches.append(Launch("accumulate", "PPPiiiqqqqqdP", grid, THREADS, size, added, follows))
+    return launches
 
+
+class AtomicExecutable(IndexedExecutable):
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         floating = tensors[0].is_floating_point()
         if floating and torch.are_deterministic_algorithms_enabled():
@@ -163,19 +168,3 @@ class AtomicExecutable(IndexedExecutable):
                 "torch.use_deterministic_algorithms is on; leave the choice to the records"
             )
         return super().__call__(*tensors)
-
-    def launches(
-        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
-    ) -> Iterator[Launch]:
-        p, given = self._p, {n: t.data_ptr() for n, t in zip(self._names, tensors, strict=True)}
-        source = next(given[n] for n in ("source", "src", "grad") if n in given)
-        args: tuple[float, ...]
-        if p.fill is not None:
-            strides = (*(p.old or (0, 0)), *p.out)
-            args = (given.get("x", 0), out.data_ptr(), p.places, p.columns, *strides)
-            yield Launch("prepare", self._grids["prepare"], THREADS, 0, args)
-        args = (given["index"], source, out.data_ptr(), p.count, p.places, p.columns)
-        args = (*args, *p.source, *p.out, p.skipped, p.alpha, fault)
-        follows = p.fill is not None
-        grid = self._grids["accumulate"]
-        yield Launch("accumulate", grid, THREADS, self._shared_bytes, args, overlapping=follows)

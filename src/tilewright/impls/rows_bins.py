@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from tilewright.build import CompileTask
-from tilewright.compile.cache import Compiled, compiled
+from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import (
@@ -27,6 +24,8 @@ from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
     across,
+    named_old,
+    named_source,
     row_problem,
     served_rows,
     too_many_pieces,
@@ -116,7 +115,10 @@ class RowsBins(Implementation):
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_rows(w)
-        return BinsExecutable(w, p, config, compiled(self.task(config, w, device)), device)
+        built, number = compiled(self.task(config, w, device)), tables(p, config, device)
+        workspace = Workspace(partials=number * table_bytes(p))
+        launches = launches_of(w, p, config, number)
+        return IndexedExecutable(w, built, "accumulate", launches, workspace)
 
 
 def bins_bytes(p: RowProblem, c: RowsBins.Config) -> int:
@@ -149,32 +151,27 @@ def macros(p: RowProblem, c: RowsBins.Config) -> dict[str, int | str]:
     }
 
 
-class BinsExecutable(IndexedExecutable):
-    def __init__(
-        self, w: Workload, p: RowProblem, c: RowsBins.Config, built: Compiled, device: DeviceSpec
-    ):
-        super().__init__(w, built, {"accumulate": "PPPiiiiqqqdP", "combine": "PPPiiqqqq"})
-        self.block_threads, self.shared_bytes = c.block_threads, bins_bytes(p, c)
-        self._p, self._names = p, list(w.tensors)
-        self._tables, self._pieces = tables(p, c, device), across(p, c)
-        self._part = math.ceil(p.count / (self._tables * c.block_threads // c.lanes))
-        self._joined_bytes = self.shared_bytes // p.places
-        self._workspace = Workspace(partials=self._tables * table_bytes(p))
-        self.workspace_bytes = self._workspace.bytes
-
-    def launches(
-        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
-    ) -> Iterator[Launch]:
-        memory, at = self._workspace.allocate(out.device)
-        p, given = self._p, {n: t.data_ptr() for n, t in zip(self._names, tensors, strict=True)}
-        source = next(given[n] for n in ("source", "src", "grad") if n in given)
-        partials, threads = at["partials"], self.block_threads
-        args: tuple[float, ...] = (given["index"], source, partials, p.count, p.places, p.columns)
-        args = (*args, self._part, *p.source, p.skipped, p.alpha, fault)
-        grid = self._tables, self._pieces, p.outer
-        yield Launch("accumulate", grid, threads, self.shared_bytes, args)
-        args = (partials, given.get("x", 0), out.data_ptr(), self._tables, p.columns)
-        args = (*args, *(p.old or (0, 0)), *p.out)
-        grid = p.places, self._pieces, p.outer
-        yield Launch("combine", grid, threads, self._joined_bytes, args, overlapping=True)
-        del memory
+def launches_of(w: Workload, p: RowProblem, c: RowsBins.Config, tables: int) -> list[Launch]:
+    threads, shared_bytes = c.block_threads, bins_bytes(p, c)
+    part = math.ceil(p.count / (tables * threads // c.lanes))
+    read = ("index", named_source(w), "partials", p.count, p.places, p.columns, part)
+    joined = ("partials", named_old(p), "out", tables, p.columns, *(p.old or (0, 0)), *p.out)
+    return [
+        Launch(
+            "accumulate",
+            "PPPiiiiqqqdP",
+            (tables, across(p, c), p.outer),
+            threads,
+            shared_bytes,
+            (*read, *p.source, p.skipped, p.alpha, "fault"),
+        ),
+        Launch(
+            "combine",
+            "PPPiiqqqq",
+            (p.places, across(p, c), p.outer),
+            threads,
+            shared_bytes // p.places,
+            joined,
+            overlapping=True,
+        ),
+    ]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from tilewright.build import CompileTask
-from tilewright.compile.cache import Compiled, compiled
+from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls import _sort
 from tilewright.impls._indexed import (
     MAX_GRID_YZ,
     REDUCE,
@@ -28,6 +24,8 @@ from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
     across,
+    named_old,
+    named_source,
     row_problem,
     served_rows,
     too_many_pieces,
@@ -45,13 +43,6 @@ WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 48, 2**16
 BLOCKS_OF_FILL = 8
 """Blocks per SM of the kernels that stride over the whole table."""
 ARGUMENTS = "PPPPPPiiiiqqqqqqd"
-SIGNATURES = {
-    **_sort.SIGNATURES,
-    "clear": "Pi",
-    "accumulate": ARGUMENTS,
-    "combine": ARGUMENTS,
-    "fill": ARGUMENTS,
-}
 
 
 class RowsSorted(Implementation):
@@ -157,7 +148,8 @@ class RowsSorted(Implementation):
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_rows(w)
-        return RowsExecutable(w, p, config, compiled(self.task(config, w, device)), device)
+        built, launches = compiled(self.task(config, w, device)), launches_of(w, p, config, device)
+        return IndexedExecutable(w, built, "accumulate", launches, workspace_of(w, config))
 
 
 def fewest_passes(p: RowProblem) -> int:
@@ -216,53 +208,34 @@ def workspace_of(w: Workload, c: RowsSorted.Config) -> Workspace:
     )
 
 
-class RowsExecutable(IndexedExecutable):
-    def __init__(
-        self, w: Workload, p: RowProblem, c: RowsSorted.Config, built: Compiled, device: DeviceSpec
-    ):
-        super().__init__(w, built, SIGNATURES)
-        self.block_threads = THREADS
-        self._p, self._c = p, c
-        self._names = list(w.tensors)
-        self._sort = sort_of(p, c)
-        self._units = math.ceil(p.count / c.rows)
-        self._fill_blocks = BLOCKS_OF_FILL * device.sms
-        self._workspace = workspace_of(w, c)
-        self.workspace_bytes = self._workspace.bytes
+def launches_of(
+    w: Workload, p: RowProblem, c: RowsSorted.Config, device: DeviceSpec
+) -> list[Launch]:
+    units, pieces, groups = math.ceil(p.count / c.rows), across(p, c), THREADS // c.lanes
+    fill_blocks = BLOCKS_OF_FILL * device.sms
+    launches = []
+    if p.fill:
+        words = -(-p.places // 4)
+        launches.append(Launch("clear", "Pi", (fill_blocks, 1, 1), THREADS, 0, ("touched", words)))
+    sort = sort_of(p, c)
+    launches += sort.launches(follows=bool(p.fill))
+    args = (
+        *(named_source(w), named_old(p), "out", sort.result, "partials"),
+        *("touched" if p.fill else 0, p.count, p.places, p.columns, units),
+        *(*p.source, *(p.old or (0, 0)), *p.out, p.alpha),
+    )
 
-    def launches(
-        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
-    ) -> Iterator[Launch]:
-        memory, at = self._workspace.allocate(out.device)
-        given = dict(zip(self._names, (t.data_ptr() for t in tensors), strict=True))
-        source = given.get("source") or given.get("src") or given["grad"]
-        touched = at["touched"] if self._p.fill else 0
-        if touched:
-            words = -(-self._p.places // 4)
-            yield Launch("clear", (self._fill_blocks, 1, 1), THREADS, 0, (touched, words))
-        yield from self._sort.launches(given["index"], at, fault, follows=bool(touched))
-        ordered = at[self._sort.result]
-        yield from self._reduce(source, given.get("x", 0), out.data_ptr(), ordered, at, touched)
-        del memory
+    def reduce(entry: str, across_x: int, threads: int, shared_bytes: int) -> Launch:
+        grid = across_x, pieces, p.outer
+        return Launch(entry, ARGUMENTS, grid, threads, shared_bytes, args, overlapping=True)
 
-    def _reduce(
-        self, source: int, old: int, out: int, ordered: int, at: dict[str, int], touched: int
-    ) -> Iterator[Launch]:
-        p, c = self._p, self._c
-        pieces = across(p, c)
-        args = (
-            *(source, old, out, ordered, at["partials"], touched),
-            *(p.count, p.places, p.columns, self._units),
-            *(*p.source, *(p.old or (0, 0)), *p.out, p.alpha),
-        )
-        groups = THREADS // c.lanes
-        grid = math.ceil(self._units / groups), pieces, p.outer
-        yield Launch("accumulate", grid, THREADS, 0, args, overlapping=True)
-        if self._units > 1:
-            threads = combine_threads(p, c)
-            grid = math.ceil(self._units / (threads // c.lanes)), pieces, p.outer
-            shared_bytes = threads * c.vec * sum_bytes(p.dtype) + 4 * threads // c.lanes
-            yield Launch("combine", grid, threads, shared_bytes, args, overlapping=True)
-        if touched:
-            grid = min(math.ceil(p.places / groups), self._fill_blocks), pieces, p.outer
-            yield Launch("fill", grid, THREADS, 0, args, overlapping=True)
+    launches.append(reduce("accumulate", math.ceil(units / groups), THREADS, 0))
+    if units > 1:
+        threads = combine_threads(p, c)
+        shared_bytes = threads * c.vec * sum_bytes(p.dtype) + 4 * threads // c.lanes
+        blocks = math.ceil(units / (threads // c.lanes))
+        launches.append(reduce("combine", blocks, threads, shared_bytes))
+    if p.fill:
+        blocks = min(math.ceil(p.places / groups), fill_blocks)
+        launches.append(reduce("fill", blocks, THREADS, 0))
+    return launches

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from tilewright.build import CompileTask
-from tilewright.compile.cache import Compiled, compiled
+from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import (
@@ -94,7 +91,8 @@ class RowsWinner(Implementation):
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_rows(w)
-        return WinnerExecutable(w, p, config, compiled(self.task(config, w, device)), device)
+        built, launches = compiled(self.task(config, w, device)), launches_of(p, config, device)
+        return IndexedExecutable(w, built, "write", launches, Workspace(winner=4 * p.places))
 
 
 def macros(p: RowProblem, c: RowsWinner.Config) -> dict[str, int | str]:
@@ -107,34 +105,17 @@ def macros(p: RowProblem, c: RowsWinner.Config) -> dict[str, int | str]:
     }
 
 
-class WinnerExecutable(IndexedExecutable):
-    def __init__(
-        self, w: Workload, p: RowProblem, c: RowsWinner.Config, built: Compiled, device: DeviceSpec
-    ):
-        signatures = {"prepare": "PPiiP", "elect": "PPiiP", "write": "PPPPPiiiqqqqqq"}
-        super().__init__(w, built, signatures)
-        self.block_threads = THREADS
-        self._p = p
-        self._workspace = Workspace(winner=4 * p.places)
-        self.workspace_bytes = self._workspace.bytes
-        looked_at = p.count if p.fill is None else p.places
-        blocks = math.ceil(looked_at / THREADS)
-        rows = THREADS // c.lanes * c.unrolled
-        self._grids = {
-            "prepare": (min(blocks, BLOCKS_OF_PREPARE * device.sms), 1, 1),
-            "elect": (math.ceil(p.count / THREADS), 1, 1),
-            "write": (math.ceil(looked_at / rows), across(p, c), p.outer),
-        }
-
-    def launches(
-        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
-    ) -> Iterator[Launch]:
-        memory, at = self._workspace.allocate(out.device)
-        x, index, source = (t.data_ptr() for t in tensors)
-        p, winner = self._p, at["winner"]
-        common = (index, winner, p.count, p.places, fault)
-        strides = (*p.source, *(p.old or (0, 0)), *p.out)
-        moved = (index, source, x, out.data_ptr(), winner, p.count, p.places, p.columns, *strides)
-        for name, args in (("prepare", common), ("elect", common), ("write", moved)):
-            yield Launch(name, self._grids[name], THREADS, 0, args, overlapping=name != "prepare")
-        del memory
+def launches_of(p: RowProblem, c: RowsWinner.Config, device: DeviceSpec) -> list[Launch]:
+    looked_at = p.count if p.fill is None else p.places
+    blocks = min(math.ceil(looked_at / THREADS), BLOCKS_OF_PREPARE * device.sms)
+    rows = THREADS // c.lanes * c.unrolled
+    elects = (math.ceil(p.count / THREADS), 1, 1)
+    writes = (math.ceil(looked_at / rows), across(p, c), p.outer)
+    common = ("index", "winner", p.count, p.places, "fault")
+    strides = (*p.source, *(p.old or (0, 0)), *p.out)
+    moved = ("index", "src", "x", "out", "winner", p.count, p.places, p.columns, *strides)
+    return [
+        Launch("prepare", "PPiiP", (blocks, 1, 1), THREADS, 0, common),
+        Launch("elect", "PPiiP", elects, THREADS, 0, common, overlapping=True),
+        Launch("write", "PPPPPiiiqqqqqq", writes, THREADS, 0, moved, overlapping=True),
+    ]

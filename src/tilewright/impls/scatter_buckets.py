@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
-from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
+from tilewright.impls._scatter import ScatterProblem, named_source, scatter_problem, served_scatter
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -152,7 +149,9 @@ class ScatterBuckets(Implementation):
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_scatter(w)
-        return BucketsExecutable(w, p, config, compiled(self.task(config, w, device)))
+        built, s = compiled(self.task(config, w, device)), sizes(w, p, config)
+        workspace = Workspace(**s.workspace, state=4)
+        return IndexedExecutable(w, built, "settle", launches_of(p, config, s), workspace)
 
 
 @dataclass(frozen=True)
@@ -228,37 +227,22 @@ def resident(s: Sizes, c: ScatterBuckets.Config, device: DeviceSpec) -> int:
     return max(1, min(fit, device.registers_per_sm // 48 // c.settle_threads))
 
 
-class BucketsExecutable(IndexedExecutable):
-    def __init__(self, w: Workload, p: ScatterProblem, c: ScatterBuckets.Config, built: Any):
-        signatures = {"split": "PPPPPPPP", "settle": "PPPPPPPdP"}
-        if c.ascending:
-            signatures |= {"guess": "PP", "direct": "PPPPPd"}
-        super().__init__(w, built, signatures)
-        self._ascending, self._length = c.ascending, p.length
-        self._sizes = s = sizes(w, p, c)
-        self.block_threads, self.shared_bytes = c.settle_threads, s.settle_bytes
-        self._split_threads, self._number = c.split_threads, p.number or 0.0
-        self._workspace = Workspace(**s.workspace, state=4)
-        self.workspace_bytes = self._workspace.bytes
-
-    def launches(
-        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
-    ) -> Iterator[Launch]:
-        memory, at = self._workspace.allocate(out.device)
-        x, index, *rest = (t.data_ptr() for t in tensors)
-        source, s = rest[0] if rest else 0, self._sizes
-        ours, state = (at["entries"], at["runs"], at["common"], at["done"]), at["state"]
-        args: tuple[float, ...]
-        if self._ascending:
-            yield Launch("guess", (1, 1, 1), SAMPLED, 0, (index, state))
-            grid = (math.ceil(self._length / (DIRECT_THREADS * DIRECT_ITEMS)), 1, 1)
-            args = (x, index, source, out.data_ptr(), state, self._number)
-            yield Launch("direct", grid, DIRECT_THREADS, 0, args)
-        args, grid = (index, source, *ours, fault, state), (s.split_blocks, 1, 1)
-        yield Launch("split", grid, self._split_threads, s.split_bytes, args)
-        args, grid = (
-            (x, source, out.data_ptr(), *ours, self._number, state),
-            (s.settle_blocks, 1, 1),
-        )
-        yield Launch("settle", grid, self.block_threads, s.settle_bytes, args, overlapping=True)
-        del memory
+def launches_of(p: ScatterProblem, c: ScatterBuckets.Config, s: Sizes) -> list[Launch]:
+    source, number = named_source(p), p.number or 0.0
+    launches = []
+    if c.ascending:
+        blocks = math.ceil(p.length / (DIRECT_THREADS * DIRECT_ITEMS))
+        args = ("x", "index", source, "out", "state", number)
+        launches = [
+            Launch("guess", "PP", (1, 1, 1), SAMPLED, 0, ("index", "state")),
+            Launch("direct", "PPPPPd", (blocks, 1, 1), DIRECT_THREADS, 0, args),
+        ]
+    ours = ("entries", "runs", "common", "done")
+    splits, settles = (s.split_blocks, 1, 1), (s.settle_blocks, 1, 1)
+    read = ("index", source, *ours, "fault", "state")
+    written = ("x", source, "out", *ours, number, "state")
+    return [
+        *launches,
+        Launch("split", "PPPPPPPP", splits, c.split_threads, s.split_bytes, read),
+        Launch("settle", "PPPPPPPdP", settles, c.settle_threads, s.settle_bytes, written, True),
+    ]

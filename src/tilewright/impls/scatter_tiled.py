@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
@@ -17,11 +14,18 @@ from tilewright.impls._indexed import (
     REDUCE,
     IndexedExecutable,
     Launch,
+    Workspace,
     cuda_task,
     no_cuda,
     sum_bytes,
 )
-from tilewright.impls._scatter import OPERATORS, ScatterProblem, scatter_problem, served_scatter
+from tilewright.impls._scatter import (
+    OPERATORS,
+    ScatterProblem,
+    named_source,
+    scatter_problem,
+    served_scatter,
+)
 from tilewright.impls._tiles import ALL, columns, none_fits, tiles, why_not, width
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
@@ -126,7 +130,11 @@ class ScatterTiled(Implementation):
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_scatter(w)
-        return TiledExecutable(w, p, config, compiled(self.task(config, w, device)))
+        args = ("x", "index", named_source(p), "out", p.number or 0.0, "fault")
+        grid, size = (tiles(p, config), 1, 1), tile_bytes(p, config)
+        launch = Launch(entry(p), "PPPPdP", grid, config.block_threads, size, args)
+        built = compiled(self.task(config, w, device))
+        return IndexedExecutable(w, built, launch.entry, [launch], Workspace())
 
 
 def entry(p: ScatterProblem) -> str:
@@ -158,18 +166,3 @@ def tile_bytes(p: ScatterProblem, c: ScatterTiled.Config) -> int:
     else:
         each = sum_bytes(p.dtype) + (4 if counts(p) else 0)
     return each * columns(p, c) * p.places
-
-
-class TiledExecutable(IndexedExecutable):
-    def __init__(self, w: Workload, p: ScatterProblem, c: ScatterTiled.Config, built: Any):
-        super().__init__(w, built, {entry(p): "PPPPdP"})
-        self._p = p
-        self._grid = (tiles(p, c), 1, 1)
-        self.block_threads, self.shared_bytes = c.block_threads, tile_bytes(p, c)
-
-    def launches(
-        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
-    ) -> Iterator[Launch]:
-        x, index, *rest = (t.data_ptr() for t in tensors)
-        args = (x, index, rest[0] if rest else 0, out.data_ptr(), self._p.number or 0.0, fault)
-        yield Launch(entry(self._p), self._grid, self.block_threads, self.shared_bytes, args)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
-from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
+from tilewright.impls._scatter import ScatterProblem, named_source, scatter_problem, served_scatter
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -97,45 +94,26 @@ class ScatterWinner(Implementation):
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_scatter(w)
-        return WinnerExecutable(w, p, config, compiled(self.task(config, w, device)), device)
+        built, launches = compiled(self.task(config, w, device)), launches_of(w, p, config, device)
+        workspace = Workspace(keys=keys_bytes(w, config))
+        return IndexedExecutable(w, built, "elect", launches, workspace)
 
 
-class WinnerExecutable(IndexedExecutable):
-    def __init__(
-        self,
-        w: Workload,
-        p: ScatterProblem,
-        c: ScatterWinner.Config,
-        built: Any,
-        device: DeviceSpec,
-    ):
-        super().__init__(w, built, {"clear": "P", "elect": "PPPP", "write": "PPPPd"})
-        self.block_threads, self.shared_bytes = c.block_threads, 8 * c.sent
-        per_block = c.items * c.block_threads
-        cells = w.main.numel
-        keys = (8 if c.carried else 4) * cells
-        self._grids = {
-            "clear": min(math.ceil(keys / (16 * c.block_threads)), 8 * device.sms),
-            "elect": math.ceil(w["index"].numel / per_block),
-            "write": math.ceil(cells / per_block),
-        }
-        self._number = p.number or 0.0
-        self._workspace = Workspace(keys=keys)
-        self.workspace_bytes = self._workspace.bytes
+def keys_bytes(w: Workload, c: ScatterWinner.Config) -> int:
+    return (8 if c.carried else 4) * w.main.numel
 
-    def launches(
-        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
-    ) -> Iterator[Launch]:
-        memory, at = self._workspace.allocate(out.device)
-        x, index, *rest = (t.data_ptr() for t in tensors)
-        source, keys = rest[0] if rest else 0, at["keys"]
-        args: dict[str, tuple[float, ...]] = {
-            "clear": (keys,),
-            "elect": (index, source, keys, fault),
-            "write": (x, source, out.data_ptr(), keys, self._number),
-        }
-        for name, given in args.items():
-            grid, shared_bytes = (self._grids[name], 1, 1), self.shared_bytes * (name == "elect")
-            follows = name != "clear"
-            yield Launch(name, grid, self.block_threads, shared_bytes, given, overlapping=follows)
-        del memory
+
+def launches_of(
+    w: Workload, p: ScatterProblem, c: ScatterWinner.Config, device: DeviceSpec
+) -> list[Launch]:
+    threads, per_block = c.block_threads, c.items * c.block_threads
+    clears = min(math.ceil(keys_bytes(w, c) / (16 * threads)), 8 * device.sms), 1, 1
+    elects = math.ceil(w["index"].numel / per_block), 1, 1
+    writes = math.ceil(w.main.numel / per_block), 1, 1
+    source, number = named_source(p), p.number or 0.0
+    sent, written = ("index", source, "keys", "fault"), ("x", source, "out", "keys", number)
+    return [
+        Launch("clear", "P", clears, threads, 0, ("keys",)),
+        Launch("elect", "PPPP", elects, threads, 8 * c.sent, sent, overlapping=True),
+        Launch("write", "PPPPd", writes, threads, 0, written, overlapping=True),
+    ]
