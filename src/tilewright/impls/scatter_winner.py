@@ -32,7 +32,7 @@ class ScatterWinner(Implementation):
         items: int = param(1, 2, 4, 8)  # elements of a thread
         block_threads: int = param(256, 512, 1024)
         carried: bool = param(False, True)  # a value travels with its position, of 4 bytes at most
-        sent: int = param(0, 1024, 4096)  # entries of a block's table: of one place it sends one
+        sent: int = param(0, 1024, 4096)  # entries of a block's table, used where places repeat
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := no_cuda(w, device):

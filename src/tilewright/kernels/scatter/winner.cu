@@ -39,6 +39,16 @@ extern "C" __global__ __launch_bounds__(THREADS) void clear(Pack<u64, 2>* keys) 
   for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < pieces; i += (u64)gridDim.x * THREADS) keys[i] = {};
 }
 
+// Whether cells repeat among the block's positions, by a sample in four warps; for all threads alike.
+TW_DEVICE bool repeats(Cell cell) {
+  bool often = false;
+  if (threadIdx.x < 128) {
+    const u32 alike = __match_any_sync(FULL_WARP, cell);
+    often = __popc(__ballot_sync(FULL_WARP, cell != NOWHERE && alike >> threadIdx.x % 32 > 1)) > 1;
+  }
+  return __syncthreads_or(often);
+}
+
 // Of the block's positions that name one cell, the last alone need be sent. Cells are claimed in a
 // table, each entry by the first that comes; a position whose entry is another cell's is sent anyway.
 struct Table { u32 *cell, *latest; };
@@ -81,7 +91,8 @@ extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, 
     const u32 place = place_of(i[q], PLACES, NONE_SKIPPED, fault);
     cell[q] = place < PLACES ? cell[q] + (Cell)place * INNER : NOWHERE;
   }
-  if constexpr (SENT > 0) {
+  const bool thins_out = SENT && repeats(cell[0]);
+  if (thins_out) {
     empty(table);
     __syncthreads();
     TW_UNROLL for (int q = 0; q < ITEMS; ++q) entry[q] = enter(table, cell[q], q * THREADS + threadIdx.x);
@@ -90,7 +101,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, 
   await_previous();
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
     if (cell[q] == NOWHERE) continue;
-    if (SENT && entry[q] < SENT && table.latest[entry[q]] != q * THREADS + threadIdx.x) continue;
+    if (thins_out && entry[q] < SENT && table.latest[entry[q]] != q * THREADS + threadIdx.x) continue;
     Key key = row[q] + 1;
     if constexpr (CARRIED) key = key << 32 | value[q];
     atomicMax(&keys[cell[q]], key);
