@@ -9,7 +9,7 @@ import pytest
 from tilewright.build import CompileTask
 from tilewright.compile import cuda, cxx, tensor_map
 from tilewright.compile.cache import Compiled, compiled
-from tilewright.compile.launch import CppFunction, CudaKernel
+from tilewright.compile.launch import CppFunction, CudaKernel, PackedCppFunction
 from tilewright.errors import LaunchError
 
 # As much of libcuda as a launch needs: context 0x100 + n belongs to device n, the kernel's third
@@ -369,6 +369,23 @@ def test_a_cpp_function_gets_every_kind_of_argument(tmp_path, monkeypatch):
     mix = CppFunction(compiled(CompileTask("cxx", CPP, cxx.DEFAULT_FLAGS, "mix")), "mix", "Pqifd")
     out = (ctypes.c_double * 3)()
     mix(ctypes.addressof(out), 3, -2, 0.5, 1e-3)
+    assert list(out) == [k - 2 + 0.5 + 1e-3 for k in range(3)]
+
+
+PACKED = r"""
+#include <cstdint>
+struct Given { double* out; float f; int64_t n; int32_t i; double d; };
+extern "C" void mix(const Given* g) {
+  for (int64_t k = 0; k < g->n; ++k) g->out[k] = k + g->i + g->f + g->d;
+}
+"""
+
+
+def test_a_packed_cpp_function_gets_a_structure_laid_out_as_in_c(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    built = compiled(CompileTask("cxx", PACKED, cxx.DEFAULT_FLAGS, "mix"))
+    out = (ctypes.c_double * 3)()
+    PackedCppFunction(built, "mix", "Pfqid")(ctypes.addressof(out), 0.5, 3, -2, 1e-3)
     assert list(out) == [k - 2 + 0.5 + 1e-3 for k in range(3)]
 
 

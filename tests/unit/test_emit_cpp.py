@@ -188,6 +188,29 @@ def test_narrowing_rounds_to_nearest_even_as_torch_does(source, half, flags):
     torch.testing.assert_close(own, values.to(own.dtype), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("flags", [(), ("-march=x86-64",)], ids=["native", "baseline"])
+@pytest.mark.parametrize("wide", ["f16", "f32", "f64"])
+def test_a_nan_whose_mantissa_is_all_ones_stays_one_when_it_is_rounded_to_bf16(wide, flags):
+    ones = {"f16": torch.int16, "f32": torch.int32, "f64": torch.int64}[wide]
+    most = torch.iinfo(ones).max
+    wides = torch.tensor([most, -1, most, 0], dtype=ones).view(DTYPES[wide]).repeat(20)
+    nodes = (
+        *(Node("load", (), wide, (80,), 0), Node("load", (), wide, (1,), 1)),
+        *(Node("scalar", (), "f32", (1,), 0), Node("cast", (0,), "f32", (80,))),
+        *(Node("cast", (1,), "f32", (1,)), Node("add", (3, 4), "f32", (80,))),
+        *(Node("cast", (5,), "bf16", (80,)), Node("cast", (6,), "f32", (80,))),
+        *(Node("mul", (7, 2), "f32", (80,)), Node("cast", (8,), "bf16", (80,))),
+    )
+    accesses = (Access((1,), wide, 16), Access((0,), wide, 16))
+    graph = Graph(nodes, (80,), accesses, ((9, Access((1,), "bf16", 16)),), ("f32",)).check()
+    own = torch.empty(80, dtype=torch.bfloat16)
+    zero = torch.zeros(1, dtype=DTYPES[wide])
+    call(graph, PLAIN, [wides, zero], [own], (*cpp_target.FLAGS, *flags), scalars=(1.0,))
+    assert torch.equal(own.isnan(), wides.isnan())
+    call(graph, PLAIN, [zero.repeat(80), wides[:1]], [own], scalars=(1.0,))
+    assert own.isnan().all()
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_the_exponential_is_within_one_ulp(dtype):
     limit = 105 if dtype == "f32" else 746
@@ -293,10 +316,10 @@ def test_half_rows_beside_wider_parameters_give_what_torch_gives():
 )
 def test_every_schedule_gives_what_torch_gives(text):
     w = Workload.parse(text)
-    kinds = itertools.product((1, 2, 4), (1, 4), ("values", "bytes", "nothing"), (False, True))
+    kinds = itertools.product((1, 2, 4, 8), (1, 4), ("values", "bytes", "nothing"), (False, True))
     for rows, unroll, keep, stream in kinds:
-        if rows * unroll <= 4:
-            schedule = LoopSchedule(rows, unroll, keep, stream, huge_pages=True, threads="all")
+        if rows * unroll <= 4 or (rows, unroll) == (8, 1):
+            schedule = LoopSchedule(rows, unroll, keep, stream, prefetch=rows > 1)
             assert_as_good_as_torch(w, run(w, schedule))
 
 
@@ -318,6 +341,12 @@ def test_the_number_of_threads_does_not_change_a_bit():
     w = Workload.parse("softmax(x=f32[301,1000])")
     (one,), (two,) = run(w, threads=1), run(w, threads=2)
     assert torch.equal(one, two)
+
+
+def test_a_number_beyond_fp32_is_infinite_in_fp32():
+    w = Workload.parse("lerp(x=f32[40], end=f32[40], weight=1e39)")
+    (own,) = run(w, tensors=[torch.zeros(40), torch.ones(40)])
+    assert torch.equal(own, torch.full((40,), math.inf))
 
 
 def test_one_binary_serves_every_number_of_rows():
@@ -367,7 +396,8 @@ MAIN = """
 #include <stdio.h>
 int main() {{
   {allocations}
-  {entry}({arguments}, {count}, {scalars}2, 1);
+  const Given given = {{{arguments}, {count}, {scalars}2, 1}};
+  {entry}(&given);
   double total = 0;
   {checks}
   printf("%g\\n", total);
@@ -393,7 +423,7 @@ def sanitized(graph, schedule, folder, extra_rows=0):
         entry=ENTRY,
         arguments=", ".join(names),
         count=(graph.space[0] if graph.space else 1) + extra_rows,
-        scalars="".join("0.3f, " for _ in graph.scalars),
+        scalars="".join("0.3, " for _ in graph.scalars),
         checks="\n  ".join(checks),
     )
     source, binary = folder / "program.cpp", folder / "program"
@@ -432,6 +462,7 @@ def test_no_access_is_out_of_bounds_or_undefined(text, tmp_path):
         unroll=2 if reduces and arrange(graph, "values").kind == "rows" else 1,
         keep="values" if reduces else "nothing",
         stream_stores=not reduces,
+        prefetch=reduces,
     )
     result = sanitized(graph, schedule, tmp_path)
     assert result.returncode == 0, result.stderr

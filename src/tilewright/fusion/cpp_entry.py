@@ -30,24 +30,25 @@ RUN = "run"
 
 
 def signature(program: Program, scalars: Sequence[str]) -> str:
-    """Struct codes of the entry's arguments, as compile.launch has them: pointers to inputs,
+    """Struct codes of what the entry is given, as compile.launch has them: pointers to inputs,
     outputs and temporaries, each kernel's outermost size, the run-time scalars, and two flags."""
     pointers = "P" * (program.inputs + program.outputs + len(program.temporaries))
-    codes = "".join("d" if s == "f64" else "f" for s in scalars)
-    return f"{pointers}{'q' * len(program.segments)}{codes}qq"
+    return f"{pointers}{'q' * len(program.segments)}{'d' * len(scalars)}qq"
 
 
 def entry(program: Program, scalars: Sequence[str]) -> str:
-    """The function that runs one kernel after another."""
+    """The function that runs one kernel after another. What it is given comes as one structure:
+    ctypes takes longer to convert ten arguments than a small kernel to run."""
     buffers = range(program.inputs + program.outputs + len(program.temporaries))
-    parameters = [f"{'const ' if b < program.inputs else ''}void* b{b}" for b in buffers]
-    parameters += [f"i64 count{k}" for k in range(len(program.segments))]
-    parameters += [f"{C_TYPES[s]} s{k}" for k, s in enumerate(scalars)]
-    lines = [f'extern "C" void {ENTRY}({", ".join(parameters)}, i64 threads, i64 huge_pages) {{']
+    fields = [f"{'const ' if b < program.inputs else ''}void* b{b};" for b in buffers]
+    fields += [f"i64 count{k};" for k in range(len(program.segments))]
+    fields += [f"double s{k};" for k in range(len(scalars))]
+    lines = [f"struct Given {{ {' '.join(fields)} i64 threads, huge_pages; }};"]
+    lines.append(f'extern "C" void {ENTRY}(const Given* g) {{')
     for k, segment in enumerate(program.segments):
-        given = [f"b{b}" for b in (*segment.reads, *segment.writes)]
-        given += [f"count{k}", *(f"s{i}" for i in range(len(scalars))), "threads", "huge_pages"]
-        lines.append(f"  kernel{k}::{RUN}({', '.join(given)});")
+        given = [f"g->b{b}" for b in (*segment.reads, *segment.writes)]
+        given += [f"g->count{k}", *(f"({C_TYPES[s]})g->s{i}" for i, s in enumerate(scalars))]
+        lines.append(f"  kernel{k}::{RUN}({', '.join(given)}, g->threads, g->huge_pages);")
     return "\n".join([*lines, "}"])
 
 
@@ -79,26 +80,25 @@ def runner(loops: Loops, schedule: LoopSchedule) -> str:
             "  (void)count, (void)huge_pages;",
             *advice,
             *_items(loops, schedule.rows, sizes),
-            "#pragma omp parallel num_threads(threads) if (threads > 1 && items > 1)",
-            "  {",
+            f"  share({loops.parts if loops.added else 'items'}, threads, "
+            "[&](i64 first, i64 last) TW_APART {",
             f"    char* kept = {allocate};",
             "    (void)kept;",
             *(["    if (!kept) abort();"] if kept else []),
             *_loop(loops, schedule.rows, sizes),
             *(["    free(kept);"] if kept else []),
             *(["    finish_streams();"] if schedule.stream_stores else []),
-            "  }",
+            "  });",
             "}",
         ]
     )
 
 
 def _loop(loops: Loops, rows: int, sizes: list[str]) -> list[str]:
-    """Share out the work items, in parts where each part adds up results of its own."""
+    """What one thread does: its work items, or its parts, of which each adds up its own results."""
     if not loops.added:
         return [
-            "#pragma omp for schedule(static)",
-            "    for (i64 item = 0; item < items; ++item) {",
+            "    for (i64 item = first; item < last; ++item) {",
             *_dispatch(loops, rows, sizes),
             "    }",
         ]
@@ -111,8 +111,7 @@ def _loop(loops: Loops, rows: int, sizes: list[str]) -> list[str]:
             f"      for (i64 j = 0; j < {size}; ++j) a.y{k}[part * ({size}) + j] = {identity};"
         ]
     return [
-        "#pragma omp for schedule(static)",
-        f"    for (i64 part = 0; part < {loops.parts}; ++part) {{",
+        "    for (i64 part = first; part < last; ++part) {",
         *clear,
         f"      const i64 last_item = items * (part + 1) / {loops.parts};",
         f"      for (i64 item = items * part / {loops.parts}; item < last_item; ++item) {{",

@@ -38,11 +38,12 @@ class LoopSchedule:
     `rows` rows are walked together, so that a parameter vector loaded once serves all of them;
     a sweep over a row takes `unroll` vectors at a time, each with sums of its own. Between sweeps
     it keeps the `values` that later ones use, or the fewest `bytes` from which they can be
-    computed again, or `nothing`. Reductions over other axes than the row's are added up in `parts`
+    computed again, or `nothing`. With `prefetch` the first sweep asks for the memory of the next
+    rows. Reductions over other axes than the row's are added up in `parts`
     parts, at least one for each thread; with `split`, so are those of rows too few for the threads.
     """
 
-    rows: int = param(1, 2, 4)
+    rows: int = param(1, 2, 4, 8)
     unroll: int = param(1, 2, 4)
     keep: str = param("values", "bytes", "nothing")
     stream_stores: bool = param(False, True)
@@ -50,6 +51,7 @@ class LoopSchedule:
     threads: str = param("all", "one")
     parts: int = param(*(2**k for k in range(9)))
     split: bool = param(False, True)
+    prefetch: bool = param(False, True)
 
 
 def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
@@ -65,8 +67,10 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
 
     def constraint(c: LoopSchedule) -> str | None:
         kind = loops[c.split].kind
-        if c.rows * c.unroll > 4:
+        if c.rows * c.unroll > (8 if c.unroll == 1 else 4):
             return f"{c.rows} rows of {c.unroll} vectors leave no registers for the arithmetic"
+        if c.prefetch and c.rows == 1:
+            return "one row after another is what processors foresee by themselves"
         if kind == "rows" and c.rows * c.unroll == 1:
             return "a single chain of additions leaves the adders idle"
         if c.unroll > 1 and not _unrolls(loops[c.split]):
@@ -78,7 +82,7 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
     return ConfigSpace(
         LoopSchedule,
         {
-            "rows": tuple(r for r in (1, 2, 4) if r <= length),
+            "rows": tuple(r for r in (1, 2, 4, 8) if r <= length),
             "unroll": (1, 2, 4) if any(map(_unrolls, loops.values())) else (1,),
             "keep": _keeps(mains[False]),
             "stream_stores": (True, False) if streams else (False,),
@@ -86,6 +90,7 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
             "threads": threads,
             "parts": tuple(sorted({n for listed in parts.values() for n in listed})),
             "split": tuple(loops),
+            "prefetch": (True, False) if some.kind == "rows" and length > 1 else (False,),
         },
         constraint,
     )
@@ -95,10 +100,11 @@ def loop_heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     """A schedule that is good untuned.
 
     Four rows at a time where parameters that they share must be widened, or do not fit the L1
-    cache, or where their parts of a sum over rows can be joined; else one, which suits the
-    prefetcher best. Stores stream past caches that could not hold the traffic, but not into fresh
-    pages, which the kernel has just zeroed there. Rows are split where they are fewer than twice
-    the threads, or where sums over other dims would be long chains of additions within one row.
+    cache, or where their parts of a sum over rows can be joined; else one, which the processor's
+    prefetcher foresees by itself. Stores stream past caches that could not hold the traffic, but
+    not into fresh pages, which the kernel has just zeroed there. Rows are split where they are
+    fewer than twice the threads, or where sums over other dims would be long chains of additions
+    within one row.
     Measured on the suite `quickstart`, two Zen 4 cores with 32 MiB of L3 cache.
     """
     space = loop_space(graph, device)
@@ -113,6 +119,7 @@ def loop_heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     first["split"] = helps and True in space.values["split"]
     for rows, unroll in ((4, 1) if together else (1, 2), (1, 4), (1, 1), (2, 1)):
         for parts in reversed(space.values["parts"]):
+            first["prefetch"] = rows > 1 and True in space.values["prefetch"]
             config = LoopSchedule(**{**first, "rows": rows, "unroll": unroll, "parts": parts})
             if config in space:
                 return config
@@ -123,7 +130,7 @@ def fitted(schedule: LoopSchedule, segment: Segment) -> LoopSchedule:
     """What a kernel behind the first, which has little to do, makes of the schedule."""
     keep = _keeps(segment)[0]
     unroll = 2 if arrange(segment, keep).kind == "rows" else 1
-    plain = replace(schedule, stream_stores=False, huge_pages=False)
+    plain = replace(schedule, stream_stores=False, huge_pages=False, prefetch=False)
     return replace(plain, rows=1, unroll=unroll, keep=keep)
 
 

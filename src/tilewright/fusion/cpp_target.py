@@ -10,13 +10,13 @@ import torch
 
 from tilewright.compile.cache import Compiled
 from tilewright.compile.cxx import DEFAULT_FLAGS
-from tilewright.compile.launch import CppFunction
+from tilewright.compile.launch import PackedCppFunction
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cpp_entry import ENTRY, signature
 from tilewright.fusion.cpp_schedule import LoopSchedule, loop_heuristic, loop_space
 from tilewright.fusion.emit_cpp import emit, program_of
 from tilewright.fusion.ir import Graph
-from tilewright.impl import CompileTask, Executable, allocator
+from tilewright.impl import CPU, CompileTask, Executable, allocator
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
 
@@ -30,7 +30,6 @@ FLAGS = (
 
 ALIGN = 64
 """Bytes to which temporaries are aligned: a cache line."""
-_CPU = torch.device("cpu")
 
 
 def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
@@ -72,7 +71,7 @@ class LoopKernels:
 
     def __init__(self, graph: Graph, config: LoopSchedule, built: Compiled):
         program = program_of(graph, config)
-        self.function = CppFunction(built, ENTRY, signature(program, graph.scalars))
+        self.function = PackedCppFunction(built, ENTRY, signature(program, graph.scalars))
         self.counts = [s.graph.space[0] if s.graph.space else 1 for s in program.segments]
         self.offsets, size = [], 0
         for spec in program.temporaries:
@@ -85,7 +84,7 @@ class LoopKernels:
     ) -> None:
         if self.workspace_bytes:
             size = (self.workspace_bytes,)
-            memory = allocator.empty_strided(size, (1,), dtype=torch.uint8, device=_CPU)
+            memory = allocator.empty_strided(size, (1,), dtype=torch.uint8, device=CPU)
             start = -(-memory.data_ptr() // ALIGN) * ALIGN
             pointers += [start + offset for offset in self.offsets]
         self.function(*pointers, *self.counts, *scalars, threads, huge_pages)
@@ -103,7 +102,7 @@ class FusedLoops(Executable):
 
     def __call__(self, *tensors: torch.Tensor, scalars: tuple[float, ...] | None = None) -> Any:
         outs = [
-            allocator.empty_strided(shape, strides, dtype=dtype, device=_CPU)
+            allocator.empty_strided(shape, strides, dtype=dtype, device=CPU)
             for shape, strides, dtype in self.outputs
         ]
         self.kernels(

@@ -234,6 +234,8 @@ class _Emitter:
         for i in needed_in(self.graph, wanted, phase.carried_in):
             if self.plan.inner[i]:
                 self.define(i, swept=True)
+                if self.schedule.prefetch and phase is self.plan.phases[0]:
+                    self.prefetch(i)
         for k in phase.stores:
             i, access = self.graph.outputs[k]
             for r in range(self.replicas):
@@ -325,10 +327,32 @@ class _Emitter:
         index = self.nodes[i].attr
         access = self.graph.inputs[index]
         address = self.address(f"x{index}", access, r, swept)
-        if not self.loops.is_vector(i):
-            return f"load({address})"
         stride = access.strides[self.loops.lane]
-        return f"load({address}, lanes)" if stride == 1 else f"gather({address}, {stride}, lanes)"
+        if not self.loops.is_vector(i):
+            value = f"load({address})"
+        elif stride == 1:
+            value = f"load({address}, lanes)"
+        else:
+            value = f"gather({address}, {stride}, lanes)"
+        return self.entering(value, access.dtype)
+
+    def prefetch(self, i: int) -> None:
+        """Ask for what the next rows read where these read node `i`."""
+        if self.nodes[i].op != "load" or self.graph.draws(i):
+            return
+        index = self.nodes[i].attr
+        access, walked = self.graph.inputs[index], self.loops.walked
+        if walked is None or not access.strides[walked]:
+            return
+        for r in range(self.replicas):
+            address = self.address(f"x{index}", access, r, swept=True)
+            ahead = self.replicas * access.strides[walked]
+            self.lines.append(f"__builtin_prefetch({address} + {ahead}, 0, 2);")
+
+    def entering(self, value: str, dtype: str) -> str:
+        """A value from outside of the kernel, of which roundings to bf16 ask for plain NaNs."""
+        rounds = dtype in ("f16", "f32", "f64") and any(n.dtype == "bf16" for n in self.nodes)
+        return f"plain_nan({value})" if rounds else value
 
     def store(self, k: int, i: int, access: Access, r: int, swept: bool) -> None:
         address = self.address(f"y{k}", access, r, swept)
@@ -348,7 +372,7 @@ class _Emitter:
     def step(self, i: int, r: int) -> str:
         n = self.nodes[i]
         if n.op == "scalar":
-            return f"a.s{n.attr}"
+            return self.entering(f"a.s{n.attr}", n.dtype)
         vector = self.loops.is_vector(i)
         args = [self.vector(a, r) if vector else self.name(a, r) for a in n.args]
         if n.op == "where":
@@ -372,4 +396,5 @@ def _step(index: str, stride: int) -> str:
 
 @functools.cache
 def _prelude() -> str:
-    return (resources.files("tilewright") / "kernels" / "prelude.hpp").read_text()
+    folder = resources.files("tilewright") / "kernels"
+    return "\n".join((folder / name).read_text() for name in ("prelude.hpp", "prelude_steps.hpp"))
