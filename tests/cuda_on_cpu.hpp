@@ -54,12 +54,15 @@ static std::function<void()> body;
 static void leave(Meeting& m) {
   if (--m.members == m.here && m.here) { m.here = 0; ++m.round; }
 }
-static void enter() {
-  body();
+static void end() {
   fibers[threadIdx.x].done = true;
   leave(warps[threadIdx.x / 32]);
   leave(block);
   _longjmp(scheduler, 1);
+}
+static void enter() {
+  body();
+  end();
 }
 // Let the other threads go on until it is this one's turn again.
 static void give_way() {

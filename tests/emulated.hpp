@@ -19,6 +19,8 @@ static unsigned long __cvta_generic_to_shared(const void* p) { return (unsigned 
 static std::vector<std::pair<long, long>> known;
 static int faults;
 
+static bool comes_only;
+extern "C" void come_only(bool now) { comes_only = now; }
 extern "C" void go_backwards(bool now) { backwards = now; }
 extern "C" void know_memory(int count, const long* first, const long* end) {
   known.clear();

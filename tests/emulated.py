@@ -2,7 +2,9 @@
 
 The kernels are those that NVRTC gets; functions of the prelude that are written in PTX are replaced
 (`REPLACED`). Threads do not run at once, but in one order and then in the other, so that a missing
-barrier gives other bits in two runs. Clusters are not emulated.
+barrier gives other bits in two runs. Blocks run one after the other; where they meet on the way,
+they run twice: until there, and, once all have come, from the start to the end. Clusters are not
+emulated.
 """
 
 import ctypes
@@ -16,7 +18,7 @@ import torch
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.fusion.cuda import programs, target
-from tilewright.fusion.cuda.columns import FINISH
+from tilewright.fusion.cuda.finishing import FINISH
 from tilewright.fusion.cuda.kernel import ENTRY, prelude
 from tilewright.impl import CompileTask, Executable, allocator
 from tilewright.tensor_spec import DTYPES
@@ -109,6 +111,13 @@ TW_DEVICE bool moments_of(const Gram& g, float count, float inverse, Moments<flo
     r"const u32 to = \(u32\)__cvta": "const u64 to = (u64)__cvta",
     r"TW_DEVICE void group_sync.*": """
 TW_DEVICE void group_sync(int group, int threads) { sync_group(group, threads); }""",
+    r"(?s)TW_DEVICE void meet_all.*?\n\}": """
+TW_DEVICE void meet_all(u32* counter) {
+  __syncthreads();
+  if (comes_only && threadIdx.x == 0) atomicAdd(counter, 1u);
+  if (comes_only) end();
+  if (*counter < gridDim.x) ++faults;
+}""",
     r"T load_one\(const T\* p\) \{": "T load_one(const T* p) { touch(p, sizeof(T));",
     r"\*\(\(U\*\)p \+ i\) = parts": "touch((U*)p + i, sizeof(U)), *((U*)p + i) = parts",
     r"p\[i \* stride\] = x\[i\];": "touch(p + i * stride, sizeof(T)), p[i * stride] = x[i];",
@@ -128,7 +137,7 @@ class Emulated(Executable):
         self.masks = len(graph.inputs) - len(w.tensors)  # whose buffers are the seed, too
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.temporaries, self.launches = [], []
-        self.turns = ctypes.c_uint32()
+        self.turns, self.meets = ctypes.c_uint32(), False
         if target.one_pass(graph, device) is None:
             source, program, stages = programs.emit(graph, config, device)
             self.temporaries = [(t.numel, t.torch_dtype) for t in program.temporaries]
@@ -144,12 +153,14 @@ class Emulated(Executable):
         if launch is None:
             self.launches.append((entry, stage.blocks, stage.block_threads, buffers, []))
             return
-        turns = [ctypes.addressof(self.turns)] if launch.in_turn else []
+        counts = launch.in_turn or launch.meets
+        turns = [ctypes.addressof(self.turns)] if counts else []
         if launch.cluster > 1:
             raise NotImplementedError("clusters are not emulated")
         blocks = math.ceil(count / launch.per_block)
         blocks = min(blocks, PERSISTENT_BLOCKS) if launch.persistent else blocks
-        self.launches.append((entry, blocks, launch.block_threads, buffers, [count, *turns]))
+        launched = (entry, blocks, launch.block_threads, buffers, [count, *turns])
+        self.launches += [launched, launched] if launch.meets else [launched]
 
     def plan_one_pass(self, graph, config, device):
         source, launch = target.emit(graph, config, device)
@@ -157,13 +168,16 @@ class Emulated(Executable):
         count = math.prod(graph.space[a] for a in (rows.kept if rows.reduced else graph.kept))
         inputs, outputs = len(graph.inputs), len(graph.outputs)
         finish, partials = launch.finish, inputs + outputs
-        if finish is None:
+        if launch.outputs is None:
             self.plan(ENTRY, range(partials), launch, count)
             return source
         first = [*range(inputs), *(inputs + k for k in launch.outputs), partials]
         self.plan(ENTRY, first, launch, count)
         clusters = self.launches[0][1]
-        self.temporaries = [(clusters * launch.partials, DTYPES[finish.dtype])]
+        self.temporaries = [(clusters * launch.partials, DTYPES[launch.partial_dtype])]
+        if finish is None:
+            self.meets = True
+            return source
         second = [partials, *finish.inputs, *(inputs + k for k in finish.outputs)]
         self.launches.append((FINISH, finish.blocks, finish.block_threads, second, [clusters]))
         return source
@@ -186,10 +200,11 @@ class Emulated(Executable):
             pointers = [ctypes.c_void_p(first[b]) for b in buffers]
             args = [*pointers, *map(ctypes.c_int64, counts), *numbers]
             packed = (ctypes.c_void_p * len(args))(*map(ctypes.addressof, args))
+            self.library.come_only(ctypes.c_bool(self.meets and n == 0))
             getattr(self.library, f"run{n}")(blocks, threads, packed)
         faults = self.library.count_faults()
         assert faults == 0, f"{faults} accesses misaligned or outside of all tensors"
-        assert self.turns.value == 0, "rows were taken in turn, and the counter was not put back"
+        assert self.turns.value == 0, "blocks counted, and the counter was not put back"
         return outs[0] if len(outs) == 1 else tuple(outs)
 
 

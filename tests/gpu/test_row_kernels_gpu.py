@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tilewright.compile.cache import compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.launch import overlaps
 from tilewright.device import spec_of
+from tilewright.errors import LaunchError
 from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.schedule import RowSchedule
 from tilewright.impls.fused import graph_of
@@ -50,7 +52,7 @@ def executables(w, spec, kinds=10, tried=600):
     for c in space.sample(random.Random(str(w)), tried):
         kind = (c.storage, c.parameters, c.widened, c.stages > 0, c.cluster > 1, c.moments)
         walk = (c.rows_per_block > 1, c.rows_per_thread > 1, c.contiguous, c.in_turn, c.bulk)
-        found.setdefault((*kind, *walk), c)
+        found.setdefault((*kind, *walk, c.combine), c)
     for config in random.Random(0).sample(list(found.values()), min(kinds, len(found))):
         built = compiled(target.task(graph, config, spec))
         yield config, target.executable(graph, config, w, built, spec)
@@ -182,3 +184,90 @@ def test_rows_of_nan_and_infinity_stay_by_themselves(device):
         out = executable(*tensors)
         assert out[~clean].isnan().all(), config
         assert torch.allclose(out[clean].float(), expected[clean].float(), atol=4e-3), config
+
+
+MEETING = [
+    {"row_threads": 32, "rows_per_block": 16, "rematerialize": True},
+    {"row_threads": 64, "rows_per_block": 7, "bulk": True},
+    {"row_threads": 96, "rows_per_block": 1, "min_blocks": 4, "stages": 3},
+    {"row_threads": 64, "rows_per_block": 4, "cluster": 4},
+]
+
+
+@pytest.fixture(params=MEETING, ids=str)
+def meeting(request, device):
+    """A kernel whose blocks meet, and its workload by rows."""
+    spec = spec_of(device.index)
+    config = RowSchedule(
+        4, 64, 4, 1, "registers", "two_pass", 1, 1, stages=2, parameters="shared", combine="grid"
+    )  # fmt: skip
+    config = replace(config, **request.param)
+    if config.cluster > spec.max_cluster or (config.bulk and spec.capability < 90):
+        pytest.skip(f"not on sm_{spec.capability}")
+
+    def build(rows):
+        w = workload(BACKWARD, rows, 768, "f16")
+        graph = graph_of(w)
+        assert config in target.space(graph, spec), target.space(graph, spec).constraint(config)
+        built = compiled(target.task(graph, config, spec))
+        return w, target.executable(graph, config, w, built, spec)
+
+    return build
+
+
+@pytest.mark.parametrize("rows", [1, 65, 8192, 40001])
+def test_blocks_that_meet_are_right_the_same_every_time_and_leave_the_counter_at_zero(
+    rows, meeting, device
+):
+    w, executable = meeting(rows)
+    verdict = Verifier(w, device).check(executable)
+    assert verdict.message == ""
+    assert verdict.deterministic
+    tensors = w.operator.examples(w, "random", 0, device)
+    first = executable(*tensors)
+    for _ in range(20):
+        again = executable(*tensors)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    address = counters.address(device.index, torch.cuda.current_stream().cuda_stream, 1)
+    assert word_at(address, device) == 0
+
+
+def test_blocks_that_meet_are_captured_and_replayed(meeting, device):
+    w, executable = meeting(5000)
+    tensors = w.operator.examples(w, "random", 0, device)
+    expected = executable(*tensors)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = executable(*tensors)
+    for _ in range(20):
+        for out in outs:
+            out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(outs, expected, strict=True))
+
+
+def test_blocks_that_meet_on_several_streams_wait_for_their_own(meeting, device):
+    w, executable = meeting(5000)
+    sets = [w.operator.examples(w, "random", seed, device) for seed in range(3)]
+    expected = [executable(*tensors) for tensors in sets]
+    streams = [torch.cuda.Stream() for _ in sets]
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(20):
+        for stream, tensors in zip(streams, sets, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(executable(*tensors))
+    torch.cuda.synchronize()
+    for k, outs in enumerate(found):
+        assert all(torch.equal(a, b) for a, b in zip(outs, expected[k % 3], strict=True))
+
+
+def test_more_blocks_than_run_at_once_are_refused_rather_than_awaited(meeting, device):
+    w, executable = meeting(40001)
+    tensors = w.operator.examples(w, "random", 0, device)
+    executable(*tensors)
+    (blocks, *_) = executable.grids[device.index]
+    executable.grids[device.index] = (64 * blocks, 1, 1)
+    with pytest.raises(LaunchError):
+        executable(*tensors)

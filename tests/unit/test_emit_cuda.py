@@ -165,6 +165,24 @@ def test_a_search_begins_with_one_block_of_even_groups_on_each_sm_that_does_not_
     assert any(-(-8192 // (spec.sms * n)) * spec.sms * n < 1.1 * 8192 for n in groups)
 
 
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize("width", [768, 1600])
+def test_a_kernel_whose_blocks_meet_needs_no_second_one_and_does_not_spill(width, device):
+    graph, spec = graph_of(Workload.parse(BACKWARD.format(h=width))), DEVICES[device]
+    config = next(c for c in target.promising(graph, spec) if c.combine == "grid")
+    task = target.task(graph, config, spec)
+    assert task.source.count("__global__") == 1
+    assert "release_next();" not in task.source.partition("__global__")[2]
+    assert compiled(task).resources.spill_bytes == 0
+    assert len(target.describe(graph, config, spec)) == 1
+
+
+def test_only_kernels_that_sum_over_rows_meet():
+    assert target.space(graph_of(Workload.parse(NORM.format(h=768))), H200).values["combine"] == (
+        "kernel",
+    )
+
+
 def test_a_scheduler_has_a_quarter_of_the_registers_for_its_warps():
     graph = graph_of(Workload.parse(BACKWARD.format(h=1280)))
     config = RowSchedule(

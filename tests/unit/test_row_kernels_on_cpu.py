@@ -8,10 +8,13 @@ import torch
 from emulated import Emulated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
+from tilewright.dispatch.fuse import fuse
+from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.schedule import RowSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
-from tilewright.op import Workload
+from tilewright.op import OPS, Workload
+from tilewright.tensor_spec import TensorSpec
 
 pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 H200 = DEVICES["h200"]
@@ -99,10 +102,47 @@ def test_moments_by_products_hold_where_the_mean_is_far_from_zero(centre):
     assert (far <= 1e-3 * truth.abs() + 1e-3).all()
 
 
+BACKWARD = (
+    "layer_norm_backward(grad_output=f16[{r},{h}], x=f16[{r},{h}], mean=f32[{r},1],"
+    " rstd=f32[{r},1], weight=f16[{h}])"
+)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 3, 8, 13, 16])
 def test_sums_over_rows_of_a_blocks_groups_are_joined(groups):
-    backward = (
-        "layer_norm_backward(grad_output=f16[37,200], x=f16[37,200], mean=f32[37,1],"
-        " rstd=f32[37,1], weight=f16[200])"
+    config = replace(PERSISTENT, row_threads=32, rows_per_block=groups)
+    check(BACKWARD.format(r=37, h=200), config)
+
+
+@pytest.mark.parametrize("rows", [1, 37])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rows_per_block": 16},
+        {"rows_per_block": 9, "bulk": True, "rematerialize": True},
+        {"rows_per_block": 1, "row_threads": 256, "stages": 0},
+        {"rows_per_block": 3, "row_threads": 96, "rows_per_thread": 2},
+    ],
+    ids=str,
+)
+def test_blocks_that_have_met_join_what_each_left(rows, changed):
+    config = replace(PERSISTENT, row_threads=32, combine="grid")
+    check(BACKWARD.format(r=rows, h=1032), replace(config, **changed))
+
+
+def test_what_follows_from_sums_over_rows_is_computed_once_blocks_have_met():
+    fuse(
+        lambda a, b: (a.amax(0, keepdim=True), a * b, (a * b).sum(0, keepdim=True) * 2),
+        name="sums_over_rows",
     )
-    check(backward, replace(PERSISTENT, row_threads=32, rows_per_block=groups))
+    try:
+        spec = TensorSpec("f32", (37, 200))
+        w = OPS["sums_over_rows"].workload(a=spec, b=spec)
+        config = RowSchedule(
+            4, 32, 8, 1, "registers", "two_pass", 1, 1, stages=1, combine="grid"
+        )  # fmt: skip
+        assert "meet_all(counter)" in target.task(graph_of(w), config, H200).source
+        verdict = Verifier(w, torch.device("cpu")).check(Emulated(graph_of(w), config, H200, w))
+        assert verdict.message == ""
+    finally:
+        OPS.remove("sums_over_rows")

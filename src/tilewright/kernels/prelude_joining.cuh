@@ -183,6 +183,24 @@ TW_DEVICE u32 take_turn(u32* turns, i64 count) {
   return turn;
 }
 
+// Until all blocks of the grid have come, which therefore all run at once; what they wrote is seen by
+// all of them from then on. The counter is zero before, and again when all have left.
+TW_DEVICE void meet_all(u32* counter) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    atomicAdd(counter, 1u);
+    while (*(volatile u32*)counter < gridDim.x) {}
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  }
+  __syncthreads();
+}
+// In two steps, so that nobody waits for the counter's answer.
+TW_DEVICE u32 start_leaving(u32* counter) { return threadIdx.x == 0 ? atomicAdd(counter, 1u) : 0; }
+TW_DEVICE void leave(u32* counter, u32 before) {
+  if (before == 2 * gridDim.x - 1) *(volatile u32*)counter = 0;
+}
+
 TW_DEVICE void group_sync(int group, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }
 
 // ---- a kernel that starts while the one before it ends -------------------------------------------

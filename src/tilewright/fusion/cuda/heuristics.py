@@ -227,7 +227,8 @@ def _variations(c: RowSchedule) -> Iterator[RowSchedule]:
 
 def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:
     held = replace(c, parameters="registers" if c.parameters != "reload" else "reload")
-    kept = dict.fromkeys((c, held, replace(held, rematerialize=False)))
+    meeting = replace(c, combine="grid")
+    kept = dict.fromkeys((c, meeting, held, replace(held, rematerialize=False)))
     for varied, stages, bulk in itertools.product(kept, (2, 3), (False, True)):
         yield replace(varied, stages=stages, bulk=bulk)
 

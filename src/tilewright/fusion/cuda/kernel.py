@@ -41,9 +41,12 @@ class Launch:
         persistent: blocks walk on with the stride of the grid, which need only fill the device.
         most_per_sm: so many blocks of a persistent kernel on an SM, None for as many as fit.
         in_turn: they take their rows from a zeroed counter, whose address follows the row count.
-        outputs: positions in the graph's outputs that the kernel writes, None for all.
-        partials: partial results that each cluster writes for a second kernel; 0: there is none.
-        finish: how to launch that one.
+        outputs: positions in the graph's outputs of those that it writes, None for all in order.
+        partials: results over rows that each cluster leaves in workspace; 0: there are none.
+        partial_dtype: of those.
+        meets: blocks wait for one another, and so must all run at once; a zeroed counter's address
+            follows the row count. They join the partial results, whose address follows the outputs.
+        finish: how to launch the kernel that does so where they do not.
     """
 
     block_threads: int
@@ -56,6 +59,8 @@ class Launch:
     in_turn: bool = False
     outputs: tuple[int, ...] | None = None
     partials: int = 0
+    partial_dtype: str = "f32"
+    meets: bool = False
     finish: Finish | None = None
 
 
@@ -72,7 +77,6 @@ class Finish:
     signature: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    dtype: str
 
 
 def input_type(access: Access) -> str:

@@ -51,6 +51,9 @@ class RowSchedule:
     Where the vectors are no multiple of the threads, the `tail` is peeled, so that only the last
     turn asks whether it is within the row, or every turn is predicated.
 
+    Sums over rows are joined by a second `kernel`, or by the first one itself once all blocks of
+    the `grid` have met, which then must all run at once: see columns.
+
     Its groups walk rows with the stride of the grid, or `in_turn`: each takes its next rows from a
     counter.
 
@@ -80,6 +83,7 @@ class RowSchedule:
     contiguous: bool = param(False, True)
     shifted: bool = param(False, True)
     in_turn: bool = param(False, True)
+    combine: str = param("kernel", "grid")
     tail: str = param("peeled", "predicated")
 
     @property
@@ -147,6 +151,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             "shifted": (False, True) if shifted else (False,),
             "moments": tuple(moments),
             "cluster": tuple(c for c in (1, 2, 4, 8) if c <= device.max_cluster),
+            "combine": ("kernel", "grid") if footprint.columns else ("kernel",),
             "rows_per_block": COLUMN_GROUPS if footprint.columns else (1, 2, 4, 8),
             "parameters": (
                 ("reload", "registers", "shared") if footprint.parameters else ("reload",)

@@ -13,7 +13,9 @@ from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel, overlaps
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda import programs
-from tilewright.fusion.cuda.columns import FINISH, RowGraph, emit_columns, split
+from tilewright.fusion.cuda.column_graph import RowGraph, split
+from tilewright.fusion.cuda.columns import emit_columns
+from tilewright.fusion.cuda.finishing import FINISH
 from tilewright.fusion.cuda.heuristics import pointwise_heuristic, row_heuristic, row_promising
 from tilewright.fusion.cuda.kernel import ENTRY, Launch
 from tilewright.fusion.cuda.pointwise import emit_pointwise
@@ -111,7 +113,9 @@ def describe(graph: Graph, config: Any, device: DeviceSpec) -> list[str]:
     sets = ", ".join(str(list(axes)) for axes in graph.reduction_sets)
     reduced = f", reduces axes {sets}" if sets else ""
     lines = [f"kernel 0: space {list(graph.space)}{reduced}"]
-    if isinstance(rows, RowGraph):
+    if isinstance(rows, RowGraph) and config.combine == "grid":
+        lines[0] += "; its blocks meet, then join what each summed over rows"
+    elif isinstance(rows, RowGraph):
         lines.append("kernel 1: joins what blocks summed over rows; cut: no block sees all rows")
     return lines
 
@@ -135,7 +139,8 @@ def executable(
     _, launch = emit(graph, config, device)
     axes = rows.kept if rows.reduced else range(len(graph.space))
     count = math.prod(graph.space[a] for a in axes)
-    kernel = (TwoKernels if launch.finish else FusedKernel)(built, launch, w, count)
+    kind = TwoKernels if launch.finish else MeetingKernel if launch.meets else FusedKernel
+    kernel = kind(built, launch, w, count)
     if isinstance(config, RowSchedule):
         kernel.estimated_registers = estimated_registers(config, Footprint(rows))
     return kernel
@@ -192,20 +197,66 @@ class FusedKernel(Executable):
         return self.grids[device_index]
 
 
-class TwoKernels(FusedKernel):
-    """A row kernel that leaves partial results over rows, and the kernel that joins them."""
+class SummingKernel(FusedKernel):
+    """A row kernel that leaves partial results over rows."""
 
     def __init__(self, built: Compiled, launch: Launch, w: Workload, count: int):
         super().__init__(built, launch, w, count)
-        assert launch.finish is not None
         assert launch.outputs is not None
-        self.finish, self.partials, self.first = launch.finish, launch.partials, launch.outputs
-        self.second = CudaKernel(built, FINISH, launch.finish.signature)
+        self.partials, self.dtype = launch.partials, DTYPES[launch.partial_dtype]
+        self.first = launch.outputs
 
     @property
     def workspace_bytes(self) -> int:  # type: ignore[override]
         clusters = max((grid[0] for grid in self.grids.values()), default=0) // self.cluster
-        return clusters * self.partials * DTYPES[self.finish.dtype].itemsize
+        return clusters * self.partials * self.dtype.itemsize
+
+
+class MeetingKernel(SummingKernel):
+    """Its blocks wait for one another, and join the partial results themselves."""
+
+    def __call__(
+        self,
+        *tensors: torch.Tensor,
+        scalars: tuple[float, ...] | None = None,
+        pointers: list[int] | None = None,
+    ) -> Any:
+        device = tensors[0].device
+        index, empty = device.index, allocator.empty_strided
+        outs = [
+            empty(shape, strides, dtype=dtype, device=device)
+            for shape, strides, dtype in self.outputs
+        ]
+        grid = self.grids.get(index) or self.grid_on(index)
+        size = grid[0] // self.cluster * self.partials
+        partials = empty((size,), (1,), dtype=self.dtype, device=device)
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        self.kernel.launch(
+            grid,
+            self.block,
+            self.shared_bytes,
+            stream,
+            index,
+            *(pointers or map(_data_ptr, tensors)),
+            *[outs[k].data_ptr() for k in self.first],
+            partials.data_ptr(),
+            self.count,
+            counters.address(index, stream, 1),
+            *(self.scalars if scalars is None else scalars),
+            cluster=self.cluster,
+            cooperative=True,
+        )
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+class TwoKernels(SummingKernel):
+    """A row kernel that leaves partial results, and the kernel that joins them."""
+
+    def __init__(self, built: Compiled, launch: Launch, w: Workload, count: int):
+        super().__init__(built, launch, w, count)
+        assert launch.finish is not None
+        self.finish = launch.finish
+        self.second = CudaKernel(built, FINISH, launch.finish.signature)
 
     def __call__(
         self,
@@ -221,9 +272,7 @@ class TwoKernels(FusedKernel):
         ]
         grid = self.grids.get(index) or self.grid_on(index)
         clusters = grid[0] // self.cluster
-        partials = empty(
-            (clusters * self.partials,), (1,), dtype=DTYPES[self.finish.dtype], device=device
-        )
+        partials = empty((clusters * self.partials,), (1,), dtype=self.dtype, device=device)
         stream = torch._C._cuda_getCurrentRawStream(index)
         numbers = self.scalars if scalars is None else scalars
         launch = self.launchers.get(index) or self.launcher_on(index, stream)

@@ -1,0 +1,73 @@
+"""Graphs that reduce over their rows beside what they do along them, and how they are cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.fusion.cuda.kernel import JOINS
+from tilewright.fusion.ir import Access, Graph
+from tilewright.fusion.passes import remove_dead
+
+
+@dataclass(frozen=True)
+class RowGraph(Graph):
+    """A graph whose rows are said, not derived: what it adds up over rows leaves no trace in it.
+
+    Attributes:
+        row_axes: the axes along a row.
+        columns: per sum over rows: the node of the whole graph.
+        first_column: outputs from here on are the operands of `columns`, to be added up.
+    """
+
+    row_axes: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+    first_column: int = 0
+
+    @property
+    def reduced(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.row_axes
+
+
+def split(graph: Graph) -> RowGraph | str:
+    """The row kernel's part of a graph that reduces over rows, or why there is none.
+
+    Columns are reductions over all axes outside the row; whatever follows from them is left to
+    the second kernel.
+    """
+    rank = len(graph.space)
+    inner = [axes for axes in graph.reduction_sets if rank - 1 in axes]
+    outer = [axes for axes in graph.reduction_sets if rank - 1 not in axes]
+    if len(inner) > 1 or len(outer) != 1:
+        return f"reductions over {len(graph.reduction_sets)} different sets of dims in one kernel"
+    row_axes = tuple(a for a in range(rank) if a not in outer[0])
+    if (inner and inner[0] != row_axes) or row_axes != tuple(range(len(outer[0]), rank)):
+        return "reductions over rows and columns that are no matrix in memory order"
+    columns = tuple(i for i in graph.reductions if graph.axes(i) == outer[0])
+    after = followers(graph, columns)
+    if any(graph.nodes[i].op not in JOINS for i in columns):
+        return "a mean or variance over rows"
+    if any(not set(graph.axes(i)) & set(outer[0]) for i in after if i in graph.reductions):
+        return "a reduction of what was reduced over rows"
+    operands = [graph.nodes[i].args[0] for i in columns]
+    if any(graph.nodes[i].shape != graph.space for i in operands):
+        return "a reduction over rows of what does not vary over all of them"
+    rows = [(i, access) for i, access in graph.outputs if i not in after]
+    if any(graph.nodes[i].shape[a] == 1 for i, _ in rows for a in outer[0] if graph.space[a] > 1):
+        return "an output that does not vary over rows"
+    sums = [(i, Access((0,) * rank, graph.nodes[i].dtype, 16)) for i in operands]
+    found = RowGraph(
+        graph.nodes, graph.space, graph.inputs, (*rows, *sums), graph.scalars,
+        row_axes, columns, len(rows),
+    )  # fmt: skip
+    pruned = remove_dead(found)
+    assert isinstance(pruned, RowGraph)
+    return pruned
+
+
+def followers(graph: Graph, sources: tuple[int, ...]) -> set[int]:
+    """The nodes that depend on `sources`, these included."""
+    found = set(sources)
+    for i, n in enumerate(graph.nodes):
+        if any(a in found for a in n.args):
+            found.add(i)
+    return found
