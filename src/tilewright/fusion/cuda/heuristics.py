@@ -159,7 +159,7 @@ def _column_candidates(
 ) -> list[RowSchedule]:
     """Sums over rows: of each way to cut a row the best schedule, then the second of each, ...
 
-    They move little (within 5%), and then have many threads. A thread keeps 48 to 96 bytes of a
+    They move little (within 5%), and then have many threads. A thread keeps 32 to 96 bytes of a
     row: wider pieces leave few threads, narrower ones have to be joined too often. A cluster shares
     rows of which each block has 4 KiB or more.
     """
@@ -168,7 +168,7 @@ def _column_candidates(
     row_bytes = footprint.width * footprint.itemsize
     least_bytes = footprint.rows * footprint.queued_bytes
     clusters = [c for c in space.values["cluster"] if c == 1 or row_bytes >= 4096 * c]
-    for cluster, kept_bytes in itertools.product(clusters, (48, 64, 96)):
+    for cluster, kept_bytes in itertools.product(clusters, (32, 48, 64, 96)):
         least = max(row_bytes / cluster / kept_bytes, 32)
         threads = next((t for t in space.values["row_threads"] if t >= least), 2048)
         for wide, groups, blocks, rows in itertools.product((vector, vector // 2), *dims):
@@ -202,7 +202,7 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     kinds: list[Kind] = [(_persistent_candidates(space, footprint, device, vector), 3, _variations)]
     if footprint.columns:
         columns = _column_candidates(space, footprint, device, vector)
-        kinds.append((columns, 16, _column_variations))
+        kinds.append((columns, 20, _column_variations))
     else:
         rows = _row_candidates(space, footprint.width, footprint.itemsize, vector)
         kinds += [
