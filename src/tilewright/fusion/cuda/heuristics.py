@@ -171,7 +171,7 @@ def _column_candidates(
     for cluster, kept_bytes in itertools.product(clusters, (32, 48, 64, 96)):
         least = max(row_bytes / cluster / kept_bytes, 32)
         threads = next((t for t in space.values["row_threads"] if t >= least), 2048)
-        for wide, groups, blocks, rows in itertools.product((vector, vector // 2), *dims):
+        for wide, groups, blocks, rows in itertools.product((vector // 2, vector), *dims):
             c = RowSchedule(
                 max(wide, 1), threads, groups, rows, "registers", "two_pass", cluster, blocks,
                 stages=2, parameters="shared" if footprint.parameters else "reload",
