@@ -263,6 +263,16 @@ def test_units_need_be_no_power_of_two(rows):
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.parametrize("own", ["True", "False"])
+@pytest.mark.parametrize("flag", ["", "!donate=x"])
+def test_a_mean_of_runs_over_many_units_is_divided_once(own, flag):
+    text = "x=f32[23,12], dim=0, index=i64[700], source=f32[700,12], reduce=mean"
+    w = Workload.parse(f"index_reduce({text}, include_self={own}){flag}!indices=zipf")
+    config = dataclasses.replace(IMPLS["rows_sorted"].heuristic(w, DEVICE), rows=8)
+    verdict = Verifier(w, CPU).check(OnCpu(IMPLS["rows_sorted"], config, w))
+    assert verdict.ok, verdict.message
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 2, 3])
 def test_old_rows_may_be_read_ahead_of_their_runs_end(ahead):
     w, impl = Workload.parse(CASES[6].replace("zipf", "uniform")), IMPLS["rows_sorted"]

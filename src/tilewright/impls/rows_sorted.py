@@ -34,12 +34,13 @@ from tilewright.impls._rows import (
 from tilewright.impls._sort import THREADS, Sort
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import HALVES
 
 MAX_DIGIT_BITS = 11
 """2048 counters of each of 8 warps are 64 KiB of shared memory."""
-UNITS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
+UNITS = (8, 16, 32, 64, 80, 96, 128, 160, 192, 224, 256)
 WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 48, 2**16
-"""Bytes, unless even the longest units need more: each leaves two partial rows."""
+"""Bytes, unless even the longest units need more: each leaves one partial row or two."""
 BLOCKS_OF_FILL = 8
 """Blocks per SM of the kernels that stride over the whole table."""
 ARGUMENTS = "PPPPPPiiiiqqqqqqd"
@@ -49,7 +50,8 @@ class RowsSorted(Implementation):
     """The same bits in every run: the order of a sum depends on the indices alone.
 
     Workspace: 8 bytes per index for its place and position, and either what else the sort needs (8
-    more bytes with more than one pass, and counters) or two partial rows for each `rows` indices.
+    more bytes with more than one pass, and counters) or a partial row for each `rows` indices, two
+    for halves, which are summed in fp32.
     """
 
     name, backend, op = "rows_sorted", "cuda", OPERATORS
@@ -161,6 +163,11 @@ def digit_bits(p: RowProblem, passes: int) -> int:
     return math.ceil(p.places.bit_length() / passes)
 
 
+def first_in_out(p: RowProblem) -> bool:
+    """Whether a row of the result can hold a part of a sum: it is no narrower."""
+    return p.dtype not in HALVES
+
+
 def combine_threads(p: RowProblem, c: RowsSorted.Config) -> int:
     return 1024 if c.vec * sum_bytes(p.dtype) <= 16 else 512
 
@@ -172,6 +179,7 @@ def macros(p: RowProblem, c: RowsSorted.Config) -> dict[str, int | str]:
         "SCALED": p.alpha != 1,
         "INCLUDE": p.include,
         "FILL_ZERO": p.fill == "zero",
+        "FIRST_IN_OUT": first_in_out(p),
         "DIGIT_BITS": digit_bits(p, c.passes),
         "ITEMS": c.items,
         "ROWS": c.rows,
@@ -199,7 +207,8 @@ def workspace_of(w: Workload, c: RowsSorted.Config) -> Workspace:
     sort = sort_of(p, c)
     to_sort = sort.workspace
     result = to_sort.pop(sort.result)
-    partials = 2 * math.ceil(p.count / c.rows) * p.columns * p.outer * sum_bytes(p.dtype)
+    rows = math.ceil(p.count / c.rows) * (1 if first_in_out(p) else 2)
+    partials = rows * p.columns * p.outer * sum_bytes(p.dtype)
     return Workspace(
         Workspace(**to_sort),
         Workspace(partials=partials),

@@ -2,9 +2,10 @@
 //
 // 1. A stable counting sort of (place, position) by place (sort.cuh).
 // 2. accumulate: the sorted positions are cut into units of ROWS, each walked by LANES threads that
-//    hold a piece of the row. A run of one place that lies inside a unit is finished there; what
-//    reaches over a border is a partial result of the unit, one for either border. Full batches of
-//    one place are summed as a tree.
+//    hold a piece of the row. A run of one place that lies inside a unit is finished there. Where one
+//    began before, it leaves a partial row; where one begins and goes on, its first part is another,
+//    or, if stored elements are as wide as sums, waits in the row of `out` itself (FIRST_IN_OUT).
+//    Full batches of one place are summed as a tree.
 // 3. combine: the unit in which such a run begins adds up the partials of the units that go on with
 //    it; a run over many units is shared out among a block and joined as a tree.
 // 4. fill (out of place only): rows that no index names.
@@ -45,7 +46,7 @@ struct Problem {
   const T* old;
   T* out;
   const Entry* sorted;
-  A* partials;  // (outer, unit, border, columns)
+  A* partials;  // (outer, unit, border, columns), the first border alone if FIRST_IN_OUT
   u8* touched;  // places with an index; null where nobody asks
   u32 count, places, columns, units;
   Rows in_source, in_old, in_out;
@@ -59,7 +60,7 @@ struct Problem {
     return out + blockIdx.z * in_out.outer + place * in_out.row + column;
   }
   TW_DEVICE A* partial(u32 unit, int border, u32 column) const {
-    return partials + (((u64)blockIdx.z * units + unit) * 2 + border) * columns + column;
+    return partials + (((u64)blockIdx.z * units + unit) * (FIRST_IN_OUT ? 1 : 2) + border) * columns + column;
   }
 };
 
@@ -72,15 +73,18 @@ TW_DEVICE u32 first_not_below(const Problem& p, u64 place) {
   return low;
 }
 
-TW_DEVICE void finish(const Problem& p, u32 place, u32 column, const Sums& sums, const Stored& kept) {
+// What of a run a row of `out` gets: all, or its first part, or the rest beside the first, in `kept`.
+enum Part { ALL, FIRST, REST };
+
+template <Part PART> TW_DEVICE void finish(const Problem& p, u32 place, u32 column, const Sums& sums, const Stored& kept) {
   Stored result;
   A terms = 1;
-  if (MEAN) terms = A(first_not_below(p, (u64)place + 1) - first_not_below(p, place) + INCLUDE);
+  if (MEAN && PART != FIRST) terms = A(first_not_below(p, (u64)place + 1) - first_not_below(p, place) + INCLUDE);
   TW_UNROLL for (int i = 0; i < VEC; ++i) {
     A value = SCALED ? sums.v[i] * (A)p.alpha : sums.v[i];
-    if (INCLUDE) value = reduce((A)widen(kept.v[i]), value);
+    if (INCLUDE || PART == REST) value = reduce((A)widen(kept.v[i]), value);
     else if (REDUCE == SUM) value += A(0);
-    if (MEAN) value = divided(value, terms);
+    if (MEAN && PART != FIRST) value = divided(value, terms);
     result.v[i] = Narrow<T>::of(value);
   }
   store(p.out_at(place, column), result);
@@ -148,7 +152,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void accumulate(ARGUMEN
         if (place[q] != current) {
           if (inside && current < p.places) {
             if (current == before) store(p.partial(unit, 0, column), sums);
-            else finish(p, current, column, sums, AHEAD ? kept : old_row_of(p, current, column));
+            else finish<ALL>(p, current, column, sums, AHEAD ? kept : old_row_of(p, current, column));
           }
           current = place[q];
           sums = nothing<A, VEC>();
@@ -163,8 +167,23 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void accumulate(ARGUMEN
   }
   if (!inside || current >= p.places) return;
   if (current == before) store(p.partial(unit, 0, column), sums);
-  else if (current == after) store(p.partial(unit, 1, column), sums);
-  else finish(p, current, column, sums, AHEAD ? kept : old_row_of(p, current, column));
+  else if (current != after) finish<ALL>(p, current, column, sums, AHEAD ? kept : old_row_of(p, current, column));
+  else if (FIRST_IN_OUT) finish<FIRST>(p, current, column, sums, AHEAD ? kept : old_row_of(p, current, column));
+  else store(p.partial(unit, 1, column), sums);
+}
+
+// The first part of a run that goes on after `unit`, apart from what waits in its row of `out`; then
+// the end of such a run.
+TW_DEVICE Sums first_part(const Problem& p, u32 unit, u32 column) {
+  if constexpr (FIRST_IN_OUT) return nothing<A, VEC>();
+  else return load<VEC>(p.partial(unit, 1, column));
+}
+TW_DEVICE Stored waiting(const Problem& p, u32 place, u32 column) {
+  if constexpr (FIRST_IN_OUT) return load<VEC>(p.out_at(place, column));
+  else return old_row_of(p, place, column);
+}
+TW_DEVICE void complete(const Problem& p, u32 place, u32 column, const Sums& sums, const Stored& kept) {
+  finish<FIRST_IN_OUT ? REST : ALL>(p, place, column, sums, kept);
 }
 
 // Reduce into `sums` the partials of COUNT units from `first` on, `step` apart, that belong to
@@ -203,14 +222,16 @@ extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMEN
   if (place != NOWHERE) {
     Sums sums;
     Stored kept;
-    if (inside) sums = load<VEC>(p.partial((u32)unit, 1, column));
-    if (INCLUDE && inside) kept = load<VEC>(p.old_at(place, column));
+    if (inside) {
+      sums = first_part(p, (u32)unit, column);
+      kept = waiting(p, place, column);
+    }
     u64 next = unit + 1;
     do {
       is_long = take<4>(p, next, 1, place, column, inside, sums);
       next += 4;
     } while (is_long && next <= unit + SHORT_RUN);
-    if (inside && !is_long) finish(p, place, column, sums, kept);
+    if (inside && !is_long) complete(p, place, column, sums, kept);
   }
   if (lane == 0) longer[group] = is_long ? place : NOWHERE;
   __syncthreads();
@@ -227,11 +248,8 @@ extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMEN
       if (group < half) joined[threadIdx.x] = reduce(joined[threadIdx.x], joined[threadIdx.x + half * LANES]);
       __syncthreads();
     }
-    if (group == 0 && inside) {
-      Stored kept;
-      if (INCLUDE) kept = load<VEC>(p.old_at(common, column));
-      finish(p, common, column, reduce(load<VEC>(p.partial((u32)first, 1, column)), joined[lane]), kept);
-    }
+    if (group == 0 && inside)
+      complete(p, common, column, reduce(first_part(p, (u32)first, column), joined[lane]), waiting(p, common, column));
     __syncthreads();
   }
 }
