@@ -36,6 +36,7 @@ WORKLOADS = [
     "index_add(x=bf16[50000,40], dim=0, index=i32[20011], source=bf16[20011,40])",
     "index_add(x=f16[7,37], dim=0, index=i64[999], source=f16[999,37], alpha=-2.0)",
     "index_add(x=f64[6,5,8], dim=1, index=i64[200], source=f64[6,200,8])",
+    "index_add(x=bf16[20,64], dim=0, index=i64[100000], source=bf16[100000,64])!donate=x",
     "index_add(x=i64[600,5], dim=0, index=i64[2000], source=i64[2000,5])",
     "index_add(x=f32[90,40]@strides(44,1), dim=0, index=i64[9000], source=f32[9000,40])!donate=x",
     "index_add(x=f32[900,64], dim=0, index=i64[30000], source=f32[30000,64])!nondeterministic",

@@ -7,14 +7,21 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tilewright.compile import cxx
+from tilewright.device import spec_of
 from tilewright.dispatch import index_gradients, prepared
 from tilewright.dispatch.index_gradients import moves
+from tilewright.environment import environment
+from tilewright.impl import IMPLS
 from tilewright.op import OPS
+from tilewright.record import Record
+from tilewright.space import config_dict
+from tilewright.store import Store
 
 
 @pytest.fixture
 def moving(monkeypatch):
     """Every call that could go by our gradients does."""
+    monkeypatch.setattr(index_gradients, "_may_pay", lambda op, x: True)
     monkeypatch.setattr(index_gradients, "_pays", lambda op, bound: True)
     tw.reload_records()
     yield
@@ -63,6 +70,7 @@ def test_they_are_pytorchs_for_any_shape_and_dim(name, shape, length, along, dty
     x, src = torch.randn(shape, dtype=dtype), torch.randn(moved, dtype=dtype)
     dim -= len(shape) * (along < 0)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_gradients, "_may_pay", lambda op, x: True)
         patch.setattr(index_gradients, "_pays", lambda op, bound: True)
         tw.reload_records()
         found = gradients(lambda *t: call(tw, *t, dim, index), (x, src))
@@ -112,6 +120,33 @@ def test_backward_runs_the_gather_that_is_asked_for():
     assert ran["gather"] == "gather_cpp"
     expected = 2 * x.scatter_add(0, index, src.detach()).gather(0, index)
     torch.testing.assert_close(src.grad, expected)
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_backward_runs_the_gather_that_a_record_speaks_for(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/records.db"
+    monkeypatch.setenv("TILEWRIGHT_STORE", url)
+    key, info, versions = environment(torch.device("cpu"))
+    w = tw.Workload.parse("gather(x=f32[40,8], dim=0, index=i64[90,8])")
+    config = config_dict(IMPLS["gather_cpp"].heuristic(w, spec_of(None)))
+    common = {"status": "ok", "device": key, "device_info": info, "versions": versions}
+    common |= {"final": True, "duel": str(w)}
+    with Store(url) as store:
+        store.add(
+            [
+                Record(str(w), "gather", "gather_cpp", config, median_us=1.0, **common),
+                Record(str(w), "gather", "aten", {}, median_us=2.0, **common),
+            ]
+        )
+    tw.reload_records()
+    src, index = torch.randn(90, 8, requires_grad=True), torch.randint(40, (90, 8))
+    grad = torch.randn(40, 8)
+    tw.scatter_add(torch.zeros(40, 8), 0, index, src).backward(grad)
+    ran = {w.op: choice.implementation for (w, _, _), (_, choice) in prepared.state.built.items()}
+    assert ran == {"gather": "gather_cpp"}
+    assert torch.equal(src.grad, grad.gather(0, index))
+    monkeypatch.undo()
+    tw.reload_records()
 
 
 @pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))

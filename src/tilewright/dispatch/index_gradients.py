@@ -129,7 +129,10 @@ def moves(op: Op, bound: Mapping[str, Any]) -> bool:
     asked = any(f.implementation != "aten" for f in forced.values())
     if forced and not asked:
         return False
-    modes = asked, torch.are_deterministic_algorithms_enabled(), state.generation
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if not (asked or deterministic or _may_pay(op, bound.get("x"))):
+        return False
+    modes = asked, deterministic, state.generation
     try:
         key = (op.name, *modes, *bound, *map(description, bound.values()))
         known = key in _found
@@ -140,6 +143,17 @@ def moves(op: Op, bound: Mapping[str, Any]) -> bool:
             _found.clear()
         _found[key] = _serves(op, bound) and (asked or _pays(op, bound))
     return _found[key]
+
+
+def _may_pay(op: Op, x: Any) -> bool:
+    """Without a look at the call: whether there are records, or an order of writes to keep."""
+    if not isinstance(x, Tensor):
+        return False
+    assert op.indexed is not None
+    if op.indexed.last_wins and x.is_cuda:
+        return True
+    backward = "scatter_add" if op.name == "gather" else "gather"
+    return any(selection.records_of(x.device, name).winners for name in (op.name, backward))
 
 
 def _serves(op: Op, bound: Mapping[str, Any]) -> bool:
