@@ -19,8 +19,8 @@ test: check
 	$(BIN)/pytest -m "not gpu" -n $(PYTEST_WORKERS)
 
 test-gpu: $(VENV)/requirements-dev.stamp
-	$(BIN)/pytest tests/gpu -m "gpu and not alone" -n auto
-	$(BIN)/pytest tests/gpu -m "gpu and alone"
+	$(BIN)/pytest tests/gpu tests/conformance -m "gpu and not alone" -n auto
+	$(BIN)/pytest tests/gpu tests/conformance -m "gpu and alone"
 
 check: $(VENV)/requirements-dev.stamp
 	$(BIN)/ruff check .
