@@ -215,7 +215,7 @@ def meeting(request, device):
     return build
 
 
-@pytest.mark.parametrize("rows", [1, 65, 8192, 40001])
+@pytest.mark.parametrize("rows", [2, 65, 8192, 40001])
 def test_blocks_that_meet_are_right_the_same_every_time_and_leave_the_counter_at_zero(
     rows, meeting, device
 ):
