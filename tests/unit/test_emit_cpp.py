@@ -390,6 +390,26 @@ def test_the_heuristic_is_in_the_space_and_the_space_is_small():
         assert 1 <= len(list(space)) <= 48
 
 
+def test_several_vectors_of_columns_are_walked_together_where_each_thread_has_some():
+    rows = {
+        shape: cpp_target.heuristic(
+            optimise(lower(Workload.parse(f"softmax(x=f32[{shape}], dim=1)"))), DEVICE
+        ).rows
+        for shape in ("1,500,4096", "1,500,70", "1,500,20", "64,50,64")
+    }
+    assert rows == {"1,500,4096": 4, "1,500,70": 2, "1,500,20": 1, "64,50,64": 4}
+
+
+def test_the_next_rows_are_prefetched_where_several_are_read_at_once():
+    w = Workload.parse("layer_norm(x=bf16[4096,768], weight=bf16[768], bias=bf16[768])")
+    graph = optimise(lower(w))
+    schedule = cpp_target.heuristic(graph, DEVICE)
+    assert (schedule.rows, schedule.prefetch) == (4, True)
+    assert "__builtin_prefetch(x0_3 + i1 + 3072, 0, 2);" in emit(graph, schedule)
+    single = dataclasses.replace(schedule, rows=1, unroll=4, prefetch=True)
+    assert single not in cpp_target.space(graph, DEVICE)
+
+
 # ---- sanitizers ----------------------------------------------------------------------------------
 
 MAIN = """

@@ -97,33 +97,52 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
 
 
 def loop_heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
-    """A schedule that is good untuned.
+    """A schedule that is good untuned: the first of `_shapes` that fits.
 
-    Four rows at a time where parameters that they share must be widened, or do not fit the L1
-    cache, or where their parts of a sum over rows can be joined; else one, which the processor's
-    prefetcher foresees by itself. Stores stream past caches that could not hold the traffic, but
-    not into fresh pages, which the kernel has just zeroed there. Rows are split where they are
-    fewer than twice the threads, or where sums over other dims would be long chains of additions
-    within one row.
-    Measured on the suite `quickstart`, two Zen 4 cores with 32 MiB of L3 cache.
+    Stores stream past caches that could not hold the traffic, but not into fresh pages, which the
+    kernel has just zeroed there. Rows are split where they are fewer than twice the threads, or
+    where sums over other dims would be long chains of additions within one row. Measured on the
+    suite `quickstart`, two Zen 4 cores with 32 MiB of L3 cache.
     """
     space = loop_space(graph, device)
-    loops = arrange(cut(graph, 2).segments[0], "nothing")
-    narrow = any(access.itemsize == 2 for access in graph.inputs)
-    together = narrow or bool(loops.added) or _shared_bytes(loops) > PARAMETER_BYTES
     first = {name: values[0] for name, values in space.values.items()}
+    loops = arrange(cut(graph, 2).segments[0], first["keep"])
     output_bytes = _output_bytes(graph)
     first["stream_stores"] &= _traffic(graph) >= CACHE_BYTES and output_bytes < REUSED_BYTES
     few = loops.kind == "rows" and loops.plan.rows < 2 * device.threads
     helps = (few and first["threads"] == "all") or _chain(loops) > LONG_CHAIN
     first["split"] = helps and True in space.values["split"]
-    for rows, unroll in ((4, 1) if together else (1, 2), (1, 4), (1, 1), (2, 1)):
+    for rows, unroll in _shapes(loops, device):
         for parts in reversed(space.values["parts"]):
             first["prefetch"] = rows > 1 and True in space.values["prefetch"]
             config = LoopSchedule(**{**first, "rows": rows, "unroll": unroll, "parts": parts})
             if config in space:
                 return config
     return next(iter(space))
+
+
+def _shapes(loops: Loops, device: DeviceSpec) -> list[tuple[int, int]]:
+    """`rows` and `unroll`, the most promising first.
+
+    Four rows at a time where parameters that they share must be widened, or do not fit the L1
+    cache, or where their parts of a sum over rows can be joined, which rounds less too; else one,
+    which the processor's prefetcher foresees by itself.
+
+    Of columns as many as leave work for each thread, since each is read a line here and a line
+    there: the variance of f32[4096,1024] over dim 0 takes one thread 5.7 ms by ones, 1.5 by fours
+    and 0.9 by eights. Where they keep values that would crowd a cache, four: softmax of
+    f32[8,512,1000] over dim 0 takes 1.2 ms by fours and 1.4 by eights (AMD EPYC, 2026-11-21).
+    """
+    graph = loops.plan.graph
+    if loops.kind == "columns":
+        assert loops.walked is not None
+        outer = math.prod(graph.space[a] for a in loops.outer)
+        vectors = graph.space[loops.walked] // MOST_LANES
+        several = (4, 2) if loops.kept_values else (8, 4, 2)
+        return [(n, 1) for n in several if outer * (vectors // n) >= device.threads] + [(1, 1)]
+    narrow = any(access.itemsize == 2 for access in graph.inputs)
+    together = narrow or bool(loops.added) or _shared_bytes(loops) > PARAMETER_BYTES
+    return [(4, 1) if together else (1, 2), (1, 4), (1, 1), (2, 1)]
 
 
 def fitted(schedule: LoopSchedule, segment: Segment) -> LoopSchedule:
