@@ -47,7 +47,7 @@ class Split(Protocol):
     @property
     def sum_bytes(self) -> int: ...
     @property
-    def stage_bytes(self) -> int: ...
+    def operand_bytes(self) -> int: ...
     @property
     def shared_bytes(self) -> int: ...
     @property
@@ -87,7 +87,7 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return "a tile half as large covers the whole result"
     if c.split_k % c.cluster:
         return f"{c.split_k} slices do not fill clusters of {c.cluster}"
-    if c.cluster > 1 and 4 * c.tile_m * (c.tile_n + 1) > c.stages * c.stage_bytes:
+    if c.cluster > 1 and 4 * c.tile_m * (c.tile_n + 1) > c.operand_bytes:
         return f"{c.stages} stages are smaller than a tile's sums, which a cluster keeps there"
     if problem.column_tiles(c.tile_n) > 65535:
         return f"{problem.column_tiles(c.tile_n)} columns of tiles are more than a grid has"

@@ -90,12 +90,12 @@ class Config:
         return 8 if self.tile_k == STEPS[8] else 4
 
     @property
-    def stage_bytes(self) -> int:
-        return (self.tile_m + self.tile_n) * 64
+    def operand_bytes(self) -> int:
+        return self.stages * (self.tile_m + self.tile_n) * 64
 
     @property
     def shared_bytes(self) -> int:
-        return max(self.stages * self.stage_bytes, self.tile_m * (self.tile_n * 2 + 16))
+        return max(self.operand_bytes, self.tile_m * (self.tile_n * 2 + 16))
 
     @property
     def static_bytes(self) -> int:

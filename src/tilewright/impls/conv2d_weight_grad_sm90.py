@@ -33,8 +33,10 @@ from tilewright.impls._weight_grad_model import (
     split_choices,
     why_not,
 )
+from tilewright.impls._weight_grad_stream import halo_of, stream_of
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import TensorSpec
 
 WARPGROUPS = {
     (64, 64): (1, 1), (64, 128): (1, 1), (64, 192): (1, 1), (64, 256): (1, 2),
@@ -46,8 +48,11 @@ WARPGROUPS = {
 FETCHES = ("walk", "matrix", "shared")
 """The copy engine walks the pixels of x under each tap; or, for one tap with stride 1 and no
 padding, copies them as a matrix; or each box of that to two neighbouring blocks at once."""
-FETCHED = 4
-"""So many promising configs are tried with other ways to copy x, whose speed no model tells yet."""
+FETCHED, STREAMED = 4, 6
+"""So many promising configs are tried with other ways to copy x, whose speed no model tells yet,
+and so many whose taps share a copy."""
+MOST_PADDING = 1.1
+"""Of the stream's pixels to the output's, where that is tried: its zeros are multiplied, too."""
 CLUSTERS, STAGES = (1, 2, 3, 4, 6, 8), (2, 3, 4, 5, 6, 7, 8, 9, 11, 14)
 
 
@@ -62,6 +67,8 @@ class Config:
         cluster: so many consecutive slices are added through the shared memory of their blocks.
         combine: who adds what is left, one sum for each cluster; see COMBINES.
         fetch: how x is copied; see FETCHES.
+        halo: 0, or taps share one copy of x, of which so many chunks of tile_k pixels are kept
+            beside those of the steps under way.
     """
 
     tile_m: int = param(64, 128, 256)
@@ -72,6 +79,7 @@ class Config:
     cluster: int = param(*CLUSTERS)
     combine: str = param(*COMBINES)
     fetch: str = param(*FETCHES)
+    halo: int = param(0)
 
     @property
     def blocks_together(self) -> int:
@@ -107,12 +115,15 @@ class Config:
         return 4
 
     @property
-    def stage_bytes(self) -> int:
-        return (self.tile_m + self.tile_n) * self.tile_k * 2
+    def operand_bytes(self) -> int:
+        if self.halo:  # one more chunk of x than there are: the first lies behind the last, too
+            chunks = self.stages + self.halo + 1
+            return (self.stages * self.tile_m + chunks * PANEL) * self.tile_k * 2
+        return self.stages * (self.tile_m + self.tile_n) * self.tile_k * 2
 
     @property
     def shared_bytes(self) -> int:
-        return self.stages * self.stage_bytes + 1024  # boxes begin at multiples of 1024
+        return self.operand_bytes + 1024  # boxes begin at multiples of 1024
 
     @property
     def static_bytes(self) -> int:
@@ -156,22 +167,28 @@ class Conv2dWeightGradSm90(Implementation):
         problem = problem_of(w)
         tiles = {problem.tiles(*shape) for shape in WARPGROUPS}
         splits = split_choices(problem, device, tiles, 32)
+        halos = {halo_of(problem, n, k) for _, n in WARPGROUPS for k in (32, 64, 128)}
+        values = {"split_k": splits, "halo": sorted({0, *halos})}
 
-        return ConfigSpace(Config, {"split_k": splits}, lambda c: _refusal(problem, device, c))
+        return ConfigSpace(Config, values, lambda c: _refusal(problem, device, c))
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         return self.promising(w, device, 1)[0]
 
     def promising(self, w: Workload, device: DeviceSpec, most: int = 32) -> list[Config]:
-        problem, space = problem_of(w), self.space(w, device)
-        configs = likely(problem, device, _deepest(problem, device), space.values["split_k"])
+        problem, splits = problem_of(w), self.space(w, device).values["split_k"]
+        configs = likely(problem, device, _deepest(problem, device), splits)
         found = ranked(problem, device, configs, most)
         others = [replace(c, fetch=fetch) for c in found[:FETCHED] for fetch in FETCHES[1:]]
         others = [c for c in others if most > 1 and _refusal(problem, device, c) is None]
+        stream = stream_of(problem)
+        if most > 1 and stream.pixels < MOST_PADDING * problem.pixels:
+            streamed = likely(stream, device, _deepest(problem, device, streams=True), splits)
+            others += ranked(stream, device, streamed, STREAMED)
         return [*found[:FETCHED], *others, *found[FETCHED:]]
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
-        return forecast(problem_of(w), device, config)
+        return forecast(_walked(w, config), device, config)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Shape and slice count are arguments: one binary serves every layer."""
@@ -200,6 +217,7 @@ class Conv2dWeightGradSm90(Implementation):
             "CLUSTER": config.cluster,
             "MATRIX": int(config.fetch != "walk"),
             "SHARE": config.share,
+            "HALO": config.halo,
             "MIN_BLOCKS": max(1, blocks_per_sm(device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
@@ -220,43 +238,47 @@ class HopperKernel(WeightGradKernel):
     overlapping = True
 
     def __init__(self, built: Compiled, config: Config, w: Workload):
-        super().__init__(built, "TT", config, w, problem_of(w))
-        self.maps = functools.lru_cache(maxsize=256)(
-            functools.partial(encode_maps, w, config.tile_k, config.fetch != "walk")
-        )
+        super().__init__(built, "TT", config, w, _walked(w, config))
+        self.maps = functools.lru_cache(maxsize=256)(functools.partial(encode_maps, w, config))
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
         return self.maps(x.data_ptr(), grad_output.data_ptr())
 
 
-def encode_maps(
-    w: Workload, tile_k: int, matrix: bool, x: int, grad_output: int
-) -> tuple[bytes, bytes]:
+def encode_maps(w: Workload, config: Config, x: int, grad_output: int) -> tuple[bytes, bytes]:
     """Tensor maps of x, walked as the filter's first tap does or a matrix, and of grad_output."""
-    n, c, height, width = w["x"].shape
-    _, k, p, q = w["grad_output"].shape
+    n, k, p, q = w["grad_output"].shape
+    _, c, height, width = w["x"].shape
     dtype, itemsize = w.main.dtype, w.main.itemsize
-    (r, s), dilation = w["kernel_size"], w["dilation"]
-    padding, stride = w["padding"], w["stride"]
-    map_grad = tensor_map.tiled(
-        dtype, grad_output, (k, n * p * q), (k * itemsize,), (PANEL, tile_k)
-    )
-    if matrix:
-        box = (PANEL, tile_k)
+    (r, s), (dilation_h, dilation_w) = w["kernel_size"], w["dilation"]
+    (pad_h, pad_w), (stride_h, stride_w) = w["padding"], w["stride"]
+    box = (PANEL, config.tile_k)
+    if config.halo:
+        rows, pitch = stream_of(problem_of(w)).geometry[:2]
+        first, last = (-pad_w, -pad_h), (pitch - width - pad_w, rows - height - pad_h)
+        map_x = _walk(w["x"], x, first, last, box)
+        return map_x, _walk(w["grad_output"], grad_output, (0, 0), (pitch - q, rows - p), box)
+    map_grad = tensor_map.tiled(dtype, grad_output, (k, n * p * q), (k * itemsize,), box)
+    if config.fetch != "walk":
         return tensor_map.tiled(dtype, x, (c, n * p * q), (c * itemsize,), box), map_grad
-    row = width * c * itemsize
-    map_x = tensor_map.im2col(
-        dtype,
-        x,
-        (c, width, height, n),
-        (c * itemsize, row, row * height),
-        (-padding[1], -padding[0]),
-        (padding[1] - (s - 1) * dilation[1], padding[0] - (r - 1) * dilation[0]),
-        PANEL,
-        tile_k,
-        (stride[1], stride[0]),
-    )
-    return map_x, map_grad
+    last = pad_w - (s - 1) * dilation_w, pad_h - (r - 1) * dilation_h
+    return _walk(w["x"], x, (-pad_w, -pad_h), last, box, (stride_w, stride_h)), map_grad
+
+
+def _walk(
+    spec: TensorSpec,
+    address: int,
+    first: tuple[int, int],
+    last: tuple[int, int],
+    box: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+) -> bytes:
+    """The map of a channels_last tensor whose pixels are walked from `first`, (W, H), to `last`,
+    which is relative to the image's last one."""
+    n, c, height, width = spec.shape
+    row = width * c * spec.itemsize
+    sizes, strides = (c, width, height, n), (c * spec.itemsize, row, row * height)
+    return tensor_map.im2col(spec.dtype, address, sizes, strides, first, last, *box, stride)
 
 
 def wgmma(columns: int, dtype: str) -> str:
@@ -276,6 +298,12 @@ def wgmma(columns: int, dtype: str) -> str:
 def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
     if (c.tile_m, c.tile_n) not in WARPGROUPS:
         return f"a tile of {c.tile_m} x {c.tile_n} has no arrangement of warpgroups"
+    if c.halo:
+        if c.halo != halo_of(problem, c.tile_n, c.tile_k) or c.fetch != "walk":
+            return f"taps of tiles of {c.tile_n} share no copy of x {c.halo} chunks longer"
+        if c.tile_m * (2 * c.tile_n + 16) > c.operand_bytes:
+            return f"{c.stages} stages are smaller than a tile's results, which are gathered there"
+        return why_not(stream_of(problem), device, c)
     if c.fetch != "walk" and not problem.pointwise:
         return "x is no matrix under a filter of several taps, or with stride or padding"
     if c.share > 1:
@@ -286,13 +314,20 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
     return why_not(problem, device, c)
 
 
-def _deepest(problem: Problem, device: DeviceSpec) -> list[Config]:
+def _walked(w: Workload, config: Config) -> Problem:
+    return stream_of(problem_of(w)) if config.halo else problem_of(w)
+
+
+def _deepest(problem: Problem, device: DeviceSpec, streams: bool = False) -> list[Config]:
     """Each tile, step and cluster with as many stages as fit: how fast an SM is fed depends on the
-    bytes under way."""
+    bytes under way. With `streams`, those whose taps share a copy of x."""
     found = []
     for tile in WARPGROUPS:
         for tile_k in (64, 128):
-            depths = [Config(*tile, tile_k, stages) for stages in STAGES[::-1]]
+            halo = halo_of(problem, tile[1], tile_k) if streams else 0
+            if streams and not halo:
+                continue
+            depths = [Config(*tile, tile_k, stages, halo=halo) for stages in STAGES[::-1]]
             fits = [c for c in depths if _refusal(problem, device, c) is None]
             for c in fits[:1]:
                 found += [replace(c, cluster=n) for n in CLUSTERS if n <= device.max_cluster]

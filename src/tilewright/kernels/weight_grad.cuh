@@ -76,6 +76,11 @@ enum { LAST = 0, GRID = 1, KERNEL = 2 };  // who adds the slices of a tile
 constexpr int PANEL = 64;
 constexpr int TILE_PANELS = TILE_N / PANEL;
 constexpr int TILE_ELEMENTS = TILE_M * TILE_N;
+#ifdef HALO
+constexpr bool TAPS_INSIDE = HALO > 0;  // all taps' panels of the same channels follow one another
+#else
+constexpr bool TAPS_INSIDE = false;
+#endif
 
 struct alignas(64) Problem {  // 128 bytes, passed by value; whatever would take a division comes along
   int features, channels;           // K and C
@@ -115,8 +120,13 @@ struct Panel {
 // By the block's first threads, before they meet at a barrier.
 TW_DEVICE void find_panels(Panel* panels, const Problem& p, const Tile& t) {
   if (threadIdx.x >= TILE_PANELS) return;
-  const int panel = t.panel + threadIdx.x, tap = panel / p.panels_per_tap;
-  const int c = (panel - tap * p.panels_per_tap) * PANEL;
+  const int panel = t.panel + threadIdx.x;
+  int tap = panel / p.panels_per_tap, place = panel - tap * p.panels_per_tap;
+  if (TAPS_INSIDE) {
+    const int taps = p.panels / p.panels_per_tap;
+    place = panel / taps, tap = panel - place * taps;
+  }
+  const int c = place * PANEL;
   panels[threadIdx.x] = {tap * p.channels + c, panel < p.panels ? p.channels - c : 0};
 }
 TW_DEVICE long long row_of(const Problem& p, int k) { return (long long)k * p.row_length; }

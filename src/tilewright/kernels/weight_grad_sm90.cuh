@@ -9,19 +9,29 @@
 // (MATRIX). With SHARE 2, blocks of two neighbouring row tiles form a cluster there: each has the copy
 // engine write half of the boxes of x to the shared memory of both.
 //
+// With HALO, taps share one copy of x: pixels come as one stream, in which rows and images are
+// divided by zeros (walked in im2col mode, too, with a filter of one tap and bounds that are wider than
+// the image), and a tap is a number of pixels by which x is ahead of grad_output. Chunks of TILE_K
+// pixels of x fill a ring; columns of neighbouring taps are the same rows of shared memory, one row on.
+//
 // Defined before this text, besides what weight_grad.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
-// WARPGROUPS_N, MATRIX, SHARE, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16, or, for the
+// WARPGROUPS_N, MATRIX, SHARE, HALO, chunks by which the last tap is ahead, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16, or, for the
 // bias, of 64 x 8 x 16. A warpgroup has
 // BLOCKS times 64 rows.
 
 constexpr int BOX_BYTES = TILE_K * 128;
 constexpr int ROW_BOXES = TILE_M / 64;
-constexpr int STAGE_BYTES = (ROW_BOXES + TILE_PANELS) * BOX_BYTES;
+constexpr int STAGE_BYTES = (ROW_BOXES + (HALO ? 0 : TILE_PANELS)) * BOX_BYTES;
+// Chunks of x: those of the steps under way, and HALO more. Behind the last one the first lies once
+// more, for what begins in the last one and ends in the first.
+constexpr int RING = HALO ? STAGES + HALO : 0;
+constexpr int OPERAND_BYTES = STAGES * STAGE_BYTES + (HALO ? RING + 1 : 0) * BOX_BYTES;
 constexpr int CONSUMERS = WARPGROUPS_M * WARPGROUPS_N * 4;  // warps
 static_assert(THREADS == CONSUMERS * 32 + 32 && COLUMNS * WARPGROUPS_N == TILE_N, "tile");
-static_assert(BLOCKS * WARPGROUPS_M == ROW_BOXES && TILE_M * STAGED_ROW <= STAGES * STAGE_BYTES, "tile");
+static_assert(BLOCKS * WARPGROUPS_M == ROW_BOXES && TILE_M * STAGED_ROW <= OPERAND_BYTES, "tile");
 static_assert(SHARE == 1 || (CLUSTER == 1 && TILE_PANELS % SHARE == 0), "who shares boxes adds no slices");
-static_assert(CLUSTER == 1 || (TILE_ELEMENTS + BIAS_QUADS * 4) * 4 <= STAGES * STAGE_BYTES, "sums of a cluster's block");
+static_assert(CLUSTER == 1 || (TILE_ELEMENTS + BIAS_QUADS * 4) * 4 <= OPERAND_BYTES, "sums of a cluster's block");
+static_assert(HALO == 0 || (!MATRIX && COLUMNS == 3 * PANEL), "a warpgroup has the three taps of a filter row");
 
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
 
@@ -91,6 +101,34 @@ struct Walk {
   }
 };
 
+#if HALO
+// As below; of x one box for each step, and HALO of them ahead of the first step.
+TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem& p, const Tile& t,
+                       u32 stages, u32 full, u32 empty) {
+  const int taps = p.panels / p.panels_per_tap, place = t.panel / taps, channel = place * PANEL;
+  const int tap_row = (t.panel - place * taps) / p.filter_width;
+  Walk grads(p, t.first * TILE_K), pixels(p, t.first * TILE_K + tap_row * p.dilation_h * p.out_width);
+  if (threadIdx.x % 32 != 0) return;
+  const u32 ring = stages + STAGES * STAGE_BYTES;
+  int slot = 0;
+  for (int i = 0; i < t.steps; ++i) {
+    const int stage = i % STAGES, chunks = i == 0 ? HALO + 1 : 1;
+    if (i >= STAGES) barrier_wait(empty + stage * 8, (i / STAGES - 1) & 1);
+    const u32 bar = full + stage * 8;
+    barrier_expect(bar, STAGE_BYTES + (chunks + (slot == 0)) * BOX_BYTES);
+    TW_UNROLL for (int box = 0; box < ROW_BOXES; ++box)
+      load_pixels(stages + stage * STAGE_BYTES + box * BOX_BYTES, grad, bar, t.row + box * 64, grads.q, grads.p, grads.n, 0, 0);
+    grads.advance(p);
+    for (int c = 0; c < chunks; ++c) {
+      const int w = pixels.q - p.padding_w, h = pixels.p - p.padding_h;
+      load_pixels(ring + slot * BOX_BYTES, x, bar, channel, w, h, pixels.n, 0, 0);
+      if (slot == 0) load_pixels(ring + RING * BOX_BYTES, x, bar, channel, w, h, pixels.n, 0, 0);
+      slot = slot + 1 == RING ? 0 : slot + 1;
+      pixels.advance(p);
+    }
+  }
+}
+#else
 // Run by one warp, of which one lane copies.
 TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem& p, const Tile& t,
                        u32 stages, u32 full, u32 empty) {
@@ -128,14 +166,39 @@ TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem&
     walk.advance(p);
   }
 }
+#endif
 
 // ---- products ----------------------------------------------------------------------------------
 
-// A matrix of pixels x 64 halves for each box, pixels in groups of 8 that are 1024 bytes apart.
-TW_DEVICE u64 descriptor(u32 address) {
-  constexpr u64 LAYOUT = (1ull << 62) | ((u64)(1024 >> 4) << 32) | ((u64)(BOX_BYTES >> 4) << 16);
-  return LAYOUT | ((address & 0x3ffff) >> 4);
+// A matrix of pixels x 64 halves for each box, pixels in groups of 8 that are 1024 bytes apart;
+// `apart`: bytes from one 64 columns to the next. The swizzle goes by the address: any row may be the first.
+TW_DEVICE u64 descriptor(u32 address, u32 apart = BOX_BYTES) {
+  constexpr u64 LAYOUT = (1ull << 62) | ((u64)(1024 >> 4) << 32);
+  return LAYOUT | (u64)(apart >> 4) << 16 | ((address & 0x3ffff) >> 4);
 }
+// Where a warpgroup finds its columns of x.
+#if HALO
+struct Columns {
+  u32 ring, apart;
+  int row;  // of the ring: the step's first pixel under the filter row's first tap
+  TW_DEVICE Columns(const Problem& p, u32 stages, int group)
+      : ring(stages + STAGES * STAGE_BYTES), apart(p.dilation_w * 128),
+        row(group / WARPGROUPS_M * p.dilation_h * p.out_width) {}
+  TW_DEVICE u64 of(u32, int k) const {
+    const int at = row + k * 16;
+    return descriptor(ring + (at < RING * TILE_K ? at : at - RING * TILE_K) * 128, apart);
+  }
+  TW_DEVICE void advance() { row += row + TILE_K < RING * TILE_K ? TILE_K : TILE_K - RING * TILE_K; }
+};
+#else
+struct Columns {
+  u32 first;
+  TW_DEVICE Columns(const Problem&, u32, int group)
+      : first((ROW_BOXES + group / WARPGROUPS_M * (COLUMNS / PANEL)) * BOX_BYTES) {}
+  TW_DEVICE u64 of(u32 stage, int k) const { return descriptor(stage + first + k * 2048); }
+  TW_DEVICE void advance() {}
+};
+#endif
 // 8 columns of 16 ones, in whatever order.
 TW_DEVICE u64 ones_descriptor(u32 address) {
   constexpr u64 LAYOUT = ((u64)(128 >> 4) << 32) | ((u64)(128 >> 4) << 16);
@@ -148,10 +211,9 @@ template <int LATER> TW_DEVICE void products_wait() {
 }
 
 template <bool WITH_BIAS>
-TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 ones, int steps, int group,
-                       u32 stages, u32 full, u32 empty) {
+TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 ones, Columns columns, int steps,
+                       int group, u32 stages, u32 full, u32 empty) {
   const u32 rows = group % WARPGROUPS_M * BLOCKS * BOX_BYTES;
-  const u32 columns = (ROW_BOXES + group / WARPGROUPS_M * (COLUMNS / PANEL)) * BOX_BYTES;
   const bool tells = threadIdx.x % 32 == 0;
   for (int i = 0; i < steps; ++i) {
     const int stage = i % STAGES;
@@ -160,10 +222,11 @@ TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS]
     products_begin();
     TW_UNROLL for (int k = 0; k < TILE_K / 16; ++k)
       TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
-        multiply(sums[m], descriptor(at + rows + m * BOX_BYTES + k * 2048), descriptor(at + columns + k * 2048));
+        multiply(sums[m], descriptor(at + rows + m * BOX_BYTES + k * 2048), columns.of(at, k));
         if constexpr (WITH_BIAS) multiply(bias[m], descriptor(at + rows + m * BOX_BYTES + k * 2048), ones_descriptor(ones));
       }
     products_commit();
+    columns.advance();
     products_wait<1>();
     if (i == 0 || !tells) continue;
     const u32 bar = empty + (i - 1) % STAGES * 8;
@@ -217,11 +280,12 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     float sums[BLOCKS][COLUMNS / 2] = {}, bias_sums[BLOCKS][4] = {};
     asm volatile("bar.sync 2, %0;" ::"n"(THREADS) : "memory");
     const u32 beside = shared_address(ones);
+    const Columns columns(p, stages, warp / 4);
     if constexpr (BIAS) {
-      if (sums_bias(warp)) consume<true>(sums, bias_sums, beside, t.steps, warp / 4, stages, full, empty);
-      else consume<false>(sums, bias_sums, beside, t.steps, warp / 4, stages, full, empty);
+      if (sums_bias(warp)) consume<true>(sums, bias_sums, beside, columns, t.steps, warp / 4, stages, full, empty);
+      else consume<false>(sums, bias_sums, beside, columns, t.steps, warp / 4, stages, full, empty);
     } else {
-      consume<false>(sums, bias_sums, beside, t.steps, warp / 4, stages, full, empty);
+      consume<false>(sums, bias_sums, beside, columns, t.steps, warp / 4, stages, full, empty);
     }
     keep<CONSUMERS * 32>(out, partial, staged, panels, p, t, warp, sums, bias_sums);
   }
