@@ -174,6 +174,8 @@ class Conv2dWeightGradSm80(Implementation):
             "WARP_COLUMN(warp)": f"((warp) / {along_m} * COLUMNS)",
             "COMBINE": COMBINES.index(config.combine),
             "CLUSTER": config.cluster,
+            "SENT": 0,
+            "TAPS_INSIDE": 0,
             "MIN_BLOCKS": 1 if crowded else max(1, blocks_per_sm(device, config)),
             "ALIGNED": int(_is_aligned(w, "x")),
             "ALIGNED_ROWS": int(_is_aligned(w, "grad_output")),

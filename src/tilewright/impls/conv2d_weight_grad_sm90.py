@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from tilewright.impls._weight_grad_model import (
     blocks_per_sm,
     forecast,
     likely,
+    predicted_us,
     ranked,
     split_choices,
     why_not,
@@ -48,9 +50,12 @@ WARPGROUPS = {
 FETCHES = ("walk", "matrix", "shared")
 """The copy engine walks the pixels of x under each tap; or, for one tap with stride 1 and no
 padding, copies them as a matrix; or each box of that to two neighbouring blocks at once."""
-FETCHED, STREAMED = 4, 6
-"""So many promising configs are tried with other ways to copy x, whose speed no model tells yet,
-and so many whose taps share a copy."""
+EXCHANGES = ("read", "sent")
+"""Blocks of a cluster meet and read their parts of each other's sums; or each sends its neighbours
+their parts, to shared memory that is kept free for them."""
+FETCHED, STREAMED, SENT = 4, 6, 6
+"""So many promising configs are tried with other ways to copy x, whose speed no model tells yet;
+so many whose taps share a copy; and so many whose sums are sent."""
 MOST_PADDING = 1.1
 """Of the stream's pixels to the output's, where that is tried: its zeros are multiplied, too."""
 CLUSTERS, STAGES = (1, 2, 3, 4, 6, 8), (2, 3, 4, 5, 6, 7, 8, 9, 11, 14)
@@ -69,6 +74,7 @@ class Config:
         fetch: how x is copied; see FETCHES.
         halo: 0, or taps share one copy of x, of which so many chunks of tile_k pixels are kept
             beside those of the steps under way.
+        exchange: blocks of a cluster read each other's sums, or are sent them; see EXCHANGES.
     """
 
     tile_m: int = param(64, 128, 256)
@@ -80,6 +86,7 @@ class Config:
     combine: str = param(*COMBINES)
     fetch: str = param(*FETCHES)
     halo: int = param(0)
+    exchange: str = param(*EXCHANGES)
 
     @property
     def blocks_together(self) -> int:
@@ -123,7 +130,14 @@ class Config:
 
     @property
     def shared_bytes(self) -> int:
-        return self.operand_bytes + 1024  # boxes begin at multiples of 1024
+        return self.operand_bytes + self.inbox_bytes + 1024  # boxes begin at multiples of 1024
+
+    @property
+    def inbox_bytes(self) -> int:
+        """Where neighbours send sums, and a barrier."""
+        if self.exchange != "sent":
+            return 0
+        return self.cluster * math.ceil(self.tile_m * self.tile_n // 4 / self.cluster) * 16 + 16
 
     @property
     def static_bytes(self) -> int:
@@ -168,7 +182,8 @@ class Conv2dWeightGradSm90(Implementation):
         tiles = {problem.tiles(*shape) for shape in WARPGROUPS}
         splits = split_choices(problem, device, tiles, 32)
         halos = {halo_of(problem, n, k) for _, n in WARPGROUPS for k in (32, 64, 128)}
-        values = {"split_k": splits, "halo": sorted({0, *halos})}
+        exchanges = EXCHANGES[: 1 if result_defined(w)["BIAS"] else None]
+        values = {"split_k": splits, "halo": sorted({0, *halos}), "exchange": exchanges}
 
         return ConfigSpace(Config, values, lambda c: _refusal(problem, device, c))
 
@@ -176,7 +191,8 @@ class Conv2dWeightGradSm90(Implementation):
         return self.promising(w, device, 1)[0]
 
     def promising(self, w: Workload, device: DeviceSpec, most: int = 32) -> list[Config]:
-        problem, splits = problem_of(w), self.space(w, device).values["split_k"]
+        problem, values = problem_of(w), self.space(w, device).values
+        splits = values["split_k"]
         configs = likely(problem, device, _deepest(problem, device), splits)
         found = ranked(problem, device, configs, most)
         others = [replace(c, fetch=fetch) for c in found[:FETCHED] for fetch in FETCHES[1:]]
@@ -185,6 +201,9 @@ class Conv2dWeightGradSm90(Implementation):
         if most > 1 and stream.pixels < MOST_PADDING * problem.pixels:
             streamed = likely(stream, device, _deepest(problem, device, streams=True), splits)
             others += ranked(stream, device, streamed, STREAMED)
+        if most > 1 and "sent" in values["exchange"]:
+            clusters = ranked(problem, device, (c for c in configs if c.cluster > 1), SENT)
+            others += filter(None, (_sending(problem, device, c) for c in clusters))
         return [*found[:FETCHED], *others, *found[FETCHED:]]
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
@@ -218,6 +237,8 @@ class Conv2dWeightGradSm90(Implementation):
             "MATRIX": int(config.fetch != "walk"),
             "SHARE": config.share,
             "HALO": config.halo,
+            "TAPS_INSIDE": int(config.halo > 0),
+            "SENT": int(config.exchange == "sent"),
             "MIN_BLOCKS": max(1, blocks_per_sm(device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
@@ -298,6 +319,8 @@ def wgmma(columns: int, dtype: str) -> str:
 def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
     if (c.tile_m, c.tile_n) not in WARPGROUPS:
         return f"a tile of {c.tile_m} x {c.tile_n} has no arrangement of warpgroups"
+    if c.exchange == "sent" and c.cluster == 1:
+        return "a block without neighbours sends nothing"
     if c.halo:
         if c.halo != halo_of(problem, c.tile_n, c.tile_k) or c.fetch != "walk":
             return f"taps of tiles of {c.tile_n} share no copy of x {c.halo} chunks longer"
@@ -316,6 +339,15 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
 
 def _walked(w: Workload, config: Config) -> Problem:
     return stream_of(problem_of(w)) if config.halo else problem_of(w)
+
+
+def _sending(problem: Problem, device: DeviceSpec, config: Config) -> Config | None:
+    """The config whose blocks send sums, with as many stages as that leaves room for."""
+    depths = (s for s in STAGES[::-1] if s <= config.stages)
+    sending = (replace(config, exchange="sent", stages=s) for s in depths)
+    found = next((c for c in sending if _refusal(problem, device, c) is None), None)
+    most_us = 1.1 * predicted_us(problem, device, config)
+    return found if found and predicted_us(problem, device, found) < most_us else None
 
 
 def _deepest(problem: Problem, device: DeviceSpec, streams: bool = False) -> list[Config]:

@@ -10,7 +10,8 @@
 // through shared memory first, and what is left to combine are the sums of each cluster.
 //
 // Defined before this text: DTYPE f16, bf16, f32 or f64, RESULT (that or f32), ADDS, 1 where the result is added to
-// what `out` holds; BIAS, 1 where the sums of grad_output are asked for beside it; TILE_M, TILE_N, THREADS, COMBINE, CLUSTER; how warps share
+// what `out` holds; BIAS, 1 where the sums of grad_output are asked for beside it; TILE_M, TILE_N, THREADS, COMBINE, CLUSTER;
+// SENT, 1 where blocks of a cluster send each other sums; TAPS_INSIDE, 1 where panels of the same channels follow one another, tap by tap; how warps share
 // a tile: each has COLUMNS columns from WARP_COLUMN(warp) on, and BLOCKS blocks of 16 rows, STRIDE
 // rows apart, from WARP_ROW(warp) on.
 
@@ -76,11 +77,6 @@ enum { LAST = 0, GRID = 1, KERNEL = 2 };  // who adds the slices of a tile
 constexpr int PANEL = 64;
 constexpr int TILE_PANELS = TILE_N / PANEL;
 constexpr int TILE_ELEMENTS = TILE_M * TILE_N;
-#ifdef HALO
-constexpr bool TAPS_INSIDE = HALO > 0;  // all taps' panels of the same channels follow one another
-#else
-constexpr bool TAPS_INSIDE = false;
-#endif
 
 struct alignas(64) Problem {  // 128 bytes, passed by value; whatever would take a division comes along
   int features, channels;           // K and C
@@ -267,39 +263,36 @@ TW_DEVICE Doubles load_quad(const Doubles* from) {
   const double2 low = __ldcg((const double2*)from), high = __ldcg((const double2*)from + 1);
   return {low.x, low.y, high.x, high.y};
 }
-constexpr int DEEP = 16 / sizeof(Sum);
 
-// Add the groups of one part of a tile and write the result. A thread has up to sixteen loads under
-// way, of four places and four groups (of two, where sums are fp64). Where a part has fewer places than the block has threads,
-// 2, 4 or 8 neighbouring lanes take turns with the groups of a place; the order of adding is fixed.
-TW_DEVICE void add_groups(const Results& out, Sum* partial, const Panel* panels, const Problem& p,
-                          const Tile& t, int part, int parts) {
-  const int quads = quads_here(), first = quads * part / parts, end = quads * (part + 1) / parts;
-  int lanes = 1;
-  while (lanes < 8 && 2 * lanes <= t.groups && (end - first) * 2 * lanes <= (int)blockDim.x) lanes *= 2;
+// Add the groups of the places from `first` to `end` of a tile and write the result. A thread has
+// sixteen loads under way (eight, where sums are fp64): of PLACES places and as many groups as that leaves.
+template <int PLACES>
+TW_DEVICE void add_places(const Results& out, Sum* partial, const Panel* panels, const Problem& p, const Tile& t,
+                          int first, int end, int lanes) {
+  constexpr int DEEP = 64 / sizeof(Sum) / PLACES;
   const int stride = blockDim.x / lanes, turn = threadIdx.x % lanes;
   const Quad* base = partial_of(partial, t, 0);
-  for (int begin = first; begin < end; begin += 4 * stride) {
+  for (int begin = first; begin < end; begin += PLACES * stride) {
     const int quad = begin + threadIdx.x / lanes;
-    Quad sum[4] = {};
+    Quad sum[PLACES] = {};
     for (int g = turn; g < t.groups; g += DEEP * lanes) {
-      Quad v[4][DEEP];
+      Quad v[PLACES][DEEP];
       TW_UNROLL for (int j = 0; j < DEEP; ++j)
-        TW_UNROLL for (int i = 0; i < 4; ++i)
+        TW_UNROLL for (int i = 0; i < PLACES; ++i)
           v[i][j] = g + j * lanes < t.groups && quad + i * stride < end
                         ? load_quad(base + (long long)(g + j * lanes) * (QUADS + BIAS_QUADS) + quad + i * stride)
                         : Quad{};
       TW_UNROLL for (int j = 0; j < DEEP; ++j)
-        TW_UNROLL for (int i = 0; i < 4; ++i) add_to(sum[i], v[i][j]);
+        TW_UNROLL for (int i = 0; i < PLACES; ++i) add_to(sum[i], v[i][j]);
     }
     for (int distance = lanes / 2; distance > 0; distance /= 2)
-      TW_UNROLL for (int i = 0; i < 4; ++i) {
+      TW_UNROLL for (int i = 0; i < PLACES; ++i) {
         sum[i].x += __shfl_xor_sync(~0u, sum[i].x, distance);
         sum[i].y += __shfl_xor_sync(~0u, sum[i].y, distance);
         sum[i].z += __shfl_xor_sync(~0u, sum[i].z, distance);
         sum[i].w += __shfl_xor_sync(~0u, sum[i].w, distance);
       }
-    TW_UNROLL for (int i = 0; i < 4; ++i) {
+    TW_UNROLL for (int i = 0; i < PLACES; ++i) {
       const int at = quad + i * stride;
       if (at >= end || turn > 0) break;
       store_quad(out, panels, p, t, at, sum[i]);
@@ -307,7 +300,71 @@ TW_DEVICE void add_groups(const Results& out, Sum* partial, const Panel* panels,
   }
 }
 
+// One part of a tile. Where it has fewer places than the block has threads, 2, 4 or 8 neighbouring
+// lanes take turns with the groups of a place; the order of adding is fixed.
+TW_DEVICE void add_groups(const Results& out, Sum* partial, const Panel* panels, const Problem& p,
+                          const Tile& t, int part, int parts) {
+  const int quads = quads_here(), first = quads * part / parts, end = quads * (part + 1) / parts;
+  int lanes = 1;
+  while (lanes < 8 && 2 * lanes <= t.groups && (end - first) * 2 * lanes <= (int)blockDim.x) lanes *= 2;
+  const int each = (end - first) * lanes;
+  if (each <= (int)blockDim.x) add_places<1>(out, partial, panels, p, t, first, end, lanes);
+  else if (each <= 2 * (int)blockDim.x) add_places<2>(out, partial, panels, p, t, first, end, lanes);
+  else add_places<4>(out, partial, panels, p, t, first, end, lanes);
+}
+
 #if CLUSTER > 1
+// With SENT each part of a tile is sent to its block as soon as a thread holds it, into memory that is
+// used for nothing else: the sums of all blocks, one behind the other, and a barrier that counts bytes.
+constexpr int PART = (QUADS + CLUSTER - 1) / CLUSTER;
+constexpr int INBOX_BYTES = SENT ? CLUSTER * PART * 16 + 16 : 0;
+static_assert(!SENT || BIAS_QUADS == 0, "sums of the bias are not sent");
+
+TW_DEVICE int part_of(int rank) { return QUADS * rank / CLUSTER; }
+TW_DEVICE u32 sent_barrier(const unsigned char* inbox) { return shared_address(inbox) + CLUSTER * PART * 16; }
+
+// By one thread, before the cluster's barrier: the bytes that neighbours will send.
+TW_DEVICE void expect_sums(const unsigned char* inbox, int rank) {
+  const u32 barrier = sent_barrier(inbox), bytes = (CLUSTER - 1) * (part_of(rank + 1) - part_of(rank)) * 16;
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+TW_DEVICE void send_sums(unsigned char* inbox, const Tile& t, int warp, const Sum (&d)[BLOCKS][COLUMNS / 2]) {
+  cluster_wait();  // until all barriers are there
+  TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+    TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j) {
+      const int at = ((warp * BLOCKS + m) * FRAGMENTS + j) * 32 + threadIdx.x % 32;
+      const int owner = ((at + 1) * CLUSTER - 1) / QUADS, slot = t.rank * PART + at - part_of(owner);
+      if (owner == t.rank) {
+        ((Quad*)inbox)[slot] = Quad{d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]};
+      } else {
+        asm volatile("{\n.reg .u32 to, bar;\nmapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
+                     "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [bar];\n}"
+                     ::"r"(shared_address(inbox) + slot * 16), "r"(sent_barrier(inbox)), "r"(owner), "f"(d[m][j * 4]),
+                     "f"(d[m][j * 4 + 1]), "f"(d[m][j * 4 + 2]), "f"(d[m][j * 4 + 3]) : "memory");
+      }
+    }
+}
+// As add_cluster, of what was sent. A block that has all of its part may end: nobody sends it more.
+TW_DEVICE void add_sent(const Results& out, Sum* partial, const unsigned char* inbox, const Panel* panels,
+                        const Problem& p, const Tile& t) {
+  __syncthreads();  // the block's own sums
+  asm volatile(
+      "{\n.reg .pred open;\nagain:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 open, [%0], 0;\n"
+      "@open bra done;\nbra again;\ndone:\n}" ::"r"(sent_barrier(inbox)) : "memory");
+  Quad* group = partial_of(partial, t, t.group);
+  const int first = part_of(t.rank), count = part_of(t.rank + 1) - first;
+  for (int i = threadIdx.x; i < count; i += THREADS) {
+    const Quad* own = (const Quad*)inbox + i;
+    Quad v[CLUSTER];
+    TW_UNROLL for (int r = 0; r < CLUSTER; ++r) v[r] = own[(t.rank + r) % CLUSTER * PART];
+    TW_UNROLL for (int r = 1; r < CLUSTER; ++r) add_to(v[0], v[r]);
+    if (t.groups == 1) store_quad(out, panels, p, t, first + i, v[0]);
+    else group[first + i] = v[0];
+  }
+}
+
 TW_DEVICE Quad load_peer(u32 address, int rank) {
   Quad v;
   asm volatile("{\n.reg .u32 a;\nmapa.shared::cluster.u32 a, %4, %5;\nld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [a];\n}"
@@ -380,19 +437,23 @@ TW_DEVICE void meet_groups(const Results& out, Sum* partial, u32* counters, cons
 TW_DEVICE void combine(const Results& out, Sum* partial, u32* counters, const unsigned char* staged,
                        const Panel* panels, const Problem& p, const Tile& t) {
 #if CLUSTER > 1
-  add_cluster(out, partial, (const Quad*)staged, panels, p, t);
+  if constexpr (SENT) add_sent(out, partial, staged, panels, p, t);
+  else add_cluster(out, partial, (const Quad*)staged, panels, p, t);
 #endif
   meet_groups(out, partial, counters, panels, p, t);
 }
 
 // What a warp does with its sums once the last product is done: the result is written, or partial
-// sums, which a cluster keeps in shared memory. `staged` is the shared memory that the operands were in; the block's first ADDERS threads
+// sums, which a cluster keeps in shared memory. `staged` is the shared memory that the operands were in, or that to which sums are sent; the block's first ADDERS threads
 // hold sums.
 template <int ADDERS>
 TW_DEVICE void keep(const Results& out, Sum* partial, unsigned char* staged, const Panel* panels, const Problem& p,
                     const Tile& t, int warp, const Sum (&d)[BLOCKS][COLUMNS / 2],
                     const Sum (&bias)[BLOCKS][4]) {
   if (CLUSTER == 1 && t.groups > 1) return store_sums(partial_of(partial, t, t.group), warp, d, bias);
+#if SENT
+  return send_sums(staged, t, warp, d);
+#endif
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");  // nobody reads operands any more
   if (CLUSTER > 1) return store_sums((Quad*)staged, warp, d, bias);
   each_bias(warp, bias, [&](int row, Sum sum) { store_bias(out.bias, p, t.row + row, sum); });

@@ -253,7 +253,7 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
   const u32 full = shared_address(barriers), empty = full + STAGES * 8;
   const int warp = threadIdx.x / 32;
   const Tile t(p);
-  unsigned char* staged = memory + (stages - shared_address(memory));
+  unsigned char* staged = memory + (stages - shared_address(memory)) + (SENT ? OPERAND_BYTES : 0);
   if (threadIdx.x == CONSUMERS * 32) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&x) : "memory");
     asm volatile("prefetch.tensormap [%0];" ::"l"(&grad) : "memory");
@@ -261,8 +261,15 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
       barrier_init(full + s * 8, 1);
       barrier_init(empty + s * 8, CONSUMERS * SHARE);
     }
+#if SENT
+    expect_sums(staged, t.rank);
+#endif
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+#if SENT
+  __syncwarp();
+  cluster_arrive_relaxed();  // who sends, and who has nothing to send, waits after the last product
+#endif
   if (COMBINE == KERNEL) release_next();
   if (SHARE > 1) cluster_arrive(), cluster_wait();
   if (warp == CONSUMERS) {
@@ -271,6 +278,9 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     asm volatile("bar.arrive 2, %0;" ::"n"(THREADS) : "memory");
     produce(&x, &grad, p, t, stages, full, empty);
     __syncwarp();
+#if SENT
+    cluster_wait();
+#endif
   } else {
     find_panels(panels, p, t);
     if constexpr (BIAS) {
