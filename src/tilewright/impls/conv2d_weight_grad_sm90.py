@@ -53,9 +53,10 @@ padding, copies them as a matrix; or each box of that to two neighbouring blocks
 EXCHANGES = ("read", "sent")
 """Blocks of a cluster meet and read their parts of each other's sums; or each sends its neighbours
 their parts, to shared memory that is kept free for them."""
-FETCHED, STREAMED, SENT = 4, 6, 6
+FETCHED, STREAMED, SENT, WARMED = 4, 6, 6, 3
 """So many promising configs are tried with other ways to copy x, whose speed no model tells yet;
-so many whose taps share a copy; and so many whose sums are sent."""
+so many whose taps share a copy; so many whose sums are sent; and so many whose first pixels are
+asked for ahead."""
 MOST_PADDING = 1.1
 """Of the stream's pixels to the output's, where that is tried: its zeros are multiplied, too."""
 CLUSTERS, STAGES = (1, 2, 3, 4, 6, 8), (2, 3, 4, 5, 6, 7, 8, 9, 11, 14)
@@ -75,6 +76,7 @@ class Config:
         halo: 0, or taps share one copy of x, of which so many chunks of tile_k pixels are kept
             beside those of the steps under way.
         exchange: blocks of a cluster read each other's sums, or are sent them; see EXCHANGES.
+        warm: threads ask the L2 cache for the first stages' pixels, before the copy engine does.
     """
 
     tile_m: int = param(64, 128, 256)
@@ -87,6 +89,7 @@ class Config:
     fetch: str = param(*FETCHES)
     halo: int = param(0)
     exchange: str = param(*EXCHANGES)
+    warm: bool = param(False, True)
 
     @property
     def blocks_together(self) -> int:
@@ -204,6 +207,8 @@ class Conv2dWeightGradSm90(Implementation):
         if most > 1 and "sent" in values["exchange"]:
             clusters = ranked(problem, device, (c for c in configs if c.cluster > 1), SENT)
             others += filter(None, (_sending(problem, device, c) for c in clusters))
+        if most > 1:
+            others += [replace(c, warm=True) for c in found[:WARMED]]
         return [*found[:FETCHED], *others, *found[FETCHED:]]
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
@@ -239,6 +244,7 @@ class Conv2dWeightGradSm90(Implementation):
             "HALO": config.halo,
             "TAPS_INSIDE": int(config.halo > 0),
             "SENT": int(config.exchange == "sent"),
+            "WARM": int(config.warm),
             "MIN_BLOCKS": max(1, blocks_per_sm(device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
@@ -259,11 +265,14 @@ class HopperKernel(WeightGradKernel):
     overlapping = True
 
     def __init__(self, built: Compiled, config: Config, w: Workload):
-        super().__init__(built, "TT", config, w, _walked(w, config))
+        signature = "TTPP" if config.warm else "TT"
+        super().__init__(built, signature, config, w, _walked(w, config))
+        self.warm = config.warm
         self.maps = functools.lru_cache(maxsize=256)(functools.partial(encode_maps, w, config))
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
-        return self.maps(x.data_ptr(), grad_output.data_ptr())
+        addresses = x.data_ptr(), grad_output.data_ptr()
+        return (*self.maps(*addresses), *addresses) if self.warm else self.maps(*addresses)
 
 
 def encode_maps(w: Workload, config: Config, x: int, grad_output: int) -> tuple[bytes, bytes]:
@@ -322,6 +331,8 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
     if c.exchange == "sent" and c.cluster == 1:
         return "a block without neighbours sends nothing"
     if c.halo:
+        if c.warm:
+            return "a stream of padded pixels is not asked for ahead"
         if c.halo != halo_of(problem, c.tile_n, c.tile_k) or c.fetch != "walk":
             return f"taps of tiles of {c.tile_n} share no copy of x {c.halo} chunks longer"
         if c.tile_m * (2 * c.tile_n + 16) > c.operand_bytes:

@@ -15,7 +15,7 @@
 // pixels of x fill a ring; columns of neighbouring taps are the same rows of shared memory, one row on.
 //
 // Defined before this text, besides what weight_grad.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
-// WARPGROUPS_N, MATRIX, SHARE, HALO, chunks by which the last tap is ahead, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16, or, for the
+// WARPGROUPS_N, MATRIX, SHARE, HALO, chunks by which the last tap is ahead, WARM, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16, or, for the
 // bias, of 64 x 8 x 16. A warpgroup has
 // BLOCKS times 64 rows.
 
@@ -168,6 +168,34 @@ TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem&
 }
 #endif
 
+#if WARM
+// Ask the L2 cache for what the first stages will hold: the copy engine has yet to read its maps then.
+// Run by the warps that multiply.
+TW_DEVICE void warm(const u16* x, const u16* grad, const Problem& p, const Tile& t) {
+  const auto ask = [](const u16* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); };
+  int channel[TILE_PANELS], below[TILE_PANELS], right[TILE_PANELS];
+  TW_UNROLL for (int j = 0; j < TILE_PANELS; ++j) {
+    const int panel = min(t.panel + j, p.panels - 1), tap = panel / p.panels_per_tap, tap_row = tap / p.filter_width;
+    channel[j] = (panel - tap * p.panels_per_tap) * PANEL;
+    below[j] = tap_row * p.dilation_h - p.padding_h;
+    right[j] = (tap - tap_row * p.filter_width) * p.dilation_w - p.padding_w;
+  }
+  const int count = min(t.steps, STAGES) * TILE_K;
+  for (int i = threadIdx.x; i < count; i += CONSUMERS * 32) {
+    const int pixel = t.first * TILE_K + i;
+    if (pixel >= p.pixels) return;
+    TW_UNROLL for (int box = 0; box < ROW_BOXES; ++box)
+      if (t.row + box * 64 < p.features) ask(grad + (long long)pixel * p.features + t.row + box * 64);
+    const Walk at(p, pixel);
+    TW_UNROLL for (int j = 0; j < TILE_PANELS; ++j) {
+      const int h = at.p * p.stride_h + below[j], w = at.q * p.stride_w + right[j];
+      if (h < 0 || h >= p.height || w < 0 || w >= p.width) continue;
+      ask(x + (((long long)at.n * p.height + h) * p.width + w) * p.channels + channel[j]);
+    }
+  }
+}
+#endif
+
 // ---- products ----------------------------------------------------------------------------------
 
 // A matrix of pixels x 64 halves for each box, pixels in groups of 8 that are 1024 bytes apart;
@@ -242,7 +270,11 @@ TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS]
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap grad, Out* weight,
+weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap grad,
+#if WARM
+            const u16* x_pixels, const u16* grad_pixels,
+#endif
+            Out* weight,
             Out* bias, float* partial, u32* counters, const __grid_constant__ Problem p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ u64 barriers[2 * STAGES];
@@ -282,6 +314,9 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     cluster_wait();
 #endif
   } else {
+#if WARM
+    warm(x_pixels, grad_pixels, p, t);
+#endif
     find_panels(panels, p, t);
     if constexpr (BIAS) {
       if (threadIdx.x < 64) ones[threadIdx.x] = DTYPE::ONES;
