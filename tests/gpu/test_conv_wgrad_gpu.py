@@ -127,6 +127,13 @@ def test_x_copied_as_a_matrix_is_right(tile, fetch, verifiers):
         assert verifiers(w).check(build(sm90, w, config)).message == "", config
 
 
+@pytest.mark.parametrize("tile", sm90.WARPGROUPS)
+def test_pixels_that_are_asked_for_ahead_change_nothing(tile, verifiers):
+    for w in LAYERS:
+        config = replace(config_of(sm90, w, tile, split_k=3), warm=True)
+        assert verifiers(w).check(build(sm90, w, config)).message == "", config
+
+
 @pytest.mark.parametrize("more", ["out_dtype=f32", "into=f16", "into=f32"])
 @pytest.mark.parametrize("module", [sm80, sm90])
 def test_fp32_results_and_added_ones_are_right_in_every_split_mode(module, more):

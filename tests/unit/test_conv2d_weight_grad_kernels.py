@@ -43,6 +43,9 @@ def test_the_heuristics_config_is_in_the_space_and_does_not_spill(w):
         *(((64, 64), {"combine": combine}) for combine in COMBINES),
         *(((128, 256), {"cluster": size, "stages": 4}) for size in sm90.CLUSTERS),
         *(((128, 256), {"fetch": fetch}) for fetch in sm90.FETCHES),
+        *((tile, {"warm": True}) for tile in sm90.WARPGROUPS),
+        *(((64, 128), {"cluster": size, "exchange": "sent"}) for size in sm90.CLUSTERS[1:]),
+        ((128, 192), {"cluster": 2, "exchange": "sent"}),
     ],
 )
 def test_every_tile_compiles_without_spills_or_serialised_products(tile, more):
@@ -258,6 +261,8 @@ def test_the_space_says_why_a_config_does_not_fit():
     assert "do not fill clusters" in space.why_not(sm90.Config(split_k=4, cluster=3))
     assert "a cluster adds all" in space.why_not(sm90.Config(split_k=4, cluster=4, combine="grid"))
     assert "is no matrix" in space.why_not(sm90.Config(tile_n=128, fetch="shared"))
+    assert "without neighbours" in space.why_not(sm90.Config(exchange="sent"))
+    assert "is not asked for" in space.why_not(sm90.Config(tile_n=192, halo=1, warm=True))
 
 
 def test_blocks_that_share_boxes_come_in_pairs():

@@ -317,7 +317,6 @@ TW_DEVICE void add_groups(const Results& out, Sum* partial, const Panel* panels,
 // With SENT each part of a tile is sent to its block as soon as a thread holds it, into memory that is
 // used for nothing else: the sums of all blocks, one behind the other, and a barrier that counts bytes.
 constexpr int PART = (QUADS + CLUSTER - 1) / CLUSTER;
-constexpr int INBOX_BYTES = SENT ? CLUSTER * PART * 16 + 16 : 0;
 static_assert(!SENT || BIAS_QUADS == 0, "sums of the bias are not sent");
 
 TW_DEVICE int part_of(int rank) { return QUADS * rank / CLUSTER; }

@@ -30,7 +30,7 @@ constexpr int CONSUMERS = WARPGROUPS_M * WARPGROUPS_N * 4;  // warps
 static_assert(THREADS == CONSUMERS * 32 + 32 && COLUMNS * WARPGROUPS_N == TILE_N, "tile");
 static_assert(BLOCKS * WARPGROUPS_M == ROW_BOXES && TILE_M * STAGED_ROW <= OPERAND_BYTES, "tile");
 static_assert(SHARE == 1 || (CLUSTER == 1 && TILE_PANELS % SHARE == 0), "who shares boxes adds no slices");
-static_assert(CLUSTER == 1 || (TILE_ELEMENTS + BIAS_QUADS * 4) * 4 <= OPERAND_BYTES, "sums of a cluster's block");
+static_assert(CLUSTER == 1 || SENT || (TILE_ELEMENTS + BIAS_QUADS * 4) * 4 <= OPERAND_BYTES, "sums of a cluster's block");
 static_assert(HALO == 0 || (!MATRIX && COLUMNS == 3 * PANEL), "a warpgroup has the three taps of a filter row");
 
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
