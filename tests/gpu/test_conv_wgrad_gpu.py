@@ -128,9 +128,10 @@ def test_x_copied_as_a_matrix_is_right(tile, fetch, verifiers):
 
 
 @pytest.mark.parametrize("tile", sm90.WARPGROUPS)
-def test_pixels_that_are_asked_for_ahead_change_nothing(tile, verifiers):
+@pytest.mark.parametrize("more", [{"warm": True}, {"pending": 0}], ids=str)
+def test_pixels_asked_for_ahead_and_stages_freed_early_change_nothing(tile, more, verifiers):
     for w in LAYERS:
-        config = replace(config_of(sm90, w, tile, split_k=3), warm=True)
+        config = replace(config_of(sm90, w, tile, split_k=3), **more)
         assert verifiers(w).check(build(sm90, w, config)).message == "", config
 
 

@@ -44,6 +44,7 @@ def test_the_heuristics_config_is_in_the_space_and_does_not_spill(w):
         *(((128, 256), {"cluster": size, "stages": 4}) for size in sm90.CLUSTERS),
         *(((128, 256), {"fetch": fetch}) for fetch in sm90.FETCHES),
         *((tile, {"warm": True}) for tile in sm90.WARPGROUPS),
+        *((tile, {"pending": 0}) for tile in sm90.WARPGROUPS),
         *(((64, 128), {"cluster": size, "exchange": "sent"}) for size in sm90.CLUSTERS[1:]),
         ((128, 192), {"cluster": 2, "exchange": "sent"}),
     ],
@@ -286,8 +287,8 @@ def test_promising_configs_are_in_the_space_and_best_first(w):
     known = [
         c
         for c in configs
-        if (c.fetch, c.halo, c.exchange, c.warm)
-        == (plain.fetch, plain.halo, plain.exchange, plain.warm)
+        if (c.fetch, c.halo, c.exchange, c.warm, c.pending)
+        == (plain.fetch, plain.halo, plain.exchange, plain.warm, plain.pending)
     ]
     expected = [SM90.forecast(c, w, H200)["predicted_us"] for c in known]
     assert expected == sorted(expected)

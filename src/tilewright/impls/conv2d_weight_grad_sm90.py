@@ -53,10 +53,10 @@ padding, copies them as a matrix; or each box of that to two neighbouring blocks
 EXCHANGES = ("read", "sent")
 """Blocks of a cluster meet and read their parts of each other's sums; or each sends its neighbours
 their parts, to shared memory that is kept free for them."""
-FETCHED, STREAMED, SENT, WARMED = 4, 6, 6, 3
+FETCHED, STREAMED, SENT, WARMED, FREED = 4, 6, 6, 3, 6
 """So many promising configs are tried with other ways to copy x, whose speed no model tells yet;
-so many whose taps share a copy; so many whose sums are sent; and so many whose first pixels are
-asked for ahead."""
+so many whose taps share a copy; so many whose sums are sent; so many whose first pixels are asked
+for ahead; and so many whose warpgroups free stages early."""
 MOST_PADDING = 1.1
 """Of the stream's pixels to the output's, where that is tried: its zeros are multiplied, too."""
 CLUSTERS, STAGES = (1, 2, 3, 4, 6, 8), (2, 3, 4, 5, 6, 7, 8, 9, 11, 14)
@@ -77,6 +77,8 @@ class Config:
             beside those of the steps under way.
         exchange: blocks of a cluster read each other's sums, or are sent them; see EXCHANGES.
         warm: threads ask the L2 cache for the first stages' pixels, before the copy engine does.
+        pending: steps whose products a warpgroup leaves under way while it waits for the next one;
+            with 0, a stage is free as soon as it can be, and other warpgroups fill the gap.
     """
 
     tile_m: int = param(64, 128, 256)
@@ -90,6 +92,7 @@ class Config:
     halo: int = param(0)
     exchange: str = param(*EXCHANGES)
     warm: bool = param(False, True)
+    pending: int = param(1, 0)
 
     @property
     def blocks_together(self) -> int:
@@ -209,6 +212,7 @@ class Conv2dWeightGradSm90(Implementation):
             others += filter(None, (_sending(problem, device, c) for c in clusters))
         if most > 1:
             others += [replace(c, warm=True) for c in found[:WARMED]]
+            others += [replace(c, pending=0) for c in found[:FREED] if c.threads > 160]
         return [*found[:FETCHED], *others, *found[FETCHED:]]
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
@@ -245,6 +249,7 @@ class Conv2dWeightGradSm90(Implementation):
             "TAPS_INSIDE": int(config.halo > 0),
             "SENT": int(config.exchange == "sent"),
             "WARM": int(config.warm),
+            "PENDING": config.pending,
             "MIN_BLOCKS": max(1, blocks_per_sm(device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())

@@ -15,7 +15,8 @@
 // pixels of x fill a ring; columns of neighbouring taps are the same rows of shared memory, one row on.
 //
 // Defined before this text, besides what weight_grad.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
-// WARPGROUPS_N, MATRIX, SHARE, HALO, chunks by which the last tap is ahead, WARM, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16, or, for the
+// WARPGROUPS_N, MATRIX, SHARE, HALO, chunks by which the last tap is ahead, WARM, PENDING, steps
+// whose products may be under way when the next one is waited for, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16, or, for the
 // bias, of 64 x 8 x 16. A warpgroup has
 // BLOCKS times 64 rows.
 
@@ -200,21 +201,23 @@ TW_DEVICE void warm(const u16* x, const u16* grad, const Problem& p, const Tile&
 
 // A matrix of pixels x 64 halves for each box, pixels in groups of 8 that are 1024 bytes apart;
 // `apart`: bytes from one 64 columns to the next. The swizzle goes by the address: any row may be the first.
-TW_DEVICE u64 descriptor(u32 address, u32 apart = BOX_BYTES) {
-  constexpr u64 LAYOUT = (1ull << 62) | ((u64)(1024 >> 4) << 32);
-  return LAYOUT | (u64)(apart >> 4) << 16 | ((address & 0x3ffff) >> 4);
+// Addresses come in units of 16 bytes here, as `units` gives them, so that a step only adds.
+TW_DEVICE u64 descriptor(u32 address, u32 apart = BOX_BYTES / 16) {
+  constexpr u32 LAYOUT = 1u << 30 | 1024 / 16;
+  return (u64)LAYOUT << 32 | (apart << 16) + address;
 }
+TW_DEVICE u32 units(u32 address) { return (address & 0x3ffff) / 16; }
 // Where a warpgroup finds its columns of x.
 #if HALO
 struct Columns {
-  u32 ring, apart;
+  u32 ring, apart;  // in units
   int row;  // of the ring: the step's first pixel under the filter row's first tap
   TW_DEVICE Columns(const Problem& p, u32 stages, int group)
-      : ring(stages + STAGES * STAGE_BYTES), apart(p.dilation_w * 128),
-        row(group / WARPGROUPS_M * p.dilation_h * p.out_width) {}
+      : ring(units(stages + STAGES * STAGE_BYTES)), apart(p.dilation_w * 8),
+        row((WARPGROUPS_N > 1 ? group / WARPGROUPS_M : 0) * p.dilation_h * p.out_width) {}
   TW_DEVICE u64 of(u32, int k) const {
     const int at = row + k * 16;
-    return descriptor(ring + (at < RING * TILE_K ? at : at - RING * TILE_K) * 128, apart);
+    return descriptor(ring + (at < RING * TILE_K ? at : at - RING * TILE_K) * 8, apart);
   }
   TW_DEVICE void advance() { row += row + TILE_K < RING * TILE_K ? TILE_K : TILE_K - RING * TILE_K; }
 };
@@ -222,8 +225,8 @@ struct Columns {
 struct Columns {
   u32 first;
   TW_DEVICE Columns(const Problem&, u32, int group)
-      : first((ROW_BOXES + group / WARPGROUPS_M * (COLUMNS / PANEL)) * BOX_BYTES) {}
-  TW_DEVICE u64 of(u32 stage, int k) const { return descriptor(stage + first + k * 2048); }
+      : first((ROW_BOXES + (WARPGROUPS_N > 1 ? group / WARPGROUPS_M : 0) * (COLUMNS / PANEL)) * (BOX_BYTES / 16)) {}
+  TW_DEVICE u64 of(u32 stage, int k) const { return descriptor(stage + first + k * 128); }
   TW_DEVICE void advance() {}
 };
 #endif
@@ -241,25 +244,32 @@ template <int LATER> TW_DEVICE void products_wait() {
 template <bool WITH_BIAS>
 TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 ones, Columns columns, int steps,
                        int group, u32 stages, u32 full, u32 empty) {
-  const u32 rows = group % WARPGROUPS_M * BLOCKS * BOX_BYTES;
   const bool tells = threadIdx.x % 32 == 0;
-  for (int i = 0; i < steps; ++i) {
-    const int stage = i % STAGES;
-    const u32 at = stages + stage * STAGE_BYTES;
-    barrier_wait(full + stage * 8, i / STAGES & 1);
+  const auto release = [&](int stage) {
+    if (!tells) return;
+    if (SHARE == 1) barrier_arrive(empty + stage * 8);
+    else barrier_arrive_everywhere(empty + stage * 8);
+  };
+  const u32 first = units(stages), rows = group % WARPGROUPS_M * BLOCKS * (BOX_BYTES / 16);
+  int stage = 0, held = -1;  // held: the stage whose products are under way when the next one's begin
+  u32 parity = 0;
+  for (; steps > 0; --steps) {
+    barrier_wait(full + stage * 8, parity);
+    const u32 at = first + stage * (STAGE_BYTES / 16);
     products_begin();
     TW_UNROLL for (int k = 0; k < TILE_K / 16; ++k)
       TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
-        multiply(sums[m], descriptor(at + rows + m * BOX_BYTES + k * 2048), columns.of(at, k));
-        if constexpr (WITH_BIAS) multiply(bias[m], descriptor(at + rows + m * BOX_BYTES + k * 2048), ones_descriptor(ones));
+        const u64 features = descriptor(at + rows + m * (BOX_BYTES / 16) + k * 128);
+        multiply(sums[m], features, columns.of(at, k));
+        if constexpr (WITH_BIAS) multiply(bias[m], features, ones_descriptor(ones));
       }
     products_commit();
     columns.advance();
-    products_wait<1>();
-    if (i == 0 || !tells) continue;
-    const u32 bar = empty + (i - 1) % STAGES * 8;
-    if (SHARE == 1) barrier_arrive(bar);
-    else barrier_arrive_everywhere(bar);
+    products_wait<PENDING>();
+    if (PENDING == 0) release(stage);
+    else if (held >= 0) release(held);
+    held = stage;
+    if (++stage == STAGES) stage = 0, parity ^= 1;
   }
   products_wait<0>();
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
