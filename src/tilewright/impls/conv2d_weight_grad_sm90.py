@@ -254,10 +254,10 @@ class Conv2dWeightGradSm90(Implementation):
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
         common, own = source("weight_grad.cuh"), source("weight_grad_sm90.cuh")
+        mending = source("weight_grad_padding.cuh") if config.halo else ""
+        text += common + mending + wgmma(columns, dtype) + wgmma(8, dtype) + own
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
-        return CompileTask(
-            "nvrtc", text + common + wgmma(columns, dtype) + wgmma(8, dtype) + own, flags, ENTRY
-        )
+        return CompileTask("nvrtc", text, flags, ENTRY)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         kernel = HopperKernel(compiled(self.task(config, w, device)), config, w)
@@ -270,14 +270,15 @@ class HopperKernel(WeightGradKernel):
     overlapping = True
 
     def __init__(self, built: Compiled, config: Config, w: Workload):
-        signature = "TTPP" if config.warm else "TT"
+        self.plain_reads = config.warm or config.halo > 0
+        signature = "TTPP" if self.plain_reads else "TT"
         super().__init__(built, signature, config, w, _walked(w, config))
-        self.warm = config.warm
         self.maps = functools.lru_cache(maxsize=256)(functools.partial(encode_maps, w, config))
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
         addresses = x.data_ptr(), grad_output.data_ptr()
-        return (*self.maps(*addresses), *addresses) if self.warm else self.maps(*addresses)
+        maps = self.maps(*addresses)
+        return (*maps, *addresses) if self.plain_reads else maps
 
 
 def encode_maps(w: Workload, config: Config, x: int, grad_output: int) -> tuple[bytes, bytes]:

@@ -9,11 +9,12 @@
 // never depends on timing. Blocks of a cluster hold consecutive slices of one tile; they add them
 // through shared memory first, and what is left to combine are the sums of each cluster.
 //
-// Defined before this text: DTYPE f16, bf16, f32 or f64, RESULT (that or f32), ADDS, 1 where the result is added to
-// what `out` holds; BIAS, 1 where the sums of grad_output are asked for beside it; TILE_M, TILE_N, THREADS, COMBINE, CLUSTER;
-// SENT, 1 where blocks of a cluster send each other sums; TAPS_INSIDE, 1 where panels of the same channels follow one another, tap by tap; how warps share
-// a tile: each has COLUMNS columns from WARP_COLUMN(warp) on, and BLOCKS blocks of 16 rows, STRIDE
-// rows apart, from WARP_ROW(warp) on.
+// Defined before this text: DTYPE f16, bf16, f32 or f64, RESULT (that or f32), ADDS, 1 where the
+// result is added to what `out` holds; BIAS, 1 where the sums of grad_output are asked for beside it;
+// TILE_M, TILE_N, THREADS, COMBINE, CLUSTER; SENT, 1 where blocks of a cluster send each other sums;
+// TAPS_INSIDE, 1 where panels of the same channels follow one another, tap by tap; how warps share a
+// tile: each has COLUMNS columns from WARP_COLUMN(warp) on, and BLOCKS blocks of 16 rows, STRIDE rows
+// apart, from WARP_ROW(warp) on.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -443,8 +444,8 @@ TW_DEVICE void combine(const Results& out, Sum* partial, u32* counters, const un
 }
 
 // What a warp does with its sums once the last product is done: the result is written, or partial
-// sums, which a cluster keeps in shared memory. `staged` is the shared memory that the operands were in, or that to which sums are sent; the block's first ADDERS threads
-// hold sums.
+// sums, which a cluster keeps in shared memory. `staged` is the shared memory that the operands were
+// in, or that to which sums are sent; the block's first ADDERS threads hold sums.
 template <int ADDERS>
 TW_DEVICE void keep(const Results& out, Sum* partial, unsigned char* staged, const Panel* panels, const Problem& p,
                     const Tile& t, int warp, const Sum (&d)[BLOCKS][COLUMNS / 2],

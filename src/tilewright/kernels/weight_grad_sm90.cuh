@@ -13,12 +13,12 @@
 // divided by zeros (walked in im2col mode, too, with a filter of one tap and bounds that are wider than
 // the image), and a tap is a number of pixels by which x is ahead of grad_output. Chunks of TILE_K
 // pixels of x fill a ring; columns of neighbouring taps are the same rows of shared memory, one row on.
+// Sums that infinities of x make NaN there are mended; see weight_grad_padding.cuh.
 //
 // Defined before this text, besides what weight_grad.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
 // WARPGROUPS_N, MATRIX, SHARE, HALO, chunks by which the last tap is ahead, WARM, PENDING, steps
-// whose products may be under way when the next one is waited for, MIN_BLOCKS, and `multiply`, one wgmma of 64 x COLUMNS x 16, or, for the
-// bias, of 64 x 8 x 16. A warpgroup has
-// BLOCKS times 64 rows.
+// whose products may be under way when the next one is waited for, MIN_BLOCKS, and `multiply`, one
+// wgmma of 64 x COLUMNS x 16, or, for the bias, of 64 x 8 x 16. A warpgroup has BLOCKS times 64 rows.
 
 constexpr int BOX_BYTES = TILE_K * 128;
 constexpr int ROW_BOXES = TILE_M / 64;
@@ -281,7 +281,7 @@ TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS]
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap grad,
-#if WARM
+#if WARM || HALO
             const u16* x_pixels, const u16* grad_pixels,
 #endif
             Out* weight,
@@ -342,6 +342,9 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     } else {
       consume<false>(sums, bias_sums, beside, columns, t.steps, warp / 4, stages, full, empty);
     }
+#if HALO
+    leave_padding_out(x_pixels, grad_pixels, p, t, warp, sums);
+#endif
     keep<CONSUMERS * 32>(out, partial, staged, panels, p, t, warp, sums, bias_sums);
   }
   combine(out, partial, counters, staged, panels, p, t);
