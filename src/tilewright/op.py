@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,7 +38,12 @@ Value = Any
 strings."""
 
 
-@dataclass(frozen=True)
+def is_negative_zero(value: Value) -> bool:
+    """Whether it is -0.0, which equals 0.0, but is another number to write or to multiply by."""
+    return type(value) is float and not value and math.copysign(1.0, value) < 0
+
+
+@dataclass(frozen=True, eq=False)
 class Workload:
     """One problem instance. `args` holds every parameter of the operator, in its order.
 
@@ -48,6 +54,17 @@ class Workload:
     op: str
     args: tuple[tuple[str, Value], ...]
     flags: tuple[str, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Workload) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @functools.cached_property
+    def _key(self) -> tuple[Any, ...]:
+        negative_zeros = tuple(name for name, value in self.args if is_negative_zero(value))
+        return self.op, self.args, self.flags, negative_zeros
 
     @staticmethod
     def parse(text: str) -> Workload:

@@ -219,6 +219,21 @@ def test_a_negated_view_is_not_taken_for_its_memory(store, probe):
         assert probe.runs == runs
 
 
+def test_a_negative_zero_is_not_taken_for_zero():
+    x, index = torch.ones(4), torch.tensor([0, 1])
+    for value in (-0.0, 0.0) * 4:
+        found = tw.scatter(x, 0, index, value)
+        assert torch.equal(found.signbit(), torch.scatter(x, 0, index, value).signbit())
+
+
+def test_a_list_may_be_changed_between_calls():
+    x, shape = torch.randn(2, 8, 16), [16]
+    for _ in range(5):
+        tw.layer_norm(x, shape)
+    shape[:] = [8, 16]
+    torch.testing.assert_close(tw.layer_norm(x, shape), F.layer_norm(x, [8, 16]))
+
+
 def test_threads_get_their_results_and_build_once(store, probe):
     record(store, SOFTMAX)
     inputs = [torch.randn(8, 16) for _ in range(8)]

@@ -85,6 +85,19 @@ def test_a_call_that_differs_in_one_argument_is_not_found(place, other):
     assert kept(*ARGS).find(tuple(args), False) is None
 
 
+def test_a_list_that_the_caller_changes_is_another_argument():
+    shape = [16]
+    found = kept(X, shape)
+    shape[:] = [8, 16]
+    assert found.find((X, shape), False) is None
+    assert found.find((X, [16]), False) is not None
+
+
+def test_calls_with_zeros_are_not_kept_since_they_may_be_negative():
+    assert kept(X, 0.0).find((X, 0.0), False) is None
+    assert kept(X, 0.5).find((X, 0.5), False) is not None
+
+
 def test_fewer_arguments_are_not_found():
     assert kept(*ARGS).find(ARGS[:3], False) is None
 

@@ -40,7 +40,7 @@ from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
-from tilewright.op import OPS, Op, Workload
+from tilewright.op import OPS, Op, Workload, is_negative_zero
 from tilewright.tensor_spec import DTYPE_NAMES
 
 
@@ -87,6 +87,8 @@ def public_operator(op: Op) -> Callable[..., Any]:
                 elif isinstance(a, Tensor):
                     leave = _unlike_plain_tensors
                     break
+                elif kind is float and is_negative_zero(a):
+                    key += (a, "negative")  # equal to 0.0
                 else:
                     key.append(tuple(a) if kind is list else a)
             else:

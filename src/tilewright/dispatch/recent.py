@@ -87,7 +87,10 @@ class Recent:
         return None
 
     def keep(self, args: tuple[Any, ...], run: Run, differentiable: bool) -> None:
-        """Let `run` answer calls like this one, if there is room and its tensors are aligned."""
+        """Let `run` answer calls like this one, if there is room and its tensors are aligned.
+
+        Numbers that are zero are left to those who tell 0.0 from -0.0.
+        """
         first = args[0]
         kind = (first.shape, first.dtype, len(args))
         alike = self.kept.get(kind, ())
@@ -95,12 +98,17 @@ class Recent:
         tensors = [args[i] for i in places]
         if len(alike) >= MAX_ALIKE or any(t.data_ptr() % 16 for t in tensors):
             return
+        others = tuple(
+            (i, type(a), [*a] if type(a) is list else a)  # the caller may change a list
+            for i, a in enumerate(args) if i not in places
+        )  # fmt: skip
+        if any(kind is float and not value for _, kind, value in others):
+            return
         if len(self.kept) >= MAX_KINDS:
             self.clear()
         guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         one = len(places) == 1  # itemgetter gives a tuple for several places or a slice
         pick = itemgetter(slice(places[0], places[0] + 1)) if one else itemgetter(*places)
-        others = tuple((i, type(a), a) for i, a in enumerate(args) if i not in places)
         pointers = getattr(run, "takes_pointers", False)
         new = Kept(run, pick, guards.check, others, len(args), differentiable, pointers)
         self.kept[kind] = (*alike, new)
