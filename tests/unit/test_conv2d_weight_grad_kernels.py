@@ -108,6 +108,15 @@ def test_every_portable_tile_sums_the_bias_without_spills(w, device):
             assert compiled(SM80.task(config, w, DEVICES[device])).resources.spill_bytes == 0
 
 
+def test_blocks_that_wait_for_each_other_run_at_once_beside_sums_of_the_bias():
+    tall = sm80.Config(128, 64, 32, stages=3, split_k=16, combine="grid")
+    refused = [
+        SM80.space(w, H200).restricted({"split_k": [16]}).why_not(tall)
+        for w in (SIMPLE, bias_too())
+    ]
+    assert refused == [None, "144 blocks cannot run at once"]
+
+
 @pytest.mark.parametrize("impl", [SM80, SM90])
 def test_sums_of_the_bias_lie_behind_those_of_their_tile(impl):
     plain, both = SIMPLE, bias_too()

@@ -37,6 +37,8 @@ class Problem:
     read_bytes: int
     geometry: tuple[int, ...]
     """P, Q, S, H, W, then stride, padding and dilation by height and width."""
+    bias: bool
+    """Whether grad_output's own sums are asked for, too."""
 
     @property
     def pointwise(self) -> bool:
@@ -93,6 +95,7 @@ def problem_of(w: Workload, dense: bool = False) -> Problem:
         flops=w.flops,
         read_bytes=w.bytes[0],
         geometry=(p, q, s, height, width, *w["stride"], *w["padding"], *w["dilation"]),
+        bias=len(w.outputs) > 1,
     )
 
 

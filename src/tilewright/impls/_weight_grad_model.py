@@ -45,6 +45,10 @@ class Split(Protocol):
     @property
     def beside_sums(self) -> int: ...
     @property
+    def alone_with_bias(self) -> bool:
+        """Whether an SM has one block at most where sums of the bias lie beside a tile."""
+
+    @property
     def sum_bytes(self) -> int: ...
     @property
     def operand_bytes(self) -> int: ...
@@ -57,14 +61,15 @@ class Split(Protocol):
 C = TypeVar("C", bound=Split)
 
 
-def blocks_per_sm(device: DeviceSpec, c: Split) -> int:
-    """Blocks that share an SM; the kernels are compiled for as many.
+def blocks_per_sm(problem: Problem, device: DeviceSpec, c: Split) -> int:
+    """Blocks that share an SM; the kernels are compiled for as many, and for one if that is 0.
 
     Adding slices takes sixteen loads of four registers at a time, which sets a floor.
     """
     most = device.registers_per_sm // c.threads // 8 * 8
     registers = min(max(c.sums + c.beside_sums, 120), most)
-    return device.occupancy(c.threads, registers, c.shared_bytes + c.static_bytes)[0]
+    together = device.occupancy(c.threads, registers, c.shared_bytes + c.static_bytes)[0]
+    return min(together, 1) if problem.bias and c.alone_with_bias else together
 
 
 def split_choices(problem: Problem, device: DeviceSpec, tiles: set[int], least_k: int) -> list[int]:
@@ -104,9 +109,8 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return f"parts of {tiles} tiles exceed {COUNTERS} counters"
     if c.combine == "grid" and c.blocks_together > 2:
         return f"how many clusters of {c.blocks_together} run at once differs from chip to chip"
-    if c.combine == "grid" and tiles * c.split_k > blocks_at_once(device, c) * blocks_per_sm(
-        device, c
-    ):
+    at_once = blocks_at_once(device, c) * blocks_per_sm(problem, device, c)
+    if c.combine == "grid" and tiles * c.split_k > at_once:
         return f"{tiles * c.split_k} blocks cannot run at once"
     return None
 
@@ -164,7 +168,7 @@ def forecast(problem: Problem, device: DeviceSpec, c: Split) -> dict[str, Any]:
     last wave that stays empty.
     """
     tiles, tile, groups = _amounts(problem, c)
-    at_once = blocks_at_once(device, c) * blocks_per_sm(device, c)
+    at_once = blocks_at_once(device, c) * blocks_per_sm(problem, device, c)
     waves = tiles * c.split_k / at_once
     return {
         "tile": f"{c.tile_m}x{c.tile_n}x{c.tile_k}",
@@ -197,7 +201,7 @@ def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 
     """
     tiles, tile, groups = _amounts(problem, c)
     waves = math.ceil(tiles * c.split_k / blocks_at_once(device, c))
-    together = max(1, min(blocks_per_sm(device, c), waves))
+    together = max(1, min(blocks_per_sm(problem, device, c), waves))
     rate = share * device.flops["f16_tensor"] * 1e-6
     multiply_us = 2 * tile * c.tile_k / rate * device.sms
     step_us = max(multiply_us, (multiply_us + STEP_US) / together)

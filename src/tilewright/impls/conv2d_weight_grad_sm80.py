@@ -86,6 +86,11 @@ class Config:
         return {32: 64, 16: 84, 8: 84 + self.sums}[self.tile_k]
 
     @property
+    def alone_with_bias(self) -> bool:
+        """Beside tall tiles they take more registers than two blocks leave each other."""
+        return self.tile_m > self.tile_n
+
+    @property
     def sum_bytes(self) -> int:
         return 8 if self.tile_k == STEPS[8] else 4
 
@@ -155,8 +160,6 @@ class Conv2dWeightGradSm80(Implementation):
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         along_m, along_n = WARPS[config.tile_m, config.tile_n]
-        # Sums of the bias beside tall tiles take more registers than two blocks leave each other.
-        crowded = len(w.outputs) > 1 and config.tile_m > config.tile_n
         dtype = w.main.dtype
         defined = {
             "DTYPE": dtype,
@@ -176,7 +179,7 @@ class Conv2dWeightGradSm80(Implementation):
             "CLUSTER": config.cluster,
             "SENT": 0,
             "TAPS_INSIDE": 0,
-            "MIN_BLOCKS": 1 if crowded else max(1, blocks_per_sm(device, config)),
+            "MIN_BLOCKS": max(1, blocks_per_sm(_problem(w), device, config)),
             "ALIGNED": int(_is_aligned(w, "x")),
             "ALIGNED_ROWS": int(_is_aligned(w, "grad_output")),
         }

@@ -124,6 +124,10 @@ class Config:
         return 64
 
     @property
+    def alone_with_bias(self) -> bool:
+        return False
+
+    @property
     def sum_bytes(self) -> int:
         return 4
 
@@ -250,7 +254,7 @@ class Conv2dWeightGradSm90(Implementation):
             "SENT": int(config.exchange == "sent"),
             "WARM": int(config.warm),
             "PENDING": config.pending,
-            "MIN_BLOCKS": max(1, blocks_per_sm(device, config)),
+            "MIN_BLOCKS": max(1, blocks_per_sm(problem_of(w), device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
         common, own = source("weight_grad.cuh"), source("weight_grad_sm90.cuh")
