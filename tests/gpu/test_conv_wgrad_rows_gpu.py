@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
 from tilewright.impls.conv2d_weight_grad_cutlass import Config as CutlassConfig
+from tilewright.impls.conv2d_weight_grad_cutlass3 import Config as Cutlass3Config
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
@@ -22,6 +23,7 @@ pytestmark = [
 DEVICE = torch.device("cuda:0")
 NARROW, GROUPED = "conv2d_weight_grad_narrow", "conv2d_weight_grad_grouped"
 DEPTHWISE, CUTLASS = "conv2d_weight_grad_depthwise", "conv2d_weight_grad_cutlass"
+CUTLASS3 = "conv2d_weight_grad_cutlass3"
 
 
 def workload(
@@ -218,6 +220,17 @@ def test_cutlass_is_right_in_both_split_modes(w):
     for config in CUTLASS_CONFIGS:
         if space.restricted({"split_k": [1, 5]}).why_not(config) is None:
             assert verifier.check(built(CUTLASS, w, config)).message == "", config
+
+
+@pytest.mark.parametrize("w", [*CUTLASS_LAYERS[:2], CUTLASS_LAYERS[-1]], ids=str)
+def test_cutlass_3_is_right_in_clusters_and_alone(w):
+    if reason := IMPLS[CUTLASS3].unsupported(w, spec_of(0)):
+        pytest.skip(reason)
+    verifier, space = Verifier(w, DEVICE), IMPLS[CUTLASS3].space(w, spec_of(0))
+    for cluster in ((1, 1), (2, 1), (1, 2)):
+        config = Cutlass3Config(64, 64, 64, 4, *cluster)
+        if space.why_not(config) is None:
+            assert verifier.check(built(CUTLASS3, w, config)).message == "", config
 
 
 def test_cutlass_runs_on_the_callers_stream_and_in_a_graph():

@@ -11,7 +11,8 @@ from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DEVICES
 from tilewright.errors import CompilerMissing
 from tilewright.impl import IMPLS
-from tilewright.impls.conv2d_weight_grad_cutlass import WARPS, Config, _packed
+from tilewright.impls._cutlass import packed
+from tilewright.impls.conv2d_weight_grad_cutlass import WARPS, Config
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 
@@ -127,7 +128,7 @@ def test_the_problem_is_packed_as_the_library_reads_it():
     w = weight_grad(
         "3,72,20,17", "3,40,9,5", "kernel_size=[3,5], stride=[2,3], padding=[0,1], dilation=[1,1]"
     )
-    assert struct.unpack("17i", _packed(w, 6, True)) == (
+    assert struct.unpack("17i", packed(w, 6, True)) == (
         3, 20, 17, 72, 40, 9, 5, 3, 5, 0, 1, 2, 3, 1, 1, 6, 1,
     )  # fmt: skip
 

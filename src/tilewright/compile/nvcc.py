@@ -17,6 +17,8 @@ from tilewright.compile.resources import find_tool
 from tilewright.errors import CompileError, CompilerMissing
 from tilewright.settings import settings
 
+UTILITIES = "tools/util/include"
+"""Beside the include folder, in CUTLASS's checkout and wheel."""
 DEFAULT_FLAGS = (
     "-std=c++17", "-O3", "-shared", "-cudart=static", "--expt-relaxed-constexpr", "-Xptxas=-v",
     "-Xcompiler=-fPIC", "-Xcompiler=-fno-gnu-unique",
@@ -73,15 +75,19 @@ def cutlass_missing() -> str | None:
     )
 
 
-def cutlass_flags() -> tuple[str, ...]:
+def cutlass_flags(utilities: bool = False) -> tuple[str, ...]:
     """The include folder of CUTLASS's headers, and their version for the cache's sake.
+
+    Args:
+        utilities: also the folder of its tools' headers, which 3.x's convolutions need.
 
     Raises:
         CompilerMissing: they are not on this machine.
     """
     if (folder := _headers()) is None:
         raise CompilerMissing(str(cutlass_missing()))
-    return (f"-I{folder}", f"-DTW_CUTLASS_VERSION={_header_version(folder)}")
+    tools = (f"-I{folder.parent / UTILITIES}",) if utilities else ()
+    return (f"-I{folder}", *tools, f"-DTW_CUTLASS_VERSION={_header_version(folder)}")
 
 
 def _headers() -> Path | None:

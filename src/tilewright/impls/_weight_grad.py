@@ -149,6 +149,27 @@ def operand_refusal(
     return None
 
 
+def copy_engine_refusal(w: Workload, furthest: int = 255) -> str | None:
+    """Why the copy engine of sm_90 cannot walk the pixels under each tap, in words.
+
+    Args:
+        furthest: pixels from a filter's first tap to its last.
+    """
+    for name in ("x", "grad_output"):
+        spec = as_read(w[name])
+        if spec.align < 16 or spec.shape[1] % 8:
+            return f"{name}={w[name]}: the copy engine needs rows and base aligned to 16 bytes"
+    if max(w["stride"]) > 8:
+        return f"stride={w['stride']}: the copy engine takes strides up to 8"
+    for kernel, dilation, padding in zip(
+        w["kernel_size"], w["dilation"], w["padding"], strict=True
+    ):
+        reach = (kernel - 1) * dilation
+        if reach > furthest or padding > 128 or not -128 <= padding - reach <= 127:
+            return f"a filter that reaches {reach} pixels with padding {padding} is too wide"
+    return None
+
+
 def result_defined(w: Workload) -> dict[str, object]:
     """What the kernels of weight_grad.cuh need to know of the result."""
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import struct
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +17,7 @@ from tilewright.compile.launch import CppFunction
 from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation, allocate, allocator
+from tilewright.impls._cutlass import ELEMENTS, packed
 from tilewright.impls._weight_grad import as_read, operand_refusal, source
 from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_model import WORKSPACE_LIMIT_BYTES
@@ -37,7 +37,6 @@ WARPS = {
 """(tile_m, tile_n, tile_k) -> warps along each, as CUTLASS's own instance library has them."""
 SLICED_K = {(64, 128, 64): (1, 2, 2)}
 """The same for m16n8k8, where it differs: warps share the summed dim."""
-ELEMENTS = {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "f32": "float"}
 MAX_BYTES = 2**31
 """CUTLASS indexes tensors in 32 bits."""
 
@@ -128,7 +127,8 @@ class Conv2dWeightGradCutlass(Implementation):
         ]
         kernels = "".join(f"WEIGHT_GRAD({s})\n" for s in stages if _fits(config, s, device))
         flags = (*nvcc.DEFAULT_FLAGS, nvcc.architecture(device.arch), *nvcc.cutlass_flags())
-        text = defined + source("weight_grad_cutlass.cu") + kernels
+        common = source("weight_grad_cutlass_common.cuh")
+        text = defined + common + source("weight_grad_cutlass.cu") + kernels
         return CompileTask("nvcc", text, flags, "weight_grad")
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
@@ -150,7 +150,7 @@ class CutlassKernel(Executable):
         self.partial_floats = 0 if in_place else copies * self.output.numel
         self.workspace_bytes = 4 * self.partial_floats
         self.semaphores = _tiles(w, config) if serial else 0
-        problem = _packed(w, config.split_k, serial)
+        problem = packed(w, config.split_k, serial)
         self._problem = ctypes.create_string_buffer(problem, len(problem))
         self._problem_address = ctypes.addressof(self._problem)
 
@@ -253,12 +253,3 @@ def _defined(c: Config, w: Workload) -> dict[str, object]:
         "WRITTEN_VECTOR": min(channels, 4 if written == "f32" else 8),
         "RESULT_VECTOR": min(channels, 4),
     }  # fmt: skip
-
-
-def _packed(w: Workload, slices: int, serial: bool) -> bytes:
-    """`struct Problem` of kernels/weight_grad_cutlass.cu."""
-    n, c, height, width = w["x"].shape
-    _, k, p, q = w["grad_output"].shape
-    fields = (n, height, width, c, k, p, q, *w["kernel_size"])
-    fields += (*w["padding"], *w["stride"], *w["dilation"], slices, serial)
-    return struct.pack(f"{len(fields)}i", *fields)

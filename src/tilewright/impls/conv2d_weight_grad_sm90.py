@@ -17,7 +17,7 @@ from tilewright.impl import Executable, Implementation
 from tilewright.impls._weight_grad import (
     PANEL,
     Problem,
-    as_read,
+    copy_engine_refusal,
     operand_refusal,
     problem_of,
     result_defined,
@@ -173,19 +173,7 @@ class Conv2dWeightGradSm90(Implementation):
             return reason
         if w["groups"] != 1:
             return f"groups={w['groups']}: the kernel multiplies all channels with all features"
-        for name in ("x", "grad_output"):
-            spec = as_read(w[name])
-            if spec.align < 16 or spec.shape[1] % 8:
-                return f"{name}={w[name]}: the copy engine needs rows and base aligned to 16 bytes"
-        if max(w["stride"]) > 8:
-            return f"stride={w['stride']}: the copy engine takes strides up to 8"
-        for kernel, dilation, padding in zip(
-            w["kernel_size"], w["dilation"], w["padding"], strict=True
-        ):
-            reach = (kernel - 1) * dilation
-            if reach > 255 or padding > 128 or not -128 <= padding - reach <= 127:
-                return f"a filter that reaches {reach} pixels with padding {padding} is too wide"
-        return None
+        return copy_engine_refusal(w)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         problem = problem_of(w)

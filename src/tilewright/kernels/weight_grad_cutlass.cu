@@ -9,10 +9,6 @@
 // INSTRUCTION_K and ARCH; ALIGN_X, ALIGN_GRAD, WRITTEN_VECTOR and RESULT_VECTOR in elements. After it:
 // WEIGHT_GRAD(stages) for each kernel.
 
-#include <cuda_bf16.h>
-
-#include <atomic>
-
 #include "cutlass/cutlass.h"
 #include "cutlass/conv/kernel/default_conv2d_wgrad.h"
 #include "cutlass/reduction/kernel/reduce_split_k.h"
@@ -41,24 +37,6 @@ extern "C" __global__ void __launch_bounds__(128) add_slices(const __grid_consta
   Sum::SharedStorage unused;
   Sum()(params, unused);
 }
-
-struct Problem {  // as Python packs it
-  int n, h, w, c, k, p, q, r, s;
-  int padding_h, padding_w, stride_h, stride_w, dilation_h, dilation_w;
-  int slices;
-  int serial;  // slices are added one after the other by the blocks of a tile, guarded by a semaphore
-};
-
-// The tensors' device is made current while this lives.
-struct OnDevice {
-  int before = 0, device;
-  explicit OnDevice(int device) : device(device) {
-    if (cudaGetDevice(&before) == cudaSuccess && before != device) cudaSetDevice(device);
-  }
-  ~OnDevice() {
-    if (before != device) cudaSetDevice(before);
-  }
-};
 
 inline cudaError_t add(const Problem& p, int partitions, void* workspace, void* out, cudaStream_t stream) {
   const int columns = p.r * p.s * p.c;
@@ -89,11 +67,7 @@ int launch(const void* entry, std::atomic<unsigned long long>& prepared, const P
       {1.0f, 0.0f}, parallel ? SplitKMode::kParallel : SplitKMode::kSerial);
   typename Kernel::Params params(arguments, (int*)semaphores);
   const int shared_bytes = sizeof(typename Kernel::SharedStorage);
-  const unsigned long long here = 1ull << (device & 63);
-  if (shared_bytes > 48 << 10 && !(prepared.load() & here)) {
-    if (auto error = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes)) return error;
-    prepared |= here;
-  }
+  if (auto error = prepare(entry, shared_bytes, prepared, device)) return error;
   const dim3 grid = typename Kernel::ThreadblockSwizzle().get_grid_shape(params.grid_tiled_shape);
   void* packed[] = {&params};
   if (auto error = cudaLaunchKernel(entry, grid, dim3(Kernel::kThreadCount), packed, shared_bytes, stream)) return error;
