@@ -53,7 +53,7 @@ padding, copies them as a matrix; or each box of that to two neighbouring blocks
 EXCHANGES = ("read", "sent")
 """Blocks of a cluster meet and read their parts of each other's sums; or each sends its neighbours
 their parts, to shared memory that is kept free for them."""
-FETCHED, STREAMED, SENT, WARMED, FREED = 4, 6, 6, 3, 6
+FETCHED, STREAMED, SENT, WARMED, FREED = 4, 4, 3, 2, 3
 """So many promising configs are tried with other ways to copy x, whose speed no model tells yet;
 so many whose taps share a copy; so many whose sums are sent; so many whose first pixels are asked
 for ahead; and so many whose warpgroups free stages early."""
