@@ -226,6 +226,15 @@ def test_a_negative_zero_is_not_taken_for_zero():
         assert torch.equal(found.signbit(), torch.scatter(x, 0, index, value).signbit())
 
 
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**60) - 1])
+def test_whole_numbers_beyond_fp64_are_pytorchs(value):
+    x, index = torch.ones(4, dtype=torch.int64), torch.tensor([0, 1])
+    for _ in range(4):
+        assert torch.equal(tw.scatter(x, 0, index, value), torch.scatter(x, 0, index, value))
+        added = tw.index_add(x, 0, index, x[:2], alpha=value)
+        assert torch.equal(added, torch.index_add(x, 0, index, x[:2], alpha=value))
+
+
 def test_a_list_may_be_changed_between_calls():
     x, shape = torch.randn(2, 8, 16), [16]
     for _ in range(5):

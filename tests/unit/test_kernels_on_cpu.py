@@ -247,6 +247,15 @@ def test_zeros_have_the_signs_of_pytorchs(name, alpha):
         assert torch.equal(found.signbit(), expected.signbit()), (old, new)
 
 
+@pytest.mark.parametrize("name", ["scatter_buckets", "scatter_tiled", "scatter_winner"])
+def test_a_negative_zero_is_written_as_it_is(name):
+    w = Workload.parse("scatter(x=f32[300], dim=0, index=i64[500], src=-0.0)")
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    out = OnCpu(IMPLS[name], IMPLS[name].heuristic(w, DEVICE), w)(*tensors)
+    expected = torch.scatter(tensors[0], 0, tensors[1], -0.0)
+    assert torch.equal(out.signbit(), expected.signbit())
+
+
 def test_a_gradient_of_minus_zeros_is_zero_as_pytorchs():
     w = Workload.parse("embedding_backward(grad=f32[90,8], index=i64[90], num_weights=9)")
     index = torch.arange(90) % 5

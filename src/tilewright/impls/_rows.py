@@ -60,6 +60,8 @@ def row_problem(w: Workload) -> RowProblem | str:
         return f"src is one number, {source}, not rows"
     if x.rank == 0:
         return "x is a scalar"
+    if isinstance(alpha := dict(w.args).get("alpha", 1.0), int):
+        return f"alpha={alpha} may be no fp64, as which kernels are given numbers"
     if reason := _not_rows(w, x, index, source, dim):
         return reason
     views = [_rows(t, dim) for t in (source, x, w.outputs[0])]
@@ -82,7 +84,7 @@ def row_problem(w: Workload) -> RowProblem | str:
         source=source_rows,
         old=old_rows,
         out=old_rows if in_place else out_rows,
-        alpha=dict(w.args).get("alpha", 1.0),
+        alpha=alpha,
         skipped=NONE_SKIPPED,
         aligned_bytes=_aligned_bytes([(source, source_rows), (x, old_rows)]),
     )

@@ -50,6 +50,8 @@ def scatter_problem(w: Workload) -> ScatterProblem | str:
     x, index, dim = w["x"], w["index"], w["dim"]
     if x.rank == 0:
         return "x is a scalar"
+    if isinstance(w["src"], int):
+        return f"src={w['src']} may be no fp64, as which kernels are given numbers"
     src = w["src"] if isinstance(w["src"], TensorSpec) else None
     for name, t in w.tensors.items():
         if t.strides is not None:
@@ -84,6 +86,6 @@ def served_scatter(w: Workload) -> ScatterProblem:
     return p
 
 
-def named_source(p: ScatterProblem) -> str | int:
-    """The argument whose elements are moved; a null pointer for a number."""
-    return "src" if p.number is None else 0
+def moved(p: ScatterProblem) -> tuple[str | int, float]:
+    """The argument whose elements are moved, a null pointer for a number; and the number."""
+    return ("src", 0.0) if p.number is None else (0, p.number)

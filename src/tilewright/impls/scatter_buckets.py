@@ -11,7 +11,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
-from tilewright.impls._scatter import ScatterProblem, named_source, scatter_problem, served_scatter
+from tilewright.impls._scatter import ScatterProblem, moved, scatter_problem, served_scatter
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -228,7 +228,7 @@ def resident(s: Sizes, c: ScatterBuckets.Config, device: DeviceSpec) -> int:
 
 
 def launches_of(p: ScatterProblem, c: ScatterBuckets.Config, s: Sizes) -> list[Launch]:
-    source, number = named_source(p), p.number or 0.0
+    source, number = moved(p)
     launches = []
     if c.ascending:
         blocks = math.ceil(p.length / (DIRECT_THREADS * DIRECT_ITEMS))

@@ -22,7 +22,7 @@ from tilewright.impls._indexed import (
 from tilewright.impls._scatter import (
     OPERATORS,
     ScatterProblem,
-    named_source,
+    moved,
     scatter_problem,
     served_scatter,
 )
@@ -130,7 +130,8 @@ class ScatterTiled(Implementation):
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_scatter(w)
-        args = ("x", "index", named_source(p), "out", p.number or 0.0, "fault")
+        source, number = moved(p)
+        args = ("x", "index", source, "out", number, "fault")
         grid, size = (tiles(p, config), 1, 1), tile_bytes(p, config)
         launch = Launch(entry(p), "PPPPdP", grid, config.block_threads, size, args)
         built = compiled(self.task(config, w, device))

@@ -11,7 +11,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
-from tilewright.impls._scatter import ScatterProblem, named_source, scatter_problem, served_scatter
+from tilewright.impls._scatter import ScatterProblem, moved, scatter_problem, served_scatter
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -110,7 +110,7 @@ def launches_of(
     clears = min(math.ceil(keys_bytes(w, c) / (16 * threads)), 8 * device.sms), 1, 1
     elects = math.ceil(w["index"].numel / per_block), 1, 1
     writes = math.ceil(w.main.numel / per_block), 1, 1
-    source, number = named_source(p), p.number or 0.0
+    source, number = moved(p)
     sent, written = ("index", source, "keys", "fault"), ("x", source, "out", "keys", number)
     return [
         Launch("clear", "P", clears, threads, 0, ("keys",)),

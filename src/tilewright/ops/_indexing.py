@@ -48,6 +48,12 @@ def check_dim(op: str, dim: int, rank: int) -> int:
     return dim % max(rank, 1)
 
 
+def number(value: float, x: TensorSpec) -> float:
+    """A float; but beside integers a whole number that may equal none stays what it is."""
+    exact = isinstance(value, int) and x.dtype in ("i32", "i64") and abs(value) > 2**53
+    return value if exact else float(value)
+
+
 def check_elementwise(op: str, args: dict[str, Value], src: str | None) -> dict[str, Value]:
     """For scatter and its kin; `src` names the tensor of values, None for gather."""
     check_tensors(op, args, "x", src)
@@ -57,7 +63,7 @@ def check_elementwise(op: str, args: dict[str, Value], src: str | None) -> dict[
     if src and isinstance(args[src], TensorSpec):
         shapes[src] = args[src].shape
     elif src:
-        args[src] = float(args[src])
+        args[src] = number(args[src], x)
     if index.numel and len({max(len(s), 1) for s in shapes.values()}) > 1:
         told = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
         raise InvalidArgument(f"{op}: {told} differ in rank; give them the same number of dims")

@@ -13,6 +13,7 @@ from tilewright.op import Workload, op
 from tilewright.ops._indexing import (
     check_rows,
     examples,
+    number,
     places_of_x,
     reduced,
     rows_batch,
@@ -21,7 +22,7 @@ from tilewright.ops._indexing import (
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    args["alpha"] = float(args["alpha"])
+    args["alpha"] = number(args["alpha"], args["x"])
     return check_rows("index_add", args)
 
 
