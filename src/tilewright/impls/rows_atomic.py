@@ -8,30 +8,20 @@ from typing import Any
 
 import torch
 
-from tilewright.build import CompileTask
-from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.errors import NoImplementation
-from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import (
-    MAX_GRID_YZ,
-    IndexedExecutable,
-    Launch,
-    Workspace,
-    cuda_task,
-    no_cuda,
-)
+from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace
 from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
     across,
     named_old,
     named_source,
-    row_problem,
     served_rows,
     too_many_pieces,
     vectors,
 )
+from tilewright.impls._rows_kernels import RowKernels
 from tilewright.impls._sort import THREADS, chunk_bytes
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
@@ -44,7 +34,18 @@ BLOCKS_OF_PREPARE = 8
 """Blocks per SM of the kernel that strides over all places."""
 
 
-class RowsAtomic(Implementation):
+class AtomicExecutable(IndexedExecutable):
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+        floating = tensors[0].is_floating_point()
+        if floating and torch.are_deterministic_algorithms_enabled():
+            raise NoImplementation(
+                f"{self._w}: rows_atomic adds in no fixed order, and "
+                "torch.use_deterministic_algorithms is on; leave the choice to the records"
+            )
+        return super().__call__(*tensors)
+
+
+class RowsAtomic(RowKernels):
     """No workspace: each row of the source is read once, summed with those of its place that the
     block meets, and added where it belongs.
 
@@ -53,7 +54,9 @@ class RowsAtomic(Implementation):
     mode. Halves, which each addition would round, are refused.
     """
 
-    name, backend, op = "rows_atomic", "cuda", OPERATORS
+    name, op = "rows_atomic", OPERATORS
+    files, entry = ("chunk.cuh", "rows_atomic.cu"), "accumulate"
+    executable = AtomicExecutable
     races = True
 
     @dataclass(frozen=True)
@@ -63,12 +66,7 @@ class RowsAtomic(Implementation):
         items: int = param(1, 4, 16)  # indices of a thread: a block sorts 256 times as many
         unrolled: int = param(2, 4, 8)  # rows of a group of lanes in flight
 
-    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        if reason := no_cuda(w, device):
-            return reason
-        p = row_problem(w)
-        if isinstance(p, str):
-            return p
+    def refused(self, p: RowProblem, w: Workload) -> str | None:
         if p.reduce != "sum" or not (p.include or p.fill == "zero"):
             return "it adds to the rows that are there; other reductions are rows_sorted's"
         if p.dtype in HALVES:
@@ -77,10 +75,6 @@ class RowsAtomic(Implementation):
             return f"alpha={p.alpha} is no integer"
         if p.dtype in ("f32", "f64") and "nondeterministic" not in w.flags:
             return "its sums differ from run to run: say !nondeterministic, or ask for it by use()"
-        if max(p.count, p.places) >= 2**31 - 1:
-            return f"{p.count} indices of {p.places} places exceed 32 bits"
-        if p.outer > MAX_GRID_YZ or next(iter(self.space(w, device)), None) is None:
-            return f"{p.outer} x {p.columns} columns exceed a grid"
         return None
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
@@ -108,63 +102,35 @@ class RowsAtomic(Implementation):
         p = served_rows(w)
         return max(self.space(w, device), key=rank)
 
-    def compile_key(self, config: Any, w: Workload) -> str:
-        p = served_rows(w)
-        return f"{macros(p, config)} {p.dtype} {p.index}"
+    def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
+        return {
+            "REDUCE": 0,
+            "KEEPS_OLD": p.fill == "old",
+            "SCALED": p.alpha != 1.0,
+            "LANES": c.lanes,
+            "VEC": c.vec,
+            "ITEMS": c.items,
+            "UNROLLED": c.unrolled,
+            "DIGIT_BITS": DIGIT_BITS,
+        }
 
-    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        p = served_rows(w)
-        given = macros(p, config)
-        files = ["chunk.cuh", "rows_atomic.cu"]
-        return cuda_task(files, "accumulate", p.dtype, p.index, given, device)
-
-    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
-        p = served_rows(w)
-        built, launches = compiled(self.task(config, w, device)), launches_of(w, p, config, device)
-        return AtomicExecutable(w, built, "accumulate", launches, Workspace())
+    def launches(
+        self, w: Workload, p: RowProblem, c: Any, device: DeviceSpec
+    ) -> tuple[list[Launch], Workspace]:
+        launches = []
+        if p.fill is not None:
+            pieces = p.places * p.columns // c.vec
+            grid = min(math.ceil(pieces / THREADS), BLOCKS_OF_PREPARE * device.sms), 1, p.outer
+            args = (named_old(p), "out", p.places, p.columns, *(p.old or (0, 0)), *p.out)
+            launches.append(Launch("prepare", "PPiiqqqq", grid, THREADS, 0, args))
+        grid, size = (blocks(p, c), across(p, c), p.outer), chunk_bytes(DIGIT_BITS, c.items)
+        sizes = (p.count, p.places, p.columns, *p.source, *p.out, p.skipped, p.alpha)
+        added = ("index", named_source(w), "out", *sizes, "fault")
+        follows = p.fill is not None
+        launches.append(Launch("accumulate", "PPPiiiqqqqqdP", grid, THREADS, size, added, follows))
+        return launches, Workspace()
 
 
 def blocks(p: RowProblem, c: RowsAtomic.Config) -> int:
     """Chunks of positions."""
     return math.ceil(p.count / (THREADS * c.items))
-
-
-def macros(p: RowProblem, c: RowsAtomic.Config) -> dict[str, int | str]:
-    return {
-        "REDUCE": 0,
-        "KEEPS_OLD": p.fill == "old",
-        "SCALED": p.alpha != 1.0,
-        "LANES": c.lanes,
-        "VEC": c.vec,
-        "ITEMS": c.items,
-        "UNROLLED": c.unrolled,
-        "DIGIT_BITS": DIGIT_BITS,
-    }
-
-
-def launches_of(
-    w: Workload, p: RowProblem, c: RowsAtomic.Config, device: DeviceSpec
-) -> list[Launch]:
-    launches = []
-    if p.fill is not None:
-        pieces = p.places * p.columns // c.vec
-        grid = min(math.ceil(pieces / THREADS), BLOCKS_OF_PREPARE * device.sms), 1, p.outer
-        args = (named_old(p), "out", p.places, p.columns, *(p.old or (0, 0)), *p.out)
-        launches.append(Launch("prepare", "PPiiqqqq", grid, THREADS, 0, args))
-    grid, size = (blocks(p, c), across(p, c), p.outer), chunk_bytes(DIGIT_BITS, c.items)
-    sizes = (p.count, p.places, p.columns, *p.source, *p.out, p.skipped, p.alpha)
-    added = ("index", named_source(w), "out", *sizes, "fault")
-    follows = p.fill is not None
-    launches.append(Launch("accumulate", "PPPiiiqqqqqdP", grid, THREADS, size, added, follows))
-    return launches
-
-
-class AtomicExecutable(IndexedExecutable):
-    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
-        floating = tensors[0].is_floating_point()
-        if floating and torch.are_deterministic_algorithms_enabled():
-            raise NoImplementation(
-                f"{self._w}: rows_atomic adds in no fixed order, and "
-                "torch.use_deterministic_algorithms is on; leave the choice to the records"
-            )
-        return super().__call__(*tensors)

@@ -6,31 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.build import CompileTask
-from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import (
-    MAX_GRID_YZ,
-    REDUCE,
-    IndexedExecutable,
-    Launch,
-    Workspace,
-    cuda_task,
-    no_cuda,
-    sum_bytes,
-)
+from tilewright.impls._indexed import REDUCE, Launch, Workspace, sum_bytes
 from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
     across,
     named_old,
     named_source,
-    row_problem,
     served_rows,
     too_many_pieces,
     vectors,
 )
+from tilewright.impls._rows_kernels import RowKernels
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -40,7 +28,7 @@ RESIDENT = 512
 """Threads of an SM, which have 128 registers each."""
 
 
-class RowsBins(Implementation):
+class RowsBins(RowKernels):
     """No sort: the source is read once, in its order. For so few places that a table of them fits
     in shared memory for each group of threads.
 
@@ -48,7 +36,8 @@ class RowsBins(Implementation):
     table for each block, at most 24 bytes an index.
     """
 
-    name, backend, op = "rows_bins", "cuda", OPERATORS
+    name, op = "rows_bins", OPERATORS
+    files, entry = ("rows_bins.cu",), "accumulate"
 
     @dataclass(frozen=True)
     class Config:
@@ -58,20 +47,11 @@ class RowsBins(Implementation):
         block_threads: int = param(64, 128, 256)
         blocks: int = param(1, 2, 4, 8)  # of an SM, of 512 threads together at most
 
-    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        if reason := no_cuda(w, device):
-            return reason
-        p = row_problem(w)
-        if isinstance(p, str):
-            return p
+    def refused(self, p: RowProblem, w: Workload) -> str | None:
         if p.reduce not in ("sum", "amax", "amin"):
             return f"reduce={p.reduce}: it does not count terms, and products may overflow in parts"
         if not (p.include or p.fill == "zero"):
             return "it does not tell which rows are hit; rows_sorted does"
-        if p.count >= 2**31 - 1:
-            return f"{p.count} indices exceed 32 bits"
-        if p.outer > MAX_GRID_YZ or next(iter(self.space(w, device)), None) is None:
-            return f"tables of {p.places} x {p.columns} for each group of threads do not fit"
         return None
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
@@ -104,21 +84,45 @@ class RowsBins(Implementation):
             key=lambda c: (c.vec, c.lanes, c.blocks * c.block_threads, c.unrolled, c.block_threads),
         )
 
-    def compile_key(self, config: Any, w: Workload) -> str:
-        p = served_rows(w)
-        return f"{macros(p, config)} {p.dtype} {p.index}"
+    def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
+        return {
+            "REDUCE": REDUCE[p.reduce],
+            "INCLUDE": p.include,
+            "SCALED": p.alpha != 1,
+            "LANES": c.lanes,
+            "VEC": c.vec,
+            "UNROLLED": c.unrolled,
+            "THREADS": c.block_threads,
+            "RESIDENT": RESIDENT,
+        }
 
-    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        p = served_rows(w)
-        given = macros(p, config)
-        return cuda_task(["rows_bins.cu"], "accumulate", p.dtype, p.index, given, device)
-
-    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
-        p = served_rows(w)
-        built, number = compiled(self.task(config, w, device)), tables(p, config, device)
-        workspace = Workspace(partials=number * table_bytes(p))
-        launches = launches_of(w, p, config, number)
-        return IndexedExecutable(w, built, "accumulate", launches, workspace)
+    def launches(
+        self, w: Workload, p: RowProblem, c: Any, device: DeviceSpec
+    ) -> tuple[list[Launch], Workspace]:
+        threads, shared_bytes, number = c.block_threads, bins_bytes(p, c), tables(p, c, device)
+        part = math.ceil(p.count / (number * threads // c.lanes))
+        read = ("index", named_source(w), "partials", p.count, p.places, p.columns, part)
+        joined = ("partials", named_old(p), "out", number, p.columns, *(p.old or (0, 0)), *p.out)
+        launches = [
+            Launch(
+                "accumulate",
+                "PPPiiiiqqqdP",
+                (number, across(p, c), p.outer),
+                threads,
+                shared_bytes,
+                (*read, *p.source, p.skipped, p.alpha, "fault"),
+            ),
+            Launch(
+                "combine",
+                "PPPiiqqqq",
+                (p.places, across(p, c), p.outer),
+                threads,
+                shared_bytes // p.places,
+                joined,
+                overlapping=True,
+            ),
+        ]
+        return launches, Workspace(partials=number * table_bytes(p))
 
 
 def bins_bytes(p: RowProblem, c: RowsBins.Config) -> int:
@@ -136,42 +140,3 @@ def tables(p: RowProblem, c: RowsBins.Config, device: DeviceSpec) -> int:
 
 def table_bytes(p: RowProblem) -> int:
     return p.outer * p.places * p.columns * sum_bytes(p.dtype)
-
-
-def macros(p: RowProblem, c: RowsBins.Config) -> dict[str, int | str]:
-    return {
-        "REDUCE": REDUCE[p.reduce],
-        "INCLUDE": p.include,
-        "SCALED": p.alpha != 1,
-        "LANES": c.lanes,
-        "VEC": c.vec,
-        "UNROLLED": c.unrolled,
-        "THREADS": c.block_threads,
-        "RESIDENT": RESIDENT,
-    }
-
-
-def launches_of(w: Workload, p: RowProblem, c: RowsBins.Config, tables: int) -> list[Launch]:
-    threads, shared_bytes = c.block_threads, bins_bytes(p, c)
-    part = math.ceil(p.count / (tables * threads // c.lanes))
-    read = ("index", named_source(w), "partials", p.count, p.places, p.columns, part)
-    joined = ("partials", named_old(p), "out", tables, p.columns, *(p.old or (0, 0)), *p.out)
-    return [
-        Launch(
-            "accumulate",
-            "PPPiiiiqqqdP",
-            (tables, across(p, c), p.outer),
-            threads,
-            shared_bytes,
-            (*read, *p.source, p.skipped, p.alpha, "fault"),
-        ),
-        Launch(
-            "combine",
-            "PPPiiqqqq",
-            (p.places, across(p, c), p.outer),
-            threads,
-            shared_bytes // p.places,
-            joined,
-            overlapping=True,
-        ),
-    ]

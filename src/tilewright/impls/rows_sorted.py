@@ -6,20 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.build import CompileTask
-from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import (
-    MAX_GRID_YZ,
-    REDUCE,
-    IndexedExecutable,
-    Launch,
-    Workspace,
-    cuda_task,
-    no_cuda,
-    sum_bytes,
-)
+from tilewright.impls._indexed import REDUCE, Launch, Workspace, sum_bytes
 from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
@@ -31,6 +19,7 @@ from tilewright.impls._rows import (
     too_many_pieces,
     vectors,
 )
+from tilewright.impls._rows_kernels import RowKernels
 from tilewright.impls._sort import THREADS, Sort
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
@@ -46,7 +35,7 @@ BLOCKS_OF_FILL = 8
 ARGUMENTS = "PPPPPPiiiiqqqqqqd"
 
 
-class RowsSorted(Implementation):
+class RowsSorted(RowKernels):
     """The same bits in every run: the order of a sum depends on the indices alone.
 
     Workspace: 8 bytes per index for its place and position, and either what else the sort needs (8
@@ -54,7 +43,8 @@ class RowsSorted(Implementation):
     for halves, which are summed in fp32.
     """
 
-    name, backend, op = "rows_sorted", "cuda", OPERATORS
+    name, op = "rows_sorted", OPERATORS
+    files, entry = ("chunk.cuh", "sort.cuh", "rows.cu"), "accumulate"
 
     @dataclass(frozen=True)
     class Config:
@@ -68,20 +58,11 @@ class RowsSorted(Implementation):
         ahead: int = param(0, 1, 2, 3)  # read a run's old row before its end; 2: prefetch it, too;
         # 3: read those of all runs that begin among the rows in flight at once
 
-    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        if reason := no_cuda(w, device):
-            return reason
-        p = row_problem(w)
-        if isinstance(p, str):
-            return p
+    def refused(self, p: RowProblem, w: Workload) -> str | None:
         if p.reduce == "prod":
             return "a product of partial products may overflow where the whole does not"
-        if max(p.count, p.places) >= 2**31 - 1:
-            return f"{p.count} indices of {p.places} places exceed 32 bits"
         if p.places.bit_length() > 3 * MAX_DIGIT_BITS:
             return f"{p.places} places need more than three passes of {MAX_DIGIT_BITS} bits"
-        if p.outer > MAX_GRID_YZ or next(iter(self.space(w, device)), None) is None:
-            return f"{p.outer} x {p.columns} columns exceed a grid"
         return None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
@@ -139,19 +120,58 @@ class RowsSorted(Implementation):
         fitting = [c for c in configs if space.why_not(c) is None]
         return min(fitting, key=lambda c: (c.items != items, abs(math.log2(c.rows / wanted))))
 
-    def compile_key(self, config: Any, w: Workload) -> str:
-        p = served_rows(w)
-        return f"{macros(p, config)} {p.dtype} {p.index}"
+    def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
+        return {
+            "REDUCE": REDUCE[p.reduce],
+            "MEAN": p.reduce == "mean",
+            "SCALED": p.alpha != 1,
+            "INCLUDE": p.include,
+            "FILL_ZERO": p.fill == "zero",
+            "FIRST_IN_OUT": first_in_out(p),
+            "DIGIT_BITS": digit_bits(p, c.passes),
+            "ITEMS": c.items,
+            "ROWS": c.rows,
+            "LANES": c.lanes,
+            "VEC": c.vec,
+            "UNROLLED": c.unrolled,
+            "BLOCKS": c.blocks,
+            "AHEAD": c.ahead,
+            "COMBINE_THREADS": combine_threads(p, c),
+        }
 
-    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        p = served_rows(w)
-        files = ["chunk.cuh", "sort.cuh", "rows.cu"]
-        return cuda_task(files, "accumulate", p.dtype, p.index, macros(p, config), device)
+    def launches(
+        self, w: Workload, p: RowProblem, c: Any, device: DeviceSpec
+    ) -> tuple[list[Launch], Workspace]:
+        units, pieces, groups = math.ceil(p.count / c.rows), across(p, c), THREADS // c.lanes
+        fill_blocks = BLOCKS_OF_FILL * device.sms
+        launches = []
+        if p.fill:
+            words = -(-p.places // 4)
+            launches.append(
+                Launch("clear", "Pi", (fill_blocks, 1, 1), THREADS, 0, ("touched", words))
+            )
+        sort = sort_of(p, c)
+        launches += sort.launches(follows=bool(p.fill))
+        args = (
+            *(named_source(w), named_old(p), "out", sort.result, "partials"),
+            *("touched" if p.fill else 0, p.count, p.places, p.columns, units),
+            *(*p.source, *(p.old or (0, 0)), *p.out, p.alpha),
+        )
 
-    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
-        p = served_rows(w)
-        built, launches = compiled(self.task(config, w, device)), launches_of(w, p, config, device)
-        return IndexedExecutable(w, built, "accumulate", launches, workspace_of(w, config))
+        def reduce(entry: str, across_x: int, threads: int, shared_bytes: int) -> Launch:
+            grid = across_x, pieces, p.outer
+            return Launch(entry, ARGUMENTS, grid, threads, shared_bytes, args, overlapping=True)
+
+        launches.append(reduce("accumulate", math.ceil(units / groups), THREADS, 0))
+        if units > 1:
+            threads = combine_threads(p, c)
+            shared_bytes = threads * c.vec * sum_bytes(p.dtype) + 4 * threads // c.lanes
+            blocks = math.ceil(units / (threads // c.lanes))
+            launches.append(reduce("combine", blocks, threads, shared_bytes))
+        if p.fill:
+            blocks = min(math.ceil(p.places / groups), fill_blocks)
+            launches.append(reduce("fill", blocks, THREADS, 0))
+        return launches, workspace_of(w, c)
 
 
 def fewest_passes(p: RowProblem) -> int:
@@ -170,26 +190,6 @@ def first_in_out(p: RowProblem) -> bool:
 
 def combine_threads(p: RowProblem, c: RowsSorted.Config) -> int:
     return 1024 if c.vec * sum_bytes(p.dtype) <= 16 else 512
-
-
-def macros(p: RowProblem, c: RowsSorted.Config) -> dict[str, int | str]:
-    return {
-        "REDUCE": REDUCE[p.reduce],
-        "MEAN": p.reduce == "mean",
-        "SCALED": p.alpha != 1,
-        "INCLUDE": p.include,
-        "FILL_ZERO": p.fill == "zero",
-        "FIRST_IN_OUT": first_in_out(p),
-        "DIGIT_BITS": digit_bits(p, c.passes),
-        "ITEMS": c.items,
-        "ROWS": c.rows,
-        "LANES": c.lanes,
-        "VEC": c.vec,
-        "UNROLLED": c.unrolled,
-        "BLOCKS": c.blocks,
-        "AHEAD": c.ahead,
-        "COMBINE_THREADS": combine_threads(p, c),
-    }
 
 
 def sort_of(p: RowProblem, c: RowsSorted.Config) -> Sort:
@@ -215,36 +215,3 @@ def workspace_of(w: Workload, c: RowsSorted.Config) -> Workspace:
         **{sort.result: result},
         touched=-(-p.places // 4) * 4 if p.fill else 0,
     )
-
-
-def launches_of(
-    w: Workload, p: RowProblem, c: RowsSorted.Config, device: DeviceSpec
-) -> list[Launch]:
-    units, pieces, groups = math.ceil(p.count / c.rows), across(p, c), THREADS // c.lanes
-    fill_blocks = BLOCKS_OF_FILL * device.sms
-    launches = []
-    if p.fill:
-        words = -(-p.places // 4)
-        launches.append(Launch("clear", "Pi", (fill_blocks, 1, 1), THREADS, 0, ("touched", words)))
-    sort = sort_of(p, c)
-    launches += sort.launches(follows=bool(p.fill))
-    args = (
-        *(named_source(w), named_old(p), "out", sort.result, "partials"),
-        *("touched" if p.fill else 0, p.count, p.places, p.columns, units),
-        *(*p.source, *(p.old or (0, 0)), *p.out, p.alpha),
-    )
-
-    def reduce(entry: str, across_x: int, threads: int, shared_bytes: int) -> Launch:
-        grid = across_x, pieces, p.outer
-        return Launch(entry, ARGUMENTS, grid, threads, shared_bytes, args, overlapping=True)
-
-    launches.append(reduce("accumulate", math.ceil(units / groups), THREADS, 0))
-    if units > 1:
-        threads = combine_threads(p, c)
-        shared_bytes = threads * c.vec * sum_bytes(p.dtype) + 4 * threads // c.lanes
-        blocks = math.ceil(units / (threads // c.lanes))
-        launches.append(reduce("combine", blocks, threads, shared_bytes))
-    if p.fill:
-        blocks = min(math.ceil(p.places / groups), fill_blocks)
-        launches.append(reduce("fill", blocks, THREADS, 0))
-    return launches

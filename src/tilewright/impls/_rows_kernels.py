@@ -1,0 +1,75 @@
+"""Implementations by kernels for rows on a GPU: what they all refuse, compile and launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import compiled
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation
+from tilewright.impls._indexed import (
+    MAX_GRID_YZ,
+    IndexedExecutable,
+    Launch,
+    Workspace,
+    cuda_task,
+    no_cuda,
+)
+from tilewright.impls._rows import RowProblem, row_problem, served_rows
+from tilewright.op import Workload
+
+
+class RowKernels(Implementation):
+    """The kernels of some files of kernels/scatter/, launched one after the other.
+
+    `files` are these, and `entry` is the kernel whose resources stand for the whole.
+    """
+
+    backend = "cuda"
+    files: ClassVar[tuple[str, ...]]
+    entry: ClassVar[str]
+    executable: ClassVar[type[IndexedExecutable]] = IndexedExecutable
+
+    def refused(self, p: RowProblem, w: Workload) -> str | None:
+        """Why these kernels in particular cannot take the problem."""
+        return None
+
+    def macros(self, p: RowProblem, config: Any) -> dict[str, int | str]:
+        """All that is baked into the binary, but the dtypes."""
+        raise NotImplementedError
+
+    def launches(
+        self, w: Workload, p: RowProblem, config: Any, device: DeviceSpec
+    ) -> tuple[Sequence[Launch], Workspace]:
+        """Of a call, and the workspace that they name parts of."""
+        raise NotImplementedError
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if reason := no_cuda(w, device):
+            return reason
+        p = row_problem(w)
+        if isinstance(p, str):
+            return p
+        if reason := self.refused(p, w):
+            return reason
+        if max(p.count, p.places) >= 2**31 - 1:
+            return f"{p.count} indices of {p.places} places exceed 32 bits"
+        if p.outer > MAX_GRID_YZ or next(iter(self.space(w, device)), None) is None:
+            return f"{p.outer} x {p.places} x {p.columns} exceed a grid, or a block's memory"
+        return None
+
+    def compile_key(self, config: Any, w: Workload) -> str:
+        p = served_rows(w)
+        return f"{self.macros(p, config)} {p.dtype} {p.index}"
+
+    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
+        p = served_rows(w)
+        macros = self.macros(p, config)
+        return cuda_task(self.files, self.entry, p.dtype, p.index, macros, device)
+
+    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
+        built = compiled(self.task(config, w, device))
+        launches, workspace = self.launches(w, served_rows(w), config, device)
+        return self.executable(w, built, self.entry, launches, workspace)
