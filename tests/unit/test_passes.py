@@ -96,6 +96,12 @@ def test_equal_steps_and_equal_reductions_are_one():
     assert ops(passes.merge_common(other)).count("sum") == 2
 
 
+def test_zeros_of_both_signs_are_two_constants():
+    chosen = Node("where", (3, 1, 2), "f32", ONE)
+    g = graph(load(), const(0.0), const(-0.0), Node("gt", (0, 1), "bool", ONE), chosen)
+    assert ops(passes.merge_common(g)).count("const") == 2
+
+
 def test_a_sum_beside_a_variance_becomes_its_mean():
     nodes = [load(), Node("m2", (0,), "f32", ROW), Node("sum", (0,), "f32", ROW), const(40.0)]
     nodes += [Node("div", (2, 3), "f32", ROW), Node("add", (1, 4), "f32", ROW)]

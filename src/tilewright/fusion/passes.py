@@ -8,7 +8,6 @@ roundings.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -113,8 +112,8 @@ def merge_common(graph: Graph) -> Graph:
     seen: dict[Node, int] = {}
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
-        # 1 and 1.0 and True compare equal in Python: the attribute's type is part of the step.
-        key = replace(n, attr=(type(n.attr).__name__, n.attr))
+        # 1, 1.0 and True are equal in Python, and so are 0.0 and -0.0, but they are written apart.
+        key = replace(n, attr=repr(n.attr))
         if key not in seen:
             seen[key] = r.add(n)
         return seen[key]
@@ -326,9 +325,3 @@ def _widens(narrow: str, wide: str) -> bool:
 
 def _is_const(r: Rewriter, i: int, value: float) -> bool:
     return r[i].op == "const" and not isinstance(r[i].attr, bool) and r[i].attr == value
-
-
-def float_bits(value: float, dtype: str) -> int:
-    """The bit pattern of a constant in f32 or f64, so that emitted literals are exact."""
-    form, word = ("<f", "<I") if dtype == "f32" else ("<d", "<Q")
-    return int(struct.unpack(word, struct.pack(form, value))[0])

@@ -74,9 +74,6 @@ class Plan:
         """Elements of one row."""
         return math.prod(self.graph.space[a] for a in self.row)
 
-    def varies_over_rows(self, i: int) -> bool:
-        return any(self.graph.nodes[i].shape[a] != 1 for a in self.kept)
-
 
 def plan_rows(
     graph: Graph, moments: str, recompute: bool = True, row: tuple[int, ...] | None = None
