@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,11 +37,6 @@ Value = Any
 strings."""
 
 
-def is_negative_zero(value: Value) -> bool:
-    """Whether it is -0.0, which equals 0.0, but is another number to write or to multiply by."""
-    return type(value) is float and not value and math.copysign(1.0, value) < 0
-
-
 @dataclass(frozen=True, eq=False)
 class Workload:
     """One problem instance. `args` holds every parameter of the operator, in its order.
@@ -63,8 +57,9 @@ class Workload:
 
     @functools.cached_property
     def _key(self) -> tuple[Any, ...]:
-        negative_zeros = tuple(name for name, value in self.args if is_negative_zero(value))
-        return self.op, self.args, self.flags, negative_zeros
+        # As text: 0.0 equals -0.0, which is another number, and NaN not even itself.
+        args = tuple((n, repr(v) if type(v) is float else v) for n, v in self.args)
+        return self.op, args, self.flags
 
     @staticmethod
     def parse(text: str) -> Workload:

@@ -226,6 +226,15 @@ def test_a_negative_zero_is_not_taken_for_zero():
         assert torch.equal(found.signbit(), torch.scatter(x, 0, index, value).signbit())
 
 
+def test_calls_with_nan_are_prepared_once():
+    x, index = torch.ones(4), torch.tensor([0, 1])
+    results = [tw.scatter(x, 0, index, float("nan")) for _ in range(3)]
+    before = len(prepared.state.prepared["scatter"])
+    results += [tw.scatter(x, 0, index, float("nan")) for _ in range(3)]
+    assert len(prepared.state.prepared["scatter"]) == before
+    assert all(out[:2].isnan().all() for out in results)
+
+
 @pytest.mark.parametrize("value", [2**53 + 1, -(2**60) - 1])
 def test_whole_numbers_beyond_fp64_are_pytorchs(value):
     x, index = torch.ones(4, dtype=torch.int64), torch.tensor([0, 1])

@@ -182,6 +182,14 @@ def test_parameters_wider_than_a_half_input_do_not_widen_the_result():
     assert (w.outputs[0].dtype, w.arithmetic) == ("f16", "f32")
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-0.0", "0.0"])
+def test_a_workload_with_any_number_equals_itself_read_back(number):
+    text = f"scatter(x=f32[4], dim=0, index=i64[2], src={number})"
+    w = Workload.parse(text)
+    assert (str(w), w) == (text, Workload.parse(text))
+    assert (w == Workload.parse(text.replace(number, "0.0"))) == (number == "0.0")
+
+
 def test_workloads_of_different_strides_alignment_or_attributes_are_different_keys():
     texts = [
         "softmax(x=f16[8,64])",

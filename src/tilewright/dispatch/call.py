@@ -14,6 +14,7 @@ tensors, and for tensor subclasses.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
-from tilewright.op import OPS, Op, Workload, is_negative_zero
+from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import DTYPE_NAMES
 
 
@@ -87,8 +88,8 @@ def public_operator(op: Op) -> Callable[..., Any]:
                 elif isinstance(a, Tensor):
                     leave = _unlike_plain_tensors
                     break
-                elif kind is float and is_negative_zero(a):
-                    key += (a, "negative")  # equal to 0.0
+                elif kind is float:
+                    key += _told_apart(a)
                 else:
                     key.append(tuple(a) if kind is list else a)
             else:
@@ -116,6 +117,13 @@ def public_operator(op: Op) -> Callable[..., Any]:
     public.__doc__ = op.__doc__
     public.__signature__ = _signature(op)  # type: ignore[attr-defined]
     return public
+
+
+def _told_apart(number: float) -> tuple[Any, ...]:
+    """A number in a key: 0.0 equals -0.0, which is another number, and NaN not even itself."""
+    if number != number:
+        return (math.nan,)  # equal to itself as an object
+    return (number, "negative") if not number and math.copysign(1.0, number) < 0 else (number,)
 
 
 def _casting_first(op: Op, call: Run) -> Run:
