@@ -198,7 +198,7 @@ class FusedKernel(Executable):
 
 
 class SummingKernel(FusedKernel):
-    """A row kernel that leaves partial results over rows."""
+    """A row kernel that leaves partial results over rows, which `enqueue` sees joined."""
 
     def __init__(self, built: Compiled, launch: Launch, w: Workload, count: int):
         super().__init__(built, launch, w, count)
@@ -210,10 +210,6 @@ class SummingKernel(FusedKernel):
     def workspace_bytes(self) -> int:  # type: ignore[override]
         clusters = max((grid[0] for grid in self.grids.values()), default=0) // self.cluster
         return clusters * self.partials * self.dtype.itemsize
-
-
-class MeetingKernel(SummingKernel):
-    """Its blocks wait for one another, and join the partial results themselves."""
 
     def __call__(
         self,
@@ -230,23 +226,54 @@ class MeetingKernel(SummingKernel):
         grid = self.grids.get(index) or self.grid_on(index)
         size = grid[0] // self.cluster * self.partials
         partials = empty((size,), (1,), dtype=self.dtype, device=device)
+        self.enqueue(
+            index,
+            pointers or [*map(_data_ptr, tensors)],
+            [*map(_data_ptr, outs)],
+            partials.data_ptr(),
+            self.scalars if scalars is None else scalars,
+        )
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def enqueue(
+        self,
+        index: int,
+        inputs: list[int],
+        outputs: list[int],
+        partials: int,
+        numbers: tuple[float, ...],
+    ) -> None:
+        """Launch on device `index`, given addresses."""
+        raise NotImplementedError
+
+
+class MeetingKernel(SummingKernel):
+    """Its blocks wait for one another, and join the partial results themselves."""
+
+    def enqueue(
+        self,
+        index: int,
+        inputs: list[int],
+        outputs: list[int],
+        partials: int,
+        numbers: tuple[float, ...],
+    ) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
         self.kernel.launch(
-            grid,
+            self.grids[index],
             self.block,
             self.shared_bytes,
             stream,
             index,
-            *(pointers or map(_data_ptr, tensors)),
-            *[outs[k].data_ptr() for k in self.first],
-            partials.data_ptr(),
+            *inputs,
+            *[outputs[k] for k in self.first],
+            partials,
             self.count,
             counters.address(index, stream, 1),
-            *(self.scalars if scalars is None else scalars),
+            *numbers,
             cluster=self.cluster,
             cooperative=True,
         )
-        return outs[0] if len(outs) == 1 else tuple(outs)
 
 
 class TwoKernels(SummingKernel):
@@ -258,40 +285,31 @@ class TwoKernels(SummingKernel):
         self.finish = launch.finish
         self.second = CudaKernel(built, FINISH, launch.finish.signature)
 
-    def __call__(
+    def enqueue(
         self,
-        *tensors: torch.Tensor,
-        scalars: tuple[float, ...] | None = None,
-        pointers: list[int] | None = None,
-    ) -> Any:
-        device = tensors[0].device
-        index, empty = device.index, allocator.empty_strided
-        outs = [
-            empty(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype in self.outputs
-        ]
-        grid = self.grids.get(index) or self.grid_on(index)
-        clusters = grid[0] // self.cluster
-        partials = empty((clusters * self.partials,), (1,), dtype=self.dtype, device=device)
+        index: int,
+        inputs: list[int],
+        outputs: list[int],
+        partials: int,
+        numbers: tuple[float, ...],
+    ) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
-        numbers = self.scalars if scalars is None else scalars
         launch = self.launchers.get(index) or self.launcher_on(index, stream)
-        given = [*(pointers or map(_data_ptr, tensors)), *[outs[k].data_ptr() for k in self.first]]
-        launch(stream, [*given, partials.data_ptr(), self.count, *numbers])
+        first = [outputs[k] for k in self.first]
+        launch(stream, [*inputs, *first, partials, self.count, *numbers])
         self.second.launch(
             (self.finish.blocks, 1, 1),
             (self.finish.block_threads, 1, 1),
             0,
             stream,
             index,
-            partials.data_ptr(),
-            *[tensors[i].data_ptr() for i in self.finish.inputs],
-            *[outs[k].data_ptr() for k in self.finish.outputs],
-            clusters,
+            partials,
+            *[inputs[i] for i in self.finish.inputs],
+            *[outputs[k] for k in self.finish.outputs],
+            self.grids[index][0] // self.cluster,
             *numbers,
             overlapping=overlaps(index),
         )
-        return outs[0] if len(outs) == 1 else tuple(outs)
 
 
 class ProgramKernels(Executable):

@@ -1,0 +1,113 @@
+"""What generated kernels are launched with: addresses, counts and workspace, seen by a recorder."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tilewright.device import DEVICES
+from tilewright.fusion.cuda import target
+from tilewright.impls.fused import graph_of
+from tilewright.op import Workload
+
+H200 = DEVICES["h200"]
+NORM = "layer_norm(x=f16[600,1024], weight=f16[1024], bias=f16[1024])"
+BACKWARD = (
+    "layer_norm_backward(grad_output=f16[600,1024], x=f16[600,1024], mean=f32[600,1],"
+    " rstd=f32[600,1], weight=f16[1024])"
+)
+PROGRAM = (
+    "lerp_backward(grad_output=f32[4,3,44,44], x=f32[4,1,1,1], end=f32[4,3,44,44],"
+    " weight=f32[3,1,44])"
+)
+STREAM, COUNTER = 7, 999
+
+
+class Recorder:
+    """Stands for a CudaKernel; every launch must fit the kernel's signature."""
+
+    launches: list[SimpleNamespace] = []
+
+    def __init__(self, built, entry, signature):
+        self.entry, self.signature = entry, signature
+
+    def resident_blocks(self, *args):
+        return 64
+
+    def launch(self, grid, block, shared_bytes, stream, device_index, *args, **options):
+        assert len(args) == len(self.signature), (self.entry, self.signature, args)
+        assert stream == STREAM
+        found = {"entry": self.entry, "grid": grid, "args": args, **options}
+        self.launches.append(SimpleNamespace(**found))
+
+    def launcher(self, device_index, grid, block, shared_bytes, cluster, stream):
+        def launch(stream, args):
+            self.launch(grid, block, shared_bytes, stream, device_index, *args, cluster=cluster)
+
+        return launch
+
+
+@pytest.fixture(autouse=True)
+def _recorded(monkeypatch):
+    monkeypatch.setattr(target, "CudaKernel", Recorder)
+    monkeypatch.setattr(target, "overlaps", lambda index: True)
+    monkeypatch.setattr(target.counters, "address", lambda index, stream, count: COUNTER)
+    get_stream = "_cuda_getCurrentRawStream"
+    monkeypatch.setattr(torch._C, get_stream, lambda index: STREAM, raising=False)
+    monkeypatch.setattr(Recorder, "launches", [])
+
+
+def called(text, **changed):
+    """A call's tensors, its results, and the launches that it made."""
+    w = Workload.parse(text)
+    graph = graph_of(w)
+    config = replace(target.heuristic(graph, H200), **changed)
+    executable = target.executable(graph, config, w, SimpleNamespace(resources=None), H200)
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    outs = executable(*tensors)
+    pointers = [t.data_ptr() for t in tensors]
+    again = executable(*tensors, pointers=pointers)
+    outs, again = (o if isinstance(o, tuple) else (o,) for o in (outs, again))
+    half = len(Recorder.launches) // 2
+    first, second = Recorder.launches[:half], Recorder.launches[half:]
+    for one, other in zip(first, second, strict=True):
+        assert (one.entry, one.grid) == (other.entry, other.grid)
+        own = {o.data_ptr(): a.data_ptr() for o, a in zip(outs, again, strict=True)}
+        told = {*pointers, *own}
+        assert [own.get(a, a) for a in one.args if a in told] == [
+            b for b in other.args if b in {*pointers, *own.values()}
+        ]
+    return pointers, [o.data_ptr() for o in outs], first, executable
+
+
+def test_one_kernel_gets_inputs_results_and_the_number_of_rows():
+    inputs, outs, (launch,), executable = called(NORM, in_turn=False)
+    assert launch.args[: len(inputs) + len(outs) + 1] == (*inputs, *outs, 600)
+    assert executable.workspace_bytes == 0
+
+
+def test_a_second_kernel_joins_the_workspace_that_the_first_one_filled():
+    inputs, outs, (first, second), executable = called(BACKWARD, combine="kernel")
+    partials = second.args[0]
+    assert first.args[: len(inputs) + 3] == (*inputs, outs[0], partials, 600)
+    assert set(outs[1:]) <= set(second.args)
+    assert second.overlapping
+    clusters = first.grid[0] // first.cluster
+    assert clusters in second.args
+    assert executable.workspace_bytes == clusters * 2 * 1024 * 4
+
+
+def test_blocks_that_meet_get_a_counter_and_every_result_and_start_together():
+    inputs, outs, (launch,), executable = called(BACKWARD, combine="grid")
+    assert launch.cooperative
+    assert launch.args[: len(inputs) + len(outs)] == (*inputs, *outs)
+    assert launch.args[len(inputs) + len(outs) + 1 :][:2] == (600, COUNTER)
+    assert executable.workspace_bytes == launch.grid[0] // launch.cluster * 2 * 1024 * 4
+
+
+def test_a_program_s_kernels_write_every_result():
+    inputs, outs, launches, _ = called(PROGRAM)
+    written = {a for launch in launches for a in launch.args}
+    assert {*inputs, *outs} <= written
+    assert len(launches) == 2
