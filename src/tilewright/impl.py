@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +30,8 @@ class Executable:
 
     takes_pointers: ClassVar[bool] = False
     """Whether a caller that knows the tensors' addresses may give them as `pointers=`."""
+    any_device_current: ClassVar[bool] = False
+    """Whether it may be called while another device than that of its tensors is current."""
     resources: Resources | None = None
     workspace_bytes: int = 0
     block_threads: int = 0
@@ -46,23 +49,39 @@ class Executable:
 CPU = torch.device("cpu")
 
 
+Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+"""(shape, strides, dtype) -> tensor of uninitialised memory"""
+
+
 class Allocator:
     """Where executables get outputs and workspace; verification puts a guarded one in its place."""
 
     def __init__(self) -> None:
-        self.empty_strided = _empty_strided
-        """(shape, strides, dtype=, device=) -> tensor of uninitialised memory."""
+        self.on: Callable[[torch.device], Empty] = _on
+
+    def empty_strided(
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> torch.Tensor:
+        return self.on(device)(shape, strides, dtype)
 
 
-def _empty_strided(
-    shape: tuple[int, ...], strides: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """torch.empty_strided, half of whose 1 us is its dispatcher, which is passed by."""
-    if device is CPU or device.type == "cpu":  # asking for the type takes 0.25 us
-        return guards._empty_strided_cpu(shape, strides, dtype)  # type: ignore[attr-defined]
-    if device.type == "cuda" and device.index == torch._C._cuda_getDevice():
-        return guards._empty_strided_cuda(shape, strides, dtype)  # type: ignore[attr-defined]
-    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+def _on(device: torch.device) -> Empty:
+    """torch.empty_strided there, half of whose 1 us is its dispatcher, which is passed by."""
+    index = device.index  # a CPU has none; asking for the type takes 0.25 us
+    if index is not None and index == torch._C._cuda_getDevice():
+        return guards._empty_strided_cuda  # type: ignore[attr-defined,no-any-return]
+    if device is CPU or device.type == "cpu":
+        return guards._empty_strided_cpu  # type: ignore[attr-defined,no-any-return]
+
+    def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    return empty
 
 
 allocator = Allocator()

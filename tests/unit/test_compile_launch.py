@@ -134,6 +134,9 @@ def driver(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda, "_LIBRARY", str(path))
     driver = Driver(path)
     driver.library.set_thread_context(0x100)
+    contexts = {0x100: 0, 0x101: 1}  # of another context, too, the runtime knows the device
+    current = driver.library.get_thread_context
+    monkeypatch.setattr(cuda, "current_device", lambda: lambda: contexts.get(current(), 0))
     yield driver
     for cache in caches:
         cache.cache_clear()

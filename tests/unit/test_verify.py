@@ -311,7 +311,7 @@ def test_a_single_byte_written_outside_is_found(shift):
 
 
 def test_other_threads_allocate_as_before_and_several_may_guard_at_once():
-    plain = allocator.empty_strided
+    plain = allocator.on
     inside, done = threading.Barrier(3), threading.Barrier(3)
     found = {}
 
@@ -331,7 +331,7 @@ def test_other_threads_allocate_as_before_and_several_may_guard_at_once():
     assert found["a"] == (GUARD_BYTES, [0x11] * 4)
     assert found["b"] == (GUARD_BYTES, [0x22] * 4)
     assert found["none"][0] == 0
-    assert allocator.empty_strided is plain
+    assert allocator.on is plain
 
 
 def test_an_input_written_between_its_rows_is_refused_and_restored():

@@ -20,8 +20,8 @@ from tilewright.errors import LaunchError
 Dim3 = tuple[int, int, int]
 Shape = tuple[Dim3, Dim3, int, int, int, bool, bool]
 """grid, block, shared bytes, stream, cluster, cooperative, overlapping"""
-Loaded = tuple[ctypes.c_void_p, int, Any, Any]
-"""CUfunction, CUcontext, cuLaunchKernelEx and, where there are several devices, cuCtxGetCurrent"""
+Loaded = tuple[ctypes.c_void_p, int, Any, Callable[[], int] | None]
+"""CUfunction, CUcontext, cuLaunchKernelEx and, where there are several devices, which is current"""
 
 _CONFIG = struct.Struct("@7IQQI")  # grid, block, shared bytes, stream, attributes, their number
 _ATTRIBUTE = struct.Struct("@I4x3I52x")  # identifier, value of up to 64 bytes: cluster x y z
@@ -116,7 +116,7 @@ class CudaKernel:
             LaunchError: as `launch`.
         """
         loaded = self._loaded.get(device_index) or self._load(device_index, stream)
-        function, _, start, get_current = loaded
+        function, _, start, current_device = loaded
         local, pack = self._local, self._pack
         shapes: dict[int, Shape] = {}
 
@@ -128,7 +128,9 @@ class CudaKernel:
             if frame.shape is not shape:
                 self._set_shape(frame, shape, device_index)
             pack(frame.memory, _ARGUMENTS_AT, *args)
-            if get_current is not None or start(frame.config, function, frame.arguments, None):
+            if (current_device is not None and current_device() != device_index) or start(
+                frame.config, function, frame.arguments, None
+            ):
                 self._start(frame, loaded, shape, device_index)
 
         return launch
@@ -142,11 +144,10 @@ class CudaKernel:
 
     def _start(self, frame: _Frame, loaded: Loaded, shape: Shape, device_index: int) -> None:
         """Launch what the frame holds in the device's context, whichever is current."""
-        function, context, start, get_current = loaded
-        if get_current is None or _is_current(context, get_current, frame):
+        function, context, start, current_device = loaded
+        status = cuda.INVALID_CONTEXT
+        if current_device is None or current_device() == device_index:
             status = start(frame.config, function, frame.arguments, None)
-        else:
-            status = cuda.INVALID_CONTEXT
         if status in (cuda.INVALID_CONTEXT, cuda.INVALID_HANDLE):
             with cuda.current(context):
                 status = start(frame.config, function, frame.arguments, None)
@@ -217,10 +218,10 @@ class CudaKernel:
                 )
             with cuda.capture_elsewhere_unharmed():
                 function = self._function(device_index)
-            # Of a single device the driver itself tells when its context is not current.
-            get_current = library.cuCtxGetCurrent if cuda.device_count() > 1 else None
+            # The driver itself tells when a context of the current device is not current.
+            current_device = cuda.current_device() if cuda.device_count() > 1 else None
             handle = ctypes.c_void_p(function)
-            loaded = handle, context, library.cuLaunchKernelEx, get_current
+            loaded = handle, context, library.cuLaunchKernelEx, current_device
             self._loaded[device_index] = loaded
             return loaded
 
@@ -338,8 +339,6 @@ class _Frame:
         # As ctypes hands them on: converting integers takes a third of a call's time.
         self.config = ctypes.c_void_p(self.address)
         self.arguments = ctypes.c_void_p(ctypes.addressof(self._arguments))
-        self.current = ctypes.c_void_p()
-        self.current_address = ctypes.addressof(self.current)
         self.shape: Shape | None = None
 
     def set_shape(
@@ -380,8 +379,3 @@ def _offsets(signature: str) -> tuple[int, ...]:
         before = signature[:n].replace("T", _STRUCTURE)
         found.append(struct.calcsize(f"@{before}0{'s' if code == 'T' else code}"))
     return tuple(found)
-
-
-def _is_current(context: int, get_current: Any, frame: _Frame) -> bool:
-    get_current(frame.current_address)
-    return frame.current.value == context

@@ -191,7 +191,7 @@ def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
         return implementation.build(choice.config, w, spec)
     with torch.cuda.device(device):
         executable = implementation.build(choice.config, w, spec)
-    if torch.cuda.device_count() == 1:
+    if torch.cuda.device_count() == 1 or executable.any_device_current:
         return executable
 
     def on_its_device(*tensors: Tensor, **scalars: Any) -> Any:

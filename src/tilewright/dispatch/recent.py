@@ -8,7 +8,6 @@ inference) and the thread's dispatch state (autocast, transforms) besides, in 0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
 from operator import itemgetter, or_
 from typing import Any
@@ -23,41 +22,43 @@ MAX_KINDS = 4096
 
 Run = Callable[..., Any]
 Found = tuple[Run, tuple[Tensor, ...], dict[str, Any]]
+Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 PLAIN = (Tensor, Parameter)
 
-
 NOTHING: dict[str, Any] = {}
+Answer = Callable[[tuple[Any, ...], bool], Found | None]
+"""What is found for a call's arguments, where gradients are recorded or not, if it is such a one"""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """One call: what runs it, and what another call must have in common with it.
+def answering(args: tuple[Any, ...], run: Run, recorded: bool) -> Answer:
+    """Let `run` answer the calls that are like this one.
 
-    Attributes:
-        others: place, type and value of the arguments that are no tensors.
-        count: of arguments.
-        differentiable: whether gradients were recorded.
-        takes_pointers: whether `run` wants the tensors' addresses, which are read here anyway.
+    It is told the tensors' addresses, which are read anyway, if it `takes_pointers`.
     """
+    tensors_of, others_of = _picking(args)
+    tensors = tensors_of(args)
+    check = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    count, others = len(args), _copied(others_of(args))
+    kinds = [*map(type, others)]
+    takes_pointers = getattr(run, "takes_pointers", False)
+    address = Tensor.data_ptr
 
-    run: Run
-    pick: Callable[[tuple[Any, ...]], tuple[Tensor, ...]]
-    check: Callable[..., bool]
-    others: tuple[tuple[int, type, Any], ...]
-    count: int
-    differentiable: bool
-    takes_pointers: bool
+    def answer(args: tuple[Any, ...], differentiable: bool) -> Found | None:
+        if len(args) != count or differentiable is not recorded:
+            return None
+        if others:
+            given = others_of(args)
+            if given != others or [*map(type, given)] != kinds:
+                return None
+        tensors = tensors_of(args)
+        if not check(*tensors):
+            return None
+        pointers = [*map(address, tensors)]
+        if reduce(or_, pointers) & 15:
+            return None
+        return run, tensors, {"pointers": pointers} if takes_pointers else NOTHING
 
-    def answer(self, args: tuple[Any, ...], differentiable: bool) -> Found | None:
-        if len(args) != self.count or differentiable is not self.differentiable:
-            return None
-        tensors = self.pick(args)
-        if not self.check(*tensors):
-            return None
-        pointers = [*map(Tensor.data_ptr, tensors)]
-        if reduce(or_, pointers) & 15 or (self.others and not _equal(args, self.others)):
-            return None
-        return self.run, tensors, {"pointers": pointers} if self.takes_pointers else NOTHING
+    return answer
 
 
 class Recent:
@@ -67,8 +68,8 @@ class Recent:
     """
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[Any, ...], tuple[Kept, ...]] = {}
-        self.last: Kept | None = None  # kept; most programs call an operator on one shape
+        self.kept: dict[tuple[Any, ...], tuple[Answer, ...]] = {}
+        self.last: Answer | None = None  # kept; most programs call an operator on one shape
 
     def find(self, args: tuple[Any, ...], differentiable: bool) -> Found | None:
         """What ran for such arguments, the first of them a tensor; the tensors among them; and
@@ -78,11 +79,11 @@ class Recent:
         not may require one.
         """
         last = self.last
-        if last is not None and (found := last.answer(args, differentiable)) is not None:
+        if last is not None and (found := last(args, differentiable)) is not None:
             return found
         first = args[0]
-        for kept in self.kept.get((first.shape, first.dtype, len(args)), ()):
-            if kept is not last and (found := kept.answer(args, differentiable)) is not None:
+        for answer in self.kept.get((first.shape, first.dtype, len(args)), ()):
+            if answer is not last and (found := answer(args, differentiable)) is not None:
                 return found
         return None
 
@@ -94,30 +95,33 @@ class Recent:
         first = args[0]
         kind = (first.shape, first.dtype, len(args))
         alike = self.kept.get(kind, ())
-        places = [i for i, a in enumerate(args) if type(a) in PLAIN]
-        tensors = [args[i] for i in places]
-        if len(alike) >= MAX_ALIKE or any(t.data_ptr() % 16 for t in tensors):
+        if len(alike) >= MAX_ALIKE or any(a.data_ptr() % 16 for a in args if type(a) in PLAIN):
             return
-        others = tuple(
-            (i, type(a), [*a] if type(a) is list else a)  # the caller may change a list
-            for i, a in enumerate(args) if i not in places
-        )  # fmt: skip
-        if any(kind is float and not value for _, kind, value in others):
+        if any(type(a) is float and not a for a in args):
             return
         if len(self.kept) >= MAX_KINDS:
             self.clear()
-        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        one = len(places) == 1  # itemgetter gives a tuple for several places or a slice
-        pick = itemgetter(slice(places[0], places[0] + 1)) if one else itemgetter(*places)
-        pointers = getattr(run, "takes_pointers", False)
-        new = Kept(run, pick, guards.check, others, len(args), differentiable, pointers)
-        self.kept[kind] = (*alike, new)
-        self.last = new
+        self.last = answering(args, run, differentiable)
+        self.kept[kind] = (*alike, self.last)
 
     def clear(self) -> None:
         self.kept.clear()
         self.last = None
 
 
-def _equal(args: tuple[Any, ...], others: tuple[tuple[int, type, Any], ...]) -> bool:
-    return all(type(args[i]) is kind and args[i] == value for i, kind, value in others)
+def _picking(args: tuple[Any, ...]) -> tuple[Pick, Pick]:
+    """What picks the tensors from arguments such as these, and what picks all others."""
+
+    def picking(places: list[int]) -> Pick:
+        if len(places) == 1:  # of one place itemgetter gives no tuple, but of a slice
+            return itemgetter(slice(places[0], places[0] + 1))
+        return itemgetter(*places) if places else itemgetter(slice(0))
+
+    plain = [type(a) in PLAIN for a in args]
+    return picking([i for i, p in enumerate(plain) if p]), picking(
+        [i for i, p in enumerate(plain) if not p]
+    )
+
+
+def _copied(others: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([*a] if type(a) is list else a for a in others)  # the caller may change a list

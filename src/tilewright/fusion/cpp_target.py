@@ -84,7 +84,7 @@ class LoopKernels:
     ) -> None:
         if self.workspace_bytes:
             size = (self.workspace_bytes,)
-            memory = allocator.empty_strided(size, (1,), dtype=torch.uint8, device=CPU)
+            memory = allocator.on(CPU)(size, (1,), torch.uint8)
             start = -(-memory.data_ptr() // ALIGN) * ALIGN
             pointers += [start + offset for offset in self.offsets]
         self.function(*pointers, *self.counts, *scalars, threads, huge_pages)
@@ -101,10 +101,8 @@ class FusedLoops(Executable):
         self.parallel, self.huge_pages = config.threads == "all", config.huge_pages
 
     def __call__(self, *tensors: torch.Tensor, scalars: tuple[float, ...] | None = None) -> Any:
-        outs = [
-            allocator.empty_strided(shape, strides, dtype=dtype, device=CPU)
-            for shape, strides, dtype in self.outputs
-        ]
+        empty = allocator.on(CPU)
+        outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
         self.kernels(
             [*(t.data_ptr() for t in tensors), *(o.data_ptr() for o in outs)],
             self.scalars if scalars is None else scalars,

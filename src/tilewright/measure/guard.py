@@ -6,11 +6,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from tilewright.impl import allocator
+from tilewright.impl import Empty, allocator
 from tilewright.tensor_spec import DTYPE_NAMES
 
 GUARD_BYTES = 4096
@@ -49,13 +50,15 @@ class GuardedMemory:
         self._poison = poison
         self._allocations: list[Allocation] = []
 
-    def empty_strided(
+    def on(self, device: torch.device) -> Empty:
+        return partial(self._empty_strided, device)
+
+    def _empty_strided(
         self,
+        device: torch.device,
         shape: tuple[int, ...],
         strides: tuple[int, ...],
-        *,
         dtype: torch.dtype,
-        device: torch.device,
     ) -> Tensor:
         span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         size_bytes = 0 if 0 in shape else span * dtype.itemsize
@@ -88,7 +91,7 @@ class GuardedMemory:
 _current = threading.local()
 _lock = threading.Lock()
 _users = 0
-_unguarded: Callable[..., Tensor] = allocator.empty_strided
+_unguarded: Callable[[torch.device], Empty] = allocator.on
 
 
 @contextlib.contextmanager
@@ -101,7 +104,7 @@ def guarded(poison: int) -> Iterator[GuardedMemory]:
     outer = getattr(_current, "memory", None)
     with _lock:
         if _users == 0:
-            _unguarded, allocator.empty_strided = allocator.empty_strided, _empty_strided
+            _unguarded, allocator.on = allocator.on, _on
         _users += 1
     _current.memory = GuardedMemory(poison)
     try:
@@ -111,12 +114,9 @@ def guarded(poison: int) -> Iterator[GuardedMemory]:
         with _lock:
             _users -= 1
             if _users == 0:
-                allocator.empty_strided = _unguarded
+                allocator.on = _unguarded
 
 
-def _empty_strided(
-    shape: tuple[int, ...], strides: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _on(device: torch.device) -> Empty:
     memory = getattr(_current, "memory", None)
-    allocate = _unguarded if memory is None else memory.empty_strided
-    return allocate(shape, strides, dtype=dtype, device=device)
+    return (_unguarded if memory is None else memory.on)(device)

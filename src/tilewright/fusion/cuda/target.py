@@ -150,6 +150,7 @@ class FusedKernel(Executable):
     """One launch of a generated kernel; outputs come fresh from the allocator."""
 
     takes_pointers = True
+    any_device_current = True
 
     def __init__(self, built: Compiled, launch: Launch, w: Workload, count: int):
         self.resources: Resources | None = built.resources
@@ -170,18 +171,16 @@ class FusedKernel(Executable):
         pointers: list[int] | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         device = tensors[0].device
-        index, empty = device.index, allocator.empty_strided
-        outs = [
-            empty(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype in self.outputs
-        ]
+        index, empty = device.index, allocator.on(device)
+        outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
         stream = torch._C._cuda_getCurrentRawStream(index)
         launch = self.launchers.get(index) or self.launcher_on(index, stream)
         numbers = self.scalars if scalars is None else scalars
         arguments = [*(pointers or map(_data_ptr, tensors)), *map(_data_ptr, outs), self.count]
         if self.in_turn:
             arguments.append(counters.address(index, stream, 1))
-        launch(stream, [*arguments, *numbers] if numbers else arguments)
+        arguments += numbers
+        launch(stream, arguments)
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def launcher_on(self, device_index: int, stream: int) -> Callable[[int, Iterable[Any]], None]:
@@ -218,14 +217,11 @@ class SummingKernel(FusedKernel):
         pointers: list[int] | None = None,
     ) -> Any:
         device = tensors[0].device
-        index, empty = device.index, allocator.empty_strided
-        outs = [
-            empty(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype in self.outputs
-        ]
+        index, empty = device.index, allocator.on(device)
+        outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
         grid = self.grids.get(index) or self.grid_on(index)
         size = grid[0] // self.cluster * self.partials
-        partials = empty((size,), (1,), dtype=self.dtype, device=device)
+        partials = empty((size,), (1,), self.dtype)
         self.enqueue(
             index,
             pointers or [*map(_data_ptr, tensors)],
@@ -316,6 +312,7 @@ class ProgramKernels(Executable):
     """Several launches; what they pass on lies in one piece of workspace."""
 
     takes_pointers = True
+    any_device_current = True
 
     def __init__(
         self, built: Compiled, program: Program, stages: list[programs.Stage], w: Workload
@@ -339,15 +336,12 @@ class ProgramKernels(Executable):
         pointers: list[int] | None = None,
     ) -> Any:
         device = tensors[0].device
-        index, empty = device.index, allocator.empty_strided
-        outs = [
-            empty(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype in self.outputs
-        ]
+        index, empty = device.index, allocator.on(device)
+        outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
         pointers = [*(pointers or map(_data_ptr, tensors)), *map(_data_ptr, outs)]
         if self.workspace_bytes:
             size = (self.workspace_bytes,)
-            memory = empty(size, (1,), dtype=torch.uint8, device=device)
+            memory = empty(size, (1,), torch.uint8)
             start = memory.data_ptr()
             pointers += [start + offset for offset in self.offsets]
         stream = torch._C._cuda_getCurrentRawStream(index)
