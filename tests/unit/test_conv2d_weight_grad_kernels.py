@@ -51,7 +51,8 @@ def test_the_heuristics_config_is_in_the_space_and_does_not_spill(w):
 def test_every_tile_compiles_without_spills_or_serialised_products(tile, more):
     config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
     built = compiled(SM90.task(config, SIMPLE, H200))
-    assert built.resources.spill_bytes == built.resources.stack_bytes == 0
+    assert built.resources.spill_bytes == 0
+    assert built.resources.stack_bytes == 4 * config.sums  # used where there is a NaN
     assert "serialized" not in built.log
 
 
@@ -89,7 +90,8 @@ def bias_too(dtype="f16", more=""):
 def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, more):
     config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
     built = compiled(SM90.task(config, bias_too(), H200))
-    assert built.resources.spill_bytes == built.resources.stack_bytes == 0
+    assert built.resources.spill_bytes == 0
+    assert built.resources.stack_bytes == 4 * config.sums  # used where there is a NaN
     assert "serialized" not in built.log
 
 

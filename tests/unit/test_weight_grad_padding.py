@@ -7,6 +7,7 @@ import torch
 from convolutions import weight_grad
 from tensor_cores_on_cpu import OnCpu, without_a_gpu
 
+from infinities import assert_infinities_stay, with_infinities
 from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.impl import IMPLS
@@ -29,10 +30,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) weight_grad(const u16* x, 
   const Tile t(p);
   const int warp = threadIdx.x / 32;
   find_panels(panels, p, t);
+  __syncthreads();
   float sums[BLOCKS][COLUMNS / 2], bias_sums[BLOCKS][4] = {};
   for (int m = 0; m < BLOCKS; ++m)
     for (int j = 0; j < COLUMNS / 2; ++j) sums[m][j] = j % 2 ? NAN : EVEN_CHANNELS;
-  leave_padding_out(x, grad, p, t, warp, sums);
+  leave_padding_out(x, grad, p, t, p.channels, panels, warp, sums);
   keep<THREADS>({weight, bias}, partial, memory, panels, p, t, warp, sums, bias_sums);
   combine({weight, bias}, partial, counters, memory, panels, p, t);
 }
@@ -51,20 +53,34 @@ LAYERS = [
 ]
 
 
+PLAIN = [
+    weight_grad("2,24,7,6", "2,72,4,3", "kernel_size=3, stride=2, padding=1"),
+    weight_grad(
+        "1,72,9,5", "1,8,4,5", "kernel_size=[3,2], stride=[2,1], padding=[1,2], dilation=[2,4]"
+    ),
+    weight_grad("2,16,9,9", "2,8,2,2", "kernel_size=5, stride=[7,8], padding=[3,2]", dtype="bf16"),
+]
+
+
 class WithoutProducer(sm90.Config):
     @property
     def threads(self):
         return super().threads - 32
 
 
+def streamed(w, tile, even="NAN", **how):
+    """As `mended`, where taps share a copy of x."""
+    return mended(w, tile, even, halo=halo_of(problem_of(w), tile[1], 64), **how)
+
+
 def mended(w, tile, even="NAN", **how):
     """The gradient that `leave_padding_out` makes of sums that are all NaN."""
-    config = WithoutProducer(*tile, 64, 4, halo=halo_of(problem_of(w), tile[1], 64), **how)
+    config = WithoutProducer(*tile, 64, 4, **how)
 
     def build(config, w, device):
         built = compiled(SM90.task(sm90.Config(**vars(config)), w, device))
-        stream = stream_of(problem_of(w))
-        return _weight_grad_launch.WeightGradKernel(built, "PP", config, w, stream)
+        problem = stream_of(problem_of(w)) if config.halo else problem_of(w)
+        return _weight_grad_launch.WeightGradKernel(built, "PP", config, w, problem)
 
     def task(config, w, device):
         common = SM90.task(config, w, device).source.split("TW_DEVICE void multiply(")[0]
@@ -83,20 +99,27 @@ def counters(monkeypatch):
 @pytest.mark.parametrize("w", LAYERS, ids=str)
 @pytest.mark.parametrize("more", [{}, {"split_k": 2}, {"split_k": 2, "combine": "kernel"}])
 def test_sums_that_are_nan_become_the_slices_without_padding(w, more):
-    assert Verifier(w, CPU).check(mended(w, (64, 192), **more)).message == ""
+    assert Verifier(w, CPU).check(streamed(w, (64, 192), **more)).message == ""
+
+
+@pytest.mark.parametrize("w", PLAIN, ids=str)
+def test_so_do_those_of_any_stride_and_filter(w):
+    assert Verifier(w, CPU).check(mended(w, (64, 128), split_k=2)).message == ""
+    x, grad = with_infinities(w)
+    assert_infinities_stay(w, mended(w, (64, 128))(x, grad), x, grad)
 
 
 @pytest.mark.parametrize("tile", [(128, 192), (64, 576)])
 def test_so_do_those_of_several_warpgroups(tile):
     w = weight_grad("2,72,7,8", "2,136,7,8", "kernel_size=3, padding=1")
-    assert Verifier(w, CPU).check(mended(w, tile, split_k=2)).message == ""
+    assert Verifier(w, CPU).check(streamed(w, tile, split_k=2)).message == ""
 
 
 def test_infinities_and_nan_stay_with_the_taps_that_meet_them():
     w = LAYERS[0]
     x, grad = w.operator.examples(w, "random", 0, CPU)
     x[0, 1, :, -1], x[1, 3, 0, 0], grad[1, 5, 2, 2] = torch.inf, torch.nan, -torch.inf
-    found = mended(w, (64, 192))(x, grad)
+    found = streamed(w, (64, 192))(x, grad)
     truth = torch.nn.grad.conv2d_weight(x.float(), found.shape, grad.float(), padding=1)
     assert torch.equal(found.isnan(), truth.isnan())
     assert torch.equal(found.isinf(), truth.isinf())
@@ -107,7 +130,7 @@ def test_infinities_and_nan_stay_with_the_taps_that_meet_them():
 def test_other_sums_are_left_as_they_are():
     w = LAYERS[0]
     x, grad = w.operator.examples(w, "integer", 0, CPU)
-    found = mended(w, (64, 192), even="3")(x, grad)
+    found = streamed(w, (64, 192), even="3")(x, grad)
     truth = torch.nn.grad.conv2d_weight(x.double(), found.shape, grad.double(), padding=1)
     assert torch.equal(found[:, 1::2].double(), truth[:, 1::2])
     assert (found[:, ::2] == 3).all()

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
+from infinities import assert_infinities_stay, with_infinities
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
 from tilewright.impls import _weight_grad_launch
@@ -174,3 +175,19 @@ def test_infinities_of_x_stay_with_the_taps_that_meet_them(name, w):
     found = OnCpu(IMPLS[name], IMPLS[name].heuristic(w, FEW), w)(x, grad)
     assert found[..., :2].isfinite().all()
     assert not found[..., 2].isfinite().any()
+
+
+BORDERS = [
+    (name, w)
+    for name, ws in CASES.items()
+    for w in ws
+    if "into" not in w.tensors and len(w.outputs) == 1 and not w["allow_tf32"]
+]
+
+
+@pytest.mark.parametrize(("name", "w"), BORDERS, ids=str)
+def test_infinities_of_grad_output_at_its_border_do_not_meet_the_padding(name, w):
+    x, grad = with_infinities(w)
+    assert_infinities_stay(
+        w, OnCpu(IMPLS[name], IMPLS[name].heuristic(w, FEW), w)(x, grad), x, grad
+    )

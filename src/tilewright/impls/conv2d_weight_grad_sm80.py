@@ -168,6 +168,7 @@ class Conv2dWeightGradSm80(Implementation):
             "TF32": int(w["allow_tf32"] is True),
             "TILE_M": config.tile_m,
             "TILE_N": config.tile_n,
+            "TILE_K": config.tile_k,
             "STAGES": config.stages,
             "THREADS": THREADS,
             "BLOCKS": config.tile_m // 16 // along_m,
@@ -186,8 +187,8 @@ class Conv2dWeightGradSm80(Implementation):
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
         products = "halves" if dtype in HALVES else "wide"
-        files = ("weight_grad", "weight_grad_sm80", f"weight_grad_sm80_{products}")
-        own = "".join(source(f"{name}.cuh") for name in files)
+        names = ("", "_padding", "_sm80", f"_sm80_{products}")
+        own = "".join(source(f"weight_grad{name}.cuh") for name in names)
         return CompileTask("nvrtc", text + own, flags, ENTRY)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:

@@ -245,9 +245,8 @@ class Conv2dWeightGradSm90(Implementation):
             "MIN_BLOCKS": max(1, blocks_per_sm(problem_of(w), device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
-        common, own = source("weight_grad.cuh"), source("weight_grad_sm90.cuh")
-        mending = source("weight_grad_padding.cuh") if config.halo else ""
-        text += common + mending + wgmma(columns, dtype) + wgmma(8, dtype) + own
+        text += source("weight_grad.cuh") + source("weight_grad_padding.cuh")
+        text += wgmma(columns, dtype) + wgmma(8, dtype) + source("weight_grad_sm90.cuh")
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
         return CompileTask("nvrtc", text, flags, ENTRY)
 
@@ -262,15 +261,12 @@ class HopperKernel(WeightGradKernel):
     overlapping = True
 
     def __init__(self, built: Compiled, config: Config, w: Workload):
-        self.plain_reads = config.warm or config.halo > 0
-        signature = "TTPP" if self.plain_reads else "TT"
-        super().__init__(built, signature, config, w, _walked(w, config))
+        super().__init__(built, "TTPP", config, w, _walked(w, config))
         self.maps = functools.lru_cache(maxsize=256)(functools.partial(encode_maps, w, config))
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
         addresses = x.data_ptr(), grad_output.data_ptr()
-        maps = self.maps(*addresses)
-        return (*maps, *addresses) if self.plain_reads else maps
+        return (*self.maps(*addresses), *addresses)
 
 
 def encode_maps(w: Workload, config: Config, x: int, grad_output: int) -> tuple[bytes, bytes]:

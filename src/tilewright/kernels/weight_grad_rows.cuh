@@ -72,10 +72,10 @@ struct Walk {
   }
 };
 struct Lines {
-  int first, steps;
+  int first, end, steps;
   TW_DEVICE Lines(const Problem& b) {
     first = (int)((long long)b.lines * blockIdx.x / b.slices);
-    const int end = (int)((long long)b.lines * (blockIdx.x + 1) / b.slices);
+    end = (int)((long long)b.lines * (blockIdx.x + 1) / b.slices);
     steps = end - first + PRIME * ((end - 1) / b.out_height - first / b.out_height + 1);
   }
 };
@@ -136,10 +136,66 @@ TW_DEVICE u32 grad_at(u32 stage, int q, int k) {
   return stage + (q + (lane & 7) + (lane >> 4) * 8) * GRAD_STRIDE + (k + (lane >> 3 & 1) * 8) * 2;
 }
 
+// Where the sum in row `row` and column `column` of a fragment (16 x 8) belongs.
+struct Place {
+  int feature, at;  // at: in the feature's row of the result; BIAS; or NOWHERE
+};
+enum { NOWHERE = -1, BIAS = -2 };
+TW_DEVICE Place place(int warp, int fragment, int row, int column);
+// Of element `i` of a fragment's quad.
+TW_DEVICE Place place_in_quad(int warp, int fragment, int lane, int i) {
+  return place(warp, fragment, lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
+}
+
+// The sum of a block's lines for feature k and place `at` in its row of the result, until it is NaN. What lies
+// outside x is left out, not multiplied by 0. Each line's pixels are summed by themselves.
+template <int GROUP> TW_DEVICE float sum_again(const u16* x, const u16* grad, const Problem& b, int k, int at) {
+  const Lines lines(b);
+  const int tap = at / GROUP, groups = b.channels / GROUP, c = k / (b.features / groups) * GROUP + at % GROUP;
+  const int below = tap / S - b.padding_h, right = tap % S - b.padding_w;
+  float sum = 0.0f;
+  for (int line = lines.first; line < lines.end && sum == sum; ++line) {
+    const Walk w(b, line);
+    const int h = w.p * STRIDE_H + below, end = min((w.chunk + 1) * CHUNK, b.out_width);
+    if ((unsigned)h >= (unsigned)b.height) continue;
+    const u16* g = grad + ((long long)w.n * b.out_height + w.p) * b.out_width * b.features + k;
+    const u16* pixels = x + ((long long)w.n * b.height + h) * b.width * b.channels + c;
+    float part = 0.0f;
+    for (int q = w.chunk * CHUNK; q < end; ++q) {
+      const int at_x = q * STRIDE_W + right;
+      if ((unsigned)at_x < (unsigned)b.width)
+        part += DTYPE::widen(g[(long long)q * b.features]) * DTYPE::widen(pixels[(long long)at_x * b.channels]);
+    }
+    sum += part;
+  }
+  return sum;
+}
+
+// Zeros around x are multiplied like pixels: beside an infinity of grad_output they make NaN, in sums that
+// it is no part of. So what a block's products left as NaN is summed again.
+template <int WARPS, int GROUP, int FRAGMENTS>
+TW_DEVICE void leave_padding_out(const u16* x, const u16* grad, const Problem& b, float4 (&sums)[FRAGMENTS]) {
+  if ((b.padding_h | b.padding_w) == 0) return;
+  float all = 0.0f;  // NaN if one is
+  TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i) all += sums[i].x * sums[i].y + sums[i].z * sums[i].w;
+  if (all == all) return;
+  // What an index chooses lies in local memory; nothing else is held in registers meanwhile.
+  float4 held[FRAGMENTS];
+  TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i) held[i] = sums[i];
+  TW_ROLLED for (int i = 0; i < FRAGMENTS * 4; ++i) {
+    float& sum = ((float*)held)[i];
+    const Place to = place_in_quad(threadIdx.x / 32 % WARPS, i / 4, threadIdx.x % 32, i % 4);
+    const int k = blockIdx.y * FEATURES + to.feature;
+    if (sum != sum && k < b.features && to.at >= 0) sum = sum_again<GROUP>(x, grad, b, k, to.at);
+  }
+  TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i) sums[i] = held[i];
+}
+
 // Sums of a block: shares are added from the last to the first, which writes them to the workspace,
 // [tile of features][slice][warp][fragment][lane].
-template <int WARPS, int FRAGMENTS>
-TW_DEVICE void keep(float* partial, unsigned char* memory, const Problem& b, float4 (&sums)[FRAGMENTS]) {
+template <int WARPS, int GROUP, int FRAGMENTS>
+TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char* memory, const Problem& b,
+                    float4 (&sums)[FRAGMENTS]) {
   const int warp = threadIdx.x / 32 % WARPS, share = threadIdx.x / 32 / WARPS, lane = threadIdx.x % 32;
   float4* shared = (float4*)memory + warp * FRAGMENTS * 32 + lane;
   for (int adding = SHARES - 1; adding > 0; --adding) {
@@ -154,16 +210,10 @@ TW_DEVICE void keep(float* partial, unsigned char* memory, const Problem& b, flo
       }
   }
   if (share > 0) return;
+  leave_padding_out<WARPS, GROUP>(x, grad, b, sums);
   float4* own = (float4*)partial + (((long long)blockIdx.y * b.slices + blockIdx.x) * WARPS + warp) * FRAGMENTS * 32 + lane;
   TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i) own[i * 32] = sums[i];
 }
-
-// Where the sum in row `row` and column `column` of a fragment (16 x 8) belongs.
-struct Place {
-  int feature, at;  // at: in the feature's row of the result; BIAS; or NOWHERE
-};
-enum { NOWHERE = -1, BIAS = -2 };
-TW_DEVICE Place place(int warp, int fragment, int row, int column);
 
 // A warp adds 32 quads of every eighth slice; the block's first warp adds those of its eight, in
 // order, and what the result is added to.
@@ -187,7 +237,7 @@ TW_DEVICE void add_slices(const float* partial, const RESULT::type* into, RESULT
   }
   const float values[4] = {sum.x, sum.y, sum.z, sum.w};
   TW_UNROLL for (int i = 0; i < 4; ++i) {
-    const Place to = place(fragment / FRAGMENTS, fragment % FRAGMENTS, lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
+    const Place to = place_in_quad(fragment / FRAGMENTS, fragment % FRAGMENTS, lane, i);
     const int k = blockIdx.y * FEATURES + to.feature;
     if (k >= b.features || to.at == NOWHERE) continue;
     if (to.at == BIAS) {

@@ -6,13 +6,13 @@
 // asynchronously; without, columns are taps times channels without gaps, gathered one by one.
 //
 // Defined before this text, besides what weight_grad.cuh needs: ALIGNED, ALIGNED_ROWS (the same for
-// grad_output), STAGES, MIN_BLOCKS. What follows it, for halves or for wider items, defines `products`.
+// grad_output), TILE_K, STAGES, MIN_BLOCKS. What follows it, for halves or for wider items, defines `products`.
 
 typedef DTYPE::type Item;
 constexpr int WIDE = 16 / sizeof(Item);   // items of a chunk
 constexpr int CHUNKS = PANEL / WIDE;      // of a pixel's row in a box
-constexpr int STEP = THREADS / CHUNKS;    // pixels
-constexpr int BOX_BYTES = STEP * CHUNKS * 16;
+static_assert(TILE_K * CHUNKS == THREADS, "a thread fetches a chunk of each box");
+constexpr int BOX_BYTES = TILE_K * CHUNKS * 16;
 constexpr int ROW_BOXES = TILE_M / 64;
 constexpr int STAGE_BYTES = (ROW_BOXES + TILE_PANELS) * BOX_BYTES;
 
@@ -33,7 +33,7 @@ struct Column {
 struct Fetch {
   int pixel, q, p, n, chunk;
   TW_DEVICE Fetch(const Problem& problem, const Tile& t) {
-    pixel = t.first * STEP + threadIdx.x / CHUNKS;
+    pixel = t.first * TILE_K + threadIdx.x / CHUNKS;
     chunk = threadIdx.x % CHUNKS;
     p = pixel / problem.out_width;
     q = pixel - p * problem.out_width;
@@ -41,7 +41,7 @@ struct Fetch {
     p -= n * problem.out_height;
   }
   TW_DEVICE void advance(const Problem& problem) {
-    pixel += STEP;
+    pixel += TILE_K;
     q += problem.walk_q, p += problem.walk_p, n += problem.walk_n;
     if (q >= problem.out_width) q -= problem.out_width, ++p;
     if (p >= problem.out_height) p -= problem.out_height, ++n;
@@ -162,6 +162,7 @@ weight_grad(const Item* x, const Item* grad, Out* weight, Out* bias, Sum* partia
     products(sums, bias_sums, stages + i % STAGES * STAGE_BYTES, warp);
   }
   asm volatile("cp.async.wait_group 0;" ::: "memory");
+  leave_padding_out(x, grad, p, t, channels, panels, warp, sums);
   const Results out = {weight, bias};
   keep<THREADS>(out, partial, memory, panels, p, t, warp, sums, bias_sums);
   combine(out, partial, counters, memory, panels, p, t);

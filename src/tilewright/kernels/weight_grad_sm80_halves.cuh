@@ -21,8 +21,8 @@ TW_DEVICE void accumulate(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
 
 TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 stage, int warp) {
   const int lane = threadIdx.x % 32, in = lane & 7, second = lane >> 3 & 1, third = lane >> 4;
-#pragma unroll sizeof(Out) < 4 ? STEP / 16 : 1
-  for (int k = 0; k < STEP; k += 16) {
+#pragma unroll sizeof(Out) < 4 ? TILE_K / 16 : 1
+  for (int k = 0; k < TILE_K; k += 16) {
     u32 a[BLOCKS][4];
     TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
       const int row = WARP_ROW(warp) + m * STRIDE + second * 8;

@@ -43,7 +43,7 @@ TW_DEVICE void multiply(float (&d)[4], const u32* a, const u32* b) {
 TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 stage, int warp) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int k = lane % 4; k < STEP; k += PIXELS) {
+  for (int k = lane % 4; k < TILE_K; k += PIXELS) {
     u32 a[BLOCKS][8];
     TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
       float values[8];
@@ -85,7 +85,7 @@ TW_DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c
 TW_DEVICE void products(Sum (&sums)[BLOCKS][COLUMNS / 2], Sum (&bias)[BLOCKS][4], u32 stage, int warp) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int k = 0; k < STEP; k += PIXELS) {
+  for (int k = 0; k < TILE_K; k += PIXELS) {
     Item a[BLOCKS][2][PIXELS];
     TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
       TW_UNROLL for (int half = 0; half < 2; ++half)

@@ -13,7 +13,6 @@
 // divided by zeros (walked in im2col mode, too, with a filter of one tap and bounds that are wider than
 // the image), and a tap is a number of pixels by which x is ahead of grad_output. Chunks of TILE_K
 // pixels of x fill a ring; columns of neighbouring taps are the same rows of shared memory, one row on.
-// Sums that infinities of x make NaN there are mended; see weight_grad_padding.cuh.
 //
 // Defined before this text, besides what weight_grad.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
 // WARPGROUPS_N, MATRIX, SHARE, HALO, chunks by which the last tap is ahead, WARM, PENDING, steps
@@ -281,11 +280,7 @@ TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS]
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap grad,
-#if WARM || HALO
-            const u16* x_pixels, const u16* grad_pixels,
-#endif
-            Out* weight,
-            Out* bias, float* partial, u32* counters, const __grid_constant__ Problem p) {
+            const u16* x_pixels, const u16* grad_pixels, Out* weight, Out* bias, float* partial, u32* counters, const __grid_constant__ Problem p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ u64 barriers[2 * STAGES];
   __shared__ Panel panels[TILE_PANELS];
@@ -342,9 +337,7 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     } else {
       consume<false>(sums, bias_sums, beside, columns, t.steps, warp / 4, stages, full, empty);
     }
-#if HALO
-    leave_padding_out(x_pixels, grad_pixels, p, t, warp, sums);
-#endif
+    leave_padding_out(x_pixels, grad_pixels, p, t, p.channels, panels, warp, sums);
     keep<CONSUMERS * 32>(out, partial, staged, panels, p, t, warp, sums, bias_sums);
   }
   combine(out, partial, counters, staged, panels, p, t);
