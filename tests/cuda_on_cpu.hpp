@@ -3,6 +3,7 @@
 // blocks take their turns forwards, or backwards: where a barrier is missing, results differ.
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <csetjmp>
@@ -20,6 +21,7 @@
 #define __ldcg(p) (*(p))
 #define __threadfence()
 #define __popc(x) __builtin_popcount(x)
+#define __ffs(x) __builtin_ffs(x)
 
 struct Dim3 { unsigned x, y, z; };
 static Dim3 threadIdx, blockIdx, gridDim;
@@ -128,6 +130,13 @@ static inline int __syncthreads_or(int v) {
   any[round] = block.here > 0 && any[round] || v;
   meet(block);
   return any[round];
+}
+static inline int __syncthreads_count(int v) {
+  static int count[2];
+  const int round = block.round % 2;
+  count[round] = (block.here > 0 ? count[round] : 0) + !!v;
+  meet(block);
+  return count[round];
 }
 static inline void sync_group(int group, int threads) { groups[group].members = threads; meet(groups[group]); }
 static inline void __syncwarp() { meet(warps[threadIdx.x / 32]); }

@@ -27,6 +27,7 @@ OWN = (
     "rows_sorted",
     "rows_winner",
     "scatter_buckets",
+    "scatter_exchange",
     "scatter_tiled",
     "scatter_winner",
 )
@@ -63,6 +64,8 @@ WORKLOADS = [
     "embedding_backward(grad=bf16[9000,1024], index=i32[9000], num_weights=128256)",
     "embedding_backward(grad=f32[5000,20], index=i64[5000], num_weights=70, "
     "scale_grad_by_freq=True)",
+    "scatter(x=f32[1000000], dim=0, index=i64[1000000], src=f32[1000000])",
+    "scatter(x=f16[1500000], dim=0, index=i64[1300001], src=f16[1300001])!donate=x",
     "scatter(x=f32[100,16,7,7], dim=0, index=i64[130,16,7,7], src=f32[130,16,7,7])",
     "scatter(x=f16[100,16,7,7], dim=1, index=i32[100,9,7,7], src=f16[100,9,7,7])!donate=x",
     "scatter(x=i64[10,16,7,7], dim=2, index=i64[10,16,20,7], src=i64[10,16,20,7])",

@@ -18,6 +18,21 @@ from tilewright.impl import Executable, allocate
 
 HEADER = (Path(__file__).parents[1] / "cuda_on_cpu.hpp").read_text()
 DEVICE = DEVICES["h200"]
+MEETING = """
+static bool comes_only;
+extern "C" void come_only(bool now) { comes_only = now; }
+static void arrive_all(u32* counter) {
+  __syncthreads();
+  if (comes_only && threadIdx.x == 0) atomicAdd(counter, 1u);
+}
+static void await_all(u32* counter) {
+  __syncthreads();
+  if (comes_only) end();
+  if (*counter < gridDim.x) std::abort();
+}
+"""
+"""A barrier of the grid, for blocks that run one after the other: all of them come to it, then all
+begin once more and pass it."""
 SHARED_WORDS = DEVICE.shared_bytes_per_block // 4
 
 
@@ -35,9 +50,16 @@ class OnCpu(Executable):
     def __call__(self, *tensors):
         in_place = self._executable.in_place
         out = tensors[0] if in_place else allocate(self._out, torch.device("cpu"))
-        _memory, arguments = self._executable.arguments(tensors, out, _fault())
+        counter = ctypes.c_uint32()
+        given = tensors, out, _fault(), ctypes.addressof(counter)
+        _memory, arguments = self._executable.arguments(*given)
         for launch, args in zip(self._executable.launches, arguments, strict=True):
-            self._run(launch, args)
+            for comes_only in (True, False) if launch.meets else ():
+                self._library.come_only(comes_only)
+                self._run(launch, args)
+            if not launch.meets:
+                self._run(launch, args)
+            counter.value = 0
         return out
 
     def _run(self, launch, args):
@@ -78,6 +100,7 @@ def _library(source):
     plain = re.sub(r"TW_DEVICE float widen\(f16 h\).*", "float widen(f16);", plain)
     plain = re.sub(r"  static TW_DEVICE b?f16 of\(float x\).*", "", plain)
     plain = re.sub(r'asm volatile\("prefetch.*', ";", plain)
+    plain = re.sub(r"(?s)TW_DEVICE void arrive_all.*?\n}.*?\n}\n", lambda _: MEETING, plain)
     memory = f"alignas(16) static u32 shared[{SHARED_WORDS}];"
     declared = "extern __shared__ __align__(16) u32 shared[];"
     plain = plain.replace(declared, memory) if declared in plain else f"{plain}\n{memory}"

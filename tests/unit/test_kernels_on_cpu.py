@@ -6,6 +6,7 @@ import math
 import random
 import re
 
+import cuda_on_cpu
 import pytest
 import torch
 from cuda_on_cpu import DEVICE, OnCpu, fault_reported
@@ -15,6 +16,7 @@ from indexing import gathers
 
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
+from tilewright.impls.scatter_exchange import sizes
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
@@ -33,6 +35,7 @@ OWN = (
     "rows_sorted",
     "rows_winner",
     "scatter_buckets",
+    "scatter_exchange",
     "scatter_tiled",
     "scatter_winner",
 )
@@ -107,6 +110,7 @@ def small(suite, name):
         ("rows_gnn", "rows_sorted"),
         ("scatter_moe", "rows_sorted"),
         ("scatter_large", "scatter_buckets"),
+        ("scatter_maskrcnn", "scatter_exchange"),
         ("scatter_maskrcnn", "scatter_winner"),
         ("scatter_maskrcnn", "scatter_tiled"),
         ("gather", "gather_cuda"),
@@ -168,6 +172,32 @@ def test_the_winner_is_last_where_keys_carry_values_and_blocks_remember(spread, 
         found = OnCpu(impl, config, w)(x, index, src)
         assert torch.equal(found, last_written(x, dim, index, src)), config
     assert not fault_reported()
+
+
+@pytest.mark.parametrize("spread", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x=f32[5000], dim=0, index=i64[9000], src=f32[9000]",
+        "x=f32[300,7], dim=0, index=i32[1200,7], src=f32[1200,7]",
+        "x=f64[2,90,5], dim=1, index=i64[2,900,5], src=f64[2,900,5]",
+        "x=i32[20000], dim=0, index=i64[9000], src=2.0",
+    ],
+)
+def test_blocks_that_exchange_what_they_read_may_take_several_chunks(text, spread, monkeypatch):
+    few = dataclasses.replace(DEVICE, sms=2)
+    monkeypatch.setattr(cuda_on_cpu, "DEVICE", few)
+    impl = IMPLS["scatter_exchange"]
+    w = Workload.parse(f"scatter({text})!indices={spread}")
+    x, index, *src = w.operator.examples(w, "random", 0, "cpu")
+    expected = last_written(x, w["dim"], index, src[0] if src else 2.0)
+    chunks = set()
+    for threads, sent in ((256, 1024), (256, 0), (512, 4096)):
+        config = impl.Config(block_threads=threads, blocks=2, sent=sent)
+        assert impl.space(w, few).why_not(config) is None
+        chunks.add(sizes(w, config, few).chunks)
+        assert torch.equal(OnCpu(impl, config, w)(x, index, *src), expected), config
+    assert max(chunks) > 4
 
 
 def test_places_out_of_range_are_read_as_zeros_and_reported():
@@ -247,7 +277,9 @@ def test_zeros_have_the_signs_of_pytorchs(name, alpha):
         assert torch.equal(found.signbit(), expected.signbit()), (old, new)
 
 
-@pytest.mark.parametrize("name", ["scatter_buckets", "scatter_tiled", "scatter_winner"])
+@pytest.mark.parametrize(
+    "name", ["scatter_buckets", "scatter_exchange", "scatter_tiled", "scatter_winner"]
+)
 def test_a_negative_zero_is_written_as_it_is(name):
     w = Workload.parse("scatter(x=f32[300], dim=0, index=i64[500], src=-0.0)")
     tensors = w.operator.examples(w, "random", 0, "cpu")
@@ -328,7 +360,7 @@ def test_an_update_of_any_shape_takes_the_last_position(shape, dim, length, t, k
     w = Workload.parse(f"scatter({text}){flag}!indices={spread}")
     tensors = w.operator.examples(w, "random", 0, "cpu")
     expected = last_written(*tensors[:1], dim, *tensors[1:])
-    for name in ("scatter_buckets", "scatter_winner", "scatter_tiled"):
+    for name in ("scatter_buckets", "scatter_exchange", "scatter_winner", "scatter_tiled"):
         impl = IMPLS[name]
         if impl.unsupported(w, DEVICE) is None:
             found = OnCpu(impl, impl.heuristic(w, DEVICE), w)(tensors[0].clone(), *tensors[1:])

@@ -12,6 +12,7 @@ import torch
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import Compiled
+from tilewright.compile.counters import counters
 from tilewright.compile.faults import fault_address, raise_fault
 from tilewright.compile.launch import CudaKernel, overlaps
 from tilewright.device import DeviceSpec
@@ -110,8 +111,10 @@ class Launch(NamedTuple):
     Attributes:
         signature: of its arguments, as for CudaKernel.
         args: in that order; a name stands for an address: of a tensor of the workload, of its
-            "out", of a part of the workspace, or of the "fault" flag.
+            "out", of a part of the workspace, of the "fault" flag, or of a "counter", a zero that
+            it leaves a zero.
         overlapping: it may start while the kernel before it ends, for which it waits itself.
+        meets: its blocks wait for one another, so all of them have to run at once.
     """
 
     entry: str
@@ -121,6 +124,7 @@ class Launch(NamedTuple):
     shared_bytes: int
     args: tuple[float | str, ...]
     overlapping: bool = False
+    meets: bool = False
 
 
 def refuse_shared_memory(w: Workload, tensors: Sequence[torch.Tensor]) -> None:
@@ -172,13 +176,14 @@ class IndexedExecutable(Executable):
         main = next(launch for launch in launches if launch.entry == entry)
         self.block_threads, self.shared_bytes = main.block_threads, main.shared_bytes
         self._checked = settings().check_indices
-        names = [*w.tensors, "out", "fault", *workspace.offsets]
+        self._counts = any("counter" in launch.args for launch in launches)
+        names = [*w.tensors, "out", "fault", "counter", *workspace.offsets]
         self._offsets = tuple(workspace.offsets.values())
         self._picks, self._constants = _pickers(launches, names)
         kernels = {n: CudaKernel(built, n, code) for n, code, *_ in launches}
         self._steps = [
-            (kernels[n].launch, grid, (threads, 1, 1), shared_bytes, overlapping)
-            for n, _, grid, threads, shared_bytes, _, overlapping in launches
+            (kernels[n].launch, grid, (threads, 1, 1), shared_bytes, overlapping, meets)
+            for n, _, grid, threads, shared_bytes, _, overlapping, meets in launches
         ]
 
     def _refuse_shared_memory(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -190,14 +195,14 @@ class IndexedExecutable(Executable):
                 refuse_shared_memory(self._w, tensors)  # which says what shares it
 
     def arguments(
-        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int
+        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int, counter: int
     ) -> tuple[torch.Tensor | None, list[tuple[float, ...]]]:
         """The workspace, to be kept until the last kernel is enqueued, and each launch's arguments.
 
         Args:
-            fault: the address of the flag.
+            fault, counter: the addresses of the flag and of a zero.
         """
-        values: list[float] = [*map(torch.Tensor.data_ptr, tensors), out.data_ptr(), fault]
+        values: list[float] = [*map(torch.Tensor.data_ptr, tensors), out.data_ptr(), fault, counter]
         memory = None
         if self._offsets:
             memory = self._workspace.allocate(out.device)
@@ -220,12 +225,16 @@ class IndexedExecutable(Executable):
                 self.out.shape, self.out.real_strides, dtype=self.out.torch_dtype, device=device
             )
         )
-        _memory, arguments = self.arguments(tensors, out, fault_address())
+        counter = counters.address(index, stream, 1) if self._counts else 0
+        _memory, arguments = self.arguments(tensors, out, fault_address(), counter)
         may_overlap = overlaps(index)
         for step, args in zip(self._steps, arguments, strict=True):
-            launch, grid, block, shared_bytes, follows = step
+            launch, grid, block, shared_bytes, follows, meets = step
             overlapping = follows and may_overlap
-            launch(grid, block, shared_bytes, stream, index, *args, overlapping=overlapping)
+            launch(
+                grid, block, shared_bytes, stream, index, *args,
+                cooperative=meets, overlapping=overlapping,
+            )  # fmt: skip
         if self._checked and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize(device)
             raise_fault()
