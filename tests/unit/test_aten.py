@@ -54,3 +54,21 @@ def test_mixed_dtypes_are_differentiable():
     args = {"x": x, "normalized_shape": (8,), "weight": a, "eps": 1e-6}
     call_reference(OPS["rms_norm"], args).sum().backward()
     assert (x.grad.dtype, a.grad.dtype) == (torch.float16, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "index_reduce(x=f32[6,40], dim=0, index=i64[9], source=f32[9,40], reduce=amax)",
+            "refuses",
+        ),
+        ("scatter_reduce(x=f32[9], dim=0, index=i64[9], src=f32[9], reduce=prod)", "refuses"),
+        ("scatter(x=f32[], dim=0, index=i64[], src=f32[])", "without dims"),
+        ("scatter_reduce(x=f32[9], dim=0, index=i64[9], src=f32[9], reduce=sum)", None),
+        ("scatter(x=f32[9], dim=0, index=i64[9], src=f32[9])", None),
+    ],
+)
+def test_the_deterministic_vendor_leaves_what_pytorch_cannot_do_in_that_mode(text, reason):
+    found = IMPLS["aten_deterministic"].unsupported(Workload.parse(text), DEVICES["h200"])
+    assert found is None if reason is None else reason in found

@@ -80,6 +80,7 @@ def test_the_stand_in_lets_the_last_position_win_in_any_layout(flag, src):
     found = impl.build(impl.heuristic(w, H200), w, H200)(*tensors)
     assert torch.equal(found, expected)
     assert (found is tensors[0]) is bool(flag)
+    assert found.is_contiguous() is not bool(flag)  # a new one, as torch.scatter lays it out
 
 
 # --- sums under torch.use_deterministic_algorithms -----------------------------------------------

@@ -148,6 +148,12 @@ BACKWARD = (
 )
 
 
+@pytest.mark.parametrize("text", [NORM, BACKWARD])
+def test_a_sample_finds_schedules_where_few_of_them_fit(text):
+    graph = graph_of(Workload.parse(text.format(h=65536).replace("f16", "f32")))
+    assert target.space(graph, H200).sample(random.Random(0), 100)
+
+
 @pytest.mark.parametrize("device", ["h200", "b200"])
 @pytest.mark.parametrize("width", [768, 1280])
 def test_a_search_begins_with_one_block_of_even_groups_on_each_sm_that_does_not_spill(

@@ -40,6 +40,10 @@ class AtenDeterministic(Implementation):
             return "PyTorch's kernels for this operator do not race; aten is the same"
         if device.kind == "cpu":
             return "PyTorch's CPU kernels do not race; aten is the same"
+        if w.op == "index_reduce" or (w.op == "scatter_reduce" and w["reduce"] == "prod"):
+            return f"PyTorch refuses {w.op} in its deterministic mode"
+        if w.main.rank == 0:
+            return "PyTorch's deterministic kernels fail on a tensor without dims"
         return None
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:

@@ -189,7 +189,7 @@ def last_written(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Ten
         x, index = x.reshape(1), index.reshape(1)
         src = src.reshape(1) if isinstance(src, Tensor) else src
         return last_written(x, 0, index, src).reshape(())
-    out = x.clone()
+    out = x.clone(memory_format=torch.contiguous_format)  # as torch.scatter lays it out
     if index.numel() == 0:
         return out
     region = out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from itertools import product
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.shifting import shifted_alike, vectors_of
@@ -23,6 +24,9 @@ COLUMN_ITEMSIZE = 4
 """Bytes of what is added up over rows: fp32 for halves and fp32."""
 PERSISTENT_THREADS = 256
 """On an SM, at least: the next rows are on their way, but the arithmetic hides its own latency."""
+ROW_THREADS = (
+    *(4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024),
+)
 COLUMN_GROUPS = tuple(range(1, 17))
 """Groups of a block that sum over rows: any number, so that rows can be dealt out evenly."""
 GROUP_BARRIERS = 15
@@ -64,10 +68,7 @@ class RowSchedule:
     """
 
     vector: int = param(8, 4, 2, 1)
-    row_threads: int = param(
-        *(4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024),
-        default=256,
-    )
+    row_threads: int = param(*ROW_THREADS, default=256)
     rows_per_block: int = param(1, 2, 4, 8)
     rows_per_thread: int = param(1, 2, 4)
     storage: str = param("registers", "shared", "reread")
@@ -144,15 +145,43 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             or _too_much_shared(c, footprint, device)
         )
 
+    clusters = tuple(c for c in (1, 2, 4, 8) if c <= device.max_cluster)
+    storages = ("registers",) if footprint.columns else ("registers", "shared", "reread")
+
+    def holds_a_row(threads: int) -> bool:
+        return any(
+            _misplaced(c, graph, device) is None
+            and _too_many_registers(c, footprint, device) is None
+            for vector, cluster, storage in product((*shifted, *vectors), clusters, storages)
+            for rows in [max(32 // threads, 1)]
+            for c in [
+                RowSchedule(
+                    vector,
+                    threads,
+                    rows,
+                    1,
+                    storage,
+                    cluster=cluster,
+                    min_blocks=1,
+                    shifted=vector in shifted,
+                )
+            ]
+        )
+
+    threads = tuple(t for t in ROW_THREADS if holds_a_row(t))
+    groups = COLUMN_GROUPS if footprint.columns else (1, 2, 4, 8)
     return ConfigSpace(
         RowSchedule,
         {
             "vector": (*shifted, *vectors),
+            "row_threads": threads,
+            "storage": storages,
             "shifted": (False, True) if shifted else (False,),
             "moments": tuple(moments),
-            "cluster": tuple(c for c in (1, 2, 4, 8) if c <= device.max_cluster),
+            "cluster": clusters,
+            "in_turn": (False,) if footprint.columns else (False, True),
             "combine": ("kernel", "grid") if footprint.columns else ("kernel",),
-            "rows_per_block": COLUMN_GROUPS if footprint.columns else (1, 2, 4, 8),
+            "rows_per_block": tuple(r for r in groups if r * min(threads, default=1) <= 1024),
             "parameters": (
                 ("reload", "registers", "shared") if footprint.parameters else ("reload",)
             ),
