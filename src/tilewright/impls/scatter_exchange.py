@@ -53,6 +53,10 @@ class ScatterExchange(Implementation):
             )
         return None
 
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        """Its blocks all run at once and wait for one another: only where that was measured."""
+        return False
+
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         limit = device.shared_bytes_per_block
 
