@@ -43,17 +43,17 @@ class OnCpu(Executable):
     """
 
     def __init__(self, impl, config, w):
-        self._executable = impl.build(config, w, DEVICE)
+        self.executable = impl.build(config, w, DEVICE)
         self._library = _library(impl.task(config, w, DEVICE).source)
         self._out = w.outputs[0]
 
     def __call__(self, *tensors):
-        in_place = self._executable.in_place
+        in_place = self.executable.in_place
         out = tensors[0] if in_place else allocate(self._out, torch.device("cpu"))
         counter = ctypes.c_uint32()
         given = tensors, out, _fault(), ctypes.addressof(counter)
-        _memory, arguments = self._executable.arguments(*given)
-        for launch, args in zip(self._executable.launches, arguments, strict=True):
+        _memory, arguments = self.executable.arguments(*given)
+        for launch, args in zip(self.executable.launches, arguments, strict=True):
             for comes_only in (True, False) if launch.meets else ():
                 self._library.come_only(comes_only)
                 self._run(launch, args)

@@ -1,10 +1,12 @@
 """Kernels for indices: C++ ones run, CUDA ones are compiled for every architecture."""
 
+import random
 import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from indexing import gathers
 
 import tilewright as tw
@@ -14,6 +16,7 @@ from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch import selection
 from tilewright.errors import IndexOutOfRange, NoImplementation
 from tilewright.impl import IMPLS
+from tilewright.impls._rows import row_problem
 from tilewright.impls.rows_cpp import METHODS
 from tilewright.impls.rows_sorted import workspace_of
 from tilewright.measure.verify import Verifier
@@ -229,13 +232,37 @@ def test_what_a_kernel_takes_of_workspace_is_what_is_documented(suite):
             assert built.workspace_bytes <= bounds.get(impl.name, 0) * moved + 2**16, (impl.name, w)
 
 
-@pytest.mark.parametrize("w", SUITES["rows_embedding"].workloads(), ids=str)
-def test_a_sum_of_rows_takes_at_most_48_bytes_of_workspace_per_index(w):
-    impl, device = IMPLS["rows_sorted"], DEVICES["h200"]
-    if w.main.shape[-1] > 1000:
-        pytest.skip("two partial rows of a unit of 256 exceed that")
-    for config in (impl.heuristic(w, device), *list(impl.space(w, device))[::97]):
-        assert workspace_of(w, config).bytes <= 48 * w["index"].numel + 2**16
+def within_48_bytes(w):
+    impl, device, p = IMPLS["rows_sorted"], DEVICES["h200"], row_problem(w)
+    assert impl.unsupported(w, device) is None, w
+    config = impl.heuristic(w, device)
+    for c in (config, *impl.space(w, device).sample(random.Random(0), 20)):
+        assert workspace_of(w, c).bytes <= 48 * p.count + 2**16, (w, c)
+    launches, workspace = impl.launches(w, p, config, device)
+    assert workspace.bytes == workspace_of(w, config).bytes
+    assert max(launch.shared_bytes for launch in launches) <= device.shared_bytes_per_block
+
+
+@pytest.mark.parametrize("suite", ["rows_embedding", "rows_few", "rows_gnn", "scatter_moe"])
+def test_a_sum_of_rows_takes_at_most_48_bytes_of_workspace_per_index(suite):
+    for w in SUITES[suite].workloads():
+        within_48_bytes(w)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    st.sampled_from([1, 7, 600, 50_000]),
+    st.sampled_from([1, 40, 3_000, 10**8]),
+    st.sampled_from([1, 90, 5_000, 200_000, 10**7]),
+    st.sampled_from([1, 37, 768, 7_168, 150_000]),
+    st.sampled_from(["f32", "bf16", "f64"]),
+    st.sampled_from(["", "!donate=x"]),
+)
+def test_a_sum_of_rows_of_any_shape_takes_no_more(outer, places, count, columns, dtype, flag):
+    assume(outer * max(places, count) * columns < 2**40)
+    x, source = f"{dtype}[{outer},{places},{columns}]", f"{dtype}[{outer},{count},{columns}]"
+    w = Workload.parse(f"index_add(x={x}, dim=1, index=i64[{count}], source={source}){flag}")
+    within_48_bytes(w)
 
 
 @pytest.mark.parametrize(

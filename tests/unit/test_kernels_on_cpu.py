@@ -16,6 +16,7 @@ from indexing import gathers
 
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
+from tilewright.impls import rows_sorted
 from tilewright.impls.scatter_exchange import sizes
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.verify import Verifier
@@ -296,11 +297,46 @@ def test_a_gradient_of_minus_zeros_is_zero_as_pytorchs():
         assert not run(torch.full((90, 8), -0.0), index).signbit().any()
 
 
-@pytest.mark.parametrize("rows", [96, 224])
+@pytest.mark.parametrize("rows", [96, 192])
 def test_units_need_be_no_power_of_two(rows):
     w, impl = Workload.parse(CASES[6]), IMPLS["rows_sorted"]
     config = dataclasses.replace(impl.heuristic(w, DEVICE), rows=rows)
     verdict = Verifier(w, CPU).check(OnCpu(impl, config, w))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("spread", DISTRIBUTIONS)
+@pytest.mark.parametrize(("lanes", "threads"), [(4, 256), (32, 512), (16, 256)])
+def test_runs_over_units_and_spans_are_joined(waits, spread, lanes, threads, monkeypatch):
+    monkeypatch.setattr(
+        rows_sorted, "first_in_out", lambda p: waits
+    )  # where stored as wide as sums
+    w = Workload.parse(
+        f"index_add(x=f32[50,68], dim=0, index=i64[3000], source=f32[3000,68])!indices={spread}"
+    )
+    impl = IMPLS["rows_sorted"]
+    config = impl.Config(
+        1, 4, rows=8, lanes=lanes, vec=4, unrolled=4, block_threads=threads, blocks=2
+    )
+    assert impl.space(w, DEVICE).why_not(config) is None
+    tensors = w.operator.examples(w, "integer", 0, "cpu")
+    assert torch.equal(
+        OnCpu(impl, config, w)(*tensors), torch.index_add(*tensors[:1], 0, *tensors[1:])
+    )
+
+
+@pytest.mark.parametrize("flag", ["", "!donate=x"])
+@pytest.mark.parametrize("own", ["True", "False"])
+def test_where_most_places_are_not_named_all_are_filled_before(own, flag):
+    text = "x=f32[900,12], dim=0, index=i64[100], source=f32[100,12], reduce=mean"
+    w = Workload.parse(f"index_reduce({text}, include_self={own}){flag}!indices=zipf")
+    impl = IMPLS["rows_sorted"]
+    run = OnCpu(impl, impl.heuristic(w, DEVICE), w)
+    entries = [launch.entry for launch in run.executable.launches]
+    assert "clear" not in entries
+    assert entries.index("fill") == 0 if not flag else "fill" not in entries
+    verdict = Verifier(w, CPU).check(run)
     assert verdict.ok, verdict.message
 
 

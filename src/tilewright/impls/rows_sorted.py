@@ -27,11 +27,14 @@ from tilewright.tensor_spec import HALVES
 
 MAX_DIGIT_BITS = 11
 """2048 counters of each of 8 warps are 64 KiB of shared memory."""
-UNITS = (8, 16, 32, 64, 80, 96, 128, 160, 192, 224, 256)
+UNITS = (8, 16, 32, 64, 96, 128, 192, 256)
 WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 48, 2**16
-"""Bytes, unless even the longest units need more: each leaves one partial row or two."""
+"""Bytes, for every shape: where rows are wide, units are long."""
 BLOCKS_OF_FILL = 8
 """Blocks per SM of the kernels that stride over the whole table."""
+MARKED_PER_INDEX = 8
+"""Places for each index up to which those that are named are marked, so that others are filled; of
+more places most are none, so all are filled before."""
 ARGUMENTS = "PPPPPPiiiiqqqqqqd"
 
 
@@ -39,8 +42,9 @@ class RowsSorted(RowKernels):
     """The same bits in every run: the order of a sum depends on the indices alone.
 
     Workspace: 8 bytes per index for its place and position, and either what else the sort needs (8
-    more bytes with more than one pass, and counters) or a partial row for each `rows` indices, two
-    for halves, which are summed in fp32.
+    more bytes with more than one pass, and counters) or a partial row for each span of the units of
+    a block, two for halves, which are summed in fp32; and a byte for each place out of place, of up
+    to eight an index.
     """
 
     name, op = "rows_sorted", OPERATORS
@@ -54,7 +58,8 @@ class RowsSorted(RowKernels):
         lanes: int = param(4, 8, 16, 32)  # threads of a unit
         vec: int = param(1, 2, 4, 8)  # elements of one access
         unrolled: int = param(4, 8)  # rows in flight of one unit
-        blocks: int = param(2, 3, 4)  # of an SM, which bounds the registers of a thread
+        block_threads: int = param(256, 512)  # whose units are a span
+        blocks: int = param(2, 3, 4)  # of 256 threads on an SM, which bounds a thread's registers
         ahead: int = param(0, 1, 2, 3)  # read a run's old row before its end; 2: prefetch it, too;
         # 3: read those of all runs that begin among the rows in flight at once
 
@@ -68,7 +73,6 @@ class RowsSorted(RowKernels):
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_rows(w)
         fewest = fewest_passes(p)
-        is_bounded = within_bounds(w, p, self.Config(fewest, 16, max(UNITS)))
 
         def fits(c: RowsSorted.Config) -> str | None:
             if digit_bits(p, c.passes) > MAX_DIGIT_BITS:
@@ -79,19 +83,20 @@ class RowsSorted(RowKernels):
                 return "there is no old row to read ahead"
             if c.ahead == 3 and (c.blocks > 2 or c.unrolled * c.vec * w.main.itemsize > 64):
                 return "old rows beside more than 64 bytes of rows in flight spill"
-            if is_bounded and not within_bounds(w, p, c):
-                return f"rows={c.rows} takes more than {WORKSPACE_PER_INDEX} bytes for each index"
+            if c.block_threads == 512 and c.blocks == 3:
+                return "blocks=3 of 256 threads are no whole blocks of 512"
             if c.unrolled > c.lanes:
                 return f"unrolled={c.unrolled} exceeds lanes={c.lanes}"
             if c.unrolled * c.vec > 32:
                 return f"{c.unrolled} x {c.vec} elements in flight spill"
-            if reason := too_many_pieces(p, c):
-                return reason
-            return None
+            if not within_bounds(w, c):
+                return f"rows={c.rows} takes more than {WORKSPACE_PER_INDEX} bytes for each index"
+            return too_many_pieces(p, c)
 
         values = {
             "vec": vectors(p, w.main.itemsize),
             "passes": [n for n in (fewest, fewest + 1) if n <= 3],
+            "rows": rows_of_units(w, p),
         }
         return ConfigSpace(self.Config, values, fits)
 
@@ -113,12 +118,19 @@ class RowsSorted(RowKernels):
         unrolled = min(lanes, 4 if vec == 8 else 8)
         fewest = fewest_passes(p)
         configs = [
-            self.Config(fewest, n, rows, lanes, vec, unrolled, ahead=ahead)
-            for rows in UNITS
+            self.Config(fewest, n, rows, lanes, vec, unrolled, threads, ahead=ahead)
+            for rows in space.values["rows"]
             for n in sorted({items, 16})
+            for threads in (256, 512)
         ]
-        fitting = [c for c in configs if space.why_not(c) is None]
-        return min(fitting, key=lambda c: (c.items != items, abs(math.log2(c.rows / wanted))))
+
+        def merit(c: RowsSorted.Config) -> tuple[float, ...]:
+            at_once = device.sms * c.blocks * THREADS / c.block_threads
+            turns = spans_of(p, c) * pieces / at_once
+            idle = turns / math.ceil(turns) < 0.75  # of SMs, while the last blocks run
+            return c.items != items, idle, abs(math.log2(c.rows / wanted)), c.block_threads
+
+        return min((c for c in configs if space.why_not(c) is None), key=merit)
 
     def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
         return {
@@ -134,7 +146,8 @@ class RowsSorted(RowKernels):
             "LANES": c.lanes,
             "VEC": c.vec,
             "UNROLLED": c.unrolled,
-            "BLOCKS": c.blocks,
+            "SUM_THREADS": c.block_threads,
+            "SUM_BLOCKS": c.blocks * THREADS // c.block_threads,
             "AHEAD": c.ahead,
             "COMBINE_THREADS": combine_threads(p, c),
         }
@@ -142,35 +155,34 @@ class RowsSorted(RowKernels):
     def launches(
         self, w: Workload, p: RowProblem, c: Any, device: DeviceSpec
     ) -> tuple[list[Launch], Workspace]:
-        units, pieces, groups = math.ceil(p.count / c.rows), across(p, c), THREADS // c.lanes
-        fill_blocks = BLOCKS_OF_FILL * device.sms
-        launches = []
-        if p.fill:
-            words = -(-p.places // 4)
-            launches.append(
-                Launch("clear", "Pi", (fill_blocks, 1, 1), THREADS, 0, ("touched", words))
-            )
-        sort = sort_of(p, c)
-        launches += sort.launches(follows=bool(p.fill))
+        marks, sort, spans = is_marked(p), sort_of(p, c), spans_of(p, c)
         args = (
             *(named_source(w), named_old(p), "out", sort.result, "partials"),
-            *("touched" if p.fill else 0, p.count, p.places, p.columns, units),
+            *("touched" if marks else 0, p.count, p.places, p.columns, spans),
             *(*p.source, *(p.old or (0, 0)), *p.out, p.alpha),
         )
 
-        def reduce(entry: str, across_x: int, threads: int, shared_bytes: int) -> Launch:
-            grid = across_x, pieces, p.outer
-            return Launch(entry, ARGUMENTS, grid, threads, shared_bytes, args, overlapping=True)
+        def rows(entry: str, groups: int, threads: int, shared: bool, follows: bool) -> Launch:
+            """`shared`: memory for a piece of a row of each group of threads, and a word."""
+            grid = math.ceil(groups * c.lanes / threads), across(p, c), p.outer
+            size = threads * c.vec * sum_bytes(p.dtype) + 4 * threads // c.lanes
+            return Launch(entry, ARGUMENTS, grid, threads, size * shared, args, follows)
 
-        launches.append(reduce("accumulate", math.ceil(units / groups), THREADS, 0))
-        if units > 1:
-            threads = combine_threads(p, c)
-            shared_bytes = threads * c.vec * sum_bytes(p.dtype) + 4 * threads // c.lanes
-            blocks = math.ceil(units / (threads // c.lanes))
-            launches.append(reduce("combine", blocks, threads, shared_bytes))
-        if p.fill:
-            blocks = min(math.ceil(p.places / groups), fill_blocks)
-            launches.append(reduce("fill", blocks, THREADS, 0))
+        combining = combine_threads(p, c)
+        fill_blocks, words = BLOCKS_OF_FILL * device.sms, -(-p.places // 4)
+        clear = Launch("clear", "Pi", (fill_blocks, 1, 1), THREADS, 0, ("touched", words))
+        filled = min(p.places, fill_blocks * THREADS // c.lanes)
+        fill = rows("fill", filled, THREADS, shared=False, follows=marks)
+        units = math.ceil(p.count / c.rows)
+        launches = [
+            *([clear] if marks else [fill] if p.fill else []),
+            *sort.launches(follows=bool(p.fill)),
+            rows("accumulate", units, c.block_threads, shared=True, follows=True),
+        ]
+        if spans > 1:
+            launches.append(rows("combine", spans, combining, shared=True, follows=True))
+        if marks:
+            launches.append(fill)
         return launches, workspace_of(w, c)
 
 
@@ -188,6 +200,11 @@ def first_in_out(p: RowProblem) -> bool:
     return p.dtype not in HALVES
 
 
+def is_marked(p: RowProblem) -> bool:
+    """Whether places that are named are marked, for those that are not to be filled in the end."""
+    return p.fill is not None and p.places <= MARKED_PER_INDEX * p.count
+
+
 def combine_threads(p: RowProblem, c: RowsSorted.Config) -> int:
     return 1024 if c.vec * sum_bytes(p.dtype) <= 16 else 512
 
@@ -197,21 +214,39 @@ def sort_of(p: RowProblem, c: RowsSorted.Config) -> Sort:
     return Sort(p.count, p.places, bits, c.items, c.passes, skipped=p.skipped)
 
 
-def within_bounds(w: Workload, p: RowProblem, c: RowsSorted.Config) -> bool:
-    return workspace_of(w, c).bytes <= WORKSPACE_PER_INDEX * p.count + WORKSPACE_BESIDE
+def spans_of(p: RowProblem, c: RowsSorted.Config) -> int:
+    """Blocks of sorted positions, each of `rows` for every `lanes` threads."""
+    return math.ceil(p.count * c.lanes / (c.rows * c.block_threads))
+
+
+def rows_of_units(w: Workload, p: RowProblem) -> list[int]:
+    """The usual ones, or where rows are too wide for them the shortest that are within bounds."""
+    passes, longest = fewest_passes(p), max(UNITS)
+
+    def shortest(rows: int) -> RowsSorted.Config:
+        return RowsSorted.Config(passes, 16, rows, lanes=32, block_threads=512)
+
+    while not within_bounds(w, shortest(longest)) and spans_of(p, shortest(longest)) > 1:
+        longest *= 2
+    return [*UNITS, longest] if longest > max(UNITS) else list(UNITS)
+
+
+def within_bounds(w: Workload, c: RowsSorted.Config) -> bool:
+    index = served_rows(w).count
+    return workspace_of(w, c).bytes <= WORKSPACE_PER_INDEX * index + WORKSPACE_BESIDE
 
 
 def workspace_of(w: Workload, c: RowsSorted.Config) -> Workspace:
     """The parts of one call's scratch memory."""
     p = served_rows(w)
-    sort = sort_of(p, c)
+    sort, spans = sort_of(p, c), spans_of(p, c)
     to_sort = sort.workspace
     result = to_sort.pop(sort.result)
-    rows = math.ceil(p.count / c.rows) * (1 if first_in_out(p) else 2)
+    rows = spans * (1 if first_in_out(p) else 2) if spans > 1 else 0
     partials = rows * p.columns * p.outer * sum_bytes(p.dtype)
     return Workspace(
         Workspace(**to_sort),
         Workspace(partials=partials),
         **{sort.result: result},
-        touched=-(-p.places // 4) * 4 if p.fill else 0,
+        touched=-(-p.places // 4) * 4 if is_marked(p) else 0,
     )

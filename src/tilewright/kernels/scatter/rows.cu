@@ -2,19 +2,23 @@
 //
 // 1. A stable counting sort of (place, position) by place (sort.cuh).
 // 2. accumulate: the sorted positions are cut into units of ROWS, each walked by LANES threads that
-//    hold a piece of the row. A run of one place that lies inside a unit is finished there. Where one
-//    began before, it leaves a partial row; where one begins and goes on, its first part is another,
-//    or, if stored elements are as wide as sums, waits in the row of `out` itself (FIRST_IN_OUT).
+//    hold a piece of the row. A run of one place that lies inside a unit is finished there; what of
+//    one began before the unit lies in shared memory in the end, and is added by the unit of the same
+//    block in which the run begins. The units of a block are a span. A run that goes over the end of a
+//    span leaves partial rows: one in each span that goes on with it, and one for its first part,
+//    which, if stored elements are as wide as sums, waits in the row of `out` itself (FIRST_IN_OUT).
 //    Full batches of one place are summed as a tree.
-// 3. combine: the unit in which such a run begins adds up the partials of the units that go on with
-//    it; a run over many units is shared out among a block and joined as a tree.
-// 4. fill (out of place only): rows that no index names.
+// 3. combine: the span in which such a run begins adds up the partials of the spans that go on with
+//    it; a run over many spans is shared out among a block and joined as a tree.
+// 4. fill (out of place only): rows that no index names; or, before all else, every row.
 //
-// Configuration: ROWS, LANES, UNROLLED, VEC, BLOCKS; AHEAD reads the old row of a run when it begins
+// Configuration: ROWS, LANES, UNROLLED, VEC, SUM_THREADS, BLOCKS; AHEAD reads the old row of a run when it begins
 // (2: prefetches it before that; 3: reads those of a batch at once), 0 when it ends; MEAN divides by the number of terms; INCLUDE makes
 // the old row a term; FILL_ZERO gives zeros to rows without an index, else the old row.
 
-#define GROUPS (THREADS / LANES)
+#define GROUPS (SUM_THREADS / LANES)
+#define SPAN (GROUPS * ROWS)
+#define FILL_GROUPS (THREADS / LANES)
 #define COMBINE_GROUPS (COMBINE_THREADS / LANES)
 #define SHORT_RUN 32
 #define NOWHERE 0xffffffffu
@@ -35,10 +39,10 @@ struct Rows { i64 outer, row; };
 // The arguments of the kernels below, and how they become a Problem.
 #define ARGUMENTS                                                                                 \
   const T *source, const T *old, T *out, const Entry *sorted, A *partials, u8 *touched,           \
-      u32 count, u32 places, u32 columns, u32 units, i64 source_outer, i64 source_row,            \
+      u32 count, u32 places, u32 columns, u32 spans, i64 source_outer, i64 source_row,            \
       i64 old_outer, i64 old_row, i64 out_outer, i64 out_row, double alpha
 #define PROBLEM                                                                                   \
-  {source, old, out, sorted, partials, touched, count, places, columns, units,                    \
+  {source, old, out, sorted, partials, touched, count, places, columns, spans,                    \
    {source_outer, source_row}, {old_outer, old_row}, {out_outer, out_row}, alpha}
 
 struct Problem {
@@ -46,9 +50,9 @@ struct Problem {
   const T* old;
   T* out;
   const Entry* sorted;
-  A* partials;  // (outer, unit, border, columns), the first border alone if FIRST_IN_OUT
+  A* partials;  // (outer, span, border, columns), the first border alone if FIRST_IN_OUT
   u8* touched;  // places with an index; null where nobody asks
-  u32 count, places, columns, units;
+  u32 count, places, columns, spans;
   Rows in_source, in_old, in_out;
   double alpha;
 
@@ -59,8 +63,8 @@ struct Problem {
   TW_DEVICE T* out_at(u32 place, u32 column) const {
     return out + blockIdx.z * in_out.outer + place * in_out.row + column;
   }
-  TW_DEVICE A* partial(u32 unit, int border, u32 column) const {
-    return partials + (((u64)blockIdx.z * units + unit) * (FIRST_IN_OUT ? 1 : 2) + border) * columns + column;
+  TW_DEVICE A* partial(u32 span, int border, u32 column) const {
+    return partials + (((u64)blockIdx.z * spans + span) * (FIRST_IN_OUT ? 1 : 2) + border) * columns + column;
   }
 };
 
@@ -104,11 +108,28 @@ template <int FIRST, int N> TW_DEVICE Sums tree(const Stored* rows) {
   } else return reduce(tree<FIRST, N / 2>(rows), tree<FIRST + N / 2, N / 2>(rows));
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void accumulate(ARGUMENTS) {
+// What the units of a span leave to one another in shared memory.
+struct Heads {
+  Sums* sums;    // of each thread: of the run that began before its unit
+  u32* through;  // of each unit: whether that run also goes on behind it
+};
+TW_DEVICE Heads heads_at(u32* start) { return {(Sums*)start, (u32*)((Sums*)start + SUM_THREADS)}; }
+
+// Add to `sums`, of a run that goes on in `group`, what the units of the span from there on have of it;
+// true if it ends in the span.
+TW_DEVICE bool follow(const Heads& heads, u32 group, Sums& sums) {
+  for (; group < GROUPS; ++group) {
+    sums = reduce(sums, heads.sums[group * LANES + threadIdx.x % LANES]);
+    if (!heads.through[group]) return true;
+  }
+  return false;
+}
+
+extern "C" __global__ __launch_bounds__(SUM_THREADS, SUM_BLOCKS) void accumulate(ARGUMENTS) {
   follow_previous();
   const Problem p = PROBLEM;
-  const int lane = threadIdx.x % LANES;
-  const u32 unit = blockIdx.x * GROUPS + threadIdx.x / LANES;
+  const Heads heads = heads_at(shared);
+  const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, unit = blockIdx.x * GROUPS + group;
   const u32 column = (blockIdx.y * LANES + lane) * VEC;
   const bool inside = column < p.columns;
   const u32 begin = min((u64)unit * ROWS, (u64)p.count), end = min((u64)begin + ROWS, (u64)p.count);
@@ -151,7 +172,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void accumulate(ARGUMEN
         if (place[q] == NOWHERE) continue;
         if (place[q] != current) {
           if (inside && current < p.places) {
-            if (current == before) store(p.partial(unit, 0, column), sums);
+            if (current == before) heads.sums[threadIdx.x] = sums;
             else finish<ALL>(p, current, column, sums, AHEAD ? kept : old_row_of(p, current, column));
           }
           current = place[q];
@@ -165,18 +186,29 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void accumulate(ARGUMEN
       }
     }
   }
-  if (!inside || current >= p.places) return;
-  if (current == before) store(p.partial(unit, 0, column), sums);
-  else if (current != after) finish<ALL>(p, current, column, sums, AHEAD ? kept : old_row_of(p, current, column));
-  else if (FIRST_IN_OUT) finish<FIRST>(p, current, column, sums, AHEAD ? kept : old_row_of(p, current, column));
-  else store(p.partial(unit, 1, column), sums);
+  const bool ends_as_it_began = current < p.places && current == before;
+  if (ends_as_it_began) heads.sums[threadIdx.x] = sums;
+  if (lane == 0) heads.through[group] = ends_as_it_began && current == after;
+  __syncthreads();
+  if (!inside) return;
+  if (group == 0 && before < p.places && p.place(begin) == before) {
+    Sums head = nothing<A, VEC>();
+    follow(heads, 0, head);
+    store(p.partial(blockIdx.x, 0, column), head);
+  }
+  if (current >= p.places || ends_as_it_began) return;
+  const bool ends = current != after || follow(heads, group + 1, sums);
+  if (!ends && !FIRST_IN_OUT) return store(p.partial(blockIdx.x, 1, column), sums);
+  if (!AHEAD) kept = old_row_of(p, current, column);
+  if (ends) finish<ALL>(p, current, column, sums, kept);
+  else finish<FIRST>(p, current, column, sums, kept);
 }
 
-// The first part of a run that goes on after `unit`, apart from what waits in its row of `out`; then
+// The first part of a run that goes on after `span`, apart from what waits in its row of `out`; then
 // the end of such a run.
-TW_DEVICE Sums first_part(const Problem& p, u32 unit, u32 column) {
+TW_DEVICE Sums first_part(const Problem& p, u32 span, u32 column) {
   if constexpr (FIRST_IN_OUT) return nothing<A, VEC>();
-  else return load<VEC>(p.partial(unit, 1, column));
+  else return load<VEC>(p.partial(span, 1, column));
 }
 TW_DEVICE Stored waiting(const Problem& p, u32 place, u32 column) {
   if constexpr (FIRST_IN_OUT) return load<VEC>(p.out_at(place, column));
@@ -186,17 +218,17 @@ TW_DEVICE void complete(const Problem& p, u32 place, u32 column, const Sums& sum
   finish<FIRST_IN_OUT ? REST : ALL>(p, place, column, sums, kept);
 }
 
-// Reduce into `sums` the partials of COUNT units from `first` on, `step` apart, that belong to
+// Reduce into `sums` the partials of COUNT spans from `first` on, `step` apart, that belong to
 // `place`; false once one does not. All are fetched at once, needed or not.
 template <int COUNT> TW_DEVICE bool take(const Problem& p, u64 first, u32 step, u32 place, u32 column, bool inside, Sums& sums) {
   bool part[COUNT];
   Sums more[COUNT];
   TW_UNROLL for (int q = 0; q < COUNT; ++q) {
-    const u64 unit = first + (u64)q * step;
+    const u64 span = first + (u64)q * step;
     part[q] = false;
-    if (unit >= p.units) continue;
-    part[q] = p.place(unit * ROWS) == place;
-    if (inside) more[q] = load<VEC>(p.partial((u32)unit, 0, column));
+    if (span >= p.spans) continue;
+    part[q] = p.place(span * SPAN) == place;
+    if (inside) more[q] = load<VEC>(p.partial((u32)span, 0, column));
   }
   TW_UNROLL for (int q = 0; q < COUNT; ++q) if (part[q] && inside) sums = reduce(sums, more[q]);
   return part[COUNT - 1];
@@ -210,7 +242,7 @@ extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMEN
   const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
   const u32 column = (blockIdx.y * LANES + lane) * VEC;
   const bool inside = column < p.columns;
-  const u64 unit = (u64)blockIdx.x * COMBINE_GROUPS + group, begin = unit * ROWS, end = begin + ROWS;
+  const u64 span = (u64)blockIdx.x * COMBINE_GROUPS + group, begin = span * SPAN, end = begin + SPAN;
   u32 place = NOWHERE;
   if (end < p.count) {
     place = p.place(end - 1);
@@ -223,14 +255,14 @@ extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMEN
     Sums sums;
     Stored kept;
     if (inside) {
-      sums = first_part(p, (u32)unit, column);
+      sums = first_part(p, (u32)span, column);
       kept = waiting(p, place, column);
     }
-    u64 next = unit + 1;
+    u64 next = span + 1;
     do {
       is_long = take<4>(p, next, 1, place, column, inside, sums);
       next += 4;
-    } while (is_long && next <= unit + SHORT_RUN);
+    } while (is_long && next <= span + SHORT_RUN);
     if (inside && !is_long) complete(p, place, column, sums, kept);
   }
   if (lane == 0) longer[group] = is_long ? place : NOWHERE;
@@ -254,14 +286,14 @@ extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMEN
   }
 }
 
-// Rows that no index names.
+// Rows that no index names, or all of them where such are not marked.
 extern "C" __global__ __launch_bounds__(THREADS) void fill(ARGUMENTS) {
   follow_previous();
   const Problem p = PROBLEM;
   const u32 column = (blockIdx.y * LANES + threadIdx.x % LANES) * VEC;
   if (column >= p.columns) return;
-  for (u64 place = (u64)blockIdx.x * GROUPS + threadIdx.x / LANES; place < p.places; place += (u64)gridDim.x * GROUPS) {
-    if (p.touched[place]) continue;
+  for (u64 place = (u64)blockIdx.x * FILL_GROUPS + threadIdx.x / LANES; place < p.places; place += (u64)gridDim.x * FILL_GROUPS) {
+    if (p.touched && p.touched[place]) continue;
     Stored row;
     if (!FILL_ZERO) row = load<VEC>(p.old_at((u32)place, column));
     else TW_UNROLL for (int i = 0; i < VEC; ++i) row.v[i] = Narrow<T>::of(A(0));
