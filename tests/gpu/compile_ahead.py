@@ -9,6 +9,6 @@ from tilewright.device import spec_of
 def compile_ahead(impl, cases):
     """`cases`: (workload, config); what does not compile is left for its test to meet."""
     tasks = {impl.compile_key(c, w): impl.task(c, w, spec_of(0)) for w, c in cases}
-    with CompilePool(min(len(tasks), os.cpu_count() or 1)) as pool:
+    with CompilePool(min(len(tasks), len(os.sched_getaffinity(0)))) as pool:
         for _ in pool.compile(tasks.values()):
             pass

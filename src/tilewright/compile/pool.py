@@ -36,11 +36,11 @@ class CompilePool:
     forked and do not import the caller's main module, so a script needs no `__main__` guard.
 
     Args:
-        jobs: compilers running at once; None for one per CPU.
+        jobs: compilers running at once; None for one per CPU that this process may run on.
     """
 
     def __init__(self, jobs: int | None = None) -> None:
-        self.jobs = jobs or os.cpu_count() or 1
+        self.jobs = jobs or len(os.sched_getaffinity(0))
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, tuple[_Worker, CompileTask]] = {}
 
