@@ -15,7 +15,7 @@ from tilewright.device import spec_of
 from tilewright.impl import IMPLS
 from tilewright.impls import conv2d_weight_grad_sm80 as sm80
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad_model import COMBINES
+from tilewright.impls._weight_grad_model import COMBINES, MARKED
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
@@ -30,8 +30,9 @@ NAMES = {sm80: "conv2d_weight_grad_sm80", sm90: "conv2d_weight_grad_sm90"}
 CANDIDATES = [(module, tile) for module, tiles in TILES.items() for tile in tiles]
 MODES = [(1, 1, "last"), (2, 1, "last"), (3, 1, "grid"), (5, 1, "kernel")]
 """(split_k, cluster, combine)"""
-CLUSTERED = [(2, 2, "last"), (3, 3, "last"), (8, 8, "last"), (4, 2, "last"), (6, 2, "grid"),
-             (8, 4, "kernel")]  # fmt: skip
+HOPPERS = [(2, 2, "last"), (3, 3, "last"), (8, 8, "last"), (4, 2, "last"), (6, 2, "grid"),
+           (8, 4, "kernel"), (2, 1, MARKED), (9, 1, MARKED)]  # fmt: skip
+"""Of sm_90 alone."""
 
 
 def workload(n, c, k, h, w, kernel, stride=1, padding=0, dilation=1, dtype="f16"):
@@ -59,7 +60,7 @@ ODD = [
 
 
 def modes_of(module):
-    return MODES + (CLUSTERED if module is sm90 else [])
+    return MODES + (HOPPERS if module is sm90 else [])
 
 
 def fitting(module, w, tile, split_k=1, combine="last", cluster=1):
@@ -247,7 +248,7 @@ def test_streams_graphs_and_threads_give_the_same_bits(module, split_k, cluster,
 @pytest.mark.parametrize(
     ("module", "split_k", "cluster", "combine"),
     [(sm80, 3, 1, "last"), (sm80, 3, 1, "grid"), (sm90, 3, 1, "last"), (sm90, 3, 1, "grid"),
-     (sm90, 4, 2, "last"), (sm90, 6, 2, "grid")],
+     (sm90, 4, 2, "last"), (sm90, 6, 2, "grid"), (sm90, 4, 1, MARKED)],
 )  # fmt: skip
 def test_counters_are_zero_again(module, split_k, cluster, combine):
     w = LAYERS[0]

@@ -18,8 +18,8 @@ pytestmark = [
 
 HOPPER, PORTABLE = (IMPLS[f"conv2d_weight_grad_{name}"] for name in ("sm90", "sm80"))
 MODES = [
-    {}, {"split_k": 3, "combine": "grid"}, {"split_k": 5, "combine": "kernel"},
-    {"split_k": 2, "cluster": 2},
+    {}, {"split_k": 3, "combine": "grid"}, {"split_k": 4, "combine": "marked"},
+    {"split_k": 5, "combine": "kernel"}, {"split_k": 2, "cluster": 2},
 ]  # fmt: skip
 
 

@@ -57,6 +57,15 @@ inline void unpack(float& low, float& high, unsigned pair) { low = half_value(pa
 inline void cvt_rn_f16x2_f32(unsigned& to, float high, float low) { to = half_bits(low, false) | half_bits(high, false) << 16; }
 inline void cvt_rn_bf16x2_f32(unsigned& to, float high, float low) { to = half_bits(low, true) | half_bits(high, true) << 16; }
 inline void fence_acq_rel_gpu() {}
+inline void st_relaxed_gpu_global_v4_f32(void* to, float x, float y, float z, float w) {
+  const float4 all = {x, y, z, w};
+  std::memcpy(to, &all, 16);
+}
+inline void ld_relaxed_gpu_global_v4_f32(float& x, float& y, float& z, float& w, const void* from) {
+  float4 all;
+  std::memcpy(&all, from, 16);
+  x = all.x, y = all.y, z = all.z, w = all.w;
+}
 inline void bar_sync(int threads) {
   if (threads != (int)blockDim.x) std::abort();
   __syncthreads();

@@ -16,7 +16,7 @@ from tilewright.impl import IMPLS
 from tilewright.impls import conv2d_weight_grad_sm80 as sm80
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls._weight_grad import problem_of
-from tilewright.impls._weight_grad_model import COMBINES, predicted_us
+from tilewright.impls._weight_grad_model import COMBINES, MARKED, predicted_us
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 
@@ -39,7 +39,7 @@ def test_the_heuristics_config_is_in_the_space_and_does_not_spill(w):
 @pytest.mark.parametrize(
     ("tile", "more"),
     [
-        *((tile, {"combine": "grid"}) for tile in sm90.WARPGROUPS),
+        *((tile, {"combine": how}) for tile in sm90.WARPGROUPS for how in ("grid", MARKED)),
         *(((64, 64), {"combine": combine}) for combine in COMBINES),
         *(((128, 256), {"cluster": size, "stages": 4}) for size in sm90.CLUSTERS),
         *(((128, 256), {"fetch": fetch}) for fetch in sm90.FETCHES),
@@ -86,7 +86,9 @@ def bias_too(dtype="f16", more=""):
 
 
 @pytest.mark.parametrize("tile", sm90.WARPGROUPS)
-@pytest.mark.parametrize("more", [{"combine": "grid"}, {"cluster": 4, "stages": 4}])
+@pytest.mark.parametrize(
+    "more", [{"combine": "grid"}, {"combine": MARKED}, {"cluster": 4, "stages": 4}]
+)
 def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, more):
     config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
     built = compiled(SM90.task(config, bias_too(), H200))
@@ -271,6 +273,7 @@ def test_the_space_says_why_a_config_does_not_fit():
     assert "chip to chip" in space.why_not(sm90.Config(split_k=6, cluster=3, combine="grid"))
     assert "do not fill clusters" in space.why_not(sm90.Config(split_k=4, cluster=3))
     assert "a cluster adds all" in space.why_not(sm90.Config(split_k=4, cluster=4, combine="grid"))
+    assert "mark no places" in space.why_not(sm90.Config(split_k=4, cluster=2, combine=MARKED))
     assert "is no matrix" in space.why_not(sm90.Config(tile_n=128, fetch="shared"))
     assert "without neighbours" in space.why_not(sm90.Config(exchange="sent"))
     assert "is not asked for" in space.why_not(sm90.Config(tile_n=192, halo=1, warm=True))
@@ -299,6 +302,7 @@ def test_promising_configs_are_in_the_space_and_best_first(w):
         for c in configs
         if (c.fetch, c.halo, c.exchange, c.warm, c.pending)
         == (plain.fetch, plain.halo, plain.exchange, plain.warm, plain.pending)
+        and c.combine != MARKED
     ]
     expected = [SM90.forecast(c, w, H200)["predicted_us"] for c in known]
     assert expected == sorted(expected)

@@ -11,7 +11,7 @@ from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel
 from tilewright.impl import Executable, allocate, allocator
 from tilewright.impls._weight_grad import Problem, adds_in_place, as_read
-from tilewright.impls._weight_grad_model import Split
+from tilewright.impls._weight_grad_model import MARKED, Split
 from tilewright.op import Workload
 
 ENTRY, ADD_ENTRY = "weight_grad", "add_all_slices"
@@ -90,7 +90,7 @@ class WeightGradKernel(Executable):
             self.grid, (self.block_threads, 1, 1), self.shared_bytes, stream, index,
             *self.operands(*tensors[:2]), out.data_ptr(), bias_address, partial, counter,
             *self.last,
-            cluster=self.cluster, cooperative=self.split and self.combine == "grid",
+            cluster=self.cluster, cooperative=self.split and self.combine in ("grid", MARKED),
         )  # fmt: skip
         if self.split and self.combine == "kernel":
             self.add.launch(

@@ -17,6 +17,9 @@ WORKSPACE_LIMIT_BYTES = 1 << 29
 COMBINES = ("last", "grid", "kernel")
 """Who adds the slices of a tile: its last block; all its blocks, which run at once and wait for
 each other; or a second kernel."""
+MARKED = "marked"
+"""All its blocks, as with "grid", but each waits for the sums themselves: blocks meet when they
+begin, and have marked the places of their sums by then."""
 
 
 class Split(Protocol):
@@ -107,10 +110,12 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return f"partial sums of {groups} groups of slices exceed {WORKSPACE_LIMIT_BYTES} bytes"
     if c.combine != "kernel" and tiles * c.cluster > COUNTERS:
         return f"parts of {tiles} tiles exceed {COUNTERS} counters"
+    if c.combine == MARKED and c.blocks_together > 1:
+        return "blocks of a cluster mark no places"
     if c.combine == "grid" and c.blocks_together > 2:
         return f"how many clusters of {c.blocks_together} run at once differs from chip to chip"
     at_once = blocks_at_once(device, c) * blocks_per_sm(problem, device, c)
-    if c.combine == "grid" and tiles * c.split_k > at_once:
+    if c.combine in ("grid", MARKED) and tiles * c.split_k > at_once:
         return f"{tiles * c.split_k} blocks cannot run at once"
     return None
 
@@ -153,6 +158,8 @@ TURN_US, HELD = 1.18, 1.53
 LAST_US, GRID_US, CLUSTER_US, SECOND_KERNEL_US, SLICE_US = 2.28, 1.44, 1.38, 5.25, 0.085
 """Until it is known who was last; until all blocks of a tile have met, of a cluster; launching
 another kernel; following one more group."""
+SEEN_US = 0.5
+"""Until a sum that was stored is seen where it was waited for. A guess: nothing was timed yet."""
 ONE_BYTES_PER_US, PEER_BYTES_PER_US = 61.7e3, 40.1e3
 """That one SM reads of partial sums in L2, and of its neighbours' in their shared memory."""
 WRITTEN, READ = 0.7, 3.46
@@ -220,7 +227,9 @@ def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 
     total_us += max(partial_us / WRITTEN, one_us)
     if c.combine == "last":
         return total_us + LAST_US + groups * one_us
-    start_us = GRID_US if c.combine == "grid" else SECOND_KERNEL_US
+    start_us = {"grid": GRID_US, MARKED: SEEN_US, "kernel": SECOND_KERNEL_US}[c.combine]
+    if c.combine == MARKED:  # as many marks are written, while the first pixels come
+        total_us += max(partial_us / WRITTEN - FILL_US, 0.0)
     return total_us + start_us + partial_us / READ + SLICE_US * groups
 
 

@@ -27,6 +27,7 @@ from tilewright.impls._weight_grad_launch import ENTRY, WeightGradKernel
 from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_model import (
     COMBINES,
+    MARKED,
     blocks_per_sm,
     forecast,
     likely,
@@ -53,10 +54,10 @@ padding, copies them as a matrix; or each box of that to two neighbouring blocks
 EXCHANGES = ("read", "sent")
 """Blocks of a cluster meet and read their parts of each other's sums; or each sends its neighbours
 their parts, to shared memory that is kept free for them."""
-FETCHED, STREAMED, SENT, WARMED, FREED = 4, 4, 3, 2, 3
+FETCHED, STREAMED, SENT, WARMED, FREED, MARKING = 4, 4, 3, 2, 3, 3
 """So many promising configs are tried with other ways to copy x, whose speed no model tells yet;
 so many whose taps share a copy; so many whose sums are sent; so many whose first pixels are asked
-for ahead; and so many whose warpgroups free stages early."""
+for ahead; so many whose warpgroups free stages early; and so many that mark places of sums."""
 MOST_PADDING = 1.1
 """Of the stream's pixels to the output's, where that is tried: its zeros are multiplied, too."""
 CLUSTERS, STAGES = (1, 2, 3, 4, 6, 8), (2, 3, 4, 5, 6, 7, 8, 9, 11, 14)
@@ -71,7 +72,7 @@ class Config:
         stages: steps in shared memory.
         split_k: slices of the pixels, each summed by blocks of its own.
         cluster: so many consecutive slices are added through the shared memory of their blocks.
-        combine: who adds what is left, one sum for each cluster; see COMBINES.
+        combine: who adds what is left, one sum for each cluster; see COMBINES, MARKED.
         fetch: how x is copied; see FETCHES.
         halo: 0, or taps share one copy of x, of which so many chunks of tile_k pixels are kept
             beside those of the steps under way.
@@ -87,7 +88,7 @@ class Config:
     stages: int = param(4, 2, 3, 5, 6, 7, 8, 9, 11, 14)
     split_k: int = param(1)
     cluster: int = param(*CLUSTERS)
-    combine: str = param(*COMBINES)
+    combine: str = param(*COMBINES, MARKED)
     fetch: str = param(*FETCHES)
     halo: int = param(0)
     exchange: str = param(*EXCHANGES)
@@ -203,6 +204,9 @@ class Conv2dWeightGradSm90(Implementation):
             clusters = ranked(problem, device, (c for c in configs if c.cluster > 1), SENT)
             others += filter(None, (_sending(problem, device, c) for c in clusters))
         if most > 1:
+            meeting = (replace(c, combine=MARKED) for c in configs if c.combine == "grid")
+            marking = (c for c in meeting if _refusal(problem, device, c) is None)
+            others += ranked(problem, device, marking, MARKING)
             others += [replace(c, warm=True) for c in found[:WARMED]]
             others += [replace(c, pending=0) for c in found[:FREED] if c.threads > 160]
         return [*found[:FETCHED], *others, *found[FETCHED:]]
@@ -233,7 +237,7 @@ class Conv2dWeightGradSm90(Implementation):
             "WARP_ROW(warp)": "((warp) / 4 % WARPGROUPS_M * BLOCKS * 64 + (warp) % 4 * 16)",
             "WARP_COLUMN(warp)": "((warp) / 4 / WARPGROUPS_M * COLUMNS)",
             "THREADS": config.threads,
-            "COMBINE": COMBINES.index(config.combine),
+            "COMBINE": (*COMBINES, MARKED).index(config.combine),
             "CLUSTER": config.cluster,
             "MATRIX": int(config.fetch != "walk"),
             "SHARE": config.share,

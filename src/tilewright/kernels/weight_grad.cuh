@@ -74,7 +74,7 @@ struct Results {
   Out* bias;  // only with BIAS
 };
 
-enum { LAST = 0, GRID = 1, KERNEL = 2 };  // who adds the slices of a tile
+enum { LAST = 0, GRID = 1, KERNEL = 2, MARKED = 3 };  // who adds the slices of a tile
 constexpr int PANEL = 64;
 constexpr int TILE_PANELS = TILE_N / PANEL;
 constexpr int TILE_ELEMENTS = TILE_M * TILE_N;
@@ -181,14 +181,47 @@ TW_DEVICE void store_bias(Out* bias, const Problem& p, int k, Sum sum) {
   if (k < p.features) bias[k] = RESULT::first(RESULT::pack(sum, 0));
 }
 
+#if COMBINE == 3  // MARKED
+// Blocks of a tile meet when they begin, not when they end: each has marked the places of its sums by
+// then, and who adds them loads until no mark is left. So nobody waits for stores to be done, and then for
+// others to hear of it. No sum has a mark's bits: NaN is 0x7fffffff or, widened from halves, ends in zeros.
+static_assert(CLUSTER == 1 && sizeof(Sum) == 4, "fp32 sums of single blocks are marked");
+constexpr u32 MARK = 0xffffffff;
+template <int MARKERS> TW_DEVICE void mark_places(Sum* partial, const Tile& t) {
+  uint4* group = (uint4*)partial_of(partial, t, t.group);
+  for (int i = threadIdx.x; i < quads_here(); i += MARKERS) group[i] = make_uint4(MARK, MARK, MARK, MARK);
+}
+TW_DEVICE bool is_marked(const Quad& v) {
+  const uint4& w = (const uint4&)v;
+  return (w.x == MARK) | (w.y == MARK) | (w.z == MARK) | (w.w == MARK);
+}
+TW_DEVICE void put_quad(Quad* to, const Quad& v) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+TW_DEVICE Quad load_quad(const Quad* from) {
+  Quad v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
+  return v;
+}
+#else
+TW_DEVICE bool is_marked(const Quad&) { return false; }
+TW_DEVICE void put_quad(Quad* to, const Quad& v) { *to = v; }
+// Past L1, which other blocks' sums do not reach.
+TW_DEVICE float4 load_quad(const float4* from) { return __ldcg(from); }
+TW_DEVICE Doubles load_quad(const Doubles* from) {
+  const double2 low = __ldcg((const double2*)from), high = __ldcg((const double2*)from + 1);
+  return {low.x, low.y, high.x, high.y};
+}
+#endif
+
 // The sums of this warp, as fp32, among those of its tile: whole lines at a time.
 TW_DEVICE void store_sums(Quad* tile, int warp, const Sum (&d)[BLOCKS][COLUMNS / 2], const Sum (&bias)[BLOCKS][4]) {
-  const auto to = [&](int row, Sum sum) { ((Sum*)(tile + QUADS))[row] = sum; };
+  const auto to = [&](int row, Sum sum) { ((volatile Sum*)(tile + QUADS))[row] = sum; };
   each_bias(warp, bias, to);
   Quad* own = tile + warp * BLOCKS * FRAGMENTS * 32 + threadIdx.x % 32;
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
     TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j)
-      own[(m * FRAGMENTS + j) * 32] = Quad{d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]};
+      put_quad(own + (m * FRAGMENTS + j) * 32, Quad{d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]});
 }
 
 // Two neighbouring channels, from `c` of the panel on.
@@ -258,19 +291,13 @@ TW_DEVICE void store_gathered(Out* out, const unsigned char* staged, const Panel
 
 TW_DEVICE void add_to(Quad& sum, Quad v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
 
-// Past L1, which other blocks' sums do not reach.
-TW_DEVICE float4 load_quad(const float4* from) { return __ldcg(from); }
-TW_DEVICE Doubles load_quad(const Doubles* from) {
-  const double2 low = __ldcg((const double2*)from), high = __ldcg((const double2*)from + 1);
-  return {low.x, low.y, high.x, high.y};
-}
-
 // Add the groups of the places from `first` to `end` of a tile and write the result. A thread has
-// sixteen loads under way (eight, where sums are fp64): of PLACES places and as many groups as that leaves.
+// sixteen loads under way (eight, where sums are fp64; twelve, where it waits for them): of PLACES places and as
+// many groups as that leaves.
 template <int PLACES>
 TW_DEVICE void add_places(const Results& out, Sum* partial, const Panel* panels, const Problem& p, const Tile& t,
                           int first, int end, int lanes) {
-  constexpr int DEEP = 64 / sizeof(Sum) / PLACES;
+  constexpr int DEEP = (COMBINE == MARKED ? 12 : 64 / sizeof(Sum)) / PLACES;
   const int stride = blockDim.x / lanes, turn = threadIdx.x % lanes;
   const Quad* base = partial_of(partial, t, 0);
   for (int begin = first; begin < end; begin += PLACES * stride) {
@@ -278,11 +305,18 @@ TW_DEVICE void add_places(const Results& out, Sum* partial, const Panel* panels,
     Quad sum[PLACES] = {};
     for (int g = turn; g < t.groups; g += DEEP * lanes) {
       Quad v[PLACES][DEEP];
+      const auto from = [&](int i, int j) {
+        return base + (long long)(g + j * lanes) * (QUADS + BIAS_QUADS) + quad + i * stride;
+      };
       TW_UNROLL for (int j = 0; j < DEEP; ++j)
         TW_UNROLL for (int i = 0; i < PLACES; ++i)
-          v[i][j] = g + j * lanes < t.groups && quad + i * stride < end
-                        ? load_quad(base + (long long)(g + j * lanes) * (QUADS + BIAS_QUADS) + quad + i * stride)
-                        : Quad{};
+          v[i][j] = g + j * lanes < t.groups && quad + i * stride < end ? load_quad(from(i, j)) : Quad{};
+      for (bool waits = COMBINE == MARKED; waits;) {
+        waits = false;
+        TW_UNROLL for (int j = 0; j < DEEP; ++j)
+          TW_UNROLL for (int i = 0; i < PLACES; ++i)
+            if (is_marked(v[i][j])) v[i][j] = load_quad(from(i, j)), waits = true;
+      }
       TW_UNROLL for (int j = 0; j < DEEP; ++j)
         TW_UNROLL for (int i = 0; i < PLACES; ++i) add_to(sum[i], v[i][j]);
     }
@@ -406,12 +440,28 @@ TW_DEVICE void add_cluster(const Results& out, Sum* partial, const Quad* sums, c
 // Lighter than __threadfence, which is sequentially consistent.
 TW_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
+// By the block's first thread, after all places were marked.
+TW_DEVICE void tell_marked(u32* counters, const Tile& t) {
+  fence();
+  atomicAdd(counters + t.tile, 1);
+}
+
 // After every thread of the block wrote its partial sums of one part of a tile, or of all of it. A
 // counter is 0 before and after; each part has its own.
 TW_DEVICE void meet_groups(const Results& out, Sum* partial, u32* counters, const Panel* panels,
                            const Problem& p, const Tile& t) {
   if (t.groups == 1 || COMBINE == KERNEL) return;
   u32* counter = counters + t.tile * CLUSTER + t.rank;
+  if (COMBINE == MARKED) {  // they met long ago; one thread of those that have nothing to multiply looks
+    if (threadIdx.x == THREADS - 32) {
+      while (*(volatile u32*)counter < t.groups) {}
+      fence();
+    }
+    __syncthreads();
+    add_groups(out, partial, panels, p, t, t.group, t.groups);
+    if (threadIdx.x == 0 && atomicAdd(counter, 1) == 2 * t.groups - 1) *(volatile u32*)counter = 0;
+    return;
+  }
   bool last = false;
   __syncthreads();
   if (threadIdx.x == 0) {  // its fences order what the whole block wrote, and will read

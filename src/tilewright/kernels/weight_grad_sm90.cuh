@@ -323,12 +323,16 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     warm(x_pixels, grad_pixels, p, t);
 #endif
     find_panels(panels, p, t);
+#if COMBINE == 3  // MARKED
+    mark_places<CONSUMERS * 32>(partial, t);
+#endif
     if constexpr (BIAS) {
       if (threadIdx.x < 64) ones[threadIdx.x] = DTYPE::ONES;
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     float sums[BLOCKS][COLUMNS / 2] = {}, bias_sums[BLOCKS][4] = {};
     asm volatile("bar.sync 2, %0;" ::"n"(THREADS) : "memory");
+    if (COMBINE == MARKED && threadIdx.x == 0) tell_marked(counters, t);
     const u32 beside = shared_address(ones);
     const Columns columns(p, stages, warp / 4);
     if constexpr (BIAS) {
