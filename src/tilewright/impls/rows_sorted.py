@@ -25,6 +25,7 @@ from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import HALVES
 
+MAX_GRID = 2**31 - 1
 MAX_DIGIT_BITS = 11
 """2048 counters of each of 8 warps are 64 KiB of shared memory."""
 UNITS = (8, 16, 32, 64, 96, 128, 192, 256)
@@ -91,6 +92,8 @@ class RowsSorted(RowKernels):
                 return f"{c.unrolled} x {c.vec} elements in flight spill"
             if not within_bounds(w, c):
                 return f"rows={c.rows} takes more than {WORKSPACE_PER_INDEX} bytes for each index"
+            if (blocks := spans_of(p, c) * across(p, c)) > MAX_GRID:
+                return f"{blocks} pieces of spans exceed a grid of {MAX_GRID}"
             return too_many_pieces(p, c)
 
         values = {
@@ -174,10 +177,11 @@ class RowsSorted(RowKernels):
         filled = min(p.places, fill_blocks * THREADS // c.lanes)
         fill = rows("fill", filled, THREADS, shared=False, follows=marks)
         units = math.ceil(p.count / c.rows)
+        accumulate = rows("accumulate", units, c.block_threads, shared=True, follows=True)
         launches = [
             *([clear] if marks else [fill] if p.fill else []),
             *sort.launches(follows=bool(p.fill)),
-            rows("accumulate", units, c.block_threads, shared=True, follows=True),
+            accumulate._replace(grid=(spans * across(p, c), 1, p.outer)),
         ]
         if spans > 1:
             launches.append(rows("combine", spans, combining, shared=True, follows=True))

@@ -57,6 +57,7 @@ struct Problem {
   double alpha;
 
   TW_DEVICE u32 place(u64 i) const { return sorted[i].place; }
+  TW_DEVICE Entry entry(u64 i, u32 end) const { return i < end ? sorted[i] : Entry{NOWHERE, 0}; }
   TW_DEVICE const T* old_at(u32 place, u32 column) const {
     return old + blockIdx.z * in_old.outer + place * in_old.row + column;
   }
@@ -129,8 +130,10 @@ extern "C" __global__ __launch_bounds__(SUM_THREADS, SUM_BLOCKS) void accumulate
   follow_previous();
   const Problem p = PROBLEM;
   const Heads heads = heads_at(shared);
-  const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, unit = blockIdx.x * GROUPS + group;
-  const u32 column = (blockIdx.y * LANES + lane) * VEC;
+  const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+  // Neighbouring blocks have the pieces of the same rows, so that memory is read in long stretches.
+  const u32 pieces = (p.columns + LANES * VEC - 1) / (LANES * VEC), span = blockIdx.x / pieces;
+  const u32 unit = span * GROUPS + group, column = (blockIdx.x % pieces * LANES + lane) * VEC;
   const bool inside = column < p.columns;
   const u32 begin = min((u64)unit * ROWS, (u64)p.count), end = min((u64)begin + ROWS, (u64)p.count);
   const T* rows = p.source + blockIdx.z * p.in_source.outer + column;
@@ -141,9 +144,10 @@ extern "C" __global__ __launch_bounds__(SUM_THREADS, SUM_BLOCKS) void accumulate
   }
   Sums sums = nothing<A, VEC>();
   Stored kept;
+  Entry coming = p.entry(begin + lane, end);
   for (u32 at = begin; __any_sync(FULL_WARP, at < end); at += LANES) {
-    const bool mine = at < end && at + lane < end;
-    const Entry my = mine ? p.sorted[at + lane] : Entry{NOWHERE, 0};
+    const Entry my = coming;
+    coming = p.entry((u64)at + LANES + lane, end);
     TW_UNROLL for (int u = 0; u < LANES; u += UNROLLED) {
       u32 place[UNROLLED];
       Stored row[UNROLLED];
@@ -194,11 +198,11 @@ extern "C" __global__ __launch_bounds__(SUM_THREADS, SUM_BLOCKS) void accumulate
   if (group == 0 && before < p.places && p.place(begin) == before) {
     Sums head = nothing<A, VEC>();
     follow(heads, 0, head);
-    store(p.partial(blockIdx.x, 0, column), head);
+    store(p.partial(span, 0, column), head);
   }
   if (current >= p.places || ends_as_it_began) return;
   const bool ends = current != after || follow(heads, group + 1, sums);
-  if (!ends && !FIRST_IN_OUT) return store(p.partial(blockIdx.x, 1, column), sums);
+  if (!ends && !FIRST_IN_OUT) return store(p.partial(span, 1, column), sums);
   if (!AHEAD) kept = old_row_of(p, current, column);
   if (ends) finish<ALL>(p, current, column, sums, kept);
   else finish<FIRST>(p, current, column, sums, kept);
