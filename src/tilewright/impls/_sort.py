@@ -62,11 +62,12 @@ class Sort:
         """The part of the workspace that holds the sorted entries in the end."""
         return "sorted" if self.passes % 2 else "other"
 
-    def launches(self, follows: bool) -> Iterator[Launch]:
+    def launches(self, follows: bool, cleared: str | int, words: int) -> Iterator[Launch]:
         """The kernels of all passes.
 
         Args:
             follows: they come after another kernel of the same call.
+            cleared: a part of the workspace of which the first kernel makes `words` zero.
         """
         bins, grid, given = 1 << self.digit_bits, (self.blocks, 1, 1), "index"
         for turn in range(self.passes):
@@ -75,7 +76,9 @@ class Sort:
             shift = self.shift + turn * self.digit_bits
             args: tuple[int | str, ...] = (given, self.count, self.places, self.skipped)
             args = (*args, "fault", shift, "counts")
-            yield Launch(f"histogram_{which}", SORT, grid, THREADS, 4 * bins, args, follows)
+            code, given_first = (SORT, ()) if turn else (SORT + "Pi", (cleared, words))
+            counting = (*args, *given_first)
+            yield Launch(f"histogram_{which}", code, grid, THREADS, 4 * bins, counting, follows)
             digits = (math.ceil(bins / 32), 1, 1)
             joined = ("counts", "totals", self.blocks)
             yield Launch("scan", "PPi", digits, 1024, 4 * 32 * 33, joined, overlapping=True)

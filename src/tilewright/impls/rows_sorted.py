@@ -31,8 +31,8 @@ MAX_DIGIT_BITS = 11
 UNITS = (8, 16, 32, 64, 96, 128, 192, 256)
 WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 48, 2**16
 """Bytes, for every shape: where rows are wide, units are long."""
-BLOCKS_OF_FILL = 8
-"""Blocks per SM of the kernels that stride over the whole table."""
+THREADS_OF_FILL = 2048
+"""Per SM, that stride over the whole table."""
 MARKED_PER_INDEX = 8
 """Places for each index up to which those that are named are marked, so that others are filled; of
 more places most are none, so all are filled before."""
@@ -165,28 +165,28 @@ class RowsSorted(RowKernels):
             *(*p.source, *(p.old or (0, 0)), *p.out, p.alpha),
         )
 
-        def rows(entry: str, groups: int, threads: int, shared: bool, follows: bool) -> Launch:
-            """`shared`: memory for a piece of a row of each group of threads, and a word."""
-            grid = math.ceil(groups * c.lanes / threads), across(p, c), p.outer
+        def rows(entry: str, blocks: int, threads: int, follows: bool = True) -> Launch:
+            """With shared memory for a piece of a row of each group of threads, and a word."""
             size = threads * c.vec * sum_bytes(p.dtype) + 4 * threads // c.lanes
-            return Launch(entry, ARGUMENTS, grid, threads, size * shared, args, follows)
+            grid = blocks, across(p, c), p.outer
+            return Launch(entry, ARGUMENTS, grid, threads, size, args, follows)
 
-        combining = combine_threads(p, c)
-        fill_blocks, words = BLOCKS_OF_FILL * device.sms, -(-p.places // 4)
-        clear = Launch("clear", "Pi", (fill_blocks, 1, 1), THREADS, 0, ("touched", words))
-        filled = min(p.places, fill_blocks * THREADS // c.lanes)
-        fill = rows("fill", filled, THREADS, shared=False, follows=marks)
-        units = math.ceil(p.count / c.rows)
-        accumulate = rows("accumulate", units, c.block_threads, shared=True, follows=True)
-        launches = [
-            *([clear] if marks else [fill] if p.fill else []),
-            *sort.launches(follows=bool(p.fill)),
-            accumulate._replace(grid=(spans * across(p, c), 1, p.outer)),
-        ]
-        if spans > 1:
-            launches.append(rows("combine", spans, combining, shared=True, follows=True))
-        if marks:
-            launches.append(fill)
+        def filling(threads: int) -> int:
+            """Blocks that stride over the whole table."""
+            wanted = math.ceil(p.places * c.lanes / threads)
+            return min(wanted, THREADS_OF_FILL * device.sms // threads) if p.fill else 0
+
+        launches = []
+        if p.fill and not marks:
+            launches.append(rows("fill", filling(THREADS), THREADS, follows=False))
+        cleared = ("touched", -(-p.places // 4)) if marks else (0, 0)
+        launches += sort.launches(bool(launches), *cleared)
+        accumulate = rows("accumulate", 1, c.block_threads)
+        launches.append(accumulate._replace(grid=(spans * across(p, c), 1, p.outer)))
+        threads = combine_threads(p, c)
+        combining = math.ceil(spans * c.lanes / threads) if spans > 1 else 0
+        if last := combining + filling(threads) * marks:
+            launches.append(rows("combine", last, threads))
         return launches, workspace_of(w, c)
 
 

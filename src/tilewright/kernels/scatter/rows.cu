@@ -10,7 +10,8 @@
 //    Full batches of one place are summed as a tree.
 // 3. combine: the span in which such a run begins adds up the partials of the spans that go on with
 //    it; a run over many spans is shared out among a block and joined as a tree.
-// 4. fill (out of place only): rows that no index names; or, before all else, every row.
+// 4. fill (out of place only), by further blocks of combine: rows that no index names, all of which
+//    accumulate has marked; or, before all else, every row.
 //
 // Configuration: ROWS, LANES, UNROLLED, VEC, SUM_THREADS, BLOCKS; AHEAD reads the old row of a run when it begins
 // (2: prefetches it before that; 3: reads those of a batch at once), 0 when it ends; MEAN divides by the number of terms; INCLUDE makes
@@ -18,18 +19,12 @@
 
 #define GROUPS (SUM_THREADS / LANES)
 #define SPAN (GROUPS * ROWS)
-#define FILL_GROUPS (THREADS / LANES)
 #define COMBINE_GROUPS (COMBINE_THREADS / LANES)
 #define SHORT_RUN 32
 #define NOWHERE 0xffffffffu
 
 typedef Pack<T, VEC> Stored;
 typedef Pack<A, VEC> Sums;
-
-extern "C" __global__ __launch_bounds__(THREADS) void clear(u32* words, u32 count) {
-  follow_previous();
-  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < count; i += gridDim.x * THREADS) words[i] = 0;
-}
 
 // ---- reduce -------------------------------------------------------------------------------------
 
@@ -78,6 +73,10 @@ TW_DEVICE u32 first_not_below(const Problem& p, u64 place) {
   return low;
 }
 
+TW_DEVICE void mark(const Problem& p, u32 place, u32 column) {
+  if (p.touched && column == 0 && blockIdx.z == 0) p.touched[place] = 1;
+}
+
 // What of a run a row of `out` gets: all, or its first part, or the rest beside the first, in `kept`.
 enum Part { ALL, FIRST, REST };
 
@@ -93,7 +92,7 @@ template <Part PART> TW_DEVICE void finish(const Problem& p, u32 place, u32 colu
     result.v[i] = Narrow<T>::of(value);
   }
   store(p.out_at(place, column), result);
-  if (p.touched && column == 0 && blockIdx.z == 0) p.touched[place] = 1;
+  mark(p, place, column);
 }
 
 TW_DEVICE Stored old_row_of(const Problem& p, u32 place, u32 column) {
@@ -202,7 +201,10 @@ extern "C" __global__ __launch_bounds__(SUM_THREADS, SUM_BLOCKS) void accumulate
   }
   if (current >= p.places || ends_as_it_began) return;
   const bool ends = current != after || follow(heads, group + 1, sums);
-  if (!ends && !FIRST_IN_OUT) return store(p.partial(span, 1, column), sums);
+  if (!ends && !FIRST_IN_OUT) {
+    mark(p, current, column);
+    return store(p.partial(span, 1, column), sums);
+  }
   if (!AHEAD) kept = old_row_of(p, current, column);
   if (ends) finish<ALL>(p, current, column, sums, kept);
   else finish<FIRST>(p, current, column, sums, kept);
@@ -238,9 +240,32 @@ template <int COUNT> TW_DEVICE bool take(const Problem& p, u64 first, u32 step, 
   return part[COUNT - 1];
 }
 
+// Rows that no index names, or all of them where such are not marked; by `blocks` of THREADS_.
+template <int THREADS_> TW_DEVICE void fill_rows(const Problem& p, u32 block, u32 blocks) {
+  constexpr u32 EACH = THREADS_ / LANES;
+  const u32 column = (blockIdx.y * LANES + threadIdx.x % LANES) * VEC;
+  if (column >= p.columns) return;
+  for (u64 place = (u64)block * EACH + threadIdx.x / LANES; place < p.places; place += (u64)blocks * EACH) {
+    if (p.touched && p.touched[place]) continue;
+    Stored row;
+    if (!FILL_ZERO) row = load<VEC>(p.old_at((u32)place, column));
+    else TW_UNROLL for (int i = 0; i < VEC; ++i) row.v[i] = Narrow<T>::of(A(0));
+    store(p.out_at((u32)place, column), row);
+  }
+}
+
+extern "C" __global__ __launch_bounds__(THREADS) void fill(ARGUMENTS) {
+  follow_previous();
+  const Problem p = PROBLEM;
+  fill_rows<THREADS>(p, blockIdx.x, gridDim.x);
+}
+
+// Of as many blocks as spans want, if they are several, and beside these as many as are to fill.
 extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMENTS) {
   follow_previous();
   const Problem p = PROBLEM;
+  const u32 combining = spans > 1 ? (spans + COMBINE_GROUPS - 1) / COMBINE_GROUPS : 0;
+  if (blockIdx.x >= combining) return fill_rows<COMBINE_THREADS>(p, blockIdx.x - combining, gridDim.x - combining);
   Sums* joined = (Sums*)shared;
   u32* longer = (u32*)(joined + COMBINE_THREADS);
   const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
@@ -287,20 +312,5 @@ extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMEN
     if (group == 0 && inside)
       complete(p, common, column, reduce(first_part(p, (u32)first, column), joined[lane]), waiting(p, common, column));
     __syncthreads();
-  }
-}
-
-// Rows that no index names, or all of them where such are not marked.
-extern "C" __global__ __launch_bounds__(THREADS) void fill(ARGUMENTS) {
-  follow_previous();
-  const Problem p = PROBLEM;
-  const u32 column = (blockIdx.y * LANES + threadIdx.x % LANES) * VEC;
-  if (column >= p.columns) return;
-  for (u64 place = (u64)blockIdx.x * FILL_GROUPS + threadIdx.x / LANES; place < p.places; place += (u64)gridDim.x * FILL_GROUPS) {
-    if (p.touched && p.touched[place]) continue;
-    Stored row;
-    if (!FILL_ZERO) row = load<VEC>(p.old_at((u32)place, column));
-    else TW_UNROLL for (int i = 0; i < VEC; ++i) row.v[i] = Narrow<T>::of(A(0));
-    store(p.out_at((u32)place, column), row);
   }
 }

@@ -27,8 +27,10 @@ template <bool FIRST> TW_DEVICE void count_digits(const void* in, u32 count, u32
   for (int d = threadIdx.x; d < BINS; d += THREADS) counts[(u64)blockIdx.x * BINS + d] = shared[d];
 }
 
-extern "C" __global__ __launch_bounds__(THREADS) void histogram_first(const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, u32* counts) {
+// The first kernel also makes the `words` at `cleared` zero, for those that come after the sort.
+extern "C" __global__ __launch_bounds__(THREADS) void histogram_first(const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, u32* counts, u32* cleared, u32 words) {
   follow_previous();
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < words; i += gridDim.x * THREADS) cleared[i] = 0;
   count_digits<true>(in, count, places, skipped, fault, shift, counts);
 }
 extern "C" __global__ __launch_bounds__(THREADS) void histogram_next(const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, u32* counts) {
