@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from tilewright.compile.cache import compiled
+from tilewright.compile.counters import COUNTERS
 from tilewright.device import DEVICES
 from tilewright.fusion.cuda import programs, target
 from tilewright.fusion.cuda.finishing import FINISH
@@ -118,6 +119,13 @@ TW_DEVICE void meet_all(u32* counter) {
   if (comes_only) end();
   if (*counter < gridDim.x) ++faults;
 }""",
+    r"(?s)TW_DEVICE void put_away\(Quad.*?TW_DEVICE void put_away\(U\* p, U q\) \{": """
+template <class U> TW_DEVICE void put_away(U* p, U q) { touch(p, sizeof(U));""",
+    r"(?s)template <int N> TW_DEVICE bool have_come.*?\n\}": """
+template <int N> TW_DEVICE bool have_come(const u64 (&words)[N]) {
+  for (u64 w : words) faults += !(u32)w;  // who has to wait would wait forever
+  return true;
+}""",
     r"T load_one\(const T\* p\) \{": "T load_one(const T* p) { touch(p, sizeof(T));",
     r"\*\(\(U\*\)p \+ i\) = parts": "touch((U*)p + i, sizeof(U)), *((U*)p + i) = parts",
     r"p\[i \* stride\] = x\[i\];": "touch(p + i * stride, sizeof(T)), p[i * stride] = x[i];",
@@ -137,7 +145,7 @@ class Emulated(Executable):
         self.masks = len(graph.inputs) - len(w.tensors)  # whose buffers are the seed, too
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.temporaries, self.launches = [], []
-        self.turns, self.meets = ctypes.c_uint32(), False
+        self.counters, self.meets = (ctypes.c_uint64 * (COUNTERS // 2))(), False
         if target.one_pass(graph, device) is None:
             source, program, stages = programs.emit(graph, config, device)
             self.temporaries = [(t.numel, t.torch_dtype) for t in program.temporaries]
@@ -150,14 +158,15 @@ class Emulated(Executable):
 
     def plan(self, entry, buffers, launch, count, stage=None):
         """Note a launch: its kernel, grid, block, buffers, and the numbers before the scalars."""
+        counts = (launch or stage).counters
+        assert counts <= COUNTERS
+        turns = [ctypes.addressof(self.counters)] if counts else []
         if launch is None:
-            self.launches.append((entry, stage.blocks, stage.block_threads, buffers, []))
+            self.launches.append((entry, stage.blocks, stage.block_threads, buffers, turns))
             return
-        counts = launch.in_turn or launch.meets
-        turns = [ctypes.addressof(self.turns)] if counts else []
         if launch.cluster > 1:
             raise NotImplementedError("clusters are not emulated")
-        blocks = math.ceil(count / launch.per_block)
+        blocks = math.ceil(count / launch.per_block) * launch.blocks_per_row
         blocks = min(blocks, PERSISTENT_BLOCKS) if launch.persistent else blocks
         launched = (entry, blocks, launch.block_threads, buffers, [count, *turns])
         self.launches += [launched, launched] if launch.meets else [launched]
@@ -204,7 +213,7 @@ class Emulated(Executable):
             getattr(self.library, f"run{n}")(blocks, threads, packed)
         faults = self.library.count_faults()
         assert faults == 0, f"{faults} accesses misaligned or outside of all tensors"
-        assert self.turns.value == 0, "blocks counted, and the counter was not put back"
+        assert not any(self.counters), "blocks counted, and the counter was not put back"
         return outs[0] if len(outs) == 1 else tuple(outs)
 
 

@@ -60,11 +60,15 @@ def test_the_heuristics_kernels_compile_without_spilling(text, device):
 
 
 def test_three_gradients_of_a_broadcast_take_one_pass_and_one_launch_for_the_parts():
-    kernels = described(PADDLE_C)
+    graph = graph_of(Workload.parse(PADDLE_C))
+    config = TileSchedule(4, 32, 8, 1, 4, 4)
+    kernels = target.describe(graph, config, H200)
     assert len(kernels) == 3
     assert "reduces axes [1, 2, 3], [0, 2]" in kernels[0]
     assert "put together" in kernels[1]
     assert kernels[2].endswith("(in one launch with kernel 1)")
+    assert "launch" not in kernels[1]
+    assert described(PADDLE_C)[2].endswith("(in one launch with kernel 0)")
 
 
 def test_a_softmax_across_the_order_of_memory_is_one_kernel():

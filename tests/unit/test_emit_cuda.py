@@ -114,7 +114,7 @@ def test_rows_taken_in_turn_are_told_with_the_first_reduction_alone(cluster):
     assert "(coming[1] * 1)" in text  # two stages ahead
     assert "row_step" not in text
     _, launch = target.emit(graph_of(Workload.parse(NORM.format(h=4096))), config, H200)
-    assert launch.in_turn
+    assert launch.counters == 1
     assert launch.signature == "PPPPPPqP"
 
 
@@ -128,7 +128,8 @@ def test_a_search_begins_with_persistent_and_plain_schedules_in_every_way_to_wal
         assert {getattr(c, name) for c in found} == {False, True}
     assert {c.moments for c in found} >= {"two_pass", "tensor_cores"}
     pointwise = graph_of(Workload.parse("lerp(x=f32[64,64], end=f32[64,64], weight=0.5)"))
-    assert target.promising(pointwise, H200) == []
+    space = target.space(pointwise, H200)
+    assert all(c in space for c in target.promising(pointwise, H200))
 
 
 def test_sums_over_rows_are_added_up_by_a_fixed_walk():

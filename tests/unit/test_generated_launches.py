@@ -21,6 +21,7 @@ PROGRAM = (
     "lerp_backward(grad_output=f32[4,3,44,44], x=f32[4,1,1,1], end=f32[4,3,44,44],"
     " weight=f32[3,1,44])"
 )
+SHARED = "lerp_backward(grad_output=f32[16,90000], x=f32[16,1], end=f32[16,90000], weight=0.5)"
 STREAM, COUNTER = 7, 999
 
 
@@ -107,7 +108,21 @@ def test_blocks_that_meet_get_a_counter_and_every_result_and_start_together():
 
 
 def test_a_program_s_kernels_write_every_result():
-    inputs, outs, launches, _ = called(PROGRAM)
+    inputs, outs, launches, _ = called(PROGRAM, combine="kernel")
     written = {a for launch in launches for a in launch.args}
     assert {*inputs, *outs} <= written
     assert len(launches) == 2
+
+
+def test_a_kernel_whose_last_blocks_join_parts_gets_a_counter_and_no_workspace():
+    inputs, outs, (launch,), executable = called(PROGRAM, combine="last")
+    assert launch.args[-1] == COUNTER
+    assert set(launch.args[:-1]) == {*inputs, *outs}
+    assert executable.workspace_bytes == 0
+
+
+def test_blocks_that_share_rows_get_a_counter_after_the_number_of_rows():
+    inputs, outs, (launch,), _ = called(SHARED)
+    assert launch.args[: len(inputs) + len(outs) + 2] == (*inputs, *outs, 16, COUNTER)
+    assert launch.grid[0] % 16 == 0
+    assert launch.grid[0] > 128

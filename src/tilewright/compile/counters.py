@@ -8,7 +8,7 @@ import torch
 
 from tilewright.errors import LaunchError
 
-COUNTERS = 1 << 12
+COUNTERS = 1 << 15
 """Words that one launch may use."""
 
 
@@ -19,7 +19,7 @@ class Counters:
     own for good, since its graph may run beside anything; these are zeroed ahead, outside of it.
     """
 
-    SLAB = 1 << 16
+    SLAB = 1 << 20
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,6 +38,7 @@ class Counters:
             LaunchError: the stream is being captured, and the words zeroed before are used up.
         """
         assert count <= COUNTERS, count
+        count += -count % 4  # kernels may count in words of eight or sixteen bytes
         if torch._C._cuda_isCurrentStreamCapturing():
             with self._lock:
                 return self._take(device_index, count)

@@ -131,6 +131,18 @@ def plan_rows(
     return Plan(graph, phases, inner, tuple(ready), row)
 
 
+def with_stores_last(plan: Plan) -> Plan:
+    """The same plan of one sweep, with all stores in a second one, from what the first has kept."""
+    (phase,) = plan.phases
+    later = {plan.graph.outputs[k][0] for k in phase.stores}
+    if not later:
+        return plan
+    graph, ready = plan.graph, list(plan.ready)
+    kept = _cheapest_cut(graph, plan.row, plan.inner, ready, later, 0, True)
+    first = replace(phase, stores=(), carried_out=kept)
+    return replace(plan, phases=(first, Phase((), phase.stores, kept, frozenset())))
+
+
 def expand_moments(graph: Graph) -> Graph:
     """Write mean and m2 as sums: m2(x) = sum((x - mean(x))^2)."""
 

@@ -339,12 +339,19 @@ template <int N, class T> TW_DEVICE Vec<T, N> gather_at(const T* p, const i64 (&
 }
 template <class T> TW_DEVICE T load_one(const T* p) { return *p; }
 
-template <int BYTES, int N, class T> TW_DEVICE void store(T* p, const Vec<T, N>& x) {
+// What is written and not read again soon may leave the caches first.
+TW_DEVICE void put_away(Quad* p, Quad q) { asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(q.x), "r"(q.y), "r"(q.z), "r"(q.w) : "memory"); }
+TW_DEVICE void put_away(Duo* p, Duo q) { asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(q.x), "r"(q.y) : "memory"); }
+template <class U> TW_DEVICE void put_away(U* p, U q) { *p = q; }
+template <int BYTES, bool STREAM = false, int N, class T> TW_DEVICE void store(T* p, const Vec<T, N>& x) {
   constexpr int COUNT = N * (int)sizeof(T) / BYTES;
   typedef typename Unit<BYTES>::type U;
   Parts<BYTES, COUNT> parts;
   Bits<T, N>::to(parts, x);
-  TW_UNROLL for (int i = 0; i < COUNT; ++i) *((U*)p + i) = parts.units[i];
+  TW_UNROLL for (int i = 0; i < COUNT; ++i) {
+    if (STREAM) put_away((U*)p + i, parts.units[i]);
+    else *((U*)p + i) = parts.units[i];
+  }
 }
 template <int N, class T> TW_DEVICE void scatter(T* p, i64 stride, const Vec<T, N>& x) {
   TW_UNROLL for (int i = 0; i < N; ++i) p[i * stride] = x[i];

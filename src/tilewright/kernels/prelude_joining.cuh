@@ -201,6 +201,42 @@ TW_DEVICE void leave(u32* counter, u32 before) {
   if (before == 2 * gridDim.x - 1) *(volatile u32*)counter = 0;
 }
 
+// ---- numbers left for another block: a word of zeros, then the number and the sign that it is there
+
+// Both are written and read as one, so that nobody waits until something else has been written.
+TW_DEVICE void leave_part(u64* word, float x) { *(volatile u64*)word = (u64)__float_as_uint(x) << 32 | 1; }
+template <int N> TW_DEVICE bool have_come(const u64 (&words)[N]) {
+  bool all = true;
+  TW_UNROLL for (int i = 0; i < N; ++i) all = all && (u32)words[i] != 0;
+  return all;
+}
+// What COUNT blocks have left or will leave, `step` words apart: N numbers each, joined in order by
+// SHARES threads, of which this one is number `share`. Then the words are zero again.
+template <class OP, int COUNT, int SHARES, int N> TW_DEVICE Vec<float, N> take_parts(u64* parts, i64 step, int share) {
+  constexpr int EACH = (COUNT + SHARES - 1) / SHARES, MOST = N > 4 ? 1 : 8 / N, BATCH = EACH < MOST ? EACH : MOST;
+  Vec<float, N> x = splat<N>(OP::template start<float>());
+  for (int first = share; first < COUNT; first += BATCH * SHARES) {
+    u64 words[BATCH * N];
+    do {
+      TW_UNROLL for (int i = 0; i < BATCH * N; ++i) {
+        const int p = first + i / N * SHARES;
+        words[i] = p < COUNT ? *(volatile u64*)(parts + p * step + i % N) : 1;
+      }
+    } while (!have_come(words));
+    TW_UNROLL for (int i = 0; i < BATCH * N; ++i) {
+      const int p = first + i / N * SHARES;
+      if (p >= COUNT) break;
+      x.v[i % N] = OP::join(x.v[i % N], __uint_as_float((u32)(words[i] >> 32)));
+      *(volatile u64*)(parts + p * step + i % N) = 0;
+    }
+  }
+  return x;
+}
+// One number of each of COUNT blocks, by the lanes of a warp.
+template <class OP, int COUNT> TW_DEVICE float join_parts(u64* parts, i64 step) {
+  return reduce_warp<OP, 32>(take_parts<OP, COUNT, 32, 1>(parts, step, threadIdx.x % 32).v[0]);
+}
+
 TW_DEVICE void group_sync(int group, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }
 
 // ---- a kernel that starts while the one before it ends -------------------------------------------

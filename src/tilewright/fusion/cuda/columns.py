@@ -34,6 +34,7 @@ def emit_columns(graph: Graph, rows: RowGraph, schedule: RowSchedule) -> tuple[s
         outputs=(*first, *last) if meets else first,
         partials=second.width * len(rows.columns),
         partial_dtype=graph.nodes[rows.columns[0]].dtype,
+        counters=1 if meets else 0,
         meets=meets,
     )
     if meets:

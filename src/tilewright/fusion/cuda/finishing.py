@@ -25,6 +25,12 @@ def finish_shares(width: int) -> int:
     return next((n for n in (1, 2, 4, 8, 16) if n * width >= FINISH_BUSY), 32)
 
 
+def finish_bytes(width: int, columns: int, block_threads: int, itemsize: int) -> int:
+    """Shared memory by which those threads join their sums."""
+    shares = finish_shares(width)
+    return columns * (block_threads // shares) * (shares + 1) * itemsize if shares > 1 else 0
+
+
 class FinishKernel(Kernel):
     """Per column, the partial results in order, then what follows from them.
 
@@ -58,9 +64,8 @@ class FinishKernel(Kernel):
 
     @property
     def shared_bytes(self) -> int:
-        size = 8 if self.kind == "double" else 4
-        rows = self.per_slice * (self.shares + 1) if self.shares > 1 else 0
-        return len(self.rows.columns) * rows * size
+        itemsize = 8 if self.kind == "double" else 4
+        return finish_bytes(self.width, len(self.rows.columns), self.threads, itemsize)
 
     def parameters_of_kernel(self) -> list[str]:
         inputs = self.graph.inputs

@@ -14,12 +14,10 @@ from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.schedule import (
     COLUMN_GROUPS,
     COLUMN_ITEMSIZE,
+    NARROW_BYTES,
     Footprint,
-    PointwiseSchedule,
     RowSchedule,
-    pointwise_space,
     row_space,
-    widest_vectors,
 )
 from tilewright.fusion.ir import Graph
 from tilewright.space import ConfigSpace
@@ -28,8 +26,8 @@ Kind = tuple[Iterable[RowSchedule], int, Callable[[RowSchedule], Iterable[RowSch
 """Candidates, how many of them a search begins with, and the ways in which each is varied."""
 MANY_ROWS = 8
 """For each SM: so many keep a persistent kernel busy."""
-NARROW_BYTES = 8
-"""Accesses narrower than this leave bandwidth unused."""
+WIDE_ROW_BYTES = 1 << 16
+"""What 1024 threads keep at 64 bytes each."""
 
 
 def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
@@ -41,12 +39,14 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     bytes, else by enough threads to keep that (registers then allow 32 or more warps per SM);
     beyond 1024 threads a thread keeps up to 128 bytes, then clusters share the row, and
     re-reading is the last resort. Measured as the best single rules over `bias_layer_norm_gpt` on
-    an H200. Rows that would be read less than eight bytes at a time have shifted vectors.
+    an H200. Rows that would be read less than eight bytes at a time have shifted vectors. Rows so
+    few and wide that clusters would leave SMs idle are shared by blocks anywhere, in one wave.
     """
     space = row_space(graph, device)
     footprint = Footprint(graph)
     vector = _whole_vector(space, footprint)
     choices = [
+        *_shared_candidates(space, footprint, device, vector),
         *_many_row_candidates(space, footprint, device, vector),
         *_persistent_candidates(space, footprint, device, vector),
         *_row_candidates(space, footprint.width, footprint.itemsize, vector),
@@ -139,6 +139,22 @@ def _row_candidates(
         yield RowSchedule(vector, threads, 1, 1, "reread", "two_pass", 1, 1)
 
 
+def _shared_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """As many blocks for each row as run at once, for rows that one block would not keep: 1024
+    threads on an SM and more, with the whole row on its way from the start."""
+    if footprint.width * footprint.itemsize < WIDE_ROW_BYTES or footprint.rows >= device.sms:
+        return
+    for threads, blocks in ((256, 4), (512, 2), (256, 6), (128, 8), (512, 3), (1024, 1)):
+        most = blocks * device.sms / footprint.rows
+        shares = max((n for n in space.values["blocks_per_row"] if n <= most), default=1)
+        for storage in ("registers", "reread") if shares > 1 else ():
+            yield RowSchedule(
+                vector, threads, 1, 1, storage, "two_pass", 1, blocks, blocks_per_row=shares
+            )
+
+
 def _block_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
 ) -> Iterator[RowSchedule]:
@@ -208,6 +224,7 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
         kinds += [
             (rows, 2, _variations),
             (_block_candidates(space, footprint, vector), 5, _variations),
+            (_shared_candidates(space, footprint, device, vector), 12, _shared_variations),
         ]
     found: list[RowSchedule] = []
     for candidates, most, variations in kinds:
@@ -225,6 +242,15 @@ def _variations(c: RowSchedule) -> Iterator[RowSchedule]:
         yield replace(c, in_turn=True, bulk=True, rows_per_thread=rows, moments=way)
 
 
+def _shared_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    """Also half the vector with twice the blocks: as much on its way, spread more evenly."""
+    for stream in (True, False):
+        yield replace(c, stream_loads=stream)
+        narrow = replace(c, stream_loads=stream, vector=max(c.vector // 2, 1))
+        yield narrow
+        yield replace(narrow, blocks_per_row=2 * c.blocks_per_row)
+
+
 def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:
     held = replace(c, parameters="registers" if c.parameters != "reload" else "reload")
     meeting = replace(c, combine="grid")
@@ -236,17 +262,3 @@ def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:
 def _whole_vector(space: ConfigSpace[RowSchedule], footprint: Footprint) -> int:
     """The widest vector that divides a row."""
     return next(v for v in space.values["vector"] if footprint.width % v == 0)
-
-
-def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
-    """The widest vectors and 256 threads; two vectors a thread once every SM is busy. Flat where
-    the innermost axis has only vectors narrower than eight bytes."""
-    space = pointwise_space(graph, device)
-    inner = graph.space[-1] if len(graph.space) > 1 else 0
-    vector = widest_vectors(graph, inner)[0]
-    narrow = vector * min(a.itemsize for _, a in graph.outputs) < NARROW_BYTES
-    flat = narrow and True in space.values["flat"]
-    vector = space.values["vector"][0] if flat else vector
-    vectors = math.prod(graph.space) // vector
-    busy = vectors >= 4 * device.sms * device.threads_per_sm
-    return PointwiseSchedule(vector, 256, 2 if busy else 1, flat=flat)

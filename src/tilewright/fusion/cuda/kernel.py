@@ -40,12 +40,13 @@ class Launch:
         per_block: rows, or elements of a pointwise kernel, that one block (or cluster) handles.
         persistent: blocks walk on with the stride of the grid, which need only fill the device.
         most_per_sm: so many blocks of a persistent kernel on an SM, None for as many as fit.
-        in_turn: they take their rows from a zeroed counter, whose address follows the row count.
+        counters: zeroed words whose address follows the row count; they are zero again afterwards.
+        blocks_per_row: blocks that share rows without being a cluster.
         outputs: positions in the graph's outputs of those that it writes, None for all in order.
         partials: results over rows that each cluster leaves in workspace; 0: there are none.
         partial_dtype: of those.
-        meets: blocks wait for one another, and so must all run at once; a zeroed counter's address
-            follows the row count. They join the partial results, whose address follows the outputs.
+        meets: blocks wait for one another, and so must all run at once. They join the partial
+            results, whose address follows the outputs.
         finish: how to launch the kernel that does so where they do not.
     """
 
@@ -56,7 +57,8 @@ class Launch:
     signature: str
     persistent: bool = False
     most_per_sm: int | None = None
-    in_turn: bool = False
+    counters: int = 0
+    blocks_per_row: int = 1
     outputs: tuple[int, ...] | None = None
     partials: int = 0
     partial_dtype: str = "f32"

@@ -22,7 +22,7 @@ class RowLayout(Kernel):
     """Names that the emitted lines share:
 
     lane, group: the thread's place in its row's threads, and which of the block's rows it serves.
-    rank: the block's place in its cluster.
+    rank: the block's place among those that share a row.
     first_row, r: the thread serves rows first_row + r.
     k, vector, column: turn of the thread along the row; the vector and the element it stands at.
     """
@@ -32,7 +32,7 @@ class RowLayout(Kernel):
         self.plan, self.s = plan, schedule
         self.persistent = schedule.persistent
         self.vectors = vectors_of(plan.width, schedule.vector, schedule.shifted)
-        self.lanes = schedule.row_threads * schedule.cluster
+        self.lanes = schedule.row_threads * schedule.row_blocks
         self.turns = math.ceil(self.vectors / self.lanes)
         self.full_turns = self.vectors // self.lanes
         self.step = self.lanes
@@ -61,6 +61,10 @@ class RowLayout(Kernel):
         if s.cluster > 1:
             self.line("const u32 rank = cluster_rank();")
             self.line(f"const i64 block = blockIdx.x / {s.cluster};")
+            of_row = f"(rank * {s.row_threads} + lane)"
+        elif s.blocks_per_row > 1:
+            self.line(f"const u32 rank = blockIdx.x % {s.blocks_per_row};")
+            self.line(f"const i64 block = blockIdx.x / {s.blocks_per_row};")
             of_row = f"(rank * {s.row_threads} + lane)"
         else:
             self.line("const i64 block = blockIdx.x;")
@@ -141,11 +145,12 @@ class RowLayout(Kernel):
         axes = self.graph.reduced
         if len(axes) == 1:
             return self.offset(access, axes, {axes[0]: "column"})
-        at, step = {}, 1
+        at, step, flat = {}, 1, True
         for a in reversed(axes):
+            flat = flat and (access.strides[a] == step or self.graph.space[a] == 1)
             at[a] = f"(column / {step} % {self.graph.space[a]})"
             step *= self.graph.space[a]
-        return self.offset(access, axes, at)
+        return "column" if flat else self.offset(access, axes, at)
 
     def load(self, i: int, stream: bool) -> str:
         """The load of node `i` at the current row and column."""

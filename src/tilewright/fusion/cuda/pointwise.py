@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, Launch
-from tilewright.fusion.cuda.schedule import (
-    WIDEST_ACCESS,
-    PointwiseSchedule,
-    access_bytes,
-    lies_flat,
-)
+from tilewright.fusion.cuda.pointwise_schedule import PointwiseSchedule, lies_flat
+from tilewright.fusion.cuda.schedule import WIDEST_ACCESS, access_bytes
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import with_axis
 
@@ -84,7 +80,8 @@ class PointwiseKernel(Kernel):
         self.line("if (vector >= limit) vector = limit - 1;")
         self.gathered_offsets(read)
         at = self.coordinates_of_vector()
-        for i in sorted(read, key=lambda i: not lies_flat(graph, self.memory_of(i))):
+        first = self.s.broadcast_first
+        for i in sorted(read, key=lambda i: lies_flat(graph, self.memory_of(i)) == first):
             self.line(f"x{i}[turn] = {self.load(i, at)};")
         self.close()
         self.open("TW_UNROLL for (int turn = 0; turn < TURNS; ++turn)")
@@ -109,7 +106,8 @@ class PointwiseKernel(Kernel):
             if access.strides[-1] != 1:
                 self.line(f"{guard}scatter({pointer}, {access.strides[-1]}, {value});")
             else:
-                self.line(f"{guard}store<(WIDE ? {wide} : {access.itemsize})>({pointer}, {value});")
+                how = f"(WIDE ? {wide} : {access.itemsize}), {str(self.s.stream_stores).lower()}"
+                self.line(f"{guard}store<{how}>({pointer}, {value});")
         self.close()
 
     def load(self, i: int, at: dict[int, str]) -> str:

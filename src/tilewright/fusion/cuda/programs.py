@@ -7,20 +7,25 @@ range of its blocks for each result. It starts while the kernel before it ends.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda.heuristics import pointwise_heuristic, row_heuristic
+from tilewright.fusion.cuda.gathering import GatheringKernel
+from tilewright.fusion.cuda.heuristics import row_heuristic
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Launch, prelude
 from tilewright.fusion.cuda.pointwise import emit_pointwise
-from tilewright.fusion.cuda.rows import emit_rows
-from tilewright.fusion.cuda.schedule import (
+from tilewright.fusion.cuda.pointwise_schedule import (
     PointwiseSchedule,
-    RowSchedule,
+    pointwise_heuristic,
     pointwise_space,
+)
+from tilewright.fusion.cuda.schedule import (
+    RowSchedule,
     row_space,
 )
+from tilewright.fusion.cuda.sharing import emit_rows
+from tilewright.fusion.cuda.tile_heuristics import tile_heuristic, tile_promising, tile_space
 from tilewright.fusion.cuda.tile_kernel import TileKernel
 from tilewright.fusion.cuda.tiles import (
     Area,
@@ -29,8 +34,6 @@ from tilewright.fusion.cuda.tiles import (
     TileSchedule,
     fitted,
     joining_schedule,
-    tile_heuristic,
-    tile_space,
 )
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import permuted
@@ -55,6 +58,7 @@ class Stage:
         buffers: those whose addresses are its first arguments: inputs, outputs, temporaries.
         launch: of a row or pointwise kernel, which takes `count` rows or elements; else None.
         blocks, block_threads: of a tile kernel.
+        counters: zeroed words that a tile kernel takes: their address follows the buffers.
     """
 
     entry: str
@@ -64,6 +68,7 @@ class Stage:
     count: int = 0
     blocks: int = 0
     block_threads: int = 0
+    counters: int = 0
 
 
 def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
@@ -120,6 +125,17 @@ def is_joining(program: Program, k: int) -> bool:
     return program.segments[k].row is None and k > 0 and bool(temporaries)
 
 
+def joins_alone(program: Program) -> bool:
+    """Whether all that follows the first kernel is putting its parts together, in one launch."""
+    first, *others = program.segments
+    if not first.added() or len(_groups(program)) != 2 or not is_joining(program, 1):
+        return False
+    parts = {first.writes[k] for k in first.added()}
+    known = {*parts, *range(program.inputs)}
+    drawn = any(a.draw for s in others for a in s.graph.inputs)
+    return not drawn and all(set(s.reads) <= known and parts & set(s.reads) for s in others)
+
+
 def rows_last(graph: Graph) -> Graph:
     """The graph with the axes that it reduces last, the contiguous one behind all others."""
     lane = main_axis(graph, range(len(graph.nodes)))
@@ -133,30 +149,35 @@ def _main(program: Program) -> int:
     return sizes.index(max(sizes))
 
 
-def _choices(graph: Graph, device: DeviceSpec) -> tuple[Segment | None, Area | None]:
-    """The main kernel where no walk is divided, and that where walks are, unless that is worse."""
+def _choices(graph: Graph, device: DeviceSpec) -> tuple[Program | None, Area | None]:
+    """The kernels where no walk is divided, and the main one where walks are, unless that is
+    worse."""
     whole = program_of(graph, PointwiseSchedule(), device)
     divided = program_of(graph, TileSchedule(parts=2), device)
-    main = divided.segments[_main(divided)]
-    area = Area(main) if main.added() else None
+    area = _main_area(divided) if divided.segments[_main(divided)].added() else None
     worse = divided.large() < whole.large() or has_few_rows(whole, device)
-    return (None if area and worse else whole.segments[_main(whole)]), area
+    return (None if area and worse else whole), area
+
+
+def _main_area(program: Program) -> Area:
+    return Area(program.segments[_main(program)], joins_alone(program))
 
 
 # ---- spaces and heuristics -----------------------------------------------------------------------
 
 
 def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
-    segment, divided = _choices(graph, device)
-    if segment is None:
+    program, divided = _choices(graph, device)
+    if program is None:
         assert divided is not None
         return tile_space(divided)
+    segment = program.segments[_main(program)]
     match kind_of_segment(segment):
         case "pointwise":
             return pointwise_space(segment.graph, device)
         case "rows":
             return row_space(rows_last(segment.graph), device)
-    whole = tile_space(Area(segment))
+    whole = tile_space(_main_area(program))
     if divided is None or segment.added():
         return whole
     return _either(whole, tile_space(divided))
@@ -177,22 +198,32 @@ def _either(
 
 
 def heuristic(graph: Graph, device: DeviceSpec) -> Any:
-    segment, divided = _choices(graph, device)
-    if segment is None:
+    program, divided = _choices(graph, device)
+    if program is None:
         assert divided is not None
         return tile_heuristic(divided, device)
+    segment = program.segments[_main(program)]
     match kind_of_segment(segment):
         case "pointwise":
             return pointwise_heuristic(segment.graph, device)
         case "rows":
             return row_heuristic(rows_last(segment.graph), device)
-    area = Area(segment)
+    area = _main_area(program)
     whole = tile_heuristic(area, device)
     if divided is None or segment.added():
         return whole
     threads = Tiles(area, whole).blocks * whole.block_threads
     fills = 2 * threads >= device.sms * device.threads_per_sm
     return whole if fills else tile_heuristic(divided, device)
+
+
+def promising(graph: Graph, device: DeviceSpec) -> list[Any]:
+    """Schedules of tiles for a search to begin with; of other kernels the heuristic is one."""
+    program, divided = _choices(graph, device)
+    areas = [divided] if divided else []
+    if program is not None and kind_of(program, _main(program)) == "tile":
+        areas.append(_main_area(program))
+    return list(dict.fromkeys(c for area in areas for c in tile_promising(area, device)))
 
 
 def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
@@ -217,9 +248,14 @@ def describe(graph: Graph, config: Schedule, device: DeviceSpec) -> list[str]:
     program = program_of(graph, config, device)
     lines = program.describe()
     for group in _groups(program):
-        for k in group[1:]:
-            lines[k] += f" (in one launch with kernel {group[0]})"
+        for k in group if _gathers(config) and group[0] else group[1:]:
+            lines[k] += f" (in one launch with kernel {0 if _gathers(config) else group[0]})"
     return lines
+
+
+def _gathers(config: Schedule) -> bool:
+    """Whether the blocks of the first kernel put their parts together."""
+    return isinstance(config, TileSchedule) and config.combine == "last"
 
 
 # ---- source --------------------------------------------------------------------------------------
@@ -228,6 +264,9 @@ def describe(graph: Graph, config: Schedule, device: DeviceSpec) -> list[str]:
 def emit(graph: Graph, config: Schedule, device: DeviceSpec) -> tuple[str, Program, list[Stage]]:
     """The source of all kernels, and how to launch them."""
     program = program_of(graph, config, device)
+    if _gathers(config):
+        text, stage = _gathering_stage(program, config)
+        return "\n".join([prelude(), text]), replace(program, temporaries=()), [stage]
     main = _main(program)
     texts, stages = [prelude()], list[Stage]()
     for group in _groups(program):
@@ -276,6 +315,29 @@ def _plain_stage(
     buffers = (*segment.reads, *segment.writes)
     stage = Stage(entry, buffers, launch.signature, launch, count, 0, launch.block_threads)
     return text.removeprefix(prelude()), stage
+
+
+def _gathering_stage(program: Program, config: Schedule) -> tuple[str, Stage]:
+    """The first kernel, with what the others do."""
+    assert joins_alone(program), program.describe()
+    segment, *joins = program.segments
+    tiles = _tiles(program, 0, config)
+    kernel = GatheringKernel(tiles, segment, joins)
+    text = kernel.emit("part0")
+    numbers = [f"{TYPES[d]} scalar{i}" for i, d in enumerate(segment.graph.scalars)]
+    declared = ", ".join([*kernel.tensors(), "u32* counters", *numbers])
+    names = [name for _, name in kernel.buffers().values()]
+    given = ["blockIdx.x", *names, "counters", *(n.split()[-1] for n in numbers)]
+    bounds = f"__launch_bounds__({tiles.s.block_threads}, 1)"
+    head = f'extern "C" __global__ void {bounds} {ENTRY}({declared}) {{'
+    lines = ["namespace kernel0 {", text, head, f"  part0({', '.join(given)});", "}", "}", ""]
+    buffers = tuple(kernel.buffers())
+    codes = "".join("d" if d == "f64" else "f" for d in segment.graph.scalars)
+    signature = "P" * (len(buffers) + 1) + codes
+    stage = Stage(
+        ENTRY, buffers, signature, None, 0, tiles.blocks, tiles.s.block_threads, kernel.counters
+    )
+    return "\n".join(lines), stage
 
 
 def _tiles(program: Program, k: int, config: Schedule) -> Tiles:

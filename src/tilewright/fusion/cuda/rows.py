@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Launch
+from tilewright.fusion.cuda.kernel import TYPES, Launch
 from tilewright.fusion.cuda.moments import Moments
 from tilewright.fusion.cuda.residents import Residents
-from tilewright.fusion.cuda.schedule import RowSchedule, access_bytes
-from tilewright.fusion.plan import Phase, Plan
+from tilewright.fusion.cuda.schedule import access_bytes
+from tilewright.fusion.plan import Phase
 from tilewright.tensor_spec import HALVES
-
-
-def emit_rows(plan: Plan, schedule: RowSchedule, entry: str = ENTRY) -> tuple[str, Launch]:
-    """A kernel that reduces rows; its source and its launch."""
-    return RowKernel(plan, schedule, entry).emit()
 
 
 class RowKernel(Moments, Residents):
@@ -32,17 +27,7 @@ class RowKernel(Moments, Residents):
             self.line(f"const i64 first_row = {rows};")
         self.declare_row_pointers()
         self.row_values(0)
-        joined = 0
-        for p, phase in enumerate(self.plan.phases):
-            self.sweep(p, phase)
-            if phase.reductions:
-                self.combine(joined, phase)
-                joined += 1
-            if p == 0 and s.bulk:
-                self.all_have_read(bool(phase.reductions))
-                self.refill()
-            self.row_values(p + 1)
-        self.row_stores()
+        self.sweeps()
         if self.persistent:
             self.close_walk()
             self.after_rows()
@@ -57,10 +42,30 @@ class RowKernel(Moments, Residents):
             s.cluster,
             self.signature(),
             persistent=self.persistent,
-            in_turn=s.in_turn,
+            counters=self.counters,
+            blocks_per_row=s.blocks_per_row,
         )
         self.lines = [f"  {text}" for text in self.shared] + self.lines
         return self.source(head), launch
+
+    @property
+    def counters(self) -> int:
+        """Zeroed words that a launch takes, and leaves zero."""
+        return 1 if self.s.in_turn else 0
+
+    def sweeps(self) -> None:
+        """All sweeps over the rows at hand, and what follows from them."""
+        joined = 0
+        for p, phase in enumerate(self.plan.phases):
+            self.sweep(p, phase)
+            if phase.reductions:
+                self.combine(joined, phase)
+                joined += 1
+            if p == 0 and self.s.bulk:
+                self.all_have_read(bool(phase.reductions))
+                self.refill()
+            self.row_values(p + 1)
+        self.row_stores()
 
     def open_rows(self) -> None:
         """What is done once, and the loop over rows."""

@@ -7,7 +7,10 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
+from tilewright.compile.counters import COUNTERS
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.finishing import finish_bytes
+from tilewright.fusion.cuda.parts import parts_of_row, words_of_row
 from tilewright.fusion.cuda.shifting import shifted_alike, vectors_of
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.plan import halves_of_moments, plan_rows
@@ -16,10 +19,14 @@ from tilewright.tensor_spec import HALVES, TensorSpec
 
 WIDEST_ACCESS = 16
 """Bytes of the widest memory access of one thread."""
+NARROW_BYTES = 8
+"""Accesses narrower than this leave bandwidth unused."""
 BULK_BYTES = 16
 """The copy engine moves whole ones, from and to multiples of it."""
 ARITHMETIC_REGISTERS = 40
 """What a row kernel needs besides the values it keeps: addresses, counters, a step's operands."""
+SHARING_REGISTERS = 20
+"""The same of a kernel whose rows are shared by blocks: it reads a row once, in one sweep."""
 COLUMN_ITEMSIZE = 4
 """Bytes of what is added up over rows: fp32 for halves and fp32."""
 PERSISTENT_THREADS = 256
@@ -65,6 +72,9 @@ class RowSchedule:
     again; otherwise the compiler may keep the fp32 values, in twice the registers.
 
     Vectors of `shifted` rows lie where memory is aligned, though rows begin anywhere: see shifting.
+
+    Instead of a cluster, `blocks_per_row` blocks anywhere on the device may share a row: see
+    sharing.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -86,29 +96,20 @@ class RowSchedule:
     in_turn: bool = param(False, True)
     combine: str = param("kernel", "grid")
     tail: str = param("peeled", "predicated")
+    blocks_per_row: int = param(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
     @property
     def block_threads(self) -> int:
         return self.row_threads * self.rows_per_block
 
     @property
+    def row_blocks(self) -> int:
+        """Blocks that share a row, as a cluster or without being one."""
+        return self.cluster * self.blocks_per_row
+
+    @property
     def persistent(self) -> bool:
         return self.stages > 0 or self.parameters != "reload"
-
-
-@dataclass(frozen=True)
-class PointwiseSchedule:
-    """How a kernel without reductions walks its elements: vectors, several for each thread.
-
-    A vector stays within the innermost axis; or, if `flat`, within the elements in the order of
-    memory, and what is broadcast to them is gathered element by element.
-    """
-
-    vector: int = param(8, 4, 2, 1)
-    block_threads: int = param(256, 128, 512, 1024)
-    vectors_per_thread: int = param(1, 2, 4, 8)
-    stream_loads: bool = param(True, False)
-    flat: bool = param(False, True)
 
 
 def access_bytes(access: Access, vector: int) -> int:
@@ -182,6 +183,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             "in_turn": (False,) if footprint.columns else (False, True),
             "combine": ("kernel", "grid") if footprint.columns else ("kernel",),
             "rows_per_block": tuple(r for r in groups if r * min(threads, default=1) <= 1024),
+            "blocks_per_row": _blocks_per_row(footprint),
             "parameters": (
                 ("reload", "registers", "shared") if footprint.parameters else ("reload",)
             ),
@@ -193,6 +195,15 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
         },
         constraint,
     )
+
+
+def _blocks_per_row(footprint: Footprint) -> tuple[int, ...]:
+    """How many blocks may share a row: each leaves a word for every sum, beside two for tickets."""
+    declared = RowSchedule.__dataclass_fields__["blocks_per_row"].metadata["values"]
+    if not footprint.parts:
+        return (1,)
+    room = COUNTERS // footprint.rows
+    return tuple(n for n in declared if n == 1 or words_of_row(n, footprint.parts) <= room)
 
 
 class Footprint:
@@ -209,6 +220,7 @@ class Footprint:
         scalars = [a for a in graph.memory if a not in along and any(a.strides)]
         self.queued_scalars = [a for a in scalars if a.itemsize >= 4]
         self.columns = getattr(graph, "columns", ())
+        self.parts = 0 if self.columns else parts_of_row(graph)
         self.graph = graph
 
     @property
@@ -245,12 +257,12 @@ class Footprint:
 
     def turns(self, c: RowSchedule) -> int:
         vectors = vectors_of(self.width, c.vector, c.shifted)
-        return math.ceil(vectors / (c.row_threads * c.cluster))
+        return math.ceil(vectors / (c.row_threads * c.row_blocks))
 
     def fills(self, c: RowSchedule) -> bool:
         """Whether every thread takes part in every turn."""
         vectors = vectors_of(self.width, c.vector, c.shifted)
-        return vectors % (c.row_threads * c.cluster) == 0
+        return vectors % (c.row_threads * c.row_blocks) == 0
 
     def kept_bytes(self, c: RowSchedule) -> int:
         """Of one thread: the row's own narrowest values."""
@@ -277,12 +289,17 @@ class Footprint:
             found += self.parameter_bytes(c) * c.row_threads
         row = self.turns(c) * sum(held_bytes(a.dtype, c.vector) for a in self.queued)
         row += sum(a.itemsize for a in self.queued_scalars)
-        return found + c.stages * c.rows_per_thread * row * c.block_threads
+        found += c.stages * c.rows_per_thread * row * c.block_threads
+        if c.combine == "grid":
+            columns = len(self.columns)
+            joining = finish_bytes(self.width, columns, c.block_threads, COLUMN_ITEMSIZE)
+            found = max(found, joining)
+        return found
 
 
 def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
     vectors = vectors_of(graph.reduced_size, c.vector, c.shifted)
-    lanes = c.row_threads * c.cluster
+    lanes = c.row_threads * c.row_blocks
     turns = math.ceil(vectors / lanes)
     if c.shifted == (graph.space[graph.reduced[-1]] % c.vector == 0):
         return f"vector={c.vector} of rows of {graph.space[graph.reduced[-1]]}: shifted={c.shifted}"
@@ -292,6 +309,8 @@ def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
         return f"a block of {c.block_threads} threads"
     if c.row_threads > 32 and c.rows_per_block > GROUP_BARRIERS:
         return f"{c.rows_per_block} groups of several warps: a block has barriers for fewer"
+    if c.blocks_per_row > 1 and c.row_threads < 32:
+        return "a row that several blocks share takes whole warps of each"
     if c.cluster > 1 and c.row_threads < 64:
         return "a cluster shares a row among at least 64 threads of each block"
     if 2 * vectors <= turns * lanes and lanes > 4:
@@ -304,6 +323,10 @@ def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
 
 
 def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
+    if c.blocks_per_row > 1 and (c.cluster > 1 or c.rows_per_block > 1 or c.rows_per_thread > 1):
+        return "blocks that share a row without being a cluster take that row only"
+    if c.blocks_per_row > 1 and (c.persistent or c.storage == "shared" or c.contiguous):
+        return "a row that blocks anywhere share is read once, by vectors of all blocks in turn"
     if c.storage != "registers" and c.rows_per_thread > 1:
         return f"storage={c.storage} walks rows one by one"
     if c.storage == "reread" and c.moments != "two_pass":
@@ -342,7 +365,10 @@ def estimated_registers(c: RowSchedule, footprint: Footprint) -> int:
         needed += widened + footprint.column_bytes(c)
     if c.parameters == "registers":
         needed += footprint.parameter_bytes(c)
-    return (needed if c.storage == "registers" else 0) // 4 + ARITHMETIC_REGISTERS
+    if c.blocks_per_row > 1:  # what rows have in common is on its way with them, or read again
+        needed += footprint.parameter_bytes(c) // 2
+    others = SHARING_REGISTERS if c.blocks_per_row > 1 else ARITHMETIC_REGISTERS
+    return (needed if c.storage == "registers" else 0) // 4 + others
 
 
 def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
@@ -362,28 +388,6 @@ def _too_much_shared(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -
     if needed and needed + EXCHANGE_BYTES * c.rows_per_thread * (warps + 8) > limit:
         return f"{needed} bytes of rows and parameters exceed {limit} bytes of shared memory"
     return None
-
-
-def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSchedule]:
-    """The pointwise schedules that fit: several axes need vectors that divide the innermost."""
-    inner = graph.space[-1] if len(graph.space) > 1 else 0
-    vectors = widest_vectors(graph, inner)
-    longer = tuple(v for v in widest_vectors(graph, 0) if v > vectors[0])
-    flat = longer if all(lies_flat(graph, a) for _, a in graph.outputs) else ()
-
-    def constraint(c: PointwiseSchedule) -> str | None:
-        if c.flat == (c.vector in vectors):
-            return f"vector={c.vector} of {inner} elements: flat={c.flat}"
-        return None
-
-    values = {"vector": (*flat, *vectors), "flat": (False, True) if flat else (False,)}
-    return ConfigSpace(PointwiseSchedule, values, constraint)
-
-
-def lies_flat(graph: Graph, access: Access) -> bool:
-    """Whether a tensor holds the elements of the whole space one after another."""
-    axes = [a for a, n in enumerate(graph.space) if n != 1]
-    return all(access.strides[a] == math.prod(graph.space[b] for b in axes if b > a) for a in axes)
 
 
 def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:

@@ -16,17 +16,21 @@ from tilewright.fusion.cuda import programs
 from tilewright.fusion.cuda.column_graph import RowGraph, split
 from tilewright.fusion.cuda.columns import emit_columns
 from tilewright.fusion.cuda.finishing import FINISH
-from tilewright.fusion.cuda.heuristics import pointwise_heuristic, row_heuristic, row_promising
+from tilewright.fusion.cuda.heuristics import row_heuristic, row_promising
 from tilewright.fusion.cuda.kernel import ENTRY, Launch
 from tilewright.fusion.cuda.pointwise import emit_pointwise
-from tilewright.fusion.cuda.rows import emit_rows
+from tilewright.fusion.cuda.pointwise_schedule import (
+    pointwise_heuristic,
+    pointwise_promising,
+    pointwise_space,
+)
 from tilewright.fusion.cuda.schedule import (
     Footprint,
     RowSchedule,
     estimated_registers,
-    pointwise_space,
     row_space,
 )
+from tilewright.fusion.cuda.sharing import emit_rows
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.segments import Program, main_axis
@@ -92,7 +96,9 @@ def heuristic(graph: Graph, device: DeviceSpec) -> Any:
 
 def promising(graph: Graph, device: DeviceSpec) -> list[Any]:
     rows = one_pass(graph, device)
-    return row_promising(rows, device) if rows is not None and rows.reduced else []
+    if rows is None:
+        return programs.promising(graph, device)
+    return row_promising(rows, device) if rows.reduced else pointwise_promising(graph, device)
 
 
 def emit(graph: Graph, config: Any, device: DeviceSpec) -> tuple[str, Launch]:
@@ -157,7 +163,7 @@ class FusedKernel(Executable):
         self.kernel = CudaKernel(built, ENTRY, launch.signature)
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.scalars = tuple(w.scalars.values())
-        self.count, self.shape, self.in_turn = count, launch, launch.in_turn
+        self.count, self.shape, self.counters = count, launch, launch.counters
         self.grids: dict[int, tuple[int, int, int]] = {}
         self.launchers: dict[int, Callable[[int, Iterable[Any]], None]] = {}
         self.block = (launch.block_threads, 1, 1)
@@ -177,8 +183,8 @@ class FusedKernel(Executable):
         launch = self.launchers.get(index) or self.launcher_on(index, stream)
         numbers = self.scalars if scalars is None else scalars
         arguments = [*(pointers or map(_data_ptr, tensors)), *map(_data_ptr, outs), self.count]
-        if self.in_turn:
-            arguments.append(counters.address(index, stream, 1))
+        if self.counters:
+            arguments.append(counters.address(index, stream, self.counters))
         arguments += numbers
         launch(stream, arguments)
         return outs[0] if len(outs) == 1 else tuple(outs)
@@ -265,7 +271,7 @@ class MeetingKernel(SummingKernel):
             *[outputs[k] for k in self.first],
             partials,
             self.count,
-            counters.address(index, stream, 1),
+            counters.address(index, stream, self.counters),
             *numbers,
             cluster=self.cluster,
             cooperative=True,
@@ -357,12 +363,17 @@ class ProgramKernels(Executable):
                 index,
                 *[pointers[b] for b in stage.buffers],
                 *([stage.count] if launch else []),
-                *([counters.address(index, stream, 1)] if launch and launch.in_turn else []),
+                *self.counters_of(stage, index, stream),
                 *numbers,
                 cluster=launch.cluster if launch else 1,
                 overlapping=launch is None and stage.entry != ENTRY and overlaps(index),
             )
         return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def counters_of(self, stage: programs.Stage, index: int, stream: int) -> list[int]:
+        """The address of what a launch counts with."""
+        count = stage.launch.counters if stage.launch else stage.counters
+        return [counters.address(index, stream, count)] if count else []
 
     def grids_on(self, device_index: int) -> list[int]:
         """Blocks of each launch; a persistent kernel has as many as run at once."""
@@ -377,7 +388,7 @@ class ProgramKernels(Executable):
 
 def _blocks(launch: Launch, count: int, kernel: CudaKernel, device_index: int) -> int:
     """A block for every group of rows, or of a persistent kernel as many as run at once."""
-    blocks = math.ceil(count / launch.per_block) * launch.cluster
+    blocks = math.ceil(count / launch.per_block) * launch.cluster * launch.blocks_per_row
     if not launch.persistent:
         return blocks
     resident = kernel.resident_blocks(

@@ -84,7 +84,11 @@ class TileKernel(Kernel):
             if i in self.ends and k == self.ends[i]:
                 whole = math.prod(self.graph.nodes[i].shape)
                 offset += f" + {self.part(i)} * {whole}"
-            self.line(f"auto* to{k} = out{k} + {offset};")
+            self.pointer_to(k, offset)
+
+    def pointer_to(self, k: int, offset: str) -> None:
+        """Where the block's results of output `k` begin."""
+        self.line(f"auto* to{k} = out{k} + {offset};")
 
     def part(self, i: int) -> str:
         """The number of the part of reduction `i` that this block, or warp, leaves."""
@@ -179,6 +183,10 @@ class TileKernel(Kernel):
         self.line("release_next();")
         for i in numbers:
             self.leave_number(i)
+        self.after_parts()
+
+    def after_parts(self) -> None:
+        """What a block does when it has left all of its parts."""
 
     def start_of(self, i: int) -> str:
         n = self.graph.nodes[i]
@@ -199,11 +207,14 @@ class TileKernel(Kernel):
         self.line(f"if (y == 0 && inside) {self.written(k, f'to{k} + column', wide, f'acc{i}')}")
 
     def leave_number(self, i: int) -> None:
+        self.join_numbers(i)
+        self.line(f"if (threadIdx.x == 0) *to{self.ends[i]} = acc{i};")
+
+    def join_numbers(self, i: int) -> None:
         n, threads = self.graph.nodes[i], self.tiles.lanes * self.tiles.shares
         self.need_shared(threads // WARP, n.dtype)
         kind = TYPES[n.dtype]
         self.line(f"acc{i} = join_block<{JOINS[n.op]}, {threads}>(acc{i}, ({kind}*)shared);")
-        self.line(f"if (threadIdx.x == 0) *to{self.ends[i]} = acc{i};")
 
     def join_shares(self, i: int, everywhere: bool = False) -> None:
         n, t = self.graph.nodes[i], self.tiles
@@ -258,30 +269,45 @@ class TileKernel(Kernel):
         for i in sorted(carried):
             self.line(f"{self.kind(i)} keep{i}[{keeping}];")
         count = keeping or (self.s.unroll if self.area.walk else 1)
-        if not keeping:
-            step = self.tiles.shares * count
-            self.open(f"for ({self.index} from = begin; from < end; from += {step})")
         loads = [i for i in steps if self.graph.nodes[i].op == "load" and not self.graph.draws(i)]
-        for i in loads:
-            self.line(f"{self.kind(i)} ahead{i}[{count}];")
-        first = "begin" if keeping else "from"
+        early = self.s.ahead and bool(loads)
+        step, first = self.tiles.shares * count, "begin" if keeping else "from"
+        if early:
+            self.open("")
+            self.load_steps(loads, "ahead", count, "begin")
+        if not keeping:
+            self.open(f"for ({self.index} from = begin; from < end; from += {step})")
+        if early:
+            self.load_steps(loads, "next", count, f"from + {step}")
+        elif loads:
+            self.load_steps(loads, "ahead", count, first)
         place = f"{first} + u * {self.tiles.shares} + y"
-        if loads:
-            self.open(f"TW_UNROLL for (int u = 0; u < {count}; ++u)")
-            self.line(f"const {self.index} to = {place};")
-            self.line(f"const {self.index} w = to < end ? to : end - 1;")
-            at = self.walk_coordinates()
-            for i in loads:
-                self.line(f"ahead{i}[u] = {self.load(i, at)};")
-            self.close()
         self.open(f"TW_UNROLL for (int u = 0; u < {count}; ++u)")
         self.line(f"const {self.index} w = {place};")
         self.line("const bool live = w < end && inside;")
         at = self.walk_coordinates()
         self.step(phase, steps, loads, stores, known, at)
         self.close()
+        for i in loads if early else ():
+            self.line(f"TW_UNROLL for (int u = 0; u < {count}; ++u) ahead{i}[u] = next{i}[u];")
         if not keeping:
             self.close()
+        if early:
+            self.close()
+
+    def load_steps(
+        self, loads: list[int], name: str, count: int, first: str, condition: str = ""
+    ) -> None:
+        """Loads of so many steps of this thread; past the end the last one's again."""
+        for i in loads:
+            self.line(f"{self.kind(i)} {name}{i}[{count}];")
+        self.open(f"{condition}TW_UNROLL for (int u = 0; u < {count}; ++u)")
+        self.line(f"const {self.index} to = {first} + u * {self.tiles.shares} + y;")
+        self.line(f"const {self.index} w = to < end ? to : end - 1;")
+        at = self.walk_coordinates()
+        for i in loads:
+            self.line(f"{name}{i}[u] = {self.load(i, at)};")
+        self.close()
 
     def step(
         self,

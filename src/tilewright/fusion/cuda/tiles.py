@@ -14,18 +14,19 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tilewright.device import DeviceSpec
+from tilewright.compile.counters import COUNTERS
+from tilewright.fusion.cuda.kernel import JOINS
+from tilewright.fusion.cuda.parts import PART_WORDS
 from tilewright.fusion.cuda.schedule import (
     ARITHMETIC_REGISTERS,
-    WIDEST_ACCESS,
     held_bytes,
     widest_vectors,
 )
-from tilewright.fusion.ir import Access, Graph
+from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import permuted, with_axis
 from tilewright.fusion.plan import Phase, Plan, plan_rows
 from tilewright.fusion.segments import Kernels, Segment, main_axis
-from tilewright.space import ConfigSpace, param
+from tilewright.space import param
 
 WARP = 32
 JOIN_THREADS = 1024
@@ -36,10 +37,6 @@ BLOCK_REGISTERS = 1 << 16
 """Of the threads of one block, on every architecture."""
 PARTS_SHARE = 4
 """Parts of results may be this fraction of the elements that are read."""
-IN_FLIGHT_BYTES, MOST_IN_FLIGHT_BYTES = 32, 128
-"""Of every thread that a device can hold: what hides the latency of its memory; of one thread."""
-SECTOR_BYTES = 32
-"""What memory is read in: a piece that begins anywhere shares half of one with its neighbours."""
 LONG_TILE, LONG_TURNS, LONG_CHUNK = 128, 8, 64
 """Elements along the lane, turns that add them to one number, and steps of a walk, by which the
 parts that a walk leaves are judged."""
@@ -50,9 +47,11 @@ class TileSchedule:
     """How a kernel walks tiles.
 
     A block has `lanes` threads along the lane axis, each with `turns` vectors of `vector` elements,
-    times `shares` that divide the steps of the walk; each has `unroll` steps in flight. The walk
-    is divided into `parts`, which another kernel puts together. `storage` says whether values that
-    a second sweep needs stay in registers or are read again.
+    times `shares` that divide the steps of the walk; each has `unroll` steps in flight, and the
+    next ones, too, while it computes, if they are loaded `ahead`. The walk is divided into `parts`.
+    `storage` says whether values that a second sweep needs stay in registers or are read again.
+    What blocks leave of a result is put together by a `kernel` of its own, or, of all blocks that
+    have a part in it, by the `last` one to begin: see gathering.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -63,6 +62,8 @@ class TileSchedule:
     parts: int = param(*(2**k for k in range(11)))
     storage: str = param("reread", "registers")
     stream_loads: bool = param(True, False)
+    combine: str = param("kernel", "last")
+    ahead: bool = param(False, True)
 
     @property
     def block_threads(self) -> int:
@@ -72,6 +73,9 @@ class TileSchedule:
 class Area:
     """What one segment's tiles are cut from, whatever the schedule.
 
+    Args:
+        alone: nothing follows the segment's kernel but putting its parts together.
+
     Attributes:
         graph: with the lane axis last.
         walk: the axes whose steps follow one another in a thread.
@@ -79,7 +83,8 @@ class Area:
         added: by position of the output: the reduction that it holds parts of.
     """
 
-    def __init__(self, segment: Segment):
+    def __init__(self, segment: Segment, alone: bool = False):
+        self.alone = alone
         self.graph = _lane_last(segment)
         self.lane = len(self.graph.space) - 1
         self.added = {k: self.graph.outputs[k][0] for k in segment.added()}
@@ -109,6 +114,14 @@ class Area:
         """Whether a thread may take vector after vector: all that it adds up is one number."""
         ends = self.added.values()
         return bool(ends) and all(self.along_lane(i) and self.walks_through(i) for i in ends)
+
+    @functools.cached_property
+    def gathers(self) -> bool:
+        """Whether blocks may leave their parts as words, one of each result, and join them."""
+        nodes = self.graph.nodes
+        words = all(nodes[i].dtype == "f32" and nodes[i].op in JOINS for i in self.added.values())
+        walked = all(self.walks_through(i) for i in self.added.values())
+        return self.alone and bool(self.added) and words and walked
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -186,17 +199,29 @@ class Tiles:
             return f"{self.chunks} parts of {area.steps} steps"
         if self.kept_steps > KEPT_STEPS:
             return f"{self.kept_steps} steps of a walk are too many to keep"
+        if s.ahead and (self.kept_steps or self.shares * s.unroll >= self.chunk_steps):
+            return "all steps of a thread are on their way at once"
+        if s.combine == "last" and self.words > COUNTERS:
+            return f"{self.words} words of parts exceed {COUNTERS}"
         room = min(255, BLOCK_REGISTERS // s.block_threads) - ARITHMETIC_REGISTERS
         if self.held_bytes > 4 * room:
             return f"{self.held_bytes} bytes per thread exceed {4 * room} bytes of registers"
         return None
 
     @property
+    def words(self) -> int:
+        """What parts and tickets take where the last block joins them."""
+        shapes = {i: self.area.graph.nodes[i].shape for i in self.area.added.values()}
+        parts = sum(self.count_of_parts(i) * math.prod(shapes[i]) for i in shapes)
+        return PART_WORDS * parts + sum(self.blocks // self.count_of_parts(i) + 1 for i in shapes)
+
+    @property
     def held_bytes(self) -> int:
         """Of one thread: what it adds up, and what it keeps or has in flight, whichever is more."""
         graph, vector = self.area.plan.graph, self.s.vector
         nodes = [n for n in graph.nodes if n.op == "load" and self.area.varies(n.shape)]
-        flying = self.s.unroll * sum(held_bytes(n.dtype, vector) for n in nodes)
+        flying = (1 + self.s.ahead) * self.s.unroll
+        flying *= sum(held_bytes(n.dtype, vector) for n in nodes)
         carried = [graph.nodes[i] for i in self.area.carried]
         kept = self.kept_steps * sum(held_bytes(n.dtype, vector) for n in carried)
         sums = sum(held_bytes(graph.nodes[i].dtype, vector) for i in graph.reductions)
@@ -269,77 +294,6 @@ def _lane_last(segment: Segment) -> Graph:
             best = main_axis(graph, range(len(graph.nodes)))
             lane = best if best in kept else kept[-1]
     return permuted(graph, [*(a for a in range(len(graph.space)) if a != lane), lane])
-
-
-# ---- spaces and heuristics -----------------------------------------------------------------------
-
-
-def tile_space(area: Area) -> ConfigSpace[TileSchedule]:
-    """The schedules that fit."""
-    divides = bool(area.added and area.walk)
-    return ConfigSpace(
-        TileSchedule,
-        {
-            "vector": area.vectors,
-            "turns": (1, 2, 4, 8, 16) if area.turning else (1,),
-            "parts": tuple(2**k for k in range(11)) if divides else (1,),
-            "storage": ("reread", "registers") if area.carried else ("reread",),
-        },
-        lambda c: Tiles(area, c).misfit(),
-    )
-
-
-def tile_heuristic(area: Area, device: DeviceSpec) -> TileSchedule:
-    """The schedule of which a simple model expects most; see `_merit`."""
-    space, found = tile_space(area), []
-    choices = itertools.product(
-        area.vectors[:2], (4, 8, 16, 32, 64), (256, 512, 1024), space.values["turns"], (4, 2, 1),
-        space.values["parts"], space.values["storage"],
-    )  # fmt: skip
-    for vector, lanes, threads, turns, unroll, parts, storage in choices:
-        schedule = TileSchedule(vector, lanes, threads // lanes, turns, unroll, parts, storage)
-        tiles = Tiles(area, schedule)
-        if tiles.misfit() is None:
-            found.append((_merit(tiles, device), -threads, vector, schedule))
-    if not found:
-        return fitted(TileSchedule(), area)
-    return max(found, key=lambda f: f[:3])[-1]
-
-
-def _merit(tiles: Tiles, device: DeviceSpec) -> float:
-    """The fraction of a device's bandwidth that a schedule may hope for: its threads must be
-    enough, with enough bytes in flight each, spread evenly over the SMs, in pieces of many
-    sectors, few of them idle, on walks that are long beside their joining, and must leave few
-    parts to be read again. Of two blocks on an SM one loads while the other computes.
-    """
-    area, s = tiles.area, tiles.s
-    full = [a for a in area.graph.memory if _reads_all(area, a)] or area.graph.memory
-    itemsize = max((a.itemsize for a in full), default=4)
-    shares = min(tiles.shares, tiles.chunk_steps)
-    steps = math.ceil(tiles.chunk_steps / tiles.shares) * s.turns
-    ahead = min(max(s.unroll, tiles.kept_steps), steps)
-    flying = min(s.vector * sum(a.itemsize for a in full) * ahead, MOST_IN_FLIGHT_BYTES)
-    wanted = device.sms * device.threads_per_sm * IN_FLIGHT_BYTES
-    busy = min(1.0, tiles.blocks * tiles.lanes * shares * flying / wanted)
-    even = tiles.blocks / (math.ceil(tiles.blocks / device.sms) * device.sms)
-    used = area.width / (tiles.pieces * tiles.lanes * s.vector * s.turns)
-    used *= area.steps / (tiles.chunks * tiles.shares * math.ceil(tiles.chunk_steps / tiles.shares))
-    piece_bytes = min(tiles.lanes * s.vector, area.width) * itemsize
-    wide = piece_bytes / (piece_bytes + SECTOR_BYTES / 2)
-    wide *= min(1.0, s.vector * itemsize / WIDEST_ACCESS) ** 0.1
-    nodes = area.graph.nodes
-    partial = sum(tiles.count_of_parts(i) * math.prod(nodes[i].shape) for i in area.added.values())
-    again = 2 * partial / math.prod(area.graph.space)
-    joining = steps / (steps + 0.5)
-    kept = 1.0 if s.storage == "registers" or not area.carried else 0.7
-    registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
-    places = min(device.threads_per_sm, device.registers_per_sm // registers) // s.block_threads
-    overlaps = 1.0 if places > 1 else 0.8
-    return busy * even * wide * used**0.5 * joining * kept * overlaps / (1 + again)
-
-
-def _reads_all(area: Area, access: Access) -> bool:
-    return all(s or n == 1 for s, n in zip(access.strides, area.graph.space, strict=True))
 
 
 def joining_schedule(area: Area) -> TileSchedule:

@@ -1,0 +1,104 @@
+"""Which schedules of tile kernels fit an area, and which a simple model expects most of."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.schedule import ARITHMETIC_REGISTERS, WIDEST_ACCESS
+from tilewright.fusion.cuda.tiles import Area, Tiles, TileSchedule, fitted
+from tilewright.fusion.ir import Access
+from tilewright.space import ConfigSpace
+
+IN_FLIGHT_BYTES, MOST_IN_FLIGHT_BYTES = 32, 128
+"""Of every thread that a device can hold: what hides the latency of its memory; of one thread."""
+SECTOR_BYTES = 32
+"""What memory is read in: a piece that begins anywhere shares half of one with its neighbours."""
+SECOND_LAUNCH_S = 1.5e-6
+"""What a kernel that puts parts together takes on a GPU, however little it does."""
+PROMISING = 24
+"""So many of the model's choices a search begins with."""
+
+
+def tile_space(area: Area) -> ConfigSpace[TileSchedule]:
+    """The schedules that fit."""
+    divides = bool(area.added and area.walk)
+    return ConfigSpace(
+        TileSchedule,
+        {
+            "vector": area.vectors,
+            "turns": (1, 2, 4, 8, 16) if area.turning else (1,),
+            "parts": tuple(2**k for k in range(11)) if divides else (1,),
+            "storage": ("reread", "registers") if area.carried else ("reread",),
+            "combine": ("kernel", "last") if area.gathers else ("kernel",),
+        },
+        lambda c: Tiles(area, c).misfit(),
+    )
+
+
+def tile_heuristic(area: Area, device: DeviceSpec) -> TileSchedule:
+    """The schedule of which a simple model expects most; see `_merit`."""
+    return tile_promising(area, device)[0]
+
+
+def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
+    """Those of which the model expects most, the best first."""
+    space, found = tile_space(area), []
+    choices = itertools.product(
+        area.vectors[:2], (4, 8, 16, 32, 64), (256, 512, 1024), space.values["turns"], (4, 2, 1),
+        space.values["parts"], space.values["storage"], space.values["combine"],
+    )  # fmt: skip
+    for vector, lanes, threads, turns, unroll, parts, storage, combine in choices:
+        schedule = TileSchedule(
+            vector, lanes, threads // lanes, turns, unroll, parts, storage, combine=combine
+        )
+        tiles = Tiles(area, schedule)
+        if tiles.misfit() is None:
+            found.append((_merit(tiles, device), -threads, vector, schedule))
+    if not found:
+        return [fitted(TileSchedule(), area)]
+    best = [f[-1] for f in sorted(found, key=lambda f: f[:3], reverse=True)[:PROMISING]]
+    early = (replace(c, ahead=True) for c in best[: PROMISING // 2])
+    return [*best, *(c for c in early if c in space)]
+
+
+def _merit(tiles: Tiles, device: DeviceSpec) -> float:
+    """The fraction of a device's bandwidth that a schedule may hope for: its threads must be
+    enough, with enough bytes in flight each, spread evenly over the SMs, in pieces of many
+    sectors, few of them idle, on walks that are long beside their joining, and must leave few
+    parts to be read again. Of two blocks on an SM one loads while the other computes.
+    """
+    area, s = tiles.area, tiles.s
+    full = [a for a in area.graph.memory if _reads_all(area, a)] or area.graph.memory
+    itemsize = max((a.itemsize for a in full), default=4)
+    shares = min(tiles.shares, tiles.chunk_steps)
+    steps = math.ceil(tiles.chunk_steps / tiles.shares) * s.turns
+    ahead = min(max(s.unroll, tiles.kept_steps), steps)
+    flying = min(s.vector * sum(a.itemsize for a in full) * ahead, MOST_IN_FLIGHT_BYTES)
+    wanted = device.sms * device.threads_per_sm * IN_FLIGHT_BYTES
+    busy = min(1.0, tiles.blocks * tiles.lanes * shares * flying / wanted)
+    even = tiles.blocks / (math.ceil(tiles.blocks / device.sms) * device.sms)
+    used = area.width / (tiles.pieces * tiles.lanes * s.vector * s.turns)
+    used *= area.steps / (tiles.chunks * tiles.shares * math.ceil(tiles.chunk_steps / tiles.shares))
+    piece_bytes = min(tiles.lanes * s.vector, area.width) * itemsize
+    wide = piece_bytes / (piece_bytes + SECTOR_BYTES / 2)
+    wide *= min(1.0, s.vector * itemsize / WIDEST_ACCESS) ** 0.1
+    nodes = area.graph.nodes
+    partial = sum(tiles.count_of_parts(i) * math.prod(nodes[i].shape) for i in area.added.values())
+    again = 2 * partial / math.prod(area.graph.space)
+    joining = steps / (steps + 0.5)
+    kept = 1.0 if s.storage == "registers" or not area.carried else 0.7
+    registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
+    places = min(device.threads_per_sm, device.registers_per_sm // registers) // s.block_threads
+    overlaps = 1.0 if places > 1 else 0.8
+    if area.added and s.combine == "kernel" and device.dram_bytes_per_s:
+        sizes = sum(a.itemsize for a in full) * math.prod(area.graph.space)
+        moving_s = sizes / device.dram_bytes_per_s
+        overlaps *= moving_s / (moving_s + SECOND_LAUNCH_S)
+    return busy * even * wide * used**0.5 * joining * kept * overlaps / (1 + again)
+
+
+def _reads_all(area: Area, access: Access) -> bool:
+    return all(s or n == 1 for s, n in zip(access.strides, area.graph.space, strict=True))
