@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from tilewright.errors import LaunchError
 
 _LIBRARY = "libcuda.so.1"
@@ -81,6 +79,8 @@ def device_count() -> int:
 def current_device() -> Callable[[], int]:
     """What tells the index of the device that is current in the calling thread: torch's own
     function, at a tenth of the cost of cuCtxGetCurrent through ctypes."""
+    import torch
+
     return torch._C._cuda_getDevice
 
 
