@@ -35,6 +35,8 @@ class Problem:
     pixels: int
     flops: int
     read_bytes: int
+    grad_bytes: int
+    """Of those, what is read of grad_output."""
     geometry: tuple[int, ...]
     """P, Q, S, H, W, then stride, padding and dilation by height and width."""
     bias: bool
@@ -94,6 +96,7 @@ def problem_of(w: Workload, dense: bool = False) -> Problem:
         pixels=n * p * q,
         flops=w.flops,
         read_bytes=w.bytes[0],
+        grad_bytes=grad.distinct_bytes,
         geometry=(p, q, s, height, width, *w["stride"], *w["padding"], *w["dilation"]),
         bias=len(w.outputs) > 1,
     )

@@ -83,7 +83,8 @@ def split_choices(problem: Problem, device: DeviceSpec, tiles: set[int], least_k
     for n in tiles:
         for waves in (1, 2, 3, 4):
             for cluster in (1, 2, 3, 4, 6, 8):
-                found.add(waves * device.sms // n // cluster * cluster)
+                at_once = device.cluster_sms.get(cluster, device.sms)
+                found.add(waves * at_once // n // cluster * cluster)
     return sorted(s for s in found if 1 <= s <= most)
 
 
@@ -164,8 +165,9 @@ ONE_BYTES_PER_US, PEER_BYTES_PER_US = 61.7e3, 40.1e3
 """That one SM reads of partial sums in L2, and of its neighbours' in their shared memory."""
 WRITTEN, READ = 0.7, 3.46
 """Rate of all partial sums to and from L2, in units of the memory's."""
-MEMORY = 0.877
-"""Of the memory's datasheet rate that operands are read at."""
+MEMORY, AGAIN, AGAIN_IN_CLUSTERS = 0.92, 0.1, 0.3
+"""Of the memory's datasheet rate that operands are read at; and of what further tiles read, how
+much comes from memory again: blocks of one slice drift apart, those in clusters further."""
 
 
 def forecast(problem: Problem, device: DeviceSpec, c: Split) -> dict[str, Any]:
@@ -201,7 +203,7 @@ def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 
     memory, over the time until they come, are what an SM gets. Blocks that share an SM share its
     tensor cores, and hide each other's waiting. The constants were fitted to 1432 timings of the 66
     layers of ResNet-50 v1.5 at batch 8, 32 and 256 on an H200, 2026-11-21: the config they rank
-    first takes 1.02 times as long as the fastest of about 22 measured, in geometric mean.
+    first takes 1.014 times as long as the fastest of about 22 measured, in geometric mean.
 
     Args:
         share: of the datasheet's tensor rate that the kernel's instruction reaches.
@@ -214,7 +216,7 @@ def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 
     step_us = max(multiply_us, (multiply_us + STEP_US) / together)
     turn_us = TURN_US / max(c.stages - HELD, 0.5) / together
     steps = math.ceil(problem.steps(c.tile_k) / c.split_k)
-    memory_us = problem.read_bytes / (MEMORY * device.dram_bytes_per_s) * 1e6
+    memory_us = _traffic(problem, c) / (MEMORY * device.dram_bytes_per_s) * 1e6
     total_us = LAUNCH_US + FILL_US * math.ceil(waves / together)
     total_us += max(waves * steps * max(step_us, turn_us), memory_us)
     total_us += STORE_US * waves * tile / 128**2 / c.cluster
@@ -231,6 +233,15 @@ def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 
     if c.combine == MARKED:  # as many marks are written, while the first pixels come
         total_us += max(partial_us / WRITTEN - FILL_US, 0.0)
     return total_us + start_us + partial_us / READ + SLICE_US * groups
+
+
+def _traffic(problem: Problem, c: Split) -> float:
+    """Bytes from memory: each operand once, and a part of what further tiles read of it."""
+    again = AGAIN if c.cluster == 1 else AGAIN_IN_CLUSTERS
+    x_bytes = problem.read_bytes - problem.grad_bytes
+    further = (problem.column_tiles(c.tile_n) - 1) * problem.grad_bytes
+    further += (problem.row_tiles(c.tile_m) - 1) * x_bytes
+    return problem.read_bytes + again * further
 
 
 def _amounts(problem: Problem, c: Split) -> tuple[int, int, int]:
