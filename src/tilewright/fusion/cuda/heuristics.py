@@ -243,12 +243,11 @@ def _variations(c: RowSchedule) -> Iterator[RowSchedule]:
 
 
 def _shared_variations(c: RowSchedule) -> Iterator[RowSchedule]:
-    """Also half the vector with twice the blocks: as much on its way, spread more evenly."""
-    for stream in (True, False):
-        yield replace(c, stream_loads=stream)
-        narrow = replace(c, stream_loads=stream, vector=max(c.vector // 2, 1))
-        yield narrow
-        yield replace(narrow, blocks_per_row=2 * c.blocks_per_row)
+    """Also half the vector, and twice the blocks, in two waves: what the first stores then overlaps
+    with what the second loads."""
+    widths, blocks = (c.vector, max(c.vector // 2, 1)), (c.blocks_per_row, 2 * c.blocks_per_row)
+    for vector, shares, stream in itertools.product(widths, blocks, (True, False)):
+        yield replace(c, vector=vector, blocks_per_row=shares, stream_loads=stream)
 
 
 def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:
