@@ -1,5 +1,6 @@
 """Rows that blocks anywhere on the device share: what they compute, and where they are offered."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -84,6 +85,13 @@ def test_rows_are_shared_where_nothing_of_a_row_waits_for_its_sums():
         (SMALL_C.format(d="f32", n=20).replace("[4,", "[9000,"), 1),
     ):
         assert max(_offered(graph_of(Workload.parse(text)))) == most, text
+
+
+def test_a_sample_has_rows_shared_by_clusters_and_by_blocks_anywhere():
+    found = target.space(graph_of(Workload.parse(PADDLE_C)), H200).sample(random.Random(0), 100)
+    assert len(found) == 100
+    assert sum(c.blocks_per_row > 1 for c in found) > 20
+    assert sum(c.cluster > 1 for c in found) > 20
 
 
 def test_words_of_all_rows_fit_what_a_launch_may_count_with():

@@ -124,7 +124,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
 
     A vector crosses the end of a row only if it is shifted; the values a thread keeps leave
     registers for the arithmetic; no more than half of the lanes idle; a persistent block has rows
-    to walk.
+    to walk, and is not offered for a few rows that blocks may share.
     """
     inner = graph.space[graph.reduced[-1]]
     moments = ["two_pass"]
@@ -171,26 +171,28 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
 
     threads = tuple(t for t in ROW_THREADS if holds_a_row(t))
     groups = COLUMN_GROUPS if footprint.columns else (1, 2, 4, 8)
+    walks = not footprint.parts or footprint.rows > device.sms
     return ConfigSpace(
         RowSchedule,
         {
             "vector": (*shifted, *vectors),
+            "stages": (0, 1, 2, 3) if walks else (0,),
             "row_threads": threads,
             "storage": storages,
             "shifted": (False, True) if shifted else (False,),
             "moments": tuple(moments),
             "cluster": clusters,
-            "in_turn": (False,) if footprint.columns else (False, True),
+            "in_turn": (False, True) if walks and not footprint.columns else (False,),
             "combine": ("kernel", "grid") if footprint.columns else ("kernel",),
             "rows_per_block": tuple(r for r in groups if r * min(threads, default=1) <= 1024),
             "blocks_per_row": _blocks_per_row(footprint),
             "parameters": (
-                ("reload", "registers", "shared") if footprint.parameters else ("reload",)
+                ("reload", "registers", "shared") if walks and footprint.parameters else ("reload",)
             ),
             "widened": (False, True)
-            if any(a.dtype in HALVES for a in footprint.parameters)
+            if walks and any(a.dtype in HALVES for a in footprint.parameters)
             else (False,),
-            "bulk": (False, True) if footprint.comes_in_bulk(device) else (False,),
+            "bulk": (False, True) if walks and footprint.comes_in_bulk(device) else (False,),
             "rematerialize": (False, True) if footprint.itemsize == 2 else (False,),
         },
         constraint,
