@@ -245,6 +245,33 @@ def test_atomic_sums_are_for_who_names_them_and_never_under_the_deterministic_mo
             torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize(
+    "moved",
+    [
+        "index_add({x}, index=i64[4000], source=f32[4000,64])",
+        "scatter({x}, index=i64[4000,64]@strides(1,0), src=f32[4000,64])",
+        "scatter({x}, index=i64[4000,64], src=f32[4000,64])",
+    ],
+)
+def test_elements_beyond_32_bits_are_reached_and_no_others(moved):
+    w = Workload.parse(moved.format(x="x=f32[36000000,64], dim=0") + "!donate=x")
+    source = torch.randn(4000, 64, device=CUDA)
+    places = w["x"].shape[0] - 1 - torch.arange(4000, device=CUDA) // 2
+    index = places[:, None].expand(4000, 64)
+    if w["index"].strides is None:
+        index = places if w.op == "index_add" else index.contiguous()
+    pairs = source.view(2000, 2, 64).flip(0)
+    expected = pairs.sum(1) if w.op == "index_add" else pairs[:, 1]
+    found = supporting(w)
+    assert found
+    for impl in found:
+        x = torch.zeros(w["x"].shape, device=CUDA)
+        impl.build(impl.heuristic(w, spec_of(0)), w, spec_of(0))(x, index, source)
+        torch.testing.assert_close(x[-2000:], expected)
+        assert not x[:-2000].any(), impl.name
+        del x
+
+
 def test_nan_and_signed_zero_come_out_as_pytorchs():
     x = torch.tensor([[1.0, float("nan")], [-0.0, 2.0]], device=CUDA)
     source = torch.tensor([[float("nan"), 3.0], [-0.0, float("inf")]], device=CUDA)

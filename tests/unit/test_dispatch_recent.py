@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import tilewright as tw
 from tilewright.dispatch import recent
 from tilewright.dispatch.recent import Recent
 
@@ -134,3 +135,10 @@ def test_kinds_are_bounded(monkeypatch):
     for n in range(1, 20):
         found.keep((torch.randn(n),), run, False)
     assert len(found.kept) <= 4
+
+
+def test_a_tensor_may_come_where_a_number_was():
+    x, index, src = torch.zeros(5), torch.tensor([1, 3]), torch.tensor([7.0, 8.0])
+    for _ in range(3):
+        assert tw.scatter(x, 0, index, 2.0).tolist() == [0, 2, 0, 2, 0]
+        assert tw.scatter(x, 0, index, src).tolist() == [0, 7, 0, 8, 0]

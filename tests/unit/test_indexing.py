@@ -118,6 +118,69 @@ def test_a_position_out_of_range_in_any_dim_is_refused(accumulate):
         tw.index_put(x, (first, second), values, accumulate)
 
 
+INDEX = torch.tensor([0, 1, 99, 2])
+WHOLE = INDEX[:, None].expand(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("index_add_", (0, INDEX, torch.ones(4, 3))),
+        ("index_reduce_", (0, INDEX, torch.ones(4, 3), "amax")),
+        ("index_put_", ((INDEX,), torch.ones(4, 3))),
+        ("index_put_", ((INDEX,), torch.ones(4, 3), True)),
+        ("scatter_", (0, WHOLE, torch.ones(4, 3))),
+        ("scatter_", (0, WHOLE.contiguous(), 2.0)),
+        ("scatter_add_", (0, WHOLE.int().contiguous() - 3, torch.ones(4, 3))),
+        ("scatter_reduce_", (0, WHOLE.contiguous(), torch.ones(4, 3), "amin")),
+    ],
+)
+def test_in_place_nothing_is_written_before_an_index_out_of_range(name, args):
+    x = torch.zeros(6, 3)
+    for _ in range(3):  # anew, then prepared
+        with pytest.raises(IndexOutOfRange, match=r"index (99|-3) is out of range for 6 places"):
+            getattr(tw, name)(x, *args)
+        assert not x.any()
+
+
+def test_an_index_out_of_range_is_no_reason_to_give_a_kernel_up(recwarn):
+    x, source = torch.zeros(6, 3), torch.ones(4, 3)
+    for index in (INDEX, INDEX.clamp(max=5)):
+        if index is INDEX:
+            with pytest.raises(IndexOutOfRange):
+                tw.index_add_(x, 0, index, source)
+        else:
+            tw.index_add_(x, 0, index, source)
+    assert not [warning for warning in recwarn if "from now on" in str(warning.message)]
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("index_add", (torch.ones(5, 3), 0, torch.empty(0).long(), torch.ones(0, 3))),
+        ("index_add", (torch.ones(5, 0), 0, torch.tensor([1, 2]), torch.ones(2, 0))),
+        ("index_reduce", (torch.ones(5, 3), 0, torch.empty(0).long(), torch.ones(0, 3), "amax")),
+        ("scatter", (torch.ones(5), 0, torch.empty(0).long(), torch.ones(0))),
+        ("scatter", (torch.ones(0), 0, torch.empty(0).int().long(), 2.0)),
+        ("scatter", (torch.ones(5, 0), 0, torch.empty(3, 0).long(), torch.ones(3, 0))),
+        ("scatter_add", (torch.ones(5, 3), 1, torch.empty(0, 2).long(), torch.ones(5, 3))),
+        (
+            "scatter_reduce",
+            (torch.ones(5, 3), 1, torch.empty(5, 0).long(), torch.ones(5, 0), "mean"),
+        ),
+        ("gather", (torch.ones(5, 3), 0, torch.empty(0, 3).long())),
+        ("gather", (torch.ones(0, 3), 0, torch.empty(0, 3).long())),
+        ("index_put", (torch.ones(5, 3), (torch.empty(0).long(),), torch.ones(0, 3))),
+        ("index_put", (torch.ones(5, 3), (torch.empty(0).long(),), torch.ones(3), True)),
+        ("scatter", (torch.tensor(3.0), 0, torch.tensor(0), torch.tensor(5.0))),
+        ("gather", (torch.tensor(3.0), 0, torch.tensor(0))),
+    ],
+)
+def test_what_is_empty_or_a_scalar_is_pytorchs(name, args):
+    for _ in range(2):
+        assert torch.equal(getattr(tw, name)(*args), getattr(torch, name)(*args))
+
+
 def test_what_is_not_rows_is_pytorchs():
     x, values = torch.arange(12.0).view(3, 4), torch.tensor(7.0)
     mask = x > 5

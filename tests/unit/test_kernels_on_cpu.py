@@ -49,6 +49,7 @@ CASES = [
     "scatter_reduce(x=f32[50,31], dim=1, index=i64[50,80], src=f32[50,80], reduce=mean)",
     "index_add(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36])!donate=x!indices=zipf",
     "index_reduce(x=i64[40,6], dim=0, index=i32[700], source=i64[700,6], reduce=amax)",
+    "index_reduce(x=f32[40,6], dim=0, index=i64[700], source=f32[700,6], reduce=amin)",
     "embedding_backward(grad=f32[9,50,20], index=i64[9,50], num_weights=70, padding_idx=3)",
     "index_add(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36], alpha=-2.0)"
     "!indices=few_bins!nondeterministic",

@@ -19,11 +19,12 @@ from torch import Tensor
 from tilewright.dispatch import selection
 from tilewright.dispatch.deterministic import VendorOrOurs, races
 from tilewright.dispatch.dumps import dump_built
+from tilewright.dispatch.index_ranges import in_range_first
 from tilewright.dispatch.pytorch import as_pytorch
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import drawing, seeded
 from tilewright.dispatch.selection import Choice, Forced
-from tilewright.errors import TilewrightError
+from tilewright.errors import IndexOutOfRange, TilewrightError
 from tilewright.impl import IMPLS
 from tilewright.impls._vendor import vendor
 from tilewright.op import Op, Workload
@@ -132,6 +133,8 @@ def first_call(
     run, choice = _runnable(w, device, forced)
     try:
         out = run(*tensors)
+    except IndexOutOfRange:  # the caller's fault, not the kernel's
+        raise
     except TilewrightError as error:
         if forced is not None:
             raise
@@ -225,7 +228,9 @@ def _unbuilt(w: Workload, device: torch.device) -> tuple[Run, Choice]:
 def _vendor(w: Workload, device: torch.device) -> Run:
     """PyTorch's kernel, but one of ours where its deterministic mode asks for it."""
     if not races(w, device):
-        return vendor(w)
+        in_place = w.operator.destination(w) is not None
+        checks = in_place and w.operator.indexed is not None and device.type == "cpu"
+        return in_range_first(w, vendor(w)) if checks else vendor(w)
 
     def build() -> Run | None:
         choice = selection.deterministic(w, device)

@@ -48,7 +48,9 @@ def answering(args: tuple[Any, ...], run: Run, recorded: bool) -> Answer:
             return None
         if others:
             given = others_of(args)
-            if given != others or [*map(type, given)] != kinds:
+            if [
+                *map(type, given)
+            ] != kinds or given != others:  # no tensor is held against a number
                 return None
         tensors = tensors_of(args)
         if not check(*tensors):

@@ -1,0 +1,35 @@
+"""Indices looked at before PyTorch's CPU kernels write in place: those find out on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.errors import IndexOutOfRange
+from tilewright.op import Workload
+
+
+def in_range_first(w: Workload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` of a scatter or the like, which raises IndexOutOfRange before it writes anything."""
+    at, size = [*w.tensors].index("index"), 1
+    if w["x"].rank:
+        size = w["x"].shape[w["dim"]]
+
+    def call(*tensors: Tensor) -> Any:
+        index = tensors[at]
+        for d, stride in enumerate(index.stride()):
+            if stride == 0 and index.shape[d]:
+                index = index.narrow(d, 0, 1)
+        if index.numel():
+            least, most = (int(value) for value in torch.aminmax(index))
+            if least < 0 or most >= size:
+                raise IndexOutOfRange(
+                    f"{w.op}: index {least if least < 0 else most} is out of range for {size} "
+                    "places; nothing was written"
+                )
+        return run(*tensors)
+
+    return call
