@@ -8,7 +8,7 @@ import torch
 
 from tilewright.errors import LaunchError
 
-COUNTERS = 1 << 15
+COUNTERS = 1 << 16
 """Words that one launch may use."""
 
 

@@ -14,12 +14,15 @@ from tilewright.space import ConfigSpace
 
 IN_FLIGHT_BYTES, MOST_IN_FLIGHT_BYTES = 32, 128
 """Of every thread that a device can hold: what hides the latency of its memory; of one thread."""
+MOST_ELEMENTS = 16
+"""Of one tensor that a thread has in flight: more take registers from other blocks."""
 SECTOR_BYTES = 32
 """What memory is read in: a piece that begins anywhere shares half of one with its neighbours."""
 SECOND_LAUNCH_S = 1.5e-6
 """What a kernel that puts parts together takes on a GPU, however little it does."""
-PROMISING = 24
-"""So many of the model's choices a search begins with."""
+PROMISING = 10
+"""So many of the model's choices a search begins with, for each of the widest vectors: how narrow
+ones fare beside them it does not tell."""
 
 
 def tile_space(area: Area) -> ConfigSpace[TileSchedule]:
@@ -47,10 +50,12 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     """Those of which the model expects most, the best first."""
     space, found = tile_space(area), []
     choices = itertools.product(
-        area.vectors[:2], (4, 8, 16, 32, 64), (256, 512, 1024), space.values["turns"], (4, 2, 1),
+        area.vectors[:3], (4, 8, 16, 32, 64), (256, 512, 1024), space.values["turns"], (8, 4, 2, 1),
         space.values["parts"], space.values["storage"], space.values["combine"],
     )  # fmt: skip
     for vector, lanes, threads, turns, unroll, parts, storage, combine in choices:
+        if vector * unroll > MOST_ELEMENTS:
+            continue
         schedule = TileSchedule(
             vector, lanes, threads // lanes, turns, unroll, parts, storage, combine=combine
         )
@@ -59,9 +64,12 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
             found.append((_merit(tiles, device), -threads, vector, schedule))
     if not found:
         return [fitted(TileSchedule(), area)]
-    best = [f[-1] for f in sorted(found, key=lambda f: f[:3], reverse=True)[:PROMISING]]
-    early = (replace(c, ahead=True) for c in best[: PROMISING // 2])
-    return [*best, *(c for c in early if c in space)]
+    found.sort(key=lambda f: f[:3], reverse=True)
+    of_width = [[c for *_, c in found if c.vector == v][:PROMISING] for v in area.vectors[:3]]
+    best = [found[0][-1], *(c for some in of_width for c in some)]
+    others = [replace(c, combine="kernel") for c in best[:4]]
+    others += [replace(c, ahead=True) for c in best]
+    return list(dict.fromkeys([*best, *(c for c in others if c in space)]))
 
 
 def _merit(tiles: Tiles, device: DeviceSpec) -> float:
