@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from convolutions import SIMPLE, fp32, weight_grad
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
@@ -366,6 +368,17 @@ def test_the_problem_is_packed_as_the_kernel_reads_it():
         150, 10, 5, 0, 6, 2, 20, 17,
         2, 3, 1, 1, 1, 1,
     )  # fmt: skip
+
+
+@given(st.integers(1, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_kernels_divide_by_multiplying(divisor, n):
+    packed = problem_of(SIMPLE).packed(64, 32, divisor)
+    assert len(packed) == 128
+    *multipliers, shifts = struct.unpack_from("7I", packed, 96)
+    divisors = (56, 56, 1, 9, 3, divisor)
+    for i, (d, multiplier) in enumerate(zip(divisors, multipliers, strict=True)):
+        for value in (n, n // d * d, max(n // d * d - 1, 0)):
+            assert value * multiplier >> 31 + (shifts >> 5 * i & 31) == value // d
 
 
 def test_fewer_blocks_than_the_device_has_are_predicted_slower():

@@ -76,7 +76,15 @@ class Problem:
             self.row_tiles(tile_m), split_k, steps, longer,
             self.pixels, out_height, out_width, walk_n, walk_p, walk_q, *rest,
         )  # fmt: skip
-        return struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
+        divisors = (
+            out_width, out_height, self.panels_per_tap, self.taps, filter_width, split_k,
+        )  # fmt: skip
+        # n / d is n times the multiplier, shifted right by 31 bits and those of d - 1
+        bits = [(d - 1).bit_length() for d in divisors]
+        multipliers = [-(-(1 << 31 + b) // d) for b, d in zip(bits, divisors, strict=True)]
+        shifts = sum(b << 5 * i for i, b in enumerate(bits))
+        packed = struct.pack(f"{len(fields)}i7I", *fields, *multipliers, shifts)
+        return packed.ljust(128, b"\0")
 
 
 @functools.lru_cache(maxsize=1024)

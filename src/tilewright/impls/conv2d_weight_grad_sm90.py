@@ -210,7 +210,9 @@ class Conv2dWeightGradSm90(Implementation):
         others += [c for c in fetched if _refusal(problem, device, c) is None]
         meeting = (replace(c, combine=MARKED) for c in configs if c.combine == "grid")
         marking = (c for c in meeting if _refusal(problem, device, c) is None)
-        others += ranked(problem, device, marking, MARKING)
+        most_us = 1.1 * predicted_us(problem, device, found[0])
+        marked = ranked(problem, device, marking, MARKING)
+        others += [c for c in marked if predicted_us(problem, device, c) < most_us]
         return list(dict.fromkeys([first, *found[:FETCHED], *others, *found[FETCHED:]]))
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:

@@ -79,7 +79,8 @@ constexpr int PANEL = 64;
 constexpr int TILE_PANELS = TILE_N / PANEL;
 constexpr int TILE_ELEMENTS = TILE_M * TILE_N;
 
-struct alignas(64) Problem {  // 128 bytes, passed by value; whatever would take a division comes along
+enum Divisor { OUT_WIDTH, OUT_HEIGHT, PANELS_PER_TAP, TAPS, FILTER_WIDTH, SLICES, DIVISORS };
+struct alignas(64) Problem {  // 128 bytes, passed by value
   int features, channels;           // K and C
   int panels, panels_per_tap;       // of all columns; ceil(C / 64)
   int row_length, filter_width;     // R * S * C, S
@@ -90,6 +91,10 @@ struct alignas(64) Problem {  // 128 bytes, passed by value; whatever would take
   int walk_n, walk_p, walk_q;       // one step, in images, rows and pixels
   int height, width;                // of x
   int stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+  u32 multipliers[DIVISORS], shifts;  // a division takes as long as many loads are issued in
+
+  // n / d, for 0 <= n < 2^31: n times 2^(31 + shift) / d, rounded up; five bits of `shifts` for each d.
+  TW_DEVICE int divided(int n, Divisor d) const { return (int)((u64)n * multipliers[d] >> (31 + (shifts >> 5 * d & 31))); }
 };
 
 // Blocks: row tiles, the CLUSTER slices of one group side by side; column tiles; groups of slices.
@@ -118,10 +123,10 @@ struct Panel {
 TW_DEVICE void find_panels(Panel* panels, const Problem& p, const Tile& t) {
   if (threadIdx.x >= TILE_PANELS) return;
   const int panel = t.panel + threadIdx.x;
-  int tap = panel / p.panels_per_tap, place = panel - tap * p.panels_per_tap;
+  int tap = p.divided(panel, PANELS_PER_TAP), place = panel - tap * p.panels_per_tap;
   if (TAPS_INSIDE) {
-    const int taps = p.panels / p.panels_per_tap;
-    place = panel / taps, tap = panel - place * taps;
+    place = p.divided(panel, TAPS);
+    tap = panel - p.divided(place * p.panels, PANELS_PER_TAP);
   }
   const int c = place * PANEL;
   panels[threadIdx.x] = {tap * p.channels + c, panel < p.panels ? p.channels - c : 0};
@@ -296,12 +301,12 @@ TW_DEVICE void add_to(Quad& sum, Quad v) { sum.x += v.x, sum.y += v.y, sum.z += 
 // many groups as that leaves.
 template <int PLACES>
 TW_DEVICE void add_places(const Results& out, Sum* partial, const Panel* panels, const Problem& p, const Tile& t,
-                          int first, int end, int lanes) {
+                          int first, int end, int log_lanes) {
   constexpr int DEEP = (COMBINE == MARKED ? 12 : 64 / sizeof(Sum)) / PLACES;
-  const int stride = blockDim.x / lanes, turn = threadIdx.x % lanes;
+  const int lanes = 1 << log_lanes, stride = blockDim.x >> log_lanes, turn = threadIdx.x & lanes - 1;
   const Quad* base = partial_of(partial, t, 0);
   for (int begin = first; begin < end; begin += PLACES * stride) {
-    const int quad = begin + threadIdx.x / lanes;
+    const int quad = begin + (threadIdx.x >> log_lanes);
     Quad sum[PLACES] = {};
     for (int g = turn; g < t.groups; g += DEEP * lanes) {
       Quad v[PLACES][DEEP];
@@ -335,17 +340,16 @@ TW_DEVICE void add_places(const Results& out, Sum* partial, const Panel* panels,
   }
 }
 
-// One part of a tile. Where it has fewer places than the block has threads, 2, 4 or 8 neighbouring
+// One part of a tile, places from `first` to `end`. Where it has fewer places than the block has threads, 2, 4 or 8 neighbouring
 // lanes take turns with the groups of a place; the order of adding is fixed.
 TW_DEVICE void add_groups(const Results& out, Sum* partial, const Panel* panels, const Problem& p,
-                          const Tile& t, int part, int parts) {
-  const int quads = quads_here(), first = quads * part / parts, end = quads * (part + 1) / parts;
-  int lanes = 1;
-  while (lanes < 8 && 2 * lanes <= t.groups && (end - first) * 2 * lanes <= (int)blockDim.x) lanes *= 2;
-  const int each = (end - first) * lanes;
-  if (each <= (int)blockDim.x) add_places<1>(out, partial, panels, p, t, first, end, lanes);
-  else if (each <= 2 * (int)blockDim.x) add_places<2>(out, partial, panels, p, t, first, end, lanes);
-  else add_places<4>(out, partial, panels, p, t, first, end, lanes);
+                          const Tile& t, int first, int end) {
+  int log_lanes = 0;
+  while (log_lanes < 3 && 2 << log_lanes <= t.groups && end - first << log_lanes + 1 <= (int)blockDim.x) ++log_lanes;
+  const int each = end - first << log_lanes;
+  if (each <= (int)blockDim.x) add_places<1>(out, partial, panels, p, t, first, end, log_lanes);
+  else if (each <= 2 * (int)blockDim.x) add_places<2>(out, partial, panels, p, t, first, end, log_lanes);
+  else add_places<4>(out, partial, panels, p, t, first, end, log_lanes);
 }
 
 #if CLUSTER > 1
@@ -446,6 +450,12 @@ TW_DEVICE void tell_marked(u32* counters, const Tile& t) {
   atomicAdd(counters + t.tile, 1);
 }
 
+// As add_groups, of the part that falls to this block where all blocks of a tile add one.
+TW_DEVICE void add_own_part(const Results& out, Sum* partial, const Panel* panels, const Problem& p, const Tile& t) {
+  const int quads = quads_here(), part = t.rank * t.groups + t.group;
+  add_groups(out, partial, panels, p, t, p.divided(quads * part, SLICES), p.divided(quads * (part + 1), SLICES));
+}
+
 // After every thread of the block wrote its partial sums of one part of a tile, or of all of it. A
 // counter is 0 before and after; each part has its own.
 TW_DEVICE void meet_groups(const Results& out, Sum* partial, u32* counters, const Panel* panels,
@@ -458,7 +468,7 @@ TW_DEVICE void meet_groups(const Results& out, Sum* partial, u32* counters, cons
       fence();
     }
     __syncthreads();
-    add_groups(out, partial, panels, p, t, t.group, t.groups);
+    add_own_part(out, partial, panels, p, t);
     if (threadIdx.x == 0 && atomicAdd(counter, 1) == 2 * t.groups - 1) *(volatile u32*)counter = 0;
     return;
   }
@@ -475,10 +485,12 @@ TW_DEVICE void meet_groups(const Results& out, Sum* partial, u32* counters, cons
     fence();
   }
   if (COMBINE == LAST) {
-    if (__syncthreads_or(last)) add_groups(out, partial, panels, p, t, t.rank, CLUSTER);
+    const int quads = quads_here();
+    if (__syncthreads_or(last))
+      add_groups(out, partial, panels, p, t, quads * t.rank / CLUSTER, quads * (t.rank + 1) / CLUSTER);
   } else {  // all blocks run at once, so each could wait for the tile's others; now it adds a part
     __syncthreads();
-    add_groups(out, partial, panels, p, t, t.rank * t.groups + t.group, CLUSTER * t.groups);
+    add_own_part(out, partial, panels, p, t);
     if (threadIdx.x == 0 && atomicAdd(counter, 1) == 2 * t.groups - 1) *(volatile u32*)counter = 0;
   }
 }
@@ -526,5 +538,6 @@ extern "C" __global__ void __launch_bounds__(256) add_all_slices(Out* weight, Ou
   find_panels(panels, p, t);
   __syncthreads();
   await_previous();
-  add_groups({weight, bias}, partial, panels, p, t, blockIdx.z, gridDim.z);
+  const int quads = quads_here(), parts = gridDim.z, part = blockIdx.z;
+  add_groups({weight, bias}, partial, panels, p, t, quads * part / parts, quads * (part + 1) / parts);
 }

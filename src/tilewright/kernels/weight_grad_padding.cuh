@@ -22,15 +22,15 @@ struct Image {
 TW_DEVICE Sum sum_again(const DTYPE::type* x, const DTYPE::type* grad, const Problem& p, const Tile& t, int channels,
                         int tap, int k, int c) {
   const Image image(p);
-  const int tap_row = tap / p.filter_width;
+  const int tap_row = p.divided(tap, FILTER_WIDTH);
   const int below = tap_row * p.dilation_h - p.padding_h;
   const int right = (tap - tap_row * p.filter_width) * p.dilation_w - p.padding_w;
   const int leftmost = right < 0 ? (p.stride_w - 1 - right) / p.stride_w : 0;
   const int width = min(image.width, (p.width - right + p.stride_w - 1) / p.stride_w);
   const int first = t.first * TILE_K, end = min(first + t.steps * TILE_K, p.pixels);
   Sum sum = 0;
-  for (int line = first / p.out_width; line * p.out_width < end && sum == sum; ++line) {
-    const int n = line / p.out_height, row = line - n * p.out_height, h = row * p.stride_h + below;
+  for (int line = p.divided(first, OUT_WIDTH); line * p.out_width < end && sum == sum; ++line) {
+    const int n = p.divided(line, OUT_HEIGHT), row = line - n * p.out_height, h = row * p.stride_h + below;
     if (row >= image.height || h < 0 || h >= p.height) continue;
     const int begin = max(leftmost, first - line * p.out_width);
     int left = min(width, end - line * p.out_width) - begin;

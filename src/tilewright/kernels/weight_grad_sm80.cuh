@@ -35,9 +35,9 @@ struct Fetch {
   TW_DEVICE Fetch(const Problem& problem, const Tile& t) {
     pixel = t.first * TILE_K + threadIdx.x / CHUNKS;
     chunk = threadIdx.x % CHUNKS;
-    p = pixel / problem.out_width;
+    p = problem.divided(pixel, OUT_WIDTH);
     q = pixel - p * problem.out_width;
-    n = p / problem.out_height;
+    n = problem.divided(p, OUT_HEIGHT);
     p -= n * problem.out_height;
   }
   TW_DEVICE void advance(const Problem& problem) {
@@ -114,7 +114,7 @@ TW_DEVICE void find_columns(Column* columns, int channels, const Problem& p, con
     int tap, c;
     bool there = panel < p.panels;
     if constexpr (ALIGNED) {
-      tap = panel / p.panels_per_tap;
+      tap = p.divided(panel, PANELS_PER_TAP);
       c = (panel - tap * p.panels_per_tap) * PANEL + i * WIDTH % PANEL;
       there = there && c < channels;
     } else {
@@ -123,7 +123,7 @@ TW_DEVICE void find_columns(Column* columns, int channels, const Problem& p, con
       c = column - tap * channels;
       there = column < p.row_length;
     }
-    const int r = tap / p.filter_width, s = tap - r * p.filter_width;
+    const int r = p.divided(tap, FILTER_WIDTH), s = tap - r * p.filter_width;
     const int tap_h = r * p.dilation_h, tap_w = s * p.dilation_w;
     columns[i] = {there ? (tap_h * p.width + tap_w) * channels + c : -1, (short)tap_h, (short)tap_w};
   }

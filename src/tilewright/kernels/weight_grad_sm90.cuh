@@ -89,9 +89,9 @@ TW_DEVICE void load_rows_everywhere(u32 to, const TensorMap* map, u32 barrier, i
 struct Walk {
   int q, p, n;
   TW_DEVICE Walk(const Problem& problem, int pixel) {
-    p = pixel / problem.out_width;
+    p = problem.divided(pixel, OUT_WIDTH);
     q = pixel - p * problem.out_width;
-    n = p / problem.out_height;
+    n = problem.divided(p, OUT_HEIGHT);
     p -= n * problem.out_height;
   }
   TW_DEVICE void advance(const Problem& problem) {
@@ -105,8 +105,8 @@ struct Walk {
 // As below; of x one box for each step, and HALO of them ahead of the first step.
 TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem& p, const Tile& t,
                        u32 stages, u32 full, u32 empty) {
-  const int taps = p.panels / p.panels_per_tap, place = t.panel / taps, channel = place * PANEL;
-  const int tap_row = (t.panel - place * taps) / p.filter_width;
+  const int place = p.divided(t.panel, TAPS), channel = place * PANEL;
+  const int tap_row = p.divided(t.panel - p.divided(place * p.panels, PANELS_PER_TAP), FILTER_WIDTH);
   Walk grads(p, t.first * TILE_K), pixels(p, t.first * TILE_K + tap_row * p.dilation_h * p.out_width);
   if (threadIdx.x % 32 != 0) return;
   const u32 ring = stages + STAGES * STAGE_BYTES;
@@ -134,8 +134,8 @@ TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem&
                        u32 stages, u32 full, u32 empty) {
   const int lane = threadIdx.x % 32;
   // Lane j knows panel j. A panel past the last one repeats it: its sums are dropped.
-  const int panel = min(t.panel + lane, p.panels - 1), tap = panel / p.panels_per_tap;
-  const int tap_row = tap / p.filter_width, first_channel = (panel - tap * p.panels_per_tap) * PANEL;
+  const int panel = min(t.panel + lane, p.panels - 1), tap = p.divided(panel, PANELS_PER_TAP);
+  const int tap_row = p.divided(tap, FILTER_WIDTH), first_channel = (panel - tap * p.panels_per_tap) * PANEL;
   const int offset = (tap - tap_row * p.filter_width) * p.dilation_w | tap_row * p.dilation_h << 16;
   int channel[TILE_PANELS], offsets[TILE_PANELS];
   TW_UNROLL for (int j = 0; j < TILE_PANELS; ++j) {
@@ -175,7 +175,8 @@ TW_DEVICE void warm(const u16* x, const u16* grad, const Problem& p, const Tile&
   const auto ask = [](const u16* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); };
   int channel[TILE_PANELS], below[TILE_PANELS], right[TILE_PANELS];
   TW_UNROLL for (int j = 0; j < TILE_PANELS; ++j) {
-    const int panel = min(t.panel + j, p.panels - 1), tap = panel / p.panels_per_tap, tap_row = tap / p.filter_width;
+    const int panel = min(t.panel + j, p.panels - 1), tap = p.divided(panel, PANELS_PER_TAP);
+    const int tap_row = p.divided(tap, FILTER_WIDTH);
     channel[j] = (panel - tap * p.panels_per_tap) * PANEL;
     below[j] = tap_row * p.dilation_h - p.padding_h;
     right[j] = (tap - tap_row * p.filter_width) * p.dilation_w - p.padding_w;
