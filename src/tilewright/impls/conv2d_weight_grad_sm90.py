@@ -206,13 +206,13 @@ class Conv2dWeightGradSm90(Implementation):
         if most == 1:
             return [first]
         others = list(streamed)
-        fetched = [replace(c, fetch=fetch) for c in found[:FETCHED] for fetch in FETCHES[1:]]
-        others += [c for c in fetched if _refusal(problem, device, c) is None]
         meeting = (replace(c, combine=MARKED) for c in configs if c.combine == "grid")
         marking = (c for c in meeting if _refusal(problem, device, c) is None)
         most_us = 1.1 * predicted_us(problem, device, found[0])
         marked = ranked(problem, device, marking, MARKING)
         others += [c for c in marked if predicted_us(problem, device, c) < most_us]
+        fetched = [replace(c, fetch=fetch) for c in found[:FETCHED] for fetch in FETCHES[1:]]
+        others += [c for c in fetched if _refusal(problem, device, c) is None]
         return list(dict.fromkeys([first, *found[:FETCHED], *others, *found[FETCHED:]]))
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
