@@ -172,9 +172,10 @@ class RowsSorted(RowKernels):
             return Launch(entry, ARGUMENTS, grid, threads, size, args, follows)
 
         def filling(threads: int) -> int:
-            """Blocks that stride over the whole table."""
+            """Blocks for each piece of a row, which stride over the whole table together."""
             wanted = math.ceil(p.places * c.lanes / threads)
-            return min(wanted, THREADS_OF_FILL * device.sms // threads) if p.fill else 0
+            blocks = min(wanted, THREADS_OF_FILL * device.sms // threads) if p.fill else 0
+            return math.ceil(blocks / across(p, c))
 
         launches = []
         if p.fill and not marks:

@@ -21,6 +21,7 @@
 #define SPAN (GROUPS * ROWS)
 #define COMBINE_GROUPS (COMBINE_THREADS / LANES)
 #define SHORT_RUN 32
+#define FILLED 4  // rows at a time
 #define NOWHERE 0xffffffffu
 
 typedef Pack<T, VEC> Stored;
@@ -240,17 +241,24 @@ template <int COUNT> TW_DEVICE bool take(const Problem& p, u64 first, u32 step, 
   return part[COUNT - 1];
 }
 
-// Rows that no index names, or all of them where such are not marked; by `blocks` of THREADS_.
-template <int THREADS_> TW_DEVICE void fill_rows(const Problem& p, u32 block, u32 blocks) {
-  constexpr u32 EACH = THREADS_ / LANES;
-  const u32 column = (blockIdx.y * LANES + threadIdx.x % LANES) * VEC;
-  if (column >= p.columns) return;
-  for (u64 place = (u64)block * EACH + threadIdx.x / LANES; place < p.places; place += (u64)blocks * EACH) {
-    if (p.touched && p.touched[place]) continue;
-    Stored row;
-    if (!FILL_ZERO) row = load<VEC>(p.old_at((u32)place, column));
-    else TW_UNROLL for (int i = 0; i < VEC; ++i) row.v[i] = Narrow<T>::of(A(0));
-    store(p.out_at((u32)place, column), row);
+// Rows that no index names, or all of them where such are not marked; by `blocks` of WIDTH threads for
+// each piece of a row. A group writes whole rows, FILLED at a time: memory is written in long stretches.
+template <int WIDTH> TW_DEVICE void fill_rows(const Problem& p, u32 block, u32 blocks) {
+  constexpr u32 EACH = WIDTH / LANES;
+  const u64 first = ((u64)blockIdx.y * blocks + block) * EACH + threadIdx.x / LANES, step = (u64)gridDim.y * blocks * EACH;
+  for (u64 place = first; place < p.places; place += FILLED * step) {
+    bool wanted[FILLED];
+    TW_UNROLL for (int q = 0; q < FILLED; ++q)
+      wanted[q] = place + q * step < p.places && !(p.touched && p.touched[place + q * step]);
+    for (u32 column = threadIdx.x % LANES * VEC; column < p.columns; column += LANES * VEC) {
+      Stored row[FILLED];
+      TW_UNROLL for (int q = 0; q < FILLED; ++q) {
+        if (!FILL_ZERO && wanted[q]) row[q] = load<VEC>(p.old_at((u32)(place + q * step), column));
+        if (FILL_ZERO) TW_UNROLL for (int i = 0; i < VEC; ++i) row[q].v[i] = Narrow<T>::of(A(0));
+      }
+      TW_UNROLL for (int q = 0; q < FILLED; ++q)
+        if (wanted[q]) store(p.out_at((u32)(place + q * step), column), row[q]);
+    }
   }
 }
 
