@@ -94,7 +94,7 @@ struct alignas(64) Problem {  // 128 bytes, passed by value
   u32 multipliers[DIVISORS], shifts;  // a division takes as long as many loads are issued in
 
   // n / d, for 0 <= n < 2^31: n times 2^(31 + shift) / d, rounded up; five bits of `shifts` for each d.
-  TW_DEVICE int divided(int n, Divisor d) const { return (int)((u64)n * multipliers[d] >> (31 + (shifts >> 5 * d & 31))); }
+  TW_DEVICE int divided(int n, Divisor d) const { return (int)((u64)(u32)n * multipliers[d] >> (31 + (shifts >> 5 * d & 31))); }
 };
 
 // Blocks: row tiles, the CLUSTER slices of one group side by side; column tiles; groups of slices.
