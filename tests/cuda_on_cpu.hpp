@@ -17,14 +17,19 @@
 #define __shared__
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __ldcs(p) (*(p))
 #define __ldcg(p) (*(p))
 #define __threadfence()
 #define __popc(x) __builtin_popcount(x)
 #define __ffs(x) __builtin_ffs(x)
 
+#ifndef PER_BLOCK
+#define PER_BLOCK  // what each of several blocks that run at once has for itself
+#endif
+
 struct Dim3 { unsigned x, y, z; };
-static Dim3 threadIdx, blockIdx, gridDim;
+static PER_BLOCK Dim3 threadIdx, blockIdx, gridDim;
 
 template <class A, class B> static auto min(A a, B b) -> decltype(a + b) { return a < b ? a : b; }
 template <class A, class B> static auto max(A a, B b) -> decltype(a + b) { return a > b ? a : b; }
@@ -45,13 +50,13 @@ struct Fiber {
   std::vector<char> stack;
   bool started, done;
 };
-static ucontext_t scheduler_context;
-static jmp_buf scheduler;
-static std::vector<Fiber> fibers;
-static std::vector<Meeting> warps;
-static Meeting block, groups[16];
+static PER_BLOCK ucontext_t scheduler_context;
+static PER_BLOCK jmp_buf scheduler;
+static PER_BLOCK std::vector<Fiber> fibers;
+static PER_BLOCK std::vector<Meeting> warps;
+static PER_BLOCK Meeting block, groups[16];
 static bool backwards;
-static std::function<void()> body;
+static PER_BLOCK std::function<void()> body;
 
 static void leave(Meeting& m) {
   if (--m.members == m.here && m.here) { m.here = 0; ++m.round; }
@@ -78,7 +83,7 @@ static void meet(Meeting& m) {
   if (++m.here == m.members) { m.here = 0; ++m.round; return; }
   while (m.round == round) give_way();
 }
-static void run_block(int threads) {
+static void begin_block(int threads) {
   fibers.resize(threads);
   warps.assign((threads + 31) / 32, Meeting());
   block = Meeting();
@@ -94,19 +99,26 @@ static void run_block(int threads) {
     f.context.uc_link = nullptr;
     makecontext(&f.context, enter, 0);
   }
-  for (bool alive = true; alive;) {
-    alive = false;
-    for (int n = 0; n < threads; ++n) {
-      const int i = backwards ? threads - 1 - n : n;
-      if (fibers[i].done) continue;
-      alive = true;
-      threadIdx = {(unsigned)i, 0, 0};
-      if (_setjmp(scheduler)) continue;
-      if (fibers[i].started) _longjmp(fibers[i].here, 1);
-      fibers[i].started = true;
-      swapcontext(&scheduler_context, &fibers[i].context);
-    }
+}
+// Every thread of the block goes on until it has to wait; whether one of them is not done.
+static bool turn_of_block() {
+  const int threads = fibers.size();
+  bool alive = false;
+  for (int n = 0; n < threads; ++n) {
+    const int i = backwards ? threads - 1 - n : n;
+    if (fibers[i].done) continue;
+    alive = true;
+    threadIdx = {(unsigned)i, 0, 0};
+    if (_setjmp(scheduler)) continue;
+    if (fibers[i].started) _longjmp(fibers[i].here, 1);
+    fibers[i].started = true;
+    swapcontext(&scheduler_context, &fibers[i].context);
   }
+  return alive;
+}
+static void run_block(int threads) {
+  begin_block(threads);
+  while (turn_of_block()) {}
 }
 
 // What all lanes of the warp give, and which is this one.

@@ -6,7 +6,7 @@
 
 #define __CUDA_ARCH__ 800
 #undef __shared__
-#define __shared__ static
+#define __shared__ static PER_BLOCK
 
 using std::fmax;
 using std::fmin;

@@ -3,8 +3,8 @@
 The kernels are those that NVRTC gets; functions of the prelude that are written in PTX are replaced
 (`REPLACED`). Threads do not run at once, but in one order and then in the other, so that a missing
 barrier gives other bits in two runs. Blocks run one after the other; where they meet on the way,
-they run twice: until there, and, once all have come, from the start to the end. Clusters are not
-emulated.
+they run twice: until there, and, once all have come, from the start to the end. Blocks of a cluster
+take turns whenever none of one's threads can go on.
 """
 
 import ctypes
@@ -25,6 +25,7 @@ from tilewright.impl import CompileTask, Executable, allocator
 from tilewright.tensor_spec import DTYPES
 
 HEADERS = [Path(__file__).with_name(name) for name in ("cuda_on_cpu.hpp", "emulated.hpp")]
+CLUSTERS = Path(__file__).with_name("clusters_on_cpu.hpp")
 FLAGS = (
     *("-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"),
     "-U_FORTIFY_SOURCE",  # jumps between stacks
@@ -69,7 +70,7 @@ template <int BYTES> TW_DEVICE void copy_async(u64 to, const void* from) {
 // when somebody waits for it, as one that nobody waits for never would be.
 struct Barrier { int bytes; short told, round; };
 struct Copy { void* to; const void* from; u32 bytes; u64* arrived; };
-static std::vector<Copy> copies;
+static PER_BLOCK std::vector<Copy> copies;
 static Barrier& barrier_at(u64* b) { return *(Barrier*)b; }
 static void settle(Barrier& b) { if (b.told && b.bytes == 0) b.told = 0, ++b.round; }
 TW_DEVICE void barrier_init(u64* b) { *b = 0; copies.clear(); }
@@ -129,22 +130,38 @@ template <int N> TW_DEVICE bool have_come(const u64 (&words)[N]) {
     r"T load_one\(const T\* p\) \{": "T load_one(const T* p) { touch(p, sizeof(T));",
     r"\*\(\(U\*\)p \+ i\) = parts": "touch((U*)p + i, sizeof(U)), *((U*)p + i) = parts",
     r"p\[i \* stride\] = x\[i\];": "touch(p + i * stride, sizeof(T)), p[i * stride] = x[i];",
-    r"(?s)// ---- clusters.*": "",
+    r"(?s)// ---- clusters.*": """
+// Blocks of a cluster have memory laid out alike, each from an origin of its own.
+static PER_BLOCK char origin;
+static PER_BLOCK unsigned rank_now;
+static std::vector<char*> origins;
+static Meeting together;
+TW_DEVICE u32 cluster_rank() { return rank_now; }
+TW_DEVICE void cluster_sync() { meet(together); }
+TW_DEVICE void barriers_ready() { cluster_sync(); }
+template <class T> TW_DEVICE T* of_block(T* local, u32 rank) {
+  return (T*)((char*)local + (origins[rank] - &origin));
+}
+template <class T> TW_DEVICE void store_remote(T* local, u64* barrier, u32 rank, T value) {
+  *of_block(local, rank) = value;
+  Barrier& told = barrier_at(of_block(barrier, rank));
+  told.bytes -= sizeof(T);
+  settle(told);
+}
+""",
 }
 
 
 class Emulated(Executable):
-    """A graph's kernels under a schedule.
-
-    Raises:
-        NotImplementedError: the schedule has clusters.
-    """
+    """A graph's kernels under a schedule."""
 
     def __init__(self, graph, config, device, w):
         self.w = w
         self.masks = len(graph.inputs) - len(w.tensors)  # whose buffers are the seed, too
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.temporaries, self.launches = [], []
+        self.clusters: dict[str, int] = {}
+        """By kernel: blocks of a cluster."""
         self.counters, self.meets = (ctypes.c_uint64 * (COUNTERS // 2))(), False
         if target.one_pass(graph, device) is None:
             source, program, stages = programs.emit(graph, config, device)
@@ -154,7 +171,8 @@ class Emulated(Executable):
         else:
             source = self.plan_one_pass(graph, config, device)
         self.calls = 0
-        self.library = _library(source, [entry for entry, *_ in self.launches])
+        entries = [entry for entry, *_ in self.launches]
+        self.library = _library(source, entries, [self.clusters.get(e, 1) for e in entries])
 
     def plan(self, entry, buffers, launch, count, stage=None):
         """Note a launch: its kernel, grid, block, buffers, and the numbers before the scalars."""
@@ -164,12 +182,12 @@ class Emulated(Executable):
         if launch is None:
             self.launches.append((entry, stage.blocks, stage.block_threads, buffers, turns))
             return
-        if launch.cluster > 1:
-            raise NotImplementedError("clusters are not emulated")
         blocks = math.ceil(count / launch.per_block) * launch.blocks_per_row
         blocks = min(blocks, PERSISTENT_BLOCKS) if launch.persistent else blocks
+        blocks *= launch.cluster
         launched = (entry, blocks, launch.block_threads, buffers, [count, *turns])
         self.launches += [launched, launched] if launch.meets else [launched]
+        self.clusters[entry] = launch.cluster
 
     def plan_one_pass(self, graph, config, device):
         source, launch = target.emit(graph, config, device)
@@ -182,7 +200,7 @@ class Emulated(Executable):
             return source
         first = [*range(inputs), *(inputs + k for k in launch.outputs), partials]
         self.plan(ENTRY, first, launch, count)
-        clusters = self.launches[0][1]
+        clusters = self.launches[0][1] // launch.cluster
         self.temporaries = [(clusters * launch.partials, DTYPES[launch.partial_dtype])]
         if finish is None:
             self.meets = True
@@ -212,7 +230,9 @@ class Emulated(Executable):
             self.library.come_only(ctypes.c_bool(self.meets and n == 0))
             getattr(self.library, f"run{n}")(blocks, threads, packed)
         faults = self.library.count_faults()
-        assert faults == 0, f"{faults} accesses misaligned or outside of all tensors"
+        assert faults == 0, (
+            f"{faults} accesses misaligned or outside of all tensors, or somebody waits in vain"
+        )
         assert not any(self.counters), "blocks counted, and the counter was not put back"
         return outs[0] if len(outs) == 1 else tuple(outs)
 
@@ -221,7 +241,7 @@ def _span(t):
     return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
 
 
-def _library(source, entries):
+def _library(source, entries, clusters):
     start = prelude()
     for pattern, new in REPLACED.items():
         start, count = re.subn(pattern, lambda _, new=new: new, start)
@@ -229,12 +249,17 @@ def _library(source, entries):
     start = re.sub(r"asm volatile\((?:[^()]|\([^()]*\))*\);", "", start)
     shared = "extern __shared__ Quad on_chip[];"
     body = source.removeprefix(prelude()).replace(shared, "")
-    memory = f"alignas(16) static Quad on_chip[{SHARED_BYTES // 16}];"
+    memory = f"alignas(16) static PER_BLOCK Quad on_chip[{SHARED_BYTES // 16}];"
     doors = [
         f'extern "C" void run{n}(int grid, int threads, void** args) {{'
-        f" launch({entry}, Launch{{{{grid, 1, 1}}, threads, args, on_chip, sizeof on_chip}}); }}"
-        for n, entry in enumerate(entries)
+        f" {f'launch_clusters({entry}' if blocks > 1 else f'launch({entry}'},"
+        " Launch{{grid, 1, 1}, threads, args, on_chip, sizeof on_chip}"
+        f"{f', {blocks}' if blocks > 1 else ''}); }}"
+        for n, (entry, blocks) in enumerate(zip(entries, clusters, strict=True))
     ]
     headers = [header.read_text() for header in HEADERS]
-    text = "\n".join([*headers, start, memory, body, *doors])
+    several = max(clusters) > 1
+    before = ["#define PER_BLOCK thread_local"] if several else []
+    after = [CLUSTERS.read_text()] if several else []
+    text = "\n".join([*before, *headers, start, memory, *after, body, *doors])
     return ctypes.CDLL(str(compiled(CompileTask("cxx", text, FLAGS, "run0")).path))

@@ -40,11 +40,7 @@ def assert_right(w, tried=1):
     verifier = Verifier(w, torch.device("cpu"))
     others = target.space(graph, H200).sample(random.Random(str(w)), tried)
     for config in (target.heuristic(graph, H200), *others):
-        try:
-            executable = Emulated(graph, config, H200, w)
-        except NotImplementedError:
-            continue
-        found = verifier.check(executable)
+        found = verifier.check(Emulated(graph, config, H200, w))
         # How well PyTorch's own rounding errors turn out on a few elements is luck.
         assert found.ok or "PyTorch's largest error" in found.message, (config, found.message)
 

@@ -10,6 +10,7 @@ from tilewright.compile import cxx
 from tilewright.device import DEVICES
 from tilewright.dispatch.fuse import fuse
 from tilewright.fusion.cuda import target
+from tilewright.fusion.cuda.rows import RowKernel
 from tilewright.fusion.cuda.schedule import RowSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
@@ -80,6 +81,42 @@ def test_pieces_of_rows_and_ways_to_keep_them_give_the_same_result(moments, chan
 )
 def test_rows_that_come_in_bulk_are_awaited_and_not_overwritten(rows, changed):
     check(NORM.format(r=rows, h=520), replace(PERSISTENT, bulk=True, **changed))
+
+
+@pytest.mark.parametrize("cluster", [2, 4])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"stages": 0, "parameters": "reload", "rows_per_block": 1},
+        {"stages": 1, "moments": "merge", "rows_per_thread": 2},
+        {"stages": 2, "in_turn": True, "bulk": True},
+        {"stages": 0, "contiguous": True, "moments": "tensor_cores", "parameters": "registers"},
+    ],
+    ids=str,
+)
+def test_blocks_of_a_cluster_tell_one_another_what_they_found(cluster, changed):
+    check(NORM.format(r=7, h=2000), replace(PERSISTENT, cluster=cluster, **changed))
+
+
+@pytest.mark.parametrize("combine", ["kernel", "grid"])
+def test_clusters_leave_one_result_of_each_sum_over_rows(combine):
+    check(BACKWARD.format(r=37, h=1032), replace(PERSISTENT, cluster=2, combine=combine))
+
+
+def test_a_cluster_that_does_not_wait_for_its_barriers_is_caught(monkeypatch):
+    config = replace(PERSISTENT, cluster=2, stages=0, parameters="reload", rows_per_block=1)
+    prepared = RowKernel.prepare_joining
+
+    def unready(kernel):
+        prepared(kernel)
+        kernel.lines = [text for text in kernel.lines if "barriers_ready" not in text]
+
+    monkeypatch.setattr(RowKernel, "prepare_joining", unready)
+    w, executable = emulated(NORM.format(r=4, h=1000), config)
+    tensors = w.operator.examples(w, "random", 0, torch.device("cpu"))
+    executable(*tensors)  # blocks begin together; in the second call one after the other
+    with pytest.raises(AssertionError, match="waits in vain"):
+        executable(*tensors)
 
 
 def test_rows_of_several_tensors_come_in_bulk_beside_their_single_values():

@@ -82,7 +82,7 @@ def test_rows_are_shared_where_nothing_of_a_row_waits_for_its_sums():
         ("softmax(x=f32[16,100000])", 1),
         ("layer_norm(x=f32[16,100000], weight=f32[100000], bias=f32[100000])", 1),
         (PADDLE_B.replace("f32", "f64"), 1),
-        (SMALL_C.format(d="f32", n=20).replace("[4,", "[9000,"), 1),
+        (SMALL_C.format(d="f32", n=20).replace("[4,", "[20000,"), 1),
     ):
         assert max(_offered(graph_of(Workload.parse(text)))) == most, text
 

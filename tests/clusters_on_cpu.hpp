@@ -1,0 +1,65 @@
+// Clusters: the blocks of each run side by side, every one as a thread of the machine with shared memory
+// of its own, and take turns, so that only one of them goes on at a time.
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+static const int MOST_TURNS = 100000;  // who waits longer waits for what never comes
+static std::mutex one_at_a_time;
+static std::condition_variable next_turn;
+static std::vector<bool> running;
+static unsigned turn;
+
+static void wait_for_turn(std::unique_lock<std::mutex>& lock) {
+  next_turn.wait(lock, [] { return turn == rank_now; });
+}
+static void pass_turn() {
+  for (size_t n = 0; n < running.size(); ++n) {
+    turn = (turn + 1) % running.size();
+    if (running[turn]) break;
+  }
+  next_turn.notify_all();
+}
+// Run the block of this rank, when it is its turn.
+static void run_in_turn(unsigned rank, int threads) {
+  std::unique_lock<std::mutex> lock(one_at_a_time);
+  rank_now = rank;
+  wait_for_turn(lock);
+  origins[rank] = &origin;
+  pass_turn();  // everybody's memory is known before anybody begins
+  wait_for_turn(lock);
+  std::memset(on_chip, 0xff, sizeof on_chip);
+  begin_block(threads);
+  for (int turns = 1; turn_of_block(); ++turns) {
+    if (turns == MOST_TURNS) { ++faults; break; }
+    if (backwards && turns % 64) continue;  // as far as it gets before the others begin
+    pass_turn();
+    wait_for_turn(lock);
+  }
+  running[rank] = false;
+  pass_turn();
+}
+template <class... P, size_t... I> static void launch_clusters(void (*kernel)(P...), const Launch& l, int blocks, std::index_sequence<I...>) {
+  const unsigned grid = l.grid[0];
+  for (unsigned n = 0; n < grid; n += blocks) {
+    const unsigned first = backwards ? grid - blocks - n : n;
+    origins.assign(blocks, nullptr);
+    running.assign(blocks, true);
+    turn = backwards ? blocks - 1 : 0;
+    together = Meeting();
+    together.members = blocks * l.threads;
+    std::vector<std::thread> machine;
+    for (int rank = 0; rank < blocks; ++rank)
+      machine.emplace_back([=] {
+        gridDim = {grid, 1, 1};
+        blockIdx = {first + rank, 0, 0};
+        body = [=] { kernel(*(P*)l.args[I]...); };
+        run_in_turn(rank, l.threads);
+      });
+    for (std::thread& t : machine) t.join();
+  }
+}
+template <class... P> static void launch_clusters(void (*kernel)(P...), const Launch& l, int blocks) {
+  launch_clusters(kernel, l, blocks, std::index_sequence_for<P...>());
+}
