@@ -83,19 +83,18 @@ def test_rows_that_come_in_bulk_are_awaited_and_not_overwritten(rows, changed):
     check(NORM.format(r=rows, h=520), replace(PERSISTENT, bulk=True, **changed))
 
 
-@pytest.mark.parametrize("cluster", [2, 4])
 @pytest.mark.parametrize(
     "changed",
     [
-        {"stages": 0, "parameters": "reload", "rows_per_block": 1},
-        {"stages": 1, "moments": "merge", "rows_per_thread": 2},
-        {"stages": 2, "in_turn": True, "bulk": True},
-        {"stages": 0, "contiguous": True, "moments": "tensor_cores", "parameters": "registers"},
+        {"cluster": 2, "stages": 0, "parameters": "reload", "rows_per_block": 1},
+        {"cluster": 4, "stages": 1, "moments": "merge", "rows_per_thread": 2},
+        {"cluster": 4, "stages": 2, "in_turn": True, "bulk": True},
+        {"cluster": 2, "stages": 0, "contiguous": True, "moments": "tensor_cores"},
     ],
     ids=str,
 )
-def test_blocks_of_a_cluster_tell_one_another_what_they_found(cluster, changed):
-    check(NORM.format(r=7, h=2000), replace(PERSISTENT, cluster=cluster, **changed))
+def test_blocks_of_a_cluster_tell_one_another_what_they_found(changed):
+    check(NORM.format(r=7, h=2000), replace(PERSISTENT, **changed))
 
 
 @pytest.mark.parametrize("combine", ["kernel", "grid"])
