@@ -253,7 +253,7 @@ class Conv2dWeightGradSm90(Implementation):
             "MIN_BLOCKS": max(1, blocks_per_sm(problem_of(w), device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
-        text += source("weight_grad.cuh") + source("weight_grad_padding.cuh")
+        text += "".join(source(f"weight_grad{part}.cuh") for part in ("", "_combine", "_padding"))
         text += wgmma(columns, dtype) + wgmma(8, dtype) + source("weight_grad_sm90.cuh")
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
         return CompileTask("nvrtc", text, flags, ENTRY)
