@@ -17,6 +17,7 @@ from tilewright.fusion.cuda.schedule import (
     NARROW_BYTES,
     Footprint,
     RowSchedule,
+    estimated_registers,
     row_space,
 )
 from tilewright.fusion.ir import Graph
@@ -26,6 +27,11 @@ Kind = tuple[Iterable[RowSchedule], int, Callable[[RowSchedule], Iterable[RowSch
 """Candidates, how many of them a search begins with, and the ways in which each is varied."""
 MANY_ROWS = 8
 """For each SM: so many keep a persistent kernel busy."""
+WIDE_COLUMN_BYTES = 1 << 15
+"""Of a row that blocks of a cluster share where they sum over rows."""
+HALF_ACCESS_BYTES = 8
+ROOMY_REGISTERS = 200
+"""As estimated: up to here a kernel that also sums over rows does not spill."""
 WIDE_ROW_BYTES = 1 << 16
 """What 1024 threads keep at 64 bytes each."""
 
@@ -47,6 +53,7 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     vector = _whole_vector(space, footprint)
     choices = [
         *_shared_candidates(space, footprint, device, vector),
+        *_small_block_candidates(space, footprint, vector),
         *_many_row_candidates(space, footprint, device, vector),
         *_persistent_candidates(space, footprint, device, vector),
         *_row_candidates(space, footprint.width, footprint.itemsize, vector),
@@ -170,6 +177,37 @@ def _block_candidates(
             )
 
 
+def _small_block_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
+) -> Iterator[RowSchedule]:
+    """Sums over rows: 256 threads on an SM, each with 40 to 96 bytes of a row and the parameters in
+    registers, in as many blocks as that makes.
+
+    They join more often than `_column_candidates`, which is made up for by blocks that are at
+    different places of their walk: the best at all of `layer_norm_backward_gpt` on an H200, with
+    eight blocks for a row of 32 KiB or more (2026-11-21).
+    """
+    if not footprint.columns:
+        return
+    row_bytes = footprint.width * footprint.itemsize
+    cluster = max(space.values["cluster"]) if row_bytes >= WIDE_COLUMN_BYTES else 1
+    narrow = min(max(vector // 2, HALF_ACCESS_BYTES // footprint.itemsize), vector)
+    for kept_bytes, resident in itertools.product((81, 96, 64), (256, 384)):
+        least = max(row_bytes / cluster / kept_bytes, 64 if cluster > 1 else 32)
+        threads = next((t for t in space.values["row_threads"] if t >= least), None)
+        if threads is None:
+            continue
+        groups = max(64 // threads, 1)
+        blocks = [b for b in space.values["min_blocks"] if b * groups * threads <= resident]
+        c = RowSchedule(
+            narrow, threads, groups, 1, "registers", "two_pass", cluster, max(blocks, default=1),
+            stages=2, parameters="shared" if footprint.parameters else "reload",
+        )  # fmt: skip
+        held = replace(c, parameters="registers" if footprint.parameters else "reload")
+        roomy = estimated_registers(held, footprint) <= ROOMY_REGISTERS
+        yield from (held, c) if roomy else (c, held)
+
+
 def _column_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> list[RowSchedule]:
@@ -218,7 +256,8 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     kinds: list[Kind] = [(_persistent_candidates(space, footprint, device, vector), 3, _variations)]
     if footprint.columns:
         columns = _column_candidates(space, footprint, device, vector)
-        kinds.append((columns, 20, _column_variations))
+        small = _small_block_candidates(space, footprint, vector)
+        kinds = [(small, 6, _small_block_variations), *kinds, (columns, 8, _column_variations)]
     else:
         rows = _row_candidates(space, footprint.width, footprint.itemsize, vector)
         kinds += [
@@ -248,6 +287,13 @@ def _shared_variations(c: RowSchedule) -> Iterator[RowSchedule]:
     widths, blocks = (c.vector, max(c.vector // 2, 1)), (c.blocks_per_row, 2 * c.blocks_per_row)
     for vector, shares, stream in itertools.product(widths, blocks, (True, False)):
         yield replace(c, vector=vector, blocks_per_row=shares, stream_loads=stream)
+
+
+def _small_block_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    for vector, stages, packed in itertools.product(
+        (c.vector, 2 * c.vector), (2, 3), (False, True)
+    ):
+        yield replace(c, vector=vector, stages=stages, rematerialize=packed)
 
 
 def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:
