@@ -74,7 +74,7 @@ def _floor_us(
     """The floor by the device's ceilings, or by what the same duel shows to be possible.
 
     Ceilings are measured minutes earlier, in other memory. On a GPU a copy that moves no more bytes
-    than the workload corrects them. On a CPU the copy has no pages to fault in, and last-level
+    than the workload corrects them, but not those of matrix products. On a CPU the copy has no pages to fault in, and last-level
     caches are shared with whatever else runs: the fastest right result there is a bound itself.
     """
     floor_us = references.get(FLOOR.implementation) or 0.0
@@ -83,7 +83,7 @@ def _floor_us(
         return min([floor_us, *right])
     copy_us = references.get(COPY.implementation)
     moved = sum(w.bytes) / max(2 * w.main.numel * w.main.itemsize, 1)
-    if copy_us is None or moved < 1:
+    if copy_us is None or moved < 1 or w.operator.tensor_cores(w):
         return floor_us
     return min(floor_us, copy_us * moved)
 

@@ -297,6 +297,12 @@ def test_sample_climb_never_proposes_a_config_twice_and_ends():
         # half as much again
         ("h200", "lerp(x=f32[4096,4096], end=f32[4096,4096], weight=0.5)", 40.0),
         ("cpu", "softmax(x=f32[4096,4096])", 40.0),  # a copy there has no pages to fault in
+        # a matrix product's is its operations
+        (
+            "h200",
+            "conv2d_weight_grad(x=f16[8,8,9,9], grad_output=f16[8,8,9,9], kernel_size=[1,1])",
+            40.0,
+        ),
     ],
 )
 def test_a_copy_in_the_same_duel_bounds_the_floor_on_a_gpu(device, text, floor_us):
