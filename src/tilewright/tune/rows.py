@@ -74,8 +74,9 @@ def _floor_us(
     """The floor by the device's ceilings, or by what the same duel shows to be possible.
 
     Ceilings are measured minutes earlier, in other memory. On a GPU a copy that moves no more bytes
-    than the workload corrects them, but not those of matrix products. On a CPU the copy has no pages to fault in, and last-level
-    caches are shared with whatever else runs: the fastest right result there is a bound itself.
+    than the workload corrects them, but not those of matrix products. On a CPU the copy has no
+    pages to fault in, and last-level caches are shared with whatever else runs: the fastest right
+    result there is a bound itself.
     """
     floor_us = references.get(FLOOR.implementation) or 0.0
     if spec.kind != "cuda":
