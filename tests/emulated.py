@@ -57,6 +57,15 @@ TW_HALF_OP(half_mul, *)""",
 TW_DEVICE float max_nan(float a, float b) { return a != a || b != b ? a + b : fmaxf(a, b); }""",
     r"(?s)TW_DEVICE float min_nan\(.*?\n\}": """
 TW_DEVICE float min_nan(float a, float b) { return a != a || b != b ? a + b : fminf(a, b); }""",
+    r"(?s)TW_HALF_OP\(half_max, f16.*?(?=TW_FUNCTION2)": """
+template <class H> TW_DEVICE u32 half_max(H h, u32 a, u32 b) {
+  return pack(h, max_nan(low(h, a), low(h, b)), max_nan(high(h, a), high(h, b)));
+}
+template <class H> TW_DEVICE u32 half_min(H h, u32 a, u32 b) {
+  return pack(h, min_nan(low(h, a), low(h, b)), min_nan(high(h, a), high(h, b)));
+}
+TW_DEVICE float power_of_two(float a) { return exp2f(a); }
+""",
     r"(?s)template <bool STREAM> TW_DEVICE Quad fetch.*?(?=template <int BYTES> struct Unit;)": """
 template <bool STREAM, class U> TW_DEVICE U fetch(const U* p) { touch(p, sizeof(U)); return *p; }
 """,

@@ -301,3 +301,11 @@ def test_only_what_is_read_once_streams_past_the_cache():
         r"load<V, [^;]*, (true|false)>\((in\d)", source(text, replace(config, stream_loads=True))
     )
     assert loads == [("true", "in0"), ("false", "in1")]
+
+
+def test_the_greatest_of_widened_halves_is_found_among_the_halves():
+    config = RowSchedule(8, 64, 1, 1, "registers", "two_pass", 1, 1)
+    text = source("softmax(x=bf16[64,2048])", config)
+    assert "Max::join(acc2[r], cast<float>(fold_pairs<Max>(v0)))" in text
+    in_fp32 = source("softmax(x=f32[64,2048])", replace(config, vector=4))
+    assert "cast<float>(fold_pairs" not in in_fp32

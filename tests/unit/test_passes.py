@@ -120,6 +120,43 @@ def test_division_by_a_power_of_two_is_a_product_and_by_three_is_not():
         assert ops(passes.multiply_by_reciprocals(g))[-1] == expected
 
 
+def softmaxed(*after, dtype="f16"):
+    """exp(x - max x), and what is done with it."""
+    wide = [Node("cast", (0,), "f32", ONE), Node("amax", (1,), "f32", ROW)]
+    shifted = [Node("sub", (1, 2), "f32", ONE), Node("exp", (3,), "f32", ONE)]
+    nodes = [load(dtype), *wide, *shifted, *after]
+    return graph(*nodes, outputs=[len(nodes) - 1])
+
+
+SUM = Node("sum", (4,), "f32", ROW)
+INVERSE = Node("reciprocal", (5,), "f32", ROW)
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        ((SUM, INVERSE, Node("mul", (4, 6), "f32", ONE), Node("cast", (7,), "f16", ONE)), True),
+        ((SUM, Node("div", (4, 5), "f32", ONE), Node("cast", (6,), "bf16", ONE)), True),
+        ((Node("cast", (4,), "f16", ONE),), True),
+        ((SUM, Node("div", (4, 5), "f32", ONE)), False),  # stored in fp32
+        ((Node("sub", (4, 1), "f32", ONE), Node("cast", (5,), "f16", ONE)), False),
+        # terms of either sign are summed
+        ((Node("mul", (4, 1), "f32", ONE), Node("sum", (5,), "f32", ROW),
+          Node("cast", (6,), "f16", ROW)), False),
+    ],
+)  # fmt: skip
+def test_exponentials_that_are_rounded_to_halves_are_quick(after, expected):
+    found = ops(passes.quick_exponentials(softmaxed(*after)))
+    assert ("quick_exp" in found) is expected
+    assert ("exp" in found) is not expected
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+def test_softmax_of_halves_alone_has_quick_exponentials(dtype):
+    found = ops(graph_of(Workload.parse(f"softmax(x={dtype}[8,640])")))
+    assert ("quick_exp" in found) is (dtype != "f32")
+
+
 @pytest.mark.parametrize(("op", "narrow"), [("add", True), ("mul", True), ("div", False)])
 def test_arithmetic_of_upcast_halves_that_is_rounded_back_is_native(op, narrow):
     nodes = [load("f16"), load("f16", 1), *(Node("cast", (i,), "f32", ONE) for i in (0, 1))]

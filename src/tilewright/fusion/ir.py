@@ -28,6 +28,7 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 POINTWISE = (
     *("add", "sub", "mul", "div", "pow", "maximum", "minimum", *COMPARISONS, "and", "or"),
     *("neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log1p", "expm1"),
+    "quick_exp",
     *("tanh", "erf", "sin", "cos", "floor", "ceil", "round", "trunc", "sign", "not", "isnan"),
     "where",
 )

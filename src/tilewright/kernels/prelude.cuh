@@ -190,6 +190,13 @@ TW_DEVICE float max_nan(float a, float b) {
 TW_DEVICE float min_nan(float a, float b) {
   float r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r;
 }
+TW_HALF_OP(half_max, f16, "max.NaN.f16x2")
+TW_HALF_OP(half_max, bf16, "max.NaN.bf16x2")
+TW_HALF_OP(half_min, f16, "min.NaN.f16x2")
+TW_HALF_OP(half_min, bf16, "min.NaN.bf16x2")
+TW_DEVICE float power_of_two(float a) {
+  float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a)); return r;
+}
 TW_FUNCTION2(div, a / b, a / b)
 TW_FUNCTION2(maximum, max_nan(a, b), a != a || b != b ? a + b : fmax(a, b))
 TW_FUNCTION2(minimum, min_nan(a, b), a != a || b != b ? a + b : fmin(a, b))
@@ -200,6 +207,7 @@ TW_FUNCTION1(square_root, sqrtf(a), sqrt(a))
 TW_FUNCTION1(reciprocal_root, rsqrtf(a), rsqrt(a))
 TW_FUNCTION1(reciprocal, 1.0f / a, 1.0 / a)
 TW_FUNCTION1(exponential, expf(a), exp(a))
+TW_FUNCTION1(quick_exponential, power_of_two(a * 1.4426950408889634f), exp(a))
 TW_FUNCTION1(exponential2, exp2f(a), exp2(a))
 TW_FUNCTION1(logarithm, logf(a), log(a))
 TW_FUNCTION1(logarithm2, log2f(a), log2(a))

@@ -14,10 +14,12 @@ struct Prod {
 struct Max {
   template <class T> static TW_DEVICE T start() { return (T)-TW_INFINITY; }
   template <class T> static TW_DEVICE T join(T a, T b) { return maximum(a, b); }
+  template <class H> static TW_DEVICE u32 join_pair(u32 a, u32 b) { return half_max(H{}, a, b); }
 };
 struct Min {
   template <class T> static TW_DEVICE T start() { return (T)TW_INFINITY; }
   template <class T> static TW_DEVICE T join(T a, T b) { return minimum(a, b); }
+  template <class H> static TW_DEVICE u32 join_pair(u32 a, u32 b) { return half_min(H{}, a, b); }
 };
 
 template <class OP, class T, int N> TW_DEVICE T fold(Vec<T, N> x) {
@@ -26,6 +28,14 @@ template <class OP, class T, int N> TW_DEVICE T fold(Vec<T, N> x) {
     TW_UNROLL for (int i = 0; i + step < N; i += 2 * step) x.v[i] = OP::join(x.v[i], x.v[i + step]);
   }
   return x.v[0];
+}
+
+// The greatest or least of halves, two at a time.
+template <class OP, class H, int N> TW_DEVICE H fold_pairs(Vec<H, N> x) {
+  TW_UNROLL for (int step = 1; step < x.WORDS; step *= 2) {
+    TW_UNROLL for (int i = 0; i + step < x.WORDS; i += 2 * step) x.w[i] = OP::template join_pair<H>(x.w[i], x.w[i + step]);
+  }
+  return H{(u16)(N > 1 ? OP::template join_pair<H>(x.w[0], x.w[0] >> 16) : x.w[0])};
 }
 
 // Of the elements of columns 0 to width - 1 only.

@@ -141,8 +141,9 @@ class RowKernel(Moments, Residents):
         for i in sorted(carried - known):
             self.line(f"{self.kept_name(i)} = {values[i]};")
         for (name, join, _), source in zip(sums, self.sum_sources(phase), strict=True):
-            value = self.value_of(source, values, known)
-            self.line(f"{name}[r] = {join}::join({name}[r], {self.folded(join, value)});")
+            narrow = self.narrow_extreme(join, source, values, known)
+            folded = narrow or self.folded(join, self.value_of(source, values, known))
+            self.line(f"{name}[r] = {join}::join({name}[r], {folded});")
         for k in phase.stores:
             self.store(k, self.value_of(self.graph.outputs[k][0], values, known))
         self.close()
@@ -151,6 +152,20 @@ class RowKernel(Moments, Residents):
             self.refill()
         if moments:
             self.warp_moments(moments, carried | known)
+
+    def narrow_extreme(
+        self, join: str, i: int, values: dict[int, str], known: frozenset[int]
+    ) -> str | None:
+        """The greatest or least element of a vector of widened halves, found among the halves."""
+        n = self.graph.nodes[i]
+        if join not in ("Max", "Min") or n.op != "cast" or self.s.shifted:
+            return None
+        halves = n.args[0]
+        at_hand = halves in values or halves in known
+        if not at_hand or self.graph.nodes[halves].dtype not in HALVES:
+            return None
+        found = f"fold_pairs<{join}>({self.value_of(halves, values, known)})"
+        return f"cast<{TYPES[n.dtype]}>({found})"
 
     def all_have_read(self, joined: bool) -> None:
         """Nobody of the group reads the slots of this stage any more."""
