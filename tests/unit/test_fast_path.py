@@ -6,7 +6,8 @@ from dispatching import SOFTMAX, record
 from torch.nn import functional as F
 
 import tilewright as tw
-from tilewright.op import OPS
+from tilewright.dispatch import prepared
+from tilewright.op import OPS, Workload
 
 # --- leaving the fast path -----------------------------------------------------------------------
 
@@ -116,6 +117,55 @@ def test_a_function_mode_sees_pytorchs_functions(always_probe):
     with Spy():
         tw.softmax(x)
     assert F.softmax in seen
+
+
+def _spying(base):
+    class Spy(base):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+        __torch_function__ = __torch_dispatch__
+
+    return Spy()
+
+
+def _under_modes(call):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    for mode in (
+        _spying(TorchDispatchMode),
+        _spying(TorchFunctionMode),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.autograd.forward_ad.dual_level(),
+        torch.autocast("cpu", torch.bfloat16),
+        tw.use("aten"),
+    ):
+        with mode:
+            yield call()
+
+
+def _under_transforms(call):
+    v = torch.randn(3)
+    yield torch.vmap(lambda v: call() + v)(v)
+    yield torch.func.grad(lambda v: (call() * v.sum()).sum())(v)
+    yield torch.func.jvp(lambda v: call() * v.sum(), (v,), (v,))
+    yield torch.func.functionalize(lambda v: call() + v[0])(v)
+
+
+@pytest.mark.parametrize("around", [_under_modes, _under_transforms])
+def test_a_call_that_came_before_leaves_the_fast_path_under_modes(store, probe, around):
+    record(store, SOFTMAX)
+    x = Workload.parse(SOFTMAX).operator.examples(Workload.parse(SOFTMAX), "random", 0, "cpu")[0]
+    for _ in range(5):
+        tw.softmax(x)
+    assert prepared.state.recent["softmax"].find((x,), True) is not None
+    runs = probe.runs
+    for _ in around(lambda: tw.softmax(x)):
+        assert probe.runs == runs
+    tw.softmax(x)
+    assert probe.runs == runs + 1
 
 
 def test_a_default_device_does_not_leave_the_fast_path(always_probe):
