@@ -4,10 +4,10 @@ import random
 
 import pytest
 import torch
+from compile_ahead import compile_all
 
 import tilewright as tw
 from tilewright.compile.faults import fault_address
-from tilewright.compile.pool import CompilePool
 from tilewright.device import spec_of
 from tilewright.errors import IndexOutOfRange, NoImplementation
 from tilewright.impl import IMPLS
@@ -113,9 +113,7 @@ def _compiled_ahead():
         w = Workload.parse(text)
         for impl in supporting(w):
             tasks.update((impl.task(c, w, spec_of(0)), None) for c in configs(impl, w))
-    with CompilePool() as pool:
-        for _ in pool.compile(iter(tasks)):
-            pass
+    compile_all(tasks)
 
 
 @pytest.mark.parametrize("text", cases())
