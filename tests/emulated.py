@@ -146,8 +146,8 @@ static PER_BLOCK unsigned rank_now;
 static std::vector<char*> origins;
 static Meeting together;
 TW_DEVICE u32 cluster_rank() { return rank_now; }
-TW_DEVICE void cluster_sync() { meet(together); }
-TW_DEVICE void barriers_ready() { cluster_sync(); }
+TW_DEVICE void barriers_made() {}
+TW_DEVICE void barriers_ready() { meet(together); }
 template <class T> TW_DEVICE T* of_block(T* local, u32 rank) {
   return (T*)((char*)local + (origins[rank] - &origin));
 }

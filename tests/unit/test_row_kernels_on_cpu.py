@@ -102,15 +102,33 @@ def test_clusters_leave_one_result_of_each_sum_over_rows(combine):
     check(BACKWARD.format(r=37, h=1032), replace(PERSISTENT, cluster=2, combine=combine))
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"moments": "merge", "rows_per_block": 2},
+        {"cluster": 8, "row_threads": 64, "moments": "merge"},
+        {"row_threads": 32, "rows_per_block": 4, "rows_per_thread": 2},
+    ],
+    ids=str,
+)
+def test_parameters_come_ahead_of_a_row_that_one_kernel_walks_once(changed):
+    config = RowSchedule(4, 128, 1, 1, "registers", "two_pass", 1, 1, parameters="ahead")
+    check(NORM.format(r=3, h=2004), replace(config, **changed))
+
+
+@pytest.mark.parametrize("width", [1000, 5140, 12288, 20480])
+@pytest.mark.parametrize("rows", [2, 140])
+def test_what_a_search_for_few_rows_begins_with_computes_the_rows(rows, width):
+    text = f"softmax(x=f16[{rows},{width}])"
+    graph = graph_of(Workload.parse(text))
+    for config in target.promising(graph, H200)[:2]:
+        check(text, config)
+
+
 def test_a_cluster_that_does_not_wait_for_its_barriers_is_caught(monkeypatch):
     config = replace(PERSISTENT, cluster=2, stages=0, parameters="reload", rows_per_block=1)
-    prepared = RowKernel.prepare_joining
-
-    def unready(kernel):
-        prepared(kernel)
-        kernel.lines = [text for text in kernel.lines if "barriers_ready" not in text]
-
-    monkeypatch.setattr(RowKernel, "prepare_joining", unready)
+    monkeypatch.setattr(RowKernel, "await_cluster", lambda kernel: None)
     w, executable = emulated(NORM.format(r=4, h=1000), config)
     tensors = w.operator.examples(w, "random", 0, torch.device("cpu"))
     executable(*tensors)  # blocks begin together; in the second call one after the other

@@ -61,7 +61,7 @@ def test_a_space_says_which_schedules_shift():
     [
         "softmax(x=f16[37,1003])",
         "layer_norm(x=bf16[19,301], weight=bf16[301], bias=bf16[301])",
-        "softmax(x=f64[9,131])",
+        "softmax(x=f64[140,131])",
         "rms_norm(x=f32[1,5001], weight=f32[5001])",
         "softmax(x=f16[16,15])",
     ],

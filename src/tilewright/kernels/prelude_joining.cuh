@@ -265,17 +265,16 @@ TW_DEVICE void await_previous() {
 // ---- clusters: blocks of neighbouring SMs that see each other's shared memory --------------------
 
 TW_DEVICE u32 cluster_rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
-TW_DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
 TW_DEVICE u32 remote_address(const void* local, u32 rank) {
   u32 r; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(local)), "r"(rank)); return r;
 }
 
-TW_DEVICE void barriers_ready() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  cluster_sync();
+// In two steps, so that what lies between them need not wait for blocks that begin later: this block
+// has made its barriers; the others have. Without the second fence ptxas waits at once.
+TW_DEVICE void barriers_made() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
+TW_DEVICE void barriers_ready() { asm volatile("fence.acq_rel.cta;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // Store into block `rank`'s copy of `local`, and tell its barrier.
 template <class T> TW_DEVICE void store_remote(T* local, u64* barrier, u32 rank, T value) {
   const u32 to = remote_address(local, rank), tell = remote_address(barrier, rank);

@@ -11,10 +11,17 @@ from operator import itemgetter
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.few_rows import (
+    MANY_ROWS,
+    WIDE_ROW_BYTES,
+    few_row_candidates,
+    few_row_heuristic,
+)
 from tilewright.fusion.cuda.schedule import (
     COLUMN_GROUPS,
     COLUMN_ITEMSIZE,
     NARROW_BYTES,
+    ON_CHIP,
     Footprint,
     RowSchedule,
     estimated_registers,
@@ -25,14 +32,12 @@ from tilewright.space import ConfigSpace
 
 Kind = tuple[Iterable[RowSchedule], int, Callable[[RowSchedule], Iterable[RowSchedule]]]
 """Candidates, how many of them a search begins with, and the ways in which each is varied."""
-MANY_ROWS = 8
-"""For each SM: so many keep a persistent kernel busy."""
 WIDE_COLUMN_BYTES = 1 << 15
 """Of a row that blocks of a cluster share where they sum over rows."""
 HALF_ACCESS_BYTES = 8
 ROOMY_REGISTERS = 200
 """As estimated: up to here a kernel that also sums over rows does not spill."""
-WIDE_ROW_BYTES = 1 << 16
+FULL_BLOCK_BYTES = 1 << 16
 """What 1024 threads keep at 64 bytes each."""
 
 
@@ -46,13 +51,15 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     beyond 1024 threads a thread keeps up to 128 bytes, then clusters share the row, and
     re-reading is the last resort. Measured as the best single rules over `bias_layer_norm_gpt` on
     an H200. Rows that would be read less than eight bytes at a time have shifted vectors. Rows so
-    few and wide that clusters would leave SMs idle are shared by blocks anywhere, in one wave.
+    few and wide that clusters would leave SMs idle are shared by blocks anywhere, in one wave; for
+    other few rows see few_rows.
     """
     space = row_space(graph, device)
     footprint = Footprint(graph)
     vector = _whole_vector(space, footprint)
     choices = [
         *_shared_candidates(space, footprint, device, vector),
+        *few_row_heuristic(space, footprint, device, vector),
         *_small_block_candidates(space, footprint, vector),
         *_many_row_candidates(space, footprint, device, vector),
         *_persistent_candidates(space, footprint, device, vector),
@@ -95,10 +102,13 @@ def _persistent_candidates(
     """Parameter vectors on chip, the next rows on their way, 512 threads on an SM.
 
     A thread keeps about 64 bytes of its row, and 32 beside sums over rows. A cluster shares a row
-    whose parameter vectors would fill more than a quarter of an SM's shared memory.
+    whose parameter vectors would fill more than a quarter of an SM's shared memory. A few hundred
+    rows, if wide, are taken in turn.
     """
     resident, kept_bytes = 512, 32 if footprint.columns else 64
-    if footprint.rows < MANY_ROWS * device.sms and not footprint.columns:
+    few = footprint.rows < MANY_ROWS * device.sms and not footprint.columns
+    wide = footprint.width * footprint.itemsize > WIDE_ROW_BYTES
+    if few and (footprint.rows <= device.sms or not wide):
         return
     column_bytes = sum(a.itemsize for a in footprint.parameters)
     for cluster in space.values["cluster"]:
@@ -107,16 +117,17 @@ def _persistent_candidates(
             continue
         least = max(32 if cluster == 1 else 64, width * footprint.itemsize / kept_bytes)
         threads = next((t for t in space.values["row_threads"] if t >= least), None)
-        if threads is None:
+        if threads is None or (few and threads > resident):
             continue
         rows = max(r for r in (1, 2, 4, 8) if r == 1 or r * threads <= resident)
         blocks = max(b for b in (1, 2, 4) if b == 1 or b * rows * threads <= resident)
-        few = width / threads * column_bytes <= 96
-        for parameters in ("registers", "shared") if few else ("shared",):
+        little = width / threads * column_bytes <= 96
+        for parameters in ON_CHIP if little else ("shared",):
             for stages in (2, 1):
                 yield RowSchedule(
                     vector, threads, rows, 1, "registers", "two_pass", cluster, blocks,
                     stages=stages, parameters=parameters if footprint.parameters else "reload",
+                    in_turn=few,
                 )  # fmt: skip
 
 
@@ -151,7 +162,7 @@ def _shared_candidates(
 ) -> Iterator[RowSchedule]:
     """As many blocks for each row as run at once, for rows that one block would not keep: 1024
     threads on an SM and more, with the whole row on its way from the start."""
-    if footprint.width * footprint.itemsize < WIDE_ROW_BYTES or footprint.rows >= device.sms:
+    if footprint.width * footprint.itemsize < FULL_BLOCK_BYTES or footprint.rows >= device.sms:
         return
     for threads, blocks in ((256, 4), (512, 2), (256, 6), (128, 8), (512, 3), (1024, 1)):
         most = blocks * device.sms / footprint.rows
@@ -253,14 +264,21 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     does not choose between."""
     space, footprint = row_space(graph, device), Footprint(graph)
     vector = _whole_vector(space, footprint)
-    kinds: list[Kind] = [(_persistent_candidates(space, footprint, device, vector), 3, _variations)]
+    persistent = list(_persistent_candidates(space, footprint, device, vector))
+    walking: Kind = (persistent, 3, _variations)
+    kinds: list[Kind]
     if footprint.columns:
         columns = _column_candidates(space, footprint, device, vector)
         small = _small_block_candidates(space, footprint, vector)
-        kinds = [(small, 6, _small_block_variations), *kinds, (columns, 8, _column_variations)]
+        kinds = [(small, 6, _small_block_variations), walking, (columns, 8, _column_variations)]
     else:
+        few = list(few_row_candidates(space, footprint, device, vector))
+        if footprint.rows < MANY_ROWS * device.sms:
+            few += persistent[:2]
         rows = _row_candidates(space, footprint.width, footprint.itemsize, vector)
-        kinds += [
+        kinds = [
+            (few, 6, _few_row_variations),
+            walking,
             (rows, 2, _variations),
             (_block_candidates(space, footprint, vector), 5, _variations),
             (_shared_candidates(space, footprint, device, vector), 12, _shared_variations),
@@ -270,6 +288,13 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
         fitting = [c for c in dict.fromkeys(candidates) if c in space][:most]
         found += [varied for c in fitting for varied in variations(c)]
     return [c for c in dict.fromkeys(found) if c in space]
+
+
+def _few_row_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    for way in dict.fromkeys((c.moments, "two_pass", "merge")):
+        yield replace(c, moments=way)
+    if c.stages:
+        yield replace(c, bulk=True)
 
 
 def _variations(c: RowSchedule) -> Iterator[RowSchedule]:

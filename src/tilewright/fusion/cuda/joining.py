@@ -56,6 +56,11 @@ class Joining(Walking):
 
     def prepare_joining(self) -> None:
         """Barriers of a cluster, and the count of rows walked, which tells their phase."""
+        if self.persistent:
+            self.line("u32 steps = 0;")
+        moments = [n for n in self.plan.graph.nodes if n.op == "m2"]
+        if moments:
+            self.count_of_warp(TYPES[moments[0].dtype])
         if self.s.cluster > 1:
             names = [f"joined{n}" for n in range(self.joining_sweeps)]
             self.shared += [f"__shared__ u64 {name}[{self.buffers}];" for name in names]
@@ -63,12 +68,12 @@ class Joining(Walking):
             for name in names:
                 self.line(f"barrier_init(&{name}[threadIdx.x]);")
             self.close()
+            self.line("barriers_made();")
+
+    def await_cluster(self) -> None:
+        """Before anything is sent: the other blocks have begun, and have made their barriers."""
+        if self.s.cluster > 1:
             self.line("barriers_ready();")
-        if self.persistent:
-            self.line("u32 steps = 0;")
-        moments = [n for n in self.plan.graph.nodes if n.op == "m2"]
-        if moments:
-            self.count_of_warp(TYPES[moments[0].dtype])
 
     def count_of_warp(self, kind: str) -> None:
         """Elements of a row that this warp holds, and the inverse."""
@@ -155,6 +160,8 @@ class Joining(Walking):
         arriving = s.rows_per_thread * self.warps * s.cluster * sum(size for *_, size in values)
         if self.tells_turn(sweep):
             arriving += 8
+        if sweep == 0 and not self.persistent:
+            self.await_cluster()
         self.line(f"if (lane == 0) barrier_expect({barrier}, {arriving});")
         self.open(self.each_row())
         self.open(f"if (lane % 32 < {s.cluster})")

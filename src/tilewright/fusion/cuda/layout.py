@@ -98,7 +98,10 @@ class RowLayout(Kernel):
         self.close()
 
     def row_coordinates(self, first_row: str) -> dict[int, str]:
-        self.line(f"const i64 row = {first_row} + r < count ? {first_row} + r : count - 1;")
+        row = f"{first_row} + r"
+        if self.persistent or self.s.rows_per_block * self.s.rows_per_thread > 1:
+            row = f"{row} < count ? {row} : count - 1"  # else no group is without a row
+        self.line(f"const i64 row = {row};")
         return self.coordinates("row", "row", self.graph.kept, "i64") if self.graph.kept else {}
 
     def over_rows(self, access: Access) -> bool:

@@ -1,4 +1,4 @@
-"""What a persistent row kernel keeps on chip: parameter vectors, and a queue of rows to come."""
+"""What a row kernel loads before it is needed: parameter vectors, and a queue of rows to come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilewright.fusion.plan import needed_in
 
 
 class Residents(Walking):
-    """What a persistent kernel loads before it is needed.
+    """What a persistent kernel loads before it is needed; any other, its parameters only.
 
     `parameters` are values that vary along the row only: loads, or what is computed from them
     alone (a widened weight); `queued` are the row's own loads, and `queued_scalars` those of which
@@ -62,7 +62,7 @@ class Residents(Walking):
         """Once per kernel. In shared memory the groups of a block share them."""
         s = self.s
         for i in self.parameters:
-            if s.parameters == "registers":
+            if s.parameters != "shared":
                 self.line(f"{self.vector_type(i)} parameter{i}[{self.turns}];")
             else:
                 self.in_shared(f"parameter{i}", i, self.turns * s.row_threads)
@@ -91,7 +91,7 @@ class Residents(Walking):
             self.line("__syncthreads();")
 
     def parameter(self, i: int) -> str:
-        at = "k" if self.s.parameters == "registers" else f"k * {self.s.row_threads} + lane"
+        at = f"k * {self.s.row_threads} + lane" if self.s.parameters == "shared" else "k"
         return f"parameter{i}[{at}]"
 
     def forget_parameters(self) -> None:

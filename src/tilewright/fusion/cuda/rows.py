@@ -25,6 +25,7 @@ class RowKernel(Moments, Residents):
             self.fixed_values()
             rows = f"(block * {s.rows_per_block} + group) * {s.rows_per_thread}"
             self.line(f"const i64 first_row = {rows};")
+            self.load_parameters()
         self.declare_row_pointers()
         self.row_values(0)
         self.sweeps()
@@ -73,6 +74,7 @@ class RowKernel(Moments, Residents):
         self.fixed_values()
         self.start_queue()
         self.load_parameters()
+        self.await_cluster()
         self.open_walk()
         self.forget_parameters()
         self.await_rows()

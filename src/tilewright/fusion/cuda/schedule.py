@@ -36,6 +36,8 @@ ROW_THREADS = (
 )
 COLUMN_GROUPS = tuple(range(1, 17))
 """Groups of a block that sum over rows: any number, so that rows can be dealt out evenly."""
+ON_CHIP = ("registers", "shared")
+"""Where a persistent kernel keeps parameters."""
 GROUP_BARRIERS = 15
 """Of a block, besides the one of all its threads."""
 SCHEDULERS = 4
@@ -57,7 +59,8 @@ class RowSchedule:
     A persistent kernel, one block for each place on the device, takes row after row. It copies
     `stages` rows ahead into shared memory while it works on one: each thread what it will read, or
     in `bulk` the copy engine. It may keep the `parameters`, vectors that do not vary over rows, on
-    chip: as they are, or `widened` to what is used of them.
+    chip: as they are, or `widened` to what is used of them. Any other kernel loads them where they
+    are used, or `ahead`, beside the row itself, so that a row costs one wait for memory only.
 
     Where the vectors are no multiple of the threads, the `tail` is peeled, so that only the last
     turn asks whether it is within the row, or every turn is predicated.
@@ -88,7 +91,7 @@ class RowSchedule:
     stream_loads: bool = param(True, False)
     stages: int = param(0, 1, 2, 3)
     bulk: bool = param(False, True)
-    parameters: str = param("reload", "registers", "shared")
+    parameters: str = param("reload", "ahead", "registers", "shared")
     widened: bool = param(False, True)
     rematerialize: bool = param(False, True)
     contiguous: bool = param(False, True)
@@ -109,7 +112,7 @@ class RowSchedule:
 
     @property
     def persistent(self) -> bool:
-        return self.stages > 0 or self.parameters != "reload"
+        return self.stages > 0 or self.parameters in ON_CHIP
 
 
 def access_bytes(access: Access, vector: int) -> int:
@@ -186,9 +189,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             "combine": ("kernel", "grid") if footprint.columns else ("kernel",),
             "rows_per_block": tuple(r for r in groups if r * min(threads, default=1) <= 1024),
             "blocks_per_row": _blocks_per_row(footprint),
-            "parameters": (
-                ("reload", "registers", "shared") if walks and footprint.parameters else ("reload",)
-            ),
+            "parameters": _ways_of_parameters(footprint, walks),
             "widened": (False, True)
             if walks and any(a.dtype in HALVES for a in footprint.parameters)
             else (False,),
@@ -197,6 +198,12 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
         },
         constraint,
     )
+
+
+def _ways_of_parameters(footprint: Footprint, walks: bool) -> tuple[str, ...]:
+    if not (footprint.parameters and walks):
+        return ("reload",)
+    return ("reload", *(() if footprint.columns else ("ahead",)), *ON_CHIP)
 
 
 def _blocks_per_row(footprint: Footprint) -> tuple[int, ...]:
@@ -335,8 +342,12 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return "re-reading goes with two_pass"
     if c.moments == "tensor_cores" and (c.row_threads < 32 or c.vector < 2):
         return "tensor cores add up whole warps of pairs"
-    if c.widened and c.parameters == "reload":
+    if c.widened and c.parameters not in ON_CHIP:
         return "what is loaded for each row is widened for each row"
+    if c.parameters == "ahead" and (c.persistent or c.shifted or c.storage != "registers"):
+        return "parameters come ahead beside an aligned row in registers, once for a kernel"
+    if c.parameters == "ahead" and c.blocks_per_row > 1:
+        return "blocks that share a row load what rows have in common first anyway"
     if c.shifted and (c.rows_per_thread > 1 or c.persistent or c.moments != "two_pass"):
         return "shifted rows are walked one by one, by kernels that do not persist, in two passes"
     if c.contiguous and c.row_threads * c.cluster <= 32:
@@ -365,7 +376,7 @@ def estimated_registers(c: RowSchedule, footprint: Footprint) -> int:
     if footprint.columns:  # what is added up is fp32, and so is what is kept while it is added
         widened = needed // 4 if c.rematerialize else needed
         needed += widened + footprint.column_bytes(c)
-    if c.parameters == "registers":
+    if c.parameters in ("ahead", "registers"):
         needed += footprint.parameter_bytes(c)
     if c.blocks_per_row > 1:  # what rows have in common is on its way with them, or read again
         needed += footprint.parameter_bytes(c) // 2
@@ -377,7 +388,7 @@ def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec
     if c.storage != "registers":
         return None
     needed = estimated_registers(c, footprint)
-    room = min(device.registers_per_thread, _register_cap(c, device))
+    room = min(device.registers_per_thread, register_cap(c, device))
     if needed > room:
         return f"about {needed} registers a thread exceed {room}"
     return None
@@ -399,7 +410,7 @@ def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:
     return tuple(v for v in (8, 4, 2, 1) if v <= widest and inner % v == 0)
 
 
-def _register_cap(c: RowSchedule, device: DeviceSpec) -> int:
+def register_cap(c: RowSchedule, device: DeviceSpec) -> int:
     warps = c.min_blocks * max(c.block_threads // device.warp, 1)
     of_one = math.ceil(warps / SCHEDULERS)
     return device.registers_per_sm // (SCHEDULERS * of_one * device.warp) // 8 * 8

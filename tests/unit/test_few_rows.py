@@ -1,0 +1,71 @@
+"""Schedules for fewer rows than SMs, and for a few hundred."""
+
+import pytest
+
+from tilewright.device import DEVICES
+from tilewright.fusion.cuda import target
+from tilewright.impls.fused import graph_of
+from tilewright.op import Workload
+
+H200 = DEVICES["h200"]
+
+
+def rms_norm(rows, width, dtype="f16"):
+    return f"rms_norm(x={dtype}[{rows},{width}], weight={dtype}[{width}])"
+
+
+def heuristic(text, device=H200):
+    return target.heuristic(graph_of(Workload.parse(text)), device)
+
+
+@pytest.mark.parametrize("width", [768, 1600, 2048])
+def test_a_row_that_a_small_block_holds_takes_one_vector_of_a_thread(width):
+    config = heuristic(rms_norm(16, width))
+    assert width / 8 <= config.row_threads < width / 8 + 32
+    assert config.rows_per_block == 1
+    assert config.parameters == "ahead"
+
+
+@pytest.mark.parametrize("rows", [1, 16, 33, 66, 132])
+def test_clusters_share_wide_rows_where_sms_would_be_idle(rows):
+    clusters = heuristic(rms_norm(rows, 20480)).cluster
+    assert rows * clusters <= H200.sms
+    assert clusters == H200.max_cluster or 2 * clusters * rows > H200.sms
+
+
+def test_devices_without_clusters_give_each_of_few_rows_a_block():
+    config = heuristic(rms_norm(16, 20480), DEVICES["a100"])
+    assert (config.cluster, config.rows_per_block) == (1, 1)
+    assert config.row_threads >= 512
+
+
+@pytest.mark.parametrize("rows", [140, 300, 512])
+def test_a_few_hundred_rows_that_registers_hold_are_all_on_chip_at_once(rows):
+    config = heuristic(f"softmax(x=f16[{rows},9000])")
+    assert config.min_blocks * H200.sms >= rows
+    assert (config.storage, config.stages, config.cluster) == ("registers", 0, 1)
+
+
+def test_a_few_hundred_rows_that_do_not_fit_are_walked_by_a_persistent_kernel():
+    config = heuristic(rms_norm(512, 32768))
+    assert config.persistent
+    assert config.in_turn
+
+
+@pytest.mark.parametrize("rows", [16, 512])
+@pytest.mark.parametrize("width", [2048, 20480])
+def test_a_search_begins_with_what_few_rows_allow(rows, width):
+    graph = graph_of(Workload.parse(rms_norm(rows, width)))
+    first = target.promising(graph, H200)[:6]
+    assert len(set(first)) == 6
+    assert all(c in target.space(graph, H200) for c in first)
+
+
+def test_a_cluster_loads_its_row_and_parameters_before_its_blocks_have_met():
+    graph = graph_of(Workload.parse(rms_norm(16, 20480)))
+    config = heuristic(rms_norm(16, 20480))
+    source, _ = target.emit(graph, config, H200)
+    kernel = source[source.index("__global__") :]
+    assert config.cluster > 1
+    assert kernel.index("barriers_made()") < kernel.index("load<")
+    assert kernel.rindex("load<") < kernel.index("barriers_ready()")
