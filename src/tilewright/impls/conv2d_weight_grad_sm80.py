@@ -87,8 +87,9 @@ class Config:
 
     @property
     def alone_with_bias(self) -> bool:
-        """Beside tall tiles they take more registers than two blocks leave each other."""
-        return self.tile_m > self.tile_n
+        """Beside tall tiles, and beside 128 x 128, they take more registers than two blocks leave
+        each other."""
+        return self.tile_m > self.tile_n or self.tile_m == self.tile_n == 128
 
     @property
     def sum_bytes(self) -> int:

@@ -25,6 +25,7 @@ from tilewright.fusion.cuda.schedule import (
     Footprint,
     RowSchedule,
     estimated_registers,
+    register_cap,
     row_space,
 )
 from tilewright.fusion.ir import Graph
@@ -60,7 +61,7 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     choices = [
         *_shared_candidates(space, footprint, device, vector),
         *few_row_heuristic(space, footprint, device, vector),
-        *_small_block_candidates(space, footprint, vector),
+        *_small_block_candidates(space, footprint, device, vector),
         *_many_row_candidates(space, footprint, device, vector),
         *_persistent_candidates(space, footprint, device, vector),
         *_row_candidates(space, footprint.width, footprint.itemsize, vector),
@@ -189,7 +190,7 @@ def _block_candidates(
 
 
 def _small_block_candidates(
-    space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
     """Sums over rows: 256 threads on an SM, each with 40 to 96 bytes of a row and the parameters in
     registers, in as many blocks as that makes.
@@ -215,8 +216,10 @@ def _small_block_candidates(
             stages=2, parameters="shared" if footprint.parameters else "reload",
         )  # fmt: skip
         held = replace(c, parameters="registers" if footprint.parameters else "reload")
-        roomy = estimated_registers(held, footprint) <= ROOMY_REGISTERS
-        yield from (held, c) if roomy else (c, held)
+        for varied in (held, c):
+            most = min(ROOMY_REGISTERS if varied is held else 255, register_cap(varied, device) - 8)
+            if estimated_registers(varied, footprint) <= most:
+                yield varied
 
 
 def _column_candidates(
@@ -269,7 +272,7 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     kinds: list[Kind]
     if footprint.columns:
         columns = _column_candidates(space, footprint, device, vector)
-        small = _small_block_candidates(space, footprint, vector)
+        small = _small_block_candidates(space, footprint, device, vector)
         kinds = [(small, 6, _small_block_variations), walking, (columns, 8, _column_variations)]
     else:
         few = list(few_row_candidates(space, footprint, device, vector))

@@ -388,7 +388,7 @@ def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec
     if c.storage != "registers":
         return None
     needed = estimated_registers(c, footprint)
-    room = min(device.registers_per_thread, register_cap(c, device))
+    room = register_cap(c, device)
     if needed > room:
         return f"about {needed} registers a thread exceed {room}"
     return None
@@ -413,7 +413,8 @@ def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:
 def register_cap(c: RowSchedule, device: DeviceSpec) -> int:
     warps = c.min_blocks * max(c.block_threads // device.warp, 1)
     of_one = math.ceil(warps / SCHEDULERS)
-    return device.registers_per_sm // (SCHEDULERS * of_one * device.warp) // 8 * 8
+    cap = device.registers_per_sm // (SCHEDULERS * of_one * device.warp) // 8 * 8
+    return min(device.registers_per_thread, cap)
 
 
 def held_bytes(dtype: str, vector: int) -> int:
