@@ -61,7 +61,7 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     choices = [
         *_shared_candidates(space, footprint, device, vector),
         *few_row_heuristic(space, footprint, device, vector),
-        *_small_block_candidates(space, footprint, device, vector),
+        *_column_block_candidates(space, footprint, device, vector),
         *_many_row_candidates(space, footprint, device, vector),
         *_persistent_candidates(space, footprint, device, vector),
         *_row_candidates(space, footprint.width, footprint.itemsize, vector),
@@ -189,7 +189,7 @@ def _block_candidates(
             )
 
 
-def _small_block_candidates(
+def _column_block_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
     """Sums over rows: 256 threads on an SM, each with 40 to 96 bytes of a row and the parameters in
@@ -272,8 +272,8 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     kinds: list[Kind]
     if footprint.columns:
         columns = _column_candidates(space, footprint, device, vector)
-        small = _small_block_candidates(space, footprint, device, vector)
-        kinds = [(small, 6, _small_block_variations), walking, (columns, 8, _column_variations)]
+        small = _column_block_candidates(space, footprint, device, vector)
+        kinds = [(small, 6, _column_block_variations), walking, (columns, 8, _column_variations)]
     else:
         few = list(few_row_candidates(space, footprint, device, vector))
         if footprint.rows < MANY_ROWS * device.sms:
@@ -317,7 +317,7 @@ def _shared_variations(c: RowSchedule) -> Iterator[RowSchedule]:
         yield replace(c, vector=vector, blocks_per_row=shares, stream_loads=stream)
 
 
-def _small_block_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+def _column_block_variations(c: RowSchedule) -> Iterator[RowSchedule]:
     for vector, stages, packed in itertools.product(
         (c.vector, 2 * c.vector), (2, 3), (False, True)
     ):
