@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from side_by_side import assert_streams_keep_apart
 
 from program_graphs import LERP, PADDLE_C
 from tilewright.compile import cuda
@@ -95,14 +96,4 @@ def test_launches_on_several_streams_join_their_own_parts(kind, device):
     w = Workload.parse(TEXTS[kind])
     sets = [w.operator.examples(w, "random", seed, device) for seed in range(4)]
     _, executable = next(executables(w, spec_of(device.index), 1))
-    expected = [executable(*tensors) for tensors in sets]
-    streams = [torch.cuda.Stream() for _ in sets]
-    torch.cuda.synchronize()
-    found = []
-    for _ in range(20):
-        for stream, tensors in zip(streams, sets, strict=True):
-            with torch.cuda.stream(stream):
-                found.append(executable(*tensors))
-    torch.cuda.synchronize()
-    for k, outs in enumerate(found):
-        assert all(torch.equal(a, b) for a, b in zip(outs, expected[k % 4], strict=True))
+    assert_streams_keep_apart(executable, sets, rounds=20)

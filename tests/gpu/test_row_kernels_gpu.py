@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from side_by_side import assert_streams_keep_apart
 
 from tilewright.compile.cache import compiled
 from tilewright.compile.counters import counters
@@ -90,17 +91,7 @@ def test_streams_side_by_side_do_not_disturb_one_another(device):
     w, spec = workload(BACKWARD, 2048, 4096, "f16"), spec_of(device.index)
     sets = [w.operator.examples(w, "random", seed, device) for seed in range(4)]
     _, executable = next(executables(w, spec))
-    expected = [executable(*tensors) for tensors in sets]
-    streams = [torch.cuda.Stream() for _ in sets]
-    torch.cuda.synchronize()
-    found = []
-    for _ in range(10):
-        for stream, tensors in zip(streams, sets, strict=True):
-            with torch.cuda.stream(stream):
-                found.append(executable(*tensors))
-    torch.cuda.synchronize()
-    for k, outs in enumerate(found):
-        assert all(torch.equal(a, b) for a, b in zip(outs, expected[k % 4], strict=True))
+    assert_streams_keep_apart(executable, sets, rounds=10)
 
 
 @pytest.mark.parametrize(("cluster", "stages", "groups"), [(1, 2, 2), (4, 1, 4), (4, 0, 4)])

@@ -140,6 +140,8 @@ INVERSE = Node("reciprocal", (5,), "f32", ROW)
         ((Node("cast", (4,), "f16", ONE),), True),
         ((SUM, Node("div", (4, 5), "f32", ONE)), False),  # stored in fp32
         ((Node("sub", (4, 1), "f32", ONE), Node("cast", (5,), "f16", ONE)), False),
+        # what was flushed to zero might be multiplied up
+        ((Node("mul", (4, 1), "f32", ONE), Node("cast", (5,), "bf16", ONE)), False),
         # terms of either sign are summed
         ((Node("mul", (4, 1), "f32", ONE), Node("sum", (5,), "f32", ROW),
           Node("cast", (6,), "f16", ROW)), False),

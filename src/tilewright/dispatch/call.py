@@ -58,28 +58,19 @@ def public_operator(op: Op) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return traced(args, kwargs)
-        differentiable = torch.is_grad_enabled()
-        # Guards compare the thread's dispatch state, too: no call is found under autocast or
-        # function transforms.
-        if (
-            not kwargs
-            and not _len_torch_dispatch_stack()
-            and forward_ad._current_level < 0
-            and not _is_torch_function_mode_enabled()
-            and any_forced() is None
-            and (found := recent.find(args, differentiable)) is not None
-        ):
-            return found[0](*found[1], **found[2])
-        if (
-            _len_torch_dispatch_stack()
-            or _are_functorch_transforms_active()
-            or forward_ad._current_level >= 0
-        ):
+        if _len_torch_dispatch_stack() or forward_ad._current_level >= 0:
             return _under_modes(op, args, kwargs)
         if _is_torch_function_mode_enabled():
             return _under_function_modes(op, call, args, kwargs)
         forced = None if any_forced() is None else forced_for(name)
+        differentiable = torch.is_grad_enabled()
         positional = forced is None and not kwargs and args and type(args[0]) is Tensor
+        if positional and (found := recent.find(args, differentiable)) is not None:
+            return found[0](*found[1], **found[2])
+        # No call is found above under function transforms or autocast: guards compare the thread's
+        # dispatch state.
+        if _are_functorch_transforms_active():
+            return _under_modes(op, args, kwargs)
         if _is_any_autocast_enabled():
             return op.reference(**bind(op, args, kwargs))
         key: list[Any] = [forced, *kwargs]

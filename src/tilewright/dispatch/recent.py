@@ -48,9 +48,8 @@ def answering(args: tuple[Any, ...], run: Run, recorded: bool) -> Answer:
             return None
         if others:
             given = others_of(args)
-            if [
-                *map(type, given)
-            ] != kinds or given != others:  # no tensor is held against a number
+            # Types first: no tensor is held against a number.
+            if [*map(type, given)] != kinds or given != others:
                 return None
         tensors = tensors_of(args)
         if not check(*tensors):
@@ -74,7 +73,8 @@ class Recent:
         self.last: Answer | None = None  # kept; most programs call an operator on one shape
 
     def find(self, args: tuple[Any, ...], differentiable: bool) -> Found | None:
-        """What ran for such arguments; the tensors among them; and what it is told besides.
+        """What ran for such arguments, the first of them a tensor; the tensors among them; and
+        what it is told besides.
 
         `differentiable` is whether gradients are recorded. Those of an entry made while they are
         not may require one.
@@ -82,9 +82,7 @@ class Recent:
         last = self.last
         if last is not None and (found := last(args, differentiable)) is not None:
             return found
-        first = args[0] if args else None
-        if type(first) is not Tensor:
-            return None
+        first = args[0]
         for answer in self.kept.get((first.shape, first.dtype, len(args)), ()):
             if answer is not last and (found := answer(args, differentiable)) is not None:
                 return found

@@ -148,11 +148,10 @@ def multiply_by_reciprocals(graph: Graph) -> Graph:
         total = nodes[i]
         if total.op != "sum" or nodes[total.args[0]].op != "exp":
             return False
-        shifted = nodes[nodes[total.args[0]].args[0]]
-        if shifted.op != "sub" or nodes[shifted.args[1]].op != "amax":
+        shifted = nodes[total.args[0]].args[0]
+        if not _is_below_its_greatest(nodes, shifted):
             return False
-        greatest = nodes[shifted.args[1]]
-        return greatest.args == shifted.args[:1] and greatest.shape == total.shape
+        return nodes[nodes[shifted].args[1]].shape == total.shape
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
         if n.op != "div":
@@ -191,37 +190,41 @@ def narrow_arithmetic(graph: Graph) -> Graph:
 
 
 def quick_exponentials(graph: Graph) -> Graph:
-    """Exponentials that are only multiplied, divided, summed by themselves, and rounded to halves
-    need be good to 17 bits, six more than halves have: a third of exp's instructions.
+    """Of exp(v - max v), what only its sums divide before it is rounded to halves need be good to
+    no more than 17 bits, six more than f16 has: a third of exp's instructions.
 
     A product with log2(e), rounded to fp32, is at most 2^-17 off, and so is its power of two,
-    relatively. What is no normal number in fp32 is zero. Terms that may differ in sign are not
-    summed: what is left of them could be small.
+    relatively. What is no normal number in fp32 becomes zero; nothing else multiplies it.
     """
+    nodes = graph.nodes
     users: dict[int, list[int]] = {}
-    for k, n in enumerate(graph.nodes):
+    for k, n in enumerate(nodes):
         for a in n.args:
             users.setdefault(a, []).append(k)
     stored = {i for i, _ in graph.outputs}
+    shifted = {
+        i for i, n in enumerate(nodes)
+        if n.op == "exp" and n.dtype == "f32" and _is_below_its_greatest(nodes, n.args[0])
+    }  # fmt: skip
+    positive = set(shifted)  # and what sums and reciprocals make of them
+    for i, n in enumerate(nodes):
+        if n.op in ("sum", "reciprocal") and n.args[0] in positive:
+            positive.add(i)
 
-    def is_rounded(i: int, positive: bool) -> bool:
-        if i in stored or i not in users:
-            return False
-        for k in users[i]:
-            n = graph.nodes[k]
-            if n.op == "cast" and n.dtype in HALVES:
-                continue
-            positive_too = positive and n.op in ("sum", "reciprocal")
-            if not positive_too and n.op not in ("mul", "div", "reciprocal"):
-                return False
-            if not is_rounded(k, positive_too):
-                return False
-        return True
+    def is_rounded(i: int) -> bool:
+        return i not in stored and i in users and all(map(rounds, users[i]))
+
+    def rounds(k: int) -> bool:
+        n = nodes[k]
+        if n.op == "cast":
+            return n.dtype in HALVES
+        among_themselves = n.op in ("mul", "div") and positive.issuperset(n.args)
+        return (k in positive or among_themselves) and is_rounded(k)
+
+    quick = {i for i in shifted if is_rounded(i)}
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
-        if n.op == "exp" and n.dtype == "f32" and is_rounded(i, True):
-            return r.add(replace(n, op="quick_exp"))
-        return None
+        return r.add(replace(n, op="quick_exp")) if i in quick else None
 
     return graph.rewritten(rule)
 
@@ -354,6 +357,12 @@ def _mergeable(graph: Graph, accesses: list[Access], outer: int, inner: int) -> 
         if varies[0] != varies[1]:
             return False
     return all(a.strides[outer] == a.strides[inner] * graph.space[inner] for a in accesses)
+
+
+def _is_below_its_greatest(nodes: Sequence[Node], i: int) -> bool:
+    """Whether node `i` is v - max v."""
+    n = nodes[i]
+    return n.op == "sub" and nodes[n.args[1]].op == "amax" and nodes[n.args[1]].args == n.args[:1]
 
 
 def _widens(narrow: str, wide: str) -> bool:

@@ -6,6 +6,8 @@ import functools
 import math
 from dataclasses import dataclass
 
+from tilewright.device import DeviceSpec
+from tilewright.impls._indexed import no_cuda
 from tilewright.op import Workload
 from tilewright.tensor_spec import TensorSpec
 
@@ -77,6 +79,14 @@ def scatter_problem(w: Workload) -> ScatterProblem | str:
         number=w["src"] if src is None else None,
         in_place="x" in w.donated,
     )
+
+
+def scatter_refusal(w: Workload, device: DeviceSpec) -> str | None:
+    """Why no kernel for contiguous scatters runs the workload there, in words; None if some may."""
+    if reason := no_cuda(w, device):
+        return reason
+    problem = scatter_problem(w)
+    return problem if isinstance(problem, str) else None
 
 
 def served_scatter(w: Workload) -> ScatterProblem:

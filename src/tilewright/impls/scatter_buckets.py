@@ -10,8 +10,14 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
-from tilewright.impls._scatter import ScatterProblem, moved, scatter_problem, served_scatter
+from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task
+from tilewright.impls._scatter import (
+    ScatterProblem,
+    moved,
+    scatter_problem,
+    scatter_refusal,
+    served_scatter,
+)
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -50,12 +56,10 @@ class ScatterBuckets(Implementation):
         ascending: bool = param(False, True)  # try first whether indices rise
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        if reason := no_cuda(w, device):
+        if reason := scatter_refusal(w, device):
             return reason
-        p = scatter_problem(w)
-        if isinstance(p, str):
-            return p
         if next(iter(self.space(w, device)), None) is None:
+            p = served_scatter(w)
             return (
                 f"{p.length} x {p.inner} elements to {p.places} places make no chunks and buckets "
                 "that fit"

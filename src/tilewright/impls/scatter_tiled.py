@@ -16,7 +16,6 @@ from tilewright.impls._indexed import (
     Launch,
     Workspace,
     cuda_task,
-    no_cuda,
     sum_bytes,
 )
 from tilewright.impls._scatter import (
@@ -24,6 +23,7 @@ from tilewright.impls._scatter import (
     ScatterProblem,
     moved,
     scatter_problem,
+    scatter_refusal,
     served_scatter,
 )
 from tilewright.impls._tiles import ALL, columns, none_fits, tiles, why_not, width
@@ -56,13 +56,10 @@ class ScatterTiled(Implementation):
         held: bool = param(True, False)  # an update's indices and values stay in registers
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        if reason := no_cuda(w, device):
+        if reason := scatter_refusal(w, device):
             return reason
-        p = scatter_problem(w)
-        if isinstance(p, str):
-            return p
         if next(iter(self.space(w, device)), None) is None:
-            return none_fits(p.places, device)
+            return none_fits(served_scatter(w).places, device)
         return None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:

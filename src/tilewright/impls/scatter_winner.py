@@ -10,8 +10,14 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
-from tilewright.impls._scatter import ScatterProblem, moved, scatter_problem, served_scatter
+from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task
+from tilewright.impls._scatter import (
+    ScatterProblem,
+    moved,
+    scatter_problem,
+    scatter_refusal,
+    served_scatter,
+)
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -35,11 +41,8 @@ class ScatterWinner(Implementation):
         sent: int = param(0, 1024, 4096)  # entries of a block's table, used where places repeat
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        if reason := no_cuda(w, device):
+        if reason := scatter_refusal(w, device):
             return reason
-        p = scatter_problem(w)
-        if isinstance(p, str):
-            return p
         if next(iter(self.space(w, device)), None) is None:
             return f"{w.main.numel} elements exceed a grid of {MAX_GRID} blocks"
         return None
