@@ -37,7 +37,10 @@ WIDE_COLUMN_BYTES = 1 << 15
 """Of a row that blocks of a cluster share where they sum over rows."""
 HALF_ACCESS_BYTES = 8
 ROOMY_REGISTERS = 200
-"""As estimated: up to here a kernel that also sums over rows does not spill."""
+"""As estimated: up to here a kernel that sums over rows holds its parameters, too, and does not
+spill."""
+SPARE_REGISTERS = 8
+"""What the estimate may miss."""
 FULL_BLOCK_BYTES = 1 << 16
 """What 1024 threads keep at 64 bytes each."""
 
@@ -195,9 +198,9 @@ def _column_block_candidates(
     """Sums over rows: 256 threads on an SM, each with 40 to 96 bytes of a row and the parameters in
     registers, in as many blocks as that makes.
 
-    They join more often than `_column_candidates`, which is made up for by blocks that are at
-    different places of their walk: the best at all of `layer_norm_backward_gpt` on an H200, with
-    eight blocks for a row of 32 KiB or more (2026-11-21).
+    So were the best that searches found at 13 of the 14 widths of `layer_norm_backward_gpt` on an
+    H200 (849cc1a; the narrowest had 384 threads), with eight blocks for a row of 32 KiB or more,
+    though they leave more partial results than `_column_candidates`.
     """
     if not footprint.columns:
         return
@@ -217,8 +220,9 @@ def _column_block_candidates(
         )  # fmt: skip
         held = replace(c, parameters="registers" if footprint.parameters else "reload")
         for varied in (held, c):
-            most = min(ROOMY_REGISTERS if varied is held else 255, register_cap(varied, device) - 8)
-            if estimated_registers(varied, footprint) <= most:
+            needed = estimated_registers(varied, footprint)
+            roomy = varied is c or needed <= ROOMY_REGISTERS
+            if roomy and needed + SPARE_REGISTERS <= register_cap(varied, device):
                 yield varied
 
 
