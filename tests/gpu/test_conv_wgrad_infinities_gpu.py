@@ -66,7 +66,9 @@ def check(impl, w, config):
     assert_infinities_stay(w, found.cpu(), x, grad)
 
 
-@pytest.mark.parametrize(("impl", "w", "config"), CASES, ids=lambda value: getattr(value, "name", str(value)))
+@pytest.mark.parametrize(
+    ("impl", "w", "config"), CASES, ids=lambda value: getattr(value, "name", str(value))
+)
 def test_they_do_not_meet_the_padding(impl, w, config):
     if not fits(impl, w, config):
         pytest.skip("it does not fit")
