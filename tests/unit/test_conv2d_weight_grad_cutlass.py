@@ -12,7 +12,7 @@ from tilewright.device import DEVICES
 from tilewright.errors import CompilerMissing
 from tilewright.impl import IMPLS
 from tilewright.impls._cutlass import packed
-from tilewright.impls.conv2d_weight_grad_cutlass import WARPS, Config
+from tilewright.impls.conv2d_weight_grad_cutlass import PROMISING, WARPS, Config
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 
@@ -89,6 +89,14 @@ def test_the_space_says_why_a_config_does_not_fit(headers):
     assert "64 x 64 x 32" in space.why_not(Config(stages=10))
     assert space.why_not(Config(64, 64, stages=10)) is None
     assert "allow two stages" in CUTLASS.space(ODD, H200).why_not(Config(64, 64))
+
+
+def test_a_search_begins_with_what_fills_the_device(headers):
+    few = SUITES["resnet50_v1_wgrad"].workloads()[1]  # 64 x 64 sums of 25088 pixels
+    space, found = CUTLASS.space(few, H200), CUTLASS.promising(few, H200)
+    assert len(found) == len(set(found)) == PROMISING
+    assert all(c in space for c in found)
+    assert all(H200.sms / 8 <= c.split_k <= 2 * H200.sms for c in found[:8])
 
 
 @pytest.mark.parametrize("w", [SIMPLE, ODD, HALF_ALIGNED, *SUITES["resnet50_v1_wgrad"].workloads()])

@@ -18,9 +18,9 @@ from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation, allocate, allocator
 from tilewright.impls._cutlass import ELEMENTS, packed
-from tilewright.impls._weight_grad import as_read, operand_refusal, source
+from tilewright.impls._weight_grad import as_read, operand_refusal, problem_of, source
 from tilewright.impls._weight_grad_layout import in_any_layout
-from tilewright.impls._weight_grad_model import WORKSPACE_LIMIT_BYTES
+from tilewright.impls._weight_grad_model import WORKSPACE_LIMIT_BYTES, predicted_us
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
@@ -37,6 +37,10 @@ WARPS = {
 """(tile_m, tile_n, tile_k) -> warps along each, as CUTLASS's own instance library has them."""
 SLICED_K = {(64, 128, 64): (1, 2, 2)}
 """The same for m16n8k8, where it differs: warps share the summed dim."""
+PROMISING = 24
+"""Configs that a search measures first."""
+SHARE = 0.5
+"""Of the datasheet's tensor rate, that of wgmma, which mma.sync reaches on sm_90."""
 MAX_BYTES = 2**31
 """CUTLASS indexes tensors in 32 bits."""
 
@@ -70,9 +74,27 @@ class Config:
         sliced = SLICED_K.get(self.tile) if self.instruction_k == 8 else None
         return sliced or WARPS[self.tile]
 
+    cluster = blocks_together = 1
+    sum_bytes, beside_sums, static_bytes, alone_with_bias = 4, 48, 0, False
+
+    @property
+    def combine(self) -> str:
+        """What the model of our own kernels calls it."""
+        return "last" if self.mode == "serial" else "kernel"
+
+    @property
+    def threads(self) -> int:
+        return 32 * math.prod(self.warps)
+
+    @property
+    def sums(self) -> int:
+        return self.tile_m * self.tile_n // self.threads
+
     @property
     def shared_bytes(self) -> int:
         return 2 * self.stages * (self.tile_m + self.tile_n) * self.tile_k
+
+    operand_bytes = shared_bytes
 
 
 class Conv2dWeightGradCutlass(Implementation):
@@ -113,6 +135,12 @@ class Conv2dWeightGradCutlass(Implementation):
         ]
         return min(fits, key=lambda c: abs(math.log(c.split_k / wanted)))
 
+    def promising(self, w: Workload, device: DeviceSpec) -> list[Config]:
+        """By the wave arithmetic of our own kernels: tiles and slices, three stages or four."""
+        problem, space = problem_of(w), self.space(w, device)
+        configs = (c for c in space if c.instruction_k == 16 and c.stages in (2, 3, 4))
+        return sorted(configs, key=lambda c: predicted_us(problem, device, c, SHARE))[:PROMISING]
+
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes are arguments: one library serves every layer whose channels divide alike."""
         return f"{_defined(config, w)} {config.stages} {config.split_k > 1}"
@@ -141,7 +169,7 @@ class CutlassKernel(Executable):
 
     def __init__(self, built: Compiled, config: Config, w: Workload):
         self.resources = parse_ptxas(built.log, f"weight_grad_kernel_{config.stages}")
-        self.block_threads, self.shared_bytes = 32 * math.prod(config.warps), config.shared_bytes
+        self.block_threads, self.shared_bytes = config.threads, config.shared_bytes
         self.function = CppFunction(built, f"weight_grad_{config.stages}", "PPPPPPiP", checked=True)
         self.output = as_read(w.outputs[0])
         serial = config.split_k > 1 and config.mode == "serial"
