@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from tilewright.dispatch.fuse import fuse
@@ -72,8 +72,13 @@ class Program:
         return by_count[len(self.specs)]
 
 
+DTYPES = ("f32", "bf16", "f64", "f16")
+KINDS_OF_STEPS = ("unary", "binary", "binary", "reduce")
+MANY_REDUCTIONS = ("unary", "binary", "reduce", "reduce")
+
+
 @st.composite
-def programs(draw, dtypes=("f32", "bf16", "f64", "f16"), most_steps=15):
+def programs(draw, dtypes=DTYPES, most_steps=15, kinds=KINDS_OF_STEPS):
     rank = draw(st.integers(1, 4))
     full = [draw(st.sampled_from(SIZES)) for _ in range(rank)]
     while math.prod(full) > 20000:
@@ -83,7 +88,7 @@ def programs(draw, dtypes=("f32", "bf16", "f64", "f16"), most_steps=15):
     steps = []
     for k in range(draw(st.integers(1, most_steps))):
         operand = st.integers(0, len(specs) + k - 1)
-        kind = draw(st.sampled_from(["unary", "binary", "binary", "reduce"]))
+        kind = draw(st.sampled_from(kinds))
         if kind == "reduce":
             name = draw(st.sampled_from(sorted(REDUCTIONS)))
             dims = draw(st.lists(st.integers(0, rank - 1), min_size=1, unique=True))
@@ -127,12 +132,16 @@ def forget():
         OPS.remove(name)
 
 
-def run_examples(check, count, derandomize=True):
-    """The same `count` examples every time, of a check that has a seed if not derandomized."""
+def run_examples(check, count, derandomize=True, shrink=True):
+    """The same `count` examples every time, of a check that has a seed if not derandomized.
+
+    To `shrink` what fails takes many more; on a GPU, minutes.
+    """
     settings(
         max_examples=count,
         deadline=None,
         derandomize=derandomize,
         database=None,
+        phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
         suppress_health_check=list(HealthCheck),
     )(check)()

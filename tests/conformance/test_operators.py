@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tilewright.device import spec_of
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES, spec_of
 from tilewright.impl import IMPLS
 from tilewright.impls._vendor import call_reference
 from tilewright.op import OPS, Workload
@@ -387,6 +388,21 @@ def test_the_result_is_pytorchs(implementation, text, device):
     if w.operator.indexed and w.operator.indexed.exact(w):
         expected.copy_(truths[0])  # see refusal
     assert_are_pytorchs(found, expected, truths)
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_what_an_untuned_gpu_would_run_fits_and_is_emitted(op):
+    """Whatever machine this is; one case compiles, too."""
+    h200, tasks = DEVICES["h200"], []
+    for implementation, text in pairs():
+        w, impl = Workload.parse(text), IMPLS[implementation]
+        if w.op != op or implementation in VENDORS or impl.unsupported(w, h200):
+            continue
+        config = impl.heuristic(w, h200)
+        assert config in impl.space(w, h200), (implementation, text)
+        tasks.append(impl.task(config, w, h200))
+    for task in [task for task in tasks if task][-1:]:
+        assert compiled(task).resources.spill_bytes == 0
 
 
 @on_each_device

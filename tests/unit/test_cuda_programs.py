@@ -1,6 +1,7 @@
 """Graphs that take several CUDA kernels: how they are cut, what they compute (emulated here), and
 that they compile for every architecture."""
 
+import itertools
 import random
 import re
 from dataclasses import replace
@@ -11,7 +12,14 @@ from hypothesis import given
 
 from emulated import Emulated
 from program_graphs import KINDS, LERP, PADDLE_C, broadcasts
-from random_graphs import forget, programs, run_examples, workload
+from random_graphs import (
+    KINDS_OF_STEPS,
+    MANY_REDUCTIONS,
+    forget,
+    programs,
+    run_examples,
+    workload,
+)
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
@@ -126,6 +134,53 @@ def test_schedules_give_what_torch_gives(text):
     assert_right(Workload.parse(text), tried=3)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "layer_norm_backward(grad_output=f16[6,40], x=f16[6,40], mean=f32[6,1], rstd=f32[6,1], weight=f16[40], grads=[weight])",  # noqa: E501
+        "lerp_backward(grad_output=f16[6,40], x=f16[40], end=f16[6,40], weight=0.3)",
+        "lerp_backward(grad_output=f16[4,3,5,7], x=f16[4,1,1,1], end=f16[4,3,5,7], weight=f16[3,1,7], grads=[weight])",  # noqa: E501
+    ],
+)
+def test_a_walk_that_is_not_divided_leaves_no_parts_to_put_together(text):
+    graph = graph_of(Workload.parse(text))
+    config = target.heuristic(graph, H200)
+    assert config.parts == 1
+    assert config in target.space(graph, H200)
+    assert compiled(target.task(graph, config, H200)).resources.spill_bytes == 0
+
+
+@emulation
+@pytest.mark.parametrize(
+    ("function", "a", "b"),
+    [
+        pytest.param(
+            lambda a, b: b.abs() + b.amax(0, keepdim=True) * a, (1, 37), (2, 37),
+            id="a row again, and what is known of all rows",
+        ),
+        pytest.param(
+            lambda a, b: torch.softmax(a + b, 0) + b, (1, 17), (3, 1),
+            id="a sum over rows of what follows from their maximum",
+        ),
+        pytest.param(
+            lambda a, b: b.sum(0, keepdim=True) * a.sum(1, keepdim=True), (1, 40), (30, 40),
+            id="a sum along a row that is not one of those added up",
+        ),
+        pytest.param(
+            lambda a, b: torch.softmax(a + b.amax(0, keepdim=True), 1) + b, (1, 1, 17), (2, 5, 1),
+            id="two sweeps that load the same vector",
+        ),
+    ],
+)  # fmt: skip
+def test_sums_over_rows_and_what_follows_give_what_torch_gives(function, a, b):
+    fuse(function, name="random_graph")
+    try:
+        specs = {"a": TensorSpec("f32", a), "b": TensorSpec("f32", b)}
+        assert_right(OPS["random_graph"].workload(**specs), tried=1)
+    finally:
+        forget()
+
+
 @emulation
 @pytest.mark.parametrize(
     "function",
@@ -148,12 +203,34 @@ def test_steps_of_every_kind_give_what_torch_gives(function):
 
 
 @emulation
-def test_random_graphs_give_what_fp64_gives():
-    @given(programs())
+@pytest.mark.parametrize("kinds", [KINDS_OF_STEPS, MANY_REDUCTIONS], ids=["any", "many reductions"])
+def test_random_graphs_give_what_fp64_gives(kinds):
+    @given(programs(kinds=kinds))
     def check(program):
         try:
             assert_right(workload(program), tried=0)
         finally:
             forget()
 
-    run_examples(check, 20)
+    run_examples(check, 15)
+
+
+def test_schedules_for_random_graphs_of_many_reductions_are_emitted_and_compile():
+    examples = itertools.count()
+
+    @given(programs(kinds=MANY_REDUCTIONS))
+    def check(program):
+        try:
+            graph = graph_of(workload(program))
+        finally:
+            forget()
+        assert target.unsupported(graph, H200) is None
+        space, heuristic = target.space(graph, H200), target.heuristic(graph, H200)
+        assert heuristic in space, space.why_not(heuristic)
+        others = space.sample(random.Random(str(program)), 2)
+        for config in (heuristic, *target.promising(graph, H200)[:2], *others):
+            task = target.task(graph, config, H200)
+        if graph.reductions and next(examples) % 8 == 0:  # compiling takes longest
+            assert compiled(task).resources is not None
+
+    run_examples(check, 100)

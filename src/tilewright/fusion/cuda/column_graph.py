@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilewright.fusion.cuda.kernel import JOINS
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import remove_dead
+from tilewright.fusion.plan import needed_in
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,14 @@ def split(graph: Graph) -> RowGraph | str:
     after = followers(graph, columns)
     if any(graph.nodes[i].op not in JOINS for i in columns):
         return "a mean or variance over rows"
-    if any(not set(graph.axes(i)) & set(outer[0]) for i in after if i in graph.reductions):
-        return "a reduction of what was reduced over rows"
     operands = [graph.nodes[i].args[0] for i in columns]
+    if any(graph.nodes[i].args[0] in after for i in graph.reductions):
+        return "a reduction of what was reduced over rows"
+    ends = [i for i, _ in graph.outputs if i in after]
+    if any(graph.nodes[i].shape[a] != 1 for i in ends for a in outer[0]):
+        return "an output that varies over rows and follows from what was reduced over them"
+    if any(i in graph.reductions for i in needed_after(graph, columns) if i not in columns):
+        return "a second reduction in what follows from the one over rows"
     if any(graph.nodes[i].shape != graph.space for i in operands):
         return "a reduction over rows of what does not vary over all of them"
     rows = [(i, access) for i, access in graph.outputs if i not in after]
@@ -62,6 +68,12 @@ def split(graph: Graph) -> RowGraph | str:
     pruned = remove_dead(found)
     assert isinstance(pruned, RowGraph)
     return pruned
+
+
+def needed_after(graph: Graph, columns: tuple[int, ...]) -> list[int]:
+    """The steps, in order, from the sums over rows to the outputs that follow from them."""
+    after = followers(graph, columns)
+    return needed_in(graph, {i for i, _ in graph.outputs if i in after}, frozenset())
 
 
 def followers(graph: Graph, sources: tuple[int, ...]) -> set[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from tilewright.fusion.cuda.column_graph import RowGraph, followers
+from tilewright.fusion.cuda.column_graph import RowGraph, followers, needed_after
 from tilewright.fusion.cuda.kernel import JOINS, TYPES, Kernel, input_parameter
 from tilewright.fusion.ir import REDUCTIONS, Graph, Node
 
@@ -48,15 +48,7 @@ class FinishKernel(Kernel):
         self.per_slice = self.threads // self.shares
         self.slices = math.ceil(self.width / self.per_slice)
         self.after = followers(graph, rows.columns)
-        wanted = [i for i, _ in graph.outputs if i in self.after]
-        needed, stack = set(), list(wanted)
-        while stack:
-            i = stack.pop()
-            if i not in needed:
-                needed.add(i)
-                if i not in rows.columns:
-                    stack += graph.nodes[i].args
-        self.nodes = sorted(needed)
+        self.nodes = needed_after(graph, rows.columns)
         self.loads = sorted(
             {graph.nodes[i].attr for i in self.nodes if graph.nodes[i].op == "load"}
         )

@@ -214,7 +214,8 @@ def heuristic(graph: Graph, device: DeviceSpec) -> Any:
         return whole
     threads = Tiles(area, whole).blocks * whole.block_threads
     fills = 2 * threads >= device.sms * device.threads_per_sm
-    return whole if fills else tile_heuristic(divided, device)
+    best = whole if fills else tile_heuristic(divided, device)
+    return best if best.parts > 1 else whole  # parts=1 is a schedule of the whole walk
 
 
 def promising(graph: Graph, device: DeviceSpec) -> list[Any]:
@@ -223,7 +224,9 @@ def promising(graph: Graph, device: DeviceSpec) -> list[Any]:
     areas = [divided] if divided else []
     if program is not None and kind_of(program, _main(program)) == "tile":
         areas.append(_main_area(program))
-    return list(dict.fromkeys(c for area in areas for c in tile_promising(area, device)))
+    every = space(graph, device)
+    found = dict.fromkeys(c for area in areas for c in tile_promising(area, device))
+    return [c for c in found if c in every]
 
 
 def unsupported(graph: Graph, device: DeviceSpec) -> str | None:

@@ -272,8 +272,9 @@ class TileKernel(Kernel):
         loads = [i for i in steps if self.graph.nodes[i].op == "load" and not self.graph.draws(i)]
         early = self.s.ahead and bool(loads)
         step, first = self.tiles.shares * count, "begin" if keeping else "from"
-        if early:
+        if early or keeping:
             self.open("")
+        if early:
             self.load_steps(loads, "ahead", count, "begin")
         if not keeping:
             self.open(f"for ({self.index} from = begin; from < end; from += {step})")
@@ -292,7 +293,7 @@ class TileKernel(Kernel):
             self.line(f"TW_UNROLL for (int u = 0; u < {count}; ++u) ahead{i}[u] = next{i}[u];")
         if not keeping:
             self.close()
-        if early:
+        if early or keeping:
             self.close()
 
     def load_steps(
