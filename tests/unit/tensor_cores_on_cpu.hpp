@@ -15,10 +15,12 @@
 
 struct float2 { float x, y; };
 struct double2 { double x, y; };
+struct uint2 { unsigned x, y; };
 struct float4 { float x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 template <class T> static T __ldg(const T* p) { return *p; }
 static inline unsigned __funnelshift_r(unsigned low, unsigned high, int by) { return (((uint64_t)high << 32) | low) >> by; }

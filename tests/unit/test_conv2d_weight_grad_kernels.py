@@ -307,8 +307,8 @@ def test_promising_configs_are_in_the_space_and_best_first(w):
     known = [
         c
         for c in configs
-        if (c.fetch, c.halo, c.exchange, c.warm, c.pending)
-        == (plain.fetch, plain.halo, plain.exchange, plain.warm, plain.pending)
+        if (c.fetch, c.halo, c.exchange, c.warm, c.pending, c.blocks)
+        == (plain.fetch, plain.halo, plain.exchange, plain.warm, plain.pending, plain.blocks)
         and c.combine != MARKED
     ]
     expected = [SM90.forecast(c, w, H200)["predicted_us"] for c in known]

@@ -46,18 +46,22 @@ class WeightGradKernel(Executable):
         self.kernel = CudaKernel(built, ENTRY, f"{signature}PPPP{'i' * len(constants)}T")
         self.add = CudaKernel(built, ADD_ENTRY, "PPPT")
         rows, columns = problem.row_tiles(config.tile_m), problem.column_tiles(config.tile_n)
-        groups = config.split_k // config.cluster
+        groups, tiles = config.split_k // config.cluster, rows * columns
         self.adds = "into" in w.tensors
         self.in_place = self.adds and adds_in_place(w)
-        self.output, self.combine, self.split = as_read(w.outputs[0]), config.combine, groups > 1
+        self.output, self.combine = as_read(w.outputs[0]), config.combine
+        self.split, slots = groups > 1 or config.blocks > 0, tiles * groups
         self.grid, self.cluster = (rows * config.cluster, columns, groups), config.blocks_together
-        self.counters = rows * columns * config.cluster
-        self.last = (*constants, problem.packed(config.tile_m, config.tile_k, config.split_k))
+        self.counters, parts = tiles * config.cluster, (config.split_k, 1)
+        if config.blocks:
+            slots, self.grid, parts = config.blocks, (config.blocks, 1, 1), (config.blocks, tiles)
+        self.waits = self.split and (config.blocks > 0 or self.combine in ("grid", MARKED))
+        self.last = (*constants, problem.packed(config.tile_m, config.tile_k, *parts))
         self.bias = w.outputs[1] if len(w.outputs) > 1 else None
         tile = config.tile_m * config.tile_n
         self.add_grid = (rows, columns, max(1, tile // (4 * ADD_THREADS * ADD_QUADS)))
         sums = tile if self.bias is None else tile + config.tile_m
-        self.partial_sums = self.split * rows * columns * groups * sums
+        self.partial_sums = self.split * slots * sums
         self.sum_dtype = torch.float64 if config.sum_bytes == 8 else torch.float32
         self.workspace_bytes = config.sum_bytes * self.partial_sums
 
@@ -90,7 +94,7 @@ class WeightGradKernel(Executable):
             self.grid, (self.block_threads, 1, 1), self.shared_bytes, stream, index,
             *self.operands(*tensors[:2]), out.data_ptr(), bias_address, partial, counter,
             *self.last,
-            cluster=self.cluster, cooperative=self.split and self.combine in ("grid", MARKED),
+            cluster=self.cluster, cooperative=self.waits,
         )  # fmt: skip
         if self.split and self.combine == "kernel":
             self.add.launch(

@@ -42,6 +42,10 @@ class Split(Protocol):
     @property
     def combine(self) -> str: ...
     @property
+    def blocks(self) -> int:
+        """Of stream-K, which walk equal ranges of all tiles' steps; 0 where slices are cut."""
+
+    @property
     def threads(self) -> int: ...
     @property
     def sums(self) -> int: ...
@@ -100,6 +104,8 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return f"{c.stages} stages are smaller than a tile's sums, which a cluster keeps there"
     if problem.column_tiles(c.tile_n) > 65535:
         return f"{problem.column_tiles(c.tile_n)} columns of tiles are more than a grid has"
+    if c.blocks:
+        return _why_not_in_ranges(problem, device, c)
     if c.split_k == 1:
         return None if c.combine == COMBINES[0] else "one slice needs no combining"
     if c.split_k > problem.steps(c.tile_k):
@@ -119,6 +125,31 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
     if c.combine in ("grid", MARKED) and tiles * c.split_k > at_once:
         return f"{tiles * c.split_k} blocks cannot run at once"
     return None
+
+
+def _why_not_in_ranges(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
+    if c.split_k > 1 or c.cluster > 1 or c.combine != COMBINES[0]:
+        return "ranges of steps are cut by blocks, not by slices"
+    tiles = problem.tiles(c.tile_m, c.tile_n)
+    steps = tiles * problem.steps(c.tile_k)
+    if not c.blocks <= steps < 2**31:
+        return f"{steps} steps are no ranges of {c.blocks} blocks"
+    if c.blocks > device.sms * blocks_per_sm(problem, device, c):
+        return f"{c.blocks} blocks cannot run at once"
+    if c.sum_bytes * c.blocks * c.tile_m * c.tile_n > WORKSPACE_LIMIT_BYTES:
+        return f"partial sums of {c.blocks} blocks exceed {WORKSPACE_LIMIT_BYTES} bytes"
+    return f"{tiles} tiles exceed {COUNTERS} counters" if tiles > COUNTERS else None
+
+
+def in_ranges(problem: Problem, device: DeviceSpec, bases: Iterable[C]) -> list[C]:
+    """Each of the configs with as many blocks of stream-K as run at once, or fewer."""
+    found = []
+    for base in bases:
+        for together in range(blocks_per_sm(problem, device, base), 0, -1):
+            config = replace(base, blocks=together * device.sms)  # type: ignore[type-var]
+            if why_not(problem, device, config) is None:
+                found.append(config)
+    return found
 
 
 def likely(
@@ -178,14 +209,15 @@ def forecast(problem: Problem, device: DeviceSpec, c: Split) -> dict[str, Any]:
     """
     tiles, tile, groups = _amounts(problem, c)
     at_once = blocks_at_once(device, c) * blocks_per_sm(problem, device, c)
-    waves = tiles * c.split_k / at_once
+    waves = (c.blocks or tiles * c.split_k) / at_once
+    partial = c.blocks or (tiles * groups if groups > 1 else 0)
     return {
         "tile": f"{c.tile_m}x{c.tile_n}x{c.tile_k}",
         "tiles": tiles,
-        "slices": c.split_k,
+        "slices": round(c.blocks / tiles, 2) if c.blocks else c.split_k,
         "waves": round(waves, 2),
         "tail": round(1 - waves / math.ceil(waves), 2),
-        "workspace_bytes": 4 * tiles * groups * tile if groups > 1 else 0,
+        "workspace_bytes": 4 * partial * tile,
         "predicted_us": round(predicted_us(problem, device, c), 2),
     }
 
@@ -209,17 +241,20 @@ def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 
         share: of the datasheet's tensor rate that the kernel's instruction reaches.
     """
     tiles, tile, groups = _amounts(problem, c)
-    waves = math.ceil(tiles * c.split_k / blocks_at_once(device, c))
+    waves = math.ceil((c.blocks or tiles * c.split_k) / blocks_at_once(device, c))
     together = max(1, min(blocks_per_sm(problem, device, c), waves))
     rate = share * device.flops["f16_tensor"] * 1e-6
     multiply_us = 2 * tile * c.tile_k / rate * device.sms
     step_us = max(multiply_us, (multiply_us + STEP_US) / together)
     turn_us = TURN_US / max(c.stages - HELD, 0.5) / together
-    steps = math.ceil(problem.steps(c.tile_k) / c.split_k)
-    memory_us = _traffic(problem, c) / (MEMORY * device.dram_bytes_per_s) * 1e6
+    steps = math.ceil(problem.steps(c.tile_k) * tiles / (c.blocks or tiles * c.split_k))
+    memory_us = _traffic(problem, device, c) / (MEMORY * device.dram_bytes_per_s) * 1e6
     total_us = LAUNCH_US + FILL_US * math.ceil(waves / together)
     total_us += max(waves * steps * max(step_us, turn_us), memory_us)
-    total_us += STORE_US * waves * tile / 128**2 / c.cluster
+    stores = math.ceil(tiles / c.blocks) if c.blocks else 1
+    total_us += STORE_US * waves * stores * tile / 128**2 / c.cluster
+    if c.blocks:
+        return total_us + _joining_us(problem, c, steps)
     if c.cluster > 1:
         total_us += waves * (CLUSTER_US + 4 * tile / PEER_BYTES_PER_US)
     if groups == 1:
@@ -235,9 +270,23 @@ def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 
     return total_us + start_us + partial_us / READ + SLICE_US * groups
 
 
-def _traffic(problem: Problem, c: Split) -> float:
-    """Bytes from memory: each operand once, and a part of what further tiles read of it."""
+def _joining_us(problem: Problem, c: Split, steps: int) -> float:
+    """Of stream-K: a block stores the part that it begins with, and adds those of the tile that it
+    ends with, with half as many loads under way as where nothing else is in registers."""
+    of_tile = problem.steps(c.tile_k)
+    if steps % of_tile == 0:
+        return 0.0
+    one_us = 4 * c.tile_m * c.tile_n / ONE_BYTES_PER_US
+    later = math.ceil((of_tile - 1) / steps)
+    return one_us + GRID_US + 2 * later * one_us
+
+
+def _traffic(problem: Problem, device: DeviceSpec, c: Split) -> float:
+    """Bytes from memory: each operand once, and a part of what further tiles read of it; where
+    blocks walk ranges, which begin anywhere, what half of L2 does not hold of the operands."""
     again = AGAIN if c.cluster == 1 else AGAIN_IN_CLUSTERS
+    if c.blocks:
+        again = max(AGAIN, 1 - device.l2_bytes / (2 * problem.read_bytes))
     x_bytes = problem.read_bytes - problem.grad_bytes
     further = (problem.column_tiles(c.tile_n) - 1) * problem.grad_bytes
     further += (problem.row_tiles(c.tile_m) - 1) * x_bytes

@@ -72,6 +72,10 @@ class Config:
         return 1
 
     @property
+    def blocks(self) -> int:
+        return 0
+
+    @property
     def threads(self) -> int:
         return THREADS
 

@@ -30,6 +30,7 @@ from tilewright.impls._weight_grad_model import (
     MARKED,
     blocks_per_sm,
     forecast,
+    in_ranges,
     likely,
     predicted_us,
     ranked,
@@ -54,14 +55,19 @@ padding, copies them as a matrix; or each box of that to two neighbouring blocks
 EXCHANGES = ("read", "sent")
 """Blocks of a cluster meet and read their parts of each other's sums; or each sends its neighbours
 their parts, to shared memory that is kept free for them."""
-FETCHED, STREAMED, MARKING = 4, 6, 3
+FETCHED, STREAMED, MARKING, RANGES = 4, 6, 3, 4
 """So many promising configs are tried with other ways to copy x, whose speed no model tells yet;
-so many whose taps share a copy; and so many that mark places of sums. Sums that are sent, pixels
-asked for ahead, and stages freed early are not among them: over eight layers the best of each took
-1.00 to 1.4 times the best of the others (H200, fp16, 2026-11-21)."""
+so many whose taps share a copy, that mark places of sums, and that walk ranges of steps. Sums
+that are sent, pixels asked for ahead, and stages freed early are not among them: over eight layers
+the best of each took 1.00 to 1.4 times the best of the others (H200, fp16, 2026-11-21)."""
 MOST_PADDING = 1.1
 """Of the stream's pixels to the output's, where that is tried: its zeros are multiplied, too."""
+GAIN_OF_RANGES = 0.9
+"""Of the other configs' time that one of stream-K, which nothing was timed of yet, must promise
+before it is chosen without measuring."""
 CLUSTERS, STAGES = (1, 2, 3, 4, 6, 8), (2, 3, 4, 5, 6, 7, 8, 9, 11, 14)
+MOST_TOGETHER, MOST_THREADS_IN_RANGES = 4, 288
+"""Of stream-K: blocks that share an SM, and their threads."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,8 @@ class Config:
         warm: threads ask the L2 cache for the first stages' pixels, before the copy engine does.
         pending: steps whose products a warpgroup leaves under way while it waits for the next one;
             with 0, a stage is free as soon as it can be, and other warpgroups fill the gap.
+        blocks: 0, or stream-K: so many blocks have an equal number of steps each, of one tile
+            after the other, and a tile is added by the block that has its first step.
     """
 
     tile_m: int = param(64, 128, 256)
@@ -95,6 +103,7 @@ class Config:
     exchange: str = param(*EXCHANGES)
     warm: bool = param(False, True)
     pending: int = param(1, 0)
+    blocks: int = param(0)
 
     @property
     def blocks_together(self) -> int:
@@ -183,7 +192,12 @@ class Conv2dWeightGradSm90(Implementation):
         splits = split_choices(problem, device, tiles, 32)
         halos = {halo_of(problem, n, k) for _, n in WARPGROUPS for k in (32, 64, 128)}
         exchanges = EXCHANGES[: 1 if result_defined(w)["BIAS"] else None]
-        values = {"split_k": splits, "halo": sorted({0, *halos}), "exchange": exchanges}
+        values = {
+            "split_k": splits,
+            "halo": sorted({0, *halos}),
+            "exchange": exchanges,
+            "blocks": [device.sms * n for n in range(MOST_TOGETHER + 1)],
+        }
 
         return ConfigSpace(Config, values, lambda c: _refusal(problem, device, c))
 
@@ -192,27 +206,28 @@ class Conv2dWeightGradSm90(Implementation):
 
     def promising(self, w: Workload, device: DeviceSpec, most: int = 32) -> list[Config]:
         problem, values = problem_of(w), self.space(w, device).values
-        splits = values["split_k"]
-        configs = likely(problem, device, _deepest(problem, device), splits)
+        splits, deepest = values["split_k"], _deepest(problem, device)
+
+        def us(config: Config) -> float:
+            return predicted_us(_walked(w, config), device, config)
+
+        configs = likely(problem, device, deepest, splits)
         found = ranked(problem, device, configs, most)
         stream, streamed = stream_of(problem), []
         if stream.pixels < MOST_PADDING * problem.pixels:
             deep = likely(stream, device, _deepest(problem, device, streams=True), splits)
             streamed = ranked(stream, device, deep, min(most, STREAMED))
-        first = min(
-            (*found[:1], *streamed[:1]),
-            key=lambda c: predicted_us(stream if c.halo else problem, device, c),
-        )
+        walks = (c for c in in_ranges(problem, device, deepest) if _fits(problem, device, c))
+        ranges = ranked(problem, device, walks, RANGES)
+        gains = [c for c in ranges[:1] if us(c) < GAIN_OF_RANGES * us(found[0])]
+        first = min((*found[:1], *streamed[:1], *gains), key=us)
         if most == 1:
             return [first]
-        others = list(streamed)
         meeting = (replace(c, combine=MARKED) for c in configs if c.combine == "grid")
-        marking = (c for c in meeting if _refusal(problem, device, c) is None)
-        most_us = 1.1 * predicted_us(problem, device, found[0])
-        marked = ranked(problem, device, marking, MARKING)
-        others += [c for c in marked if predicted_us(problem, device, c) < most_us]
+        marked = ranked(problem, device, (c for c in meeting if _fits(problem, device, c)), MARKING)
+        others = [*streamed, *(c for c in (*ranges, *marked) if us(c) < 1.1 * us(found[0]))]
         fetched = [replace(c, fetch=fetch) for c in found[:FETCHED] for fetch in FETCHES[1:]]
-        others += [c for c in fetched if _refusal(problem, device, c) is None]
+        others += [c for c in fetched if _fits(problem, device, c)]
         return list(dict.fromkeys([first, *found[:FETCHED], *others, *found[FETCHED:]]))
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
@@ -221,7 +236,8 @@ class Conv2dWeightGradSm90(Implementation):
     def compile_key(self, config: Config, w: Workload) -> str:
         """Shape and slice count are arguments: one binary serves every layer."""
         dtypes = (w.main.dtype, *result_defined(w).values())
-        return f"{replace(config, split_k=min(config.split_k, 2))} {dtypes}"
+        baked = replace(config, split_k=min(config.split_k, 2), blocks=min(config.blocks, 1))
+        return f"{baked} {dtypes}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         along_m, along_n = config.warpgroups
@@ -250,10 +266,12 @@ class Conv2dWeightGradSm90(Implementation):
             "SENT": int(config.exchange == "sent"),
             "WARM": int(config.warm),
             "PENDING": config.pending,
+            "STREAM_K": int(config.blocks > 0),
             "MIN_BLOCKS": max(1, blocks_per_sm(problem_of(w), device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
-        text += "".join(source(f"weight_grad{part}.cuh") for part in ("", "_combine", "_padding"))
+        parts = ("", "_combine", "_padding", *(("_stream_k",) if config.blocks else ()))
+        text += "".join(source(f"weight_grad{part}.cuh") for part in parts)
         text += wgmma(columns, dtype) + wgmma(8, dtype) + source("weight_grad_sm90.cuh")
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
         return CompileTask("nvrtc", text, flags, ENTRY)
@@ -332,6 +350,10 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
         return f"a tile of {c.tile_m} x {c.tile_n} has no arrangement of warpgroups"
     if c.exchange == "sent" and c.cluster == 1:
         return "a block without neighbours sends nothing"
+    if c.blocks and (c.warm or c.split_k > 1 or c.blocks_together > 1):
+        return "blocks that take parts of several tiles cut no slices, and stand alone, unwarmed"
+    if c.blocks and c.threads > MOST_THREADS_IN_RANGES:
+        return f"{c.threads} threads have too few registers to add parts of tiles beside their sums"
     if c.halo:
         if c.warm:
             return "a stream of padded pixels is not asked for ahead"
@@ -348,6 +370,10 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
         if c.tile_n // PANEL % c.share or problem.row_tiles(c.tile_m) % c.share:
             return f"{c.share} blocks cannot share tiles of {c.tile_m} x {c.tile_n} evenly"
     return why_not(problem, device, c)
+
+
+def _fits(problem: Problem, device: DeviceSpec, c: Config) -> bool:
+    return _refusal(problem, device, c) is None
 
 
 def _walked(w: Workload, config: Config) -> Problem:

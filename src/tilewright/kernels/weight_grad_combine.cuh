@@ -214,6 +214,15 @@ TW_DEVICE void combine(const Results& out, Sum* partial, u32* counters, const un
   meet_groups(out, partial, counters, panels, p, t);
 }
 
+// Sums are rounded once, after what they are added to.
+TW_DEVICE void store_quads(const Results& out, const Panel* panels, const Problem& p, const Tile& t, int warp,
+                           const Sum (&d)[BLOCKS][COLUMNS / 2]) {
+  TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+    TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j)
+      store_quad(out, panels, p, t, ((warp * BLOCKS + m) * FRAGMENTS + j) * 32 + threadIdx.x % 32,
+                 Quad{d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]});
+}
+
 // What a warp does with its sums once the last product is done: the result is written, or partial
 // sums, which a cluster keeps in shared memory. `staged` is the shared memory that the operands were
 // in, or that to which sums are sent; the block's first ADDERS threads hold sums.
@@ -228,13 +237,7 @@ TW_DEVICE void keep(const Results& out, Sum* partial, unsigned char* staged, con
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");  // nobody reads operands any more
   if (CLUSTER > 1) return store_sums((Quad*)staged, warp, d, bias);
   each_bias(warp, bias, [&](int row, Sum sum) { store_bias(out.bias, p, t.row + row, sum); });
-  if constexpr (ADDS || sizeof(Out) >= 4) {  // sums are rounded once, after what they are added to
-    TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
-      TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j)
-        store_quad(out, panels, p, t, ((warp * BLOCKS + m) * FRAGMENTS + j) * 32 + threadIdx.x % 32,
-                   Quad{d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]});
-    return;
-  }
+  if constexpr (ADDS || sizeof(Out) >= 4) return store_quads(out, panels, p, t, warp, d);
   gather(staged, warp, d);
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
   store_gathered<ADDERS>(out.weight, staged, panels, p, t);

@@ -14,9 +14,12 @@
 // the image), and a tap is a number of pixels by which x is ahead of grad_output. Chunks of TILE_K
 // pixels of x fill a ring; columns of neighbouring taps are the same rows of shared memory, one row on.
 //
+// With STREAM_K a block has parts of several tiles, one after the other: stages go round through all of
+// them, so that the next part's pixels come while sums of the last one are written.
+//
 // Defined before this text, besides what weight_grad.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
 // WARPGROUPS_N, MATRIX, SHARE, HALO, chunks by which the last tap is ahead, WARM, PENDING, steps
-// whose products may be under way when the next one is waited for, MIN_BLOCKS, and `multiply`, one
+// whose products may be under way when the next one is waited for, STREAM_K, MIN_BLOCKS, and `multiply`, one
 // wgmma of 64 x COLUMNS x 16, or, for the bias, of 64 x 8 x 16. A warpgroup has BLOCKS times 64 rows.
 
 constexpr int BOX_BYTES = TILE_K * 128;
@@ -31,6 +34,7 @@ static_assert(THREADS == CONSUMERS * 32 + 32 && COLUMNS * WARPGROUPS_N == TILE_N
 static_assert(BLOCKS * WARPGROUPS_M == ROW_BOXES && TILE_M * STAGED_ROW <= OPERAND_BYTES, "tile");
 static_assert(SHARE == 1 || (CLUSTER == 1 && TILE_PANELS % SHARE == 0), "who shares boxes adds no slices");
 static_assert(CLUSTER == 1 || SENT || (TILE_ELEMENTS + BIAS_QUADS * 4) * 4 <= OPERAND_BYTES, "sums of a cluster's block");
+static_assert(!STREAM_K || (CLUSTER == 1 && SHARE == 1 && !WARM), "blocks that take parts of tiles stand alone");
 static_assert(HALO == 0 || (!MATRIX && COLUMNS == 3 * PANEL), "a warpgroup has the three taps of a filter row");
 
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
@@ -102,8 +106,8 @@ struct Walk {
 };
 
 #if HALO
-// As below; of x one box for each step, and HALO of them ahead of the first step.
-TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem& p, const Tile& t,
+// As below; of x one box for each step, and HALO of them ahead of the first step: the ring begins anew.
+TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem& p, const Tile& t, int done,
                        u32 stages, u32 full, u32 empty) {
   const int place = p.divided(t.panel, TAPS), channel = place * PANEL;
   const int tap_row = p.divided(t.panel - p.divided(place * p.panels, PANELS_PER_TAP), FILTER_WIDTH);
@@ -111,8 +115,9 @@ TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem&
   if (threadIdx.x % 32 != 0) return;
   const u32 ring = stages + STAGES * STAGE_BYTES;
   int slot = 0;
-  for (int i = 0; i < t.steps; ++i) {
-    const int stage = i % STAGES, chunks = i == 0 ? HALO + 1 : 1;
+  if (done > 0) barrier_wait(empty + (done - 1) % STAGES * 8, (done - 1) / STAGES & 1);
+  for (int i = done; i < done + t.steps; ++i) {
+    const int stage = i % STAGES, chunks = i == done ? HALO + 1 : 1;
     if (i >= STAGES) barrier_wait(empty + stage * 8, (i / STAGES - 1) & 1);
     const u32 bar = full + stage * 8;
     barrier_expect(bar, STAGE_BYTES + (chunks + (slot == 0)) * BOX_BYTES);
@@ -129,8 +134,8 @@ TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem&
   }
 }
 #else
-// Run by one warp, of which one lane copies.
-TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem& p, const Tile& t,
+// Run by one warp, of which one lane copies, after `done` steps of other tiles.
+TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem& p, const Tile& t, int done,
                        u32 stages, u32 full, u32 empty) {
   const int lane = threadIdx.x % 32;
   // Lane j knows panel j. A panel past the last one repeats it: its sums are dropped.
@@ -144,13 +149,13 @@ TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem&
   }
   Walk walk(p, t.first * TILE_K);
   if (lane != 0) return;
-  for (int i = 0; i < t.steps; ++i) {
+  for (int i = done; i < done + t.steps; ++i) {
     const int stage = i % STAGES;
     if (i >= STAGES) barrier_wait(empty + stage * 8, (i / STAGES - 1) & 1);
     const u32 bar = full + stage * 8;
     u32 to = stages + stage * STAGE_BYTES;
     barrier_expect(bar, STAGE_BYTES);
-    const int pixel = (t.first + i) * TILE_K;
+    const int pixel = (t.first + i - done) * TILE_K;
     TW_UNROLL for (int box = 0; box < ROW_BOXES; ++box, to += BOX_BYTES)
       load_rows(to, grad, bar, t.row + box * 64, pixel);
     const int w = walk.q * p.stride_w - p.padding_w, h = walk.p * p.stride_h - p.padding_h;
@@ -242,8 +247,8 @@ template <int LATER> TW_DEVICE void products_wait() {
 }
 
 template <bool WITH_BIAS>
-TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 ones, Columns columns, int steps,
-                       int group, u32 stages, u32 full, u32 empty) {
+TW_DEVICE void multiply_steps(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 ones, Columns columns, int steps,
+                              int done, int group, u32 stages, u32 full, u32 empty) {
   const bool tells = threadIdx.x % 32 == 0;
   const auto release = [&](int stage) {
     if (!tells) return;
@@ -251,8 +256,8 @@ TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS]
     else barrier_arrive_everywhere(empty + stage * 8);
   };
   const u32 first = units(stages), rows = group % WARPGROUPS_M * BLOCKS * (BOX_BYTES / 16);
-  int stage = 0, held = -1;  // held: the stage whose products are under way when the next one's begin
-  u32 parity = 0;
+  int stage = done % STAGES, held = -1;  // held: the stage whose products are under way when the next one's begin
+  u32 parity = done / STAGES & 1;
   for (; steps > 0; --steps) {
     barrier_wait(full + stage * 8, parity);
     const u32 at = first + stage * (STAGE_BYTES / 16);
@@ -272,6 +277,7 @@ TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS]
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
   products_wait<0>();
+  if (STREAM_K && PENDING > 0) release(held);
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
     TW_UNROLL for (int j = 0; j < COLUMNS / 2; ++j) asm volatile("" : "+f"(sums[m][j])::"memory");
   if constexpr (WITH_BIAS)
@@ -279,18 +285,30 @@ TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS]
       TW_UNROLL for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(bias[m][j])::"memory");
 }
 
+TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 ones, const Problem& p, const Tile& t,
+                       int done, int warp, u32 stages, u32 full, u32 empty) {
+  const Columns columns(p, stages, warp / 4);
+  if constexpr (BIAS)
+    if (sums_bias(warp) && t.panel == 0) return multiply_steps<true>(sums, bias, ones, columns, t.steps, done, warp / 4, stages, full, empty);
+  multiply_steps<false>(sums, bias, ones, columns, t.steps, done, warp / 4, stages, full, empty);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap grad,
             const u16* x_pixels, const u16* grad_pixels, Out* weight, Out* bias, float* partial, u32* counters, const __grid_constant__ Problem p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ u64 barriers[2 * STAGES];
-  __shared__ Panel panels[TILE_PANELS];
+  __shared__ Panel panels[(1 + STREAM_K) * TILE_PANELS];
   __shared__ alignas(128) u32 ones[BIAS ? 64 : 1];
   const Results out = {weight, bias};
   const u32 stages = (shared_address(memory) + 1023) & ~1023u;
   const u32 full = shared_address(barriers), empty = full + STAGES * 8;
   const int warp = threadIdx.x / 32;
+#if STREAM_K
+  const int begin = range_begin(p, blockIdx.x), end = range_begin(p, blockIdx.x + 1);
+#else
   const Tile t(p);
+#endif
   unsigned char* staged = memory + (stages - shared_address(memory)) + (SENT ? OPERAND_BYTES : 0);
   if (threadIdx.x == CONSUMERS * 32) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&x) : "memory");
@@ -314,8 +332,17 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     // It need not wait for who will wait for it.
     __syncwarp();
     asm volatile("bar.arrive 2, %0;" ::"n"(THREADS) : "memory");
-    produce(&x, &grad, p, t, stages, full, empty);
+#if STREAM_K
+    for (int at = begin; at < end;) {
+      const Tile t = part_at(p, at);
+      produce(&x, &grad, p, t, at - begin, stages, full, empty);
+      __syncwarp();
+      at += t.steps;
+    }
+#else
+    produce(&x, &grad, p, t, 0, stages, full, empty);
     __syncwarp();
+#endif
 #if SENT
     cluster_wait();
 #endif
@@ -323,28 +350,42 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
 #if WARM
     warm(x_pixels, grad_pixels, p, t);
 #endif
-    find_panels(panels, p, t);
-#if COMBINE == 3  // MARKED
-    mark_places<CONSUMERS * 32>(partial, t);
-#endif
     if constexpr (BIAS) {
       if (threadIdx.x < 64) ones[threadIdx.x] = DTYPE::ONES;
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
+    const u32 beside = shared_address(ones);
+#if STREAM_K
+    asm volatile("bar.sync 2, %0;" ::"n"(THREADS) : "memory");
+    for (int at = begin; at < end;) {
+      Tile t = part_at(p, at);
+      Panel* own = panels + t.tile % 2 * TILE_PANELS;  // those of the tile before may still be read
+      find_panels(own, p, t);
+      asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS * 32) : "memory");
+      float sums[BLOCKS][COLUMNS / 2] = {}, bias_sums[BLOCKS][4] = {};
+      consume(sums, bias_sums, beside, p, t, at - begin, warp, stages, full, empty);
+      asm volatile("" : "+r"(at));  // found again, rather than kept in registers meanwhile
+      t = part_at(p, at);
+      own = panels + t.tile % 2 * TILE_PANELS;
+      leave_padding_out(x_pixels, grad_pixels, p, t, p.channels, own, warp, sums);
+      finish_part<CONSUMERS * 32>(out, partial, counters, own, p, t, warp, sums, bias_sums);
+      at += t.steps;
+    }
+#else
+    find_panels(panels, p, t);
+#if COMBINE == 3  // MARKED
+    mark_places<CONSUMERS * 32>(partial, t);
+#endif
     float sums[BLOCKS][COLUMNS / 2] = {}, bias_sums[BLOCKS][4] = {};
     asm volatile("bar.sync 2, %0;" ::"n"(THREADS) : "memory");
     if (COMBINE == MARKED && threadIdx.x == 0) tell_marked(counters, t);
-    const u32 beside = shared_address(ones);
-    const Columns columns(p, stages, warp / 4);
-    if constexpr (BIAS) {
-      if (sums_bias(warp)) consume<true>(sums, bias_sums, beside, columns, t.steps, warp / 4, stages, full, empty);
-      else consume<false>(sums, bias_sums, beside, columns, t.steps, warp / 4, stages, full, empty);
-    } else {
-      consume<false>(sums, bias_sums, beside, columns, t.steps, warp / 4, stages, full, empty);
-    }
+    consume(sums, bias_sums, beside, p, t, 0, warp, stages, full, empty);
     leave_padding_out(x_pixels, grad_pixels, p, t, p.channels, panels, warp, sums);
     keep<CONSUMERS * 32>(out, partial, staged, panels, p, t, warp, sums, bias_sums);
+#endif
   }
+#if !STREAM_K
   combine(out, partial, counters, staged, panels, p, t);
   if (SHARE > 1) cluster_arrive(), cluster_wait();  // neighbours arrive here until they are done
+#endif
 }
