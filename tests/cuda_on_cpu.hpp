@@ -2,6 +2,7 @@
 // and warp-wide functions and barriers switch to the next one. Slow, and single-threaded. Threads and
 // blocks take their turns forwards, or backwards: where a barrier is missing, results differ.
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -37,6 +38,15 @@ template <class To, class From> static To cast_bits(From x) { To to; static_asse
 static inline float __uint_as_float(unsigned x) { return cast_bits<float>(x); }
 static inline float __int_as_float(int x) { return cast_bits<float>(x); }
 static inline double __longlong_as_double(long long x) { return cast_bits<double>(x); }
+
+static float half_value(uint16_t bits, bool brain) {
+  return brain ? cast_bits<float>((uint32_t)bits << 16) : (float)cast_bits<_Float16>(bits);
+}
+static uint16_t half_bits(float value, bool brain) {
+  if (!brain) return cast_bits<uint16_t>((_Float16)value);
+  const uint32_t bits = cast_bits<uint32_t>(value);
+  return std::isnan(value) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
 
 // ---- fibers -------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ OWN = (
     "rows_atomic",
     "rows_bins",
     "rows_sorted",
+    "rows_unique",
     "rows_winner",
     "scatter_buckets",
     "scatter_exchange",
@@ -53,6 +54,9 @@ WORKLOADS = [
     "gather(x=f32[100000], dim=0, index=i64[300001])",
     "scatter(x=f32[20000000], dim=0, index=i64[17000000], src=f32[17000000])!donate=x",
     "index_add(x=f32[3000000], dim=0, index=i64[50000], source=f32[50000])",
+    "index_add(x=f32[40000,96], dim=0, index=i64[20000], source=f32[20000,96])!donate=x",
+    "index_add(x=f16[3,900,37], dim=1, index=i32[900], source=f16[3,900,37], alpha=-2.0)!donate=x",
+    "index_reduce(x=bf16[5000,24], dim=0, index=i64[4000], source=bf16[4000,24], reduce=mean)",
     *(
         f"index_reduce(x=f32[300,24], dim=0, index=i64[5000], source=f32[5000,24], "
         f"reduce={reduce}, include_self={own})"
@@ -139,7 +143,7 @@ def test_twenty_runs_give_the_same_bits(text):
         assert all(torch.equal(results[0], r) for r in results[1:])
 
 
-@pytest.mark.parametrize("text", [WORKLOADS[0], WORKLOADS[-13], WORKLOADS[-12]])
+@pytest.mark.parametrize("text", [*WORKLOADS[:2], WORKLOADS[-13], WORKLOADS[-12]])
 def test_an_index_out_of_range_is_skipped_and_reported(text):
     w = Workload.parse(text.replace("!donate=x", ""))
     for impl in supporting(w):
@@ -218,6 +222,25 @@ def test_a_captured_call_replays_on_new_data_and_another_stream(text):
             expected = run(*tensors)
         torch.cuda.synchronize()
         assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("flag", ["", "!donate=x"])
+def test_a_sum_captured_on_indices_that_do_not_repeat_is_right_where_they_do(flag):
+    text = "x=f32[9000,96], dim=0, index=i64[5000], source=f32[5000,96]"
+    w = Workload.parse(f"index_add({text}){flag}!indices=unique")
+    for impl in supporting(w):
+        run = impl.build(impl.heuristic(w, spec_of(0)), w, spec_of(0))
+        x, index, source = w.operator.examples(w, "integer", 0, CUDA)
+        run(x.clone(), index, source)
+        torch.cuda.synchronize()
+        table, graph = x.clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run(table, index, source)
+        for repeated in (index.clone(), index // 9, torch.full_like(index, 7), index.clone()):
+            table.copy_(x)
+            index.copy_(repeated)
+            graph.replay()
+            assert torch.equal(out, torch.index_add(x, 0, index, source))
 
 
 def test_the_public_operator_runs_the_kernel_that_is_asked_for():

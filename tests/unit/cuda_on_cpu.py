@@ -37,7 +37,7 @@ SHARED_WORDS = DEVICE.shared_bytes_per_block // 4
 
 
 class OnCpu(Executable):
-    """An implementation's kernels on CPU tensors; fp32, fp64 and integers.
+    """An implementation's kernels on CPU tensors.
 
     Out-of-range indices set the flag that `tw.check()` looks at, as on a GPU.
     """
@@ -95,10 +95,15 @@ def fault_reported():
 
 @functools.cache
 def _library(source):
+    def in_bits(rounds):
+        return f"return {{half_bits(x, {str(bool(rounds[1])).lower()})}};"
+
     entries = re.findall(r'extern "C" __global__ .*? void (\w+)\(', source)
     plain = source.replace('extern "C" __global__', "static")
-    plain = re.sub(r"TW_DEVICE float widen\(f16 h\).*", "float widen(f16);", plain)
-    plain = re.sub(r"  static TW_DEVICE b?f16 of\(float x\).*", "", plain)
+    plain = re.sub(
+        r'float f; asm\("cvt.f32.f16.*?return f;', "return half_value(h.bits, false);", plain
+    )
+    plain = re.sub(r'b?f16 h; asm\("cvt.rn.(b?)f16.f32.*?return h;', in_bits, plain)
     plain = re.sub(r'asm volatile\("prefetch.*', ";", plain)
     plain = re.sub(r"(?s)TW_DEVICE void arrive_all.*?\n}.*?\n}\n", lambda _: MEETING, plain)
     memory = f"alignas(16) static u32 shared[{SHARED_WORDS}];"

@@ -38,15 +38,6 @@ static unsigned char* shared_at(unsigned offset, unsigned bytes) {
   return dynamic_shared + offset;
 }
 
-static float half_value(uint16_t bits, bool brain) {
-  return brain ? cast_bits<float>((uint32_t)bits << 16) : (float)cast_bits<_Float16>(bits);
-}
-static uint16_t half_bits(float value, bool brain) {
-  if (!brain) return cast_bits<uint16_t>((_Float16)value);
-  const uint32_t bits = cast_bits<uint32_t>(value);
-  return std::isnan(value) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-
 struct Copy { unsigned char* to; const void* from; int bytes, read; };
 struct Copies { std::deque<std::vector<Copy>> groups; std::vector<Copy> open; };
 static std::vector<Copies> copies;  // of each thread

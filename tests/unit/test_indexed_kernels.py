@@ -17,8 +17,8 @@ from tilewright.dispatch import selection
 from tilewright.errors import IndexOutOfRange, NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.impls._rows import row_problem
+from tilewright.impls._sorted_rows import workspace_of
 from tilewright.impls.rows_cpp import METHODS
-from tilewright.impls.rows_sorted import workspace_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 from tilewright.suite import SUITES
@@ -150,6 +150,7 @@ CUDA_WORKLOADS = [
     "index_add(x=f32[2449029,100], dim=0, index=i64[6000000], source=f32[6000000,100])"
     "!nondeterministic",
     "embedding_backward(grad=f64[32768,768], index=i32[32768], num_weights=30522)!nondeterministic",
+    "index_add(x=f32[400000,256], dim=0, index=i64[200000], source=f32[200000,256])!donate=x",
     "index_add(x=bf16[2,768], dim=0, index=i64[65536], source=bf16[65536,768])",
     "embedding_backward(grad=f32[65536,768], index=i64[65536], num_weights=2)",
     "index_reduce(x=f64[20,7,3], dim=1, index=i64[20], source=f64[20,20,3], reduce=mean)",
@@ -189,7 +190,7 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
 
 
 SUITES_OF_INDICES = (
-    "rows_embedding", "rows_few", "rows_gnn", "scatter_moe",
+    "rows_embedding", "rows_few", "rows_gnn", "rows_unique", "scatter_moe",
     "scatter_large", "scatter_maskrcnn", "gather",
 )  # fmt: skip
 
@@ -243,7 +244,9 @@ def within_48_bytes(w):
     assert max(launch.shared_bytes for launch in launches) <= device.shared_bytes_per_block
 
 
-@pytest.mark.parametrize("suite", ["rows_embedding", "rows_few", "rows_gnn", "scatter_moe"])
+@pytest.mark.parametrize(
+    "suite", ["rows_embedding", "rows_few", "rows_gnn", "rows_unique", "scatter_moe"]
+)
 def test_a_sum_of_rows_takes_at_most_48_bytes_of_workspace_per_index(suite):
     for w in SUITES[suite].workloads():
         within_48_bytes(w)

@@ -16,7 +16,7 @@ from indexing import gathers
 
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
-from tilewright.impls import rows_sorted
+from tilewright.impls import _sorted_rows
 from tilewright.impls.scatter_exchange import sizes
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.verify import Verifier
@@ -34,6 +34,7 @@ OWN = (
     "rows_atomic",
     "rows_bins",
     "rows_sorted",
+    "rows_unique",
     "rows_winner",
     "scatter_buckets",
     "scatter_exchange",
@@ -84,9 +85,10 @@ def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(impl, conf
 
 
 SMALL = {
-    "100000000": "5000", "12000000": "1400", "6000000": "700", "2449029": "900", "1000000": "1300",
-    "500000": "900", "200000": "700", "128256": "400", "100000": "260", "65536": "500",
-    "50257": "130", "50000": "190", "32768": "300", "32000": "600", "30522": "210", "25000": "500",
+    "100000000": "5000", "12000000": "1400", "6000000": "700", "2449029": "900",
+    "2000000": "1100", "1000000": "1300", "500000": "900", "400000": "900", "200000": "700",
+    "128256": "400", "100000": "260", "65536": "500", "50257": "130", "50000": "190",
+    "32768": "300", "16384": "200", "32000": "600", "30522": "210", "25000": "500",
     "10000": "400", "8192": "48", "7168": "40", "5000": "200", "4096": "24", "1024": "30",
     "1000": "40", "768": "24", "256": "12", "100": "20",
 }  # fmt: skip
@@ -110,6 +112,7 @@ def small(suite, name):
         ("rows_embedding", "rows_sorted"),
         ("rows_few", "rows_bins"),
         ("rows_gnn", "rows_sorted"),
+        ("rows_unique", "rows_unique"),
         ("scatter_moe", "rows_sorted"),
         ("scatter_large", "scatter_buckets"),
         ("scatter_maskrcnn", "scatter_exchange"),
@@ -311,7 +314,7 @@ def test_units_need_be_no_power_of_two(rows):
 @pytest.mark.parametrize(("lanes", "threads"), [(4, 256), (32, 512), (16, 256)])
 def test_runs_over_units_and_spans_are_joined(waits, spread, lanes, threads, monkeypatch):
     monkeypatch.setattr(
-        rows_sorted, "first_in_out", lambda p: waits
+        _sorted_rows, "first_in_out", lambda p: waits
     )  # where stored as wide as sums
     w = Workload.parse(
         f"index_add(x=f32[50,68], dim=0, index=i64[3000], source=f32[3000,68])!indices={spread}"

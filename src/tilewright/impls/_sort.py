@@ -11,8 +11,8 @@ from tilewright.impls._indexed import NONE_SKIPPED, Launch
 THREADS = 256
 WARPS = THREADS // 32
 ENTRY_BYTES = 8
-SORT = "PiiqPiP"
-"""in, count, places, skipped, fault, shift, counts."""
+SORT = "PPiiqPiP"
+"""wanted, in, count, places, skipped, fault, shift, counts."""
 
 
 def chunk_bytes(digit_bits: int, items: int) -> int:
@@ -62,26 +62,29 @@ class Sort:
         """The part of the workspace that holds the sorted entries in the end."""
         return "sorted" if self.passes % 2 else "other"
 
-    def launches(self, follows: bool, cleared: str | int, words: int) -> Iterator[Launch]:
+    def launches(
+        self, follows: bool, cleared: str | int, words: int, wanted: str | int = 0
+    ) -> Iterator[Launch]:
         """The kernels of all passes.
 
         Args:
             follows: they come after another kernel of the same call.
             cleared: a part of the workspace of which the first kernel makes `words` zero.
+            wanted: the address of a word that says by a zero that nothing is to be done, or null.
         """
         bins, grid, given = 1 << self.digit_bits, (self.blocks, 1, 1), "index"
         for turn in range(self.passes):
             which = "next" if turn else "first"
             out = "other" if turn % 2 else "sorted"
             shift = self.shift + turn * self.digit_bits
-            args: tuple[int | str, ...] = (given, self.count, self.places, self.skipped)
+            args: tuple[int | str, ...] = (wanted, given, self.count, self.places, self.skipped)
             args = (*args, "fault", shift, "counts")
             code, given_first = (SORT, ()) if turn else (SORT + "Pi", (cleared, words))
             counting = (*args, *given_first)
             yield Launch(f"histogram_{which}", code, grid, THREADS, 4 * bins, counting, follows)
             digits = (math.ceil(bins / 32), 1, 1)
-            joined = ("counts", "totals", self.blocks)
-            yield Launch("scan", "PPi", digits, 1024, 4 * 32 * 33, joined, overlapping=True)
+            joined = (wanted, "counts", "totals", self.blocks)
+            yield Launch("scan", "PPPi", digits, 1024, 4 * 32 * 33, joined, overlapping=True)
             size, args = place_bytes(self.digit_bits, self.items), (*args, "totals", out)
             yield Launch(f"place_{which}", SORT + "PP", grid, THREADS, size, args, overlapping=True)
             given, follows = out, True

@@ -32,7 +32,7 @@ class RowsWinner(RowKernels):
     """
 
     name, op = "rows_winner", "scatter"
-    files, entry = ("rows_winner.cu",), "write"
+    files, entry = ("positions.cuh", "rows_winner.cu"), "write"
 
     @dataclass(frozen=True)
     class Config:

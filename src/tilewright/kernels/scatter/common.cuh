@@ -115,6 +115,12 @@ TW_DEVICE void follow_previous() {
   release_next();
   await_previous();
 }
+// The same for one that may not be wanted at all: a kernel before it has left a zero at `wanted`, if
+// that is not null.
+TW_DEVICE bool follow_wanted(const u32* wanted) {
+  follow_previous();
+  return !wanted || *wanted;
+}
 
 // ---- indices ------------------------------------------------------------------------------------
 

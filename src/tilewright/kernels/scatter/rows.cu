@@ -34,9 +34,9 @@ struct Rows { i64 outer, row; };
 
 // The arguments of the kernels below, and how they become a Problem.
 #define ARGUMENTS                                                                                 \
-  const T *source, const T *old, T *out, const Entry *sorted, A *partials, u8 *touched,           \
-      u32 count, u32 places, u32 columns, u32 spans, i64 source_outer, i64 source_row,            \
-      i64 old_outer, i64 old_row, i64 out_outer, i64 out_row, double alpha
+  const u32 *wanted, const T *source, const T *old, T *out, const Entry *sorted, A *partials,     \
+      u8 *touched, u32 count, u32 places, u32 columns, u32 spans, i64 source_outer,               \
+      i64 source_row, i64 old_outer, i64 old_row, i64 out_outer, i64 out_row, double alpha
 #define PROBLEM                                                                                   \
   {source, old, out, sorted, partials, touched, count, places, columns, spans,                    \
    {source_outer, source_row}, {old_outer, old_row}, {out_outer, out_row}, alpha}
@@ -81,10 +81,8 @@ TW_DEVICE void mark(const Problem& p, u32 place, u32 column) {
 // What of a run a row of `out` gets: all, or its first part, or the rest beside the first, in `kept`.
 enum Part { ALL, FIRST, REST };
 
-template <Part PART> TW_DEVICE void finish(const Problem& p, u32 place, u32 column, const Sums& sums, const Stored& kept) {
+template <Part PART> TW_DEVICE Stored result_of(const Problem& p, const Sums& sums, const Stored& kept, A terms) {
   Stored result;
-  A terms = 1;
-  if (MEAN && PART != FIRST) terms = A(first_not_below(p, (u64)place + 1) - first_not_below(p, place) + INCLUDE);
   TW_UNROLL for (int i = 0; i < VEC; ++i) {
     A value = SCALED ? sums.v[i] * (A)p.alpha : sums.v[i];
     if (INCLUDE || PART == REST) value = reduce((A)widen(kept.v[i]), value);
@@ -92,7 +90,12 @@ template <Part PART> TW_DEVICE void finish(const Problem& p, u32 place, u32 colu
     if (MEAN && PART != FIRST) value = divided(value, terms);
     result.v[i] = Narrow<T>::of(value);
   }
-  store(p.out_at(place, column), result);
+  return result;
+}
+template <Part PART> TW_DEVICE void finish(const Problem& p, u32 place, u32 column, const Sums& sums, const Stored& kept) {
+  A terms = 1;
+  if (MEAN && PART != FIRST) terms = A(first_not_below(p, (u64)place + 1) - first_not_below(p, place) + INCLUDE);
+  store(p.out_at(place, column), result_of<PART>(p, sums, kept, terms));
   mark(p, place, column);
 }
 
@@ -127,7 +130,7 @@ TW_DEVICE bool follow(const Heads& heads, u32 group, Sums& sums) {
 }
 
 extern "C" __global__ __launch_bounds__(SUM_THREADS, SUM_BLOCKS) void accumulate(ARGUMENTS) {
-  follow_previous();
+  if (!follow_wanted(wanted)) return;
   const Problem p = PROBLEM;
   const Heads heads = heads_at(shared);
   const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
@@ -263,14 +266,14 @@ template <int WIDTH> TW_DEVICE void fill_rows(const Problem& p, u32 block, u32 b
 }
 
 extern "C" __global__ __launch_bounds__(THREADS) void fill(ARGUMENTS) {
-  follow_previous();
+  if (!follow_wanted(wanted)) return;
   const Problem p = PROBLEM;
   fill_rows<THREADS>(p, blockIdx.x, gridDim.x);
 }
 
 // Of as many blocks as spans want, if they are several, and beside these as many as are to fill.
 extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMENTS) {
-  follow_previous();
+  if (!follow_wanted(wanted)) return;
   const Problem p = PROBLEM;
   const u32 combining = spans > 1 ? (spans + COMBINE_GROUPS - 1) / COMBINE_GROUPS : 0;
   if (blockIdx.x >= combining) return fill_rows<COMBINE_THREADS>(p, blockIdx.x - combining, gridDim.x - combining);

@@ -5,18 +5,13 @@
 // 3. write: a row is moved by LANES threads in accesses of VEC elements, UNROLLED rows at a time.
 //    In place, each position that won writes its row; else each place is written.
 
-#define THREADS 256
 #define GROUPS (THREADS / LANES)
 
 typedef Pack<T, VEC> Stored;
 
 extern "C" __global__ __launch_bounds__(THREADS) void prepare(const INDEX* index, int* winner, u32 count, u32 places, int* fault) {
   release_next();
-  const u32 last = IN_PLACE ? count : places;
-  for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < last; i += (u64)gridDim.x * THREADS) {
-    const u32 place = IN_PLACE ? place_of(index[i], places, NONE_SKIPPED, fault) : (u32)i;
-    if (place < places) winner[place] = -1;
-  }
+  forget(index, winner, count, places, NONE_SKIPPED, fault);
 }
 
 extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, int* winner, u32 count, u32 places, int* fault) {
@@ -24,9 +19,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, 
   const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
   const u32 place = i < count ? place_of(index[i], places, NONE_SKIPPED, fault) : places;
   await_previous();
-  int same;  // as in sorted indices: the last lane's position is the largest
-  __match_all_sync(FULL_WARP, place, &same);
-  if (place < places && (!same || threadIdx.x % 32 == 31)) atomicMax(&winner[place], (int)i);
+  claim(winner, place, places, (int)i);
 }
 
 extern "C" __global__ __launch_bounds__(THREADS) void write(const INDEX* index, const T* source, const T* old, T* out, const int* winner, u32 count, u32 places, u32 columns, i64 source_outer, i64 source_row, i64 old_outer, i64 old_row, i64 out_outer, i64 out_row) {

@@ -28,20 +28,20 @@ template <bool FIRST> TW_DEVICE void count_digits(const void* in, u32 count, u32
 }
 
 // The first kernel also makes the `words` at `cleared` zero, for those that come after the sort.
-extern "C" __global__ __launch_bounds__(THREADS) void histogram_first(const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, u32* counts, u32* cleared, u32 words) {
-  follow_previous();
+extern "C" __global__ __launch_bounds__(THREADS) void histogram_first(const u32* wanted, const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, u32* counts, u32* cleared, u32 words) {
+  if (!follow_wanted(wanted)) return;
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < words; i += gridDim.x * THREADS) cleared[i] = 0;
   count_digits<true>(in, count, places, skipped, fault, shift, counts);
 }
-extern "C" __global__ __launch_bounds__(THREADS) void histogram_next(const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, u32* counts) {
-  follow_previous();
+extern "C" __global__ __launch_bounds__(THREADS) void histogram_next(const u32* wanted, const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, u32* counts) {
+  if (!follow_wanted(wanted)) return;
   count_digits<false>(in, count, places, skipped, fault, shift, counts);
 }
 
 // For each digit, turn the counts of the blocks into how many came in blocks before; 32 digits to
 // a block of 32 x 32 threads.
-extern "C" __global__ __launch_bounds__(1024) void scan(u32* counts, u32* totals, int blocks) {
-  follow_previous();
+extern "C" __global__ __launch_bounds__(1024) void scan(const u32* wanted, u32* counts, u32* totals, int blocks) {
+  if (!follow_wanted(wanted)) return;
   u32 (*sums)[33] = (u32 (*)[33])shared;
   const int x = threadIdx.x % 32, y = threadIdx.x / 32, digit = blockIdx.x * 32 + x;
   const int each = (blocks + 31) / 32, first = min(y * each, blocks), last = min(first + each, blocks);
@@ -80,12 +80,12 @@ template <bool FIRST> TW_DEVICE void place_entries(const void* in, u32 count, u3
   for (u32 i = threadIdx.x; i < filled; i += THREADS) out[to[digit_of(c.entries[i].place, shift)] + i] = c.entries[i];
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, ITEMS < 16 ? 4 : 2) void place_first(const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
-  follow_previous();
+extern "C" __global__ __launch_bounds__(THREADS, ITEMS < 16 ? 4 : 2) void place_first(const u32* wanted, const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
+  if (!follow_wanted(wanted)) return;
   place_entries<true>(in, count, places, skipped, fault, shift, counts, totals, out);
 }
-extern "C" __global__ __launch_bounds__(THREADS, ITEMS < 16 ? 4 : 2) void place_next(const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
-  follow_previous();
+extern "C" __global__ __launch_bounds__(THREADS, ITEMS < 16 ? 4 : 2) void place_next(const u32* wanted, const void* in, u32 count, u32 places, i64 skipped, int* fault, int shift, const u32* counts, const u32* totals, Entry* out) {
+  if (!follow_wanted(wanted)) return;
   place_entries<false>(in, count, places, skipped, fault, shift, counts, totals, out);
 }
 
