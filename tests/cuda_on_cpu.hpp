@@ -201,6 +201,7 @@ static inline unsigned __reduce_max_sync(unsigned, unsigned v) {
   return v;
 }
 template <class P, class V> static P atomicMax(P* at, V v) { const P was = *at; if ((P)v > was) *at = (P)v; return was; }
+static inline unsigned atomicInc(unsigned* at, unsigned last) { const unsigned was = *at; *at = was >= last ? 0 : was + 1; return was; }
 template <class P, class V> static P atomicAdd(P* at, V v) { const P was = *at; *at += (P)v; return was; }
 template <class P> static P atomicCAS(P* at, P old, P now) { const P was = *at; if (was == old) *at = now; return was; }
 template <class P, class V> static P atomicOr(P* at, V v) { const P was = *at; *at |= (P)v; return was; }

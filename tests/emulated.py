@@ -131,6 +131,15 @@ TW_DEVICE void meet_all(u32* counter) {
 }""",
     r"(?s)TW_DEVICE void put_away\(Quad.*?TW_DEVICE void put_away\(U\* p, U q\) \{": """
 template <class U> TW_DEVICE void put_away(U* p, U q) { touch(p, sizeof(U));""",
+    r"(?s)template <int WIDE> TW_DEVICE void read_words.*?\n\}\ntemplate.*?\n\}": """
+template <int WIDE> TW_DEVICE void read_words(u64* words, const u64* p) {
+  faults += (long)p % (8 * WIDE);
+  for (int i = 0; i < WIDE; ++i) words[i] = p[i];
+}
+template <int WIDE> TW_DEVICE void write_words(u64* p, const u64* words) {
+  faults += (long)p % (8 * WIDE);
+  for (int i = 0; i < WIDE; ++i) p[i] = words[i];
+}""",
     r"(?s)template <int N> TW_DEVICE bool have_come.*?\n\}": """
 template <int N> TW_DEVICE bool have_come(const u64 (&words)[N]) {
   for (u64 w : words) faults += !(u32)w;  // who has to wait would wait forever

@@ -66,6 +66,27 @@ def test_steps_may_be_loaded_while_those_before_are_computed(shares, unroll, com
 
 
 @emulation
+@pytest.mark.parametrize(("vector", "lanes", "shares", "parts"), [(1, 32, 8, 1), (4, 8, 4, 2)])
+def test_parts_may_be_left_before_results_are_stored(vector, lanes, shares, parts):
+    text = LERP.format(d="f32", g="4,3,21,20", x="4,1,1,1", e="4,3,21,20", w="3,1,20")
+    w = Workload.parse(text)
+    config = TileSchedule(vector, lanes, shares, 1, 2, parts, "registers", combine="last")
+    assert config in target.space(graph_of(w), H200)
+    source, *_ = programs.emit(graph_of(w), config, H200)
+    kernel = source[source.index("void part0") :]
+    assert kernel.index("leave_part(") < kernel.index("store<") < kernel.index("join_parts<")
+    verdict = Verifier(w, torch.device("cpu")).check(Emulated(graph_of(w), config, H200, w))
+    assert verdict.message == ""
+
+
+def test_stores_come_last_only_where_blocks_join_the_parts():
+    space = target.space(graph_of(Workload.parse(PADDLE_C)), H200)
+    config = TileSchedule(4, 8, 32, 1, 1, 1, "registers", combine="last")
+    assert config in space
+    assert "stores come last" in space.why_not(replace(config, combine="kernel"))
+
+
+@emulation
 def test_every_sweep_of_several_loads_its_own_steps_ahead():
     w = Workload.parse("softmax(x=f32[2,100,48], dim=1)")
     config = TileSchedule(1, 32, 4, 1, 2, 1, ahead=True)

@@ -118,6 +118,6 @@ def test_a_block_leaves_its_part_before_it_stores_what_the_row_holds():
     config = replace(SHARED, vector=4, row_threads=256, blocks_per_row=32)
     graph = graph_of(Workload.parse(PADDLE_C))
     kernel = target.task(graph, config, H200).source.partition('extern "C"')[2]
-    assert kernel.index("atomicAdd") < kernel.index("load<4") < kernel.index("leave_part(")
+    assert kernel.index("take_ticket") < kernel.index("load<4") < kernel.index("leave_part(")
     assert kernel.index("leave_part(") < kernel.index("store<16>") < kernel.index("join_parts<")
     assert "cluster" not in kernel

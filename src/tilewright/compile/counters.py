@@ -38,7 +38,7 @@ class Counters:
             LaunchError: the stream is being captured, and the words zeroed before are used up.
         """
         assert count <= COUNTERS, count
-        count += -count % 4  # kernels may count in words of eight or sixteen bytes
+        count += -count % 8  # kernels may count in words of up to sixteen bytes, or lay out sectors
         if torch._C._cuda_isCurrentStreamCapturing():
             with self._lock:
                 return self._take(device_index, count)

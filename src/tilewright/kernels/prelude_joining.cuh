@@ -53,6 +53,12 @@ template <class OP, class T, int N> TW_DEVICE Vec<T, N> join_each(Vec<T, N> a, V
 
 template <class OP, class T> TW_DEVICE T join_each(T a, T b) { return OP::join(a, b); }
 
+template <class OP, class T, int N> TW_DEVICE Vec<T, N> join_if(bool counts, Vec<T, N> a, Vec<T, N> b) {
+  TW_UNROLL for (int i = 0; i < N; ++i) a.v[i] = counts ? OP::join(a.v[i], b.v[i]) : a.v[i];
+  return a;
+}
+template <class OP, class T> TW_DEVICE T join_if(bool counts, T a, T b) { return counts ? OP::join(a, b) : a; }
+
 template <class OP, int THREADS, class T> TW_DEVICE T reduce_warp(T x) {
   TW_UNROLL for (int mask = THREADS / 2; mask > 0; mask /= 2)
     x = OP::join(x, __shfl_xor_sync(0xffffffffu, x, mask));
@@ -74,13 +80,29 @@ template <class OP, int THREADS, class T> TW_DEVICE T join_block(T x, T* shared)
   return x;
 }
 
-// What the SHARES threads of each of LANES lanes hold, as a tree; share 0 has the result, or all
-// have. `shared` has room for half of the threads' values.
+template <class V> TW_DEVICE V from_other_lane(V v, int mask) {
+  union { V value; u32 words[(sizeof(V) + 3) / 4]; } bits = {v};
+  TW_UNROLL for (u32& word : bits.words) word = __shfl_xor_sync(0xffffffffu, word, mask);
+  return bits.value;
+}
+// What the SHARES threads of each of LANES lanes hold, in a fixed order; share 0 has the result, or
+// all have: by shuffles within warps, which then halve, and the last eight join in turn, since every
+// halving takes two barriers. `shared` has room for half of the warps' values, or for seven.
 template <class OP, int LANES, int SHARES, bool ALL, class V> TW_DEVICE V join_shares(V v, V* shared, int x, int y) {
-  TW_UNROLL for (int half = SHARES / 2; half > 0; half /= 2) {
-    if (y >= half && y < 2 * half) shared[(y - half) * LANES + x] = v;
+  constexpr int OF_WARP = LANES < 32 ? 32 / LANES : 1, MANY = SHARES / OF_WARP, FEW = MANY < 8 ? MANY : 8;
+  TW_UNROLL for (int mask = 16; mask >= LANES; mask /= 2) v = join_each<OP>(v, from_other_lane(v, mask));
+  const int z = y / OF_WARP;
+  const bool first = y % OF_WARP == 0;
+  TW_UNROLL for (int half = MANY / 2; half >= FEW; half /= 2) {
+    if (first && z >= half && z < 2 * half) shared[(z - half) * LANES + x] = v;
     __syncthreads();
-    if (y < half) v = join_each<OP>(v, shared[y * LANES + x]);
+    if (z < half) v = join_each<OP>(v, shared[z * LANES + x]);
+    __syncthreads();
+  }
+  if (FEW > 1) {
+    if (first && z > 0 && z < FEW) shared[(z - 1) * LANES + x] = v;
+    __syncthreads();
+    TW_UNROLL for (int i = 1; i < FEW; ++i) if (y == 0) v = join_each<OP>(v, shared[(i - 1) * LANES + x]);
     __syncthreads();
   }
   if (ALL) {
@@ -213,8 +235,33 @@ TW_DEVICE void leave(u32* counter, u32 before) {
 
 // ---- numbers left for another block: a word of zeros, then the number and the sign that it is there
 
-// Both are written and read as one, so that nobody waits until something else has been written.
+// Both are written and read as one, so that nobody waits until something else has been written. Two
+// words that follow one another, aligned to 16 bytes, travel together, each whole in itself.
 TW_DEVICE void leave_part(u64* word, float x) { *(volatile u64*)word = (u64)__float_as_uint(x) << 32 | 1; }
+template <int WIDE> TW_DEVICE void read_words(u64* words, const u64* p) {
+  if constexpr (WIDE == 2) asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(words[0]), "=l"(words[1]) : "l"(p) : "memory");
+  else words[0] = *(const volatile u64*)p;
+}
+template <int WIDE> TW_DEVICE void write_words(u64* p, const u64* words) {
+  if constexpr (WIDE == 2) asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(words[0]), "l"(words[1]) : "memory");
+  else *(volatile u64*)p = words[0];
+}
+template <int WIDE, int N> TW_DEVICE void leave_parts(u64* p, const Vec<float, N>& x) {
+  u64 words[N];
+  TW_UNROLL for (int i = 0; i < N; ++i) words[i] = (u64)__float_as_uint(x.v[i]) << 32 | 1;
+  TW_UNROLL for (int i = 0; i < N; i += WIDE) write_words<WIDE>(p + i, words + i);
+}
+// So many words come into L2 while the block that will write them has other work: whoever reads one
+// of whose sector L2 has only what was written would wait for memory. Where other things are done by
+// one thread, since ptxas would put it off.
+template <int MOST> TW_DEVICE void expect_parts(const u64* words, int count) {
+  TW_UNROLL for (int i = 0; i < MOST; i += 4) {
+    if (i < count) { asm volatile("prefetch.global.L2 [%0];" ::"l"(words + i)); }
+  }
+}
+// Which of COUNT blocks this one is to begin; the last one's turn makes the word zero again. What is
+// added to one place by a warp, the compiler would gather first, and wait for.
+template <int COUNT> TW_DEVICE u32 take_ticket(u32* tickets) { return atomicInc(tickets, COUNT - 1); }
 template <int N> TW_DEVICE bool have_come(const u64 (&words)[N]) {
   bool all = true;
   TW_UNROLL for (int i = 0; i < N; ++i) all = all && (u32)words[i] != 0;
@@ -222,22 +269,24 @@ template <int N> TW_DEVICE bool have_come(const u64 (&words)[N]) {
 }
 // What COUNT blocks have left or will leave, `step` words apart: N numbers each, joined in order by
 // SHARES threads, of which this one is number `share`. Then the words are zero again.
-template <class OP, int COUNT, int SHARES, int N> TW_DEVICE Vec<float, N> take_parts(u64* parts, i64 step, int share) {
+template <class OP, int COUNT, int SHARES, int N, int WIDE = 1> TW_DEVICE Vec<float, N> take_parts(u64* parts, i64 step, int share) {
   constexpr int EACH = (COUNT + SHARES - 1) / SHARES, MOST = N > 4 ? 1 : 8 / N, BATCH = EACH < MOST ? EACH : MOST;
+  const u64 zeros[2] = {};
   Vec<float, N> x = splat<N>(OP::template start<float>());
   for (int first = share; first < COUNT; first += BATCH * SHARES) {
     u64 words[BATCH * N];
     do {
-      TW_UNROLL for (int i = 0; i < BATCH * N; ++i) {
+      TW_UNROLL for (int i = 0; i < BATCH * N; i += WIDE) {
         const int p = first + i / N * SHARES;
-        words[i] = p < COUNT ? *(volatile u64*)(parts + p * step + i % N) : 1;
+        if (p < COUNT) read_words<WIDE>(words + i, parts + p * step + i % N);
+        else TW_UNROLL for (int e = 0; e < WIDE; ++e) words[i + e] = 1;
       }
     } while (!have_come(words));
     TW_UNROLL for (int i = 0; i < BATCH * N; ++i) {
       const int p = first + i / N * SHARES;
       if (p >= COUNT) break;
       x.v[i % N] = OP::join(x.v[i % N], __uint_as_float((u32)(words[i] >> 32)));
-      *(volatile u64*)(parts + p * step + i % N) = 0;
+      if (i % WIDE == 0) write_words<WIDE>(parts + p * step + i % N, zeros);
     }
   }
   return x;

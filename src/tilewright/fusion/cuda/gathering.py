@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from tilewright.fusion.cuda.kernel import JOINS, TYPES, Kernel, input_parameter
-from tilewright.fusion.cuda.parts import PART_WORDS
+from tilewright.fusion.cuda.parts import PART_WORDS, SECTOR_WORDS
 from tilewright.fusion.cuda.tile_kernel import TileKernel
 from tilewright.fusion.cuda.tiles import WARP, Tiles
 from tilewright.fusion.ir import REDUCTIONS
@@ -67,9 +67,9 @@ class GatheringKernel(TileKernel):
         return Group(segment, sums, members, tickets, groups, parts)
 
     def take(self, words: int) -> int:
-        """Room for so many words of four bytes, aligned to eight."""
+        """Room for so many words of four bytes, aligned to a sector."""
         first = self.counters
-        self.counters += math.ceil(words / 2) * 2
+        self.counters += math.ceil(words / SECTOR_WORDS) * SECTOR_WORDS
         return first
 
     def elements(self, i: int) -> int:
@@ -112,10 +112,15 @@ class GatheringKernel(TileKernel):
             for name, count in reversed(self.of_group(i)):
                 number, step = f"{name} * {step} + {number}", step * count
             self.line(f"u32* const tickets{g} = counters + {group.tickets} + ({number});")
-            self.line(f"u32 ticket{g} = threadIdx.x == 0 ? atomicAdd(tickets{g}, 1u) : 0;")
             for i in group.sums.values():
                 at = self.offset(self.access(i), self.area.grid, self.coordinate)
                 self.line(f"u64* const parts{i} = (u64*)(counters + {group.parts[i]}) + {at};")
+            self.line(f"u32 ticket{g} = 0;")
+            self.open("if (threadIdx.x == 0)")
+            self.line(f"ticket{g} = take_ticket<{group.members}>(tickets{g});")
+            for i in group.sums.values():
+                self.expect_parts(i)
+            self.close()
 
     def pointer_to(self, k: int, offset: str) -> None:
         if k not in self.area.added:
@@ -132,19 +137,30 @@ class GatheringKernel(TileKernel):
     def access(self, i: int):
         return self.graph.outputs[self.ends[i]][1]
 
+    def own_part(self, i: int) -> str:
+        """Where this block's part of reduction `i` begins."""
+        return f"parts{i} + {self.part(i)} * {self.elements(i)}"
+
+    def expect_parts(self, i: int) -> None:
+        if self.area.along_lane(i):
+            self.line(f"expect_parts<1>({self.own_part(i)}, 1);")
+            return
+        columns = self.tiles.lanes * self.s.vector
+        first = f"piece * {columns}"
+        left = f"{self.area.width} - {first}"
+        self.line(f"expect_parts<{columns}>({self.own_part(i)} + {first}, {left});")
+
+    def words_at_once(self, i: int) -> int:
+        return math.gcd(2, self.s.vector, self.elements(i))
+
     def leave_columns(self, i: int) -> None:
         self.join_shares(i)
-        self.open("if (y == 0 && inside)")
-        at = f"parts{i} + {self.part(i)} * {self.elements(i)} + column"
-        self.line(
-            f"TW_UNROLL for (int e = 0; e < {self.s.vector}; ++e) leave_part({at} + e, acc{i}[e]);"
-        )
-        self.close()
+        left = f"leave_parts<{self.words_at_once(i)}>({self.own_part(i)} + column, acc{i});"
+        self.line(f"if (y == 0 && inside) {left}")
 
     def leave_number(self, i: int) -> None:
         self.join_numbers(i)
-        at = f"parts{i} + {self.part(i)} * {self.elements(i)}"
-        self.line(f"if (threadIdx.x == 0) leave_part({at}, acc{i});")
+        self.line(f"if (threadIdx.x == 0) leave_part({self.own_part(i)}, acc{i});")
 
     def after_parts(self) -> None:
         """Who was the last of its group to begin joins what the group has left."""
@@ -154,7 +170,6 @@ class GatheringKernel(TileKernel):
         self.line("__syncthreads();")
         for g, group in enumerate(self.found):
             self.open(f"if (told[{g}] == {group.members - 1})")
-            self.line(f"if (threadIdx.x == 0) *tickets{g} = 0;")
             if self.area.along_lane(next(iter(group.sums.values()))):
                 self.join_group_of_numbers(group)
             else:
@@ -182,7 +197,7 @@ class GatheringKernel(TileKernel):
         for i in group.sums.values():
             join = JOINS[self.graph.nodes[i].op]
             self.line(f"acc{i} = splat<{vector}>({join}::start<float>());")
-            how = f"{join}, {group.members}, {t.shares}, {vector}"
+            how = f"{join}, {group.members}, {t.shares}, {vector}, {self.words_at_once(i)}"
             taken = f"take_parts<{how}>(parts{i} + column, {self.elements(i)}, y)"
             self.line(f"if (inside) acc{i} = {taken};")
             self.join_shares(i)

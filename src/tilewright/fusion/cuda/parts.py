@@ -12,6 +12,8 @@ from tilewright.fusion.plan import expand_moments
 
 PART_WORDS = 2
 """Words of four bytes, zero before and after a launch, for a part or a ticket."""
+SECTOR_WORDS = 8
+"""Of what memory is read in."""
 
 
 def parts_of_row(graph: Graph) -> int:

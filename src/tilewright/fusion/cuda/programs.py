@@ -32,6 +32,7 @@ from tilewright.fusion.cuda.tiles import (
     TileKernels,
     Tiles,
     TileSchedule,
+    blocks_of_sm,
     fitted,
     joining_schedule,
 )
@@ -268,7 +269,7 @@ def emit(graph: Graph, config: Schedule, device: DeviceSpec) -> tuple[str, Progr
     """The source of all kernels, and how to launch them."""
     program = program_of(graph, config, device)
     if _gathers(config):
-        text, stage = _gathering_stage(program, config)
+        text, stage = _gathering_stage(program, config, device)
         return "\n".join([prelude(), text]), replace(program, temporaries=()), [stage]
     main = _main(program)
     texts, stages = [prelude()], list[Stage]()
@@ -320,7 +321,7 @@ def _plain_stage(
     return text.removeprefix(prelude()), stage
 
 
-def _gathering_stage(program: Program, config: Schedule) -> tuple[str, Stage]:
+def _gathering_stage(program: Program, config: Schedule, device: DeviceSpec) -> tuple[str, Stage]:
     """The first kernel, with what the others do."""
     assert joins_alone(program), program.describe()
     segment, *joins = program.segments
@@ -331,7 +332,7 @@ def _gathering_stage(program: Program, config: Schedule) -> tuple[str, Stage]:
     declared = ", ".join([*kernel.tensors(), "u32* counters", *numbers])
     names = [name for _, name in kernel.buffers().values()]
     given = ["blockIdx.x", *names, "counters", *(n.split()[-1] for n in numbers)]
-    bounds = f"__launch_bounds__({tiles.s.block_threads}, 1)"
+    bounds = f"__launch_bounds__({tiles.s.block_threads}, {blocks_of_sm(tiles, device)})"
     head = f'extern "C" __global__ void {bounds} {ENTRY}({declared}) {{'
     lines = ["namespace kernel0 {", text, head, f"  part0({', '.join(given)});", "}", "}", ""]
     buffers = tuple(kernel.buffers())
@@ -345,7 +346,7 @@ def _gathering_stage(program: Program, config: Schedule) -> tuple[str, Stage]:
 
 def _tiles(program: Program, k: int, config: Schedule) -> Tiles:
     """The tiles of segment `k`, under the schedule or what fits it best."""
-    area = Area(program.segments[k])
+    area = Area(program.segments[k], k == 0 and joins_alone(program))
     if is_joining(program, k):
         return Tiles(area, joining_schedule(area))
     return Tiles(area, fitted(config if isinstance(config, TileSchedule) else TileSchedule(), area))

@@ -45,7 +45,12 @@ class SharedRowKernel(RowKernel):
     def sweeps(self) -> None:
         self.line(f"u32* const tickets = counters + first_row * {self.words};")
         self.line("u64* const parts = (u64*)tickets + 1;")
-        self.line("u32 ticket = threadIdx.x == 0 ? atomicAdd(tickets, 1u) : 0;")
+        self.line("u32 ticket = 0;")
+        self.open("if (threadIdx.x == 0)")
+        self.line(f"ticket = take_ticket<{self.s.blocks_per_row}>(tickets);")
+        for n in range(len(self.sums)):
+            self.line(f"expect_parts<1>({self.own_part(n)}, 1);")
+        self.close()
         first, *others = self.plan.phases
         self.sweep(0, first)
         self.leave_parts(first)
@@ -54,7 +59,6 @@ class SharedRowKernel(RowKernel):
         self.open(f"if (threadIdx.x < {WARP})")
         self.line("ticket = __shfl_sync(0xffffffffu, ticket, 0);")
         self.open(f"if (ticket == {self.s.blocks_per_row - 1})")
-        self.line("if (threadIdx.x == 0) *tickets = 0;")
         for n, i in enumerate(self.sums):
             how = f"{JOINS[self.graph.nodes[i].op]}, {self.s.blocks_per_row}"
             at = f"parts + {n * self.s.blocks_per_row}"
@@ -83,9 +87,12 @@ class SharedRowKernel(RowKernel):
                 mine = f"lane < {self.warps} ? all_acc{i}[lane] : {start}"
                 self.line(f"acc{i}[0] = {mine};")
             self.line(f"acc{i}[0] = reduce_warp<{join}, {WARP}>(acc{i}[0]);")
-            place = f"parts + {n * self.s.blocks_per_row} + rank"
-            self.line(f"if (lane == 0) leave_part({place}, acc{i}[0]);")
+            self.line(f"if (lane == 0) leave_part({self.own_part(n)}, acc{i}[0]);")
         self.close()
+
+    def own_part(self, n: int) -> str:
+        """Where this block leaves its part of the row's sum number `n`."""
+        return f"parts + {n * self.s.blocks_per_row} + rank"
 
     def load_ahead(self, p: int, steps: list[int]) -> dict[int, str]:
         """What rows have in common first: the little that everybody waits for should not stand

@@ -20,9 +20,11 @@ SECTOR_BYTES = 32
 """What memory is read in: a piece that begins anywhere shares half of one with its neighbours."""
 SECOND_LAUNCH_S = 1.5e-6
 """What a kernel that puts parts together takes on a GPU, however little it does."""
+MANY_WORDS = 50
+"""Parts that a thread joins in as long as all else takes, for about 10 us of it."""
 PROMISING = 10
-"""So many of the model's choices a search begins with, for each of the widest vectors: how narrow
-ones fare beside them it does not tell."""
+"""So many of the model's choices a search begins with, for each of the widest vectors, half of them
+for either storage: how narrow ones fare beside them it does not tell."""
 
 
 def tile_space(area: Area) -> ConfigSpace[TileSchedule]:
@@ -65,9 +67,11 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     if not found:
         return [fitted(TileSchedule(), area)]
     found.sort(key=lambda f: f[:3], reverse=True)
-    of_width = [[c for *_, c in found if c.vector == v][:PROMISING] for v in area.vectors[:3]]
-    best = [found[0][-1], *(c for some in of_width for c in some)]
-    others = [replace(c, combine="kernel") for c in best[:4]]
+    kinds = list(itertools.product(area.vectors[:3], reversed(space.values["storage"])))
+    most = PROMISING * 3 // max(len(kinds), 3)
+    of_kind = [[c for *_, c in found if (c.vector, c.storage) == kind][:most] for kind in kinds]
+    best = [found[0][-1], *(c for some in of_kind for c in some)]
+    others = [replace(c, combine="kernel") for c in best if c.storage == "reread"][:4]
     others += [replace(c, ahead=True) for c in best]
     return list(dict.fromkeys([*best, *(c for c in others if c in space)]))
 
@@ -83,7 +87,7 @@ def _merit(tiles: Tiles, device: DeviceSpec) -> float:
     itemsize = max((a.itemsize for a in full), default=4)
     shares = min(tiles.shares, tiles.chunk_steps)
     steps = math.ceil(tiles.chunk_steps / tiles.shares) * s.turns
-    ahead = min(max(s.unroll, tiles.kept_steps), steps)
+    ahead = min(s.unroll if area.added else max(s.unroll, tiles.kept_steps), steps)
     flying = min(s.vector * sum(a.itemsize for a in full) * ahead, MOST_IN_FLIGHT_BYTES)
     wanted = device.sms * device.threads_per_sm * IN_FLIGHT_BYTES
     busy = min(1.0, tiles.blocks * tiles.lanes * shares * flying / wanted)
@@ -101,6 +105,8 @@ def _merit(tiles: Tiles, device: DeviceSpec) -> float:
     registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
     places = min(device.threads_per_sm, device.registers_per_sm // registers) // s.block_threads
     overlaps = 1.0 if places > 1 else 0.8
+    if area.added and s.combine == "last":
+        overlaps /= 1 + tiles.joined_words / MANY_WORDS
     if area.added and s.combine == "kernel" and device.dram_bytes_per_s:
         sizes = sum(a.itemsize for a in full) * math.prod(area.graph.space)
         moving_s = sizes / device.dram_bytes_per_s

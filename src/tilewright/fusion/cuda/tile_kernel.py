@@ -23,9 +23,9 @@ class TileKernel(Kernel):
     """The body of a tile kernel as a device function of the number of its block."""
 
     def __init__(self, tiles: Tiles):
-        super().__init__(tiles.area.plan.graph)
+        super().__init__(tiles.plan.graph)
         self.tiles, self.area, self.s = tiles, tiles.area, tiles.s
-        self.plan = tiles.area.plan
+        self.plan = tiles.plan
         self.ends = {i: k for k, i in tiles.area.added.items()}
         """By reduction that is added up: the position of the output that takes its parts."""
         self.names: dict[int, str] = {}
@@ -155,9 +155,10 @@ class TileKernel(Kernel):
     # ---- parts of results ----------------------------------------------------------------------
 
     def add_up(self) -> None:
-        (phase,) = self.plan.phases
-        wanted = {self.graph.outputs[k][0] for k in phase.stores}
-        wanted |= {self.graph.nodes[i].args[0] for i in self.ends}
+        phase, *later = self.plan.phases
+        stored = {self.graph.outputs[k][0] for p in self.plan.phases for k in p.stores}
+        added = {self.graph.nodes[i].args[0] for i in self.ends}
+        wanted = stored | added
         numbers = [i for i in self.ends if self.area.along_lane(i) and self.area.walks_through(i)]
         columns = [i for i in self.ends if not self.area.along_lane(i)]
         self.steady_values(wanted, 0, vectors=False)
@@ -173,8 +174,9 @@ class TileKernel(Kernel):
         self.steady_values(wanted, 0, vectors=True)
         for i in columns:
             self.line(f"{self.start_of(i)};")
-        self.sweep(phase, wanted, frozenset())
-        self.steady_stores("chunk == 0 && y == 0")
+        self.sweep(phase, added if later else wanted, frozenset())
+        if not later:
+            self.steady_stores("chunk == 0 && y == 0")
         for i in columns:
             self.leave_columns(i)
         if self.s.turns > 1:
@@ -183,6 +185,9 @@ class TileKernel(Kernel):
         self.line("release_next();")
         for i in numbers:
             self.leave_number(i)
+        for each in later:
+            self.sweep(each, stored, each.carried_in)
+            self.steady_stores("chunk == 0 && y == 0")
         self.after_parts()
 
     def after_parts(self) -> None:
@@ -220,7 +225,9 @@ class TileKernel(Kernel):
         n, t = self.graph.nodes[i], self.tiles
         if t.shares == 1:
             return
-        self.need_shared(t.lanes * max(t.shares // 2, 1) * self.width_of(i), n.dtype)
+        warps = t.shares // max(WARP // t.lanes, 1)
+        places = warps // 2 if warps > 8 else max(warps - 1, 1)
+        self.need_shared(t.lanes * places * self.width_of(i), n.dtype)
         how = f"{JOINS[n.op]}, {t.lanes}, {t.shares}, {str(everywhere).lower()}"
         self.line(f"acc{i} = join_shares<{how}>(acc{i}, ({self.kind(i)}*)shared, x, y);")
 
@@ -271,6 +278,8 @@ class TileKernel(Kernel):
         count = keeping or (self.s.unroll if self.area.walk else 1)
         loads = [i for i in steps if self.graph.nodes[i].op == "load" and not self.graph.draws(i)]
         early = self.s.ahead and bool(loads)
+        each = f"int u = 0; u < {count}; ++u"
+        rounds = bool(keeping and self.area.added and loads and self.s.unroll < count)
         step, first = self.tiles.shares * count, "begin" if keeping else "from"
         if early or keeping:
             self.open("")
@@ -280,31 +289,48 @@ class TileKernel(Kernel):
             self.open(f"for ({self.index} from = begin; from < end; from += {step})")
         if early:
             self.load_steps(loads, "next", count, f"from + {step}")
+        elif rounds:
+            self.declare_steps(loads, "ahead", count)
+            at_once = self.s.unroll
+            self.open(f"TW_UNROLL for (int round = 0; round < {count}; round += {at_once})")
+            each = f"int u = round; u < round + {at_once} && u < {count}; ++u"
+            self.fill_steps(loads, "ahead", each, first)
         elif loads:
             self.load_steps(loads, "ahead", count, first)
         place = f"{first} + u * {self.tiles.shares} + y"
-        self.open(f"TW_UNROLL for (int u = 0; u < {count}; ++u)")
+        self.open(f"TW_UNROLL for ({each})")
         self.line(f"const {self.index} w = {place};")
-        self.line("const bool live = w < end && inside;")
+        self.line(f"const bool within = {self.surely()}w < end, live = within && inside;")
         at = self.walk_coordinates()
         self.step(phase, steps, loads, stores, known, at)
         self.close()
         for i in loads if early else ():
             self.line(f"TW_UNROLL for (int u = 0; u < {count}; ++u) ahead{i}[u] = next{i}[u];")
-        if not keeping:
+        if rounds or not keeping:
             self.close()
         if early or keeping:
             self.close()
 
-    def load_steps(
-        self, loads: list[int], name: str, count: int, first: str, condition: str = ""
-    ) -> None:
+    def surely(self) -> str:
+        """Which of the steps that are kept every thread has: they need no address of their own."""
+        t = self.tiles
+        least = self.area.steps - (t.chunks - 1) * t.chunk_steps
+        sure = max(least // t.shares, 0) if t.kept_steps else 0
+        return f"u < {sure} || " if sure else ""
+
+    def load_steps(self, loads: list[int], name: str, count: int, first: str) -> None:
         """Loads of so many steps of this thread; past the end the last one's again."""
+        self.declare_steps(loads, name, count)
+        self.fill_steps(loads, name, f"int u = 0; u < {count}; ++u", first)
+
+    def declare_steps(self, loads: list[int], name: str, count: int) -> None:
         for i in loads:
             self.line(f"{self.kind(i)} {name}{i}[{count}];")
-        self.open(f"{condition}TW_UNROLL for (int u = 0; u < {count}; ++u)")
+
+    def fill_steps(self, loads: list[int], name: str, each: str, first: str) -> None:
+        self.open(f"TW_UNROLL for ({each})")
         self.line(f"const {self.index} to = {first} + u * {self.tiles.shares} + y;")
-        self.line(f"const {self.index} w = to < end ? to : end - 1;")
+        self.line(f"const {self.index} w = {self.surely()}to < end ? to : end - 1;")
         at = self.walk_coordinates()
         for i in loads:
             self.line(f"{name}{i}[u] = {self.load(i, at)};")
@@ -341,7 +367,9 @@ class TileKernel(Kernel):
         if self.vectorised(operand) and not self.vectorised(i):
             value = f"fold<{join}>({value})"
         if i not in self.ends or self.area.walks_through(i):
-            self.line(f"if (live) acc{i} = join_each<{join}>(acc{i}, {value});")
+            # No branch: loads of later steps would not pass it. What lanes outside add is dropped.
+            counts = "live" if self.area.along_lane(i) else "within"
+            self.line(f"acc{i} = join_if<{join}>({counts}, acc{i}, {value});")
             return
         # A step's own result: joined along the lane, one part for each warp.
         threads = min(self.tiles.lanes, WARP)

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.compile.counters import COUNTERS
+from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.kernel import JOINS
-from tilewright.fusion.cuda.parts import PART_WORDS
+from tilewright.fusion.cuda.parts import PART_WORDS, SECTOR_WORDS
 from tilewright.fusion.cuda.schedule import (
     ARITHMETIC_REGISTERS,
     held_bytes,
@@ -24,7 +25,7 @@ from tilewright.fusion.cuda.schedule import (
 )
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import permuted, with_axis
-from tilewright.fusion.plan import Phase, Plan, plan_rows
+from tilewright.fusion.plan import Phase, Plan, plan_rows, with_stores_last
 from tilewright.fusion.segments import Kernels, Segment, main_axis
 from tilewright.space import param
 
@@ -49,7 +50,8 @@ class TileSchedule:
     A block has `lanes` threads along the lane axis, each with `turns` vectors of `vector` elements,
     times `shares` that divide the steps of the walk; each has `unroll` steps in flight, and the
     next ones, too, while it computes, if they are loaded `ahead`. The walk is divided into `parts`.
-    `storage` says whether values that a second sweep needs stay in registers or are read again.
+    `storage` says whether values that a second sweep needs stay in registers or are read again;
+    what blocks gather has a second sweep, of its stores, only if they stay there.
     What blocks leave of a result is put together by a `kernel` of its own, or, of all blocks that
     have a part in it, by the `last` one to begin: see gathering.
     """
@@ -134,9 +136,15 @@ class Area:
         return Plan(graph, (phase,), inner, (0,) * len(graph.nodes), self.walk)
 
     @functools.cached_property
+    def plan_with_stores_last(self) -> Plan:
+        """Of what blocks gather: parts are left, and on their way, before results are stored."""
+        return with_stores_last(self.plan) if self.gathers and self.walk else self.plan
+
+    @functools.cached_property
     def carried(self) -> frozenset[int]:
-        """Values that a later sweep uses."""
-        return frozenset[int]().union(*(p.carried_out for p in self.plan.phases))
+        """Values that a later sweep uses, where they are kept for it."""
+        phases = self.plan_with_stores_last.phases
+        return frozenset[int]().union(*(p.carried_out for p in phases))
 
 
 class Tiles:
@@ -199,6 +207,8 @@ class Tiles:
             return f"{self.chunks} parts of {area.steps} steps"
         if self.kept_steps > KEPT_STEPS:
             return f"{self.kept_steps} steps of a walk are too many to keep"
+        if self.kept_steps and area.added and (s.combine == "kernel" or s.turns > 1):
+            return "stores come last, after one turn, where the last block joins the parts"
         if s.ahead and (self.kept_steps or self.shares * s.unroll >= self.chunk_steps):
             return "all steps of a thread are on their way at once"
         if s.combine == "last" and self.words > COUNTERS:
@@ -209,11 +219,24 @@ class Tiles:
         return None
 
     @property
+    def plan(self) -> Plan:
+        return self.area.plan_with_stores_last if self.kept_steps else self.area.plan
+
+    @property
+    def joined_words(self) -> float:
+        """Parts that a thread of the last block of a group joins, at most."""
+        ends = self.area.added.values()
+        columns = [1 if self.area.along_lane(i) else self.lanes * self.s.vector for i in ends]
+        parts = [self.count_of_parts(i) * n for i, n in zip(ends, columns, strict=True)]
+        return max(parts, default=0) / self.s.block_threads
+
+    @property
     def words(self) -> int:
         """What parts and tickets take where the last block joins them."""
         shapes = {i: self.area.graph.nodes[i].shape for i in self.area.added.values()}
         parts = sum(self.count_of_parts(i) * math.prod(shapes[i]) for i in shapes)
-        return PART_WORDS * parts + sum(self.blocks // self.count_of_parts(i) + 1 for i in shapes)
+        tickets = sum(self.blocks // self.count_of_parts(i) for i in shapes)
+        return PART_WORDS * parts + tickets + 2 * SECTOR_WORDS * len(shapes)
 
     @property
     def held_bytes(self) -> int:
@@ -226,6 +249,14 @@ class Tiles:
         kept = self.kept_steps * sum(held_bytes(n.dtype, vector) for n in carried)
         sums = sum(held_bytes(graph.nodes[i].dtype, vector) for i in graph.reductions)
         return max(kept, flying) + sums
+
+
+def blocks_of_sm(tiles: Tiles, device: DeviceSpec) -> int:
+    """So many blocks on an SM that all run at once, or as many as registers allow."""
+    threads = tiles.s.block_threads
+    registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
+    most = min(device.threads_per_sm, device.registers_per_sm // registers) // threads
+    return max(min(most, math.ceil(tiles.blocks / device.sms)), 1)
 
 
 class TileKernels(Kernels):
