@@ -37,6 +37,7 @@ template <class A, class B> static auto max(A a, B b) -> decltype(a + b) { retur
 template <class To, class From> static To cast_bits(From x) { To to; static_assert(sizeof to == sizeof x); std::memcpy(&to, &x, sizeof x); return to; }
 static inline float __uint_as_float(unsigned x) { return cast_bits<float>(x); }
 static inline float __int_as_float(int x) { return cast_bits<float>(x); }
+static inline float __fmul_rn(float a, float b) { volatile float product = a * b; return product; }
 static inline double __longlong_as_double(long long x) { return cast_bits<double>(x); }
 
 static float half_value(uint16_t bits, bool brain) {

@@ -26,6 +26,7 @@ BACKWARD = (
     "layer_norm_backward(grad_output=d[{r},{h}], x=d[{r},{h}], mean=s[{r},1], rstd=s[{r},1],"
     " weight=d[{h}])"
 )
+SOFTMAX = "softmax(x=d[{r},{h}])"
 # rows: fewer than blocks, and no multiple of anything; widths: tails, rows of 8-byte alignment
 SIZES = [(3001, 768), (1027, 1000), (777, 5140), (130, 16384), (65, 65536)]
 
@@ -52,7 +53,14 @@ def executables(w, spec, kinds=10, tried=600):
     found = {}
     for c in space.sample(random.Random(str(w)), tried):
         kind = (c.storage, c.parameters, c.widened, c.stages > 0, c.cluster > 1, c.moments)
-        walk = (c.rows_per_block > 1, c.rows_per_thread > 1, c.contiguous, c.in_turn, c.bulk)
+        walk = (
+            c.recompute,
+            c.rows_per_block > 1,
+            c.rows_per_thread > 1,
+            c.contiguous,
+            c.in_turn,
+            c.bulk,
+        )
         found.setdefault((*kind, *walk, c.combine), c)
     for config in random.Random(0).sample(list(found.values()), min(kinds, len(found))):
         built = compiled(target.task(graph, config, spec))
@@ -61,7 +69,7 @@ def executables(w, spec, kinds=10, tried=600):
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize(("rows", "width"), SIZES)
-@pytest.mark.parametrize("text", [NORM, BACKWARD], ids=["forward", "backward"])
+@pytest.mark.parametrize("text", [NORM, BACKWARD, SOFTMAX], ids=["norm", "backward", "softmax"])
 def test_schedules_of_every_kind_pass_verification(text, rows, width, dtype, device):
     w, spec = workload(text, rows, width, dtype), spec_of(device.index)
     verifier, count = Verifier(w, device), 0

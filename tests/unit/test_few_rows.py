@@ -46,10 +46,27 @@ def test_a_few_hundred_rows_that_registers_hold_are_all_on_chip_at_once(rows):
     assert (config.storage, config.stages, config.cluster) == ("registers", 0, 1)
 
 
+def test_rows_of_a_few_hundred_without_parameters_are_shared_by_small_blocks():
+    for rows, width in ((512, 20480), (512, 65536), (8192, 16384), (8192, 65536)):
+        config = heuristic(f"softmax(x=f16[{rows},{width}])")
+        assert config.block_threads <= 256
+        assert config.min_blocks > 1
+        assert not config.recompute
+        assert config.cluster * 32768 >= 2 * width
+
+
+@pytest.mark.parametrize("width", [16384, 20480])
+def test_parameters_that_registers_hold_stay_there_for_a_few_hundred_rows(width):
+    config = heuristic(rms_norm(512, width))
+    assert (config.parameters, config.cluster, config.in_turn) == ("registers", 1, False)
+
+
+def test_blocks_of_a_cluster_exchange_what_softmax_needs_once():
+    assert heuristic("softmax(x=f16[16,20480])").moments == "merge"
+
+
 def test_a_few_hundred_rows_that_do_not_fit_are_walked_by_a_persistent_kernel():
-    config = heuristic(rms_norm(512, 32768))
-    assert config.persistent
-    assert config.in_turn
+    assert heuristic(rms_norm(512, 32768)).persistent
 
 
 @pytest.mark.parametrize("rows", [16, 512])

@@ -153,10 +153,30 @@ def test_exponentials_that_are_rounded_to_halves_are_quick(after, expected):
     assert ("exp" in found) is not expected
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
-def test_softmax_of_halves_alone_has_quick_exponentials(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("f16", "shifted_exp"), ("bf16", "quick_exp"), ("f32", "exp")]
+)
+def test_softmax_has_the_exponentials_that_its_type_allows(dtype, expected):
     found = ops(graph_of(Workload.parse(f"softmax(x={dtype}[8,640])")))
-    assert ("quick_exp" in found) is (dtype != "f32")
+    assert [op for op in found if op.endswith("exp")] == [expected]
+
+
+TOTAL = Node("sum", (4,), "f32", (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        ((SUM, INVERSE, Node("mul", (4, 6), "f32", ONE), Node("cast", (7,), "f16", ONE)), True),
+        ((SUM, Node("div", (4, 5), "f32", ONE), Node("cast", (6,), "f16", ONE)), True),
+        ((Node("cast", (4,), "f16", ONE),), False),  # divided by nothing
+        ((SUM, Node("cast", (5,), "f16", ROW)), False),
+        ((TOTAL, Node("div", (4, 5), "f32", ONE), Node("cast", (6,), "f16", ONE)), False),
+    ],
+)
+def test_exponentials_share_a_factor_only_where_their_rows_sum_divides_it_out(after, expected):
+    found = ops(passes.shifted_exponentials(passes.quick_exponentials(softmaxed(*after))))
+    assert ("shifted_exp" in found) is expected
 
 
 @pytest.mark.parametrize(("op", "narrow"), [("add", True), ("mul", True), ("div", False)])

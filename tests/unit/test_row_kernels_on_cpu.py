@@ -126,6 +126,37 @@ def test_what_a_search_for_few_rows_begins_with_computes_the_rows(rows, width):
         check(text, config)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"moments": "merge"},
+        {"moments": "merge", "cluster": 2, "rows_per_block": 1},
+        {"moments": "merge", "stages": 1, "in_turn": True},
+        {"moments": "merge", "row_threads": 32, "rows_per_thread": 2},
+        {"recompute": False},
+        {"recompute": False, "cluster": 2, "rows_per_block": 1},
+        {"recompute": False, "stages": 2},
+        {"recompute": False, "row_threads": 32, "rows_per_thread": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+def test_rows_of_infinities_and_of_the_greatest_numbers_are_those_of_softmax(dtype, changed):
+    config = RowSchedule(4, 64, 2, 1, "registers", "two_pass", 1, 1)
+    w, executable = emulated(f"softmax(x={dtype}[9,1000])", replace(config, **changed))
+    x = w.operator.examples(w, "random", 0, torch.device("cpu"))[0]
+    most = torch.finfo(torch.float16).max
+    x[1], x[2, 3], x[3, 999] = -torch.inf, torch.inf, torch.nan
+    x[4, :500], x[5, 500:] = -torch.inf, -torch.inf  # warps without anything that counts
+    x[6] += most - x[6].max()
+    x[7], x[8] = -most, x[8] * 1000
+    found, truth = executable(x).double(), torch.softmax(x.double(), -1)
+    assert torch.equal(found.isnan(), truth.isnan())
+    assert torch.allclose(
+        found, truth, rtol=2e-3 if dtype == "f16" else 8e-3, atol=1e-7, equal_nan=True
+    )
+
+
 def test_a_cluster_that_does_not_wait_for_its_barriers_is_caught(monkeypatch):
     config = replace(PERSISTENT, cluster=2, stages=0, parameters="reload", rows_per_block=1)
     monkeypatch.setattr(RowKernel, "await_cluster", lambda kernel: None)

@@ -17,6 +17,7 @@ _EXPRESSIONS = {
     "neg": "-{0}",
     "rsqrt": "1 / square_root({0})",
     "reciprocal": "1 / {0}",
+    "shifted_exp": "exponential({0} - {1})",
     "isnan": "{0} != {0}",
 }
 _FUNCTIONS = {

@@ -28,12 +28,13 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 POINTWISE = (
     *("add", "sub", "mul", "div", "pow", "maximum", "minimum", *COMPARISONS, "and", "or"),
     *("neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log1p", "expm1"),
-    "quick_exp",
+    *("quick_exp", "shifted_exp"),
     *("tanh", "erf", "sin", "cos", "floor", "ceil", "round", "trunc", "sign", "not", "isnan"),
     "where",
 )
-REDUCTIONS = ("sum", "mean", "m2", "amax", "amin", "prod")
-"""m2 is the sum of squared deviations from the mean; NaN wins in amax and amin, as in torch."""
+REDUCTIONS = ("sum", "mean", "m2", "amax", "amin", "prod", "sum_exp")
+"""m2 is the sum of squared deviations from the mean, sum_exp that of exponentials of what the
+greatest element leaves (attr: by which operator); NaN wins in amax and amin, as in torch."""
 
 
 @dataclass(frozen=True)

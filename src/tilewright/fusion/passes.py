@@ -13,6 +13,11 @@ from dataclasses import replace
 
 import torch
 
+from tilewright.fusion.exponentials import (
+    is_below_its_greatest,
+    quick_exponentials,
+    shifted_exponentials,
+)
 from tilewright.fusion.ir import Access, Graph, Node, Rewriter
 from tilewright.tensor_spec import DTYPES, HALVES
 
@@ -149,7 +154,7 @@ def multiply_by_reciprocals(graph: Graph) -> Graph:
         if total.op != "sum" or nodes[total.args[0]].op != "exp":
             return False
         shifted = nodes[total.args[0]].args[0]
-        if not _is_below_its_greatest(nodes, shifted):
+        if not is_below_its_greatest(nodes, nodes[shifted]):
             return False
         return nodes[nodes[shifted].args[1]].shape == total.shape
 
@@ -185,46 +190,6 @@ def narrow_arithmetic(graph: Graph) -> Graph:
         if all(o.op == "cast" and r[o.args[0]].dtype == n.dtype for o in operands):
             return r.add(replace(step, dtype=n.dtype, args=tuple(o.args[0] for o in operands)))
         return None
-
-    return graph.rewritten(rule)
-
-
-def quick_exponentials(graph: Graph) -> Graph:
-    """Of exp(v - max v), what only its sums divide before it is rounded to halves need be good to
-    no more than 17 bits, six more than f16 has: a third of exp's instructions.
-
-    A product with log2(e), rounded to fp32, is at most 2^-17 off, and so is its power of two,
-    relatively. What is no normal number in fp32 becomes zero; nothing else multiplies it.
-    """
-    nodes = graph.nodes
-    users: dict[int, list[int]] = {}
-    for k, n in enumerate(nodes):
-        for a in n.args:
-            users.setdefault(a, []).append(k)
-    stored = {i for i, _ in graph.outputs}
-    shifted = {
-        i for i, n in enumerate(nodes)
-        if n.op == "exp" and n.dtype == "f32" and _is_below_its_greatest(nodes, n.args[0])
-    }  # fmt: skip
-    positive = set(shifted)  # and what sums and reciprocals make of them
-    for i, n in enumerate(nodes):
-        if n.op in ("sum", "reciprocal") and n.args[0] in positive:
-            positive.add(i)
-
-    def is_rounded(i: int) -> bool:
-        return i not in stored and i in users and all(map(rounds, users[i]))
-
-    def rounds(k: int) -> bool:
-        n = nodes[k]
-        if n.op == "cast":
-            return n.dtype in HALVES
-        among_themselves = n.op in ("mul", "div") and positive.issuperset(n.args)
-        return (k in positive or among_themselves) and is_rounded(k)
-
-    quick = {i for i in shifted if is_rounded(i)}
-
-    def rule(r: Rewriter, i: int, n: Node) -> int | None:
-        return r.add(replace(n, op="quick_exp")) if i in quick else None
 
     return graph.rewritten(rule)
 
@@ -342,6 +307,8 @@ PASSES = (
     merge_common,
     remove_dead,
     quick_exponentials,
+    shifted_exponentials,
+    remove_dead,
     order_dims,
     collapse_dims,
 )
@@ -357,12 +324,6 @@ def _mergeable(graph: Graph, accesses: list[Access], outer: int, inner: int) -> 
         if varies[0] != varies[1]:
             return False
     return all(a.strides[outer] == a.strides[inner] * graph.space[inner] for a in accesses)
-
-
-def _is_below_its_greatest(nodes: Sequence[Node], i: int) -> bool:
-    """Whether node `i` is v - max v."""
-    n = nodes[i]
-    return n.op == "sub" and nodes[n.args[1]].op == "amax" and nodes[n.args[1]].args == n.args[:1]
 
 
 def _widens(narrow: str, wide: str) -> bool:

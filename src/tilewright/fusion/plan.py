@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from tilewright.fusion.exponentials import merge_exponentials
 from tilewright.fusion.ir import REDUCTIONS, Graph, Node, Rewriter
 from tilewright.fusion.passes import merge_common, remove_dead
 from tilewright.tensor_spec import HALVES, TensorSpec
@@ -84,7 +85,9 @@ def plan_rows(
         moments: "two_pass" finds the mean in one sweep and the squared deviations in the next;
             "merge" finds both in one sweep, each warp (or thread) in two passes over what it
             holds, merged with Chan, Golub and LeVeque's formula (The American Statistician 37,
-            1983). "tensor_cores" does so in one pass, where the values are halves.
+            1983); likewise the greatest value and the sum of exponentials below it (Milakov and
+            Gimelshein, Online normalizer calculation for softmax, 2018). "tensor_cores" does so in
+            one pass, where the values are halves.
         recompute: keep the fewest bytes and compute again from them; otherwise keep the values
             that later sweeps use directly.
         row: the axes of a row; None where all reductions run over the same ones. No step may use
@@ -92,6 +95,8 @@ def plan_rows(
     """
     if moments == "two_pass":
         graph = expand_moments(graph)
+    elif moments == "merge":
+        graph = remove_dead(merge_exponentials(graph))
     row = graph.reduced if row is None else row
     inner = tuple(any(n.shape[a] != 1 for a in row) for n in graph.nodes)
     over_row = [i for i in graph.reductions if graph.axes(i) == row]

@@ -10,6 +10,7 @@ typedef long long i64;
 #define TW_DEVICE __device__ __forceinline__
 #define TW_UNROLL _Pragma("unroll")
 #define TW_INFINITY __int_as_float(0x7f800000)
+#define TW_LOG2_E 1.4426950408889634f
 
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
@@ -197,6 +198,7 @@ TW_HALF_OP(half_min, bf16, "min.NaN.bf16x2")
 TW_DEVICE float power_of_two(float a) {
   float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a)); return r;
 }
+TW_FUNCTION2(shifted_exponential, power_of_two(fmaf(a, TW_LOG2_E, -(b * TW_LOG2_E))), exp(a - b))
 TW_FUNCTION2(div, a / b, a / b)
 TW_FUNCTION2(maximum, max_nan(a, b), a != a || b != b ? a + b : fmax(a, b))
 TW_FUNCTION2(minimum, min_nan(a, b), a != a || b != b ? a + b : fmin(a, b))
@@ -207,7 +209,7 @@ TW_FUNCTION1(square_root, sqrtf(a), sqrt(a))
 TW_FUNCTION1(reciprocal_root, rsqrtf(a), rsqrt(a))
 TW_FUNCTION1(reciprocal, 1.0f / a, 1.0 / a)
 TW_FUNCTION1(exponential, expf(a), exp(a))
-TW_FUNCTION1(quick_exponential, power_of_two(a * 1.4426950408889634f), exp(a))
+TW_FUNCTION1(quick_exponential, power_of_two(a * TW_LOG2_E), exp(a))
 TW_FUNCTION1(exponential2, exp2f(a), exp2(a))
 TW_FUNCTION1(logarithm, logf(a), log(a))
 TW_FUNCTION1(logarithm2, log2f(a), log2(a))

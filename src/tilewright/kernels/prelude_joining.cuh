@@ -130,6 +130,32 @@ template <int COUNT, int WIDTH, class T> TW_DEVICE Moments<T> join_moments(const
   return {total, mean, FEW ? m2 : reduce_warp<Sum, WIDTH>(m2)};
 }
 
+// The greatest of COUNT disjoint parts, and the sum of exponentials below it of all of them (Milakov
+// and Gimelshein, 2018). HOW relates a part's greatest value to the row's, as its terms are related
+// to the part's. A part without any term that counts leaves NaN, or nothing, below -infinity.
+template <class T> struct Scaled { T greatest, sum; };
+template <class HOW, int COUNT, int WIDTH, class T> TW_DEVICE Scaled<T> join_scaled(const Scaled<T>* parts) {
+  constexpr bool FEW = COUNT <= 8;
+  const int first = FEW ? 0 : threadIdx.x % WIDTH, step = FEW ? 1 : WIDTH;
+  T greatest = Max::start<T>(), sum = 0;
+  TW_UNROLL for (int i = first; i < COUNT; i += step) greatest = maximum(greatest, parts[i].greatest);
+  if (!FEW) greatest = reduce_warp<Max, WIDTH>(greatest);
+  TW_UNROLL for (int i = first; i < COUNT; i += step) {
+    const T of_row = parts[i].sum * HOW::factor(parts[i].greatest, greatest);
+    sum += parts[i].greatest == Max::start<T>() && parts[i].greatest != greatest ? 0 : of_row;
+  }
+  return {greatest, FEW ? sum : reduce_warp<Sum, WIDTH>(sum)};
+}
+struct Exact {
+  template <class T> static TW_DEVICE T factor(T part, T row) { return exponential(part - row); }
+};
+struct Quick {
+  static TW_DEVICE float factor(float part, float row) { return quick_exponential(part - row); }
+};
+struct Shifted {  // by rounded products: neither may become part of a fused multiply-add
+  static TW_DEVICE float factor(float part, float row) { return power_of_two(__fmul_rn(part, TW_LOG2_E) - __fmul_rn(row, TW_LOG2_E)); }
+};
+
 // ---- tensor cores as adders: a warp's halves and their squares, exact products summed in fp32 ------
 
 // Eight rows of the warp's values above eight rows of ones, times the values: the diagonal of the

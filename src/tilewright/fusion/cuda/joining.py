@@ -7,6 +7,10 @@ from tilewright.fusion.cuda.layout import WARP
 from tilewright.fusion.cuda.walking import Walking
 from tilewright.fusion.plan import Phase
 
+FIELDS = {"Moments": (".count", ".mean", ".m2"), "Scaled": (".greatest", ".sum")}
+"""Of a partial result of several numbers."""
+FACTORS = {"exp": "Exact", "quick_exp": "Quick", "shifted_exp": "Shifted"}
+
 
 class Joining(Walking):
     """The part of a row kernel that ends a sweep.
@@ -18,20 +22,33 @@ class Joining(Walking):
     """
 
     def accumulators(self, phase: Phase) -> list[tuple[str, str, str]]:
-        """(name, join, dtype) of what a thread accumulates; `merge` starts from a sum."""
+        """(name, join, dtype) of what a thread accumulates; `merge` starts from a sum, or from the
+        greatest value."""
+        return [found[:3] for found in self._accumulated(phase)]
+
+    def sum_sources(self, phase: Phase) -> list[int]:
+        return [source for *_, source in self._accumulated(phase)]
+
+    def _accumulated(self, phase: Phase) -> list[tuple[str, str, str, int]]:
         found = []
         for i in phase.reductions:
             n = self.graph.nodes[i]
-            if n.op in JOINS:
-                found.append((f"acc{i}", JOINS[n.op], n.dtype))
+            if n.op in JOINS and not self.scaled_with(i, phase):
+                found.append((f"acc{i}", JOINS[n.op], n.dtype, n.args[0]))
             elif n.op == "m2" and self.s.moments == "merge":
-                found.append((f"total{i}", "Sum", n.dtype))
+                found.append((f"total{i}", "Sum", n.dtype, n.args[0]))
+            elif n.op == "sum_exp":
+                found.append((f"greatest{i}", "Max", n.dtype, n.args[0]))
         return found
 
-    def sum_sources(self, phase: Phase) -> list[int]:
+    def scaled_with(self, i: int, phase: Phase) -> int | None:
+        """The sum of exponentials below what reduction `i` finds, if one is found along with it."""
+        n = self.graph.nodes[i]
         nodes = self.graph.nodes
-        summed = {*JOINS, "m2"} if self.s.moments == "merge" else set(JOINS)
-        return [nodes[i].args[0] for i in phase.reductions if nodes[i].op in summed]
+        below = (
+            j for j in phase.reductions if nodes[j].op == "sum_exp" and nodes[j].args == n.args
+        )
+        return next(below, None) if n.op == "amax" else None
 
     @property
     def joining_sweeps(self) -> int:
@@ -93,10 +110,12 @@ class Joining(Walking):
         parts: list[tuple[str, str, str]] = []  # (name, join, type of a partial result)
         for i in phase.reductions:
             n = self.graph.nodes[i]
-            if n.op in JOINS:
+            if n.op in JOINS and not self.scaled_with(i, phase):
                 parts.append((f"acc{i}", JOINS[n.op], TYPES[n.dtype]))
             elif n.op == "m2":
                 parts.append((f"part{i}", "", f"Moments<{TYPES[n.dtype]}>"))
+            elif n.op == "sum_exp":
+                parts.append((f"part{i}", "", f"Scaled<{TYPES[n.dtype]}>"))
         for name, join, _ in parts:
             if join:
                 value = f"{name}[r]"
@@ -108,7 +127,10 @@ class Joining(Walking):
             self.line(f"coming[{s.stages}] = __shfl_sync(0xffffffffu, told, 0);")
         for i in phase.reductions:
             n = self.graph.nodes[i]
-            if n.op in JOINS:
+            scaled = i if n.op == "sum_exp" else self.scaled_with(i, phase)
+            if scaled is not None:
+                self.names[i] = f"part{scaled}[r].{'sum' if i == scaled else 'greatest'}"
+            elif n.op in JOINS:
                 self.names[i] = f"acc{i}[r]"
             else:
                 nodes = self.graph.nodes
@@ -155,7 +177,7 @@ class Joining(Walking):
         values = [
             (name, field, 8 if "double" in kind else 4)
             for name, join, kind in parts
-            for field in ([""] if join else [".count", ".mean", ".m2"])
+            for field in ([""] if join else FIELDS[kind.partition("<")[0]])
         ]
         arriving = s.rows_per_thread * self.warps * s.cluster * sum(size for *_, size in values)
         if self.tells_turn(sweep):
@@ -182,6 +204,10 @@ class Joining(Walking):
         """Few partial results: each thread joins them in order; many: one per lane of a warp."""
         source = f"all_{name}[{self.buffer}][r]"
         width = min(1 << (count - 1).bit_length(), WARP)
+        if kind.startswith("Scaled"):
+            how = FACTORS[self.graph.nodes[int(name.removeprefix("part"))].attr]
+            self.line(f"{name}[r] = join_scaled<{how}, {count}, {width}>({source});")
+            return
         if not join:
             number = kind.removeprefix("Moments<").removesuffix(">")
             total = f"({number}){self.plan.width}, ({number})(1.0 / {self.plan.width})"

@@ -24,7 +24,7 @@ _FUNCTIONS = {
     "pow": "power", "neg": "neg", "abs": "absolute", "sqrt": "square_root",
     "rsqrt": "reciprocal_root", "exp": "exponential", "exp2": "exponential2", "log": "logarithm",
     "log2": "logarithm2", "log1p": "logarithm1p", "expm1": "exponential_m1",
-    "quick_exp": "quick_exponential",
+    "quick_exp": "quick_exponential", "shifted_exp": "shifted_exponential",
     "tanh": "hyperbolic_tangent", "erf": "error_function", "sin": "sine", "cos": "cosine",
     "floor": "round_down", "ceil": "round_up", "round": "round_even", "trunc": "round_to_zero",
     "sign": "sign_of", "and": "logical_and", "or": "logical_or", "not": "logical_not",

@@ -1,6 +1,9 @@
-"""Mean and m2 of what each warp holds, in one sweep: the parts that `Joining` then joins."""
+"""Mean and m2, or the greatest value and the sum of exponentials below it, of what each warp holds,
+in one sweep: the parts that `Joining` then joins."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from tilewright.fusion.cuda.kernel import TYPES
 from tilewright.fusion.cuda.steps import Steps
@@ -15,6 +18,27 @@ class Moments(Steps):
     while the squares are at most four times m2: while the mean is within 1.7 deviations of zero. A
     warp that finds its mean further off goes over its values a second time.
     """
+
+    def warp_exponentials(self, sums: list[int], known: frozenset[int]) -> None:
+        """Each warp's greatest value, and then the sum of exponentials below that one."""
+        for i in sums:
+            n = self.graph.nodes[i]
+            self.line(f"Scaled<{TYPES[n.dtype]}> part{i}[{self.s.rows_per_thread}];")
+            most = f"reduce_warp<Max, {self.warp_threads}>(greatest{i}[r])"
+            self.line(f"{self.each_row()} part{i}[r] = {{{most}, 0}};")
+        self.again(sums, known, self.add_exponential)
+        for i in sums:
+            total = f"reduce_warp<Sum, {self.warp_threads}>(part{i}[r].sum)"
+            self.line(f"{self.each_row()} part{i}[r].sum = {total};")
+
+    def add_exponential(self, i: int, value: str) -> None:
+        how, greatest = self.graph.nodes[i].attr, f"part{i}[r].greatest"
+        if how == "shifted_exp":
+            power = f"shifted_exponential({value}, {greatest})"
+        else:
+            function = "quick_exponential" if how == "quick_exp" else "exponential"
+            power = f"{function}(sub({value}, {greatest}))"
+        self.line(f"part{i}[r].sum += fold<Sum>({power});")
 
     def warp_moments(self, moments: list[int], known: frozenset[int]) -> None:
         for i in moments:
@@ -40,16 +64,25 @@ class Moments(Steps):
 
     def around_the_mean(self, moments: list[int], known: frozenset[int], text: str) -> None:
         """Sweep over the row, with `apart{i}` the values less the warp's mean."""
-        wanted = {self.graph.nodes[i].args[0] for i in moments}
+
+        def add(i: int, value: str) -> None:
+            self.line(f"const auto apart{i} = sub({value}, part{i}[r].mean);")
+            self.line(text.format(i=i))
+
+        self.again(moments, known, add)
+
+    def again(
+        self, reductions: list[int], known: frozenset[int], add: Callable[[int, str], None]
+    ) -> None:
+        """Sweep over the row once more, to `add` each reduction's operand."""
+        wanted = {self.graph.nodes[i].args[0] for i in reductions}
         steps = self.needed(wanted - known, known)
         self.open_turns(self.s.storage == "registers")
         values = self.steps(steps, known, {}, per_row=False)
         self.open(self.each_row())
         values |= self.steps(steps, known, {}, per_row=True, values=values)
-        for i in moments:
-            value = self.value_of(self.graph.nodes[i].args[0], values, known)
-            self.line(f"const auto apart{i} = sub({value}, part{i}[r].mean);")
-            self.line(text.format(i=i))
+        for i in reductions:
+            add(i, self.value_of(self.graph.nodes[i].args[0], values, known))
         self.close()
         self.close_turns()
 

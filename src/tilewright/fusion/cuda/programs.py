@@ -308,7 +308,7 @@ def _plain_stage(
         graph = rows_last(graph)
         rows = config if isinstance(config, RowSchedule) else row_heuristic(graph, device)
         assert rows is not None, graph
-        text, launch = emit_rows(plan_rows(graph, rows.moments), rows, entry)
+        text, launch = emit_rows(plan_rows(graph, rows.moments, rows.recompute), rows, entry)
         count = math.prod(graph.space[a] for a in graph.kept)
     else:
         fits = isinstance(config, PointwiseSchedule)

@@ -130,7 +130,10 @@ class RowKernel(Moments, Residents):
         self.declare_kept(carried - known)
         self.keep_packed(known)
         steps = self.needed((wanted | carried) - known, known)
-        moments = [i for i in phase.reductions if self.graph.nodes[i].op == "m2"]
+        moments, exponentials = (
+            [i for i in phase.reductions if self.graph.nodes[i].op == op]
+            for op in ("m2", "sum_exp")
+        )
         sums = self.accumulators(phase)
         for name, join, dtype in sums:
             self.line(f"{TYPES[dtype]} {name}[{rows}];")
@@ -154,6 +157,8 @@ class RowKernel(Moments, Residents):
             self.refill()
         if moments:
             self.warp_moments(moments, carried | known)
+        if exponentials:
+            self.warp_exponentials(exponentials, carried | known)
 
     def narrow_extreme(
         self, join: str, i: int, values: dict[int, str], known: frozenset[int]

@@ -12,6 +12,7 @@ from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.finishing import finish_bytes
 from tilewright.fusion.cuda.parts import parts_of_row, words_of_row
 from tilewright.fusion.cuda.shifting import shifted_alike, vectors_of
+from tilewright.fusion.exponentials import exponentials_of_greatest
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.plan import halves_of_moments, plan_rows
 from tilewright.space import ConfigSpace, param
@@ -25,6 +26,8 @@ BULK_BYTES = 16
 """The copy engine moves whole ones, from and to multiples of it."""
 ARITHMETIC_REGISTERS = 40
 """What a row kernel needs besides the values it keeps: addresses, counters, a step's operands."""
+KEEPING_REGISTERS = 16
+"""The same where sweeps compute nothing again: 80 suffice beside 64 kept values."""
 SHARING_REGISTERS = 20
 """The same of a kernel whose rows are shared by blocks: it reads a row once, in one sweep."""
 COLUMN_ITEMSIZE = 4
@@ -40,6 +43,8 @@ ON_CHIP = ("registers", "shared")
 """Where a persistent kernel keeps parameters."""
 GROUP_BARRIERS = 15
 """Of a block, besides the one of all its threads."""
+COSTLY = ("exp", "quick_exp", "shifted_exp", "tanh", "erf", "pow", "sin", "cos")
+"""Steps that take the units for special functions, a quarter as wide as those for arithmetic."""
 SCHEDULERS = 4
 """Of an SM: each has a quarter of the registers, for its own warps."""
 EXCHANGE_BYTES = 24
@@ -74,6 +79,9 @@ class RowSchedule:
     With `rematerialize` halves that are kept over sweeps stay packed, and every sweep widens them
     again; otherwise the compiler may keep the fp32 values, in twice the registers.
 
+    What later sweeps need is kept as narrow as it was read, and they `recompute` the rest; or it is
+    kept as they use it: softmax's exponentials, in twice the registers.
+
     Vectors of `shifted` rows lie where memory is aligned, though rows begin anywhere: see shifting.
 
     Instead of a cluster, `blocks_per_row` blocks anywhere on the device may share a row: see
@@ -99,6 +107,7 @@ class RowSchedule:
     in_turn: bool = param(False, True)
     combine: str = param("kernel", "grid")
     tail: str = param("peeled", "predicated")
+    recompute: bool = param(True, False)
     blocks_per_row: int = param(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
     @property
@@ -131,11 +140,11 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     """
     inner = graph.space[graph.reduced[-1]]
     moments = ["two_pass"]
-    if any(n.op == "m2" for n in graph.nodes):
+    footprint = Footprint(graph)
+    if footprint.has_moments or exponentials_of_greatest(graph):
         moments.append("merge")
     if halves_of_moments(graph) is not None:
         moments.append("tensor_cores")
-    footprint = Footprint(graph)
     vectors = widest_vectors(graph, inner)
     shifted = [v for v in widest_vectors(graph, 0) if v > vectors[0] and shifted_alike(graph, v)]
     if footprint.columns:
@@ -195,6 +204,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             else (False,),
             "bulk": (False, True) if walks and footprint.comes_in_bulk(device) else (False,),
             "rematerialize": (False, True) if footprint.itemsize == 2 else (False,),
+            "recompute": (True, False) if footprint.keeps_costly_steps else (True,),
         },
         constraint,
     )
@@ -229,6 +239,7 @@ class Footprint:
         scalars = [a for a in graph.memory if a not in along and any(a.strides)]
         self.queued_scalars = [a for a in scalars if a.itemsize >= 4]
         self.columns = getattr(graph, "columns", ())
+        self.has_moments = any(n.op == "m2" for n in graph.nodes)
         self.parts = 0 if self.columns else parts_of_row(graph)
         self.graph = graph
 
@@ -244,9 +255,19 @@ class Footprint:
         kept = frozenset[int]().union(*(phase.carried_out for phase in plan.phases))
         return [plan.graph.nodes[i].dtype for i in kept]
 
-    def kept_at_once(self, moments: str) -> int:
+    @functools.cached_property
+    def keeps_costly_steps(self) -> bool:
+        """Whether sweeps, kept from computing again, would keep what more than arithmetic made."""
+        if self.columns:
+            return False
+        plan = plan_rows(self.graph, "two_pass", recompute=False)
+        kept = frozenset[int]().union(*(phase.carried_out for phase in plan.phases))
+        return any(plan.graph.nodes[i].op in COSTLY for i in kept)
+
+    @functools.cache  # noqa: B019
+    def kept_at_once(self, moments: str, recompute: bool = True) -> int:
         """Bytes of one element that are kept between two sweeps, at most."""
-        plan = plan_rows(self.graph, moments)
+        plan = plan_rows(self.graph, moments, recompute)
         dtypes = [[plan.graph.nodes[i].dtype for i in p.carried_out] for p in plan.phases]
         return max(sum(TensorSpec(d, ()).itemsize for d in kept) for kept in dtypes)
 
@@ -275,6 +296,9 @@ class Footprint:
 
     def kept_bytes(self, c: RowSchedule) -> int:
         """Of one thread: the row's own narrowest values."""
+        if not c.recompute:
+            kept = self.kept_at_once(c.moments, recompute=False)
+            return self.turns(c) * c.rows_per_thread * max(c.vector * kept, 4)
         row = sum(held_bytes(a.dtype, c.vector) for a in self.queued) if self.columns else 0
         return self.turns(c) * c.rows_per_thread * max(c.vector * self.itemsize, row, 4)
 
@@ -354,6 +378,8 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return "the only warp has the whole row to itself anyway"
     if c.tail == "predicated" and (c.contiguous or footprint.fills(c)):
         return "there is no tail to predicate"
+    if not c.recompute and (c.storage != "registers" or c.moments != "two_pass" or c.shifted):
+        return "what is used is kept by registers, between two passes over aligned rows"
     if c.rematerialize and c.storage != "registers":
         return "what is read again from memory is widened again"
     if c.bulk and (not c.stages or c.contiguous or c.row_threads < 32):
@@ -380,7 +406,8 @@ def estimated_registers(c: RowSchedule, footprint: Footprint) -> int:
         needed += footprint.parameter_bytes(c)
     if c.blocks_per_row > 1:  # what rows have in common is on its way with them, or read again
         needed += footprint.parameter_bytes(c) // 2
-    others = SHARING_REGISTERS if c.blocks_per_row > 1 else ARITHMETIC_REGISTERS
+    others = ARITHMETIC_REGISTERS if c.recompute else KEEPING_REGISTERS
+    others = SHARING_REGISTERS if c.blocks_per_row > 1 else others
     return (needed if c.storage == "registers" else 0) // 4 + others
 
 

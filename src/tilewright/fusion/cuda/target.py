@@ -108,7 +108,7 @@ def emit(graph: Graph, config: Any, device: DeviceSpec) -> tuple[str, Launch]:
     if isinstance(rows, RowGraph):
         return emit_columns(graph, rows, config)
     if graph.reduced:
-        return emit_rows(plan_rows(graph, config.moments), config)
+        return emit_rows(plan_rows(graph, config.moments, config.recompute), config)
     return emit_pointwise(graph, config)
 
 

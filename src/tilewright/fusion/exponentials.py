@@ -1,0 +1,123 @@
+"""What may be done with a row's exponentials below its greatest value, as softmax has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright.fusion.ir import Graph, Node, Rewriter
+from tilewright.tensor_spec import HALVES
+
+
+def quick_exponentials(graph: Graph) -> Graph:
+    """Of exp(v - max v), what only its sums divide before it is rounded to halves need be good to
+    no more than 17 bits, six more than f16 has: a third of exp's instructions.
+
+    A product with log2(e), rounded to fp32, is at most 2^-17 off, and so is its power of two,
+    relatively. What is no normal number in fp32 becomes zero; nothing else multiplies it.
+    """
+    nodes = graph.nodes
+    users: dict[int, list[int]] = {}
+    for k, n in enumerate(nodes):
+        for a in n.args:
+            users.setdefault(a, []).append(k)
+    stored = {i for i, _ in graph.outputs}
+    shifted = {
+        i for i, n in enumerate(nodes)
+        if n.op == "exp" and n.dtype == "f32" and is_below_its_greatest(nodes, nodes[n.args[0]])
+    }  # fmt: skip
+    positive = set(shifted)  # and what sums and reciprocals make of them
+    for i, n in enumerate(nodes):
+        if n.op in ("sum", "reciprocal") and n.args[0] in positive:
+            positive.add(i)
+
+    def is_rounded(i: int) -> bool:
+        return i not in stored and i in users and all(map(rounds, users[i]))
+
+    def rounds(k: int) -> bool:
+        n = nodes[k]
+        if n.op == "cast":
+            return n.dtype in HALVES
+        among_themselves = n.op in ("mul", "div") and positive.issuperset(n.args)
+        return (k in positive or among_themselves) and is_rounded(k)
+
+    quick = {i for i in shifted if is_rounded(i)}
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        return r.add(replace(n, op="quick_exp")) if i in quick else None
+
+    return graph.rewritten(rule)
+
+
+def shifted_exponentials(graph: Graph) -> Graph:
+    """Where a row's exp(v - max v) are only divided by their own sum, one fused multiply-add does
+    for difference and product with log2(e).
+
+    The product of max v and log2(e) is rounded, by up to 2^-24 of it: a factor that all of a row
+    have in common, and that the division takes out. Of v from f16 it does not overflow.
+    """
+    nodes = graph.nodes
+    users = [graph.users(i) for i in range(len(nodes))]
+    stored = {i for i, _ in graph.outputs}
+
+    def is_normalised(i: int) -> bool:
+        greatest = nodes[nodes[i].args[0]].args[1]
+        sums = [k for k in users[i] if nodes[k].op == "sum"]
+        inverses = [k for s in sums for k in users[s] if nodes[k].op == "reciprocal"]
+        divisors = {"mul": inverses, "div": sums}
+        quotients = [
+            k for k in users[i]
+            if nodes[k].args[0] == i and nodes[k].args[-1] in divisors.get(nodes[k].op, ())
+        ]  # fmt: skip
+        follow = {*sums, *inverses, *quotients}
+        return (
+            follow.issuperset(k for j in (i, *sums, *inverses) for k in users[j])
+            and stored.isdisjoint((i, *sums, *inverses))
+            and all(nodes[s].shape == nodes[greatest].shape for s in sums)
+        )
+
+    def from_f16(r: Rewriter, i: int) -> bool:
+        return r[i].op == "cast" and r[r[i].args[0]].dtype == "f16"
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        if n.op != "quick_exp" or not is_normalised(i):
+            return None
+        below = r[n.args[0]]
+        if not from_f16(r, below.args[0]):
+            return None
+        return r.add(replace(n, op="shifted_exp", args=below.args))
+
+    return graph.rewritten(rule)
+
+
+def merge_exponentials(graph: Graph) -> Graph:
+    """Write sum(exp(v - amax(v))) as one reduction of v: it need not wait for the whole amax."""
+    merged = exponentials_of_greatest(graph)
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        if i not in merged:
+            return None
+        value, how = merged[i]
+        return r.add(replace(n, op="sum_exp", args=(r.map[value],), attr=how))
+
+    return graph.rewritten(rule) if merged else graph
+
+
+def exponentials_of_greatest(graph: Graph) -> dict[int, tuple[int, str]]:
+    """The sums of exp(v - amax(v)), over the same axes: each one's v, and operator for exp."""
+    nodes, found = graph.nodes, {}
+    for i in graph.reductions:
+        power = nodes[nodes[i].args[0]]
+        if nodes[i].op != "sum" or power.op not in ("exp", "quick_exp", "shifted_exp"):
+            continue
+        below = power if power.op == "shifted_exp" else nodes[power.args[0]]
+        if is_below_its_greatest(nodes, below) and nodes[below.args[1]].shape == nodes[i].shape:
+            found[i] = (below.args[0], power.op)
+    return found
+
+
+def is_below_its_greatest(nodes: Sequence[Node], n: Node) -> bool:
+    """Whether a step is v - max v, or computed from these two."""
+    if n.op not in ("sub", "shifted_exp"):
+        return False
+    return nodes[n.args[1]].op == "amax" and nodes[n.args[1]].args == n.args[:1]
