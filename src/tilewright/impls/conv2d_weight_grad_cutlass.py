@@ -75,6 +75,7 @@ class Config:
         return sliced or WARPS[self.tile]
 
     cluster = blocks_together = 1
+    blocks = 0  # slices are cut, ranges are not
     sum_bytes, beside_sums, static_bytes, alone_with_bias = 4, 48, 0, False
 
     @property
