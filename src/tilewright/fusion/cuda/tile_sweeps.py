@@ -1,0 +1,240 @@
+"""How a thread of a tile kernel walks its steps: loads, arithmetic, sums, stores."""
+
+from __future__ import annotations
+
+from tilewright.fusion.cuda.kernel import JOINS, TYPES, Kernel
+from tilewright.fusion.cuda.schedule import access_bytes
+from tilewright.fusion.cuda.tiles import WARP, Tiles
+from tilewright.fusion.ir import Access
+from tilewright.fusion.plan import Phase, needed_in
+
+
+class TileSweeps(Kernel):
+    """What tile kernels emit once they know where a thread is; for the names see tile_kernel."""
+
+    def __init__(self, tiles: Tiles):
+        super().__init__(tiles.plan.graph)
+        self.tiles, self.area, self.s = tiles, tiles.area, tiles.s
+        self.plan = tiles.plan
+        self.ends = {i: k for k, i in tiles.area.added.items()}
+        """By reduction that is added up: the position of the output that takes its parts."""
+        self.names: dict[int, str] = {}
+        """Per node that does not vary along the walk: its expression."""
+        self.shared_bytes = 0
+        # 64-bit where an index of twice the elements would not stay within 32.
+        self.index = "int" if max(self.area.width, self.area.steps) < 2**30 else "i64"
+        self.coordinate = {a: f"grid{a}" for a in self.area.grid}
+
+    # ---- values --------------------------------------------------------------------------------
+
+    def walked(self, i: int) -> bool:
+        """Whether a value differs from step to step."""
+        return any(self.graph.nodes[i].shape[a] != 1 for a in self.area.walk)
+
+    def vectorised(self, i: int) -> bool:
+        return self.graph.nodes[i].shape[self.area.lane] != 1
+
+    def kind(self, i: int) -> str:
+        one = TYPES[self.graph.nodes[i].dtype]
+        return f"Vec<{one}, {self.s.vector}>" if self.vectorised(i) else one
+
+    def load(self, i: int, at: dict[int, str]) -> str:
+        index = self.graph.nodes[i].attr
+        access = self.graph.inputs[index]
+        axes = [a for a in (*self.area.walk, self.area.lane) if a in at]
+        pointer = f"from{index} + {self.offset(access, axes, at)}"
+        if not self.vectorised(i):
+            return f"load_one({pointer})"
+        once = all(s or n == 1 for s, n in zip(access.strides, self.graph.space, strict=True))
+        wide = access_bytes(access, self.s.vector)
+        return self.fetch(access, pointer, str(self.s.vector), wide, self.s.stream_loads and once)
+
+    def value(self, i: int, operands: list[str]) -> str:
+        n = self.graph.nodes[i]
+        return self.expression(n, operands, str(self.s.vector) if self.vectorised(i) else None)
+
+    def steady_values(self, wanted: set[int], phase: int, vectors: bool) -> None:
+        """What does not vary along the walk and is known before `phase`."""
+        at = {self.area.lane: "column"} if vectors else {}
+        for i in needed_in(self.graph, wanted, frozenset(self.names)):
+            n = self.graph.nodes[i]
+            later = self.plan.ready[i] > phase or i in self.graph.reductions
+            if self.walked(i) or i in self.names or self.vectorised(i) > vectors or later:
+                continue
+            if any(a not in self.names for a in n.args):
+                continue
+            value = (
+                self.load(i, at)
+                if n.op == "load"
+                else self.value(i, [self.names[a] for a in n.args])
+            )
+            self.line(f"const {self.kind(i)} v{i} = {value};")
+            self.names[i] = f"v{i}"
+
+    # ---- one sweep -----------------------------------------------------------------------------
+
+    def sweep(self, phase: Phase, wanted: set[int], known: frozenset[int]) -> None:
+        """Walk the steps of this thread: loads of several first, so that they are in flight
+        together, then their arithmetic. All threads of a block make as many turns."""
+        keeping = self.tiles.kept_steps
+        carried = phase.carried_out - known if keeping else frozenset()
+        steps = [
+            i
+            for i in needed_in(self.graph, wanted | carried, known | frozenset(self.names))
+            if self.walked(i)
+        ]
+        stores = [k for k in phase.stores if self.walked(self.graph.outputs[k][0])]
+        if not (steps or stores or phase.added or phase.reductions):
+            return
+        for i in sorted(carried):
+            self.line(f"{self.kind(i)} keep{i}[{keeping}];")
+        count = keeping or (self.s.unroll if self.area.walk else 1)
+        loads = [i for i in steps if self.graph.nodes[i].op == "load" and not self.graph.draws(i)]
+        early = self.s.ahead and bool(loads)
+        each = f"int u = 0; u < {count}; ++u"
+        rounds = bool(keeping and self.area.added and loads and self.s.unroll < count)
+        step, first = self.tiles.shares * count, "begin" if keeping else "from"
+        if early or keeping:
+            self.open("")
+        if early:
+            self.load_steps(loads, "ahead", count, "begin")
+        if not keeping:
+            self.open(f"for ({self.index} from = begin; from < end; from += {step})")
+        if early:
+            self.load_steps(loads, "next", count, f"from + {step}")
+        elif rounds:
+            self.declare_steps(loads, "ahead", count)
+            at_once = self.s.unroll
+            self.open(f"TW_UNROLL for (int round = 0; round < {count}; round += {at_once})")
+            each = f"int u = round; u < round + {at_once} && u < {count}; ++u"
+            self.fill_steps(loads, "ahead", each, first)
+        elif loads:
+            self.load_steps(loads, "ahead", count, first)
+        place = f"{first} + u * {self.tiles.shares} + y"
+        self.open(f"TW_UNROLL for ({each})")
+        self.line(f"const {self.index} w = {place};")
+        self.line(f"const bool within = {self.surely()}w < end, live = within && inside;")
+        at = self.walk_coordinates()
+        self.step(phase, steps, loads, stores, known, at)
+        self.close()
+        for i in loads if early else ():
+            self.line(f"TW_UNROLL for (int u = 0; u < {count}; ++u) ahead{i}[u] = next{i}[u];")
+        if rounds or not keeping:
+            self.close()
+        if early or keeping:
+            self.close()
+
+    def surely(self) -> str:
+        """Which of the steps that are kept every thread has: they need no address of their own."""
+        t = self.tiles
+        least = self.area.steps - (t.chunks - 1) * t.chunk_steps
+        sure = max(least // t.shares, 0) if t.kept_steps else 0
+        return f"u < {sure} || " if sure else ""
+
+    def load_steps(self, loads: list[int], name: str, count: int, first: str) -> None:
+        """Loads of so many steps of this thread; past the end the last one's again."""
+        self.declare_steps(loads, name, count)
+        self.fill_steps(loads, name, f"int u = 0; u < {count}; ++u", first)
+
+    def declare_steps(self, loads: list[int], name: str, count: int) -> None:
+        for i in loads:
+            self.line(f"{self.kind(i)} {name}{i}[{count}];")
+
+    def fill_steps(self, loads: list[int], name: str, each: str, first: str) -> None:
+        self.open(f"TW_UNROLL for ({each})")
+        self.line(f"const {self.index} to = {first} + u * {self.tiles.shares} + y;")
+        self.line(f"const {self.index} w = {self.surely()}to < end ? to : end - 1;")
+        at = self.walk_coordinates()
+        for i in loads:
+            self.line(f"{name}{i}[u] = {self.load(i, at)};")
+        self.close()
+
+    def step(
+        self,
+        phase: Phase,
+        steps: list[int],
+        loads: list[int],
+        stores: list[int],
+        known: frozenset[int],
+        at: dict[int, str],
+    ) -> None:
+        names = {**self.names, **{i: f"keep{i}[u]" for i in known}}
+        names |= {i: f"ahead{i}[u]" for i in loads}
+        for i in steps:
+            if i not in names:
+                operands = [names[a] for a in self.graph.nodes[i].args]
+                value = self.load(i, at) if self.graph.draws(i) else self.value(i, operands)
+                self.line(f"const {self.kind(i)} v{i} = {value};")
+                names[i] = f"v{i}"
+            if self.tiles.kept_steps and i in phase.carried_out - known:
+                self.line(f"keep{i}[u] = {names[i]};")
+        for i in (*phase.reductions, *phase.added):
+            self.add(i, names[self.graph.nodes[i].args[0]], at)
+        for k in stores:
+            self.store(k, names[self.graph.outputs[k][0]], at, ["live"])
+
+    def add(self, i: int, value: str, at: dict[int, str]) -> None:
+        n = self.graph.nodes[i]
+        join, kind = JOINS[n.op], TYPES[n.dtype]
+        operand = n.args[0]
+        if self.vectorised(operand) and not self.vectorised(i):
+            value = f"fold<{join}>({value})"
+        if i not in self.ends or self.area.walks_through(i):
+            # No branch: loads of later steps would not pass it. What lanes outside add is dropped.
+            counts = "live" if self.area.along_lane(i) else "within"
+            self.line(f"acc{i} = join_if<{join}>({counts}, acc{i}, {value});")
+            return
+        # A step's own result: joined along the lane, one part for each warp.
+        threads = min(self.tiles.lanes, WARP)
+        alone = f"live ? {value} : {join}::start<{kind}>()"
+        self.line(f"const {kind} all{i} = reduce_warp<{join}, {threads}>({alone});")
+        k = self.ends[i]
+        offset = self.offset(self.graph.outputs[k][1], self.area.walk, at)
+        self.line(f"if (w < end && x % {threads} == 0) to{k}[{offset}] = all{i};")
+
+    def walk_coordinates(self) -> dict[int, str]:
+        """Coordinates of step `w`, and of the thread's vector."""
+        at, axes = {self.area.lane: "column"}, self.area.walk
+        if len(axes) == 1:
+            return {**at, axes[0]: "(i64)w"}
+        rest = "w"
+        for a in reversed(axes[1:]):
+            self.line(f"const i64 walk{a} = {rest} % {self.graph.space[a]};")
+            rest = f"({rest} / {self.graph.space[a]})"
+            at[a] = f"walk{a}"
+        for a in axes[:1]:
+            self.line(f"const i64 walk{a} = {rest};")
+            at[a] = f"walk{a}"
+        return at
+
+    # ---- stores --------------------------------------------------------------------------------
+
+    def steady_stores(self, condition: str) -> None:
+        """Outputs that do not vary along the walk."""
+        for k, (i, _) in enumerate(self.graph.outputs):
+            if i not in self.ends and not self.walked(i):
+                self.store(k, self.names[i], {self.area.lane: "column"}, ["inside", condition])
+
+    def store(self, k: int, value: str, at: dict[int, str], conditions: list[str]) -> None:
+        """Write a value once, whatever it does not vary over."""
+        i, access = self.graph.outputs[k]
+        shape = self.graph.nodes[i].shape
+        for a, n in enumerate(shape):
+            if n == 1 != self.graph.space[a] and (a in at or a in self.coordinate):
+                conditions.append(f"{at.get(a) or self.coordinate[a]} == 0")
+        axes = [a for a in (*self.area.walk, self.area.lane) if a in at]
+        pointer = f"to{k} + {self.offset(access, axes, at)}"
+        wide = access_bytes(access, self.s.vector)
+        self.line(f"if ({' && '.join(conditions)}) {self.written(k, pointer, wide, value)}")
+
+    def written(self, k: int, pointer: str, wide: int, value: str) -> str:
+        i, access = self.graph.outputs[k]
+        if not self.vectorised(i):
+            return f"*({pointer}) = {value};"
+        return self.kept_in(access, pointer, wide, value)
+
+    def kept_in(self, access: Access, pointer: str, wide: int, value: str) -> str:
+        innermost = access.strides[-1]
+        if innermost == 1:
+            return f"store<{wide}>({pointer}, {value});"
+        return f"scatter({pointer}, {innermost}, {value});"
