@@ -24,7 +24,6 @@ static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 template <class T> static T __ldg(const T* p) { return *p; }
 static inline unsigned __funnelshift_r(unsigned low, unsigned high, int by) { return (((uint64_t)high << 32) | low) >> by; }
-static inline unsigned atomicInc(unsigned* at, unsigned last) { const unsigned was = *at; *at = was >= last ? 0 : was + 1; return was; }
 
 static Dim3 blockDim;
 alignas(1024) static unsigned char dynamic_shared[SHARED_BYTES];
