@@ -150,6 +150,17 @@ def test_a_walk_that_is_not_divided_leaves_no_parts_to_put_together(text):
     assert compiled(target.task(graph, config, H200)).resources.spill_bytes == 0
 
 
+def test_a_walk_may_be_divided_into_parts_of_a_single_step():
+    fuse(lambda a: 0.75 * a.amin(0, keepdim=True), name="random_graph")
+    try:
+        graph = graph_of(OPS["random_graph"].workload(a=TensorSpec("f16", (2, 64))))
+    finally:
+        forget()
+    config = TileSchedule(8, 4, 8, 1, 1, parts=2, combine="last")
+    assert config in target.space(graph, H200)
+    assert compiled(target.task(graph, config, H200)).resources.spill_bytes == 0
+
+
 @emulation
 @pytest.mark.parametrize(
     ("function", "a", "b"),

@@ -63,8 +63,10 @@ class Program:
     temporaries: tuple[TensorSpec, ...]
 
     def large(self) -> int:
-        """How many kernels walk the largest space."""
-        sizes = [math.prod(s.graph.space) for s in self.segments]
+        """How many kernels walk the largest space, besides those that put parts together: however
+        many parts there are, the cut is the same."""
+        walking = [s for k, s in enumerate(self.segments) if k == 0 or s.row is not None]
+        sizes = [math.prod(s.graph.space) for s in walking]
         return sizes.count(max(sizes))
 
     def describe(self) -> list[str]:
