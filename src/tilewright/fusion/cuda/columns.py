@@ -60,6 +60,7 @@ class ColumnKernel(RowKernel):
         assert len(dtypes) == 1, dtypes
         self.finish = finish
         self.kind = TYPES[dtypes.pop()]
+        self.itemsize = 8 if self.kind == "double" else 4
 
     def parameters_of_kernel(self) -> list[str]:
         inputs = len(self.graph.inputs)
@@ -85,8 +86,8 @@ class ColumnKernel(RowKernel):
         return "P" * len(self.finished()) + found.replace("q", "qP", 1)
 
     def load_parameters(self) -> None:
-        """Also begin the sums; and by now all blocks run, so that the second kernel may wait."""
-        if self.finish is None:
+        """Also begin the sums."""
+        if self.finish is None and self.s.early:
             self.line("release_next();")
         super().load_parameters()
         for c, n in enumerate(self.columns):
@@ -102,39 +103,71 @@ class ColumnKernel(RowKernel):
             return
         c = k - self.first_column
         joined = f"join_each<{JOINS[self.columns[c].op]}>(column{c}[k], {value})"
-        self.line(f"if (first_row + r < count) column{c}[k] = {joined};")
+        self.line(f"{self.exists}column{c}[k] = {joined};")
 
     def after_rows(self) -> None:
-        """Join the sums of the block's groups, half of them at a time, and write one result."""
-        s = self.s
-        size = 8 if self.kind == "double" else 4
-        groups = s.rows_per_block
-        if groups > 1:
-            vectors = groups // 2 * len(self.columns) * self.turns * s.row_threads
-            kind = f"Vec<{self.kind}, {s.vector}>"
-            self.declare_shared(kind, "together", vectors * s.vector * size)
-        while groups > 1:
-            given = groups // 2  # the last give theirs to the first; a middle one keeps its own
-            kept = groups - given
-            self.each_column(f"if (group >= {kept} && group < {groups})", "{shared} = {own};", kept)
-            self.line("__syncthreads();")
-            joined = "{own} = join_each<{join}>({own}, {shared});"
-            self.each_column(f"if (group < {given})", joined)
-            groups = kept
-            if groups > 1:
-                self.line("__syncthreads();")
+        """Join the sums of the block's groups and write one result."""
+        groups, every = self.s.rows_per_block, range(len(self.columns) * self.turns)
         at = f"partials + (block * {len(self.columns)} + {{c}}) * {self.plan.width} + column"
-        wide = math.gcd(s.vector * size, self.plan.width * size, WIDEST_ACCESS)
-        self.each_column("if (group == 0)", f"store<{wide}>({at}, {{own}});")
+        wide = math.gcd(self.s.vector * self.itemsize, self.plan.width * self.itemsize)
+        leave = f"store<{min(wide, WIDEST_ACCESS)}>({at}, {{own}});"
+        if self.finish is None and not self.s.early:
+            self.line("release_next();")
+        if groups == 1:
+            self.each_sum(every, leave)
+        else:
+            self.join_groups(
+                [
+                    every[len(every) * g // groups : len(every) * (g + 1) // groups]
+                    for g in range(groups)
+                ],
+                leave,
+            )
         if self.finish is not None:
             self.meet(self.finish)
 
+    def join_groups(self, shares: list[range], leave: str) -> None:
+        """Each group is given its share of the others' vectors of sums where the queue of rows was,
+        joins them in a fixed order, and writes what that makes."""
+        others = len(shares) - 1
+        sums = len(self.columns) * self.turns
+        size = others * sums * self.s.row_threads * self.s.vector * self.itemsize
+        self.share_again(f"Vec<{self.kind}, {self.s.vector}>", "given", size)
+        self.line("__syncthreads();")
+        slot = f"given[({{giver}} * {sums} + {{n}}) * {self.s.row_threads} + lane]"
+        for group, share in enumerate(shares):
+            self.open(f"if (group != {group})")
+            giver = f"(group - (group > {group}))"
+            self.each_sum(share, f"{slot.replace('{giver}', giver)} = {{own}};")
+            self.close()
+        self.line("__syncthreads();")
+        each = f"TW_UNROLL for (int other = 0; other < {others}; ++other)"
+        joined = f"{{own}} = join_each<{{join}}>({{own}}, {slot.replace('{giver}', 'other')});"
+        for group, share in enumerate(shares):
+            self.open(f"if (group == {group})")
+            self.each_sum(share, f"{each} {joined}", leave)
+            self.close()
+
+    def each_sum(self, share: range, *texts: str) -> None:
+        """`texts` for a share of the vectors of sums, of which {n} is the number."""
+        for c, node in enumerate(self.columns):
+            before = c * self.turns
+            first, last = max(share.start - before, 0), min(share.stop - before, self.turns)
+            if first >= last:
+                continue
+            self.open(f"TW_UNROLL for (int k = {first}; k < {last}; ++k)")
+            self.open_turn()
+            names = {"own": f"column{c}[k]", "n": f"({before} + k)", "c": c, "join": JOINS[node.op]}
+            for text in texts:
+                self.line(text.format(**names))
+            self.close_turn()
+            self.close()
+
     def meet(self, finish: FinishKernel) -> None:
         """Once all blocks have left their partial results, each joins slices of the columns."""
-        if finish.shared_bytes and not self.dynamic_bytes:
-            self.declare_shared(self.kind, "finishing", finish.shared_bytes)
-        self.dynamic_bytes = max(self.dynamic_bytes, finish.shared_bytes)
-        shared = f"({self.kind}*)on_chip" if finish.shared_bytes else "nullptr"
+        if finish.shared_bytes:
+            self.share_again(self.kind, "finishing", finish.shared_bytes)
+        shared = "finishing" if finish.shared_bytes else "nullptr"
         names = [f"{'seed' if self.graph.inputs[i].draw else 'in'}{i}" for i in finish.loads]
         names += [name for _, name in self.finished()]
         scalars = [f"scalar{i}" for i in range(len(self.graph.scalars))]
@@ -151,16 +184,3 @@ class ColumnKernel(RowKernel):
     def source(self, head: str) -> str:
         before = "" if self.finish is None else self.finish.emit()
         return super().source(f"{before}{head}")
-
-    def each_column(self, condition: str, text: str, first: int = 0) -> None:
-        """`text` for every vector of sums; `{shared}` is the place of group - `first`."""
-        self.open(condition)
-        self.open_turns(True)
-        for c, n in enumerate(self.columns):
-            sums = f"(group - {first}) * {len(self.columns)} + {c}"
-            place = f"(({sums}) * {self.turns} + k) * {self.s.row_threads} + lane"
-            self.line(
-                text.format(own=f"column{c}[k]", shared=f"together[{place}]", join=JOINS[n.op], c=c)
-            )
-        self.close_turns()
-        self.close()

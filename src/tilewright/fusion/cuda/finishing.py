@@ -16,8 +16,9 @@ FINISH_THREADS = 256
 """Threads of a block of the second kernel: so few that they find room beside the first."""
 FINISH_BUSY = 1 << 16
 """Threads it should have in all: about 512 for each SM of a large GPU."""
-FINISH_LOADS = 24
-"""Of partial results that one of its threads has under way."""
+FINISH_LOADS = 36
+"""Registers of partial results that one of its threads has under way: all of two columns where 264
+blocks left theirs to sixteen threads of each, or 528 to 32."""
 
 
 def finish_shares(width: int) -> int:
@@ -109,7 +110,8 @@ class FinishKernel(Kernel):
 
     def add_partials(self, columns: list[Node]) -> None:
         """All loads of a batch are under way before one of them is waited for."""
-        batch = max(FINISH_LOADS // len(columns), 1)
+        words = 2 if self.kind == "double" else 1
+        batch = max(FINISH_LOADS // (len(columns) * words), 1)
         self.open(f"for (i64 first = share; first < count; first += {batch * self.shares})")
         for c in range(len(columns)):
             self.line(f"{self.kind} part{c}[{batch}];")

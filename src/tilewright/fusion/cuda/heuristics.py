@@ -34,6 +34,8 @@ from tilewright.space import ConfigSpace
 
 Kind = tuple[Iterable[RowSchedule], int, Callable[[RowSchedule], Iterable[RowSchedule]]]
 """Candidates, how many of them a search begins with, and the ways in which each is varied."""
+COLUMN_BLOCKS = ((81, 256), (81, 384), (96, 256), (96, 384), (64, 256), (64, 384), (32, 512))
+"""Of kernels that sum over rows: what a thread keeps of a row, and the threads of an SM."""
 WIDE_COLUMN_BYTES = 1 << 15
 """Of a row that blocks of a cluster share where they sum over rows."""
 HALF_ACCESS_BYTES = 8
@@ -208,30 +210,37 @@ def _column_block_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
     """Sums over rows: 256 threads on an SM, each with 40 to 96 bytes of a row and the parameters in
-    registers, in as many blocks as that makes.
+    registers, in blocks of 128 threads: twice as many blocks leave twice the partial results, half
+    as many wait longer for one another.
 
-    So were the best that searches found at 13 of the 14 widths of `layer_norm_backward_gpt` on an
-    H200 (849cc1a; the narrowest had 384 threads), with eight blocks for a row of 32 KiB or more,
-    though they leave more partial results than `_column_candidates`.
+    So were the best that searches found of `layer_norm_backward_gpt` on an H200: 2048 columns take
+    31.0 us with blocks of 64 threads, 29.1 with 128, 30.8 with 256 (5a86748, 2026-11-21). Eight
+    blocks share a row of 32 KiB or more; with 128 threads or more each they take two rows at once,
+    to wait for one another half as often (65536 columns: 915 us, with two rows 869).
     """
     if not footprint.columns:
         return
     row_bytes = footprint.width * footprint.itemsize
     cluster = max(space.values["cluster"]) if row_bytes >= WIDE_COLUMN_BYTES else 1
     narrow = min(max(vector // 2, HALF_ACCESS_BYTES // footprint.itemsize), vector)
-    for kept_bytes, resident in itertools.product((81, 96, 64), (256, 384)):
+    held = "registers" if footprint.parameters else "reload"
+    for kept_bytes, resident in COLUMN_BLOCKS:
         least = max(row_bytes / cluster / kept_bytes, 64 if cluster > 1 else 32)
         threads = next((t for t in space.values["row_threads"] if t >= least), None)
         if threads is None:
             continue
-        groups = max(64 // threads, 1)
+        groups = max((128 if cluster == 1 else 64) // threads, 1)
         blocks = [b for b in space.values["min_blocks"] if b * groups * threads <= resident]
         c = RowSchedule(
             narrow, threads, groups, 1, "registers", "two_pass", cluster, max(blocks, default=1),
             stages=2, parameters="shared" if footprint.parameters else "reload",
         )  # fmt: skip
-        held = replace(c, parameters="registers" if footprint.parameters else "reload")
-        for varied in (held, c):
+        if cluster > 1 and threads >= 128 and footprint.itemsize == 2:
+            yield replace(
+                c, vector=vector, rows_per_block=max(256 // threads, 1), rows_per_thread=2,
+                min_blocks=1, parameters=held, rematerialize=True,
+            )  # fmt: skip
+        for varied in (replace(c, parameters=held), c):
             needed = estimated_registers(varied, footprint)
             roomy = varied is c or needed <= ROOMY_REGISTERS
             if roomy and needed + SPARE_REGISTERS <= register_cap(varied, device):
@@ -289,7 +298,11 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     if footprint.columns:
         columns = _column_candidates(space, footprint, device, vector)
         small = _column_block_candidates(space, footprint, device, vector)
-        kinds = [(small, 6, _column_block_variations), walking, (columns, 8, _column_variations)]
+        kinds = [
+            (small, 4, _column_block_variations),
+            (persistent, 1, _variations),
+            (columns, 3, _column_variations),
+        ]
     else:
         few = list(few_row_candidates(space, footprint, device, vector))
         if footprint.rows < MANY_ROWS * device.sms:
@@ -344,10 +357,20 @@ def _shared_variations(c: RowSchedule) -> Iterator[RowSchedule]:
 
 
 def _column_block_variations(c: RowSchedule) -> Iterator[RowSchedule]:
-    for vector, stages, packed in itertools.product(
-        (c.vector, 2 * c.vector), (2, 3), (False, True)
-    ):
-        yield replace(c, vector=vector, stages=stages, rematerialize=packed)
+    """Also in blocks of half and of twice the threads, which leave more and fewer partial results,
+    and two rows at a time."""
+    yield from (c, replace(c, early=True))
+    cuts = dict.fromkeys(
+        (groups, c.rows_per_block * c.min_blocks // groups)
+        for groups in (c.rows_per_block, 2 * c.rows_per_block, c.rows_per_block // 2)
+        if groups and c.rows_per_block * c.min_blocks % groups == 0
+    )
+    ways = itertools.product((1, 2), cuts, (c.vector, 2 * c.vector), (2, 3))
+    for rows, (groups, blocks), vector, stages in ways:
+        yield replace(
+            c, vector=vector, rows_per_block=groups, rows_per_thread=rows, min_blocks=blocks,
+            stages=stages, rematerialize=True,
+        )  # fmt: skip
 
 
 def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:

@@ -94,21 +94,51 @@ class RowLayout(Kernel):
             place = self.offset(by, self.graph.kept, at)
             self.line(f"shift = (int)(({place}) & {self.s.vector - 1});")
         for kind, i, a in found:
-            self.line(f"row_{kind}{i}[r] = {kind}{i} + {self.offset(a, self.graph.kept, at)};")
+            self.line(f"row_{kind}{i}[r] = {kind}{i} + {self.row_offset(a, at)};")
         self.close()
+
+    @property
+    def exists(self) -> str:
+        """Whether row r of the group is there, as the start of a statement; empty if it must be."""
+        walks_alone = self.persistent and self.s.row_threads >= WARP
+        sure = walks_alone and self.s.rows_per_thread == 1
+        return "" if sure else "if (first_row + r < count) "
 
     def row_coordinates(self, first_row: str) -> dict[int, str]:
         row = f"{first_row} + r"
-        if self.persistent or self.s.rows_per_block * self.s.rows_per_thread > 1:
+        if self.exists and (self.persistent or self.s.rows_per_block * self.s.rows_per_thread > 1):
             row = f"{row} < count ? {row} : count - 1"  # else no group is without a row
         self.line(f"const i64 row = {row};")
         return self.coordinates("row", "row", self.graph.kept, "i64") if self.graph.kept else {}
+
+    def row_offset(self, access: Access, at: dict[int, str]) -> str:
+        """Where the row begins; of what lies side by side along it, where this thread's part does.
+
+        Its turns are then at distances that instructions hold, and need no arithmetic.
+        """
+        start = self.offset(access, self.graph.kept, at)
+        return f"{start} + first_vector * {self.s.vector}" if self.side_by_side(access) else start
+
+    def side_by_side(self, access: Access) -> bool:
+        return not self.s.shifted and self.column_offset(access) == "column"
+
+    def turn_offset(self, access: Access) -> str:
+        """Of turn k, from there."""
+        if self.side_by_side(access):
+            return f"k * {self.step * self.s.vector}"
+        return self.column_offset(access)
 
     def over_rows(self, access: Access) -> bool:
         return any(access.strides[k] for k in self.graph.kept)
 
     def base(self, kind: str, i: int, access: Access) -> str:
         return f"row_{kind}{i}[r]" if self.over_rows(access) else f"{kind}{i}"
+
+    def pointer(self, kind: str, i: int, access: Access) -> str:
+        """Address of the vector of row r at turn k."""
+        if self.over_rows(access):
+            return f"row_{kind}{i}[r] + {self.turn_offset(access)}"
+        return f"{kind}{i} + {self.column_offset(access)}"
 
     # -- columns ---------------------------------------------------------------------------------
 
@@ -159,7 +189,7 @@ class RowLayout(Kernel):
         """The load of node `i` at the current row and column."""
         index = self.graph.nodes[i].attr
         access = self.graph.inputs[index]
-        pointer = f"{self.base('in', index, access)} + {self.column_offset(access)}"
+        pointer = self.pointer("in", index, access)
         wide = self.access_bytes(access)
         if self.s.shifted:
             how = f"{self.s.vector}, {wide}, {str(stream).lower()}"
@@ -203,6 +233,13 @@ class RowLayout(Kernel):
         self.declare_shared(
             f"Vec<{TYPES[dtype]}, {vector}>", name, vectors * held_bytes(dtype, vector)
         )
+
+    def share_again(self, kind: str, name: str, size_bytes: int) -> None:
+        """Declare all dynamic shared memory under one more name, for when the rows are walked."""
+        if self.dynamic_bytes == 0:
+            self.shared.append("extern __shared__ Quad on_chip[];")
+        self.shared.append(f"{kind}* const {name} = ({kind}*)on_chip;")
+        self.dynamic_bytes = max(self.dynamic_bytes, math.ceil(size_bytes / 16) * 16)
 
     def declare_shared(self, kind: str, name: str, size_bytes: int) -> None:
         if self.dynamic_bytes == 0:

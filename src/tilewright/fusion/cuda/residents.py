@@ -174,7 +174,7 @@ class Residents(Walking):
             for i in self.queued:
                 access = self.graph.inputs[self.graph.nodes[i].attr]
                 wide = access_bytes(access, s.vector)
-                pointer = f"from{i} + {self.column_offset(access)}"
+                pointer = f"from{i} + {self.turn_offset(access)}"
                 self.line(f"enqueue<{s.vector}, {wide}>(&{self.slot(i)}, {pointer});")
             self.close_turns()
         if single:
@@ -183,11 +183,15 @@ class Residents(Walking):
         if single:
             self.line("close_batch();")
 
-    def row_starts(self, first_row: str, loads: tuple[int, ...]) -> None:
+    def row_starts(self, first_row: str, loads: tuple[int, ...], own: bool = True) -> None:
+        """Where the rows of `loads` begin, or this thread's `own` part of them."""
         at = self.row_coordinates(first_row)
         for i in loads:
             index = self.graph.nodes[i].attr
-            offset = self.offset(self.graph.inputs[index], self.graph.kept, at)
+            access = self.graph.inputs[index]
+            offset = (
+                self.row_offset(access, at) if own else self.offset(access, self.graph.kept, at)
+            )
             self.line(f"const auto* from{i} = in{index} + {offset};")
 
     def enqueue_bulk(self, first_row: str) -> None:
@@ -199,7 +203,7 @@ class Residents(Walking):
         self.line(f"if (lane == 0) barrier_expect({self.own_barrier}, {size});")
         self.line("__syncwarp();")
         self.open(self.each_row())
-        self.row_starts(first_row, self.queued)
+        self.row_starts(first_row, self.queued, own=False)
         self.open(f"for (int k = lane; k < {self.turns}; k += 32)")
         self.line(f"const int vectors = {self.piece('k')};")
         rank = f" + (int)rank * {s.row_threads}" if s.cluster > 1 else ""
@@ -219,8 +223,10 @@ class Residents(Walking):
         return f"(stage * {rows} + r)" if rows > 1 else "stage"
 
     def slot(self, i: int) -> str:
-        threads = self.s.block_threads
-        return f"queue{i}[({self.place_in_queue} * {self.turns} + k) * {threads} + threadIdx.x]"
+        rows, threads = self.s.rows_per_thread, self.s.block_threads
+        turn = f"(r * {self.turns} + k)" if rows > 1 else "k"
+        stage = f"stage * {rows * self.turns * threads}"
+        return f"(queue{i} + {stage} + threadIdx.x)[{turn} * {threads}]"
 
     def scalar_slot(self, i: int) -> str:
         return f"queue{i}[{self.place_in_queue} * {self.s.block_threads} + threadIdx.x]"

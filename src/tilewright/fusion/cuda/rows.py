@@ -115,9 +115,9 @@ class RowKernel(Moments, Residents):
         for k, (i, access) in enumerate(self.graph.outputs):
             if not self.plan.inner[i]:
                 first = "lane == 0" + (" && rank == 0" if self.s.cluster > 1 else "")
-                live = f"first_row + r < count && {first}"
                 target = self.base("out", k, access)
-                self.line(f"{self.each_row()} if ({live}) *{target} = {self.names[i]};")
+                store = f"{self.exists}if ({first}) *{target} = {self.names[i]};"
+                self.line(f"{self.each_row()} {store}")
 
     # -- one sweep over the row ------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class RowKernel(Moments, Residents):
 
     def store(self, k: int, value: str) -> None:
         _, access = self.graph.outputs[k]
-        pointer = f"{self.base('out', k, access)} + {self.column_offset(access)}"
+        pointer = self.pointer("out", k, access)
         if self.s.shifted:
             wide = self.access_bytes(access)
             call = f"store_within<{wide}>({pointer}, {value}, {self.place_in_row});"
@@ -225,4 +225,4 @@ class RowKernel(Moments, Residents):
             call = f"store<{access_bytes(access, self.s.vector)}>({pointer}, {value});"
         else:
             call = f"scatter({pointer}, {access.strides[-1]}, {value});"
-        self.line(f"if (first_row + r < count) {call}")
+        self.line(f"{self.exists}{call}")

@@ -71,7 +71,8 @@ class RowSchedule:
     turn asks whether it is within the row, or every turn is predicated.
 
     Sums over rows are joined by a second `kernel`, or by the first one itself once all blocks of
-    the `grid` have met, which then must all run at once: see columns.
+    the `grid` have met, which then must all run at once: see columns. The second kernel is let in
+    as blocks come to the end of their rows, or `early`, to wait beside them.
 
     Its groups walk rows with the stride of the grid, or `in_turn`: each takes its next rows from a
     counter.
@@ -109,6 +110,7 @@ class RowSchedule:
     tail: str = param("peeled", "predicated")
     recompute: bool = param(True, False)
     blocks_per_row: int = param(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+    early: bool = param(False, True)
 
     @property
     def block_threads(self) -> int:
@@ -196,6 +198,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             "cluster": clusters,
             "in_turn": (False, True) if walks and not footprint.columns else (False,),
             "combine": ("kernel", "grid") if footprint.columns else ("kernel",),
+            "early": (False, True) if footprint.columns else (False,),
             "rows_per_block": tuple(r for r in groups if r * min(threads, default=1) <= 1024),
             "blocks_per_row": _blocks_per_row(footprint),
             "parameters": _ways_of_parameters(footprint, walks),
@@ -313,8 +316,7 @@ class Footprint:
 
     def shared_bytes(self, c: RowSchedule) -> int:
         """Of one block, besides the few bytes that its warps exchange."""
-        found = c.rows_per_block // 2 * self.column_bytes(c) * c.row_threads
-        found += 8 * c.stages * c.rows_per_block if c.bulk else 0  # barriers
+        found = 8 * c.stages * c.rows_per_block if c.bulk else 0  # barriers
         if c.storage == "shared":
             kept = sum(held_bytes(dtype, c.vector) for dtype in self.carried(c.moments))
             found += self.turns(c) * kept * c.block_threads
@@ -323,6 +325,7 @@ class Footprint:
         row = self.turns(c) * sum(held_bytes(a.dtype, c.vector) for a in self.queued)
         row += sum(a.itemsize for a in self.queued_scalars)
         found += c.stages * c.rows_per_thread * row * c.block_threads
+        found = max(found, (c.rows_per_block - 1) * self.column_bytes(c) * c.row_threads)
         if c.combine == "grid":
             columns = len(self.columns)
             joining = finish_bytes(self.width, columns, c.block_threads, COLUMN_ITEMSIZE)
@@ -356,6 +359,8 @@ def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
 
 
 def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
+    if c.early and c.combine != "kernel":
+        return "there is no second kernel to let in early"
     if c.blocks_per_row > 1 and (c.cluster > 1 or c.rows_per_block > 1 or c.rows_per_thread > 1):
         return "blocks that share a row without being a cluster take that row only"
     if c.blocks_per_row > 1 and (c.persistent or c.storage == "shared" or c.contiguous):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from tilewright.fusion.cuda.layout import RowLayout
+from tilewright.fusion.cuda.layout import WARP, RowLayout
 
 
 class Walking(RowLayout):
     """Either with the stride of the grid, or in turn.
+
+    With the stride, what is left at the end goes to the first groups of all blocks, not to all
+    groups of the first blocks: every SM has as much to do as the others.
 
     In turn, a group takes its next rows from a counter. All groups then work side by side in
     memory, however fast each of them is, and none is left with more rows than the others at the
@@ -35,12 +38,13 @@ class Walking(RowLayout):
 
     def start_walk(self) -> None:
         s = self.s
-        per_block = s.rows_per_block * s.rows_per_thread
+        self.line(f"const i64 blocks = (i64)gridDim.x / {s.cluster};")
         if not s.in_turn:
-            self.line(f"const i64 row_step = (i64)gridDim.x / {s.cluster} * {per_block};")
-            self.line(f"i64 first_row = block * {per_block} + group * {s.rows_per_thread};")
+            per_block = s.rows_per_block * s.rows_per_thread
+            self.line(f"const i64 row_step = blocks * {per_block};")
+            self.line(f"i64 first_row = (group * blocks + block) * {s.rows_per_thread};")
             return
-        self.line(f"const i64 groups = (i64)gridDim.x / {s.cluster} * {s.rows_per_block};")
+        self.line(f"const i64 groups = blocks * {s.rows_per_block};")
         self.line(f"const i64 batches = (count + {s.rows_per_thread - 1}) / {s.rows_per_thread};")
         self.line(f"const i64 first_batch = block * {s.rows_per_block} + group;")
         self.line("i64 batch = first_batch;")
@@ -72,10 +76,9 @@ class Walking(RowLayout):
         self.close()
 
     def is_walked(self, first_row: str) -> str:
-        """Whether there are rows from `first_row` on; of the grid's stride, for any group."""
-        rows = self.s.rows_per_thread
-        others = f" - group * {rows}" if self.s.rows_per_block > 1 and not self.s.in_turn else ""
-        return f"{first_row}{others} < count"
+        """Whether there are rows from `first_row` on; for any group where several share a warp."""
+        others = f" - group * blocks * {self.s.rows_per_thread}"
+        return f"{first_row}{others if self.s.row_threads < WARP else ''} < count"
 
     def row_at_start(self, stage: str) -> str:
         """The first row of an early step."""
