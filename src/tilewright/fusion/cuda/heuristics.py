@@ -210,13 +210,13 @@ def _column_block_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
     """Sums over rows: 256 threads on an SM, each with 40 to 96 bytes of a row and the parameters in
-    registers, in blocks of 128 threads: twice as many blocks leave twice the partial results, half
-    as many wait longer for one another.
+    registers. They are one block, which leaves the fewest partial results, or a small one of each
+    of the clusters that share a row of 32 KiB or more. With 128 threads or more those take two rows
+    at once, in bulk, to wait for one another half as often.
 
-    So were the best that searches found of `layer_norm_backward_gpt` on an H200: 2048 columns take
-    31.0 us with blocks of 64 threads, 29.1 with 128, 30.8 with 256 (5a86748, 2026-11-21). Eight
-    blocks share a row of 32 KiB or more; with 128 threads or more each they take two rows at once,
-    to wait for one another half as often (65536 columns: 915 us, with two rows 869).
+    So were the best found of `layer_norm_backward_gpt` on an H200, 2026-11-21: 2048 columns take
+    31.1 us, with two blocks on an SM 31.7, with four 32.0; 65536 take 860 us, without bulk 899,
+    and row by row 927.
     """
     if not footprint.columns:
         return
@@ -229,7 +229,7 @@ def _column_block_candidates(
         threads = next((t for t in space.values["row_threads"] if t >= least), None)
         if threads is None:
             continue
-        groups = max((128 if cluster == 1 else 64) // threads, 1)
+        groups = max((256 if cluster == 1 else 64) // threads, 1)
         blocks = [b for b in space.values["min_blocks"] if b * groups * threads <= resident]
         c = RowSchedule(
             narrow, threads, groups, 1, "registers", "two_pass", cluster, max(blocks, default=1),
@@ -239,6 +239,7 @@ def _column_block_candidates(
             yield replace(
                 c, vector=vector, rows_per_block=max(256 // threads, 1), rows_per_thread=2,
                 min_blocks=1, parameters=held, rematerialize=True,
+                bulk=True in space.values["bulk"],
             )  # fmt: skip
         for varied in (replace(c, parameters=held), c):
             needed = estimated_registers(varied, footprint)
@@ -357,19 +358,18 @@ def _shared_variations(c: RowSchedule) -> Iterator[RowSchedule]:
 
 
 def _column_block_variations(c: RowSchedule) -> Iterator[RowSchedule]:
-    """Also in blocks of half and of twice the threads, which leave more and fewer partial results,
-    and two rows at a time."""
-    yield from (c, replace(c, early=True))
-    cuts = dict.fromkeys(
-        (groups, c.rows_per_block * c.min_blocks // groups)
-        for groups in (c.rows_per_block, 2 * c.rows_per_block, c.rows_per_block // 2)
-        if groups and c.rows_per_block * c.min_blocks % groups == 0
-    )
-    ways = itertools.product((1, 2), cuts, (c.vector, 2 * c.vector), (2, 3))
-    for rows, (groups, blocks), vector, stages in ways:
+    """Also in blocks of half and of a quarter of the threads, which leave more partial results and
+    wait less for one another."""
+    yield from (c, replace(c, early=True), replace(c, widened=True), replace(c, bulk=not c.bulk))
+    yield replace(c, vector=2 * c.vector, rows_per_thread=2, rematerialize=True)
+    cuts = [
+        (c.rows_per_block // n, c.min_blocks * n) for n in (1, 2, 4) if c.rows_per_block % n == 0
+    ]
+    ways = itertools.product((2, 3), (False, True), (True, False))
+    for (groups, blocks), (stages, packed, stream) in itertools.product(cuts, ways):
         yield replace(
-            c, vector=vector, rows_per_block=groups, rows_per_thread=rows, min_blocks=blocks,
-            stages=stages, rematerialize=True,
+            c, rows_per_block=groups, min_blocks=blocks, stages=stages, rematerialize=packed,
+            stream_loads=stream,
         )  # fmt: skip
 
 
