@@ -184,6 +184,33 @@ def test_a_kernel_whose_blocks_meet_needs_no_second_one_and_does_not_spill(width
     assert len(target.describe(graph, config, spec)) == 1
 
 
+def test_the_second_kernel_is_let_in_at_the_end_of_the_rows_or_early():
+    graph = graph_of(Workload.parse(BACKWARD.format(h=768)))
+    config = target.heuristic(graph, H200)
+    for early in (False, True):
+        text = target.task(graph, replace(config, early=early), H200).source.partition("fused(")[2]
+        assert (text.index("release_next();") < text.index("await_batch<")) == early
+    why_not = target.space(graph, H200).why_not(replace(config, early=True, combine="grid"))
+    assert "no second kernel" in why_not
+
+
+def test_rows_of_the_last_round_are_dealt_out_over_blocks_not_over_the_groups_of_the_first():
+    graph = graph_of(Workload.parse(BACKWARD.format(h=768)))
+    config = target.heuristic(graph, H200)
+    assert config.rows_per_block > 1
+    text = target.task(graph, config, H200).source
+    assert "i64 first_row = (group * blocks + block) * 1;" in text
+    assert "first_row + r < count" not in text  # each group walks rows that exist
+
+
+def test_rows_that_are_summed_over_leave_the_cache_first_if_they_are_read_once():
+    graph = graph_of(Workload.parse(BACKWARD.format(h=768)))
+    config = target.heuristic(graph, H200)
+    for streams in (False, True):
+        text = target.task(graph, replace(config, stream_loads=streams), H200).source
+        assert ("enqueue<4, 8, true>(" in text, "enqueue<4, 8>(" in text) == (streams, not streams)
+
+
 def test_only_kernels_that_sum_over_rows_meet():
     assert target.space(graph_of(Workload.parse(NORM.format(h=768))), H200).values["combine"] == (
         "kernel",

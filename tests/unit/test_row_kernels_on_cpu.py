@@ -199,6 +199,12 @@ def test_sums_over_rows_of_a_blocks_groups_are_joined(groups):
     check(BACKWARD.format(r=37, h=200), config)
 
 
+@pytest.mark.parametrize("rows", [1, 8, 37])
+def test_groups_that_share_a_warp_walk_as_many_rows_as_the_first_of_them(rows):
+    config = replace(PERSISTENT, row_threads=16, rows_per_block=16, early=True)
+    check(BACKWARD.format(r=rows, h=200), config)
+
+
 @pytest.mark.parametrize("rows", [2, 37])
 @pytest.mark.parametrize(
     "changed",
