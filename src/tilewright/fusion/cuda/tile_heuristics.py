@@ -18,8 +18,16 @@ MOST_ELEMENTS = 16
 """Of one tensor that a thread has in flight: more take registers from other blocks."""
 SECTOR_BYTES = 32
 """What memory is read in: a piece that begins anywhere shares half of one with its neighbours."""
-SECOND_LAUNCH_S = 1.5e-6
-"""What a kernel that puts parts together takes on a GPU, however little it does."""
+SECOND_LAUNCH_S, LAST_BLOCK_S = 1.5e-6, 2e-6
+"""What a kernel that puts parts together takes on a GPU, however little it does, and what the last
+block does in its place: 14.59 and 16.0 us, 14.86 and 15.36 us for the same tiles of lerp_backward
+(16, 3, 244, 244) with all gradients, H200, 2026-11-21, commit 77fc060."""
+SUMS_OF_A_THREAD = 6.4
+"""With so many columns a thread, joining them within a block takes as long as all else: of the same
+timings, vectors of 1 and 2 elements take 14.6 to 16.0 us, those of 4 take 17.2 to 23.9 us."""
+REREAD = 0.97, 0.7
+"""Of storage "registers", what reading twice reaches where everything stays in the L2 cache, by the
+same timings, and where it does not."""
 MANY_WORDS = 50
 """Parts that a thread joins in as long as all else takes, for about 10 us of it."""
 PROMISING = 10
@@ -70,7 +78,8 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     kinds = list(itertools.product(area.vectors[:3], reversed(space.values["storage"])))
     most = PROMISING * 3 // max(len(kinds), 3)
     of_kind = [[c for *_, c in found if (c.vector, c.storage) == kind][:most] for kind in kinds]
-    best = [found[0][-1], *(c for some in of_kind for c in some)]
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*of_kind))
+    best = [found[0][-1], *(c for c in in_turn if c is not None)]
     others = [replace(c, combine="kernel") for c in best if c.storage == "reread"][:4]
     others += [replace(c, ahead=True) for c in best]
     return list(dict.fromkeys([*best, *(c for c in others if c in space)]))
@@ -90,7 +99,7 @@ def _merit(tiles: Tiles, device: DeviceSpec) -> float:
     ahead = min(s.unroll if area.added else max(s.unroll, tiles.kept_steps), steps)
     flying = min(s.vector * sum(a.itemsize for a in full) * ahead, MOST_IN_FLIGHT_BYTES)
     wanted = device.sms * device.threads_per_sm * IN_FLIGHT_BYTES
-    busy = min(1.0, tiles.blocks * tiles.lanes * shares * flying / wanted)
+    busy = min(1.0, tiles.blocks * tiles.lanes * shares * flying / wanted) ** 0.3
     even = tiles.blocks / (math.ceil(tiles.blocks / device.sms) * device.sms)
     used = area.width / (tiles.pieces * tiles.lanes * s.vector * s.turns)
     used *= area.steps / (tiles.chunks * tiles.shares * math.ceil(tiles.chunk_steps / tiles.shares))
@@ -99,18 +108,21 @@ def _merit(tiles: Tiles, device: DeviceSpec) -> float:
     wide *= min(1.0, s.vector * itemsize / WIDEST_ACCESS) ** 0.1
     nodes = area.graph.nodes
     partial = sum(tiles.count_of_parts(i) * math.prod(nodes[i].shape) for i in area.added.values())
-    again = 2 * partial / math.prod(area.graph.space)
+    again = 8 * partial / math.prod(area.graph.space)
     joining = steps / (steps + 0.5)
-    kept = 1.0 if s.storage == "registers" or not area.carried else 0.7
+    moved_bytes = sum(a.itemsize for a in full) * math.prod(area.graph.space)
+    kept = REREAD[moved_bytes > device.l2_bytes] if area.carried else 1.0
+    kept = 1.0 if s.storage == "registers" else kept
     registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
     places = min(device.threads_per_sm, device.registers_per_sm // registers) // s.block_threads
     overlaps = 1.0 if places > 1 else 0.8
-    if area.added and s.combine == "last":
-        overlaps /= 1 + tiles.joined_words / MANY_WORDS
-    if area.added and s.combine == "kernel" and device.dram_bytes_per_s:
-        sizes = sum(a.itemsize for a in full) * math.prod(area.graph.space)
-        moving_s = sizes / device.dram_bytes_per_s
-        overlaps *= moving_s / (moving_s + SECOND_LAUNCH_S)
+    if area.added:
+        overlaps /= 1 + (s.vector / SUMS_OF_A_THREAD) ** 2
+        last = s.combine == "last"
+        overlaps /= 1 + last * tiles.joined_words / MANY_WORDS
+        if device.dram_bytes_per_s:
+            moving_s = moved_bytes / device.dram_bytes_per_s
+            overlaps *= moving_s / (moving_s + (LAST_BLOCK_S if last else SECOND_LAUNCH_S))
     return busy * even * wide * used**0.5 * joining * kept * overlaps / (1 + again)
 
 
