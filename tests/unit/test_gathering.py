@@ -79,6 +79,13 @@ def test_parts_may_be_left_before_results_are_stored(vector, lanes, shares, part
     assert verdict.message == ""
 
 
+@pytest.mark.parametrize(("parts", "threads"), [(1, 256), (16, 1024)])
+def test_blocks_that_join_few_parts_are_small(parts, threads):
+    config = TileSchedule(1, 32, 8, 1, 1, parts)
+    _, _, stages = programs.emit(graph_of(Workload.parse(PADDLE_C)), config, H200)
+    assert [s.block_threads for s in stages] == [256, threads]
+
+
 def test_stores_come_last_only_where_blocks_join_the_parts():
     space = target.space(graph_of(Workload.parse(PADDLE_C)), H200)
     config = TileSchedule(4, 8, 32, 1, 1, 1, "registers", combine="last")

@@ -187,8 +187,9 @@ def _shared_candidates(
         shares = max((n for n in space.values["blocks_per_row"] if n <= most), default=1)
         for storage in ("registers", "reread") if shares > 1 else ():
             yield RowSchedule(
-                vector, threads, 1, 1, storage, "two_pass", 1, blocks, blocks_per_row=shares
-            )
+                vector, threads, 1, 1, storage, "two_pass", 1, blocks, stream_loads=False,
+                blocks_per_row=shares,
+            )  # fmt: skip
 
 
 def _block_candidates(

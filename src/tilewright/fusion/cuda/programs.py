@@ -348,7 +348,8 @@ def _tiles(program: Program, k: int, config: Schedule) -> Tiles:
     """The tiles of segment `k`, under the schedule or what fits it best."""
     area = Area(program.segments[k], k == 0 and joins_alone(program))
     if is_joining(program, k):
-        return Tiles(area, joining_schedule(area))
+        joins = [s for j, s in enumerate(program.segments) if is_joining(program, j)]
+        return Tiles(area, joining_schedule(area, max(Area(s).steps for s in joins)))
     return Tiles(area, fitted(config if isinstance(config, TileSchedule) else TileSchedule(), area))
 
 

@@ -95,6 +95,8 @@ class TileKernel(TileSweeps):
     # ---- parts of results ----------------------------------------------------------------------
 
     def add_up(self) -> None:
+        # The kernel that joins the parts finds room once all blocks have begun, and then waits.
+        self.line("release_next();")
         phase, *later = self.plan.phases
         stored = {self.graph.outputs[k][0] for p in self.plan.phases for k in p.stores}
         added = {self.graph.nodes[i].args[0] for i in self.ends}
@@ -122,7 +124,6 @@ class TileKernel(TileSweeps):
         if self.s.turns > 1:
             self.close()
             self.names = outside
-        self.line("release_next();")
         for i in numbers:
             self.leave_number(i)
         for each in later:

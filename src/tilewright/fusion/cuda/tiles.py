@@ -32,6 +32,9 @@ from tilewright.space import param
 WARP = 32
 JOIN_THREADS = 1024
 """Threads of a block that puts parts together: their loads are all the parallelism there is."""
+FEW_PARTS = 32
+"""Of each result, so few that blocks of a quarter as many threads, which find room beside those
+that leave the parts, have all of them under way at once."""
 KEPT_STEPS = 32
 """Steps of a walk that a thread unrolls to keep their values in registers."""
 BLOCK_REGISTERS = 1 << 16
@@ -327,11 +330,13 @@ def _lane_last(segment: Segment) -> Graph:
     return permuted(graph, [*(a for a in range(len(graph.space)) if a != lane), lane])
 
 
-def joining_schedule(area: Area) -> TileSchedule:
-    """For the kernels that put parts together: single columns, many shares of each."""
+def joining_schedule(area: Area, most: int) -> TileSchedule:
+    """For the kernels that put parts together: single columns, many shares of each. Those of one
+    launch have as many threads; `most` are the parts of one result of any of them."""
     steps = _power_above(area.steps)
-    shares = min(JOIN_THREADS // min(_power_above(area.width), WARP), steps)
-    return TileSchedule(1, JOIN_THREADS // shares, shares, 1, max(min(4, steps // shares), 1))
+    threads = JOIN_THREADS if most > FEW_PARTS else JOIN_THREADS // 4
+    shares = min(threads // min(_power_above(area.width), WARP), steps)
+    return TileSchedule(1, threads // shares, shares, 1, max(min(4, steps // shares), 1))
 
 
 def fitted(s: TileSchedule, area: Area) -> TileSchedule:
