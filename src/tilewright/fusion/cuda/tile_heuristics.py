@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.schedule import ARITHMETIC_REGISTERS, WIDEST_ACCESS
-from tilewright.fusion.cuda.tiles import Area, Tiles, TileSchedule, fitted
+from tilewright.fusion.cuda.tiles import WARP, Area, Tiles, TileSchedule, fitted
 from tilewright.fusion.ir import Access
 from tilewright.space import ConfigSpace
 
@@ -52,8 +52,33 @@ def tile_space(area: Area) -> ConfigSpace[TileSchedule]:
 
 
 def tile_heuristic(area: Area, device: DeviceSpec) -> TileSchedule:
-    """The schedule of which a simple model expects most; see `_merit`."""
+    """The schedule of which a simple model expects most, see `_merit`, or an undivided walk."""
     return tile_promising(area, device)[0]
+
+
+def _undivided(area: Area, device: DeviceSpec) -> list[TileSchedule]:
+    """For sums over different dims: warps within a row, walks that leave the fewest parts, and the
+    widest vectors of which there are yet two blocks for each SM; without those, nothing.
+
+    For lerp's gradients of all operands (`lerp_paddle`, config C) the best of 15 schedules on an
+    H200: 14.6 us by vectors of one; by wider ones 14.9 us and more, by warps over several rows 15.7
+    to 23.9 us (77fc060, 2026-11-21, by events).
+    """
+    if len({area.along_lane(i) for i in area.added.values()}) < 2 or not area.walk:
+        return []
+    found = []
+    for vector, ahead, shares in itertools.product(area.vectors, (False, True), (8, 16)):
+        unroll = 2 if ahead else min(MOST_ELEMENTS // vector, 8)
+        s = TileSchedule(vector, WARP, shares, 1, unroll, ahead=ahead)
+        tiles = Tiles(area, s)
+        if tiles.misfit() is None and tiles.blocks >= device.sms:
+            found.append((tiles.blocks < 2 * device.sms, s))
+    found.sort(key=lambda f: f[0])
+    if not found or found[0][0]:
+        return []
+    ways = ("kernel", "last") if area.gathers else ("kernel",)
+    every = [replace(s, combine=way) for _, s in found for way in ways]
+    return [s for s in every if Tiles(area, s).misfit() is None]
 
 
 def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
@@ -80,9 +105,11 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     of_kind = [[c for *_, c in found if (c.vector, c.storage) == kind][:most] for kind in kinds]
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*of_kind))
     best = [found[0][-1], *(c for c in in_turn if c is not None)]
+    first = _undivided(area, device)
     others = [replace(c, combine="kernel") for c in best if c.storage == "reread"][:4]
     others += [replace(c, ahead=True) for c in best]
-    return list(dict.fromkeys([*best, *(c for c in others if c in space)]))
+    found_first = [*first[:1], *best[:1], *first[1:], *best]
+    return list(dict.fromkeys([*found_first, *(c for c in others if c in space)]))
 
 
 def _merit(tiles: Tiles, device: DeviceSpec) -> float:
