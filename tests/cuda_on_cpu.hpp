@@ -66,7 +66,7 @@ static PER_BLOCK jmp_buf scheduler;
 static PER_BLOCK std::vector<Fiber> fibers;
 static PER_BLOCK std::vector<Meeting> warps;
 static PER_BLOCK Meeting block, groups[16];
-static bool backwards;
+static bool backwards, later_blocks_first;
 static PER_BLOCK std::function<void()> body;
 
 static void leave(Meeting& m) {
@@ -215,7 +215,7 @@ template <class... P, size_t... I> static void launch(void (*kernel)(P...), cons
   for (unsigned z = 0; z < gridDim.z; ++z)
     for (unsigned y = 0; y < gridDim.y; ++y)
       for (unsigned n = 0; n < gridDim.x; ++n) {
-        blockIdx = {backwards ? gridDim.x - 1 - n : n, y, z};
+        blockIdx = {backwards || later_blocks_first ? gridDim.x - 1 - n : n, y, z};
         std::memset(l.shared, 0xff, l.shared_bytes);
         run_block(l.threads);
       }

@@ -116,6 +116,8 @@ def _library(source):
 def _call(found):
     """`asm("name %0, %1;" : outputs : inputs)` as a call of ptx::name."""
     text = re.match(r'\s*"([^"]*)"', found[1])[1]
+    if not text:  # for the compiler alone
+        return ";"
     name = "unpack" if text.startswith("{") else re.match(r"[\w.:]+", text)[0].strip(".")
     name = re.sub(r"[.:]+", "_", name)
     return f"ptx::{name}({', '.join(_OPERAND.findall(found[2]))});"

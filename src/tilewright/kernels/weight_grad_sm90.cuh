@@ -299,7 +299,7 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ u64 barriers[2 * STAGES];
   __shared__ Panel panels[(1 + STREAM_K) * TILE_PANELS];
-  __shared__ alignas(128) u32 ones[BIAS ? 64 : 1];
+  alignas(128) __shared__ u32 ones[BIAS ? 64 : 1];
   const Results out = {weight, bias};
   const u32 stages = (shared_address(memory) + 1023) & ~1023u;
   const u32 full = shared_address(barriers), empty = full + STAGES * 8;

@@ -1,0 +1,118 @@
+// What the kernel for sm_90 needs beyond tensor_cores_on_cpu.hpp: barriers that count bytes, the copy
+// engine, and products of a warpgroup.
+//
+// Boxes arrive as soon as they are asked for, and products are done as late as they may be, so that a stage that
+// is given back too early gives wrong results, and one that is not waited for NaN. Boxes lie unswizzled.
+
+#define __CUDA_ARCH__ 900
+static const bool last_block_first = (later_blocks_first = true);  // those that others wait for
+
+struct Box {  // a tensor map
+  const uint16_t* base;
+  int columns, walks, width, height, images, pixels, lower[2], upper[2], stride[2];
+};
+struct Barrier { uint64_t members : 12, phase : 1; int64_t missing : 12, bytes : 39; };
+static unsigned char* at_shared(unsigned offset) { return dynamic_shared + (int)offset; }
+
+namespace ptx {
+static Barrier& barrier_at(unsigned offset) { return *(Barrier*)at_shared(offset); }
+inline void turn_if_complete(Barrier& b) {
+  if (b.missing == 0 && b.bytes == 0) b.phase ^= 1, b.missing = b.members;
+}
+inline void mbarrier_init_shared_cta_b64(unsigned at, unsigned members) { barrier_at(at) = {members, 0, (int)members, 0}; }
+inline void mbarrier_arrive_shared_cta_b64(unsigned at) {
+  Barrier& b = barrier_at(at);
+  --b.missing, turn_if_complete(b);
+}
+inline void mbarrier_arrive_expect_tx_shared_cta_b64(unsigned at, unsigned bytes) {
+  barrier_at(at).bytes += bytes;
+  mbarrier_arrive_shared_cta_b64(at);
+}
+static int in_vain;  // waits since the last one that ended
+inline void unpack(unsigned& open, unsigned at, unsigned parity) {  // try_wait
+  open = barrier_at(at).phase != parity || ++in_vain > 20000;  // nobody will come: results will be wrong
+  if (open) in_vain = 0;
+  else give_way();
+}
+inline void unpack(unsigned, int) { std::abort(); }  // at a neighbour's barrier
+inline void bar_consumers(int threads) { sync_group(1, threads); }
+inline void bar_everyone(int threads) { sync_group(2, threads); }
+inline void bar_arrive(int threads) {
+  Meeting& m = groups[2];
+  m.members = threads;
+  if (++m.here == threads) m.here = 0, ++m.round;
+}
+
+inline void copied(unsigned to, int row, const uint16_t* from, int columns) {
+  uint16_t* const line = (uint16_t*)(at_shared(to) + row * 128);
+  for (int c = 0; c < 64; ++c) line[c] = c < columns ? from[c] : 0;
+}
+inline void arrived(unsigned at, const Box& box) {
+  Barrier& b = barrier_at(at);
+  b.bytes -= box.pixels * 128, turn_if_complete(b);
+}
+inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned to, const void* map, unsigned at, int column, int pixel) {
+  const Box& box = *(const Box*)map;
+  if (box.walks) std::abort();
+  for (int i = 0; i < box.pixels; ++i, ++pixel)
+    copied(to, i, box.base + (long long)pixel * box.columns + column, pixel < box.width ? box.columns - column : 0);
+  arrived(at, box);
+}
+inline void cp_async_bulk_tensor_4d_shared_cluster_global_im2col_mbarrier_complete_tx_bytes(
+    unsigned to, const void* map, unsigned at, int c, int w, int h, int n, int tap_w, int tap_h) {
+  const Box& box = *(const Box*)map;
+  if (!box.walks) std::abort();
+  for (int i = 0; i < box.pixels; ++i) {
+    const int x = w + tap_w, y = h + tap_h;
+    const bool inside = x >= 0 && x < box.width && y >= 0 && y < box.height && n < box.images;
+    copied(to, i, box.base + (((long long)n * box.height + y) * box.width + x) * box.columns + c, inside ? box.columns - c : 0);
+    if ((w += box.stride[0]) < box.width + box.upper[0]) continue;
+    w = box.lower[0];
+    if ((h += box.stride[1]) < box.height + box.upper[1]) continue;
+    h = box.lower[1], ++n;
+  }
+  arrived(at, box);
+}
+template <class... T> void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(T...) { std::abort(); }
+inline void prefetch_tensormap(const void*) {}
+inline void prefetch_global_L2(const void*) {}
+inline void fence_mbarrier_init_release_cluster() {}
+inline void fence_proxy_async_shared_cta() {}
+inline void barrier_cluster_arrive_release_aligned() { std::abort(); }
+inline void barrier_cluster_arrive_relaxed_aligned() { std::abort(); }
+inline void barrier_cluster_wait_acquire_aligned() { std::abort(); }
+inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() {}
+
+struct Product { float* sums; int count; uint64_t a, b; };
+static std::vector<std::deque<std::vector<Product>>> under_way(1024);  // of each thread; the last one is open
+inline std::deque<std::vector<Product>>& products() {
+  auto& own = under_way[threadIdx.x];
+  if (own.empty()) own.emplace_back();
+  return own;
+}
+inline float operand(uint64_t descriptor, int column, int k) {
+  if (descriptor >> 62 == 0) return 1;  // no box: ones, of which the bias is summed
+  const unsigned first = (descriptor & 0x3fff) * 16, apart = (descriptor >> 16 & 0x3fff) * 16;
+  uint16_t bits;
+  std::memcpy(&bits, dynamic_shared + first + column / 64 * apart + k * 128 + column % 64 * 2, 2);
+  return half_value(bits, BRAIN);
+}
+inline void multiplied(const Product& p) {
+  const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+  for (int k = 0; k < 16; ++k) {
+    const float a[2] = {operand(p.a, row, k), operand(p.a, row + 8, k)};
+    for (int j = 0; j < p.count / 4; ++j)
+      for (int i = 0; i < 4; ++i) p.sums[j * 4 + i] += a[i / 2] * operand(p.b, j * 8 + pair + i % 2, k);
+  }
+}
+inline void wgmma_fence_sync_aligned() {}
+inline void wgmma_commit_group_sync_aligned() { products().emplace_back(); }
+inline void wgmma_wait_group_sync_aligned(int later) {
+  for (auto& own = products(); (int)own.size() - 1 > later; own.pop_front())
+    for (const Product& p : own.front()) multiplied(p);
+}
+}  // namespace ptx
+template <int COUNT> static void multiply(float (&sums)[COUNT], uint64_t a, uint64_t b) {
+  ptx::products().back().push_back({sums, COUNT, a, b});
+}

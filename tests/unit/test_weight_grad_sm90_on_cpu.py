@@ -1,0 +1,123 @@
+"""The Hopper kernel of the weight gradient, run on a CPU: copies, barriers, stages, products."""
+
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from convolutions import weight_grad
+from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
+
+from tilewright.compile import cxx, nvrtc
+from tilewright.impl import IMPLS
+from tilewright.impls import _weight_grad_launch
+from tilewright.impls import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls._weight_grad import problem_of
+from tilewright.impls._weight_grad_stream import halo_of
+from tilewright.op import Workload
+
+pytestmark = pytest.mark.skipif(
+    nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
+)
+SM90 = IMPLS["conv2d_weight_grad_sm90"]
+HEADER = (Path(__file__).parent / "hopper_on_cpu.hpp").read_text()
+BOX = "Q12i"
+PLAIN = weight_grad("2,72,7,6", "2,72,7,6", "kernel_size=3, padding=1")
+STRIDED = weight_grad("3,24,9,8", "3,136,5,4", "kernel_size=3, stride=2, padding=1", dtype="bf16")
+MATRIX = weight_grad("3,136,7,8", "3,72,7,8", "kernel_size=1")
+BIAS = Workload.parse(str(PLAIN).replace("weight_grad", "weight_bias_grad"))
+
+
+def tiled(dtype, address, sizes, strides, box):
+    columns, pixels = sizes
+    return struct.pack(BOX, address, columns, 0, pixels, 0, 0, box[1], *[0] * 6).ljust(128, b"\0")
+
+
+def im2col(dtype, address, sizes, strides, lower, upper, channels, pixels, stride):
+    columns, width, height, images = sizes
+    fields = (columns, 1, width, height, images, pixels, *lower, *upper, *stride)
+    return struct.pack(BOX, address, *fields).ljust(128, b"\0")
+
+
+@pytest.fixture(autouse=True)
+def counters(monkeypatch):
+    monkeypatch.setattr(sm90.tensor_map, "tiled", tiled)
+    monkeypatch.setattr(sm90.tensor_map, "im2col", im2col)
+    zeros = without_a_gpu(monkeypatch, _weight_grad_launch)
+    yield zeros
+    assert not zeros.any()
+
+
+def on_cpu(w, config, fault=("", "")):
+    def task(config, w, device):
+        text = SM90.task(config, w, device).source
+        text = re.sub(r"TW_DEVICE void multiply\(.*?\n}\n", "", text, flags=re.S)
+        for barrier, name in (
+            ("sync 1", "consumers"),
+            ("sync 2", "everyone"),
+            ("arrive 2", "arrive"),
+        ):
+            text = text.replace(f"bar.{barrier}, %0", f"bar.{name} %0")
+        return SimpleNamespace(source=HEADER + text)
+
+    return OnCpu(SimpleNamespace(build=SM90.build, task=task), config, w, fault)
+
+
+def check(w, config, fault=("", "")):
+    space = SM90.space(w, DEVICE).restricted(
+        {"blocks": [config.blocks], "split_k": [config.split_k]}
+    )
+    assert space.why_not(config) is None
+    kernel = on_cpu(w, config, fault)
+    for _ in range(2):  # threads take turns forwards, then backwards
+        x, grad, *more = w.operator.examples(w, "integer", 0, "cpu")
+        found = kernel(x, grad, *more)
+        for one, truth in zip(
+            found if isinstance(found, tuple) else (found,),
+            w.operator.truth(w, (x, grad, *more)),
+            strict=True,
+        ):
+            if not torch.equal(one.double(), truth.to(one.dtype).double()):
+                return False
+    return True
+
+
+WHOLE = [
+    (PLAIN, sm90.Config(64, 64, 32, 3, split_k=2)),
+    (STRIDED, sm90.Config(128, 128, 64, 2, pending=0)),
+    (MATRIX, sm90.Config(64, 128, 32, 4, fetch="matrix")),
+    (PLAIN, sm90.Config(64, 192, 64, 3, halo=halo_of(problem_of(PLAIN), 192, 64))),
+]
+RANGES = [
+    (PLAIN, sm90.Config(64, 64, 32, 3, blocks=7)),
+    (BIAS, sm90.Config(64, 128, 32, 2, blocks=5, pending=0)),
+    (STRIDED, sm90.Config(128, 64, 32, 2, blocks=4)),
+    (MATRIX, sm90.Config(64, 64, 32, 4, blocks=5, fetch="matrix")),
+    (PLAIN, sm90.Config(64, 192, 64, 2, blocks=5, halo=halo_of(problem_of(PLAIN), 192, 64))),
+]
+
+
+@pytest.mark.parametrize(("w", "config"), WHOLE, ids=str)
+def test_steps_of_a_tile_are_copied_and_multiplied(w, config):
+    assert check(w, config)
+
+
+@pytest.mark.parametrize(("w", "config"), RANGES, ids=str)
+def test_stages_go_round_through_all_parts_of_a_block(w, config):
+    assert check(w, config)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("else if (held >= 0) release(held);", "else release(stage);"),
+        ("(t.first + i - done) * TILE_K", "(t.first + i) * TILE_K"),
+        ("u32 parity = done / STAGES & 1;", "u32 parity = 0;"),
+    ],
+)
+def test_a_stage_given_back_too_early_and_steps_of_another_part_are_found(fault):
+    config = replace(RANGES[0][1], stages=2)
+    assert not check(MATRIX, replace(config, fetch="matrix"), fault)
