@@ -196,6 +196,11 @@ ONE_BYTES_PER_US, PEER_BYTES_PER_US = 61.7e3, 40.1e3
 """That one SM reads of partial sums in L2, and of its neighbours' in their shared memory."""
 WRITTEN, READ = 0.7, 3.46
 """Rate of all partial sums to and from L2, in units of the memory's."""
+SCATTERED, READ_FREELY = 45, 0.0113
+"""Of stream-K, whose blocks share no pixels with their neighbours: what small tiles, which read
+more for each product, add to the time. 40 timings of seven layers, H200, 2026-11-21, commit
+77fc060: 512 channels 3x3 of 7 x 7 pixels, batch 256, take 91 to 98 us by tiles of 256 x 128 to
+128 x 192, 111 us by 128 x 128 and 135 to 141 us by 64 x 384 and 64 x 256."""
 MEMORY, AGAIN, AGAIN_IN_CLUSTERS = 0.92, 0.1, 0.3
 """Of the memory's datasheet rate that operands are read at; and of what further tiles read, how
 much comes from memory again: blocks of one slice drift apart, those in clusters further."""
@@ -254,6 +259,8 @@ def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 
     stores = math.ceil(tiles / c.blocks) if c.blocks else 1
     total_us += STORE_US * waves * stores * tile / 128**2 / c.cluster
     if c.blocks:
+        read = 1.1 / c.tile_m + 0.9 / c.tile_n  # boxes of x take longer than those of grad_output
+        total_us *= 1 + SCATTERED * max(0.0, read - READ_FREELY)
         return total_us + _joining_us(problem, c, steps)
     if c.cluster > 1:
         total_us += waves * (CLUSTER_US + 4 * tile / PEER_BYTES_PER_US)
