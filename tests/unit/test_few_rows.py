@@ -46,12 +46,12 @@ def test_a_few_hundred_rows_that_registers_hold_are_all_on_chip_at_once(rows):
     assert (config.storage, config.stages, config.cluster) == ("registers", 0, 1)
 
 
-def test_rows_of_a_few_hundred_without_parameters_are_shared_by_small_blocks():
+def test_wide_rows_without_parameters_are_shared_by_small_blocks():
     for rows, width in ((512, 20480), (512, 65536), (8192, 16384), (8192, 65536)):
         config = heuristic(f"softmax(x=f16[{rows},{width}])")
         assert config.block_threads <= 256
         assert config.min_blocks > 1
-        assert not config.recompute
+        assert config.recompute == (rows == 512)
         assert config.cluster * 32768 >= 2 * width
 
 
@@ -65,8 +65,60 @@ def test_blocks_of_a_cluster_exchange_what_softmax_needs_once():
     assert heuristic("softmax(x=f16[16,20480])").moments == "merge"
 
 
-def test_a_few_hundred_rows_that_do_not_fit_are_walked_by_a_persistent_kernel():
-    assert heuristic(rms_norm(512, 32768)).persistent
+def test_parameters_that_only_the_largest_cluster_keeps_stay_in_a_persistent_kernel():
+    assert heuristic(rms_norm(512, 65536, "f32")).persistent
+    assert not heuristic(rms_norm(512, 65536)).persistent
+
+
+def test_only_rows_that_take_little_of_l2_leave_it_first():
+    assert heuristic("softmax(x=f16[512,16384])").stream_loads
+    assert not heuristic("softmax(x=f16[512,20480])").stream_loads
+    assert not heuristic("softmax(x=f16[8192,12288])").stream_loads
+
+
+MEASURED = [
+    ("softmax", "f16", 8192, 16384, "row_threads=256 cluster=1 min_blocks=3 recompute=False"),
+    ("softmax", "f16", 8192, 32768, "row_threads=256 cluster=2 min_blocks=3 recompute=False"),
+    ("softmax", "f16", 8192, 65536, "row_threads=256 cluster=4 min_blocks=3 recompute=False"),
+    ("softmax", "bf16", 8192, 16384, "row_threads=256 cluster=1 min_blocks=3 recompute=False"),
+    ("softmax", "f32", 8192, 16384, "row_threads=256 cluster=2 min_blocks=3 recompute=False"),
+    ("softmax", "f16", 8192, 20480, "row_threads=160 cluster=2 min_blocks=4 recompute=False"),
+    ("softmax", "f16", 8192, 12288, "row_threads=192 cluster=1 min_blocks=4 recompute=False"),
+    ("softmax", "f16", 8192, 2048, "row_threads=128 min_blocks=8 stream_loads=False"),
+    ("softmax", "f16", 8192, 4096, "row_threads=128 min_blocks=8 stream_loads=False"),
+    ("softmax", "f16", 8192, 5140, "row_threads=128 min_blocks=8 stream_loads=False"),
+    ("softmax", "f16", 8192, 1600, "row_threads=32 rows_per_block=4 min_blocks=6 recompute=True"),
+    ("softmax", "f16", 8192, 768, "row_threads=32 rows_per_block=8 stages=2 recompute=False"),
+    ("softmax", "f16", 512, 2048, "row_threads=128 min_blocks=4 recompute=False"),
+    ("softmax", "f16", 512, 12288, "row_threads=192 min_blocks=4 recompute=False"),
+    ("softmax", "f16", 512, 16384, "row_threads=256 min_blocks=3 recompute=False"),
+    ("softmax", "f16", 512, 20480, "row_threads=128 cluster=2 min_blocks=6"),
+    ("softmax", "f16", 512, 65536, "row_threads=128 cluster=4 min_blocks=4"),
+    ("softmax", "f32", 512, 12288, "row_threads=128 cluster=2 min_blocks=4 recompute=True"),
+    ("softmax", "f16", 16, 1024, "row_threads=128 recompute=False"),
+    ("softmax", "f16", 16, 5140, "row_threads=64 cluster=4"),
+    ("softmax", "f32", 16, 4096, "row_threads=64 cluster=4 moments=two_pass"),
+    ("softmax", "f16", 16, 20480, "row_threads=160 cluster=8 moments=merge"),
+    ("softmax", "f16", 16, 65536, "row_threads=256 cluster=8 recompute=False"),
+    ("rms_norm", "f16", 16, 5140, "row_threads=64 cluster=4 parameters=ahead"),
+    ("rms_norm", "f16", 512, 20480, "row_threads=512 stages=2 parameters=registers"),
+    ("rms_norm", "f16", 512, 65536, "row_threads=128 cluster=4 min_blocks=4 stages=0"),
+    ("layer_norm", "f16", 16, 5140, "row_threads=64 cluster=4 moments=two_pass"),
+    ("layer_norm", "f16", 512, 20480, "row_threads=128 cluster=2 min_blocks=6"),
+    ("layer_norm", "f16", 512, 65536, "row_threads=256 cluster=8 stages=2 moments=merge"),
+]
+"""What was the best on an H200 at c4d3930, or within 1.5% of it."""
+
+
+@pytest.mark.parametrize(("op", "dtype", "rows", "width", "best"), MEASURED)
+def test_the_untuned_schedule_is_the_best_that_was_measured(op, dtype, rows, width, best):
+    vectors = {"softmax": (), "rms_norm": ("weight",), "layer_norm": ("weight", "bias")}[op]
+    inputs = [f"x={dtype}[{rows},{width}]", *(f"{v}={dtype}[{width}]" for v in vectors)]
+    text = f"{op}({', '.join(inputs)})"
+    config = heuristic(text)
+    names = [each.partition("=")[0] for each in best.split()]
+    assert " ".join(f"{name}={getattr(config, name)}" for name in names) == best
+    assert target.promising(graph_of(Workload.parse(text)), H200)[0] == config
 
 
 @pytest.mark.parametrize("rows", [16, 512])

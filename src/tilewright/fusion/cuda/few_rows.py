@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +28,14 @@ RESIDENT_THREADS = (1024, 768, 640, 512)
 """On an SM: the fewer, the more of its registers are left for rows."""
 PARAMETER_REGISTERS = 8
 """For what is read of each parameter when the row is known: two vectors."""
+FULL_ROW_BYTES = 1 << 12
+"""From here on a row gives each of 128 threads 32 bytes."""
+FULL_BLOCK_BYTES = 1 << 16
+"""What 1024 threads keep at 64 bytes each."""
+EXCHANGED_BYTES = 32
+"""Of a row, by a thread: up to here softmax's exponentials are computed twice to exchange once."""
+STREAMED_SHARE = 0.3
+"""Of the L2 cache: loads that take more of it are no faster for leaving it first."""
 MOST_KEPT_BYTES, MOST_BESIDE_PARAMETERS = 256, 192
 """Of a row, by a thread: half of the registers of one of 512 on an SM, or three eighths."""
 
@@ -44,15 +53,25 @@ def few_row_candidates(
 def few_row_heuristic(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
-    """The same, for rows that registers hold: what they do not hold, small blocks share. Narrow
-    rows that are not fewer than SMs are as fast with few threads, but for parameters beside them.
+    """The same, for rows that registers hold: what they do not hold, small blocks share.
+
+    Narrow rows of a few hundred are as fast with few threads, unless parameters come beside them or
+    what is costly is kept: with 512 rows of 2048 halves on an H200, softmax took 3.0 us in one
+    wave, 3.3 us with few threads; 8.2 us of 12288, 9.1 us if nothing is kept (c4d3930).
     """
     row_bytes = footprint.width * footprint.itemsize
     found = few_row_candidates(space, footprint, device, vector)
     if footprint.rows <= device.sms:
         yield from found
-    elif row_bytes > WIDE_ROW_BYTES or (footprint.parameters and row_bytes <= NARROW_ROW_BYTES):
-        yield from (c for c in found if c.storage == "registers")
+    elif footprint.parameters:
+        if not NARROW_ROW_BYTES < row_bytes <= WIDE_ROW_BYTES:
+            yield from (c for c in found if c.storage == "registers")
+    elif row_bytes > WIDE_ROW_BYTES or (
+        footprint.keeps_costly_steps and row_bytes >= FULL_ROW_BYTES
+    ):
+        keeps = footprint.keeps_costly_steps
+        fitting = [c for c in found if c.storage == "registers" and c.recompute != keeps]
+        yield from sorted(fitting, key=lambda c: not footprint.fills(c))
 
 
 def latency_candidates(
@@ -63,8 +82,8 @@ def latency_candidates(
     So a thread has one vector if a block of 256 threads then holds the row, and up to eight else,
     and parameters come beside the row. Rows wider than a small block holds are shared by clusters
     on SMs that would be idle: to hear from the others takes less than to work on all of the row.
-    With 16 rows of 5140 halves on an H200, RMS norm took 2.2 us in clusters of four blocks of 96
-    threads, and 2.7 us in one block (9461804).
+    With 16 rows of 5140 halves on an H200, RMS norm took 2.14 us in clusters of four blocks of 64
+    threads, 2.18 us of 96, and 2.24 us in one block (c4d3930).
     """
     vectors = footprint.width / vector
     if footprint.columns or vectors <= 64:
@@ -75,7 +94,7 @@ def latency_candidates(
     shapes = BLOCK_SHAPES
     if NARROW_ROW_BYTES < row_bytes <= WIDE_ROW_BYTES:
         clusters = [c for c in clusters if c <= 4]
-        shapes = BLOCK_SHAPES[2:] + BLOCK_SHAPES[:2]
+        shapes = BLOCK_SHAPES[:1:-1] + BLOCK_SHAPES[:2]
     for cluster in clusters:
         fitting = [
             threads
@@ -83,11 +102,12 @@ def latency_candidates(
             for threads in [_threads(space, vectors / cluster / turns)]
             if threads is not None and threads <= most
         ]
-        for threads in fitting[:2]:
+        for threads in list(dict.fromkeys(fitting))[:2]:
             c = RowSchedule(vector, threads, 1, 1, "registers", "two_pass", cluster, 1)
-            if cluster > 1:
+            little = footprint.turns(c) * vector * footprint.itemsize <= EXCHANGED_BYTES
+            if cluster > 1 and little and not footprint.has_moments:
                 c = replace(c, moments=one_exchange(space))
-            yield _with_parameters(keeping(c, space) if cluster == 1 else c, space)
+            yield _with_parameters(keeping(c, space), space)
 
 
 def one_wave_candidates(
@@ -100,7 +120,10 @@ def one_wave_candidates(
         return
     blocks = min(b for b in space.values["min_blocks"] if b * device.sms >= footprint.rows)
     most_kept = MOST_BESIDE_PARAMETERS if footprint.parameters else MOST_KEPT_BYTES
-    for resident in (*RESIDENT_THREADS, None):
+    wide = footprint.width * footprint.itemsize > NARROW_ROW_BYTES
+    stream = wide and not footprint.parameters and is_streamed(footprint, device)
+    residents = RESIDENT_THREADS if footprint.parameters else RESIDENT_THREADS[1:]
+    for resident in (*residents, None):
         turns = math.ceil(vectors / ((resident or max(RESIDENT_THREADS)) // blocks))
         threads = _threads(space, vectors / turns)
         if threads is None or (resident and turns * vector * footprint.itemsize > most_kept):
@@ -109,17 +132,53 @@ def one_wave_candidates(
         packed = True in space.values["rematerialize"] and storage == "registers"
         c = RowSchedule(
             vector, threads, 1, 1, storage, "two_pass", 1, blocks,
-            stream_loads=False, rematerialize=packed,
+            stream_loads=stream, rematerialize=packed,
         )  # fmt: skip
         on_the_way = PARAMETER_REGISTERS * len(footprint.parameters)
         if estimated_registers(c, footprint) + on_the_way <= register_cap(c, device):
             yield _with_parameters(keeping(c, space), space)
 
 
+def shared_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """As many blocks for each row as run at once, for rows that one block would not keep: 1024
+    threads on an SM and more, with the whole row on its way from the start. Loads that L1 keeps are
+    the quicker ones by 1% (lerp's gradients of B and C on an H200, 77fc060)."""
+    if footprint.width * footprint.itemsize < FULL_BLOCK_BYTES or footprint.rows >= device.sms:
+        return
+    for threads, blocks in ((256, 4), (512, 2), (256, 6), (128, 8), (512, 3), (1024, 1)):
+        most = blocks * device.sms / footprint.rows
+        shares = max((n for n in space.values["blocks_per_row"] if n <= most), default=1)
+        for storage in ("registers", "reread") if shares > 1 else ():
+            yield RowSchedule(
+                vector, threads, 1, 1, storage, "two_pass", 1, blocks, stream_loads=False,
+                blocks_per_row=shares,
+            )  # fmt: skip
+
+
+def shared_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    """Also half the vector, and twice the blocks, in two waves: what the first stores then overlaps
+    with what the second loads."""
+    widths, blocks = (c.vector, max(c.vector // 2, 1)), (c.blocks_per_row, 2 * c.blocks_per_row)
+    for vector, shares, stream in itertools.product(widths, blocks, (True, False)):
+        yield replace(c, vector=vector, blocks_per_row=shares, stream_loads=stream)
+
+
 def keeping(c: RowSchedule, space: ConfigSpace[RowSchedule]) -> RowSchedule:
     """With what is costly to compute again in registers, if it fits."""
     kept = replace(c, recompute=False, rematerialize=False)
     return kept if kept in space else c
+
+
+def is_streamed(footprint: Footprint, device: DeviceSpec) -> bool:
+    """Whether what is loaded should be the first to leave L2.
+
+    On an H200 that made softmax 2 to 4% faster of 512 rows of 12288 and 16384 halves, and 2 to 5%
+    slower of 512 rows of 20480 and more and of 8192 rows of 2048 and more (c4d3930).
+    """
+    loaded = footprint.rows * footprint.queued_bytes
+    return loaded <= STREAMED_SHARE * device.l2_bytes
 
 
 def one_exchange(space: ConfigSpace[RowSchedule]) -> str:

@@ -16,6 +16,9 @@ from tilewright.fusion.cuda.few_rows import (
     WIDE_ROW_BYTES,
     few_row_candidates,
     few_row_heuristic,
+    keeping,
+    shared_candidates,
+    shared_variations,
 )
 from tilewright.fusion.cuda.schedule import (
     COLUMN_GROUPS,
@@ -38,14 +41,14 @@ COLUMN_BLOCKS = ((81, 256), (81, 384), (96, 256), (96, 384), (64, 256), (64, 384
 """Of kernels that sum over rows: what a thread keeps of a row, and the threads of an SM."""
 WIDE_COLUMN_BYTES = 1 << 15
 """Of a row that blocks of a cluster share where they sum over rows."""
+LANE_BYTES = 64
+"""Of a row, by a lane of a warp that has it to itself in a persistent kernel, at most."""
 HALF_ACCESS_BYTES = 8
 ROOMY_REGISTERS = 200
 """As estimated: up to here a kernel that sums over rows holds its parameters, too, and does not
 spill."""
 SPARE_REGISTERS = 8
 """What the estimate may miss."""
-FULL_BLOCK_BYTES = 1 << 16
-"""What 1024 threads keep at 64 bytes each."""
 
 
 def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
@@ -65,12 +68,12 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     footprint = Footprint(graph)
     vector = _whole_vector(space, footprint)
     choices = [
-        *_shared_candidates(space, footprint, device, vector),
+        *shared_candidates(space, footprint, device, vector),
         *few_row_heuristic(space, footprint, device, vector),
         *_column_block_candidates(space, footprint, device, vector),
         *_small_blocks_alone(space, footprint, device, vector),
         *_many_row_candidates(space, footprint, device, vector),
-        *_persistent_candidates(space, footprint, device, vector),
+        *_persistent_and_keeping(space, footprint, device, vector),
         *_row_candidates(space, footprint, vector),
     ]
     if vector * footprint.itemsize < NARROW_BYTES and True in space.values["shifted"]:
@@ -82,9 +85,41 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
 def _small_blocks_alone(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
-    """Without parameter vectors, which persistent kernels would keep on chip over many rows."""
-    if not footprint.parameters and footprint.width * footprint.itemsize > WIDE_ROW_BYTES:
+    """Without parameter vectors, which persistent kernels would keep on chip over many rows; or of
+    a few hundred rows, where a cluster would have to share them.
+
+    With 512 rows of 20480 halves on an H200, layer norm took 14.6 us, 16.1 us by a persistent
+    kernel in clusters of two; RMS norm of 65536 37.0 us, and 38.7 us in clusters of four. But in
+    clusters of eight layer norm of 65536 took 38.5 us, by small blocks 40.8 us (c4d3930). Moments
+    of fp32 rows would spill.
+    """
+    if footprint.columns:
+        return
+    if footprint.parameters:
+        walking = _persistent_candidates(space, footprint, device, vector)
+        cluster = next((c.cluster for c in walking if c in space), 1)
+        few = device.sms < footprint.rows < MANY_ROWS * device.sms
+        roomy = footprint.itemsize < 4 or not footprint.has_moments
+        if few and roomy and 1 < cluster < max(space.values["cluster"]):
+            found = small_block_candidates(space, footprint, device, vector)
+            yield from (c for c in found if c.cluster > 1)
+        return
+    least = LANE_BYTES * device.warp if footprint.keeps_costly_steps else WIDE_ROW_BYTES
+    if footprint.width * footprint.itemsize > least:
         yield from small_block_candidates(space, footprint, device, vector)
+
+
+def _persistent_and_keeping(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """What is costly is kept: with 8192 rows of 768 halves on an H200, softmax took 7.9 us, and
+    8.3 us if it was not. A few hundred rows in clusters exchange their moments at once: layer norm
+    of 512 rows of 65536 halves took 38.5 us, and 45.2 us in two passes (c4d3930)."""
+    for c in _persistent_candidates(space, footprint, device, vector):
+        few = footprint.rows < MANY_ROWS * device.sms
+        if few and c.cluster > 1 and footprint.has_moments:
+            yield replace(c, moments="merge")
+        yield keeping(c, space)
 
 
 def _many_row_candidates(
@@ -173,24 +208,6 @@ def _row_candidates(
     for threads in (1024, 512, 256):
         yield RowSchedule(vector, threads, 1, 1, "shared", "two_pass", 1, 1)
         yield RowSchedule(vector, threads, 1, 1, "reread", "two_pass", 1, 1)
-
-
-def _shared_candidates(
-    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
-) -> Iterator[RowSchedule]:
-    """As many blocks for each row as run at once, for rows that one block would not keep: 1024
-    threads on an SM and more, with the whole row on its way from the start. Loads that L1 keeps are
-    the quicker ones by 1% (lerp's gradients of B and C on an H200, 77fc060)."""
-    if footprint.width * footprint.itemsize < FULL_BLOCK_BYTES or footprint.rows >= device.sms:
-        return
-    for threads, blocks in ((256, 4), (512, 2), (256, 6), (128, 8), (512, 3), (1024, 1)):
-        most = blocks * device.sms / footprint.rows
-        shares = max((n for n in space.values["blocks_per_row"] if n <= most), default=1)
-        for storage in ("registers", "reread") if shares > 1 else ():
-            yield RowSchedule(
-                vector, threads, 1, 1, storage, "two_pass", 1, blocks, stream_loads=False,
-                blocks_per_row=shares,
-            )  # fmt: skip
 
 
 def _block_candidates(
@@ -291,8 +308,8 @@ def _column_bytes(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> i
 
 
 def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
-    """Schedules for a search to begin with: a few of each kind, each in the ways that the heuristic
-    does not choose between."""
+    """Schedules for a search to begin with: the heuristic's own, then a few of each kind, each in
+    the ways that it does not choose between."""
     space, footprint = row_space(graph, device), Footprint(graph)
     vector = _whole_vector(space, footprint)
     persistent = list(_persistent_candidates(space, footprint, device, vector))
@@ -318,9 +335,10 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
             walking,
             (rows, 2, _variations),
             (_block_candidates(space, footprint, vector), 5, _variations),
-            (_shared_candidates(space, footprint, device, vector), 12, _shared_variations),
+            (shared_candidates(space, footprint, device, vector), 12, shared_variations),
         ]
-    found: list[RowSchedule] = []
+    untuned = None if footprint.columns else row_heuristic(graph, device)
+    found = [] if untuned is None else list(_untuned_variations(untuned))
     for candidates, most, variations in kinds:
         fitting = [c for c in dict.fromkeys(candidates) if c in space][:most]
         varied = [variations(c) for c in fitting]
@@ -331,9 +349,18 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     return [c for c in dict.fromkeys(found) if c in space]
 
 
+def _untuned_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    yield c
+    if not c.stages:
+        yield replace(c, stream_loads=not c.stream_loads)
+    yield replace(c, recompute=False, rematerialize=False, moments="two_pass")
+
+
 def _few_row_variations(c: RowSchedule) -> Iterator[RowSchedule]:
-    for way in dict.fromkeys((c.moments, "two_pass", "merge")):
-        yield replace(c, moments=way)
+    yield c
+    yield replace(c, stream_loads=not c.stream_loads)
+    for way in ("two_pass", "merge"):
+        yield replace(c, moments=way, recompute=c.recompute or way == "merge")
     if c.stages:
         yield replace(c, bulk=True)
 
@@ -341,6 +368,7 @@ def _few_row_variations(c: RowSchedule) -> Iterator[RowSchedule]:
 def _variations(c: RowSchedule) -> Iterator[RowSchedule]:
     moments = dict.fromkeys((c.moments, "two_pass", "tensor_cores"))
     yield c
+    yield replace(c, recompute=False, rematerialize=False)
     yield replace(c, in_turn=True)
     yield replace(c, in_turn=True, bulk=True)
     yield replace(c, rows_per_thread=2)
@@ -349,14 +377,6 @@ def _variations(c: RowSchedule) -> Iterator[RowSchedule]:
         yield replace(c, in_turn=in_turn, contiguous=contiguous, rows_per_thread=rows, moments=way)
     for rows, way in itertools.product((1, 2), moments):
         yield replace(c, in_turn=True, bulk=True, rows_per_thread=rows, moments=way)
-
-
-def _shared_variations(c: RowSchedule) -> Iterator[RowSchedule]:
-    """Also half the vector, and twice the blocks, in two waves: what the first stores then overlaps
-    with what the second loads."""
-    widths, blocks = (c.vector, max(c.vector // 2, 1)), (c.blocks_per_row, 2 * c.blocks_per_row)
-    for vector, shares, stream in itertools.product(widths, blocks, (True, False)):
-        yield replace(c, vector=vector, blocks_per_row=shares, stream_loads=stream)
 
 
 def _column_block_variations(c: RowSchedule) -> Iterator[RowSchedule]:

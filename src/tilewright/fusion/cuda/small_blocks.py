@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda.few_rows import MANY_ROWS, WIDE_ROW_BYTES, one_exchange
+from tilewright.fusion.cuda.few_rows import (
+    MANY_ROWS,
+    WIDE_ROW_BYTES,
+    is_streamed,
+    one_exchange,
+)
 from tilewright.fusion.cuda.schedule import (
     Footprint,
     RowSchedule,
@@ -19,6 +24,8 @@ SHAPES = ((64, 256, 128), (128, 128, 256))
 """Threads of a block, from and to, and bytes of a row that each of them keeps, at most: 32 KiB."""
 MOST_THREADS = 768
 """On an SM: with more of them there are too few registers for what they keep."""
+WIDENING_REGISTERS = 8
+"""For a vector of halves as fp32, where the compiler widens the next one ahead: for sm_100a."""
 ROWS_OF_WARPS = 4
 """Of a block whose warps have a row each."""
 
@@ -28,9 +35,10 @@ def small_block_candidates(
 ) -> Iterator[RowSchedule]:
     """A row by the fewest blocks whose registers hold it, as a cluster; a narrow one by a warp.
 
-    What is costly to compute again is kept if that leaves more than one block an SM. With 512 rows
-    on an H200, such blocks of 128 threads, with 256 bytes each, took 37.0 us for softmax of 65536
-    halves and 13.7 us of 20480, persistent kernels 52.6 and 16.4 us (9461804).
+    What is costly to compute again is kept if that leaves more than one block an SM: with 8192 rows
+    of 16384 halves on an H200, softmax took 131 us, 143 us by a persistent kernel. A few hundred
+    rows that clusters share are not, by 128 threads with 256 bytes each: with 512 rows of 20480
+    halves 12.3 us, 12.9 us if kept, 15.0 us by a persistent kernel (c4d3930).
     """
     row_bytes = footprint.width * footprint.itemsize
     narrow = row_bytes < 4096
@@ -41,33 +49,44 @@ def small_block_candidates(
         yield from _of_warps(space, footprint, device, vector)
     if row_bytes <= WIDE_ROW_BYTES:
         return
-    for keeps in dict.fromkeys((footprint.keeps_costly_steps, False)):
-        for least, most, most_bytes in SHAPES:
-            fits = (k for k in space.values["cluster"] if k * most * most_bytes >= row_bytes)
-            cluster = next(fits, None)
-            if cluster is None:
-                continue
-            least = max(least, row_bytes / cluster / most_bytes)
-            threads = next(t for t in space.values["row_threads"] if t >= least)
-            c = RowSchedule(vector, threads, 1, 1, "registers", "two_pass", cluster, 1)
-            yield from _filling(c, keeps, space, footprint, device)
+    ways = dict.fromkeys((footprint.keeps_costly_steps, False))
+    shaped = [(keeps, c) for keeps in ways for c in _of_shapes(space, row_bytes, vector)]
+    if not many:
+        shaped.sort(key=lambda each: each[0] or each[1].cluster == 1 or each[1].row_threads > 128)
+    for keeps, c in shaped:
+        yield from _filling(c, keeps, space, footprint, device)
 
 
 def small_block_variations(
     c: RowSchedule, space: ConfigSpace[RowSchedule]
 ) -> Iterator[RowSchedule]:
     yield c
+    yield replace(c, stream_loads=not c.stream_loads)
     if c.cluster > 1:
         merged = replace(c, moments=one_exchange(space), recompute=True)
         yield replace(merged, rematerialize=True in space.values["rematerialize"])
 
 
+def _of_shapes(
+    space: ConfigSpace[RowSchedule], row_bytes: int, vector: int
+) -> Iterator[RowSchedule]:
+    for least, most, most_bytes in SHAPES:
+        fits = (k for k in space.values["cluster"] if k * most * most_bytes >= row_bytes)
+        cluster = next(fits, None)
+        if cluster is None:
+            continue
+        needed = max(least, row_bytes / cluster / most_bytes)
+        threads = next(t for t in space.values["row_threads"] if t >= needed)
+        yield RowSchedule(vector, threads, 1, 1, "registers", "two_pass", cluster, 1)
+
+
 def _of_warps(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
-    """A row by a warp, which needs no barrier."""
+    """A row by a warp, which needs no barrier. With 8192 rows of 1600 halves on an H200, softmax
+    took 15.2 us, 16.1 us with exponentials kept, 15.9 us by a persistent kernel (c4d3930)."""
     c = RowSchedule(vector, device.warp, ROWS_OF_WARPS, 1, "registers", "two_pass", 1, 1)
-    for keeps in dict.fromkeys((footprint.keeps_costly_steps, False)):
+    for keeps in dict.fromkeys((False, footprint.keeps_costly_steps)):
         yield from _filling(c, keeps, space, footprint, device)
 
 
@@ -78,13 +97,17 @@ def _filling(
     footprint: Footprint,
     device: DeviceSpec,
 ) -> Iterator[RowSchedule]:
-    """As many blocks on an SM as registers allow."""
+    """As many blocks on an SM as registers allow. Parameters, which all blocks read again, stay in
+    L2 longer than rows."""
     packed = True in space.values["rematerialize"] and not keeps
-    c = replace(c, recompute=not keeps, rematerialize=packed)
+    stream = bool(footprint.parameters) or is_streamed(footprint, device)
+    c = replace(c, recompute=not keeps, rematerialize=packed, stream_loads=stream)
+    spare = WIDENING_REGISTERS if packed and device.capability >= 100 else 0
     for blocks in reversed(space.values["min_blocks"]):
         filled = replace(c, min_blocks=blocks)
         few = blocks * c.block_threads <= MOST_THREADS
-        if few and estimated_registers(filled, footprint) <= register_cap(filled, device):
+        needed = estimated_registers(filled, footprint) + spare
+        if few and needed <= register_cap(filled, device):
             if filled in space:
                 yield filled
             return
