@@ -69,8 +69,8 @@ TW_DEVICE float power_of_two(float a) { return exp2f(a); }
     r"(?s)template <bool STREAM> TW_DEVICE Quad fetch.*?(?=template <int BYTES> struct Unit;)": """
 template <bool STREAM, class U> TW_DEVICE U fetch(const U* p) { touch(p, sizeof(U)); return *p; }
 """,
-    r"(?s)template <int BYTES, bool ONCE> TW_DEVICE void copy_async.*?\n\}": """
-template <int BYTES, bool ONCE> TW_DEVICE void copy_async(u64 to, const void* from) {
+    r"(?s)template <int BYTES> TW_DEVICE void copy_async.*?\n\}": """
+template <int BYTES> TW_DEVICE void copy_async(u64 to, const void* from) {
   touch(from, BYTES);
   std::memcpy((void*)to, from, BYTES);
 }""",

@@ -129,6 +129,8 @@ def test_what_quack_asserts_is_a_compile_error(installed, monkeypatch):
         ("layer_norm(x=f16[4,16], weight=f32[16])", H200, None),
         ("rms_norm(x=f16[4,5140], weight=f32[5140])", H200, None),
         ("softmax(x=f32[4,65536])", H200, None),
+        ("rms_norm(x=f16[6,37], weight=f16[37])", H200, "no whole number of 4-byte copies"),
+        ("rms_norm(x=f16[6,38], weight=f16[38])", H200, None),
     ],
 )
 def test_what_quack_does_not_take_is_refused_in_words(installed, text, device, reason):

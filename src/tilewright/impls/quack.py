@@ -21,6 +21,8 @@ INSTALL = "pip install 'quack-kernels[cu13]' (it brings nvidia-cutlass-dsl and a
 MODULES = ("quack", "cutlass", "tvm_ffi", "triton")
 """What importing Quack imports."""
 DTYPES = ("f16", "bf16", "f32")
+LEAST_COPY_BYTES = 4
+"""Of an asynchronous copy to shared memory."""
 MAX_CLUSTER = {9: 16, 10: 16, 12: 8}
 """Blocks over which Quack spreads one row, by major compute capability; one on others."""
 MAX_ROWS = 2**31 - 1
@@ -107,6 +109,8 @@ def _width_refused(w: Workload, device: DeviceSpec) -> str | None:
     columns, rows = x.shape[-1], math.prod(x.shape[:-1])
     if w.op == "softmax" and columns * x.itemsize % 16:
         return f"a row of {columns} {x.dtype} is no whole number of 16-byte vectors"
+    if columns * x.itemsize % LEAST_COPY_BYTES:
+        return f"a row of {columns} {x.dtype} is no whole number of {LEAST_COPY_BYTES}-byte copies"
     blocks = MAX_CLUSTER.get(device.capability // 10, 1)
     if columns * x.itemsize > (held := blocks * device.shared_bytes_per_block):
         return f"a row of {columns * x.itemsize} bytes exceeds the {held} that {blocks} blocks hold"

@@ -216,17 +216,13 @@ TW_DEVICE void copy_bulk(void* to, const void* from, u32 bytes, u64* arrived) {
 
 // ---- a queue of rows on their way: each thread copies, and later reads, slots of its own -----------
 
-// What is read ONCE leaves the L2 cache before other lines do: what is written meanwhile stays longer.
-TW_DEVICE u64 read_once() { u64 policy; asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy)); return policy; }
-template <int BYTES, bool ONCE> TW_DEVICE void copy_async(u32 to, const void* from) {
-  if constexpr (ONCE && BYTES == 16) asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(read_once()) : "memory");
-  else if constexpr (ONCE) asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "l"(read_once()) : "memory");
-  else if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+template <int BYTES> TW_DEVICE void copy_async(u32 to, const void* from) {
+  if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
   else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
 }
-template <int N, int BYTES, bool ONCE = false, class T> TW_DEVICE void enqueue(Vec<T, N>* slot, const T* p) {
+template <int N, int BYTES, class T> TW_DEVICE void enqueue(Vec<T, N>* slot, const T* p) {
   const u32 to = (u32)__cvta_generic_to_shared(slot);
-  TW_UNROLL for (int i = 0; i < N * (int)sizeof(T) / BYTES; ++i) copy_async<BYTES, ONCE>(to + i * BYTES, (const u8*)p + i * BYTES);
+  TW_UNROLL for (int i = 0; i < N * (int)sizeof(T) / BYTES; ++i) copy_async<BYTES>(to + i * BYTES, (const u8*)p + i * BYTES);
 }
 TW_DEVICE void close_batch() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LATER> TW_DEVICE void await_batch() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory"); }

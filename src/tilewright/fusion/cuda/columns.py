@@ -52,7 +52,6 @@ class ColumnKernel(RowKernel):
     ):
         super().__init__(plan_rows(rows, schedule.moments), schedule)
         self.persistent = True
-        self.reads_once = schedule.stream_loads
         kernel_graph = self.graph
         assert isinstance(kernel_graph, RowGraph)
         self.first_column = kernel_graph.first_column

@@ -118,7 +118,10 @@ def one_wave_candidates(
     vectors = footprint.width / vector
     if footprint.columns or vectors <= 64:
         return
-    blocks = min(b for b in space.values["min_blocks"] if b * device.sms >= footprint.rows)
+    # A power of two: one kernel then serves more row counts.
+    blocks = 1 << (math.ceil(footprint.rows / device.sms) - 1).bit_length()
+    if blocks not in space.values["min_blocks"]:
+        return
     most_kept = MOST_BESIDE_PARAMETERS if footprint.parameters else MOST_KEPT_BYTES
     wide = footprint.width * footprint.itemsize > NARROW_ROW_BYTES
     stream = wide and not footprint.parameters and is_streamed(footprint, device)

@@ -19,8 +19,6 @@ class Residents(Walking):
     parameters: tuple[int, ...] = ()
     queued: tuple[int, ...] = ()
     queued_scalars: tuple[int, ...] = ()
-    reads_once = False
-    """Whether what each thread queues is the first to leave the L2 cache."""
 
     def find_residents(self) -> None:
         loads = [i for i, n in enumerate(self.graph.nodes) if n.op == "load" and self.plan.inner[i]]
@@ -177,8 +175,7 @@ class Residents(Walking):
                 access = self.graph.inputs[self.graph.nodes[i].attr]
                 wide = access_bytes(access, s.vector)
                 pointer = f"from{i} + {self.turn_offset(access)}"
-                once = ", true" if self.reads_once else ""
-                self.line(f"enqueue<{s.vector}, {wide}{once}>(&{self.slot(i)}, {pointer});")
+                self.line(f"enqueue<{s.vector}, {wide}>(&{self.slot(i)}, {pointer});")
             self.close_turns()
         if single:
             self.close()
