@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from processes import alive, wait_until
@@ -11,7 +12,7 @@ from processes import alive, wait_until
 from tilewright.build import CompileTask
 from tilewright.compile import cxx, nvrtc, pool
 from tilewright.compile.cache import Compiled, compiled
-from tilewright.compile.pool import CompilePool
+from tilewright.compile.pool import _GRACE_S, CompilePool
 from tilewright.errors import CacheError, CompileError, CompileTimeout
 
 # Does what its source says, after logging that it began and before logging that it ended.
@@ -120,14 +121,16 @@ def test_a_hung_compiler_is_killed_and_the_others_compile(monkeypatch, log):
     assert not any(alive(compiler) for _, compiler, _ in log())
 
 
+def endless_for_nvrtc():
+    body = "".join(f"p[{i}] += sinf(p[(int)p[{i}]]);\n" for i in range(2000))
+    source = f'extern "C" __global__ void endless(float* p) {{\n{body}}}'
+    return CompileTask("nvrtc", source, ("--gpu-architecture=sm_80",), "endless")
+
+
 @pytest.mark.skipif(nvrtc.missing() is not None, reason=str(nvrtc.missing()))
 def test_a_hung_nvrtc_is_killed_with_its_worker_and_the_others_compile(monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_COMPILE_TIMEOUT", "0.2")
-    flags = ("--gpu-architecture=sm_80",)
-    body = "".join(f"p[{i}] += sinf(p[(int)p[{i}]]);\n" for i in range(2000))
-    endless = f'extern "C" __global__ void endless(float* p) {{\n{body}}}'
-    hung = CompileTask("nvrtc", endless, flags, "endless")
-    good = task("good")
+    hung, good = endless_for_nvrtc(), task("good")
     with CompilePool(jobs=1) as workers:
         results = dict(workers.compile([hung, good]))
     assert isinstance(results[hung], CompileTimeout)
@@ -163,6 +166,18 @@ def test_leaving_the_results_early_stops_what_was_running(log):
         results.close()
         slow = next(compiler for _, compiler, name in log() if name == "slow.cpp")
         wait_until(lambda: not alive(slow))
+        assert len(list(workers.compile([task("next")]))) == 1
+
+
+@pytest.mark.skipif(nvrtc.missing() is not None, reason=str(nvrtc.missing()))
+def test_leaving_does_not_wait_for_nvrtc_which_no_signal_reaches(log):
+    with CompilePool(jobs=2) as workers:
+        results = workers.compile([task("quick"), endless_for_nvrtc()])
+        next(results)
+        time.sleep(0.5)  # it is deep inside by now
+        started = time.monotonic()
+        results.close()
+        assert time.monotonic() - started < _GRACE_S / 2
         assert len(list(workers.compile([task("next")]))) == 1
 
 

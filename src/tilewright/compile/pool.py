@@ -113,6 +113,9 @@ class CompilePool:
         return results
 
     def _stop_busy(self) -> None:
+        for worker, task in self._busy.values():
+            if task.compiler == "nvrtc":  # deaf to SIGTERM, and without processes of its own
+                worker.process.kill()
         _stop([worker for worker, _ in self._busy.values()])
         self._busy.clear()
 
