@@ -1,4 +1,6 @@
-"""Launches on several streams at once."""
+"""Launches on several streams at once, by several threads, and in graphs."""
+
+import threading
 
 import torch
 
@@ -17,3 +19,29 @@ def assert_streams_keep_apart(executable, sets, rounds):
     for k, outs in enumerate(found):
         pairs = zip(outs, expected[k % len(sets)], strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def assert_graphs_and_threads_give(run, tensors, expected):
+    """These bits, by a graph of three launches, and by four threads with streams of their own."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [run(*tensors) for _ in range(3)]
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in captured)
+    wrong = []
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                if not torch.equal(run(*tensors), expected):
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    assert not wrong

@@ -1,13 +1,13 @@
 """The convolution weight-gradient kernels on a GPU: every tile, split mode and kind of layer."""
 
 import re
-import threading
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from side_by_side import assert_graphs_and_threads_give
 
 import tilewright as tw
 from tilewright.compile.counters import counters
@@ -221,28 +221,7 @@ def test_streams_graphs_and_threads_give_the_same_bits(module, split_k, cluster,
     stream.synchronize()
     assert torch.equal(on_stream, expected)
 
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = [run(*tensors) for _ in range(3)]
-    for _ in range(2):
-        graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(out, expected) for out in captured)
-
-    wrong = []
-
-    def work():
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(20):
-                if not torch.equal(run(*tensors), expected):
-                    wrong.append(1)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert_graphs_and_threads_give(run, tensors, expected)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """Stream-K of the Hopper weight gradient, on a GPU."""
 
 import functools
-import threading
 from dataclasses import replace
 
 import pytest
 import torch
 from compile_ahead import compile_ahead
+from side_by_side import assert_graphs_and_threads_give
 
 from infinities import assert_infinities_stay, with_infinities
 from tilewright.compile.counters import counters
@@ -122,26 +122,5 @@ def test_streams_graphs_and_threads_give_the_same_bits_and_leave_counters_zero()
     run = build(configs(PLAIN, (64, 64), (17,))[0], PLAIN)
     tensors = PLAIN.operator.examples(PLAIN, "random", 0, DEVICE)
     expected = run(*tensors)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = [run(*tensors) for _ in range(3)]
-    for _ in range(2):
-        graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(out, expected) for out in captured)
-    wrong = []
-
-    def work():
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(20):
-                if not torch.equal(run(*tensors), expected):
-                    wrong.append(1)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    torch.cuda.synchronize()
-    assert not wrong
+    assert_graphs_and_threads_give(run, tensors, expected)
     assert not any(words.any() for words in counters._kept)

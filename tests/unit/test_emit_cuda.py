@@ -213,6 +213,13 @@ def test_no_asynchronous_copy_has_a_cache_policy():
         assert "createpolicy" not in text
 
 
+@pytest.mark.parametrize("h", [2048, 65536])
+def test_a_search_of_sums_over_rows_begins_with_kernels_that_differ(h):
+    graph = graph_of(Workload.parse(BACKWARD.format(h=h)))
+    found = target.promising(graph, H200)
+    assert len({target.task(graph, c, H200).source for c in found}) == len(found) > 20
+
+
 def test_only_kernels_that_sum_over_rows_meet():
     assert target.space(graph_of(Workload.parse(NORM.format(h=768))), H200).values["combine"] == (
         "kernel",

@@ -1,25 +1,19 @@
 """Blocks that mark the places of their sums and add each other's, phase by phase on a CPU."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from convolutions import weight_grad
-from tensor_cores_on_cpu import OnCpu, without_a_gpu
+from epilogue_on_cpu import epilogue_on_cpu
+from tensor_cores_on_cpu import without_a_gpu
 
 from tilewright.compile import cxx, nvrtc
-from tilewright.compile.cache import compiled
-from tilewright.impl import IMPLS
 from tilewright.impls import _weight_grad_launch
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad import problem_of
 from tilewright.impls._weight_grad_model import MARKED
 from tilewright.op import Workload
 
 pytestmark = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
 )
-SM90 = IMPLS["conv2d_weight_grad_sm90"]
 KERNEL = """
 extern "C" __global__ void __launch_bounds__(THREADS) weight_grad(const u16* x, const u16* grad,
     Out* weight, Out* bias, float* partial, u32* counters, int phase,
@@ -53,36 +47,8 @@ PLAIN = weight_grad("9,72,10,9", "9,136,10,9", "kernel_size=3, padding=1")
 LAYERS = [PLAIN, Workload.parse(str(PLAIN).replace("weight_grad", "weight_bias_grad"))]
 
 
-class WithoutProducer(sm90.Config):
-    @property
-    def threads(self):
-        return super().threads - 32
-
-
-class Phases:
-    """Each launch thrice: all blocks have ended a phase before any begins the next."""
-
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def launch(self, *args, **how):
-        for phase in range(3):
-            self.kernel.launch(*args[:-2], phase, args[-1], **how)
-
-
 def combined(w, tile, split_k, combine):
-    config = WithoutProducer(*tile, 64, 4, split_k=split_k, combine=combine)
-
-    def build(config, w, device):
-        built = compiled(SM90.task(sm90.Config(**vars(config)), w, device))
-        return _weight_grad_launch.WeightGradKernel(built, "PP", config, w, problem_of(w), (0,))
-
-    def task(config, w, device):
-        common = SM90.task(config, w, device).source.split("TW_DEVICE void multiply(")[0]
-        return SimpleNamespace(source=common + KERNEL)
-
-    run = OnCpu(SimpleNamespace(build=build, task=task), config, w)
-    run.executable.kernel = Phases(run.executable.kernel)
+    run = epilogue_on_cpu(w, KERNEL, *tile, 64, 4, split_k=split_k, combine=combine, phases=3)
     found = run(*(t for t in w.operator.examples(w, "random", 0, "cpu")))
     return found if isinstance(found, tuple) else (found,)
 

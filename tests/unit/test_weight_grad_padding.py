@@ -1,27 +1,22 @@
 """Sums that zeros of the padding made NaN are computed again without it, run on a CPU."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from convolutions import weight_grad
-from tensor_cores_on_cpu import OnCpu, without_a_gpu
+from epilogue_on_cpu import epilogue_on_cpu
+from tensor_cores_on_cpu import without_a_gpu
 
 from infinities import assert_infinities_stay, with_infinities
 from tilewright.compile import cxx, nvrtc
-from tilewright.compile.cache import compiled
-from tilewright.impl import IMPLS
 from tilewright.impls import _weight_grad_launch
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls._weight_grad import problem_of
-from tilewright.impls._weight_grad_stream import halo_of, stream_of
+from tilewright.impls._weight_grad_stream import halo_of
 from tilewright.measure.verify import Verifier
 
 pytestmark = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
 )
 CPU = torch.device("cpu")
-SM90 = IMPLS["conv2d_weight_grad_sm90"]
 KERNEL = """
 extern "C" __global__ void __launch_bounds__(THREADS) weight_grad(const u16* x, const u16* grad,
     Out* weight, Out* bias, float* partial, u32* counters, const __grid_constant__ Problem p) {
@@ -62,12 +57,6 @@ PLAIN = [
 ]
 
 
-class WithoutProducer(sm90.Config):
-    @property
-    def threads(self):
-        return super().threads - 32
-
-
 def streamed(w, tile, even="NAN", **how):
     """As `mended`, where taps share a copy of x."""
     return mended(w, tile, even, halo=halo_of(problem_of(w), tile[1], 64), **how)
@@ -75,18 +64,7 @@ def streamed(w, tile, even="NAN", **how):
 
 def mended(w, tile, even="NAN", **how):
     """The gradient that `leave_padding_out` makes of sums that are all NaN."""
-    config = WithoutProducer(*tile, 64, 4, **how)
-
-    def build(config, w, device):
-        built = compiled(SM90.task(sm90.Config(**vars(config)), w, device))
-        problem = stream_of(problem_of(w)) if config.halo else problem_of(w)
-        return _weight_grad_launch.WeightGradKernel(built, "PP", config, w, problem)
-
-    def task(config, w, device):
-        common = SM90.task(config, w, device).source.split("TW_DEVICE void multiply(")[0]
-        return SimpleNamespace(source=common + KERNEL.replace("EVEN_CHANNELS", even))
-
-    return OnCpu(SimpleNamespace(build=build, task=task), config, w)
+    return epilogue_on_cpu(w, KERNEL.replace("EVEN_CHANNELS", even), *tile, 64, 4, **how)
 
 
 @pytest.fixture(autouse=True)

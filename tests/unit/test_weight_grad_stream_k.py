@@ -1,19 +1,19 @@
 """Stream-K of the Hopper weight gradient: blocks that walk equal ranges of all tiles' steps."""
 
+import struct
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from convolutions import SIMPLE, weight_grad
+from epilogue_on_cpu import SM90, epilogue_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensor_cores_on_cpu import OnCpu, without_a_gpu
+from tensor_cores_on_cpu import without_a_gpu
 
 from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
-from tilewright.impl import IMPLS
 from tilewright.impls import _weight_grad_launch
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls._weight_grad import problem_of
@@ -22,7 +22,6 @@ from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
 H200 = DEVICES["h200"]
-SM90 = IMPLS["conv2d_weight_grad_sm90"]
 DEEP = weight_grad("256,512,7,7", "256,512,7,7", "kernel_size=3, padding=1")
 """Of 72 tiles of 128 x 256, which fill an H200's SMs badly."""
 TILES = [tile for tile in sm90.WARPGROUPS if tile != (64, 576)]
@@ -68,35 +67,8 @@ LAYERS = [
 ]
 
 
-class WithoutProducer(sm90.Config):
-    @property
-    def threads(self):
-        return super().threads - 32
-
-
-class Phases:
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def launch(self, *args, **how):
-        for phase in range(2):
-            self.kernel.launch(*args[:-2], phase, args[-1], **how)
-
-
 def on_cpu(w, tile, blocks, fault=("", "")):
-    config = WithoutProducer(*tile, 32, 4, blocks=blocks)
-
-    def build(config, w, device):
-        built = compiled(SM90.task(sm90.Config(**vars(config)), w, device))
-        return _weight_grad_launch.WeightGradKernel(built, "PP", config, w, problem_of(w), (0,))
-
-    def task(config, w, device):
-        common = SM90.task(config, w, device).source.split("TW_DEVICE void multiply(")[0]
-        return SimpleNamespace(source=common + KERNEL)
-
-    run = OnCpu(SimpleNamespace(build=build, task=task), config, w, fault)
-    run.executable.kernel = Phases(run.executable.kernel)
-    return run
+    return epilogue_on_cpu(w, KERNEL, *tile, 32, 4, blocks=blocks, phases=2, fault=fault)
 
 
 @pytest.mark.skipif(
@@ -197,7 +169,9 @@ def test_one_binary_serves_every_number_of_blocks():
 def test_ranges_meet_every_step_once_and_leave_one_part_for_others(tiles, steps, blocks):
     """What the kernel computes of Problem.steps and .longer."""
     blocks = min(blocks, tiles * steps)
-    each, longer = divmod(tiles * steps, blocks)
+    shape = f"{64 * steps},64,1,1"
+    packed = problem_of(weight_grad(shape, shape, "kernel_size=1")).packed(64, 64, blocks, tiles)
+    each, longer = struct.unpack_from("2i", packed, 8 * 4)
     begins = [b * each + min(b, longer) for b in range(blocks + 1)]
     assert (begins[0], begins[-1]) == (0, tiles * steps)
     for block in range(blocks):

@@ -191,16 +191,16 @@ LAST_US, GRID_US, CLUSTER_US, SECOND_KERNEL_US, SLICE_US = 2.28, 1.44, 1.38, 5.2
 """Until it is known who was last; until all blocks of a tile have met, of a cluster; launching
 another kernel; following one more group."""
 SEEN_US = 0.5
-"""Until a sum that was stored is seen where it was waited for. A guess: nothing was timed yet."""
+"""Until a sum that was stored is seen where it was waited for: a guess."""
 ONE_BYTES_PER_US, PEER_BYTES_PER_US = 61.7e3, 40.1e3
 """That one SM reads of partial sums in L2, and of its neighbours' in their shared memory."""
 WRITTEN, READ = 0.7, 3.46
 """Rate of all partial sums to and from L2, in units of the memory's."""
 SCATTERED, READ_FREELY = 45, 0.0113
 """Of stream-K, whose blocks share no pixels with their neighbours: what small tiles, which read
-more for each product, add to the time. 40 timings of seven layers, H200, 2026-11-21, commit
-77fc060: 512 channels 3x3 of 7 x 7 pixels, batch 256, take 91 to 98 us by tiles of 256 x 128 to
-128 x 192, 111 us by 128 x 128 and 135 to 141 us by 64 x 384 and 64 x 256."""
+more for each product, add to the time. Timings of nine layers, H200, 2026-11-21, commit 77fc060:
+512 channels 3x3 of 7 x 7 pixels, batch 256, take 91 to 98 us by tiles of 256 x 128 to 128 x 192,
+111 us by 128 x 128 and 135 to 141 us by 64 x 384 and 64 x 256."""
 MEMORY, AGAIN, AGAIN_IN_CLUSTERS = 0.92, 0.1, 0.3
 """Of the memory's datasheet rate that operands are read at; and of what further tiles read, how
 much comes from memory again: blocks of one slice drift apart, those in clusters further."""

@@ -40,7 +40,7 @@ SLICED_K = {(64, 128, 64): (1, 2, 2)}
 PROMISING = 24
 """Configs that a search measures first."""
 SHARE = 0.5
-"""Of the datasheet's tensor rate, that of wgmma, which mma.sync reaches on sm_90."""
+"""Of the datasheet's tensor rate, that of wgmma, which mma.sync reaches on sm_90: a guess."""
 MAX_BYTES = 2**31
 """CUTLASS indexes tensors in 32 bits."""
 

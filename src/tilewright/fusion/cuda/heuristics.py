@@ -387,12 +387,10 @@ def _column_block_variations(c: RowSchedule) -> Iterator[RowSchedule]:
     cuts = [
         (c.rows_per_block // n, c.min_blocks * n) for n in (1, 2, 4) if c.rows_per_block % n == 0
     ]
-    ways = itertools.product((2, 3), (False, True), (True, False))
-    for (groups, blocks), (stages, packed, stream) in itertools.product(cuts, ways):
+    for (groups, blocks), stages, packed in itertools.product(cuts, (2, 3), (False, True)):
         yield replace(
-            c, rows_per_block=groups, min_blocks=blocks, stages=stages, rematerialize=packed,
-            stream_loads=stream,
-        )  # fmt: skip
+            c, rows_per_block=groups, min_blocks=blocks, stages=stages, rematerialize=packed
+        )
 
 
 def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:
