@@ -1,5 +1,6 @@
 """Generated CUDA kernels, compiled for every architecture; what they compute is tests/gpu's."""
 
+import gc
 import random
 import re
 from dataclasses import replace
@@ -218,6 +219,16 @@ def test_a_search_of_sums_over_rows_begins_with_kernels_that_differ(h):
     graph = graph_of(Workload.parse(BACKWARD.format(h=h)))
     found = target.promising(graph, H200)
     assert len({target.task(graph, c, H200).source for c in found}) == len(found) > 20
+
+
+def test_what_an_untuned_call_asked_of_a_graph_is_not_kept_after_it():
+    def footprints():
+        gc.collect()
+        return sum(type(o) is Footprint for o in gc.get_objects())
+
+    graph, before = graph_of(Workload.parse("softmax(x=f16[8192,16384])")), footprints()
+    target.heuristic(graph, H200)
+    assert footprints() <= before
 
 
 def test_only_kernels_that_sum_over_rows_meet():

@@ -15,6 +15,7 @@ from tilewright.fusion.cuda.shifting import shifted_alike, vectors_of
 from tilewright.fusion.exponentials import exponentials_of_greatest
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.plan import halves_of_moments, plan_rows
+from tilewright.fusion.remembered import remembered
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import HALVES, TensorSpec
 
@@ -251,7 +252,7 @@ class Footprint:
         """Of one row, from memory."""
         return self.width * sum(a.itemsize for a in self.queued)
 
-    @functools.cache  # noqa: B019  (a footprint lives as long as the space that asks it)
+    @remembered
     def carried(self, moments: str) -> list[str]:
         """Dtypes of what a sweep keeps for later ones."""
         plan = plan_rows(self.graph, moments)
@@ -267,7 +268,7 @@ class Footprint:
         kept = frozenset[int]().union(*(phase.carried_out for phase in plan.phases))
         return any(plan.graph.nodes[i].op in COSTLY for i in kept)
 
-    @functools.cache  # noqa: B019
+    @remembered
     def kept_at_once(self, moments: str, recompute: bool = True) -> int:
         """Bytes of one element that are kept between two sweeps, at most."""
         plan = plan_rows(self.graph, moments, recompute)

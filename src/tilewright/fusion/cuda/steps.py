@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 from tilewright.fusion.cuda.joining import Joining
 from tilewright.fusion.cuda.residents import Residents
 from tilewright.fusion.plan import needed_in
+from tilewright.fusion.remembered import remembered
 
 
 class Steps(Joining, Residents):
@@ -45,7 +44,7 @@ class Steps(Joining, Residents):
         at_hand = known | frozenset(self.names) | frozenset(self.parameters)
         return [i for i in needed_in(self.graph, wanted, at_hand) if self.plan.inner[i]]
 
-    @functools.cache  # noqa: B019  (a kernel object lives for one emission)
+    @remembered
     def by_row(self, i: int, known: frozenset[int]) -> bool:
         n = self.graph.nodes[i]
         if i in known:
