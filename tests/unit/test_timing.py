@@ -1,11 +1,11 @@
 """Timing: statistics on synthetic samples, the order of calls, what counts as a fair call."""
 
 import gc
+import itertools
 import math
 import random
 import statistics
 import time
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +15,7 @@ from tilewright.device import DEVICES
 from tilewright.errors import InvalidArgument, InvalidMeasurement
 from tilewright.measure import timing_clocks, timing_cuda
 from tilewright.measure.timing import (
+    HOST_CALLS,
     THROTTLED_REPEATS,
     host_us,
     input_sets_needed,
@@ -97,7 +98,7 @@ def test_every_round_holds_every_candidate_once_in_changing_order():
     sample(sampler, names, target=0.01, budget_s=1.0, min_rounds=20)
     assert all(sorted(order) == names for order in sampler.orders)
     assert len({tuple(order) for order in sampler.orders}) > 5
-    followers = {pair for order in sampler.orders for pair in pairwise(order)}
+    followers = {pair for order in sampler.orders for pair in itertools.pairwise(order)}
     assert len(followers) == 12  # each candidate came after each other one
 
 
@@ -241,6 +242,17 @@ def test_a_method_that_does_not_fit_the_device_is_refused(method, device, words)
 
 def test_host_time_is_that_of_one_call():
     assert 100 <= host_us(busy(100), X[0], CPU) < 10_000
+
+
+def test_host_time_is_that_of_a_quiet_host():
+    """All rounds but one are disturbed."""
+    count = itertools.count(-10)
+    quiet, disturbed = busy(100), busy(1000)
+
+    def call(x):
+        return (quiet if next(count) // HOST_CALLS == 2 else disturbed)(x)
+
+    assert 100 <= host_us(call, X[0], CPU) < 1000
 
 
 # --- argument sets ---------------------------------------------------------------------------

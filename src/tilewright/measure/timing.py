@@ -40,6 +40,8 @@ FEWEST_SAMPLES = 10
 """Fewer may agree by chance, all taken within one disturbance of the machine."""
 THROTTLED_REPEATS = 3
 HOST_S = 0.2
+HOST_CALLS = 50
+"""So few that none of them waits for a place in the launch queue."""
 BLOCK_SAMPLES = 1000
 """At most so many samples are enqueued before the host waits for the device."""
 
@@ -188,26 +190,28 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def host_us(call: Call, tensors: Sequence[Tensor], device: torch.device) -> float:
-    """Host time of one eager call in steady state: the median, in microseconds.
+    """Host time of one eager call in steady state, in microseconds.
 
-    Freeing the outputs is part of it. The device is waited for every 50 calls, outside of what is
-    timed, so that a call never waits for a place in the launch queue. Sampling ends after HOST_S:
-    the median of some hundred calls is as good as that of a thousand.
+    It is the median call of the quietest round: other programs on the host only ever add to a
+    call, often for longer than a round lasts, so rounds are repeated for HOST_S. Freeing the
+    outputs is part of a call; waiting for the device after each round is not.
     """
     wait = _waiter(device)
     for _ in range(10):
         call(*tensors)
     wait()
-    samples: list[int] = []
+    quietest = math.inf
     deadline = time.perf_counter() + HOST_S
     with _no_garbage_collection():
-        while len(samples) < 1000 and (not samples or time.perf_counter() < deadline):
-            for _ in range(50):
+        while quietest == math.inf or time.perf_counter() < deadline:
+            samples = []
+            for _ in range(HOST_CALLS):
                 start = time.perf_counter_ns()
                 call(*tensors)
                 samples.append(time.perf_counter_ns() - start)
             wait()
-    return statistics.median(samples) / 1e3
+            quietest = min(quietest, statistics.median(samples))
+    return quietest / 1e3
 
 
 def _waiter(device: torch.device) -> Callable[[], None]:
