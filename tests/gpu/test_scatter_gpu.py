@@ -293,6 +293,49 @@ def test_elements_beyond_32_bits_are_reached_and_no_others(moved):
         del x
 
 
+@pytest.mark.parametrize(
+    "moved",
+    [
+        "gather({x}, dim=1, index={i})",
+        "scatter({x}, dim=1, index={i}, src=f16[2,1080000000])!donate=x",
+        "scatter({x}, dim=0, index={i}, src=f16[2,1080000000])!donate=x",
+        "scatter({x}, dim=1, index={i}, src=2.5)!donate=x",
+    ],
+)
+def test_positions_beyond_32_bits_are_reached(moved):
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < 45e9:
+        pytest.skip("less than 45 GB of memory are free")
+    n = 1_080_000_000  # two lines of which have more than 2^31 elements
+    w = Workload.parse(moved.format(x=f"x=f16[2,{n}]", i=f"i32[2,{n}]"))
+    line = torch.arange(n, device=CUDA, dtype=torch.int32)
+    index = torch.stack([line, line.flip(0)])  # places in order, and the other way around
+    if w["dim"] == 0:
+        index = torch.stack([line % 2, line % 2])  # of two writes to a place, the second stands
+    src = torch.stack([(line % 2039).half(), (line % 1999).half()])
+    del line
+    found = supporting(w)
+    assert found
+    for impl in found:
+        run = impl.build(impl.heuristic(w, spec_of(0)), w, spec_of(0))
+        out = run(src, index) if w.op == "gather" else None
+        if out is None:
+            x = torch.zeros(2, n, dtype=torch.float16, device=CUDA)
+            out = run(x, index, src) if "src" in w.tensors else run(x, index)
+        if "src" not in w.tensors and w.op == "scatter":
+            assert (out == 2.5).all()
+        elif w["dim"] == 0:
+            assert torch.equal(out[0, ::2], src[1, ::2])
+            assert torch.equal(out[1, 1::2], src[1, 1::2])
+            assert not out[0, 1::2].any()
+            assert not out[1, ::2].any()
+        else:
+            assert torch.equal(out[0], src[0])
+            assert torch.equal(out[1], src[1].flip(0))
+        out = x = None
+        torch.cuda.empty_cache()
+
+
 def test_nan_and_signed_zero_come_out_as_pytorchs():
     x = torch.tensor([[1.0, float("nan")], [-0.0, 2.0]], device=CUDA)
     source = torch.tensor([[float("nan"), 3.0], [-0.0, float("inf")]], device=CUDA)
@@ -330,6 +373,42 @@ def test_with_gradients_an_update_keeps_the_order_and_a_sum_of_gathered_rows_its
     exact = torch.zeros(500, dtype=torch.float64, device=CUDA)
     exact.index_add_(0, index, src.detach().double())
     torch.testing.assert_close(grads[-1].double(), exact, rtol=1e-4, atol=1e-2)
+
+
+def test_in_place_and_by_index_put_an_update_with_gradients_keeps_the_order():
+    index = torch.randint(500, (90000,), device=CUDA)
+    weights = torch.randn(500, device=CUDA)
+    leaf = torch.zeros(500, device=CUDA, requires_grad=True)
+    src = torch.randn(90000, device=CUDA, requires_grad=True)
+    expected = last_written(leaf.detach(), 0, index, src.detach())
+    calls = [
+        lambda x: tw.scatter_(x, 0, index, src),
+        lambda x: tw.index_put(x, (index,), src),
+        lambda x: tw.index_put_(x, (index,), src),
+        lambda x: tw.index_put(x.view(25, 20), (index // 20, index % 20), src).view(500),
+        lambda x: tw.index_put(x.view(20, 25).t(), (index % 25, index // 25), src).t().reshape(500),
+    ]
+    for call in calls:
+        for _ in range(4):  # first by what stands in, then by a kernel
+            leaf.grad = src.grad = None
+            out = call(leaf * 1)
+            assert torch.equal(out, expected)
+            out.backward(weights)
+            assert torch.equal(src.grad, weights[index])
+            assert torch.equal(leaf.grad, weights.index_fill(0, index, 0.0))
+
+
+def test_memory_shared_with_what_is_written_in_place_is_refused():
+    whole, index = torch.randn(80, 64, device=CUDA), torch.randint(40, (40,), device=CUDA)
+    for name in ("rows_sorted", "rows_unique"):
+        with tw.use(name):
+            with pytest.raises(ValueError, match="x is written in place and shares memory with"):
+                tw.index_add_(whole[:40], 0, index, whole[20:60])
+            tw.index_add_(whole[:40], 0, index, whole[40:])
+    line = torch.arange(100, device=CUDA)
+    with tw.use("scatter_winner"), pytest.raises(ValueError, match="shares memory with index"):
+        tw.scatter_(line, 0, line, 7)
+    tw.check()
 
 
 def test_under_the_deterministic_mode_sums_are_the_same_in_every_run():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import tilewright as tw
 from tilewright.compile import cxx
 from tilewright.device import spec_of
-from tilewright.dispatch import index_gradients, prepared
+from tilewright.dispatch import call, index_gradients, prepared
 from tilewright.dispatch.index_gradients import moves
 from tilewright.environment import environment
 from tilewright.impl import IMPLS
@@ -60,7 +60,7 @@ CALLS = {
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
 )
 def test_they_are_pytorchs_for_any_shape_and_dim(name, shape, length, along, dtype):
-    call, dim = CALLS[name], along % len(shape)
+    function, dim = CALLS[name], along % len(shape)
     if name in ("scatter", "scatter of a number"):  # PyTorch keeps no order of writes
         length = min(length, shape[dim])
     moved = [length if d == dim else n for d, n in enumerate(shape)]
@@ -73,9 +73,9 @@ def test_they_are_pytorchs_for_any_shape_and_dim(name, shape, length, along, dty
         patch.setattr(index_gradients, "_may_pay", lambda op, x: True)
         patch.setattr(index_gradients, "_pays", lambda op, bound: True)
         tw.reload_records()
-        found = gradients(lambda *t: call(tw, *t, dim, index), (x, src))
+        found = gradients(lambda *t: function(tw, *t, dim, index), (x, src))
     tw.reload_records()
-    expected = gradients(lambda *t: call(torch, *t, dim, index), (x, src))
+    expected = gradients(lambda *t: function(torch, *t, dim, index), (x, src))
     for mine, theirs in zip(found, expected, strict=True):
         if mine is None or theirs is None:
             assert mine is theirs
@@ -108,6 +108,38 @@ def test_they_are_differentiable_themselves(moving):
     for function, leaves in functions:
         assert torch.autograd.gradcheck(function, leaves)
         assert torch.autograd.gradgradcheck(function, leaves)
+
+
+def test_int32_indices_that_are_expanded_are_read_right():
+    """PyTorch's own gather reads them as if they were int64 (2.13, on a CPU)."""
+    index, x = torch.tensor([0, 2], dtype=torch.int32), torch.arange(12.0).view(3, 4)
+    expanded = index[:, None].expand(2, 4)
+    assert torch.equal(tw.gather(x, 0, expanded), x[[0, 2]])
+    for function in (tw.scatter, tw.scatter_add, tw.scatter_, tw.scatter_add_):
+        src = torch.ones(2, 4, requires_grad=True)
+        function(torch.zeros(3, 4), 0, expanded, src).backward(x)
+        assert torch.equal(src.grad, x[[0, 2]])
+    leaf = x.clone().requires_grad_()
+    tw.gather(leaf, 0, expanded).sum().backward()
+    assert leaf.grad.sum(1).tolist() == [4, 0, 4]
+
+
+@pytest.mark.parametrize("value", [None, 2.5])
+def test_in_place_an_update_whose_order_pytorch_does_not_keep_is_copied(value, monkeypatch):
+    index, seed = torch.tensor([[0, 2], [1, 1]]), torch.randn(4, 2)
+    results = []
+    for keeps in (True, False):
+        monkeypatch.setattr(call, "keeps_order", lambda op, x, keeps=keeps: keeps)
+        x, src = torch.ones(4, 2, requires_grad=True), torch.full((2, 2), 3.0, requires_grad=True)
+        table = x * 2
+        assert tw.scatter_(table[1:], 0, index, src if value is None else value).shape == (3, 2)
+        (table * seed).sum().backward()
+        results.append((table.detach(), x.grad, src.grad))
+        with pytest.raises(RuntimeError, match="leaf"):
+            tw.scatter_(x, 0, index, 1.0)
+        assert (x == 1).all()
+    for mine, theirs in zip(*results, strict=True):
+        assert mine is theirs if mine is None else torch.equal(mine, theirs)
 
 
 @pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))

@@ -181,19 +181,90 @@ def test_what_is_empty_or_a_scalar_is_pytorchs(name, args):
         assert torch.equal(getattr(tw, name)(*args), getattr(torch, name)(*args))
 
 
-def test_what_is_not_rows_is_pytorchs():
+def test_a_mask_is_pytorchs():
     x, values = torch.arange(12.0).view(3, 4), torch.tensor(7.0)
     mask = x > 5
     assert torch.equal(tw.index_put(x, (mask,), values), torch.index_put(x, (mask,), values))
-    column = (None, torch.tensor([1, 3]))
-    found = torch.ops.aten.index_put(x, column, values)
-    assert torch.equal(
-        tw.index_put_(x.t().contiguous().t(), (torch.tensor([0]),), values)[0, 0], values
-    )
-    assert torch.equal(found[:, 1], torch.full((3,), 7.0))
-    leaf = torch.ones(2, requires_grad=True)
-    tw.index_put(torch.zeros(5, 2), (torch.tensor([1, 1]),), leaf, True).sum().backward()
-    assert torch.equal(leaf.grad, torch.full((2,), 2.0))
+
+
+STRIDED = [
+    torch.zeros(5, 4, 3).transpose(0, 2),
+    torch.zeros(3, 4, 7)[:, :, ::2],
+    torch.zeros(8, 4, 3)[::2],
+]
+
+
+@pytest.mark.parametrize("x", STRIDED, ids=lambda x: str(x.stride()))
+@pytest.mark.parametrize("covered", [1, 2, 3])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_any_strides_are_taken_and_kept(x, covered, accumulate):
+    indices = [torch.arange(20) * (d + 3) % n for d, n in enumerate(x.shape[:covered])]
+    values = torch.arange(20.0 * x.shape[covered:].numel()).view(20, *x.shape[covered:])
+    expected = one_by_one(x, indices, values, accumulate)
+    found = tw.index_put(x, indices, values, accumulate)
+    assert torch.equal(found, expected)
+    assert found.stride() == torch.index_put(x, indices, values).stride()
+    base = torch.full((500,), 9.0)
+    table = base.as_strided(x.shape, x.stride()).zero_()
+    untouched = base == 9
+    assert tw.index_put_(table, indices, values, accumulate) is table
+    assert torch.equal(table, expected)
+    assert (base[untouched] == 9).all()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(calls(), st.booleans(), st.booleans())
+def test_its_gradients_are_pytorchs(call, accumulate, in_place):
+    x, indices, values = call
+    x, values = x.double(), values.double()
+    weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape)
+    results = []
+    for module in (tw, torch):
+        leaves = x.clone().requires_grad_(), values.clone().requires_grad_()
+        table = leaves[0] * 1
+        if module is torch:
+            out = table.index_put(tuple(i.long() for i in indices), leaves[1], accumulate)
+        elif in_place:
+            out = tw.index_put_(table, indices, leaves[1], accumulate)
+            assert out is table
+        else:
+            out = tw.index_put(table, indices, leaves[1], accumulate)
+        (out * weights).sum().backward()
+        results.append([leaf.grad for leaf in leaves])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+LONG = torch.zeros(3).long()
+
+
+@pytest.mark.parametrize(
+    ("indices", "values"),
+    [
+        ((LONG, LONG[:2]), torch.ones(3)),
+        ((LONG,), torch.ones(2, 5)),
+        ((LONG,), torch.ones(1, 3, 5)),
+        ((LONG, LONG, LONG), torch.ones(3)),
+        ((LONG.float(),), torch.ones(3, 5)),
+        ((LONG,), torch.ones(3, 5).double()),
+        ((), torch.ones(4, 5)),
+    ],
+)
+def test_a_wrong_call_is_refused_in_pytorchs_words(indices, values):
+    messages = []
+    for module in (torch, tw):
+        with pytest.raises((IndexError, RuntimeError)) as caught:
+            module.index_put(torch.zeros(4, 5), indices, values)
+        messages.append((caught.type, str(caught.value)))
+    assert messages[0] == messages[1]
+
+
+def test_a_leaf_is_not_written_in_place():
+    leaf = torch.zeros(5, 2, requires_grad=True)
+    for accumulate in (False, True):
+        with pytest.raises(RuntimeError, match="leaf"):
+            tw.index_put_(leaf, (torch.tensor([1, 1]),), torch.ones(2, 2), accumulate)
+    assert not leaf.any()
 
 
 def test_sums_come_from_the_implementation_that_is_asked_for():

@@ -35,7 +35,7 @@ from torch.utils._device import DeviceContext
 from tilewright.dispatch import torch_ops
 from tilewright.dispatch.autograd import Generated, Recomputed
 from tilewright.dispatch.gradients import generated_backward
-from tilewright.dispatch.index_gradients import Moved, moves
+from tilewright.dispatch.index_gradients import Moved, keeps_order, moves
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.recent import Recent
@@ -216,9 +216,11 @@ def _unlike_plain_tensors(
 def _with_gradients(
     op: Op, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
-    if op.indexed is not None and state.enabled and op.form_of is None:
+    if op.indexed is not None and state.enabled:
         bound = bind(op, args, kwargs)
-        if moves(op, bound):
+        if op.form_of is not None and keeps_order(op, bound.get("x")):
+            return bound["x"].copy_(operators[op.form_of](**bound))
+        if op.form_of is None and moves(op, bound):
             everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
             return Moved.apply(op, operators, *everything)
     if forced is None and state.enabled and op.form_of is None:

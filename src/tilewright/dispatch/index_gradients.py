@@ -145,12 +145,17 @@ def moves(op: Op, bound: Mapping[str, Any]) -> bool:
     return _found[key]
 
 
+def keeps_order(op: Op, x: Any) -> bool:
+    """Whether the operator promises an order of writes that PyTorch's kernel does not keep."""
+    last_wins = op.indexed is not None and op.indexed.last_wins
+    return last_wins and isinstance(x, Tensor) and x.is_cuda
+
+
 def _may_pay(op: Op, x: Any) -> bool:
     """Without a look at the call: whether there are records, or an order of writes to keep."""
     if not isinstance(x, Tensor):
         return False
-    assert op.indexed is not None
-    if op.indexed.last_wins and x.is_cuda:
+    if keeps_order(op, x):
         return True
     backward = "scatter_add" if op.name == "gather" else "gather"
     return any(selection.records_of(x.device, name).winners for name in (op.name, backward))

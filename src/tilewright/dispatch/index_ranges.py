@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tilewright.errors import IndexOutOfRange
 from tilewright.op import Workload
+from tilewright.ops._indexing import told_once
 
 
 def in_range_first(w: Workload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -19,10 +20,7 @@ def in_range_first(w: Workload, run: Callable[..., Any]) -> Callable[..., Any]:
         size = w["x"].shape[w["dim"]]
 
     def call(*tensors: Tensor) -> Any:
-        index = tensors[at]
-        for d, stride in enumerate(index.stride()):
-            if stride == 0 and index.shape[d]:
-                index = index.narrow(d, 0, 1)
+        index = told_once(tensors[at])
         if index.numel():
             least, most = (int(value) for value in torch.aminmax(index))
             if least < 0 or most >= size:

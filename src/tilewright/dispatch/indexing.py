@@ -124,14 +124,14 @@ class _Embedding(torch.autograd.Function):
 
 
 def index_put(
-    input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+    input: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     """What torch.index_put computes: a copy of input with input[indices] = values, or += values.
 
     Several index tensors become one flat index of rows, without a wait for the GPU; the rest is
-    `tw.scatter`'s or `tw.index_add`'s. So values are copied in index order, where the last of an
-    index that repeats wins, and added with the same bits in every run. Masks, None among the
-    indices, inputs that are not contiguous, calls that need gradients or are traced are PyTorch's.
+    `tw.scatter`'s or `tw.index_add`'s, gradients included. So values are copied in index order,
+    where the last of an index that repeats wins, and added with the same bits in every run. Masks
+    and calls that are traced, transformed or under autocast are PyTorch's.
 
     Args:
         input: any shape; fp16, bf16, fp32, fp64, int32 or int64.
@@ -141,62 +141,74 @@ def index_put(
         accumulate: add the values.
 
     Returns:
-        The shape and dtype of input.
+        The shape, dtype and strides of input.
 
     Raises:
         IndexOutOfRange: a position is out of range.
     """
-    call = _as_rows(input, indices, values)
-    if call is None:
+    shape = _common_shape(input, indices, values)
+    if shape is None:
         return torch.index_put(input, tuple(indices), values, accumulate)
-    table, flat, rows = call
-    out = _move(table, flat, rows, accumulate, "")
-    return out.view(input.shape)
+    x = input.contiguous()
+    out = _move(*_as_rows(x, indices, values, shape), accumulate, "").view(input.shape)
+    return out if x is input else torch.empty_like(input).copy_(out)
 
 
 def index_put_(
-    input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+    input: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     """`index_put` that writes to input and returns it."""
-    call = _as_rows(input, indices, values)
-    if call is None:
+    shape = _common_shape(input, indices, values)
+    if shape is None:
         return input.index_put_(tuple(indices), values, accumulate)
-    _move(*call, accumulate, "_")
+    differentiable = torch.is_grad_enabled() and (input.requires_grad or values.requires_grad)
+    if differentiable or not (input.is_contiguous() or len(indices) == 1):
+        return input.copy_(index_put(input, indices, values, accumulate))
+    _move(*_as_rows(input, indices, values, shape), accumulate, "_")
     return input
 
 
 def _move(table: Tensor, flat: Tensor, rows: Tensor, accumulate: bool, form: str) -> Tensor:
     if accumulate:
         return operators[f"index_add{form}"](table, 0, flat, rows)
-    index = flat if table.dim() == 1 else flat[:, None].expand(rows.shape)
+    index = flat.view(-1, *[1] * (rows.dim() - 1)).expand(rows.shape)
     return operators[f"scatter{form}"](table, 0, index, rows)
 
 
-def _as_rows(
-    x: Tensor, indices: Sequence[Tensor | None], values: Tensor
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """(table, flat index, rows) of a call, views of x and values where that is possible; None for
-    what PyTorch does."""
-    given = [i for i in indices if i is not None]
+def _common_shape(x: Tensor, indices: Sequence[Tensor], values: Tensor) -> torch.Size | None:
+    """Of the index tensors; None for calls that PyTorch answers, the wrong ones among them."""
     if (
-        not given
-        or len(given) != len(indices)
-        or len(given) > x.dim()
-        or any(i.dtype not in _INDICES for i in given)
+        not 0 < len(indices) <= x.dim()
+        or not all(isinstance(i, Tensor) and i.dtype in _INDICES for i in indices)
         or x.dtype not in DTYPE_NAMES
         or values.dtype != x.dtype
-        or not x.is_contiguous()
         or not x.numel()
-        or any(t.device != x.device for t in (*given, values))
-        or (torch.is_grad_enabled() and (x.requires_grad or values.requires_grad))
-        or _is_pytorchs(x, values, *given)
+        or any(t.device != x.device for t in (*indices, values))
+        or _is_pytorchs(x, values, *indices)
     ):
         return None
-    sizes, rest = x.shape[: len(given)], x.shape[len(given) :]
-    shape = torch.broadcast_shapes(*(i.shape for i in given))
-    flat = _flat(given, sizes).expand(shape).reshape(-1)
-    whole_elements = len(given) == x.dim()
-    table = x.view(-1) if whole_elements else x.view(math.prod(sizes), math.prod(rest))
+    try:
+        shape = torch.broadcast_shapes(*(i.shape for i in indices))
+        whole = (*shape, *x.shape[len(indices) :])
+        return shape if torch.broadcast_shapes(values.shape, whole) == whole else None
+    except RuntimeError:  # they do not broadcast, which PyTorch says in its words
+        return None
+
+
+def _as_rows(
+    x: Tensor, indices: Sequence[Tensor], values: Tensor, shape: torch.Size
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(table, flat index, rows), views of x and values where that is possible.
+
+    Args:
+        x: contiguous, or with one index tensor of any strides.
+        shape: that the index tensors broadcast to.
+    """
+    sizes, rest = x.shape[: len(indices)], x.shape[len(indices) :]
+    flat = _flat(indices, sizes).expand(shape).reshape(-1)
+    table = x
+    if x.is_contiguous():
+        table = x.view(math.prod(sizes), *([math.prod(rest)] if rest else []))
     rows = values.expand((*shape, *rest)).reshape(flat.numel(), *table.shape[1:])
     return table, flat, rows
 

@@ -101,6 +101,22 @@ def check_reduction(op: str, args: dict[str, Value], known: Sequence[str]) -> No
         raise InvalidArgument(f"{op}: reduce={args['reduce']} is not one of {', '.join(known)}")
 
 
+def readable(index: Tensor) -> Tensor:
+    """The index as PyTorch reads it right: its gather on a CPU, by which gradients go too, takes
+    expanded int32 indices for int64 ones (2.13)."""
+    if index.dtype != torch.int32 or index.device.type != "cpu" or 0 not in index.stride():
+        return index
+    return told_once(index).long().expand(index.shape)
+
+
+def told_once(index: Tensor) -> Tensor:
+    """Without the copies along dims that it is expanded over."""
+    for d, stride in enumerate(index.stride()):
+        if stride == 0 and index.shape[d]:
+            index = index.narrow(d, 0, 1)
+    return index
+
+
 # --- inputs ------------------------------------------------------------------------------------
 
 
@@ -124,10 +140,7 @@ def examples(
         if places(w) == 0:
             raise InvalidArgument(f"{w}: there is no place that an index could name")
         generator = torch.Generator(device=device).manual_seed(seed + 1_000_003)
-        once = index
-        for d, stride in enumerate(index.stride()):
-            if stride == 0:
-                once = once.narrow(d, 0, 1)
+        once = told_once(index)
         assert w.distribution is not None
         once.copy_(draw(w.distribution, once.shape, axis(w), places(w), generator, device))
         return tensors

@@ -18,6 +18,7 @@ from tilewright.ops._indexing import (
     examples,
     hits,
     places_of_x,
+    readable,
 )
 
 
@@ -34,11 +35,8 @@ def traffic(w: Workload) -> tuple[int, int]:
 
 
 def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
-    return copies(torch.gather(**_as_torch(w.call(tensors))))
-
-
-def _as_torch(args: dict[str, Any]) -> dict[str, Any]:
-    return {"input": args["x"], "dim": args["dim"], "index": args["index"]}
+    args = w.call(tensors)
+    return copies(torch.gather(args["x"], args["dim"], readable(args["index"])))
 
 
 @op(
@@ -68,4 +66,4 @@ def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
     Source: PyTorch's torch.gather.
     """
-    return torch.gather(x, dim, index)
+    return torch.gather(x, dim, readable(index))

@@ -19,6 +19,7 @@ from tilewright.ops._indexing import (
     examples,
     last_written,
     places_of_x,
+    readable,
 )
 
 
@@ -37,7 +38,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     examples=examples(places_of_x, along_dim),
     integer_exact=True,
     aliases={"input": "x", "value": "src"},
-    inplace=lambda x, dim, index, src: x.scatter_(dim, index, src),
+    inplace=lambda x, dim, index, src: x.scatter_(dim, readable(index), src),
     indexed=Indexed(terms, elementwise_batch, exact=lambda w: True, last_wins=True),
 )
 def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
@@ -63,4 +64,4 @@ def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
 
     Source: PyTorch's torch.scatter.
     """
-    return torch.scatter(x, dim, index, src)
+    return torch.scatter(x, dim, readable(index), src)

@@ -17,6 +17,7 @@ from tilewright.ops._indexing import (
     elementwise_traffic,
     examples,
     places_of_x,
+    readable,
     reduced,
 )
 
@@ -41,7 +42,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     examples=examples(places_of_x, along_dim),
     integer_exact=True,
     aliases={"input": "x"},
-    inplace=lambda x, dim, index, src: x.scatter_add_(dim, index, src),
+    inplace=lambda x, dim, index, src: x.scatter_add_(dim, readable(index), src),
     indexed=Indexed(terms, elementwise_batch),
 )
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
@@ -64,4 +65,4 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
     Source: PyTorch's torch.scatter_add.
     """
-    return torch.scatter_add(x, dim, index, src)
+    return torch.scatter_add(x, dim, readable(index), src)

@@ -19,6 +19,7 @@ from tilewright.ops._indexing import (
     elementwise_traffic,
     examples,
     places_of_x,
+    readable,
     reduced,
 )
 
@@ -44,7 +45,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     examples=examples(places_of_x, along_dim),
     aliases={"input": "x"},
     inplace=lambda x, dim, index, src, reduce, include_self=True: x.scatter_reduce_(
-        dim, index, src, reduce, include_self=include_self
+        dim, readable(index), src, reduce, include_self=include_self
     ),
     indexed=Indexed(terms, elementwise_batch, exact=lambda w: w["reduce"] in ("amax", "amin")),
 )
@@ -72,4 +73,4 @@ def scatter_reduce(
 
     Source: PyTorch's torch.scatter_reduce.
     """
-    return torch.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
+    return torch.scatter_reduce(x, dim, readable(index), src, reduce, include_self=include_self)
