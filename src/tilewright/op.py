@@ -200,6 +200,9 @@ class Op:
         seed: the int64 scalar that decides what the reference draws (philox.py); without it, None
             in a workload, PyTorch's generator does.
         training_of: the operator of which it is the forward and, after that, the backward.
+        returns: its outputs' names, for a backward that takes one of them as a parameter;
+            `<name>_forward` returns them, and after them what its backward names `wide`.
+        same_gradient: of a gradient operator: {argument: another one that has its gradient}.
     """
 
     name: str
@@ -226,6 +229,8 @@ class Op:
     form_of: str | None = None
     seed: str | None = None
     training_of: str | None = None
+    returns: tuple[str, ...] = ("output",)
+    same_gradient: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -339,6 +344,10 @@ class Op:
             dtype: Any = args[name].dtype if name else torch.float32 if half else main_dtype
             found.append(DTYPES[dtype] if isinstance(dtype, str) else dtype)
         return found
+
+    def gradients_for(self, wanted: Iterable[str]) -> tuple[str, ...]:
+        """Of a gradient operator: which to ask for where these arguments need gradients."""
+        return tuple(dict.fromkeys(self.same_gradient.get(n, n) for n in wanted))
 
     def draws(self, w: Workload) -> bool:
         """Whether the reference draws random masks that a seed could decide, and none is given."""

@@ -257,6 +257,34 @@ CASES = {
             (40, ", grads=[x,bias1,weight]"),
         )
     ],
+    **{
+        f"add_{kind}{form}": [
+            f"add_{kind}{form}(x={{d}}[6,{n}]{layout}, residual={{d}}[6,{n}]{rest})"
+            for n, layout, rest in (
+                (40, "", "".join(f", {name}={{d}}[40]" for name in parameters)),
+                (37, "@strides(38,1)@align8", ", weight={d}[37]"),
+                (40, "@strides(0,1)", ", eps=0.0"),
+            )
+        ]
+        for kind, parameters in (("layer_norm", ("weight", "bias")), ("rms_norm", ("weight",)))
+        for form in ("", "_forward")
+    },
+    **{
+        f"add_{kind}_backward": [
+            f"add_{kind}_backward(grad_output={{d}}[6,{n}], grad_output_total={{d}}[6,{n}],"
+            f" total={{d}}[6,{n}], {statistics}{rest})"
+            for n, rest in (
+                (40, ", weight={d}[40]"),
+                (37, ", weight={d}[37], grads=[x]"),
+                (40, ", weight={d}[40], grads=[weight]"),
+                (40, ""),
+            )
+        ]
+        for kind, statistics in (
+            ("layer_norm", "mean={w}[6,1], rstd={w}[6,1]"),
+            ("rms_norm", "rstd={w}[6,1]"),
+        )
+    },
     "softmax_backward": [
         "softmax_backward(grad_output={d}[6,40], output={d}[6,40])",
         "softmax_backward(grad_output={d}[6,40], output={d}[6,40], dim=0)",
@@ -295,7 +323,7 @@ MIXED = [
         ("bias_layer_norm", ("bias0", "bias1", "weight", "bias")),
     )
     for text in normalised(name, *parameters, half="f32")[:2]
-]
+] + ["add_rms_norm(x={d}[6,40], residual={d}[6,40], weight=f32[40])"]
 
 
 def workloads(implementation):

@@ -74,6 +74,20 @@ WORKLOADS = {
         "bias_layer_norm_backward(grad_output=d[7,37], x=d[7,37], bias0=d[37], bias1=d[37],"
         " mean=w[7,1], rstd=w[7,1], weight=d[37])"
     ],
+    "add_layer_norm": ["add_layer_norm(x=d[7,37], residual=d[7,37], weight=d[37], bias=d[37])"],
+    "add_rms_norm": ["add_rms_norm(x=d[7,37], residual=d[7,37], weight=d[37])"],
+    "add_layer_norm_forward": [
+        "add_layer_norm_forward(x=d[7,37], residual=d[7,37], weight=d[37], bias=d[37])"
+    ],
+    "add_rms_norm_forward": ["add_rms_norm_forward(x=d[7,37], residual=d[7,37], weight=d[37])"],
+    "add_layer_norm_backward": [
+        "add_layer_norm_backward(grad_output=d[7,37], grad_output_total=d[7,37], total=d[7,37],"
+        " mean=w[7,1], rstd=w[7,1], weight=d[37])"
+    ],
+    "add_rms_norm_backward": [
+        "add_rms_norm_backward(grad_output=d[7,37], grad_output_total=d[7,37], total=d[7,37],"
+        " rstd=w[7,1], weight=d[37])"
+    ],
     "softmax_backward": [
         "softmax_backward(grad_output=d[7,37], output=d[7,37])",
         "softmax_backward(grad_output=d[3,19,5], output=d[3,19,5], dim=1)",
@@ -426,6 +440,20 @@ LAYOUTS = {
     "bias_layer_norm_backward": [
         "bias_layer_norm_backward(grad_output=d[2,3,40], x=d[2,3,40], bias0=d[40], bias1=d[40],"
         " mean=w[2,3,1], rstd=w[2,3,1], weight=d[40], grads=[bias1])"
+    ],
+    "add_layer_norm": ["add_layer_norm(x=d[6,40]@strides(1,6)@align8, residual=d[6,40])"],
+    "add_rms_norm": ["add_rms_norm(x=d[2,3,40], residual=d[2,3,40]@strides(40,80,1))"],
+    "add_layer_norm_forward": [
+        "add_layer_norm_forward(x=d[6,40], residual=d[6,40]@strides(50,1), weight=d[40])"
+    ],
+    "add_rms_norm_forward": ["add_rms_norm_forward(x=d[6,40]@strides(0,1), residual=d[6,40])"],
+    "add_layer_norm_backward": [
+        "add_layer_norm_backward(grad_output=d[6,40]@strides(50,1), grad_output_total=d[6,40],"
+        " total=d[6,40], mean=w[6,1], rstd=w[6,1], weight=d[40], grads=[x])"
+    ],
+    "add_rms_norm_backward": [
+        "add_rms_norm_backward(grad_output=d[2,3,40], grad_output_total=d[2,3,40]@strides(0,0,0),"
+        " total=d[2,3,40], rstd=w[2,3,1])"
     ],
     "softmax_backward": ["softmax_backward(grad_output=d[6,4], output=d[6,4]@strides(1,6), dim=0)"],
     "lerp_backward": [

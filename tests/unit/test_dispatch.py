@@ -325,6 +325,8 @@ DIFFERENTIABLE = {
     "lerp by a number": lambda: (wide(3, 1), wide(1, 5), 0.3),
     "lerp of a constant": lambda: (torch.randn(3, dtype=torch.float64), wide(2, 3), 0.7),
     "bias_layer_norm": lambda: (wide(2, 3), *(wide(3) for _ in range(4))),
+    "add_layer_norm": lambda: (wide(2, 3), wide(2, 3), wide(3), wide(3)),
+    "add_rms_norm": lambda: (wide(2, 3), wide(2, 3), wide(3)),
 }
 
 

@@ -10,7 +10,7 @@ from tilewright.device import spec_of
 from tilewright.dispatch.gradients import generated_backward
 from tilewright.environment import environment
 from tilewright.impl import IMPLS
-from tilewright.op import OPS
+from tilewright.op import OPS, Op
 from tilewright.record import Record
 from tilewright.space import config_dict
 from tilewright.store import Store
@@ -19,6 +19,7 @@ CPU = torch.device("cpu")
 ROWS, H = 48, 96
 X = f"x=f32[{ROWS},{H}]"
 GRAD = f"grad_output=f32[{ROWS},{H}], {X}"
+ADDED = ", ".join(f"{n}=f32[{ROWS},{H}]" for n in ("grad_output", "grad_output_total", "total"))
 STATISTICS = f"mean=f32[{ROWS},1], rstd=f32[{ROWS},1]"
 
 pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
@@ -55,6 +56,10 @@ def leaves(*shapes):
     return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
 
 
+def outputs(found):
+    return found if isinstance(found, tuple) else (found,)
+
+
 CASES = {
     "layer_norm": (
         f"layer_norm_backward({GRAD}, {STATISTICS}, weight=f32[{H}])",
@@ -87,6 +92,18 @@ CASES = {
         tw.bias_layer_norm,
         lambda x, b0, b1, w, b: F.layer_norm(x + b0 + b1, (H,), w, b),
     ),
+    "add_layer_norm": (
+        f"add_layer_norm_backward({ADDED}, {STATISTICS}, weight=f32[{H}])",
+        ((ROWS, H), (ROWS, H), (H,), (H,)),
+        tw.add_layer_norm,
+        lambda x, r, w, b: (F.layer_norm(x + r, (H,), w, b), x + r),
+    ),
+    "add_rms_norm": (
+        f"add_rms_norm_backward({ADDED}, rstd=f32[{ROWS},1], weight=f32[{H}])",
+        ((ROWS, H), (ROWS, H), (H,)),
+        tw.add_rms_norm,
+        lambda x, r, w: (F.rms_norm(x + r, (H,), w), x + r),
+    ),
 }
 
 
@@ -95,10 +112,11 @@ def test_a_recorded_backward_gives_pytorchs_gradients(name, store):
     text, shapes, own, right = CASES[name]
     record(store, text)
     tensors = leaves(*shapes)
-    out, expected = own(*tensors), right(*tensors)
-    assert type(out.grad_fn).__name__ == "GeneratedBackward"
+    out, expected = outputs(own(*tensors)), outputs(right(*tensors))
+    assert {type(o.grad_fn).__name__ for o in out} == {"GeneratedBackward"}
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(o.shape, generator=generator) for o in expected]
     found = torch.autograd.grad(out, tensors, weights)
     torch.testing.assert_close(
         found, torch.autograd.grad(expected, tensors, weights), rtol=1e-4, atol=1e-4
@@ -109,7 +127,31 @@ def test_a_recorded_backward_gives_pytorchs_gradients(name, store):
 def test_without_a_record_the_graph_is_pytorchs(name, store):
     _, shapes, own, right = CASES[name]
     tensors = leaves(*shapes)
-    assert type(own(*tensors).grad_fn) is type(right(*tensors).grad_fn)
+    found, expected = outputs(own(*tensors)), outputs(right(*tensors))
+    assert [type(o.grad_fn) for o in found] == [type(o.grad_fn) for o in expected]
+
+
+def test_x_and_residual_have_one_gradient_that_is_computed_once(store, monkeypatch):
+    text, shapes, *_ = CASES["add_rms_norm"]
+    record(store, text)
+    x, residual, weight = leaves(*shapes)
+    asked = set()
+    choose = Op.gradients_for
+
+    def spy(self, wanted):
+        asked.add(choose(self, wanted := list(wanted)))
+        return choose(self, wanted)
+
+    monkeypatch.setattr(Op, "gradients_for", spy)
+    for wanted in ((x, residual, weight), (residual,), (x, weight)):
+        for leaf in (x, residual, weight):
+            leaf.requires_grad_(any(leaf is one for one in wanted))
+        out, total = tw.add_rms_norm(x, residual, weight)
+        found = torch.autograd.grad(out.sum() + (2 * total).sum(), wanted)
+        expected = F.rms_norm(x + residual, (H,), weight).sum() + (2 * (x + residual)).sum()
+        right = torch.autograd.grad(expected, wanted)
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+    assert asked == {("x", "weight"), ("x",)}
 
 
 def test_gradients_of_gradients_are_pytorchs(store):

@@ -80,6 +80,24 @@ def test_bias_layer_norms_gradients_are_autograds():
     assert_equal(found, expected)
 
 
+ADDED = "grad_output=f64[5,4,7], grad_output_total=f64[5,4,7], total=f64[5,4,7]"
+
+
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+def test_gradients_of_a_residual_addition_and_its_norm_are_autograds(kind):
+    centred = kind == "layer_norm"
+    statistics = STATISTICS if centred else "rstd=f64[5,4,1]"
+    found, t = computed(f"add_{kind}_backward({ADDED}, {statistics}, weight=f64[7])")
+    x, residual = t["total"] / 3, t["total"] * 2 / 3
+    bias = {"bias": torch.zeros_like(t["weight"])} if centred else {}
+    given = {"x": x, "residual": residual, "weight": t["weight"], **bias}
+    leaves = {n: v.clone().requires_grad_() for n, v in given.items()}
+    out = OPS[f"add_{kind}"].reference(**leaves, eps=1e-5)
+    torch.autograd.backward(out, [t["grad_output"], t["grad_output_total"]])
+    assert_equal(found, {n: v.grad for n, v in leaves.items()})
+    torch.testing.assert_close(found["x"], leaves["residual"].grad)
+
+
 def shapes_that_broadcast():
     """Every way in which three operands of rank at most 2 broadcast to (2, 3)."""
     shapes = [(2, 3), (1, 3), (2, 1), (1, 1), (3,), (1,), ()]
@@ -122,6 +140,8 @@ FULL = {
     "layer_norm_backward": f"{SHAPE}, {STATISTICS}, weight=f64[7]",
     "rms_norm_backward": f"{SHAPE}, rstd=f64[5,4,1], weight=f64[7]",
     "bias_layer_norm_backward": f"{SHAPE}, {STATISTICS}, bias0=f64[7], bias1=f64[7], weight=f64[7]",
+    "add_layer_norm_backward": f"{ADDED}, {STATISTICS}, weight=f64[7]",
+    "add_rms_norm_backward": f"{ADDED}, rstd=f64[5,4,1], weight=f64[7]",
     "lerp_backward": "grad_output=f64[5,4,7], x=f64[4,1], end=f64[5,4,7], weight=f64[5,1,7]",
 }
 
@@ -185,4 +205,4 @@ def test_reductions_of_one_graph_have_their_own_axes():
 def test_gradient_operators_name_the_operator_they_differentiate():
     pairs = {name: OPS[name].gradient_of for name in OPS if OPS[name].gradient_of}
     assert all(name == f"{of}_backward" and of in OPS for name, of in pairs.items())
-    assert len(pairs) == 5
+    assert len(pairs) == 7

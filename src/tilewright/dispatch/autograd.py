@@ -39,29 +39,30 @@ class Recomputed(torch.autograd.Function):
 class Generated(torch.autograd.Function):
     """Forward and backward by operators of ours: `<name>_backward` has what autograd derives.
 
-    The forward saves what the backward's parameters name: arguments, its output, or, where the
-    backward takes statistics of rows, what `<name>_forward` returns beside the output.
+    The forward saves what the backward's parameters name: arguments, its outputs, or, where the
+    backward takes statistics of rows, what `<name>_forward` returns beside the outputs.
     """
 
     @staticmethod
     def forward(ctx: Any, op: Op, backward: Op, operators: Any, *args: Any) -> Any:
         """`args` are the reference's, in its order; `operators` the public functions by name."""
         ctx.op, ctx.backward_op, ctx.operators = op, backward, operators
+        found = operators[f"{op.name}_forward" if backward.wide else op.name](*args)
+        outs = found if isinstance(found, tuple) else (found,)
+        named = dict(zip((*op.returns, *backward.wide), outs, strict=False))
         if backward.wide:
-            out, *statistics = operators[f"{op.name}_forward"](*args)
-        else:
-            out, statistics = operators[op.name](*args), []
+            outs = outs[: len(op.returns)]
+            found = outs[0] if len(outs) == 1 else outs
         ctx.names = list(op.parameters)[: len(args)]
         ctx.constants = [None if isinstance(a, Tensor) else (a,) for a in args]
-        ctx.extra = [n for n in ("output", *backward.wide) if n in backward.parameters]
-        extra = [out, *statistics] if "output" in ctx.extra else statistics
+        ctx.extra = [n for n in named if n in backward.parameters and n not in op.parameters]
+        extra = [named[n] for n in ctx.extra]
         ctx.save_for_backward(*(a for a in args if isinstance(a, Tensor)), *extra)
-        ctx.shapes = [o.shape for o in (out if isinstance(out, tuple) else (out,))]
-        floats = [o.is_floating_point() for o in (out if isinstance(out, tuple) else (out,))]
-        ctx.floats = floats
-        if not all(floats):
-            ctx.mark_non_differentiable(*(o for o, f in zip(out, floats, strict=True) if not f))
-        return out
+        ctx.shapes = [o.shape for o in outs]
+        ctx.floats = [o.is_floating_point() for o in outs]
+        if not all(ctx.floats):
+            ctx.mark_non_differentiable(*(o for o in outs if not o.is_floating_point()))
+        return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -80,10 +81,13 @@ class Generated(torch.autograd.Function):
             gradient = grads[i]
             given[name] = like.new_zeros(ctx.shapes[i]) if gradient is None else gradient
         call = {n: v for n, v in given.items() if n in ctx.backward_op.parameters}
+        same = ctx.backward_op.same_gradient
+        asked = ctx.backward_op.gradients_for(ctx.names[i] for i in wanted)
         if "grads" in ctx.backward_op.parameters:
-            call["grads"] = tuple(ctx.names[i] for i in wanted)
+            call["grads"] = asked
         found = ctx.operators[ctx.backward_op.name](**call)
-        by_place = dict(zip(wanted, found if isinstance(found, tuple) else (found,), strict=True))
+        by_name = dict(zip(asked, found if isinstance(found, tuple) else (found,), strict=True))
+        by_place = {i: by_name[same.get(ctx.names[i], ctx.names[i])] for i in wanted}
         return (None, None, None, *(by_place.get(i) for i in range(len(args))))
 
 

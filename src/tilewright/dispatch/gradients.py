@@ -78,9 +78,8 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, bool]:
         else:
             backward = OPS[f"{op.name}_backward"]
         forward = OPS[f"{op.name}_forward"].workload(**dict(w.args)) if backward.wide else w
-        given = {**dict(w.args), "output": forward.outputs[0], "grads": tuple(wanted)}
-        if backward.wide:
-            given.update(zip(backward.wide, forward.outputs[1:], strict=True))
+        saved = dict(zip((*op.returns, *backward.wide), forward.outputs, strict=False))
+        given = {**saved, **dict(w.args), "grads": backward.gradients_for(wanted)}
         gradients = [n for n in backward.parameters if n.startswith("grad_output")]
         floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
         given.update(zip(gradients, floats, strict=True))

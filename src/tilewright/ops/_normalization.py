@@ -14,7 +14,7 @@ FLOATS = ("f16", "bf16", "f32", "f64")
 
 
 def check_normalization(
-    name: str, like_x: Sequence[str] = (), statistics: Sequence[str] = ()
+    name: str, like_x: Sequence[str] = (), statistics: Sequence[str] = (), of: str = "x"
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """A check for operators that normalise trailing dims, and for their gradients.
 
@@ -25,32 +25,35 @@ def check_normalization(
     Args:
         like_x: tensors of the shape and dtype of x.
         statistics: tensors of one element for each row, in the arithmetic type.
+        of: the tensor whose rows are normalised.
     """
 
     def check(args: dict[str, Any]) -> dict[str, Any]:
-        x = args["x"]
-        check_float(name, "x", x)
+        x = args[of]
+        check_float(name, of, x)
         if x.rank == 0:
-            raise InvalidArgument(f"{name}: x is a scalar; it needs at least one dim to normalise")
+            raise InvalidArgument(
+                f"{name}: {of} is a scalar; it needs at least one dim to normalise"
+            )
         shape = args.get("normalized_shape")
         if shape is None:
             shape = x.shape[-1:]
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         if not shape or x.shape[-len(shape) :] != shape:
             raise InvalidArgument(
-                f"{name}: normalized_shape={list(shape)} does not end x's shape {list(x.shape)}"
+                f"{name}: normalized_shape={list(shape)} does not end {of}'s shape {list(x.shape)}"
             )
         if "normalized_shape" in args:
             args["normalized_shape"] = shape
         for parameter, value in args.items():
-            if not isinstance(value, TensorSpec) or parameter == "x":
+            if not isinstance(value, TensorSpec) or parameter == of:
                 continue
             if parameter in like_x:
-                check_like(name, parameter, value, "x", x)
+                check_like(name, parameter, value, of, x)
             elif parameter in statistics:
                 rows = x.shape[: -len(shape)] + (1,) * len(shape)
                 wide = "f32" if x.dtype in HALVES else x.dtype
-                check_like(name, parameter, value, "x's statistic", TensorSpec(wide, rows))
+                check_like(name, parameter, value, f"{of}'s statistic", TensorSpec(wide, rows))
             else:
                 check_parameter(name, parameter, value, x, shape)
         if "eps" in args:
@@ -121,3 +124,30 @@ def beside_statistics(
     if x.device.type != "cpu" or x.dtype == mean.dtype:
         return weight
     return mean.new_ones(shape) if weight is None else weight.to(mean.dtype)
+
+
+def rms_norm_with_statistic(
+    x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, eps: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What PyTorch's autograd runs for RMS norm: the rows, and 1 / sqrt(mean square + eps)."""
+    out, rstd = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
+    for layout, rank in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+        if x.dim() == rank and not x.is_contiguous() and x.is_contiguous(memory_format=layout):
+            out = out.contiguous(memory_format=layout)  # F.rms_norm keeps it, this kernel does not
+    return out, rstd
+
+
+def rms_norm_gradients(
+    grad_output: torch.Tensor,
+    x: torch.Tensor,
+    shape: list[int],
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    mask: list[bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What PyTorch's autograd runs for (dx, dweight): its kernel, or on a CPU, where there is none,
+    that kernel's decomposition."""
+    run = backward = torch.ops.aten._fused_rms_norm_backward.default
+    if x.device.type == "cpu":
+        run = torch._decomp.get_decompositions([backward])[backward]  # type: ignore[assignment]
+    return run(grad_output, x, shape, rstd, weight, mask)  # type: ignore[no-any-return]

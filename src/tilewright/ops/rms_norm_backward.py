@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tilewright.op import Workload, op, random_tensors
 from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
-from tilewright.ops._normalization import check_normalization, row_statistics
+from tilewright.ops._normalization import check_normalization, rms_norm_gradients, row_statistics
 
 _check = check_normalization("rms_norm_backward", ["grad_output"], ["rstd"])
 _NORMALISED = ("grad_output", "x", "rstd")
@@ -71,9 +70,6 @@ def rms_norm_backward(
     """
     shape = list(normalized_shape or x.shape[-1:])
     grads = grads or (("x",) if weight is None else ("x", "weight"))
-    run = backward = torch.ops.aten._fused_rms_norm_backward.default
-    if x.device.type == "cpu":  # PyTorch has a kernel for GPUs only
-        run = torch._decomp.get_decompositions([backward])[backward]  # type: ignore[assignment]
     mask = [name in grads for name in ("x", "weight")]
-    found = run(grad_output, x, shape, rstd, weight, mask)
+    found = rms_norm_gradients(grad_output, x, shape, rstd, weight, mask)
     return chosen(grads, dict(zip(("x", "weight"), found, strict=True)))

@@ -1,10 +1,9 @@
 """Root-mean-square normalisation that returns the statistic its gradients need."""
 
-import torch
 from torch import Tensor
 
 from tilewright.op import op
-from tilewright.ops._normalization import check_normalization
+from tilewright.ops._normalization import check_normalization, rms_norm_with_statistic
 
 
 @op(
@@ -33,9 +32,4 @@ def rms_norm_forward(
 
     Source: torch's _fused_rms_norm, which PyTorch's autograd runs on a GPU.
     """
-    shape = list(normalized_shape or x.shape[-1:])
-    out, rstd = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
-    for layout, rank in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
-        if x.dim() == rank and not x.is_contiguous() and x.is_contiguous(memory_format=layout):
-            out = out.contiguous(memory_format=layout)  # F.rms_norm keeps it, this kernel does not
-    return out, rstd
+    return rms_norm_with_statistic(x, list(normalized_shape or x.shape[-1:]), weight, eps)
