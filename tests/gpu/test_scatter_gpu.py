@@ -266,6 +266,21 @@ def test_atomic_sums_are_for_who_names_them_and_never_under_the_deterministic_mo
             torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("spread", ["uniform", "zipf", "constant"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i32", "i64"])
+def test_pieces_of_rows_may_be_added_in_bulk(dtype, spread):
+    w = Workload.parse(
+        f"index_add(x={dtype}[900,260], dim=0, index=i64[9001], source={dtype}[9001,260])"
+        f"!donate=x!indices={spread}!nondeterministic"
+    )
+    impl, verifier = IMPLS["rows_atomic"], Verifier(w, CUDA)
+    found = [c for c in impl.space(w, spec_of(0)) if c.bulk]
+    assert found or spec_of(0).capability < 90
+    for config in found[:: max(len(found) - 1, 1)]:
+        verdict = verifier.check(impl.build(config, w, spec_of(0)))
+        assert verdict.ok, f"{config}: {verdict.message}"
+
+
 @pytest.mark.parametrize(
     "moved",
     [

@@ -33,6 +33,12 @@ static void await_all(u32* counter) {
 """
 """A barrier of the grid, for blocks that run one after the other: all of them come to it, then all
 begin once more and pass it."""
+IN_BULK = """  for (u32 i = 0; i < elements; ++i) add_to(at + i, slot[i]);
+}
+template <int LATER> static void await_read() {}
+static void await_added() {}
+static void show_copy_engine() {}
+#endif"""
 SHARED_WORDS = DEVICE.shared_bytes_per_block // 4
 
 
@@ -106,6 +112,7 @@ def _library(source):
     plain = re.sub(r'b?f16 h; asm\("cvt.rn.(b?)f16.f32.*?return h;', in_bits, plain)
     plain = re.sub(r'asm volatile\("prefetch.*', ";", plain)
     plain = re.sub(r"(?s)TW_DEVICE void arrive_all.*?\n}.*?\n}\n", lambda _: MEETING, plain)
+    plain = re.sub(r"(?s)(TW_DEVICE void add_bulk.*?\{\n).*?\n#endif", r"\1" + IN_BULK, plain)
     memory = f"alignas(16) static u32 shared[{SHARED_WORDS}];"
     declared = "extern __shared__ __align__(16) u32 shared[];"
     plain = plain.replace(declared, memory) if declared in plain else f"{plain}\n{memory}"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from indexing import gathers
 
 from tilewright.compile import cxx, nvrtc
+from tilewright.compile.cache import compiled
 from tilewright.impl import IMPLS
 from tilewright.impls import _sorted_rows
 from tilewright.impls.scatter_exchange import sizes
@@ -265,6 +266,27 @@ def test_atomic_sums_of_hot_rows_are_closer_to_the_truth_than_one_addition_a_pos
         own.append((run(x, index, source) - truth).abs().max())
         one_by_one.append((x.index_add(0, index, source) - truth).abs().max())
     assert sum(own) < 0.5 * sum(one_by_one)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "index_add(x=f32[50,200], dim=0, index=i64[900], source=f32[900,200], alpha=-2.0)"
+        "!indices=zipf!nondeterministic",
+        "index_add(x=i64[2,50,260], dim=1, index=i32[700], source=i64[2,700,260])!donate=x",
+        "embedding_backward(grad=f64[9,50,68], index=i64[9,50], num_weights=70, padding_idx=3)"
+        "!indices=sorted!nondeterministic",
+    ],
+)
+def test_pieces_of_rows_may_be_added_in_bulk(text):
+    w, impl = Workload.parse(text), IMPLS["rows_atomic"]
+    found = [c for c in impl.space(w, DEVICE) if c.bulk]
+    assert {c.items for c in found} == {1, 4, 16}
+    for config in found[::4]:
+        verdict = Verifier(w, CPU).check(OnCpu(impl, config, w))
+        assert verdict.ok, f"{config}: {verdict.message}"
+        log = compiled(impl.task(config, w, DEVICE)).log
+        assert not any(map(int, re.findall(r"(\d+) bytes spill stores", log)))
 
 
 @pytest.mark.parametrize("name", ["rows_bins", "rows_sorted"])

@@ -30,6 +30,10 @@ from tilewright.tensor_spec import HALVES
 DIGIT_BITS = 8
 """Of the hash of a place."""
 
+SLOTS = 4
+"""Pieces of rows of a warp on their way to the copy engine."""
+ADDED = {"f32": "f32", "f64": "f64", "i32": "u32", "i64": "u64"}
+
 BLOCKS_OF_PREPARE = 8
 """Blocks per SM of the kernel that strides over all places."""
 
@@ -65,6 +69,7 @@ class RowsAtomic(RowKernels):
         vec: int = param(1, 2, 4)  # elements of one access
         items: int = param(1, 4, 16)  # indices of a thread: a block sorts 256 times as many
         unrolled: int = param(2, 4, 8)  # rows of a group of lanes in flight
+        bulk: bool = param(False, True)  # a warp's piece of a row is added by the copy engine
 
     def refused(self, p: RowProblem, w: Workload) -> str | None:
         if p.reduce != "sum" or not (p.include or p.fill == "zero"):
@@ -86,6 +91,10 @@ class RowsAtomic(RowKernels):
         def fits(c: RowsAtomic.Config) -> str | None:
             if c.lanes > 1 and c.lanes * c.vec >= 2 * p.columns:
                 return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
+            if c.bulk and device.capability < 90:
+                return f"{device.name} cannot add in bulk"
+            if c.bulk and (c.lanes < 32 or c.vec * w.main.itemsize < 16):
+                return "what is added in bulk is a warp's, of 16 bytes a thread"
             return too_many_pieces(p, c)
 
         narrow = [v for v in vectors(p, w.main.itemsize) if v <= 4]
@@ -97,7 +106,8 @@ class RowsAtomic(RowKernels):
         def rank(c: RowsAtomic.Config) -> tuple[float, ...]:
             idle = blocks(p, c) * across(p, c) * p.outer < 2 * device.sms
             in_flight = c.unrolled * c.vec * w.main.itemsize
-            return c.vec, c.lanes, -abs(in_flight - 64), -c.items if idle else c.items
+            items = -c.items if idle else c.items
+            return c.vec, c.lanes, -abs(in_flight - 64), items, not c.bulk
 
         p = served_rows(w)
         return max(self.space(w, device), key=rank)
@@ -112,6 +122,9 @@ class RowsAtomic(RowKernels):
             "ITEMS": c.items,
             "UNROLLED": c.unrolled,
             "DIGIT_BITS": DIGIT_BITS,
+            "BULK": c.bulk,
+            "ADDED": f'"{ADDED[p.dtype]}"',
+            "SLOTS": SLOTS if c.bulk else 0,
         }
 
     def launches(
@@ -123,7 +136,10 @@ class RowsAtomic(RowKernels):
             grid = min(math.ceil(pieces / THREADS), BLOCKS_OF_PREPARE * device.sms), 1, p.outer
             args = (named_old(p), "out", p.places, p.columns, *(p.old or (0, 0)), *p.out)
             launches.append(Launch("prepare", "PPiiqqqq", grid, THREADS, 0, args))
-        grid, size = (blocks(p, c), across(p, c), p.outer), chunk_bytes(DIGIT_BITS, c.items)
+        grid = blocks(p, c), across(p, c), p.outer
+        piece_bytes = c.lanes * c.vec * w.main.itemsize
+        slots_bytes = THREADS // 32 * SLOTS * piece_bytes if c.bulk else 0
+        size = slots_bytes + chunk_bytes(DIGIT_BITS, c.items)
         sizes = (p.count, p.places, p.columns, *p.source, *p.out, p.skipped, p.alpha)
         added = ("index", named_source(w), "out", *sizes, "fault")
         follows = p.fill is not None

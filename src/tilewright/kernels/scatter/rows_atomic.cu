@@ -5,12 +5,15 @@
 //    that rows of one place are neighbours but for a few others among them. Each group of LANES
 //    threads walks a part of them, UNROLLED at a time in accesses of VEC elements, and sums a run in
 //    registers; the last runs of a warp's groups are joined by shuffles. What is left are additions in
-//    memory, of VEC elements each where the device has them. So a hot row gets few, and its sum
-//    grows in as few steps, which is why it is closer to the truth than one addition a position.
+//    memory, of VEC elements each where the device has them; or with BULK of the piece of a row that
+//    a warp has, by the copy engine, from one of the warp's SLOTS in shared memory. So a hot row gets
+//    few, and its sum grows in as few steps, which is why it is closer to the truth than one addition
+//    a position.
 
 #define GROUPS (THREADS / LANES)
 #define PART (CHUNK / GROUPS)
 #define NOWHERE 0xffffffffu
+#define PIECE (LANES * VEC)
 
 typedef Pack<T, VEC> Stored;
 
@@ -40,6 +43,18 @@ TW_DEVICE void add_to(float* at, const Pack<float, 4>& x) {
 }
 #endif
 
+#if BULK
+// One thread's: at least 16 bytes, aligned so, and a multiple of them; of type ADDED.
+TW_DEVICE void add_bulk(T* at, const T* slot, u32 elements) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add." ADDED " [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(at)), "r"((u32)__cvta_generic_to_shared(slot)), "r"(elements * (u32)sizeof(T)) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until but `LATER` of what this thread had added have been read from their slots.
+template <int LATER> TW_DEVICE void await_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LATER) : "memory"); }
+TW_DEVICE void await_added() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+TW_DEVICE void show_copy_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#endif
+
 struct Run { u32 place; Stored sums; };
 
 // Join the runs of one place that neighbouring groups of a warp hold, into the last of them.
@@ -60,7 +75,9 @@ TW_DEVICE void join(Run& run) {
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, 2) void accumulate(const INDEX* index, const T* source, T* out, u32 count, u32 places, u32 columns, i64 source_outer, i64 source_row, i64 out_outer, i64 out_row, i64 skipped, double alpha, int* fault) {
-  const Chunk chunk = chunk_at(shared);
+  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  T* const slots = (T*)shared + warp * SLOTS * PIECE;
+  const Chunk chunk = chunk_at((u32*)((T*)shared + WARPS * SLOTS * PIECE));
   const u32 base = blockIdx.x * CHUNK, filled = min((u64)CHUNK, (u64)count - base);
   Entry entries[ITEMS];
   TW_UNROLL for (int j = 0; j < ITEMS; ++j) {
@@ -73,10 +90,21 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void accumulate(const INDEX*
   source += blockIdx.z * source_outer + column;
   out += blockIdx.z * out_outer + column;
   Run run = {NOWHERE, {}};
+  u32 turn = 0;
   const auto add = [&] {
-    if (run.place == NOWHERE || column >= columns) return;
+    if (run.place == NOWHERE || (!BULK && column >= columns)) return;
     if (SCALED) TW_UNROLL for (int i = 0; i < VEC; ++i) run.sums.v[i] *= (T)alpha;
+#if BULK
+    T* const slot = slots + turn++ % SLOTS * PIECE;
+    if (lane == 0) await_read<SLOTS - 1>();
+    __syncwarp();
+    store(slot + lane * VEC, run.sums);
+    show_copy_engine();
+    __syncwarp();
+    if (lane == 0) add_bulk(out + run.place * out_row, slot, min((u32)PIECE, columns - column));
+#else
     add_to(out + run.place * out_row, run.sums);
+#endif
   };
   await_previous();
   for (u32 at = begin; at < end; at += UNROLLED) {
@@ -97,4 +125,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void accumulate(const INDEX*
   }
   join(run);
   add();
+#if BULK
+  if (lane == 0) await_added();
+#endif
 }
