@@ -22,6 +22,7 @@ pytestmark = [
 
 DEVICE = torch.device("cuda:0")
 NARROW, GROUPED = "conv2d_weight_grad_narrow", "conv2d_weight_grad_grouped"
+HOPPER = "conv2d_weight_grad_narrow_sm90"
 DEPTHWISE, CUTLASS = "conv2d_weight_grad_depthwise", "conv2d_weight_grad_cutlass"
 CUTLASS3 = "conv2d_weight_grad_cutlass3"
 
@@ -96,10 +97,10 @@ def built(name, w, config=None):
 @pytest.mark.parametrize(
     ("name", "w"),
     [
-        *((NARROW, w) for w in NARROWS),
+        *((name, w) for name in (NARROW, HOPPER) for w in NARROWS),
         *((GROUPED, w) for w in GROUPEDS),
         *((DEPTHWISE, w) for w in DEPTHWISES),
-        (NARROW, replace(IN_PLACE, flags=("donate=into",))),
+        *((name, replace(IN_PLACE, flags=("donate=into",))) for name in (NARROW, HOPPER)),
     ],
     ids=str,
 )
@@ -109,7 +110,8 @@ def test_results_are_right_in_every_kind_of_config(name, w):
         assert verifier.check(built(name, w, config)).message == "", config
 
 
-def test_any_narrow_geometry_is_right():
+@pytest.mark.parametrize("name", [NARROW, HOPPER])
+def test_any_narrow_geometry_is_right(name):
     @settings(
         max_examples=50, deadline=None, derandomize=True,
         suppress_health_check=list(HealthCheck),
@@ -125,8 +127,8 @@ def test_any_narrow_geometry_is_right():
             draw(1, min(kernel, 4)), draw(0, kernel),
             dtype=data.draw(st.sampled_from(["f16", "bf16"])),
         )  # fmt: skip
-        if IMPLS[NARROW].unsupported(w, spec_of(0)) is None:
-            assert Verifier(w, DEVICE).check(built(NARROW, w)).message == ""
+        if IMPLS[name].unsupported(w, spec_of(0)) is None:
+            assert Verifier(w, DEVICE).check(built(name, w)).message == ""
 
     holds()
 
@@ -153,7 +155,9 @@ def test_any_grouped_geometry_is_right():
     holds()
 
 
-@pytest.mark.parametrize(("name", "w"), [(NARROW, NARROWS[0]), (GROUPED, GROUPEDS[0])])
+@pytest.mark.parametrize(
+    ("name", "w"), [(NARROW, NARROWS[0]), (HOPPER, NARROWS[0]), (GROUPED, GROUPEDS[0])]
+)
 def test_streams_graphs_and_threads_do_not_change_the_bits(name, w):
     run = built(name, w)
     tensors = w.operator.examples(w, "random", 0, DEVICE)
@@ -184,6 +188,7 @@ def test_streams_graphs_and_threads_do_not_change_the_bits(name, w):
     ("name", "w"),
     [
         (NARROW, workload(1, 4, 8, 6, 14, 3)),
+        (HOPPER, workload(1, 4, 8, 6, 14, 3)),
         (GROUPED, workload(1, 16, 16, 6, 14, 3, groups=4)),
     ],
 )

@@ -84,26 +84,31 @@ inline void barrier_cluster_wait_acquire_aligned() { std::abort(); }
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 
-struct Product { float* sums; int count; uint64_t a, b; };
+struct Product { float* sums; int count; uint64_t a, b; std::vector<unsigned> rows; };
 static std::vector<std::deque<std::vector<Product>>> under_way(1024);  // of each thread; the last one is open
 inline std::deque<std::vector<Product>>& products() {
   auto& own = under_way[threadIdx.x];
   if (own.empty()) own.emplace_back();
   return own;
 }
-inline float operand(uint64_t descriptor, int column, int k) {
+inline float operand(uint64_t descriptor, int column, int k, bool swizzled = false) {
   if (descriptor >> 62 == 0) return 1;  // no box: ones, of which the bias is summed
   const unsigned first = (descriptor & 0x3fff) * 16, apart = (descriptor >> 16 & 0x3fff) * 16;
+  const unsigned at = first + column / 64 * apart + k * 128 + column % 64 * 2;
   uint16_t bits;
-  std::memcpy(&bits, dynamic_shared + first + column / 64 * apart + k * 128 + column % 64 * 2, 2);
+  std::memcpy(&bits, dynamic_shared + (swizzled ? at ^ at / 128 % 8 * 16 : at), 2);
   return half_value(bits, BRAIN);
 }
 inline void multiplied(const Product& p) {
   const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+  const bool held = !p.rows.empty();
+  const auto in_registers = [&](int below, int k) {  // of lanes with the same row
+    return half_value(p.rows[(below + k / 8 * 2) * 4 + k % 8 / 2] >> k % 2 * 16, BRAIN);
+  };
   for (int k = 0; k < 16; ++k) {
-    const float a[2] = {operand(p.a, row, k), operand(p.a, row + 8, k)};
+    const float a[2] = {held ? in_registers(0, k) : operand(p.a, row, k), held ? in_registers(1, k) : operand(p.a, row + 8, k)};
     for (int j = 0; j < p.count / 4; ++j)
-      for (int i = 0; i < 4; ++i) p.sums[j * 4 + i] += a[i / 2] * operand(p.b, j * 8 + pair + i % 2, k);
+      for (int i = 0; i < 4; ++i) p.sums[j * 4 + i] += a[i / 2] * operand(p.b, j * 8 + pair + i % 2, k, held);
   }
 }
 inline void wgmma_fence_sync_aligned() {}
@@ -115,4 +120,13 @@ inline void wgmma_wait_group_sync_aligned(int later) {
 }  // namespace ptx
 template <int COUNT> static void multiply(float (&sums)[COUNT], uint64_t a, uint64_t b) {
   ptx::products().back().push_back({sums, COUNT, a, b});
+}
+// Rows in registers, laid out as mma.sync has them; columns were not brought by the copy engine, and are swizzled.
+template <int COUNT> static void multiply(float (&sums)[COUNT], const unsigned (&a)[4], uint64_t b) {
+  ptx::Product p = {sums, COUNT, 0, b};
+  for (int i = 0; i < 4; ++i) {
+    const Warp w = gather(a[i]);
+    for (int j = 0; j < 4; ++j) p.rows.push_back(of_lane<unsigned>(w, threadIdx.x % 32 / 4 * 4 + j));
+  }
+  ptx::products().back().push_back(p);
 }

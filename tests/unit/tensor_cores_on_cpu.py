@@ -40,16 +40,17 @@ class OnCpu(Executable):
 
     Args:
         fault: (text, replacement) in the kernels' source.
+        device: what slices are cut for.
     """
 
-    def __init__(self, impl, config, w, fault=("", "")):
-        self.executable = kernels = impl.build(config, w, DEVICE)
+    def __init__(self, impl, config, w, fault=("", ""), device=DEVICE):
+        self.executable = kernels = impl.build(config, w, device)
         if isinstance(kernels, Converted):
             kernels = kernels.kernel
             for conversion in (self.executable.before, self.executable.after):
                 for _, transposition in conversion.launches:
                     on_cpu(transposition)
-        source = impl.task(config, w, DEVICE).source
+        source = impl.task(config, w, device).source
         assert fault[0] in source
         library = _library(source.replace(*fault) if fault[0] else source)
         for name, entry in (("kernel", "weight_grad"), ("add", "add_all_slices")):

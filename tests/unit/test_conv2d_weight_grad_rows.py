@@ -15,6 +15,7 @@ from tilewright.suite import SUITES
 
 H200 = DEVICES["h200"]
 NARROW = IMPLS["conv2d_weight_grad_narrow"]
+HOPPER = IMPLS["conv2d_weight_grad_narrow_sm90"]
 GROUPED = IMPLS["conv2d_weight_grad_grouped"]
 
 
@@ -55,6 +56,14 @@ def test_other_shares_of_the_stem_do_not_spill(shares):
     config = replace(NARROW.heuristic(STEMS[0], H200), shares=shares)
     assert NARROW.space(STEMS[0], H200).why_not(config) is None
     assert compiled(NARROW.task(config, STEMS[0], H200)).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("w", STEMS, ids=str)
+def test_no_config_for_hopper_spills(w):
+    space = HOPPER.space(w, H200)
+    assert space.why_not(HOPPER.heuristic(w, H200)) is None
+    for config in {replace(c, waves=1.0) for c in space}:
+        assert compiled(HOPPER.task(config, w, H200)).resources.spill_bytes == 0, config
 
 
 def test_sizes_are_arguments_and_one_binary_serves_them():

@@ -102,7 +102,7 @@ def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(name, w):
         for split_k, combine in SPLITS.get(w, [])
     ]
     for config in configs or [heuristic]:
-        verdict = Verifier(w, CPU).check(OnCpu(impl, config, w))
+        verdict = Verifier(w, CPU).check(OnCpu(impl, config, w, device=FEW))
         assert verdict.ok, (config, verdict.message)
         assert verdict.deterministic
 
@@ -116,7 +116,7 @@ def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(name, w):
 )
 def test_a_missing_barrier_and_a_wait_too_short_are_found(fault):
     w, impl = CASES["conv2d_weight_grad_narrow"][0], IMPLS["conv2d_weight_grad_narrow"]
-    broken = OnCpu(impl, impl.heuristic(w, FEW), w, fault)
+    broken = OnCpu(impl, impl.heuristic(w, FEW), w, fault, FEW)
     assert not Verifier(w, CPU).check(broken).ok
 
 

@@ -48,6 +48,8 @@ class Layout:
         warps: of a share.
         fragments: 16 x 8 sums of a warp.
         loop_bytes: shared memory of the loop.
+        grad_padding: bytes beside a pixel's features in shared memory; rows without are swizzled.
+        producers: threads that do not multiply.
     """
 
     features: int
@@ -55,9 +57,11 @@ class Layout:
     warps: int
     fragments: int
     loop_bytes: int
+    grad_padding: int = 16
+    producers: int = 0
 
     def threads(self, config: Config) -> int:
-        return 32 * self.warps * config.shares
+        return 32 * self.warps * config.shares + self.producers
 
     def shared_bytes(self, config: Config) -> int:
         """Of the loop, and afterwards of the sums that shares hand over."""
@@ -104,8 +108,9 @@ def shape_refusal(layout: Layout, config: Config, device: DeviceSpec) -> str | N
     """Why a config does not fit, in words, or None."""
     if layout.shared_bytes(config) + 1024 > device.shared_bytes_per_block:
         return f"{layout.shared_bytes(config)} bytes of shared memory are more than a block has"
-    if layout.threads(config) > 512:
-        return f"{layout.threads(config)} threads are more than registers hold the sums of"
+    multiplying = layout.threads(config) - layout.producers
+    if multiplying > 512:
+        return f"{multiplying} threads are more than registers hold the sums of"
     if config.shares * 16 > layout.chunk:
         return (
             f"{layout.chunk} pixels of a line are fewer than 16 for each of {config.shares} shares"
@@ -114,9 +119,20 @@ def shape_refusal(layout: Layout, config: Config, device: DeviceSpec) -> str | N
 
 
 def rows_task(
-    name: str, w: Workload, device: DeviceSpec, layout: Layout, config: Config, **more: int
+    parts: tuple[str, ...],
+    w: Workload,
+    device: DeviceSpec,
+    layout: Layout,
+    config: Config,
+    more: dict[str, int],
+    text: str = "",
 ) -> CompileTask:
-    """The task of kernels/weight_grad_<name>.cuh; `more` is what it needs defined besides."""
+    """The task of kernels/weight_grad_<part>.cuh, one after the other.
+
+    Args:
+        more: what they need defined besides.
+        text: what they need declared.
+    """
     filter_height, filter_width = w["kernel_size"]
     stride_h, stride_w = w["stride"]
     dtype = w["x"].dtype
@@ -124,12 +140,14 @@ def rows_task(
         "DTYPE": dtype, "RESULT": w.outputs[0].dtype, "OPERAND": f'"{dtype}"',
         "R": filter_height, "S": filter_width, "STRIDE_H": stride_h, "STRIDE_W": stride_w,
         "FEATURES": layout.features, "CHUNK": layout.chunk, "STAGES": config.stages,
+        "GRAD_PADDING": layout.grad_padding, "PRODUCERS": layout.producers,
         "SHARES": config.shares, "MIN_BLOCKS": max(1, layout.blocks_per_sm(config, device)),
         "EXPECTED_WARPS": layout.warps, "EXPECTED_FRAGMENTS": layout.fragments,
         "LOOP_BYTES": layout.loop_bytes, **more,
     }  # fmt: skip
-    text = "".join(f"#define {key} {value}\n" for key, value in defined.items())
-    text += source("weight_grad_rows.cuh") + source(f"weight_grad_{name}.cuh")
+    macros = "".join(f"#define {key} {value}\n" for key, value in defined.items())
+    files = "".join(source(f"weight_grad_{part}.cuh") for part in parts)
+    text = macros + source("weight_grad_rows.cuh") + text + files
     return CompileTask("nvrtc", text, (f"--gpu-architecture={device.arch}", "--std=c++17"), ENTRY)
 
 
@@ -145,6 +163,7 @@ class RowsKernel(Executable):
         self.block_threads, self.shared_bytes = layout.threads(config), layout.shared_bytes(config)
         self.kernel = CudaKernel(built, ENTRY, "PPPT")
         self.add = CudaKernel(built, ADD_ENTRY, "PPPPT")
+        self.overlapping = device.capability >= 90
         tiles = math.ceil(features / layout.features)
         chunks = math.ceil(out_width / layout.chunk)
         lines = n * chunks * out_height
@@ -178,6 +197,6 @@ class RowsKernel(Executable):
         self.add.launch(
             self.add_grid, (ADD_THREADS, 1, 1), 0, stream, index,
             partial.data_ptr(), 0 if into is None else into.data_ptr(), out.data_ptr(),
-            0 if bias is None else bias.data_ptr(), self.problem,
+            0 if bias is None else bias.data_ptr(), self.problem, overlapping=self.overlapping,
         )  # fmt: skip
         return out if bias is None else (out, bias)

@@ -71,7 +71,7 @@ class Conv2dWeightGradGrouped(Implementation):
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         more = {"DEPTH": _depth(w), "WITH_BIAS": len(w.outputs) - 1}
-        return rows_task("grouped", w, device, _layout(w, config), config, **more)
+        return rows_task(("grouped",), w, device, _layout(w, config), config, more)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))

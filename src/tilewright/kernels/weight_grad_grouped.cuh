@@ -23,9 +23,9 @@ static_assert(STAGES * GRAD_BYTES + RING_BYTES + 16 == LOOP_BYTES, "layout");
 TW_DEVICE void copy_rows(u32 to, const u16* x, const Problem& b, const Walk& at) {
   const int h = at.first_row(b), w0 = at.chunk * CHUNK * STRIDE_W - b.padding_w;
   TW_UNROLL for (int row = 0; row < STRIDE_H; ++row) {
-    const bool inside = (unsigned)(h + row) < (unsigned)b.height && own_features() < b.channels;
+    const bool inside = (unsigned)(h + row) < (unsigned)b.height && own_features(threadIdx.x) < b.channels;
     const long long first = ((long long)at.n * b.height + h + row) * b.width + w0;
-    copy_pixels<THREADS, PIXELS, PIXEL_BYTES>(to + row * ROW_BYTES, x + first * b.channels + blockIdx.y * FEATURES, x, b.channels,
+    copy_pixels<THREADS, PIXELS, PIXEL_BYTES>(threadIdx.x, to + row * ROW_BYTES, x + first * b.channels + blockIdx.y * FEATURES, x, b.channels,
                                               inside, [&](int w) { return (unsigned)(w0 + w) < (unsigned)b.width; });
   }
 }
@@ -68,7 +68,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
   int to_fetch = 0, fetched = 0, filled = 0;  // steps; where in the stages and in the ring the next one goes
   const auto fetch = [&]() {
     if (to_fetch++ < lines.steps) {
-      copy_grad<THREADS>(stages + fetched * GRAD_BYTES, grad, b, ahead);
+      copy_grad<THREADS>(threadIdx.x, stages + fetched * GRAD_BYTES, grad, b, ahead);
       copy_rows(ring + filled * STRIDE_H * ROW_BYTES, x, b, ahead);
       ahead.advance(b);
       fetched = fetched + 1 == STAGES ? 0 : fetched + 1;

@@ -1,69 +1,14 @@
-// The weight gradient of a convolution of few channels, NHWC: a network's first layer.
-//
-// Along a row of x the S taps of a pixel are S * C neighbouring numbers, and the next pixel's begin
-// STRIDE_W * C further on. Each row is unfolded once, into [pixel][tap and channel], and then meets up
-// to R rows of grad_output. A column of ones beside the taps gives the gradient of the bias.
-// A warp has eight columns of each of the filter's rows, for all features of the block.
-//
-// Defined before this text, besides what weight_grad_rows.cuh needs: C, and COPY_BYTES, which rows of
-// x are multiples of.
+// The weight gradient of a convolution of few channels, by mma.sync. A warp has eight columns of each of the
+// filter's rows, for all features of the block. See weight_grad_unfold.cuh.
 
-constexpr int TAPS = S * C;                     // columns of one filter row
-constexpr int WARPS = (TAPS + 7) / 8;           // each has eight of them
+constexpr int WARPS = OCTETS;
 constexpr int BLOCKS = FEATURES / 16;
 constexpr int FRAGMENTS = R * BLOCKS;
 constexpr int THREADS = WARPS * SHARES * 32;
-constexpr int PIXEL_BYTES = (WARPS | 1) * 16;   // an odd number of 16 bytes: no two of eight share banks
-constexpr int ROW_BYTES = CHUNK * PIXEL_BYTES;
-constexpr int COPY = COPY_BYTES / 2;            // halves
-constexpr int RAW = ((CHUNK - 1) * STRIDE_W * C + WARPS * 8 + 2 + COPY + 7) / 8 * 8;  // halves of a row as it is in x
 constexpr int STAGE_BYTES = GRAD_BYTES + STRIDE_H * RAW * 2;
 constexpr int RING = PRIME + 2;                 // steps whose rows are kept
 static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS, "layout");
 static_assert(STAGES * STAGE_BYTES + RING * STRIDE_H * ROW_BYTES == LOOP_BYTES, "layout");
-
-// What a part of a row begins with, in halves from the row's begin, rounded down to what is copied.
-TW_DEVICE int raw_begin(const Problem& b, int chunk) {
-  return (chunk * CHUNK * STRIDE_W - b.padding_w) * C & ~(COPY - 1);
-}
-
-TW_DEVICE void copy_rows(u32 to, const u16* x, const Problem& b, const Walk& w) {
-  const int begin = raw_begin(b, w.chunk), length = b.width * C, h = w.first_row(b);
-  TW_ROLLED for (int i = threadIdx.x; i < STRIDE_H * (RAW / COPY); i += THREADS) {
-    const int row = i / (RAW / COPY), at = i % (RAW / COPY) * COPY, from = begin + at;
-    const bool there = (unsigned)(h + row) < (unsigned)b.height && (unsigned)from < (unsigned)length;
-    const long long source = ((long long)w.n * b.height + h + row) * length + from;
-    copy<COPY_BYTES>(to + (row * RAW + at) * 2, x + (there ? source : 0), there);
-  }
-}
-
-// From rows as they are in x to rows of pixels, each with all its taps.
-TW_DEVICE void unfold(unsigned char* ring, const unsigned char* raw, const Problem& b, int chunk) {
-  const int shift = (chunk * CHUNK * STRIDE_W - b.padding_w) * C - raw_begin(b, chunk);
-  const int count = b.out_width - chunk * CHUNK;
-  TW_ROLLED for (int i = threadIdx.x; i < STRIDE_H * CHUNK; i += THREADS) {
-    const int row = i / CHUNK, q = i % CHUNK, at = q * STRIDE_W * C + shift;
-    const u32* from = (const u32*)(raw + row * RAW * 2) + at / 2;
-    u32* to = (u32*)(ring + row * ROW_BYTES + q * PIXEL_BYTES);
-    if (q >= count) {  // no pixel, whatever x holds
-      TW_UNROLL for (int j = 0; j < WARPS; ++j) *(uint4*)(to + j * 4) = make_uint4(0, 0, 0, 0);
-      continue;
-    }
-    u32 low = from[0];
-    TW_UNROLL for (int j = 0; j < WARPS; ++j) {
-      u32 words[4];
-      TW_UNROLL for (int k = 0; k < 4; ++k) {
-        const u32 high = from[j * 4 + k + 1];
-        words[k] = __funnelshift_r(low, high, at % 2 * 16);
-        low = high;
-        const int first = (j * 4 + k) * 2;
-        if (first == TAPS) words[k] = DTYPE::ONE;
-        if (first + 1 == TAPS) words[k] = words[k] & 0xffff | (u32)DTYPE::ONE << 16;
-      }
-      *(uint4*)(to + j * 4) = make_uint4(words[0], words[1], words[2], words[3]);
-    }
-  }
-}
 
 // The products of one line; `newest` is the step that brought its last rows, in the ring.
 TW_DEVICE void products(float4 (&sums)[FRAGMENTS], u32 grad, u32 ring, int newest) {
@@ -100,8 +45,8 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
   const auto fetch = [&]() {
     if (to_fetch++ < lines.steps) {
       const u32 stage = stages + fetched * STAGE_BYTES;
-      copy_grad<THREADS>(stage, grad, b, ahead);
-      copy_rows(stage + GRAD_BYTES, x, b, ahead);
+      copy_grad<THREADS>(threadIdx.x, stage, grad, b, ahead);
+      copy_rows<THREADS>(threadIdx.x, stage + GRAD_BYTES, x, b, ahead);
       ahead.advance(b);
       fetched = fetched + 1 == STAGES ? 0 : fetched + 1;
     }
@@ -116,7 +61,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
     __syncthreads();  // the step's rows are there, those before it are unfolded, the oldest are done with
     fetch();
     if (step < lines.steps)
-      unfold(ring + slot * STRIDE_H * ROW_BYTES, memory + stage * STAGE_BYTES + GRAD_BYTES, b, here.chunk);
+      unfold<THREADS>(threadIdx.x, ring + slot * STRIDE_H * ROW_BYTES, memory + stage * STAGE_BYTES + GRAD_BYTES, b, here.chunk);
     if (whole) {
       const u32 before = stages + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES;
       products(sums, before, shared_address(ring), slot == 0 ? RING - 1 : slot - 1);

@@ -8,12 +8,13 @@
 // blocks, slices, by a second kernel, both in fixed order.
 //
 // Defined before this text: DTYPE and RESULT (f16, bf16 or f32), R, S, STRIDE_H, STRIDE_W, FEATURES,
-// CHUNK, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel defines
+// CHUNK, STAGES, SHARES, MIN_BLOCKS, GRAD_PADDING (16 bytes, or none if rows are swizzled), and for the kernel that follows what it needs. That kernel defines
 // WARPS of a share, FRAGMENTS of a warp, and where a fragment's sums belong (`place`); EXPECTED_WARPS,
 // EXPECTED_FRAGMENTS and LOOP_BYTES are what its caller takes them, and its shared memory, to be.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
+typedef unsigned long long u64;
 
 #define TW_DEVICE __device__ __forceinline__
 #define TW_UNROLL _Pragma("unroll")
@@ -38,7 +39,7 @@ struct f32 {
 };
 
 constexpr int PRIME = (R - 1) / STRIDE_H;  // steps before a line's rows are all there
-constexpr int GRAD_STRIDE = FEATURES * 2 + 16;  // bytes of a pixel: no two of eight share banks
+constexpr int GRAD_STRIDE = FEATURES * 2 + GRAD_PADDING;  // bytes of a pixel: no two of eight share banks
 constexpr int GRAD_BYTES = CHUNK * GRAD_STRIDE;
 
 struct alignas(64) Problem {  // 128 bytes, passed by value
@@ -80,6 +81,18 @@ struct Lines {
   }
 };
 
+// From sm_90 on the kernel that adds slices comes to the SMs while the one before it ends, and waits for it.
+TW_DEVICE void release_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+TW_DEVICE void await_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 // Asynchronous copies of BYTES; zeros where there is nothing.
 template <int BYTES> TW_DEVICE void copy(u32 to, const u16* from, bool there) {
@@ -101,18 +114,20 @@ TW_DEVICE void multiply(float4& d, const u32 (&a)[4], u32 b0, u32 b1) {
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// PIXELS x FEATURES halves, as [pixel][feature], eight at a time. A thread keeps to its features, so that
-// from one of its pixels to the next addresses differ by a constant.
+// PIXELS x FEATURES halves, as [pixel][feature], eight at a time, by THREADS threads. A thread keeps to its
+// features, so that from one of its pixels to the next addresses differ by a constant. Rows of 128 bytes
+// are swizzled as wgmma reads them.
 //
 // there: (pixel) -> whether it exists; `wide`: whether the thread's features do; `anywhere`: an address
 // that can be read, for copies of nothing.
 template <int THREADS, int PIXELS, int STRIDE, class There>
-TW_DEVICE void copy_pixels(u32 to, const u16* first, const u16* anywhere, int length, bool wide, There there) {
+TW_DEVICE void copy_pixels(int thread, u32 to, const u16* first, const u16* anywhere, int length, bool wide, There there) {
   constexpr int ACROSS = FEATURES / 8, DOWN = THREADS / ACROSS;
-  const int pixel = threadIdx.x / ACROSS, k = threadIdx.x % ACROSS * 8;
+  static_assert(STRIDE != 128 || DOWN % 8 == 0, "a thread's pixels are swizzled alike");
+  const int pixel = thread / ACROSS, k = thread % ACROSS * 8;
   const u16* from = first + (long long)pixel * length + k;
   const long long step = (long long)DOWN * length;
-  to += pixel * STRIDE + k * 2;
+  to += pixel * STRIDE + (STRIDE == 128 ? k * 2 ^ pixel % 8 * 16 : k * 2);
   if (THREADS % ACROSS != 0 && pixel >= DOWN) return;
   TW_UNROLL for (int i = 0; i < PIXELS; i += DOWN, from += step) {
     if (i + DOWN > PIXELS && i + pixel >= PIXELS) break;
@@ -120,15 +135,15 @@ TW_DEVICE void copy_pixels(u32 to, const u16* first, const u16* anywhere, int le
     copy<16>(to + i * STRIDE, read ? from : anywhere, read);
   }
 }
-TW_DEVICE int own_features() { return blockIdx.y * FEATURES + threadIdx.x % (FEATURES / 8) * 8; }
+TW_DEVICE int own_features(int thread) { return blockIdx.y * FEATURES + thread % (FEATURES / 8) * 8; }
 
 // A line's part of grad_output.
-template <int THREADS> TW_DEVICE void copy_grad(u32 to, const u16* grad, const Problem& b, const Walk& w) {
+template <int THREADS> TW_DEVICE void copy_grad(int thread, u32 to, const u16* grad, const Problem& b, const Walk& w) {
   if (w.prime > 0) return;
   const int q0 = w.chunk * CHUNK;
   const long long line = ((long long)w.n * b.out_height + w.p) * b.out_width + q0;
-  copy_pixels<THREADS, CHUNK, GRAD_STRIDE>(to, grad + line * b.features + blockIdx.y * FEATURES, grad, b.features,
-                                           own_features() < b.features, [&](int q) { return q0 + q < b.out_width; });
+  copy_pixels<THREADS, CHUNK, GRAD_STRIDE>(thread, to, grad + line * b.features + blockIdx.y * FEATURES, grad, b.features,
+                                           own_features(thread) < b.features, [&](int q) { return q0 + q < b.out_width; });
 }
 // Where a lane of ldmatrix finds 16 features of 16 pixels, from `k` and `q` on.
 TW_DEVICE u32 grad_at(u32 stage, int q, int k) {
@@ -196,6 +211,7 @@ TW_DEVICE void leave_padding_out(const u16* x, const u16* grad, const Problem& b
 template <int WARPS, int GROUP, int FRAGMENTS>
 TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char* memory, const Problem& b,
                     float4 (&sums)[FRAGMENTS]) {
+  release_next();
   const int warp = threadIdx.x / 32 % WARPS, share = threadIdx.x / 32 / WARPS, lane = threadIdx.x % 32;
   float4* shared = (float4*)memory + warp * FRAGMENTS * 32 + lane;
   for (int adding = SHARES - 1; adding > 0; --adding) {
@@ -224,6 +240,7 @@ TW_DEVICE void add_slices(const float* partial, const RESULT::type* into, RESULT
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, fragment = blockIdx.x;
   const float4* from = (const float4*)partial + (long long)blockIdx.y * b.slices * QUADS + fragment * 32 + lane;
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  await_previous();
   _Pragma("unroll 8") for (int s = warp; s < b.slices; s += 8) {
     const float4 v = __ldcg(from + (long long)s * QUADS);
     sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;

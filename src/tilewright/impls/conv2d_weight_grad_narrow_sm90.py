@@ -1,0 +1,106 @@
+"""The weight gradient of a convolution of few channels on Hopper: wgmma beside unfolding."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import compiled
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation
+from tilewright.impls import _weight_grad_rows as rows
+from tilewright.impls._weight_grad_layout import in_any_layout
+from tilewright.impls._weight_grad_narrow import (
+    copy_bytes,
+    narrow_refusal,
+    octets_of,
+    raw_bytes,
+    unfolded_bytes,
+)
+from tilewright.impls._weight_grad_rows import Layout, RowsKernel, chunk_of, prime, rows_task
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+
+FEATURES = 64
+"""Of a block: a swizzled row of 128 bytes."""
+LEAD = 2
+"""Steps that may be unfolded before they are multiplied."""
+
+
+@dataclass(frozen=True)
+class Config(rows.Config):
+    """
+    Attributes:
+        shares: of a line's pixels; warps share its taps instead.
+        producers: threads that copy and unfold.
+    """
+
+    stages: int = param(3, 2, 4)
+    shares: int = param(1)
+    waves: float = param(1.0, 0.5)
+    producers: int = param(256, 128)
+
+
+class Conv2dWeightGradNarrowSm90(Implementation):
+    """As `conv2d_weight_grad_narrow`, with taps as rows of the product: warpgroups multiply them,
+    from registers, with one tile of grad_output that all of them read."""
+
+    name, backend = "conv2d_weight_grad_narrow_sm90", "cuda"
+    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if device.arch != "sm_90a":
+            return f"wgmma is an instruction of sm_90a, and {device.name} is {device.arch}"
+        return narrow_refusal(w, device)
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
+        return ConfigSpace(Config, None, lambda c: rows.shape_refusal(_layout(w, c), c, device))
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
+        """The deepest pipeline that shared memory holds; few lines leave more sums than work."""
+        n, _, height, _ = w["grad_output"].shape
+        busy = n * height >= 4 * device.sms
+        fits = list(self.space(w, device))
+        return min(fits, key=lambda c: (c.waves != (1.0 if busy else 0.5), abs(c.stages - 3)))
+
+    def compile_key(self, config: Config, w: Workload) -> str:
+        """Sizes of images are arguments; the filter and the chunk of a row are baked in."""
+        layout = _layout(w, config)
+        baked = (w["x"].dtype, w.outputs[0].dtype, w["kernel_size"], w["stride"], w["x"].shape[1])
+        return f"{config.stages} {layout} {baked} {copy_bytes(w)}"
+
+    def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
+        more = {"C": w["x"].shape[1], "COPY_BYTES": copy_bytes(w)}
+        parts, text = ("unfold", "narrow_sm90"), wgmma(w["x"].dtype)
+        return rows_task(parts, w, device, _layout(w, config), config, more, text)
+
+    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
+        built = compiled(self.task(config, w, device))
+        return in_any_layout(RowsKernel(built, w, device, _layout(w, config), config), w, device)
+
+
+def wgmma(dtype: str) -> str:
+    """`multiply(sums, a, b)`: 64 x FEATURES x 16, a in registers, b transposed in shared memory."""
+    count = FEATURES // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    operand = ", ".join(f"%{count + i}" for i in range(4))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return (
+        f"TW_DEVICE void multiply(float (&d)[{count}], const u32 (&a)[4], u64 b) {{\n"
+        '  asm volatile("{\\n.reg .pred p;\\nsetp.ne.b32 p, 1, 0;\\n"\n'
+        f'    "wgmma.mma_async.sync.aligned.m64n{FEATURES}k16.f32.{dtype}.{dtype} '
+        f'{{{registers}}}, {{{operand}}}, %{count + 4}, p, 1, 1, 1;\\n}}"\n'
+        f'    : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");\n}}\n'
+    )
+
+
+def _layout(w: Workload, config: Config) -> Layout:
+    """As kernels/weight_grad_narrow_sm90.cuh computes it."""
+    filter_height, chunk = w["kernel_size"][0], chunk_of(w["grad_output"].shape[3])
+    warps = math.ceil(filter_height * octets_of(w) / 8) * 4
+    ring = prime(filter_height, w["stride"][0]) + 1 + LEAD
+    loop_bytes = (config.stages + 1 + LEAD) * chunk * FEATURES * 2
+    loop_bytes += ring * (unfolded_bytes(w, chunk) + 16)
+    loop_bytes += (config.stages + 1) * raw_bytes(w, chunk)
+    return Layout(FEATURES, chunk, warps, FEATURES // 8, loop_bytes, 0, config.producers)

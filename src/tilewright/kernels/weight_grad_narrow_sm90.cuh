@@ -1,0 +1,131 @@
+// The weight gradient of a convolution of few channels on sm_90: wgmma multiplies, while other warps copy
+// and unfold. See weight_grad_unfold.cuh.
+//
+// Taps are the rows of the product and features its columns. A warp has 16 rows, two octets of taps, which
+// it reads transposed from unfolded rows into registers; grad_output lies in swizzled rows of 128 bytes,
+// where all warpgroups read it. So a line costs each warp one ldmatrix for 16 pixels, and no other warp
+// reads the same taps.
+//
+// Defined before this text, besides what weight_grad_unfold.cuh needs: PRODUCERS, threads that copy and
+// unfold, and `multiply`, a wgmma of 64 x FEATURES x 16 with taps in registers.
+
+constexpr int WARPS = (R * OCTETS + 7) / 8 * 4;  // of whole warpgroups; those past the last octet repeat it
+constexpr int FRAGMENTS = FEATURES / 8;
+constexpr int CONSUMERS = WARPS * 32;
+constexpr int THREADS = CONSUMERS + PRODUCERS;
+constexpr int LEAD = 2;                          // steps that may be unfolded before they are multiplied
+constexpr int RING = PRIME + 1 + LEAD;           // steps whose unfolded rows are kept
+constexpr int GRADS = STAGES + 1 + LEAD;         // steps whose part of grad_output is, from its copy on
+constexpr int RAWS = STAGES + 1;
+constexpr int STEP_BYTES = STRIDE_H * ROW_BYTES;
+constexpr int RAW_BYTES = STRIDE_H * RAW * 2;
+constexpr int RING_AT = GRADS * GRAD_BYTES, RAWS_AT = RING_AT + RING * STEP_BYTES, BARRIERS_AT = RAWS_AT + RAWS * RAW_BYTES;
+static_assert(FEATURES == 64 && GRAD_STRIDE == 128 && CHUNK % 16 == 0, "swizzled rows");
+static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS, "layout");
+static_assert(BARRIERS_AT + 16 * RING == LOOP_BYTES && SHARES == 1, "layout");
+
+TW_DEVICE void barrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+TW_DEVICE void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+TW_DEVICE void barrier_wait(u32 barrier, u32 parity) {
+  u32 open;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(open) : "r"(barrier), "r"(parity) : "memory");
+  } while (!open);
+}
+// A step's rows and grad_output are there, or have been multiplied.
+TW_DEVICE u32 full(u32 memory, int step) { return memory + BARRIERS_AT + step % RING * 16; }
+TW_DEVICE u32 done(u32 memory, int step) { return full(memory, step) + 8; }
+
+// 64 features of pixels in groups of eight, 1024 bytes apart; the swizzle goes by the address.
+TW_DEVICE u64 descriptor(u32 address) { return (u64)(1u << 30 | 1024 / 16) << 32 | (address & 0x3ffff) / 16; }
+
+TW_DEVICE void produce(int thread, const u16* x, const u16* grad, unsigned char* memory, const Problem& b) {
+  const Lines lines(b);
+  const u32 shared = shared_address(memory);
+  Walk ahead(b, lines.first), here(b, lines.first);
+  int fetched = 0;
+  const auto fetch = [&]() {
+    if (fetched < lines.steps) {
+      copy_grad<PRODUCERS>(thread, shared + fetched % GRADS * GRAD_BYTES, grad, b, ahead);
+      copy_rows<PRODUCERS>(thread, shared + RAWS_AT + fetched % RAWS * RAW_BYTES, x, b, ahead);
+      ahead.advance(b);
+    }
+    ++fetched;
+    commit_copies();
+  };
+  TW_UNROLL for (int i = 0; i < STAGES; ++i) fetch();
+  for (int step = 0; step < lines.steps; ++step) {
+    wait_for_copies<STAGES - 1>();
+    asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");  // the step's copies are there, those before are unfolded
+    const int before = step - 1 - LEAD;  // whose place in the ring, and among parts of grad_output, is needed
+    if (before >= 0) barrier_wait(done(shared, before), before / RING & 1);
+    fetch();
+    unfold<PRODUCERS>(thread, memory + RING_AT + step % RING * STEP_BYTES, memory + RAWS_AT + step % RAWS * RAW_BYTES, b, here.chunk);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // copies of grad_output are read by wgmma
+    __syncwarp();
+    if (thread % 32 == 0) barrier_arrive(full(shared, step));
+    here.advance(b);
+  }
+  wait_for_copies<0>();
+}
+
+TW_DEVICE void consume(float (&sums)[FRAGMENTS * 4], u32 shared, const Problem& b) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int octet = min(warp * 2 + (lane >> 3 & 1), R * OCTETS - 1), back = R - 1 - octet / OCTETS;
+  const u32 own = RING_AT + (STRIDE_H - 1 - back % STRIDE_H) * ROW_BYTES + octet % OCTETS * 16 + ((lane & 7) + (lane >> 4) * 8) * PIXEL_BYTES;
+  const Lines lines(b);
+  Walk here(b, lines.first);
+  for (int step = 0; step < lines.steps; ++step) {
+    barrier_wait(full(shared, step), step / RING & 1);
+    if (here.prime == 0) {
+      const u32 rows = shared + own + (step - back / STRIDE_H) % RING * STEP_BYTES;
+      u32 taps[CHUNK / 16][4];
+      TW_UNROLL for (int k = 0; k < CHUNK / 16; ++k) load_transposed(taps[k], rows + k * 16 * PIXEL_BYTES);
+      const u64 features = descriptor(shared + step % GRADS * GRAD_BYTES);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      TW_UNROLL for (int k = 0; k < CHUNK / 16; ++k) multiply(sums, taps[k], features + k * 128);
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(0) : "memory");
+    }
+    if (lane == 0) barrier_arrive(done(shared, step));
+    here.advance(b);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant__ Problem b) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const u32 shared = shared_address(memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < RING; ++i) barrier_init(full(shared, i), PRODUCERS / 32), barrier_init(done(shared, i), WARPS);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x >= CONSUMERS) {
+    produce(threadIdx.x - CONSUMERS, x, grad, memory, b);
+    return;
+  }
+  float sums[FRAGMENTS * 4] = {};
+  consume(sums, shared, b);
+  float4 quads[FRAGMENTS];
+  TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i) quads[i] = make_float4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]);
+  keep<WARPS, C>(x, grad, partial, memory, b, quads);
+}
+
+TW_DEVICE Place place(int warp, int fragment, int row, int column) {
+  const int octet = warp * 2 + row / 8, r = octet / OCTETS, tap = octet % OCTETS * 8 + row % 8;
+  const bool there = octet < R * OCTETS;
+  const int at = there && tap < TAPS ? r * TAPS + tap : there && tap == TAPS && r == 0 ? BIAS : NOWHERE;
+  return {fragment * 8 + column, at};
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+add_all_slices(const float* partial, const RESULT::type* into, RESULT::type* out, RESULT::type* bias, const __grid_constant__ Problem b) {
+  add_slices<WARPS, FRAGMENTS>(partial, into, out, bias, b);
+}

@@ -1,0 +1,109 @@
+"""The Hopper kernel for few channels, run on a CPU: who unfolds, who multiplies, who waits."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from convolutions import weight_grad
+from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
+
+from infinities import assert_infinities_stay, with_infinities
+from tilewright.compile import cxx, nvrtc
+from tilewright.impl import IMPLS
+from tilewright.impls import _weight_grad_launch
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+pytestmark = pytest.mark.skipif(
+    nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
+)
+CPU = torch.device("cpu")
+NARROW = IMPLS["conv2d_weight_grad_narrow_sm90"]
+HEADER = (Path(__file__).parent / "hopper_on_cpu.hpp").read_text()
+MULTIPLY = "if (here.prime == 0) {"
+WAIT = "if (before >= 0) barrier_wait(done(shared, before), before / RING & 1);"
+FEW = replace(DEVICE, sms=3)
+"""So that small problems have blocks with several lines."""
+STEM = weight_grad("2,3,32,24", "2,72,16,12", "kernel_size=7, stride=2, padding=3")
+BARE = weight_grad("2,3,32,24", "2,72,13,9", "kernel_size=7, stride=2")
+SMALL = weight_grad("1,3,41,16", "1,8,18,5", "kernel_size=7, stride=2")
+CASES = [
+    STEM,
+    BARE,
+    Workload.parse(str(STEM).replace("weight_grad", "weight_bias_grad")),
+    Workload.parse(str(STEM)[:-1] + ", into=f32[72,3,7,7]@channels_last)"),
+    weight_grad("1,3,5,130", "1,16,5,130", "kernel_size=3, padding=1", dtype="bf16"),
+    weight_grad("3,4,9,20", "3,8,3,7", "kernel_size=3, stride=3, padding=1"),
+]
+
+
+@pytest.fixture(autouse=True)
+def counters(monkeypatch):
+    zeros = without_a_gpu(monkeypatch, _weight_grad_launch)
+    yield zeros
+    assert not zeros.any()
+
+
+def on_cpu(w, config, fault=("", ""), slow=False):
+    """`slow`: warps that multiply let the others go ahead as far as they may."""
+
+    def task(config, w, device):
+        text = NARROW.task(config, w, device).source
+        if slow:
+            assert text.count(MULTIPLY) == 1
+            text = text.replace(MULTIPLY, "for (int i = 0; i < 24; ++i) give_way();\n" + MULTIPLY)
+        text = re.sub(r"TW_DEVICE void multiply\(float \(&d\).*?\n}\n", "", text, flags=re.S)
+        return SimpleNamespace(source=HEADER + text.replace("bar.sync 1, %0", "bar.consumers %0"))
+
+    return OnCpu(SimpleNamespace(build=NARROW.build, task=task), config, w, fault, FEW)
+
+
+@pytest.mark.parametrize("w", CASES, ids=str)
+def test_it_is_right_and_deterministic_and_stays_in_its_memory(w):
+    assert NARROW.unsupported(w, FEW) is None
+    verdict = Verifier(w, CPU).check(on_cpu(w, NARROW.heuristic(w, FEW)))
+    assert verdict.ok, verdict.message
+    assert verdict.deterministic
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_stages_and_rings_go_round(stages):
+    config = replace(NARROW.heuristic(STEM, FEW), stages=stages, producers=128, waves=0.5)
+    verdict = Verifier(STEM, CPU).check(on_cpu(STEM, config))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("wait_for_copies<STAGES - 1>();", "wait_for_copies<STAGES>();"),
+        ("barrier_wait(full(shared, step), step / RING & 1);", ""),
+        ('aligned %0;" ::"n"(0)', 'aligned %0;" ::"n"(1)'),
+    ],
+)
+def test_who_waits_too_little_is_found(fault):
+    """Without padding: beside padding, what became NaN would be summed again."""
+    broken = on_cpu(BARE, NARROW.heuristic(BARE, FEW), fault)
+    assert not Verifier(BARE, CPU).check(broken).ok
+
+
+def test_nobody_is_overtaken():
+    x, grad = SMALL.operator.examples(SMALL, "integer", 0, "cpu")
+    (truth,) = SMALL.operator.truth(SMALL, (x, grad))
+    config = NARROW.heuristic(SMALL, FEW)
+    found = [on_cpu(SMALL, config, fault, slow=True)(x, grad) for fault in (("", ""), (WAIT, ""))]
+    assert [torch.equal(f.double(), truth) for f in found] == [True, False]
+
+
+def test_infinities_at_a_border_stay_with_their_taps():
+    kernel = on_cpu(STEM, NARROW.heuristic(STEM, FEW))
+    x, grad = with_infinities(STEM)
+    assert_infinities_stay(STEM, kernel(x, grad), x, grad)
+
+
+def test_other_devices_are_refused_in_words():
+    older = replace(FEW, arch="sm_80")
+    assert "wgmma is an instruction of sm_90a" in NARROW.unsupported(STEM, older)
