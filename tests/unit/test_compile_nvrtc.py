@@ -62,7 +62,15 @@ def test_nvrtcs_own_cache_is_passed_by_where_it_has_one(release, passed, monkeyp
     monkeypatch.setattr(nvrtc, "version", lambda: release)
     monkeypatch.setattr(nvrtc, "_compile", lambda s, flags, *_: given.extend(flags) or (b"x", ""))
     nvrtc.compile_cubin(ADD, task(ADD, "add").flags, "add")
-    assert ("--no-cache" in given) == passed
+    assert ("--no-cache" in given) == ("--minimal" in given) == passed
+
+
+def test_the_minimal_language_gives_the_same_cubin():
+    options = ("--no-cache", *task(ADD, "add").flags)
+    plain, minimal = (
+        nvrtc._compile(ADD, (*options, *more), "add", "CUBIN")[0] for more in ((), ("--minimal",))
+    )
+    assert plain == minimal
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
