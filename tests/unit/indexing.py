@@ -7,6 +7,51 @@ from hypothesis import strategies as st
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.op import Workload
 
+DTYPES = ("f16", "bf16", "f32", "f64", "i32", "i64")
+ROWS = (
+    "index_add",
+    "index_reduce",
+    "embedding_backward",
+    "scatter_add",
+    "scatter_reduce",
+    "scatter",
+)
+
+
+@st.composite
+def moves(draw):
+    """What brings values to places: any operator, reduction, rank from 1 to 6, dim, dtype, kind and
+    distribution of indices, in place or not; a scatter's index may be expanded over its rows."""
+    op = draw(st.sampled_from(ROWS))
+    t, kind = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(["i32", "i64"]))
+    flags = "!donate=x" if draw(st.booleans()) else ""
+    flags += f"!indices={draw(st.sampled_from(DISTRIBUTIONS))}"
+    length = draw(st.integers(1, 200))
+    if op == "embedding_backward":
+        t, width = t.replace("i", "f"), draw(st.integers(1, 40))
+        more = f"padding_idx={draw(st.sampled_from([-1, 2]))}, "
+        more += f"scale_grad_by_freq={draw(st.booleans())}"
+        return Workload.parse(
+            f"{op}(grad={t}[{length},{width}], index={kind}[{length}], "
+            f"num_weights={draw(st.integers(3, 90))}, {more}){flags.replace('!donate=x', '')}"
+        )
+    shape = draw(
+        st.lists(st.integers(1, 12), min_size=1, max_size=6).filter(lambda s: math.prod(s) < 200)
+    )
+    dim = draw(st.integers(-len(shape), len(shape) - 1))
+    moved = [length if d == dim % len(shape) else n for d, n in enumerate(shape)]
+    index = f"[{length}]"
+    if op.startswith("scatter"):
+        expanded = ",".join("1" if d == dim % len(shape) else "0" for d in range(len(shape)))
+        index = f"{moved}@strides({expanded})" if draw(st.booleans()) else f"{moved}"
+    source = f"{'src' if op.startswith('scatter') else 'source'}={t}{moved}"
+    if op.endswith("reduce"):
+        ways = ["prod", "mean", "amax", "amin"]
+        source += f", reduce={draw(st.sampled_from(ways))}, include_self={draw(st.booleans())}"
+    if op == "index_add":
+        source += f", alpha={draw(st.sampled_from([1.0, -2.0]))}"
+    return Workload.parse(f"{op}(x={t}{shape}, dim={dim}, index={kind}{index}, {source}){flags}")
+
 
 @st.composite
 def gathers(draw):
@@ -29,7 +74,7 @@ def gathers(draw):
     of_x = [1]
     for n in shape[:-1]:
         of_x.append(of_x[-1] * n)
-    dtype = draw(st.sampled_from(["f16", "bf16", "f32", "f64", "i32", "i64"]))
+    dtype = draw(st.sampled_from(DTYPES))
     turned = f"@strides({','.join(map(str, of_x))})" if draw(st.booleans()) else ""
     kind, spread = draw(st.sampled_from(["i32", "i64"])), draw(st.sampled_from(DISTRIBUTIONS))
     return Workload.parse(

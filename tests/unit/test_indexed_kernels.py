@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from indexing import gathers
+from indexing import gathers, moves
 
 import tilewright as tw
 from tilewright.compile import nvrtc
@@ -65,6 +65,16 @@ def test_every_method_is_right_with_any_number_of_threads(text):
                 assert verdict.ok, f"{config}: {verdict.message}"
     finally:
         torch.set_num_threads(before)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(moves())
+def test_rows_of_any_operator_shape_and_dtype_are_right(w):
+    assume(ROWS.serves(w.op) and ROWS.unsupported(w, spec_of(None)) is None)
+    verifier = Verifier(w, CPU)
+    for config in ROWS.space(w, spec_of(None)).sample(random.Random(0), 2):
+        verdict = verifier.check(ROWS.build(config, w, spec_of(None)))
+        assert verdict.ok, f"{config}: {verdict.message}"
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)

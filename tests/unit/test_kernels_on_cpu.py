@@ -12,7 +12,7 @@ import torch
 from cuda_on_cpu import DEVICE, OnCpu, fault_reported
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from indexing import gathers
+from indexing import gathers, moves
 
 from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
@@ -401,6 +401,18 @@ def test_an_index_out_of_range_is_skipped_and_reported(text):
             torch.testing.assert_close(found, torch.index_add(x, 0, *kept), rtol=1e-4, atol=1e-4)
         else:
             assert torch.equal(found, last_written(x, 0, index[2:], src[2:]))
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(moves())
+def test_every_kernel_is_right_for_any_operator_shape_and_dtype(w):
+    verifier = Verifier(w, CPU)
+    for name in OWN:
+        impl = IMPLS[name]
+        if impl.serves(w.op) and impl.unsupported(w, DEVICE) is None:
+            verdict = verifier.check(OnCpu(impl, impl.heuristic(w, DEVICE), w))
+            assert verdict.ok, f"{name}: {verdict.message}"
+    assert not fault_reported()
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
