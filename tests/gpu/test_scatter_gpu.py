@@ -189,6 +189,40 @@ def test_a_call_waits_and_raises_itself_where_it_is_asked_to(text, monkeypatch):
         tw.check()
 
 
+def test_without_a_record_a_bad_index_of_an_update_is_skipped_and_the_context_lives():
+    x, index = torch.zeros(5, 4, device=CUDA).t(), torch.full((4, 9), 3, device=CUDA)
+    index[2, 5] = 77
+    for _ in range(5):  # first by what stands in, then perhaps by a kernel
+        out = tw.scatter(x, 1, index, 2.5)
+        with pytest.raises(IndexOutOfRange):
+            tw.check()
+        assert (out[:, 3] == 2.5).all()
+        assert not out[:, :3].any()
+    tw.check()
+
+
+@pytest.mark.parametrize("name", ["index_add", "scatter_add", "gather", "embedding_backward"])
+def test_pytorchs_kernels_run_on_indices_that_were_looked_at_where_it_is_asked_for(
+    name, monkeypatch
+):
+    monkeypatch.setenv("TILEWRIGHT_CHECK_INDICES", "1")
+    tw.reload_records()
+    x, index = torch.zeros(6, 3, device=CUDA), torch.tensor([0, 1, 99, 2], device=CUDA)
+    whole, rows = index[:, None].expand(4, 3), torch.ones(4, 3, device=CUDA)
+    args = {
+        "index_add": (x, 0, index, rows),
+        "scatter_add": (x, 0, whole, rows),
+        "gather": (x, 0, whole),
+        "embedding_backward": (rows, index, 6),
+    }[name]
+    for _ in range(3):
+        with tw.use("aten"), pytest.raises(IndexOutOfRange, match="99 is out of range for 6"):
+            getattr(tw, name)(*args)
+    assert not x.any()
+    monkeypatch.undo()
+    tw.reload_records()
+
+
 def test_without_a_record_an_update_keeps_the_order_of_writes():
     x, src = torch.zeros(500, device=CUDA), torch.arange(90000.0, device=CUDA)
     index = torch.randint(500, (90000,), device=CUDA)

@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+import tilewright as tw
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch import prepared, selection
 from tilewright.dispatch.selection import OperatorRecords
+from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
+from tilewright.ops._indexing import last_written, told_once
 from tilewright.record import Record
 
 H200 = DEVICES["h200"]
@@ -81,6 +84,45 @@ def test_the_stand_in_lets_the_last_position_win_in_any_layout(flag, src):
     assert torch.equal(found, expected)
     assert (found is tensors[0]) is bool(flag)
     assert found.is_contiguous() is not bool(flag)  # a new one, as torch.scatter lays it out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "scatter(x=f32[5,4], dim=0, index=i64[30,4], src=f32[30,4])",
+        "scatter(x=f32[5,4], dim=0, index=i32[30,4]@strides(1,0), src=2.5)!donate=x",
+        "scatter(x=f32[9], dim=0, index=i64[30], src=f32[30])",
+    ],
+)
+def test_the_stand_in_skips_indices_out_of_range_and_a_later_call_tells(text):
+    w = Workload.parse(text)
+    x, index, *src = w.operator.examples(w, "random", 0, "cpu")
+    once = told_once(index).clamp_(max=3)
+    once[7], once[29] = -1, 2**31 - 1
+    kept = torch.cat([index[:7], index[8:29]])
+    value = torch.cat([src[0][:7], src[0][8:29]]) if src else 2.5
+    expected = last_written(x.clone(), 0, kept, value)
+    impl = IMPLS["scatter_positions"]
+    run = impl.build(impl.heuristic(w, H200), w, H200)
+    assert torch.equal(run(x.clone(), index, *src), expected)
+    with pytest.raises(IndexOutOfRange, match="its write was skipped"):
+        run(x, index, *src)
+    once[7], once[29] = 0, 0
+    run(x, index, *src)
+    tw.check()
+
+
+def test_where_it_is_asked_for_indices_are_looked_at_before_pytorchs_kernel_on_a_gpu(monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CHECK_INDICES", "1")
+    monkeypatch.setattr(prepared, "races", lambda w, device: False)
+    for text in (SUM, "embedding_backward(grad=f32[90,8], index=i64[90], num_weights=50)"):
+        w = Workload.parse(text)
+        tensors = w.operator.examples(w, "random", 0, "cpu")
+        run = prepared._vendor(w, torch.device("cuda:0"))
+        run(*tensors)
+        tensors[1][3] = 50
+        with pytest.raises(IndexOutOfRange, match="index 50 is out of range for 50 places"):
+            run(*tensors)
 
 
 # --- sums under torch.use_deterministic_algorithms -----------------------------------------------

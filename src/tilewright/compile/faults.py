@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,17 @@ from tilewright.errors import IndexOutOfRange
 _lock = threading.Lock()
 _memory: torch.Tensor | None = None
 _flag: ctypes.c_int | None = None
+_reported: dict[torch.device, _Reported] = {}
+
+
+class _Reported(NamedTuple):
+    """What PyTorch's operators found on a device: one int there, its copy in host memory, and the
+    same as the host reads it; and the place of the int, as an index."""
+
+    there: torch.Tensor
+    here: torch.Tensor
+    flag: ctypes.c_int
+    place: torch.Tensor
 
 
 def fault_address() -> int:
@@ -29,14 +41,37 @@ def fault_address() -> int:
     return ctypes.addressof(_flag)
 
 
+def report(outside: torch.Tensor) -> None:
+    """Let later calls know, without a wait, if an element of `outside`, a bool each, is true."""
+    device = outside.device
+    if device not in _reported:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return  # no host memory can be pinned meanwhile
+        with _lock:
+            here = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+            flag = ctypes.c_int.from_address(here.data_ptr())
+            place = torch.zeros(1, dtype=torch.int64, device=device)
+            _reported.setdefault(device, _Reported(place.int(), here, flag, place))
+    there, here, _, place = _reported[device]
+    there.scatter_reduce_(
+        0, place, outside.any().int().view(1), "amax"
+    )  # whatever other streams do
+    here.copy_(there, non_blocking=True)
+
+
 def raise_fault() -> None:
     """Raise what kernels have reported since the last look, once.
 
     Raises:
         IndexOutOfRange: an index was out of range in a call that was enqueued earlier.
     """
-    if _flag is not None and _flag.value:
-        _flag.value = 0
+    told = [r for r in _reported.values() if r.flag.value] if _reported else []
+    if told or (_flag is not None and _flag.value):
+        if _flag is not None:
+            _flag.value = 0
+        for found in told:
+            found.there.zero_()
+            found.flag.value = 0
         raise IndexOutOfRange(
             "an index of an earlier call was out of range; its write was skipped. "
             "TILEWRIGHT_CHECK_INDICES=1 makes each call wait and raise at once"

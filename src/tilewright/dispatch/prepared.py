@@ -227,11 +227,15 @@ def _unbuilt(w: Workload, device: torch.device) -> tuple[Run, Choice]:
 
 def _vendor(w: Workload, device: torch.device) -> Run:
     """PyTorch's kernel, but one of ours where its deterministic mode asks for it."""
-    if not races(w, device):
-        in_place = w.operator.destination(w) is not None
-        checks = in_place and w.operator.indexed is not None and device.type == "cpu"
-        return in_range_first(w, vendor(w)) if checks else vendor(w)
+    run = _vendor_or_ours(w, device) if races(w, device) else vendor(w)
+    if w.operator.indexed is None:
+        return run
+    in_place = w.operator.destination(w) is not None
+    looks_first = in_place if device.type == "cpu" else settings().check_indices
+    return in_range_first(w, run) if looks_first else run
 
+
+def _vendor_or_ours(w: Workload, device: torch.device) -> Run:
     def build() -> Run | None:
         choice = selection.deterministic(w, device)
         try:

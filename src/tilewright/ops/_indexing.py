@@ -196,14 +196,25 @@ def reduced(
     return Terms(value, magnitude, count + 1)
 
 
-def last_written(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
-    """scatter with repeated indices resolved as its definition says: the last position wins."""
+def last_written(
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor | float,
+    skipped: Tensor | None = None,
+) -> Tensor:
+    """scatter with repeated indices resolved as its definition says: the last position wins.
+
+    Args:
+        skipped: bool, of the index's shape: positions that write nothing, whatever place they name.
+    """
     if x.dim() == 0:
         x, index = x.reshape(1), index.reshape(1)
         src = src.reshape(1) if isinstance(src, Tensor) else src
-        return last_written(x, 0, index, src).reshape(())
+        skipped = None if skipped is None else skipped.reshape(1)
+        return last_written(x, 0, index, src, skipped).reshape(())
     out = x.clone(memory_format=torch.contiguous_format)  # as torch.scatter lays it out
-    if index.numel() == 0:
+    if index.numel() == 0 or out.numel() == 0:
         return out
     region = out
     for d, n in enumerate(index.shape):
@@ -211,6 +222,8 @@ def last_written(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Ten
     line = [1] * x.dim()
     line[dim] = index.shape[dim]
     position = torch.arange(index.shape[dim], device=x.device).view(line).expand(index.shape)
+    if skipped is not None:
+        position = position.masked_fill(skipped, -1)
     winner = torch.full(region.shape, -1, device=x.device)
     winner.scatter_reduce_(dim, index.long(), position, "amax")
     if isinstance(src, Tensor):
