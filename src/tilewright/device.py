@@ -36,6 +36,8 @@ class DeviceSpec:
     shared_bytes_per_block: int = 0
     threads_per_sm: int = 2048
     blocks_per_sm: int = 32
+    schedulers_per_sm: int = 4
+    """Each has an equal part of the registers, for its own warps."""
     warp: int = 32
     max_cluster: int = 1
     cluster_sms: Mapping[int, int] = field(default_factory=dict, hash=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,22 @@ OWN_BACKENDS = ("fused", "cuda", "cpp")
 LIBRARY_BACKENDS = ("cutlass",)
 """Backends of other people's kernels that have configs: searched as ours are, reported as
 baselines."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one launch of a kernel is given.
+
+    Attributes:
+        blocks: of the grid; of a persistent kernel the most, it takes what runs at once.
+        most_per_sm: blocks of a persistent kernel on an SM; None for as many as fit.
+        loads_bytes: of input that a block may have on its way at once.
+    """
+
+    blocks: int
+    persistent: bool
+    most_per_sm: int | None
+    loads_bytes: int
 
 
 class Executable:
@@ -40,6 +57,8 @@ class Executable:
     """Shared memory asked for at launch, in bytes per block, besides the static part."""
     estimated_registers: int = 0
     """Of a thread, as a space's constraint reckons before anything is compiled; 0: it does not."""
+    work: Work | None = None
+    """Of its kernel, where that is one generated kernel of a GPU."""
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Outputs for the tensor arguments of the workload, in their order."""

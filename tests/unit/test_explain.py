@@ -76,6 +76,28 @@ def test_a_register_cap_makes_the_compiler_spill_and_the_estimate_stands_beside(
     assert int(free["estimated_registers"]) == 4096 // 64 + 40
 
 
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("text", "config", "expected"),
+    [
+        (
+            "lerp(x=f32[8192,4096], end=f32[4096], weight=0.3)",
+            {"vector": 4, "block_threads": 256, "vectors_per_thread": 2},
+            ["blocks = 16384, 15.5 waves", "at most 16 warps for each scheduler, 65,536 bytes"],
+        ),
+        (
+            "layer_norm(x=f16[8192,4096], weight=f16[4096], bias=f16[4096])",
+            {"row_threads": 512, "stages": 2, "parameters": "registers", "min_blocks": 1},
+            ["blocks = 264, persistent", "at most 8 warps for each scheduler, 32,768 bytes"],
+        ),
+    ],
+)
+def test_the_grid_and_what_a_full_sm_may_choose_from_are_shown(text, config, expected):
+    w = Workload.parse(text)
+    shown = show(w, "resources", device_spec="h200", implementation="fused", config=config)
+    assert all(part in shown for part in expected), shown
+
+
 def test_an_environment_variable_shows_what_is_built_for_a_call(monkeypatch, caplog):
     monkeypatch.setenv("TILEWRIGHT_SHOW", "schedule,ptx,wrong")
     _, spec = current_device("cpu")

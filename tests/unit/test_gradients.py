@@ -6,13 +6,22 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from emulated import Emulated
+from program_graphs import LERP, broadcasts
+from tilewright.compile import cxx
+from tilewright.device import DEVICES, spec_of
 from tilewright.errors import InvalidArgument
+from tilewright.fusion.cuda import target
 from tilewright.fusion.lower import lower
 from tilewright.fusion.passes import optimise
+from tilewright.impl import IMPLS
 from tilewright.impls._vendor import vendor
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload
 from tilewright.rounding import rounded
 
+needs_compiler = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 SHAPE = "grad_output=f64[5,4,7], x=f64[5,4,7]"
 STATISTICS = "mean=f64[5,4,1], rstd=f64[5,4,1]"
 
@@ -130,10 +139,37 @@ def test_lerps_gradients_are_autograds_for_every_broadcast_pattern():
         assert_equal(found, expected)
 
 
+def cpu_kernel(w):
+    fused, spec = IMPLS["fused"], spec_of(None)
+    return fused.build(fused.heuristic(w, spec), w, spec)
+
+
+def emulated_kernel(w):
+    """That for an H200, on a CPU."""
+    graph, spec = graph_of(w), DEVICES["h200"]
+    return Emulated(graph, target.heuristic(graph, spec), spec, w)
+
+
+@needs_compiler
 def test_the_sum_over_a_missing_leading_dim_is_there():
     """Paddle's lerp_grad returned only the first |x| elements of the gradient for these shapes."""
-    found, t = computed(lerp_text((2, 2, 3, 4), (2, 3, 4), (2, 2, 3, 4), None))
-    torch.testing.assert_close(found["x"], (t["grad_output"] * (1 - 0.3)).sum(0))
+    text = lerp_text((2, 2, 3, 4), (2, 3, 4), (2, 2, 3, 4), None)
+    found, t = computed(text)
+    right = (t["grad_output"] * (1 - 0.3)).sum(0)
+    torch.testing.assert_close(found["x"], right)
+    for made in (cpu_kernel, emulated_kernel):
+        dx, dend = made(Workload.parse(text))(*t.values())
+        torch.testing.assert_close(dx, right, rtol=1e-6, atol=1e-6)  # 0.3 is an fp32 number
+        torch.testing.assert_close(dend, t["grad_output"] * 0.3, rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+def test_kernels_of_lerps_gradients_are_right_for_every_kind_of_broadcast():
+    for named in broadcasts((3, 5, 4), 12):
+        w = Workload.parse(LERP.format(d="f32", **named))
+        message = Verifier(w, torch.device("cpu")).check(cpu_kernel(w)).message
+        # How well PyTorch's own rounding errors turn out on a few elements is luck.
+        assert message == "" or "PyTorch's largest error" in message, message
 
 
 FULL = {

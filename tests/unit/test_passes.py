@@ -5,13 +5,15 @@ import torch
 
 from tilewright.compile import cxx
 from tilewright.device import spec_of
+from tilewright.dispatch.fuse import fuse
 from tilewright.fusion import passes
 from tilewright.fusion.ir import Access, Graph, Node
 from tilewright.fusion.lower import lower
+from tilewright.fusion.plan import plan_rows
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
-from tilewright.op import Workload
+from tilewright.op import OPS, Workload
 
 ONE = (8, 40)
 ROW = (8, 1)
@@ -185,6 +187,32 @@ def test_arithmetic_of_upcast_halves_that_is_rounded_back_is_native(op, narrow):
     nodes += [Node(op, (2, 3), "f32", ONE), Node("cast", (4,), "f16", ONE)]
     result = passes.remove_dead(passes.narrow_arithmetic(graph(*nodes)))
     assert (result.nodes[-1].op == op) == narrow
+
+
+def test_a_step_that_no_output_needs_is_gone():
+    unused = Node("exp", (1,), "f32", ONE)
+    g = graph(load(), load(index=1), unused, Node("neg", (0,), "f32", ONE))
+    assert [n.op for n in passes.remove_dead(g).nodes] == ["load", "neg"]
+
+
+def test_what_is_broadcast_is_computed_once_before_it_is():
+    scaled = fuse(lambda x, w: x + torch.tanh(w.expand_as(x)) * 2, name="scaled_after_expand")
+    try:
+        w = Workload.parse("scaled_after_expand(x=f32[8,40], w=f32[40])")
+        shapes = {n.op: n.shape for n in graph_of(w).nodes}
+        assert (shapes["tanh"], shapes["mul"], shapes["add"]) == ((1, 40), (1, 40), (8, 40))
+        x, row = torch.randn(8, 40), torch.randn(40)
+        torch.testing.assert_close(scaled(x, row), x + torch.tanh(row) * 2)
+    finally:
+        OPS.remove("scaled_after_expand")
+
+
+@pytest.mark.parametrize(("recompute", "kept"), [(True, "f16"), (False, "f32")])
+def test_a_widened_value_is_kept_as_it_came_and_widened_again(recompute, kept):
+    graph = graph_of(Workload.parse("layer_norm(x=f16[8,640], weight=f16[640], bias=f16[640])"))
+    plan = plan_rows(graph, "two_pass", recompute)
+    carried = {plan.graph.nodes[i].dtype for p in plan.phases for i in p.carried_out}
+    assert carried == {kept}
 
 
 def test_axes_that_every_tensor_walks_as_one_are_merged_unless_a_reduction_tells_them_apart():

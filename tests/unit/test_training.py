@@ -55,7 +55,7 @@ def test_our_kernels_of_both_halves_are_right_one_after_the_other(text):
 
 def test_halves_are_never_one_kernel_since_the_backward_starts_when_the_forward_has_ended():
     w = Workload.parse(LERP)
-    assert "when its forward has ended" in IMPLS["fused"].unsupported(w, spec_of(None))
+    assert "when the forward has ended" in IMPLS["fused"].unsupported(w, spec_of(None))
     lines = IMPLS["fused_training"].describe(
         IMPLS["fused_training"].heuristic(w, DEVICES["h200"]), w, DEVICES["h200"]
     )

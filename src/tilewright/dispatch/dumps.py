@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from tilewright.compile.cache import compiled
 from tilewright.compile.resources import ptx, sass
 from tilewright.device import DeviceSpec
 from tilewright.errors import InvalidArgument, TilewrightError
-from tilewright.impl import OWN_BACKENDS, Executable, Implementation, implementations
+from tilewright.impl import OWN_BACKENDS, Executable, Implementation, Work, implementations
 from tilewright.op import Workload
 from tilewright.ops._training import halves
 from tilewright.settings import SHOWN, settings
@@ -118,7 +119,27 @@ def _resources(executable: Executable, found: Resources | None, spec: DeviceSpec
             f"occupancy = {held.blocks_per_sm} blocks per SM, limited by {held.limiter}, "
             f"{held.warps_fraction:.0%} of its warps"
         )
+        if executable.work:
+            lines += _eligible(executable.work, held, executable.block_threads, spec)
     return "\n".join(lines)
+
+
+def _eligible(work: Work, held: Occupancy, block_threads: int, spec: DeviceSpec) -> list[str]:
+    """The grid, and what a full SM has to choose from: warps, and loads that are on their way."""
+    resident = held.blocks_per_sm
+    if work.persistent:
+        resident = min(resident, work.most_per_sm or resident)
+    resident = min(resident, math.ceil(work.blocks / spec.sms))
+    blocks = min(work.blocks, resident * spec.sms) if work.persistent else work.blocks
+    waves = (
+        "persistent" if work.persistent else f"{blocks / (held.blocks_per_sm * spec.sms):.1f} waves"
+    )
+    warps = resident * block_threads / spec.warp / spec.schedulers_per_sm
+    return [
+        f"blocks = {blocks}, {waves}",
+        f"eligible_work = at most {warps:g} warps for each scheduler, "
+        f"{resident * work.loads_bytes:,} bytes of loads on their way to an SM",
+    ]
 
 
 def _machine_code(task: CompileTask, what: str) -> str:

@@ -36,7 +36,10 @@ class Fused(Implementation):
         if any(o.numel == 0 for o in w.outputs) or any(t.numel == 0 for t in w.tensors.values()):
             return "a tensor is empty: there is nothing to compute"
         if w.operator.training_of is not None:
-            return "its gradients start when its forward has ended: they are no one graph"
+            return (
+                "a training step is no one kernel: its gradients start when the forward has ended; "
+                "fused_training runs a generated kernel for each"
+            )
         graph = graph_of(w)
         if isinstance(graph, str):
             return graph

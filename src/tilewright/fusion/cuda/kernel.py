@@ -66,6 +66,10 @@ class Launch:
     meets: bool = False
     finish: Finish | None = None
 
+    def blocks(self, count: int) -> int:
+        """A block, or cluster, for every group of `count` rows or elements."""
+        return math.ceil(count / self.per_block) * self.cluster * self.blocks_per_row
+
 
 @dataclass(frozen=True)
 class Finish:

@@ -65,6 +65,12 @@ def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSc
     return ConfigSpace(PointwiseSchedule, values, constraint)
 
 
+def loads_bytes(graph: Graph, c: PointwiseSchedule) -> int:
+    """What one block may have on its way at once, of tensors that are not broadcast."""
+    itemsizes = [a.itemsize for a in graph.memory if lies_flat(graph, a)]
+    return c.block_threads * c.vectors_per_thread * c.vector * sum(itemsizes)
+
+
 def lies_flat(graph: Graph, access: Access) -> bool:
     """Whether a tensor holds the elements of the whole space one after another."""
     axes = [a for a, n in enumerate(graph.space) if n != 1]

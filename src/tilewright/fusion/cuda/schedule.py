@@ -46,8 +46,6 @@ GROUP_BARRIERS = 15
 """Of a block, besides the one of all its threads."""
 COSTLY = ("exp", "quick_exp", "shifted_exp", "tanh", "erf", "pow", "sin", "cos")
 """Steps that take the units for special functions, a quarter as wide as those for arithmetic."""
-SCHEDULERS = 4
-"""Of an SM: each has a quarter of the registers, for its own warps."""
 EXCHANGE_BYTES = 24
 """Shared memory for what a warp tells the other warps of its row: two buffers of three floats."""
 
@@ -289,6 +287,11 @@ class Footprint:
             )
         )
 
+    def loads_bytes(self, c: RowSchedule) -> int:
+        """Of rows, that one block may have on their way at once."""
+        rows = c.rows_per_block * c.rows_per_thread * max(c.stages, 1)
+        return rows * self.queued_bytes // c.row_blocks
+
     def turns(self, c: RowSchedule) -> int:
         vectors = vectors_of(self.width, c.vector, c.shifted)
         return math.ceil(vectors / (c.row_threads * c.row_blocks))
@@ -445,8 +448,8 @@ def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:
 
 def register_cap(c: RowSchedule, device: DeviceSpec) -> int:
     warps = c.min_blocks * max(c.block_threads // device.warp, 1)
-    of_one = math.ceil(warps / SCHEDULERS)
-    cap = device.registers_per_sm // (SCHEDULERS * of_one * device.warp) // 8 * 8
+    of_one = math.ceil(warps / device.schedulers_per_sm)
+    cap = device.registers_per_sm // (device.schedulers_per_sm * of_one * device.warp) // 8 * 8
     return min(device.registers_per_thread, cap)
 
 

@@ -20,6 +20,7 @@ from tilewright.fusion.cuda.heuristics import row_heuristic, row_promising
 from tilewright.fusion.cuda.kernel import ENTRY, Launch
 from tilewright.fusion.cuda.pointwise import emit_pointwise
 from tilewright.fusion.cuda.pointwise_schedule import (
+    loads_bytes,
     pointwise_heuristic,
     pointwise_promising,
     pointwise_space,
@@ -34,7 +35,7 @@ from tilewright.fusion.cuda.sharing import emit_rows
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.segments import Program, main_axis
-from tilewright.impl import CompileTask, Executable, Resources, allocator
+from tilewright.impl import CompileTask, Executable, Resources, Work, allocator
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
 from tilewright.tensor_spec import DTYPES
@@ -149,6 +150,10 @@ def executable(
     kernel = kind(built, launch, w, count)
     if isinstance(config, RowSchedule):
         kernel.estimated_registers = estimated_registers(config, Footprint(rows))
+        loaded = Footprint(rows).loads_bytes(config)
+    else:
+        loaded = loads_bytes(graph, config)
+    kernel.work = Work(launch.blocks(count), launch.persistent, launch.most_per_sm, loaded)
     return kernel
 
 
@@ -388,7 +393,7 @@ class ProgramKernels(Executable):
 
 def _blocks(launch: Launch, count: int, kernel: CudaKernel, device_index: int) -> int:
     """A block for every group of rows, or of a persistent kernel as many as run at once."""
-    blocks = math.ceil(count / launch.per_block) * launch.cluster * launch.blocks_per_row
+    blocks = launch.blocks(count)
     if not launch.persistent:
         return blocks
     resident = kernel.resident_blocks(
