@@ -96,6 +96,21 @@ def test_rows_that_are_added_get_the_rows_of_the_gradient(moving, dim, alpha):
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
+def test_rows_that_are_reduced_have_pytorchs_gradients(reduce, include_self):
+    x, source, index = torch.randn(5, 6), torch.randn(5, 9), torch.arange(9) % 4
+    found, expected = (
+        gradients(
+            lambda x, s, m=m: m.index_reduce(x, -1, index, s, reduce, include_self=include_self),
+            (x, source),
+        )
+        for m in (tw, torch)
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_they_are_differentiable_themselves(moving):
     index = torch.tensor([[0, 2], [1, 1], [0, 0]])
     x, src = (torch.randn(3, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
