@@ -2,6 +2,7 @@
 that they compile for every architecture."""
 
 import itertools
+import math
 import random
 import re
 from dataclasses import replace
@@ -24,6 +25,7 @@ from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.dispatch.fuse import fuse
+from tilewright.fusion.cuda import programs as kernels
 from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.tiles import TileSchedule
 from tilewright.impls.fused import graph_of
@@ -246,3 +248,32 @@ def test_schedules_for_random_graphs_of_many_reductions_are_emitted_and_compile(
             assert compiled(task).resources is not None
 
     run_examples(check, 100)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "layer_norm(x=f16[3000000000,8])",
+        "softmax(x=f16[2,3,3000000000], dim=1)",
+        "softmax(x=f16[100000,2,70000], dim=1)",
+        "lerp(x=f16[30000000000], end=f16[1], weight=0.5)",
+        "layer_norm_backward(grad_output=f16[3000000000,8], x=f16[3000000000,8],"
+        " mean=f32[3000000000,1], rstd=f32[3000000000,1], weight=f16[8])",
+    ],
+)
+def test_grids_have_one_axis_and_fit_beyond_two_to_the_31_rows(text):
+    graph = graph_of(Workload.parse(text))
+    assert target.unsupported(graph, H200) is None
+    config = target.heuristic(graph, H200)
+    if target.one_pass(graph, H200) is None:
+        _, _, stages = kernels.emit(graph, config, H200)
+        blocks = [s.launch.blocks(s.count) if s.launch else s.blocks for s in stages]
+    else:
+        _, launch = target.emit(graph, config, H200)
+        blocks = [launch.blocks(math.prod(graph.space))]
+    assert all(0 < n <= kernels.MAX_GRID for n in blocks)
+
+
+def test_a_grid_that_would_not_fit_is_refused_in_words():
+    graph = graph_of(Workload.parse("softmax(x=f16[4000000000000,3,17], dim=1)"))
+    assert "tiles exceed a grid of 2147483647" in target.unsupported(graph, H200)

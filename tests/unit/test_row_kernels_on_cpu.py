@@ -7,11 +7,12 @@ import torch
 
 from emulated import Emulated
 from tilewright.compile import cxx
-from tilewright.device import DEVICES
+from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.fuse import fuse
 from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.rows import RowKernel
 from tilewright.fusion.cuda.schedule import RowSchedule
+from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload
@@ -185,6 +186,22 @@ def test_moments_by_products_hold_where_the_mean_is_far_from_zero(centre):
     truth = w.operator.truth(w, tensors)[0]
     far = (executable(*tensors).double() - truth).abs()
     assert (far <= 1e-3 * truth.abs() + 1e-3).all()
+
+
+@pytest.mark.parametrize("moments", ["two_pass", "merge"])
+@pytest.mark.parametrize("centre", [1e3, 1e5])
+def test_a_mean_far_above_the_deviation_costs_no_more_than_its_own_rounding(centre, moments):
+    w, kernel = emulated(
+        "layer_norm(x=f32[9,500], weight=f32[500], bias=f32[500])",
+        replace(PERSISTENT, moments=moments),
+    )
+    fused, spec = IMPLS["fused"], spec_of(None)
+    x, weight, bias = w.operator.examples(w, "random", 0, torch.device("cpu"))
+    tensors = [x + centre, weight, bias]
+    truth = w.operator.truth(w, tensors)[0]
+    rounding = 2 * centre * torch.finfo(torch.float32).eps * weight.abs() + 1e-5
+    for run in (kernel, fused.build(fused.heuristic(w, spec), w, spec)):
+        assert ((run(*tensors).double() - truth).abs() <= rounding).all()
 
 
 BACKWARD = (
