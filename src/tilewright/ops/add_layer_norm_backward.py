@@ -8,6 +8,7 @@ from torch import Tensor
 from tilewright.op import Workload, op, random_tensors
 from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
 from tilewright.ops._normalization import beside_statistics, check_normalization, row_statistics
+from tilewright.rounding import rounded
 
 _check = check_normalization(
     "add_layer_norm_backward", ["grad_output", "grad_output_total"], ["mean", "rstd"], of="total"
@@ -86,5 +87,5 @@ def add_layer_norm_backward(
     through, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
         grad_output, total, shape, mean, rstd, scale, scale, mask
     )
-    dx = through + grad_output_total if mask[0] else None
+    dx = rounded(through) + grad_output_total if mask[0] else None
     return chosen(grads, {"x": dx, "weight": dweight, "bias": dbias})

@@ -7,6 +7,7 @@ from torch import Tensor
 from tilewright.op import Workload, op, random_tensors
 from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
 from tilewright.ops._normalization import check_normalization, rms_norm_gradients, row_statistics
+from tilewright.rounding import rounded
 
 _check = check_normalization(
     "add_rms_norm_backward", ["grad_output", "grad_output_total"], ["rstd"], of="total"
@@ -77,5 +78,5 @@ def add_rms_norm_backward(
     through, dweight = rms_norm_gradients(
         grad_output, total, list(total.shape[-1:]), rstd, weight, mask
     )
-    dx = through + grad_output_total if through is not None else None
+    dx = rounded(through) + grad_output_total if through is not None else None
     return chosen(grads, {"x": dx, "weight": dweight})
