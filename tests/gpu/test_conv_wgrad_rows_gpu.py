@@ -201,6 +201,23 @@ def test_infinities_of_x_stay_with_the_taps_that_meet_them(name, w):
     assert not found[..., 2].isfinite().any()
 
 
+# --- groups in tiles of their own channels -------------------------------------------------------
+
+
+LARGE_IMAGES = workload(2, 128, 128, 56, 56, 3, 1, 1, groups=16)
+
+
+@pytest.mark.parametrize("w", [LARGE_IMAGES, *(GROUPEDS[i] for i in (1, 3, 4, 5, 7))], ids=str)
+def test_tiles_of_groups_are_right_in_every_kind_of_config(w):
+    impl, spec, verifier = IMPLS["conv2d_weight_grad_sm90"], spec_of(0), Verifier(w, DEVICE)
+    if reason := impl.unsupported(w, spec):
+        pytest.skip(reason)
+    configs = impl.promising(w, spec, 16)
+    assert any(c.halo for c in configs) == (w == LARGE_IMAGES)
+    for config in configs:
+        assert verifier.check(built(impl.name, w, config)).message == "", config
+
+
 # --- CUTLASS -------------------------------------------------------------------------------------
 
 CUTLASS_LAYERS = [

@@ -253,7 +253,8 @@ def test_one_binary_serves_every_shape_and_slice_count():
         (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", dtype="f32"), "x is f32"),
         (weight_grad("8,60,8,8", "8,64,8,8", "kernel_size=1"), "aligned to 16 bytes"),
         (weight_grad("8,64,8,8", "8,62,8,8", "kernel_size=1"), "aligned to 16 bytes"),
-        (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1, groups=2"), "groups=2"),
+        (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1, groups=16"), "groups=16 of 4"),
+        (weight_grad("8,64,8,8", "8,32,8,8", "kernel_size=1, groups=2"), "32 channels and 16"),
         (weight_grad("8,64,30,30", "8,64,3,3", "kernel_size=1, stride=10"), "strides up to 8"),
         (
             weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", "@channels_last@align8"),

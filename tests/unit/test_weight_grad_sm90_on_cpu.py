@@ -11,6 +11,7 @@ import torch
 from convolutions import weight_grad
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
+from infinities import assert_infinities_stay, with_infinities
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
 from tilewright.impls import _weight_grad_launch
@@ -85,11 +86,21 @@ def check(w, config, fault=("", "")):
     return True
 
 
+GROUPS = weight_grad("2,72,7,6", "2,72,7,6", "kernel_size=3, padding=1, groups=9")
+WIDE_GROUPS = weight_grad(
+    "2,128,9,8", "2,128,5,4", "kernel_size=3, stride=2, padding=1, groups=4", dtype="bf16"
+)
+GROUPS_BIAS = Workload.parse(str(WIDE_GROUPS).replace("weight_grad", "weight_bias_grad"))
 WHOLE = [
     (PLAIN, sm90.Config(64, 64, 32, 3, split_k=2)),
     (STRIDED, sm90.Config(128, 128, 64, 2, pending=0)),
     (MATRIX, sm90.Config(64, 128, 32, 4, fetch="matrix")),
     (PLAIN, sm90.Config(64, 192, 64, 3, halo=halo_of(problem_of(PLAIN), 192, 64))),
+    (GROUPS, sm90.Config(64, 192, 64, 2, split_k=2)),
+    (GROUPS, sm90.Config(64, 192, 64, 3, halo=halo_of(problem_of(GROUPS), 192, 64))),
+    (WIDE_GROUPS, sm90.Config(64, 128, 32, 2)),
+    (GROUPS_BIAS, sm90.Config(64, 64, 32, 2)),
+    (Workload.parse(str(GROUPS)[:-1] + ", out_dtype=f32)"), sm90.Config(64, 128, 32, 2)),
 ]
 RANGES = [
     (PLAIN, sm90.Config(64, 64, 32, 3, blocks=7)),
@@ -103,6 +114,13 @@ RANGES = [
 @pytest.mark.parametrize(("w", "config"), WHOLE, ids=str)
 def test_steps_of_a_tile_are_copied_and_multiplied(w, config):
     assert check(w, config)
+
+
+@pytest.mark.parametrize("halo", [0, halo_of(problem_of(GROUPS), 192, 64)])
+def test_infinities_stay_with_their_groups(halo):
+    x, grad = with_infinities(GROUPS)
+    kernel = on_cpu(GROUPS, sm90.Config(64, 192, 64, 3, halo=halo))
+    assert_infinities_stay(GROUPS, kernel(x, grad), x, grad)
 
 
 @pytest.mark.parametrize(("w", "config"), RANGES, ids=str)

@@ -21,9 +21,10 @@ class Problem:
     """The weight gradient as a matrix product: K rows, taps times channels columns, pixels summed.
 
     Attributes:
-        channels: columns of one tap; of all taps together in a problem without gaps between them.
+        channels: of x; columns of one tap, or of all taps together in a problem without gaps
+            between them.
         row_length: columns of all taps.
-        panels_per_tap: ceil(channels / PANEL), each of 64 columns.
+        panels_per_tap: of 64 columns each: ceil(channels / PANEL), or one with groups.
         pixels: of the output, over the batch.
     """
 
@@ -41,6 +42,8 @@ class Problem:
     """P, Q, S, H, W, then stride, padding and dilation by height and width."""
     bias: bool
     """Whether grad_output's own sums are asked for, too."""
+    group: int = 0
+    """0, or channels, and features, of a group: a tile has 64 features and their own channels."""
 
     @property
     def pointwise(self) -> bool:
@@ -95,18 +98,20 @@ def problem_of(w: Workload, dense: bool = False) -> Problem:
     _, c, height, width = x.shape
     r, s = w["kernel_size"]
     taps, channels = (1, r * s * c) if dense else (r * s, c)
+    group = 0 if w["groups"] == 1 else c // w["groups"]
     return Problem(
         features=k,
         channels=channels,
         taps=taps,
-        row_length=r * s * c,
-        panels_per_tap=math.ceil(channels / PANEL),
+        row_length=r * s * (group or c),
+        panels_per_tap=1 if group else math.ceil(channels / PANEL),
         pixels=n * p * q,
         flops=w.flops,
         read_bytes=w.bytes[0],
         grad_bytes=grad.distinct_bytes,
         geometry=(p, q, s, height, width, *w["stride"], *w["padding"], *w["dilation"]),
         bias=len(w.outputs) > 1,
+        group=group,
     )
 
 

@@ -296,7 +296,7 @@ def _traffic(problem: Problem, device: DeviceSpec, c: Split) -> float:
         again = max(AGAIN, 1 - device.l2_bytes / (2 * problem.read_bytes))
     x_bytes = problem.read_bytes - problem.grad_bytes
     further = (problem.column_tiles(c.tile_n) - 1) * problem.grad_bytes
-    further += (problem.row_tiles(c.tile_m) - 1) * x_bytes
+    further += 0 if problem.group else (problem.row_tiles(c.tile_m) - 1) * x_bytes
     return problem.read_bytes + again * further
 
 

@@ -185,6 +185,7 @@ class Conv2dWeightGradSm80(Implementation):
             "CLUSTER": config.cluster,
             "SENT": 0,
             "TAPS_INSIDE": 0,
+            "GROUP": 0,
             "MIN_BLOCKS": max(1, blocks_per_sm(_problem(w), device, config)),
             "ALIGNED": int(_is_aligned(w, "x")),
             "ALIGNED_ROWS": int(_is_aligned(w, "grad_output")),

@@ -65,6 +65,9 @@ MOST_PADDING = 1.1
 GAIN_OF_RANGES = 0.9
 """Of the other configs' time that one of stream-K must promise before it is chosen without
 measuring: where it did, it took 0.87 and 0.89 of theirs (the timings of SCATTERED)."""
+GROUPS = (8, 16, 32, 64)
+"""Channels of a group: a tile of 64 features meets the 64 channels of theirs, and of smaller ones
+more than seven eighths of its products would be dropped."""
 CLUSTERS, STAGES = (1, 2, 3, 4, 6, 8), (2, 3, 4, 5, 6, 7, 8, 9, 11, 14)
 MOST_TOGETHER, MOST_THREADS_IN_RANGES = 4, 288
 """Of stream-K: blocks that share an SM, and their threads."""
@@ -182,8 +185,13 @@ class Conv2dWeightGradSm90(Implementation):
             return f"wgmma is an instruction of sm_90a, and {device.name} is {device.arch}"
         if reason := operand_refusal(w, wide_result=True, adds=True):
             return reason
-        if w["groups"] != 1:
-            return f"groups={w['groups']}: the kernel multiplies all channels with all features"
+        channels, features = (w[name].shape[1] for name in ("x", "grad_output"))
+        group = channels // w["groups"]
+        if w["groups"] != 1 and (channels != features or group not in GROUPS):
+            return (
+                f"groups={w['groups']} of {group} channels and {features // w['groups']} features: "
+                f"the kernel takes as many of both, {', '.join(map(str, GROUPS))}"
+            )
         return copy_engine_refusal(w)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
@@ -237,11 +245,11 @@ class Conv2dWeightGradSm90(Implementation):
         """Shape and slice count are arguments: one binary serves every layer."""
         dtypes = (w.main.dtype, *result_defined(w).values())
         baked = replace(config, split_k=min(config.split_k, 2), blocks=min(config.blocks, 1))
-        return f"{baked} {dtypes}"
+        return f"{baked} {dtypes} {problem_of(w).group}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         along_m, along_n = config.warpgroups
-        dtype, columns = w.main.dtype, config.tile_n // along_n
+        problem, dtype, columns = problem_of(w), w.main.dtype, config.tile_n // along_n
         defined = {
             "DTYPE": dtype,
             **result_defined(w),
@@ -263,11 +271,12 @@ class Conv2dWeightGradSm90(Implementation):
             "SHARE": config.share,
             "HALO": config.halo,
             "TAPS_INSIDE": int(config.halo > 0),
+            "GROUP": problem.group,
             "SENT": int(config.exchange == "sent"),
             "WARM": int(config.warm),
             "PENDING": config.pending,
             "STREAM_K": int(config.blocks > 0),
-            "MIN_BLOCKS": max(1, blocks_per_sm(problem_of(w), device, config)),
+            "MIN_BLOCKS": max(1, blocks_per_sm(problem, device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
         parts = ("", "_combine", "_padding", *(("_stream_k",) if config.blocks else ()))
@@ -348,6 +357,8 @@ def wgmma(columns: int, dtype: str) -> str:
 def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
     if (c.tile_m, c.tile_n) not in WARPGROUPS:
         return f"a tile of {c.tile_m} x {c.tile_n} has no arrangement of warpgroups"
+    if problem.group and (c.tile_m > PANEL or c.share > 1 or c.blocks or c.warm):
+        return "with groups a tile has 64 features, whole slices, and channels of its own"
     if c.exchange == "sent" and c.cluster == 1:
         return "a block without neighbours sends nothing"
     if c.blocks and (c.warm or c.split_k > 1 or c.blocks_together > 1):

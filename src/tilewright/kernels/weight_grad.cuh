@@ -12,7 +12,8 @@
 // Defined before this text: DTYPE f16, bf16, f32 or f64, RESULT (that or f32), ADDS, 1 where the
 // result is added to what `out` holds; BIAS, 1 where the sums of grad_output are asked for beside it;
 // TILE_M, TILE_N, THREADS, COMBINE, CLUSTER; SENT, 1 where blocks of a cluster send each other sums;
-// TAPS_INSIDE, 1 where panels of the same channels follow one another, tap by tap; how warps share a
+// TAPS_INSIDE, 1 where panels of the same channels follow one another, tap by tap; GROUP, 0 or the
+// channels, and features, of a group: tiles have 64 features and the channels of theirs; how warps share a
 // tile: each has COLUMNS columns from WARP_COLUMN(warp) on, and BLOCKS blocks of 16 rows, STRIDE rows
 // apart, from WARP_ROW(warp) on.
 
@@ -121,14 +122,24 @@ struct Tile {
 };
 
 // 64 columns of a tile: where their first one lies in a row of the gradient [K, R, S, C], and how
-// many of its channels exist; none for a panel past the last one.
+// many of its channels exist; none for a panel past the last one. With groups they are those of a
+// tap, from the tile's first feature on, and `at` is where a row's own group begins.
 struct Panel {
   int at, channels;
 };
+// With groups, whether a tile's row and channel are of the same one; and where its channels begin.
+constexpr int OWN = GROUP > 0 ? GROUP : 1 << 20;
+TW_DEVICE bool of_one_group(int row, int c) { return row / OWN == c / OWN; }
+TW_DEVICE int before_group(int row) { return row / OWN * OWN; }
+
 // By the block's first threads, before they meet at a barrier.
 TW_DEVICE void find_panels(Panel* panels, const Problem& p, const Tile& t) {
   if (threadIdx.x >= TILE_PANELS) return;
   const int panel = t.panel + threadIdx.x;
+  if (GROUP > 0) {
+    panels[threadIdx.x] = {panel * GROUP, panel < p.panels ? p.channels - t.row : 0};
+    return;
+  }
   int tap = p.divided(panel, PANELS_PER_TAP), place = panel - tap * p.panels_per_tap;
   if (TAPS_INSIDE) {
     place = p.divided(panel, TAPS);
@@ -137,7 +148,7 @@ TW_DEVICE void find_panels(Panel* panels, const Problem& p, const Tile& t) {
   const int c = place * PANEL;
   panels[threadIdx.x] = {tap * p.channels + c, panel < p.panels ? p.channels - c : 0};
 }
-TW_DEVICE long long row_of(const Problem& p, int k) { return (long long)k * p.row_length; }
+TW_DEVICE long long row_of(const Problem& p, int k) { return (long long)k * p.row_length - before_group(k % 64); }
 
 // Where a warp's sums lie. A fragment is 16 x 8, as mma and wgmma leave it: lane / 4 is its row,
 // lane % 4 its pair of columns; the second pair is 8 rows below.
@@ -262,8 +273,8 @@ TW_DEVICE void store_quad(const Results& out, const Panel* panels, const Problem
   const Fragment f(fragment / (BLOCKS * FRAGMENTS), fragment / FRAGMENTS % BLOCKS, fragment % FRAGMENTS, at % 32);
   const Panel panel = panels[f.column / PANEL];
   const int k = t.row + f.row, c = f.column % PANEL;
-  if (k < p.features) store_pair(out.weight + row_of(p, k) + panel.at, p, panel, c, sum.x, sum.y);
-  if (k + 8 < p.features) store_pair(out.weight + row_of(p, k + 8) + panel.at, p, panel, c, sum.z, sum.w);
+  if (k < p.features && of_one_group(f.row, c)) store_pair(out.weight + row_of(p, k) + panel.at, p, panel, c, sum.x, sum.y);
+  if (k + 8 < p.features && of_one_group(f.row + 8, c)) store_pair(out.weight + row_of(p, k + 8) + panel.at, p, panel, c, sum.z, sum.w);
 }
 
 // The tile's results, rounded and gathered in shared memory, so that rows are written in whole
@@ -285,7 +296,7 @@ TW_DEVICE void store_gathered(Out* out, const unsigned char* staged, const Panel
   for (int i = threadIdx.x; i < CHUNKS; i += STORERS) {
     const int row = i / 8 % TILE_M, index = i / 8 / TILE_M, c = i % 8 * 8;
     const Panel panel = panels[index];
-    if (t.row + row >= p.features || c >= panel.channels) continue;
+    if (t.row + row >= p.features || c >= panel.channels || !of_one_group(row, c)) continue;
     u16* to = (u16*)out + row_of(p, t.row + row) + panel.at + c;
     const uint4 words = *(const uint4*)(staged + row * STAGED_ROW + (index * PANEL + c) * 2);
     if (wide) {

@@ -63,9 +63,10 @@ TW_DEVICE void leave_padding_out(const DTYPE::type* x, const DTYPE::type* grad, 
     const Fragment f(warp, i / (COLUMNS / 2), i % (COLUMNS / 2) / 4, threadIdx.x % 32);
     const int column = f.column + i % 2, within = column % PANEL, k = t.row + f.row + i / 2 % 2 * 8;
     const Panel panel = panels[column / PANEL];
-    if (k >= p.features || within >= panel.channels) continue;
-    const int tap = (panel.at + within) / channels;
-    held[i] = sum_again(x, grad, p, t, channels, tap, k, panel.at + within - tap * channels);
+    if (k >= p.features || within >= panel.channels || !of_one_group(k - t.row, within)) continue;
+    const int tap = GROUP > 0 ? panel.at / OWN : (panel.at + within) / channels;
+    const int c = GROUP > 0 ? t.row + within : panel.at + within - tap * channels;
+    held[i] = sum_again(x, grad, p, t, channels, tap, k, c);
   }
   TW_UNROLL for (int i = 0; i < SUMS; ++i) d[i / (COLUMNS / 2)][i % (COLUMNS / 2)] = held[i];
   __syncwarp();

@@ -35,6 +35,7 @@ static_assert(BLOCKS * WARPGROUPS_M == ROW_BOXES && TILE_M * STAGED_ROW <= OPERA
 static_assert(SHARE == 1 || (CLUSTER == 1 && TILE_PANELS % SHARE == 0), "who shares boxes adds no slices");
 static_assert(CLUSTER == 1 || SENT || (TILE_ELEMENTS + BIAS_QUADS * 4) * 4 <= OPERAND_BYTES, "sums of a cluster's block");
 static_assert(!STREAM_K || (CLUSTER == 1 && SHARE == 1 && !WARM), "blocks that take parts of tiles stand alone");
+static_assert(GROUP == 0 || (TILE_M == 64 && 64 % OWN == 0 && !STREAM_K && SHARE == 1 && !WARM), "a tile has the channels of its own groups");
 static_assert(HALO == 0 || (!MATRIX && COLUMNS == 3 * PANEL), "a warpgroup has the three taps of a filter row");
 
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
@@ -109,7 +110,7 @@ struct Walk {
 // As below; of x one box for each step, and HALO of them ahead of the first step: the ring begins anew.
 TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem& p, const Tile& t, int done,
                        u32 stages, u32 full, u32 empty) {
-  const int place = p.divided(t.panel, TAPS), channel = place * PANEL;
+  const int place = p.divided(t.panel, TAPS), channel = place * PANEL + (GROUP > 0 ? t.row : 0);
   const int tap_row = p.divided(t.panel - p.divided(place * p.panels, PANELS_PER_TAP), FILTER_WIDTH);
   Walk grads(p, t.first * TILE_K), pixels(p, t.first * TILE_K + tap_row * p.dilation_h * p.out_width);
   if (threadIdx.x % 32 != 0) return;
@@ -140,7 +141,7 @@ TW_DEVICE void produce(const TensorMap* x, const TensorMap* grad, const Problem&
   const int lane = threadIdx.x % 32;
   // Lane j knows panel j. A panel past the last one repeats it: its sums are dropped.
   const int panel = min(t.panel + lane, p.panels - 1), tap = p.divided(panel, PANELS_PER_TAP);
-  const int tap_row = p.divided(tap, FILTER_WIDTH), first_channel = (panel - tap * p.panels_per_tap) * PANEL;
+  const int tap_row = p.divided(tap, FILTER_WIDTH), first_channel = (panel - tap * p.panels_per_tap) * PANEL + (GROUP > 0 ? t.row : 0);
   const int offset = (tap - tap_row * p.filter_width) * p.dilation_w | tap_row * p.dilation_h << 16;
   int channel[TILE_PANELS], offsets[TILE_PANELS];
   TW_UNROLL for (int j = 0; j < TILE_PANELS; ++j) {
