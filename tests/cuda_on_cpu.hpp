@@ -38,6 +38,9 @@ template <class To, class From> static To cast_bits(From x) { To to; static_asse
 static inline float __uint_as_float(unsigned x) { return cast_bits<float>(x); }
 static inline float __int_as_float(int x) { return cast_bits<float>(x); }
 static inline float __fmul_rn(float a, float b) { volatile float product = a * b; return product; }
+static inline int __float_as_int(float x) { return cast_bits<int>(x); }
+static inline float __fdividef(float a, float b) { return a / b; }
+static inline double __dmul_rn(double a, double b) { volatile double product = a * b; return product; }
 static inline double __longlong_as_double(long long x) { return cast_bits<double>(x); }
 
 static float half_value(uint16_t bits, bool brain) {
@@ -196,9 +199,14 @@ template <class V> static unsigned __match_all_sync(unsigned mask, V v, int* sam
   *same = __match_any_sync(mask, v) == mask;
   return *same ? mask : 0;
 }
-static inline unsigned __reduce_max_sync(unsigned, unsigned v) {
+template <class V> static V __reduce_max_sync(unsigned, V v) {
   const Warp w = gather(v);
-  for (int i = 0; i < 32; ++i) v = max(v, of_lane<unsigned>(w, i));
+  for (int i = 0; i < 32; ++i) v = max(v, of_lane<V>(w, i));
+  return v;
+}
+template <class V> static V __reduce_min_sync(unsigned, V v) {
+  const Warp w = gather(v);
+  for (int i = 0; i < 32; ++i) v = min(v, of_lane<V>(w, i));
   return v;
 }
 template <class P, class V> static P atomicMax(P* at, V v) { const P was = *at; if ((P)v > was) *at = (P)v; return was; }

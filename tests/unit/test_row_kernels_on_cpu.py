@@ -53,7 +53,7 @@ def test_rows_taken_in_turn_are_all_walked_and_the_counter_is_put_back(rows, cha
     check(NORM.format(r=rows, h=500), replace(PERSISTENT, in_turn=True, **changed))
 
 
-@pytest.mark.parametrize("moments", ["two_pass", "merge", "tensor_cores"])
+@pytest.mark.parametrize("moments", ["two_pass", "merge", "lanes", "tensor_cores"])
 @pytest.mark.parametrize(
     "changed",
     [
@@ -109,6 +109,8 @@ def test_clusters_leave_one_result_of_each_sum_over_rows(combine):
         {},
         {"moments": "merge", "rows_per_block": 2},
         {"cluster": 8, "row_threads": 64, "moments": "merge"},
+        {"moments": "lanes"},
+        {"cluster": 8, "row_threads": 64, "moments": "lanes"},
         {"row_threads": 32, "rows_per_block": 4, "rows_per_thread": 2},
     ],
     ids=str,
@@ -188,7 +190,7 @@ def test_moments_by_products_hold_where_the_mean_is_far_from_zero(centre):
     assert (far <= 1e-3 * truth.abs() + 1e-3).all()
 
 
-@pytest.mark.parametrize("moments", ["two_pass", "merge"])
+@pytest.mark.parametrize("moments", ["two_pass", "merge", "lanes"])
 @pytest.mark.parametrize("centre", [1e3, 1e5])
 def test_a_mean_far_above_the_deviation_costs_no_more_than_its_own_rounding(centre, moments):
     w, kernel = emulated(
@@ -202,6 +204,51 @@ def test_a_mean_far_above_the_deviation_costs_no_more_than_its_own_rounding(cent
     rounding = 2 * centre * torch.finfo(torch.float32).eps * weight.abs() + 1e-5
     for run in (kernel, fused.build(fused.heuristic(w, spec), w, spec)):
         assert ((run(*tensors).double() - truth).abs() <= rounding).all()
+
+
+LANES = RowSchedule(4, 64, 2, 1, "registers", "lanes", 1, 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"row_threads": 32, "rows_per_block": 4},
+        {"row_threads": 8, "rows_per_block": 4, "vector": 4},
+        {"row_threads": 416, "rows_per_block": 1},
+        {"cluster": 2, "rows_per_block": 1},
+        {"contiguous": True},
+        {"stages": 2, "rows_per_thread": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("width", [100, 256, 1000, 1032])
+def test_lanes_that_hold_more_than_others_count_for_more(width, changed):
+    config = replace(LANES, **changed)
+    if width < config.row_threads * config.cluster * config.vector // 2:
+        config = replace(config, vector=2)
+    text = f"layer_norm(x=f16[5,{width}], weight=f16[{width}], bias=f16[{width}])"
+    check(text, config)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32", "f64"])
+@pytest.mark.parametrize("width", [512, 700])
+@pytest.mark.parametrize("moments", ["merge", "lanes"])
+def test_moments_that_are_merged_hold_for_rows_of_any_kind(moments, width, dtype):
+    """Of one value, of outliers in one lane, of a mean far off, and of infinities."""
+    w, executable = emulated(
+        f"layer_norm(x={dtype}[7,{width}], weight={dtype}[{width}], bias={dtype}[{width}])",
+        replace(LANES, moments=moments),
+    )
+    x, weight, bias = w.operator.examples(w, "random", 0, torch.device("cpu"))
+    x[0], x[1] = 2.0, x[1] + 300
+    x[2], x[2, :4] = x[2] / 64, 1000
+    x[3], x[4] = 0, x[4] * 1000
+    x[5, 3], x[6, -1] = torch.inf, torch.nan
+    found, truth = executable(x, weight, bias).double(), w.operator.truth(w, [x, weight, bias])[0]
+    assert torch.equal(found.isnan(), truth.isnan())
+    near = {"f16": 2e-3, "f32": 2e-4, "f64": 1e-9}[dtype]
+    assert torch.allclose(found, truth, rtol=near, atol=near, equal_nan=True)
 
 
 BACKWARD = (

@@ -86,8 +86,9 @@ def plan_rows(
             "merge" finds both in one sweep, each warp (or thread) in two passes over what it
             holds, merged with Chan, Golub and LeVeque's formula (The American Statistician 37,
             1983); likewise the greatest value and the sum of exponentials below it (Milakov and
-            Gimelshein, Online normalizer calculation for softmax, 2018). "tensor_cores" does so in
-            one pass, where the values are halves.
+            Gimelshein, Online normalizer calculation for softmax, 2018). "lanes" merges what each
+            lane of a warp found by that formula, too. "tensor_cores" does so in one pass, where
+            the values are halves.
         recompute: keep the fewest bytes and compute again from them; otherwise keep the values
             that later sweeps use directly.
         row: the axes of a row; None where all reductions run over the same ones. No step may use
@@ -95,7 +96,7 @@ def plan_rows(
     """
     if moments == "two_pass":
         graph = expand_moments(graph)
-    elif moments == "merge":
+    elif moments in ("merge", "lanes"):
         graph = remove_dead(merge_exponentials(graph))
     row = graph.reduced if row is None else row
     inner = tuple(any(n.shape[a] != 1 for a in row) for n in graph.nodes)

@@ -59,10 +59,24 @@ template <class OP, class T, int N> TW_DEVICE Vec<T, N> join_if(bool counts, Vec
 }
 template <class OP, class T> TW_DEVICE T join_if(bool counts, T a, T b) { return counts ? OP::join(a, b) : a; }
 
-template <class OP, int THREADS, class T> TW_DEVICE T reduce_warp(T x) {
+template <class OP, int THREADS, class T> TW_DEVICE T reduce_by_shuffles(T x) {
   TW_UNROLL for (int mask = THREADS / 2; mask > 0; mask /= 2)
     x = OP::join(x, __shfl_xor_sync(0xffffffffu, x, mask));
   return x;
+}
+// One instruction finds the greatest or least integer of a warp. Of numbers as integers in the same
+// order, any NaN is beyond all others.
+TW_DEVICE int in_order(float x, int nan) {
+  const int bits = __float_as_int(x);
+  return x != x ? nan : bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+TW_DEVICE float out_of_order(int x) { return __int_as_float(x < 0 ? x ^ 0x7fffffff : x); }
+template <class OP, class T> TW_DEVICE T reduce_whole(OP, T x) { return reduce_by_shuffles<OP, 32>(x); }
+TW_DEVICE float reduce_whole(Max, float x) { return out_of_order(__reduce_max_sync(0xffffffffu, in_order(x, 0x7fffffff))); }
+TW_DEVICE float reduce_whole(Min, float x) { return out_of_order(__reduce_min_sync(0xffffffffu, in_order(x, ~0x7fffffff))); }
+
+template <class OP, int THREADS, class T> TW_DEVICE T reduce_warp(T x) {
+  return THREADS == 32 ? reduce_whole(OP{}, x) : reduce_by_shuffles<OP, THREADS>(x);
 }
 
 // What all threads of a block hold, in a fixed order; thread 0 has the result. `shared` has room
@@ -114,26 +128,96 @@ template <class OP, int LANES, int SHARES, bool ALL, class V> TW_DEVICE V join_s
   return v;
 }
 
-// Count, mean and m2 of COUNT disjoint parts as one (Chan, Golub and LeVeque, 1983), without a
-// division: the total count is known. Lanes WIDTH apart see the same parts, and find the same bits.
-template <class T> struct Moments { T count, mean, m2; };
-template <int COUNT, int WIDTH, class T> TW_DEVICE Moments<T> join_moments(const Moments<T>* parts, T total, T inverse) {
+// How many elements of a row lanes side by side hold, `first` the first vector of the first of them:
+// in TURNS turns, STEP vectors apart, of which every lane takes part in the first FULL. Warps follow
+// one another WARP_STEP vectors apart.
+template <int VECTOR, int VECTORS, int TURNS, int FULL, int STEP, int WARP_STEP> struct Shares {
+  static constexpr bool EVEN = FULL == TURNS;
+  static TW_DEVICE int of(int first, int lanes) {
+    int held = FULL * lanes;
+    TW_UNROLL for (int k = FULL; k < TURNS; ++k) {
+      const int left = VECTORS - first - k * STEP;
+      held += left <= 0 ? 0 : left < lanes ? left : lanes;
+    }
+    return held * VECTOR;
+  }
+  static TW_DEVICE int of_warp(int warp) { return of(warp * WARP_STEP, 32); }
+};
+
+// Mean and m2 of COUNT warps' disjoint parts as one (Chan, Golub and LeVeque, 1983), without a
+// division: all counts are known. Lanes WIDTH apart see the same parts, and find the same bits.
+template <class T> struct alignas(2 * sizeof(T)) Moments { T mean, m2; };
+template <class SHARES, int COUNT, int WIDTH, class T> TW_DEVICE Moments<T> join_moments(const Moments<T>* parts, T inverse) {
   constexpr bool FEW = COUNT <= 8;
   const int first = FEW ? 0 : threadIdx.x % WIDTH, step = FEW ? 1 : WIDTH;
   T sum = 0, m2 = 0;
-  TW_UNROLL for (int i = first; i < COUNT; i += step) sum += parts[i].count * parts[i].mean;
+  TW_UNROLL for (int i = first; i < COUNT; i += step) sum += (T)SHARES::of_warp(i) * parts[i].mean;
   const T mean = (FEW ? sum : reduce_warp<Sum, WIDTH>(sum)) * inverse;
   TW_UNROLL for (int i = first; i < COUNT; i += step) {
     const T apart = parts[i].mean - mean;
-    m2 += parts[i].m2 + parts[i].count * apart * apart;
+    m2 += parts[i].m2 + (T)SHARES::of_warp(i) * apart * apart;
   }
-  return {total, mean, FEW ? m2 : reduce_warp<Sum, WIDTH>(m2)};
+  return {mean, FEW ? m2 : reduce_warp<Sum, WIDTH>(m2)};
+}
+
+// The sum and m2 of a lane with one vector more, the `turn` vectors before being as long. Of two parts
+// that hold a and b elements, m2 grows by (b * sum_a - a * sum_b)^2 / (a * b * (a + b)).
+template <class T, int N> TW_DEVICE void add_vector(T& sum, T& m2, const Vec<T, N>& x, int turn) {
+  const T added = fold<Sum>(x);
+  const auto apart = sub(x, added * (T)(1.0 / N));
+  m2 += fold<Sum>(mul(apart, apart));
+  if (turn > 0) {
+    const T off = sum - (T)turn * added;
+    m2 += off * ((T)(1.0 / ((double)N * turn * (turn + 1))) * off);
+  }
+  sum += added;
+}
+
+// Mean and m2 of THREADS lanes, from each lane's sum and m2. That m2 grows waits for sums only, whose
+// shuffles run ahead. Weighted once for each half, nothing overflows that need not.
+constexpr double ROOTS_OF_HALVES[5] = {1, 0.7071067811865476, 0.5, 0.3535533905932738, 0.25};  // of 2^-i
+template <int THREADS, class T> struct Weights { T own[5], other[5]; };
+template <class SHARES, int THREADS, class T> TW_DEVICE Weights<THREADS, T> weights_of_lanes(int first) {
+  Weights<THREADS, T> found = {};
+  const int start = first & -THREADS, most = SHARES::of(start, 1), held = SHARES::of(start, THREADS);
+  if (held == 0) return found;
+  const T one = reciprocal_root((T)(2 * most));
+  TW_UNROLL for (int i = 0; 1 << i < THREADS; ++i) found.own[i] = found.other[i] = one * (T)ROOTS_OF_HALVES[i];
+  if (held == most * THREADS) return found;
+  TW_UNROLL for (int i = 0; 1 << i < THREADS; ++i) {
+    const int lanes = 1 << i, mine = first & -lanes;
+    const T a = SHARES::of(mine, lanes), b = SHARES::of(mine ^ lanes, lanes);
+    const T scale = a * b > 0 ? reciprocal_root(a * b * (a + b)) : 0;
+    found.own[i] = b * scale, found.other[i] = a * scale;
+  }
+  return found;
+}
+TW_DEVICE float quick_inverse(float x) { return __fdividef(1.0f, x); }
+TW_DEVICE double quick_inverse(double x) { return 1 / x; }
+TW_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+TW_DEVICE double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+template <class SHARES, int THREADS, class T>
+TW_DEVICE Moments<T> join_lanes(T sum, T m2, T inverse, const Weights<THREADS, T>& weights) {
+  TW_UNROLL for (int i = 0; 1 << i < THREADS; ++i) {
+    const T other = __shfl_xor_sync(0xffffffffu, sum, 1 << i);
+    T grown;
+    if (SHARES::EVEN) {
+      const T apart = sum - other;
+      grown = apart * ((T)(0.5 / SHARES::of(0, 1 << i)) * apart);
+    } else {  // by rounded products: both halves find the same bits
+      const T apart = rounded_product(weights.own[i], sum) - rounded_product(weights.other[i], other);
+      grown = apart * apart;
+    }
+    m2 = (m2 + __shfl_xor_sync(0xffffffffu, m2, 1 << i)) + grown;
+    sum += other;
+  }
+  return {sum * inverse, m2};
 }
 
 // The greatest of COUNT disjoint parts, and the sum of exponentials below it of all of them (Milakov
 // and Gimelshein, 2018). HOW relates a part's greatest value to the row's, as its terms are related
 // to the part's. A part without any term that counts leaves NaN, or nothing, below -infinity.
-template <class T> struct Scaled { T greatest, sum; };
+template <class T> struct alignas(2 * sizeof(T)) Scaled { T greatest, sum; };
 template <class HOW, int COUNT, int WIDTH, class T> TW_DEVICE Scaled<T> join_scaled(const Scaled<T>* parts) {
   constexpr bool FEW = COUNT <= 8;
   const int first = FEW ? 0 : threadIdx.x % WIDTH, step = FEW ? 1 : WIDTH;
@@ -181,12 +265,12 @@ template <class H, int N> TW_DEVICE void add_halves(Gram& g, int turn, const Vec
   else { TW_UNROLL for (int i = 0; i < N / 2; i += 2) multiply<H>(g.c[(i / 2 + turn) % 2], x.w[i], x.w[i + 1]); }
 }
 // The warp's moments; false where the mean is so far from zero that m2 lost digits.
-TW_DEVICE bool moments_of(const Gram& g, float count, float inverse, Moments<float>& found) {
+TW_DEVICE bool moments_of(const Gram& g, float inverse, Moments<float>& found) {
   const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
   const float diagonal = row == column ? g.c[0][0] + g.c[1][0] : row == column + 1 ? g.c[0][1] + g.c[1][1] : 0.0f;
   const float squares = reduce_warp<Sum, 32>(diagonal);
   const float sum = reduce_warp<Sum, 4>((g.c[0][2] + g.c[1][2]) + (g.c[0][3] + g.c[1][3]));
-  found = {count, sum * inverse, squares - sum * (sum * inverse)};
+  found = {sum * inverse, squares - sum * (sum * inverse)};
   return squares <= 4.0f * found.m2 && squares < TW_INFINITY;
 }
 
@@ -229,6 +313,8 @@ template <int LATER> TW_DEVICE void await_batch() { asm volatile("cp.async.wait_
 
 // A pointer whose origin the compiler forgets: what is read through it is not kept over a loop.
 template <class T> TW_DEVICE const T* afresh(const T* p) { asm volatile("" : "+l"(p)); return p; }
+// A number that the compiler takes to come from here, so that nothing computed from it goes ahead.
+TW_DEVICE void after_loads(int& x) { asm volatile("" : "+r"(x)); }
 // Packed halves whose widened values the compiler forgets: it widens them again where they are used.
 template <class H, int N> TW_DEVICE void forget_widened(Vec<H, N>& x) {
   TW_UNROLL for (int i = 0; i < x.WORDS; ++i) asm("" : "+r"(x.w[i]));

@@ -27,7 +27,7 @@ BLOCK_SHAPES = ((1, 256), (2, 256), (4, 1024), (8, 1024))
 RESIDENT_THREADS = (1024, 768, 640, 512)
 """On an SM: the fewer, the more of its registers are left for rows."""
 PARAMETER_REGISTERS = 8
-"""For what is read of each parameter when the row is known: two vectors."""
+"""For what is read of two parameters when the row is known: a vector of each."""
 FULL_ROW_BYTES = 1 << 12
 """From here on a row gives each of 128 threads 32 bytes."""
 FULL_BLOCK_BYTES = 1 << 16
@@ -61,14 +61,13 @@ def few_row_heuristic(
     """
     row_bytes = footprint.width * footprint.itemsize
     found = few_row_candidates(space, footprint, device, vector)
+    wide = row_bytes > WIDE_ROW_BYTES
     if footprint.rows <= device.sms:
         yield from found
     elif footprint.parameters:
-        if not NARROW_ROW_BYTES < row_bytes <= WIDE_ROW_BYTES:
-            yield from (c for c in found if c.storage == "registers")
-    elif row_bytes > WIDE_ROW_BYTES or (
-        footprint.keeps_costly_steps and row_bytes >= FULL_ROW_BYTES
-    ):
+        fitting = [c for c in found if c.storage == "registers"]
+        yield from sorted(fitting, key=lambda c: not footprint.fills(c)) if wide else fitting
+    elif wide or (footprint.keeps_costly_steps and row_bytes >= FULL_ROW_BYTES):
         keeps = footprint.keeps_costly_steps
         fitting = [c for c in found if c.storage == "registers" and c.recompute != keeps]
         yield from sorted(fitting, key=lambda c: not footprint.fills(c))
@@ -103,7 +102,8 @@ def latency_candidates(
             if threads is not None and threads <= most
         ]
         for threads in list(dict.fromkeys(fitting))[:2]:
-            c = RowSchedule(vector, threads, 1, 1, "registers", "two_pass", cluster, 1)
+            way = moments_at_once(footprint)
+            c = RowSchedule(vector, threads, 1, 1, "registers", way, cluster, 1)
             little = footprint.turns(c) * vector * footprint.itemsize <= EXCHANGED_BYTES
             if cluster > 1 and little and not footprint.has_moments:
                 c = replace(c, moments=one_exchange(space))
@@ -133,11 +133,12 @@ def one_wave_candidates(
             continue
         storage = "registers" if resident else "shared"
         packed = True in space.values["rematerialize"] and storage == "registers"
+        way = moments_at_once(footprint) if resident else "two_pass"
         c = RowSchedule(
-            vector, threads, 1, 1, storage, "two_pass", 1, blocks,
+            vector, threads, 1, 1, storage, way, 1, blocks,
             stream_loads=stream, rematerialize=packed,
         )  # fmt: skip
-        on_the_way = PARAMETER_REGISTERS * len(footprint.parameters)
+        on_the_way = PARAMETER_REGISTERS * math.ceil(len(footprint.parameters) / 2)
         if estimated_registers(c, footprint) + on_the_way <= register_cap(c, device):
             yield _with_parameters(keeping(c, space), space)
 
@@ -182,6 +183,11 @@ def is_streamed(footprint: Footprint, device: DeviceSpec) -> bool:
     """
     loaded = footprint.rows * footprint.queued_bytes
     return loaded <= STREAMED_SHARE * device.l2_bytes
+
+
+def moments_at_once(footprint: Footprint) -> str:
+    """How a row whose every exchange is waited for finds its moments: in one, if it has some."""
+    return "lanes" if footprint.has_moments else "two_pass"
 
 
 def one_exchange(space: ConfigSpace[RowSchedule]) -> str:

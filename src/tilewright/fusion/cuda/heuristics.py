@@ -17,14 +17,19 @@ from tilewright.fusion.cuda.few_rows import (
     few_row_candidates,
     few_row_heuristic,
     keeping,
+    moments_at_once,
     shared_candidates,
     shared_variations,
+)
+from tilewright.fusion.cuda.persistent import (
+    LANE_BYTES,
+    persistent_candidates,
+    widest_clusters,
 )
 from tilewright.fusion.cuda.schedule import (
     COLUMN_GROUPS,
     COLUMN_ITEMSIZE,
     NARROW_BYTES,
-    ON_CHIP,
     Footprint,
     RowSchedule,
     estimated_registers,
@@ -41,8 +46,6 @@ COLUMN_BLOCKS = ((81, 256), (81, 384), (96, 256), (96, 384), (64, 256), (64, 384
 """Of kernels that sum over rows: what a thread keeps of a row, and the threads of an SM."""
 WIDE_COLUMN_BYTES = 1 << 15
 """Of a row that blocks of a cluster share where they sum over rows."""
-LANE_BYTES = 64
-"""Of a row, by a lane of a warp that has it to itself in a persistent kernel, at most."""
 HALF_ACCESS_BYTES = 8
 ROOMY_REGISTERS = 200
 """As estimated: up to here a kernel that sums over rows holds its parameters, too, and does not
@@ -88,17 +91,18 @@ def _small_blocks_alone(
     """Without parameter vectors, which persistent kernels would keep on chip over many rows; or of
     a few hundred rows, where a cluster would have to share them.
 
-    With 512 rows of 20480 halves on an H200, layer norm took 14.6 us, 16.1 us by a persistent
-    kernel in clusters of two; RMS norm of 65536 37.0 us, and 38.7 us in clusters of four. But in
-    clusters of eight layer norm of 65536 took 38.5 us, by small blocks 40.8 us (c4d3930). Moments
-    of fp32 rows would spill.
+    With 512 rows of 65536 halves on an H200, RMS norm took 37.0 us, and 38.7 us by a persistent
+    kernel in clusters of four. But in clusters of eight layer norm, which reads twice as much of
+    parameters as of rows, took 38.5 us, by small blocks 40.8 us (c4d3930). Moments of fp32 rows
+    would spill.
     """
     if footprint.columns:
         return
     if footprint.parameters:
-        walking = _persistent_candidates(space, footprint, device, vector)
+        walking = persistent_candidates(space, footprint, device, vector)
         cluster = next((c.cluster for c in walking if c in space), 1)
         few = device.sms < footprint.rows < MANY_ROWS * device.sms
+        few = few and not footprint.reads_more_parameters
         roomy = footprint.itemsize < 4 or not footprint.has_moments
         if few and roomy and 1 < cluster < max(space.values["cluster"]):
             found = small_block_candidates(space, footprint, device, vector)
@@ -113,12 +117,11 @@ def _persistent_and_keeping(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
     """What is costly is kept: with 8192 rows of 768 halves on an H200, softmax took 7.9 us, and
-    8.3 us if it was not. A few hundred rows in clusters exchange their moments at once: layer norm
-    of 512 rows of 65536 halves took 38.5 us, and 45.2 us in two passes (c4d3930)."""
-    for c in _persistent_candidates(space, footprint, device, vector):
-        few = footprint.rows < MANY_ROWS * device.sms
-        if few and c.cluster > 1 and footprint.has_moments:
-            yield replace(c, moments="merge")
+    8.3 us if it was not. A few hundred rows exchange their moments at once: layer norm of 512 rows
+    of 65536 halves, in clusters, took 38.5 us, and 45.2 us in two passes (c4d3930)."""
+    for c in persistent_candidates(space, footprint, device, vector):
+        if footprint.rows < MANY_ROWS * device.sms and footprint.has_moments:
+            yield replace(c, moments=moments_at_once(footprint))
         yield keeping(c, space)
 
 
@@ -140,47 +143,11 @@ def _many_row_candidates(
                 stream_loads=False, rematerialize=packed,
             )  # fmt: skip
             return
-    for c in _persistent_candidates(space, footprint, device, vector):
+    if footprint.reads_more_parameters and footprint.itemsize == 2:
+        yield from widest_clusters(space, footprint, vector)
+    for c in persistent_candidates(space, footprint, device, vector):
         if c.block_threads <= 512:
             yield replace(c, rows_per_thread=rows, stages=1, in_turn=True)
-
-
-def _persistent_candidates(
-    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
-) -> Iterator[RowSchedule]:
-    """Parameter vectors on chip, the next rows on their way, 512 threads on an SM.
-
-    A thread keeps about 64 bytes of its row, and 32 beside sums over rows. A cluster shares a row
-    whose parameter vectors would fill more than a quarter of an SM's shared memory. A few hundred
-    rows, if wide, are dealt out: with 512 of them on an H200 that took 10.4 us for RMS norm of
-    16384 halves, in turn it was 12.5 us (9461804).
-    """
-    resident, kept_bytes = 512, 32 if footprint.columns else 64
-    few = footprint.rows < MANY_ROWS * device.sms and not footprint.columns
-    wide = footprint.width * footprint.itemsize > WIDE_ROW_BYTES
-    if few and (footprint.rows <= device.sms or not wide):
-        return
-    column_bytes = sum(a.itemsize for a in footprint.parameters)
-    for cluster in space.values["cluster"]:
-        width = footprint.width / cluster
-        least = max(32 if cluster == 1 else 64, width * footprint.itemsize / kept_bytes)
-        if few and resident < least <= 1.5 * resident:
-            least = resident
-        threads = next((t for t in space.values["row_threads"] if t >= least), None)
-        if threads is None or (few and threads > resident):
-            continue
-        rows = max(r for r in (1, 2, 4, 8) if r == 1 or r * threads <= resident)
-        blocks = max(b for b in (1, 2, 4) if b == 1 or b * rows * threads <= resident)
-        little = width / threads * column_bytes <= 96
-        crowded = 4 * width * column_bytes > device.shared_bytes_per_sm and cluster < 8
-        if crowded and not (few and little):
-            continue
-        for parameters in ON_CHIP if little else ("shared",):
-            for stages in (2, 1):
-                yield RowSchedule(
-                    vector, threads, rows, 1, "registers", "two_pass", cluster, blocks,
-                    stages=stages, parameters=parameters if footprint.parameters else "reload",
-                )  # fmt: skip
 
 
 def _row_candidates(
@@ -312,7 +279,7 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     the ways that it does not choose between."""
     space, footprint = row_space(graph, device), Footprint(graph)
     vector = _whole_vector(space, footprint)
-    persistent = list(_persistent_candidates(space, footprint, device, vector))
+    persistent = list(persistent_candidates(space, footprint, device, vector))
     walking: Kind = (persistent, 3, _variations)
     kinds: list[Kind]
     if footprint.columns:
@@ -325,11 +292,13 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
         ]
     else:
         few = list(few_row_candidates(space, footprint, device, vector))
-        if footprint.rows < MANY_ROWS * device.sms:
+        many = footprint.rows >= MANY_ROWS * device.sms
+        if not many:
             few += persistent[:2]
         rows = _row_candidates(space, footprint, vector)
         small = small_block_candidates(space, footprint, device, vector)
         kinds = [
+            (widest_clusters(space, footprint, vector) if many else (), 2, _way_variations),
             (small, 4, lambda c: small_block_variations(c, space)),
             (few, 6, _few_row_variations),
             walking,
@@ -351,9 +320,15 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
 
 def _untuned_variations(c: RowSchedule) -> Iterator[RowSchedule]:
     yield c
+    if c.moments == "lanes" and not c.stages:
+        yield replace(c, moments="two_pass")
     if not c.stages:
         yield replace(c, stream_loads=not c.stream_loads)
     yield replace(c, recompute=False, rematerialize=False, moments="two_pass")
+
+
+def _way_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    yield from (c, replace(c, moments="lanes"), replace(c, moments="two_pass"))
 
 
 def _few_row_variations(c: RowSchedule) -> Iterator[RowSchedule]:

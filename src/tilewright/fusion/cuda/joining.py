@@ -7,8 +7,10 @@ from tilewright.fusion.cuda.layout import WARP
 from tilewright.fusion.cuda.walking import Walking
 from tilewright.fusion.plan import Phase
 
-FIELDS = {"Moments": (".count", ".mean", ".m2"), "Scaled": (".greatest", ".sum")}
+FIELDS = {"Moments": (".mean", ".m2"), "Scaled": (".greatest", ".sum")}
 """Of a partial result of several numbers."""
+SHARES = "HeldBy"
+"""What tells how many elements of a row lanes, and warps, hold."""
 FACTORS = {"exp": "Exact", "quick_exp": "Quick", "shifted_exp": "Shifted"}
 
 
@@ -77,7 +79,7 @@ class Joining(Walking):
             self.line("u32 steps = 0;")
         moments = [n for n in self.plan.graph.nodes if n.op == "m2"]
         if moments:
-            self.count_of_warp(TYPES[moments[0].dtype])
+            self.count_elements(TYPES[moments[0].dtype])
         if self.s.cluster > 1:
             names = [f"joined{n}" for n in range(self.joining_sweeps)]
             self.shared += [f"__shared__ u64 {name}[{self.buffers}];" for name in names]
@@ -92,17 +94,24 @@ class Joining(Walking):
         if self.s.cluster > 1:
             self.line("barriers_ready();")
 
-    def count_of_warp(self, kind: str) -> None:
-        """Elements of a row that this warp holds, and the inverse."""
-        self.line(f"{kind} warp_count = 0;")
-        self.open(f"TW_UNROLL for (int k = 0; k < {self.turns}; ++k)")
-        before = f"(first_vector - lane % {self.warp_threads} + k * {self.step})"
-        self.line(f"const int left = {self.vectors} - {before};")
-        threads = self.warp_threads
-        self.line(f"warp_count += left <= 0 ? 0 : left < {threads} ? left : {threads};")
-        self.close()
-        self.line(f"warp_count *= {self.s.vector};")
-        self.line(f"const {kind} warp_inverse = warp_count > 0 ? 1 / warp_count : 0;")
+    def count_elements(self, kind: str) -> None:
+        """What a warp, and a lane, hold of a row."""
+        s = self.s
+        turns = f"{self.turns}, {self.full_turns}, {self.step}"
+        warp_step = WARP * self.turns if s.contiguous else WARP
+        self.line(f"using {SHARES} = Shares<{s.vector}, {self.vectors}, {turns}, {warp_step}>;")
+        first = f"first_vector - lane % {self.warp_threads}"
+        self.line(f"const {kind} warp_count = {SHARES}::of({first}, {self.warp_threads});")
+        self.line(f"const {kind} warp_inverse = warp_count > 0 ? quick_inverse(warp_count) : 0;")
+
+    def weigh_lanes(self) -> None:
+        """Once the row is on its way: this takes long where lanes hold more than others."""
+        kind = next(TYPES[n.dtype] for n in self.plan.graph.nodes if n.op == "m2")
+        self.line("int at_vector = first_vector;")
+        if self.full_turns < self.turns:
+            self.line("after_loads(at_vector);")
+        how = f"{SHARES}, {self.warp_threads}, {kind}"
+        self.line(f"const auto weights = weights_of_lanes<{how}>(at_vector);")
 
     def combine(self, sweep: int, phase: Phase) -> None:
         """Join what the threads of a row found; every thread ends with the same bits."""
@@ -210,8 +219,9 @@ class Joining(Walking):
             return
         if not join:
             number = kind.removeprefix("Moments<").removesuffix(">")
-            total = f"({number}){self.plan.width}, ({number})(1.0 / {self.plan.width})"
-            self.line(f"{name}[r] = join_moments<{count}, {width}>({source}, {total});")
+            inverse = f"({number})(1.0 / {self.plan.width})"
+            how = f"{SHARES}, {count}, {width}"
+            self.line(f"{name}[r] = join_moments<{how}>({source}, {inverse});")
             return
         if count <= 8:
             self.line(f"{name}[r] = {source}[0];")

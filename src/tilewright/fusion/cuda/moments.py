@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tilewright.fusion.cuda.joining import SHARES
 from tilewright.fusion.cuda.kernel import TYPES
 from tilewright.fusion.cuda.steps import Steps
 from tilewright.fusion.plan import halves_of_moments
@@ -13,10 +14,12 @@ from tilewright.fusion.plan import halves_of_moments
 class Moments(Steps):
     """Each warp finds its own mean and, from what it holds, its own squared deviations.
 
-    `merge` does so in two passes. `tensor_cores` adds up values and squares at once; products of
-    halves are exact, so that m2, the difference of squares and mean, loses no more than two bits
-    while the squares are at most four times m2: while the mean is within 1.7 deviations of zero. A
-    warp that finds its mean further off goes over its values a second time.
+    `merge` does so in two passes. With `lanes` each lane joins the moments of its vectors, and the
+    warp those of its lanes, whose shuffles need not wait for a mean. `tensor_cores` adds up values
+    and squares at once; products of halves are exact, so that m2, the difference of squares and
+    mean, loses no more than two bits while the squares are at most four times m2: while the mean
+    is within 1.7 deviations of zero. A warp that finds its mean further off goes over its values a
+    second time.
     """
 
     def warp_exponentials(self, sums: list[int], known: frozenset[int]) -> None:
@@ -46,6 +49,8 @@ class Moments(Steps):
             self.line(f"Moments<{kind}> part{i}[{self.s.rows_per_thread}];")
         if self.s.moments == "tensor_cores":
             self.multiplied(moments, known)
+        elif self.s.moments == "lanes":
+            self.by_lanes(moments)
         else:
             self.in_two_passes(moments, known)
 
@@ -53,13 +58,25 @@ class Moments(Steps):
         for i in moments:
             self.open(self.each_row())
             total = f"reduce_warp<Sum, {self.warp_threads}>(total{i}[r])"
-            self.line(f"part{i}[r] = {{warp_count, {total} * warp_inverse, 0}};")
+            self.line(f"part{i}[r] = {{{total} * warp_inverse, 0}};")
             self.close()
         self.around_the_mean(moments, known, "part{i}[r].m2 += fold<Sum>(mul(apart{i}, apart{i}));")
         self.open(self.each_row())
         for i in moments:
             total = f"reduce_warp<Sum, {self.warp_threads}>(part{i}[r].m2)"
             self.line(f"part{i}[r].m2 = {total};")
+        self.close()
+
+    def declare_lanes(self, moments: list[int]) -> None:
+        for i in moments:
+            kind, rows = TYPES[self.graph.nodes[i].dtype], self.s.rows_per_thread
+            self.line(f"{kind} total{i}[{rows}] = {{}}, squares{i}[{rows}] = {{}};")
+
+    def by_lanes(self, moments: list[int]) -> None:
+        self.open(self.each_row())
+        for i in moments:
+            found = f"total{i}[r], squares{i}[r], warp_inverse, weights"
+            self.line(f"part{i}[r] = join_lanes<{SHARES}, {self.warp_threads}>({found});")
         self.close()
 
     def around_the_mean(self, moments: list[int], known: frozenset[int], text: str) -> None:
@@ -105,7 +122,7 @@ class Moments(Steps):
         self.line(f"{self.each_row()} add_halves(gram[r], k, halves[r]);")
         self.close()
         self.line("bool near = true;")
-        found = f"moments_of(gram[r], warp_count, warp_inverse, part{i}[r])"
+        found = f"moments_of(gram[r], warp_inverse, part{i}[r])"
         self.line(f"{self.each_row()} near = {found} && near;")
         self.open("if (!near)")
         self.line(f"float off[{rows}] = {{}}, squares[{rows}] = {{}};")

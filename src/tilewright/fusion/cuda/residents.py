@@ -63,7 +63,7 @@ class Residents(Walking):
         s = self.s
         for i in self.parameters:
             if s.parameters != "shared":
-                self.line(f"{self.vector_type(i)} parameter{i}[{self.turns}];")
+                self.line(f"{self.vector_type(i)} parameter{i}[{self.turns}] = {{}};")
             else:
                 self.in_shared(f"parameter{i}", i, self.turns * s.row_threads)
         if not self.parameters:
@@ -71,6 +71,8 @@ class Residents(Walking):
         if s.parameters == "shared" and s.rows_per_block > 1:
             self.open("if (group == 0)")
         self.open_turns(True)
+        if s.parameters == "ahead":
+            self.open("if (first_row < count)")
         wanted = needed_in(self.graph, set(self.parameters), frozenset(self.names))
         values: dict[int, str] = {}
         for i in wanted:
@@ -85,6 +87,8 @@ class Residents(Walking):
             values[i] = f"v{i}"
         for i in self.parameters:
             self.line(f"{self.parameter(i)} = {values[i]};")
+        if s.parameters == "ahead":
+            self.close()
         self.close_turns()
         if s.parameters == "shared" and s.rows_per_block > 1:
             self.close()

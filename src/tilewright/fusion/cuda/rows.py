@@ -134,11 +134,15 @@ class RowKernel(Moments, Residents):
             [i for i in phase.reductions if self.graph.nodes[i].op == op]
             for op in ("m2", "sum_exp")
         )
+        lanes = moments if self.s.moments == "lanes" else []
         sums = self.accumulators(phase)
         for name, join, dtype in sums:
             self.line(f"{TYPES[dtype]} {name}[{rows}];")
             self.line(f"{self.each_row()} {name}[r] = {join}::start<{TYPES[dtype]}>();")
         early = self.load_ahead(p, steps) if registers else {}
+        if lanes:
+            self.weigh_lanes()
+            self.declare_lanes(lanes)
         self.open_turns(registers)
         values = self.steps(steps, known, early, per_row=False)
         self.open(self.each_row())
@@ -149,6 +153,9 @@ class RowKernel(Moments, Residents):
             narrow = self.narrow_extreme(join, source, values, known)
             folded = narrow or self.folded(join, self.value_of(source, values, known))
             self.line(f"{name}[r] = {join}::join({name}[r], {folded});")
+        for i in lanes:
+            value = self.value_of(self.graph.nodes[i].args[0], values, known)
+            self.line(f"add_vector(total{i}[r], squares{i}[r], {value}, k);")
         for k in phase.stores:
             self.store(k, self.value_of(self.graph.outputs[k][0], values, known))
         self.close()

@@ -93,7 +93,7 @@ class RowSchedule:
     rows_per_block: int = param(1, 2, 4, 8)
     rows_per_thread: int = param(1, 2, 4)
     storage: str = param("registers", "shared", "reread")
-    moments: str = param("two_pass", "merge", "tensor_cores")
+    moments: str = param("two_pass", "merge", "lanes", "tensor_cores")
     cluster: int = param(1, 2, 4, 8)
     min_blocks: int = param(1, 2, 3, 4, 6, 8)
     stream_loads: bool = param(True, False)
@@ -144,6 +144,8 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     footprint = Footprint(graph)
     if footprint.has_moments or exponentials_of_greatest(graph):
         moments.append("merge")
+    if footprint.has_moments:
+        moments.append("lanes")
     if halves_of_moments(graph) is not None:
         moments.append("tensor_cores")
     vectors = widest_vectors(graph, inner)
@@ -273,6 +275,11 @@ class Footprint:
         dtypes = [[plan.graph.nodes[i].dtype for i in p.carried_out] for p in plan.phases]
         return max(sum(TensorSpec(d, ()).itemsize for d in kept) for kept in dtypes)
 
+    @property
+    def reads_more_parameters(self) -> bool:
+        """Whether a row takes more bytes of what rows have in common than of its own."""
+        return self.width * sum(a.itemsize for a in self.parameters) > self.queued_bytes
+
     def comes_in_bulk(self, device: DeviceSpec) -> bool:
         """Whether the copy engine can fetch pieces of rows: whole 16 bytes, side by side."""
         return (
@@ -373,6 +380,8 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return f"storage={c.storage} walks rows one by one"
     if c.storage == "reread" and c.moments != "two_pass":
         return "re-reading goes with two_pass"
+    if c.moments == "lanes" and c.storage != "registers":
+        return "lanes join vectors whose turns are unrolled"
     if c.moments == "tensor_cores" and (c.row_threads < 32 or c.vector < 2):
         return "tensor cores add up whole warps of pairs"
     if c.widened and c.parameters not in ON_CHIP:

@@ -10,6 +10,7 @@ from tilewright.fusion.cuda.few_rows import (
     MANY_ROWS,
     WIDE_ROW_BYTES,
     is_streamed,
+    moments_at_once,
     one_exchange,
 )
 from tilewright.fusion.cuda.schedule import (
@@ -50,7 +51,7 @@ def small_block_candidates(
     if row_bytes <= WIDE_ROW_BYTES:
         return
     ways = dict.fromkeys((footprint.keeps_costly_steps, False))
-    shaped = [(keeps, c) for keeps in ways for c in _of_shapes(space, row_bytes, vector)]
+    shaped = [(keeps, c) for keeps in ways for c in _of_shapes(space, footprint, vector)]
     if not many:
         shaped.sort(key=lambda each: each[0] or each[1].cluster == 1 or each[1].row_threads > 128)
     for keeps, c in shaped:
@@ -68,8 +69,9 @@ def small_block_variations(
 
 
 def _of_shapes(
-    space: ConfigSpace[RowSchedule], row_bytes: int, vector: int
+    space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
 ) -> Iterator[RowSchedule]:
+    row_bytes, way = footprint.width * footprint.itemsize, moments_at_once(footprint)
     for least, most, most_bytes in SHAPES:
         fits = (k for k in space.values["cluster"] if k * most * most_bytes >= row_bytes)
         cluster = next(fits, None)
@@ -77,7 +79,7 @@ def _of_shapes(
             continue
         needed = max(least, row_bytes / cluster / most_bytes)
         threads = next(t for t in space.values["row_threads"] if t >= needed)
-        yield RowSchedule(vector, threads, 1, 1, "registers", "two_pass", cluster, 1)
+        yield RowSchedule(vector, threads, 1, 1, "registers", way, cluster, 1)
 
 
 def _of_warps(
