@@ -11,7 +11,7 @@ from processes import alive, wait_until
 
 from tilewright.build import CompileTask
 from tilewright.compile import cxx, nvrtc, pool
-from tilewright.compile.cache import Compiled, compiled
+from tilewright.compile.cache import Compiled, cached, compiled
 from tilewright.compile.pool import _GRACE_S, CompilePool
 from tilewright.errors import CacheError, CompileError, CompileTimeout
 
@@ -23,6 +23,9 @@ echo "$PPID $$ $(basename "$source")" >> "$OBEDIENT_LOG"
 . "$source"
 cp "$source" "$library"
 """
+
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.missing() is not None, reason=str(nvrtc.missing()))
 
 
 def task(name, script=""):
@@ -121,13 +124,17 @@ def test_a_hung_compiler_is_killed_and_the_others_compile(monkeypatch, log):
     assert not any(alive(compiler) for _, compiler, _ in log())
 
 
-def endless_for_nvrtc():
-    body = "".join(f"p[{i}] += sinf(p[(int)p[{i}]]);\n" for i in range(2000))
+def for_nvrtc(lines):
+    body = "".join(f"p[{i}] += sinf(p[(int)p[{i}]]);\n" for i in range(lines))
     source = f'extern "C" __global__ void endless(float* p) {{\n{body}}}'
     return CompileTask("nvrtc", source, ("--gpu-architecture=sm_80",), "endless")
 
 
-@pytest.mark.skipif(nvrtc.missing() is not None, reason=str(nvrtc.missing()))
+def endless_for_nvrtc():
+    return for_nvrtc(2000)
+
+
+@needs_nvrtc
 def test_a_hung_nvrtc_is_killed_with_its_worker_and_the_others_compile(monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_COMPILE_TIMEOUT", "0.2")
     hung, good = endless_for_nvrtc(), task("good")
@@ -169,7 +176,7 @@ def test_leaving_the_results_early_stops_what_was_running(log):
         assert len(list(workers.compile([task("next")]))) == 1
 
 
-@pytest.mark.skipif(nvrtc.missing() is not None, reason=str(nvrtc.missing()))
+@needs_nvrtc
 def test_leaving_does_not_wait_for_nvrtc_which_no_signal_reaches(log):
     with CompilePool(jobs=2) as workers:
         results = workers.compile([task("quick"), endless_for_nvrtc()])
@@ -178,6 +185,49 @@ def test_leaving_does_not_wait_for_nvrtc_which_no_signal_reaches(log):
         started = time.monotonic()
         results.close()
         assert time.monotonic() - started < _GRACE_S / 2
+        assert len(list(workers.compile([task("next")]))) == 1
+
+
+@needs_nvrtc
+def test_what_nvrtc_is_at_when_nobody_waits_any_more_is_finished_and_its_worker_kept(log):
+    left = for_nvrtc(40)
+    with CompilePool(jobs=1) as workers:
+        results = workers.compile([task("a"), left])
+        next(results)
+        results.close()
+        assert len(list(workers.compile([task("b")]))) == 1
+        assert len({worker for worker, _, _ in log()}) == 1
+        assert cached(left)
+
+
+@needs_nvrtc
+def test_what_was_begun_ahead_is_compiled_once_by_who_waits_for_it(monkeypatch):
+    begun = []
+    give = CompilePool._give
+    monkeypatch.setattr(
+        CompilePool, "_give", lambda pool, task: begun.append(task) or give(pool, task)
+    )
+    first, second = for_nvrtc(30), for_nvrtc(31)
+    with CompilePool(jobs=1) as workers:
+        workers.ahead([first, second])  # one worker takes one
+        assert begun == [first]
+        results = dict(workers.compile([second, first]))
+    assert begun == [first, second]
+    assert all(isinstance(result, Compiled) for result in results.values())
+
+
+def test_only_what_ends_by_itself_is_begun_ahead(log):
+    with CompilePool(jobs=1) as workers:
+        workers.ahead([task("a")])
+        assert not workers._busy
+    assert not log()
+
+
+@needs_nvrtc
+def test_what_lingers_too_long_is_stopped_for_who_waits(monkeypatch):
+    monkeypatch.setattr(pool, "_LINGER_S", 0.3)
+    with CompilePool(jobs=1) as workers:
+        workers.ahead([endless_for_nvrtc()])
         assert len(list(workers.compile([task("next")]))) == 1
 
 

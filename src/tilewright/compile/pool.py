@@ -10,7 +10,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import Compiled, cached, compiled
@@ -27,6 +29,9 @@ serve(int(sys.argv[1]))
 """
 _GRACE_S = 1.0
 """A compiler that is a process of its own is killed and reported by its worker before this ends."""
+_LINGER_S = 5.0
+"""So long may NVRTC finish what nobody waits for any more. It mostly takes less than a second, and
+a worker that is killed takes longer to start anew; its binary is in the cache for who asks next."""
 
 
 class CompilePool:
@@ -42,13 +47,13 @@ class CompilePool:
     def __init__(self, jobs: int | None = None) -> None:
         self.jobs = jobs or len(os.sched_getaffinity(0))
         self._idle: list[_Worker] = []
-        self._busy: dict[Connection, tuple[_Worker, CompileTask]] = {}
+        self._busy: dict[Connection, _Job] = {}
 
     def __enter__(self) -> CompilePool:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stop_busy()
+        self._stop(list(self._busy.values()))
         _stop(self._idle)
         self._idle.clear()
 
@@ -62,7 +67,7 @@ class CompilePool:
         Raises:
             CacheError: the cache folder cannot be written.
         """
-        queue = _distinct(tasks)
+        queue = _Distinct(tasks)
         results: deque[Result] = deque()
         try:
             while True:
@@ -70,54 +75,117 @@ class CompilePool:
                 results.extend(self._start(queue, room=self.jobs - len(results)))
                 if results:
                     yield results.popleft()
-                elif not self._busy:
+                elif queue.first() is None and not any(j.wanted for j in self._busy.values()):
                     return
         finally:
-            self._stop_busy()
+            self._leave()
 
-    def _start(self, queue: Iterator[CompileTask], room: int) -> list[Result]:
+    def ahead(self, tasks: Iterable[CompileTask]) -> None:
+        """Have free workers compile what `compile` will be asked for soon; returns at once.
+
+        Only tasks of NVRTC, as many as there are workers: nothing else ends soon by itself.
+        """
+        self._collect(block=False)
+        for task in _distinct(tasks):
+            if len(self._busy) >= self.jobs:
+                return
+            known = any(job.task == task for job in self._busy.values())
+            if task.compiler == "nvrtc" and not known and not cached(task):
+                self._give(task).leave()
+
+    def _start(self, queue: _Distinct, room: int) -> list[Result]:
         """Give every free worker a task; tasks found in the cache, at most about `room`."""
         found: list[Result] = []
-        while len(self._busy) < self.jobs and len(found) <= room:
-            task = next(queue, None)
-            if task is None:
-                break
-            if hit := cached(task):
+        while len(found) <= room and (task := queue.first()):
+            under_way = next((j for j in self._busy.values() if j.task == task), None)
+            if under_way:
+                under_way.deadline_s = None
+            elif hit := cached(task):
                 found.append((task, hit))
-                continue
-            worker = self._idle.pop() if self._idle else _Worker()
-            try:
-                worker.connection.send(task)
-            except OSError:  # it died while idle
-                _stop([worker])
-                worker = _Worker()
-                worker.connection.send(task)
-            self._busy[worker.connection] = worker, task
+            elif len(self._busy) < self.jobs:
+                self._give(task)
+            else:
+                break
+            queue.take()
         return found
+
+    def _give(self, task: CompileTask) -> _Job:
+        """Have a worker that is free, or a new one, begin a task."""
+        worker = self._idle.pop() if self._idle else _Worker()
+        try:
+            worker.connection.send(task)
+        except OSError:  # it died while idle
+            _stop([worker])
+            worker = _Worker()
+            worker.connection.send(task)
+        job = self._busy[worker.connection] = _Job(worker, task)
+        return job
 
     def _collect(self, block: bool) -> list[Result]:
         results: list[Result] = []
-        ready = wait(list(self._busy), None if block else 0) if self._busy else []
-        for connection in ready:
+        for connection in self._ready(block):
             assert isinstance(connection, Connection)
-            worker, task = self._busy.pop(connection)
+            job = self._busy.pop(connection)
             try:
                 result: Compiled | TilewrightError = connection.recv()
             except (EOFError, OSError):
-                result = worker.cause_of_death(task)
+                result = job.worker.cause_of_death(job.task)
             else:
-                self._idle.append(worker)
+                self._idle.append(job.worker)
+            if not job.wanted:
+                continue
             if isinstance(result, TilewrightError) and not isinstance(result, CompileError):
                 raise result
-            results.append((task, result))
+            results.append((job.task, result))
         return results
 
-    def _stop_busy(self) -> None:
-        for worker, task in self._busy.values():
-            if task.compiler == "nvrtc":  # deaf to SIGTERM, and without processes of its own
-                worker.process.kill()
-        _stop([worker for worker, _ in self._busy.values()])
-        self._busy.clear()
+    def _ready(self, block: bool) -> list[Any]:
+        """Workers that have answered; those whose time to linger is over are stopped."""
+        if not self._busy:
+            return []
+        deadlines = [j.deadline_s for j in self._busy.values() if j.deadline_s is not None]
+        left_s = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        ready = wait(list(self._busy), left_s if block else 0)
+        now_s = time.monotonic()
+        self._stop([j for c, j in self._busy.items() if c not in ready and j.is_late(now_s)])
+        return ready
+
+    def _leave(self) -> None:
+        """Nobody waits any more for what is under way."""
+        others = []
+        for job in self._busy.values():
+            if job.task.compiler == "nvrtc":
+                job.leave()
+            else:
+                others.append(job)
+        self._stop(others)
+
+    def _stop(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            del self._busy[job.worker.connection]
+            if job.task.compiler == "nvrtc":  # deaf to SIGTERM, and without processes of its own
+                job.worker.process.kill()
+        _stop([job.worker for job in jobs])
+
+
+@dataclass
+class _Job:
+    """What a worker does; with a deadline, nobody waits for it."""
+
+    worker: _Worker
+    task: CompileTask
+    deadline_s: float | None = None
+
+    @property
+    def wanted(self) -> bool:
+        return self.deadline_s is None
+
+    def leave(self) -> None:
+        if self.wanted:
+            self.deadline_s = time.monotonic() + _LINGER_S
+
+    def is_late(self, now_s: float) -> bool:
+        return self.deadline_s is not None and now_s >= self.deadline_s
 
 
 class _Worker:
@@ -166,6 +234,22 @@ def _distinct(tasks: Iterable[CompileTask]) -> Iterator[CompileTask]:
         if task not in seen:
             seen.add(task)
             yield task
+
+
+class _Distinct:
+    """Each task once; the first of those left can be looked at before it is taken."""
+
+    def __init__(self, tasks: Iterable[CompileTask]) -> None:
+        self._rest = _distinct(tasks)
+        self._first: CompileTask | None = None
+
+    def first(self) -> CompileTask | None:
+        if self._first is None:
+            self._first = next(self._rest, None)
+        return self._first
+
+    def take(self) -> None:
+        self._first = None
 
 
 def serve(descriptor: int) -> None:

@@ -55,11 +55,12 @@ padding, copies them as a matrix; or each box of that to two neighbouring blocks
 EXCHANGES = ("read", "sent")
 """Blocks of a cluster meet and read their parts of each other's sums; or each sends its neighbours
 their parts, to shared memory that is kept free for them."""
-FETCHED, STREAMED, MARKING, RANGES = 4, 6, 3, 4
-"""So many promising configs are tried with other ways to copy x, whose speed no model tells yet;
-so many whose taps share a copy, that mark places of sums, and that walk ranges of steps. Sums
-that are sent, pixels asked for ahead, and stages freed early are not among them: over eight layers
-the best of each took 1.00 to 1.4 times the best of the others (H200, fp16, 2026-11-21)."""
+PROMISING, FETCHED, STREAMED, MARKING, RANGES = 32, 4, 6, 3, 4
+"""So many promising configs by the model alone; so many of them with other ways to copy x, whose
+speed no model tells yet; so many whose taps share a copy, that mark places of sums, and that walk
+ranges of steps. Sums that are sent, pixels asked for ahead, and stages freed early are not among
+them: over eight layers the best of each took 1.00 to 1.4 times the best of the others (H200, fp16,
+2026-11-21)."""
 MOST_PADDING = 1.1
 """Of the stream's pixels to the output's, where that is tried: its zeros are multiplied, too."""
 GAIN_OF_RANGES = 0.9
@@ -196,12 +197,10 @@ class Conv2dWeightGradSm90(Implementation):
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         problem = problem_of(w)
-        tiles = {problem.tiles(*shape) for shape in WARPGROUPS}
-        splits = split_choices(problem, device, tiles, 32)
         halos = {halo_of(problem, n, k) for _, n in WARPGROUPS for k in (32, 64, 128)}
         exchanges = EXCHANGES[: 1 if result_defined(w)["BIAS"] else None]
         values = {
-            "split_k": splits,
+            "split_k": _splits(problem, device),
             "halo": sorted({0, *halos}),
             "exchange": exchanges,
             "blocks": [device.sms * n for n in range(MOST_TOGETHER + 1)],
@@ -210,33 +209,10 @@ class Conv2dWeightGradSm90(Implementation):
         return ConfigSpace(Config, values, lambda c: _refusal(problem, device, c))
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
-        return self.promising(w, device, 1)[0]
+        return _ranking(w, device)[0]
 
-    def promising(self, w: Workload, device: DeviceSpec, most: int = 32) -> list[Config]:
-        problem, values = problem_of(w), self.space(w, device).values
-        splits, deepest = values["split_k"], _deepest(problem, device)
-
-        def us(config: Config) -> float:
-            return predicted_us(_walked(w, config), device, config)
-
-        configs = likely(problem, device, deepest, splits)
-        found = ranked(problem, device, configs, most)
-        stream, streamed = stream_of(problem), []
-        if stream.pixels < MOST_PADDING * problem.pixels:
-            deep = likely(stream, device, _deepest(problem, device, streams=True), splits)
-            streamed = ranked(stream, device, deep, min(most, STREAMED))
-        walks = (c for c in in_ranges(problem, device, deepest) if _fits(problem, device, c))
-        ranges = ranked(problem, device, walks, RANGES)
-        gains = [c for c in ranges[:1] if us(c) < GAIN_OF_RANGES * us(found[0])]
-        first = min((*found[:1], *streamed[:1], *gains), key=us)
-        if most == 1:
-            return [first]
-        meeting = (replace(c, combine=MARKED) for c in configs if c.combine == "grid")
-        marked = ranked(problem, device, (c for c in meeting if _fits(problem, device, c)), MARKING)
-        others = [*streamed, *(c for c in (*ranges, *marked) if us(c) < 1.1 * us(found[0]))]
-        fetched = [replace(c, fetch=fetch) for c in found[:FETCHED] for fetch in FETCHES[1:]]
-        others += [c for c in fetched if _fits(problem, device, c)]
-        return list(dict.fromkeys([first, *found[:FETCHED], *others, *found[FETCHED:]]))
+    def promising(self, w: Workload, device: DeviceSpec) -> list[Config]:
+        return list(_ranking(w, device))
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
         return forecast(_walked(w, config), device, config)
@@ -352,6 +328,38 @@ def wgmma(columns: int, dtype: str) -> str:
         f'{{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 1, 1;\\n}}"\n'
         f'    : {outputs} : "l"(a), "l"(b) : "memory");\n}}\n'
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _ranking(w: Workload, device: DeviceSpec) -> tuple[Config, ...]:
+    """Configs by the model, the one to take untuned first. It weighs some thousand configs, in a
+    tenth of a second, and a tuner asks for it half a dozen times for each workload."""
+    problem = problem_of(w)
+    deepest, splits = _deepest(problem, device), _splits(problem, device)
+
+    def us(config: Config) -> float:
+        return predicted_us(_walked(w, config), device, config)
+
+    configs = likely(problem, device, deepest, splits)
+    found = ranked(problem, device, configs, PROMISING)
+    stream, streamed = stream_of(problem), []
+    if stream.pixels < MOST_PADDING * problem.pixels:
+        deep = likely(stream, device, _deepest(problem, device, streams=True), splits)
+        streamed = ranked(stream, device, deep, STREAMED)
+    walks = (c for c in in_ranges(problem, device, deepest) if _fits(problem, device, c))
+    ranges = ranked(problem, device, walks, RANGES)
+    gains = [c for c in ranges[:1] if us(c) < GAIN_OF_RANGES * us(found[0])]
+    first = min((*found[:1], *streamed[:1], *gains), key=us)
+    meeting = (replace(c, combine=MARKED) for c in configs if c.combine == "grid")
+    marked = ranked(problem, device, (c for c in meeting if _fits(problem, device, c)), MARKING)
+    others = [*streamed, *(c for c in (*ranges, *marked) if us(c) < 1.1 * us(found[0]))]
+    fetched = [replace(c, fetch=fetch) for c in found[:FETCHED] for fetch in FETCHES[1:]]
+    others += [c for c in fetched if _fits(problem, device, c)]
+    return tuple(dict.fromkeys([first, *found[:FETCHED], *others, *found[FETCHED:]]))
+
+
+def _splits(problem: Problem, device: DeviceSpec) -> list[int]:
+    return split_choices(problem, device, {problem.tiles(*shape) for shape in WARPGROUPS}, 32)
 
 
 def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:

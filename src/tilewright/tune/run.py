@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilewright.build import CompileTask
 from tilewright.compile.pool import CompilePool
-from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.errors import CompileError, InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.candidate import AsCalled, Candidate
 from tilewright.measure.runner import Isolated, Runner
@@ -213,6 +215,8 @@ def tune_one(session: Session, w: Workload) -> Row:
     """One workload: from the records if they still stand, else search and duel."""
     if not session.options.force and (row := recorded_row(session, w)):
         return row
+    if session.overlap and session.runner.compiles:
+        session.pool.ahead(_first_tasks(session, w))
     trial = Trial(session, w)
     supporting = _supporting(trial)
     _check_params(session, w, supporting)
@@ -266,6 +270,21 @@ def _with_activity(trial: Trial, row: Row) -> Row:
         named["own"] = Candidate.of(row.own.implementation, row.own.config)
     found = session.runner.activity(trial.w, list(named.values()), session.method)
     return replace(row, activity={name: found[c] for name, c in named.items() if c in found})
+
+
+def _first_tasks(session: Session, w: Workload) -> Iterator[CompileTask]:
+    """What a search will compile first, so that compilers begin while the device makes inputs and
+    truth: the heuristics' configs, then the promising ones."""
+    spec = session.spec
+    able = [i for i in session.searched(w) if i.unsupported(w, spec) is None]
+    spaces = {i: session.space(i, w) for i in able}
+    untuned = ((i, config) for i in able for config in [i.heuristic(w, spec)])
+    promising = ((i, config) for i in able for config in i.promising(w, spec))
+    for implementation, config in itertools.chain(untuned, promising):
+        if config in spaces[implementation]:
+            with contextlib.suppress(CompileError):  # the search will tell
+                if task := implementation.task(config, w, spec):
+                    yield task
 
 
 def _supporting(trial: Trial) -> list[Implementation]:

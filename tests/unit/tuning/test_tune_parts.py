@@ -102,6 +102,19 @@ def test_a_missing_compiler_is_told_once_and_ends_the_search(w, runner, store, m
     assert len(store.query(status="compile_error")) <= 8
 
 
+def test_beside_a_gpu_compilers_begin_before_inputs_are_made(w, runner, store, monkeypatch):
+    with_tasks(monkeypatch)
+    done = []
+    prepare = Session.prepare
+    monkeypatch.setattr(Session, "overlap", True)
+    monkeypatch.setattr(Session, "prepare", lambda s, w: done.append("inputs") or prepare(s, w))
+    monkeypatch.setattr(Pool, "ahead", lambda _, tasks: done.extend(tasks), raising=False)
+    row = tune_one(session(runner, store, params={**FAST, "delay_us": (0, 300)}), w)
+    untuned = CompileTask("cxx", str(IMPLS["fake_own"].heuristic(w, DEVICES["cpu"])), (), "entry")
+    assert row.own is not None
+    assert done == [untuned, "inputs"]
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_groups_hold_every_binary_once_in_order(overlap):
     items = [(Candidate("i", (("n", n),)), None) for n in range(100)]
