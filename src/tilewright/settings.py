@@ -24,6 +24,8 @@ class Settings:
         cutlass: include folder of a CUTLASS checkout, to use instead of the nvidia-cutlass wheel's
             (TILEWRIGHT_CUTLASS).
         compile_timeout_s: a compiler running longer is killed (TILEWRIGHT_COMPILE_TIMEOUT).
+        workspace_limit_bytes: of partial sums of a split reduction; a config that needs more is
+            neither tried nor chosen (TILEWRIGHT_WORKSPACE_BYTES).
         enabled: False makes every operator call PyTorch's own kernels (TILEWRIGHT_ENABLED=0).
         check_indices: calls on a GPU wait, and raise at once where an index is out of range
             (TILEWRIGHT_CHECK_INDICES=1).
@@ -38,6 +40,7 @@ class Settings:
     nvcc: str | None
     cutlass: Path | None
     compile_timeout_s: float
+    workspace_limit_bytes: int
     enabled: bool
     check_indices: bool
     show: tuple[str, ...]
@@ -54,6 +57,7 @@ def settings() -> Settings:
         nvcc=env.get("TILEWRIGHT_NVCC") or None,
         cutlass=Path(cutlass) if cutlass else None,
         compile_timeout_s=float(env.get("TILEWRIGHT_COMPILE_TIMEOUT", "120")),
+        workspace_limit_bytes=workspace_limit_bytes(),
         enabled=env.get("TILEWRIGHT_ENABLED", "1") != "0",
         check_indices=env.get("TILEWRIGHT_CHECK_INDICES", "0") == "1",
         show=tuple(s for s in env.get("TILEWRIGHT_SHOW", "").split(",") if s),
@@ -64,6 +68,11 @@ def plugin_dirs() -> tuple[Path, ...]:
     """`settings().plugin_dirs` alone, which registries ask for at each look-up."""
     listed = os.environ.get("TILEWRIGHT_PLUGINS")
     return tuple(Path(p) for p in listed.split(os.pathsep) if p) if listed else ()
+
+
+def workspace_limit_bytes() -> int:
+    """`settings().workspace_limit_bytes` alone, which choosing a config asks for."""
+    return int(os.environ.get("TILEWRIGHT_WORKSPACE_BYTES") or 1 << 29)
 
 
 def _user_dir(kind: str) -> Path:

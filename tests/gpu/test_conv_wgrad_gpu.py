@@ -15,7 +15,7 @@ from tilewright.device import spec_of
 from tilewright.impl import IMPLS
 from tilewright.impls import conv2d_weight_grad_sm80 as sm80
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad_model import COMBINES, MARKED
+from tilewright.impls._weight_grad_model import COMBINES, MARKED, SERIAL
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
@@ -28,7 +28,7 @@ DEVICE = torch.device("cuda:0")
 TILES = {sm80: sm80.WARPS, sm90: sm90.WARPGROUPS}
 NAMES = {sm80: "conv2d_weight_grad_sm80", sm90: "conv2d_weight_grad_sm90"}
 CANDIDATES = [(module, tile) for module, tiles in TILES.items() for tile in tiles]
-MODES = [(1, 1, "last"), (2, 1, "last"), (3, 1, "grid"), (5, 1, "kernel")]
+MODES = [(1, 1, "last"), (2, 1, "last"), (3, 1, "grid"), (5, 1, "kernel"), (4, 1, SERIAL)]
 """(split_k, cluster, combine)"""
 HOPPERS = [(2, 2, "last"), (3, 3, "last"), (8, 8, "last"), (4, 2, "last"), (6, 2, "grid"),
            (8, 4, "kernel"), (2, 1, MARKED), (9, 1, MARKED)]  # fmt: skip
@@ -227,7 +227,8 @@ def test_streams_graphs_and_threads_give_the_same_bits(module, split_k, cluster,
 @pytest.mark.parametrize(
     ("module", "split_k", "cluster", "combine"),
     [(sm80, 3, 1, "last"), (sm80, 3, 1, "grid"), (sm90, 3, 1, "last"), (sm90, 3, 1, "grid"),
-     (sm90, 4, 2, "last"), (sm90, 6, 2, "grid"), (sm90, 4, 1, MARKED)],
+     (sm90, 4, 2, "last"), (sm90, 6, 2, "grid"), (sm90, 4, 1, MARKED),
+     (sm80, 4, 1, SERIAL), (sm90, 4, 1, SERIAL)],
 )  # fmt: skip
 def test_counters_are_zero_again(module, split_k, cluster, combine):
     w = LAYERS[0]

@@ -206,6 +206,27 @@ def test_resnet50_has_22_layers_besides_the_stem_at_three_batches():
     assert len(SUITES["resnet50_v1_wgrad"].texts) == 38
 
 
+def test_held_out_layers_are_none_that_the_model_was_fitted_to():
+    fitted = set(map(str, SUITES["resnet50_v15_wgrad"].workloads()))
+    assert not fitted & set(map(str, SUITES["held_out_wgrad"].workloads()))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("bf16", "x=bf16["),
+        ("f32_out", "out_dtype=f32"),
+        ("f32", "x=f32["),
+        ("tf32", "allow_tf32=True"),
+        ("f64", "x=f64["),
+    ],
+)
+def test_resnet50s_layers_are_there_in_other_dtypes_too(name, told):
+    workloads = SUITES[f"resnet50_v15_wgrad_{name}"].workloads()
+    assert len(workloads) % 22 == 0
+    assert all(told in str(w) for w in workloads)
+
+
 # --- under autograd ------------------------------------------------------------------------------
 
 

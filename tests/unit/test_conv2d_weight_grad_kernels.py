@@ -19,8 +19,10 @@ from tilewright.impls import conv2d_weight_grad_sm80 as sm80
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls._weight_grad import problem_of
 from tilewright.impls._weight_grad_model import (
+    ADD_THREADS,
     COMBINES,
     MARKED,
+    SERIAL,
     predicted_us,
     split_choices,
 )
@@ -46,8 +48,9 @@ def test_the_heuristics_config_is_in_the_space_and_does_not_spill(w):
 @pytest.mark.parametrize(
     ("tile", "more"),
     [
-        *((tile, {"combine": how}) for tile in sm90.WARPGROUPS for how in ("grid", MARKED)),
+        *((tile, {"combine": how}) for tile in sm90.WARPGROUPS for how in ("grid", MARKED, SERIAL)),
         *(((64, 64), {"combine": combine}) for combine in COMBINES),
+        *(((64, 64), {"combine": "kernel", "add_threads": n}) for n in ADD_THREADS),
         *(((128, 256), {"cluster": size, "stages": 4}) for size in sm90.CLUSTERS),
         *(((128, 256), {"fetch": fetch}) for fetch in sm90.FETCHES),
         *((tile, {"warm": True, "pending": 0}) for tile in sm90.WARPGROUPS),
@@ -94,10 +97,15 @@ def bias_too(dtype="f16", more=""):
 
 @pytest.mark.parametrize("tile", sm90.WARPGROUPS)
 @pytest.mark.parametrize(
-    "more", [{"combine": "grid"}, {"combine": MARKED}, {"cluster": 4, "stages": 4}]
+    "more",
+    [{"combine": "grid"}, {"combine": MARKED}, {"combine": SERIAL}, {"cluster": 4, "stages": 4}],
 )
 def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, more):
     config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
+    if config.combine == SERIAL and (config.sums == 128 or config.threads > 288):
+        space = SM90.space(bias_too(), H200).restricted({"split_k": [24]})
+        assert "no sums of the bias" in space.why_not(config)
+        return
     built = compiled(SM90.task(config, bias_too(), H200))
     assert built.resources.spill_bytes == 0
     assert built.resources.stack_bytes == 4 * config.sums  # used where there is a NaN
@@ -282,6 +290,8 @@ def test_the_space_says_why_a_config_does_not_fit():
     assert "do not fill clusters" in space.why_not(sm90.Config(split_k=4, cluster=3))
     assert "a cluster adds all" in space.why_not(sm90.Config(split_k=4, cluster=4, combine="grid"))
     assert "mark no places" in space.why_not(sm90.Config(split_k=4, cluster=2, combine=MARKED))
+    assert "in clusters" in space.why_not(sm90.Config(split_k=4, cluster=2, combine=SERIAL))
+    assert "no second kernel" in space.why_not(sm90.Config(split_k=2, add_threads=128))
     assert "is no matrix" in space.why_not(sm90.Config(tile_n=128, fetch="shared"))
     assert "without neighbours" in space.why_not(sm90.Config(exchange="sent"))
     assert "is not asked for" in space.why_not(sm90.Config(tile_n=192, halo=1, warm=True))
@@ -296,6 +306,56 @@ def test_blocks_that_share_boxes_come_in_pairs():
     assert "add slices together" in space.why_not(
         sm90.Config(tile_n=128, split_k=2, cluster=2, fetch="shared")
     )
+
+
+CAPPED = [
+    ("sm90", weight_grad("8,64,56,56", "8,64,56,56", "kernel_size=3, padding=1"), 1 << 18),
+    ("sm80", weight_grad("8,64,56,56", "8,64,56,56", "kernel_size=3, padding=1"), 1 << 18),
+    (
+        "narrow",
+        weight_grad("8,3,64,64", "8,64,32,32", "kernel_size=7, padding=3, stride=2"),
+        1 << 20,
+    ),
+    (
+        "grouped",
+        weight_grad("8,128,28,28", "8,128,28,28", "kernel_size=3, padding=1, groups=32"),
+        1 << 20,
+    ),
+    (
+        "depthwise",
+        weight_grad("8,96,28,28", "8,96,28,28", "kernel_size=7, padding=3, groups=96"),
+        1 << 20,
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "w", "limit"), CAPPED, ids=str)
+def test_no_untuned_config_needs_more_workspace_than_is_allowed(name, w, limit, monkeypatch):
+    impl = IMPLS[f"conv2d_weight_grad_{name}"]
+
+    def needed():
+        config = impl.heuristic(w, H200)
+        assert config in impl.space(w, H200)
+        return impl.build(config, w, H200).workspace_bytes
+
+    free = needed()
+    monkeypatch.setenv("TILEWRIGHT_WORKSPACE_BYTES", str(limit))
+    assert needed() <= limit < free
+
+
+def test_where_memory_leaves_room_for_one_slice_blocks_add_one_after_the_other(monkeypatch):
+    few = weight_grad("8,64,56,56", "8,64,56,56", "kernel_size=3, padding=1")
+    config = sm80.Config(64, 64, 32, split_k=8, combine=SERIAL)
+    space = SM80.space(few, H200).restricted({"split_k": [8]})
+    assert space.why_not(config) is None
+    assert space.why_not(replace(config, combine="last")) is None
+    monkeypatch.setenv("TILEWRIGHT_WORKSPACE_BYTES", str(1 << 18))
+    space = SM80.space(few, H200).restricted({"split_k": [8]})
+    assert space.why_not(config) is None
+    assert "exceed 262144 bytes" in space.why_not(replace(config, combine="last"))
+    untuned = SM80.heuristic(few, H200)
+    assert untuned.combine == SERIAL
+    assert SM80.build(untuned, few, H200).workspace_bytes == 4 * 64 * 576
 
 
 @pytest.mark.parametrize("w", LAYERS[:4], ids=str)

@@ -38,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) weight_grad(const u16* x, 
     for (int j = 0; j < 4; ++j) bias_sums[m][j] = some(m * 3 - j);
   }
   sums[0][1] = threadIdx.x % 9 == 0 ? NAN : INFINITY;
-  if (phase == 1) keep<THREADS>(out, partial, memory, panels, p, t, warp, sums, bias_sums);
+  if (phase == 1)
+    keep<THREADS>(out, partial, counters, memory, panels, p, t, warp, sums, bias_sums);
   if (phase == 2) meet_groups(out, partial, counters, panels, p, t);
 }
 """

@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weight_grad(const u16* x, 
   for (int m = 0; m < BLOCKS; ++m)
     for (int j = 0; j < COLUMNS / 2; ++j) sums[m][j] = j % 2 ? NAN : EVEN_CHANNELS;
   leave_padding_out(x, grad, p, t, p.channels, panels, warp, sums);
-  keep<THREADS>({weight, bias}, partial, memory, panels, p, t, warp, sums, bias_sums);
+  keep<THREADS>({weight, bias}, partial, counters, memory, panels, p, t, warp, sums, bias_sums);
   combine({weight, bias}, partial, counters, memory, panels, p, t);
 }
 """

@@ -17,6 +17,7 @@ from tilewright.impl import IMPLS
 from tilewright.impls import _weight_grad_launch
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls._weight_grad import problem_of
+from tilewright.impls._weight_grad_model import SERIAL
 from tilewright.impls._weight_grad_stream import halo_of
 from tilewright.op import Workload
 
@@ -95,6 +96,9 @@ WHOLE = [
     (PLAIN, sm90.Config(64, 64, 32, 3, split_k=2)),
     (STRIDED, sm90.Config(128, 128, 64, 2, pending=0)),
     (MATRIX, sm90.Config(64, 128, 32, 4, fetch="matrix")),
+    (BIAS, sm90.Config(64, 64, 32, 3, split_k=2, combine=SERIAL)),
+    (MATRIX, sm90.Config(64, 128, 32, 3, split_k=5, combine=SERIAL)),
+    (PLAIN, sm90.Config(64, 64, 32, 3, split_k=2, combine="kernel", add_threads=128)),
     (PLAIN, sm90.Config(64, 192, 64, 3, halo=halo_of(problem_of(PLAIN), 192, 64))),
     (GROUPS, sm90.Config(64, 192, 64, 2, split_k=2)),
     (GROUPS, sm90.Config(64, 192, 64, 3, halo=halo_of(problem_of(GROUPS), 192, 64))),

@@ -12,6 +12,7 @@ from infinities import assert_infinities_stay, with_infinities
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
 from tilewright.impls import _weight_grad_launch
+from tilewright.impls._weight_grad_model import SERIAL
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
@@ -82,11 +83,14 @@ CASES = {
 }
 SM80 = IMPLS["conv2d_weight_grad_sm80"]
 SPLITS = {
-    CASES["conv2d_weight_grad_sm80"][0]: [(1, "last"), (2, "last"), (2, "kernel")],
-    CASES["conv2d_weight_grad_sm80"][1]: [(2, "kernel")],
+    CASES["conv2d_weight_grad_sm80"][0]: [(1, "last"), (2, "last"), (2, "kernel"), (2, SERIAL)],
+    CASES["conv2d_weight_grad_sm80"][1]: [(2, "kernel"), (2, SERIAL)],
     CASES["conv2d_weight_grad_sm80"][2]: [(1, "last")],
     **{w: [(2, "last")] for w in CASES["conv2d_weight_grad_sm80"][3:9]},
-    **{w: [(1, "last"), (2, "last"), (2, "kernel")] for w in CASES["conv2d_weight_grad_sm80"][9:]},
+    **{
+        w: [(1, "last"), (2, "last"), (2, "kernel"), (2, SERIAL)]
+        for w in CASES["conv2d_weight_grad_sm80"][9:]
+    },
 }
 
 
@@ -117,6 +121,23 @@ def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(name, w):
 def test_a_missing_barrier_and_a_wait_too_short_are_found(fault):
     w, impl = CASES["conv2d_weight_grad_narrow"][0], IMPLS["conv2d_weight_grad_narrow"]
     broken = OnCpu(impl, impl.heuristic(w, FEW), w, fault, FEW)
+    assert not Verifier(w, CPU).check(broken).ok
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("if (t.group > 0) add_part<(", "if (t.group > 1) add_part<("),
+        (
+            "return store_sums(running_sums(partial, t)",
+            "return store_sums(running_sums(partial, t) + 32",
+        ),
+    ],
+)
+def test_a_turn_that_adds_nothing_or_other_sums_is_found(fault):
+    w = CASES["conv2d_weight_grad_sm80"][0]
+    config = replace(SM80.heuristic(w, FEW), tile_m=64, tile_n=64, stages=2, split_k=2)
+    broken = OnCpu(SM80, replace(config, combine=SERIAL), w, fault)
     assert not Verifier(w, CPU).check(broken).ok
 
 

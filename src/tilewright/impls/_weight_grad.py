@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from tilewright.op import Workload
+from tilewright.settings import workspace_limit_bytes
 from tilewright.tensor_spec import HALVES, TensorSpec, channels_last_strides, same_layout
 
 PANEL = 64
@@ -42,6 +43,8 @@ class Problem:
     """P, Q, S, H, W, then stride, padding and dilation by height and width."""
     bias: bool
     """Whether grad_output's own sums are asked for, too."""
+    workspace_limit_bytes: int
+    """Of partial sums; a config that needs more does not fit."""
     group: int = 0
     """0, or channels, and features, of a group: a tile has 64 features and their own channels."""
 
@@ -90,9 +93,13 @@ class Problem:
         return packed.ljust(128, b"\0")
 
 
-@functools.lru_cache(maxsize=1024)
 def problem_of(w: Workload, dense: bool = False) -> Problem:
     """`dense`: taps follow one another without gaps, instead of each filling panels of its own."""
+    return _problem_of(w, dense, workspace_limit_bytes())
+
+
+@functools.lru_cache(maxsize=1024)
+def _problem_of(w: Workload, dense: bool, limit_bytes: int) -> Problem:
     x, grad = w["x"], w["grad_output"]
     n, k, p, q = grad.shape
     _, c, height, width = x.shape
@@ -111,6 +118,7 @@ def problem_of(w: Workload, dense: bool = False) -> Problem:
         grad_bytes=grad.distinct_bytes,
         geometry=(p, q, s, height, width, *w["stride"], *w["padding"], *w["dilation"]),
         bias=len(w.outputs) > 1,
+        workspace_limit_bytes=limit_bytes,
         group=group,
     )
 

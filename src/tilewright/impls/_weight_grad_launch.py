@@ -11,12 +11,12 @@ from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel
 from tilewright.impl import Executable, allocate, allocator
 from tilewright.impls._weight_grad import Problem, adds_in_place, as_read
-from tilewright.impls._weight_grad_model import MARKED, Split
+from tilewright.impls._weight_grad_model import MARKED, SERIAL, Split
 from tilewright.op import Workload
 
 ENTRY, ADD_ENTRY = "weight_grad", "add_all_slices"
-ADD_THREADS, ADD_QUADS = 256, 4
-"""Of the second kernel's blocks; a thread adds so many quads of a tile at once."""
+ADD_QUADS = 4
+"""Of a tile, that a thread of the second kernel adds at once."""
 
 
 class WeightGradKernel(Executable):
@@ -50,7 +50,8 @@ class WeightGradKernel(Executable):
         self.adds = "into" in w.tensors
         self.in_place = self.adds and adds_in_place(w)
         self.output, self.combine = as_read(w.outputs[0]), config.combine
-        self.split, slots = groups > 1 or config.blocks > 0, tiles * groups
+        self.split = groups > 1 or config.blocks > 0
+        slots = tiles * (1 if config.combine == SERIAL else groups)
         self.grid, self.cluster = (rows * config.cluster, columns, groups), config.blocks_together
         self.counters, parts = tiles * config.cluster, (config.split_k, 1)
         if config.blocks:
@@ -59,7 +60,8 @@ class WeightGradKernel(Executable):
         self.last = (*constants, problem.packed(config.tile_m, config.tile_k, *parts))
         self.bias = w.outputs[1] if len(w.outputs) > 1 else None
         tile = config.tile_m * config.tile_n
-        self.add_grid = (rows, columns, max(1, tile // (4 * ADD_THREADS * ADD_QUADS)))
+        self.add_threads = config.add_threads
+        self.add_grid = (rows, columns, max(1, tile // (4 * self.add_threads * ADD_QUADS)))
         sums = tile if self.bias is None else tile + config.tile_m
         self.partial_sums = self.split * slots * sums
         self.sum_dtype = torch.float64 if config.sum_bytes == 8 else torch.float32
@@ -98,7 +100,7 @@ class WeightGradKernel(Executable):
         )  # fmt: skip
         if self.split and self.combine == "kernel":
             self.add.launch(
-                self.add_grid, (ADD_THREADS, 1, 1), 0, stream, index,
+                self.add_grid, (self.add_threads, 1, 1), 0, stream, index,
                 out.data_ptr(), bias_address, partial, self.last[-1], overlapping=self.overlapping,
             )  # fmt: skip
         return out if bias is None else (out, bias)

@@ -12,14 +12,17 @@ from tilewright.compile.counters import COUNTERS
 from tilewright.device import DeviceSpec
 from tilewright.impls._weight_grad import PANEL, Problem
 
-WORKSPACE_LIMIT_BYTES = 1 << 29
-"""Partial sums of a split reduction; a config that needs more does not fit."""
 COMBINES = ("last", "grid", "kernel")
 """Who adds the slices of a tile: its last block; all its blocks, which run at once and wait for
 each other; or a second kernel."""
-MARKED = "marked"
+MARKED, SERIAL = "marked", "serial"
 """All its blocks, as with "grid", but each waits for the sums themselves: blocks meet when they
-begin, and have marked the places of their sums by then."""
+begin, and have marked the places of their sums by then. Or its blocks one after the other, each
+adding to what the one before left: a tile's sums take the workspace of one slice."""
+WAYS = (*COMBINES, MARKED, SERIAL)
+"""As the kernels number them."""
+ADD_THREADS = (256, 128, 512)
+"""Of a block of the second kernel: the values of its knob."""
 
 
 class Split(Protocol):
@@ -41,6 +44,10 @@ class Split(Protocol):
     def blocks_together(self) -> int: ...
     @property
     def combine(self) -> str: ...
+    @property
+    def add_threads(self) -> int:
+        """Of a block of the second kernel; the usual ones where there is none."""
+
     @property
     def blocks(self) -> int:
         """Of stream-K, which walk equal ranges of all tiles' steps; 0 where slices are cut."""
@@ -102,6 +109,8 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return f"{c.split_k} slices do not fill clusters of {c.cluster}"
     if c.cluster > 1 and 4 * c.tile_m * (c.tile_n + 1) > c.operand_bytes:
         return f"{c.stages} stages are smaller than a tile's sums, which a cluster keeps there"
+    if c.add_threads != ADD_THREADS[0] and c.combine != "kernel":
+        return "no second kernel adds slices"
     if problem.column_tiles(c.tile_n) > 65535:
         return f"{problem.column_tiles(c.tile_n)} columns of tiles are more than a grid has"
     if c.blocks:
@@ -113,8 +122,13 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
     groups, tiles = c.split_k // c.cluster, problem.tiles(c.tile_m, c.tile_n)
     if groups == 1:
         return None if c.combine == COMBINES[0] else "a cluster adds all slices"
-    if c.sum_bytes * tiles * groups * c.tile_m * c.tile_n > WORKSPACE_LIMIT_BYTES:
-        return f"partial sums of {groups} groups of slices exceed {WORKSPACE_LIMIT_BYTES} bytes"
+    if c.combine == SERIAL and c.cluster > 1:
+        return "blocks that add one after the other add no slices in clusters"
+    kept = 1 if c.combine == SERIAL else groups
+    if c.sum_bytes * tiles * kept * c.tile_m * c.tile_n > problem.workspace_limit_bytes:
+        return (
+            f"partial sums of {kept} groups of slices exceed {problem.workspace_limit_bytes} bytes"
+        )
     if c.combine != "kernel" and tiles * c.cluster > COUNTERS:
         return f"parts of {tiles} tiles exceed {COUNTERS} counters"
     if c.combine == MARKED and c.blocks_together > 1:
@@ -136,8 +150,8 @@ def _why_not_in_ranges(problem: Problem, device: DeviceSpec, c: Split) -> str | 
         return f"{steps} steps are no ranges of {c.blocks} blocks"
     if c.blocks > device.sms * blocks_per_sm(problem, device, c):
         return f"{c.blocks} blocks cannot run at once"
-    if c.sum_bytes * c.blocks * c.tile_m * c.tile_n > WORKSPACE_LIMIT_BYTES:
-        return f"partial sums of {c.blocks} blocks exceed {WORKSPACE_LIMIT_BYTES} bytes"
+    if c.sum_bytes * c.blocks * c.tile_m * c.tile_n > problem.workspace_limit_bytes:
+        return f"partial sums of {c.blocks} blocks exceed {problem.workspace_limit_bytes} bytes"
     return f"{tiles} tiles exceed {COUNTERS} counters" if tiles > COUNTERS else None
 
 
@@ -155,17 +169,21 @@ def in_ranges(problem: Problem, device: DeviceSpec, bases: Iterable[C]) -> list[
 def likely(
     problem: Problem, device: DeviceSpec, bases: Iterable[C], splits: Iterable[int]
 ) -> list[C]:
-    """Each of the configs at every slice count and way to combine that fits."""
+    """Each of the configs at every slice count and way to combine that fits; one block after the
+    other where memory leaves no other way."""
     found = []
     splits = tuple(splits)
     for base in bases:
         for split_k in splits:
             if split_k % base.cluster:
                 continue
-            for combine in COMBINES[: 1 if split_k == base.cluster else None]:
-                config = replace(base, split_k=split_k, combine=combine)  # type: ignore[type-var]
-                if why_not(problem, device, config) is None:
-                    found.append(config)
+            ways = COMBINES[: 1 if split_k == base.cluster else None]
+            configs = [replace(base, split_k=split_k, combine=way) for way in ways]  # type: ignore[type-var]
+            fits = [c for c in configs if why_not(problem, device, c) is None]
+            in_turn = replace(base, split_k=split_k, combine=SERIAL)  # type: ignore[type-var]
+            if not fits and why_not(problem, device, in_turn) is None:
+                fits = [in_turn]
+            found += fits
     return found
 
 
@@ -215,7 +233,8 @@ def forecast(problem: Problem, device: DeviceSpec, c: Split) -> dict[str, Any]:
     tiles, tile, groups = _amounts(problem, c)
     at_once = blocks_at_once(device, c) * blocks_per_sm(problem, device, c)
     waves = (c.blocks or tiles * c.split_k) / at_once
-    partial = c.blocks or (tiles * groups if groups > 1 else 0)
+    kept = 1 if c.combine == SERIAL else groups
+    partial = c.blocks or (tiles * kept if groups > 1 else 0)
     return {
         "tile": f"{c.tile_m}x{c.tile_n}x{c.tile_k}",
         "tiles": tiles,
@@ -266,8 +285,10 @@ def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 
         total_us += waves * (CLUSTER_US + 4 * tile / PEER_BYTES_PER_US)
     if groups == 1:
         return total_us
-    partial_us = 4 * tile * tiles * groups / (device.dram_bytes_per_s * 1e-6)
     one_us = 4 * tile / c.cluster / ONE_BYTES_PER_US
+    if c.combine == SERIAL:  # those of an earlier wave have had their turn
+        return total_us + math.ceil(groups / waves) * (GRID_US + 2 * one_us)
+    partial_us = 4 * tile * tiles * groups / (device.dram_bytes_per_s * 1e-6)
     total_us += max(partial_us / WRITTEN, one_us)
     if c.combine == "last":
         return total_us + LAST_US + groups * one_us

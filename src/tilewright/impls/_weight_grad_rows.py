@@ -15,6 +15,7 @@ from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, allocate, allocator
 from tilewright.impls._weight_grad import adds_in_place, as_read, operand_refusal, source
 from tilewright.op import Workload
+from tilewright.settings import workspace_limit_bytes
 from tilewright.space import param
 
 ENTRY, ADD_ENTRY, ADD_THREADS = "weight_grad", "add_all_slices", 256
@@ -168,11 +169,13 @@ class RowsKernel(Executable):
         chunks = math.ceil(out_width / layout.chunk)
         lines = n * chunks * out_height
         at_once = device.sms * layout.blocks_per_sm(config, device)
-        slices = max(1, min(lines, round(at_once * config.waves) // tiles))
-        self.grid = (slices, tiles, 1)
         fragments = layout.warps * layout.fragments
+        slice_floats = tiles * fragments * 128
+        allowed = workspace_limit_bytes() // (4 * slice_floats)
+        slices = max(1, min(lines, round(at_once * config.waves) // tiles, allowed))
+        self.grid = (slices, tiles, 1)
         self.add_grid = (fragments, tiles, 1)
-        self.partial_floats = slices * tiles * fragments * 128
+        self.partial_floats = slices * slice_floats
         self.workspace_bytes = 4 * self.partial_floats
         self.adds = "into" in w.tensors
         self.in_place = self.adds and adds_in_place(w)

@@ -20,8 +20,9 @@ from tilewright.impl import Executable, Implementation, allocate, allocator
 from tilewright.impls._cutlass import ELEMENTS, packed
 from tilewright.impls._weight_grad import as_read, operand_refusal, problem_of, source
 from tilewright.impls._weight_grad_layout import in_any_layout
-from tilewright.impls._weight_grad_model import WORKSPACE_LIMIT_BYTES, predicted_us
+from tilewright.impls._weight_grad_model import ADD_THREADS, SERIAL, predicted_us
 from tilewright.op import Workload
+from tilewright.settings import workspace_limit_bytes
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
 
@@ -76,12 +77,13 @@ class Config:
 
     cluster = blocks_together = 1
     blocks = 0  # slices are cut, ranges are not
+    add_threads = ADD_THREADS[0]
     sum_bytes, beside_sums, static_bytes, alone_with_bias = 4, 48, 0, False
 
     @property
     def combine(self) -> str:
         """What the model of our own kernels calls it."""
-        return "last" if self.mode == "serial" else "kernel"
+        return SERIAL if self.mode == "serial" else "kernel"
 
     @property
     def threads(self) -> int:
@@ -262,8 +264,8 @@ def _refusal(w: Workload, device: DeviceSpec, c: Config) -> str | None:
     if c.mode == "serial":
         tiles = _tiles(w, c)
         return f"{tiles} tiles exceed {COUNTERS} semaphores" if tiles > COUNTERS else None
-    if 4 * c.split_k * w.outputs[0].numel > WORKSPACE_LIMIT_BYTES:
-        return f"partial sums of {c.split_k} slices exceed {WORKSPACE_LIMIT_BYTES} bytes"
+    if 4 * c.split_k * w.outputs[0].numel > workspace_limit_bytes():
+        return f"partial sums of {c.split_k} slices exceed {workspace_limit_bytes()} bytes"
     return None
 
 

@@ -16,6 +16,7 @@ from tilewright.impl import Executable, Implementation, allocate, allocator
 from tilewright.impls._weight_grad import adds_in_place, as_read, operand_refusal, source
 from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.op import Workload
+from tilewright.settings import workspace_limit_bytes
 from tilewright.space import ConfigSpace, param
 
 ENTRY, ADD_ENTRY, ADD_THREADS = "weight_grad", "add_all_slices", 256
@@ -125,10 +126,12 @@ class DepthwiseKernel(Executable):
         stretches = math.ceil(out_width / config.stretch)
         walks, together = n * out_height * stretches, config.threads // pairs
         filling = device.sms * _blocks_per_sm(config, w, device) * config.waves // blocks
-        slices = max(1, min(filling, math.ceil(walks / together)))
+        slice_floats = _sums(w) * channels
+        allowed = workspace_limit_bytes() // (4 * slice_floats)
+        slices = max(1, min(filling, math.ceil(walks / together), allowed))
         self.grid = (slices, blocks, 1)
         self.add_grid = (math.ceil(channels / 32), _sums(w), 1)
-        self.shape = (slices * _sums(w) * channels,)
+        self.shape = (slices * slice_floats,)
         self.outputs = [as_read(w.outputs[0]), *w.outputs[1:]]
         self.adds = "into" in w.tensors
         self.in_place = self.adds and adds_in_place(w)

@@ -19,7 +19,10 @@ from tilewright.impls._weight_grad import (
 from tilewright.impls._weight_grad_launch import ENTRY, WeightGradKernel
 from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_model import (
+    ADD_THREADS,
     COMBINES,
+    SERIAL,
+    WAYS,
     blocks_per_sm,
     likely,
     predicted_us,
@@ -53,7 +56,8 @@ class Config:
         tile_k: output pixels of one step; 32 of halves, 16 of fp32, 8 of fp64.
         stages: steps in shared memory.
         split_k: slices of the pixels, each summed by blocks of its own.
-        combine: who adds the slices; see COMBINES.
+        combine: who adds the slices; see COMBINES, SERIAL.
+        add_threads: of a block of the second kernel, where that adds.
     """
 
     tile_m: int = param(64, 128, 256)
@@ -61,7 +65,8 @@ class Config:
     tile_k: int = param(*STEPS.values())
     stages: int = param(4, 2, 3, 5, 6)
     split_k: int = param(1)
-    combine: str = param(*COMBINES)
+    combine: str = param(*COMBINES, SERIAL)
+    add_threads: int = param(*ADD_THREADS)
 
     @property
     def cluster(self) -> int:
@@ -181,7 +186,8 @@ class Conv2dWeightGradSm80(Implementation):
             "STRIDE": 16,
             "WARP_ROW(warp)": f"((warp) % {along_m} * BLOCKS * 16)",
             "WARP_COLUMN(warp)": f"((warp) / {along_m} * COLUMNS)",
-            "COMBINE": COMBINES.index(config.combine),
+            "COMBINE": WAYS.index(config.combine),
+            "ADD_THREADS": config.add_threads,
             "CLUSTER": config.cluster,
             "SENT": 0,
             "TAPS_INSIDE": 0,

@@ -26,8 +26,10 @@ from tilewright.impls._weight_grad import (
 from tilewright.impls._weight_grad_launch import ENTRY, WeightGradKernel
 from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_model import (
-    COMBINES,
+    ADD_THREADS,
     MARKED,
+    SERIAL,
+    WAYS,
     blocks_per_sm,
     forecast,
     in_ranges,
@@ -72,6 +74,8 @@ more than seven eighths of its products would be dropped."""
 CLUSTERS, STAGES = (1, 2, 3, 4, 6, 8), (2, 3, 4, 5, 6, 7, 8, 9, 11, 14)
 MOST_TOGETHER, MOST_THREADS_IN_RANGES = 4, 288
 """Of stream-K: blocks that share an SM, and their threads."""
+MOST_SUMS = 128
+"""Of a thread."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ class Config:
         stages: steps in shared memory.
         split_k: slices of the pixels, each summed by blocks of its own.
         cluster: so many consecutive slices are added through the shared memory of their blocks.
-        combine: who adds what is left, one sum for each cluster; see COMBINES, MARKED.
+        combine: who adds what is left, one sum for each cluster; see COMBINES, MARKED, SERIAL.
+        add_threads: of a block of the second kernel, where that adds.
         fetch: how x is copied; see FETCHES.
         halo: 0, or taps share one copy of x, of which so many chunks of tile_k pixels are kept
             beside those of the steps under way.
@@ -101,7 +106,8 @@ class Config:
     stages: int = param(4, 2, 3, 5, 6, 7, 8, 9, 11, 14)
     split_k: int = param(1)
     cluster: int = param(*CLUSTERS)
-    combine: str = param(*COMBINES, MARKED)
+    combine: str = param(*WAYS)
+    add_threads: int = param(*ADD_THREADS)
     fetch: str = param(*FETCHES)
     halo: int = param(0)
     exchange: str = param(*EXCHANGES)
@@ -209,10 +215,10 @@ class Conv2dWeightGradSm90(Implementation):
         return ConfigSpace(Config, values, lambda c: _refusal(problem, device, c))
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
-        return _ranking(w, device)[0]
+        return _ranking(w, problem_of(w), device)[0]
 
     def promising(self, w: Workload, device: DeviceSpec) -> list[Config]:
-        return list(_ranking(w, device))
+        return list(_ranking(w, problem_of(w), device))
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
         return forecast(_walked(w, config), device, config)
@@ -241,7 +247,8 @@ class Conv2dWeightGradSm90(Implementation):
             "WARP_ROW(warp)": "((warp) / 4 % WARPGROUPS_M * BLOCKS * 64 + (warp) % 4 * 16)",
             "WARP_COLUMN(warp)": "((warp) / 4 / WARPGROUPS_M * COLUMNS)",
             "THREADS": config.threads,
-            "COMBINE": (*COMBINES, MARKED).index(config.combine),
+            "COMBINE": WAYS.index(config.combine),
+            "ADD_THREADS": config.add_threads,
             "CLUSTER": config.cluster,
             "MATRIX": int(config.fetch != "walk"),
             "SHARE": config.share,
@@ -331,10 +338,9 @@ def wgmma(columns: int, dtype: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _ranking(w: Workload, device: DeviceSpec) -> tuple[Config, ...]:
+def _ranking(w: Workload, problem: Problem, device: DeviceSpec) -> tuple[Config, ...]:
     """Configs by the model, the one to take untuned first. It weighs some thousand configs, in a
     tenth of a second, and a tuner asks for it half a dozen times for each workload."""
-    problem = problem_of(w)
     deepest, splits = _deepest(problem, device), _splits(problem, device)
 
     def us(config: Config) -> float:
@@ -350,9 +356,12 @@ def _ranking(w: Workload, device: DeviceSpec) -> tuple[Config, ...]:
     ranges = ranked(problem, device, walks, RANGES)
     gains = [c for c in ranges[:1] if us(c) < GAIN_OF_RANGES * us(found[0])]
     first = min((*found[:1], *streamed[:1], *gains), key=us)
-    meeting = (replace(c, combine=MARKED) for c in configs if c.combine == "grid")
-    marked = ranked(problem, device, (c for c in meeting if _fits(problem, device, c)), MARKING)
-    others = [*streamed, *(c for c in (*ranges, *marked) if us(c) < 1.1 * us(found[0]))]
+    others = list(streamed)
+    for way, usual in ((MARKED, "grid"), (SERIAL, "kernel")):
+        alike = (replace(c, combine=way) for c in configs if c.combine == usual)
+        fits = (c for c in alike if _fits(problem, device, c))
+        ranges += ranked(problem, device, fits, MARKING)
+    others += [c for c in ranges if us(c) < 1.1 * us(found[0])]
     fetched = [replace(c, fetch=fetch) for c in found[:FETCHED] for fetch in FETCHES[1:]]
     others += [c for c in fetched if _fits(problem, device, c)]
     return tuple(dict.fromkeys([first, *found[:FETCHED], *others, *found[FETCHED:]]))
@@ -373,6 +382,9 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
         return "blocks that take parts of several tiles cut no slices, and stand alone, unwarmed"
     if c.blocks and c.threads > MOST_THREADS_IN_RANGES:
         return f"{c.threads} threads have too few registers to add parts of tiles beside their sums"
+    full = c.sums == MOST_SUMS or c.threads > MOST_THREADS_IN_RANGES
+    if c.combine == SERIAL and problem.bias and full:
+        return "registers hold no sums of the bias beside those of such a tile, which are added to"
     if c.halo:
         if c.warm:
             return "a stream of padded pixels is not asked for ahead"

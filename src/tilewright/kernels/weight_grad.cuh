@@ -11,7 +11,7 @@
 //
 // Defined before this text: DTYPE f16, bf16, f32 or f64, RESULT (that or f32), ADDS, 1 where the
 // result is added to what `out` holds; BIAS, 1 where the sums of grad_output are asked for beside it;
-// TILE_M, TILE_N, THREADS, COMBINE, CLUSTER; SENT, 1 where blocks of a cluster send each other sums;
+// TILE_M, TILE_N, THREADS, COMBINE, ADD_THREADS, CLUSTER; SENT, 1 where blocks of a cluster send each other sums;
 // TAPS_INSIDE, 1 where panels of the same channels follow one another, tap by tap; GROUP, 0 or the
 // channels, and features, of a group: tiles have 64 features and the channels of theirs; how warps share a
 // tile: each has COLUMNS columns from WARP_COLUMN(warp) on, and BLOCKS blocks of 16 rows, STRIDE rows
@@ -75,7 +75,7 @@ struct Results {
   Out* bias;  // only with BIAS
 };
 
-enum { LAST = 0, GRID = 1, KERNEL = 2, MARKED = 3 };  // who adds the slices of a tile
+enum { LAST = 0, GRID = 1, KERNEL = 2, MARKED = 3, SERIAL = 4 };  // who adds the slices of a tile
 constexpr int PANEL = 64;
 constexpr int TILE_PANELS = TILE_N / PANEL;
 constexpr int TILE_ELEMENTS = TILE_M * TILE_N;

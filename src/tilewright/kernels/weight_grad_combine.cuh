@@ -1,7 +1,53 @@
 // Adding the slices of a tile, for weight_grad.cuh: in the order of slices, whoever adds them.
 //
 // Blocks of a cluster add theirs through shared memory first. What is left lies in the workspace, and is
-// added by the tile's last block, by all of its blocks, or by a second kernel.
+// added by the tile's last block, by all of its blocks, by one block after the other, or by a second kernel, whose
+// blocks have ADD_THREADS threads.
+
+// Lighter than __threadfence, which is sequentially consistent.
+TW_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// Add sums that another block left, [place] as this one's threads hold theirs, to those of this warp.
+template <int MOST>  // loads under way, of a quad each
+TW_DEVICE void add_part(const Quad* from, const Tile& t, int warp, Sum (&d)[BLOCKS][COLUMNS / 2], Sum (&bias)[BLOCKS][4]) {
+  constexpr int DEEP = FRAGMENTS % MOST == 0 ? MOST : 2;
+  static_assert(FRAGMENTS % DEEP == 0, "fragments in pairs");
+  const Quad* own = from + warp * BLOCKS * FRAGMENTS * 32 + threadIdx.x % 32;
+  TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+    TW_UNROLL for (int j = 0; j < FRAGMENTS; j += DEEP) {
+      Quad v[DEEP];
+      TW_UNROLL for (int i = 0; i < DEEP; ++i) v[i] = load_quad(own + (m * FRAGMENTS + j + i) * 32);
+      TW_UNROLL for (int i = 0; i < DEEP; ++i) {
+        Sum* const sum = d[m] + (j + i) * 4;
+        sum[0] += v[i].x, sum[1] += v[i].y, sum[2] += v[i].z, sum[3] += v[i].w;
+      }
+    }
+  if (!sums_bias(warp) || t.panel > 0) return;
+  TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
+    const Sum* row = (const Sum*)(from + QUADS) + Fragment(warp, m, 0, threadIdx.x % 32).row;
+    bias[m][0] += __ldcg(row), bias[m][2] += __ldcg(row + 8);
+  }
+}
+
+// Blocks of a tile one after the other (SERIAL): each waits for the one with the slice before its own, which began
+// earlier since blocks begin in the order of their numbers, and adds what that left. A tile needs the memory of one slice.
+TW_DEVICE Quad* running_sums(Sum* partial, const Tile& t) { return (Quad*)partial + (long long)t.tile * (QUADS + BIAS_QUADS); }
+template <int ADDERS>
+TW_DEVICE void take_turn(Sum* partial, const u32* counters, const Tile& t, int warp, Sum (&d)[BLOCKS][COLUMNS / 2],
+                         Sum (&bias)[BLOCKS][4]) {
+  if (threadIdx.x == 0) {
+    while (*(const volatile u32*)(counters + t.tile) < t.group) {}
+    fence();
+  }
+  asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
+  if (t.group > 0) add_part<(THREADS > 288 ? 2 : 4)>(running_sums(partial, t), t, warp, d, bias);
+}
+TW_DEVICE void give_turn(u32* counters, const Tile& t) {
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  fence();
+  *(volatile u32*)(counters + t.tile) = t.group + 1 < t.groups ? t.group + 1 : 0;
+}
 
 TW_DEVICE void add_to(Quad& sum, Quad v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
 
@@ -150,9 +196,6 @@ TW_DEVICE void add_cluster(const Results& out, Sum* partial, const Quad* sums, c
 }
 #endif
 
-// Lighter than __threadfence, which is sequentially consistent.
-TW_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-
 // By the block's first thread, after all places were marked.
 TW_DEVICE void tell_marked(u32* counters, const Tile& t) {
   fence();
@@ -170,6 +213,7 @@ TW_DEVICE void add_own_part(const Results& out, Sum* partial, const Panel* panel
 TW_DEVICE void meet_groups(const Results& out, Sum* partial, u32* counters, const Panel* panels,
                            const Problem& p, const Tile& t) {
   if (t.groups == 1 || COMBINE == KERNEL) return;
+  if (COMBINE == SERIAL) return give_turn(counters, t);
   u32* counter = counters + t.tile * CLUSTER + t.rank;
   if (COMBINE == MARKED) {  // they met long ago; one thread of those that have nothing to multiply looks
     if (threadIdx.x == THREADS - 32) {
@@ -227,10 +271,12 @@ TW_DEVICE void store_quads(const Results& out, const Panel* panels, const Proble
 // sums, which a cluster keeps in shared memory. `staged` is the shared memory that the operands were
 // in, or that to which sums are sent; the block's first ADDERS threads hold sums.
 template <int ADDERS>
-TW_DEVICE void keep(const Results& out, Sum* partial, unsigned char* staged, const Panel* panels, const Problem& p,
-                    const Tile& t, int warp, const Sum (&d)[BLOCKS][COLUMNS / 2],
-                    const Sum (&bias)[BLOCKS][4]) {
-  if (CLUSTER == 1 && t.groups > 1) return store_sums(partial_of(partial, t, t.group), warp, d, bias);
+TW_DEVICE void keep(const Results& out, Sum* partial, const u32* counters, unsigned char* staged, const Panel* panels,
+                    const Problem& p, const Tile& t, int warp, Sum (&d)[BLOCKS][COLUMNS / 2], Sum (&bias)[BLOCKS][4]) {
+  if (COMBINE == SERIAL && t.groups > 1) {
+    take_turn<ADDERS>(partial, counters, t, warp, d, bias);
+    if (t.group + 1 < t.groups) return store_sums(running_sums(partial, t), warp, d, bias);
+  } else if (CLUSTER == 1 && t.groups > 1) return store_sums(partial_of(partial, t, t.group), warp, d, bias);
 #if SENT
   return send_sums(staged, t, warp, d);
 #endif
@@ -244,7 +290,7 @@ TW_DEVICE void keep(const Results& out, Sum* partial, unsigned char* staged, con
 }
 
 // The kernel that adds all groups where COMBINE is KERNEL: blockIdx.z is the part of a tile.
-extern "C" __global__ void __launch_bounds__(256) add_all_slices(Out* weight, Out* bias, Sum* partial, Problem p) {
+extern "C" __global__ void __launch_bounds__(ADD_THREADS) add_all_slices(Out* weight, Out* bias, Sum* partial, Problem p) {
   __shared__ Panel panels[TILE_PANELS];
   const Tile t(p, blockIdx.x, 0, 0);
   find_panels(panels, p, t);

@@ -164,6 +164,6 @@ weight_grad(const Item* x, const Item* grad, Out* weight, Out* bias, Sum* partia
   asm volatile("cp.async.wait_group 0;" ::: "memory");
   leave_padding_out(x, grad, p, t, channels, panels, warp, sums);
   const Results out = {weight, bias};
-  keep<THREADS>(out, partial, memory, panels, p, t, warp, sums, bias_sums);
+  keep<THREADS>(out, partial, counters, memory, panels, p, t, warp, sums, bias_sums);
   combine(out, partial, counters, memory, panels, p, t);
 }

@@ -382,7 +382,7 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     if (COMBINE == MARKED && threadIdx.x == 0) tell_marked(counters, t);
     consume(sums, bias_sums, beside, p, t, 0, warp, stages, full, empty);
     leave_padding_out(x_pixels, grad_pixels, p, t, p.channels, panels, warp, sums);
-    keep<CONSUMERS * 32>(out, partial, staged, panels, p, t, warp, sums, bias_sums);
+    keep<CONSUMERS * 32>(out, partial, counters, staged, panels, p, t, warp, sums, bias_sums);
 #endif
   }
 #if !STREAM_K

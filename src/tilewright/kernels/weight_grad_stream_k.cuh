@@ -26,26 +26,6 @@ TW_DEVICE int later_blocks(const Problem& p, const Tile& t) {
 // Where a block leaves the sums of a part that is not its tile's first: only its range's first one can be that.
 TW_DEVICE Quad* sums_of_block(Sum* partial, int block) { return (Quad*)partial + (long long)block * (QUADS + BIAS_QUADS); }
 
-TW_DEVICE void add_part(const Quad* from, const Tile& t, int warp, Sum (&d)[BLOCKS][COLUMNS / 2], Sum (&bias)[BLOCKS][4]) {
-  constexpr int DEEP = 8;
-  static_assert(FRAGMENTS % DEEP == 0, "loads under way");
-  const Quad* own = from + warp * BLOCKS * FRAGMENTS * 32 + threadIdx.x % 32;
-  TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
-    TW_UNROLL for (int j = 0; j < FRAGMENTS; j += DEEP) {
-      Quad v[DEEP];
-      TW_UNROLL for (int i = 0; i < DEEP; ++i) v[i] = load_quad(own + (m * FRAGMENTS + j + i) * 32);
-      TW_UNROLL for (int i = 0; i < DEEP; ++i) {
-        Sum* const sum = d[m] + (j + i) * 4;
-        sum[0] += v[i].x, sum[1] += v[i].y, sum[2] += v[i].z, sum[3] += v[i].w;
-      }
-    }
-  if (!sums_bias(warp) || t.panel > 0) return;
-  TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
-    const Sum* row = (const Sum*)(from + QUADS) + Fragment(warp, m, 0, threadIdx.x % 32).row;
-    bias[m][0] += __ldcg(row), bias[m][2] += __ldcg(row + 8);
-  }
-}
-
 // Halves, past shared memory, where the next tile's operands are: neighbouring lanes give each other a pair of
 // columns, so that each stores four and a row's lanes fill sectors. Channels come in eights.
 template <class To>  // RESULT, of halves
@@ -85,7 +65,7 @@ TW_DEVICE void finish_part(const Results& out, Sum* partial, u32* counters, cons
       *(volatile u32*)counter = 0;
     }
     asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
-    for (int i = 1; i <= later; ++i) add_part(sums_of_block(partial, blockIdx.x + i), t, warp, d, bias);
+    for (int i = 1; i <= later; ++i) add_part<8>(sums_of_block(partial, blockIdx.x + i), t, warp, d, bias);
   }
   if (t.panel == 0) each_bias(warp, bias, [&](int row, Sum sum) { store_bias(out.bias, p, t.row + row, sum); });
   if constexpr (ADDS || sizeof(Out) >= 4) store_quads(out, panels, p, t, warp, d);

@@ -20,8 +20,14 @@ class Conv:
     padding: int | None = None
 
 
-def weight_grad(layer: Conv, batch: int, dtype: str = "f16", layout: str = "@channels_last") -> str:
-    """The workload's text; without a layout, tensors are contiguous."""
+def weight_grad(
+    layer: Conv,
+    batch: int,
+    dtype: str = "f16",
+    layout: str = "@channels_last",
+    options: str = "",
+) -> str:
+    """The workload's text; without a layout, tensors are contiguous. `options` are arguments."""
     padding = layer.kernel // 2 if layer.padding is None else layer.padding
     out = (layer.size + 2 * padding - layer.kernel) // layer.stride + 1
     text = (
@@ -34,6 +40,8 @@ def weight_grad(layer: Conv, batch: int, dtype: str = "f16", layout: str = "@cha
             text += f", {name}=[{value},{value}]"
     if layer.groups != 1:
         text += f", groups={layer.groups}"
+    if options:
+        text += f", {options}"
     return f"conv2d_weight_grad({text})"
 
 

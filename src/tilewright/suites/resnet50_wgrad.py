@@ -1,4 +1,4 @@
-"""Weight gradients of ResNet-50's convolutions, fp16, at batch 8, 32 and 256.
+"""Weight gradients of ResNet-50's convolutions, at batch 8, 32 and 256; fp16, and other dtypes.
 
 v1.5 (torchvision's) strides in the 3x3 convolutions, v1 (He et al., arXiv 1512.03385) in the first
 1x1 of a stage. The 19 layers of v1 are those of the split-K study beside apache/tvm PR 10185, in
@@ -62,4 +62,15 @@ resnet50_v15_stem_wgrad = weight_grad_suite("resnet50_v15_stem_wgrad", [STEM], (
 resnet50_v15_wgrad_nchw = weight_grad_suite(
     "resnet50_v15_wgrad_nchw", [STEM, *V15], (8, 32, 256), layout=""
 )
+resnet50_v15_wgrad_bf16 = weight_grad_suite(
+    "resnet50_v15_wgrad_bf16", list(V15), (8, 32, 256), dtype="bf16"
+)
+resnet50_v15_wgrad_f32_out = weight_grad_suite(
+    "resnet50_v15_wgrad_f32_out", list(V15), (8, 32, 256), options="out_dtype=f32"
+)
+resnet50_v15_wgrad_f32 = weight_grad_suite("resnet50_v15_wgrad_f32", list(V15), (32,), dtype="f32")
+resnet50_v15_wgrad_tf32 = weight_grad_suite(
+    "resnet50_v15_wgrad_tf32", list(V15), (32,), dtype="f32", options="allow_tf32=True"
+)
+resnet50_v15_wgrad_f64 = weight_grad_suite("resnet50_v15_wgrad_f64", list(V15), (8,), dtype="f64")
 resnet50_v1_wgrad = weight_grad_suite("resnet50_v1_wgrad", V1, (8, 256))
