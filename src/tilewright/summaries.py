@@ -25,7 +25,8 @@ def geomean(values: Iterable[float | None]) -> float | None:
 
 def summary(rows: Sequence[Row]) -> dict[str, float]:
     """Geometric means of `own` against each baseline, the floor and copy, and the worst cases; and
-    of the speed that the heuristic alone has of the search's result."""
+    of the speed that the heuristic alone has of the search's result. Where workloads were timed by
+    both methods, of a call's time in a program to that in a graph, too."""
     found: dict[str, float | None] = {}
     for baseline in dict.fromkeys(name for row in rows for name in row.baselines):
         ratios = [r for row in rows if (r := row.own_vs(baseline)) is not None]
@@ -38,7 +39,20 @@ def summary(rows: Sequence[Row]) -> dict[str, float]:
     found["geomean_heuristic_vs_own"] = geomean(
         row.own.median_us / row.own.heuristic_us for row in rows if row.own and row.own.heuristic_us
     )
+    called = events_vs_graph(rows)
+    found["geomean_events_vs_graph"] = geomean(called)
+    found["worst_events_vs_graph"] = max(called, default=None)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def events_vs_graph(rows: Sequence[Row]) -> list[float]:
+    """For each workload that was timed by both methods, the time of our own kernel called from
+    PyTorch over its time in a graph."""
+    times: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row.own:
+            times.setdefault(row.workload, {})[row.method] = row.own.median_us
+    return [t["events"] / t["graph"] for t in times.values() if {"events", "graph"} <= set(t)]
 
 
 def summary_by(rows: Sequence[Row], fields: str) -> list[dict[str, Any]]:

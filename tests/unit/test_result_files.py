@@ -141,3 +141,22 @@ def test_without_groupings_the_command_shows_those_of_the_suite(tmp_path, capsys
     shown = capsys.readouterr().out
     assert "x[0]" in shown
     assert "x[-1]" in shown
+
+
+def test_of_both_methods_a_summary_tells_what_a_call_takes_beside_its_graph(tmp_path, capsys):
+    called = [
+        dataclasses.replace(row(WIDE, 11.0), method="events"),
+        dataclasses.replace(row(TALL, 17.6), method="events"),
+    ]
+    files = [
+        written(tmp_path / "graph.json", row(WIDE, 10.0), row(NARROW, 10.0), row(TALL, 20.0)),
+        written(tmp_path / "events.json", *called),
+    ]
+    summary = result_files.merged([result_files.read(path) for path in files])["summary"]
+    assert summary["geomean_events_vs_graph"] == pytest.approx(math.sqrt(1.1 * 0.88))
+    assert summary["worst_events_vs_graph"] == pytest.approx(1.1)
+    assert "worst_events_vs_graph" not in result_files.read(files[0])["summary"]
+    assert main(["summary", *map(str, files)]) == 0
+    assert "0.98 of the graph's time called from PyTorch" in " ".join(
+        capsys.readouterr().out.split()
+    )

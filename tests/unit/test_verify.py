@@ -8,7 +8,7 @@ import torch
 from tilewright.errors import VerificationError
 from tilewright.impl import allocate, allocator
 from tilewright.impls._vendor import vendor
-from tilewright.measure import expected
+from tilewright.measure import expected, verify
 from tilewright.measure.examples import Batch, find_batch, kinds, make_example, sample
 from tilewright.measure.guard import GUARD_BYTES, POISONS, guarded
 from tilewright.measure.verify import Verdict, Verifier, verification_error
@@ -408,3 +408,25 @@ def test_checking_is_quick_enough_to_check_hundreds_of_candidates():
     start = time.perf_counter()
     verifier.check(run)
     assert time.perf_counter() - start < 1.0
+
+
+def test_cudnn_searches_for_the_vendor_alone(monkeypatch):
+    """Its kernels for the fp64 truth are each run once or twice."""
+    searched = []
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    for name in ("find_batch", "expect"):
+        original = getattr(verify, name)
+
+        def watched(*args, name=name, original=original, **kwargs):
+            searched.append((name, torch.backends.cudnn.benchmark))
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(verify, name, watched)
+
+    def vendor(x):
+        searched.append(("vendor", torch.backends.cudnn.benchmark))
+        return torch.softmax(x, -1)
+
+    Verifier(Workload.parse("softmax(x=f32[4,8])"), torch.device("cpu"), vendor=vendor)
+    assert set(searched) == {("vendor", True), ("find_batch", False), ("expect", False)}
+    assert torch.backends.cudnn.benchmark

@@ -9,6 +9,7 @@ memory, and must return the same bits twice.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +102,8 @@ class Verifier:
         self._w, self._device, self._seed = w, torch.device(device), seed
         vendor = vendor or vendor_of(w)
         random = make_example(w, "random", None, seed, self._device)
-        self._batch = find_batch(w, random.tensors) if w.outputs[0].numel else Batch()
+        with _without_search():
+            self._batch = find_batch(w, random.tensors) if w.outputs[0].numel else Batch()
         self._cases = [self._case(random, vendor)]
         for kind in list(kinds(w, self._batch))[1:]:
             example = make_example(w, kind, self._batch, seed, self._device)
@@ -134,7 +136,8 @@ class Verifier:
             tensors, outputs = (batch.select(ts, example.slices) for ts in (tensors, outputs))
             w = batch.workload(w, len(example.slices))
             batch = Batch(batch.dim, len(example.slices))
-        expected = expect(w, batch, tensors, outputs, keep_truth=example.kind == "random")
+        with _without_search():
+            expected = expect(w, batch, tensors, outputs, keep_truth=example.kind == "random")
         if example.kind == "random" and "nondeterministic" in self._w.flags:
             for _ in range(RACING_RUNS - 1):
                 for e, out in zip(expected, self._by_vendor(vendor, example), strict=True):
@@ -285,6 +288,17 @@ class Verifier:
         if mismatch.count > 1:
             text += f", one of {mismatch.count} such elements of {elements}"
         return text if example.kind == "random" else f"{text} (on {example.kind} inputs)"
+
+
+@contextlib.contextmanager
+def _without_search() -> Iterator[None]:
+    """cuDNN takes its own first choice for the truth: it would time its fp64 kernels for each shape
+    that occurs, which is run a few times at most."""
+    searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = searches
 
 
 def verification_error(
