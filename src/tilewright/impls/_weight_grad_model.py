@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -199,6 +200,24 @@ def ranked(problem: Problem, device: DeviceSpec, configs: Iterable[C], most: int
         if len(found) == most:
             break
     return found
+
+
+CHALLENGERS = 2
+
+
+def challengers(
+    problem: Problem, device: DeviceSpec, first: Split, configs: Iterable[C]
+) -> list[C]:
+    """The best configs with a block for each SM where the one to take untuned leaves SMs without:
+    a search measures them, whatever the model says of its choice."""
+    if _blocks(problem, first) >= device.sms:
+        return []
+    filling = (c for c in configs if _blocks(problem, c) >= device.sms)
+    return heapq.nsmallest(CHALLENGERS, filling, key=lambda c: predicted_us(problem, device, c))
+
+
+def _blocks(problem: Problem, c: Split) -> int:
+    return c.blocks or problem.tiles(c.tile_m, c.tile_n) * c.split_k
 
 
 LAUNCH_US, FILL_US, STEP_US, STORE_US = 1.61, 1.37, 0.075, 0.17

@@ -31,6 +31,7 @@ from tilewright.impls._weight_grad_model import (
     SERIAL,
     WAYS,
     blocks_per_sm,
+    challengers,
     forecast,
     in_ranges,
     likely,
@@ -364,7 +365,8 @@ def _ranking(w: Workload, problem: Problem, device: DeviceSpec) -> tuple[Config,
     others += [c for c in ranges if us(c) < 1.1 * us(found[0])]
     fetched = [replace(c, fetch=fetch) for c in found[:FETCHED] for fetch in FETCHES[1:]]
     others += [c for c in fetched if _fits(problem, device, c)]
-    return tuple(dict.fromkeys([first, *found[:FETCHED], *others, *found[FETCHED:]]))
+    against = challengers(problem, device, first, configs)
+    return tuple(dict.fromkeys([first, *against, *found[:FETCHED], *others, *found[FETCHED:]]))
 
 
 def _splits(problem: Problem, device: DeviceSpec) -> list[int]:
