@@ -48,7 +48,8 @@ def test_the_heuristics_config_is_in_the_space_and_does_not_spill(w):
 @pytest.mark.parametrize(
     ("tile", "more"),
     [
-        *((tile, {"combine": how}) for tile in sm90.WARPGROUPS for how in ("grid", MARKED, SERIAL)),
+        *((tile, {"combine": how}) for tile in sm90.WARPGROUPS for how in ("grid", MARKED)),
+        *((tile, {"combine": SERIAL}) for tile in sm90.WARPGROUPS if tile != (64, 576)),
         *(((64, 64), {"combine": combine}) for combine in COMBINES),
         *(((64, 64), {"combine": "kernel", "add_threads": n}) for n in ADD_THREADS),
         *(((128, 256), {"cluster": size, "stages": 4}) for size in sm90.CLUSTERS),
@@ -104,7 +105,7 @@ def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, mo
     config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
     if config.combine == SERIAL and (config.sums == 128 or config.threads > 288):
         space = SM90.space(bias_too(), H200).restricted({"split_k": [24]})
-        assert "no sums of the bias" in space.why_not(config)
+        assert "too few registers" in space.why_not(config)
         return
     built = compiled(SM90.task(config, bias_too(), H200))
     assert built.resources.spill_bytes == 0

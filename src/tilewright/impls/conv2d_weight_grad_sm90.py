@@ -384,9 +384,9 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
         return "blocks that take parts of several tiles cut no slices, and stand alone, unwarmed"
     if c.blocks and c.threads > MOST_THREADS_IN_RANGES:
         return f"{c.threads} threads have too few registers to add parts of tiles beside their sums"
-    full = c.sums == MOST_SUMS or c.threads > MOST_THREADS_IN_RANGES
-    if c.combine == SERIAL and problem.bias and full:
-        return "registers hold no sums of the bias beside those of such a tile, which are added to"
+    full = c.threads > MOST_THREADS_IN_RANGES or (problem.bias and c.sums == MOST_SUMS)
+    if c.combine == SERIAL and full:
+        return "a thread has too few registers to add to its sums what other blocks left"
     if c.halo:
         if c.warm:
             return "a stream of padded pixels is not asked for ahead"

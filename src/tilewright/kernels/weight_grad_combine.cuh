@@ -40,7 +40,7 @@ TW_DEVICE void take_turn(Sum* partial, const u32* counters, const Tile& t, int w
     fence();
   }
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
-  if (t.group > 0) add_part<(THREADS > 288 ? 2 : 4)>(running_sums(partial, t), t, warp, d, bias);
+  if (t.group > 0) add_part<4>(running_sums(partial, t), t, warp, d, bias);
 }
 TW_DEVICE void give_turn(u32* counters, const Tile& t) {
   __syncthreads();
