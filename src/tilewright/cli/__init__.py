@@ -14,6 +14,7 @@ import click
 
 from tilewright import __version__
 from tilewright.cli.bench import bench
+from tilewright.cli.compare import compare
 from tilewright.cli.doctor import doctor
 from tilewright.cli.explain import explain
 from tilewright.cli.records import records
@@ -43,7 +44,7 @@ def cli(debug: bool) -> None:
     """
 
 
-for command in (doctor, tune, bench, verify, explain, records, summary):
+for command in (doctor, tune, bench, verify, explain, records, summary, compare):
     cli.add_command(command)
 
 

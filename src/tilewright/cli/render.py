@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tilewright.profiling.doctor import Diagnosis
+    from tilewright.regressions import Change
 
 PIPE_WIDTH = 200
 """Columns where the output is not a terminal: no line is broken that another program may read."""
@@ -149,6 +152,23 @@ def groups(fields: str, lines: Sequence[Mapping[str, Any]], stderr: bool = False
         ],
         stderr,
     )
+
+
+def changes(found: Sequence[Change]) -> None:
+    """What moved, the slowest first, and one line of counts."""
+    moved = [c for c in found if c.verdict != "same"]
+    moved.sort(key=lambda c: -(c.times or math.inf))
+    if moved:
+        table(
+            ["workload", "verdict", ">old", ">new", ">time"],
+            [
+                (name, c.verdict, duration(c.old_us), duration(c.new_us), times(c.times))
+                for name, c in zip(shortened([c.workload for c in moved]), moved, strict=True)
+            ],
+        )
+    counts = Counter(c.verdict for c in found)
+    kinds = ("slower", "gone", "same", "faster")
+    console().print(", ".join(f"{counts[kind]} {kind}" for kind in kinds))
 
 
 def summary(means: Mapping[str, float], tuning_s: float, stderr: bool = False) -> None:
