@@ -1,9 +1,10 @@
 """Two result files of one suite and device, row by row: what became slower, and what drifted.
 
-A machine is never twice the same: clocks, neighbours and drivers move all times of a run together,
-and PyTorch's own kernels change with its releases. So a row is slower only if it is in both ways
-that two files offer, each beyond its confidence interval: in time, and in time over PyTorch's
-kernel, which was measured in the same interleaved rounds.
+A machine is never twice the same: clocks and neighbours multiply all times of a run, hosts add to
+them (two H200s: 0.8 us to each call), and PyTorch's own kernels change with its releases. So a row
+is slower only if it is in every way that two files offer, each beyond its confidence interval: in
+time, in time over each baseline, which was measured in the same interleaved rounds, and in time
+over the floor.
 """
 
 from __future__ import annotations
@@ -64,18 +65,18 @@ def _change(old: Mapping[str, Any], new: Mapping[str, Any] | None, tolerance: fl
     before = old["own"]["median_us"]
     if new is None or not new["own"]:
         return Change(old["workload"], old["method"], "gone", before, None)
-    found = {_moved(a, b, tolerance) for a, b in zip(_scales(old), _scales(new), strict=True)}
+    then, now = _scales(old), _scales(new)
+    found = {_moved(then[unit], now[unit], tolerance) for unit in then.keys() & now.keys()}
     verdict = found.pop() if len(found) == 1 else "same"
     return Change(old["workload"], old["method"], verdict, before, new["own"]["median_us"])
 
 
-def _scales(row: Mapping[str, Any]) -> list[Interval]:
-    """Our time, and our time over PyTorch's; without the latter the former alone counts."""
+def _scales(row: Mapping[str, Any]) -> dict[str, Interval]:
+    """Our time in microseconds, in floors, and in times of each baseline."""
     low, high = row["own"]["ci_us"]
-    aten = row["baselines"].get("aten")
-    if aten is None:
-        return [(low, high)] * 2
-    return [(low, high), (low / aten["median_us"], high / aten["median_us"])]
+    units = {"us": 1.0, "floor": row["floor_us"]}
+    units |= {name: baseline["median_us"] for name, baseline in row["baselines"].items()}
+    return {name: (low / unit, high / unit) for name, unit in units.items() if unit}
 
 
 def _moved(old: Interval, new: Interval, tolerance: float) -> str:

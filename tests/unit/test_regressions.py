@@ -17,12 +17,21 @@ def interval(us, spread=0.01):
     return (us * (1 - spread), us * (1 + spread))
 
 
-def result(own_us, aten_us=40.0, spread=0.01, text=TEXT, suite="norms_sweep", device="NVIDIA H200"):
+def result(
+    own_us,
+    aten_us=40.0,
+    floor_us=4.0,
+    spread=0.01,
+    text=TEXT,
+    suite="norms_sweep",
+    device="NVIDIA H200",
+):
     own = own_us and Own(own_us, interval(own_us, spread), "fused", {"threads": 128})
     aten = {"aten": Measured(aten_us, interval(aten_us, spread))} if aten_us else {}
     row = Row(
-        workload=text, floor_us=4.0, copy_us=8.0, method="graph", distribution=None, host_us={},
-        baselines=aten, own=own, chosen="fused" if own else "aten", candidates=7, verified=None,
+        workload=text, floor_us=floor_us, copy_us=8.0, method="graph", distribution=None,
+        host_us={}, baselines=aten, own=own, chosen="fused" if own else "aten", candidates=7,
+        verified=None,
     )  # fmt: skip
     return as_dict(suite, Report([row], {"name": device}, VERSIONS, 10.0))
 
@@ -35,12 +44,16 @@ def result(own_us, aten_us=40.0, spread=0.01, text=TEXT, suite="norms_sweep", de
         ((10.0, 40.0), (9.0, 40.0), "faster"),
         ((10.0, 40.0), (11.0, 44.0), "same"),  # the machine has a slow day
         ((10.0, 40.0), (10.0, 30.0), "same"),  # another PyTorch
+        ((9.0, 14.1, 8.8), (10.1, 15.3, 9.6), "same"),  # another host, 0.8 us a call
+        ((9.0, 14.1, None), (10.1, 14.1, None), "slower"),
         ((10.0, 40.0), (10.3, 40.0), "same"),  # within the intervals
         ((10.0, None), (11.0, None), "slower"),
         ((10.0, 40.0), (None, 40.0), "gone"),
     ],
 )
-def test_slower_is_what_is_slower_by_the_clock_and_beside_pytorch(old, new, verdict):
+def test_slower_is_what_is_slower_by_the_clock_beside_baselines_and_over_the_floor(
+    old, new, verdict
+):
     (change,) = changes(result(*old), result(*new))
     assert change.verdict == verdict
 
