@@ -90,6 +90,11 @@ def test_a_register_cap_makes_the_compiler_spill_and_the_estimate_stands_beside(
             {"row_threads": 512, "stages": 2, "parameters": "registers", "min_blocks": 1},
             ["blocks = 264, persistent", "at most 8 warps for each scheduler, 32,768 bytes"],
         ),
+        (
+            "softmax(x=f16[64,1000,49], dim=1)",
+            {"vector": 1, "lanes": 32, "shares": 8, "turns": 1, "unroll": 4, "parts": 1},
+            ["blocks = 128, 0.2 waves", "at most 2 warps for each scheduler, 2,048 bytes"],
+        ),
     ],
 )
 def test_the_grid_and_what_a_full_sm_may_choose_from_are_shown(text, config, expected):

@@ -12,7 +12,7 @@ from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel, overlaps
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda import programs
+from tilewright.fusion.cuda import programs, tiles
 from tilewright.fusion.cuda.column_graph import RowGraph, split
 from tilewright.fusion.cuda.columns import emit_columns
 from tilewright.fusion.cuda.finishing import FINISH
@@ -142,7 +142,11 @@ def executable(
     rows = one_pass(graph, device)
     if rows is None:
         _, program, stages = programs.emit(graph, config, device)
-        return ProgramKernels(built, program, stages, w)
+        several = ProgramKernels(built, program, stages, w)
+        if isinstance(config, tiles.TileSchedule) and stages[0].launch is None:
+            loaded = tiles.loads_bytes(graph, config)
+            several.work = Work(stages[0].blocks, False, None, loaded)
+        return several
     _, launch = emit(graph, config, device)
     axes = rows.kept if rows.reduced else range(len(graph.space))
     count = math.prod(graph.space[a] for a in axes)

@@ -75,6 +75,17 @@ class TileSchedule:
         return self.lanes * self.shares
 
 
+def loads_bytes(graph: Graph, c: TileSchedule) -> int:
+    """What one block may have on its way at once, of tensors that vary over all axes."""
+    whole = [
+        a.itemsize
+        for a in graph.memory
+        if all(stride or n == 1 for stride, n in zip(a.strides, graph.space, strict=True))
+    ]
+    steps = c.unroll * (2 if c.ahead else 1)
+    return c.block_threads * c.turns * c.vector * steps * sum(whole)
+
+
 class Area:
     """What one segment's tiles are cut from, whatever the schedule.
 
