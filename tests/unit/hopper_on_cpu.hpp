@@ -58,6 +58,12 @@ inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_b
     copied(to, i, box.base + (long long)pixel * box.columns + column, pixel < box.width ? box.columns - column : 0);
   arrived(at, box);
 }
+inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned to, const void* map, unsigned at, int column, int pixel, int line) {
+  const Box& box = *(const Box*)map;
+  for (int i = 0; i < box.pixels; ++i, ++pixel)
+    copied(to, i, box.base + ((long long)line * box.width + pixel) * box.columns + column, pixel < box.width ? box.columns - column : 0);
+  arrived(at, box);
+}
 inline void cp_async_bulk_tensor_4d_shared_cluster_global_im2col_mbarrier_complete_tx_bytes(
     unsigned to, const void* map, unsigned at, int c, int w, int h, int n, int tap_w, int tap_h) {
   const Box& box = *(const Box*)map;
@@ -91,12 +97,11 @@ inline std::deque<std::vector<Product>>& products() {
   if (own.empty()) own.emplace_back();
   return own;
 }
-inline float operand(uint64_t descriptor, int column, int k, bool swizzled = false) {
+inline float operand(uint64_t descriptor, int column, int k) {
   if (descriptor >> 62 == 0) return 1;  // no box: ones, of which the bias is summed
   const unsigned first = (descriptor & 0x3fff) * 16, apart = (descriptor >> 16 & 0x3fff) * 16;
-  const unsigned at = first + column / 64 * apart + k * 128 + column % 64 * 2;
   uint16_t bits;
-  std::memcpy(&bits, dynamic_shared + (swizzled ? at ^ at / 128 % 8 * 16 : at), 2);
+  std::memcpy(&bits, dynamic_shared + first + column / 64 * apart + k * 128 + column % 64 * 2, 2);
   return half_value(bits, BRAIN);
 }
 inline void multiplied(const Product& p) {
@@ -108,7 +113,7 @@ inline void multiplied(const Product& p) {
   for (int k = 0; k < 16; ++k) {
     const float a[2] = {held ? in_registers(0, k) : operand(p.a, row, k), held ? in_registers(1, k) : operand(p.a, row + 8, k)};
     for (int j = 0; j < p.count / 4; ++j)
-      for (int i = 0; i < 4; ++i) p.sums[j * 4 + i] += a[i / 2] * operand(p.b, j * 8 + pair + i % 2, k, held);
+      for (int i = 0; i < 4; ++i) p.sums[j * 4 + i] += a[i / 2] * operand(p.b, j * 8 + pair + i % 2, k);
   }
 }
 inline void wgmma_fence_sync_aligned() {}
@@ -121,7 +126,7 @@ inline void wgmma_wait_group_sync_aligned(int later) {
 template <int COUNT> static void multiply(float (&sums)[COUNT], uint64_t a, uint64_t b) {
   ptx::products().back().push_back({sums, COUNT, a, b});
 }
-// Rows in registers, laid out as mma.sync has them; columns were not brought by the copy engine, and are swizzled.
+// Rows in registers, laid out as mma.sync has them.
 template <int COUNT> static void multiply(float (&sums)[COUNT], const unsigned (&a)[4], uint64_t b) {
   ptx::Product p = {sums, COUNT, 0, b};
   for (int i = 0; i < 4; ++i) {

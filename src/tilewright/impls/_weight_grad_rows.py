@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -49,7 +50,6 @@ class Layout:
         warps: of a share.
         fragments: 16 x 8 sums of a warp.
         loop_bytes: shared memory of the loop.
-        grad_padding: bytes beside a pixel's features in shared memory; rows without are swizzled.
         producers: threads that do not multiply.
     """
 
@@ -58,7 +58,6 @@ class Layout:
     warps: int
     fragments: int
     loop_bytes: int
-    grad_padding: int = 16
     producers: int = 0
 
     def threads(self, config: Config) -> int:
@@ -141,7 +140,7 @@ def rows_task(
         "DTYPE": dtype, "RESULT": w.outputs[0].dtype, "OPERAND": f'"{dtype}"',
         "R": filter_height, "S": filter_width, "STRIDE_H": stride_h, "STRIDE_W": stride_w,
         "FEATURES": layout.features, "CHUNK": layout.chunk, "STAGES": config.stages,
-        "GRAD_PADDING": layout.grad_padding, "PRODUCERS": layout.producers,
+        "PRODUCERS": layout.producers,
         "SHARES": config.shares, "MIN_BLOCKS": max(1, layout.blocks_per_sm(config, device)),
         "EXPECTED_WARPS": layout.warps, "EXPECTED_FRAGMENTS": layout.fragments,
         "LOOP_BYTES": layout.loop_bytes, **more,
@@ -155,6 +154,9 @@ def rows_task(
 class RowsKernel(Executable):
     """Sums of every slice of the lines, then their sum, which may be added to another gradient."""
 
+    signature = "PP"
+    """Struct codes of the kernel's operands."""
+
     def __init__(
         self, built: Compiled, w: Workload, device: DeviceSpec, layout: Layout, config: Config
     ):
@@ -162,7 +164,7 @@ class RowsKernel(Executable):
         _, features, out_height, out_width = w["grad_output"].shape
         self.resources, self.outputs = built.resources, [as_read(w.outputs[0]), *w.outputs[1:]]
         self.block_threads, self.shared_bytes = layout.threads(config), layout.shared_bytes(config)
-        self.kernel = CudaKernel(built, ENTRY, "PPPT")
+        self.kernel = CudaKernel(built, ENTRY, f"{self.signature}PT")
         self.add = CudaKernel(built, ADD_ENTRY, "PPPPT")
         self.overlapping = device.capability >= 90
         tiles = math.ceil(features / layout.features)
@@ -184,6 +186,10 @@ class RowsKernel(Executable):
         fields += (*w["padding"], slices, row_length)
         self.problem = struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
 
+    def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
+        """The kernel's first arguments."""
+        return x.data_ptr(), grad_output.data_ptr()
+
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         x, grad_output = tensors[:2]
         device, index = x.device, x.device.index
@@ -195,7 +201,7 @@ class RowsKernel(Executable):
         partial = allocator.empty_strided(shape, (1,), dtype=torch.float32, device=device)
         self.kernel.launch(
             self.grid, (self.block_threads, 1, 1), self.shared_bytes, stream, index,
-            x.data_ptr(), grad_output.data_ptr(), partial.data_ptr(), self.problem,
+            *self.operands(x, grad_output), partial.data_ptr(), self.problem,
         )  # fmt: skip
         self.add.launch(
             self.add_grid, (ADD_THREADS, 1, 1), 0, stream, index,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from tilewright.build import CompileTask
-from tilewright.compile.cache import compiled
+from tilewright.compile import tensor_map
+from tilewright.compile.cache import Compiled, compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls import _weight_grad_rows as rows
@@ -21,6 +26,7 @@ from tilewright.impls._weight_grad_narrow import (
 from tilewright.impls._weight_grad_rows import Layout, RowsKernel, chunk_of, prime, rows_task
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import TensorSpec
 
 FEATURES = 64
 """Of a block: a swizzled row of 128 bytes."""
@@ -77,7 +83,34 @@ class Conv2dWeightGradNarrowSm90(Implementation):
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))
-        return in_any_layout(RowsKernel(built, w, device, _layout(w, config), config), w, device)
+        return in_any_layout(NarrowKernel(built, w, device, _layout(w, config), config), w, device)
+
+
+class NarrowKernel(RowsKernel):
+    """Tensor maps hold addresses: one is made once for each grad_output that comes."""
+
+    signature = "TPP"
+
+    def __init__(
+        self, built: Compiled, w: Workload, device: DeviceSpec, layout: Layout, config: Config
+    ):
+        super().__init__(built, w, device, layout, config)
+        self.map = functools.lru_cache(maxsize=256)(
+            functools.partial(_lines, w["grad_output"], layout.chunk)
+        )
+
+    def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
+        address = grad_output.data_ptr()
+        return self.map(address), x.data_ptr(), address
+
+
+def _lines(spec: TensorSpec, chunk: int, address: int) -> bytes:
+    """grad_output as [line][pixel][feature]."""
+    n, features, height, width = spec.shape
+    strides = features * spec.itemsize, width * features * spec.itemsize
+    return tensor_map.tiled(
+        spec.dtype, address, (features, width, n * height), strides, (FEATURES, chunk, 1)
+    )
 
 
 def wgmma(dtype: str) -> str:
@@ -101,6 +134,6 @@ def _layout(w: Workload, config: Config) -> Layout:
     warps = math.ceil(filter_height * octets_of(w) / 8) * 4
     ring = prime(filter_height, w["stride"][0]) + 1 + LEAD
     loop_bytes = (config.stages + 1 + LEAD) * chunk * FEATURES * 2
-    loop_bytes += ring * (unfolded_bytes(w, chunk) + 16)
+    loop_bytes += ring * (unfolded_bytes(w, chunk) + 16) + (config.stages + 1 + LEAD) * 8
     loop_bytes += (config.stages + 1) * raw_bytes(w, chunk)
-    return Layout(FEATURES, chunk, warps, FEATURES // 8, loop_bytes, 0, config.producers)
+    return Layout(FEATURES, chunk, warps, FEATURES // 8, loop_bytes, config.producers)

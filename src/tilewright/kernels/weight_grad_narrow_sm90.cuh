@@ -2,9 +2,10 @@
 // and unfold. See weight_grad_unfold.cuh.
 //
 // Taps are the rows of the product and features its columns. A warp has 16 rows, two octets of taps, which
-// it reads transposed from unfolded rows into registers; grad_output lies in swizzled rows of 128 bytes,
-// where all warpgroups read it. So a line costs each warp one ldmatrix for 16 pixels, and no other warp
-// reads the same taps.
+// it reads transposed from unfolded rows into registers; grad_output is brought by the copy engine, in
+// swizzled rows of 128 bytes, which all warpgroups read. So a line costs each warp one ldmatrix for 16
+// pixels, and no other warp reads the same taps. Nothing that a thread has written is read by wgmma: the
+// fence for that waits until all of the thread's copies are there, those of later steps as well.
 //
 // Defined before this text, besides what weight_grad_unfold.cuh needs: PRODUCERS, threads that copy and
 // unfold, and `multiply`, a wgmma of 64 x FEATURES x 16 with taps in registers.
@@ -15,17 +16,23 @@ constexpr int CONSUMERS = WARPS * 32;
 constexpr int THREADS = CONSUMERS + PRODUCERS;
 constexpr int LEAD = 2;                          // steps that may be unfolded before they are multiplied
 constexpr int RING = PRIME + 1 + LEAD;           // steps whose unfolded rows are kept
-constexpr int GRADS = STAGES + 1 + LEAD;         // steps whose part of grad_output is, from its copy on
+constexpr int GRADS = STAGES + 1 + LEAD;         // lines whose part of grad_output is, from its copy on
+constexpr int LINE_BYTES = CHUNK * 128;
 constexpr int RAWS = STAGES + 1;
 constexpr int STEP_BYTES = STRIDE_H * ROW_BYTES;
 constexpr int RAW_BYTES = STRIDE_H * RAW * 2;
-constexpr int RING_AT = GRADS * GRAD_BYTES, RAWS_AT = RING_AT + RING * STEP_BYTES, BARRIERS_AT = RAWS_AT + RAWS * RAW_BYTES;
-static_assert(FEATURES == 64 && GRAD_STRIDE == 128 && CHUNK % 16 == 0, "swizzled rows");
+constexpr int RING_AT = GRADS * LINE_BYTES, RAWS_AT = RING_AT + RING * STEP_BYTES, BARRIERS_AT = RAWS_AT + RAWS * RAW_BYTES;
+static_assert(FEATURES == 64 && CHUNK % 16 == 0, "swizzled rows");
 static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS, "layout");
-static_assert(BARRIERS_AT + 16 * RING == LOOP_BYTES && SHARES == 1, "layout");
+static_assert(BARRIERS_AT + 16 * RING + 8 * GRADS == LOOP_BYTES && SHARES == 1, "layout");
+
+struct alignas(64) TensorMap { unsigned char opaque[128]; };
 
 TW_DEVICE void barrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+TW_DEVICE void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 TW_DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -38,21 +45,35 @@ TW_DEVICE void barrier_wait(u32 barrier, u32 parity) {
         : "=r"(open) : "r"(barrier), "r"(parity) : "memory");
   } while (!open);
 }
-// A step's rows and grad_output are there, or have been multiplied.
+// A step's rows are unfolded; they have been multiplied; a line's part of grad_output is there.
 TW_DEVICE u32 full(u32 memory, int step) { return memory + BARRIERS_AT + step % RING * 16; }
 TW_DEVICE u32 done(u32 memory, int step) { return full(memory, step) + 8; }
+TW_DEVICE u32 there(u32 memory, int line) { return memory + BARRIERS_AT + RING * 16 + line % GRADS * 8; }
+TW_DEVICE u32 grad_of(u32 memory, int line) { return memory + line % GRADS * LINE_BYTES; }
+
+// A line's pixels, with zeros behind the end of the row.
+TW_DEVICE void load_line(u32 to, const TensorMap* grad, u32 barrier, const Problem& b, const Walk& w) {
+  const int feature = blockIdx.y * FEATURES, pixel = w.chunk * CHUNK, line = w.n * b.out_height + w.p;
+  barrier_expect(barrier, LINE_BYTES);
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+      ::"r"(to), "l"(grad), "r"(barrier), "r"(feature), "r"(pixel), "r"(line) : "memory");
+}
 
 // 64 features of pixels in groups of eight, 1024 bytes apart; the swizzle goes by the address.
 TW_DEVICE u64 descriptor(u32 address) { return (u64)(1u << 30 | 1024 / 16) << 32 | (address & 0x3ffff) / 16; }
 
-TW_DEVICE void produce(int thread, const u16* x, const u16* grad, unsigned char* memory, const Problem& b) {
+TW_DEVICE void produce(int thread, const u16* x, const TensorMap* grad, unsigned char* memory, const Problem& b) {
   const Lines lines(b);
   const u32 shared = shared_address(memory);
   Walk ahead(b, lines.first), here(b, lines.first);
-  int fetched = 0;
+  int fetched = 0, asked = 0;  // steps, and lines
   const auto fetch = [&]() {
     if (fetched < lines.steps) {
-      copy_grad<PRODUCERS>(thread, shared + fetched % GRADS * GRAD_BYTES, grad, b, ahead);
+      if (ahead.prime == 0) {
+        if (thread == 0) load_line(grad_of(shared, asked), grad, there(shared, asked), b, ahead);
+        ++asked;
+      }
       copy_rows<PRODUCERS>(thread, shared + RAWS_AT + fetched % RAWS * RAW_BYTES, x, b, ahead);
       ahead.advance(b);
     }
@@ -67,7 +88,6 @@ TW_DEVICE void produce(int thread, const u16* x, const u16* grad, unsigned char*
     if (before >= 0) barrier_wait(done(shared, before), before / RING & 1);
     fetch();
     unfold<PRODUCERS>(thread, memory + RING_AT + step % RING * STEP_BYTES, memory + RAWS_AT + step % RAWS * RAW_BYTES, b, here.chunk);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // copies of grad_output are read by wgmma
     __syncwarp();
     if (thread % 32 == 0) barrier_arrive(full(shared, step));
     here.advance(b);
@@ -81,34 +101,39 @@ TW_DEVICE void consume(float (&sums)[FRAGMENTS * 4], u32 shared, const Problem& 
   const u32 own = RING_AT + (STRIDE_H - 1 - back % STRIDE_H) * ROW_BYTES + octet % OCTETS * 16 + ((lane & 7) + (lane >> 4) * 8) * PIXEL_BYTES;
   const Lines lines(b);
   Walk here(b, lines.first);
+  int line = 0;
   for (int step = 0; step < lines.steps; ++step) {
     barrier_wait(full(shared, step), step / RING & 1);
     if (here.prime == 0) {
       const u32 rows = shared + own + (step - back / STRIDE_H) % RING * STEP_BYTES;
       u32 taps[CHUNK / 16][4];
       TW_UNROLL for (int k = 0; k < CHUNK / 16; ++k) load_transposed(taps[k], rows + k * 16 * PIXEL_BYTES);
-      const u64 features = descriptor(shared + step % GRADS * GRAD_BYTES);
+      const u64 features = descriptor(grad_of(shared, line));
+      barrier_wait(there(shared, line), line / GRADS & 1);
+      ++line;
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
       TW_UNROLL for (int k = 0; k < CHUNK / 16; ++k) multiply(sums, taps[k], features + k * 128);
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(0) : "memory");
     }
+    __syncwarp();
     if (lane == 0) barrier_arrive(done(shared, step));
     here.advance(b);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant__ Problem b) {
+weight_grad(const __grid_constant__ TensorMap lines, const u16* x, const u16* grad, float* partial, const __grid_constant__ Problem b) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < RING; ++i) barrier_init(full(shared, i), PRODUCERS / 32), barrier_init(done(shared, i), WARPS);
+    for (int i = 0; i < GRADS; ++i) barrier_init(there(shared, i), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
   if (threadIdx.x >= CONSUMERS) {
-    produce(threadIdx.x - CONSUMERS, x, grad, memory, b);
+    produce(threadIdx.x - CONSUMERS, x, &lines, memory, b);
     return;
   }
   float sums[FRAGMENTS * 4] = {};

@@ -8,7 +8,7 @@
 // blocks, slices, by a second kernel, both in fixed order.
 //
 // Defined before this text: DTYPE and RESULT (f16, bf16 or f32), R, S, STRIDE_H, STRIDE_W, FEATURES,
-// CHUNK, STAGES, SHARES, MIN_BLOCKS, GRAD_PADDING (16 bytes, or none if rows are swizzled), and for the kernel that follows what it needs. That kernel defines
+// CHUNK, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel defines
 // WARPS of a share, FRAGMENTS of a warp, and where a fragment's sums belong (`place`); EXPECTED_WARPS,
 // EXPECTED_FRAGMENTS and LOOP_BYTES are what its caller takes them, and its shared memory, to be.
 
@@ -39,7 +39,7 @@ struct f32 {
 };
 
 constexpr int PRIME = (R - 1) / STRIDE_H;  // steps before a line's rows are all there
-constexpr int GRAD_STRIDE = FEATURES * 2 + GRAD_PADDING;  // bytes of a pixel: no two of eight share banks
+constexpr int GRAD_STRIDE = FEATURES * 2 + 16;  // bytes of a pixel: no two of eight share banks
 constexpr int GRAD_BYTES = CHUNK * GRAD_STRIDE;
 
 struct alignas(64) Problem {  // 128 bytes, passed by value
@@ -115,19 +115,17 @@ TW_DEVICE void multiply(float4& d, const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 // PIXELS x FEATURES halves, as [pixel][feature], eight at a time, by THREADS threads. A thread keeps to its
-// features, so that from one of its pixels to the next addresses differ by a constant. Rows of 128 bytes
-// are swizzled as wgmma reads them.
+// features, so that from one of its pixels to the next addresses differ by a constant.
 //
 // there: (pixel) -> whether it exists; `wide`: whether the thread's features do; `anywhere`: an address
 // that can be read, for copies of nothing.
 template <int THREADS, int PIXELS, int STRIDE, class There>
 TW_DEVICE void copy_pixels(int thread, u32 to, const u16* first, const u16* anywhere, int length, bool wide, There there) {
   constexpr int ACROSS = FEATURES / 8, DOWN = THREADS / ACROSS;
-  static_assert(STRIDE != 128 || DOWN % 8 == 0, "a thread's pixels are swizzled alike");
   const int pixel = thread / ACROSS, k = thread % ACROSS * 8;
   const u16* from = first + (long long)pixel * length + k;
   const long long step = (long long)DOWN * length;
-  to += pixel * STRIDE + (STRIDE == 128 ? k * 2 ^ pixel % 8 * 16 : k * 2);
+  to += pixel * STRIDE + k * 2;
   if (THREADS % ACROSS != 0 && pixel >= DOWN) return;
   TW_UNROLL for (int i = 0; i < PIXELS; i += DOWN, from += step) {
     if (i + DOWN > PIXELS && i + pixel >= PIXELS) break;
