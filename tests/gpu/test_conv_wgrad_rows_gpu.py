@@ -61,6 +61,10 @@ GROUPEDS = [
     workload(4, 1024, 1024, 7, 7, 3, 1, 1, groups=32),
     workload(2, 24, 24, 17, 9, 3, 1, 1, groups=12),
     workload(2, 48, 48, 7, 120, 3, 1, 1, groups=6, more=", into=f16[48,8,3,3]@channels_last"),
+    workload(4, 72, 72, 56, 56, 3, 1, 1, groups=72),
+    workload(2, 64, 64, 112, 112, 3, 2, 1, groups=64, dtype="bf16"),
+    workload(2, 96, 96, 14, 14, 7, 1, 3, groups=96, op="conv2d_weight_bias_grad"),
+    workload(3, 72, 72, 28, 28, 5, 2, 2, groups=72, more=", into=f32[72,1,5,5]@channels_last"),
 ]
 DEPTHWISES = [
     workload(2, 24, 24, 17, 9, 3, 1, 1, groups=24, more=", out_dtype=f32"),

@@ -34,7 +34,11 @@ STEMS = [
     ),
     weight_grad("8,1,28,28", "8,32,24,24", "kernel_size=5, out_dtype=f32"),
 ]
-GROUPS = SUITES["resnext50_wgrad_n32"].workloads()
+GROUPS = [
+    *SUITES["resnext50_wgrad_n32"].workloads(),
+    weight_grad("8,96,56,56", "8,96,56,56", "kernel_size=7, padding=3, groups=96"),
+    weight_grad("8,144,56,56", "8,144,28,28", "kernel_size=5, stride=2, padding=2, groups=144"),
+]
 
 
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])
@@ -112,9 +116,8 @@ def test_what_does_not_fit_narrow_rows_is_refused_in_words(w, words):
     [
         (64, 64, 1, 3, "groups=1 of 64 to 64"),
         (64, 128, 16, 3, "groups=16 of 64 to 128"),
-        (72, 72, 3, 3, "groups of 2, 4, 8, 16, 32"),
-        (64, 64, 64, 3, "groups=64"),
-        (64, 64, 16, 7, "98 fragments"),
+        (72, 72, 3, 3, "groups of 1, 2, 4, 8, 16, 32"),
+        (64, 64, 2, 11, "a row of 11 taps"),
     ],
 )
 def test_groups_that_do_not_fit_are_refused_in_words(channels, features, groups, kernel, words):

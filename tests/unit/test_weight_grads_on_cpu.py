@@ -58,6 +58,10 @@ CASES = {
         workload(*GROUPS, dtype="bf16", more=", out_dtype=f32"),
         workload(1, 64, 64, 6, 7, 3, 2, 1, 2),
         workload(*GROUPS, op="weight_bias_grad"),
+        workload(2, 24, 24, 7, 9, 3, 2, 1, 24, dtype="bf16"),
+        workload(2, 16, 16, 6, 21, 3, 1, 1, 16, op="weight_bias_grad"),
+        workload(2, 40, 40, 9, 11, 7, 1, 3, 40, op="weight_bias_grad"),
+        workload(2, 32, 32, 11, 20, 5, 2, 2, 32),
     ],
     "conv2d_weight_grad_depthwise": [
         workload(*DEPTHWISE),

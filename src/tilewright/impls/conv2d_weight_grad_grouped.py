@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from tilewright.build import CompileTask
@@ -23,9 +24,11 @@ from tilewright.impls._weight_grad_rows import (
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
 
-DEPTHS = (2, 4, 8, 16, 32)
+DEPTHS = (1, 2, 4, 8, 16, 32)
 MOST_FRAGMENTS = 40
 """16 x 8 sums of a warp, four registers each."""
+MOST_FEATURES, MOST_WITH_PARTS = 64, 32
+"""Of a block; and where warps share the filter's rows."""
 
 
 class Conv2dWeightGradGrouped(Implementation):
@@ -44,8 +47,8 @@ class Conv2dWeightGradGrouped(Implementation):
                 f"groups={groups} of {channels} to {features} channels: not as many features as "
                 f"channels in groups of {', '.join(map(str, DEPTHS))}"
             )
-        if _fragments(w) > MOST_FRAGMENTS:
-            return f"{_fragments(w)} fragments of sums in each warp exceed {MOST_FRAGMENTS}"
+        if _fragments(w, w["kernel_size"][0]) > MOST_FRAGMENTS:
+            return f"a row of {w['kernel_size'][1]} taps takes more than {MOST_FRAGMENTS} fragments"
         if as_read(w["x"]).align < 16:
             return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
         return None
@@ -70,7 +73,7 @@ class Conv2dWeightGradGrouped(Implementation):
         return f"{config.stages} {config.shares} {layout} {baked}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
-        more = {"DEPTH": _depth(w), "WITH_BIAS": len(w.outputs) - 1}
+        more = {"DEPTH": _depth(w), "WITH_BIAS": len(w.outputs) - 1, "PARTS": _parts(w)}
         return rows_task(("grouped",), w, device, _layout(w, config), config, more)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
@@ -86,18 +89,27 @@ def _span(w: Workload) -> int:
     return max(16, _depth(w))
 
 
-def _fragments(w: Workload) -> int:
+def _fragments(w: Workload, parts: int) -> int:
     """Of a warp's sums; the bias's are the first column of another one."""
-    return math.prod(w["kernel_size"]) * _span(w) // 8 + len(w.outputs) - 1
+    filter_height, filter_width = w["kernel_size"]
+    rows = math.ceil(filter_height / parts)
+    return rows * filter_width * _span(w) // 8 + len(w.outputs) - 1
+
+
+def _parts(w: Workload) -> int:
+    """Of the filter's rows, so that a warp's registers hold the sums of one."""
+    return next(n for n in itertools.count(1) if _fragments(w, n) <= MOST_FRAGMENTS)
 
 
 def _layout(w: Workload, config: Config) -> Layout:
     """As kernels/weight_grad_grouped.cuh computes it."""
     (filter_height, filter_width), (stride_h, stride_w) = w["kernel_size"], w["stride"]
     chunk, span = chunk_of(w["grad_output"].shape[3]), _span(w)
-    features = min(64, math.ceil(w["x"].shape[1] / span) * span)
+    parts = _parts(w)
+    most = MOST_FEATURES if parts == 1 else MOST_WITH_PARTS
+    features = min(most, math.ceil(w["x"].shape[1] / span) * span)
     pixel_bytes = features * 2 + 16
     row_bytes = ((chunk - 1) * stride_w + filter_width) * pixel_bytes
     ring_rows = (prime(filter_height, stride_h) + config.stages) * stride_h
     loop_bytes = config.stages * chunk * pixel_bytes + ring_rows * row_bytes + 16
-    return Layout(features, chunk, features // 16, _fragments(w), loop_bytes)
+    return Layout(features, chunk, features // 16 * parts, _fragments(w, parts), loop_bytes)

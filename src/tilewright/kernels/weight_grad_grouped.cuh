@@ -1,16 +1,19 @@
-// The weight gradient of a convolution in groups of 2 to 32 channels, NHWC.
+// The weight gradient of a convolution in groups of 1 to 32 channels, NHWC.
 //
 // A block has FEATURES features and the same channels of x. 16 features meet the SPAN channels of their
 // groups: with narrow groups most of a fragment belongs to no pair of one group and is dropped, which
 // tensor cores outweigh. A tap is where a pixel of x lies in shared memory: nothing is unfolded.
 //
 // Defined before this text, besides what weight_grad_rows.cuh needs: DEPTH, the channels of a group and
-// its features; WITH_BIAS, 1 where the sums of grad_output are asked for.
+// its features; WITH_BIAS, 1 where the sums of grad_output are asked for; PARTS of the filter's rows, each
+// of which has warps of its own where registers do not hold the sums of all.
 
 constexpr int SPAN = DEPTH > 16 ? DEPTH : 16;
 constexpr int PANELS = SPAN / 8;                // of eight channels
-constexpr int WARPS = FEATURES / 16;
-constexpr int FRAGMENTS = R * S * PANELS + WITH_BIAS;  // the bias's is the last, beside a column of ones
+constexpr int ACROSS = FEATURES / 16;           // warps of one part
+constexpr int WARPS = ACROSS * PARTS;
+constexpr int ROWS = (R + PARTS - 1) / PARTS;   // of the filter; the last part may have fewer
+constexpr int FRAGMENTS = ROWS * S * PANELS + WITH_BIAS;  // the bias's is the last, beside a column of ones
 constexpr int THREADS = WARPS * SHARES * 32;
 constexpr int PIXEL_BYTES = FEATURES * 2 + 16;
 constexpr int PIXELS = (CHUNK - 1) * STRIDE_W + S;  // of a row of x
@@ -32,12 +35,13 @@ TW_DEVICE void copy_rows(u32 to, const u16* x, const Problem& b, const Walk& at)
 
 // The products of one line of `count` pixels; `newest` is the step that brought its last rows.
 TW_DEVICE void products(float4 (&sums)[FRAGMENTS], u32 grad, u32 ring, u32 zeros, int newest, int count) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, share = threadIdx.x / 32 / WARPS;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % ACROSS, share = threadIdx.x / 32 / WARPS;
+  const int first = threadIdx.x / 32 % WARPS / ACROSS * ROWS, rows = min(R - first, ROWS);
   // Two panels at a time: lanes from 16 on fetch the second one's.
   const int own = (lane & 15) * STRIDE_W * PIXEL_BYTES + (warp * 16 / SPAN * SPAN + (lane >> 4) * 8) * 2;
-  u32 from[R];
-  TW_UNROLL for (int r = 0; r < R; ++r) {
-    const int back = R - 1 - r;
+  u32 from[ROWS];
+  TW_UNROLL for (int r = 0; r < ROWS; ++r) {
+    const int back = max(R - 1 - first - r, 0);
     int step = newest - back / STRIDE_H;
     if (step < 0) step += RING;
     from[r] = ring + (step * STRIDE_H + STRIDE_H - 1 - back % STRIDE_H) * ROW_BYTES + own;
@@ -47,7 +51,8 @@ TW_DEVICE void products(float4 (&sums)[FRAGMENTS], u32 grad, u32 ring, u32 zeros
     load_transposed(a, grad_at(grad, q, warp * 16));
     if (WITH_BIAS) multiply(sums[FRAGMENTS - 1], a, DTYPE::ONE * 0x10001u, DTYPE::ONE * 0x10001u);
     const bool there = q + (lane & 15) < count;  // what meets no pixel is 0, whatever x holds
-    TW_UNROLL for (int r = 0; r < R; ++r)
+    TW_UNROLL for (int r = 0; r < ROWS; ++r) {
+      if (R % PARTS != 0 && r >= rows) break;
       TW_UNROLL for (int s = 0; s < S; ++s)
         TW_UNROLL for (int panel = 0; panel < PANELS; panel += 2) {
           u32 t[4];
@@ -55,6 +60,7 @@ TW_DEVICE void products(float4 (&sums)[FRAGMENTS], u32 grad, u32 ring, u32 zeros
           multiply(sums[(r * S + s) * PANELS + panel], a, t[0], t[1]);
           multiply(sums[(r * S + s) * PANELS + panel + 1], a, t[2], t[3]);
         }
+    }
   }
 }
 
@@ -95,10 +101,11 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
 }
 
 TW_DEVICE Place place(int warp, int fragment, int row, int column) {
-  if (WITH_BIAS && fragment == FRAGMENTS - 1) return {warp * 16 + row, column == 0 ? BIAS : NOWHERE};
-  const int feature = warp * 16 + row, channel = warp * 16 / SPAN * SPAN + fragment % PANELS * 8 + column;
-  const bool together = feature / DEPTH == channel / DEPTH;
-  return {feature, together ? fragment / PANELS * DEPTH + channel % DEPTH : NOWHERE};
+  const int part = warp / ACROSS, features = warp % ACROSS * 16, feature = features + row;
+  if (WITH_BIAS && fragment == FRAGMENTS - 1) return {feature, column == 0 && part == 0 ? BIAS : NOWHERE};
+  const int channel = features / SPAN * SPAN + fragment % PANELS * 8 + column, tap = part * ROWS * S + fragment / PANELS;
+  const bool there = feature / DEPTH == channel / DEPTH && tap < R * S;
+  return {feature, there ? tap * DEPTH + channel % DEPTH : NOWHERE};
 }
 
 extern "C" __global__ void __launch_bounds__(256)

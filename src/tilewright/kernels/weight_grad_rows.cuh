@@ -160,6 +160,13 @@ TW_DEVICE Place place_in_quad(int warp, int fragment, int lane, int i) {
   return place(warp, fragment, lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
 }
 
+// Whether one of a quad's sums belongs anywhere: the others are neither stored nor read.
+TW_DEVICE bool belongs(int warp, int fragment, int lane) {
+  bool any = false;
+  TW_UNROLL for (int i = 0; i < 4; ++i) any |= place_in_quad(warp, fragment, lane, i).at != NOWHERE;
+  return any;
+}
+
 // The sum of a block's lines for feature k and place `at` in its row of the result, until it is NaN. What lies
 // outside x is left out, not multiplied by 0. Each line's pixels are summed by themselves.
 template <int GROUP> TW_DEVICE float sum_again(const u16* x, const u16* grad, const Problem& b, int k, int at) {
@@ -226,7 +233,8 @@ TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char
   if (share > 0) return;
   leave_padding_out<WARPS, GROUP>(x, grad, b, sums);
   float4* own = (float4*)partial + (((long long)blockIdx.y * b.slices + blockIdx.x) * WARPS + warp) * FRAGMENTS * 32 + lane;
-  TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i) own[i * 32] = sums[i];
+  TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i)
+    if (belongs(warp, i, lane)) own[i * 32] = sums[i];
 }
 
 // A warp adds 32 quads of every eighth slice; the block's first warp adds those of its eight, in
@@ -239,7 +247,8 @@ TW_DEVICE void add_slices(const float* partial, const RESULT::type* into, RESULT
   const float4* from = (const float4*)partial + (long long)blockIdx.y * b.slices * QUADS + fragment * 32 + lane;
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   await_previous();
-  _Pragma("unroll 8") for (int s = warp; s < b.slices; s += 8) {
+  const int end = belongs(fragment / FRAGMENTS, fragment % FRAGMENTS, lane) ? b.slices : 0;
+  _Pragma("unroll 8") for (int s = warp; s < end; s += 8) {
     const float4 v = __ldcg(from + (long long)s * QUADS);
     sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
   }
