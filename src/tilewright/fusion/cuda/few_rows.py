@@ -26,8 +26,14 @@ BLOCK_SHAPES = ((1, 256), (2, 256), (4, 1024), (8, 1024))
 """Vectors of a thread, and the threads that a block may then have: the shortest work first."""
 RESIDENT_THREADS = (1024, 768, 640, 512)
 """On an SM: the fewer, the more of its registers are left for rows."""
+TWO_VECTOR_THREADS = 640
+"""The same where lanes join moments and have two vectors each."""
 PARAMETER_REGISTERS = 8
 """For what is read of two parameters when the row is known: a vector of each."""
+SPARE_REGISTERS = 8
+"""What the estimate may miss."""
+BLOCK_ROW_BYTES = 3 << 9
+"""From here on a row of costly steps is a block's: 96 threads with 16 bytes each."""
 FULL_ROW_BYTES = 1 << 12
 """From here on a row gives each of 128 threads 32 bytes."""
 FULL_BLOCK_BYTES = 1 << 16
@@ -57,7 +63,8 @@ def few_row_heuristic(
 
     Narrow rows of a few hundred are as fast with few threads, unless parameters come beside them or
     what is costly is kept: with 512 rows of 2048 halves on an H200, softmax took 3.0 us in one
-    wave, 3.3 us with few threads; 8.2 us of 12288, 9.1 us if nothing is kept (c4d3930).
+    wave, 3.3 us with few threads; 8.2 us of 12288, 9.1 us if nothing is kept (c4d3930); and 2.48 us
+    of 1024 in one wave, 2.68 us with few threads (2c7c317).
     """
     row_bytes = footprint.width * footprint.itemsize
     found = few_row_candidates(space, footprint, device, vector)
@@ -67,7 +74,7 @@ def few_row_heuristic(
     elif footprint.parameters:
         fitting = [c for c in found if c.storage == "registers"]
         yield from sorted(fitting, key=lambda c: not footprint.fills(c)) if wide else fitting
-    elif wide or (footprint.keeps_costly_steps and row_bytes >= FULL_ROW_BYTES):
+    elif wide or (footprint.keeps_costly_steps and row_bytes >= BLOCK_ROW_BYTES):
         keeps = footprint.keeps_costly_steps
         fitting = [c for c in found if c.storage == "registers" and c.recompute != keeps]
         yield from sorted(fitting, key=lambda c: not footprint.fills(c))
@@ -107,14 +114,19 @@ def latency_candidates(
             little = footprint.turns(c) * vector * footprint.itemsize <= EXCHANGED_BYTES
             if cluster > 1 and little and not footprint.has_moments:
                 c = replace(c, moments=one_exchange(space))
-            yield _with_parameters(keeping(c, space), space)
+            yield _with_parameters(keeping(c, space), space, footprint, device)
 
 
 def one_wave_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
     """A block for each row, and all blocks at once on the device: a second round would wait until
-    the slowest of the first has left. Where registers do not hold the rows, shared memory may."""
+    the slowest of the first has left. Where registers do not hold the rows, shared memory may.
+
+    With 512 rows on an H200, layer norm took 3.07 us of 2048 halves by threads with two vectors,
+    3.18 us with one; what of 4 to 8 KiB, or to 16 KiB beside parameters, leaves L2 first takes as
+    long or longer, but of 12288 halves 8.53 us, and 8.77 us if it does not (2c7c317).
+    """
     vectors = footprint.width / vector
     if footprint.columns or vectors <= 64:
         return
@@ -123,9 +135,12 @@ def one_wave_candidates(
     if blocks not in space.values["min_blocks"]:
         return
     most_kept = MOST_BESIDE_PARAMETERS if footprint.parameters else MOST_KEPT_BYTES
-    wide = footprint.width * footprint.itemsize > NARROW_ROW_BYTES
-    stream = wide and not footprint.parameters and is_streamed(footprint, device)
+    row_bytes = footprint.width * footprint.itemsize
+    widest_kept = WIDE_ROW_BYTES if footprint.parameters else NARROW_ROW_BYTES
+    stream = not FULL_ROW_BYTES <= row_bytes <= widest_kept and is_streamed(footprint, device)
     residents = RESIDENT_THREADS if footprint.parameters else RESIDENT_THREADS[1:]
+    if footprint.has_moments and vectors * blocks <= 2 * TWO_VECTOR_THREADS:
+        residents = (TWO_VECTOR_THREADS, *residents)
     for resident in (*residents, None):
         turns = math.ceil(vectors / ((resident or max(RESIDENT_THREADS)) // blocks))
         threads = _threads(space, vectors / turns)
@@ -140,7 +155,7 @@ def one_wave_candidates(
         )  # fmt: skip
         on_the_way = PARAMETER_REGISTERS * math.ceil(len(footprint.parameters) / 2)
         if estimated_registers(c, footprint) + on_the_way <= register_cap(c, device):
-            yield _with_parameters(keeping(c, space), space)
+            yield _with_parameters(keeping(c, space), space, footprint, device)
 
 
 def shared_candidates(
@@ -196,10 +211,14 @@ def one_exchange(space: ConfigSpace[RowSchedule]) -> str:
     return "merge" if "merge" in space.values["moments"] else "two_pass"
 
 
-def _with_parameters(c: RowSchedule, space: ConfigSpace[RowSchedule]) -> RowSchedule:
-    """Their parameters beside the row, if there are registers for them."""
+def _with_parameters(
+    c: RowSchedule, space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec
+) -> RowSchedule:
+    """Their parameters beside the row, if there are registers to spare for them: layer norm of 512
+    rows of 4096 halves took 4.15 us on an H200, and 4.21 us if they filled all (2c7c317)."""
     ahead = replace(c, parameters="ahead")
-    return ahead if ahead in space else c
+    needed = estimated_registers(ahead, footprint) + SPARE_REGISTERS
+    return ahead if ahead in space and needed <= register_cap(ahead, device) else c
 
 
 def _threads(space: ConfigSpace[RowSchedule], least: float) -> int | None:

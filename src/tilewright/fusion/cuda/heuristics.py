@@ -13,6 +13,7 @@ from typing import Any
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.few_rows import (
     MANY_ROWS,
+    SPARE_REGISTERS,
     WIDE_ROW_BYTES,
     few_row_candidates,
     few_row_heuristic,
@@ -50,8 +51,6 @@ HALF_ACCESS_BYTES = 8
 ROOMY_REGISTERS = 200
 """As estimated: up to here a kernel that sums over rows holds its parameters, too, and does not
 spill."""
-SPARE_REGISTERS = 8
-"""What the estimate may miss."""
 
 
 def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
@@ -74,6 +73,7 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
         *shared_candidates(space, footprint, device, vector),
         *few_row_heuristic(space, footprint, device, vector),
         *_column_block_candidates(space, footprint, device, vector),
+        *_few_wide_candidates(space, footprint, device, vector),
         *_small_blocks_alone(space, footprint, device, vector),
         *_many_row_candidates(space, footprint, device, vector),
         *_persistent_and_keeping(space, footprint, device, vector),
@@ -88,29 +88,25 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
 def _small_blocks_alone(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
-    """Without parameter vectors, which persistent kernels would keep on chip over many rows; or of
-    a few hundred rows, where a cluster would have to share them.
-
-    With 512 rows of 65536 halves on an H200, RMS norm took 37.0 us, and 38.7 us by a persistent
-    kernel in clusters of four. But in clusters of eight layer norm, which reads twice as much of
-    parameters as of rows, took 38.5 us, by small blocks 40.8 us (c4d3930). Moments of fp32 rows
-    would spill.
-    """
-    if footprint.columns:
-        return
-    if footprint.parameters:
-        walking = persistent_candidates(space, footprint, device, vector)
-        cluster = next((c.cluster for c in walking if c in space), 1)
-        few = device.sms < footprint.rows < MANY_ROWS * device.sms
-        few = few and not footprint.reads_more_parameters
-        roomy = footprint.itemsize < 4 or not footprint.has_moments
-        if few and roomy and 1 < cluster < max(space.values["cluster"]):
-            found = small_block_candidates(space, footprint, device, vector)
-            yield from (c for c in found if c.cluster > 1)
+    """Without parameter vectors, which persistent kernels keep on chip."""
+    if footprint.columns or footprint.parameters:
         return
     least = LANE_BYTES * device.warp if footprint.keeps_costly_steps else WIDE_ROW_BYTES
     if footprint.width * footprint.itemsize > least:
         yield from small_block_candidates(space, footprint, device, vector)
+
+
+def _few_wide_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """Of a few hundred rows those that one block does not keep, or whose parameters are more than
+    the row: with 512 rows on an H200, RMS norm of 32768 halves took 18.6 us, 20.5 us by small
+    blocks (2c7c317); of 16384 one block took 10.4 us, but layer norm 11.2, and 10.9 so."""
+    walking = persistent_candidates(space, footprint, device, vector)
+    alone = next((c.cluster == 1 for c in walking if c in space), False)
+    many = footprint.rows >= MANY_ROWS * device.sms
+    if not many and (footprint.reads_more_parameters or not alone):
+        yield from widest_clusters(space, footprint, device, vector)
 
 
 def _persistent_and_keeping(
@@ -143,8 +139,8 @@ def _many_row_candidates(
                 stream_loads=False, rematerialize=packed,
             )  # fmt: skip
             return
-    if footprint.reads_more_parameters and footprint.itemsize == 2:
-        yield from widest_clusters(space, footprint, vector)
+    if footprint.itemsize == 2:
+        yield from widest_clusters(space, footprint, device, vector)
     for c in persistent_candidates(space, footprint, device, vector):
         if c.block_threads <= 512:
             yield replace(c, rows_per_thread=rows, stages=1, in_turn=True)
@@ -298,7 +294,7 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
         rows = _row_candidates(space, footprint, vector)
         small = small_block_candidates(space, footprint, device, vector)
         kinds = [
-            (widest_clusters(space, footprint, vector) if many else (), 2, _way_variations),
+            (widest_clusters(space, footprint, device, vector), 2, _way_variations),
             (small, 4, lambda c: small_block_variations(c, space)),
             (few, 6, _few_row_variations),
             walking,

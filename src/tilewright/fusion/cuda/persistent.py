@@ -12,7 +12,9 @@ from tilewright.space import ConfigSpace
 LANE_BYTES = 64
 """Of a row, by a lane of a warp that has it to itself, at most."""
 FEW_THREADS_BYTES = 80
-"""Of a row, by each of 64 threads of a block, at most."""
+"""Of one of many rows, by each of 64 threads of a block, at most."""
+TWO_ROWS_BYTES = 128
+"""Of each of two rows that a thread takes at once, at most."""
 
 
 def persistent_candidates(
@@ -55,24 +57,36 @@ def persistent_candidates(
 
 
 def widest_clusters(
-    space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
-    """Many wide rows whose parameters the blocks of the largest cluster share: few threads, which
-    take two rows at a time.
+    """Wide rows whose parameters the blocks of the largest cluster share: few threads, which take
+    two rows at a time.
 
     With 8192 rows on an H200, layer norm with two more biases took 128.9 us of 16384 halves, 161.6
     of 20480, 256.7 of 32768 and 514.0 of 65536 (f21b0e2): 0.97 of the floor each. Layer norm in
-    clusters of two or four took 150.8 us of 16384, 296.2 of 32768 and 579.3 of 65536 (c3f46f9).
+    clusters of two or four took 150.8 us of 16384, 296.2 of 32768 and 579.3 of 65536 (c3f46f9), and
+    RMS norm of 16384 130.0 us, 139.0 us in one block (2c7c317).
+
+    With 512 rows, layer norm took 10.9, 12.8, 19.9 and 37.6 us; by 512 threads on an SM 11.2, 14.2,
+    22.2 and 40.7. Of 32768 those with 64 threads a block must come in turn (22.6 us if dealt out),
+    and blocks that fill an SM are best dealt out: RMS norm took 19.0 us, 20.1 in turn (2c7c317).
     """
     cluster = max(space.values["cluster"])
     kept_bytes = footprint.width * footprint.itemsize / cluster
     if cluster == 1 or not footprint.parameters or kept_bytes <= WIDE_ROW_BYTES // cluster:
         return
-    threads = 64 if kept_bytes <= 64 * FEW_THREADS_BYTES else 128
+    few = footprint.rows < MANY_ROWS * device.sms
+    if footprint.rows <= device.sms or footprint.columns or footprint.keeps_costly_steps:
+        return
+    threads = 64 if kept_bytes <= 64 * (TWO_ROWS_BYTES if few else FEW_THREADS_BYTES) else 128
     groups = 1 if threads == 64 else 4 if kept_bytes <= threads * LANE_BYTES else 2
-    way = "merge" if footprint.has_moments else "two_pass"
+    if kept_bytes > threads * TWO_ROWS_BYTES:
+        return
+    way = "two_pass" if not footprint.has_moments else "lanes" if few else "merge"
+    packed = few and device.capability >= 100 and True in space.values["rematerialize"]
     for stages in (2, 1) if groups == 2 else (1,):
         yield RowSchedule(
             vector, threads, groups, 2, "registers", way, cluster, 6 if groups == 1 else 1,
-            stages=stages, parameters="shared", in_turn=True,
+            stages=stages, parameters="shared", in_turn=groups == 1 or not few,
+            rematerialize=packed,  # else the compiler for sm_100a spills what it widened
         )  # fmt: skip
