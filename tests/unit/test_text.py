@@ -153,7 +153,7 @@ X = "x=f32[4,8]"
         ("softmax", "cannot read workload 'softmax'; expected the form"),
         ("softmax(x=f32[4,8]", "cannot read workload 'softmax(x=f32[4,8]'"),
         ("(x=f32[4])", "cannot read workload"),
-        (f"sofmax({X})", "unknown operator 'sofmax'; known: bias_layer_norm"),
+        (f"sofmax({X})", "unknown operator 'sofmax'; known: add_layer_norm"),
         ("softmax(f32[4,8])", "argument 'f32[4,8]' has no name; write name=value"),
         (f"softmax({X}, x=f32[4])", "softmax: argument 'x' is given twice"),
         (f"softmax({X}, axis=0)", "softmax: unknown argument 'axis'; known: x, dim"),
