@@ -36,6 +36,7 @@ inline void unpack(unsigned& open, unsigned at, unsigned parity) {  // try_wait
 }
 inline void unpack(unsigned, int) { std::abort(); }  // at a neighbour's barrier
 inline void bar_consumers(int threads) { sync_group(1, threads); }
+inline void bar_group(int group, int threads) { sync_group(group, threads); }
 inline void bar_everyone(int threads) { sync_group(2, threads); }
 inline void bar_arrive(int threads) {
   Meeting& m = groups[2];

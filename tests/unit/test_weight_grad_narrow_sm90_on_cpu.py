@@ -27,6 +27,7 @@ NARROW = IMPLS["conv2d_weight_grad_narrow_sm90"]
 HEADER = (Path(__file__).parent / "hopper_on_cpu.hpp").read_text()
 MULTIPLY = "if (here.prime == 0) {"
 WAIT = "if (before >= 0) barrier_wait(done(shared, before), before / RING & 1);"
+SYNC = '"bar.sync %0, %1;" ::"r"(group + 1), "n"(GROUP_THREADS)'
 FEW = replace(DEVICE, sms=3)
 """So that small problems have blocks with several lines."""
 STEM = weight_grad("2,3,32,24", "2,72,16,12", "kernel_size=7, stride=2, padding=3")
@@ -66,7 +67,8 @@ def on_cpu(w, config, fault=("", ""), slow=False):
             assert text.count(MULTIPLY) == 1
             text = text.replace(MULTIPLY, "for (int i = 0; i < 24; ++i) give_way();\n" + MULTIPLY)
         text = re.sub(r"TW_DEVICE void multiply\(float \(&d\).*?\n}\n", "", text, flags=re.S)
-        return SimpleNamespace(source=HEADER + text.replace("bar.sync 1, %0", "bar.consumers %0"))
+        assert SYNC in text
+        return SimpleNamespace(source=HEADER + text.replace("bar.sync %0, %1", "bar.group %0"))
 
     return OnCpu(SimpleNamespace(build=NARROW.build, task=task), config, w, fault, FEW)
 
@@ -79,9 +81,10 @@ def test_it_is_right_and_deterministic_and_stays_in_its_memory(w):
     assert verdict.deterministic
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
-def test_stages_and_rings_go_round(stages):
-    config = replace(NARROW.heuristic(STEM, FEW), stages=stages, producers=128, waves=0.5)
+@pytest.mark.parametrize(("stages", "groups"), [(2, 1), (4, 1), (1, 2), (2, 2), (3, 2)])
+def test_stages_and_rings_go_round(stages, groups):
+    heuristic = NARROW.heuristic(STEM, FEW)
+    config = replace(heuristic, stages=stages, producers=128, waves=0.5, groups=groups)
     verdict = Verifier(STEM, CPU).check(on_cpu(STEM, config))
     assert verdict.ok, verdict.message
 

@@ -40,12 +40,14 @@ class Config(rows.Config):
     Attributes:
         shares: of a line's pixels; warps share its taps instead.
         producers: threads that copy and unfold.
+        groups: of those, which take steps in turn; each has `stages` of its steps under way.
     """
 
-    stages: int = param(3, 2, 4)
+    stages: int = param(3, 2, 4, 1)
     shares: int = param(1)
     waves: float = param(1.0, 0.5)
     producers: int = param(256, 128)
+    groups: int = param(1, 2)
 
 
 class Conv2dWeightGradNarrowSm90(Implementation):
@@ -61,23 +63,29 @@ class Conv2dWeightGradNarrowSm90(Implementation):
         return narrow_refusal(w, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
-        return ConfigSpace(Config, None, lambda c: rows.shape_refusal(_layout(w, c), c, device))
+        def refusal(c: Config) -> str | None:
+            if c.groups == 1 and c.stages == 1:
+                return "one step under way is waited for at once"
+            return rows.shape_refusal(_layout(w, c), c, device)
+
+        return ConfigSpace(Config, None, refusal)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         """The deepest pipeline that shared memory holds; few lines leave more sums than work."""
         n, _, height, _ = w["grad_output"].shape
         busy = n * height >= 4 * device.sms
         fits = list(self.space(w, device))
-        return min(fits, key=lambda c: (c.waves != (1.0 if busy else 0.5), abs(c.stages - 3)))
+        wanted = 1.0 if busy else 0.5
+        return min(fits, key=lambda c: (c.groups, c.waves != wanted, abs(c.stages - 3)))
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and the chunk of a row are baked in."""
         layout = _layout(w, config)
         baked = (w["x"].dtype, w.outputs[0].dtype, w["kernel_size"], w["stride"], w["x"].shape[1])
-        return f"{config.stages} {layout} {baked} {copy_bytes(w)}"
+        return f"{config.stages} {config.groups} {layout} {baked} {copy_bytes(w)}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
-        more = {"C": w["x"].shape[1], "COPY_BYTES": copy_bytes(w)}
+        more = {"C": w["x"].shape[1], "COPY_BYTES": copy_bytes(w), "GROUPS": config.groups}
         parts, text = ("unfold", "narrow_sm90"), wgmma(w["x"].dtype)
         return rows_task(parts, w, device, _layout(w, config), config, more, text)
 
@@ -133,7 +141,7 @@ def _layout(w: Workload, config: Config) -> Layout:
     filter_height, chunk = w["kernel_size"][0], chunk_of(w["grad_output"].shape[3])
     warps = math.ceil(filter_height * octets_of(w) / 8) * 4
     ring = prime(filter_height, w["stride"][0]) + 1 + LEAD
-    loop_bytes = (config.stages + 1 + LEAD) * chunk * FEATURES * 2
-    loop_bytes += ring * (unfolded_bytes(w, chunk) + 16) + (config.stages + 1 + LEAD) * 8
-    loop_bytes += (config.stages + 1) * raw_bytes(w, chunk)
+    grads = config.stages * config.groups + 1 + LEAD
+    loop_bytes = grads * (chunk * FEATURES * 2 + 8) + ring * (unfolded_bytes(w, chunk) + 16)
+    loop_bytes += (config.stages + 1) * config.groups * raw_bytes(w, chunk)
     return Layout(FEATURES, chunk, warps, FEATURES // 8, loop_bytes, config.producers)

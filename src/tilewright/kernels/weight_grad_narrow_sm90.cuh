@@ -8,7 +8,8 @@
 // fence for that waits until all of the thread's copies are there, those of later steps as well.
 //
 // Defined before this text, besides what weight_grad_unfold.cuh needs: PRODUCERS, threads that copy and
-// unfold, and `multiply`, a wgmma of 64 x FEATURES x 16 with taps in registers.
+// unfold, in GROUPS groups that take steps in turn, and `multiply`, a wgmma of 64 x FEATURES x 16 with taps
+// in registers.
 
 constexpr int WARPS = (R * OCTETS + 7) / 8 * 4;  // of whole warpgroups; those past the last octet repeat it
 constexpr int FRAGMENTS = FEATURES / 8;
@@ -16,9 +17,11 @@ constexpr int CONSUMERS = WARPS * 32;
 constexpr int THREADS = CONSUMERS + PRODUCERS;
 constexpr int LEAD = 2;                          // steps that may be unfolded before they are multiplied
 constexpr int RING = PRIME + 1 + LEAD;           // steps whose unfolded rows are kept
-constexpr int GRADS = STAGES + 1 + LEAD;         // lines whose part of grad_output is, from its copy on
+constexpr int GROUP_THREADS = PRODUCERS / GROUPS;
+constexpr int AHEAD = STAGES * GROUPS;           // steps from the one that is unfolded to the one that is asked for
+constexpr int GRADS = AHEAD + 1 + LEAD;          // lines whose part of grad_output is kept, from its copy on
 constexpr int LINE_BYTES = CHUNK * 128;
-constexpr int RAWS = STAGES + 1;
+constexpr int RAWS = AHEAD + GROUPS;
 constexpr int STEP_BYTES = STRIDE_H * ROW_BYTES;
 constexpr int RAW_BYTES = STRIDE_H * RAW * 2;
 constexpr int RING_AT = GRADS * LINE_BYTES, RAWS_AT = RING_AT + RING * STEP_BYTES, BARRIERS_AT = RAWS_AT + RAWS * RAW_BYTES;
@@ -63,34 +66,41 @@ TW_DEVICE void load_line(u32 to, const TensorMap* grad, u32 barrier, const Probl
 // 64 features of pixels in groups of eight, 1024 bytes apart; the swizzle goes by the address.
 TW_DEVICE u64 descriptor(u32 address) { return (u64)(1u << 30 | 1024 / 16) << 32 | (address & 0x3ffff) / 16; }
 
-TW_DEVICE void produce(int thread, const u16* x, const TensorMap* grad, unsigned char* memory, const Problem& b) {
+// By a group, which takes every GROUPS-th step from its own number on.
+TW_DEVICE void produce(int group, int thread, const u16* x, const TensorMap* grad, unsigned char* memory, const Problem& b) {
   const Lines lines(b);
   const u32 shared = shared_address(memory);
   Walk ahead(b, lines.first), here(b, lines.first);
-  int fetched = 0, asked = 0;  // steps, and lines
+  int fetched = 0, asked = 0;  // steps, and lines, of all groups
+  const auto pass = [&]() {
+    asked += ahead.prime == 0;
+    ahead.advance(b), ++fetched;
+  };
   const auto fetch = [&]() {
     if (fetched < lines.steps) {
-      if (ahead.prime == 0) {
-        if (thread == 0) load_line(grad_of(shared, asked), grad, there(shared, asked), b, ahead);
-        ++asked;
-      }
-      copy_rows<PRODUCERS>(thread, shared + RAWS_AT + fetched % RAWS * RAW_BYTES, x, b, ahead);
-      ahead.advance(b);
+      if (thread == 0 && ahead.prime == 0) load_line(grad_of(shared, asked), grad, there(shared, asked), b, ahead);
+      copy_rows<GROUP_THREADS>(thread, shared + RAWS_AT + fetched % RAWS * RAW_BYTES, x, b, ahead);
     }
-    ++fetched;
+    TW_UNROLL for (int i = 0; i < GROUPS; ++i) pass();
     commit_copies();
   };
+  TW_UNROLL for (int i = 0; i < GROUPS - 1; ++i)
+    if (i < group) pass(), here.advance(b);
   TW_UNROLL for (int i = 0; i < STAGES; ++i) fetch();
-  for (int step = 0; step < lines.steps; ++step) {
+  for (int step = group; step < lines.steps; step += GROUPS) {
     wait_for_copies<STAGES - 1>();
-    asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");  // the step's copies are there, those before are unfolded
-    const int before = step - 1 - LEAD;  // whose place in the ring, and among parts of grad_output, is needed
-    if (before >= 0) barrier_wait(done(shared, before), before / RING & 1);
+    // The step's copies are there, those of the group's step before are unfolded.
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(GROUP_THREADS) : "memory");
+    // Whose place in the ring, and among parts of grad_output, is needed; each phase of a barrier is waited for.
+    TW_UNROLL for (int i = GROUPS - 1; i >= 0; --i) {
+      const int before = step - 1 - LEAD - i;
+      if (before >= 0) barrier_wait(done(shared, before), before / RING & 1);
+    }
     fetch();
-    unfold<PRODUCERS>(thread, memory + RING_AT + step % RING * STEP_BYTES, memory + RAWS_AT + step % RAWS * RAW_BYTES, b, here.chunk);
+    unfold<GROUP_THREADS>(thread, memory + RING_AT + step % RING * STEP_BYTES, memory + RAWS_AT + step % RAWS * RAW_BYTES, b, here.chunk);
     __syncwarp();
     if (thread % 32 == 0) barrier_arrive(full(shared, step));
-    here.advance(b);
+    TW_UNROLL for (int i = 0; i < GROUPS; ++i) here.advance(b);
   }
   wait_for_copies<0>();
 }
@@ -127,13 +137,14 @@ weight_grad(const __grid_constant__ TensorMap lines, const u16* x, const u16* gr
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < RING; ++i) barrier_init(full(shared, i), PRODUCERS / 32), barrier_init(done(shared, i), WARPS);
+    for (int i = 0; i < RING; ++i) barrier_init(full(shared, i), GROUP_THREADS / 32), barrier_init(done(shared, i), WARPS);
     for (int i = 0; i < GRADS; ++i) barrier_init(there(shared, i), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
   if (threadIdx.x >= CONSUMERS) {
-    produce(threadIdx.x - CONSUMERS, x, &lines, memory, b);
+    const int producer = threadIdx.x - CONSUMERS;
+    produce(producer / GROUP_THREADS, producer % GROUP_THREADS, x, &lines, memory, b);
     return;
   }
   float sums[FRAGMENTS * 4] = {};
