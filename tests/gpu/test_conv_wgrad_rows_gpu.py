@@ -24,6 +24,7 @@ DEVICE = torch.device("cuda:0")
 NARROW, GROUPED = "conv2d_weight_grad_narrow", "conv2d_weight_grad_grouped"
 HOPPER = "conv2d_weight_grad_narrow_sm90"
 DEPTHWISE, CUTLASS = "conv2d_weight_grad_depthwise", "conv2d_weight_grad_cutlass"
+MMA = "conv2d_weight_grad_depthwise_mma"
 CUTLASS3 = "conv2d_weight_grad_cutlass3"
 
 
@@ -103,7 +104,8 @@ def built(name, w, config=None):
     [
         *((name, w) for name in (NARROW, HOPPER) for w in NARROWS),
         *((GROUPED, w) for w in GROUPEDS),
-        *((DEPTHWISE, w) for w in DEPTHWISES),
+        *((name, w) for name in (DEPTHWISE, MMA) for w in DEPTHWISES),
+        *((MMA, w) for w in GROUPEDS[-4:]),
         *((name, replace(IN_PLACE, flags=("donate=into",))) for name in (NARROW, HOPPER)),
     ],
     ids=str,

@@ -17,6 +17,7 @@ H200 = DEVICES["h200"]
 NARROW = IMPLS["conv2d_weight_grad_narrow"]
 HOPPER = IMPLS["conv2d_weight_grad_narrow_sm90"]
 GROUPED = IMPLS["conv2d_weight_grad_grouped"]
+DEPTHWISE = IMPLS["conv2d_weight_grad_depthwise_mma"]
 
 
 def weight_grad(x, grad, rest, layout="@channels_last", dtype="f16", op="conv2d_weight_grad"):
@@ -44,7 +45,9 @@ GROUPS = [
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])
 @pytest.mark.parametrize(
     ("name", "w"),
-    [(NARROW.name, w) for w in STEMS] + [(GROUPED.name, w) for w in GROUPS],
+    [(NARROW.name, w) for w in STEMS]
+    + [(GROUPED.name, w) for w in GROUPS]
+    + [(DEPTHWISE.name, w) for w in SUITES["depthwise_wgrad_n32"].workloads()[::3]],
     ids=str,
 )
 def test_the_heuristics_config_fits_and_does_not_spill(name, w, device):
@@ -60,6 +63,17 @@ def test_other_shares_of_the_stem_do_not_spill(shares):
     config = replace(NARROW.heuristic(STEMS[0], H200), shares=shares)
     assert NARROW.space(STEMS[0], H200).why_not(config) is None
     assert compiled(NARROW.task(config, STEMS[0], H200)).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ("kernel_size=3, padding=1, groups=12", "not one filter for each channel"),
+        ("kernel_size=9, padding=4, groups=24", "45 fragments"),
+    ],
+)
+def test_what_is_no_small_depthwise_filter_is_refused_in_words(sizes, words):
+    assert words in DEPTHWISE.unsupported(weight_grad("8,24,9,9", "8,24,9,9", sizes), H200)
 
 
 @pytest.mark.parametrize("w", STEMS, ids=str)

@@ -68,6 +68,13 @@ CASES = {
         workload(*DEPTHWISE, op="weight_bias_grad"),
         workload(*DEPTHWISE, dtype="bf16", more=", into=f32[24,1,5,5]"),
     ],
+    "conv2d_weight_grad_depthwise_mma": [
+        workload(*DEPTHWISE),
+        workload(2, 24, 24, 9, 21, 7, 1, 3, 24, op="weight_bias_grad", dtype="bf16"),
+        workload(3, 40, 40, 7, 7, 3, 1, 1, 40, more=", into=f32[40,1,3,3]@channels_last"),
+        workload(2, 16, 16, 13, 40, 3, 2, 1, 16),
+        workload(1, 8, 8, 5, 9, 1, 1, 0, 8),
+    ],
     "conv2d_weight_grad_sm80": [
         workload(*PLAIN),
         workload(*PLAIN, more=", out_dtype=f32"),
@@ -169,6 +176,24 @@ def test_what_is_added_in_place_is_right():
 @settings(max_examples=4, deadline=None, derandomize=True,
           suppress_health_check=list(HealthCheck))  # fmt: skip
 @given(st.data())
+def test_any_depthwise_geometry_is_right(data):
+    def draw(low, high):
+        return data.draw(st.integers(low, high))
+
+    kernel, c = draw(1, 7), 8 * draw(1, 3)
+    w = workload(
+        draw(1, 3), c, c, draw(kernel, 12), draw(kernel, 36), kernel,
+        draw(1, kernel), draw(0, kernel), c,
+    )  # fmt: skip
+    impl = IMPLS["conv2d_weight_grad_depthwise_mma"]
+    assume(impl.unsupported(w, FEW) is None)
+    verdict = Verifier(w, CPU).check(OnCpu(impl, impl.heuristic(w, FEW), w, device=FEW))
+    assert verdict.ok, verdict.message
+
+
+@settings(max_examples=4, deadline=None, derandomize=True,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(st.data())
 def test_any_geometry_of_rows_is_right(data):
     def draw(low, high):
         return data.draw(st.integers(low, high))
@@ -191,6 +216,7 @@ def test_any_geometry_of_rows_is_right(data):
     [
         ("conv2d_weight_grad_narrow", workload(1, 4, 8, 4, 14, 3)),
         ("conv2d_weight_grad_grouped", workload(1, 16, 16, 4, 14, 3, groups=4)),
+        ("conv2d_weight_grad_depthwise_mma", workload(1, 16, 16, 4, 14, 3, groups=16)),
     ],
 )
 def test_infinities_of_x_stay_with_the_taps_that_meet_them(name, w):

@@ -1,0 +1,104 @@
+"""The weight gradient of a depthwise convolution by tensor cores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import compiled
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation
+from tilewright.impls import _weight_grad_rows as rows
+from tilewright.impls._weight_grad import as_read
+from tilewright.impls._weight_grad_layout import in_any_layout
+from tilewright.impls._weight_grad_rows import Layout, RowsKernel, chunk_of, prime, rows_task
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+
+MOST_FRAGMENTS = 40
+"""16 x 8 sums of a warp, four registers each."""
+WARPS, FEW_FRAGMENTS, WARPS_OF_MANY = 16, 12, 8
+"""Of a block; and where a warp has more fragments than that."""
+
+
+@dataclass(frozen=True)
+class Config(rows.Config):
+    """
+    Attributes:
+        shares: sixteens of a line's pixels, each with warps of its own: all there are.
+    """
+
+    stages: int = param(3, 2, 4)
+    shares: int = param(1, 2, 3, 4, 5, 6, 7)
+    waves: float = param(1.0, 0.5, 2.0)
+
+
+class Conv2dWeightGradDepthwiseMma(Implementation):
+    """Eight channels of two lines of grad_output meet the same channels of a row of x: of a product
+    of 16 x 8 sums sixteen are wanted, and x is read once for all lines that meet it."""
+
+    name, backend = "conv2d_weight_grad_depthwise_mma", "cuda"
+    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if reason := rows.rows_refusal(w, device):
+            return reason
+        channels, features = w["x"].shape[1], w["grad_output"].shape[1]
+        if not channels == features == w["groups"]:
+            return (
+                f"groups={w['groups']} of {channels} to {features} channels: not one filter for "
+                "each channel"
+            )
+        if _fragments(w) > MOST_FRAGMENTS:
+            return f"{_fragments(w)} fragments of sums in each warp exceed {MOST_FRAGMENTS}"
+        if as_read(w["x"]).align < 16:
+            return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
+        return None
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
+        sixteens = chunk_of(w["grad_output"].shape[3]) // 16
+
+        def refusal(c: Config) -> str | None:
+            if c.shares != sixteens:
+                return f"a line has {sixteens} times sixteen pixels"
+            return rows.shape_refusal(_layout(w, c), c, device)
+
+        return ConfigSpace(Config, None, refusal)
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
+        """As many blocks as run at once, and most loads under way."""
+        fits = list(self.space(w, device))
+        return min(fits, key=lambda c: (abs(c.waves - 1.0), abs(c.stages - 3)))
+
+    def compile_key(self, config: Config, w: Workload) -> str:
+        """Sizes of images are arguments; the filter and the chunk of a row are baked in."""
+        baked = (w["x"].dtype, w.outputs[0].dtype, w["kernel_size"], w["stride"])
+        return f"{config.stages} {config.shares} {_layout(w, config)} {baked}"
+
+    def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
+        more = {"WITH_BIAS": len(w.outputs) - 1}
+        return rows_task(("depthwise_mma",), w, device, _layout(w, config), config, more)
+
+    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
+        built = compiled(self.task(config, w, device))
+        return in_any_layout(RowsKernel(built, w, device, _layout(w, config), config), w, device)
+
+
+def _fragments(w: Workload) -> int:
+    """Of a warp's sums; the bias's are the first column of another one."""
+    (filter_height, filter_width), stride_h = w["kernel_size"], w["stride"][0]
+    pairs = (prime(filter_height, stride_h) + 2) // 2
+    return stride_h * pairs * filter_width + len(w.outputs) - 1
+
+
+def _layout(w: Workload, config: Config) -> Layout:
+    """As kernels/weight_grad_depthwise_mma.cuh computes it."""
+    filter_width, (stride_h, stride_w) = w["kernel_size"][1], w["stride"]
+    chunk, fragments = chunk_of(w["grad_output"].shape[3]), _fragments(w)
+    most = (WARPS if fragments <= FEW_FRAGMENTS else WARPS_OF_MANY) // (chunk // 16) * 8
+    features = min(64, max(16, most // 16 * 16), math.ceil(w["x"].shape[1] / 16) * 16)
+    pixel_bytes = features * 2 + 16
+    row_bytes = ((chunk - 1) * stride_w + filter_width) * pixel_bytes
+    loop_bytes = config.stages * (chunk * pixel_bytes + stride_h * row_bytes) + 16
+    return Layout(features, chunk, features // 8, fragments, loop_bytes)
