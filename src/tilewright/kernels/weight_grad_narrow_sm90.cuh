@@ -4,8 +4,8 @@
 // Taps are the rows of the product and features its columns. A warp has 16 rows, two octets of taps, which
 // it reads transposed from unfolded rows into registers; grad_output is brought by the copy engine, in
 // swizzled rows of 128 bytes, which all warpgroups read. So a line costs each warp one ldmatrix for 16
-// pixels, and no other warp reads the same taps. Nothing that a thread has written is read by wgmma: the
-// fence for that waits until all of the thread's copies are there, those of later steps as well.
+// pixels, and no other warp reads the same taps. Nothing that a
+// thread has written is read by wgmma, so that no fence is needed between the two.
 //
 // Defined before this text, besides what weight_grad_unfold.cuh needs: PRODUCERS, threads that copy and
 // unfold, in GROUPS groups that take steps in turn, and `multiply`, a wgmma of 64 x FEATURES x 16 with taps
