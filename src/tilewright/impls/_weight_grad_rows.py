@@ -147,7 +147,7 @@ def rows_task(
     }  # fmt: skip
     macros = "".join(f"#define {key} {value}\n" for key, value in defined.items())
     files = "".join(source(f"weight_grad_{part}.cuh") for part in parts)
-    text = macros + source("weight_grad_rows.cuh") + text + files
+    text = macros + source("weight_grad_hopper.cuh") + source("weight_grad_rows.cuh") + text + files
     return CompileTask("nvrtc", text, (f"--gpu-architecture={device.arch}", "--std=c++17"), ENTRY)
 
 

@@ -263,7 +263,7 @@ class Conv2dWeightGradSm90(Implementation):
             "MIN_BLOCKS": max(1, blocks_per_sm(problem, device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
-        parts = ("", "_combine", "_padding", *(("_stream_k",) if config.blocks else ()))
+        parts = ("_hopper", "", "_combine", "_padding", *(("_stream_k",) if config.blocks else ()))
         text += "".join(source(f"weight_grad{part}.cuh") for part in parts)
         text += wgmma(columns, dtype) + wgmma(8, dtype) + source("weight_grad_sm90.cuh")
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")

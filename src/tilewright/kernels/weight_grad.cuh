@@ -168,7 +168,7 @@ constexpr int BIAS_QUADS = BIAS ? TILE_M / 4 : 0;
 TW_DEVICE bool sums_bias(int warp) { return BIAS && blockIdx.y == 0 && WARP_COLUMN(warp) == 0; }
 TW_DEVICE int quads_here() { return BIAS && blockIdx.y == 0 ? QUADS + BIAS_QUADS : QUADS; }
 
-// ---- clusters, and a kernel that starts while the one before it ends -----------------------------
+// ---- clusters ------------------------------------------------------------------------------------
 
 TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 #if __CUDA_ARCH__ >= 900
@@ -176,11 +176,6 @@ TW_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.a
 // For who has read, and wrote nothing for the others: no fence.
 TW_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 TW_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-TW_DEVICE void release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-TW_DEVICE void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-#else
-TW_DEVICE void release_next() {}
-TW_DEVICE void await_previous() {}
 #endif
 
 // ---- results: directly, or as partial sums -----------------------------------------------------

@@ -29,25 +29,6 @@ static_assert(FEATURES == 64 && CHUNK % 16 == 0, "swizzled rows");
 static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS, "layout");
 static_assert(BARRIERS_AT + 16 * RING + 8 * GRADS == LOOP_BYTES && SHARES == 1, "layout");
 
-struct alignas(64) TensorMap { unsigned char opaque[128]; };
-
-TW_DEVICE void barrier_init(u32 barrier, u32 arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-TW_DEVICE void barrier_expect(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-TW_DEVICE void barrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-TW_DEVICE void barrier_wait(u32 barrier, u32 parity) {
-  u32 open;
-  do {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-        : "=r"(open) : "r"(barrier), "r"(parity) : "memory");
-  } while (!open);
-}
 // A step's rows are unfolded; they have been multiplied; a line's part of grad_output is there.
 TW_DEVICE u32 full(u32 memory, int step) { return memory + BARRIERS_AT + step % RING * 16; }
 TW_DEVICE u32 done(u32 memory, int step) { return full(memory, step) + 8; }

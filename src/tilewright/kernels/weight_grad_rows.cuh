@@ -81,18 +81,6 @@ struct Lines {
   }
 };
 
-// From sm_90 on the kernel that adds slices comes to the SMs while the one before it ends, and waits for it.
-TW_DEVICE void release_next() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-TW_DEVICE void await_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 TW_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 // Asynchronous copies of BYTES; zeros where there is nothing.
 template <int BYTES> TW_DEVICE void copy(u32 to, const u16* from, bool there) {

@@ -38,33 +38,13 @@ static_assert(!STREAM_K || (CLUSTER == 1 && SHARE == 1 && !WARM), "blocks that t
 static_assert(GROUP == 0 || (TILE_M == 64 && 64 % OWN == 0 && !STREAM_K && SHARE == 1 && !WARM), "a tile has the channels of its own groups");
 static_assert(HALO == 0 || (!MATRIX && COLUMNS == 3 * PANEL), "a warpgroup has the three taps of a filter row");
 
-struct alignas(64) TensorMap { unsigned char opaque[128]; };
-
-
 // ---- barriers in shared memory -----------------------------------------------------------------
 
-TW_DEVICE void barrier_init(u32 barrier, u32 arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-TW_DEVICE void barrier_expect(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-TW_DEVICE void barrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 // At the same barrier of each block that shares boxes.
 TW_DEVICE void barrier_arrive_everywhere(u32 barrier) {
   TW_UNROLL for (int r = 0; r < SHARE; ++r)
     asm volatile("{\n.reg .u32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
                  "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}" ::"r"(barrier), "r"(r) : "memory");
-}
-TW_DEVICE void barrier_wait(u32 barrier, u32 parity) {
-  u32 open;
-  do {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-        : "=r"(open) : "r"(barrier), "r"(parity) : "memory");
-  } while (!open);
 }
 
 // ---- copies ------------------------------------------------------------------------------------

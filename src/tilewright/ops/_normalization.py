@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tilewright.errors import InvalidArgument
+from tilewright.op import Workload, random_tensors
 from tilewright.tensor_spec import DTYPES, HALVES, TensorSpec
 
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -115,6 +116,21 @@ def row_statistics(
     wide = x.double()
     mean = wide.mean(dims, keepdim=True) * centred
     return mean, (wide - mean).square().mean(dims, keepdim=True).add(1e-5).rsqrt()
+
+
+def with_statistics(of: str) -> Callable[..., list[torch.Tensor]]:
+    """The `examples` of gradients that read each row's rstd, and mean if there is one, of `of`."""
+
+    def examples(w: Workload, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        tensors = dict(zip(w.tensors, random_tensors(w, *args, **kwargs), strict=True))
+        shape = dict(w.args).get("normalized_shape") or tensors[of].shape[-1:]
+        mean, rstd = row_statistics(tensors[of], shape, centred="mean" in tensors)
+        if "mean" in tensors:
+            tensors["mean"].copy_(mean)
+        tensors["rstd"].copy_(rstd)
+        return list(tensors.values())
+
+    return examples
 
 
 def beside_statistics(

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.op import Workload, op, random_tensors
+from tilewright.op import op
 from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
-from tilewright.ops._normalization import beside_statistics, check_normalization, row_statistics
+from tilewright.ops._normalization import beside_statistics, check_normalization, with_statistics
 from tilewright.rounding import rounded
 
 _check = check_normalization(
@@ -27,20 +27,11 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     return _check(args)
 
 
-def examples(w: Workload, *args: Any, **kwargs: Any) -> list[Tensor]:
-    """Random tensors, and the statistics of the sum."""
-    tensors = dict(zip(w.tensors, random_tensors(w, *args, **kwargs), strict=True))
-    mean, rstd = row_statistics(tensors["total"], tensors["total"].shape[-1:])
-    tensors["mean"].copy_(mean)
-    tensors["rstd"].copy_(rstd)
-    return list(tensors.values())
-
-
 @op(
     flops=lambda w: 15 * w["total"].numel,  # layer norm's gradients 14, an addition
     check=check,
     bytes=bytes_of(_READS),
-    examples=examples,
+    examples=with_statistics("total"),
     wide=("mean", "rstd"),
     outputs_like=like_arguments(x="total", bias="weight"),
     gradient_of="add_layer_norm",

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tilewright.op import Workload, op, random_tensors
+from tilewright.op import op
 from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
-from tilewright.ops._normalization import check_normalization, rms_norm_gradients, row_statistics
+from tilewright.ops._normalization import check_normalization, rms_norm_gradients, with_statistics
 from tilewright.rounding import rounded
 
 _check = check_normalization(
@@ -22,19 +22,11 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     return _check(args)
 
 
-def examples(w: Workload, *args: Any, **kwargs: Any) -> list[Tensor]:
-    """Random tensors, and the statistic of the sum."""
-    tensors = dict(zip(w.tensors, random_tensors(w, *args, **kwargs), strict=True))
-    total = tensors["total"]
-    tensors["rstd"].copy_(row_statistics(total, total.shape[-1:], centred=False)[1])
-    return list(tensors.values())
-
-
 @op(
     flops=lambda w: 11 * w["total"].numel,  # RMS norm's gradients 10, an addition
     check=check,
     bytes=bytes_of(_READS),
-    examples=examples,
+    examples=with_statistics("total"),
     wide=("rstd",),
     outputs_like=like_arguments(x="total"),
     gradient_of="add_rms_norm",

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.op import Workload, op, random_tensors
+from tilewright.op import op
 from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
-from tilewright.ops._normalization import beside_statistics, check_normalization, row_statistics
+from tilewright.ops._normalization import beside_statistics, check_normalization, with_statistics
 
 _check = check_normalization("layer_norm_backward", ["grad_output"], ["mean", "rstd"])
 _NORMALISED = ("grad_output", "x", "mean", "rstd")
@@ -20,21 +20,12 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     return _check(args)
 
 
-def examples(w: Workload, *args: Any, **kwargs: Any) -> list[Tensor]:
-    """Random tensors, and the statistics of x itself."""
-    tensors = dict(zip(w.tensors, random_tensors(w, *args, **kwargs), strict=True))
-    mean, rstd = row_statistics(tensors["x"], w["normalized_shape"])
-    tensors["mean"].copy_(mean)
-    tensors["rstd"].copy_(rstd)
-    return list(tensors.values())
-
-
 @op(
     # products 3, normalise 2, two sums over rows 4, combine 5; sums over columns 3
     flops=lambda w: 14 * w["x"].numel,
     check=check,
     bytes=bytes_of(_READS),
-    examples=examples,
+    examples=with_statistics("x"),
     wide=("mean", "rstd"),
     outputs_like=like_arguments(bias="weight"),
     gradient_of="layer_norm",

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tilewright.op import Workload, op, random_tensors
+from tilewright.op import op
 from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
-from tilewright.ops._normalization import check_normalization, rms_norm_gradients, row_statistics
+from tilewright.ops._normalization import check_normalization, rms_norm_gradients, with_statistics
 
 _check = check_normalization("rms_norm_backward", ["grad_output"], ["rstd"])
 _NORMALISED = ("grad_output", "x", "rstd")
@@ -19,19 +19,12 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     return _check(args)
 
 
-def examples(w: Workload, *args: Any, **kwargs: Any) -> list[Tensor]:
-    """Random tensors, and the statistic of x itself."""
-    tensors = dict(zip(w.tensors, random_tensors(w, *args, **kwargs), strict=True))
-    tensors["rstd"].copy_(row_statistics(tensors["x"], w["normalized_shape"], centred=False)[1])
-    return list(tensors.values())
-
-
 @op(
     # products 2, normalise 1, a sum over rows 2, combine 3; a sum over columns 2
     flops=lambda w: 10 * w["x"].numel,
     check=check,
     bytes=bytes_of(_READS),
-    examples=examples,
+    examples=with_statistics("x"),
     wide=("rstd",),
     outputs_like=like_arguments(),
     gradient_of="rms_norm",
