@@ -23,20 +23,17 @@ static_assert(STAGES * STAGE_BYTES + 16 == LOOP_BYTES, "layout");
 struct Way {
   Walk at;                    // n, chunk, and p, which goes on past the last line
   int line, end, draining;
-  bool fresh;                 // whether a part begins
   TW_DEVICE Way(const Problem& b, const Lines& lines)
-      : at(b, lines.first), line(lines.first), end(lines.end), draining(0), fresh(true) {}
+      : at(b, lines.first), line(lines.first), end(lines.end), draining(0) {}
   TW_DEVICE bool brings_line() const { return draining == 0; }
   TW_DEVICE void advance(const Problem& b) {
     ++at.p;
-    fresh = false;
     if (draining == 0) {
       if (++line < end && line % b.out_height != 0) return;
       draining = PRIME + 1;
     }
     if (--draining > 0) return;
     at = Walk(b, line);
-    fresh = true;
   }
 };
 
@@ -84,7 +81,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
     fetch();
     const u32 from = stages + stage * STAGE_BYTES;
     TW_UNROLL for (int d = LINES - 1; d > 0; --d)
-      TW_UNROLL for (int i = 0; i < 2; ++i) kept[d][i] = here.fresh ? 0 : kept[d - 1][i];
+      TW_UNROLL for (int i = 0; i < 2; ++i) kept[d][i] = kept[d - 1][i];  // zeros when a part begins
     kept[0][0] = kept[0][1] = 0;
     if (here.brings_line()) {
       u32 t[4];
