@@ -24,7 +24,7 @@ DEVICE = torch.device("cuda:0")
 NARROW, GROUPED = "conv2d_weight_grad_narrow", "conv2d_weight_grad_grouped"
 HOPPER = "conv2d_weight_grad_narrow_sm90"
 DEPTHWISE, CUTLASS = "conv2d_weight_grad_depthwise", "conv2d_weight_grad_cutlass"
-MMA = "conv2d_weight_grad_depthwise_mma"
+MMA, IMAGES = "conv2d_weight_grad_depthwise_mma", "conv2d_weight_grad_depthwise_sm90"
 CUTLASS3 = "conv2d_weight_grad_cutlass3"
 
 
@@ -73,13 +73,19 @@ DEPTHWISES = [
     workload(2, 96, 96, 14, 14, 5, 2, 2, groups=96, more=", into=f16[96,1,5,5]"),
     workload(2, 72, 72, 14, 14, 5, 2, 2, groups=72, op="conv2d_weight_bias_grad"),
 ]
+BATCHES = [
+    workload(40, 40, 40, 20, 37, 3, 1, 1, groups=40, op="conv2d_weight_bias_grad", dtype="bf16"),
+    workload(256, 96, 96, 7, 7, 7, 1, 3, groups=96),
+    workload(33, 64, 64, 27, 30, 5, 2, 2, groups=64, more=", into=f32[64,1,5,5]"),
+    workload(16, 32, 32, 13, 14, 4, 4, 0, groups=32, more=", out_dtype=f32"),
+]
 IN_PLACE = workload(2, 3, 64, 12, 20, 7, 2, 3, more=", into=f32[64,3,7,7]@channels_last")
 
 
 @pytest.mark.parametrize(
     ("name", "w"),
     [(NARROW, NARROWS[0]), (NARROW, NARROWS[6]), (GROUPED, GROUPEDS[0]), (GROUPED, GROUPEDS[3]),
-     (DEPTHWISE, DEPTHWISES[0]), (DEPTHWISE, DEPTHWISES[3])],
+     (DEPTHWISE, DEPTHWISES[0]), (DEPTHWISE, DEPTHWISES[3]), (IMAGES, BATCHES[0])],
 )  # fmt: skip
 def test_contiguous_tensors_are_converted(name, w):
     w = Workload.parse(str(w).replace("@channels_last", ""))
@@ -106,6 +112,7 @@ def built(name, w, config=None):
         *((GROUPED, w) for w in GROUPEDS),
         *((name, w) for name in (DEPTHWISE, MMA) for w in DEPTHWISES),
         *((MMA, w) for w in GROUPEDS[-4:]),
+        *((IMAGES, w) for w in (*DEPTHWISES, *GROUPEDS[-4:], *BATCHES)),
         *((name, replace(IN_PLACE, flags=("donate=into",))) for name in (NARROW, HOPPER)),
     ],
     ids=str,
@@ -161,8 +168,32 @@ def test_any_grouped_geometry_is_right():
     holds()
 
 
+def test_any_depthwise_geometry_is_right_over_images():
+    @settings(
+        max_examples=60, deadline=None, derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(st.data())
+    def holds(data):
+        def draw(low, high):
+            return data.draw(st.integers(low, high))
+
+        kernel, channels = draw(1, 9), 8 * draw(1, 9)
+        w = workload(
+            draw(1, 70), channels, channels, draw(kernel, 30), draw(kernel, 130), kernel,
+            draw(1, min(kernel, 4)), draw(0, kernel), channels,
+            dtype=data.draw(st.sampled_from(["f16", "bf16"])),
+        )  # fmt: skip
+        if IMPLS[IMAGES].unsupported(w, spec_of(0)) is None:
+            config = data.draw(st.sampled_from(list(IMPLS[IMAGES].space(w, spec_of(0)))))
+            assert Verifier(w, DEVICE).check(built(IMAGES, w, config)).message == "", config
+
+    holds()
+
+
 @pytest.mark.parametrize(
-    ("name", "w"), [(NARROW, NARROWS[0]), (HOPPER, NARROWS[0]), (GROUPED, GROUPEDS[0])]
+    ("name", "w"),
+    [(NARROW, NARROWS[0]), (HOPPER, NARROWS[0]), (GROUPED, GROUPEDS[0]), (IMAGES, BATCHES[0])],
 )
 def test_streams_graphs_and_threads_do_not_change_the_bits(name, w):
     run = built(name, w)
@@ -196,6 +227,7 @@ def test_streams_graphs_and_threads_do_not_change_the_bits(name, w):
         (NARROW, workload(1, 4, 8, 6, 14, 3)),
         (HOPPER, workload(1, 4, 8, 6, 14, 3)),
         (GROUPED, workload(1, 16, 16, 6, 14, 3, groups=4)),
+        (IMAGES, workload(17, 16, 16, 6, 14, 3, groups=16)),
     ],
 )
 def test_infinities_of_x_stay_with_the_taps_that_meet_them(name, w):

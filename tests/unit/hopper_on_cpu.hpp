@@ -5,13 +5,27 @@
 // is given back too early gives wrong results, and one that is not waited for NaN. Boxes lie unswizzled.
 
 #define __CUDA_ARCH__ 900
+#ifndef PATIENCE
+#define PATIENCE 20000
+#endif
 static const bool last_block_first = (later_blocks_first = true);  // those that others wait for
 
 struct Box {  // a tensor map
   const uint16_t* base;
   int columns, walks, width, height, images, pixels, lower[2], upper[2], stride[2];
 };
+struct Tiled {  // a tensor map whose boxes keep the copy engine's swizzle; innermost dim first
+  const uint16_t* base;
+  long long strides[4];
+  int sizes[4], box[4], steps[4];
+};
 struct Barrier { uint64_t members : 12, phase : 1; int64_t missing : 12, bytes : 39; };
+static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const uint64_t both = (uint64_t)high << 32 | low;
+  unsigned found = 0;
+  for (int i = 0; i < 4; ++i) found |= (unsigned)(both >> (selector >> i * 4 & 7) * 8 & 255) << i * 8;
+  return found;
+}
 static unsigned char* at_shared(unsigned offset) { return dynamic_shared + (int)offset; }
 
 namespace ptx {
@@ -30,7 +44,7 @@ inline void mbarrier_arrive_expect_tx_shared_cta_b64(unsigned at, unsigned bytes
 }
 static int in_vain;  // waits since the last one that ended
 inline void unpack(unsigned& open, unsigned at, unsigned parity) {  // try_wait
-  open = barrier_at(at).phase != parity || ++in_vain > 20000;  // nobody will come: results will be wrong
+  open = barrier_at(at).phase != parity || ++in_vain > PATIENCE;  // nobody will come: results will be wrong
   if (open) in_vain = 0;
   else give_way();
 }
@@ -65,6 +79,25 @@ inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_b
     copied(to, i, box.base + ((long long)line * box.width + pixel) * box.columns + column, pixel < box.width ? box.columns - column : 0);
   arrived(at, box);
 }
+inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned to, const void* map, unsigned at, int i, int j, int k, int l) {
+  const Tiled& t = *(const Tiled*)map;
+  const int first[4] = {i, j, k, l}, row = t.box[0] * 2;
+  int bytes = 0, count[4];
+  for (int d = 0; d < 4; ++d) count[d] = (t.box[d] + t.steps[d] - 1) / t.steps[d];
+  if (to % (row * 8)) std::abort();
+  for (int n = 0; n < count[0] * count[1] * count[2] * count[3]; ++n, bytes += 2) {
+    const int index[4] = {n % count[0], n / count[0] % count[1], n / count[0] / count[1] % count[2], n / count[0] / count[1] / count[2]};
+    bool inside = true;
+    const uint16_t* from = t.base;
+    for (int d = 0; d < 4; ++d) {
+      const int place = first[d] + index[d] * t.steps[d];
+      inside &= place >= 0 && place < t.sizes[d], from += place * t.strides[d];
+    }
+    const unsigned swizzled = bytes ^ (bytes >> 7) % (row / 16) * 16;
+    *(uint16_t*)at_shared(to + swizzled) = inside ? *from : 0;
+  }
+  barrier_at(at).bytes -= bytes, turn_if_complete(barrier_at(at));
+}
 inline void cp_async_bulk_tensor_4d_shared_cluster_global_im2col_mbarrier_complete_tx_bytes(
     unsigned to, const void* map, unsigned at, int c, int w, int h, int n, int tap_w, int tap_h) {
   const Box& box = *(const Box*)map;
@@ -81,6 +114,11 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_im2col_mbarrier_comple
   arrived(at, box);
 }
 template <class... T> void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(T...) { std::abort(); }
+inline void ld_shared_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned from) {
+  unsigned words[4];
+  std::memcpy(words, shared_at(from, 16), 16);
+  a = words[0], b = words[1], c = words[2], d = words[3];
+}
 inline void prefetch_tensormap(const void*) {}
 inline void prefetch_global_L2(const void*) {}
 inline void fence_mbarrier_init_release_cluster() {}

@@ -18,6 +18,7 @@ NARROW = IMPLS["conv2d_weight_grad_narrow"]
 HOPPER = IMPLS["conv2d_weight_grad_narrow_sm90"]
 GROUPED = IMPLS["conv2d_weight_grad_grouped"]
 DEPTHWISE = IMPLS["conv2d_weight_grad_depthwise_mma"]
+IMAGES = IMPLS["conv2d_weight_grad_depthwise_sm90"]
 
 
 def weight_grad(x, grad, rest, layout="@channels_last", dtype="f16", op="conv2d_weight_grad"):
@@ -56,6 +57,13 @@ def test_the_heuristics_config_fits_and_does_not_spill(name, w, device):
     config = impl.heuristic(w, spec)
     assert impl.space(w, spec).why_not(config) is None
     assert compiled(impl.task(config, w, spec)).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("w", SUITES["depthwise_wgrad_n32"].workloads()[::2], ids=str)
+def test_sums_over_images_fit_and_do_not_spill(w):
+    config = IMAGES.heuristic(w, H200)
+    assert IMAGES.space(w, H200).why_not(config) is None
+    assert compiled(IMAGES.task(config, w, H200)).resources.spill_bytes == 0
 
 
 @pytest.mark.parametrize("shares", [1, 4])

@@ -13,12 +13,15 @@ from typing import Any
 from tilewright.compile.cuda import check, driver
 
 # cuda.h
-_TYPES = {"f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # CUtensorMapDataType
-_NO_INTERLEAVE, _SWIZZLE_128B, _L2_256B, _FILL_ZEROS = 0, 3, 3, 0
+_TYPES = {"f16": (6, 2), "f32": (7, 4), "f64": (8, 8), "bf16": (9, 2)}
+"""CUtensorMapDataType, and bytes."""
+_NO_INTERLEAVE, _L2_256B, _FILL_ZEROS = 0, 3, 0
+_SWIZZLES = {32: 1, 64: 2, 128: 3}
 
 BYTES = 128
 SWIZZLE_BYTES = 128
-"""Innermost extent of a box: within each 1024 bytes, 16-byte chunk i of row r lies at i xor r."""
+"""Usual innermost extent of a box: in each 1024 bytes, 16-byte chunk i of row r lies at i xor r. Of
+narrower rows two or four lie side by side as one, whose chunks are exchanged within each."""
 
 
 def tiled(
@@ -27,6 +30,7 @@ def tiled(
     sizes: Sequence[int],
     strides_bytes: Sequence[int],
     box: Sequence[int],
+    stride: Sequence[int] | None = None,
 ) -> bytes:
     """The map of a tensor from which boxes are copied.
 
@@ -34,7 +38,9 @@ def tiled(
         address: of the first element, a multiple of 16.
         sizes: innermost first; the innermost dim is contiguous.
         strides_bytes: of all dims but the innermost, multiples of 16.
-        box: elements of a box in each dim, at most 256; SWIZZLE_BYTES in the innermost.
+        box: elements of a box in each dim, at most 256, those left out by `stride` among them; in
+            the innermost 32, 64 or 128 bytes.
+        stride: in each dim, of how many elements one is copied; 1 in the innermost.
 
     Raises:
         LaunchError: the driver refused.
@@ -46,7 +52,8 @@ def tiled(
         sizes,
         strides_bytes,
         (_array(ctypes.c_uint32, box),),
-        [1] * len(sizes),
+        stride or [1] * len(sizes),
+        box[0] * _TYPES[dtype][1],
     )
 
 
@@ -89,6 +96,7 @@ def im2col(
             ctypes.c_uint32(pixels),
         ),
         [1, *stride, 1],
+        SWIZZLE_BYTES,
     )
 
 
@@ -100,19 +108,20 @@ def _encoded(
     strides_bytes: Sequence[int],
     box: tuple[Any, ...],
     element_strides: Sequence[int],
+    row_bytes: int,
 ) -> bytes:
     room = ctypes.create_string_buffer(BYTES + 64)
     start = -ctypes.addressof(room) % 64  # the driver wants it aligned
     status = getattr(driver(), function)(
         ctypes.c_void_p(ctypes.addressof(room) + start),
-        ctypes.c_int(_TYPES[dtype]),
+        ctypes.c_int(_TYPES[dtype][0]),
         ctypes.c_uint32(len(sizes)),
         ctypes.c_void_p(address),
         _array(ctypes.c_uint64, sizes),
         _array(ctypes.c_uint64, strides_bytes),
         *box,
         _array(ctypes.c_uint32, element_strides),
-        *map(ctypes.c_int, (_NO_INTERLEAVE, _SWIZZLE_128B, _L2_256B, _FILL_ZEROS)),
+        *map(ctypes.c_int, (_NO_INTERLEAVE, _SWIZZLES[row_bytes], _L2_256B, _FILL_ZEROS)),
     )
     check(status, f"{function} of {dtype}{list(sizes)} with strides {list(strides_bytes)} bytes")
     return room.raw[start : start + BYTES]

@@ -51,6 +51,7 @@ class Layout:
         fragments: 16 x 8 sums of a warp.
         loop_bytes: shared memory of the loop.
         producers: threads that do not multiply.
+        images: that a line is of.
     """
 
     features: int
@@ -59,6 +60,7 @@ class Layout:
     fragments: int
     loop_bytes: int
     producers: int = 0
+    images: int = 1
 
     def threads(self, config: Config) -> int:
         return 32 * self.warps * config.shares + self.producers
@@ -139,8 +141,8 @@ def rows_task(
     defined = {
         "DTYPE": dtype, "RESULT": w.outputs[0].dtype, "OPERAND": f'"{dtype}"',
         "R": filter_height, "S": filter_width, "STRIDE_H": stride_h, "STRIDE_W": stride_w,
-        "FEATURES": layout.features, "CHUNK": layout.chunk, "STAGES": config.stages,
-        "PRODUCERS": layout.producers,
+        "FEATURES": layout.features, "CHUNK": layout.chunk, "IMAGES": layout.images,
+        "STAGES": config.stages, "PRODUCERS": layout.producers,
         "SHARES": config.shares, "MIN_BLOCKS": max(1, layout.blocks_per_sm(config, device)),
         "EXPECTED_WARPS": layout.warps, "EXPECTED_FRAGMENTS": layout.fragments,
         "LOOP_BYTES": layout.loop_bytes, **more,
@@ -169,7 +171,7 @@ class RowsKernel(Executable):
         self.overlapping = device.capability >= 90
         tiles = math.ceil(features / layout.features)
         chunks = math.ceil(out_width / layout.chunk)
-        lines = n * chunks * out_height
+        lines = math.ceil(n / layout.images) * chunks * out_height
         at_once = device.sms * layout.blocks_per_sm(config, device)
         fragments = layout.warps * layout.fragments
         slice_floats = tiles * fragments * 128
@@ -183,7 +185,7 @@ class RowsKernel(Executable):
         self.in_place = self.adds and adds_in_place(w)
         row_length = math.prod(w.outputs[0].shape[1:])
         fields = (lines, chunks, channels, features, height, width, out_height, out_width)
-        fields += (*w["padding"], slices, row_length)
+        fields += (*w["padding"], slices, row_length, n)
         self.problem = struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@
 // blocks, slices, by a second kernel, both in fixed order.
 //
 // Defined before this text: DTYPE and RESULT (f16, bf16 or f32), R, S, STRIDE_H, STRIDE_W, FEATURES,
-// CHUNK, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel defines
+// CHUNK, IMAGES that a line is of, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel defines
 // WARPS of a share, FRAGMENTS of a warp, and where a fragment's sums belong (`place`); EXPECTED_WARPS,
 // EXPECTED_FRAGMENTS and LOOP_BYTES are what its caller takes them, and its shared memory, to be.
 
@@ -43,12 +43,13 @@ constexpr int GRAD_STRIDE = FEATURES * 2 + 16;  // bytes of a pixel: no two of e
 constexpr int GRAD_BYTES = CHUNK * GRAD_STRIDE;
 
 struct alignas(64) Problem {  // 128 bytes, passed by value
-  int lines, chunks;          // N * chunks * P; parts of a row of the output
+  int lines, chunks;          // N / IMAGES * chunks * P; parts of a row of the output
   int channels, features;     // C, K
   int height, width, out_height, out_width;
   int padding_h, padding_w;
   int slices;
   int row_length;             // of the result: R * S * C / groups
+  int images;                 // N
 };
 
 // A block's way through its lines, one step after the other.
@@ -166,15 +167,17 @@ template <int GROUP> TW_DEVICE float sum_again(const u16* x, const u16* grad, co
     const Walk w(b, line);
     const int h = w.p * STRIDE_H + below, end = min((w.chunk + 1) * CHUNK, b.out_width);
     if ((unsigned)h >= (unsigned)b.height) continue;
-    const u16* g = grad + ((long long)w.n * b.out_height + w.p) * b.out_width * b.features + k;
-    const u16* pixels = x + ((long long)w.n * b.height + h) * b.width * b.channels + c;
-    float part = 0.0f;
-    for (int q = w.chunk * CHUNK; q < end; ++q) {
-      const int at_x = q * STRIDE_W + right;
-      if ((unsigned)at_x < (unsigned)b.width)
-        part += DTYPE::widen(g[(long long)q * b.features]) * DTYPE::widen(pixels[(long long)at_x * b.channels]);
+    for (int n = w.n * IMAGES; n < min((w.n + 1) * IMAGES, b.images); ++n) {
+      const u16* g = grad + ((long long)n * b.out_height + w.p) * b.out_width * b.features + k;
+      const u16* pixels = x + ((long long)n * b.height + h) * b.width * b.channels + c;
+      float part = 0.0f;
+      for (int q = w.chunk * CHUNK; q < end; ++q) {
+        const int at_x = q * STRIDE_W + right;
+        if ((unsigned)at_x < (unsigned)b.width)
+          part += DTYPE::widen(g[(long long)q * b.features]) * DTYPE::widen(pixels[(long long)at_x * b.channels]);
+      }
+      sum += part;
     }
-    sum += part;
   }
   return sum;
 }

@@ -1,0 +1,204 @@
+"""The depthwise kernel for Hopper, run on a CPU: which sums are taps, whose place is free when."""
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from convolutions import weight_grad
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
+
+from infinities import assert_infinities_stay, with_infinities
+from tilewright.compile import cxx, nvrtc
+from tilewright.impl import IMPLS
+from tilewright.impls import _weight_grad_launch
+from tilewright.impls import conv2d_weight_grad_depthwise_sm90 as depthwise_sm90
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+pytestmark = pytest.mark.skipif(
+    nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
+)
+CPU = torch.device("cpu")
+DEPTHWISE = IMPLS["conv2d_weight_grad_depthwise_sm90"]
+HEADER = (Path(__file__).parent / "hopper_on_cpu.hpp").read_text()
+READ = "for (int step = 0; step < lines.end - lines.first; ++step) {\n    if"
+FEW = replace(DEVICE, sms=2)
+"""So that small problems have blocks with several columns of lines."""
+
+
+def depthwise(n, channels, size, kernel, stride=1, padding=None, dtype="f16"):
+    padding = kernel // 2 if padding is None else padding
+    height, width = size
+    out = ",".join(str((s + 2 * padding - kernel) // stride + 1) for s in size)
+    return weight_grad(
+        f"{n},{channels},{height},{width}", f"{n},{channels},{out}",
+        f"kernel_size={kernel}, stride={stride}, padding={padding}, groups={channels}", dtype=dtype,
+    )  # fmt: skip
+
+
+THREE, SEVEN = depthwise(20, 24, (6, 19), 3), depthwise(17, 16, (5, 7), 7, dtype="bf16")
+STRIDED, BARE = depthwise(18, 16, (9, 21), 5, 2), depthwise(33, 24, (9, 20), 3, padding=0)
+CASES = [
+    THREE,
+    SEVEN,
+    STRIDED,
+    BARE,
+    depthwise(3, 8, (7, 9), 3, 3, 0),
+    depthwise(16, 40, (4, 8), 2, 2, 1),
+    depthwise(2, 16, (3, 30), 9),
+    depthwise(5, 16, (4, 9), 3, 1, 5),
+    Workload.parse(str(STRIDED).replace("weight_grad", "weight_bias_grad")),
+    Workload.parse(str(THREE)[:-1] + ", into=f32[24,1,3,3])"),
+]
+
+
+def tiled(dtype, address, sizes, strides, box, stride):
+    elements = 1, *(s // 2 for s in strides)
+    return struct.pack("Q4q12i", address, *elements, *sizes, *box, *stride).ljust(128, b"\0")
+
+
+@pytest.fixture(autouse=True)
+def counters(monkeypatch):
+    monkeypatch.setattr(depthwise_sm90.tensor_map, "tiled", tiled)
+    zeros = without_a_gpu(monkeypatch, _weight_grad_launch)
+    yield zeros
+    assert not zeros.any()
+
+
+def on_cpu(w, config, fault=("", ""), slow=False):
+    """`slow`: all warps but the one that feeds them let it go ahead as far as it may."""
+
+    def task(config, w, device):
+        text = DEPTHWISE.task(config, w, device).source
+        if slow:
+            assert text.count(READ) == 1
+            wait = "if (threadIdx.x < THREADS - 32) for (int i = 0; i < 300; ++i) give_way();"
+            text = text.replace(READ, READ.replace("\n", f"\n{wait}\n"))
+        patience = "#define PATIENCE 1000000\n" if slow else ""
+        return SimpleNamespace(source=patience + HEADER + text)
+
+    return OnCpu(SimpleNamespace(build=DEPTHWISE.build, task=task), config, w, fault, FEW)
+
+
+def config_of(w, **knobs):
+    """The untuned one, or of those with these knobs the first."""
+    if not knobs:
+        return DEPTHWISE.heuristic(w, FEW)
+    space = DEPTHWISE.space(w, FEW)
+    return next(c for c in space if all(getattr(c, k) == v for k, v in knobs.items()))
+
+
+@pytest.mark.parametrize("w", CASES, ids=str)
+def test_it_is_right_and_deterministic_and_stays_in_its_memory(w):
+    assert DEPTHWISE.unsupported(w, FEW) is None
+    verdict = Verifier(w, CPU).check(on_cpu(w, config_of(w)))
+    assert verdict.ok, verdict.message
+    assert verdict.deterministic
+
+
+@pytest.mark.parametrize(
+    ("w", "knobs"),
+    [
+        (THREE, {"features": 32, "own": 3, "along": 2}),
+        (THREE, {"own": 3, "blocks": 1, "along": 2, "stages": 2}),
+        (SEVEN, {"own": 2, "stages": 2, "together": 1}),
+        (SEVEN, {"own": 3, "blocks": 1, "stages": 4, "waves": 0.5}),
+        (STRIDED, {"own": 3, "blocks": 1, "features": 16, "stages": 2}),
+        (STRIDED, {"own": 2, "blocks": 1, "stages": 3}),
+        (BARE, {"features": 32, "blocks": 2, "along": 1, "together": 1}),
+        (CASES[8], {"own": 2, "blocks": 1}),
+    ],
+    ids=str,
+)
+def test_warps_share_the_work_in_several_ways(w, knobs):
+    verdict = Verifier(w, CPU).check(on_cpu(w, config_of(w, **knobs)))
+    assert verdict.ok, verdict.message
+
+
+@given(
+    n=st.integers(1, 34),
+    channels=st.sampled_from((8, 16, 24)),
+    size=st.tuples(st.integers(1, 11), st.integers(1, 20)),
+    kernel=st.tuples(st.integers(1, 5), st.integers(1, 9)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 6)),
+    data=st.data(),
+)
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_shape_and_any_config(n, channels, size, kernel, stride, padding, data):
+    both = zip(size, kernel, stride, padding, strict=True)
+    out = [(s + 2 * p - k) // t + 1 for s, k, t, p in both if s + 2 * p >= k]
+    assume(len(out) == 2)
+    attributes = (
+        f"kernel_size={list(kernel)}, stride={list(stride)}, padding={list(padding)}, "
+        f"groups={channels}"
+    )
+    shape = f"{n},{channels}"
+    w = weight_grad(
+        f"{shape},{','.join(map(str, size))}", f"{shape},{','.join(map(str, out))}", attributes
+    )
+    assume(DEPTHWISE.unsupported(w, FEW) is None)
+    config = data.draw(st.sampled_from(list(DEPTHWISE.space(w, FEW))))
+    verdict = Verifier(w, CPU).check(on_cpu(w, config))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("barrier_wait(full(shared, step), step / STAGES & 1);", ""),
+        ("tap * 8;", "tap * 8 + 8;"),
+        ("min((w.n + 1) * IMAGES, b.images)", "(w.n + 1) * IMAGES - 1"),
+        ("even + c % 2 * 0x2222", "even"),
+    ],
+)
+def test_faults_are_found(fault):
+    if "images" in fault[0]:  # of what is summed again
+        kernel = on_cpu(THREE, config_of(THREE), fault)
+        x, grad = with_infinities(THREE)
+        with pytest.raises(AssertionError):
+            assert_infinities_stay(THREE, kernel(x, grad), x, grad)
+        return
+    assert not Verifier(BARE, CPU).check(on_cpu(BARE, config_of(BARE), fault)).ok
+
+
+@pytest.mark.parametrize(
+    ("knobs", "fault"),
+    [
+        ({"stages": 2, "along": 1, "together": 1}, ("f.asked - f.done == STAGES", "false")),
+        ({"stages": 3, "along": 2, "together": 3}, ("f.ahead.place(last) > f.room ||", "")),
+    ],
+    ids=("lines", "rows"),
+)
+def test_nobody_is_overtaken(knobs, fault):
+    """Lines of grad_output and rows of x keep their places until every warp is done with them."""
+    x, grad = THREE.operator.examples(THREE, "integer", 0, "cpu")
+    (truth,) = THREE.operator.truth(THREE, (x, grad))
+    config = config_of(THREE, own=3, blocks=1, **knobs)
+    found = [on_cpu(THREE, config, f, slow=True)(x, grad) for f in (("", ""), fault)]
+    assert [torch.equal(f.double(), truth) for f in found] == [True, False]
+
+
+@pytest.mark.parametrize("w", [THREE, STRIDED], ids=str)
+def test_infinities_at_a_border_stay_with_their_taps(w):
+    x, grad = with_infinities(w)
+    assert_infinities_stay(w, on_cpu(w, config_of(w))(x, grad), x, grad)
+
+
+def test_what_it_does_not_take_is_refused_in_words():
+    older = replace(FEW, arch="sm_80")
+    assert "h200 is sm_80" in DEPTHWISE.unsupported(THREE, older)
+    wide = depthwise(2, 16, (3, 30), 11)
+    assert "11 taps of a row" in DEPTHWISE.unsupported(wide, FEW)
+    grouped = Workload.parse(str(GROUPED))
+    assert "not one filter for each channel" in DEPTHWISE.unsupported(grouped, FEW)
+
+
+GROUPED = weight_grad("2,16,6,6", "2,16,6,6", "kernel_size=3, padding=1, groups=4")
