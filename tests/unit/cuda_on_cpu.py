@@ -57,9 +57,10 @@ class OnCpu(Executable):
         in_place = self.executable.in_place
         out = tensors[0] if in_place else allocate(self._out, torch.device("cpu"))
         counter = ctypes.c_uint32()
-        given = tensors, out, _fault(), ctypes.addressof(counter)
-        _memory, arguments = self.executable.arguments(*given)
-        for launch, args in zip(self.executable.launches, arguments, strict=True):
+        given = [*map(torch.Tensor.data_ptr, tensors)], out, _fault(), ctypes.addressof(counter)
+        values, _memory = self.executable.values(*given)
+        for launch, pick in zip(self.executable.launches, self.executable.picks, strict=True):
+            args = pick(values)
             for comes_only in (True, False) if launch.meets else ():
                 self._library.come_only(comes_only)
                 self._run(launch, args)

@@ -285,6 +285,23 @@ def test_a_launcher_launches_one_shape_on_any_stream_and_in_its_context(
             sum_through(kernel)  # of another shape, between
 
 
+def test_a_launcher_starts_all_blocks_together_or_beside_the_kernel_before(driver, kernel):
+    for options, identifier in (({"cooperative": True}, 2), ({"overlapping": True}, 6)):
+        launch = kernel.launcher(0, ONE, ONE, 0, 1, 0, **options)
+        launch(0, [0, 1, 2, 3.0])
+        assert driver.config.n == 1
+        told = list((ctypes.c_uint * 3).in_dll(driver.library, "attribute"))
+        assert told == [identifier, 0, 1]
+
+
+def test_launchers_of_one_kernel_keep_their_shapes_apart(driver, kernel):
+    launches = [kernel.launcher(0, (n, 1, 1), ONE, 0, 1, 0) for n in (3, 4)]
+    for n, launch in [*enumerate(launches, start=3)] * 2:
+        out = ctypes.c_int64()
+        launch(0, [ctypes.addressof(out), n, 10, 0.5])
+        assert (driver.config.grid[0], out.value) == (n, 10 + n)
+
+
 def test_a_refused_launcher_names_its_shape(driver, kernel):
     launch = kernel.launcher(0, (9, 1, 1), ONE, 0, 1, 0)
     driver.number("refuse").value = 1

@@ -8,6 +8,7 @@ gave them. A call rewrites the arguments, and the configuration only where it di
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import threading
 from collections.abc import Callable, Iterable
@@ -20,6 +21,8 @@ from tilewright.errors import LaunchError
 Dim3 = tuple[int, int, int]
 Shape = tuple[Dim3, Dim3, int, int, int, bool, bool]
 """grid, block, shared bytes, stream, cluster, cooperative, overlapping"""
+Launcher = Callable[[int, Iterable[Any]], None]
+"""of a stream and the arguments"""
 Loaded = tuple[ctypes.c_void_p, int, Any, Callable[[], int] | None]
 """CUfunction, CUcontext, cuLaunchKernelEx and, where there are several devices, which is current"""
 
@@ -51,8 +54,8 @@ class CudaKernel:
         assert set(signature) <= {*_C_TYPES, "T"}, signature
         self.compiled, self.entry, self.signature = compiled, entry, signature
         arguments = struct.Struct(f"@{signature.replace('T', _STRUCTURE)}")
-        self._pack = arguments.pack_into
-        self._local = _Local(arguments.size, _offsets(signature))
+        self._layout = arguments, _offsets(signature)
+        self._local = _Local(*self._layout)
         self._loaded: dict[int, Loaded] = {}
         self._lock = threading.Lock()
 
@@ -92,7 +95,7 @@ class CudaKernel:
         shape = (grid, block, shared_bytes, stream, cluster, cooperative, overlapping)
         if frame.shape != shape:
             self._set_shape(frame, shape, device_index)
-        self._pack(frame.memory, _ARGUMENTS_AT, *args)
+        frame.pack(*args)
         self._start(frame, loaded, shape, device_index)
 
     def launcher(
@@ -103,7 +106,10 @@ class CudaKernel:
         shared_bytes: int,
         cluster: int,
         stream: int,
-    ) -> Callable[[int, Iterable[Any]], None]:
+        *,
+        cooperative: bool = False,
+        overlapping: bool = False,
+    ) -> Launcher:
         """What launches the kernel in one shape again and again, with less to do than `launch`.
 
         Args:
@@ -117,17 +123,19 @@ class CudaKernel:
         """
         loaded = self._loaded.get(device_index) or self._load(device_index, stream)
         function, _, start, current_device = loaded
-        local, pack = self._local, self._pack
+        local = _Local(*self._layout)  # of its own: only the stream ever changes
         shapes: dict[int, Shape] = {}
 
         def launch(stream: int, args: Iterable[Any]) -> None:
             frame = local.frame
             shape = shapes.get(stream)
             if shape is None:
-                shape = shapes[stream] = grid, block, shared_bytes, stream, cluster, False, False
+                shape = shapes[stream] = (
+                    grid, block, shared_bytes, stream, cluster, cooperative, overlapping
+                )  # fmt: skip
             if frame.shape is not shape:
                 self._set_shape(frame, shape, device_index)
-            pack(frame.memory, _ARGUMENTS_AT, *args)
+            frame.pack(*args)
             if (current_device is not None and current_device() != device_index) or start(
                 frame.config, function, frame.arguments, None
             ):
@@ -330,8 +338,9 @@ class PackedCppFunction(CppFunction):
 class _Frame:
     """The memory of one thread's launches of one kernel."""
 
-    def __init__(self, size: int, offsets: tuple[int, ...]) -> None:
-        self.memory = bytearray(_ARGUMENTS_AT + size)
+    def __init__(self, arguments: struct.Struct, offsets: tuple[int, ...]) -> None:
+        self.memory = bytearray(_ARGUMENTS_AT + arguments.size)
+        self.pack = functools.partial(arguments.pack_into, self.memory, _ARGUMENTS_AT)
         self._pinned = (ctypes.c_char * len(self.memory)).from_buffer(self.memory)
         self.address = ctypes.addressof(self._pinned)
         pointers = [self.address + _ARGUMENTS_AT + offset for offset in offsets]
@@ -368,8 +377,8 @@ class _Frame:
 
 
 class _Local(threading.local):
-    def __init__(self, size: int, offsets: tuple[int, ...]) -> None:
-        self.frame = _Frame(size, offsets)
+    def __init__(self, arguments: struct.Struct, offsets: tuple[int, ...]) -> None:
+        self.frame = _Frame(arguments, offsets)
 
 
 def _offsets(signature: str) -> tuple[int, ...]:

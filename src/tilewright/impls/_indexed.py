@@ -14,7 +14,7 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.faults import fault_address, raise_fault
-from tilewright.compile.launch import CudaKernel, overlaps
+from tilewright.compile.launch import CudaKernel, Launcher, overlaps
 from tilewright.device import DeviceSpec
 from tilewright.errors import InvalidArgument
 from tilewright.impl import Executable, allocator
@@ -36,6 +36,8 @@ INDEX = {"i32": "int", "i64": "i64"}
 REDUCE = {"sum": 0, "mean": 0, "prod": 1, "amax": 2, "amin": 3}
 NONE_SKIPPED = -(2**63)
 """No index has this value, so none is left out."""
+Pick = Callable[[Sequence[float]], tuple[float, ...]]
+_data_ptr = torch.Tensor.data_ptr
 
 
 def source_text(macros: Mapping[str, int | str], *files: str) -> str:
@@ -100,9 +102,7 @@ class Workspace:
         self.bytes: int = start + max((other.bytes for other in in_turn), default=0)
 
     def allocate(self, device: torch.device) -> torch.Tensor:
-        return allocator.empty_strided(
-            (max(self.bytes, 1),), (1,), dtype=torch.uint8, device=device
-        )
+        return allocator.on(device)((max(self.bytes, 1),), (1,), torch.uint8)
 
 
 class Launch(NamedTuple):
@@ -159,6 +159,8 @@ class IndexedExecutable(Executable):
         launches: of a call.
     """
 
+    takes_pointers = True
+
     def __init__(
         self,
         w: Workload,
@@ -170,8 +172,10 @@ class IndexedExecutable(Executable):
         self._w, self._workspace = w, workspace
         self.resources, self.workspace_bytes = built.resources, workspace.bytes
         self.in_place = bool(w.operator.inplace and next(iter(w.tensors)) in w.donated)
-        self._spans_bytes = [_span_bytes(t) for t in w.tensors.values()]
-        self.out = w.outputs[0]
+        self._span_bytes, *others = [_span_bytes(t) for t in w.tensors.values()]
+        self._other_spans_bytes = [*enumerate(others, start=1)]
+        out = w.outputs[0]
+        self._out = out.shape, out.real_strides, out.torch_dtype
         self.launches = launches
         main = next(launch for launch in launches if launch.entry == entry)
         self.block_threads, self.shared_bytes = main.block_threads, main.shared_bytes
@@ -179,71 +183,70 @@ class IndexedExecutable(Executable):
         self._counts = any("counter" in launch.args for launch in launches)
         names = [*w.tensors, "out", "fault", "counter", *workspace.offsets]
         self._offsets = tuple(workspace.offsets.values())
-        self._picks, self._constants = _pickers(launches, names)
-        kernels = {n: CudaKernel(built, n, code) for n, code, *_ in launches}
-        self._steps = [
-            (kernels[n].launch, grid, (threads, 1, 1), shared_bytes, overlapping, meets)
-            for n, _, grid, threads, shared_bytes, _, overlapping, meets in launches
-        ]
+        self.picks, self._constants = _pickers(launches, names)
+        self._kernels = {n: CudaKernel(built, n, code) for n, code, *_ in launches}
+        self._steps: dict[int, list[tuple[Launcher, Pick]]] = {}
 
-    def _refuse_shared_memory(self, tensors: Sequence[torch.Tensor]) -> None:
-        start = tensors[0].data_ptr()
-        end = start + self._spans_bytes[0]
-        for t, span_bytes in zip(tensors[1:], self._spans_bytes[1:], strict=True):
-            at = t.data_ptr()
-            if start < at + span_bytes and at < end:
+    def _refuse_shared_memory(self, tensors: Sequence[torch.Tensor], starts: Sequence[int]) -> None:
+        start = starts[0]
+        end = start + self._span_bytes
+        for i, span_bytes in self._other_spans_bytes:
+            if start < starts[i] + span_bytes and starts[i] < end:
                 refuse_shared_memory(self._w, tensors)  # which says what shares it
 
-    def arguments(
-        self, tensors: Sequence[torch.Tensor], out: torch.Tensor, fault: int, counter: int
-    ) -> tuple[torch.Tensor | None, list[tuple[float, ...]]]:
-        """The workspace, to be kept until the last kernel is enqueued, and each launch's arguments.
+    def values(
+        self, pointers: Sequence[int], out: torch.Tensor, fault: int, counter: int
+    ) -> tuple[list[float], torch.Tensor | None]:
+        """What `picks` pick each launch's arguments from, and the workspace, to be kept until the
+        last kernel is enqueued.
 
         Args:
-            fault, counter: the addresses of the flag and of a zero.
+            pointers: the addresses of the workload's tensors.
+            fault, counter: those of the flag and of a zero.
         """
-        values: list[float] = [*map(torch.Tensor.data_ptr, tensors), out.data_ptr(), fault, counter]
+        values: list[float] = [*pointers, out.data_ptr(), fault, counter]
         memory = None
         if self._offsets:
             memory = self._workspace.allocate(out.device)
             base = memory.data_ptr()
             values += [base + offset for offset in self._offsets]
         values += self._constants
-        return memory, [pick(values) for pick in self._picks]
+        return values, memory
 
-    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, *tensors: torch.Tensor, pointers: Sequence[int] | None = None
+    ) -> torch.Tensor:
         raise_fault()
+        pointers = pointers or [*map(_data_ptr, tensors)]
         if self.in_place:
-            self._refuse_shared_memory(tensors)
+            self._refuse_shared_memory(tensors, pointers)
         device = tensors[0].device
         index = device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
-        out = (
-            tensors[0]
-            if self.in_place
-            else allocator.empty_strided(
-                self.out.shape, self.out.real_strides, dtype=self.out.torch_dtype, device=device
-            )
-        )
+        out = tensors[0] if self.in_place else allocator.on(device)(*self._out)
         counter = counters.address(index, stream, 1) if self._counts else 0
-        _memory, arguments = self.arguments(tensors, out, fault_address(), counter)
-        may_overlap = overlaps(index)
-        for step, args in zip(self._steps, arguments, strict=True):
-            launch, grid, block, shared_bytes, follows, meets = step
-            overlapping = follows and may_overlap
-            launch(
-                grid, block, shared_bytes, stream, index, *args,
-                cooperative=meets, overlapping=overlapping,
-            )  # fmt: skip
+        values, _memory = self.values(pointers, out, fault_address(), counter)
+        for launch, pick in self._steps.get(index) or self._steps_on(index, stream):
+            launch(stream, pick(values))
         if self._checked and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize(device)
             raise_fault()
         return out
 
+    def _steps_on(self, device_index: int, stream: int) -> list[tuple[Launcher, Pick]]:
+        may_overlap = overlaps(device_index)
+        launchers = [
+            self._kernels[entry].launcher(
+                device_index, grid, (threads, 1, 1), shared_bytes, 1, stream,
+                cooperative=meets, overlapping=follows and may_overlap,
+            )
+            for entry, _, grid, threads, shared_bytes, _, follows, meets in self.launches
+        ]  # fmt: skip
+        self._steps[device_index] = [*zip(launchers, self.picks, strict=True)]
+        return self._steps[device_index]
 
-def _pickers(
-    launches: Sequence[Launch], names: Sequence[str]
-) -> tuple[list[Callable[[Sequence[float]], tuple[float, ...]]], list[float]]:
+
+def _pickers(launches: Sequence[Launch], names: Sequence[str]) -> tuple[list[Pick], list[float]]:
     """For each launch what picks its arguments from the addresses of `names` and, behind those, the
     constants of all launches; and these constants."""
     constants: list[float] = []
@@ -254,7 +257,7 @@ def _pickers(
         constants.append(arg)
         return len(names) + len(constants) - 1
 
-    def picker(launch: Launch) -> Callable[[Sequence[float]], tuple[float, ...]]:
+    def picker(launch: Launch) -> Pick:
         places = [place_of(arg) for arg in launch.args]
         if len(places) == 1:
             return lambda values: (values[places[0]],)

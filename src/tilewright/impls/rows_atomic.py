@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,14 +40,16 @@ BLOCKS_OF_PREPARE = 8
 
 
 class AtomicExecutable(IndexedExecutable):
-    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, *tensors: torch.Tensor, pointers: Sequence[int] | None = None
+    ) -> torch.Tensor:
         floating = tensors[0].is_floating_point()
         if floating and torch.are_deterministic_algorithms_enabled():
             raise NoImplementation(
                 f"{self._w}: rows_atomic adds in no fixed order, and "
                 "torch.use_deterministic_algorithms is on; leave the choice to the records"
             )
-        return super().__call__(*tensors)
+        return super().__call__(*tensors, pointers=pointers)
 
 
 class RowsAtomic(RowKernels):
