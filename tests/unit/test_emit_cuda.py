@@ -231,6 +231,16 @@ def test_what_an_untuned_call_asked_of_a_graph_is_not_kept_after_it():
     assert footprints() <= before
 
 
+def test_the_untuned_schedule_is_sought_once_however_many_configs_are_emitted(monkeypatch):
+    graph = replace(graph_of(Workload.parse(NORM.format(h=1000))))
+    sought = []
+    found = target.row_heuristic(graph, H200)
+    monkeypatch.setattr(target, "row_heuristic", lambda *_: sought.append(1) or found)
+    for way in (True, False):
+        target.task(graph, replace(found, rematerialize=way), H200)
+    assert len(sought) == 1
+
+
 def test_only_kernels_that_sum_over_rows_meet():
     assert target.space(graph_of(Workload.parse(NORM.format(h=768))), H200).values["combine"] == (
         "kernel",

@@ -32,6 +32,8 @@ _GRACE_S = 1.0
 _LINGER_S = 5.0
 """So long may NVRTC finish what nobody waits for any more. It mostly takes less than a second, and
 a worker that is killed takes longer to start anew; its binary is in the cache for who asks next."""
+_KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+"""Else glibc gives memory back after each kernel, and the next one spends 3% on page faults."""
 
 
 class CompilePool:
@@ -197,6 +199,7 @@ class _Worker:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[descriptor],
+            env={**os.environ, **_KEEP_MEMORY},
             start_new_session=True,  # Ctrl-C is for the caller, who stops its workers
         )
         theirs.close()

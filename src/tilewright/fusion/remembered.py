@@ -12,7 +12,8 @@ S = TypeVar("S")
 
 
 def remembered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """A method that computes each result once; its arguments are hashable.
+    """A method, or a function of an object, that computes each result once; its other arguments are
+    hashable.
 
     The object itself keeps the results. `functools.cache` would keep every object, too.
     """

@@ -34,6 +34,7 @@ from tilewright.fusion.cuda.schedule import (
 from tilewright.fusion.cuda.sharing import emit_rows
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import plan_rows
+from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import Program, main_axis
 from tilewright.impl import CompileTask, Executable, Resources, Work, allocator
 from tilewright.op import Workload
@@ -53,6 +54,7 @@ def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
     return programs.unsupported(graph, device) if one_pass(graph, device) is None else None
 
 
+@remembered
 def one_pass(graph: Graph, device: DeviceSpec) -> Graph | None:
     """What a pointwise or row kernel computes of the graph, if one does it all, or all but putting
     sums over rows together; else None. Its rows, if it has some, are the innermost axes."""
