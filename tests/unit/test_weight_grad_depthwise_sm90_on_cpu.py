@@ -197,8 +197,7 @@ def test_what_it_does_not_take_is_refused_in_words():
     assert "h200 is sm_80" in DEPTHWISE.unsupported(THREE, older)
     wide = depthwise(2, 16, (3, 30), 11)
     assert "11 taps of a row" in DEPTHWISE.unsupported(wide, FEW)
-    grouped = Workload.parse(str(GROUPED))
+    grouped = weight_grad("2,16,6,6", "2,16,6,6", "kernel_size=3, padding=1, groups=4")
     assert "not one filter for each channel" in DEPTHWISE.unsupported(grouped, FEW)
-
-
-GROUPED = weight_grad("2,16,6,6", "2,16,6,6", "kernel_size=3, padding=1, groups=4")
+    coarse = depthwise(2, 16, (30, 30), 7, 4)
+    assert "registers" in DEPTHWISE.unsupported(coarse, FEW)

@@ -28,6 +28,8 @@ IMAGES = 16
 MOST_LAGS = 9
 """Diagonals of eight sums among 16 x 8."""
 MOST_STRIDE = 4
+MOST_PIXELS = 256
+"""Of a box of the copy engine, those that a stride leaves out among them."""
 FEW_WARPS = 12
 """On an SM, beyond which its shared memory is read as fast as it can be."""
 FEED_BYTES = 40
@@ -55,6 +57,10 @@ class Config(rows.Config):
     blocks: int = param(2, 1)
     along: int = param(1, 2, 4)
     together: int = param(2, 1, 3, 4)
+
+
+SMALLEST = Config(stages=2, blocks=1, together=1)
+"""What fits if any config does."""
 
 
 @dataclass(frozen=True)
@@ -100,24 +106,17 @@ class Conv2dWeightGradDepthwiseSm90(Implementation):
             return f"{lags} taps of a row, one stride apart, exceed {MOST_LAGS}"
         if as_read(w["x"]).align < 16:
             return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
-        return None
+        return _room_refusal(w, SMALLEST, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         width = w["grad_output"].shape[3]
 
         def refusal(c: Config) -> str | None:
-            layout, least = _layout(w, c, device), w["kernel_size"][0] + w["stride"][0]
-            if layout.ring < least:
-                return f"{c.together} blocks on an SM have no room for {least} rows of x each"
             if c.own > 1 and _teams(w, c.own) == _teams(w, c.own - 1):
                 return f"warps with {c.own} units are as many as with {c.own - 1}"
-            if c.along > 1 and layout.chunk - 8 * c.blocks >= width:
-                return f"{c.along} warps have {layout.chunk} pixels, a line {width}"
-            warps = math.ceil(layout.warps * c.together / device.schedulers_per_sm)
-            registers = device.registers_per_sm // device.schedulers_per_sm // device.warp // warps
-            if registers < _registers(c):
-                return f"{c.together} blocks of {layout.warps} warps leave {registers} registers"
-            return None
+            if c.along > 1 and _chunk(c) - 8 * c.blocks >= width:
+                return f"{c.along} warps have {_chunk(c)} pixels, a line {width}"
+            return _room_refusal(w, c, device)
 
         return ConfigSpace(Config, None, refusal)
 
@@ -177,6 +176,20 @@ def _rows_of(spec: TensorSpec, address: int, box: Iterable[int], stride: int = 1
     return tensor_map.tiled(spec.dtype, address, sizes, strides, tuple(box), (1, 1, stride, 1))
 
 
+def _room_refusal(w: Workload, config: Config, device: DeviceSpec) -> str | None:
+    """Why memory, registers or a box of the copy engine do not hold what a block has, or None."""
+    layout, least = _layout(w, config, device), w["kernel_size"][0] + w["stride"][0]
+    if layout.ring < least:
+        return f"{config.together} blocks on an SM have no room for {least} rows of x each"
+    if (pixels := (layout.chunk + 8) * w["stride"][1]) > MOST_PIXELS:
+        return f"a part of {pixels} pixels of a row is wider than {MOST_PIXELS}"
+    warps = math.ceil(layout.warps * config.together / device.schedulers_per_sm)
+    registers = device.registers_per_sm // device.schedulers_per_sm // device.warp // warps
+    if registers < _registers(config):
+        return f"{config.together} blocks of {layout.warps} warps leave {registers} registers"
+    return None
+
+
 def _units(w: Workload) -> int:
     return w["kernel_size"][0] * w["stride"][1] + len(w.outputs) - 1
 
@@ -184,6 +197,10 @@ def _units(w: Workload) -> int:
 def _teams(w: Workload, own: int) -> int:
     """Of warps that share the units."""
     return math.ceil(_units(w) / own)
+
+
+def _chunk(config: Config) -> int:
+    return 8 * config.blocks * config.along
 
 
 def _registers(config: Config) -> int:
@@ -194,7 +211,7 @@ def _registers(config: Config) -> int:
 def _layout(w: Workload, config: Config, device: DeviceSpec) -> ImagesLayout:
     """As kernels/weight_grad_depthwise_sm90.cuh computes it."""
     filter_height, (stride_h, stride_w) = w["kernel_size"][0], w["stride"]
-    chunk = 8 * config.blocks * config.along
+    chunk = _chunk(config)
     warps = config.features // 8 * config.along * _teams(w, config.own)
     sums = config.features * (math.prod(w["kernel_size"]) + len(w.outputs) - 1)
     pixel_bytes = IMAGES * config.features * 2
