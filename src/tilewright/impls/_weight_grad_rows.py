@@ -52,6 +52,7 @@ class Layout:
         loop_bytes: shared memory of the loop.
         producers: threads that do not multiply.
         images: that a line is of.
+        lines: of an image that a step takes.
     """
 
     features: int
@@ -61,6 +62,7 @@ class Layout:
     loop_bytes: int
     producers: int = 0
     images: int = 1
+    lines: int = 1
 
     def threads(self, config: Config) -> int:
         return 32 * self.warps * config.shares + self.producers
@@ -142,7 +144,7 @@ def rows_task(
         "DTYPE": dtype, "RESULT": w.outputs[0].dtype, "OPERAND": f'"{dtype}"',
         "R": filter_height, "S": filter_width, "STRIDE_H": stride_h, "STRIDE_W": stride_w,
         "FEATURES": layout.features, "CHUNK": layout.chunk, "IMAGES": layout.images,
-        "STAGES": config.stages, "PRODUCERS": layout.producers,
+        "LINES_TOGETHER": layout.lines, "STAGES": config.stages, "PRODUCERS": layout.producers,
         "SHARES": config.shares, "MIN_BLOCKS": max(1, layout.blocks_per_sm(config, device)),
         "EXPECTED_WARPS": layout.warps, "EXPECTED_FRAGMENTS": layout.fragments,
         "LOOP_BYTES": layout.loop_bytes, **more,
@@ -171,7 +173,8 @@ class RowsKernel(Executable):
         self.overlapping = device.capability >= 90
         tiles = math.ceil(features / layout.features)
         chunks = math.ceil(out_width / layout.chunk)
-        lines = math.ceil(n / layout.images) * chunks * out_height
+        columns = math.ceil(n / layout.images) * chunks
+        lines = columns * math.ceil(out_height / layout.lines)
         at_once = device.sms * layout.blocks_per_sm(config, device)
         fragments = layout.warps * layout.fragments
         slice_floats = tiles * fragments * 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
 
-IMAGES = 16
+IMAGES, LINES = 8, 2
 """That a product sums over."""
 MOST_LAGS = 9
 """Diagonals of eight sums among 16 x 8."""
@@ -34,8 +34,10 @@ FEW_WARPS = 12
 """On an SM, beyond which its shared memory is read as fast as it can be."""
 FEED_BYTES = 40
 """That an SM is fed in a clock cycle."""
-FEED_STATE = 128
+FEED_STATE = 32
 """Bytes of shared memory in which a lane keeps what it has asked for."""
+LATENCY = 2100
+"""Clock cycles from asking for a step's pixels until they are there (docs/weight_gradient.md)."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +46,24 @@ class Config(rows.Config):
     Attributes:
         features: channels of a block.
         own: units of a warp: rows of the filter, or their every stride-th tap.
+        keeps: a row of x stays in registers for the next filter row, which needs it, too.
         blocks: of eight pixels of a line, that a warp takes.
         along: warps that share a line's pixels.
         together: blocks that share an SM; rows of x fill their shared memory.
     """
 
-    stages: int = param(3, 2, 4)
+    stages: int = param(4, 3, 5, 6, 8)
     shares: int = param(1)
     waves: float = param(1.0, 0.5)
     features: int = param(16, 32)
-    own: int = param(3, 2, 1)
+    own: int = param(3, 4, 2, 1)
+    keeps: bool = param(False, True)
     blocks: int = param(2, 1)
     along: int = param(1, 2, 4)
     together: int = param(2, 1, 3, 4)
 
 
-SMALLEST = Config(stages=2, blocks=1, together=1)
+SMALLEST = Config(stages=3, blocks=1, together=1)
 """What fits if any config does."""
 
 
@@ -112,6 +116,8 @@ class Conv2dWeightGradDepthwiseSm90(Implementation):
         width = w["grad_output"].shape[3]
 
         def refusal(c: Config) -> str | None:
+            if c.keeps and (w["stride"] != (1, 1) or c.own == 1):
+                return "the next unit of a warp needs other rows"
             if c.own > 1 and _teams(w, c.own) == _teams(w, c.own - 1):
                 return f"warps with {c.own} units are as many as with {c.own - 1}"
             if c.along > 1 and _chunk(c) - 8 * c.blocks >= width:
@@ -122,23 +128,30 @@ class Conv2dWeightGradDepthwiseSm90(Implementation):
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         """The least time by bytes that reach an SM and bytes that its warps read there."""
-        return min(self.space(w, device), key=lambda c: _cycles(w, c, device))
+        return min(self.space(w, device), key=lambda c: _cycles(w, c))
+
+    def promising(self, w: Workload, device: DeviceSpec) -> list[Config]:
+        """By the same measure, the best of each way to share the work among warps."""
+        found: dict[tuple[int, int, bool, int], Config] = {}
+        for c in sorted(self.space(w, device), key=lambda c: _cycles(w, c)):
+            found.setdefault((c.own, c.blocks, c.keeps, c.features), c)
+        return list(found.values())
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and what a block has are baked in."""
         baked = (w["x"].dtype, w.outputs[0].dtype, w["kernel_size"], w["stride"], len(w.outputs))
-        knobs = (config.stages, config.features, config.own, config.blocks, config.along)
-        return f"{knobs} {config.together} {baked}"
+        ring = _layout(w, config).ring
+        return f"{replace(config, waves=1.0)} {ring} {baked}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
-        layout = _layout(w, config, device)
+        layout = _layout(w, config)
         more = {"WITH_BIAS": len(w.outputs) - 1, "OWN": config.own, "ALONG": config.along}
-        more |= {"ROWS": layout.ring}
+        more |= {"ROWS": layout.ring, "KEEPS": int(config.keeps)}
         return rows_task(("depthwise_sm90",), w, device, layout, config, more)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))
-        kernel = ImagesKernel(built, w, device, _layout(w, config, device), config)
+        kernel = ImagesKernel(built, w, device, _layout(w, config), config)
         return in_any_layout(kernel, w, device)
 
 
@@ -159,12 +172,12 @@ class ImagesKernel(RowsKernel):
 
 
 def _maps(w: Workload, layout: Layout, x: int, grad_output: int) -> tuple[bytes, bytes]:
-    """Tensor maps of both: channels, images and pixels of a row; of x, of every stride-th pixel."""
+    """Tensor maps: channels, images and pixels of a row of x, or of the other's two lines."""
     stride = w["stride"][1]
     pixels = (layout.chunk + 8) * stride
     return (
         _rows_of(w["x"], x, (layout.features, IMAGES, pixels, 1), stride),
-        _rows_of(w["grad_output"], grad_output, (layout.features, IMAGES, layout.chunk, 1)),
+        _rows_of(w["grad_output"], grad_output, (layout.features, IMAGES, layout.chunk, LINES)),
     )
 
 
@@ -178,9 +191,10 @@ def _rows_of(spec: TensorSpec, address: int, box: Iterable[int], stride: int = 1
 
 def _room_refusal(w: Workload, config: Config, device: DeviceSpec) -> str | None:
     """Why memory, registers or a box of the copy engine do not hold what a block has, or None."""
-    layout, least = _layout(w, config, device), w["kernel_size"][0] + w["stride"][0]
-    if layout.ring < least:
-        return f"{config.together} blocks on an SM have no room for {least} rows of x each"
+    layout = _layout(w, config)
+    block_bytes = min(device.shared_bytes_per_sm // config.together, device.shared_bytes_per_block)
+    if layout.loop_bytes + 1024 > block_bytes:
+        return f"{config.together} blocks on an SM have no room for {layout.ring} rows of x each"
     if (pixels := (layout.chunk + 8) * w["stride"][1]) > MOST_PIXELS:
         return f"a part of {pixels} pixels of a row is wider than {MOST_PIXELS}"
     warps = math.ceil(layout.warps * config.together / device.schedulers_per_sm)
@@ -204,39 +218,80 @@ def _chunk(config: Config) -> int:
 
 
 def _registers(config: Config) -> int:
-    """Of a thread: sums of eight channels, operands, and what is beside them."""
-    return 32 * config.own + 56 * config.blocks + 16
+    """Of a thread: fitted to what NVRTC 13.0 takes where it may take any number."""
+    if config.keeps:
+        return 45 * config.own + 84 * config.blocks - 12
+    return 35 * config.own + 45 * config.blocks + 35
 
 
-def _layout(w: Workload, config: Config, device: DeviceSpec) -> ImagesLayout:
+def _layout(w: Workload, config: Config) -> ImagesLayout:
     """As kernels/weight_grad_depthwise_sm90.cuh computes it."""
     filter_height, (stride_h, stride_w) = w["kernel_size"][0], w["stride"]
     chunk = _chunk(config)
     warps = config.features // 8 * config.along * _teams(w, config.own)
     sums = config.features * (math.prod(w["kernel_size"]) + len(w.outputs) - 1)
     pixel_bytes = IMAGES * config.features * 2
-    line_bytes, row_bytes = chunk * pixel_bytes, stride_w * (chunk + 8) * pixel_bytes
-    block_bytes = min(device.shared_bytes_per_sm // config.together, device.shared_bytes_per_block)
-    beside = config.stages * (line_bytes + 16) + FEED_STATE
-    most = (
-        2 * filter_height + stride_h * config.stages
-    )  # a column's last rows, and the next one's first
-    held = min(most, (block_bytes - 1024 - beside) // row_bytes)
-    loop_bytes = beside + held * row_bytes
+    stage_bytes, row_bytes = LINES * chunk * pixel_bytes + 16, stride_w * (chunk + 8) * pixel_bytes
+    ring = _ring(
+        w["x"].shape[2],
+        w["grad_output"].shape[2],
+        filter_height,
+        stride_h,
+        w["padding"][0],
+        config.stages,
+    )
+    loop_bytes = config.stages * stage_bytes + ring * row_bytes + pixel_bytes + FEED_STATE
     fragments = math.ceil(sums / (128 * warps))
     return ImagesLayout(
-        config.features, chunk, warps, fragments, loop_bytes, 0, IMAGES, held, config.together
+        config.features,
+        chunk,
+        warps,
+        fragments,
+        max(loop_bytes, 0),
+        0,
+        IMAGES,
+        LINES,
+        ring,
+        config.together,
     )
 
 
-def _cycles(w: Workload, config: Config, device: DeviceSpec) -> float:
-    """Of an SM, for a line of one channel."""
+@functools.lru_cache(maxsize=1024)
+def _ring(
+    height: int, out_height: int, filter_height: int, stride: int, padding: int, stages: int
+) -> int:
+    """Rows of x that so many steps in a row need, wherever in a column the first one is."""
+    tops = [p * stride - padding for p in range(0, out_height, LINES)]
+    reach = (LINES - 1) * stride + filter_height
+    column = max(0, min(tops[-1] + reach, height)) - min(max(tops[0], 0), height)
+    first = min(max(tops[0], 0), height)
+    spans = []  # of each step: its first row, and behind its last, in the order in which rows come
+    for before in range(0, column * (stages + 1) + 1, max(column, 1)):
+        spans += [
+            (
+                before + min(max(top, 0), height) - first,
+                before + min(max(top + reach, first), height) - first,
+            )
+            for top in tops
+        ]
+        if len(spans) >= len(tops) + stages:
+            break
+    steps = range(len(spans) - stages + 1)
+    most = max((spans[i + stages - 1][1] - spans[i][0] for i in steps), default=0)
+    return max(most, filter_height + stride)
+
+
+def _cycles(w: Workload, config: Config) -> float:
+    """Of an SM, for two lines of one channel; what it is fed, reads, and waits for."""
     stride_h, stride_w = w["stride"]
-    layout = _layout(w, config, device)
+    layout = _layout(w, config)
     chunks = math.ceil(w["grad_output"].shape[3] / layout.chunk)
     pixels = layout.chunk + stride_h * stride_w * (layout.chunk + 8)
-    fed = chunks * pixels * IMAGES * 2 / FEED_BYTES
-    operands = _teams(w, config.own) * config.blocks + _units(w) * (config.blocks + 1)
-    read = chunks * config.along * operands * 16 / 8  # 16 cycles an operand of eight channels
+    fed = LINES * pixels * IMAGES * config.features * 2 / FEED_BYTES
+    rows_read = config.own + 1 if config.keeps else 2 * config.own
+    halves = LINES * config.blocks + rows_read * (config.blocks + 1)
+    read = layout.warps * halves * 8  # cycles, for a half of an operand
+    waited = LATENCY / (config.stages - 2) / config.together
     warps = layout.warps * config.together
-    return max(fed, read * max(1.0, FEW_WARPS / warps)) + 0.1 * (fed + read)
+    step = max(fed, read * max(1.0, FEW_WARPS / warps), waited) + 0.1 * (fed + read)
+    return chunks * step / config.features

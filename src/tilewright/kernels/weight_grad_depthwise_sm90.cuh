@@ -1,17 +1,18 @@
 // The weight gradient of a depthwise convolution on sm_90, NHWC: products sum over images.
 //
 // Of one channel, sixteen pixels of a row of x are the rows of a product, eight of a row of grad_output its
-// columns, and sixteen images what it sums; each of its diagonals is a tap. Nothing is shifted from tap to
-// tap: one product has all taps of a filter row. Nor is anything transposed: a lane reads eight channels of
-// a pixel in four images, and halves of two images side by side are operands of eight products.
+// columns, and eight images what it sums, each in two lines, one below the other; each of its diagonals is a
+// tap. Nothing is shifted from tap to tap: one product has all taps of a filter row. Nor is anything
+// transposed: a lane reads eight channels of a pixel, and halves of two images side by side are operands of
+// eight products.
 //
 // With a stride, every STRIDE_W-th pixel of x is a phase, which has every STRIDE_W-th tap of a filter row. A
 // unit is a filter row and a phase. Warps share channels, units, and the pixels of a chunk. One lane of the
-// last has the copy engine bring rows of x into a ring, and of grad_output a line a step: a warp more would
-// leave all of them fewer registers.
+// last has the copy engine bring rows of x into a ring, and of grad_output two lines a step: a warp more
+// would leave all of them fewer registers.
 //
-// Defined before this text, besides what weight_grad_rows.cuh needs: WITH_BIAS, OWN units of a warp, ALONG
-// warps that share a chunk, and ROWS of x in the ring.
+// Defined before this text, besides what weight_grad_rows.cuh needs: WITH_BIAS, OWN units of a warp, KEEPS,
+// whether it has a row of x in registers until the next unit, ALONG warps that share a chunk, and ROWS of x in the ring: what STAGES steps in a row need, and more bring.
 
 constexpr int OCTETS = FEATURES / 8;
 constexpr int UNITS = R * STRIDE_W;
@@ -25,84 +26,66 @@ constexpr int IMAGE_BYTES = FEATURES * 2;
 constexpr int PIXEL_BYTES = IMAGES * IMAGE_BYTES;
 constexpr int PIXELS = CHUNK + 8;           // of a row of x, in a phase
 constexpr int LINE_BYTES = CHUNK * PIXEL_BYTES;
+constexpr int GRADS = LINES_TOGETHER * LINE_BYTES;
 constexpr int PHASE_BYTES = PIXELS * PIXEL_BYTES;
 constexpr int ROW_BYTES = STRIDE_W * PHASE_BYTES;
-constexpr int ROWS_AT = STAGES * LINE_BYTES, BARRIERS_AT = ROWS_AT + ROWS * ROW_BYTES;
-static_assert(IMAGES == 16 && SHARES == 1 && BLOCKS * ALONG * 8 == CHUNK, "layout");
+constexpr int ROWS_AT = STAGES * GRADS, ZEROS_AT = ROWS_AT + ROWS * ROW_BYTES, BARRIERS_AT = ZEROS_AT + PIXEL_BYTES;
+static_assert(IMAGES == 8 && LINES_TOGETHER == 2 && SHARES == 1 && BLOCKS * ALONG * 8 == CHUNK, "layout");
 static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS, "layout");
-static_assert(BARRIERS_AT + 16 * STAGES + 128 == LOOP_BYTES, "layout");
-static_assert((S - 1) / STRIDE_W <= 8 && ROWS >= R, "a diagonal for each tap, a place for each row");
+static_assert(BARRIERS_AT + 16 * STAGES + 32 == LOOP_BYTES && THREADS * 4 >= PIXEL_BYTES && STAGES > 2, "layout");
+static_assert(!KEEPS || (STRIDE_H == 1 && STRIDE_W == 1), "the next unit is the next filter row");
+static_assert((S - 1) / STRIDE_W <= 8 && ROWS >= R + STRIDE_H, "a diagonal for each tap, a place for each row");
 static_assert(WARPS * 4096 + ALONG * FEATURES * COUNT * 4 <= LOOP_BYTES, "sums lie where operands were");
 
 TW_DEVICE u32 full(u32 shared, int step) { return shared + BARRIERS_AT + step % STAGES * 16; }
 TW_DEVICE u32 empty(u32 shared, int step) { return full(shared, step) + 8; }
 
-// A block's way through its lines. Rows of x come in the order of their lines, each once for a column: lines of
-// the same images and chunk, one below the other.
-struct Way {
-  int line, end, n, chunk, p;
+// A block's way through its steps. Rows of x come in their order, each once for a column: steps of the same
+// images and chunk, one below the other.
+struct alignas(16) Way {
+  int n, chunk, p;
   int lowest, next, before;  // rows: the column's first one, the first that is not there yet, all of columns before
-  TW_DEVICE Way(const Problem& b, const Lines& lines) : line(lines.first), end(lines.end), before(0) {
-    const Walk at(b, lines.first);
+  TW_DEVICE Way(const Problem& b, int step) : before(0) {
+    const Walk at(b, step);
     n = at.n, chunk = at.chunk, p = at.p;
     begin(b);
   }
   TW_DEVICE int inside(const Problem& b, int h) const { return min(max(h, 0), b.height); }
   TW_DEVICE int top(const Problem& b) const { return p * STRIDE_H - b.padding_h; }
   TW_DEVICE void begin(const Problem& b) { lowest = next = inside(b, top(b)); }
-  TW_DEVICE int last(const Problem& b) const { return max(next, inside(b, top(b) + R)); }  // behind the line's rows
-  TW_DEVICE int place(int h) const { return before + h - lowest; }
-  // Rows that nobody reads once the line is done.
-  TW_DEVICE int done(const Problem& b) const {
-    if (p + 1 == b.out_height || line + 1 == end) return place(last(b));
-    return place(min(max(inside(b, top(b) + STRIDE_H), lowest), last(b)));
-  }
+  TW_DEVICE int last(const Problem& b) const { return max(next, inside(b, top(b) + (LINES_TOGETHER - 1) * STRIDE_H + R)); }
+  TW_DEVICE int slot(int h) const { return (before + h - lowest) % ROWS; }
   TW_DEVICE void advance(const Problem& b) {
-    next = last(b), ++line;
-    if (++p < b.out_height) return;
-    before = place(next), p = 0;
+    next = last(b), p += LINES_TOGETHER;
+    if (p < b.out_height) return;
+    before += next - lowest, p = 0;
     if (++chunk == b.chunks) chunk = 0, ++n;
     begin(b);
   }
 };
+static_assert(sizeof(Way) == 32, "layout");
 
-// Channels, images and pixels of a row.
-TW_DEVICE void load_row(u32 to, const TensorMap* map, u32 barrier, int image, int pixel, int row) {
+// Channels, images and pixels of a row, or of two lines.
+TW_DEVICE void load_rows(u32 to, const TensorMap* map, u32 barrier, int image, int pixel, int row) {
   const int channel = blockIdx.y * FEATURES;
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       ::"r"(to), "l"(map), "r"(barrier), "r"(channel), "r"(image), "r"(pixel), "r"(row) : "memory");
 }
 
-// What has been asked for, in shared memory: one lane knows it.
-struct Feed {
-  Way ahead, behind;       // the next step to ask for, and to be done
-  int steps, asked, done;
-  int room;                // rows that have had, or have, a place
-};
-static_assert(sizeof(Feed) <= 128, "layout");
-
-TW_DEVICE void feed(Feed& kept, const TensorMap* x, const TensorMap* grad, u32 shared, const Problem& b, int step) {
-  Feed f = kept;
-  for (; f.asked < min(f.steps, step + STAGES); ++f.asked) {
-    const int last = f.ahead.last(b);
-    const auto full_up = [&] { return f.ahead.place(last) > f.room || f.asked - f.done == STAGES; };
-    // Who is behind is waited for where this warp cannot go on, else only if it is two steps behind.
-    while (full_up() && f.done < step - (f.asked > step)) {
-      barrier_wait(empty(shared, f.done), f.done / STAGES & 1);
-      f.room = ROWS + f.behind.done(b), f.behind.advance(b), ++f.done;
-    }
-    if (full_up()) break;
-    const u32 barrier = full(shared, f.asked);
-    const int q = f.ahead.chunk * CHUNK, w = q * STRIDE_W - b.padding_w;
-    barrier_expect(barrier, LINE_BYTES + (last - f.ahead.next) * ROW_BYTES);
-    load_row(shared + f.asked % STAGES * LINE_BYTES, grad, barrier, f.ahead.n * IMAGES, q, f.ahead.p);
-    for (int h = f.ahead.next; h < last; ++h)
-      TW_UNROLL for (int phase = 0; phase < STRIDE_W; ++phase)
-        load_row(shared + ROWS_AT + f.ahead.place(h) % ROWS * ROW_BYTES + phase * PHASE_BYTES, x, barrier, f.ahead.n * IMAGES, w + phase, h);
-    f.ahead.advance(b);
-  }
-  kept = f;
+// By one lane, which asks for a step. Its place must be free: that of a step which every warp is done with.
+TW_DEVICE void ask(Way& ahead, const TensorMap* x, const TensorMap* grad, u32 shared, const Problem& b, int step) {
+  Way way = ahead;
+  if (step >= STAGES) barrier_wait(empty(shared, step), (step / STAGES - 1) & 1);
+  const u32 barrier = full(shared, step);
+  const int last = way.last(b), q = way.chunk * CHUNK, w = q * STRIDE_W - b.padding_w;
+  barrier_expect(barrier, GRADS + (last - way.next) * ROW_BYTES);
+  load_rows(shared + step % STAGES * GRADS, grad, barrier, way.n * IMAGES, q, way.p);
+  for (int h = way.next; h < last; ++h)
+    TW_UNROLL for (int phase = 0; phase < STRIDE_W; ++phase)
+      load_rows(shared + ROWS_AT + way.slot(h) * ROW_BYTES + phase * PHASE_BYTES, x, barrier, way.n * IMAGES, w + phase, h);
+  way.advance(b);
+  ahead = way;
 }
 
 TW_DEVICE uint4 read(u32 from) {
@@ -111,8 +94,8 @@ TW_DEVICE uint4 read(u32 from) {
   return v;
 }
 
-// Of a pixel, eight channels in sixteen images, as a lane holds them: pairs of images.
-struct Operand { u32 low[8], high[8]; };
+// Of a pixel, eight channels in eight images, as lanes hold them: pairs of images, half of an operand.
+struct Half { u32 pairs[8]; };
 
 // How a lane finds its images. Sixteen bytes of an image lie where the copy engine's swizzle put them; lanes of
 // odd pixels read their second image first, so that no two of eight lanes read the same banks.
@@ -124,12 +107,11 @@ struct Lane {
     first = image * IMAGE_BYTES + ((octet ^ image * OCTETS / 8) & OCTETS - 1) * 16;
     even = turned ? 0x1054 : 0x5410;
   }
-  TW_DEVICE void pair(u32 (&to)[8], u32 at) const {
+  TW_DEVICE void load(Half& to, u32 at) const {
     const uint4 a = read(at), b = read(at ^ 4 * IMAGE_BYTES ^ OCTETS * 8);  // four images on, or back
     const u32 from[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
-    TW_UNROLL for (int c = 0; c < 8; ++c) to[c] = __byte_perm(from[0][c / 2], from[1][c / 2], even + c % 2 * 0x2222);
+    TW_UNROLL for (int c = 0; c < 8; ++c) to.pairs[c] = __byte_perm(from[0][c / 2], from[1][c / 2], even + c % 2 * 0x2222);
   }
-  TW_DEVICE void load(Operand& to, u32 at) const { pair(to.low, at), pair(to.high, at + 8 * IMAGE_BYTES); }
 };
 
 // A warp's part of the work.
@@ -139,42 +121,57 @@ struct Role {
     const int warp = threadIdx.x / 32;
     lane = threadIdx.x % 32, octet = warp % OCTETS, along = warp / OCTETS % ALONG, team = warp / OCTETS / ALONG;
   }
-  TW_DEVICE int unit(int k) const { return team + k * TEAMS; }
+  TW_DEVICE int unit(int k) const { return team * OWN + k; }
 };
+
+// A row of x under a warp's pixels.
+struct Row { Half pixels[BLOCKS + 1]; };
 
 TW_DEVICE void consume(float4 (&sums)[OWN][8], const TensorMap* x, const TensorMap* grad, unsigned char* memory, const Problem& b) {
   const u32 shared = shared_address(memory);
-  Feed& kept = *(Feed*)(memory + BARRIERS_AT + 16 * STAGES);
   const Role role;
   const Lane lane(role.lane, role.octet);
-  const u32 own = shared + (role.along * BLOCKS * 8 + role.lane / 4) * PIXEL_BYTES + lane.first;
+  const u32 zeros = shared + ZEROS_AT + lane.first, own = shared + (role.along * BLOCKS * 8 + role.lane / 4) * PIXEL_BYTES + lane.first;
   const Lines lines(b);
-  Way here(b, lines);
-  if (threadIdx.x == THREADS - 32) kept = {here, here, lines.end - lines.first, 0, 0, ROWS};
-  for (int step = 0; step < lines.end - lines.first; ++step) {
-    if (threadIdx.x == THREADS - 32) feed(kept, x, grad, shared, b, step);
+  const int steps = lines.end - lines.first;
+  Way here(b, lines.first);
+  // Asked for as early as it may be without waiting for a warp that is only a step behind.
+  Way& ahead = *(Way*)(memory + BARRIERS_AT + 16 * STAGES);
+  const bool asks = threadIdx.x == THREADS - 32;
+  if (asks) {
+    ahead = here;
+    for (int step = 0; step < min(steps, STAGES - 2); ++step) ask(ahead, x, grad, shared, b, step);
+  }
+  for (int step = 0; step < steps; ++step) {
+    if (asks && step + STAGES - 2 < steps) ask(ahead, x, grad, shared, b, step + STAGES - 2);
     barrier_wait(full(shared, step), step / STAGES & 1);
-    Operand grads[BLOCKS];
-    TW_UNROLL for (int i = 0; i < BLOCKS; ++i)
-      lane.load(grads[i], own + step % STAGES * LINE_BYTES + i * 8 * PIXEL_BYTES);
+    Half grads[2][BLOCKS];
+    TW_UNROLL for (int i = 0; i < 2 * BLOCKS; ++i)
+      lane.load(grads[i / BLOCKS][i % BLOCKS], own + step % STAGES * GRADS + i / BLOCKS * LINE_BYTES + i % BLOCKS * 8 * PIXEL_BYTES);
+    Row upper, lower;  // of x, under the step's two lines
     TW_UNROLL for (int k = 0; k < OWN; ++k) {
-      const int unit = role.unit(k), h = here.top(b) + unit / STRIDE_W;
+      const int unit = role.unit(k), phase = unit / R, h = here.top(b) + unit % R;
       if (WITH_BIAS && unit == UNITS) {
         constexpr u32 ONES = DTYPE::ONE * 0x10001u;
         const u32 ones[4] = {ONES, ONES, ONES, ONES};
         TW_UNROLL for (int i = 0; i < BLOCKS; ++i)
-          TW_UNROLL for (int c = 0; c < 8; ++c) multiply(sums[k][c], ones, grads[i].low[c], grads[i].high[c]);
-      } else if (unit < UNITS && (unsigned)h < (unsigned)b.height) {
-        u32 pixels = own + ROWS_AT + here.place(h) % ROWS * ROW_BYTES + unit % STRIDE_W * PHASE_BYTES;
-        Operand left, right;
-        lane.load(left, pixels);
-        TW_UNROLL for (int i = 0; i < BLOCKS; ++i, left = right) {
-          lane.load(right, pixels += 8 * PIXEL_BYTES);
+          TW_UNROLL for (int c = 0; c < 8; ++c) multiply(sums[k][c], ones, grads[0][i].pairs[c], grads[1][i].pairs[c]);
+      } else if (unit < UNITS) {
+        const auto inside = [&](int h) { return (unsigned)h < (unsigned)b.height; };
+        const auto load = [&](Row& to, int h) {
+          u32 pixels = inside(h) ? own + ROWS_AT + here.slot(h) * ROW_BYTES + phase * PHASE_BYTES : zeros;
+          const u32 apart = inside(h) ? 8 * PIXEL_BYTES : 0;
+          TW_UNROLL for (int i = 0; i <= BLOCKS; ++i, pixels += apart) lane.load(to.pixels[i], pixels);
+        };
+        if (KEEPS && k > 0) upper = lower;
+        else load(upper, h);
+        load(lower, h + STRIDE_H);
+        if (!inside(h) && !inside(h + STRIDE_H)) continue;
+        TW_UNROLL for (int i = 0; i < BLOCKS; ++i)
           TW_UNROLL for (int c = 0; c < 8; ++c) {
-            const u32 a[4] = {left.low[c], right.low[c], left.high[c], right.high[c]};
-            multiply(sums[k][c], a, grads[i].low[c], grads[i].high[c]);
+            const u32 a[4] = {upper.pixels[i].pairs[c], upper.pixels[i + 1].pairs[c], lower.pixels[i].pairs[c], lower.pixels[i + 1].pairs[c]};
+            multiply(sums[k][c], a, grads[0][i].pairs[c], grads[1][i].pairs[c]);
           }
-        }
       }
     }
     __syncwarp();
@@ -186,13 +183,13 @@ TW_DEVICE void consume(float4 (&sums)[OWN][8], const TensorMap* x, const TensorM
 // Of a unit's 16 x 8 sums in shared memory, those of its taps, or of the bias, into the table.
 TW_DEVICE void sum_diagonals(float* table, const float* sums, const Role& role, int unit) {
   const bool bias = unit == UNITS;
-  const int phase = unit % STRIDE_W, taps = bias ? 1 : (S - phase + STRIDE_W - 1) / STRIDE_W;
+  const int phase = unit / R, taps = bias ? 1 : (S - phase + STRIDE_W - 1) / STRIDE_W;
   for (int i = role.lane; i < 8 * taps; i += 32) {
     const int c = i % 8, tap = i / 8;
     const float* diagonal = sums + c * 128 + tap * 8;
     float sum = 0.0f;
     TW_UNROLL for (int j = 0; j < 8; ++j) sum += diagonal[bias ? j : j * 9];
-    table[(role.octet * 8 + c) * COUNT + (bias ? R * S : unit / STRIDE_W * S + tap * STRIDE_W + phase)] = sum;
+    table[(role.octet * 8 + c) * COUNT + (bias ? R * S : unit % R * S + tap * STRIDE_W + phase)] = sum;
   }
 }
 
@@ -230,6 +227,7 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
             const u16* x_pixels, const u16* grad_pixels, float* partial, const __grid_constant__ Problem b) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
+  if (threadIdx.x < PIXEL_BYTES / 4) ((u32*)(memory + ZEROS_AT))[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) barrier_init(full(shared, i), 1), barrier_init(empty(shared, i), WARPS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -8,7 +8,7 @@
 // blocks, slices, by a second kernel, both in fixed order.
 //
 // Defined before this text: DTYPE and RESULT (f16, bf16 or f32), R, S, STRIDE_H, STRIDE_W, FEATURES,
-// CHUNK, IMAGES that a line is of, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel defines
+// CHUNK, IMAGES that a line is of, LINES_TOGETHER in a step, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel defines
 // WARPS of a share, FRAGMENTS of a warp, and where a fragment's sums belong (`place`); EXPECTED_WARPS,
 // EXPECTED_FRAGMENTS and LOOP_BYTES are what its caller takes them, and its shared memory, to be.
 
@@ -43,7 +43,7 @@ constexpr int GRAD_STRIDE = FEATURES * 2 + 16;  // bytes of a pixel: no two of e
 constexpr int GRAD_BYTES = CHUNK * GRAD_STRIDE;
 
 struct alignas(64) Problem {  // 128 bytes, passed by value
-  int lines, chunks;          // N / IMAGES * chunks * P; parts of a row of the output
+  int lines, chunks;          // N / IMAGES * chunks * P / LINES_TOGETHER; parts of a row of the output
   int channels, features;     // C, K
   int height, width, out_height, out_width;
   int padding_h, padding_w;
@@ -56,8 +56,8 @@ struct alignas(64) Problem {  // 128 bytes, passed by value
 struct Walk {
   int n, chunk, p, prime;
   TW_DEVICE Walk(const Problem& b, int line) : prime(PRIME) {
-    const int part = line / b.out_height;
-    p = line - part * b.out_height;
+    const int column = (b.out_height + LINES_TOGETHER - 1) / LINES_TOGETHER, part = line / column;
+    p = (line - part * column) * LINES_TOGETHER;
     n = part / b.chunks;
     chunk = part - n * b.chunks;
   }
@@ -165,10 +165,11 @@ template <int GROUP> TW_DEVICE float sum_again(const u16* x, const u16* grad, co
   float sum = 0.0f;
   for (int line = lines.first; line < lines.end && sum == sum; ++line) {
     const Walk w(b, line);
-    const int h = w.p * STRIDE_H + below, end = min((w.chunk + 1) * CHUNK, b.out_width);
-    if ((unsigned)h >= (unsigned)b.height) continue;
-    for (int n = w.n * IMAGES; n < min((w.n + 1) * IMAGES, b.images); ++n) {
-      const u16* g = grad + ((long long)n * b.out_height + w.p) * b.out_width * b.features + k;
+    const int end = min((w.chunk + 1) * CHUNK, b.out_width);
+    for (int i = 0; i < IMAGES * LINES_TOGETHER; ++i) {
+      const int n = w.n * IMAGES + i / LINES_TOGETHER, p = w.p + i % LINES_TOGETHER, h = p * STRIDE_H + below;
+      if (n >= b.images || p >= b.out_height || (unsigned)h >= (unsigned)b.height) continue;
+      const u16* g = grad + ((long long)n * b.out_height + p) * b.out_width * b.features + k;
       const u16* pixels = x + ((long long)n * b.height + h) * b.width * b.channels + c;
       float part = 0.0f;
       for (int q = w.chunk * CHUNK; q < end; ++q) {
