@@ -77,7 +77,7 @@ BATCHES = [
     workload(40, 40, 40, 20, 37, 3, 1, 1, groups=40, op="conv2d_weight_bias_grad", dtype="bf16"),
     workload(256, 96, 96, 7, 7, 7, 1, 3, groups=96),
     workload(33, 64, 64, 27, 30, 5, 2, 2, groups=64, more=", into=f32[64,1,5,5]"),
-    workload(16, 32, 32, 13, 14, 3, 3, 0, groups=32, more=", out_dtype=f32"),
+    workload(16, 32, 32, 13, 14, 3, 2, 0, groups=32, more=", out_dtype=f32"),
 ]
 IN_PLACE = workload(2, 3, 64, 12, 20, 7, 2, 3, more=", into=f32[64,3,7,7]@channels_last")
 

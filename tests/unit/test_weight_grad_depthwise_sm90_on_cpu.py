@@ -110,6 +110,7 @@ def test_it_is_right_and_deterministic_and_stays_in_its_memory(w):
         (STRIDED, {"own": 3, "blocks": 1}),
         (STRIDED, {"own": 2, "blocks": 1, "stages": 3}),
         (BARE, {"features": 32, "blocks": 2, "along": 1, "together": 1}),
+        (BARE, {"features": 64, "own": 3}),
         (CASES[8], {"own": 2, "blocks": 1}),
     ],
     ids=str,

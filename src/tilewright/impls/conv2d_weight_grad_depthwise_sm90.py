@@ -55,7 +55,7 @@ class Config(rows.Config):
     stages: int = param(4, 3, 5, 6, 8)
     shares: int = param(1)
     waves: float = param(1.0, 0.5)
-    features: int = param(16, 32)
+    features: int = param(16, 32, 64)
     own: int = param(3, 4, 2, 1)
     keeps: bool = param(False, True)
     blocks: int = param(2, 1)
@@ -199,6 +199,7 @@ def _room_refusal(w: Workload, config: Config, device: DeviceSpec) -> str | None
         return f"a part of {pixels} pixels of a row is wider than {MOST_PIXELS}"
     warps = math.ceil(layout.warps * config.together / device.schedulers_per_sm)
     registers = device.registers_per_sm // device.schedulers_per_sm // device.warp // warps
+    registers = min(registers, device.registers_per_thread)
     if registers < _registers(config):
         return f"{config.together} blocks of {layout.warps} warps leave {registers} registers"
     return None

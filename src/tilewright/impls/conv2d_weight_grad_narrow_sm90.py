@@ -71,12 +71,14 @@ class Conv2dWeightGradNarrowSm90(Implementation):
         return ConfigSpace(Config, None, refusal)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
-        """The deepest pipeline that shared memory holds; few lines leave more sums than work."""
+        """The deepest pipeline that shared memory holds. Few lines leave more sums than work; many
+        pay for a second group (batch 32 and 256 of ResNet's first layer, docs/weight_gradient.md).
+        """
         n, _, height, _ = w["grad_output"].shape
-        busy = n * height >= 4 * device.sms
+        lines = n * height / device.sms
+        groups, waves = 1 + (lines >= 16), 1.0 if lines >= 4 else 0.5
         fits = list(self.space(w, device))
-        wanted = 1.0 if busy else 0.5
-        return min(fits, key=lambda c: (c.groups, c.waves != wanted, abs(c.stages - 3)))
+        return min(fits, key=lambda c: (c.groups != groups, c.waves != waves, abs(c.stages - 3)))
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and the chunk of a row are baked in."""
