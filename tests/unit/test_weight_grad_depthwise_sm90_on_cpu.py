@@ -185,6 +185,36 @@ def test_nobody_is_overtaken(fault, monkeypatch):
     assert torch.equal(found.double(), truth) == (fault is None)
 
 
+@given(
+    height=st.integers(1, 40),
+    kernel=st.integers(1, 9),
+    stride=st.integers(1, 4),
+    padding=st.integers(0, 10),
+    stages=st.sampled_from((3, 5, 8)),
+    begin=st.integers(0, 19),
+)
+def test_the_ring_holds_what_steps_in_a_row_need(height, kernel, stride, padding, stages, begin):
+    """By walking: rows are counted as they come, column after column, from any step on."""
+    out_height = (height + 2 * padding - kernel) // stride + 1
+    assume(height + 2 * padding >= kernel >= stride and 2 * begin < out_height)
+    spans, brought, p, column = [], 0, 2 * begin, []
+    while len(spans) < 3 * stages + out_height:
+        top = p * stride - padding
+        needed = range(max(top, 0), min(top + stride + kernel, height))
+        column += [h for h in needed if not column or h > column[-1]]
+        if needed:
+            spans.append((brought + column.index(needed[0]), brought + len(column)))
+        else:
+            spans.append((brought + len(column), brought + len(column)))
+        p += 2
+        if p >= out_height:
+            brought, p, column = brought + len(column), 0, []
+    windows = zip(spans, spans[stages - 1 :], strict=False)
+    most = max(last - first for (first, _), (_, last) in windows)
+    ring = depthwise_sm90._ring(height, out_height, kernel, stride, padding, stages)
+    assert most <= ring <= max(most, kernel + stride, ring if begin else 0)
+
+
 @pytest.mark.parametrize("w", [THREE, STRIDED], ids=str)
 def test_infinities_at_a_border_stay_with_their_taps(w):
     x, grad = with_infinities(w)

@@ -49,7 +49,7 @@ class Config(rows.Config):
         keeps: a row of x stays in registers for the next filter row, which needs it, too.
         blocks: of eight pixels of a line, that a warp takes.
         along: warps that share a line's pixels.
-        together: blocks that share an SM; rows of x fill their shared memory.
+        together: blocks that share an SM.
     """
 
     stages: int = param(4, 3, 5, 6, 8)
@@ -233,28 +233,14 @@ def _layout(w: Workload, config: Config) -> ImagesLayout:
     sums = config.features * (math.prod(w["kernel_size"]) + len(w.outputs) - 1)
     pixel_bytes = IMAGES * config.features * 2
     stage_bytes, row_bytes = LINES * chunk * pixel_bytes + 16, stride_w * (chunk + 8) * pixel_bytes
-    ring = _ring(
-        w["x"].shape[2],
-        w["grad_output"].shape[2],
-        filter_height,
-        stride_h,
-        w["padding"][0],
-        config.stages,
-    )
+    heights = w["x"].shape[2], w["grad_output"].shape[2]
+    ring = _ring(*heights, filter_height, stride_h, w["padding"][0], config.stages)
     loop_bytes = config.stages * stage_bytes + ring * row_bytes + pixel_bytes + FEED_STATE
     fragments = math.ceil(sums / (128 * warps))
     return ImagesLayout(
-        config.features,
-        chunk,
-        warps,
-        fragments,
-        max(loop_bytes, 0),
-        0,
-        IMAGES,
-        LINES,
-        ring,
-        config.together,
-    )
+        config.features, chunk, warps, fragments, loop_bytes,
+        images=IMAGES, lines=LINES, ring=ring, together=config.together,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)
@@ -262,24 +248,22 @@ def _ring(
     height: int, out_height: int, filter_height: int, stride: int, padding: int, stages: int
 ) -> int:
     """Rows of x that so many steps in a row need, wherever in a column the first one is."""
+
+    def inside(h: int) -> int:
+        return min(max(h, 0), height)
+
     tops = [p * stride - padding for p in range(0, out_height, LINES)]
-    reach = (LINES - 1) * stride + filter_height
-    column = max(0, min(tops[-1] + reach, height)) - min(max(tops[0], 0), height)
-    first = min(max(tops[0], 0), height)
-    spans = []  # of each step: its first row, and behind its last, in the order in which rows come
-    for before in range(0, column * (stages + 1) + 1, max(column, 1)):
-        spans += [
-            (
-                before + min(max(top, 0), height) - first,
-                before + min(max(top + reach, first), height) - first,
-            )
-            for top in tops
-        ]
-        if len(spans) >= len(tops) + stages:
-            break
-    steps = range(len(spans) - stages + 1)
-    most = max((spans[i + stages - 1][1] - spans[i][0] for i in steps), default=0)
-    return max(most, filter_height + stride)
+    reach, first = (LINES - 1) * stride + filter_height, inside(tops[0])
+    # Of each step of a column its first row, and the one behind its last; then columns in a row.
+    column = [(inside(top) - first, inside(top + reach) - first) for top in tops]
+    rows_of_column = column[-1][1]
+    spans = [
+        (begin + i * rows_of_column, end + i * rows_of_column)
+        for i in range(2 + stages // len(tops))
+        for begin, end in column
+    ]
+    needed = (spans[i + stages - 1][1] - spans[i][0] for i in range(len(spans) - stages + 1))
+    return max(*needed, filter_height + stride)
 
 
 def _cycles(w: Workload, config: Config) -> float:

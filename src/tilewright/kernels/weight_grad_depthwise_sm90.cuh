@@ -12,7 +12,8 @@
 // would leave all of them fewer registers.
 //
 // Defined before this text, besides what weight_grad_rows.cuh needs: WITH_BIAS, OWN units of a warp, KEEPS,
-// whether it has a row of x in registers until the next unit, ALONG warps that share a chunk, and ROWS of x in the ring: what STAGES steps in a row need, and more bring.
+// whether it has a row of x in registers until the next unit, ALONG warps that share a chunk, and ROWS of x in
+// the ring: as many as STAGES steps in a row need.
 
 constexpr int OCTETS = FEATURES / 8;
 constexpr int UNITS = R * STRIDE_W;
