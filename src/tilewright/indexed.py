@@ -50,6 +50,8 @@ class Indexed:
         exact: (workload) -> whether results are copies of inputs, so that only one is right.
         last_wins: where an index repeats, the operator promises that the last position wins.
         races: PyTorch's CUDA kernels may give another result in each run where an index repeats.
+        unchecked: PyTorch's CPU kernel leaves out what an index out of range adds, or reads beyond
+            its memory.
     """
 
     terms: Callable[[Any, Sequence[Tensor]], Terms]
@@ -57,6 +59,7 @@ class Indexed:
     exact: Callable[[Any], bool] = lambda w: False
     last_wins: bool = False
     races: bool = True
+    unchecked: bool = False
 
 
 def draw(

@@ -114,7 +114,7 @@ def test_index_put_writes_in_the_order_of_positions(call, accumulate, in_place):
 def test_a_position_out_of_range_in_any_dim_is_refused(accumulate):
     x, values = torch.zeros(4, 5, 3), torch.ones(2, 3)
     first, second = torch.tensor([0, 1]), torch.tensor([0, 5])  # flat, [1, 5] would be [2, 0]
-    with pytest.raises((IndexOutOfRange, IndexError, RuntimeError)):
+    with pytest.raises(IndexOutOfRange, match="index 5 is out of range for dim 1 of size 5"):
         tw.index_put(x, (first, second), values, accumulate)
 
 
@@ -136,11 +136,65 @@ WHOLE = INDEX[:, None].expand(4, 3)
     ],
 )
 def test_in_place_nothing_is_written_before_an_index_out_of_range(name, args):
-    x = torch.zeros(6, 3)
+    x, words = torch.zeros(6, 3), r"index (99|-3) is out of range for (6 places|dim 0 of size 6)"
     for _ in range(3):  # anew, then prepared
-        with pytest.raises(IndexOutOfRange, match=r"index (99|-3) is out of range for 6 places"):
+        with pytest.raises(IndexOutOfRange, match=words):
             getattr(tw, name)(x, *args)
         assert not x.any()
+    moved = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+             for a in args]  # fmt: skip
+    if any(isinstance(a, torch.Tensor) and a.requires_grad for a in moved):
+        with pytest.raises(IndexOutOfRange, match=words):
+            getattr(tw, name)(x, *moved)
+        assert not x.any()
+
+
+@pytest.mark.parametrize("far", [99, -7, 10**8])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_no_gradient_of_an_embedding_leaves_an_index_out(far, scaled, differentiable):
+    """PyTorch's kernel adds what is in range, or reads beyond its memory."""
+    grad = torch.ones(4, 3, requires_grad=differentiable)
+    for _ in range(2):
+        with pytest.raises(IndexOutOfRange, match=f"index {far} is out of range for 6 places"):
+            tw.embedding_backward(grad, torch.tensor([0, 1, far, 2]), 6, -1, scaled)
+
+
+def test_a_mask_beside_indices_is_looked_at_before_anything_is_written():
+    x, mask = torch.zeros(6, 3), torch.ones(6, dtype=torch.bool)
+    with pytest.raises(IndexOutOfRange, match="index 9 is out of range for dim 1 of size 3"):
+        tw.index_put_(x, (mask, torch.tensor([0, 1, 2, 0, 1, 9])), torch.ones(6))
+    assert not x.any()
+    with pytest.raises(IndexError, match="shape of the mask"):
+        tw.index_put_(x, (mask[:5], torch.tensor([0, 1, 2, 0, 1])), torch.ones(5))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_masks_beside_indices_are_their_positions(accumulate):
+    x, values = torch.randn(4, 5, 3, 2), torch.randn(3, 2)
+    mask, index = torch.zeros(4, 5, dtype=torch.bool), torch.tensor([2, 0, 2])
+    mask[0, 3] = mask[1, 1] = mask[3, 4] = True
+    expected = torch.index_put(x, (mask, index), values, accumulate)
+    assert torch.equal(tw.index_put(x, (mask, index), values, accumulate), expected)
+    assert torch.equal(tw.index_put_(x, (mask, index), values, accumulate), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.uint8])
+def test_other_dtypes_are_pytorchs(dtype):
+    x, index, values = torch.zeros(4, dtype=dtype), (torch.tensor([0, 2]),), torch.ones(2).to(dtype)
+    assert torch.equal(tw.index_put(x, index, values), torch.index_put(x, index, values))
+
+
+def test_the_last_write_wins_under_autocast():
+    torch.manual_seed(0)
+    index, values = torch.randint(16, (300_000,)), torch.arange(3e5, dtype=torch.float64)
+    last = torch.stack([values[index == i][-1] for i in range(16)])
+    x, mask = torch.zeros(16, dtype=torch.float64), torch.ones(1, dtype=torch.bool)
+    with torch.autocast("cpu"):
+        for _ in range(5):
+            assert torch.equal(tw.index_put(x, (index,), values), last)
+            assert torch.equal(tw.scatter(x, 0, index, values), last)
+            assert torch.equal(tw.index_put(x[None], (mask, index), values), last[None])
 
 
 def test_an_index_out_of_range_is_no_reason_to_give_a_kernel_up(recwarn):

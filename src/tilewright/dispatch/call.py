@@ -36,6 +36,7 @@ from tilewright.dispatch import torch_ops
 from tilewright.dispatch.autograd import Generated, Recomputed
 from tilewright.dispatch.gradients import generated_backward
 from tilewright.dispatch.index_gradients import Moved, keeps_order, moves
+from tilewright.dispatch.index_ranges import look_first
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.dispatch.recent import Recent
@@ -72,7 +73,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
         if _are_functorch_transforms_active():
             return _under_modes(op, args, kwargs)
         if _is_any_autocast_enabled():
-            return op.reference(**bind(op, args, kwargs))
+            return _under_autocast(op, call, args, kwargs)
         key: list[Any] = [forced, *kwargs]
         tensors = []
         leave = None
@@ -199,6 +200,15 @@ def _under_modes(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return as_pytorch(op, args, kwargs)
 
 
+def _under_autocast(op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """It changes nothing for an operator with an index whose tensors have one dtype."""
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    if op.indexed is None or len({t.dtype for t in tensors if t.is_floating_point()}) > 1:
+        return op.reference(**bind(op, args, kwargs))
+    with torch._C._DisableAutocast():
+        return call(*args, **kwargs)
+
+
 def _under_function_modes(op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """torch.set_default_device is a function mode too, and no reason to leave."""
     if all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
@@ -216,15 +226,14 @@ def _unlike_plain_tensors(
 def _with_gradients(
     op: Op, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
+    bound = bind(op, args, kwargs)
     if op.indexed is not None and state.enabled:
-        bound = bind(op, args, kwargs)
         if op.form_of is not None and keeps_order(op, bound.get("x")):
             return bound["x"].copy_(operators[op.form_of](**bound))
         if op.form_of is None and moves(op, bound):
             everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
             return Moved.apply(op, operators, *everything)
     if forced is None and state.enabled and op.form_of is None:
-        bound = bind(op, args, kwargs)
         backward, draws = generated_backward(op, bound)
         if backward is not None:
             if draws:
@@ -238,6 +247,8 @@ def _with_gradients(
         if op.draws(w):
             given[str(op.seed)] = fresh_seed(tensors[0].device)
         return Recomputed.apply(op, operators[op.name], *given.values())
+    if op.indexed is not None and state.enabled:
+        look_first(op, bound)
     if len({a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}) > 1:
         op.workload_of(*args, **kwargs)  # a mix that PyTorch might promote, and operators refuse
     try:

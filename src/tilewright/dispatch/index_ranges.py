@@ -3,15 +3,17 @@ end the process's use of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tilewright.errors import IndexOutOfRange
-from tilewright.op import Workload
+from tilewright.op import Op, Workload
 from tilewright.ops._indexing import told_once
+
+_POSITIONS = (torch.int32, torch.int64)
 
 
 def in_range_first(w: Workload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,14 +25,36 @@ def in_range_first(w: Workload, run: Callable[..., Any]) -> Callable[..., Any]:
         size = w["x"].shape[w["dim"]]
 
     def call(*tensors: Tensor) -> Any:
-        index = told_once(tensors[at])
-        if index.numel() and not (index.is_cuda and torch.cuda.is_current_stream_capturing()):
-            least, most = (int(value) for value in torch.aminmax(index))
-            if least < 0 or most >= size:
-                raise IndexOutOfRange(
-                    f"{w.op}: index {least if least < 0 else most} is out of range for {size} "
-                    "places; nothing was written"
-                )
+        _refuse_out_of_range(w.op, tensors[at], size)
         return run(*tensors)
 
     return call
+
+
+def look_first(op: Op, bound: Mapping[str, Any]) -> None:
+    """The same for a call that PyTorch answers on a CPU, where its kernel would write before it
+    raises, or not raise.
+
+    Raises:
+        IndexOutOfRange: nothing was written.
+    """
+    assert op.indexed is not None
+    index, x, dim = (bound.get(name) for name in ("index", "x", "dim"))
+    if not isinstance(index, Tensor) or index.is_cuda or index.dtype not in _POSITIONS:
+        return  # what is wrong, PyTorch will say
+    if op.form_of is not None and isinstance(x, Tensor) and isinstance(dim, int):
+        if not x.dim() or -x.dim() <= dim < x.dim():
+            _refuse_out_of_range(op.name, index, x.shape[dim] if x.dim() else 1)
+    elif op.indexed.unchecked:
+        _refuse_out_of_range(op.name, index, bound["num_weights"])
+
+
+def _refuse_out_of_range(name: str, index: Tensor, size: int) -> None:
+    index = told_once(index)
+    if index.numel() and not (index.is_cuda and torch.cuda.is_current_stream_capturing()):
+        least, most = (int(value) for value in torch.aminmax(index))
+        if least < 0 or most >= size:
+            raise IndexOutOfRange(
+                f"{name}: index {least if least < 0 else most} is out of range for {size} places; "
+                "nothing was written"
+            )

@@ -25,7 +25,8 @@ from torch.nn import functional as F
 from torch.overrides import _is_torch_function_mode_enabled
 
 from tilewright.dispatch.call import operators
-from tilewright.errors import InvalidArgument
+from tilewright.errors import IndexOutOfRange, InvalidArgument
+from tilewright.ops._indexing import NUMBERS
 from tilewright.tensor_spec import DTYPE_NAMES
 
 _PLAIN = (Tensor, Parameter)
@@ -130,13 +131,13 @@ def index_put(
 
     Several index tensors become one flat index of rows, without a wait for the GPU; the rest is
     `tw.scatter`'s or `tw.index_add`'s, gradients included. So values are copied in index order,
-    where the last of an index that repeats wins, and added with the same bits in every run. Masks
-    and calls that are traced, transformed or under autocast are PyTorch's.
+    where the last of an index that repeats wins, and added with the same bits in every run. A mask
+    alone, other dtypes, and calls that are traced or transformed are PyTorch's.
 
     Args:
         input: any shape; fp16, bf16, fp32, fp64, int32 or int64.
-        indices: for each of the leading dims a tensor of positions, int64 or int32, that broadcast
-            with one another; negative ones count from the end.
+        indices: for each of the leading dims a tensor of positions, int64 or int32, or for several
+            of them a mask, that broadcast with one another; negative ones count from the end.
         values: dtype of input; broadcasts to the shape of the indices and of the dims without one.
         accumulate: add the values.
 
@@ -146,11 +147,15 @@ def index_put(
     Raises:
         IndexOutOfRange: a position is out of range.
     """
+    if _is_any_autocast_enabled() and values.dtype == input.dtype:  # which changes nothing
+        with torch._C._DisableAutocast():
+            return index_put(input, indices, values, accumulate)
+    indices = _positions(input, indices)
     shape = _common_shape(input, indices, values)
     if shape is None:
         return torch.index_put(input, tuple(indices), values, accumulate)
     x = input.contiguous()
-    out = _move(*_as_rows(x, indices, values, shape), accumulate, "").view(input.shape)
+    out = _moved(x, indices, values, shape, accumulate, "").view(input.shape)
     return out if x is input else torch.empty_like(input).copy_(out)
 
 
@@ -158,14 +163,54 @@ def index_put_(
     input: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     """`index_put` that writes to input and returns it."""
+    if _is_any_autocast_enabled() and values.dtype == input.dtype:
+        with torch._C._DisableAutocast():
+            return index_put_(input, indices, values, accumulate)
+    indices = _positions(input, indices)
     shape = _common_shape(input, indices, values)
     if shape is None:
         return input.index_put_(tuple(indices), values, accumulate)
     differentiable = torch.is_grad_enabled() and (input.requires_grad or values.requires_grad)
     if differentiable or not (input.is_contiguous() or len(indices) == 1):
         return input.copy_(index_put(input, indices, values, accumulate))
-    _move(*_as_rows(input, indices, values, shape), accumulate, "_")
+    _moved(input, indices, values, shape, accumulate, "_")
     return input
+
+
+def _positions(x: Tensor, indices: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Of a mask beside other indices its positions, as PyTorch finds them, on a GPU by waiting; a
+    mask alone names no place twice, and is PyTorch's, as is one of another shape than x has."""
+    if len(indices) < 2 or not any(
+        isinstance(i, Tensor) and i.dtype is torch.bool for i in indices
+    ):
+        return indices
+    if _is_pytorchs(*indices):
+        return indices
+    found: list[Tensor] = []
+    for i in indices:
+        if i.dtype is not torch.bool:
+            found.append(i)
+        elif i.dim() and i.shape == x.shape[len(found) : len(found) + i.dim()]:
+            found += i.nonzero(as_tuple=True)
+        else:
+            return indices
+    return found
+
+
+def _moved(
+    x: Tensor,
+    indices: Sequence[Tensor],
+    values: Tensor,
+    shape: torch.Size,
+    accumulate: bool,
+    form: str,
+) -> Tensor:
+    try:
+        return _move(*_as_rows(x, indices, values, shape), accumulate, form)
+    except (IndexOutOfRange, RuntimeError):
+        if x.device.type == "cpu":  # on a GPU it may be another call's
+            _refuse_far_indices(x, indices)
+        raise
 
 
 def _move(table: Tensor, flat: Tensor, rows: Tensor, accumulate: bool, form: str) -> Tensor:
@@ -175,12 +220,23 @@ def _move(table: Tensor, flat: Tensor, rows: Tensor, accumulate: bool, form: str
     return operators[f"scatter{form}"](table, 0, index, rows)
 
 
+def _refuse_far_indices(x: Tensor, indices: Sequence[Tensor]) -> None:
+    """In the caller's terms: flat positions are ours."""
+    for dim, (index, size) in enumerate(zip(indices, x.shape, strict=False)):
+        far = index[(index < -size) | (index >= size)]
+        if far.numel():
+            raise IndexOutOfRange(
+                f"index_put: index {int(far[0])} is out of range for dim {dim} of size {size}; "
+                "nothing was written"
+            ) from None
+
+
 def _common_shape(x: Tensor, indices: Sequence[Tensor], values: Tensor) -> torch.Size | None:
     """Of the index tensors; None for calls that PyTorch answers, the wrong ones among them."""
     if (
         not 0 < len(indices) <= x.dim()
         or not all(isinstance(i, Tensor) and i.dtype in _INDICES for i in indices)
-        or x.dtype not in DTYPE_NAMES
+        or DTYPE_NAMES.get(x.dtype) not in NUMBERS
         or values.dtype != x.dtype
         or not x.numel()
         or any(t.device != x.device for t in (*indices, values))

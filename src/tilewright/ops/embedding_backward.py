@@ -62,7 +62,7 @@ def _batch(w: Workload) -> int:
     examples=examples(lambda w: w["num_weights"], lambda w: None),
     integer_exact=True,
     aliases={"grad_output": "grad", "indices": "index"},
-    indexed=Indexed(terms, _batch),
+    indexed=Indexed(terms, _batch, unchecked=True),
 )
 def embedding_backward(
     grad: Tensor,
