@@ -5,6 +5,9 @@
 // is given back too early gives wrong results, and one that is not waited for NaN. Boxes lie unswizzled.
 
 #define __CUDA_ARCH__ 900
+#ifndef PATIENCE
+#define PATIENCE 20000
+#endif
 static const bool last_block_first = (later_blocks_first = true);  // those that others wait for
 
 struct Box {  // a tensor map
@@ -41,7 +44,7 @@ inline void mbarrier_arrive_expect_tx_shared_cta_b64(unsigned at, unsigned bytes
 }
 static int in_vain;  // waits since the last one that ended
 inline void unpack(unsigned& open, unsigned at, unsigned parity) {  // try_wait
-  open = barrier_at(at).phase != parity || ++in_vain > 20000;  // nobody will come: results will be wrong
+  open = barrier_at(at).phase != parity || ++in_vain > PATIENCE;  // nobody will come: results will be wrong
   if (open) in_vain = 0;
   else give_way();
 }

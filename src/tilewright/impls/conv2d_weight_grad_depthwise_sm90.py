@@ -34,8 +34,6 @@ FEW_WARPS = 12
 """On an SM, beyond which its shared memory is read as fast as it can be."""
 FEED_BYTES = 40
 """That an SM is fed in a clock cycle."""
-FEED_STATE = 32
-"""Bytes of shared memory in which a lane keeps what it has asked for."""
 LATENCY = 2100
 """Clock cycles from asking for a step's pixels until they are there (docs/weight_gradient.md)."""
 
@@ -221,8 +219,8 @@ def _chunk(config: Config) -> int:
 def _registers(config: Config) -> int:
     """Of a thread: fitted to what NVRTC 13.0 takes where it may take any number."""
     if config.keeps:
-        return 45 * config.own + 84 * config.blocks - 12
-    return 35 * config.own + 45 * config.blocks + 35
+        return 45 * config.own + 84 * config.blocks - 6
+    return 35 * config.own + 45 * config.blocks + 37
 
 
 def _layout(w: Workload, config: Config) -> ImagesLayout:
@@ -235,7 +233,7 @@ def _layout(w: Workload, config: Config) -> ImagesLayout:
     stage_bytes, row_bytes = LINES * chunk * pixel_bytes + 16, stride_w * (chunk + 8) * pixel_bytes
     heights = w["x"].shape[2], w["grad_output"].shape[2]
     ring = _ring(*heights, filter_height, stride_h, w["padding"][0], config.stages)
-    loop_bytes = config.stages * stage_bytes + ring * row_bytes + pixel_bytes + FEED_STATE
+    loop_bytes = config.stages * stage_bytes + ring * row_bytes + pixel_bytes
     fragments = math.ceil(sums / (128 * warps))
     return ImagesLayout(
         config.features, chunk, warps, fragments, loop_bytes,

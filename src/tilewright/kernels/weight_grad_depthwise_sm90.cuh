@@ -7,9 +7,9 @@
 // eight products.
 //
 // With a stride, every STRIDE_W-th pixel of x is a phase, which has every STRIDE_W-th tap of a filter row. A
-// unit is a filter row and a phase. Warps share channels, units, and the pixels of a chunk. One lane of the
-// last has the copy engine bring rows of x into a ring, and of grad_output two lines a step: a warp more
-// would leave all of them fewer registers.
+// unit is a filter row and a phase. Warps share channels, units, and the pixels of a chunk. They take turns to
+// have the copy engine bring rows of x into a ring, and of grad_output two lines a step: a warp more, for that
+// alone, would leave all of them fewer registers.
 //
 // Defined before this text, besides what weight_grad_rows.cuh needs: WITH_BIAS, OWN units of a warp, KEEPS,
 // whether it has a row of x in registers until the next unit, ALONG warps that share a chunk, and ROWS of x in
@@ -30,10 +30,11 @@ constexpr int LINE_BYTES = CHUNK * PIXEL_BYTES;
 constexpr int GRADS = LINES_TOGETHER * LINE_BYTES;
 constexpr int PHASE_BYTES = PIXELS * PIXEL_BYTES;
 constexpr int ROW_BYTES = STRIDE_W * PHASE_BYTES;
+constexpr int DOWN = LINES_TOGETHER * STRIDE_H, REACH = DOWN - STRIDE_H + R;  // of a step, in rows of x
 constexpr int ROWS_AT = STAGES * GRADS, ZEROS_AT = ROWS_AT + ROWS * ROW_BYTES, BARRIERS_AT = ZEROS_AT + PIXEL_BYTES;
 static_assert(IMAGES == 8 && LINES_TOGETHER == 2 && SHARES == 1 && BLOCKS * ALONG * 8 == CHUNK, "layout");
 static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS, "layout");
-static_assert(BARRIERS_AT + 16 * STAGES + 32 == LOOP_BYTES && THREADS * 4 >= PIXEL_BYTES && STAGES > 2, "layout");
+static_assert(BARRIERS_AT + 16 * STAGES == LOOP_BYTES && THREADS * 4 >= PIXEL_BYTES && STAGES > 2, "layout");
 static_assert(!KEEPS || (STRIDE_H == 1 && STRIDE_W == 1), "the next unit is the next filter row");
 static_assert((S - 1) / STRIDE_W <= 8 && ROWS >= R + STRIDE_H, "a diagonal for each tap, a place for each row");
 static_assert(WARPS * 4096 + ALONG * FEATURES * COUNT * 4 <= LOOP_BYTES, "sums lie where operands were");
@@ -41,30 +42,32 @@ static_assert(WARPS * 4096 + ALONG * FEATURES * COUNT * 4 <= LOOP_BYTES, "sums l
 TW_DEVICE u32 full(u32 shared, int step) { return shared + BARRIERS_AT + step % STAGES * 16; }
 TW_DEVICE u32 empty(u32 shared, int step) { return full(shared, step) + 8; }
 
-// A block's way through its steps. Rows of x come in their order, each once for a column: steps of the same
-// images and chunk, one below the other.
-struct alignas(16) Way {
+// Where a step of a block lies. Rows of x come in their order, each once for a column: steps of the same images
+// and chunk, one below the other. All of it follows from the step's number, so that any warp can ask for it.
+struct Way {
   int n, chunk, p;
-  int lowest, next, before;  // rows: the column's first one, the first that is not there yet, all of columns before
-  TW_DEVICE Way(const Problem& b, int step) : before(0) {
-    const Walk at(b, step);
-    n = at.n, chunk = at.chunk, p = at.p;
-    begin(b);
+  int lowest, before;  // rows: the column's first one, and all of the block's columns before
+  TW_DEVICE Way(const Problem& b, int first, int step) {
+    const Walk begin(b, first), at(b, first + step);
+    const int columns = (at.n - begin.n) * b.chunks + at.chunk - begin.chunk;
+    n = at.n, chunk = at.chunk, p = begin.p;
+    lowest = inside(b, top(b)), before = 0;
+    if (columns > 0) before = bottom(b) - lowest + (columns - 1) * (bottom(b) - inside(b, -b.padding_h)), lowest = inside(b, -b.padding_h);
+    p = at.p;
   }
-  TW_DEVICE int inside(const Problem& b, int h) const { return min(max(h, 0), b.height); }
+  TW_DEVICE static int inside(const Problem& b, int h) { return min(max(h, 0), b.height); }
   TW_DEVICE int top(const Problem& b) const { return p * STRIDE_H - b.padding_h; }
-  TW_DEVICE void begin(const Problem& b) { lowest = next = inside(b, top(b)); }
-  TW_DEVICE int last(const Problem& b) const { return max(next, inside(b, top(b) + (LINES_TOGETHER - 1) * STRIDE_H + R)); }
+  TW_DEVICE static int bottom(const Problem& b) {  // behind a column's last row
+    return inside(b, (b.out_height - 1) / LINES_TOGETHER * DOWN - b.padding_h + REACH);
+  }
   TW_DEVICE int slot(int h) const { return (before + h - lowest) % ROWS; }
   TW_DEVICE void advance(const Problem& b) {
-    next = last(b), p += LINES_TOGETHER;
+    p += LINES_TOGETHER;
     if (p < b.out_height) return;
-    before += next - lowest, p = 0;
+    before += bottom(b) - lowest, lowest = inside(b, -b.padding_h), p = 0;
     if (++chunk == b.chunks) chunk = 0, ++n;
-    begin(b);
   }
 };
-static_assert(sizeof(Way) == 32, "layout");
 
 // Channels, images and pixels of a row, or of two lines.
 TW_DEVICE void load_rows(u32 to, const TensorMap* map, u32 barrier, int image, int pixel, int row) {
@@ -74,19 +77,18 @@ TW_DEVICE void load_rows(u32 to, const TensorMap* map, u32 barrier, int image, i
       ::"r"(to), "l"(map), "r"(barrier), "r"(channel), "r"(image), "r"(pixel), "r"(row) : "memory");
 }
 
-// By one lane, which asks for a step. Its place must be free: that of a step which every warp is done with.
-TW_DEVICE void ask(Way& ahead, const TensorMap* x, const TensorMap* grad, u32 shared, const Problem& b, int step) {
-  Way way = ahead;
+// By one lane. The step's place must be free: that of one which every warp is done with.
+TW_DEVICE void ask(const TensorMap* x, const TensorMap* grad, u32 shared, const Problem& b, int first, int step) {
+  const Way way(b, first, step);
+  const int end = way.inside(b, way.top(b) + REACH), q = way.chunk * CHUNK, w = q * STRIDE_W - b.padding_w;
+  int h = step == 0 || way.p == 0 ? way.lowest : way.inside(b, way.top(b) - DOWN + REACH);  // the first that is not there
   if (step >= STAGES) barrier_wait(empty(shared, step), (step / STAGES - 1) & 1);
   const u32 barrier = full(shared, step);
-  const int last = way.last(b), q = way.chunk * CHUNK, w = q * STRIDE_W - b.padding_w;
-  barrier_expect(barrier, GRADS + (last - way.next) * ROW_BYTES);
+  barrier_expect(barrier, GRADS + (end - h) * ROW_BYTES);
   load_rows(shared + step % STAGES * GRADS, grad, barrier, way.n * IMAGES, q, way.p);
-  for (int h = way.next; h < last; ++h)
+  for (; h < end; ++h)
     TW_UNROLL for (int phase = 0; phase < STRIDE_W; ++phase)
       load_rows(shared + ROWS_AT + way.slot(h) * ROW_BYTES + phase * PHASE_BYTES, x, barrier, way.n * IMAGES, w + phase, h);
-  way.advance(b);
-  ahead = way;
 }
 
 TW_DEVICE uint4 read(u32 from) {
@@ -135,16 +137,14 @@ TW_DEVICE void consume(float4 (&sums)[OWN][8], const TensorMap* x, const TensorM
   const u32 zeros = shared + ZEROS_AT + lane.first, own = shared + (role.along * BLOCKS * 8 + role.lane / 4) * PIXEL_BYTES + lane.first;
   const Lines lines(b);
   const int steps = lines.end - lines.first;
-  Way here(b, lines.first);
+  Way here(b, lines.first, 0);
   // Asked for as early as it may be without waiting for a warp that is only a step behind.
-  Way& ahead = *(Way*)(memory + BARRIERS_AT + 16 * STAGES);
-  const bool asks = threadIdx.x == THREADS - 32;
-  if (asks) {
-    ahead = here;
-    for (int step = 0; step < min(steps, STAGES - 2); ++step) ask(ahead, x, grad, shared, b, step);
-  }
+  const auto ask_in_turn = [&](int step) {
+    if (step < steps && step % WARPS == threadIdx.x / 32 && role.lane == 0) ask(x, grad, shared, b, lines.first, step);
+  };
+  for (int step = 0; step < STAGES - 2; ++step) ask_in_turn(step);
   for (int step = 0; step < steps; ++step) {
-    if (asks && step + STAGES - 2 < steps) ask(ahead, x, grad, shared, b, step + STAGES - 2);
+    ask_in_turn(step + STAGES - 2);
     barrier_wait(full(shared, step), step / STAGES & 1);
     Half grads[2][BLOCKS];
     TW_UNROLL for (int i = 0; i < 2 * BLOCKS; ++i)
