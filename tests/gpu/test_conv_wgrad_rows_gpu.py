@@ -123,72 +123,59 @@ def test_results_are_right_in_every_kind_of_config(name, w):
         assert verifier.check(built(name, w, config)).message == "", config
 
 
-@pytest.mark.parametrize("name", [NARROW, HOPPER])
-def test_any_narrow_geometry_is_right(name):
+def assert_any_geometry_is_right(name, examples, case, any_config=False):
+    """`case`: a workload, of a function that draws a number and hypothesis's data."""
+
     @settings(
-        max_examples=50, deadline=None, derandomize=True,
+        max_examples=examples, deadline=None, derandomize=True,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(st.data())
     def holds(data):
-        def draw(low, high):
-            return data.draw(st.integers(low, high))
+        w = case(lambda low, high: data.draw(st.integers(low, high)), data)
+        if IMPLS[name].unsupported(w, spec_of(0)) is None:
+            space = list(IMPLS[name].space(w, spec_of(0))) if any_config else None
+            config = data.draw(st.sampled_from(space)) if space else None
+            assert Verifier(w, DEVICE).check(built(name, w, config)).message == "", config
 
+    holds()
+
+
+@pytest.mark.parametrize("name", [NARROW, HOPPER])
+def test_any_narrow_geometry_is_right(name):
+    def case(draw, data):
         kernel = draw(1, 7)
-        w = workload(
+        return workload(
             draw(1, 5), draw(1, 4), 8 * draw(1, 12), draw(kernel, 40), 2 * draw(4, 60), kernel,
             draw(1, min(kernel, 4)), draw(0, kernel),
             dtype=data.draw(st.sampled_from(["f16", "bf16"])),
         )  # fmt: skip
-        if IMPLS[name].unsupported(w, spec_of(0)) is None:
-            assert Verifier(w, DEVICE).check(built(name, w)).message == ""
 
-    holds()
+    assert_any_geometry_is_right(name, 50, case)
 
 
 def test_any_grouped_geometry_is_right():
-    @settings(
-        max_examples=40, deadline=None, derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(st.data())
-    def holds(data):
-        def draw(low, high):
-            return data.draw(st.integers(low, high))
-
+    def case(draw, data):
         kernel, depth = draw(1, 3), data.draw(st.sampled_from([2, 4, 8, 16, 32]))
         groups = draw(2, 12) * max(1, 8 // depth)
-        w = workload(
+        return workload(
             draw(1, 5), groups * depth, groups * depth, draw(kernel, 30), draw(kernel, 130), kernel,
             draw(1, kernel), draw(0, kernel), groups,
         )  # fmt: skip
-        if IMPLS[GROUPED].unsupported(w, spec_of(0)) is None:
-            assert Verifier(w, DEVICE).check(built(GROUPED, w)).message == ""
 
-    holds()
+    assert_any_geometry_is_right(GROUPED, 40, case)
 
 
 def test_any_depthwise_geometry_is_right_over_images():
-    @settings(
-        max_examples=60, deadline=None, derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(st.data())
-    def holds(data):
-        def draw(low, high):
-            return data.draw(st.integers(low, high))
-
+    def case(draw, data):
         kernel, channels = draw(1, 9), 8 * draw(1, 9)
-        w = workload(
+        return workload(
             draw(1, 70), channels, channels, draw(kernel, 30), draw(kernel, 130), kernel,
             draw(1, min(kernel, 4)), draw(0, kernel), channels,
             dtype=data.draw(st.sampled_from(["f16", "bf16"])),
         )  # fmt: skip
-        if IMPLS[IMAGES].unsupported(w, spec_of(0)) is None:
-            config = data.draw(st.sampled_from(list(IMPLS[IMAGES].space(w, spec_of(0)))))
-            assert Verifier(w, DEVICE).check(built(IMAGES, w, config)).message == "", config
 
-    holds()
+    assert_any_geometry_is_right(IMAGES, 60, case, any_config=True)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,17 @@ def operand_refusal(
     return None
 
 
+def depthwise_refusal(w: Workload) -> str | None:
+    """Why it is not one filter for each channel, in words, or None."""
+    channels, features = w["x"].shape[1], w["grad_output"].shape[1]
+    if channels == features == w["groups"]:
+        return None
+    return (
+        f"groups={w['groups']} of {channels} to {features} channels: not one filter for each "
+        "channel"
+    )
+
+
 def copy_engine_refusal(w: Workload, furthest: int = 255) -> str | None:
     """Why the copy engine of sm_90 cannot walk the pixels under each tap, in words.
 

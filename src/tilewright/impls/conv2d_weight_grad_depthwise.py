@@ -13,7 +13,13 @@ from tilewright.compile.cache import Compiled, compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation, allocate, allocator
-from tilewright.impls._weight_grad import adds_in_place, as_read, operand_refusal, source
+from tilewright.impls._weight_grad import (
+    adds_in_place,
+    as_read,
+    depthwise_refusal,
+    operand_refusal,
+    source,
+)
 from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.op import Workload
 from tilewright.settings import workspace_limit_bytes
@@ -52,19 +58,13 @@ class Conv2dWeightGradDepthwise(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.kind != "cuda":
             return f"it runs on an NVIDIA GPU, not on {device.name}"
-        channels, features = w["x"].shape[1], w["grad_output"].shape[1]
-        if not channels == features == w["groups"]:
-            return (
-                f"groups={w['groups']} of {channels} to {features} channels: not one filter for "
-                "each channel"
-            )
-        if reason := operand_refusal(w, wide_result=True, adds=True):
+        if reason := depthwise_refusal(w) or operand_refusal(w, wide_result=True, adds=True):
             return reason
         if w["dilation"] != (1, 1):
             return f"dilation={list(w['dilation'])}: the kernel walks without gaps"
         if math.prod(w["kernel_size"]) > LARGEST_FILTER or w["stride"][1] > 4:
             return f"more than {LARGEST_FILTER} taps, or a stride above 4, exceed the registers"
-        if channels % 2 or min(as_read(w[name]).align for name in ("x", "grad_output")) < 4:
+        if w["groups"] % 2 or min(as_read(w[name]).align for name in ("x", "grad_output")) < 4:
             return "channels are read in pairs of 4 aligned bytes"
         return None
 

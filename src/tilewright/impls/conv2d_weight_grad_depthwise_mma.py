@@ -10,7 +10,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls import _weight_grad_rows as rows
-from tilewright.impls._weight_grad import as_read
+from tilewright.impls._weight_grad import as_read, depthwise_refusal
 from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_rows import Layout, RowsKernel, chunk_of, prime, rows_task
 from tilewright.op import Workload
@@ -42,14 +42,8 @@ class Conv2dWeightGradDepthwiseMma(Implementation):
     op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        if reason := rows.rows_refusal(w, device):
+        if reason := rows.rows_refusal(w, device) or depthwise_refusal(w):
             return reason
-        channels, features = w["x"].shape[1], w["grad_output"].shape[1]
-        if not channels == features == w["groups"]:
-            return (
-                f"groups={w['groups']} of {channels} to {features} channels: not one filter for "
-                "each channel"
-            )
         if _fragments(w) > MOST_FRAGMENTS:
             return f"{_fragments(w)} fragments of sums in each warp exceed {MOST_FRAGMENTS}"
         if as_read(w["x"]).align < 16:

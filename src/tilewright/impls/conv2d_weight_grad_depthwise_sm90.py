@@ -16,7 +16,7 @@ from tilewright.compile.cache import Compiled, compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls import _weight_grad_rows as rows
-from tilewright.impls._weight_grad import as_read
+from tilewright.impls._weight_grad import as_read, depthwise_refusal
 from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_rows import Layout, RowsKernel, rows_task
 from tilewright.op import Workload
@@ -93,14 +93,8 @@ class Conv2dWeightGradDepthwiseSm90(Implementation):
                 f"its copies need the copy engine, and its sums the registers that compilers leave "
                 f"them for sm_90a; {device.name} is {device.arch}"
             )
-        if reason := rows.rows_refusal(w, device):
+        if reason := rows.rows_refusal(w, device) or depthwise_refusal(w):
             return reason
-        channels, features = w["x"].shape[1], w["grad_output"].shape[1]
-        if not channels == features == w["groups"]:
-            return (
-                f"groups={w['groups']} of {channels} to {features} channels: not one filter for "
-                "each channel"
-            )
         filter_width, stride = w["kernel_size"][1], w["stride"][1]
         if stride > min(MOST_STRIDE, filter_width):
             return f"stride={list(w['stride'])}: beyond {MOST_STRIDE}, or the filter's width"
