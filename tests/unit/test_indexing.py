@@ -327,3 +327,13 @@ def test_sums_come_from_the_implementation_that_is_asked_for():
     with tw.use("rows_cpp"):
         found = tw.index_put(x, (first, second), values, accumulate=True)
     torch.testing.assert_close(found, torch.index_put(x, (first, second), values, accumulate=True))
+
+
+def test_index_put_of_what_is_no_tensor_or_no_tuple_is_refused():
+    x, index = torch.zeros(3, 4), torch.tensor([0, 2])
+    with pytest.raises(TypeError, match=r"'values' .* must be Tensor, not float"):
+        tw.index_put(x, (index,), 1.0)
+    with pytest.raises(ValueError, match=r"indices is one Tensor, expected a tuple: \(indices,\)"):
+        tw.index_put_(x, index, torch.ones(()))
+    with pytest.raises(TypeError, match=r"'input' .* must be Tensor, not list"):
+        tw.index_put([0.0], (index,), torch.ones(()))

@@ -180,6 +180,8 @@ def index_put_(
 def _positions(x: Tensor, indices: Sequence[Tensor]) -> Sequence[Tensor]:
     """Of a mask beside other indices its positions, as PyTorch finds them, on a GPU by waiting; a
     mask alone names no place twice, and is PyTorch's, as is one of another shape than x has."""
+    if isinstance(indices, Tensor):
+        raise InvalidArgument("index_put: indices is one Tensor, expected a tuple: (indices,)")
     if len(indices) < 2 or not any(
         isinstance(i, Tensor) and i.dtype is torch.bool for i in indices
     ):
@@ -234,7 +236,8 @@ def _refuse_far_indices(x: Tensor, indices: Sequence[Tensor]) -> None:
 def _common_shape(x: Tensor, indices: Sequence[Tensor], values: Tensor) -> torch.Size | None:
     """Of the index tensors; None for calls that PyTorch answers, the wrong ones among them."""
     if (
-        not 0 < len(indices) <= x.dim()
+        not (isinstance(x, Tensor) and isinstance(values, Tensor))
+        or not 0 < len(indices) <= x.dim()
         or not all(isinstance(i, Tensor) and i.dtype in _INDICES for i in indices)
         or DTYPE_NAMES.get(x.dtype) not in NUMBERS
         or values.dtype != x.dtype
