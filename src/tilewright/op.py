@@ -16,6 +16,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -262,8 +263,7 @@ class Op:
         """All arguments in declaration order, with defaults filled in and checked."""
         unknown = [n for n in given if n not in self.parameters]
         if unknown:
-            known = ", ".join(self.parameters)
-            raise InvalidArgument(f"{self.name}: unknown argument {unknown[0]!r}; known: {known}")
+            raise self._unknown(unknown[0], self.parameters)
         args: dict[str, Value] = {}
         for name, parameter in self.parameters.items():
             value = given.get(name, parameter.default)
@@ -291,18 +291,41 @@ class Op:
             raise InvalidArgument(f"{self.name}: '!indices=' is for operators with an index tensor")
         return w
 
-    def workload_of(self, *args: Any, **kwargs: Any) -> tuple[Workload, list[torch.Tensor]]:
+    def _unknown(self, name: str, known: Iterable[str]) -> InvalidArgument:
+        told = ", ".join(known)
+        return InvalidArgument(f"{self.name}: unknown argument {name!r}; known: {told}")
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by the reference's names, in its order; some may be missing.
+
+        Raises:
+            InvalidArgument: too many arguments, an unknown name, or one given twice.
+        """
+        names = list(self.parameters)
+        if len(args) > len(names):
+            raise InvalidArgument(
+                f"{self.name}: {len(args)} positional arguments, but there are {len(names)}: "
+                f"{', '.join(names)}"
+            )
+        bound = dict(zip(names, args, strict=False))
+        for keyword, value in kwargs.items():
+            name = self.aliases.get(keyword, keyword)
+            if name not in names:
+                raise self._unknown(keyword, names)
+            if name in bound:
+                raise InvalidArgument(f"{self.name}: argument {name!r} is given twice")
+            bound[name] = value
+        return {n: bound[n] for n in names if n in bound}
+
+    def workload_of(self, /, *args: Any, **kwargs: Any) -> tuple[Workload, list[torch.Tensor]]:
         """The workload of a call with real tensors, and those tensors in order."""
-        kwargs = {self.aliases.get(n, n): v for n, v in kwargs.items()}
-        try:
-            bound = inspect.signature(self.reference).bind(*args, **kwargs).arguments
-        except TypeError as error:
-            raise InvalidArgument(f"{self.name}: {error}") from None
         tensors, given = [], {}
-        for name, value in bound.items():
+        for name, value in self.bind(args, kwargs).items():
             if isinstance(value, torch.Tensor):
                 tensors.append(value)
                 value = TensorSpec.of(value)
+            elif isinstance(value, Real) and not isinstance(value, (int, float)):  # of numpy
+                value = int(value) if isinstance(value, Integral) else float(value)
             if isinstance(value, torch.dtype):
                 value = DTYPE_NAMES.get(value, str(value))
             given[name] = tuple(value) if isinstance(value, (list, torch.Size)) else value

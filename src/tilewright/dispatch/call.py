@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import types
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -44,6 +46,9 @@ from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import DTYPE_NAMES
+
+_EXACT = frozenset({int, bool, str, tuple, list, types.NoneType})
+"""Arguments that are equal only where they are the same."""
 
 
 def public_operator(op: Op) -> Callable[..., Any]:
@@ -89,7 +94,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
                 elif isinstance(a, Tensor):
                     leave = _unlike_plain_tensors
                     break
-                elif kind is float:
+                elif kind is float or (kind not in _EXACT and isinstance(a, Real)):
                     key += _told_apart(a)
                 else:
                     key.append(tuple(a) if kind is list else a)
@@ -120,7 +125,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
     return public
 
 
-def _told_apart(number: float) -> tuple[Any, ...]:
+def _told_apart(number: Any) -> tuple[Any, ...]:
     """A number in a key: 0.0 equals -0.0, which is another number, and NaN not even itself."""
     if number != number:
         return (math.nan,)  # equal to itself as an object
@@ -253,7 +258,7 @@ def _with_gradients(
         op.workload_of(*args, **kwargs)  # a mix that PyTorch might promote, and operators refuse
     try:
         return as_pytorch(op, args, kwargs)
-    except (RuntimeError, TypeError, ValueError, IndexError):
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         op.workload_of(*args, **kwargs)  # raises InvalidArgument where the call is at fault
         raise
 

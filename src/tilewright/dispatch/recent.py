@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from numbers import Real
 from operator import itemgetter, or_
 from typing import Any
 
@@ -98,7 +99,7 @@ class Recent:
         alike = self.kept.get(kind, ())
         if len(alike) >= MAX_ALIKE or any(a.data_ptr() % 16 for a in args if type(a) in PLAIN):
             return
-        if any(type(a) is float and not a for a in args):
+        if any(isinstance(a, Real) and not isinstance(a, int) and not a for a in args):
             return
         if len(self.kept) >= MAX_KINDS:
             self.clear()
