@@ -184,6 +184,8 @@ class Op:
         aliases: PyTorch's keyword for a parameter where it differs: {"input": "x"}.
         casts_first: the public function takes PyTorch's `dtype=`, which converts the first tensor
             before anything else.
+        keywords: what else the public function takes, by keyword alone: PyTorch's `out`, `reduce`
+            of scatter, `sparse_grad` of gather (dispatch/keywords.py); no workload has them.
         inplace: PyTorch's in-place form of the reference: it writes to one of the tensors and
             returns it. Workloads that donate that tensor (`!donate=x`) mean this form.
         writes: the name of that tensor; None for the first.
@@ -219,6 +221,7 @@ class Op:
     scalars: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     casts_first: bool = False
+    keywords: tuple[str, ...] = ()
     inplace: Callable[..., Any] | None = None
     writes: str | None = None
     indexed: Indexed | None = None
@@ -253,7 +256,13 @@ class Op:
         def reference(*args: Any, **kwargs: Any) -> Any:
             return inplace(*args, **kwargs)
 
-        return replace(self, name=f"{self.name}_", reference=reference, form_of=self.name)
+        return replace(
+            self,
+            name=f"{self.name}_",
+            reference=reference,
+            form_of=self.name,
+            keywords=tuple(k for k in self.keywords if k != "out"),
+        )
 
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]
@@ -311,7 +320,7 @@ class Op:
         for keyword, value in kwargs.items():
             name = self.aliases.get(keyword, keyword)
             if name not in names:
-                raise self._unknown(keyword, names)
+                raise self._unknown(keyword, (*names, *self.keywords))
             if name in bound:
                 raise InvalidArgument(f"{self.name}: argument {name!r} is given twice")
             bound[name] = value

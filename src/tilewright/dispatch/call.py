@@ -39,8 +39,9 @@ from tilewright.dispatch.autograd import Generated, Recomputed
 from tilewright.dispatch.gradients import generated_backward
 from tilewright.dispatch.index_gradients import Moved, keeps_order, moves
 from tilewright.dispatch.index_ranges import look_first
+from tilewright.dispatch.keywords import called_by, with_keywords
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
-from tilewright.dispatch.pytorch import as_pytorch, bind
+from tilewright.dispatch.pytorch import as_pytorch, bind, or_why
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
@@ -54,14 +55,17 @@ _EXACT = frozenset({int, bool, str, tuple, list, types.NoneType})
 def public_operator(op: Op) -> Callable[..., Any]:
     """The function behind `tw.<name>`: the reference's signature, on CPU and CUDA tensors.
 
-    It takes PyTorch's keywords too (`op.aliases`), and `dtype=` where `op.casts_first`.
+    It takes PyTorch's keywords too (`op.aliases`, `op.keywords`), and `dtype=` where
+    `op.casts_first`.
     """
     with state.lock:
         prepared = state.prepared.setdefault(op.name, {})
         recent = state.recent.setdefault(op.name, Recent())
-    name = op.name
+    name, keywords = op.name, frozenset(op.keywords)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs and not keywords.isdisjoint(kwargs):
+            return with_keywords(op, operators, args, kwargs)
         if is_dynamo_compiling():
             return traced(args, kwargs)
         if _len_torch_dispatch_stack() or forward_ad._current_level >= 0:
@@ -190,10 +194,11 @@ def tf32_is_allowed() -> bool:
 
 def _signature(op: Op) -> inspect.Signature:
     signature = inspect.signature(op.reference)
-    if not op.casts_first:
-        return signature
-    dtype = inspect.Parameter("dtype", inspect.Parameter.KEYWORD_ONLY, default=None)
-    return signature.replace(parameters=[*signature.parameters.values(), dtype])
+    more = [
+        inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for keyword in (*op.keywords, *(["dtype"] if op.casts_first else []))
+    ]
+    return signature.replace(parameters=[*signature.parameters.values(), *more])
 
 
 # --- calls that PyTorch answers --------------------------------------------------------------
@@ -256,11 +261,7 @@ def _with_gradients(
         look_first(op, bound)
     if len({a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}) > 1:
         op.workload_of(*args, **kwargs)  # a mix that PyTorch might promote, and operators refuse
-    try:
-        return as_pytorch(op, args, kwargs)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-        op.workload_of(*args, **kwargs)  # raises InvalidArgument where the call is at fault
-        raise
+    return or_why(op, args, kwargs, lambda: as_pytorch(op, args, kwargs))
 
 
 def _operator_or_form(name: str) -> Op:
@@ -280,6 +281,8 @@ class _Operators:
             with state.lock:
                 if name not in self._made:
                     self._made[name] = public_operator(op)
+                    for other in called_by(op):
+                        self[other]
         return self._made[name]
 
     def forget(self, name: str) -> None:

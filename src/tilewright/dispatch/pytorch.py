@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.impls._vendor import call_reference
@@ -12,6 +12,19 @@ from tilewright.op import Op
 def as_pytorch(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What PyTorch gives for a call of the public function, without validation of ours."""
     return call_reference(op, bind(op, args, kwargs))
+
+
+def or_why(op: Op, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+    """`run()`, which is PyTorch's; what it refuses is refused in our words where those have any.
+
+    Raises:
+        InvalidArgument: PyTorch raised, and the call is at fault.
+    """
+    try:
+        return run()
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        op.workload_of(*args, **kwargs)
+        raise
 
 
 def bind(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     examples=examples(places_of_x, along_dim),
     integer_exact=True,
     aliases={"input": "x"},
+    keywords=("out", "sparse_grad"),
     indexed=Indexed(terms, elementwise_batch, exact=lambda w: True, races=False),
 )
 def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -56,6 +57,8 @@ def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
         dim: the dim that the indices are for; negative ones count from the end.
         index: int64 or int32, rank of x; no larger than x in the other dims. Values from 0 to
             x.shape[dim] - 1.
+        sparse_grad: the gradient of x is a sparse tensor; where x needs one, PyTorch's gather runs.
+        out: see scatter.
 
     Returns:
         The shape of index, dtype of x.

@@ -42,6 +42,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     examples=examples(places_of_x, lambda w: None),
     integer_exact=True,
     aliases={"input": "x"},
+    keywords=("out",),
     inplace=lambda x, dim, index, source, alpha=1.0: x.index_add_(
         dim, index, source, alpha=_number(x, alpha)
     ),
@@ -56,6 +57,7 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float =
         index: (J,), int64 or int32; values from 0 to x.shape[dim] - 1.
         source: the shape of x, but J along dim; dtype of x.
         alpha: factor of source; a whole number beside integers.
+        out: see scatter.
 
     Returns:
         The shape and dtype of x. Kernels of this package sum halves in fp32 and round once, in an

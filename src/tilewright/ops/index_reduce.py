@@ -41,6 +41,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     bytes=rows_traffic,
     examples=examples(places_of_x, lambda w: None),
     aliases={"input": "x"},
+    keywords=("out",),
     inplace=lambda x, dim, index, source, reduce, include_self=True: x.index_reduce_(
         dim, index, source, reduce, include_self=include_self
     ),
@@ -59,6 +60,7 @@ def index_reduce(
         reduce: prod, mean (the sum over the number of terms), amax or amin; NaN wins in the last
             two.
         include_self: x itself is a term; else it stands only where no index points.
+        out: see scatter.
 
     Returns:
         The shape and dtype of x.

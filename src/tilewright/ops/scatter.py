@@ -38,6 +38,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     examples=examples(places_of_x, along_dim),
     integer_exact=True,
     aliases={"input": "x", "value": "src"},
+    keywords=("out", "reduce"),
     inplace=lambda x, dim, index, src: x.scatter_(dim, readable(index), src),
     indexed=Indexed(terms, elementwise_batch, exact=lambda w: True, last_wins=True),
 )
@@ -54,12 +55,17 @@ def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
         index: int64 or int32, rank of x; no larger than x in the other dims. Values from 0 to
             x.shape[dim] - 1.
         src: dtype of x, no smaller than index in any dim; or one number for all places.
+        reduce: "add" calls scatter_add instead, "multiply" scatter_reduce with "prod".
+        out: the result is copied here once it is there, so it may share memory with any argument;
+            in another shape it is resized, with PyTorch's warning. It has no gradients. The
+            in-place form does not take it; for out=x that form runs.
 
     Returns:
         The shape and dtype of x.
 
     Raises:
-        InvalidArgument: a shape or dtype does not fit.
+        InvalidArgument: a shape or dtype does not fit, that of out too, an unknown `reduce`, or out
+            where gradients are needed.
         IndexOutOfRange: a value of index is out of range.
 
     Source: PyTorch's torch.scatter.

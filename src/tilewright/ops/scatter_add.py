@@ -42,6 +42,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     examples=examples(places_of_x, along_dim),
     integer_exact=True,
     aliases={"input": "x"},
+    keywords=("out",),
     inplace=lambda x, dim, index, src: x.scatter_add_(dim, readable(index), src),
     indexed=Indexed(terms, elementwise_batch),
 )
@@ -54,6 +55,7 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         index: int64 or int32, rank of x; no larger than x in the other dims. Values from 0 to
             x.shape[dim] - 1. Expanded ones (stride 0) send whole rows.
         src: dtype of x, no smaller than index in any dim.
+        out: see scatter.
 
     Returns:
         The shape and dtype of x. Kernels of this package sum halves in fp32 and round once, in an

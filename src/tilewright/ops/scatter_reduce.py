@@ -44,6 +44,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     bytes=lambda w: elementwise_traffic(w, "src", reads_old=True),
     examples=examples(places_of_x, along_dim),
     aliases={"input": "x"},
+    keywords=("out",),
     inplace=lambda x, dim, index, src, reduce, include_self=True: x.scatter_reduce_(
         dim, readable(index), src, reduce, include_self=include_self
     ),
@@ -63,6 +64,7 @@ def scatter_reduce(
         reduce: sum, prod, mean (a true one: the sum over the number of terms), amax or amin; NaN
             wins in amax and amin.
         include_self: x itself is a term; else it stands only where no index points.
+        out: see scatter.
 
     Returns:
         The shape and dtype of x.
