@@ -25,6 +25,7 @@ NARROW, GROUPED = "conv2d_weight_grad_narrow", "conv2d_weight_grad_grouped"
 HOPPER = "conv2d_weight_grad_narrow_sm90"
 DEPTHWISE, CUTLASS = "conv2d_weight_grad_depthwise", "conv2d_weight_grad_cutlass"
 MMA, IMAGES = "conv2d_weight_grad_depthwise_mma", "conv2d_weight_grad_depthwise_sm90"
+FMA = "conv2d_weight_grad_depthwise_fma_sm90"
 CUTLASS3 = "conv2d_weight_grad_cutlass3"
 
 
@@ -85,7 +86,8 @@ IN_PLACE = workload(2, 3, 64, 12, 20, 7, 2, 3, more=", into=f32[64,3,7,7]@channe
 @pytest.mark.parametrize(
     ("name", "w"),
     [(NARROW, NARROWS[0]), (NARROW, NARROWS[6]), (GROUPED, GROUPEDS[0]), (GROUPED, GROUPEDS[3]),
-     (DEPTHWISE, DEPTHWISES[0]), (DEPTHWISE, DEPTHWISES[3]), (IMAGES, BATCHES[0])],
+     (DEPTHWISE, DEPTHWISES[0]), (DEPTHWISE, DEPTHWISES[3]), (IMAGES, BATCHES[0]),
+     (FMA, BATCHES[0])],
 )  # fmt: skip
 def test_contiguous_tensors_are_converted(name, w):
     w = Workload.parse(str(w).replace("@channels_last", ""))
@@ -112,7 +114,7 @@ def built(name, w, config=None):
         *((GROUPED, w) for w in GROUPEDS),
         *((name, w) for name in (DEPTHWISE, MMA) for w in DEPTHWISES),
         *((MMA, w) for w in GROUPEDS[-4:]),
-        *((IMAGES, w) for w in (*DEPTHWISES, *GROUPEDS[-4:], *BATCHES)),
+        *((name, w) for name in (IMAGES, FMA) for w in (*DEPTHWISES, *GROUPEDS[-4:], *BATCHES)),
         *((name, replace(IN_PLACE, flags=("donate=into",))) for name in (NARROW, HOPPER)),
     ],
     ids=str,
@@ -166,7 +168,8 @@ def test_any_grouped_geometry_is_right():
     assert_any_geometry_is_right(GROUPED, 40, case)
 
 
-def test_any_depthwise_geometry_is_right_over_images():
+@pytest.mark.parametrize("name", [IMAGES, FMA])
+def test_any_depthwise_geometry_is_right_on_hopper(name):
     def case(draw, data):
         kernel, channels = draw(1, 9), 8 * draw(1, 9)
         return workload(
@@ -175,12 +178,18 @@ def test_any_depthwise_geometry_is_right_over_images():
             dtype=data.draw(st.sampled_from(["f16", "bf16"])),
         )  # fmt: skip
 
-    assert_any_geometry_is_right(IMAGES, 60, case, any_config=True)
+    assert_any_geometry_is_right(name, 60, case, any_config=True)
 
 
 @pytest.mark.parametrize(
     ("name", "w"),
-    [(NARROW, NARROWS[0]), (HOPPER, NARROWS[0]), (GROUPED, GROUPEDS[0]), (IMAGES, BATCHES[0])],
+    [
+        (NARROW, NARROWS[0]),
+        (HOPPER, NARROWS[0]),
+        (GROUPED, GROUPEDS[0]),
+        (IMAGES, BATCHES[0]),
+        (FMA, BATCHES[0]),
+    ],
 )
 def test_streams_graphs_and_threads_do_not_change_the_bits(name, w):
     run = built(name, w)
@@ -214,7 +223,7 @@ def test_streams_graphs_and_threads_do_not_change_the_bits(name, w):
         (NARROW, workload(1, 4, 8, 6, 14, 3)),
         (HOPPER, workload(1, 4, 8, 6, 14, 3)),
         (GROUPED, workload(1, 16, 16, 6, 14, 3, groups=4)),
-        (IMAGES, workload(17, 16, 16, 6, 14, 3, groups=16)),
+        *((name, workload(17, 16, 16, 6, 14, 3, groups=16)) for name in (IMAGES, FMA)),
     ],
 )
 def test_infinities_of_x_stay_with_the_taps_that_meet_them(name, w):

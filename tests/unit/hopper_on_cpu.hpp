@@ -14,10 +14,10 @@ struct Box {  // a tensor map
   const uint16_t* base;
   int columns, walks, width, height, images, pixels, lower[2], upper[2], stride[2];
 };
-struct Tiled {  // a tensor map whose boxes keep the copy engine's swizzle; innermost dim first
+struct Tiled {  // a tensor map whose boxes keep the copy engine's swizzle, if any; innermost dim first
   const uint16_t* base;
   long long strides[4];
-  int sizes[4], box[4], steps[4];
+  int sizes[4], box[4], steps[4], swizzled;
 };
 struct Barrier { uint64_t members : 12, phase : 1; int64_t missing : 12, bytes : 39; };
 static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
@@ -79,12 +79,12 @@ inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_b
     copied(to, i, box.base + ((long long)line * box.width + pixel) * box.columns + column, pixel < box.width ? box.columns - column : 0);
   arrived(at, box);
 }
-inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned to, const void* map, unsigned at, int i, int j, int k, int l) {
+inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned to, const void* map, unsigned barrier, int i, int j, int k, int l) {
   const Tiled& t = *(const Tiled*)map;
   const int first[4] = {i, j, k, l}, row = t.box[0] * 2;
   int bytes = 0, count[4];
   for (int d = 0; d < 4; ++d) count[d] = (t.box[d] + t.steps[d] - 1) / t.steps[d];
-  if (to % (row * 8)) std::abort();
+  if (to % (t.swizzled ? row * 8 : 128)) std::abort();
   for (int n = 0; n < count[0] * count[1] * count[2] * count[3]; ++n, bytes += 2) {
     const int index[4] = {n % count[0], n / count[0] % count[1], n / count[0] / count[1] % count[2], n / count[0] / count[1] / count[2]};
     bool inside = true;
@@ -93,10 +93,10 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_b
       const int place = first[d] + index[d] * t.steps[d];
       inside &= place >= 0 && place < t.sizes[d], from += place * t.strides[d];
     }
-    const unsigned swizzled = bytes ^ (bytes >> 7) % (row / 16) * 16;
-    *(uint16_t*)at_shared(to + swizzled) = inside ? *from : 0;
+    const unsigned at = t.swizzled ? bytes ^ (bytes >> 7) % (row / 16) * 16 : bytes;
+    *(uint16_t*)at_shared(to + at) = inside ? *from : 0;
   }
-  barrier_at(at).bytes -= bytes, turn_if_complete(barrier_at(at));
+  barrier_at(barrier).bytes -= bytes, turn_if_complete(barrier_at(barrier));
 }
 inline void cp_async_bulk_tensor_4d_shared_cluster_global_im2col_mbarrier_complete_tx_bytes(
     unsigned to, const void* map, unsigned at, int c, int w, int h, int n, int tap_w, int tap_h) {
@@ -119,6 +119,12 @@ inline void ld_shared_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
   std::memcpy(words, shared_at(from, 16), 16);
   a = words[0], b = words[1], c = words[2], d = words[3];
 }
+inline void ld_shared_v2_u32(unsigned& a, unsigned& b, unsigned from) {
+  unsigned words[2];
+  std::memcpy(words, shared_at(from, 8), 8);
+  a = words[0], b = words[1];
+}
+inline void ld_shared_u32(unsigned& a, unsigned from) { std::memcpy(&a, shared_at(from, 4), 4); }
 inline void prefetch_tensormap(const void*) {}
 inline void prefetch_global_L2(const void*) {}
 inline void fence_mbarrier_init_release_cluster() {}

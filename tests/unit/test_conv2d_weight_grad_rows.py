@@ -19,6 +19,7 @@ HOPPER = IMPLS["conv2d_weight_grad_narrow_sm90"]
 GROUPED = IMPLS["conv2d_weight_grad_grouped"]
 DEPTHWISE = IMPLS["conv2d_weight_grad_depthwise_mma"]
 IMAGES = IMPLS["conv2d_weight_grad_depthwise_sm90"]
+FMA = IMPLS["conv2d_weight_grad_depthwise_fma_sm90"]
 
 
 def weight_grad(x, grad, rest, layout="@channels_last", dtype="f16", op="conv2d_weight_grad"):
@@ -59,11 +60,12 @@ def test_the_heuristics_config_fits_and_does_not_spill(name, w, device):
     assert compiled(impl.task(config, w, spec)).resources.spill_bytes == 0
 
 
+@pytest.mark.parametrize("impl", [IMAGES, FMA], ids=lambda impl: impl.name)
 @pytest.mark.parametrize("w", SUITES["depthwise_wgrad_n32"].workloads()[::2], ids=str)
-def test_sums_over_images_fit_and_do_not_spill(w):
-    config = IMAGES.heuristic(w, H200)
-    assert IMAGES.space(w, H200).why_not(config) is None
-    assert compiled(IMAGES.task(config, w, H200)).resources.spill_bytes == 0
+def test_depthwise_kernels_for_hopper_fit_and_do_not_spill(impl, w):
+    for config in (impl.heuristic(w, H200), *impl.promising(w, H200)[1:3]):
+        assert impl.space(w, H200).why_not(config) is None
+        assert compiled(impl.task(config, w, H200)).resources.spill_bytes == 0
 
 
 @pytest.mark.parametrize("shares", [1, 4])

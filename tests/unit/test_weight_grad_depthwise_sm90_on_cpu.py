@@ -1,5 +1,6 @@
-"""The depthwise kernel for Hopper, run on a CPU: which sums are taps, whose place is free when."""
+"""The depthwise kernels for Hopper, run on a CPU: which sums are taps, whose place is free when."""
 
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,18 @@ pytestmark = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
 )
 CPU = torch.device("cpu")
-DEPTHWISE = IMPLS["conv2d_weight_grad_depthwise_sm90"]
+IMAGES = IMPLS["conv2d_weight_grad_depthwise_sm90"]
+FMA = IMPLS["conv2d_weight_grad_depthwise_fma_sm90"]
+BOTH = pytest.mark.parametrize("impl", [IMAGES, FMA], ids=lambda impl: impl.name)
+
+
+def named(value):
+    return getattr(value, "name", str(value))
+
+
 HEADER = (Path(__file__).parent / "hopper_on_cpu.hpp").read_text()
-READ = "for (int step = 0; step < steps; ++step) {\n    ask_in_turn"
-AGAIN = "sum = sum_again<1>(x, grad, b, k, at)"
+READ = "++step) {\n    ask_in_turn(step + STAGES - 2);"
+AGAIN = re.compile(r"if \(sum != sum.*sum_again<1>.*\n")
 FEW = replace(DEVICE, sms=2)
 """So that small problems have blocks with several columns of lines."""
 
@@ -44,6 +53,8 @@ def depthwise(n, channels, size, kernel, stride=1, padding=None, dtype="f16"):
 
 THREE, SEVEN = depthwise(20, 24, (6, 19), 3), depthwise(17, 16, (5, 7), 7, dtype="bf16")
 STRIDED, BARE = depthwise(18, 16, (9, 21), 5, 2), depthwise(33, 24, (9, 20), 3, padding=0)
+WIDE = depthwise(1, 8, (3, 300), 3)
+"""Whose rows are cut."""
 CASES = [
     THREE,
     SEVEN,
@@ -58,9 +69,10 @@ CASES = [
 ]
 
 
-def tiled(dtype, address, sizes, strides, box, stride):
+def tiled(dtype, address, sizes, strides, box, stride=(1, 1, 1, 1), swizzled=True):
     elements = 1, *(s // 2 for s in strides)
-    return struct.pack("Q4q12i", address, *elements, *sizes, *box, *stride).ljust(128, b"\0")
+    fields = (*sizes, *box, *stride, swizzled)
+    return struct.pack("Q4q13i", address, *elements, *fields).ljust(128, b"\0")
 
 
 @pytest.fixture(autouse=True)
@@ -71,58 +83,73 @@ def counters(monkeypatch):
     assert not zeros.any()
 
 
-def on_cpu(w, config, fault=("", ""), slow=False):
+SLOW = {
+    IMAGES.name: {"stages": 3, "own": 3, "blocks": 1, "along": 1},
+    FMA.name: {"stages": 3, "lines": 1, "shares": 4, "parts": 1},
+}
+"""Several warps, and few steps at once."""
+
+
+def on_cpu(impl, w, config, fault=("", ""), slow=False):
     """`slow`: all warps but the last let it go ahead as far as it may, and NaN stays NaN."""
 
     def task(config, w, device):
-        text = DEPTHWISE.task(config, w, device).source
+        text = impl.task(config, w, device).source
         if slow:
-            assert text.count(READ) == text.count(AGAIN) == 1
-            text = text.replace(AGAIN, "")
+            assert text.count(READ) == len(AGAIN.findall(text)) == 1
+            text = AGAIN.sub("", text)
             wait = "if (threadIdx.x < THREADS - 32) for (int i = 0; i < 200; ++i) give_way();"
             text = text.replace(READ, READ.replace("\n", f"\n{wait}\n"))
         patience = "" if fault[0] else "#define PATIENCE 400000\n"
         return SimpleNamespace(source=patience + HEADER + text)
 
-    return OnCpu(SimpleNamespace(build=DEPTHWISE.build, task=task), config, w, fault, FEW)
+    return OnCpu(SimpleNamespace(build=impl.build, task=task), config, w, fault, FEW)
 
 
-def config_of(w, **knobs):
+def config_of(impl, w, **knobs):
     """The untuned one, or of those with these knobs the first."""
     if not knobs:
-        return DEPTHWISE.heuristic(w, FEW)
-    space = DEPTHWISE.space(w, FEW)
+        return impl.heuristic(w, FEW)
+    space = impl.space(w, FEW)
     return next(c for c in space if all(getattr(c, k) == v for k, v in knobs.items()))
 
 
+@BOTH
 @pytest.mark.parametrize("w", CASES, ids=str)
-def test_it_is_right_and_deterministic_and_stays_in_its_memory(w):
-    assert DEPTHWISE.unsupported(w, FEW) is None
-    verdict = Verifier(w, CPU).check(on_cpu(w, config_of(w)))
+def test_it_is_right_and_deterministic_and_stays_in_its_memory(impl, w):
+    assert impl.unsupported(w, FEW) is None
+    verdict = Verifier(w, CPU).check(on_cpu(impl, w, config_of(impl, w)))
     assert verdict.ok, verdict.message
     assert verdict.deterministic
 
 
 @pytest.mark.parametrize(
-    ("w", "knobs"),
+    ("impl", "w", "knobs"),
     [
-        (THREE, {"features": 32, "own": 2, "along": 1, "stages": 3}),
-        (THREE, {"own": 3, "blocks": 1, "along": 2, "keeps": True}),
-        (SEVEN, {"own": 2, "stages": 3, "keeps": True}),
-        (SEVEN, {"own": 4, "blocks": 1, "waves": 0.5}),
-        (STRIDED, {"own": 3, "blocks": 1}),
-        (STRIDED, {"own": 2, "blocks": 1, "stages": 3}),
-        (BARE, {"features": 32, "blocks": 2, "along": 1, "together": 1}),
-        (BARE, {"features": 64, "own": 3}),
-        (CASES[8], {"own": 2, "blocks": 1}),
+        (IMAGES, THREE, {"features": 32, "own": 2, "along": 1, "stages": 3}),
+        (IMAGES, THREE, {"own": 3, "blocks": 1, "along": 2, "keeps": True}),
+        (IMAGES, SEVEN, {"own": 2, "stages": 3, "keeps": True}),
+        (IMAGES, SEVEN, {"own": 4, "blocks": 1, "waves": 0.5}),
+        (IMAGES, STRIDED, {"own": 3, "blocks": 1}),
+        (IMAGES, STRIDED, {"own": 2, "blocks": 1, "stages": 3}),
+        (IMAGES, BARE, {"features": 32, "blocks": 2, "along": 1, "together": 1}),
+        (IMAGES, BARE, {"features": 64, "own": 3}),
+        (IMAGES, CASES[8], {"own": 2, "blocks": 1}),
+        (FMA, THREE, {"channels": 4, "lines": 4, "shares": 4, "parts": 1}),
+        (FMA, SEVEN, {"channels": 4, "lines": 2, "parts": 3}),
+        (FMA, STRIDED, {"channels": 4, "lines": 4, "parts": 2, "shares": 4}),
+        (FMA, BARE, {"channels": 2, "lines": 7, "shares": 8, "waves": 0.5}),
+        (FMA, WIDE, {"parts": 2, "lines": 2, "shares": 14}),
+        (FMA, CASES[8], {"parts": 2, "shares": 4, "lines": 1}),
     ],
-    ids=str,
+    ids=named,
 )
-def test_warps_share_the_work_in_several_ways(w, knobs):
-    verdict = Verifier(w, CPU).check(on_cpu(w, config_of(w, **knobs)))
+def test_threads_share_the_work_in_several_ways(impl, w, knobs):
+    verdict = Verifier(w, CPU).check(on_cpu(impl, w, config_of(impl, w, **knobs)))
     assert verdict.ok, verdict.message
 
 
+@BOTH
 @given(
     n=st.integers(1, 34),
     channels=st.sampled_from((8, 16, 24)),
@@ -135,7 +162,7 @@ def test_warps_share_the_work_in_several_ways(w, knobs):
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_any_shape_and_any_config(n, channels, size, kernel, stride, padding, data):
+def test_any_shape_and_any_config(impl, n, channels, size, kernel, stride, padding, data):
     both = zip(size, kernel, stride, padding, strict=True)
     out = [(s + 2 * p - k) // t + 1 for s, k, t, p in both if s + 2 * p >= k]
     assume(len(out) == 2)
@@ -147,46 +174,55 @@ def test_any_shape_and_any_config(n, channels, size, kernel, stride, padding, da
     w = weight_grad(
         f"{shape},{','.join(map(str, size))}", f"{shape},{','.join(map(str, out))}", attributes
     )
-    assume(DEPTHWISE.unsupported(w, FEW) is None)
-    config = data.draw(st.sampled_from(list(DEPTHWISE.space(w, FEW))))
-    verdict = Verifier(w, CPU).check(on_cpu(w, config))
+    assume(impl.unsupported(w, FEW) is None)
+    config = data.draw(st.sampled_from(list(impl.space(w, FEW))))
+    verdict = Verifier(w, CPU).check(on_cpu(impl, w, config))
     assert verdict.ok, verdict.message
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("impl", "fault"),
     [
-        ("barrier_wait(full(shared, step), step / STAGES & 1);", ""),
-        ("tap * 8;", "tap * 8 + 8;"),
-        ("i / LINES_TOGETHER, p", "i / LINES_TOGETHER / 2, p"),
-        ("even + c % 2 * 0x2222", "even"),
-        ("h + STRIDE_H);", "h);"),
+        (IMAGES, ("barrier_wait(full(shared, step), step / STAGES & 1);", "")),
+        (FMA, ("barrier_wait(full(shared, step), step / STAGES & 1);", "")),
+        (IMAGES, ("tap * 8;", "tap * 8 + 8;")),
+        (IMAGES, ("i / LINES_TOGETHER, p", "i / LINES_TOGETHER / 2, p")),
+        (IMAGES, ("even + c % 2 * 0x2222", "even")),
+        (IMAGES, ("h + STRIDE_H);", "h);")),
+        (FMA, ("(i - j + KEPT) % KEPT", "i")),
+        (FMA, ("p = w.p + i % LINES_TOGETHER", "p = w.p")),
+        (FMA, ("i < LINES_TOGETHER * SHARES", "i < LINES_TOGETHER")),
+        (FMA, ("if (at < 0) at += SLOTS;", "if (at < 0) at = 0;")),
     ],
+    ids=named,
 )
-def test_faults_are_found(fault):
-    if "TOGETHER" in fault[0]:  # of what is summed again
-        kernel = on_cpu(THREE, config_of(THREE), fault)
+def test_faults_are_found(impl, fault):
+    if "p = w.p" in fault[0] or "TOGETHER, p" in fault[0]:  # of what is summed again
+        kernel = on_cpu(impl, THREE, config_of(impl, THREE), fault)
         x, grad = with_infinities(THREE)
         with pytest.raises(AssertionError):
             assert_infinities_stay(THREE, kernel(x, grad), x, grad)
         return
     slow = "full" in fault[0]  # who asks for a step comes after who needs it
-    config = config_of(BARE, stages=3, own=3, blocks=1) if slow else config_of(BARE)
-    assert not Verifier(BARE, CPU).check(on_cpu(BARE, config, fault, slow)).ok
+    config = config_of(impl, BARE, **(SLOW[impl.name] if slow else {}))
+    assert not Verifier(BARE, CPU).check(on_cpu(impl, BARE, config, fault, slow)).ok
 
 
+@BOTH
 @pytest.mark.parametrize("fault", [None, "lines", "rows"])
-def test_nobody_is_overtaken(fault, monkeypatch):
+def test_nobody_is_overtaken(impl, fault, monkeypatch):
     """Lines of grad_output and rows of x keep their places until every warp is done with them."""
     x, grad = THREE.operator.examples(THREE, "integer", 0, "cpu")
     (truth,) = THREE.operator.truth(THREE, (x, grad))
-    wait, ring = ("", ""), depthwise_sm90._ring
+    config, there = config_of(impl, THREE, **SLOW[impl.name]), ("", "")
     if fault == "lines":
-        wait = ("barrier_wait(empty(shared, step), (step / STAGES - 1) & 1);", ";")
-    if fault == "rows":
+        there = ("barrier_wait(empty(shared, step), (step / STAGES - 1) & 1);", ";")
+    elif fault == "rows" and impl is IMAGES:
+        ring = depthwise_sm90._ring
         monkeypatch.setattr(depthwise_sm90, "_ring", lambda *sizes: ring(*sizes) - 1)
-    config = config_of(THREE, own=3, blocks=1, along=1, stages=3)
-    found = on_cpu(THREE, config, wait, slow=True)(x, grad)
+    elif fault == "rows":
+        there = ("step % SLOTS * SLOT_PLACE", "step % STAGES * SLOT_PLACE")
+    found = on_cpu(impl, THREE, config, there, slow=True)(x, grad)
     assert torch.equal(found.double(), truth) == (fault is None)
 
 
@@ -220,18 +256,22 @@ def test_the_ring_holds_what_steps_in_a_row_need(height, kernel, stride, padding
     assert most <= ring <= max(most, kernel + stride, ring if begin else 0)
 
 
-@pytest.mark.parametrize("w", [THREE, STRIDED], ids=str)
-def test_infinities_at_a_border_stay_with_their_taps(w):
+@BOTH
+@pytest.mark.parametrize("w", [THREE, STRIDED, WIDE], ids=str)
+def test_infinities_at_a_border_stay_with_their_taps(impl, w):
     x, grad = with_infinities(w)
-    assert_infinities_stay(w, on_cpu(w, config_of(w))(x, grad), x, grad)
+    assert_infinities_stay(w, on_cpu(impl, w, config_of(impl, w))(x, grad), x, grad)
 
 
-def test_what_it_does_not_take_is_refused_in_words():
+def test_what_they_do_not_take_is_refused_in_words():
     older = replace(FEW, arch="sm_80")
-    assert "h200 is sm_80" in DEPTHWISE.unsupported(THREE, older)
-    wide = depthwise(2, 16, (3, 30), 11)
-    assert "11 taps of a row" in DEPTHWISE.unsupported(wide, FEW)
     grouped = weight_grad("2,16,6,6", "2,16,6,6", "kernel_size=3, padding=1, groups=4")
-    assert "not one filter for each channel" in DEPTHWISE.unsupported(grouped, FEW)
+    for impl in (IMAGES, FMA):
+        assert "h200 is sm_80" in impl.unsupported(THREE, older)
+        assert "not one filter for each channel" in impl.unsupported(grouped, FEW)
+    wide = depthwise(2, 16, (3, 30), 11)
+    assert "11 taps of a row" in IMAGES.unsupported(wide, FEW)
     coarse = depthwise(2, 16, (30, 30), 7, 4)
-    assert "no room for 25 rows" in DEPTHWISE.unsupported(coarse, FEW)
+    assert "no room for 25 rows" in IMAGES.unsupported(coarse, FEW)
+    large = depthwise(2, 16, (30, 30), 17)
+    assert "17 x 17 leaves no room" in FMA.unsupported(large, FEW)

@@ -15,7 +15,7 @@ from tilewright.compile.cuda import check, driver
 # cuda.h
 _TYPES = {"f16": (6, 2), "f32": (7, 4), "f64": (8, 8), "bf16": (9, 2)}
 """CUtensorMapDataType, and bytes."""
-_NO_INTERLEAVE, _L2_256B, _FILL_ZEROS = 0, 3, 0
+_NO_INTERLEAVE, _NO_SWIZZLE, _L2_256B, _FILL_ZEROS = 0, 0, 3, 0
 _SWIZZLES = {32: 1, 64: 2, 128: 3}
 
 BYTES = 128
@@ -31,6 +31,7 @@ def tiled(
     strides_bytes: Sequence[int],
     box: Sequence[int],
     stride: Sequence[int] | None = None,
+    swizzled: bool = True,
 ) -> bytes:
     """The map of a tensor from which boxes are copied.
 
@@ -39,7 +40,7 @@ def tiled(
         sizes: innermost first; the innermost dim is contiguous.
         strides_bytes: of all dims but the innermost, multiples of 16.
         box: elements of a box in each dim, at most 256, those left out by `stride` among them; in
-            the innermost 32, 64 or 128 bytes.
+            the innermost 32, 64 or 128 bytes if `swizzled`, else a multiple of 16.
         stride: in each dim, of how many elements one is copied; 1 in the innermost.
 
     Raises:
@@ -53,7 +54,7 @@ def tiled(
         strides_bytes,
         (_array(ctypes.c_uint32, box),),
         stride or [1] * len(sizes),
-        box[0] * _TYPES[dtype][1],
+        _SWIZZLES[box[0] * _TYPES[dtype][1]] if swizzled else _NO_SWIZZLE,
     )
 
 
@@ -96,7 +97,7 @@ def im2col(
             ctypes.c_uint32(pixels),
         ),
         [1, *stride, 1],
-        SWIZZLE_BYTES,
+        _SWIZZLES[SWIZZLE_BYTES],
     )
 
 
@@ -108,7 +109,7 @@ def _encoded(
     strides_bytes: Sequence[int],
     box: tuple[Any, ...],
     element_strides: Sequence[int],
-    row_bytes: int,
+    swizzle: int,
 ) -> bytes:
     room = ctypes.create_string_buffer(BYTES + 64)
     start = -ctypes.addressof(room) % 64  # the driver wants it aligned
@@ -121,7 +122,7 @@ def _encoded(
         _array(ctypes.c_uint64, strides_bytes),
         *box,
         _array(ctypes.c_uint32, element_strides),
-        *map(ctypes.c_int, (_NO_INTERLEAVE, _SWIZZLES[row_bytes], _L2_256B, _FILL_ZEROS)),
+        *map(ctypes.c_int, (_NO_INTERLEAVE, swizzle, _L2_256B, _FILL_ZEROS)),
     )
     check(status, f"{function} of {dtype}{list(sizes)} with strides {list(strides_bytes)} bytes")
     return room.raw[start : start + BYTES]

@@ -72,6 +72,10 @@ class Layout:
         handed_over = 512 * self.warps * self.fragments if config.shares > 1 else 0
         return max(self.loop_bytes, handed_over)
 
+    def chunks_of(self, w: Workload) -> int:
+        """Parts of a row."""
+        return math.ceil(w["grad_output"].shape[3] / self.chunk)
+
     def blocks_per_sm(self, config: Config, device: DeviceSpec) -> int:
         """At most so many that registers hold sums and what is beside them."""
         threads, registers = self.threads(config), 4 * self.fragments + SUMS_BESIDE
@@ -143,8 +147,9 @@ def rows_task(
     defined = {
         "DTYPE": dtype, "RESULT": w.outputs[0].dtype, "OPERAND": f'"{dtype}"',
         "R": filter_height, "S": filter_width, "STRIDE_H": stride_h, "STRIDE_W": stride_w,
-        "FEATURES": layout.features, "CHUNK": layout.chunk, "IMAGES": layout.images,
-        "LINES_TOGETHER": layout.lines, "STAGES": config.stages, "PRODUCERS": layout.producers,
+        "FEATURES": layout.features, "CHUNK": layout.chunk, "CHUNKS_OF_X": 0,
+        "IMAGES": layout.images, "LINES_TOGETHER": layout.lines,
+        "STAGES": config.stages, "PRODUCERS": layout.producers,
         "SHARES": config.shares, "MIN_BLOCKS": max(1, layout.blocks_per_sm(config, device)),
         "EXPECTED_WARPS": layout.warps, "EXPECTED_FRAGMENTS": layout.fragments,
         "LOOP_BYTES": layout.loop_bytes, **more,
@@ -172,7 +177,7 @@ class RowsKernel(Executable):
         self.add = CudaKernel(built, ADD_ENTRY, "PPPPT")
         self.overlapping = device.capability >= 90
         tiles = math.ceil(features / layout.features)
-        chunks = math.ceil(out_width / layout.chunk)
+        chunks = layout.chunks_of(w)
         columns = math.ceil(n / layout.images) * chunks
         lines = columns * math.ceil(out_height / layout.lines)
         at_once = device.sms * layout.blocks_per_sm(config, device)
@@ -187,8 +192,8 @@ class RowsKernel(Executable):
         self.adds = "into" in w.tensors
         self.in_place = self.adds and adds_in_place(w)
         row_length = math.prod(w.outputs[0].shape[1:])
-        fields = (lines, chunks, channels, features, height, width, out_height, out_width)
-        fields += (*w["padding"], slices, row_length, n)
+        sizes = (channels, features, height, width, out_height, out_width)
+        fields = (lines, chunks, *sizes, *w["padding"], slices, row_length, n)
         self.problem = struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:

@@ -139,7 +139,7 @@ class Conv2dWeightGradDepthwiseSm90(Implementation):
         layout = _layout(w, config)
         more = {"WITH_BIAS": len(w.outputs) - 1, "OWN": config.own, "ALONG": config.along}
         more |= {"ROWS": layout.ring, "KEEPS": int(config.keeps)}
-        return rows_task(("depthwise_sm90",), w, device, layout, config, more)
+        return rows_task(("depthwise_sm90", "depthwise_sums"), w, device, layout, config, more)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))

@@ -218,8 +218,7 @@ TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char
     TW_UNROLL for (int j = 1; j < ALONG; ++j) sum += table[j * FEATURES * COUNT + i];
     const int k = blockIdx.y * FEATURES + i / COUNT, at = i % COUNT;
     if (sum != sum && k < b.features && at < R * S) sum = sum_again<1>(x, grad, b, k, at);
-    const int row = i / 8 % 16, column = i % 8;  // of the fragment in which add_slices looks for it
-    to[i / 128 * 128 + (row % 8 * 4 + column / 2) * 4 + row / 8 * 2 + column % 2] = sum;
+    to[place_of_sum(i)] = sum;
   }
 }
 
@@ -237,14 +236,4 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
   float4 sums[OWN][8] = {};
   consume(sums, &x, &grad, memory, b);
   keep(x_pixels, grad_pixels, partial, memory, b, sums);
-}
-
-TW_DEVICE Place place(int warp, int fragment, int row, int column) {
-  const int i = (warp * FRAGMENTS + fragment) * 128 + row * 8 + column, at = i % COUNT;
-  return {i / COUNT, i >= FEATURES * COUNT ? NOWHERE : at == R * S ? BIAS : at};
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-add_all_slices(const float* partial, const RESULT::type* into, RESULT::type* out, RESULT::type* bias, const __grid_constant__ Problem b) {
-  add_slices<WARPS, FRAGMENTS>(partial, into, out, bias, b);
 }

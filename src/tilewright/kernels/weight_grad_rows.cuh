@@ -8,7 +8,7 @@
 // blocks, slices, by a second kernel, both in fixed order.
 //
 // Defined before this text: DTYPE and RESULT (f16, bf16 or f32), R, S, STRIDE_H, STRIDE_W, FEATURES,
-// CHUNK, IMAGES that a line is of, LINES_TOGETHER in a step, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel defines
+// CHUNK, whether these are CHUNKS_OF_X, which share no pixel of x, or of grad_output, IMAGES that a line is of, LINES_TOGETHER in a step, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel defines
 // WARPS of a share, FRAGMENTS of a warp, and where a fragment's sums belong (`place`); EXPECTED_WARPS,
 // EXPECTED_FRAGMENTS and LOOP_BYTES are what its caller takes them, and its shared memory, to be.
 
@@ -24,12 +24,18 @@ struct f16 {
   typedef u16 type;
   static TW_DEVICE u16 narrow(float a) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a)); return h; }
   static TW_DEVICE float widen(u16 h) { float a; asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(h)); return a; }
+  static TW_DEVICE void widen(float& low, float& high, u32 pair) {
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(low), "=f"(high) : "r"(pair));
+  }
   static constexpr u16 ONE = 0x3c00;
 };
 struct bf16 {
   typedef u16 type;
   static TW_DEVICE u16 narrow(float a) { u16 h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(a)); return h; }
   static TW_DEVICE float widen(u16 h) { return __uint_as_float((u32)h << 16); }
+  static TW_DEVICE void widen(float& low, float& high, u32 pair) {
+    low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+  }
   static constexpr u16 ONE = 0x3f80;
 };
 struct f32 {
@@ -38,9 +44,11 @@ struct f32 {
   static TW_DEVICE float widen(float a) { return a; }
 };
 
-constexpr int PRIME = (R - 1) / STRIDE_H;  // steps before a line's rows are all there
+constexpr int PRIME = (R - 1 + (LINES_TOGETHER - 1) * STRIDE_H) / (LINES_TOGETHER * STRIDE_H);  // steps before a line's rows are all there
 constexpr int GRAD_STRIDE = FEATURES * 2 + 16;  // bytes of a pixel: no two of eight share banks
 constexpr int GRAD_BYTES = CHUNK * GRAD_STRIDE;
+
+constexpr int KEPT = (S + STRIDE_W - 1) / STRIDE_W;  // pixels of a line that meet one of x
 
 struct alignas(64) Problem {  // 128 bytes, passed by value
   int lines, chunks;          // N / IMAGES * chunks * P / LINES_TOGETHER; parts of a row of the output
@@ -51,6 +59,9 @@ struct alignas(64) Problem {  // 128 bytes, passed by value
   int row_length;             // of the result: R * S * C / groups
   int images;                 // N
 };
+
+// A pixel of x is one of STRIDE_W in a column; that many after the first one, q meets taps of the columns from q on.
+TW_DEVICE int first_column(const Problem& b) { return min(b.padding_w / STRIDE_W, KEPT - 1); }
 
 // A block's way through its lines, one step after the other.
 struct Walk {
@@ -64,13 +75,13 @@ struct Walk {
   TW_DEVICE void advance(const Problem& b) {
     if (prime > 0) {
       --prime;
-    } else if (++p == b.out_height) {
+    } else if ((p += LINES_TOGETHER) >= b.out_height) {
       p = 0, prime = PRIME;
       if (++chunk == b.chunks) chunk = 0, ++n;
     }
   }
   TW_DEVICE int first_row(const Problem& b) const {  // of those that this step brings
-    return (p - prime) * STRIDE_H - b.padding_h + R - STRIDE_H;
+    return (p - prime * LINES_TOGETHER) * STRIDE_H - b.padding_h + R - STRIDE_H;
   }
 };
 struct Lines {
@@ -78,7 +89,8 @@ struct Lines {
   TW_DEVICE Lines(const Problem& b) {
     first = (int)((long long)b.lines * blockIdx.x / b.slices);
     end = (int)((long long)b.lines * (blockIdx.x + 1) / b.slices);
-    steps = end - first + PRIME * ((end - 1) / b.out_height - first / b.out_height + 1);
+    const int column = (b.out_height + LINES_TOGETHER - 1) / LINES_TOGETHER;
+    steps = end - first + PRIME * ((end - 1) / column - first / column + 1);
   }
 };
 
@@ -144,6 +156,11 @@ struct Place {
 };
 enum { NOWHERE = -1, BIAS = -2 };
 TW_DEVICE Place place(int warp, int fragment, int row, int column);
+// Where sum `i` of those that are not an instruction's lies among fragments.
+TW_DEVICE int place_of_sum(int i) {
+  const int row = i / 8 % 16, column = i % 8;
+  return i / 128 * 128 + (row % 8 * 4 + column / 2) * 4 + row / 8 * 2 + column % 2;
+}
 // Of element `i` of a fragment's quad.
 TW_DEVICE Place place_in_quad(int warp, int fragment, int lane, int i) {
   return place(warp, fragment, lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
@@ -165,14 +182,15 @@ template <int GROUP> TW_DEVICE float sum_again(const u16* x, const u16* grad, co
   float sum = 0.0f;
   for (int line = lines.first; line < lines.end && sum == sum; ++line) {
     const Walk w(b, line);
-    const int end = min((w.chunk + 1) * CHUNK, b.out_width);
+    const int first = w.chunk * CHUNK + (CHUNKS_OF_X ? first_column(b) - tap % S / STRIDE_W : 0);
+    const int begin = max(first, 0), end = min(first + CHUNK, b.out_width);
     for (int i = 0; i < IMAGES * LINES_TOGETHER; ++i) {
       const int n = w.n * IMAGES + i / LINES_TOGETHER, p = w.p + i % LINES_TOGETHER, h = p * STRIDE_H + below;
       if (n >= b.images || p >= b.out_height || (unsigned)h >= (unsigned)b.height) continue;
       const u16* g = grad + ((long long)n * b.out_height + p) * b.out_width * b.features + k;
       const u16* pixels = x + ((long long)n * b.height + h) * b.width * b.channels + c;
       float part = 0.0f;
-      for (int q = w.chunk * CHUNK; q < end; ++q) {
+      for (int q = begin; q < end; ++q) {
         const int at_x = q * STRIDE_W + right;
         if ((unsigned)at_x < (unsigned)b.width)
           part += DTYPE::widen(g[(long long)q * b.features]) * DTYPE::widen(pixels[(long long)at_x * b.channels]);

@@ -1,0 +1,292 @@
+"""The weight gradient of a depthwise convolution on Hopper: plain multiply-adds."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tilewright.build import CompileTask
+from tilewright.compile import tensor_map
+from tilewright.compile.cache import Compiled, compiled
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation
+from tilewright.impls import _weight_grad_rows as rows
+from tilewright.impls._weight_grad import as_read, depthwise_refusal
+from tilewright.impls._weight_grad_layout import in_any_layout
+from tilewright.impls._weight_grad_rows import Layout, RowsKernel, rows_task
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import TensorSpec
+
+MOST_STRIDE = 4
+MOST_OF_BOX = 256
+"""Elements of a box of the copy engine in each dim."""
+PLACE = 128
+"""Bytes; boxes begin at multiples of it in shared memory."""
+WASTE = 1.2
+"""Channels of all blocks, in units of those there are, that a config may have."""
+FEED_BYTES = 20
+"""That an SM is fed in a clock cycle."""
+LATENCY = 2100
+"""Clock cycles from asking for a step's pixels until they are there (docs/weight_gradient.md)."""
+
+
+@dataclass(frozen=True)
+class Config(rows.Config):
+    """
+    Attributes:
+        shares: of a line's columns, a thread each.
+        features: channels of a block.
+        channels: of a thread.
+        lines: of the output in a step.
+        parts: of the filter's rows, a thread each.
+        together: blocks that share an SM.
+    """
+
+    stages: int = param(4, 3, 6)
+    shares: int = param(2, 1, 4, 8, 14)
+    waves: float = param(1.0, 0.5)
+    features: int = param(64, 16, 24, 32, 40, 48, 72, 80, 96, 120, 128)
+    channels: int = param(4, 2)
+    lines: int = param(2, 1, 4, 7)
+    parts: int = param(1, 2, 3)
+    together: int = param(2, 1, 3, 4)
+
+
+@dataclass(frozen=True)
+class FmaLayout(Layout):
+    """
+    Attributes:
+        workers: threads of a block that multiply.
+        chunks: of a row of x.
+        handed_over: bytes of the sums that threads hand over at once.
+        together: blocks that share an SM.
+    """
+
+    workers: int = 0
+    chunks: int = 1
+    handed_over: int = 0
+    together: int = 1
+
+    def threads(self, config: rows.Config) -> int:
+        return math.ceil(self.workers / 32) * 32
+
+    def shared_bytes(self, config: rows.Config) -> int:
+        return max(self.loop_bytes, self.handed_over)
+
+    def blocks_per_sm(self, config: rows.Config, device: DeviceSpec) -> int:
+        return self.together
+
+    def chunks_of(self, w: Workload) -> int:
+        return self.chunks
+
+
+class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
+    """The copy engine brings each pixel once; threads have channels, and multiply a pixel of x with
+    all pixels of grad_output that meet it in a line."""
+
+    name, backend = "conv2d_weight_grad_depthwise_fma_sm90", "cuda"
+    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if device.arch != "sm_90a":
+            return f"its copies need the copy engine of sm_90a; {device.name} is {device.arch}"
+        if reason := rows.rows_refusal(w, device) or depthwise_refusal(w):
+            return reason
+        if w["stride"][1] > min(MOST_STRIDE, w["kernel_size"][1]):
+            return f"stride={list(w['stride'])}: beyond {MOST_STRIDE}, or the filter's width"
+        if as_read(w["x"]).align < 16:
+            return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
+        if next(iter(self.space(w, device)), None) is None:
+            height, width = w["kernel_size"]
+            return f"a filter of {height} x {width} leaves no room for the sums of two channels"
+        return None
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
+        return ConfigSpace(Config, None, lambda c: _refusal(w, c, device))
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
+        """The least time by what an SM is fed, reads, multiplies and waits for."""
+        return _ranked(self, w, device)[0]
+
+    def promising(self, w: Workload, device: DeviceSpec) -> list[Config]:
+        """By the same measure, the best of each way to share the work among threads."""
+        found: dict[tuple[int, ...], Config] = {}
+        for c in _ranked(self, w, device):
+            found.setdefault((c.channels, c.parts, c.lines), c)
+        return list(found.values())
+
+    def compile_key(self, config: Config, w: Workload) -> str:
+        """Sizes of images are arguments; the filter and what a block has are baked in."""
+        baked = (w["x"].dtype, w.outputs[0].dtype, w["kernel_size"], w["stride"], len(w.outputs))
+        return f"{replace(config, waves=1.0)} {_layout(w, config)} {baked}"
+
+    def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
+        layout = _layout(w, config)
+        more = {"CHUNKS_OF_X": 1, "CHANNELS": config.channels, "PARTS": config.parts}
+        more |= {"WITH_BIAS": len(w.outputs) - 1, "EXPECTED_THREADS": layout.threads(config)}
+        files = ("depthwise_fma_sm90", "depthwise_sums")
+        return rows_task(files, w, device, layout, config, more)
+
+    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
+        built = compiled(self.task(config, w, device))
+        kernel = FmaKernel(built, w, device, _layout(w, config), config)
+        return in_any_layout(kernel, w, device)
+
+
+class FmaKernel(RowsKernel):
+    """Tensor maps hold addresses: they are made once for each pair of tensors that comes."""
+
+    signature = "TTPP"
+
+    def __init__(
+        self, built: Compiled, w: Workload, device: DeviceSpec, layout: Layout, config: Config
+    ):
+        super().__init__(built, w, device, layout, config)
+        self.maps = functools.lru_cache(maxsize=256)(functools.partial(_maps, w, layout))
+
+    def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
+        addresses = x.data_ptr(), grad_output.data_ptr()
+        return (*self.maps(*addresses), *addresses)
+
+
+def _maps(w: Workload, layout: Layout, x: int, grad_output: int) -> tuple[bytes, bytes]:
+    """Tensor maps: channels, pixels and rows of a step's part of an image."""
+    stride_h, stride_w = w["stride"]
+    line = layout.chunk + _kept(w) - 1
+    return (
+        _rows_of(w["x"], x, (layout.features, layout.chunk * stride_w, layout.lines * stride_h, 1)),
+        _rows_of(w["grad_output"], grad_output, (layout.features, line, layout.lines, 1)),
+    )
+
+
+def _rows_of(spec: TensorSpec, address: int, box: tuple[int, ...]) -> bytes:
+    n, channels, height, width = spec.shape
+    pixel = channels * spec.itemsize
+    strides = pixel, width * pixel, height * width * pixel
+    return tensor_map.tiled(
+        spec.dtype, address, (channels, width, height, n), strides, box, swizzled=False
+    )
+
+
+def _kept(w: Workload) -> int:
+    """Pixels of a line that meet one of x."""
+    return math.ceil(w["kernel_size"][1] / w["stride"][1])
+
+
+def _columns(w: Workload) -> int:
+    """Of a line, each with a stride's pixels of x; from the first one that any output meets."""
+    stride, padding = w["stride"][1], w["padding"][1]
+    first = min(padding // stride, _kept(w) - 1)
+    last = max((w["x"].shape[3] - 1 + padding) // stride, w["grad_output"].shape[3] - 1)
+    return last - first + 1
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(w: Workload, config: Config) -> FmaLayout:
+    """As kernels/weight_grad_depthwise_fma_sm90.cuh computes it."""
+    (filter_height, filter_width), (stride_h, stride_w) = w["kernel_size"], w["stride"]
+    columns, kept = _columns(w), _kept(w)
+    widest = min(MOST_OF_BOX // stride_w, MOST_OF_BOX - kept + 1)
+    chunks = math.ceil(columns / widest)
+    chunk = math.ceil(columns / chunks)
+    pixel_bytes, down = config.features * 2, config.lines * stride_h
+    line_bytes = (chunk + kept - 1) * pixel_bytes
+    row_bytes = chunk * stride_w * pixel_bytes
+    slots = _prime(w, config) + config.stages
+    loop_bytes = config.stages * (_place(config.lines * line_bytes) + 16)
+    loop_bytes += slots * _place(down * row_bytes)
+    sums = config.features * (filter_height * filter_width + len(w.outputs) - 1)
+    workers = config.features // config.channels * config.shares * config.lines * config.parts
+    handed_over = 4 * filter_width * config.channels * math.ceil(workers / 32) * 32
+    return FmaLayout(
+        config.features, chunk, 1, math.ceil(sums / 128), loop_bytes, lines=config.lines,
+        workers=workers, chunks=chunks, handed_over=handed_over, together=config.together,
+    )  # fmt: skip
+
+
+def _place(size: int) -> int:
+    return math.ceil(size / PLACE) * PLACE
+
+
+def _prime(w: Workload, config: Config) -> int:
+    """Steps before all rows are there that a line of the output needs."""
+    filter_height, stride = w["kernel_size"][0], w["stride"][0]
+    return math.ceil((filter_height - stride) / (config.lines * stride))
+
+
+def _own_rows(w: Workload, config: Config) -> int:
+    return math.ceil(w["kernel_size"][0] / config.parts)
+
+
+def _registers(w: Workload, c: Config) -> int:
+    """Of a thread: sums, what it keeps of grad_output, and, as NVRTC 13.0 has it, addresses."""
+    own_rows = _own_rows(w, c)
+    return (own_rows * w["kernel_size"][1] + _kept(w) + 2) * c.channels + 7 * own_rows + 5
+
+
+def _refusal(w: Workload, c: Config, device: DeviceSpec) -> str | None:
+    """Why a config does not fit, in words, or None."""
+    channels, filter_height = w["x"].shape[1], w["kernel_size"][0]
+    if math.ceil(channels / c.features) * c.features > max(WASTE * channels, 16):
+        return f"blocks of {c.features} channels have more than {WASTE} times {channels}"
+    if math.ceil(filter_height / _own_rows(w, c)) != c.parts:
+        return f"{filter_height} rows of the filter are not cut into {c.parts} equal parts"
+    out_height = w["grad_output"].shape[2]
+    if c.lines >= 2 * out_height:
+        return f"{c.lines} lines of {out_height}"
+    if c.lines * w["stride"][0] > MOST_OF_BOX:
+        return f"rows of {c.lines} lines are more than {MOST_OF_BOX}"
+    registers = _registers(w, c)
+    layout = _layout(w, c)
+    if c.shares > 1 and layout.chunk < 2 * c.shares:
+        return f"{layout.chunk} columns are few for {c.shares} threads"
+    threads = layout.threads(c)
+    if not 64 <= threads <= 1024:
+        return f"{threads} threads of a block"
+    block_bytes = min(device.shared_bytes_per_sm // c.together, device.shared_bytes_per_block)
+    if layout.shared_bytes(c) + 1024 > block_bytes:
+        return f"{layout.shared_bytes(c)} bytes of shared memory do not fit {c.together} times"
+    warps = math.ceil(threads // 32 * c.together / device.schedulers_per_sm)
+    room = device.registers_per_sm // device.schedulers_per_sm // device.warp // warps // 8 * 8
+    if min(room, device.registers_per_thread) < registers:
+        return f"{c.together} blocks of {threads} threads leave {room} of {registers} registers"
+    return None
+
+
+def _ranked(
+    impl: Conv2dWeightGradDepthwiseFmaSm90, w: Workload, device: DeviceSpec
+) -> list[Config]:
+    fits = list(impl.space(w, device))
+    return sorted(fits, key=lambda c: _cycles(w, c, device))
+
+
+def _cycles(w: Workload, c: Config, device: DeviceSpec) -> float:
+    """Of an SM, for the whole gradient."""
+    layout, own_rows = _layout(w, c), _own_rows(w, c)
+    (n, channels, _, _), (_, _, out_height, _) = w["x"].shape, w["grad_output"].shape
+    (_, filter_width), (stride_h, stride_w), kept = w["kernel_size"], w["stride"], _kept(w)
+    columns = math.ceil(layout.chunk / c.shares)
+    of_column = 3 + c.channels + own_rows * stride_w * (1 + c.channels)
+    of_column += own_rows * filter_width * c.channels
+    instructions = columns * of_column + (kept - 1) * (1 + c.channels) + 6 * own_rows + 50
+    warps = layout.threads(c) // 32
+    few = 1.1 + 4 / (warps * c.together)
+    issued = max(warps * instructions / 4 * few, columns * (of_column + 40))
+    read = warps * columns * (1 + own_rows * stride_w) * c.channels / 2
+    pixels = layout.chunk * (stride_h * stride_w + 1) + kept - 1
+    fed = c.lines * pixels * c.features * 2 / FEED_BYTES
+    step = max(c.together * max(issued, read, fed), LATENCY / (c.stages - 2))
+    primed = c.together * c.lines * layout.chunk * stride_h * stride_w * c.features * 2 / FEED_BYTES
+    tiles = math.ceil(channels / c.features)
+    steps = n * layout.chunks * math.ceil(out_height / c.lines)
+    slices = max(1, min(steps, round(device.sms * c.together * c.waves) // tiles))
+    own = math.ceil(steps / slices)
+    columns_of_block = own / math.ceil(out_height / c.lines) + 1
+    added = slices * tiles * layout.fragments * 512 / device.sms / FEED_BYTES
+    ended = own_rows * (200 + warps * filter_width * c.channels * 2)
+    return own * step + columns_of_block * _prime(w, c) * primed + added + c.together * ended
