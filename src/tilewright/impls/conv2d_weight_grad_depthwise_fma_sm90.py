@@ -224,9 +224,10 @@ def _own_rows(w: Workload, config: Config) -> int:
 
 
 def _registers(w: Workload, c: Config) -> int:
-    """Of a thread: sums, what it keeps of grad_output, and, as NVRTC 13.0 has it, addresses."""
+    """Of a thread: sums, what it keeps of grad_output, and what NVRTC 13.0 needs beside them."""
     own_rows = _own_rows(w, c)
-    return (own_rows * w["kernel_size"][1] + _kept(w) + 2) * c.channels + 7 * own_rows + 5
+    of_values = (own_rows * w["kernel_size"][1] + _kept(w)) * c.channels
+    return of_values + 5 * own_rows + 22 + (20 if c.lines & (c.lines - 1) else 0)
 
 
 def _refusal(w: Workload, c: Config, device: DeviceSpec) -> str | None:
