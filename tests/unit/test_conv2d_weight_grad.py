@@ -53,6 +53,16 @@ def test_one_number_stands_for_both_sizes():
     assert torch.equal(found, tw.conv2d_weight_grad(x, grad, [3, 3], (2, 2), (1, 1)))
 
 
+def test_one_number_stands_for_both_sizes_under_compile_too():
+    x, grad = torch.randn(2, 4, 8, 8), torch.randn(2, 6, 4, 4)
+
+    def run(x, grad):
+        return tw.conv2d_weight_grad(x, grad, 3, stride=2, padding=1)
+
+    found = torch.compile(run, backend="eager", fullgraph=True)(x, grad)
+    torch.testing.assert_close(found, run(x, grad))
+
+
 HALF_PAIR = [torch.randn(2, 4, 8, 8).half(), torch.randn(2, 6, 8, 8).half()]
 
 
@@ -63,6 +73,20 @@ def test_halves_give_an_fp32_result_that_was_never_rounded(asked):
     expected = torch.nn.grad.conv2d_weight(x.float(), (6, 4, 3, 3), grad.float(), padding=1)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected)
+
+
+def test_autocast_changes_nothing_and_takes_no_choice_away():
+    x, grad = HALF_PAIR
+    expected = tw.conv2d_weight_grad(x, grad, 3, padding=1, out_dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = tw.conv2d_weight_grad(x, grad, 3, padding=1, out_dtype=torch.float32)
+        with (
+            tw.use("conv2d_weight_grad_sm90"),
+            pytest.raises(tw.NoImplementation, match="conv2d_weight_grad_sm90: wgmma"),
+        ):
+            tw.conv2d_weight_grad(x, grad, 3, padding=1)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -100,6 +124,14 @@ def test_results_of_other_dtypes_and_shapes_are_refused(rest, words):
         weight_grad("2,4,8,8", "2,6,8,8", rest)
 
 
+def test_results_of_other_dtypes_are_refused_where_gradients_are_needed_too():
+    x, grad = HALF_PAIR
+    with pytest.raises(InvalidArgument, match="out_dtype=f64 should be f16 or f32"):
+        tw.conv2d_weight_grad(
+            x.clone().requires_grad_(), grad, 3, padding=1, out_dtype=torch.float64
+        )
+
+
 def test_in_place_needs_something_to_write_to():
     with pytest.raises(InvalidArgument, match="into is missing"):
         tw.conv2d_weight_grad_(*HALF_PAIR, 3, padding=1)
@@ -133,11 +165,12 @@ def test_fp32_tensors_on_a_gpu_are_told_what_torchs_flag_allows(allowed, expecte
     try:
         asking(x, x, 3)
         asking(x, x, kernel_size=3)
+        asking(input=x, grad_output=x, kernel_size=3)
         asking(half, half, 3)
         asking(torch.empty(2, 4, 8, 8), x, 3)
     finally:
         torch.backends.cudnn.allow_tf32 = before
-    assert [call.get("allow_tf32") for call in calls] == [expected, expected, None, None]
+    assert [call.get("allow_tf32") for call in calls] == [*[expected] * 3, None, None]
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
@@ -156,6 +189,7 @@ def test_the_result_has_the_layout_of_the_inputs(layout):
         ("2,8,9,9", "2,8,7,7", "kernel_size=3, groups=0", "groups=0 should be at least 1"),
         ("2,8,9,9", "2,8,7,7", "kernel_size=[3,3,3]", "kernel_size=.*one or two whole numbers"),
         ("2,8,9,9", "2,8,7,7", "kernel_size=3, stride=0", "stride=0 .*at least 1"),
+        ("2,8,9,9", "2,8,7,7", "kernel_size=3, padding=same", "padding=same should be tuple"),
         ("2,8,9,9", "2,8,7,7", "kernel_size=3, padding=[0,-1]", "padding=.*at least 0"),
         ("2,8,2,2", "2,8,1,1", "kernel_size=5", "grad_output has shape"),
     ],
@@ -163,6 +197,11 @@ def test_the_result_has_the_layout_of_the_inputs(layout):
 def test_arguments_that_belong_to_no_convolution_are_refused(x, grad, rest, words):
     with pytest.raises(InvalidArgument, match=words):
         weight_grad(x, grad, rest)
+
+
+def test_sizes_are_whole_numbers():
+    with pytest.raises(InvalidArgument, match=r"stride=\[1.0,1.0\] should be tuple\[int"):
+        tw.conv2d_weight_grad(*HALF_PAIR, 3, stride=(1.0, 1.0), padding=1)
 
 
 def test_ranks_and_dtypes_are_held_together():
