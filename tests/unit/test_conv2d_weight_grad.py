@@ -1,5 +1,7 @@
 """The convolution weight gradient: its operator, and under autograd."""
 
+import contextlib
+
 import pytest
 import torch
 from convolutions import SIMPLE, fp32, weight_grad
@@ -279,7 +281,14 @@ def gradients(convolve, x, weight, bias, **geometry):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "geometry",
-    [{}, {"stride": 2, "padding": 1}, {"dilation": (1, 2), "groups": 2}, {"padding": "same"}],
+    [
+        {},
+        {"stride": 2, "padding": 1},
+        {"dilation": (1, 2), "groups": 2},
+        {"padding": "valid", "stride": [2]},
+        {"padding": "same"},
+        {"padding": "same", "dilation": (1, 2)},
+    ],
 )
 def test_conv2d_is_pytorchs_with_all_its_gradients(geometry, dtype):
     groups = geometry.get("groups", 1)
@@ -291,13 +300,25 @@ def test_conv2d_is_pytorchs_with_all_its_gradients(geometry, dtype):
         torch.testing.assert_close(a, b)
 
 
-def test_conv2ds_weight_gradient_is_the_implementation_that_was_asked_for():
-    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3, requires_grad=True)
+@contextlib.contextmanager
+def asked_for_another():
+    """The weight gradient is one that is not to be had here."""
     with (
         tw.use("conv2d_weight_grad_sm90", op="conv2d_weight_grad"),
         pytest.raises(tw.NoImplementation, match="conv2d_weight_grad_sm90: wgmma"),
     ):
-        tw.conv2d(x, weight).sum().backward()
+        yield
+
+
+@pytest.mark.parametrize("padding", [0, "valid", "same"])
+def test_conv2ds_weight_gradient_is_the_implementation_that_was_asked_for(padding):
+    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3, requires_grad=True)
+    with asked_for_another():
+        tw.conv2d(x, weight, padding=padding).sum().backward()
+
+
+def test_conv2ds_weight_gradient_is_that_of_the_layer():
+    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3, requires_grad=True)
     with tw.use("conv2d_weight_grad_per_image", op="conv2d_weight_grad"):
         tw.conv2d(x, weight).sum().backward()
     expected = torch.nn.grad.conv2d_weight(x, weight.shape, torch.ones(2, 6, 7, 6))
@@ -334,10 +355,71 @@ def test_conv2d_can_be_differentiated_twice():
     assert torch.autograd.gradgradcheck(lambda x, w: tw.conv2d(x, w, padding=1), (x, weight))
 
 
-@pytest.mark.parametrize("compiled_first", [False, True])
-def test_conv2d_under_compile_and_autocast_is_pytorchs(compiled_first):
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_padding_that_differs_from_side_to_side_is_pytorchs():
+    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 2, 3, requires_grad=True)
+    expected = torch.nn.functional.conv2d(x, weight, padding="same")
+    assert torch.equal(tw.conv2d(x, weight, padding="same"), expected)
+
+
+def test_conv2d_under_compile_is_pytorchs():
     x, weight = torch.randn(2, 4, 6, 6), torch.randn(3, 4, 3, 3, requires_grad=True)
-    convolve = torch.compile(tw.conv2d, backend="eager") if compiled_first else tw.conv2d
-    with torch.autocast("cpu", enabled=not compiled_first):
-        expected = torch.nn.functional.conv2d(x, weight)
-        assert torch.equal(convolve(x, weight), expected)
+    expected = torch.nn.functional.conv2d(x, weight)
+    assert torch.equal(torch.compile(tw.conv2d, backend="eager")(x, weight), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_as_for_pytorchs_convolution_and_leaves_the_choice(dtype):
+    x, weight, bias = torch.randn(2, 4, 6, 6), torch.randn(3, 4, 3, 3), torch.randn(3)
+    with torch.autocast("cpu", dtype):
+        found = gradients(tw.conv2d, x, weight, bias, padding=1)
+        expected = gradients(torch.nn.functional.conv2d, x, weight, bias, padding=1)
+        with asked_for_another():
+            gradients(tw.conv2d, x, weight, bias, padding=1)
+    assert found[0].dtype == dtype
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"input": None},
+        {"input": [1.0]},
+        {"weight": None},
+        {"bias": 1.0},
+        {"stride": (1, 2, 3)},
+        {"stride": ()},
+        {"stride": None},
+        {"stride": 1.5},
+        {"stride": 0},
+        {"padding": (1, 2, 3)},
+        {"padding": -1},
+        {"padding": "full"},
+        {"padding": "same", "stride": 2},
+        {"dilation": 0},
+        {"dilation": 9},
+        {"groups": 3},
+        {"groups": 0},
+        {"input": torch.randn(2, 5, 6, 6)},
+        {"input": torch.randn(4, 6)},
+        {"input": torch.randn(2, 4, 6, 6).double()},
+        {"bias": torch.randn(4)},
+    ],
+    ids=str,
+)
+def test_bad_arguments_get_the_words_that_pytorch_has_for_them(change):
+    given = {"input": torch.randn(2, 4, 6, 6), "weight": torch.randn(3, 4, 3, 3).requires_grad_()}
+    messages = []
+    for convolve in (tw.conv2d, torch.nn.functional.conv2d):
+        with pytest.raises((RuntimeError, TypeError, ValueError)) as raised:
+            convolve(**{**given, "bias": None, **change})
+        messages.append((raised.type, str(raised.value).partition(" - got")[0]))
+    assert messages[0] == messages[1]
+
+
+def test_sizes_that_pytorch_makes_sense_of_are_taken():
+    x, weight = torch.randn(2, 4, 6, 6), torch.randn(3, 4, 3, 3, requires_grad=True)
+    expected = torch.nn.functional.conv2d(x, weight, stride=2)
+    assert torch.equal(tw.conv2d(x, weight, stride=torch.tensor(2)), expected)
