@@ -13,6 +13,7 @@ modes such as fake tensors, and for tensor subclasses.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -291,13 +292,15 @@ class _Operators:
 operators = _Operators()
 
 
-def as_called(store: str | None, w: Workload, tensors: Sequence[Tensor]) -> Callable[[], Any]:
-    """A call of the public function as a person writes it, with the records of a store.
+def as_called(
+    store: str | None, w: Workload, sets: Sequence[Sequence[Tensor]]
+) -> list[Callable[[], Any]]:
+    """Calls of the public function as a person writes them, with the records of a store, one for
+    each argument set.
 
     For a process that does nothing else: records stay those of `store`.
     """
     reload_records(store)
     in_place = w.operator.destination(w) is not None
     public = operators[f"{w.op}_" if in_place else w.op]
-    args = list(w.call(tensors).values())
-    return lambda: public(*args)
+    return [functools.partial(public, *w.call(tensors).values()) for tensors in sets]

@@ -17,7 +17,7 @@ from tilewright.errors import CompileError, InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.ceilings import hard_limit_us, measure_ceilings
 from tilewright.op import Workload
-from tilewright.record import Record, as_dict
+from tilewright.record import BESIDE, Record, as_dict
 from tilewright.space import NoConfig, config_dict
 from tilewright.store import Store
 
@@ -166,8 +166,8 @@ def _records(w: Workload, device: str, store_url: str | None) -> list[Record]:
 
 
 def _fastest_first(records: list[Record]) -> list[Record]:
-    """Candidates only, no ceilings and host costs; those of duels before those of searches."""
-    candidates = [r for r in records if r.status not in ("ceiling", "host")]
+    """Candidates only; those of duels before those of searches."""
+    candidates = [r for r in records if r.status not in BESIDE]
     return sorted(candidates, key=lambda r: (not r.final, r.median_us is None, r.median_us or 0.0))
 
 
