@@ -418,6 +418,14 @@ def test_a_forecast_says_how_blocks_fill_the_device():
     assert found["workspace_bytes"] == 0
 
 
+@pytest.mark.parametrize("w", [SIMPLE, fp32(None), fp32(None, dtype="f64")], ids=str)
+def test_a_forecast_of_the_portable_kernel_tells_its_workspace(w):
+    config = SM80.heuristic(w, H200)
+    found = SM80.forecast(config, w, H200)
+    assert found["workspace_bytes"] == SM80.build(config, w, H200).workspace_bytes > 0
+    assert found["predicted_us"] > 0
+
+
 def test_the_problem_is_packed_as_the_kernel_reads_it():
     w = weight_grad(
         "3,72,20,17", "3,40,10,5", "kernel_size=[3,5], stride=[2,3], padding=[1,1], dilation=[1,1]"
