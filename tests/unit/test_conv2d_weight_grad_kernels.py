@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
+from tilewright.dispatch.selection import _fitting
 from tilewright.errors import InvalidArgument
 from tilewright.impl import IMPLS
 from tilewright.impls import conv2d_weight_grad_sm80 as sm80
@@ -27,6 +28,8 @@ from tilewright.impls._weight_grad_model import (
     split_choices,
 )
 from tilewright.op import Workload
+from tilewright.record import Record
+from tilewright.space import config_dict
 from tilewright.suite import SUITES
 
 H200 = DEVICES["h200"]
@@ -296,6 +299,19 @@ def test_the_space_says_why_a_config_does_not_fit():
     assert "is no matrix" in space.why_not(sm90.Config(tile_n=128, fetch="shared"))
     assert "without neighbours" in space.why_not(sm90.Config(exchange="sent"))
     assert "is not asked for" in space.why_not(sm90.Config(tile_n=192, halo=1, warm=True))
+
+
+@pytest.mark.parametrize("impl", [SM80, SM90])
+def test_slices_that_a_sweep_found_are_taken_though_the_space_does_not_list_them(impl):
+    other = weight_grad("8,64,56,56", "8,256,56,56", "kernel_size=3, padding=1")
+    config = replace(impl.heuristic(SIMPLE, H200), split_k=37, combine="last")
+    if impl is SM90:
+        config = replace(config, cluster=1)
+    assert impl.space(SIMPLE, H200).unlisted(config) == ["split_k"]
+    record = Record(str(SIMPLE), SIMPLE.op, impl.name, config_dict(config), "ok", device="")
+    assert _fitting(SIMPLE, H200, SIMPLE, record) == config
+    assert _fitting(other, H200, SIMPLE, record) is None
+    assert "pixels are fewer" in impl.space(SIMPLE, H200).why_not(replace(config, split_k=10**6))
 
 
 def test_blocks_that_share_boxes_come_in_pairs():

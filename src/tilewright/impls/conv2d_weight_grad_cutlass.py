@@ -63,7 +63,7 @@ class Config:
     tile_n: int = param(128, 64, 256)
     tile_k: int = param(32, 64)
     stages: int = param(*STAGES)
-    split_k: int = param(1)
+    split_k: int = param(1, counts=True)
     mode: str = param("parallel", "serial")
     instruction_k: int = param(16, 8)
 

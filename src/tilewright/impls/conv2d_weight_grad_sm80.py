@@ -66,7 +66,7 @@ class Config:
     tile_n: int = param(64, 128, 192, 256)
     tile_k: int = param(*STEPS.values())
     stages: int = param(4, 2, 3, 5, 6)
-    split_k: int = param(1)
+    split_k: int = param(1, counts=True)
     combine: str = param(*COMBINES, SERIAL)
     add_threads: int = param(*ADD_THREADS)
 
