@@ -179,6 +179,8 @@ class Op:
         bytes: compulsory (read, written) bytes; by default each input once and each output once.
         examples: (workload, kind, seed, device) -> tensors; kind is "random" or "integer".
         integer_exact: integer examples have exactly representable results in every dtype.
+        autocasts: autocast may change what the reference computes; it casts for no gradient of a
+            convolution.
         tensor_cores: whether the work of a workload is a matrix product, whose rate bounds it.
         scalars: float arguments that change from call to call: kernels take them at run time.
         aliases: PyTorch's keyword for a parameter where it differs: {"input": "x"}.
@@ -217,6 +219,7 @@ class Op:
         default=lambda *a, **k: random_tensors(*a, **k)
     )
     integer_exact: bool = False
+    autocasts: bool = True
     tensor_cores: Callable[[Workload], bool] = lambda w: False
     scalars: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -238,7 +241,9 @@ class Op:
 
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        return dict(inspect.signature(self.reference).parameters)
+        """Of the reference; annotations as text, "" where there is none."""
+        parameters = inspect.signature(self.reference).parameters.values()
+        return {p.name: p.replace(annotation=_annotation(p)) for p in parameters}
 
     def destination(self, w: Workload) -> str | None:
         """The tensor that the in-place form writes to, where the workload means that form."""
@@ -278,10 +283,9 @@ class Op:
             value = given.get(name, parameter.default)
             if value is inspect.Parameter.empty:
                 raise InvalidArgument(f"{self.name}: argument {name!r} is missing")
-            kind = str(parameter.annotation)
-            if parameter.annotation is not parameter.empty and not _admits(kind, value):
-                expected = inspect.formatannotation(parameter.annotation)
-                raise InvalidArgument(f"{self.name}: {name}={_text_of(value)} should be {expected}")
+            kind = parameter.annotation
+            if kind and not _admits(kind, value):
+                raise InvalidArgument(f"{self.name}: {name}={_text_of(value)} should be {kind}")
             args[name] = tuple(value) if isinstance(value, list) else value
         return self.check(args)
 
@@ -407,6 +411,13 @@ def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:
     return register
 
 
+def _annotation(parameter: inspect.Parameter) -> str:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return ""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
 def _admits(kind: str, value: Value) -> bool:
     if value is None:
         return "None" in kind
@@ -417,9 +428,9 @@ def _admits(kind: str, value: Value) -> bool:
     if isinstance(value, (int, float)):
         return "float" in kind or ("int" in kind and isinstance(value, int))
     if isinstance(value, (tuple, list)):
-        return ("tuple" in kind or "list" in kind) and ("str" in kind) == (
-            len(value) > 0 and isinstance(value[0], str)
-        )
+        kinds = {type(v) for v in value}
+        fits = kinds == {str} if "str" in kind else kinds <= {int}
+        return fits and ("tuple" in kind or "list" in kind)
     return isinstance(value, str) and "str" in kind
 
 

@@ -27,6 +27,10 @@ SCHEMA = 1
 
 HEADER = "tilewright_records"
 
+BESIDE = ("ceiling", "host", "eager")
+"""Statuses of what is kept beside a duel and does not compete: floor and copy, and what eager calls
+cost the host and take."""
+
 
 def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
@@ -200,7 +204,7 @@ def best_by(
     Raises:
         InvalidArgument: nothing was timed, or no config has such a knob.
     """
-    timed = [r for r in records if r.median_us is not None and r.status not in ("ceiling", "host")]
+    timed = [r for r in records if r.median_us is not None and r.status not in BESIDE]
     known = sorted({name for r in timed for name in r.config})
     if unknown := [name for name in knobs if name not in known]:
         raise InvalidArgument(

@@ -68,6 +68,8 @@ class Row:
         copy_us: `out.copy_(x)` on the main tensor in the same duel.
         host_us: what one eager call costs the host, on a GPU: "own" and "aten" of the executables,
             and in a bench "public" of the public operator, its choice included.
+        eager_us: what such a call takes, one of many in a row, until the device is done; empty on a
+            CPU, where nothing else is timed.
         own: the best of our own kernels; None where none supports the workload.
         chosen: the implementation that selection takes; never slower than aten, unless aten is
             wrong.
@@ -92,6 +94,7 @@ class Row:
     wrong: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
     activity: dict[str, Activity] = field(default_factory=dict)
+    eager_us: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.chosen in self.baselines or (
@@ -118,6 +121,13 @@ class Row:
     @property
     def of_copy(self) -> float | None:
         return self.copy_us / self.own.median_us if self.own and self.copy_us else None
+
+    @property
+    def eager_vs_graph(self) -> float | None:
+        """How much longer a call of our own kernel takes than its part of a graph."""
+        if self.own is None or self.method != "graph" or "own" not in self.eager_us:
+            return None
+        return self.eager_us["own"] / self.own.median_us
 
     def as_dict(self) -> dict[str, Any]:
         """The row of a result file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -14,9 +14,14 @@ from tilewright.errors import InvalidArgument
 C = TypeVar("C")
 
 
-def param(*values: Any, default: Any = None) -> Any:
-    """Declare one knob of a Config dataclass; the first value is its default."""
-    return field(default=values[0] if default is None else default, metadata={"values": values})
+def param(*values: Any, default: Any = None, counts: bool = False) -> Any:
+    """Declare one knob of a Config dataclass; the first value is its default.
+
+    Args:
+        counts: any number from 1 fits that the constraint lets pass; listed are those worth trying.
+    """
+    first = values[0] if default is None else default
+    return field(default=first, metadata={"values": values, "counts": counts})
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,10 @@ class ConfigSpace(Generic[C]):
         config_type: a frozen dataclass whose fields are declared with `param`.
         values: replaces the declared values of some knobs.
         constraint: config -> None if it fits, else a reason in words.
+        pinned: knobs that take no other than the listed values, even if they count something.
 
     It is finite and enumerates in a fixed order; a config is in the space if and only if each
-    value is listed and the constraint passes.
+    value is listed, or is that of a knob that counts, and the constraint passes.
     """
 
     def __init__(
@@ -50,9 +56,15 @@ class ConfigSpace(Generic[C]):
         config_type: type[C],
         values: Mapping[str, Sequence[Any]] | None = None,
         constraint: Callable[[C], str | None] = lambda config: None,
+        pinned: Collection[str] = (),
     ):
         self.config_type = config_type
         self.constraint = constraint
+        self.counts = {
+            f.name
+            for f in fields(config_type)  # type: ignore[arg-type]
+            if f.metadata.get("counts") and f.name not in pinned
+        }
         self.values: dict[str, tuple[Any, ...]] = {
             f.name: tuple(f.metadata["values"])
             for f in fields(config_type)  # type: ignore[arg-type]
@@ -75,10 +87,15 @@ class ConfigSpace(Generic[C]):
 
     def why_not(self, config: C) -> str | None:
         """None if the config is in the space, else the reason in words."""
-        for name, listed in self.values.items():
-            if (value := getattr(config, name)) not in listed:
+        for name in self.unlisted(config):
+            value, listed = getattr(config, name), self.values[name]
+            if name not in self.counts or type(value) is not int or value < 1:
                 return f"{name}={value} is not one of {', '.join(map(str, listed))}"
         return self.constraint(config)
+
+    def unlisted(self, config: C) -> list[str]:
+        """The knobs with other values than those listed."""
+        return [name for name, listed in self.values.items() if getattr(config, name) not in listed]
 
     def sample(self, rng: random.Random, count: int) -> list[C]:
         """Up to `count` distinct configs, drawn uniformly."""
@@ -98,12 +115,10 @@ class ConfigSpace(Generic[C]):
         """Configs of the space that differ from `config` in one knob, by one step."""
         around = []
         for name, listed in self.values.items():
-            i = listed.index(getattr(config, name))
-            for j in (i - 1, i + 1):
-                if 0 <= j < len(listed):
-                    near = replace(config, **{name: listed[j]})  # type: ignore[type-var]
-                    if self.constraint(near) is None:
-                        around.append(near)
+            for value in _beside(getattr(config, name), listed):
+                near = replace(config, **{name: value})  # type: ignore[type-var]
+                if self.constraint(near) is None:
+                    around.append(near)
         return around
 
     def restricted(self, chosen: Mapping[str, Sequence[Any]]) -> ConfigSpace[C]:
@@ -114,7 +129,7 @@ class ConfigSpace(Generic[C]):
                 raise InvalidArgument(
                     f"unknown knob {name!r} of {self.config_type.__name__}; known: {known}"
                 )
-        return ConfigSpace(self.config_type, {**self.values, **chosen}, self.constraint)
+        return ConfigSpace(self.config_type, {**self.values, **chosen}, self.constraint, chosen)
 
     def config(self, given: Mapping[str, Any]) -> C:
         """The config with these values (others at their default). Raises InvalidArgument."""
@@ -122,3 +137,12 @@ class ConfigSpace(Generic[C]):
         if unknown:
             raise InvalidArgument(f"unknown knob {unknown[0]!r}; known: {', '.join(self.values)}")
         return self.config_type(**given)
+
+
+def _beside(value: Any, listed: Sequence[Any]) -> list[Any]:
+    """The one or two values next to it; those of a number that is not listed are next in size."""
+    if value in listed:
+        i = listed.index(value)
+        return [*listed[max(i - 1, 0) : i], *listed[i + 1 : i + 2]]
+    less, more = ([v for v in listed if (v > value) == is_more] for is_more in (False, True))
+    return [*sorted(less)[-1:], *sorted(more)[:1]]

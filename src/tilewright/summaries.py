@@ -26,7 +26,8 @@ def geomean(values: Iterable[float | None]) -> float | None:
 def summary(rows: Sequence[Row]) -> dict[str, float]:
     """Geometric means of `own` against each baseline, the floor and copy, and the worst cases; and
     of the speed that the heuristic alone has of the search's result. Where workloads were timed by
-    both methods, of a call's time in a program to that in a graph, too."""
+    both methods, of a call's time in a program to that in a graph, too. `eager` is of calls in a
+    row, as programs make them."""
     found: dict[str, float | None] = {}
     for baseline in dict.fromkeys(name for row in rows for name in row.baselines):
         ratios = [r for row in rows if (r := row.own_vs(baseline)) is not None]
@@ -42,6 +43,9 @@ def summary(rows: Sequence[Row]) -> dict[str, float]:
     called = events_vs_graph(rows)
     found["geomean_events_vs_graph"] = geomean(called)
     found["worst_events_vs_graph"] = max(called, default=None)
+    in_a_row = [r for row in rows if (r := row.eager_vs_graph) is not None]
+    found["geomean_eager_vs_graph"] = geomean(in_a_row)
+    found["worst_eager_vs_graph"] = max(in_a_row, default=None)
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -13,7 +13,7 @@ from tilewright.errors import InvalidMeasurement
 from tilewright.measure import timing_cuda
 from tilewright.measure.ceilings import Ceilings, hard_limit_us, measure_ceilings
 from tilewright.measure.ceilings_kernels import stream_calls
-from tilewright.measure.timing import host_us, inputs_for, time_interleaved
+from tilewright.measure.timing import eager, inputs_for, time_interleaved
 from tilewright.op import Workload
 
 pytestmark = [
@@ -194,9 +194,12 @@ def test_a_device_that_is_not_current_is_timed(method):
     assert torch.cuda.current_device() == 0
 
 
-def test_host_time_of_an_eager_call_is_microseconds_and_leaves_out_the_device(device):
-    x = floats(256, device)[0]
-    assert 1 < host_us(lambda x: x + 1, x, device) < 100
+def test_an_eager_call_costs_the_host_microseconds_and_takes_as_long_as_the_device(device):
+    ((x,),) = floats(256, device)
+    found = eager([lambda: x + 1], device)
+    assert 1 < found.host_us < 100
+    timing = time_interleaved({"a": lambda x: x + 1}, [[x]], device, "events")["a"]
+    assert found.us == pytest.approx(timing.median_us, rel=0.2)
 
 
 # --- ceilings --------------------------------------------------------------------------------

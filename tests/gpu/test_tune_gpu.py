@@ -202,6 +202,7 @@ def test_a_width_has_a_hundred_distinct_verified_executables_within_its_budget(s
         assert row.verified.deterministic
         assert row.host_us["own"] > 0
         assert row.host_us["aten"] > 0
+        assert all(row.eager_us[name] > us for name, us in row.host_us.items())
     start = time.monotonic()
     again = tune(workloads, device="cuda", store=store, baselines=())
     assert time.monotonic() - start < 30

@@ -1,5 +1,7 @@
 """The convolution weight gradient: its operator, and under autograd."""
 
+import contextlib
+
 import pytest
 import torch
 from convolutions import SIMPLE, fp32, weight_grad
@@ -53,6 +55,16 @@ def test_one_number_stands_for_both_sizes():
     assert torch.equal(found, tw.conv2d_weight_grad(x, grad, [3, 3], (2, 2), (1, 1)))
 
 
+def test_one_number_stands_for_both_sizes_under_compile_too():
+    x, grad = torch.randn(2, 4, 8, 8), torch.randn(2, 6, 4, 4)
+
+    def run(x, grad):
+        return tw.conv2d_weight_grad(x, grad, 3, stride=2, padding=1)
+
+    found = torch.compile(run, backend="eager", fullgraph=True)(x, grad)
+    torch.testing.assert_close(found, run(x, grad))
+
+
 HALF_PAIR = [torch.randn(2, 4, 8, 8).half(), torch.randn(2, 6, 8, 8).half()]
 
 
@@ -63,6 +75,20 @@ def test_halves_give_an_fp32_result_that_was_never_rounded(asked):
     expected = torch.nn.grad.conv2d_weight(x.float(), (6, 4, 3, 3), grad.float(), padding=1)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected)
+
+
+def test_autocast_changes_nothing_and_takes_no_choice_away():
+    x, grad = HALF_PAIR
+    expected = tw.conv2d_weight_grad(x, grad, 3, padding=1, out_dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = tw.conv2d_weight_grad(x, grad, 3, padding=1, out_dtype=torch.float32)
+        with (
+            tw.use("conv2d_weight_grad_sm90"),
+            pytest.raises(tw.NoImplementation, match="conv2d_weight_grad_sm90: wgmma"),
+        ):
+            tw.conv2d_weight_grad(x, grad, 3, padding=1)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -100,6 +126,14 @@ def test_results_of_other_dtypes_and_shapes_are_refused(rest, words):
         weight_grad("2,4,8,8", "2,6,8,8", rest)
 
 
+def test_results_of_other_dtypes_are_refused_where_gradients_are_needed_too():
+    x, grad = HALF_PAIR
+    with pytest.raises(InvalidArgument, match="out_dtype=f64 should be f16 or f32"):
+        tw.conv2d_weight_grad(
+            x.clone().requires_grad_(), grad, 3, padding=1, out_dtype=torch.float64
+        )
+
+
 def test_in_place_needs_something_to_write_to():
     with pytest.raises(InvalidArgument, match="into is missing"):
         tw.conv2d_weight_grad_(*HALF_PAIR, 3, padding=1)
@@ -133,11 +167,12 @@ def test_fp32_tensors_on_a_gpu_are_told_what_torchs_flag_allows(allowed, expecte
     try:
         asking(x, x, 3)
         asking(x, x, kernel_size=3)
+        asking(input=x, grad_output=x, kernel_size=3)
         asking(half, half, 3)
         asking(torch.empty(2, 4, 8, 8), x, 3)
     finally:
         torch.backends.cudnn.allow_tf32 = before
-    assert [call.get("allow_tf32") for call in calls] == [expected, expected, None, None]
+    assert [call.get("allow_tf32") for call in calls] == [*[expected] * 3, None, None]
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
@@ -156,6 +191,7 @@ def test_the_result_has_the_layout_of_the_inputs(layout):
         ("2,8,9,9", "2,8,7,7", "kernel_size=3, groups=0", "groups=0 should be at least 1"),
         ("2,8,9,9", "2,8,7,7", "kernel_size=[3,3,3]", "kernel_size=.*one or two whole numbers"),
         ("2,8,9,9", "2,8,7,7", "kernel_size=3, stride=0", "stride=0 .*at least 1"),
+        ("2,8,9,9", "2,8,7,7", "kernel_size=3, padding=same", "padding=same should be tuple"),
         ("2,8,9,9", "2,8,7,7", "kernel_size=3, padding=[0,-1]", "padding=.*at least 0"),
         ("2,8,2,2", "2,8,1,1", "kernel_size=5", "grad_output has shape"),
     ],
@@ -163,6 +199,11 @@ def test_the_result_has_the_layout_of_the_inputs(layout):
 def test_arguments_that_belong_to_no_convolution_are_refused(x, grad, rest, words):
     with pytest.raises(InvalidArgument, match=words):
         weight_grad(x, grad, rest)
+
+
+def test_sizes_are_whole_numbers():
+    with pytest.raises(InvalidArgument, match=r"stride=\[1.0,1.0\] should be tuple\[int"):
+        tw.conv2d_weight_grad(*HALF_PAIR, 3, stride=(1.0, 1.0), padding=1)
 
 
 def test_ranks_and_dtypes_are_held_together():
@@ -240,7 +281,14 @@ def gradients(convolve, x, weight, bias, **geometry):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "geometry",
-    [{}, {"stride": 2, "padding": 1}, {"dilation": (1, 2), "groups": 2}, {"padding": "same"}],
+    [
+        {},
+        {"stride": 2, "padding": 1},
+        {"dilation": (1, 2), "groups": 2},
+        {"padding": "valid", "stride": [2]},
+        {"padding": "same"},
+        {"padding": "same", "dilation": (1, 2)},
+    ],
 )
 def test_conv2d_is_pytorchs_with_all_its_gradients(geometry, dtype):
     groups = geometry.get("groups", 1)
@@ -252,13 +300,25 @@ def test_conv2d_is_pytorchs_with_all_its_gradients(geometry, dtype):
         torch.testing.assert_close(a, b)
 
 
-def test_conv2ds_weight_gradient_is_the_implementation_that_was_asked_for():
-    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3, requires_grad=True)
+@contextlib.contextmanager
+def asked_for_another():
+    """The weight gradient is one that is not to be had here."""
     with (
         tw.use("conv2d_weight_grad_sm90", op="conv2d_weight_grad"),
         pytest.raises(tw.NoImplementation, match="conv2d_weight_grad_sm90: wgmma"),
     ):
-        tw.conv2d(x, weight).sum().backward()
+        yield
+
+
+@pytest.mark.parametrize("padding", [0, "valid", "same"])
+def test_conv2ds_weight_gradient_is_the_implementation_that_was_asked_for(padding):
+    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3, requires_grad=True)
+    with asked_for_another():
+        tw.conv2d(x, weight, padding=padding).sum().backward()
+
+
+def test_conv2ds_weight_gradient_is_that_of_the_layer():
+    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3, requires_grad=True)
     with tw.use("conv2d_weight_grad_per_image", op="conv2d_weight_grad"):
         tw.conv2d(x, weight).sum().backward()
     expected = torch.nn.grad.conv2d_weight(x, weight.shape, torch.ones(2, 6, 7, 6))
@@ -295,10 +355,71 @@ def test_conv2d_can_be_differentiated_twice():
     assert torch.autograd.gradgradcheck(lambda x, w: tw.conv2d(x, w, padding=1), (x, weight))
 
 
-@pytest.mark.parametrize("compiled_first", [False, True])
-def test_conv2d_under_compile_and_autocast_is_pytorchs(compiled_first):
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_padding_that_differs_from_side_to_side_is_pytorchs():
+    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 2, 3, requires_grad=True)
+    expected = torch.nn.functional.conv2d(x, weight, padding="same")
+    assert torch.equal(tw.conv2d(x, weight, padding="same"), expected)
+
+
+def test_conv2d_under_compile_is_pytorchs():
     x, weight = torch.randn(2, 4, 6, 6), torch.randn(3, 4, 3, 3, requires_grad=True)
-    convolve = torch.compile(tw.conv2d, backend="eager") if compiled_first else tw.conv2d
-    with torch.autocast("cpu", enabled=not compiled_first):
-        expected = torch.nn.functional.conv2d(x, weight)
-        assert torch.equal(convolve(x, weight), expected)
+    expected = torch.nn.functional.conv2d(x, weight)
+    assert torch.equal(torch.compile(tw.conv2d, backend="eager")(x, weight), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_as_for_pytorchs_convolution_and_leaves_the_choice(dtype):
+    x, weight, bias = torch.randn(2, 4, 6, 6), torch.randn(3, 4, 3, 3), torch.randn(3)
+    with torch.autocast("cpu", dtype):
+        found = gradients(tw.conv2d, x, weight, bias, padding=1)
+        expected = gradients(torch.nn.functional.conv2d, x, weight, bias, padding=1)
+        with asked_for_another():
+            gradients(tw.conv2d, x, weight, bias, padding=1)
+    assert found[0].dtype == dtype
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"input": None},
+        {"input": [1.0]},
+        {"weight": None},
+        {"bias": 1.0},
+        {"stride": (1, 2, 3)},
+        {"stride": ()},
+        {"stride": None},
+        {"stride": 1.5},
+        {"stride": 0},
+        {"padding": (1, 2, 3)},
+        {"padding": -1},
+        {"padding": "full"},
+        {"padding": "same", "stride": 2},
+        {"dilation": 0},
+        {"dilation": 9},
+        {"groups": 3},
+        {"groups": 0},
+        {"input": torch.ones(2, 5, 6, 6)},
+        {"input": torch.ones(4, 6)},
+        {"input": torch.ones(2, 4, 6, 6).double()},
+        {"bias": torch.ones(4)},
+    ],
+    ids=str,
+)
+def test_bad_arguments_get_the_words_that_pytorch_has_for_them(change):
+    given = {"input": torch.randn(2, 4, 6, 6), "weight": torch.randn(3, 4, 3, 3).requires_grad_()}
+    messages = []
+    for convolve in (tw.conv2d, torch.nn.functional.conv2d):
+        with pytest.raises((RuntimeError, TypeError, ValueError)) as raised:
+            convolve(**{**given, "bias": None, **change})
+        messages.append((raised.type, str(raised.value).partition(" - got")[0]))
+    assert messages[0] == messages[1]
+
+
+def test_sizes_that_pytorch_makes_sense_of_are_taken():
+    x, weight = torch.randn(2, 4, 6, 6), torch.randn(3, 4, 3, 3, requires_grad=True)
+    expected = torch.nn.functional.conv2d(x, weight, stride=2)
+    assert torch.equal(tw.conv2d(x, weight, stride=torch.tensor(2)), expected)

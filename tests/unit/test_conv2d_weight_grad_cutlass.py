@@ -91,6 +91,20 @@ def test_the_space_says_why_a_config_does_not_fit(headers):
     assert "allow two stages" in CUTLASS.space(ODD, H200).why_not(Config(64, 64))
 
 
+def test_no_mode_takes_more_workspace_than_is_allowed(headers, monkeypatch):
+    wide = weight_grad("8,64,56,56", "8,128,56,56", "kernel_size=3, padding=1, out_dtype=f32")
+    copy_bytes = 4 * 128 * 64 * 9
+    monkeypatch.setenv("TILEWRIGHT_WORKSPACE_BYTES", str(copy_bytes))
+    in_turn, beside = Config(split_k=2, mode="serial"), Config(split_k=2)
+    assert CUTLASS.space(SIMPLE, H200).why_not(in_turn) is None
+    assert CUTLASS.forecast(in_turn, SIMPLE, H200)["workspace_bytes"] == copy_bytes
+    assert "exceed" in CUTLASS.space(SIMPLE, H200).why_not(beside)
+    monkeypatch.setenv("TILEWRIGHT_WORKSPACE_BYTES", str(copy_bytes - 1))
+    assert "exceed" in CUTLASS.space(SIMPLE, H200).why_not(in_turn)
+    assert CUTLASS.space(wide, H200).why_not(in_turn) is None  # the result itself holds the sums
+    assert CUTLASS.heuristic(SIMPLE, H200).split_k == 1
+
+
 def test_a_search_begins_with_what_fills_the_device(headers):
     few = SUITES["resnet50_v1_wgrad"].workloads()[1]  # 64 x 64 sums of 25088 pixels
     space, found = CUTLASS.space(few, H200), CUTLASS.promising(few, H200)

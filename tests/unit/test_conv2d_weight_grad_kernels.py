@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
+from tilewright.dispatch.selection import _fitting
 from tilewright.errors import InvalidArgument
 from tilewright.impl import IMPLS
 from tilewright.impls import conv2d_weight_grad_sm80 as sm80
@@ -27,6 +28,8 @@ from tilewright.impls._weight_grad_model import (
     split_choices,
 )
 from tilewright.op import Workload
+from tilewright.record import Record
+from tilewright.space import config_dict
 from tilewright.suite import SUITES
 
 H200 = DEVICES["h200"]
@@ -298,6 +301,19 @@ def test_the_space_says_why_a_config_does_not_fit():
     assert "is not asked for" in space.why_not(sm90.Config(tile_n=192, halo=1, warm=True))
 
 
+@pytest.mark.parametrize("impl", [SM80, SM90])
+def test_slices_that_a_sweep_found_are_taken_though_the_space_does_not_list_them(impl):
+    other = weight_grad("8,64,56,56", "8,256,56,56", "kernel_size=3, padding=1")
+    config = replace(impl.heuristic(SIMPLE, H200), split_k=37, combine="last")
+    if impl is SM90:
+        config = replace(config, cluster=1)
+    assert impl.space(SIMPLE, H200).unlisted(config) == ["split_k"]
+    record = Record(str(SIMPLE), SIMPLE.op, impl.name, config_dict(config), "ok", device="")
+    assert _fitting(SIMPLE, H200, SIMPLE, record) == config
+    assert _fitting(other, H200, SIMPLE, record) is None
+    assert "pixels are fewer" in impl.space(SIMPLE, H200).why_not(replace(config, split_k=10**6))
+
+
 def test_blocks_that_share_boxes_come_in_pairs():
     space = SM90.space(weight_grad("8,128,56,56", "8,192,56,56", "kernel_size=1"), H200)
     assert space.why_not(sm90.Config(tile_n=128, fetch="matrix")) is None
@@ -416,6 +432,14 @@ def test_a_forecast_says_how_blocks_fill_the_device():
     assert found["waves"] == pytest.approx(20 / H200.cluster_sms[4], abs=0.01)
     assert found["tail"] == pytest.approx(1 - 20 / 120, abs=0.01)
     assert found["workspace_bytes"] == 0
+
+
+@pytest.mark.parametrize("w", [SIMPLE, fp32(None), fp32(None, dtype="f64")], ids=str)
+def test_a_forecast_of_the_portable_kernel_tells_its_workspace(w):
+    config = SM80.heuristic(w, H200)
+    found = SM80.forecast(config, w, H200)
+    assert found["workspace_bytes"] == SM80.build(config, w, H200).workspace_bytes > 0
+    assert found["predicted_us"] > 0
 
 
 def test_the_problem_is_packed_as_the_kernel_reads_it():

@@ -186,9 +186,9 @@ def test_prepared_calls_are_bounded(store, monkeypatch):
 def test_a_call_as_written_takes_the_choice_of_the_store_it_names(store, probe, monkeypatch):
     w, x = record(store, SOFTMAX), torch.randn(8, 16)
     monkeypatch.setenv("TILEWRIGHT_STORE", "sqlite:////nowhere/records.db")
-    call = as_called(str(store.url), w, [x])
-    assert torch.equal(call(), F.softmax(x, -1))
-    assert probe.runs == 1
+    for call in as_called(str(store.url), w, [[x], [x]]):
+        assert torch.equal(call(), F.softmax(x, -1))
+    assert probe.runs == 2
 
 
 def test_a_call_that_came_before_leaves_for_pytorch_where_it_must(store, probe):

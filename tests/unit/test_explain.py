@@ -1,18 +1,22 @@
 """explain: the choice, the candidates, and one candidate in full, for devices that are not here."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tilewright import cli
 from tilewright.compile import nvrtc
-from tilewright.device import current_device
+from tilewright.device import DEVICES, current_device
 from tilewright.dispatch.dumps import dump_built
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
-from tilewright.profiling.explain import explain, show
+from tilewright.profiling.explain import _forecasts, explain, show
+from tilewright.record import Record
+from tilewright.space import config_dict
 
 W = Workload.parse("layer_norm(x=f16[64,768], weight=f16[768], bias=f16[768])")
+SM80, SM90 = (IMPLS[f"conv2d_weight_grad_sm{n}0"] for n in (8, 9))
 needs_nvrtc = pytest.mark.skipif(nvrtc.missing() is not None, reason=str(nvrtc.missing()))
 
 
@@ -56,6 +60,41 @@ def test_a_gpu_that_is_not_here_gets_resources_and_occupancy(device):
 )
 def test_show_gives_a_kernel_in_full(what, expected):
     assert expected in show(W, what, device_spec="h200")
+
+
+WEIGHT_GRAD = Workload.parse(
+    "conv2d_weight_grad(x=f16[8,64,56,56]@channels_last, grad_output=f16[8,64,56,56]@channels_last,"
+    " kernel_size=3, padding=1)"
+)
+
+
+@needs_nvrtc
+def test_of_a_gpu_that_is_not_here_the_choice_is_the_best_by_the_models():
+    found = explain(WEIGHT_GRAD, device_spec="h200")
+    times = [f["predicted_us"] for f in found.forecasts]
+    assert times == sorted(times)
+    assert {f["implementation"] for f in found.forecasts} >= {found.chosen, SM80.name}
+    assert found.chosen == found.forecasts[0]["implementation"] == SM90.name
+    assert explain(WEIGHT_GRAD, device_spec="a100").chosen == SM80.name
+
+
+@needs_nvrtc
+def test_a_row_of_the_model_has_the_expected_time_the_measured_one_and_registers():
+    spec = DEVICES["h200"]
+    untuned = SM90.heuristic(WEIGHT_GRAD, spec)
+    built = SM90.build(untuned, WEIGHT_GRAD, spec)
+    config = config_dict(replace(untuned, split_k=2))
+    resources = {"registers": 99}
+    timed = Record(
+        str(WEIGHT_GRAD), WEIGHT_GRAD.op, SM90.name, config, "ok", median_us=12.5,
+        resources=resources, device="h200",
+    )  # fmt: skip
+    found = {str(f["config"]): f for f in _forecasts(SM90, WEIGHT_GRAD, spec, [timed])}
+    measured, first = found[str(config)], found[str(config_dict(untuned))]
+    assert (measured["measured_us"], measured["registers"], measured["slices"]) == (12.5, 99, 2)
+    assert (first["measured_us"], first["registers"]) == (None, built.resources.registers)
+    names = ("tile", "waves", "tail", "slices", "workspace_bytes", "predicted_us")
+    assert all(name in f for f in found.values() for name in names)
 
 
 @needs_nvrtc

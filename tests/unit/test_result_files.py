@@ -37,6 +37,7 @@ def row(workload: str, ours: float, quack: float | None = None) -> Row:
         verified=Verified(0.5, 2.0, None, True),
         wrong=("quack",) if quack else (),
         activity={"own": Activity(1, 0, 0, 1)},
+        eager_us={"own": 12.0, "aten": 41.0},
     )
 
 
@@ -141,6 +142,19 @@ def test_without_groupings_the_command_shows_those_of_the_suite(tmp_path, capsys
     shown = capsys.readouterr().out
     assert "x[0]" in shown
     assert "x[-1]" in shown
+
+
+def test_a_summary_tells_what_calls_in_a_row_take_beside_their_graph(tmp_path, capsys):
+    path = written(tmp_path / "a.json", row(WIDE, 10.0), row(TALL, 8.0))
+    summary = result_files.read(path)["summary"]
+    assert summary["geomean_eager_vs_graph"] == pytest.approx(math.sqrt(1.2 * 1.5))
+    assert summary["worst_eager_vs_graph"] == pytest.approx(1.5)
+    assert main(["summary", str(path)]) == 0
+    assert "1.34 of the graph's time in calls one after the other" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    events = dataclasses.replace(row(WIDE, 10.0), method="events")
+    assert "geomean_eager_vs_graph" not in results.as_dict("x", report(events))["summary"]
 
 
 def test_of_both_methods_a_summary_tells_what_a_call_takes_beside_its_graph(tmp_path, capsys):

@@ -136,3 +136,26 @@ def test_an_implementation_without_knobs_has_one_config():
     assert list(space) == [NoConfig()] == space.sample(random.Random(0), 5)
     assert space.neighbours(NoConfig()) == []
     assert config_text(NoConfig()) == ""
+
+
+@dataclass(frozen=True)
+class Slices:
+    tile: int = param(64, 128)
+    slices: int = param(1, 2, 8, counts=True)
+
+
+def test_what_counts_may_be_any_number_that_fits():
+    space = ConfigSpace(Slices, constraint=lambda c: "too many" if c.slices > 9 else None)
+    assert space.why_not(Slices(slices=7)) is None
+    assert space.unlisted(Slices(slices=7)) == ["slices"]
+    assert space.why_not(Slices(slices=10)) == "too many"
+    assert space.why_not(Slices(slices=0)) == "slices=0 is not one of 1, 2, 8"
+    assert space.why_not(Slices(tile=65)) == "tile=65 is not one of 64, 128"
+    assert space.restricted({"slices": [2]}).why_not(Slices(slices=7)) == "slices=7 is not one of 2"
+    assert all(c.slices in (1, 2, 8) for c in space)
+
+
+def test_beside_a_number_that_is_not_listed_are_those_next_in_size():
+    around = ConfigSpace(Slices).neighbours(Slices(slices=7))
+    assert [c.slices for c in around if c.tile == 64] == [2, 8]
+    assert Slices(128, 7) in around

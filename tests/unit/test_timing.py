@@ -1,5 +1,6 @@
 """Timing: statistics on synthetic samples, the order of calls, what counts as a fair call."""
 
+import functools
 import gc
 import itertools
 import math
@@ -13,11 +14,11 @@ import torch
 
 from tilewright.device import DEVICES
 from tilewright.errors import InvalidArgument, InvalidMeasurement
-from tilewright.measure import timing_clocks, timing_cuda
+from tilewright.measure import timing, timing_clocks, timing_cuda
 from tilewright.measure.timing import (
     HOST_CALLS,
     THROTTLED_REPEATS,
-    host_us,
+    eager,
     input_sets_needed,
     inputs_for,
     sample,
@@ -240,8 +241,18 @@ def test_a_method_that_does_not_fit_the_device_is_refused(method, device, words)
         time_interleaved({"a": busy(1)}, X, torch.device(device), method)
 
 
-def test_host_time_is_that_of_one_call():
-    assert 100 <= host_us(busy(100), X[0], CPU) < 10_000
+def test_a_call_takes_the_host_its_time_and_then_that_of_the_device(monkeypatch):
+    done = busy(HOST_CALLS * 100)
+    monkeypatch.setattr(timing, "_waiter", lambda device: lambda: done(X[0][0]))
+    found = eager([functools.partial(busy(100), X[0][0])], CPU)
+    assert 100 <= found.host_us < 10_000
+    assert found.us >= found.host_us + 90
+
+
+def test_eager_calls_take_turns():
+    seen = []
+    eager([functools.partial(seen.append, i) for i in range(3)], CPU)
+    assert seen[:12] == [0, 1, 2] * 4
 
 
 def test_host_time_is_that_of_a_quiet_host():
@@ -249,10 +260,10 @@ def test_host_time_is_that_of_a_quiet_host():
     count = itertools.count(-10)
     quiet, disturbed = busy(100), busy(1000)
 
-    def call(x):
-        return (quiet if next(count) // HOST_CALLS == 2 else disturbed)(x)
+    def call():
+        return (quiet if next(count) // HOST_CALLS == 2 else disturbed)(X[0][0])
 
-    assert 100 <= host_us(call, X[0], CPU) < 1000
+    assert 100 <= eager([call], CPU).host_us < 1000
 
 
 # --- argument sets ---------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def _render(found: Explanation) -> None:
 
 
 def _render_forecasts(forecasts: list[dict[str, Any]]) -> None:
-    """A column for each number of the model; knobs that such a column shows are left out."""
+    """A column for each number of the model; what was measured comes first."""
     outside = ("implementation", "config", "predicted_us", "measured_us", "registers")
     numbers = [name for name in forecasts[0] if name not in outside]
     measured = [f for f in forecasts if f["measured_us"]]

@@ -179,6 +179,7 @@ def summary(means: Mapping[str, float], tuning_s: float, stderr: bool = False) -
         "geomean_vs_quack": "{:.2f}x Quack",
         "geomean_of_floor": "{:.2f} of the floor",
         "geomean_heuristic_vs_own": "{:.2f} of the tuned speed untuned",
+        "geomean_eager_vs_graph": "{:.2f} of the graph's time in calls one after the other",
         "geomean_events_vs_graph": "{:.2f} of the graph's time called from PyTorch",
     }
     told = [form.format(means[name]) for name, form in names.items() if name in means]

@@ -7,12 +7,13 @@ when a key is met for the first time.
 
 PyTorch's own function runs instead, and differentiates, where a gradient is needed and no backward
 of ours is known to be faster (a forward without its backward would make PyTorch compute the forward
-twice), under autocast, function transforms, forward-mode gradients, dispatch modes such as fake
-tensors, and for tensor subclasses.
+twice), under autocast where that may cast, function transforms, forward-mode gradients, dispatch
+modes such as fake tensors, and for tensor subclasses.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import types
@@ -137,8 +138,7 @@ def _told_apart(number: Any) -> tuple[Any, ...]:
 
 
 def _casting_first(op: Op, call: Run) -> Run:
-    first = next(iter(op.parameters))
-    names = {first, *(alias for alias, name in op.aliases.items() if name == first)}
+    names = _keywords_of_first(op)
 
     def casting(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
         if dtype is None:
@@ -149,6 +149,11 @@ def _casting_first(op: Op, call: Run) -> Run:
         return call(*args, **kwargs)
 
     return casting
+
+
+def _keywords_of_first(op: Op) -> set[str]:
+    first = next(iter(op.parameters))
+    return {first, *(alias for alias, name in op.aliases.items() if name == first)}
 
 
 def _naming_dtypes(call: Run) -> Run:
@@ -167,9 +172,10 @@ def _asking_for_tf32(op: Op, call: Run) -> Run:
     names = list(op.parameters)
     defaults = [op.parameters[name].default for name in names]
     place = names.index("allow_tf32")
+    keywords = _keywords_of_first(op)
 
     def asking(*args: Any, **kwargs: Any) -> Any:
-        first = args[0] if args else None
+        first = args[0] if args else next((kwargs[n] for n in keywords if n in kwargs), None)
         if (
             len(args) <= place
             and isinstance(first, Tensor)
@@ -205,7 +211,7 @@ def _signature(op: Op) -> inspect.Signature:
 
 
 def _under_modes(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    if _is_any_autocast_enabled():
+    if op.autocasts and _is_any_autocast_enabled():
         return op.reference(**bind(op, args, kwargs))
     return as_pytorch(op, args, kwargs)
 
@@ -213,7 +219,8 @@ def _under_modes(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _under_autocast(op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """It changes nothing for an operator with an index whose tensors have one dtype."""
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-    if op.indexed is None or len({t.dtype for t in tensors if t.is_floating_point()}) > 1:
+    mixed = len({t.dtype for t in tensors if t.is_floating_point()}) > 1
+    if op.autocasts and (op.indexed is None or mixed):
         return op.reference(**bind(op, args, kwargs))
     with torch._C._DisableAutocast():
         return call(*args, **kwargs)
@@ -259,8 +266,9 @@ def _with_gradients(
         return Recomputed.apply(op, operators[op.name], *given.values())
     if op.indexed is not None and state.enabled:
         look_first(op, bound)
-    if len({a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}) > 1:
-        op.workload_of(*args, **kwargs)  # a mix that PyTorch might promote, and operators refuse
+    dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}
+    if len(dtypes) > 1 or op.outputs_like is not None:
+        op.workload_of(*args, **kwargs)  # dtypes that PyTorch might promote, and operators refuse
     return or_why(op, args, kwargs, lambda: as_pytorch(op, args, kwargs))
 
 
@@ -292,13 +300,15 @@ class _Operators:
 operators = _Operators()
 
 
-def as_called(store: str | None, w: Workload, tensors: Sequence[Tensor]) -> Callable[[], Any]:
-    """A call of the public function as a person writes it, with the records of a store.
+def as_called(
+    store: str | None, w: Workload, sets: Sequence[Sequence[Tensor]]
+) -> list[Callable[[], Any]]:
+    """Calls of the public function as a person writes them, with the records of a store, one for
+    each argument set.
 
     For a process that does nothing else: records stay those of `store`.
     """
     reload_records(store)
     in_place = w.operator.destination(w) is not None
     public = operators[f"{w.op}_" if in_place else w.op]
-    args = list(w.call(tensors).values())
-    return lambda: public(*args)
+    return [functools.partial(public, *w.call(tensors).values()) for tensors in sets]

@@ -41,11 +41,12 @@ def conv2d(
     The result and the gradient of the input are PyTorch's. The gradient of the weight is
     `tw.conv2d_weight_grad`'s: of the implementation that the records speak for; with the bias's it
     is `tw.conv2d_weight_bias_grad`'s where there are records of that. Where that is of no use (no
-    gradient of the weight is needed, under autocast, torch.compile and transforms, for tensor
-    subclasses and for padding by name) PyTorch's function runs as it is.
+    gradient of the weight is needed, under torch.compile and transforms, for tensor subclasses, one
+    image without a batch and padding that differs from side to side) PyTorch's function runs as it
+    is. Autocast casts as it does there.
 
     Args:
-        input: (N, C, H, W).
+        input: (N, C, H, W), or (C, H, W).
         weight: (K, C / groups, R, S), dtype of input.
         bias: (K), or None.
         stride, padding, dilation, groups: as there.
@@ -53,23 +54,49 @@ def conv2d(
     Returns:
         (N, K, P, Q), dtype of input.
     """
-    given = (input, weight, bias)
     if (
         is_dynamo_compiling()
+        or type(input) not in _PLAIN
+        or type(weight) not in _PLAIN
+        or (bias is not None and type(bias) not in _PLAIN)
         or not (torch.is_grad_enabled() and weight.requires_grad)
-        or isinstance(padding, str)
         or input.dim() != 4
-        or any(t is not None and type(t) not in _PLAIN for t in given)
-        or _is_any_autocast_enabled()
+        or (geometry := _geometry(weight, stride, padding, dilation)) is None
         or _len_torch_dispatch_stack()
         or _is_torch_function_mode_enabled()
         or _are_functorch_transforms_active()
         or forward_ad._current_level >= 0
     ):
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    return _Convolution.apply(
-        input, weight, bias, pair(stride), pair(padding), pair(dilation), groups
-    )
+    if _is_any_autocast_enabled() and torch.is_autocast_enabled(input.device.type):
+        dtype = torch.get_autocast_dtype(input.device.type)
+        input, weight = _autocast(input, dtype), _autocast(weight, dtype)
+        bias = bias if bias is None else _autocast(bias, dtype)
+    return _Convolution.apply(input, weight, bias, *geometry, groups)
+
+
+def _autocast(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t if t.dtype is torch.float64 or not t.is_floating_point() else t.to(dtype)
+
+
+def _geometry(
+    weight: Tensor, stride: Any, padding: Any, dilation: Any
+) -> tuple[tuple[int, int], ...] | None:
+    """Stride, padding and dilation by height and width; None where "same" is more on one side, and
+    for what PyTorch may refuse."""
+    if padding == "valid":
+        padding = 0
+    if padding == "same" and stride in (1, (1, 1), [1, 1]) and _are_sizes(dilation):
+        sizes = zip(pair(dilation), weight.shape[2:], strict=False)
+        around = [d * (k - 1) for d, k in sizes]
+        padding = padding if any(n % 2 for n in around) else [n // 2 for n in around]
+    given = (stride, padding, dilation)
+    return tuple(map(pair, given)) if all(map(_are_sizes, given)) else None
+
+
+def _are_sizes(value: Any) -> bool:
+    sizes = value if isinstance(value, (tuple, list)) else (value,)
+    return len(sizes) in (1, 2) and all(type(n) is int for n in sizes)
 
 
 class _Convolution(torch.autograd.Function):

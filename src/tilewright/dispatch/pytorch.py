@@ -35,6 +35,6 @@ def bind(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """
     bound = op.bind(args, kwargs)
     for name, value in bound.items():
-        if type(value) is int and "tuple" in str(op.parameters[name].annotation):
+        if type(value) is int and "tuple" in op.parameters[name].annotation:
             bound[name] = (value,)
     return bound

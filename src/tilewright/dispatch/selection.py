@@ -264,7 +264,8 @@ def _by_heuristic(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Ch
 
 
 def _fitting(w: Workload, spec: DeviceSpec, recorded: Workload, record: Record) -> Any | None:
-    """The config of `recorded` for `w`, or None: its code or knobs may have gone since."""
+    """The config of `recorded` for `w`, or None: its code or knobs may have gone since, and what it
+    counts may be of no use at another size."""
     name = record.implementation
     if not _still_serves(name, w, spec):
         return None
@@ -275,7 +276,9 @@ def _fitting(w: Workload, spec: DeviceSpec, recorded: Workload, record: Record) 
         config = space.config(record.config)
     except InvalidArgument:
         return None
-    return config if space.why_not(config) is None else None
+    if space.why_not(config) is not None or (same(w) != same(recorded) and space.unlisted(config)):
+        return None
+    return config
 
 
 def _still_serves(name: str, w: Workload, spec: DeviceSpec) -> bool:

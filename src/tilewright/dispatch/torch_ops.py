@@ -135,7 +135,7 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
     def trace(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         bound = bind(op, args, kwargs)
         tensors = [v for v in bound.values() if isinstance(v, Tensor)]
-        if any(torch.is_autocast_enabled(t.device.type) for t in tensors):
+        if op.autocasts and any(torch.is_autocast_enabled(t.device.type) for t in tensors):
             return op.reference(**bound)
         if opaque is None or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return call_reference(op, bound)

@@ -243,7 +243,13 @@ MEMORY, AGAIN, AGAIN_IN_CLUSTERS = 0.92, 0.1, 0.3
 much comes from memory again: blocks of one slice drift apart, those in clusters further."""
 
 
-def forecast(problem: Problem, device: DeviceSpec, c: Split) -> dict[str, Any]:
+SHARE = 0.82
+"""Of the datasheet's tensor rate that wgmma reaches."""
+
+
+def forecast(
+    problem: Problem, device: DeviceSpec, c: Split, share: float = SHARE
+) -> dict[str, Any]:
     """What a config amounts to on a device: how its blocks fill the SMs, and its time.
 
     `waves` is how often the blocks that run at once fit into all blocks; `tail` the part of the
@@ -260,8 +266,8 @@ def forecast(problem: Problem, device: DeviceSpec, c: Split) -> dict[str, Any]:
         "slices": round(c.blocks / tiles, 2) if c.blocks else c.split_k,
         "waves": round(waves, 2),
         "tail": round(1 - waves / math.ceil(waves), 2),
-        "workspace_bytes": 4 * partial * tile,
-        "predicted_us": round(predicted_us(problem, device, c), 2),
+        "workspace_bytes": c.sum_bytes * partial * tile,
+        "predicted_us": round(predicted_us(problem, device, c, share), 2),
     }
 
 
@@ -271,7 +277,7 @@ def blocks_at_once(device: DeviceSpec, c: Split) -> int:
     return device.cluster_sms.get(size, device.sms // size * size)
 
 
-def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 0.82) -> float:
+def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = SHARE) -> float:
     """Wave arithmetic: steps of a block, times waves, plus combining the slices.
 
     A step takes as long as its products, or as its stage's turn: the bytes that fit into shared

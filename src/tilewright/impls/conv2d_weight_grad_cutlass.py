@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from tilewright.impl import Executable, Implementation, allocate, allocator
 from tilewright.impls._cutlass import ELEMENTS, packed
 from tilewright.impls._weight_grad import as_read, operand_refusal, problem_of, source
 from tilewright.impls._weight_grad_layout import in_any_layout
-from tilewright.impls._weight_grad_model import ADD_THREADS, SERIAL, predicted_us
+from tilewright.impls._weight_grad_model import ADD_THREADS, SERIAL, forecast, predicted_us
 from tilewright.op import Workload
 from tilewright.settings import workspace_limit_bytes
 from tilewright.space import ConfigSpace, param
@@ -62,7 +63,7 @@ class Config:
     tile_n: int = param(128, 64, 256)
     tile_k: int = param(32, 64)
     stages: int = param(*STAGES)
-    split_k: int = param(1)
+    split_k: int = param(1, counts=True)
     mode: str = param("parallel", "serial")
     instruction_k: int = param(16, 8)
 
@@ -144,6 +145,10 @@ class Conv2dWeightGradCutlass(Implementation):
         configs = (c for c in space if c.instruction_k == 16 and c.stages in (2, 3, 4))
         return sorted(configs, key=lambda c: predicted_us(problem, device, c, SHARE))[:PROMISING]
 
+    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        found = forecast(problem_of(w), device, config, SHARE)
+        return {**found, "workspace_bytes": 4 * _partial_sums(w, config)}
+
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes are arguments: one library serves every layer whose channels divide alike."""
         return f"{_defined(config, w)} {config.stages} {config.split_k > 1}"
@@ -176,9 +181,7 @@ class CutlassKernel(Executable):
         self.function = CppFunction(built, f"weight_grad_{config.stages}", "PPPPPPiP", checked=True)
         self.output = as_read(w.outputs[0])
         serial = config.split_k > 1 and config.mode == "serial"
-        copies = 1 if serial else config.split_k
-        in_place = config.split_k == 1 or (serial and self.output.dtype == "f32")
-        self.partial_floats = 0 if in_place else copies * self.output.numel
+        self.partial_floats = _partial_sums(w, config)
         self.workspace_bytes = 4 * self.partial_floats
         self.semaphores = _tiles(w, config) if serial else 0
         problem = packed(w, config.split_k, serial)
@@ -208,6 +211,14 @@ def _extents(w: Workload) -> tuple[int, int, int]:
     """Of the matrix product: rows, columns, and pixels summed."""
     n, k, p, q = w["grad_output"].shape
     return k, w["x"].shape[1] * math.prod(w["kernel_size"]), n * p * q
+
+
+def _partial_sums(w: Workload, c: Config) -> int:
+    """fp32 in a workspace; the slices of a tile in turn can be kept in an fp32 result."""
+    output, serial = w.outputs[0], c.mode == "serial"
+    if c.split_k == 1 or (serial and output.dtype == "f32"):
+        return 0
+    return output.numel * (1 if serial else c.split_k)
 
 
 def _tiles(w: Workload, c: Config) -> int:
@@ -261,11 +272,10 @@ def _refusal(w: Workload, device: DeviceSpec, c: Config) -> str | None:
         return "channels that are no multiple of 2, or such addresses, allow two stages"
     if c.split_k == 1:
         return None if c.mode == "parallel" else "one slice needs no order"
-    if c.mode == "serial":
-        tiles = _tiles(w, c)
-        return f"{tiles} tiles exceed {COUNTERS} semaphores" if tiles > COUNTERS else None
-    if 4 * c.split_k * w.outputs[0].numel > workspace_limit_bytes():
+    if 4 * _partial_sums(w, c) > workspace_limit_bytes():
         return f"partial sums of {c.split_k} slices exceed {workspace_limit_bytes()} bytes"
+    if c.mode == "serial" and (tiles := _tiles(w, c)) > COUNTERS:
+        return f"{tiles} tiles exceed {COUNTERS} semaphores"
     return None
 
 

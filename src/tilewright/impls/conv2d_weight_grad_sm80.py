@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
@@ -24,6 +25,7 @@ from tilewright.impls._weight_grad_model import (
     SERIAL,
     WAYS,
     blocks_per_sm,
+    forecast,
     likely,
     predicted_us,
     split_choices,
@@ -64,7 +66,7 @@ class Config:
     tile_n: int = param(64, 128, 192, 256)
     tile_k: int = param(*STEPS.values())
     stages: int = param(4, 2, 3, 5, 6)
-    split_k: int = param(1)
+    split_k: int = param(1, counts=True)
     combine: str = param(*COMBINES, SERIAL)
     add_threads: int = param(*ADD_THREADS)
 
@@ -151,15 +153,15 @@ class Conv2dWeightGradSm80(Implementation):
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         problem, space = _problem(w), self.space(w, device)
-        share = 0.8 * _rate(w, device) / device.flops["f16_tensor"]
         bases, tile_k = [], STEPS[w.main.itemsize]
         for tile in WARPS:
             configs = [Config(*tile, tile_k, stages) for stages in (4, 3, 2)]
             bases += [c for c in configs if _refusal(problem, device, c) is None][:1]
         configs = likely(problem, device, bases, space.values["split_k"])
-        return min(
-            configs, key=lambda c: predicted_us(problem, device, c, share * _left_by_reads(w, c))
-        )
+        return min(configs, key=lambda c: predicted_us(problem, device, c, _share(w, device, c)))
+
+    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        return forecast(_problem(w), device, config, _share(w, device, config))
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Shape and slice count are arguments: one binary serves every layer."""
@@ -213,6 +215,11 @@ class Conv2dWeightGradSm80(Implementation):
 def _is_aligned(w: Workload, name: str) -> bool:
     """Whether channels can be copied 16 bytes at a time."""
     return as_read(w[name]).align == 16 and w[name].shape[1] * w[name].itemsize % 16 == 0
+
+
+def _share(w: Workload, device: DeviceSpec, c: Config) -> float:
+    """Of the datasheet's tensor rate of halves."""
+    return 0.8 * _rate(w, device) / device.flops["f16_tensor"] * _left_by_reads(w, c)
 
 
 def _rate(w: Workload, device: DeviceSpec) -> float:

@@ -105,7 +105,7 @@ class Config:
     tile_n: int = param(64, 128, 192, 256, 384, 576)
     tile_k: int = param(64, 32, 128)
     stages: int = param(4, 2, 3, 5, 6, 7, 8, 9, 11, 14)
-    split_k: int = param(1)
+    split_k: int = param(1, counts=True)
     cluster: int = param(*CLUSTERS)
     combine: str = param(*WAYS)
     add_threads: int = param(*ADD_THREADS)

@@ -44,7 +44,7 @@ class Candidate:
         return f"{self.implementation}({','.join(f'{n}={v}' for n, v in self.config)})"
 
 
-AsCalled = Callable[[Workload, Sequence[Tensor]], Callable[[], Any]]
+AsCalled = Callable[[Workload, Sequence[Sequence[Tensor]]], list[Callable[[], Any]]]
 """Gives the call of an operator as a person writes it. It crosses process borders, so it is a
 module's function or a partial of one."""
 

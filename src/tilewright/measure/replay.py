@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tilewright.build import Resources
 from tilewright.measure.activity import Activity
 from tilewright.measure.candidate import AsCalled, Candidate, Description, Limits, Outcome
-from tilewright.measure.timing import Timing
+from tilewright.measure.timing import Eager, Timing
 from tilewright.measure.verify import Verdict
 from tilewright.op import Workload
 from tilewright.record import Record
@@ -72,12 +72,12 @@ class Replay:
             found[candidate] = Timing(record.median_us, ci, record.samples)
         return found
 
-    def host_us(
+    def eager(
         self, w: Workload, candidates: Sequence[Candidate], method: str
-    ) -> dict[Candidate, float]:
+    ) -> dict[Candidate, Eager]:
         return {}
 
-    def public_host_us(self, w: Workload, as_called: AsCalled, method: str) -> float | None:
+    def public_eager(self, w: Workload, as_called: AsCalled, method: str) -> Eager | None:
         return None
 
     def activity(

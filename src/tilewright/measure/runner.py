@@ -25,7 +25,7 @@ from tilewright.measure.candidate import (
     WorkerHung,
 )
 from tilewright.measure.ceilings import Ceilings
-from tilewright.measure.timing import Timing
+from tilewright.measure.timing import Eager, Timing
 from tilewright.measure.worker import BUILDING, OPENED, RUNNING, Workbench
 from tilewright.op import Workload
 
@@ -86,13 +86,13 @@ class Runner(Protocol):
     ) -> dict[Candidate, Timing | Outcome]:
         """Time the candidates in interleaved rounds; an Outcome stands for one that failed."""
 
-    def host_us(
+    def eager(
         self, w: Workload, candidates: Sequence[Candidate], method: str
-    ) -> dict[Candidate, float]:
-        """Host time of one eager call of each, in microseconds."""
+    ) -> dict[Candidate, Eager]:
+        """What one eager call of each takes; empty where that is what was timed."""
 
-    def public_host_us(self, w: Workload, as_called: AsCalled, method: str) -> float | None:
-        """Host time of one call of the public operator; None where it is not told apart."""
+    def public_eager(self, w: Workload, as_called: AsCalled, method: str) -> Eager | None:
+        """What one call of the public operator takes; None where that is what was timed."""
 
     def activity(
         self, w: Workload, candidates: Sequence[Candidate], method: str
@@ -240,17 +240,17 @@ class _Device:
         )
         return timings
 
-    def host_us(
+    def eager(
         self, w: Workload, candidates: Sequence[Candidate], method: str
-    ) -> dict[Candidate, float]:
+    ) -> dict[Candidate, Eager]:
         *_, found = self._events(
-            "host_us", self.run_limit_s, w=w, candidates=tuple(candidates), method=method
+            "eager", self.run_limit_s, w=w, candidates=tuple(candidates), method=method
         )
         return found
 
-    def public_host_us(self, w: Workload, as_called: AsCalled, method: str) -> float | None:
+    def public_eager(self, w: Workload, as_called: AsCalled, method: str) -> Eager | None:
         *_, found = self._events(
-            "public_host_us", self.run_limit_s, w=w, as_called=as_called, method=method
+            "public_eager", self.run_limit_s, w=w, as_called=as_called, method=method
         )
         return found
 

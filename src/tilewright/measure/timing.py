@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import random
 import statistics
@@ -63,6 +64,19 @@ class Timing:
     samples: int
     clock_mhz: int | None = None
     throttled: bool = False
+
+
+@dataclass(frozen=True)
+class Eager:
+    """One call from PyTorch in steady state, in microseconds.
+
+    Attributes:
+        host_us: of the host's time; the device may still be at work.
+        us: of all the time that many calls in a row take, until the device is done, too.
+    """
+
+    host_us: float
+    us: float
 
 
 class Sampler(Protocol):
@@ -189,29 +203,34 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def host_us(call: Call, tensors: Sequence[Tensor], device: torch.device) -> float:
-    """Host time of one eager call in steady state, in microseconds.
+def eager(calls: Sequence[Callable[[], Any]], device: torch.device) -> Eager:
+    """What one call takes that PyTorch's users make, as rounds of calls in a row tell.
 
-    It is the median call of the quietest round: other programs on the host only ever add to a
-    call, often for longer than a round lasts, so rounds are repeated for HOST_S. Freeing the
-    outputs is part of a call; waiting for the device after each round is not.
+    The host's part is the median call of the quietest round: other programs on the host only ever
+    add to a call, often for longer than a round lasts, so rounds are repeated for HOST_S. Freeing
+    the outputs is part of a call.
+
+    Args:
+        calls: alike but for their inputs; they take turns.
     """
-    wait = _waiter(device)
-    for _ in range(10):
-        call(*tensors)
+    wait, turns = _waiter(device), itertools.cycle(calls)
+    for call in itertools.islice(turns, 10):
+        call()
     wait()
-    quietest = math.inf
+    quietest, rounds = math.inf, list[float]()
     deadline = time.perf_counter() + HOST_S
     with _no_garbage_collection():
-        while quietest == math.inf or time.perf_counter() < deadline:
+        while not rounds or time.perf_counter() < deadline:
             samples = []
-            for _ in range(HOST_CALLS):
+            begin = time.perf_counter_ns()
+            for call in itertools.islice(turns, HOST_CALLS):
                 start = time.perf_counter_ns()
-                call(*tensors)
+                call()
                 samples.append(time.perf_counter_ns() - start)
             wait()
+            rounds.append((time.perf_counter_ns() - begin) / HOST_CALLS)
             quietest = min(quietest, statistics.median(samples))
-    return quietest / 1e3
+    return Eager(quietest / 1e3, statistics.median(rounds) / 1e3)
 
 
 def _waiter(device: torch.device) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import time
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from tilewright.impl import IMPLS, OWN_BACKENDS, Executable
 from tilewright.measure.activity import Activity, activities_of
 from tilewright.measure.candidate import COPY, AsCalled, Candidate, Description, Limits, Outcome
 from tilewright.measure.ceilings import Ceilings, hard_limit_us, measure_ceilings
-from tilewright.measure.timing import Timing, host_us, inputs_for, time_interleaved
+from tilewright.measure.timing import Eager, Timing, eager, inputs_for, time_interleaved
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
@@ -131,12 +132,12 @@ class Workbench:
         )
         yield {c: timings[str(c)] for c in candidates}
 
-    def host_us(
+    def eager(
         self, w: Workload, candidates: Sequence[Candidate], method: str
-    ) -> Iterator[str | dict[Candidate, float]]:
-        """Host time of one eager call of each candidate, in microseconds.
+    ) -> Iterator[str | dict[Candidate, Eager]]:
+        """What one eager call of each candidate takes.
 
-        On a CPU the host's time is the call's: nothing is told apart, and the answer is empty.
+        On a CPU that is what was timed: the answer is empty.
         """
         if self.device.type == "cpu":
             yield {}
@@ -146,49 +147,54 @@ class Workbench:
             w,
             candidates,
             method,
-            lambda calls, inputs: [host_us(call, inputs, device) for call in calls],
+            lambda calls, sets: [
+                eager([functools.partial(call, *tensors) for tensors in sets], device)
+                for call in calls
+            ],
         )
 
-    def public_host_us(
+    def public_eager(
         self, w: Workload, as_called: AsCalled, method: str
-    ) -> Iterator[str | float | None]:
-        """Host time of one call of the public operator, in microseconds; None on a CPU."""
+    ) -> Iterator[str | Eager | None]:
+        """What one call of the public operator takes; None on a CPU."""
         if self.device.type == "cpu":
             yield None
             return
         self._open(w)
-        inputs = self._argument_sets(method)[0]
+        sets = self._argument_sets(method)
         yield OPENED
         yield BUILDING
-        call = as_called(w, inputs)
+        calls = as_called(w, sets)
         for _ in range(5):  # the first ones choose and build
-            call()
+            calls[0]()
         yield RUNNING
-        yield host_us(lambda *_: call(), inputs, self.device)
+        yield eager(calls, self.device)
 
     def activity(
         self, w: Workload, candidates: Sequence[Candidate], method: str
     ) -> Iterator[str | dict[Candidate, Activity]]:
         """What one call of each candidate makes the device do."""
-        yield from self._of_all(w, candidates, method, activities_of)
+        yield from self._of_all(
+            w, candidates, method, lambda calls, sets: activities_of(calls, sets[0])
+        )
 
     def _of_all(
         self,
         w: Workload,
         candidates: Sequence[Candidate],
         method: str,
-        measured: Callable[[list[Callable[..., Any]], list[torch.Tensor]], list[T]],
+        measured: Callable[[list[Callable[..., Any]], list[list[torch.Tensor]]], list[T]],
     ) -> Iterator[str | dict[Candidate, T]]:
-        """What `measured` tells of the candidates' calls and their inputs."""
+        """What `measured` tells of the candidates' calls and their argument sets."""
         self._open(w)
-        inputs = self._argument_sets(method)[0]
+        sets = self._argument_sets(method)
         yield OPENED
         calls = []
         for candidate in candidates:
             yield BUILDING
             calls.append(self._call(candidate))
         yield RUNNING
-        yield dict(zip(candidates, measured(calls, inputs), strict=True))
+        yield dict(zip(candidates, measured(calls, sets), strict=True))
 
     def _open(self, w: Workload) -> None:
         if w == self._w:

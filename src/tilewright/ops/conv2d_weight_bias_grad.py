@@ -29,6 +29,7 @@ def flops(w: Workload) -> int:
     check=check,
     aliases={"input": "x"},
     integer_exact=True,
+    autocasts=False,
     tensor_cores=is_matrix_product,
 )
 def conv2d_weight_bias_grad(

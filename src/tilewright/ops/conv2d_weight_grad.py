@@ -59,6 +59,7 @@ def accumulate(*args: Any, **kwargs: Any) -> Tensor:
     check=check,
     aliases={"input": "x"},
     integer_exact=True,
+    autocasts=False,
     tensor_cores=is_matrix_product,
     wide=("into",),
     outputs_like=outputs_like,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from tilewright.build import Resources
+from tilewright.compile.cache import cached
 from tilewright.device import DEVICES, DeviceSpec, current_device
 from tilewright.dispatch.dumps import Occupancy, dump, occupancy
 from tilewright.dispatch.selection import Choice, choose
@@ -17,7 +19,7 @@ from tilewright.errors import CompileError, InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.ceilings import hard_limit_us, measure_ceilings
 from tilewright.op import Workload
-from tilewright.record import Record, as_dict
+from tilewright.record import BESIDE, Record, as_dict
 from tilewright.space import NoConfig, config_dict
 from tilewright.store import Store
 
@@ -50,8 +52,9 @@ class Explanation:
         floor_us: of the latest duel, else by ceilings measured coarsely now; None without either.
         hard_limit_us: from the datasheet; 0 where it is unknown.
         records: rows of the store for this workload and device; duels first, then the fastest.
-        forecasts: what an implementation's model expects of the configs it finds promising and of
-            those recorded, by expected time, with the time and registers measured, if any.
+        forecasts: what an implementation's model expects of the heuristic's config, of those it
+            finds promising and of those recorded, by expected time, with the time measured, if any,
+            and the registers of what was compiled.
     """
 
     workload: str
@@ -95,7 +98,7 @@ def explain(
     """
     name, spec = _device(device, device_spec)
     choice = _choice(w, name, spec, implementation, config)
-    floor_us, records = None, []
+    floor_us, records, forecasts = None, [], []
     if name:
         records = _records(w, name, store_url)
         floor_us = next((r.median_us for r in records if r.implementation == "floor"), None)
@@ -104,6 +107,9 @@ def explain(
             ceilings = measure_ceilings(torch.device(name), method, quick=True)
             floor_us = ceilings.floor_us(w, spec)
     read_bytes, written_bytes = w.bytes
+    candidates = [_facts(impl, w, spec, choice) for impl in implementations(w)]
+    for impl in implementations(w):
+        forecasts += _forecasts(impl, w, spec, records)
     return Explanation(
         workload=str(w),
         device=spec.name,
@@ -115,9 +121,9 @@ def explain(
         flops=w.flops,
         floor_us=floor_us,
         hard_limit_us=hard_limit_us(w, spec),
-        candidates=[_facts(impl, w, spec, choice) for impl in implementations(w)],
+        candidates=candidates,
         records=[as_dict(r) for r in _fastest_first(records)],
-        forecasts=[f for impl in implementations(w) for f in _forecasts(impl, w, spec, records)],
+        forecasts=sorted(forecasts, key=lambda f: f["predicted_us"]),
     )
 
 
@@ -150,13 +156,16 @@ def _choice(
 
 
 def _untuned(w: Workload, spec: DeviceSpec) -> Choice:
-    for impl in implementations(w):
-        if impl.backend in OWN_BACKENDS and impl.unsupported(w, spec) is None:
-            reason = f"{spec.name} is not measured here: the heuristic's config is shown"
-            return Choice(impl.name, impl.heuristic(w, spec), "heuristic", reason)
-    return Choice(
-        "aten", NoConfig(), "default", f"no own implementation supports it on {spec.name}"
-    )
+    """The best of our own by their models, the first of those without one."""
+    ours = [i for i in implementations(w) if i.backend in OWN_BACKENDS]
+    able = [(i, i.heuristic(w, spec)) for i in ours if i.unsupported(w, spec) is None]
+    if not able:
+        reason = f"no own implementation supports it on {spec.name}"
+        return Choice("aten", NoConfig(), "default", reason)
+    expected = [i.forecast(config, w, spec).get("predicted_us", math.inf) for i, config in able]
+    impl, config = able[expected.index(min(expected))]
+    reason = f"{spec.name} is not measured here: the heuristic's config is shown"
+    return Choice(impl.name, config, "heuristic", reason)
 
 
 def _records(w: Workload, device: str, store_url: str | None) -> list[Record]:
@@ -166,8 +175,8 @@ def _records(w: Workload, device: str, store_url: str | None) -> list[Record]:
 
 
 def _fastest_first(records: list[Record]) -> list[Record]:
-    """Candidates only, no ceilings and host costs; those of duels before those of searches."""
-    candidates = [r for r in records if r.status not in ("ceiling", "host")]
+    """Candidates only; those of duels before those of searches."""
+    candidates = [r for r in records if r.status not in BESIDE]
     return sorted(candidates, key=lambda r: (not r.final, r.median_us is None, r.median_us or 0.0))
 
 
@@ -182,7 +191,7 @@ def _forecasts(
         if record.implementation == impl.name and set(record.config) == set(space.values):
             measured[space.config(record.config)] = record
     found = []
-    for config in dict.fromkeys([*impl.promising(w, spec), *measured]):
+    for config in dict.fromkeys([impl.heuristic(w, spec), *impl.promising(w, spec), *measured]):
         if not (expected := impl.forecast(config, w, spec)):
             return []
         known = measured.get(config)
@@ -192,10 +201,21 @@ def _forecasts(
                 "config": config_dict(config),
                 **expected,
                 "measured_us": known and known.median_us,
-                "registers": known and (known.resources or {}).get("registers"),
+                "registers": _registers(impl, config, w, spec, known),
             }
         )
-    return sorted(found, key=lambda f: f["predicted_us"])
+    return found
+
+
+def _registers(
+    impl: Implementation, config: Any, w: Workload, spec: DeviceSpec, known: Record | None
+) -> int | None:
+    """As recorded, or of a binary that was compiled before: to compile all of them takes long."""
+    if known and known.resources:
+        return known.resources.get("registers")
+    task = impl.task(config, w, spec)
+    found = cached(task) if task else None
+    return found.resources.registers if found and found.resources else None
 
 
 def _facts(impl: Implementation, w: Workload, spec: DeviceSpec, choice: Choice) -> CandidateFacts:

@@ -82,7 +82,7 @@ def duel(trial: Trial, own: Sequence[Entry], budget: Budget) -> Row:
         budget_s=min(budget.left_s, LONGEST_S),
     )
     records = _judged(_records(trial, timings, by_candidate), trial)
-    records += _host_costs(trial, records)
+    records += _eager(trial, records)
     session.add(records)
     exact = {
         c: e.outcome.verdict.integer_exact
@@ -151,14 +151,15 @@ def _judged(records: list[Record], trial: Trial) -> list[Record]:
     return judged
 
 
-def _host_costs(trial: Trial, records: list[Record]) -> list[Record]:
-    """What one eager call of aten and of the best of ours costs the host."""
+def _eager(trial: Trial, records: list[Record]) -> list[Record]:
+    """What one eager call of aten and of the best of ours costs the host, and takes."""
     session, w = trial.session, trial.w
-    session.progress.phase("host cost")
+    session.progress.phase("eager calls")
     own = best_own(records, w, session.spec)
     timed = [r for r in records if r.implementation == "aten" or r is own]
-    hosts = session.runner.host_us(w, [candidate_of(r) for r in timed], session.method)
+    found = session.runner.eager(w, [candidate_of(r) for r in timed], session.method)
     return [
-        session.record(w, candidate, "host", timing=Timing(us, (us, us), 1), duel=records[0].duel)
-        for candidate, us in hosts.items()
+        session.record(w, candidate, status, timing=Timing(us, (us, us), 1), duel=records[0].duel)
+        for candidate, call in found.items()
+        for status, us in (("host", call.host_us), ("eager", call.us))
     ]

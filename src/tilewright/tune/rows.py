@@ -10,7 +10,7 @@ from tilewright.errors import CompileError
 from tilewright.impl import IMPLS, OWN_BACKENDS
 from tilewright.measure.candidate import COPY, Candidate
 from tilewright.op import Workload
-from tilewright.record import Record
+from tilewright.record import BESIDE, Record
 from tilewright.results import Measured, Own, Row, Verified
 from tilewright.tune.choice import COMPETING, best_own, candidate_of, chosen_of, is_own, measured
 from tilewright.tune.session import Session
@@ -35,19 +35,15 @@ def row_of(
         integer_exact: where it is known.
     """
     references = {r.implementation: r.median_us for r in records if r.status == "ceiling"}
-    timed = [r for r in records if r.status not in ("ceiling", "host")]
+    timed = [r for r in records if r.status not in BESIDE]
     chosen, own = chosen_of(records), best_own(records, w, spec)
-    hosts = {r.implementation: r for r in records if r.status == "host" and not is_own(r)}
-    for record in records:
-        if own and record.status == "host" and candidate_of(record) == candidate_of(own):
-            hosts["own"] = record
     return Row(
         workload=str(w),
         floor_us=_floor_us(references, timed, w, spec),
         copy_us=references.get(COPY.implementation),
         method=chosen.method,
         distribution=chosen.distribution,
-        host_us={name: r.median_us for name, r in hosts.items() if r.median_us is not None},
+        host_us=_of_calls(records, "host", own),
         baselines=_fastest_of_each([r for r in timed if not is_own(r)]),
         own=_own(own, timed, w, spec) if own else None,
         chosen=chosen.implementation,
@@ -55,7 +51,20 @@ def row_of(
         verified=_verified(own, integer_exact) if own else None,
         wrong=tuple(r.implementation for r in timed if r.status == "wrong_result"),
         refused=dict(refused),
+        eager_us=_of_calls(records, "eager", own),
     )
+
+
+def _of_calls(records: Sequence[Record], status: str, own: Record | None) -> dict[str, float]:
+    """Of eager calls, by implementation, and "own" for the best of ours."""
+    found = {}
+    for r in records:
+        if r.status == status and r.median_us is not None:
+            if own and candidate_of(r) == candidate_of(own):
+                found["own"] = r.median_us
+            elif not is_own(r):
+                found[r.implementation] = r.median_us
+    return found
 
 
 def _fastest_of_each(records: Sequence[Record]) -> dict[str, Measured]:
@@ -145,7 +154,7 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
 def _same_code(session: Session, w: Workload, record: Record) -> bool:
     """Whether building the recorded candidate now would give the binary that was measured."""
     implementation = IMPLS[record.implementation]
-    if record.status == "host" or implementation.backend not in OWN_BACKENDS:
+    if record.status in BESIDE or implementation.backend not in OWN_BACKENDS:
         return True
     space = implementation.space(w, session.spec)
     if set(record.config) != set(space.values):

@@ -118,7 +118,7 @@ def bench(
     in `tune`.
 
     Args:
-        as_called: gives the call of a public operator, whose host cost is then `host_us["public"]`.
+        as_called: gives calls of a public operator: "public" in `host_us` and `eager_us`.
     """
     options = Options(
         budget_s=budget_s,
@@ -251,12 +251,15 @@ def bench_one(session: Session, w: Workload) -> Row:
 
 
 def _with_public_cost(session: Session, w: Workload, row: Row) -> Row:
-    """The row with what a call of the public operator costs the host, its choice included."""
+    """The row with what a call of the public operator takes, its choice included."""
     as_called = session.options.as_called
     if as_called is None or any(not flag.startswith("indices=") for flag in w.flags):
         return row  # what a flag asks for is not what a plain call does
-    us = session.runner.public_host_us(w, as_called, session.method)
-    return row if us is None else replace(row, host_us={**row.host_us, "public": us})
+    call = session.runner.public_eager(w, as_called, session.method)
+    if call is None:
+        return row
+    host_us, eager_us = {**row.host_us, "public": call.host_us}, {**row.eager_us, "public": call.us}
+    return replace(row, host_us=host_us, eager_us=eager_us)
 
 
 def _with_activity(trial: Trial, row: Row) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -169,8 +170,14 @@ class Session:
             if name in space.values:
                 listed = {str(v): v for v in space.values[name]}
                 chosen[name] = [listed.get(str(v), v) for v in asked]
-                kinds = {type(v) for v in listed.values()}
-                if strange := [v for v in chosen[name] if type(v) not in kinds]:
+                kinds = {type(v) for v in listed.values()} - {str}
+                least = 1 if name in space.counts else -math.inf
+                strange = [
+                    v
+                    for v in chosen[name]
+                    if v not in listed.values() and (type(v) not in kinds or v < least)
+                ]
+                if strange:
                     raise InvalidArgument(
                         f"{implementation.name}: {name}={strange[0]!r} is not like the values it "
                         f"lists: {', '.join(listed)}"

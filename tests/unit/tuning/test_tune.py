@@ -260,6 +260,7 @@ def test_a_workload_that_no_kernel_of_ours_supports_still_has_a_row(runner, stor
         ({"implementations": ("nobody",)}, "nobody"),
         ({"params": {"tile_q": (1,)}}, "unknown knob 'tile_q'"),
         ({"params": {"delay_us": ("soon",)}}, "delay_us='soon' is not like the values"),
+        ({"params": {"fault": ("odd",)}}, "fault='odd' is not like the values"),
         ({"baselines": ("nobody",)}, "nobody"),
     ],
 )

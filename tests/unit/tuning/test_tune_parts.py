@@ -19,6 +19,7 @@ from tilewright.errors import CompileError, CompilerMissing, InvalidArgument, No
 from tilewright.impl import IMPLS
 from tilewright.measure.candidate import Candidate, Outcome
 from tilewright.measure.replay import Replay
+from tilewright.measure.timing import Eager
 from tilewright.op import Workload
 from tilewright.record import Record
 from tilewright.results import Measured, Row
@@ -210,17 +211,29 @@ def test_bench_measures_the_recorded_choice_and_records_nothing(w, runner, store
 def test_bench_reports_what_a_call_of_the_public_operator_costs(w, runner, store, monkeypatch):
     asked = []
 
-    def public_host_us(w, as_called, method):
+    def public_eager(w, as_called, method):
         asked.append((w, as_called))
-        return 9.5
+        return Eager(9.5, 30.0)
 
-    monkeypatch.setattr(runner, "public_host_us", public_host_us)
+    monkeypatch.setattr(runner, "public_eager", public_eager)
     options = {"runner": runner, "store": store, "baselines": (), "implementations": FAKES}
     (row,) = bench([w], **options, budget_s=1.0, as_called=print).rows
-    assert row.host_us["public"] == 9.5
+    assert (row.host_us["public"], row.eager_us["public"]) == (9.5, 30.0)
     assert asked == [(w, print)]
     (row,) = bench([w], **options, budget_s=1.0).rows
     assert "public" not in row.host_us
+
+
+def test_eager_calls_of_a_duel_are_in_its_row_and_in_its_records(w, runner, store, monkeypatch):
+    def eager(w, candidates, method):
+        return {c: Eager(5.0 + i, 50.0 + i) for i, c in enumerate(candidates)}
+
+    monkeypatch.setattr(runner, "eager", eager)
+    row = quick(w, runner, store)
+    assert row.host_us == {"aten": 5.0, "own": 6.0}
+    assert row.eager_us == {"aten": 50.0, "own": 51.0}
+    again = quick(w, runner, store)
+    assert (again.host_us, again.eager_us, again.own) == (row.host_us, row.eager_us, row.own)
 
 
 def test_bench_counts_what_a_call_of_each_contestant_allocates(w, runner, store):
