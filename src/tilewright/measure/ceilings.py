@@ -74,7 +74,9 @@ class Ceilings:
         operands = "tf32" if dict(w.args).get("allow_tf32") else w.main.dtype
         if w.operator.tensor_cores(w) and operands in product:
             return w.flops / product[operands] * 1e6
-        rate = spec.flops.get(w.arithmetic) or product.get(w.arithmetic, 0.0)
+        if w.arithmetic in spec.flops:
+            return plain_units_us(w, spec)
+        rate = product.get(w.arithmetic, 0.0)
         return w.flops / rate * 1e6 if rate else 0.0
 
     def traffic_us(self, read_bytes: int, written_bytes: int) -> float:
@@ -131,6 +133,12 @@ def _cell(sizes: Sequence[int], size: int) -> tuple[int, float]:
     """The interval of `sizes` that holds `size`, and the place in it from 0 to 1."""
     i = min(bisect.bisect_right(sizes, size), len(sizes) - 1) - 1
     return i, (size - sizes[i]) / (sizes[i + 1] - sizes[i])
+
+
+def plain_units_us(w: Workload, spec: DeviceSpec) -> float:
+    """Operations over the datasheet's rate of the plain units; zero where it has none."""
+    rate = spec.flops.get(w.arithmetic)
+    return w.flops / rate * 1e6 if rate else 0.0
 
 
 def hard_limit_us(w: Workload, spec: DeviceSpec) -> float:

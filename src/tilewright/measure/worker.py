@@ -23,6 +23,7 @@ from tilewright.measure.ceilings import Ceilings, hard_limit_us, measure_ceiling
 from tilewright.measure.timing import Eager, Timing, eager, inputs_for, time_interleaved
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
+from tilewright.tensor_spec import HALVES
 
 OPENED, BUILDING, RUNNING = "opened", "building", "running"
 """Events of a streamed answer: what the worker does from now on, so that a hang can be told."""
@@ -205,7 +206,9 @@ class Workbench:
         self._executables.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-            torch.backends.cudnn.allow_tf32 = bool(dict(w.args).get("allow_tf32"))
+            # TF32 has all bits of a half, whose fp32 result PyTorch computes from widened operands.
+            tf32 = w.main.dtype in HALVES or dict(w.args).get("allow_tf32")
+            torch.backends.cudnn.allow_tf32 = bool(tf32)
 
     def _argument_sets(self, method: str) -> list[list[torch.Tensor]]:
         assert self._w is not None

@@ -9,6 +9,7 @@ from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError
 from tilewright.impl import IMPLS, OWN_BACKENDS
 from tilewright.measure.candidate import COPY, Candidate
+from tilewright.measure.ceilings import plain_units_us
 from tilewright.op import Workload
 from tilewright.record import BESIDE, Record
 from tilewright.results import Measured, Own, Row, Verified
@@ -83,9 +84,10 @@ def _floor_us(
     """The floor by the device's ceilings, or by what the same duel shows to be possible.
 
     Ceilings are measured minutes earlier, in other memory. On a GPU a copy that moves no more bytes
-    than the workload corrects them, but not those of matrix products. On a CPU the copy has no
-    pages to fault in, and last-level caches are shared with whatever else runs: the fastest right
-    result there is a bound itself.
+    than the workload corrects what they say of traffic, but not of matrix products, and operations
+    take their time whatever a copy takes. On a CPU the copy has no pages to fault in, and
+    last-level caches are shared with whatever else runs: the fastest right result there is a bound
+    itself.
     """
     floor_us = references.get(FLOOR.implementation) or 0.0
     if spec.kind != "cuda":
@@ -95,7 +97,7 @@ def _floor_us(
     moved = sum(w.bytes) / max(2 * w.main.numel * w.main.itemsize, 1)
     if copy_us is None or moved < 1 or w.operator.tensor_cores(w):
         return floor_us
-    return min(floor_us, copy_us * moved)
+    return max(min(floor_us, copy_us * moved), plain_units_us(w, spec))
 
 
 def _own(record: Record, timed: Sequence[Record], w: Workload, spec: DeviceSpec) -> Own:

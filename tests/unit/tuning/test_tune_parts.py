@@ -336,6 +336,16 @@ def test_a_copy_in_the_same_duel_bounds_the_floor_on_a_gpu(device, text, floor_u
     assert rows._floor_us(references, [], w, DEVICES[device]) == floor_us
 
 
+def test_plain_operations_take_their_time_whatever_a_copy_takes():
+    w = Workload.parse(
+        "conv2d_weight_grad(x=f16[80,96,56,56], grad_output=f16[80,96,56,56], kernel_size=[7,7],"
+        " padding=[3,3], groups=96)"
+    )
+    references = {"floor": 40.0, "copy": 30.0}
+    h200 = DEVICES["h200"]
+    assert rows._floor_us(references, [], w, h200) == w.flops / h200.flops["f32"] * 1e6 > 30.0
+
+
 def test_a_right_result_in_less_than_the_ceilings_allow_is_the_floor_on_a_cpu():
     w, references = Workload.parse("softmax(x=f32[64,64])"), {"floor": 40.0, "copy": 30.0}
     wrong = Record(str(w), "softmax", "inductor", {}, "wrong_result", "cpu", median_us=20.0)
