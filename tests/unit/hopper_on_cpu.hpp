@@ -98,6 +98,11 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_b
   }
   barrier_at(barrier).bytes -= bytes, turn_if_complete(barrier_at(barrier));
 }
+inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned to, const void* from, unsigned bytes, unsigned at) {
+  if (to % 16 || (uintptr_t)from % 16 || bytes % 16) std::abort();
+  std::memcpy(at_shared(to), from, bytes);
+  barrier_at(at).bytes -= bytes, turn_if_complete(barrier_at(at));
+}
 inline void cp_async_bulk_tensor_4d_shared_cluster_global_im2col_mbarrier_complete_tx_bytes(
     unsigned to, const void* map, unsigned at, int c, int w, int h, int n, int tap_w, int tap_h) {
   const Box& box = *(const Box*)map;

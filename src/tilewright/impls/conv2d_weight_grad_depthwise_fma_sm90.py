@@ -29,8 +29,8 @@ PLACE = 128
 """Bytes; boxes begin at multiples of it in shared memory."""
 WASTE = 1.2
 """Channels of all blocks, in units of those there are, that a config may have."""
-FEED_BYTES = 20
-"""That an SM is fed in a clock cycle."""
+PIECE, PIECE_CYCLES = 64, 3.85
+"""Bytes that the copy engine brings at once, aligned, and clock cycles of an SM that it takes."""
 LATENCY = 2100
 """Clock cycles from asking for a step's pixels until they are there (docs/weight_gradient.md)."""
 
@@ -50,7 +50,7 @@ class Config(rows.Config):
     stages: int = param(4, 3, 6)
     shares: int = param(2, 1, 4, 8, 14)
     waves: float = param(1.0, 0.5)
-    features: int = param(64, 16, 24, 32, 40, 48, 72, 80, 96, 120, 128)
+    features: int = param(64, 16, 24, 32, 40, 48, 72, 80, 96, 120, 128, 144, 200, 240)
     channels: int = param(4, 2)
     lines: int = param(2, 1, 4, 7)
     parts: int = param(1, 2, 3)
@@ -63,12 +63,14 @@ class FmaLayout(Layout):
     Attributes:
         workers: threads of a block that multiply.
         chunks: of a row of x.
+        whole_rows: a block has all channels of all pixels: rows are copied in one piece.
         handed_over: bytes of the sums that threads hand over at once.
         together: blocks that share an SM.
     """
 
     workers: int = 0
     chunks: int = 1
+    whole_rows: bool = False
     handed_over: int = 0
     together: int = 1
 
@@ -128,6 +130,7 @@ class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         layout = _layout(w, config)
         more = {"CHUNKS_OF_X": 1, "CHANNELS": config.channels, "PARTS": config.parts}
+        more |= {"WHOLE_ROWS": int(layout.whole_rows)}
         more |= {"WITH_BIAS": len(w.outputs) - 1, "EXPECTED_THREADS": layout.threads(config)}
         files = ("depthwise_fma_sm90", "depthwise_sums")
         return rows_task(files, w, device, layout, config, more)
@@ -198,14 +201,16 @@ def _layout(w: Workload, config: Config) -> FmaLayout:
     line_bytes = (chunk + kept - 1) * pixel_bytes
     row_bytes = chunk * stride_w * pixel_bytes
     slots = _prime(w, config) + config.stages
+    whole_rows = chunks == 1 and config.features == w["x"].shape[1]
     loop_bytes = config.stages * (_place(config.lines * line_bytes) + 16)
-    loop_bytes += slots * _place(down * row_bytes)
+    loop_bytes += slots * _place(down * row_bytes) + whole_rows * row_bytes
     sums = config.features * (filter_height * filter_width + len(w.outputs) - 1)
     workers = config.features // config.channels * config.shares * config.lines * config.parts
     handed_over = 4 * filter_width * config.channels * math.ceil(workers / 32) * 32
     return FmaLayout(
         config.features, chunk, 1, math.ceil(sums / 128), loop_bytes, lines=config.lines,
-        workers=workers, chunks=chunks, handed_over=handed_over, together=config.together,
+        workers=workers, chunks=chunks, whole_rows=whole_rows, handed_over=handed_over,
+        together=config.together,
     )  # fmt: skip
 
 
@@ -266,6 +271,15 @@ def _ranked(
     return sorted(fits, key=lambda c: _cycles(w, c, device))
 
 
+def _feeding(w: Workload, c: Config) -> float:
+    """Cycles for a pixel of a block's channels."""
+    channels, size = w["x"].shape[1], w["x"].itemsize
+    bytes_of_pixel = c.features * size
+    if _layout(w, c).whole_rows or not (channels * size % PIECE or bytes_of_pixel % PIECE):
+        return bytes_of_pixel / PIECE * PIECE_CYCLES
+    return (bytes_of_pixel + 48) / PIECE * PIECE_CYCLES  # from some multiple of 16 bytes on
+
+
 def _cycles(w: Workload, c: Config, device: DeviceSpec) -> float:
     """Of an SM, for the whole gradient."""
     layout, own_rows = _layout(w, c), _own_rows(w, c)
@@ -279,15 +293,16 @@ def _cycles(w: Workload, c: Config, device: DeviceSpec) -> float:
     few = 1.1 + 4 / (warps * c.together)
     issued = max(warps * instructions / 4 * few, columns * (of_column + 40))
     read = warps * columns * (1 + own_rows * stride_w) * c.channels / 2
-    pixels = layout.chunk * (stride_h * stride_w + 1) + kept - 1
-    fed = c.lines * pixels * c.features * 2 / FEED_BYTES
+    line = c.lines * (layout.chunk + kept - 1) * _feeding(w, c)
+    rows = c.lines * layout.chunk * stride_h * stride_w * _feeding(w, c)
+    fed = line + rows
     step = max(c.together * max(issued, read, fed), LATENCY / (c.stages - 2))
-    primed = c.together * c.lines * layout.chunk * stride_h * stride_w * c.features * 2 / FEED_BYTES
+    primed = c.together * rows
     tiles = math.ceil(channels / c.features)
     steps = n * layout.chunks * math.ceil(out_height / c.lines)
     slices = max(1, min(steps, round(device.sms * c.together * c.waves) // tiles))
     own = math.ceil(steps / slices)
     columns_of_block = own / math.ceil(out_height / c.lines) + 1
-    added = slices * tiles * layout.fragments * 512 / device.sms / FEED_BYTES
+    added = slices * tiles * layout.fragments * 512 / device.sms / PIECE * PIECE_CYCLES
     ended = own_rows * (200 + warps * filter_width * c.channels * 2)
     return own * step + columns_of_block * _prime(w, c) * primed + added + c.together * ended

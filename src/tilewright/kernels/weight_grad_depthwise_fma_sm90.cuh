@@ -8,7 +8,11 @@
 // w + padding = STRIDE_W * m + e, tap e + STRIDE_W * j meets output m - j. m is the column, and each has its
 // own pixels of x, so that chunks of a row share none.
 //
-// Defined before this text, besides what weight_grad_rows.cuh needs: WITH_BIAS, CHANNELS, PARTS.
+// With WHOLE_ROWS a block has all channels and a row is one piece of memory, which is copied as such: boxes of
+// pixels whose channels are no multiple of 64 bytes take the copy engine up to a third longer. Zeros beside the
+// pixels are then written once, and rows outside the image read from a row of zeros.
+//
+// Defined before this text, besides what weight_grad_rows.cuh needs: WITH_BIAS, CHANNELS, PARTS, WHOLE_ROWS.
 
 constexpr int ACROSS = FEATURES / CHANNELS;
 constexpr int OWN_ROWS = (R + PARTS - 1) / PARTS;  // of the filter, a thread's; the last part may have fewer
@@ -24,7 +28,8 @@ constexpr int ROW_BYTES = CHUNK * STRIDE_W * PIXEL_BYTES;
 constexpr int DOWN = LINES_TOGETHER * STRIDE_H;     // rows of x in a step
 constexpr int SLOTS = PRIME + STAGES;               // steps whose rows are kept or on their way
 constexpr int GRAD_PLACE = (GRADS + 127) / 128 * 128, SLOT_PLACE = (DOWN * ROW_BYTES + 127) / 128 * 128;
-constexpr int SLOTS_AT = STAGES * GRAD_PLACE, BARRIERS_AT = SLOTS_AT + SLOTS * SLOT_PLACE;
+constexpr int SLOTS_AT = STAGES * GRAD_PLACE, ZEROS_AT = SLOTS_AT + SLOTS * SLOT_PLACE;
+constexpr int BARRIERS_AT = ZEROS_AT + WHOLE_ROWS * ROW_BYTES;
 static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS && THREADS == EXPECTED_THREADS, "layout");
 static_assert(BARRIERS_AT + 16 * STAGES == LOOP_BYTES && STAGES > 2 && CHUNKS_OF_X, "layout");
 
@@ -38,14 +43,57 @@ TW_DEVICE void load_box(u32 to, const TensorMap* map, u32 barrier, int pixel, in
       ::"r"(to), "l"(map), "r"(barrier), "r"(channel), "r"(pixel), "r"(row), "r"(image) : "memory");
 }
 
+TW_DEVICE void copy_row(u32 to, const u16* from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// Pixels of zeros before those of a row of x, and of a line.
+TW_DEVICE int before_row(const Problem& b) { return b.padding_w - first_column(b) * STRIDE_W; }
+TW_DEVICE int before_line(const Problem& b) { return KEPT - 1 - first_column(b); }
+
+struct Operands {
+  const TensorMap *x, *grad;
+  const u16 *x_pixels, *grad_pixels;
+};
+
 // By one lane. The step's places must be free: those of one which every warp is done with.
-TW_DEVICE void ask(const TensorMap* x, const TensorMap* grad, u32 shared, const Problem& b, const Walk& at, int step) {
+TW_DEVICE void ask(const Operands& from, u32 shared, const Problem& b, const Walk& at, int step) {
   if (step >= STAGES) barrier_wait(empty(shared, step), (step / STAGES - 1) & 1);
-  const u32 barrier = full(shared, step);
-  const int m = first_column(b) + at.chunk * CHUNK;
-  barrier_expect(barrier, DOWN * ROW_BYTES + (at.prime == 0 ? GRADS : 0));
-  load_box(shared + SLOTS_AT + step % SLOTS * SLOT_PLACE, x, barrier, m * STRIDE_W - b.padding_w, at.first_row(b), at.n);
-  if (at.prime == 0) load_box(shared + step % STAGES * GRAD_PLACE, grad, barrier, m - (KEPT - 1), at.p, at.n);
+  const u32 barrier = full(shared, step), rows = shared + SLOTS_AT + step % SLOTS * SLOT_PLACE, lines = shared + step % STAGES * GRAD_PLACE;
+  const int top = at.first_row(b);
+  if constexpr (WHOLE_ROWS) {
+    const int first = max(top, 0), end = min(top + DOWN, b.height), count = at.prime == 0 ? min(LINES_TOGETHER, b.out_height - at.p) : 0;
+    const u32 row_bytes = b.width * PIXEL_BYTES, line_bytes = b.out_width * PIXEL_BYTES;
+    barrier_expect(barrier, max(end - first, 0) * row_bytes + count * line_bytes);
+    const u16* row = from.x_pixels + ((long long)at.n * b.height + first) * b.width * FEATURES;
+    for (int h = first; h < end; ++h, row += b.width * FEATURES)
+      copy_row(rows + (h - top) * ROW_BYTES + before_row(b) * PIXEL_BYTES, row, row_bytes, barrier);
+    const u16* line = from.grad_pixels + ((long long)at.n * b.out_height + at.p) * b.out_width * FEATURES;
+    for (int i = 0; i < count; ++i, line += b.out_width * FEATURES)
+      copy_row(lines + i * LINE_BYTES + before_line(b) * PIXEL_BYTES, line, line_bytes, barrier);
+  } else {
+    const int m = first_column(b) + at.chunk * CHUNK;
+    barrier_expect(barrier, DOWN * ROW_BYTES + (at.prime == 0 ? GRADS : 0));
+    load_box(rows, from.x, barrier, m * STRIDE_W - b.padding_w, top, at.n);
+    if (at.prime == 0) load_box(lines, from.grad, barrier, m - (KEPT - 1), at.p, at.n);
+  }
+}
+
+// Zeros for all of `count` lines that lie `apart`, but for `pixels` of each.
+TW_DEVICE void write_zeros(unsigned char* at, int count, int apart, int all, int before, int pixels) {
+  const int beside = (all - pixels) * PIXEL_BYTES / 16;
+  for (int i = threadIdx.x; i < count * beside; i += THREADS) {
+    const int line = i / beside, byte = i % beside * 16;
+    *(uint4*)(at + line * apart + byte + (byte < before * PIXEL_BYTES ? 0 : pixels * PIXEL_BYTES)) = make_uint4(0, 0, 0, 0);
+  }
+}
+TW_DEVICE void surround_with_zeros(unsigned char* memory, const Problem& b) {
+  for (int i = 0; i < STAGES; ++i)
+    write_zeros(memory + i * GRAD_PLACE, LINES_TOGETHER, LINE_BYTES, CHUNK + KEPT - 1, before_line(b), b.out_width);
+  for (int i = 0; i < SLOTS; ++i)
+    write_zeros(memory + SLOTS_AT + i * SLOT_PLACE, DOWN, ROW_BYTES, CHUNK * STRIDE_W, before_row(b), b.width);
+  write_zeros(memory + ZEROS_AT, 1, 0, CHUNK * STRIDE_W, 0, 0);
 }
 
 TW_DEVICE void load(float (&to)[CHANNELS], u32 from) {
@@ -111,19 +159,19 @@ TW_DEVICE void multiply_columns(Sums& sums, u32 line, u32 (&rows)[OWN_ROWS], int
     }
 }
 
-TW_DEVICE void consume(Sums& sums, const TensorMap* x, const TensorMap* grad, unsigned char* memory, const Problem& b) {
+TW_DEVICE void consume(Sums& sums, const Operands& from, unsigned char* memory, const Problem& b) {
   const u32 shared = shared_address(memory);
   const Role role;
   const Lines lines(b);
   const int begin = CHUNK * role.share / SHARES, columns = CHUNK * (role.share + 1) / SHARES - begin;
   const u32 own_grads = shared + role.line * LINE_BYTES + begin * PIXEL_BYTES + role.channel * 2;
-  const u32 own_pixels = shared + SLOTS_AT + begin * STRIDE_W * PIXEL_BYTES + role.channel * 2;
+  const u32 own_pixels = shared + begin * STRIDE_W * PIXEL_BYTES + role.channel * 2;
   Walk ahead(b, lines.first), here(b, lines.first);
   int slot = 0;  // of this step's rows
   // Asked for as early as it may be without waiting for a warp that is only a step behind.
   const auto ask_in_turn = [&](int step) {
     if (step >= lines.steps) return;
-    if (step % (THREADS / 32) == threadIdx.x / 32 && threadIdx.x % 32 == 0) ask(x, grad, shared, b, ahead, step);
+    if (step % (THREADS / 32) == threadIdx.x / 32 && threadIdx.x % 32 == 0) ask(from, shared, b, ahead, step);
     ahead.advance(b);
   };
   for (int step = 0; step < STAGES - 2; ++step) ask_in_turn(step);
@@ -134,10 +182,11 @@ TW_DEVICE void consume(Sums& sums, const TensorMap* x, const TensorMap* grad, un
       u32 rows[OWN_ROWS];
       TW_UNROLL for (int r = 0; r < OWN_ROWS; ++r) {
         // Of the row, counted from the step's first one: PRIME slots before it, too, are there.
-        const int row = role.line * STRIDE_H + min(role.part * OWN_ROWS + r, R - 1) - (R - STRIDE_H) + PRIME * DOWN;
+        const int below = role.line * STRIDE_H + min(role.part * OWN_ROWS + r, R - 1), row = below - (R - STRIDE_H) + PRIME * DOWN;
         int at = slot - PRIME + row / DOWN;
         if (at < 0) at += SLOTS;
-        rows[r] = own_pixels + at * SLOT_PLACE + row % DOWN * ROW_BYTES;
+        rows[r] = own_pixels + SLOTS_AT + at * SLOT_PLACE + row % DOWN * ROW_BYTES;
+        if (WHOLE_ROWS && (unsigned)(here.p * STRIDE_H - b.padding_h + below) >= (unsigned)b.height) rows[r] = own_pixels + ZEROS_AT;
       }
       const bool leading = here.chunk == 0 && role.share == 0;
       multiply_columns(sums, own_grads + step % STAGES * GRAD_PLACE, rows, columns, role, leading);
@@ -191,8 +240,9 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     for (int i = 0; i < STAGES; ++i) barrier_init(full(shared, i), 1), barrier_init(empty(shared, i), THREADS / 32);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  if constexpr (WHOLE_ROWS) surround_with_zeros(memory, b);
   __syncthreads();
   Sums sums = {};
-  consume(sums, &x, &grad, memory, b);
+  consume(sums, {&x, &grad, x_pixels, grad_pixels}, memory, b);
   keep(x_pixels, grad_pixels, partial, memory, b, sums);
 }
