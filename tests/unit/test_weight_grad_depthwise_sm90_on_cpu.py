@@ -35,7 +35,12 @@ def named(value):
 
 
 HEADER = (Path(__file__).parent / "hopper_on_cpu.hpp").read_text()
-READ = "++step) {\n    ask_in_turn(step + STAGES - 2);"
+READ = {
+    IMAGES.name: "    ask_in_turn(step + STAGES - 2);",
+    FMA.name: "    barrier_wait(full(shared, stage), parity);",
+}
+"""What those who multiply do first."""
+IDLE = "static void idle() { for (int i = 0; i < 200; ++i) give_way(); }\n"
 AGAIN = re.compile(r"if \(sum != sum.*sum_again<1>.*\n")
 FEW = replace(DEVICE, sms=2)
 """So that small problems have blocks with several columns of lines."""
@@ -55,6 +60,8 @@ THREE, SEVEN = depthwise(20, 24, (6, 19), 3), depthwise(17, 16, (5, 7), 7, dtype
 STRIDED, BARE = depthwise(18, 16, (9, 21), 5, 2), depthwise(33, 24, (9, 20), 3, padding=0)
 WIDE = depthwise(1, 8, (3, 300), 3)
 """Whose rows are cut."""
+WIDER = depthwise(5, 16, (4, 9), 3, 1, 5)
+"""By its padding."""
 CASES = [
     THREE,
     SEVEN,
@@ -63,7 +70,7 @@ CASES = [
     depthwise(3, 8, (8, 9), 3, 2, 0),
     depthwise(16, 40, (4, 8), 2, 2, 1),
     depthwise(2, 16, (3, 30), 9),
-    depthwise(5, 16, (4, 9), 3, 1, 5),
+    WIDER,
     Workload.parse(str(STRIDED).replace("weight_grad", "weight_bias_grad")),
     Workload.parse(str(THREE)[:-1] + ", into=f32[24,1,3,3])"),
 ]
@@ -90,18 +97,23 @@ SLOW = {
 """Several warps, and few steps at once."""
 
 
-def on_cpu(impl, w, config, fault=("", ""), slow=False):
-    """`slow`: all warps but the last let it go ahead as far as it may, and NaN stays NaN."""
+def on_cpu(impl, w, config, fault=("", ""), slow="", again=True):
+    """`slow`: "readers", all warps but the last, or "copies". Without `again` NaN stays NaN."""
 
     def task(config, w, device):
         text = impl.task(config, w, device).source
-        if slow:
-            assert text.count(READ) == len(AGAIN.findall(text)) == 1
+        assert len(AGAIN.findall(text)) == 1
+        if not again:
             text = AGAIN.sub("", text)
-            wait = "if (threadIdx.x < THREADS - 32) for (int i = 0; i < 200; ++i) give_way();"
-            text = text.replace(READ, READ.replace("\n", f"\n{wait}\n"))
+        if slow == "readers":
+            assert text.count(READ[impl.name]) == 1
+            wait = "    if (threadIdx.x < THREADS - 32) idle();\n"
+            text = text.replace(READ[impl.name], wait + READ[impl.name])
+        elif slow == "copies":
+            assert text.count(" ask(from") == 1
+            text = text.replace(" ask(from", " idle(), ask(from")
         patience = "" if fault[0] else "#define PATIENCE 400000\n"
-        return SimpleNamespace(source=patience + HEADER + text)
+        return SimpleNamespace(source=patience + HEADER + IDLE + text)
 
     return OnCpu(SimpleNamespace(build=impl.build, task=task), config, w, fault, FEW)
 
@@ -138,9 +150,12 @@ def test_it_is_right_and_deterministic_and_stays_in_its_memory(impl, w):
         (FMA, THREE, {"channels": 4, "lines": 4, "shares": 4, "parts": 1}),
         (FMA, SEVEN, {"channels": 4, "lines": 2, "parts": 3}),
         (FMA, STRIDED, {"channels": 4, "lines": 4, "parts": 2, "shares": 4}),
-        (FMA, BARE, {"channels": 2, "lines": 7, "shares": 8, "waves": 0.5}),
+        (FMA, BARE, {"channels": 2, "lines": 7, "shares": 4}),
         (FMA, WIDE, {"parts": 2, "lines": 2, "shares": 14}),
         (FMA, CASES[8], {"parts": 2, "shares": 4, "lines": 1}),
+        (FMA, THREE, {"whole": True, "lines": 4, "shares": 4}),
+        (FMA, CASES[7], {"whole": True, "shares": 2}),
+        (FMA, CASES[8], {"whole": True, "parts": 2, "lines": 2}),
     ],
     ids=named,
 )
@@ -184,7 +199,7 @@ def test_any_shape_and_any_config(impl, n, channels, size, kernel, stride, paddi
     ("impl", "fault"),
     [
         (IMAGES, ("barrier_wait(full(shared, step), step / STAGES & 1);", "")),
-        (FMA, ("barrier_wait(full(shared, step), step / STAGES & 1);", "")),
+        (FMA, ("barrier_wait(full(shared, stage), parity);", "")),
         (IMAGES, ("tap * 8;", "tap * 8 + 8;")),
         (IMAGES, ("i / LINES_TOGETHER, p", "i / LINES_TOGETHER / 2, p")),
         (IMAGES, ("even + c % 2 * 0x2222", "even")),
@@ -193,6 +208,8 @@ def test_any_shape_and_any_config(impl, n, channels, size, kernel, stride, paddi
         (FMA, ("p = w.p + i % LINES_TOGETHER", "p = w.p")),
         (FMA, ("i < LINES_TOGETHER * SHARES", "i < LINES_TOGETHER")),
         (FMA, ("if (at < 0) at += SLOTS;", "if (at < 0) at = 0;")),
+        (FMA, ("surround_with_zeros(memory, b);", ";")),
+        (FMA, ("rows[r] = own_pixels + ZEROS_AT;", ";")),
     ],
     ids=named,
 )
@@ -203,9 +220,11 @@ def test_faults_are_found(impl, fault):
         with pytest.raises(AssertionError):
             assert_infinities_stay(THREE, kernel(x, grad), x, grad)
         return
-    slow = "full" in fault[0]  # who asks for a step comes after who needs it
-    config = config_of(impl, BARE, **(SLOW[impl.name] if slow else {}))
-    assert not Verifier(BARE, CPU).check(on_cpu(impl, BARE, config, fault, slow)).ok
+    slow = "" if "full" not in fault[0] else "readers" if impl is IMAGES else "copies"
+    w = WIDER if "ZERO" in fault[0].upper() else BARE
+    knobs = {"whole": True} if w is WIDER else SLOW[impl.name] if slow else {}
+    kernel = on_cpu(impl, w, config_of(impl, w, **knobs), fault, slow, again=False)
+    assert not Verifier(w, CPU).check(kernel).ok
 
 
 @BOTH
@@ -222,7 +241,7 @@ def test_nobody_is_overtaken(impl, fault, monkeypatch):
         monkeypatch.setattr(depthwise_sm90, "_ring", lambda *sizes: ring(*sizes) - 1)
     elif fault == "rows":
         there = ("step % SLOTS * SLOT_PLACE", "step % STAGES * SLOT_PLACE")
-    found = on_cpu(impl, THREE, config, there, slow=True)(x, grad)
+    found = on_cpu(impl, THREE, config, there, "readers", again=False)(x, grad)
     assert torch.equal(found.double(), truth) == (fault is None)
 
 

@@ -27,10 +27,21 @@ MOST_OF_BOX = 256
 """Elements of a box of the copy engine in each dim."""
 PLACE = 128
 """Bytes; boxes begin at multiples of it in shared memory."""
+STAGES = (2, 3, 4, 6)
+FEATURES = (16, 24, 32, 40, 48, 64, 72, 80, 96, 120, 128, 144, 200, 240)
+PRODUCERS = 32
+"""Threads of the warp that has the copy engine work."""
 WASTE = 1.2
 """Channels of all blocks, in units of those there are, that a config may have."""
 PIECE, PIECE_CYCLES = 64, 3.85
 """Bytes that the copy engine brings at once, aligned, and clock cycles of an SM that it takes."""
+OVERHEAD, BUBBLES = 1.1, 1.5
+"""Instructions executed, in units of those counted; and how many warps of a scheduler, in a turn of
+all, are lost to waiting (12 kernels by Nsight Compute on an H200, commit 538e9c3)."""
+LINE, APART = 256, 0.25
+"""Bytes that memory is read by, and how much longer slices of less take beside one another."""
+ADD_CYCLES = 12
+"""For each slice that is added at the end."""
 LATENCY = 2100
 """Clock cycles from asking for a step's pixels until they are there (docs/weight_gradient.md)."""
 
@@ -45,16 +56,18 @@ class Config(rows.Config):
         lines: of the output in a step.
         parts: of the filter's rows, a thread each.
         together: blocks that share an SM.
+        whole: rows are copied in one piece, by blocks that have all channels.
     """
 
-    stages: int = param(4, 3, 6)
-    shares: int = param(2, 1, 4, 8, 14)
-    waves: float = param(1.0, 0.5)
-    features: int = param(64, 16, 24, 32, 40, 48, 72, 80, 96, 120, 128, 144, 200, 240)
+    stages: int = param(*STAGES)
+    shares: int = param(2, 1, 4, 7, 8, 14)
+    waves: float = param(1.0)
+    features: int = param(*FEATURES)
     channels: int = param(4, 2)
     lines: int = param(2, 1, 4, 7)
     parts: int = param(1, 2, 3)
-    together: int = param(2, 1, 3, 4)
+    together: int = param(2, 1, 3)
+    whole: bool = param(False, True)
 
 
 @dataclass(frozen=True)
@@ -63,19 +76,17 @@ class FmaLayout(Layout):
     Attributes:
         workers: threads of a block that multiply.
         chunks: of a row of x.
-        whole_rows: a block has all channels of all pixels: rows are copied in one piece.
         handed_over: bytes of the sums that threads hand over at once.
         together: blocks that share an SM.
     """
 
     workers: int = 0
     chunks: int = 1
-    whole_rows: bool = False
     handed_over: int = 0
     together: int = 1
 
     def threads(self, config: rows.Config) -> int:
-        return math.ceil(self.workers / 32) * 32
+        return math.ceil(self.workers / 32) * 32 + self.producers
 
     def shared_bytes(self, config: rows.Config) -> int:
         return max(self.loop_bytes, self.handed_over)
@@ -103,7 +114,7 @@ class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
             return f"stride={list(w['stride'])}: beyond {MOST_STRIDE}, or the filter's width"
         if as_read(w["x"]).align < 16:
             return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
-        if next(iter(self.space(w, device)), None) is None:
+        if not _ranked(w, device):
             height, width = w["kernel_size"]
             return f"a filter of {height} x {width} leaves no room for the sums of two channels"
         return None
@@ -113,13 +124,13 @@ class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         """The least time by what an SM is fed, reads, multiplies and waits for."""
-        return _ranked(self, w, device)[0]
+        return _ranked(w, device)[0]
 
     def promising(self, w: Workload, device: DeviceSpec) -> list[Config]:
-        """By the same measure, the best of each way to share the work among threads."""
+        """By the same measure, the best of each part of an image that a block may have."""
         found: dict[tuple[int, ...], Config] = {}
-        for c in _ranked(self, w, device):
-            found.setdefault((c.channels, c.parts, c.lines), c)
+        for c in _ranked(w, device):
+            found.setdefault((c.channels, c.lines, c.features, c.whole), c)
         return list(found.values())
 
     def compile_key(self, config: Config, w: Workload) -> str:
@@ -130,7 +141,7 @@ class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         layout = _layout(w, config)
         more = {"CHUNKS_OF_X": 1, "CHANNELS": config.channels, "PARTS": config.parts}
-        more |= {"WHOLE_ROWS": int(layout.whole_rows)}
+        more |= {"WHOLE_ROWS": int(config.whole)}
         more |= {"WITH_BIAS": len(w.outputs) - 1, "EXPECTED_THREADS": layout.threads(config)}
         files = ("depthwise_fma_sm90", "depthwise_sums")
         return rows_task(files, w, device, layout, config, more)
@@ -201,15 +212,14 @@ def _layout(w: Workload, config: Config) -> FmaLayout:
     line_bytes = (chunk + kept - 1) * pixel_bytes
     row_bytes = chunk * stride_w * pixel_bytes
     slots = _prime(w, config) + config.stages
-    whole_rows = chunks == 1 and config.features == w["x"].shape[1]
     loop_bytes = config.stages * (_place(config.lines * line_bytes) + 16)
-    loop_bytes += slots * _place(down * row_bytes) + whole_rows * row_bytes
+    loop_bytes += slots * _place(down * row_bytes) + config.whole * row_bytes
     sums = config.features * (filter_height * filter_width + len(w.outputs) - 1)
     workers = config.features // config.channels * config.shares * config.lines * config.parts
-    handed_over = 4 * filter_width * config.channels * math.ceil(workers / 32) * 32
+    handed_over = 4 * filter_width * config.channels * (math.ceil(workers / 32) * 32 + PRODUCERS)
     return FmaLayout(
-        config.features, chunk, 1, math.ceil(sums / 128), loop_bytes, lines=config.lines,
-        workers=workers, chunks=chunks, whole_rows=whole_rows, handed_over=handed_over,
+        config.features, chunk, 1, math.ceil(sums / 128), loop_bytes, PRODUCERS,
+        lines=config.lines, workers=workers, chunks=chunks, handed_over=handed_over,
         together=config.together,
     )  # fmt: skip
 
@@ -232,14 +242,21 @@ def _registers(w: Workload, c: Config) -> int:
     """Of a thread: sums, what it keeps of grad_output, and what NVRTC 13.0 needs beside them."""
     own_rows = _own_rows(w, c)
     of_values = (own_rows * w["kernel_size"][1] + _kept(w)) * c.channels
-    return of_values + 5 * own_rows + 22 + (20 if c.lines & (c.lines - 1) else 0)
+    return of_values + 5 * own_rows + 24 + (20 if c.lines & (c.lines - 1) else 0)
+
+
+def _waste_refusal(w: Workload, features: int) -> str | None:
+    channels = w["x"].shape[1]
+    if math.ceil(channels / features) * features <= max(WASTE * channels, min(FEATURES)):
+        return None
+    return f"blocks of {features} channels have more than {WASTE} times {channels}"
 
 
 def _refusal(w: Workload, c: Config, device: DeviceSpec) -> str | None:
     """Why a config does not fit, in words, or None."""
     channels, filter_height = w["x"].shape[1], w["kernel_size"][0]
-    if math.ceil(channels / c.features) * c.features > max(WASTE * channels, 16):
-        return f"blocks of {c.features} channels have more than {WASTE} times {channels}"
+    if reason := _waste_refusal(w, c.features):
+        return reason
     if math.ceil(filter_height / _own_rows(w, c)) != c.parts:
         return f"{filter_height} rows of the filter are not cut into {c.parts} equal parts"
     out_height = w["grad_output"].shape[2]
@@ -249,10 +266,12 @@ def _refusal(w: Workload, c: Config, device: DeviceSpec) -> str | None:
         return f"rows of {c.lines} lines are more than {MOST_OF_BOX}"
     registers = _registers(w, c)
     layout = _layout(w, c)
+    if c.whole and (layout.chunks > 1 or c.features != channels):
+        return f"blocks of {c.features} channels, rows in {layout.chunks} parts, have no whole rows"
     if c.shares > 1 and layout.chunk < 2 * c.shares:
         return f"{layout.chunk} columns are few for {c.shares} threads"
     threads = layout.threads(c)
-    if not 64 <= threads <= 1024:
+    if not 96 <= threads <= 1024:
         return f"{threads} threads of a block"
     block_bytes = min(device.shared_bytes_per_sm // c.together, device.shared_bytes_per_block)
     if layout.shared_bytes(c) + 1024 > block_bytes:
@@ -264,45 +283,87 @@ def _refusal(w: Workload, c: Config, device: DeviceSpec) -> str | None:
     return None
 
 
-def _ranked(
-    impl: Conv2dWeightGradDepthwiseFmaSm90, w: Workload, device: DeviceSpec
-) -> list[Config]:
-    fits = list(impl.space(w, device))
-    return sorted(fits, key=lambda c: _cycles(w, c, device))
+@functools.lru_cache(maxsize=256)
+def _ranked(w: Workload, device: DeviceSpec) -> tuple[Config, ...]:
+    """By the model's time; each with as many stages as fit."""
+    few, more = STAGES[0], STAGES[:0:-1]
+    features = [f for f in FEATURES if not _waste_refusal(w, f)]
+    whole = [False, True] if w["x"].shape[1] in features else [False]
+    fits = ConfigSpace(Config, None, lambda c: _refusal(w, c, device)).restricted(
+        {"stages": [few], "features": features, "whole": whole}
+    )
+
+    def with_most_stages(c: Config) -> Config:
+        larger = (replace(c, stages=stages) for stages in more)
+        return next((d for d in larger if _refusal(w, d, device) is None), c)
+
+    found = [with_most_stages(c) for c in fits]
+    return tuple(sorted(found, key=lambda c: _cycles(w, c, device)))
 
 
 def _feeding(w: Workload, c: Config) -> float:
     """Cycles for a pixel of a block's channels."""
     channels, size = w["x"].shape[1], w["x"].itemsize
-    bytes_of_pixel = c.features * size
-    if _layout(w, c).whole_rows or not (channels * size % PIECE or bytes_of_pixel % PIECE):
-        return bytes_of_pixel / PIECE * PIECE_CYCLES
-    return (bytes_of_pixel + 48) / PIECE * PIECE_CYCLES  # from some multiple of 16 bytes on
+    pixel_bytes = c.features * size
+    if c.whole:
+        return pixel_bytes / PIECE * PIECE_CYCLES
+    if channels * size % PIECE or pixel_bytes % PIECE:
+        brought = pixel_bytes + PIECE - 16  # from some multiple of 16 bytes on
+    else:
+        brought = pixel_bytes
+    apart = 1 - min(pixel_bytes, LINE) / LINE if c.features < channels else 0.0
+    return brought / PIECE * PIECE_CYCLES * (1 + APART * apart)
+
+
+@functools.lru_cache(maxsize=4096)
+def _ways(across: int, channels: int, shares: int, stride_bytes: int, chunk: int) -> float:
+    """How often as long threads take that read at once, because they read the same banks."""
+
+    def address(lane: int) -> int:
+        column = chunk * (lane // across % shares) // shares
+        return column * stride_bytes + lane % across * channels * 2
+
+    starts = [address(lane) for lane in range(64 // channels)]
+    words = {(start + i) // 4 for start in starts for i in range(0, channels * 2, 4)}
+    banks = [word % 32 for word in words]
+    return max(map(banks.count, set(banks)))
 
 
 def _cycles(w: Workload, c: Config, device: DeviceSpec) -> float:
     """Of an SM, for the whole gradient."""
-    layout, own_rows = _layout(w, c), _own_rows(w, c)
+    layout, own_rows, prime = _layout(w, c), _own_rows(w, c), _prime(w, c)
     (n, channels, _, _), (_, _, out_height, _) = w["x"].shape, w["grad_output"].shape
-    (_, filter_width), (stride_h, stride_w), kept = w["kernel_size"], w["stride"], _kept(w)
-    columns = math.ceil(layout.chunk / c.shares)
+    filter_width, (stride_h, stride_w), kept = w["kernel_size"][1], w["stride"], _kept(w)
     of_column = 3 + c.channels + own_rows * stride_w * (1 + c.channels)
     of_column += own_rows * filter_width * c.channels
-    instructions = columns * of_column + (kept - 1) * (1 + c.channels) + 6 * own_rows + 50
-    warps = layout.threads(c) // 32
-    few = 1.1 + 4 / (warps * c.together)
-    issued = max(warps * instructions / 4 * few, columns * (of_column + 40))
-    read = warps * columns * (1 + own_rows * stride_w) * c.channels / 2
+    instructions = layout.chunk / c.shares * of_column + (kept - 1) * (1 + c.channels)
+    instructions = OVERHEAD * (instructions + 12 * own_rows + 60)
+    warps = layout.threads(c) // 32 - 1
+    busy = warps * c.together / device.schedulers_per_sm
+    issued = instructions * (busy + BUBBLES)
+    ways = [
+        _ways(c.features // c.channels, c.channels, c.shares, pixels * c.features * 2, layout.chunk)
+        for pixels in (1, stride_w)
+    ]
+    read = ways[0] + ways[1] * own_rows * stride_w
+    read *= warps * layout.chunk / c.shares * c.channels / 2
     line = c.lines * (layout.chunk + kept - 1) * _feeding(w, c)
     rows = c.lines * layout.chunk * stride_h * stride_w * _feeding(w, c)
-    fed = line + rows
-    step = max(c.together * max(issued, read, fed), LATENCY / (c.stages - 2))
-    primed = c.together * rows
+    waited = LATENCY / (c.stages - 1)
+    step = max(issued, c.together * read, c.together * (line + rows), waited)
+    primed = max(c.together * rows, waited)
     tiles = math.ceil(channels / c.features)
-    steps = n * layout.chunks * math.ceil(out_height / c.lines)
+    column = math.ceil(out_height / c.lines)
+    steps = n * layout.chunks * column
     slices = max(1, min(steps, round(device.sms * c.together * c.waves) // tiles))
     own = math.ceil(steps / slices)
-    columns_of_block = own / math.ceil(out_height / c.lines) + 1
-    added = slices * tiles * layout.fragments * 512 / device.sms / PIECE * PIECE_CYCLES
-    ended = own_rows * (200 + warps * filter_width * c.channels * 2)
-    return own * step + columns_of_block * _prime(w, c) * primed + added + c.together * ended
+    sums = slices * tiles * layout.fragments * 512
+    ended = own_rows * (200 + warps * filter_width * c.channels * 2) * c.together
+    return (
+        own * step
+        + (own / column + 1) * prime * primed
+        + sums / device.sms / PIECE * PIECE_CYCLES
+        + slices * ADD_CYCLES
+        + ended
+        + LATENCY
+    )

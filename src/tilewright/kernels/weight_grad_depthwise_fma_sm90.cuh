@@ -18,7 +18,8 @@ constexpr int ACROSS = FEATURES / CHANNELS;
 constexpr int OWN_ROWS = (R + PARTS - 1) / PARTS;  // of the filter, a thread's; the last part may have fewer
 constexpr bool SEVERAL = OWN_ROWS * S * CHANNELS <= 40 && KEPT <= 3;  // whether registers are left for several columns
 constexpr int WORKERS = ACROSS * SHARES * LINES_TOGETHER * PARTS;
-constexpr int THREADS = (WORKERS + 31) / 32 * 32;
+constexpr int CONSUMERS = (WORKERS + 31) / 32;     // warps that multiply; one more has the copy engine work
+constexpr int THREADS = CONSUMERS * 32 + PRODUCERS;
 constexpr int COUNT = R * S + WITH_BIAS;            // sums of a channel
 constexpr int WARPS = 1, FRAGMENTS = (FEATURES * COUNT + 127) / 128;  // as sums are stored
 constexpr int PIXEL_BYTES = FEATURES * 2;
@@ -31,7 +32,7 @@ constexpr int GRAD_PLACE = (GRADS + 127) / 128 * 128, SLOT_PLACE = (DOWN * ROW_B
 constexpr int SLOTS_AT = STAGES * GRAD_PLACE, ZEROS_AT = SLOTS_AT + SLOTS * SLOT_PLACE;
 constexpr int BARRIERS_AT = ZEROS_AT + WHOLE_ROWS * ROW_BYTES;
 static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS && THREADS == EXPECTED_THREADS, "layout");
-static_assert(BARRIERS_AT + 16 * STAGES == LOOP_BYTES && STAGES > 2 && CHUNKS_OF_X, "layout");
+static_assert(BARRIERS_AT + 16 * STAGES == LOOP_BYTES && PRODUCERS == 32 && CHUNKS_OF_X, "layout");
 
 TW_DEVICE u32 full(u32 shared, int step) { return shared + BARRIERS_AT + step % STAGES * 16; }
 TW_DEVICE u32 empty(u32 shared, int step) { return full(shared, step) + 8; }
@@ -57,7 +58,7 @@ struct Operands {
   const u16 *x_pixels, *grad_pixels;
 };
 
-// By one lane. The step's places must be free: those of one which every warp is done with.
+// A step's places must be free: those of one which every warp is done with.
 TW_DEVICE void ask(const Operands& from, u32 shared, const Problem& b, const Walk& at, int step) {
   if (step >= STAGES) barrier_wait(empty(shared, step), (step / STAGES - 1) & 1);
   const u32 barrier = full(shared, step), rows = shared + SLOTS_AT + step % SLOTS * SLOT_PLACE, lines = shared + step % STAGES * GRAD_PLACE;
@@ -159,25 +160,22 @@ TW_DEVICE void multiply_columns(Sums& sums, u32 line, u32 (&rows)[OWN_ROWS], int
     }
 }
 
-TW_DEVICE void consume(Sums& sums, const Operands& from, unsigned char* memory, const Problem& b) {
-  const u32 shared = shared_address(memory);
+TW_DEVICE void produce(const Operands& from, u32 shared, const Problem& b) {
+  const Lines lines(b);
+  Walk at(b, lines.first);
+  for (int step = 0; step < lines.steps; ++step, at.advance(b)) ask(from, shared, b, at, step);
+}
+
+TW_DEVICE void consume(Sums& sums, u32 shared, const Problem& b) {
   const Role role;
   const Lines lines(b);
   const int begin = CHUNK * role.share / SHARES, columns = CHUNK * (role.share + 1) / SHARES - begin;
   const u32 own_grads = shared + role.line * LINE_BYTES + begin * PIXEL_BYTES + role.channel * 2;
   const u32 own_pixels = shared + begin * STRIDE_W * PIXEL_BYTES + role.channel * 2;
-  Walk ahead(b, lines.first), here(b, lines.first);
-  int slot = 0;  // of this step's rows
-  // Asked for as early as it may be without waiting for a warp that is only a step behind.
-  const auto ask_in_turn = [&](int step) {
-    if (step >= lines.steps) return;
-    if (step % (THREADS / 32) == threadIdx.x / 32 && threadIdx.x % 32 == 0) ask(from, shared, b, ahead, step);
-    ahead.advance(b);
-  };
-  for (int step = 0; step < STAGES - 2; ++step) ask_in_turn(step);
+  Walk here(b, lines.first);
+  int slot = 0, stage = 0, parity = 0;  // of this step
   for (int step = 0; step < lines.steps; ++step) {
-    ask_in_turn(step + STAGES - 2);
-    barrier_wait(full(shared, step), step / STAGES & 1);
+    barrier_wait(full(shared, stage), parity);
     if (here.prime == 0 && role.works && here.p + role.line < b.out_height) {
       u32 rows[OWN_ROWS];
       TW_UNROLL for (int r = 0; r < OWN_ROWS; ++r) {
@@ -189,12 +187,13 @@ TW_DEVICE void consume(Sums& sums, const Operands& from, unsigned char* memory, 
         if (WHOLE_ROWS && (unsigned)(here.p * STRIDE_H - b.padding_h + below) >= (unsigned)b.height) rows[r] = own_pixels + ZEROS_AT;
       }
       const bool leading = here.chunk == 0 && role.share == 0;
-      multiply_columns(sums, own_grads + step % STAGES * GRAD_PLACE, rows, columns, role, leading);
+      multiply_columns(sums, own_grads + stage * GRAD_PLACE, rows, columns, role, leading);
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty(shared, step));
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty(shared, stage));
     here.advance(b);
     slot = slot + 1 == SLOTS ? 0 : slot + 1;
+    stage = stage + 1 == STAGES ? 0 : stage + 1, parity ^= stage == 0;
   }
 }
 
@@ -237,12 +236,15 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; ++i) barrier_init(full(shared, i), 1), barrier_init(empty(shared, i), THREADS / 32);
+    for (int i = 0; i < STAGES; ++i) barrier_init(full(shared, i), 1), barrier_init(empty(shared, i), CONSUMERS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   if constexpr (WHOLE_ROWS) surround_with_zeros(memory, b);
   __syncthreads();
   Sums sums = {};
-  consume(sums, {&x, &grad, x_pixels, grad_pixels}, memory, b);
+  if (threadIdx.x / 32 < CONSUMERS)
+    consume(sums, shared, b);
+  else if (threadIdx.x % 32 == 0)
+    produce({&x, &grad, x_pixels, grad_pixels}, shared, b);
   keep(x_pixels, grad_pixels, partial, memory, b, sums);
 }
