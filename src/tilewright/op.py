@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tilewright.errors import InvalidArgument
+from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.indexed import Indexed
 from tilewright.registry import Registry
 from tilewright.tensor_spec import (
@@ -324,7 +324,7 @@ class Op:
                 for s, dtype in zip(w.tensors.values(), _dtypes_for_layout(w), strict=True)
             ]
             out = self.reference(**w.call(fakes))
-        outs = out if isinstance(out, (tuple, list)) else (out,)
+        outs = self.returned(out)
         dtypes: Sequence[torch.dtype] = [o.dtype for o in outs]
         if self.outputs_like is not None:
             dtypes = self.output_dtypes(dict(w.args))
@@ -359,8 +359,22 @@ class Op:
         if self.indexed is not None:
             return (self.indexed.terms(w, tensors).value,)
         wide = [t.double() if t.is_floating_point() else t for t in tensors]
-        out = self.reference(**w.call(wide))
-        return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        return self.returned(self.reference(**w.call(wide)))
+
+    def returned(self, out: Any) -> tuple[torch.Tensor, ...]:
+        """The tensors that the reference returned.
+
+        Raises:
+            NoImplementation: these are no tensors.
+        """
+        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        for o in outs:
+            if not isinstance(o, torch.Tensor):
+                raise NoImplementation(
+                    f"{self.name} returns {type(o).__name__}; it should return a tensor, or a "
+                    "tuple of them"
+                )
+        return outs
 
 
 OPS: Registry[Op] = Registry("ops", "operator")

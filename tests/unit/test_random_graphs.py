@@ -6,7 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 
-from random_graphs import Program, forget, programs, run_examples, workload
+from random_graphs import (
+    KINDS_OF_STEPS,
+    MANY_MOVES,
+    Program,
+    forget,
+    programs,
+    run_examples,
+    workload,
+)
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
 from tilewright.dispatch.fuse import fuse
@@ -34,8 +42,9 @@ def _forget():
     forget()
 
 
-def test_random_graphs_give_what_fp64_gives():
-    @given(programs())
+@pytest.mark.parametrize("kinds", [KINDS_OF_STEPS, MANY_MOVES])
+def test_random_graphs_give_what_fp64_gives(kinds):
+    @given(programs(kinds=kinds))
     def check(program):
         found = verdict(program)
         # How well PyTorch's own rounding errors turn out on a few elements is luck.
@@ -50,8 +59,15 @@ def test_a_result_that_pytorch_lays_out_as_an_operand_is_right():
     assert found.ok, found.message
 
 
+def test_a_dim_that_others_are_dropped_or_kept_by_is_no_batch(caplog):
+    squeezed = ("squeeze", (0,), (0,))
+    found = verdict(Program((TensorSpec("f32", (2, 3, 3)),), (squeezed, ("mul", (1, 0), ())), (2,)))
+    assert found.ok, found.message
+    assert not caplog.records  # of what was tried in vain
+
+
 def test_gradients_of_random_graphs_are_autograds():
-    @given(programs(dtypes=("f64",), most_steps=8))
+    @given(programs(dtypes=("f64",), most_steps=8, kinds=MANY_MOVES))
     def check(program):
         function = program.function()
         fused = fuse(function, name="random_graph")
@@ -62,9 +78,13 @@ def test_gradients_of_random_graphs_are_autograds():
             out if isinstance(out, tuple) else (out,)
             for out in (fused(*tensors), function(*tensors))
         )
-        weights = [torch.randn_like(o) for o in right]
+        pairs = [(mine, o) for mine, o in zip(own, right, strict=True) if o.requires_grad]
+        if not pairs:
+            return
+        weights = [torch.randn_like(o) for _, o in pairs]
         found, expected = (
-            torch.autograd.grad(outs, tensors, weights, allow_unused=True) for outs in (own, right)
+            torch.autograd.grad(outs, tensors, weights, allow_unused=True)
+            for outs in zip(*pairs, strict=True)
         )
         for mine, theirs in zip(found, expected, strict=True):
             theirs = torch.zeros_like(mine) if theirs is None else theirs
