@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -304,6 +304,11 @@ class Op:
                 tensors.append(value)
                 value = TensorSpec.of(value)
             if isinstance(value, torch.dtype):
+                if self.fused:
+                    raise InvalidArgument(
+                        f"{self.name}: {name}={value}: a dtype is no argument of a fused function; "
+                        "write it inside"
+                    )
                 value = DTYPE_NAMES.get(value, str(value))
             given[name] = tuple(value) if isinstance(value, (list, torch.Size)) else value
         devices = {t.device for t in tensors}
@@ -318,7 +323,8 @@ class Op:
             return (replace(w.tensors[name], align=DEFAULT_ALIGN),)
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with FakeTensorMode() as mode, mode:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode, without_hooks():
             fakes = [
                 torch.empty_strided(s.shape, s.real_strides, dtype=dtype, device="cpu")
                 for s, dtype in zip(w.tensors.values(), _dtypes_for_layout(w), strict=True)
@@ -344,6 +350,18 @@ class Op:
             dtype: Any = args[name].dtype if name else torch.float32 if half else main_dtype
             found.append(DTYPES[dtype] if isinstance(dtype, str) else dtype)
         return found
+
+    def still_itself(self) -> None:
+        """Refuse a call under a name that a person has given to another function since.
+
+        Raises:
+            InvalidArgument: always then.
+        """
+        if self.fused and (self.name not in OPS or OPS[self.name] is not self):
+            raise InvalidArgument(
+                f"{self.name}: another function was fused under this name since; "
+                "give each a name: tw.fuse(..., name=...)"
+            )
 
     def gradients_for(self, wanted: Iterable[str]) -> tuple[str, ...]:
         """Of a gradient operator: which to ask for where these arguments need gradients."""
@@ -378,6 +396,21 @@ class Op:
 
 
 OPS: Registry[Op] = Registry("ops", "operator")
+
+
+@contextlib.contextmanager
+def without_hooks() -> Iterator[None]:
+    """Inside, autograd saves tensors as they are: a trace is nothing that activation checkpointing,
+    whose hooks they are, should know of."""
+    hooks = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:

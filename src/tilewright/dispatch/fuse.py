@@ -31,8 +31,9 @@ def fuse(
     """Make one operator of a function of tensors: generated kernels run it, differentiably.
 
     The function is traced for the shapes it is called with, so it must not decide by values of
-    tensors. Its steps may be arithmetic, comparisons, `where`, casts, elementary functions, sums
-    and other reductions over any dims, and views that move dims of size 1. It is computed in
+    tensors; numbers that it takes from outside of its arguments are read once, tensors refused.
+    Its steps may be arithmetic, comparisons, `where`, casts, elementary functions, sums and other
+    reductions over any dims, transposes, and views that move dims of size 1. It is computed in
     fp32 where tensors are halves, and rounded where it casts and at its end. What it drops out
     follows from a seed (docs/fusion.md), drawn anew for each call or given as `seed=`, an int64
     scalar on the tensors' device. Its gradients are
@@ -46,12 +47,18 @@ def fuse(
         fallback: let PyTorch run what cannot be fused, instead of raising.
 
     Raises:
-        InvalidArgument: the name is taken by another operator.
+        InvalidArgument: the name is taken by another operator, or is none, or the function takes
+            any number of arguments. At a call: another function was fused under its name since.
         NoImplementation: at the call, naming the step that cannot be fused and its line.
     """
     if function is None:
         return functools.partial(fuse, name=name, scalars=scalars, fallback=fallback)
     name = name or function.__name__
+    if not name.isidentifier():
+        raise InvalidArgument(f"fuse: {name!r} cannot name an operator; give name=")
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise InvalidArgument(f"fuse: {name} takes {parameter}; give each argument a name")
     reference = with_seed(function)
     seed = None if reference is function else SEED
     op = FusedFunction(
@@ -164,6 +171,7 @@ def _register(op: Op) -> None:
     for name in (op.name, f"{op.name}_backward"):
         OPS.remove(name)
         operators.forget(name)
+        state.disown(name)
     graph_of.cache_clear()
     draws.cache_clear()
     state.forget()

@@ -52,7 +52,7 @@ def draws(w: Workload) -> bool:
     """Whether the reference draws masks for these shapes that a seed could decide."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode():
+    with FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [
             torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype)
             for s in w.tensors.values()

@@ -157,9 +157,6 @@ class GraphBuilder:
         return sorted(needed)
 
     def finish(self, outputs: list[Value], scalars: int) -> Graph:
-        for value in outputs:
-            if value is None:
-                raise Unsupported("an output of the reference is undefined memory")
         shared = self.share(self.ancestors(v.node for v in outputs))
         given = zip(outputs, self.w.outputs, strict=True)
         stores = [(*self.stored(value, spec, shared), spec) for value, spec in given]

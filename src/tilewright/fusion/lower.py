@@ -72,7 +72,7 @@ class _Lowering(GraphBuilder):
                 if node.users or _name(node).endswith("_"):
                     self.values[node] = self.placed(node)
             elif node.op == "output":
-                outputs = [self.values[o] for o in node.args[0]]
+                outputs = [self.value(o) for o in node.args[0]]
         return self.finish(outputs, len(placeholders) - len(inputs))
 
     def drawn(self, node: Any) -> Value:
@@ -131,6 +131,8 @@ class _Lowering(GraphBuilder):
 
     def value(self, arg: Any) -> Value:
         if isinstance(arg, fx.Node):
+            if arg.op == "get_attr":
+                raise Unsupported("a tensor that is no argument of the reference: make it one")
             if self.values[arg] is None:
                 raise Unsupported(f"{arg.target} of the reference: its values are undefined")
             return self.values[arg]

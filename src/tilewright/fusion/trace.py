@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from tilewright.errors import NoImplementation
-from tilewright.op import Workload
+from tilewright.op import Workload, without_hooks
 from tilewright.rounding import traced_roundings
 from tilewright.tensor_spec import DTYPES
 
@@ -59,7 +59,7 @@ def trace_reference(
         with by_shapes(w.operator.reference):
             return w.operator.returned(w.operator.reference(**given))
 
-    with _tracing, traced_roundings(), preserve_node_meta():
+    with _tracing, traced_roundings(), preserve_node_meta(), without_hooks():
         differentiated = make_fx(run)(*fakes)
         again = fx.Interpreter(differentiated).run  # it passes lines on
         functional = torch.func.functionalize(again, remove="mutations")
