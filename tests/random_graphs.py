@@ -100,7 +100,9 @@ def programs(draw, dtypes=DTYPES, most_steps=15, kinds=KINDS_OF_STEPS, sizes=SIZ
     while math.prod(full) > MOST_ELEMENTS:
         full[draw(st.integers(0, rank - 1))] = 1
     dtype = draw(st.sampled_from(dtypes))
-    beside = [d for d in dtypes if d != "f64"] if dtype != "f64" and draw(st.booleans()) else [dtype]
+    beside = (
+        [d for d in dtypes if d != "f64"] if dtype != "f64" and draw(st.booleans()) else [dtype]
+    )
     kinds_of = st.sampled_from([dtype, *beside])
     specs = tuple(draw(tensors(full, draw(kinds_of))) for _ in range(draw(st.integers(1, 3))))
     values = [torch.empty(s.shape, dtype=s.torch_dtype, device="meta") for s in specs]

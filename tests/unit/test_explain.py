@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from dispatching import record
 
 from tilewright import cli
 from tilewright.compile import nvrtc
@@ -11,6 +12,7 @@ from tilewright.dispatch.dumps import dump_built
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
 from tilewright.profiling.explain import explain, show
+from tilewright.store import Store
 
 W = Workload.parse("layer_norm(x=f16[64,768], weight=f16[768], bias=f16[768])")
 needs_nvrtc = pytest.mark.skipif(nvrtc.missing() is not None, reason=str(nvrtc.missing()))
@@ -141,6 +143,19 @@ def test_what_cannot_be_shown_is_refused_with_values(args, code, message, capsys
 def test_ptx_of_a_cpu_kernel_is_refused_with_a_remedy(capsys):
     assert cli.main(["explain", str(W), "--device", "cpu", "--show", "ptx"]) == 2
     assert "--device-spec h200" in capsys.readouterr().err
+
+
+def test_what_was_recorded_is_shown_with_decimal_gigabytes_a_second(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    with Store() as store:
+        record(store, str(W), "inductor", us=9.877)  # 101376 bytes read, 98304 written
+    assert cli.main(["explain", str(W), "--device", "cpu", "--no-measure"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    (heads,) = (line for line in shown if "recorded" in line)
+    rows = [line.split() for line in shown if line.strip().startswith(("inductor ", "aten "))]
+    assert "GB/s" in heads
+    assert [row for row in rows if row[0] == "inductor" and "20" in row[1:]]
+    assert [row for row in rows if row[0] == "aten" and "10" in row[1:]]
 
 
 def test_json_holds_what_the_tables_show(capsys):
