@@ -194,8 +194,9 @@ def test_a_function_whose_name_was_given_to_another_is_not_taken_for_it():
     x = torch.ones(3, requires_grad=True)
     first = make(2.0)
     out = first(x)
+    assert tw.multiple(x).tolist() == [2, 2, 2]
     second = make(5.0)
-    assert second(x).tolist() == [5, 5, 5]
+    assert second(x).tolist() == tw.multiple(x).tolist() == [5, 5, 5]
     for y in (x, x.detach()):
         with pytest.raises(InvalidArgument, match=r"multiple: another function.*give each a name"):
             first(y)
