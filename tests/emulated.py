@@ -175,7 +175,7 @@ class Emulated(Executable):
 
     def __init__(self, graph, config, device, w):
         self.w = w
-        self.masks = len(graph.inputs) - len(w.tensors)  # whose buffers are the seed, too
+        self.again = graph.again
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.temporaries, self.launches = [], []
         self.clusters: dict[str, int] = {}
@@ -231,8 +231,7 @@ class Emulated(Executable):
         empty = partial(allocator.empty_strided, device=CPU)
         outs = [empty(shape, strides, dtype=dtype) for shape, strides, dtype in self.outputs]
         workspace = [empty((n,), (1,), dtype=dtype) for n, dtype in self.temporaries]
-        seeds = [tensors[self.w.seed]] * self.masks if self.masks else []
-        every = [*tensors, *seeds, *outs, *workspace]
+        every = [*tensors, *(tensors[i] for i in self.again), *outs, *workspace]
         first = [t.data_ptr() for t in every]
         end = [t.data_ptr() + _span(t) * t.element_size() for t in every]
         self.library.go_backwards(ctypes.c_bool(self.calls % 2 == 1))

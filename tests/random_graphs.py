@@ -23,6 +23,8 @@ UNARY = {
     "log": lambda a: torch.log(a.abs() + 1.5),
     "affine": lambda a: 0.75 * a - 0.25,
     "erf": torch.erf,
+    "cube": lambda a: torch.tanh(a) ** 3,
+    "positive": lambda a: (a > 0).to(a.dtype),
     "half": lambda a: a / 2,
 }
 BINARY = {
@@ -41,7 +43,23 @@ REDUCTIONS = {
     "amin": lambda a, dims: a.amin(dims, keepdim=True),
     "var": lambda a, dims: a.var(dims, keepdim=True, correction=0),
     "softmax": lambda a, dims: torch.softmax(a, dims[0]),
+    "summed": lambda a, dims: a.sum(dims) / 8,
+    "greatest": lambda a, dims: a.amax(dims),
+    "any": lambda a, dims: ((a > 1).any(dims[0])).to(a.dtype),
 }
+MOVES = {
+    "transpose": lambda a, dims: a.transpose(dims[0], dims[-1]),
+    "unsqueeze": lambda a, dims: a.unsqueeze(dims[0]),
+    "squeeze": lambda a, dims: a.squeeze(dims),
+    "outer": lambda a, dims: a.unsqueeze(-1) - 0.5 * a.unsqueeze(-2),
+    "expand": lambda a, dims: a.unsqueeze(0).expand(3, *a.shape),
+}
+MOST_ELEMENTS, MOST_DIMS = 20000, 5
+
+
+def computed(name, args, dims):
+    over_dims = {**REDUCTIONS, **MOVES}
+    return over_dims[name](*args, dims) if name in over_dims else {**UNARY, **BINARY}[name](*args)
 
 
 @dataclass(frozen=True)
@@ -57,10 +75,7 @@ class Program:
             values = list(values)
             for name, operands, dims in self.steps:
                 args = [values[i] for i in operands]
-                if name in REDUCTIONS:
-                    values.append(REDUCTIONS[name](*args, dims))
-                else:
-                    values.append({**UNARY, **BINARY}[name](*args))
+                values.append(computed(name, args, dims))
             found = tuple(values[i] for i in self.outputs)
             return found if len(found) > 1 else found[0]
 
@@ -75,32 +90,59 @@ class Program:
 DTYPES = ("f32", "bf16", "f64", "f16")
 KINDS_OF_STEPS = ("unary", "binary", "binary", "reduce")
 MANY_REDUCTIONS = ("unary", "binary", "reduce", "reduce")
+MANY_MOVES = ("unary", "binary", "binary", "reduce", "move")
 
 
 @st.composite
-def programs(draw, dtypes=DTYPES, most_steps=15, kinds=KINDS_OF_STEPS):
+def programs(draw, dtypes=DTYPES, most_steps=15, kinds=KINDS_OF_STEPS, sizes=SIZES):
     rank = draw(st.integers(1, 4))
-    full = [draw(st.sampled_from(SIZES)) for _ in range(rank)]
-    while math.prod(full) > 20000:
+    full = [draw(st.sampled_from(sizes)) for _ in range(rank)]
+    while math.prod(full) > MOST_ELEMENTS:
         full[draw(st.integers(0, rank - 1))] = 1
     dtype = draw(st.sampled_from(dtypes))
-    specs = tuple(draw(tensors(full, dtype)) for _ in range(draw(st.integers(1, 3))))
+    beside = (
+        [d for d in dtypes if d != "f64"] if dtype != "f64" and draw(st.booleans()) else [dtype]
+    )
+    kinds_of = st.sampled_from([dtype, *beside])
+    specs = tuple(draw(tensors(full, draw(kinds_of))) for _ in range(draw(st.integers(1, 3))))
+    values = [torch.empty(s.shape, dtype=s.torch_dtype, device="meta") for s in specs]
     steps = []
-    for k in range(draw(st.integers(1, most_steps))):
-        operand = st.integers(0, len(specs) + k - 1)
-        kind = draw(st.sampled_from(kinds))
-        if kind == "reduce":
-            name = draw(st.sampled_from(sorted(REDUCTIONS)))
-            dims = draw(st.lists(st.integers(0, rank - 1), min_size=1, unique=True))
-            steps.append((name, (draw(operand),), tuple(sorted(dims))))
-        else:
-            table = UNARY if kind == "unary" else BINARY
-            count = 1 if kind == "unary" else 2
-            operands = tuple(draw(operand) for _ in range(count))
-            steps.append((draw(st.sampled_from(sorted(table))), operands, ()))
+    for _ in range(draw(st.integers(1, most_steps))):
+        step = draw(steps_on(values, draw(st.sampled_from(kinds))))
+        name, operands, dims = step
+        try:
+            out = computed(name, [values[i] for i in operands], dims)
+        except (IndexError, RuntimeError):  # the greatest of no elements
+            continue
+        if out.numel() <= MOST_ELEMENTS and out.dim() <= MOST_DIMS:
+            steps.append(step)
+            values.append(out)
+    if not steps:
+        steps.append(("neg", (0,), ()))
     last = len(specs) + len(steps) - 1
     others = draw(st.lists(st.integers(len(specs), last), max_size=3))
     return Program(specs, tuple(steps), tuple(dict.fromkeys([last, *others])))
+
+
+@st.composite
+def steps_on(draw, values, kind):
+    """A step that these values allow."""
+    first = draw(st.integers(0, len(values) - 1))
+    rank = values[first].dim()
+    if kind in ("reduce", "move") and rank:
+        table = REDUCTIONS if kind == "reduce" else MOVES
+        dims = draw(st.lists(st.integers(0, rank - 1), min_size=1, unique=True))
+        return draw(st.sampled_from(sorted(table))), (first,), tuple(sorted(dims))
+    if kind == "binary":
+        beside = [i for i, v in enumerate(values) if _broadcast(v.shape, values[first].shape)]
+        second = draw(st.sampled_from(beside))
+        operands = (first, second) if draw(st.booleans()) else (second, first)
+        return draw(st.sampled_from(sorted(BINARY))), operands, ()
+    return draw(st.sampled_from(sorted(UNARY))), (first,), ()
+
+
+def _broadcast(a, b):
+    return all(m == n or 1 in (m, n) for m, n in zip(reversed(a), reversed(b), strict=False))
 
 
 @st.composite

@@ -46,12 +46,15 @@ def __getattr__(name: str) -> Any:
     if name in _FOUND_IN:
         found = getattr(importlib.import_module(_FOUND_IN[name]), name)
     else:
-        found = _operator(name)
+        found, may_change = _operator(name)
+        if may_change:
+            return found
     globals()[name] = found
     return found
 
 
-def _operator(name: str) -> Any:
+def _operator(name: str) -> tuple[Any, bool]:
+    """The operator, and whether another may get its name: one of tw.fuse."""
     from tilewright.dispatch.call import operators
     from tilewright.op import OPS
 
@@ -60,7 +63,7 @@ def _operator(name: str) -> Any:
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}; its operators are {', '.join(OPS)}"
         )
-    return operators[name]
+    return operators[name], name in OPS and OPS[name].fused
 
 
 def __dir__() -> list[str]:

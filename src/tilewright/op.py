@@ -14,14 +14,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 
-from tilewright.errors import InvalidArgument
+from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.indexed import Indexed
 from tilewright.registry import Registry
 from tilewright.tensor_spec import (
@@ -340,6 +340,11 @@ class Op:
             elif isinstance(value, Real) and not isinstance(value, (int, float)):  # of numpy
                 value = int(value) if isinstance(value, Integral) else float(value)
             if isinstance(value, torch.dtype):
+                if self.fused:
+                    raise InvalidArgument(
+                        f"{self.name}: {name}={value}: a dtype is no argument of a fused function; "
+                        "write it inside"
+                    )
                 value = DTYPE_NAMES.get(value, str(value))
             given[name] = tuple(value) if isinstance(value, (list, torch.Size)) else value
         devices = {t.device for t in tensors}
@@ -354,13 +359,14 @@ class Op:
             return (replace(w.tensors[name], align=DEFAULT_ALIGN),)
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with FakeTensorMode() as mode, mode:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode, without_hooks():
             fakes = [
                 torch.empty_strided(s.shape, s.real_strides, dtype=dtype, device="cpu")
                 for s, dtype in zip(w.tensors.values(), _dtypes_for_layout(w), strict=True)
             ]
             out = self.reference(**w.call(fakes))
-        outs = out if isinstance(out, (tuple, list)) else (out,)
+        outs = self.returned(out)
         dtypes: Sequence[torch.dtype] = [o.dtype for o in outs]
         if self.outputs_like is not None:
             dtypes = self.output_dtypes(dict(w.args))
@@ -381,6 +387,18 @@ class Op:
             found.append(DTYPES[dtype] if isinstance(dtype, str) else dtype)
         return found
 
+    def still_itself(self) -> None:
+        """Refuse a call under a name that a person has given to another function since.
+
+        Raises:
+            InvalidArgument: always then.
+        """
+        if self.fused and (self.name not in OPS or OPS[self.name] is not self):
+            raise InvalidArgument(
+                f"{self.name}: another function was fused under this name since; "
+                "give each a name: tw.fuse(..., name=...)"
+            )
+
     def gradients_for(self, wanted: Iterable[str]) -> tuple[str, ...]:
         """Of a gradient operator: which to ask for where these arguments need gradients."""
         return tuple(dict.fromkeys(self.same_gradient.get(n, n) for n in wanted))
@@ -395,11 +413,40 @@ class Op:
         if self.indexed is not None:
             return (self.indexed.terms(w, tensors).value,)
         wide = [t.double() if t.is_floating_point() else t for t in tensors]
-        out = self.reference(**w.call(wide))
-        return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        return self.returned(self.reference(**w.call(wide)))
+
+    def returned(self, out: Any) -> tuple[torch.Tensor, ...]:
+        """The tensors that the reference returned.
+
+        Raises:
+            NoImplementation: these are no tensors.
+        """
+        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        for o in outs:
+            if not isinstance(o, torch.Tensor):
+                raise NoImplementation(
+                    f"{self.name} returns {type(o).__name__}; it should return a tensor, or a "
+                    "tuple of them"
+                )
+        return outs
 
 
 OPS: Registry[Op] = Registry("ops", "operator")
+
+
+@contextlib.contextmanager
+def without_hooks() -> Iterator[None]:
+    """Inside, autograd saves tensors as they are: a trace is nothing that activation checkpointing,
+    whose hooks they are, should know of."""
+    hooks = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:

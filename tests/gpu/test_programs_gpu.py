@@ -9,6 +9,7 @@ from hypothesis import given, seed
 from program_graphs import KINDS, LERP, broadcasts
 from random_graphs import (
     KINDS_OF_STEPS,
+    MANY_MOVES,
     MANY_REDUCTIONS,
     forget,
     programs,
@@ -23,7 +24,7 @@ from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
 pytestmark = pytest.mark.gpu
-RANDOM_GRAPHS, PARTS = 80, 8
+RANDOM_GRAPHS, PARTS = 120, 12
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_lerps_gradients_are_right_for_every_kind_of_broadcast(device):
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_graphs_give_what_fp64_gives(part, device):
     @seed(part)
-    @given(programs(kinds=(KINDS_OF_STEPS, MANY_REDUCTIONS)[part % 2]))
+    @given(programs(kinds=(KINDS_OF_STEPS, MANY_REDUCTIONS, MANY_MOVES)[part % 3]))
     def check(program):
         try:
             assert_right(workload(program), device)

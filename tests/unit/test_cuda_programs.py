@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 
 from emulated import Emulated
 from program_graphs import KINDS, LERP, PADDLE_C, broadcasts
 from random_graphs import (
     KINDS_OF_STEPS,
+    MANY_MOVES,
     MANY_REDUCTIONS,
+    Program,
     forget,
     programs,
     run_examples,
@@ -217,7 +219,11 @@ def test_steps_of_every_kind_give_what_torch_gives(function):
 
 
 @emulation
-@pytest.mark.parametrize("kinds", [KINDS_OF_STEPS, MANY_REDUCTIONS], ids=["any", "many reductions"])
+@pytest.mark.parametrize(
+    "kinds",
+    [KINDS_OF_STEPS, MANY_REDUCTIONS, MANY_MOVES],
+    ids=["any", "many reductions", "many moves"],
+)
 def test_random_graphs_give_what_fp64_gives(kinds):
     @given(programs(kinds=kinds))
     def check(program):
@@ -229,10 +235,17 @@ def test_random_graphs_give_what_fp64_gives(kinds):
     run_examples(check, 15)
 
 
+OUTER_MAXIMA = (("outer", (0,), (0,)), ("amax", (1,), (0,)))
+"""Of whose rows no tensor is read alone."""
+
+
 def test_schedules_for_random_graphs_of_many_reductions_are_emitted_and_compile():
     examples = itertools.count()
 
-    @given(programs(kinds=MANY_REDUCTIONS))
+    @given(programs(kinds=(*MANY_REDUCTIONS, "move")))
+    @example(
+        Program((TensorSpec("f32", (17,)),), (("outer", (0,), (0,)), ("amax", (1,), (0,))), (2,))
+    )
     def check(program):
         try:
             graph = graph_of(workload(program))

@@ -232,6 +232,16 @@ def test_two_masks_of_one_function_differ(fused):
 
 
 @runs
+def test_a_mask_beside_its_own_transpose_and_over_transposed_dims_is_the_same_mask(fused):
+    mask = philox_bernoulli(seed(), 0, round(0.5 * WORD), (9, 9)).float() * 2
+    both = tw.fuse(lambda x: (lambda d: d - 3 * d.t())(F.dropout(x, 0.5)), name="both")
+    assert torch.equal(both(torch.ones(9, 9), seed=seed()), mask - 3 * mask.t())
+    turned = tw.fuse(lambda x: F.dropout(x.t(), 0.5), name="turned")
+    mask = philox_bernoulli(seed(), 0, round(0.5 * WORD), (5, 9)).float() * 2
+    assert torch.equal(turned(torch.ones(9, 5), seed=seed()), mask)
+
+
+@runs
 def test_feature_dropout_drops_whole_channels(fused):
     channels = tw.fuse(lambda x: F.dropout2d(x, 0.5) * 2, name="channels")
     out = channels(torch.ones(8, 16, 5, 3))

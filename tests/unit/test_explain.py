@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from dispatching import record
 
 from tilewright import cli
 from tilewright.compile import nvrtc
@@ -14,6 +15,7 @@ from tilewright.op import Workload
 from tilewright.profiling.explain import _forecasts, explain, show
 from tilewright.record import Record
 from tilewright.space import config_dict
+from tilewright.store import Store
 
 W = Workload.parse("layer_norm(x=f16[64,768], weight=f16[768], bias=f16[768])")
 SM80, SM90 = (IMPLS[f"conv2d_weight_grad_sm{n}0"] for n in (8, 9))
@@ -180,6 +182,19 @@ def test_what_cannot_be_shown_is_refused_with_values(args, code, message, capsys
 def test_ptx_of_a_cpu_kernel_is_refused_with_a_remedy(capsys):
     assert cli.main(["explain", str(W), "--device", "cpu", "--show", "ptx"]) == 2
     assert "--device-spec h200" in capsys.readouterr().err
+
+
+def test_what_was_recorded_is_shown_with_decimal_gigabytes_a_second(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    with Store() as store:
+        record(store, str(W), "inductor", us=9.877)  # 101376 bytes read, 98304 written
+    assert cli.main(["explain", str(W), "--device", "cpu", "--no-measure"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    (heads,) = (line for line in shown if "recorded" in line)
+    rows = [line.split() for line in shown if line.strip().startswith(("inductor ", "aten "))]
+    assert "GB/s" in heads
+    assert [row for row in rows if row[0] == "inductor" and "20" in row[1:]]
+    assert [row for row in rows if row[0] == "aten" and "10" in row[1:]]
 
 
 def test_json_holds_what_the_tables_show(capsys):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import tilewright as tw
 from emulated import Emulated
@@ -181,6 +182,81 @@ def test_a_name_that_is_taken_is_refused_and_a_second_definition_replaces_the_fi
     x = torch.ones(3)
     assert make(2.0)(x).tolist() == [2, 2, 2]
     assert make(3.0)(x).tolist() == [3, 3, 3]
+
+
+def test_a_function_whose_name_was_given_to_another_is_not_taken_for_it():
+    def make(k):
+        def multiple(x):
+            return x * k
+
+        return tw.fuse(multiple)
+
+    x = torch.ones(3, requires_grad=True)
+    first = make(2.0)
+    out = first(x)
+    assert tw.multiple(x).tolist() == [2, 2, 2]
+    second = make(5.0)
+    assert second(x).tolist() == tw.multiple(x).tolist() == [5, 5, 5]
+    for y in (x, x.detach()):
+        with pytest.raises(InvalidArgument, match=r"multiple: another function.*give each a name"):
+            first(y)
+    (before,) = torch.autograd.grad(out.sum(), x)
+    (after,) = torch.autograd.grad(second(x).sum(), x)
+    assert (before.tolist(), after.tolist()) == ([2, 2, 2], [5, 5, 5])
+
+
+def test_a_function_with_type_hints_may_be_fused_again():
+    def make(k):
+        def typed(x: torch.Tensor) -> torch.Tensor:
+            return x * k
+
+        return tw.fuse(typed)
+
+    make(2.0)
+    again = make(3.0)
+    compiled = torch.compile(lambda x: again(x) + 1, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_runs_it_again(reentrant):
+    fused = tw.fuse(gelu_of_sum, name=f"checkpointed{reentrant}")
+    x, bias = torch.randn(8, 16, requires_grad=True), torch.randn(16)
+    checkpoint(fused, x, bias, use_reentrant=reentrant).sum().backward()
+    right = x.detach().clone().requires_grad_()
+    gelu_of_sum(right, bias).sum().backward()
+    torch.testing.assert_close(x.grad, right.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_a_tensor_from_outside_is_refused_with_its_line():
+    scale = torch.randn(16)
+
+    def scaled(x):
+        return x * scale
+
+    line = scaled.__code__.co_firstlineno + 1
+    for x in (torch.randn(16), torch.randn(16, requires_grad=True)):
+        with pytest.raises(NoImplementation, match=rf"no argument.*test_fuse\.py:{line}"):
+            tw.fuse(scaled)(x)
+    x = torch.randn(16)
+    torch.testing.assert_close(tw.fuse(scaled, fallback=True)(x), x * scale)
+
+
+def test_what_no_operator_can_be_is_refused_at_once():
+    with pytest.raises(InvalidArgument, match="'<lambda>' cannot name an operator; give name="):
+        tw.fuse(lambda x: x * 2)
+    with pytest.raises(InvalidArgument, match=r"sums takes \*x; give each argument a name"):
+        tw.fuse(lambda *x: sum(x), name="sums")
+    with pytest.raises(InvalidArgument, match=r"torch.float16: a dtype is no argument"):
+        tw.fuse(lambda x, dtype: x.to(dtype), name="cast_to")(torch.ones(2), torch.float16)
+
+
+def test_pytorch_runs_dtypes_of_which_there_are_no_kernels_where_that_is_asked_for():
+    for x in (torch.arange(3), torch.arange(3, dtype=torch.uint8), torch.ones(3) * 1j):
+        doubled = tw.fuse(lambda x: x * 2, name="doubled", fallback=True)
+        assert torch.equal(doubled(x), x * 2)
+        with pytest.raises((InvalidArgument, NoImplementation), match=r"i64|uint8|complex64"):
+            tw.fuse(lambda x: x * 2, name="doubled_strictly")(x)
 
 
 def test_a_call_without_tensors_or_with_fp64_beside_halves_says_so():

@@ -6,13 +6,20 @@ import pytest
 import torch
 from hypothesis import given
 
-from random_graphs import Program, forget, programs, run_examples, workload
+from random_graphs import (
+    KINDS_OF_STEPS,
+    MANY_MOVES,
+    Program,
+    forget,
+    programs,
+    run_examples,
+    workload,
+)
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
 from tilewright.dispatch.fuse import fuse
 from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier
-from tilewright.op import OPS
 from tilewright.tensor_spec import TensorSpec
 
 DEVICE = dataclasses.replace(DEVICES["cpu"], threads=2)
@@ -34,8 +41,9 @@ def _forget():
     forget()
 
 
-def test_random_graphs_give_what_fp64_gives():
-    @given(programs())
+@pytest.mark.parametrize("kinds", [KINDS_OF_STEPS, MANY_MOVES])
+def test_random_graphs_give_what_fp64_gives(kinds):
+    @given(programs(kinds=kinds))
     def check(program):
         found = verdict(program)
         # How well PyTorch's own rounding errors turn out on a few elements is luck.
@@ -50,24 +58,54 @@ def test_a_result_that_pytorch_lays_out_as_an_operand_is_right():
     assert found.ok, found.message
 
 
-def test_gradients_of_random_graphs_are_autograds():
-    @given(programs(dtypes=("f64",), most_steps=8))
+def test_a_dim_that_others_are_dropped_or_kept_by_is_no_batch(caplog):
+    squeezed = ("squeeze", (0,), (0,))
+    found = verdict(Program((TensorSpec("f32", (2, 3, 3)),), (squeezed, ("mul", (1, 0), ())), (2,)))
+    assert found.ok, found.message
+    assert not caplog.records  # of what was tried in vain
+
+
+def both(program, tensors):
+    """What the fused function gives, and PyTorch."""
+    function = program.function()
+    for f in (fuse(function, name="random_graph"), function):
+        out = f(*tensors)
+        yield out if isinstance(out, tuple) else (out,)
+
+
+def gradients(own, right, tensors):
+    """Of both, where PyTorch's results have any; what does not depend on a tensor has zeros."""
+    pairs = [(mine, o) for mine, o in zip(own, right, strict=True) if o.requires_grad]
+    weights = [torch.randn_like(o) for _, o in pairs]
+    for outs in zip(*pairs, strict=True):
+        found = torch.autograd.grad(outs, tensors, weights, allow_unused=True)
+        yield [torch.zeros_like(t) if g is None else g for g, t in zip(found, tensors, strict=True)]
+
+
+def test_random_graphs_of_empty_tensors_give_what_pytorch_gives():
+    empty = 0
+
+    @given(programs(dtypes=("f32",), most_steps=8, kinds=MANY_MOVES, sizes=(0, 1, 3)))
     def check(program):
-        function = program.function()
-        fused = fuse(function, name="random_graph")
-        op = OPS["random_graph"]
-        w = op.workload(**dict(zip(op.parameters, program.specs, strict=False)))
+        nonlocal empty
+        empty += any(spec.numel == 0 for spec in program.specs)
+        tensors = [spec.empty("cpu", 0.5).requires_grad_() for spec in program.specs]
+        own, right = both(program, tensors)
+        torch.testing.assert_close(own, right, equal_nan=True)
+        for mine, theirs in zip(*gradients(own, right, tensors), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+    run_examples(check, 60)
+    assert empty > 10
+
+
+def test_gradients_of_random_graphs_are_autograds():
+    @given(programs(dtypes=("f64",), most_steps=8, kinds=MANY_MOVES))
+    def check(program):
+        w = workload(program)
         tensors = [t.requires_grad_() for t in w.operator.examples(w, "random", 0)]
-        own, right = (
-            out if isinstance(out, tuple) else (out,)
-            for out in (fused(*tensors), function(*tensors))
-        )
-        weights = [torch.randn_like(o) for o in right]
-        found, expected = (
-            torch.autograd.grad(outs, tensors, weights, allow_unused=True) for outs in (own, right)
-        )
-        for mine, theirs in zip(found, expected, strict=True):
-            theirs = torch.zeros_like(mine) if theirs is None else theirs
+        own, right = both(program, tensors)
+        for mine, theirs in zip(*gradients(own, right, tensors), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
 
     run_examples(check, 12)

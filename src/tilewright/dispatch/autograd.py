@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tilewright.dispatch.pytorch import as_pytorch
-from tilewright.op import Op
+from tilewright.op import OPS, Op
 
 
 class Recomputed(torch.autograd.Function):
@@ -70,7 +70,9 @@ class Generated(torch.autograd.Function):
         saved = iter(ctx.saved_tensors)
         args = [next(saved) if constant is None else constant[0] for constant in ctx.constants]
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed]
-        if torch.is_grad_enabled():
+        name = ctx.backward_op.name
+        again = name not in OPS or OPS[name] is not ctx.backward_op  # a function fused anew
+        if torch.is_grad_enabled() or again:
             return (None, None, None, *_reference_gradients(ctx.op, args, wanted, grads))
         given = dict(zip(ctx.names, args, strict=True))
         given.update(zip(ctx.extra, saved, strict=True))

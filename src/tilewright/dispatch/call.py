@@ -243,6 +243,7 @@ def _unlike_plain_tensors(
 def _with_gradients(
     op: Op, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
+    op.still_itself()
     bound = bind(op, args, kwargs)
     if op.indexed is not None and state.enabled:
         if op.form_of is not None and keeps_order(op, bound.get("x")):

@@ -14,8 +14,8 @@ from torch import Tensor, fx
 from tilewright.dispatch.call import operators
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import SEED, SPEC, draws, with_seed
-from tilewright.errors import InvalidArgument
-from tilewright.fusion.trace import trace_reference
+from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.fusion.trace import by_shapes, trace_reference, trace_truth
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import HALVES, TensorSpec
@@ -31,8 +31,9 @@ def fuse(
     """Make one operator of a function of tensors: generated kernels run it, differentiably.
 
     The function is traced for the shapes it is called with, so it must not decide by values of
-    tensors. Its steps may be arithmetic, comparisons, `where`, casts, elementary functions, sums
-    and other reductions over any dims, and views that move dims of size 1. It is computed in
+    tensors; numbers that it takes from outside of its arguments are read once, tensors refused.
+    Its steps may be arithmetic, comparisons, `where`, casts, elementary functions, sums and other
+    reductions over any dims, transposes, and views that move dims of size 1. It is computed in
     fp32 where tensors are halves, and rounded where it casts and at its end. What it drops out
     follows from a seed (docs/fusion.md), drawn anew for each call or given as `seed=`, an int64
     scalar on the tensors' device. Its gradients are
@@ -46,12 +47,18 @@ def fuse(
         fallback: let PyTorch run what cannot be fused, instead of raising.
 
     Raises:
-        InvalidArgument: the name is taken by another operator.
+        InvalidArgument: the name is taken by another operator, or is none, or the function takes
+            any number of arguments. At a call: another function was fused under its name since.
         NoImplementation: at the call, naming the step that cannot be fused and its line.
     """
     if function is None:
         return functools.partial(fuse, name=name, scalars=scalars, fallback=fallback)
     name = name or function.__name__
+    if not name.isidentifier():
+        raise InvalidArgument(f"fuse: {name!r} cannot name an operator; give name=")
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise InvalidArgument(f"fuse: {name} takes {parameter}; give each argument a name")
     reference = with_seed(function)
     seed = None if reference is function else SEED
     op = FusedFunction(
@@ -73,22 +80,35 @@ class FusedFunction(Op):
     """The operator behind a person's function."""
 
     def draws(self, w: Workload) -> bool:
-        return w.seed is None and draws(w)
+        try:
+            return w.seed is None and draws(w)
+        except NoImplementation:  # nothing of it can be fused, masks included
+            return False
+
+    def output_specs(self, w: Workload) -> tuple[TensorSpec, ...]:
+        with by_shapes(self.reference):
+            return super().output_specs(w)
 
     def truth(self, w: Workload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The traced function in fp64; its casts from one floating dtype to another are dropped."""
         wide = [t.double() if t.is_floating_point() else t for t in tensors]
-        return tuple(_Widened(trace_reference(w, "f64")).run(*wide))
+        return tuple(_Widened(trace_truth(w)).run(*wide))
 
 
 class _Widened(fx.Interpreter):
+    """A graph that was traced in one floating dtype, so that constants which follow from it are
+    what they are there, computed in fp64."""
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         name = target._schema.name.split("::")[1]
-        casts = name in ("convert_element_type", "_to_copy", "rounded")
-        dtype = kwargs.get("dtype", args[1] if len(args) > 1 else None)
-        if casts and args[0].is_floating_point() and (dtype is None or dtype.is_floating_point):
+        if name == "rounded":
             return args[0]
+        args, kwargs = fx.node.map_aggregate((args, kwargs), _widened)
         return super().call_function(target, args, kwargs)
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
 
 def backward_operator(op: Op, outputs: int) -> Op:
@@ -138,6 +158,8 @@ def _gradient(op: Op, gradients: list[str]) -> Callable[..., Any]:
     optional = ["grads"] if op.seed is None else [op.seed, "grads"]
     parameters += [inspect.Parameter(n, kind, default=None) for n in optional]
     reference.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    reference.__annotations__ = op.reference.__annotations__
+    reference.__wrapped__ = op.reference  # type: ignore[attr-defined]  # steps are at its lines
     reference.__doc__ = f"Gradients of `{op.name}`, by PyTorch's autograd of it."
     return reference
 
@@ -149,6 +171,7 @@ def _register(op: Op) -> None:
     for name in (op.name, f"{op.name}_backward"):
         OPS.remove(name)
         operators.forget(name)
+        state.disown(name)
     graph_of.cache_clear()
     draws.cache_clear()
     state.forget()

@@ -73,8 +73,12 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, bool]:
         if op.fused:
             from tilewright.dispatch.fuse import backward_operator
 
+            if selection.choose(w, device).source == "default":  # or it says what is not taken
+                return _PYTORCH
             floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
             backward = backward_operator(op, len(floats))
+            if not floats:
+                return backward, given_seed is not None
         else:
             backward = OPS[f"{op.name}_backward"]
         forward = OPS[f"{op.name}_forward"].workload(**dict(w.args)) if backward.wide else w

@@ -24,7 +24,7 @@ from tilewright.dispatch.pytorch import as_pytorch
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import drawing, seeded
 from tilewright.dispatch.selection import Choice, Forced
-from tilewright.errors import IndexOutOfRange, TilewrightError
+from tilewright.errors import IndexOutOfRange, InvalidArgument, TilewrightError
 from tilewright.impl import IMPLS
 from tilewright.impls._vendor import vendor
 from tilewright.op import Op, Workload
@@ -69,6 +69,14 @@ class State:
                 if len(self.prepared[op]) >= MAX_KEYS:
                     self.prepared[op].clear()
                 self.prepared[op].update(prepared)
+
+    def disown(self, op: str) -> None:
+        """Leave an operator's prepared calls, which `forget` empties, to the function that has
+        them: another one will be made under its name."""
+        with self.lock:
+            self.prepared.pop(op, {}).clear()
+            if op in self.recent:
+                self.recent.pop(op).clear()
 
     def forget(self) -> None:
         with self.lock:
@@ -125,8 +133,14 @@ def first_call(
         rebound = state.prepared[op.name].get(_without_scalars(key))
         if rebound is not None:
             return rebound(args, kwargs, given, [k for k in key if type(k) is float])
+    op.still_itself()
     generation = state.generation
-    w, tensors = op.workload_of(*args, **kwargs)
+    try:
+        w, tensors = op.workload_of(*args, **kwargs)
+    except InvalidArgument:
+        if op.fallback:
+            return as_pytorch(op, args, kwargs)
+        raise
     device = tensors[0].device
     if device.type not in ("cpu", "cuda"):
         return as_pytorch(op, args, kwargs)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewright.dispatch import selection
+from tilewright.fusion.trace import by_shapes
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
 from tilewright.philox import Seeded
@@ -51,12 +52,12 @@ def draws(w: Workload) -> bool:
     """Whether the reference draws masks for these shapes that a seed could decide."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode():
+    with FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [
             torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype)
             for s in w.tensors.values()
         ]
-        with Seeded(SPEC.empty("cpu")) as counted:
+        with Seeded(SPEC.empty("cpu")) as counted, by_shapes(w.operator.reference):
             w.operator.reference(**w.call(fakes))
     return counted.calls > 0
 

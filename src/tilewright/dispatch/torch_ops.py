@@ -25,7 +25,8 @@ from tilewright.impls._vendor import call_reference
 from tilewright.op import OPS, Op
 from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
-_library = torch.library.Library("tilewright", "FRAGMENT")
+_libraries: dict[str, torch.library.Library] = {}
+"""By operator: a function that is fused again is another one under its name."""
 _SCHEMA_TYPES = {
     Tensor: "Tensor",
     float: "float",
@@ -89,15 +90,20 @@ def register(op: Op, public: Callable[..., Any]) -> list[str] | None:
     6 us a call); the one below it serves tracing and inference mode; the fake one gives shapes.
     """
     listed = schemas(op)
-    for schema in listed or ():
-        _library.define(schema)
+    if op.name in _libraries:
+        _libraries.pop(op.name)._destroy()
+    if not listed:
+        return listed
+    library = _libraries[op.name] = torch.library.Library("tilewright", "FRAGMENT")
+    for schema in listed:
+        library.define(schema)
         name = schema.partition("(")[0]
         packet, _, overload = name.partition(".")
         target = getattr(getattr(torch.ops.tilewright, packet), overload or "default")
-        _library.impl(name, functools.partial(_above_autograd, op, public, target), "Autograd")
-        _library.impl(name, functools.partial(_no_grad, public), "CompositeExplicitAutograd")
+        library.impl(name, functools.partial(_above_autograd, op, public, target), "Autograd")
+        library.impl(name, functools.partial(_no_grad, public), "CompositeExplicitAutograd")
         torch.library.register_fake(
-            f"tilewright::{name}", lambda *args: as_pytorch(op, args, {}), lib=_library
+            f"tilewright::{name}", lambda *args: as_pytorch(op, args, {}), lib=library
         )
     return listed
 

@@ -70,6 +70,8 @@ class Graph:
     outputs: tuple[tuple[int, Access], ...]
     scalars: tuple[str, ...] = ()
     """dtypes of the run-time scalars."""
+    again: tuple[int, ...] = ()
+    """Inputs behind those of the tensors: which tensor each reads, or which seed decides it."""
 
     @functools.cached_property
     def memory(self) -> list[Access]:

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
-from tilewright.fusion.ir import COMPARISONS, POINTWISE, Access, Draw, Graph, Node
+from tilewright.fusion.builder import GraphBuilder, Unsupported, Value
+from tilewright.fusion.ir import POINTWISE, Draw, Graph
 from tilewright.fusion.trace import trace_reference
 from tilewright.op import Workload
-from tilewright.tensor_spec import DEFAULT_ALIGN, DTYPE_NAMES, HALVES, TensorSpec
-
-
-class Unsupported(Exception):
-    """The graph holds a step that the fusion compiler cannot take; the message names it."""
-
+from tilewright.tensor_spec import DTYPE_NAMES, HALVES, TensorSpec
 
 _RENAMED = {
-    "pow": "pow",
     "true_divide": "div",
     "max": "maximum",
     "min": "minimum",
-    "logical_and": "and",
-    "logical_or": "or",
-    "logical_not": "not",
-    "bitwise_and": "and",
-    "bitwise_or": "or",
-    "bitwise_not": "not",
 }
+_LOGICAL = {
+    **{f"{kind}_{name}": name for kind in ("logical", "bitwise") for name in ("and", "or", "not")},
+    **{f"{kind}_xor": "ne" for kind in ("logical", "bitwise")},
+}
+_OF_BOOLEANS = {"add": "or", "maximum": "or", "mul": "and", "minimum": "and"}
+"""What arithmetic makes of two booleans."""
 _VIEWS = ("broadcast_in_dim", "expand", "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
 _IDENTITIES = (
     *("clone", "alias", "detach", "view_of", "contiguous", "lift_fresh_copy"),
@@ -40,23 +34,9 @@ _IDENTITIES = (
 _FILLED = ("full", "full_like", "scalar_tensor", "zeros", "zeros_like", "ones", "ones_like")
 _EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty")
 _CASTS = ("convert_element_type", "_to_copy", "to")
-
-
 _WHOLE = {"maximum": "amax", "minimum": "amin"}
 """`max` and `min` of one tensor."""
-
-Axes = tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class Value:
-    """A value of the trace: a node, and for each of its own dims the iteration axis it runs along.
-
-    Axes count from the end (-1 is the last); None stands for a dim of size 1.
-    """
-
-    node: int
-    axes: Axes
+_OVER_BOOLEANS = {"any": "amax", "all": "amin"}
 
 
 def lower(w: Workload) -> Graph:
@@ -69,27 +49,22 @@ def lower(w: Workload) -> Graph:
     return _Lowering(w).graph()
 
 
-class _Lowering:
+class _Lowering(GraphBuilder):
     def __init__(self, w: Workload):
-        self.w = w
-        self.arithmetic = w.arithmetic
-        self.nodes: list[tuple[str, tuple[int, ...], str, dict[int, int], Any]] = []
-        self.sizes: dict[int, int] = {}
+        super().__init__(w)
         self.values: dict[fx.Node, Any] = {}
-        self.seed = w.seed
-        self.draws: list[tuple[Draw, TensorSpec]] = []
 
     def graph(self) -> Graph:
         trace = trace_reference(self.w, runtime_scalars=True)
         inputs = list(self.w.tensors.values())
         placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
         for i, node in enumerate(placeholders):
-            if i == self.seed:
+            if i == self.w.seed:
                 self.values[node] = None  # masks that follow from it stand for it
             elif i < len(inputs):
                 self.values[node] = self.load(i, inputs[i])
             else:
-                index = self.add("scalar", (), self.arithmetic, {}, i - len(inputs))
+                index = self.add("scalar", (), self.arithmetic, (), i - len(inputs))
                 self.values[node] = Value(index, ())
         outputs: list[Value] = []
         for node in trace.graph.nodes:
@@ -97,40 +72,14 @@ class _Lowering:
                 if node.users or _name(node).endswith("_"):
                     self.values[node] = self.placed(node)
             elif node.op == "output":
-                outputs = [self.values[o] for o in node.args[0]]
-        return self.finish(inputs, outputs, len(placeholders) - len(inputs))
-
-    def add(
-        self, op: str, args: tuple[int, ...], dtype: str, sizes: dict[int, int], attr: Any = None
-    ) -> int:
-        self.nodes.append((op, args, dtype, sizes, attr))
-        self.sizes.update(sizes)
-        return len(self.nodes) - 1
-
-    def load(self, i: int, spec: TensorSpec) -> Value:
-        """An input; it does not vary along dims that it was expanded along, of stride 0."""
-        sizes_and_strides = zip(spec.shape, spec.real_strides, strict=True)
-        axes = tuple(
-            d - spec.rank if n != 1 and stride else None
-            for d, (n, stride) in enumerate(sizes_and_strides)
-        )
-        sizes = {a: n for a, n in zip(axes, spec.shape, strict=True) if a is not None}
-        return Value(self.upcast(self.add("load", (), spec.dtype, sizes, i)), axes)
+                outputs = [self.value(o) for o in node.args[0]]
+        return self.finish(outputs, len(placeholders) - len(inputs))
 
     def drawn(self, node: Any) -> Value:
-        """A mask: an input whose buffer is the seed. The first is the seed's own, others follow
-        behind all tensors."""
+        """A mask: an input whose buffer is the seed."""
         _, call, threshold, shape = node.args
-        assert self.seed is not None, node
-        place = len(self.w.tensors) + len(self.draws) - 1 if self.draws else self.seed
-        spec = TensorSpec("bool", tuple(shape))
-        self.draws.append((Draw(call, threshold), spec))
-        return self.load(place, spec)
-
-    def upcast(self, i: int) -> int:
-        _, _, dtype, sizes, _ = self.nodes[i]
-        narrow = dtype in HALVES or (dtype, self.arithmetic) == ("f32", "f64")
-        return self.add("cast", (i,), self.arithmetic, sizes) if narrow else i
+        assert self.w.seed is not None, node
+        return self.load(self.w.seed, TensorSpec("bool", tuple(shape)), Draw(call, threshold))
 
     def placed(self, node: Any) -> Value | None:
         """The step's value; what cannot be lowered is named with its line."""
@@ -143,6 +92,8 @@ class _Lowering:
     def step(self, node: Any) -> Value | None:
         name = _name(node).rstrip("_")
         name = _RENAMED.get(name, name)
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            raise Unsupported(f"step {node.target} of the reference gives more than one tensor")
         if name in _IDENTITIES:
             return self.value(node.args[0])
         if name in _WHOLE and len(node.args) == 1:
@@ -163,13 +114,13 @@ class _Lowering:
             return None  # what follows asks it for its shape only
         if name in ("permute", "transpose", "t"):
             return self.permuted(node, name)
-        if name in ("sum", "amax", "amin", "prod", "mean", "var"):
+        if name in ("sum", "amax", "amin", "prod", "mean", "var", *_OVER_BOOLEANS):
             return self.reduction(node, name)
         if name in _COMPOSED:
             return _COMPOSED[name](self, *map(self.value, node.args))
         if name == "clamp":
             return self.clamped(node)
-        if name in POINTWISE:
+        if name in POINTWISE or name in _LOGICAL:
             result = self.pointwise(node, name)
             if _name(node).endswith("_"):
                 self.values[node.args[0]] = result
@@ -180,12 +131,14 @@ class _Lowering:
 
     def value(self, arg: Any) -> Value:
         if isinstance(arg, fx.Node):
+            if arg.op == "get_attr":
+                raise Unsupported("a tensor that is no argument of the reference: make it one")
             if self.values[arg] is None:
                 raise Unsupported(f"{arg.target} of the reference: its values are undefined")
             return self.values[arg]
         if isinstance(arg, (bool, int, float)):
             dtype = "bool" if isinstance(arg, bool) else self.arithmetic
-            return Value(self.add("const", (), dtype, {}, arg), ())
+            return Value(self.add("const", (), dtype, (), arg), ())
         raise Unsupported(f"argument {arg!r} of the reference")
 
     def filled(self, node: Any, name: str) -> Value:
@@ -197,8 +150,8 @@ class _Lowering:
         if isinstance(value, fx.Node):
             return Value(self.value(value).node, axes)
         if out.dtype == torch.bool:
-            return Value(self.add("const", (), "bool", {}, bool(value)), axes)
-        return Value(self.add("const", (), DTYPE_NAMES[out.dtype], {}, value), axes)
+            return Value(self.add("const", (), "bool", (), bool(value)), axes)
+        return Value(self.add("const", (), DTYPE_NAMES[out.dtype], (), value), axes)
 
     def permuted(self, node: Any, name: str) -> Value:
         value = self.value(node.args[0])
@@ -211,8 +164,7 @@ class _Lowering:
         return Value(value.node, tuple(value.axes[d] for d in order))
 
     def rounded(self, value: Value, dtype: str) -> Value:
-        _, _, _, sizes, _ = self.nodes[value.node]
-        narrow = self.add("cast", (value.node,), dtype, sizes)
+        narrow = self.add("cast", (value.node,), dtype, self.steps[value.node].axes)
         return Value(self.upcast(narrow), value.axes)
 
     def cast(self, node: Any) -> Value:
@@ -228,14 +180,14 @@ class _Lowering:
 
     def converted(self, value: Value, dtype: str) -> Value:
         """Values stay in the arithmetic type: a narrower one that the program asks for rounds."""
-        _, _, old, sizes, _ = self.nodes[value.node]
-        if dtype == old:
+        step = self.steps[value.node]
+        if dtype == step.dtype:
             return value
         if dtype in HALVES or (dtype, self.arithmetic) == ("f32", "f64"):
             return self.rounded(self.converted(value, self.arithmetic), dtype)
         if dtype not in (self.arithmetic, "bool"):
             raise Unsupported(f"a cast to {dtype} among values of {self.arithmetic}")
-        return Value(self.add("cast", (value.node,), dtype, sizes), value.axes)
+        return Value(self.add("cast", (value.node,), dtype, step.axes), value.axes)
 
     def clamped(self, node: Any) -> Value:
         value = self.value(node.args[0])
@@ -264,56 +216,57 @@ class _Lowering:
         return Value(value.node, tuple(next(remaining) if n != 1 else None for n in shape))
 
     def pointwise(self, node: Any, name: str) -> Value:
+        known = {"alpha", "dtype", "layout", "device", "pin_memory"}
+        if unknown := [n for n, v in node.kwargs.items() if n not in known and v is not None]:
+            raise Unsupported(f"{node.target} with {unknown[0]}={node.kwargs[unknown[0]]!r}")
         values = [self.value(a) for a in node.args]
         dtype = node.meta["val"].dtype
-        if not dtype.is_floating_point and dtype != torch.bool:
+        chosen = name == "where" and all(self.steps[v.node].op == "const" for v in values[1:])
+        if not (dtype.is_floating_point or dtype == torch.bool or chosen):
             raise Unsupported(f"{node.target} gives {dtype}: integer arithmetic")
-        if name not in ("and", "or", "not"):
-            first = 1 if name == "where" else 0
-            values[first:] = self.alike(values[first:])
+        if name in _LOGICAL:
+            return self.combine(_LOGICAL[name], [self.converted(v, "bool") for v in values])
+        if dtype == torch.bool and name in _OF_BOOLEANS:
+            return self.combine(_OF_BOOLEANS[name], values)
+        first = 1 if name == "where" else 0
+        values[first:] = self.alike(values[first:], dtype == torch.bool)
         alpha = node.kwargs.get("alpha", 1)
         if alpha != 1:
             scaled = self.binary("mul", values[1], self.value(float(alpha)))
             values = [values[0], scaled]
         return self.combine(name, values)
 
-    def alike(self, values: list[Value]) -> list[Value]:
-        """Booleans beside numbers become 0 and 1."""
-        if all(self.nodes[v.node][2] == "bool" for v in values):
+    def alike(self, values: list[Value], booleans: bool) -> list[Value]:
+        """Booleans become 0 and 1 beside numbers, and where a number is made of them."""
+        if booleans and all(self.steps[v.node].dtype == "bool" for v in values):
             return values
         return [self.converted(v, self.arithmetic) for v in values]
 
     def binary(self, name: str, a: Value, b: Value) -> Value:
         return self.combine(name, [a, b])
 
-    def combine(self, name: str, values: list[Value]) -> Value:
-        rank = max(len(v.axes) for v in values)
-        axes: list[int | None] = []
-        for dim in range(-rank, 0):
-            found = {v.axes[dim] for v in values if len(v.axes) >= -dim} - {None}
-            if len(found) > 1:
-                raise Unsupported(f"{name} of values that vary along different dims (a transpose)")
-            axes.append(found.pop() if found else None)
-        sizes = {a: n for v in values for a, n in self.nodes[v.node][3].items()}
-        dtype = "bool" if name in (*COMPARISONS, "isnan") else self.nodes[values[-1].node][2]
-        return Value(self.add(name, tuple(v.node for v in values), dtype, sizes), tuple(axes))
-
     def reduction(self, node: Any, name: str) -> Value:
-        counted = self.value(node.args[0])
-        counts = name == "sum" and self.nodes[counted.node][2] == "bool"
-        if not (node.meta["val"].dtype.is_floating_point or counts):
-            raise Unsupported(f"{node.target} gives {node.meta['val'].dtype}: integer arithmetic")
-        value = self.converted(counted, self.arithmetic)  # a count is a whole number in it
+        value, out = self.value(node.args[0]), node.meta["val"].dtype
+        booleans = out == torch.bool
+        if booleans:
+            value, name = self.converted(value, "bool"), _OVER_BOOLEANS.get(name, name)
+        # A count is a whole number in the arithmetic type, which holds a boolean as 0 or 1.
+        counts = name == "sum" and self.steps[value.node].dtype == "bool"
+        if not (out.is_floating_point or booleans or counts):
+            raise Unsupported(f"{node.target} gives {out}: integer arithmetic")
+        asked = node.kwargs.get("dtype")
+        if asked is not None and asked.is_floating_point:
+            value = self.converted(value, DTYPE_NAMES[asked])
+        value = self.converted(value, self.arithmetic)
         shape = node.args[0].meta["val"].shape
         dims, keepdim, correction = _reduction_arguments(node, name, len(shape))
-        over = {value.axes[d] for d in dims} - {None}
+        over = self.axes.roots(value.axes[d] for d in dims)
         # A dim that the value was expanded along holds the same elements many times.
         repeats = math.prod(shape[d] for d in dims if value.axes[d] is None)
         left = [None if d in dims else a for d, a in enumerate(value.axes)]
         axes = tuple(a for d, a in enumerate(left) if keepdim or d not in dims)
-        _, _, dtype, sizes, _ = self.nodes[value.node]
-        count = repeats * math.prod(sizes[a] for a in over if a is not None)
-        rest = {a: n for a, n in sizes.items() if a not in over}
+        dtype, rest = self.arithmetic, self.axes.roots(axes)
+        count = repeats * math.prod(map(self.axes.size, over))
         if name == "var":
             # One element deviates from its own mean by x - x: 0, or NaN where x is not finite.
             inside = (value.node,) if over else (value.node, value.node)
@@ -324,62 +277,28 @@ class _Lowering:
         result = self.add(name, (value.node,), dtype, rest) if over else value.node
         if name in ("sum", "prod"):
             result = self.scaled("mul" if name == "sum" else "pow", result, repeats, dtype, rest)
-        return Value(result, axes)
+        return self.converted(Value(result, axes), "bool" if booleans else dtype)
 
-    def scaled(self, op: str, i: int, by: float, dtype: str, sizes: dict[int, int]) -> int:
+    def scaled(self, op: str, i: int, by: float, dtype: str, axes: Iterable[int]) -> int:
         if by == 1 and op != "div":
             return i
-        return self.add(op, (i, self.add("const", (), dtype, {}, float(by))), dtype, sizes)
+        return self.add(op, (i, self.add("const", (), dtype, (), float(by))), dtype, axes)
 
-    def finish(self, inputs: list[TensorSpec], outputs: list[Value], scalars: int) -> Graph:
-        given = zip(outputs, self.w.outputs, strict=True)
-        stores = [self.stored(value, spec) for value, spec in given]
-        rank = max((-a for a in self.sizes), default=0)
-        space = tuple(self.sizes.get(a, 1) for a in range(-rank, 0))
-        nodes = tuple(
-            Node(op, args, dtype, tuple(sizes.get(a, 1) for a in range(-rank, 0)), attr)
-            for op, args, dtype, sizes, attr in self.nodes
+
+def _is_infinite(lowering: _Lowering, x: Value) -> Value:
+    return lowering.binary("eq", lowering.combine("abs", [x]), lowering.value(math.inf))
+
+
+def _but_for_nan(name: str) -> Callable[..., Value]:
+    """The greater or smaller of two, of which one may be NaN."""
+
+    def step(lowering: _Lowering, a: Value, b: Value) -> Value:
+        inner = lowering.combine(
+            "where", [lowering.combine("isnan", [b]), a, lowering.binary(name, a, b)]
         )
-        accesses = [self.access(s, _own_axes(s), rank) for s in inputs]
-        if self.seed is not None:
-            masks = [replace(self.access(s, _own_axes(s), rank), draw=d) for d, s in self.draws]
-            unused = Access((0,) * rank, "bool", DEFAULT_ALIGN, Draw(0, 0))
-            accesses[self.seed] = masks[0] if masks else unused
-            accesses += masks[1:]
-        written = tuple((out, self.access(spec, axes, rank)) for out, spec, axes in stores)
-        numbers = (self.arithmetic,) * scalars
-        return Graph(nodes, space, tuple(accesses), written, numbers).check()
+        return lowering.combine("where", [lowering.combine("isnan", [a]), b, inner])
 
-    def stored(self, value: Value, spec: TensorSpec) -> tuple[int, TensorSpec, Axes]:
-        """The output's last steps: to its dtype, and along dims on which it does not vary."""
-        if value is None:
-            raise Unsupported("an output of the reference is undefined memory")
-        out = value.node
-        _, _, dtype, sizes, _ = self.nodes[out]
-        axes = list(value.axes or (None,) * spec.rank)
-        for d, (n, stride) in enumerate(zip(spec.shape, spec.real_strides, strict=True)):
-            if axes[d] is None and n != 1 and stride:  # PyTorch too expands what holds one value
-                own = d - spec.rank
-                free = (own, *range(-1, -spec.rank - len(self.sizes) - 1, -1))
-                axis = next(a for a in free if a not in axes and self.sizes.get(a, n) == n)
-                axes[d] = axis
-                sizes = {**sizes, axis: n}
-        if dtype != spec.dtype:
-            out = self.add("cast", (out,), spec.dtype, self.nodes[out][3])
-        if sizes != self.nodes[out][3]:
-            out = self.add("broadcast", (out,), spec.dtype, sizes)
-        return out, spec, tuple(axes)
-
-    def access(self, spec: TensorSpec, axes: tuple[int | None, ...], rank: int) -> Access:
-        strides = [0] * rank
-        for axis, stride, n in zip(axes, spec.real_strides, spec.shape, strict=True):
-            if axis is not None and n != 1 and stride:
-                strides[axis] = stride
-        return Access(tuple(strides), spec.dtype, spec.align)
-
-
-def _own_axes(spec: TensorSpec) -> Axes:
-    return tuple(d - spec.rank if n != 1 else None for d, n in enumerate(spec.shape))
+    return step
 
 
 def _sigmoid(lowering: _Lowering, x: Value) -> Value:
@@ -392,6 +311,9 @@ _COMPOSED: dict[str, Callable[..., Value]] = {
     "relu": lambda lowering, x: lowering.binary("maximum", x, lowering.value(0.0)),
     "square": lambda lowering, x: lowering.binary("mul", x, x),
     "sigmoid": _sigmoid,
+    "isinf": _is_infinite,
+    "fmax": _but_for_nan("maximum"),
+    "fmin": _but_for_nan("minimum"),
 }
 """Operations that torch does not decompose, in steps of the graph."""
 

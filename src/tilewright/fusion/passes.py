@@ -29,18 +29,24 @@ def optimise(graph: Graph, relaxed: bool = False) -> Graph:
     return graph
 
 
+_POWERS = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+
+
 def fold_constants(graph: Graph) -> Graph:
-    """Powers with small whole exponents become products; identities with constants vanish."""
+    """Powers become products and roots, as in PyTorch; identities with constants vanish."""
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
         if n.op == "pow" and r[n.args[1]].op == "const":
             base, exponent = n.args[0], r[n.args[1]].attr
             if exponent == 2:
                 return r.add(replace(n, op="mul", args=(base, base)))
+            if exponent == 3:
+                square = r.add(replace(n, op="mul", args=(base, base)))
+                return r.add(replace(n, op="mul", args=(square, base)))
             if exponent == 1:
                 return base
-            if exponent == 0.5:
-                return r.add(replace(n, op="sqrt", args=(base,)))
+            if exponent in _POWERS:
+                return r.add(replace(n, op=_POWERS[exponent], args=(base,)))
         if n.op in ("mul", "div") and _is_const(r, n.args[1], 1.0):
             return n.args[0]
         return None

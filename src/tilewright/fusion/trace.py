@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.traceback import preserve_node_meta, set_stack_trace
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
-from tilewright.op import Workload
+from tilewright.errors import NoImplementation
+from tilewright.op import Workload, without_hooks
 from tilewright.rounding import traced_roundings
 from tilewright.tensor_spec import DTYPES
 
@@ -28,7 +31,11 @@ def trace_reference(
     halves), so that the graph holds no casts but those the program wrote: `rounded(t)` appears as
     a `tilewright.rounded` node. Placeholders stand in the order of `w.tensors`, followed, with
     `runtime_scalars`, by one 0-d tensor for each of `w.scalars`. Every node's `meta["val"]` is a
-    fake tensor with its shape; its `meta["stack_trace"]` names the line of the reference.
+    fake tensor with its shape; its `meta["stack_trace"]` names the line of the reference, of a
+    gradient's steps that of the step which they differentiate.
+
+    Raises:
+        NoImplementation: the reference decides by a tensor's values, or returns no tensors.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -49,11 +56,10 @@ def trace_reference(
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = w.call(tensors[: len(w.tensors)])
         given.update(zip(scalars, tensors[len(w.tensors) :], strict=True))
-        with _Lines(w.operator.reference):
-            out = w.operator.reference(**given)
-        return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        with by_shapes(w.operator.reference):
+            return w.operator.returned(w.operator.reference(**given))
 
-    with _tracing, traced_roundings(), preserve_node_meta():
+    with _tracing, traced_roundings(), preserve_node_meta(), without_hooks():
         differentiated = make_fx(run)(*fakes)
         again = fx.Interpreter(differentiated).run  # it passes lines on
         functional = torch.func.functionalize(again, remove="mutations")
@@ -63,8 +69,39 @@ def trace_reference(
     return traced
 
 
+def trace_truth(w: Workload) -> fx.GraphModule:
+    """The reference as it is computed in fp64 to be held against.
+
+    A person's function may follow from its dtype (rms_norm's default eps): it is traced in its own.
+    """
+    return trace_reference(w, None if w.operator.fused else "f64")
+
+
 _tracing = threading.RLock()
 """make_fx replaces global functions while it runs."""
+
+
+@contextlib.contextmanager
+def by_shapes(reference: Callable[..., Any]) -> Iterator[None]:
+    """While the reference is called on tensors that have no values.
+
+    Raises:
+        NoImplementation: naming the line at which it asks for one.
+    """
+    from torch._subclasses import fake_tensor
+
+    lines = _Lines(reference)
+    try:
+        with lines:
+            yield
+    except (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+    ) as reason:
+        where = f" ({lines.last})" if lines.last else ""
+        raise NoImplementation(
+            f"{reason.func} of the reference decides by values of a tensor{where}"
+        ) from None
 
 
 class _Lines(TorchFunctionMode):
@@ -73,6 +110,8 @@ class _Lines(TorchFunctionMode):
     def __init__(self, reference: Callable[..., Any]):
         super().__init__()
         self.code = getattr(inspect.unwrap(reference), "__code__", None)
+        self.last: str | None = None
+        self.noted: set[Any] = set()
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -80,9 +119,22 @@ class _Lines(TorchFunctionMode):
         frame = sys._getframe(1)
         while frame is not None and frame.f_code is not self.code:
             frame = frame.f_back  # type: ignore[assignment]
-        if frame is not None:
-            set_stack_trace([f"{frame.f_code.co_filename}:{frame.f_lineno}"])
-        return function(*args, **(kwargs or {}))
+        if frame is None:
+            return function(*args, **(kwargs or {}))
+        self.last = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        set_stack_trace([self.last])
+        out = function(*args, **(kwargs or {}))
+        self.note([t.grad_fn for t in tree_leaves(out) if isinstance(t, torch.Tensor)], [self.last])
+        return out
+
+    def note(self, behind: list[Any], line: list[str]) -> None:
+        """Give what differentiates the last step its line, too."""
+        while behind:
+            step = behind.pop()
+            if step is not None and step not in self.noted:
+                self.noted.add(step)
+                step.register_prehook(lambda gradients: set_stack_trace(line))
+                behind += [before for before, _ in step.next_functions]
 
 
 @functools.cache
@@ -104,6 +156,19 @@ def _decompositions() -> dict[Any, Any]:
         *(aten.gelu, aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward),
         *(aten.tanh_backward, aten.threshold_backward, aten.native_dropout, aten.softplus),
         *(aten.clamp_min, aten.clamp_max, aten.rsub, aten.addcdiv, aten.mse_loss, aten.hardswish),
-        *(aten.linalg_vector_norm, aten.norm),
+        *(aten.linalg_vector_norm, aten.norm, aten._log_softmax, aten._log_softmax_backward_data),
+        *(aten.elu, aten.elu_backward, aten.leaky_relu, aten.leaky_relu_backward, aten.hardtanh),
+        *(aten.hardtanh_backward, aten.native_batch_norm, aten.native_batch_norm_backward),
+        *(aten._native_batch_norm_legit, aten._native_batch_norm_legit_no_training),
     ]
-    return {**core_aten_decompositions(), **get_decompositions(wanted)}
+    found = {**core_aten_decompositions(), **get_decompositions(wanted)}
+    for largest, name in ((torch.amax, "max"), (torch.amin, "min")):
+        found[getattr(aten, name).dim] = functools.partial(
+            _with_place, largest, getattr(torch, f"arg{name}")
+        )
+    return found
+
+
+def _with_place(largest: Any, place: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
+    """What `max` and `min` over a dim return: of the two, most programs use the first alone."""
+    return largest(x, dim, keepdim), place(x, dim, keepdim)

@@ -11,14 +11,18 @@ import torch
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
+from tilewright.errors import NoImplementation
 from tilewright.fusion import cpp_target
+from tilewright.fusion.builder import Unsupported
 from tilewright.fusion.cuda import target as cuda_target
 from tilewright.fusion.ir import Graph
-from tilewright.fusion.lower import Unsupported, lower
+from tilewright.fusion.lower import lower
 from tilewright.fusion.passes import optimise
 from tilewright.impl import CompileTask, Executable, Implementation
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
+
+_EMPTY = "a tensor is empty: there is nothing to compute"
 
 
 class Fused(Implementation):
@@ -33,8 +37,8 @@ class Fused(Implementation):
     takes_scalars = True
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        if any(o.numel == 0 for o in w.outputs) or any(t.numel == 0 for t in w.tensors.values()):
-            return "a tensor is empty: there is nothing to compute"
+        if any(t.numel == 0 for t in w.tensors.values()):
+            return _EMPTY
         if w.operator.training_of is not None:
             return (
                 "a training step is no one kernel: its gradients start when the forward has ended; "
@@ -43,6 +47,8 @@ class Fused(Implementation):
         graph = graph_of(w)
         if isinstance(graph, str):
             return graph
+        if any(o.numel == 0 for o in w.outputs):
+            return _EMPTY
         return target(device).unsupported(graph, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
@@ -68,8 +74,7 @@ class Fused(Implementation):
         built = compiled(self.task(config, w, device))
         graph = self.graph(w)
         executable = target(device).executable(graph, config, w, built, device)
-        more = len(graph.inputs) - len(w.tensors)
-        return SeveralMasks(executable, w, more) if more else executable
+        return ReadAgain(executable, graph.again) if graph.again else executable
 
     def graph(self, w: Workload) -> Graph:
         graph = graph_of(w)
@@ -77,22 +82,22 @@ class Fused(Implementation):
         return graph
 
 
-class SeveralMasks(Executable):
-    """A kernel that draws more than one mask: each is an input, whose buffer is the seed."""
+class ReadAgain(Executable):
+    """A kernel that reads tensors in several ways, or draws several masks from a seed: each is an
+    input of its own."""
 
-    def __init__(self, kernel: Executable, w: Workload, more: int):
-        self.kernel = kernel
-        self.seed, self.more = list(w.tensors).index(str(w.operator.seed)), more
+    def __init__(self, kernel: Executable, again: tuple[int, ...]):
+        self.kernel, self.again = kernel, again
         self.resources = kernel.resources
         self.block_threads, self.shared_bytes = kernel.block_threads, kernel.shared_bytes
-        self.estimated_registers = kernel.estimated_registers
+        self.estimated_registers, self.work = kernel.estimated_registers, kernel.work
 
     @property
     def workspace_bytes(self) -> int:  # type: ignore[override]
         return self.kernel.workspace_bytes
 
     def __call__(self, *tensors: torch.Tensor, **scalars: Any) -> Any:
-        return self.kernel(*tensors, *(tensors[self.seed],) * self.more, **scalars)
+        return self.kernel(*tensors, *(tensors[i] for i in self.again), **scalars)
 
 
 def target(device: DeviceSpec) -> ModuleType:
@@ -108,7 +113,7 @@ def graph_of(w: Workload) -> Graph | str:
             return f"{name} is {spec.dtype}; generated kernels take floating and boolean tensors"
     try:
         return optimise(lower(w), relaxed="relaxed" in w.flags)
-    except Unsupported as reason:
+    except (Unsupported, NoImplementation) as reason:
         return str(reason)
 
 

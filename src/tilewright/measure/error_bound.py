@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.errors import TilewrightError
-from tilewright.fusion.trace import trace_reference
+from tilewright.fusion.trace import trace_truth
 from tilewright.indexed import Terms
 from tilewright.measure import error_rules_convolution  # noqa: F401 - its rules register
 from tilewright.measure.error_rules import RULES, SAFETY, Arithmetic, Pair
@@ -38,7 +38,7 @@ def truth_and_tolerance(
     Args:
         w: the workload; the flag `relaxed` allows written roundings to be dropped.
         tensors: its tensor arguments, of its dtypes, on any one device.
-        graph: the reference traced in fp64, where the caller keeps it.
+        graph: of `trace_truth`, where the caller keeps it.
 
     Returns:
         (value, tolerance) in fp64, or (value, 0) in the output's dtype where that is not floating.
@@ -49,7 +49,7 @@ def truth_and_tolerance(
     """
     if w.operator.indexed is not None:
         return [_of_terms(w, tensors, w.operator.indexed.terms(w, tensors))]
-    graph = graph or trace_reference(w, "f64")
+    graph = graph or trace_truth(w)
     arithmetic = Arithmetic(
         DTYPES[w.arithmetic], w.main.torch_dtype, "relaxed" in w.flags, tensors[0].device,
         tf32=bool(dict(w.args).get("allow_tf32")),

@@ -173,6 +173,25 @@ for _entry in UNARY:
     _unary(*_entry)
 
 
+def _stepped(name: str, function: Rule) -> None:
+    """A function of steps: near one, an operand that is known within +-e may be on either side."""
+
+    def apply(arithmetic: Arithmetic, x: Any) -> Pair:
+        x = arithmetic.lift(x)
+        y = function(x.value)
+        if x.error is None:
+            return Pair(y)
+        scale = SAFETY * arithmetic.u
+        ends = [function(x.value + s * scale * x.error) for s in (-1, 1)]
+        return Pair(y, torch.maximum(*(magnitude(y - end) for end in ends)) / scale)
+
+    RULES[name] = apply
+
+
+for _name in ("sign", "floor", "ceil", "round", "trunc"):
+    _stepped(_name, getattr(torch, _name))
+
+
 def _binary(name: str, function: Rule, slopes: Rule, n: float) -> None:
     """`slopes(a, b, y)` are (dy/da, dy/db); `n` the operation's own error in units of u |y|."""
 
@@ -181,6 +200,8 @@ def _binary(name: str, function: Rule, slopes: Rule, n: float) -> None:
         if alpha != 1:
             b = RULES["mul"](arithmetic, b, alpha)
         y = function(a.value, b.value)
+        if y.dtype == torch.bool:
+            return Pair(y)
         da, db = (1.0, 1.0) if a.error is b.error is None else slopes(a.value, b.value, y)
         error = plus(_times(da, a.error), _times(db, b.error))
         if error is not None:
@@ -198,6 +219,8 @@ BINARY: tuple[tuple[str, Rule, Rule, float], ...] = (
     ("div", torch.div, lambda a, b, y: (1 / b, y / b), 1.0),
     ("maximum", torch.maximum, lambda a, b, y: (1.0, 1.0), 0.0),
     ("minimum", torch.minimum, lambda a, b, y: (1.0, 1.0), 0.0),
+    ("fmax", torch.fmax, lambda a, b, y: (1.0, 1.0), 0.0),
+    ("fmin", torch.fmin, lambda a, b, y: (1.0, 1.0), 0.0),
 )
 for _entry in BINARY:
     _binary(*_entry)
@@ -228,8 +251,9 @@ def _compare(name: str, function: Rule) -> None:
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"):
     _compare(_name, getattr(torch, _name))
-for _name in ("logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or"):
-    _compare(_name, getattr(torch, _name))
+for _name in ("and", "or", "xor", "not"):
+    for _kind in ("logical", "bitwise"):
+        _compare(f"{_kind}_{_name}", getattr(torch, f"{_kind}_{_name}"))
 
 
 @rule("where")
@@ -271,6 +295,17 @@ _extremum("amax", torch.amax)
 _extremum("amin", torch.amin)
 _extremum("max", torch.amax)
 _extremum("min", torch.amin)
+
+
+def _over_booleans(name: str, function: Rule) -> None:
+    def apply(arithmetic: Arithmetic, x: Pair, dims: Any = None, keepdim: bool = False) -> Pair:
+        return Pair(function(x.value, _dims(x.value, dims), keepdim))
+
+    RULES[name] = apply
+
+
+_over_booleans("any", torch.any)
+_over_booleans("all", torch.all)
 
 
 def sum_growth(terms: int) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tilewright.fusion.trace import trace_reference
+from tilewright.fusion.trace import trace_truth
 from tilewright.measure.error_bound import bounds, truth_and_tolerance
 from tilewright.measure.examples import Batch
 from tilewright.op import Workload
@@ -198,7 +198,7 @@ def _graph(w: Workload, reference: Callable[..., Any]) -> fx.GraphModule:
         reference: of the operator that `w` names now; a function fused again is another one.
     """
     assert w.operator.reference is reference
-    return trace_reference(w, "f64")
+    return trace_truth(w)
 
 
 def _empty_like(t: Tensor, dtype: torch.dtype) -> Tensor:

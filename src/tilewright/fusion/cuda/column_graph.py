@@ -62,7 +62,7 @@ def split(graph: Graph) -> RowGraph | str:
         return "an output that does not vary over rows"
     sums = [(i, Access((0,) * rank, graph.nodes[i].dtype, 16)) for i in operands]
     found = RowGraph(
-        graph.nodes, graph.space, graph.inputs, (*rows, *sums), graph.scalars,
+        graph.nodes, graph.space, graph.inputs, (*rows, *sums), graph.scalars, graph.again,
         row_axes, columns, len(rows),
     )  # fmt: skip
     pruned = remove_dead(found)

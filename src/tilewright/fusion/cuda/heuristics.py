@@ -242,7 +242,7 @@ def _column_candidates(
     found: dict[Any, list[tuple[int, int, RowSchedule]]] = {}
     dims = (COLUMN_GROUPS, (1, 2, 3, 4), (1, 2))
     row_bytes = footprint.width * footprint.itemsize
-    least_bytes = footprint.rows * footprint.queued_bytes
+    least_bytes = max(footprint.rows * footprint.queued_bytes, 1)
     clusters = [c for c in space.values["cluster"] if c == 1 or row_bytes >= 4096 * c]
     for cluster, kept_bytes in itertools.product(clusters, (32, 48, 64, 96)):
         least = max(row_bytes / cluster / kept_bytes, 32)
