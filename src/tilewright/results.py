@@ -157,7 +157,7 @@ class Report:
 
 def as_dict(suite: str, report: Report) -> dict[str, Any]:
     """The result file of a run, as plain JSON values; with summaries by the suite's groups."""
-    by = SUITES[suite].by if suite in SUITES else ()
+    by, counts = (SUITES[suite].by, SUITES[suite].count_of()) if suite in SUITES else ((), {})
     return {
         "schema": SCHEMA,
         "suite": suite,
@@ -167,8 +167,8 @@ def as_dict(suite: str, report: Report) -> dict[str, Any]:
         "versions": report.versions,
         "tuning_s": round(report.tuning_s, 3),
         "rows": [row.as_dict() for row in report.rows],
-        "summary": summary(report.rows),
-        **({"summary_by": {f: summary_by(report.rows, f) for f in by}} if by else {}),
+        "summary": summary(report.rows, counts),
+        **({"summary_by": {f: summary_by(report.rows, f, counts) for f in by}} if by else {}),
     }
 
 

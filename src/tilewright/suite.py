@@ -19,23 +19,37 @@ class Suite:
     Attributes:
         method: "events" or "graph" on a GPU (see measure/timing.py); a CPU has one method.
         by: groups that its result is also summarised by, as `summaries.summary_by` reads them.
+        counts: how often a network has each workload; empty where they are of no network.
     """
 
     name: str
     texts: tuple[str, ...]
     method: str = "events"
     by: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
 
     def workloads(self) -> list[Workload]:
         from tilewright.op import Workload
 
         return [Workload.parse(text) for text in self.texts]
 
+    def count_of(self) -> dict[str, int]:
+        """How often a network has it, by workload; empty where they are of no network."""
+        if not self.counts:
+            return {}
+        return {str(w): n for w, n in zip(self.workloads(), self.counts, strict=True)}
+
 
 SUITES: Registry[Suite] = Registry("suites", "suite")
 
 
-def suite(name: str, texts: Sequence[str], method: str = "events", by: Sequence[str] = ()) -> Suite:
+def suite(
+    name: str,
+    texts: Sequence[str],
+    method: str = "events",
+    by: Sequence[str] = (),
+    counts: Sequence[int] = (),
+) -> Suite:
     """Register a suite; called once in each file of suites/."""
     assert method in ("events", "graph"), method
-    return SUITES.add(name, Suite(name, tuple(texts), method, tuple(by)))
+    return SUITES.add(name, Suite(name, tuple(texts), method, tuple(by), tuple(counts)))

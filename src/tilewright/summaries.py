@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import InvalidArgument
@@ -23,11 +23,16 @@ def geomean(values: Iterable[float | None]) -> float | None:
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
-def summary(rows: Sequence[Row]) -> dict[str, float]:
+def summary(rows: Sequence[Row], counts: Mapping[str, int] | None = None) -> dict[str, float]:
     """Geometric means of `own` against each baseline, the floor and copy, and the worst cases; and
     of the speed that the heuristic alone has of the search's result. Where workloads were timed by
     both methods, of a call's time in a program to that in a graph, too. `eager` is of calls in a
-    row, as programs make them."""
+    row, as programs make them.
+
+    Args:
+        counts: how often a network has each workload. Then there is its time in microseconds, too:
+            `network_us_chosen`, and by each baseline that all rows have.
+    """
     found: dict[str, float | None] = {}
     for baseline in dict.fromkeys(name for row in rows for name in row.baselines):
         ratios = [r for row in rows if (r := row.own_vs(baseline)) is not None]
@@ -46,7 +51,23 @@ def summary(rows: Sequence[Row]) -> dict[str, float]:
     in_a_row = [r for row in rows if (r := row.eager_vs_graph) is not None]
     found["geomean_eager_vs_graph"] = geomean(in_a_row)
     found["worst_eager_vs_graph"] = max(in_a_row, default=None)
+    found |= network_us(rows, counts or {})
     return {name: value for name, value in found.items() if value is not None}
+
+
+def network_us(rows: Sequence[Row], counts: Mapping[str, int]) -> dict[str, float | None]:
+    """Times of all layers of a network together: as chosen, and by each baseline that all have."""
+    layers = [(row, counts[row.workload]) for row in rows if row.workload in counts]
+    if not layers:
+        return {}
+    shared = set.intersection(*(set(row.baselines) for row, _ in layers))
+    return {
+        "network_us_chosen": sum(n * row.chosen_us for row, n in layers),
+        **{
+            f"network_us_{name}": sum(n * row.baselines[name].median_us for row, n in layers)
+            for name in sorted(shared)
+        },
+    }
 
 
 def events_vs_graph(rows: Sequence[Row]) -> list[float]:
@@ -59,12 +80,15 @@ def events_vs_graph(rows: Sequence[Row]) -> list[float]:
     return [t["events"] / t["graph"] for t in times.values() if {"events", "graph"} <= set(t)]
 
 
-def summary_by(rows: Sequence[Row], fields: str) -> list[dict[str, Any]]:
+def summary_by(
+    rows: Sequence[Row], fields: str, counts: Mapping[str, int] | None = None
+) -> list[dict[str, Any]]:
     """A summary for each group of rows that agree in some fields of their workloads.
 
     Args:
         fields: separated by commas: `op`, an argument's name (`eps`), a size of a tensor (`x[0]`,
             `x[-1]`) or its dtype (`x.dtype`).
+        counts: as `summary` has them.
 
     Returns:
         For each group the fields' values, the number of `workloads`, and its `summary`; in the
@@ -79,7 +103,7 @@ def summary_by(rows: Sequence[Row], fields: str) -> list[dict[str, Any]]:
         w = Workload.parse(row.workload)
         groups.setdefault(tuple(_value(w, name) for name in names), []).append(row)
     return [
-        {**dict(zip(names, values, strict=True)), "workloads": len(found), **summary(found)}
+        {**dict(zip(names, values, strict=True)), "workloads": len(found), **summary(found, counts)}
         for values, found in sorted(groups.items(), key=lambda group: [*map(_order, group[0])])
     ]
 

@@ -235,6 +235,13 @@ def test_the_floor_counts_tensor_cores_but_for_depthwise():
     )
 
 
+def test_resnet50_has_53_convolutions_at_each_batch():
+    counts = [SUITES[f"resnet50_v15_{part}"].count_of() for part in ("wgrad_n8", "stem_wgrad_n8")]
+    assert [sum(count.values()) for count in counts] == [52, 1]
+    assert sum(SUITES["resnet50_v15_wgrad"].count_of().values()) == 3 * 52
+    assert SUITES["depthwise_wgrad"].count_of() == {}
+
+
 @pytest.mark.parametrize("name", SUITES_OF_THIS)
 def test_every_suite_names_real_convolutions(name):
     workloads = SUITES[name].workloads()

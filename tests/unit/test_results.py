@@ -56,6 +56,17 @@ def test_summary_compares_own_with_each_baseline_the_floor_and_copy(report):
     assert "geomean_vs_inductor_max" not in found
 
 
+def test_a_network_takes_what_its_layers_take_together(report):
+    found = results.summary(report.rows, {"a": 3, "b": 2})
+    a, b = report.rows
+    times = {"chosen": 3 * a.chosen_us + 2 * b.chosen_us}
+    for name in ("aten", "inductor"):
+        times[name] = 3 * a.baselines[name].median_us + 2 * b.baselines[name].median_us
+    assert {k.removeprefix("network_us_"): v for k, v in found.items() if "network" in k} == times
+    assert times["chosen"] == 3 * 10.0 + 2 * 10.0
+    assert not any("network" in k for k in results.summary(report.rows))
+
+
 def test_a_workload_without_own_kernel_is_left_out_of_the_summary(report):
     report.rows.append(row("c", 10.0, 20.0, None, "aten"))
     assert results.summary(report.rows)["geomean_vs_aten"] == pytest.approx(math.sqrt(2.0))

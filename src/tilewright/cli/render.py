@@ -135,8 +135,14 @@ def groups(fields: str, lines: Sequence[Mapping[str, Any]], stderr: bool = False
     baselines = dict.fromkeys(k.removeprefix(vs) for line in lines for k in line if vs in k)
     columns = [(f">x {known.get(b, b)}", f"vs_{b}", "{:.2f}x") for b in baselines]
     columns += [(">of copy", "of_copy", "{:.2f}"), (">of floor", "of_floor", "{:.2f}")]
+    network = [k for k in ("network_us_chosen", "network_us_aten") if any(k in x for x in lines)]
     table(
-        [*names, ">workloads", *(heading for heading, _, _ in columns)],
+        [
+            *names,
+            ">workloads",
+            *(heading for heading, _, _ in columns),
+            *(f">network, {k.removeprefix('network_us_')}" for k in network),
+        ],
         [
             (
                 *(line[name] for name in names),
@@ -147,6 +153,7 @@ def groups(fields: str, lines: Sequence[Mapping[str, Any]], stderr: bool = False
                     else None
                     for _, of, form in columns
                 ),
+                *(duration(line.get(k)) for k in network),
             )
             for line in lines
         ],

@@ -27,11 +27,13 @@ def summary(files: tuple[Path, ...], groupings: tuple[str, ...], json_target: st
     Without --by the suite's own groups are shown.
     """
     from tilewright import result_files, results
+    from tilewright.suite import SUITES
     from tilewright.summaries import summary_by
 
     data = result_files.merged([result_files.read(path) for path in files])
     rows = [result_files.row_of(row) for row in data["rows"]]
-    groups = {fields: summary_by(rows, fields) for fields in groupings}
+    counts = SUITES[data["suite"]].count_of() if data["suite"] in SUITES else {}
+    groups = {fields: summary_by(rows, fields, counts) for fields in groupings}
     if json_target == "-":
         options.write_json(data, "-")
     elif json_target:

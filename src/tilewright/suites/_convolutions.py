@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.suite import Suite, suite
@@ -46,10 +47,19 @@ def weight_grad(
 
 
 def weight_grad_suite(
-    name: str, layers: list[Conv], batches: tuple[int, ...], **more: str
+    name: str,
+    layers: Sequence[Conv] | Mapping[Conv, int],
+    batches: tuple[int, ...],
+    **more: str,
 ) -> Suite:
-    """A suite of all layers at all batch sizes, and one for each batch size by itself."""
+    """A suite of all layers at all batch sizes, and one for each batch size by itself.
+
+    Args:
+        layers: with how often a network has each, or without.
+    """
     by_batch = {n: [weight_grad(layer, n, **more) for layer in layers] for n in batches}
+    counts = tuple(layers.values()) if isinstance(layers, Mapping) else ()
     for n, texts in by_batch.items():
-        suite(f"{name}_n{n}", texts, method="graph")
-    return suite(name, [text for texts in by_batch.values() for text in texts], method="graph")
+        suite(f"{name}_n{n}", texts, method="graph", counts=counts)
+    texts = [text for texts in by_batch.values() for text in texts]
+    return suite(name, texts, method="graph", by=("x[0]",), counts=counts * len(batches))

@@ -57,20 +57,20 @@ V1 = [
     Conv(2048, 512, 1, 7),
 ]
 
-resnet50_v15_wgrad = weight_grad_suite("resnet50_v15_wgrad", list(V15), (8, 32, 256))
-resnet50_v15_stem_wgrad = weight_grad_suite("resnet50_v15_stem_wgrad", [STEM], (8, 32, 256))
+resnet50_v15_wgrad = weight_grad_suite("resnet50_v15_wgrad", V15, (8, 32, 256))
+resnet50_v15_stem_wgrad = weight_grad_suite("resnet50_v15_stem_wgrad", {STEM: 1}, (8, 32, 256))
 resnet50_v15_wgrad_nchw = weight_grad_suite(
-    "resnet50_v15_wgrad_nchw", [STEM, *V15], (8, 32, 256), layout=""
+    "resnet50_v15_wgrad_nchw", {STEM: 1, **V15}, (8, 32, 256), layout=""
 )
 resnet50_v15_wgrad_bf16 = weight_grad_suite(
-    "resnet50_v15_wgrad_bf16", list(V15), (8, 32, 256), dtype="bf16"
+    "resnet50_v15_wgrad_bf16", V15, (8, 32, 256), dtype="bf16"
 )
 resnet50_v15_wgrad_f32_out = weight_grad_suite(
-    "resnet50_v15_wgrad_f32_out", list(V15), (8, 32, 256), options="out_dtype=f32"
+    "resnet50_v15_wgrad_f32_out", V15, (8, 32, 256), options="out_dtype=f32"
 )
-resnet50_v15_wgrad_f32 = weight_grad_suite("resnet50_v15_wgrad_f32", list(V15), (32,), dtype="f32")
+resnet50_v15_wgrad_f32 = weight_grad_suite("resnet50_v15_wgrad_f32", V15, (32,), dtype="f32")
 resnet50_v15_wgrad_tf32 = weight_grad_suite(
-    "resnet50_v15_wgrad_tf32", list(V15), (32,), dtype="f32", options="allow_tf32=True"
+    "resnet50_v15_wgrad_tf32", V15, (32,), dtype="f32", options="allow_tf32=True"
 )
-resnet50_v15_wgrad_f64 = weight_grad_suite("resnet50_v15_wgrad_f64", list(V15), (8,), dtype="f64")
+resnet50_v15_wgrad_f64 = weight_grad_suite("resnet50_v15_wgrad_f64", V15, (8,), dtype="f64")
 resnet50_v1_wgrad = weight_grad_suite("resnet50_v1_wgrad", V1, (8, 256))
