@@ -32,3 +32,12 @@ class Resources:
     stack_bytes: int
     shared_bytes: int
     """Static shared memory of a block; the dynamic part is the schedule's."""
+
+
+@dataclass
+class Effort:
+    """What one compiler made, and the seconds that a core was busy with it; the cache's hits, and
+    what it rejected, count as nothing made."""
+
+    kernels: int = 0
+    cpu_s: float = 0.0

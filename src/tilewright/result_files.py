@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilewright.build import Effort
 from tilewright.errors import InvalidArgument
 from tilewright.measure.activity import Activity
 from tilewright.record import runtime_of
@@ -31,7 +32,7 @@ def read(path: str | Path) -> dict[str, Any]:
 def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One result file of several; of rows of one workload and method the last file's counts.
 
-    The seconds of tuning add up; commits that differ are all named.
+    The seconds of tuning, and what was compiled, add up; commits that differ are all named.
 
     Raises:
         InvalidArgument: they differ in suite, device, torch, CUDA or driver: their times cannot
@@ -44,9 +45,13 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 raise InvalidArgument(f"the files differ in {what}: {of(data)} and {of(last)}")
     rows = {(row["workload"], row["method"]): row for data in files for row in data["rows"]}
     tuning_s = sum(data["tuning_s"] for data in files)
-    report = Report(
-        [row_of(row) for row in rows.values()], last["device"], last["versions"], tuning_s
-    )
+    compiling: dict[str, Effort] = {}
+    for name, effort in ((n, e) for data in files for n, e in data.get("compiling", {}).items()):
+        total = compiling.setdefault(name, Effort())
+        total.kernels += effort["kernels"]
+        total.cpu_s += effort["cpu_s"]
+    found = [row_of(row) for row in rows.values()]
+    report = Report(found, last["device"], last["versions"], tuning_s, compiling=compiling)
     commits = dict.fromkeys(str(data["commit"]) for data in files)
     return {**as_dict(last["suite"], report), "commit": ", ".join(commits), "date": last["date"]}
 

@@ -17,6 +17,7 @@ from tilewright.suite import SUITES
 from tilewright.summaries import summary, summary_by
 
 if TYPE_CHECKING:
+    from tilewright.build import Effort
     from tilewright.measure.activity import Activity
 
 SCHEMA = 1
@@ -145,6 +146,7 @@ class Report:
         tuning_s: wall time less the compilation of the baselines.
         interrupted: Ctrl-C ended the run; the rows are those finished before.
         failed: workload -> why there is no row for it.
+        compiling: by compiler.
     """
 
     rows: list[Row]
@@ -153,6 +155,7 @@ class Report:
     tuning_s: float
     interrupted: bool = False
     failed: dict[str, str] = field(default_factory=dict)
+    compiling: Mapping[str, Effort] = field(default_factory=dict)
 
 
 def as_dict(suite: str, report: Report) -> dict[str, Any]:
@@ -166,6 +169,10 @@ def as_dict(suite: str, report: Report) -> dict[str, Any]:
         "device": report.device,
         "versions": report.versions,
         "tuning_s": round(report.tuning_s, 3),
+        "compiling": {
+            name: {"kernels": effort.kernels, "cpu_s": round(effort.cpu_s, 3)}
+            for name, effort in report.compiling.items()
+        },
         "rows": [row.as_dict() for row in report.rows],
         "summary": summary(report.rows, counts),
         **({"summary_by": {f: summary_by(report.rows, f, counts) for f in by}} if by else {}),

@@ -51,6 +51,19 @@ def log(monkeypatch, tmp_path):
     return runs
 
 
+def test_what_was_compiled_is_counted_and_the_time_of_compilers_that_are_processes_too():
+    busy = "i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done"
+    tasks = [task("busy", busy), task("another"), task("failing", "exit 1")]
+    with CompilePool(jobs=1) as workers:
+        found = dict(workers.compile(tasks))
+        effort = workers.effort["cxx"]
+        assert effort.kernels == sum(isinstance(r, Compiled) for r in found.values()) == 2
+        seconds = effort.cpu_s
+        assert seconds > 0.01
+        assert list(workers.compile(tasks[:1]))
+        assert (effort.kernels, effort.cpu_s) == (2, seconds)  # the cache had it
+
+
 def test_every_task_comes_back_compiled_from_two_workers(log):
     tasks = [task(f"t{n}", "sleep 0.2") for n in range(4)]
     with CompilePool(jobs=2) as workers:

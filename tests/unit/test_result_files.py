@@ -57,6 +57,25 @@ WIDE, NARROW, TALL = (
 )
 
 
+def test_what_was_compiled_adds_up_and_is_told(tmp_path, capsys):
+    parts = [
+        written(tmp_path / f"{i}.json", row(text, 10.0), compiling={"nvrtc": effort})
+        for i, (text, effort) in enumerate(
+            [(WIDE, {"kernels": 30, "cpu_s": 2.0}), (NARROW, {"kernels": 10, "cpu_s": 3.0})]
+        )
+    ]
+    older = written(tmp_path / "older.json", row(TALL, 10.0))
+    data = json.loads(older.read_text())
+    del data["compiling"]
+    older.write_text(json.dumps(data))
+    merged = result_files.merged([result_files.read(path) for path in (*parts, older)])
+    assert merged["compiling"] == {"nvrtc": {"kernels": 40, "cpu_s": 5.0}}
+    assert main(["summary", *map(str, parts)]) == 0
+    assert "40 compiled by nvrtc, 8.0 a second and core" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 def test_groups_are_in_the_order_of_their_numbers_with_means_and_worst_cases():
     rows = [row(WIDE, 10.0, 9.0), row(NARROW, 10.0, 20.0), row(TALL, 16.0, 8.0)]
     narrow, wide = summary_by(rows, "op, x[-1]")

@@ -78,7 +78,8 @@ def test_a_written_file_reads_back_valid_and_has_the_documented_keys(report, tmp
     data = json.loads(path.read_text())
     assert results.validate(data) == []
     assert list(data) == [
-        "schema", "suite", "commit", "date", "device", "versions", "tuning_s", "rows", "summary",
+        "schema", "suite", "commit", "date", "device", "versions", "tuning_s", "compiling", "rows",
+        "summary",
     ]  # fmt: skip
     assert list(data["rows"][0]) == [
         "workload", "floor_us", "copy_us", "method", "distribution", "host_us", "baselines", "own",

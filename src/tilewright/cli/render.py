@@ -178,8 +178,9 @@ def changes(found: Sequence[Change]) -> None:
     console().print(", ".join(f"{counts[kind]} {kind}" for kind in kinds))
 
 
-def summary(means: Mapping[str, float], tuning_s: float, stderr: bool = False) -> None:
-    """One line below the table: geometric means of our own kernels."""
+def summary(data: Mapping[str, Any], stderr: bool = False) -> None:
+    """One line below the table, of a result file: geometric means of our own kernels, and time."""
+    means = data["summary"]
     names = {
         "geomean_vs_aten": "{:.2f}x eager",
         "geomean_vs_inductor": "{:.2f}x torch.compile",
@@ -191,4 +192,10 @@ def summary(means: Mapping[str, float], tuning_s: float, stderr: bool = False) -
     }
     told = [form.format(means[name]) for name, form in names.items() if name in means]
     line = f"own kernels, geometric mean: {', '.join(told)}; " if told else ""
-    console(stderr).print(f"{line}{tuning_s:.0f} s, compiling the baselines not counted")
+    made = [
+        f"{e['kernels']} compiled by {name}, {e['kernels'] / e['cpu_s']:.1f} a second and core"
+        for name, e in data.get("compiling", {}).items()
+        if e["kernels"] and e["cpu_s"]
+    ]
+    time = f"{data['tuning_s']:.0f} s, compiling the baselines not counted"
+    console(stderr).print("; ".join([f"{line}{time}", *made]))

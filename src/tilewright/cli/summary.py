@@ -41,4 +41,4 @@ def summary(files: tuple[Path, ...], groupings: tuple[str, ...], json_target: st
     to_stderr = json_target == "-"
     for fields, lines in (groups or data.get("summary_by", {})).items():
         render.groups(fields, lines, to_stderr)
-    render.summary(data["summary"], data["tuning_s"], to_stderr)
+    render.summary(data, to_stderr)

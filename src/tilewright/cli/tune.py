@@ -101,7 +101,7 @@ def finish(suite: str, report: Report, json_target: str | None) -> int:
         render.results(rows, to_stderr)
         for fields, lines in data.get("summary_by", {}).items():
             render.groups(fields, lines, to_stderr)
-        render.summary(data["summary"], report.tuning_s, to_stderr)
+        render.summary(data, to_stderr)
     for line in (*wrong_baselines(rows), *refusals(rows)):
         click.echo(line, err=True)
     for text, reason in report.failed.items():

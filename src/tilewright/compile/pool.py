@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from tilewright.build import CompileTask
+from tilewright.build import CompileTask, Effort
 from tilewright.compile.cache import Compiled, cached, compiled
 from tilewright.errors import CompileError, CompileTimeout, TilewrightError
 from tilewright.settings import settings
@@ -44,10 +45,14 @@ class CompilePool:
 
     Args:
         jobs: compilers running at once; None for one per CPU that this process may run on.
+
+    Attributes:
+        effort: by compiler, of all that was asked for.
     """
 
     def __init__(self, jobs: int | None = None) -> None:
         self.jobs = jobs or len(os.sched_getaffinity(0))
+        self.effort: dict[str, Effort] = {}
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, _Job] = {}
 
@@ -129,11 +134,15 @@ class CompilePool:
             assert isinstance(connection, Connection)
             job = self._busy.pop(connection)
             try:
-                result: Compiled | TilewrightError = connection.recv()
+                result: Compiled | TilewrightError
+                result, cpu_s = connection.recv()
             except (EOFError, OSError):
                 result = job.worker.cause_of_death(job.task)
             else:
                 self._idle.append(job.worker)
+                effort = self.effort.setdefault(job.task.compiler, Effort())
+                effort.kernels += isinstance(result, Compiled)
+                effort.cpu_s += cpu_s
             if not job.wanted:
                 continue
             if isinstance(result, TilewrightError) and not isinstance(result, CompileError):
@@ -267,12 +276,19 @@ def serve(descriptor: int) -> None:
         # The alarm's default action ends this process even while NVRTC holds it.
         signal.setitimer(signal.ITIMER_REAL, settings().compile_timeout_s + _GRACE_S)
         result: Compiled | TilewrightError
+        before_s = _cpu_s()
         try:
             result = compiled(task)
         except TilewrightError as error:
             result = error
         signal.setitimer(signal.ITIMER_REAL, 0)
         try:
-            connection.send(result)
+            connection.send((result, _cpu_s() - before_s))
         except OSError:
             return
+
+
+def _cpu_s() -> float:
+    """Of this process and of the compilers that it has waited for."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(u.ru_utime + u.ru_stime for u in used)

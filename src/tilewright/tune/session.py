@@ -100,6 +100,7 @@ class Session:
         except KeyboardInterrupt:
             report.interrupted = True
         report.tuning_s = self.clock.seconds()
+        report.compiling = self.pool.effort
         report.device = {"name": self.spec.name, **self.device.info, **self._rates}
         return report
 
