@@ -1,14 +1,18 @@
 """The weight-gradient kernels that walk rows, of few channels and of groups: what they take, and
 what is compiled. They run on a GPU alone; see tests/gpu/test_conv_wgrad_rows_gpu.py."""
 
+import csv
+import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
+from tilewright.impls import conv2d_weight_grad_depthwise_fma_sm90 as depthwise_fma_sm90
 from tilewright.impls._weight_grad_rows import Config, chunk_of
 from tilewright.op import Workload
 from tilewright.suite import SUITES
@@ -66,6 +70,24 @@ def test_depthwise_kernels_for_hopper_fit_and_do_not_spill(impl, w):
     for config in (impl.heuristic(w, H200), *impl.promising(w, H200)[1:3]):
         assert impl.space(w, H200).why_not(config) is None
         assert compiled(impl.task(config, w, H200)).resources.spill_bytes == 0
+
+
+def test_the_depthwise_model_ranks_what_was_timed_on_an_h200():
+    """12 configs of each layer at commit 18b1de6: the model's first choice against the fastest."""
+    workloads, timed = SUITES["depthwise_wgrad"].workloads(), {}
+    with (Path(__file__).parent / "depthwise_h200.csv").open() as lines:
+        for row in csv.DictReader(lines):
+            layer, us = int(row.pop("layer")), float(row.pop("us"))
+            knobs = {k: int(v) for k, v in row.items()}
+            config = depthwise_fma_sm90.Config(**{**knobs, "whole": bool(knobs["whole"])})
+            timed.setdefault(workloads[layer], {})[config] = us
+    assert list(timed) == workloads
+    logs = []
+    for w, times in timed.items():
+        first = min(times, key=lambda c: depthwise_fma_sm90._cycles(w, c, H200))
+        logs.append(math.log(times[first] / min(times.values())))
+    assert math.exp(sum(logs) / len(logs)) < 1.04
+    assert math.exp(max(logs)) < 1.4
 
 
 @pytest.mark.parametrize("shares", [1, 4])

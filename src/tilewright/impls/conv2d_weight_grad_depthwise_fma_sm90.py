@@ -35,14 +35,16 @@ WASTE = 1.2
 """Channels of all blocks, in units of those there are, that a config may have."""
 PIECE, PIECE_CYCLES = 64, 3.85
 """Bytes that the copy engine brings at once, aligned, and clock cycles of an SM that it takes."""
-OVERHEAD, BUBBLES = 1.1, 1.5
-"""Instructions executed, in units of those counted; and how many warps of a scheduler, in a turn of
-all, are lost to waiting (12 kernels by Nsight Compute on an H200, commit 538e9c3)."""
+CYCLES, BUBBLES = 0.84, 1.4
+"""Of a scheduler for an instruction that is counted here, and how many warps' turns it loses in one
+of all warps. Like the other cycles fitted to tests/unit/depthwise_h200.csv."""
+STEP_INSTRUCTIONS, ROW_INSTRUCTIONS = 76, 6
+"""Of a thread, beside those for columns."""
 LINE, APART = 256, 0.25
 """Bytes that memory is read by, and how much longer slices of less take beside one another."""
-ADD_CYCLES = 12
-"""For each slice that is added at the end."""
-LATENCY = 2100
+ADD_CYCLES, SUM_CYCLES = 26, 0.7
+"""For each slice that is added at the end, and of an SM for a byte of its blocks' sums."""
+LATENCY = 2270
 """Clock cycles from asking for a step's pixels until they are there (docs/weight_gradient.md)."""
 
 
@@ -337,10 +339,10 @@ def _cycles(w: Workload, c: Config, device: DeviceSpec) -> float:
     of_column = 3 + c.channels + own_rows * stride_w * (1 + c.channels)
     of_column += own_rows * filter_width * c.channels
     instructions = layout.chunk / c.shares * of_column + (kept - 1) * (1 + c.channels)
-    instructions = OVERHEAD * (instructions + 12 * own_rows + 60)
+    instructions += ROW_INSTRUCTIONS * own_rows + STEP_INSTRUCTIONS
     warps = layout.threads(c) // 32 - 1
     busy = warps * c.together / device.schedulers_per_sm
-    issued = instructions * (busy + BUBBLES)
+    issued = CYCLES * instructions * (busy + BUBBLES)
     ways = [
         _ways(c.features // c.channels, c.channels, c.shares, pixels * c.features * 2, layout.chunk)
         for pixels in (1, stride_w)
@@ -362,8 +364,7 @@ def _cycles(w: Workload, c: Config, device: DeviceSpec) -> float:
     return (
         own * step
         + (own / column + 1) * prime * primed
-        + sums / device.sms / PIECE * PIECE_CYCLES
+        + sums / device.sms * SUM_CYCLES
         + slices * ADD_CYCLES
         + ended
-        + LATENCY
     )

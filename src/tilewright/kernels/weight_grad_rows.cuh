@@ -7,9 +7,10 @@
 // in SHARES shares, the pixels of a line; sums of shares are added through shared memory, those of
 // blocks, slices, by a second kernel, both in fixed order.
 //
-// Defined before this text: DTYPE and RESULT (f16, bf16 or f32), R, S, STRIDE_H, STRIDE_W, FEATURES,
-// CHUNK, whether these are CHUNKS_OF_X, which share no pixel of x, or of grad_output, IMAGES that a line is of, LINES_TOGETHER in a step, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel defines
-// WARPS of a share, FRAGMENTS of a warp, and where a fragment's sums belong (`place`); EXPECTED_WARPS,
+// Defined before this text: DTYPE and RESULT (f16, bf16 or f32), R, S, STRIDE_H, STRIDE_W, FEATURES, CHUNK, whether
+// these are CHUNKS_OF_X, which have no pixel of x in common, or none of grad_output, IMAGES that a line is of,
+// LINES_TOGETHER in a step, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel
+// defines WARPS of a share, FRAGMENTS of a warp, and where a fragment's sums belong (`place`); EXPECTED_WARPS,
 // EXPECTED_FRAGMENTS and LOOP_BYTES are what its caller takes them, and its shared memory, to be.
 
 typedef unsigned short u16;
@@ -44,10 +45,10 @@ struct f32 {
   static TW_DEVICE float widen(float a) { return a; }
 };
 
-constexpr int PRIME = (R - 1 + (LINES_TOGETHER - 1) * STRIDE_H) / (LINES_TOGETHER * STRIDE_H);  // steps before a line's rows are all there
+// Steps before a line's rows are all there.
+constexpr int PRIME = (R - 1 + (LINES_TOGETHER - 1) * STRIDE_H) / (LINES_TOGETHER * STRIDE_H);
 constexpr int GRAD_STRIDE = FEATURES * 2 + 16;  // bytes of a pixel: no two of eight share banks
 constexpr int GRAD_BYTES = CHUNK * GRAD_STRIDE;
-
 constexpr int KEPT = (S + STRIDE_W - 1) / STRIDE_W;  // pixels of a line that meet one of x
 
 struct alignas(64) Problem {  // 128 bytes, passed by value
