@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,3 +221,29 @@ class RowsKernel(Executable):
             0 if bias is None else bias.data_ptr(), self.problem, overlapping=self.overlapping,
         )  # fmt: skip
         return out if bias is None else (out, bias)
+
+
+class MappedKernel(RowsKernel):
+    """Its operands are tensor maps, and addresses: maps are made once for each pair of tensors.
+
+    Args:
+        maps: of the addresses of x and grad_output, both tensor maps.
+    """
+
+    signature = "TTPP"
+
+    def __init__(
+        self,
+        built: Compiled,
+        w: Workload,
+        device: DeviceSpec,
+        layout: Layout,
+        config: Config,
+        maps: Callable[[int, int], tuple[bytes, bytes]],
+    ):
+        super().__init__(built, w, device, layout, config)
+        self.maps = functools.lru_cache(maxsize=256)(maps)
+
+    def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
+        addresses = x.data_ptr(), grad_output.data_ptr()
+        return (*self.maps(*addresses), *addresses)

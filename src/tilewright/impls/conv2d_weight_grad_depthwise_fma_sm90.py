@@ -5,19 +5,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
 
 from tilewright.build import CompileTask
 from tilewright.compile import tensor_map
-from tilewright.compile.cache import Compiled, compiled
+from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls import _weight_grad_rows as rows
 from tilewright.impls._weight_grad import as_read, depthwise_refusal
 from tilewright.impls._weight_grad_layout import in_any_layout
-from tilewright.impls._weight_grad_rows import Layout, RowsKernel, rows_task
+from tilewright.impls._weight_grad_rows import Layout, MappedKernel, rows_task
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
@@ -116,7 +113,7 @@ class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
             return f"stride={list(w['stride'])}: beyond {MOST_STRIDE}, or the filter's width"
         if as_read(w["x"]).align < 16:
             return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
-        if not _ranked(w, device):
+        if not _has_room(w, device):
             height, width = w["kernel_size"]
             return f"a filter of {height} x {width} leaves no room for the sums of two channels"
         return None
@@ -149,25 +146,10 @@ class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
         return rows_task(files, w, device, layout, config, more)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        built = compiled(self.task(config, w, device))
-        kernel = FmaKernel(built, w, device, _layout(w, config), config)
+        built, layout = compiled(self.task(config, w, device)), _layout(w, config)
+        maps = functools.partial(_maps, w, layout)
+        kernel = MappedKernel(built, w, device, layout, config, maps)
         return in_any_layout(kernel, w, device)
-
-
-class FmaKernel(RowsKernel):
-    """Tensor maps hold addresses: they are made once for each pair of tensors that comes."""
-
-    signature = "TTPP"
-
-    def __init__(
-        self, built: Compiled, w: Workload, device: DeviceSpec, layout: Layout, config: Config
-    ):
-        super().__init__(built, w, device, layout, config)
-        self.maps = functools.lru_cache(maxsize=256)(functools.partial(_maps, w, layout))
-
-    def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
-        addresses = x.data_ptr(), grad_output.data_ptr()
-        return (*self.maps(*addresses), *addresses)
 
 
 def _maps(w: Workload, layout: Layout, x: int, grad_output: int) -> tuple[bytes, bytes]:
@@ -285,21 +267,30 @@ def _refusal(w: Workload, c: Config, device: DeviceSpec) -> str | None:
     return None
 
 
+def _with_fewest_stages(w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
+    """What fits if anything does, without the products that the channels rule out."""
+    features = [f for f in FEATURES if not _waste_refusal(w, f)]
+    whole = [False, True] if w["x"].shape[1] in features else [False]
+    return ConfigSpace(Config, None, lambda c: _refusal(w, c, device)).restricted(
+        {"stages": [STAGES[0]], "features": features, "whole": whole}
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_room(w: Workload, device: DeviceSpec) -> bool:
+    return next(iter(_with_fewest_stages(w, device)), None) is not None
+
+
 @functools.lru_cache(maxsize=256)
 def _ranked(w: Workload, device: DeviceSpec) -> tuple[Config, ...]:
     """By the model's time; each with as many stages as fit."""
-    few, more = STAGES[0], STAGES[:0:-1]
-    features = [f for f in FEATURES if not _waste_refusal(w, f)]
-    whole = [False, True] if w["x"].shape[1] in features else [False]
-    fits = ConfigSpace(Config, None, lambda c: _refusal(w, c, device)).restricted(
-        {"stages": [few], "features": features, "whole": whole}
-    )
+    more = STAGES[:0:-1]
 
     def with_most_stages(c: Config) -> Config:
         larger = (replace(c, stages=stages) for stages in more)
         return next((d for d in larger if _refusal(w, d, device) is None), c)
 
-    found = [with_most_stages(c) for c in fits]
+    found = [with_most_stages(c) for c in _with_fewest_stages(w, device)]
     return tuple(sorted(found, key=lambda c: _cycles(w, c, device)))
 
 

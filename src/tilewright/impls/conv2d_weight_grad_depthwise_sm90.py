@@ -6,19 +6,16 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
 
 from tilewright.build import CompileTask
 from tilewright.compile import tensor_map
-from tilewright.compile.cache import Compiled, compiled
+from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls import _weight_grad_rows as rows
 from tilewright.impls._weight_grad import as_read, depthwise_refusal
 from tilewright.impls._weight_grad_layout import in_any_layout
-from tilewright.impls._weight_grad_rows import Layout, RowsKernel, rows_task
+from tilewright.impls._weight_grad_rows import Layout, MappedKernel, rows_task
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
@@ -142,25 +139,10 @@ class Conv2dWeightGradDepthwiseSm90(Implementation):
         return rows_task(("depthwise_sm90", "depthwise_sums"), w, device, layout, config, more)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        built = compiled(self.task(config, w, device))
-        kernel = ImagesKernel(built, w, device, _layout(w, config), config)
+        built, layout = compiled(self.task(config, w, device)), _layout(w, config)
+        maps = functools.partial(_maps, w, layout)
+        kernel = MappedKernel(built, w, device, layout, config, maps)
         return in_any_layout(kernel, w, device)
-
-
-class ImagesKernel(RowsKernel):
-    """Tensor maps hold addresses: they are made once for each pair of tensors that comes."""
-
-    signature = "TTPP"
-
-    def __init__(
-        self, built: Compiled, w: Workload, device: DeviceSpec, layout: Layout, config: Config
-    ):
-        super().__init__(built, w, device, layout, config)
-        self.maps = functools.lru_cache(maxsize=256)(functools.partial(_maps, w, layout))
-
-    def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
-        addresses = x.data_ptr(), grad_output.data_ptr()
-        return (*self.maps(*addresses), *addresses)
 
 
 def _maps(w: Workload, layout: Layout, x: int, grad_output: int) -> tuple[bytes, bytes]:
