@@ -25,6 +25,7 @@ OWN = (
     "rows_atomic",
     "rows_bins",
     "rows_sorted",
+    "rows_sorted_torch",
     "rows_unique",
     "rows_winner",
     "scatter_buckets",
@@ -449,7 +450,7 @@ def test_in_place_and_by_index_put_an_update_with_gradients_keeps_the_order():
 
 def test_memory_shared_with_what_is_written_in_place_is_refused():
     whole, index = torch.randn(80, 64, device=CUDA), torch.randint(40, (40,), device=CUDA)
-    for name in ("rows_sorted", "rows_unique"):
+    for name in ("rows_sorted", "rows_sorted_torch", "rows_unique"):
         with tw.use(name):
             with pytest.raises(ValueError, match="x is written in place and shares memory with"):
                 tw.index_add_(whole[:40], 0, index, whole[20:60])

@@ -15,6 +15,7 @@ from tilewright.compile.cache import compiled
 from tilewright.compile.faults import fault_address
 from tilewright.device import DEVICES
 from tilewright.impl import Executable, allocate
+from tilewright.impls._indexed import TorchCall
 
 HEADER = (Path(__file__).parents[1] / "cuda_on_cpu.hpp").read_text()
 DEVICE = DEVICES["h200"]
@@ -58,9 +59,12 @@ class OnCpu(Executable):
         out = tensors[0] if in_place else allocate(self._out, torch.device("cpu"))
         counter = ctypes.c_uint32()
         given = [*map(torch.Tensor.data_ptr, tensors)], out, _fault(), ctypes.addressof(counter)
-        values, _memory = self.executable.values(*given)
+        values = self.executable.values(*given)
         for launch, pick in zip(self.executable.launches, self.executable.picks, strict=True):
             args = pick(values)
+            if isinstance(launch, TorchCall):
+                launch.run(*args)
+                continue
             for comes_only in (True, False) if launch.meets else ():
                 self._library.come_only(comes_only)
                 self._run(launch, args)

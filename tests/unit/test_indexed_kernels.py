@@ -16,8 +16,8 @@ from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch import selection
 from tilewright.errors import IndexOutOfRange, NoImplementation
 from tilewright.impl import IMPLS
+from tilewright.impls._indexed import Launch
 from tilewright.impls._rows import row_problem
-from tilewright.impls._sorted_rows import workspace_of
 from tilewright.impls.rows_cpp import METHODS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
@@ -244,14 +244,16 @@ def test_what_a_kernel_takes_of_workspace_is_what_is_documented(suite):
 
 
 def within_48_bytes(w):
-    impl, device, p = IMPLS["rows_sorted"], DEVICES["h200"], row_problem(w)
-    assert impl.unsupported(w, device) is None, w
-    config = impl.heuristic(w, device)
-    for c in (config, *impl.space(w, device).sample(random.Random(0), 20)):
-        assert workspace_of(w, c).bytes <= 48 * p.count + 2**16, (w, c)
-    launches, workspace = impl.launches(w, p, config, device)
-    assert workspace.bytes == workspace_of(w, config).bytes
-    assert max(launch.shared_bytes for launch in launches) <= device.shared_bytes_per_block
+    device, p = DEVICES["h200"], row_problem(w)
+    for impl in (IMPLS["rows_sorted"], IMPLS["rows_sorted_torch"]):
+        assert impl.unsupported(w, device) is None, w
+        config = impl.heuristic(w, device)
+        for c in (config, *impl.space(w, device).sample(random.Random(0), 20)):
+            assert impl.workspace(w, c).bytes <= 48 * p.count + 2**16, (w, c)
+        steps, workspace = impl.launches(w, p, config, device)
+        assert workspace.bytes == impl.workspace(w, config).bytes
+        shared_bytes = [step.shared_bytes for step in steps if isinstance(step, Launch)]
+        assert max(shared_bytes) <= device.shared_bytes_per_block
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ OWN = (
     "rows_atomic",
     "rows_bins",
     "rows_sorted",
+    "rows_sorted_torch",
     "rows_unique",
     "rows_winner",
     "scatter_buckets",
@@ -111,6 +112,7 @@ def small(suite, name):
     ("suite", "name"),
     [
         ("rows_embedding", "rows_sorted"),
+        ("rows_embedding", "rows_sorted_torch"),
         ("rows_few", "rows_bins"),
         ("rows_gnn", "rows_sorted"),
         ("rows_unique", "rows_unique"),
@@ -342,9 +344,8 @@ def test_runs_over_units_and_spans_are_joined(waits, spread, lanes, threads, mon
         f"index_add(x=f32[50,68], dim=0, index=i64[3000], source=f32[3000,68])!indices={spread}"
     )
     impl = IMPLS["rows_sorted"]
-    config = impl.Config(
-        1, 4, rows=8, lanes=lanes, vec=4, unrolled=4, block_threads=threads, blocks=2
-    )
+    sums = {"rows": 8, "lanes": lanes, "vec": 4, "unrolled": 4, "block_threads": threads}
+    config = impl.Config(**sums, blocks=2, passes=1, items=4)
     assert impl.space(w, DEVICE).why_not(config) is None
     tensors = w.operator.examples(w, "integer", 0, "cpu")
     assert torch.equal(
@@ -438,3 +439,16 @@ def test_an_update_of_any_shape_takes_the_last_position(shape, dim, length, t, k
         if impl.unsupported(w, DEVICE) is None:
             found = OnCpu(impl, impl.heuristic(w, DEVICE), w)(tensors[0].clone(), *tensors[1:])
             assert torch.equal(found, expected), name
+
+
+@pytest.mark.parametrize("places", [255, 256, 65535, 65536])
+def test_pytorch_sorts_the_last_place_and_what_is_left_out_behind_it(places):
+    w = Workload.parse(f"embedding_backward(grad=f32[90,4], index=i64[90], num_weights={places})")
+    run = OnCpu(IMPLS["rows_sorted_torch"], IMPLS["rows_sorted_torch"].heuristic(w, DEVICE), w)
+    index = torch.tensor([places - 1, 0, places, places // 2, -1] * 18)
+    grad = torch.randint(-9, 9, (90, 4)).float()
+    expected = torch.zeros(places, 4)
+    for i in (0, 1, 3):
+        expected[index[i]] = grad[i::5].sum(0)
+    assert torch.equal(run(grad, index), expected)
+    assert fault_reported()

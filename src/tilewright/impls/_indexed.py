@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,7 +36,7 @@ INDEX = {"i32": "int", "i64": "i64"}
 REDUCE = {"sum": 0, "mean": 0, "prod": 1, "amax": 2, "amin": 3}
 NONE_SKIPPED = -(2**63)
 """No index has this value, so none is left out."""
-Pick = Callable[[Sequence[float]], tuple[float, ...]]
+Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
 _data_ptr = torch.Tensor.data_ptr
 
 
@@ -127,6 +127,21 @@ class Launch(NamedTuple):
     meets: bool = False
 
 
+class TorchCall(NamedTuple):
+    """What PyTorch does between two launches of a call, on the current stream.
+
+    Attributes:
+        run: is given `args`.
+        args: as a Launch has them; "memory" stands for the workspace, a tensor of bytes.
+    """
+
+    run: Callable[..., None]
+    args: tuple[float | str, ...]
+
+
+Step = Launch | TorchCall
+
+
 def refuse_shared_memory(w: Workload, tensors: Sequence[torch.Tensor]) -> None:
     """What is written in place may not be read through another argument.
 
@@ -156,7 +171,7 @@ class IndexedExecutable(Executable):
 
     Args:
         entry: the kernel whose resources stand for the whole.
-        launches: of a call.
+        launches: of a call, in order, and what PyTorch does between them.
     """
 
     takes_pointers = True
@@ -166,7 +181,7 @@ class IndexedExecutable(Executable):
         w: Workload,
         built: Compiled,
         entry: str,
-        launches: Sequence[Launch],
+        launches: Sequence[Step],
         workspace: Workspace,
     ):
         self._w, self._workspace = w, workspace
@@ -177,14 +192,15 @@ class IndexedExecutable(Executable):
         out = w.outputs[0]
         self._out = out.shape, out.real_strides, out.torch_dtype
         self.launches = launches
-        main = next(launch for launch in launches if launch.entry == entry)
+        kernels = [launch for launch in launches if isinstance(launch, Launch)]
+        main = next(launch for launch in kernels if launch.entry == entry)
         self.block_threads, self.shared_bytes = main.block_threads, main.shared_bytes
         self._checked = settings().check_indices
         self._counts = any("counter" in launch.args for launch in launches)
-        names = [*w.tensors, "out", "fault", "counter", *workspace.offsets]
+        names = [*w.tensors, "out", "fault", "counter", *workspace.offsets, "memory"]
         self._offsets = tuple(workspace.offsets.values())
         self.picks, self._constants = _pickers(launches, names)
-        self._kernels = {n: CudaKernel(built, n, code) for n, code, *_ in launches}
+        self._kernels = {n: CudaKernel(built, n, code) for n, code, *_ in kernels}
         self._steps: dict[int, list[tuple[Launcher, Pick]]] = {}
 
     def _refuse_shared_memory(self, tensors: Sequence[torch.Tensor], starts: Sequence[int]) -> None:
@@ -196,22 +212,23 @@ class IndexedExecutable(Executable):
 
     def values(
         self, pointers: Sequence[int], out: torch.Tensor, fault: int, counter: int
-    ) -> tuple[list[float], torch.Tensor | None]:
-        """What `picks` pick each launch's arguments from, and the workspace, to be kept until the
-        last kernel is enqueued.
+    ) -> list[Any]:
+        """What `picks` pick each launch's arguments from. It holds the workspace, too: to be kept
+        until the last kernel is enqueued.
 
         Args:
             pointers: the addresses of the workload's tensors.
             fault, counter: those of the flag and of a zero.
         """
-        values: list[float] = [*pointers, out.data_ptr(), fault, counter]
+        values: list[Any] = [*pointers, out.data_ptr(), fault, counter]
         memory = None
         if self._offsets:
             memory = self._workspace.allocate(out.device)
             base = memory.data_ptr()
             values += [base + offset for offset in self._offsets]
+        values.append(memory)
         values += self._constants
-        return values, memory
+        return values
 
     def __call__(
         self, *tensors: torch.Tensor, pointers: Sequence[int] | None = None
@@ -225,7 +242,7 @@ class IndexedExecutable(Executable):
         stream = torch._C._cuda_getCurrentRawStream(index)
         out = tensors[0] if self.in_place else allocator.on(device)(*self._out)
         counter = counters.address(index, stream, 1) if self._counts else 0
-        values, _memory = self.values(pointers, out, fault_address(), counter)
+        values = self.values(pointers, out, fault_address(), counter)
         for launch, pick in self._steps.get(index) or self._steps_on(index, stream):
             launch(stream, pick(values))
         if self._checked and not torch.cuda.is_current_stream_capturing():
@@ -235,18 +252,22 @@ class IndexedExecutable(Executable):
 
     def _steps_on(self, device_index: int, stream: int) -> list[tuple[Launcher, Pick]]:
         may_overlap = overlaps(device_index)
-        launchers = [
-            self._kernels[entry].launcher(
+
+        def launcher(step: Step) -> Launcher:
+            if isinstance(step, TorchCall):
+                return lambda _stream, args: step.run(*args)
+            entry, _, grid, threads, shared_bytes, _, follows, meets = step
+            return self._kernels[entry].launcher(
                 device_index, grid, (threads, 1, 1), shared_bytes, 1, stream,
                 cooperative=meets, overlapping=follows and may_overlap,
-            )
-            for entry, _, grid, threads, shared_bytes, _, follows, meets in self.launches
-        ]  # fmt: skip
+            )  # fmt: skip
+
+        launchers = map(launcher, self.launches)
         self._steps[device_index] = [*zip(launchers, self.picks, strict=True)]
         return self._steps[device_index]
 
 
-def _pickers(launches: Sequence[Launch], names: Sequence[str]) -> tuple[list[Pick], list[float]]:
+def _pickers(launches: Sequence[Step], names: Sequence[str]) -> tuple[list[Pick], list[float]]:
     """For each launch what picks its arguments from the addresses of `names` and, behind those, the
     constants of all launches; and these constants."""
     constants: list[float] = []
@@ -257,7 +278,7 @@ def _pickers(launches: Sequence[Launch], names: Sequence[str]) -> tuple[list[Pic
         constants.append(arg)
         return len(names) + len(constants) - 1
 
-    def picker(launch: Launch) -> Pick:
+    def picker(launch: Step) -> Pick:
         places = [place_of(arg) for arg in launch.args]
         if len(places) == 1:
             return lambda values: (values[places[0]],)

@@ -12,7 +12,7 @@ from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import (
     MAX_GRID_YZ,
     IndexedExecutable,
-    Launch,
+    Step,
     Workspace,
     cuda_task,
     no_cuda,
@@ -42,7 +42,7 @@ class RowKernels(Implementation):
 
     def launches(
         self, w: Workload, p: RowProblem, config: Any, device: DeviceSpec
-    ) -> tuple[Sequence[Launch], Workspace]:
+    ) -> tuple[Sequence[Step], Workspace]:
         """Of a call, and the workspace that they name parts of."""
         raise NotImplementedError
 

@@ -27,7 +27,7 @@ def place_bytes(digit_bits: int, items: int) -> int:
 
 
 @dataclass(frozen=True)
-class Sort:
+class CountingSort:
     """A sort of `count` indices, by `digit_bits` bits in each of `passes` from bit `shift` on.
 
     Attributes:

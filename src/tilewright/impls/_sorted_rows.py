@@ -1,14 +1,14 @@
-"""Rows reduced by a counting sort of the indices, then sums over sorted runs: what `rows_sorted`
-is, and what `rows_unique` goes back to where an index repeats."""
+"""Rows reduced by a sort of the indices, then sums over sorted runs, whatever sorts them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._indexed import REDUCE, Launch, Workspace, sum_bytes
+from tilewright.impls._indexed import REDUCE, Launch, Step, Workspace, sum_bytes
 from tilewright.impls._rows import (
     RowProblem,
     across,
@@ -20,14 +20,12 @@ from tilewright.impls._rows import (
     vectors,
 )
 from tilewright.impls._rows_kernels import RowKernels
-from tilewright.impls._sort import THREADS, Sort
+from tilewright.impls._sort import THREADS
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import HALVES
 
 MAX_GRID = 2**31 - 1
-MAX_DIGIT_BITS = 11
-"""2048 counters of each of 8 warps are 64 KiB of shared memory."""
 UNITS = (8, 16, 32, 64, 96, 128, 192, 256)
 WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 48, 2**16
 """Bytes, for every shape: where rows are wide, units are long."""
@@ -40,44 +38,81 @@ ARGUMENTS = "PPPPPPPiiiiqqqqqqd"
 """Of the kernels of rows.cu."""
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Knobs of the sums over sorted runs."""
+
+    rows: int = param(*UNITS)  # of source, in a unit
+    lanes: int = param(4, 8, 16, 32)  # threads of a unit
+    vec: int = param(1, 2, 4, 8)  # elements of one access
+    unrolled: int = param(4, 8)  # rows in flight of one unit
+    block_threads: int = param(256, 512)  # whose units are a span
+    blocks: int = param(2, 3, 4)  # of 256 threads on an SM, which bounds a thread's registers
+    ahead: int = param(0, 1, 2, 3)  # read a run's old row before its end; 2: prefetch it, too;
+    # 3: read those of all runs that begin among the rows in flight at once
+
+
+class Sort(Protocol):
+    """What sorts indices by their places, stably; those to leave out or out of range come last."""
+
+    @property
+    def workspace(self) -> dict[str, int]:
+        """Bytes of each part."""
+
+    @property
+    def result(self) -> str:
+        """The part that holds the sorted entries in the end: 8 bytes of each index."""
+
+    def launches(
+        self, follows: bool, cleared: str | int, words: int, wanted: str | int
+    ) -> Iterable[Step]:
+        """What sorts.
+
+        Args:
+            follows: it comes after another kernel of the same call.
+            cleared: a part of the workspace of which the first kernel makes `words` zero.
+            wanted: the address of a word that says by a zero that nothing is to be done, or null.
+        """
+
+
 class SortedRows(RowKernels):
     """The same bits in every run: the order of a sum depends on the indices alone.
 
-    Workspace: 8 bytes per index for its place and position, and either what else the sort needs (8
-    more bytes with more than one pass, and counters) or a partial row for each span of the units of
-    a block, two for halves, which are summed in fp32; and a byte for each place out of place, of up
-    to eight an index.
+    Workspace: 8 bytes per index for its place and position, and either what else the sort needs or
+    a partial row for each span of the units of a block, two for halves, which are summed in fp32;
+    and a byte for each place out of place, of up to eight an index.
     """
 
-    files, entry = ("chunk.cuh", "sort.cuh", "rows.cu"), "accumulate"
+    entry = "accumulate"
+    Config: ClassVar[type[Sums]] = Sums
 
-    @dataclass(frozen=True)
-    class Config:
-        passes: int = param(1, 2, 3)  # of the sort; each reads and writes 8 bytes per index
-        items: int = param(4, 8, 16)  # indices of a thread in one pass
-        rows: int = param(*UNITS)  # of source, in a unit
-        lanes: int = param(4, 8, 16, 32)  # threads of a unit
-        vec: int = param(1, 2, 4, 8)  # elements of one access
-        unrolled: int = param(4, 8)  # rows in flight of one unit
-        block_threads: int = param(256, 512)  # whose units are a span
-        blocks: int = param(2, 3, 4)  # of 256 threads on an SM, which bounds a thread's registers
-        ahead: int = param(0, 1, 2, 3)  # read a run's old row before its end; 2: prefetch it, too;
-        # 3: read those of all runs that begin among the rows in flight at once
+    def sort(self, p: RowProblem, c: Any) -> Sort:
+        """Of all indices of the problem."""
+        raise NotImplementedError
+
+    def sort_knobs(self, p: RowProblem) -> Sequence[dict[str, Any]]:
+        """What a config may say of the sort: the best first, that of the least workspace last."""
+        return ({},)
+
+    def sort_macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
+        """What of it is baked into the binary."""
+        raise NotImplementedError
+
+    def sort_refused(self, p: RowProblem, c: Any) -> str | None:
+        """Why a config's sort is none."""
+        return None
 
     def refused(self, p: RowProblem, w: Workload) -> str | None:
         if p.reduce == "prod":
             return "a product of partial products may overflow where the whole does not"
-        if p.places.bit_length() > 3 * MAX_DIGIT_BITS:
-            return f"{p.places} places need more than three passes of {MAX_DIGIT_BITS} bits"
         return None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_rows(w)
-        fewest = fewest_passes(p)
 
-        def fits(c: SortedRows.Config) -> str | None:
-            if digit_bits(p, c.passes) > MAX_DIGIT_BITS:
-                return f"{c.passes} passes leave more than {MAX_DIGIT_BITS} bits for one"
+        def fits(c: Any) -> str | None:
+            if reason := self.sort_refused(p, c):
+                return reason
             if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
                 return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
             if c.ahead and not p.include:
@@ -90,17 +125,13 @@ class SortedRows(RowKernels):
                 return f"unrolled={c.unrolled} exceeds lanes={c.lanes}"
             if c.unrolled * c.vec > 32:
                 return f"{c.unrolled} x {c.vec} elements in flight spill"
-            if not within_bounds(w, c):
+            if not self.within_bounds(w, c):
                 return f"rows={c.rows} takes more than {WORKSPACE_PER_INDEX} bytes for each index"
             if (blocks := spans_of(p, c) * across(p, c)) > MAX_GRID:
                 return f"{blocks} pieces of spans exceed a grid of {MAX_GRID}"
             return too_many_pieces(p, c)
 
-        values = {
-            "vec": vectors(p, w.main.itemsize),
-            "passes": [n for n in (fewest, fewest + 1) if n <= 3],
-            "rows": rows_of_units(w, p),
-        }
+        values = {"vec": vectors(p, w.main.itemsize), "rows": self.rows_of_units(w, p)}
         return ConfigSpace(self.Config, values, fits)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
@@ -117,23 +148,23 @@ class SortedRows(RowKernels):
         # Old rows are awaited where runs are short: H200, 65536 rows of 768 floats into 30522, in
         # place: 153 us without, 133 us with ahead=2 (2026-11-21, tune --suite rows_embedding).
         ahead = 2 if p.include and p.count < 16 * p.places else 0
-        items = 16 if p.count >= 2**20 else 8 if p.count >= 2**18 else 4
-        unrolled = min(lanes, 4 if vec == 8 else 8)
-        fewest = fewest_passes(p)
-        configs = [
-            self.Config(fewest, n, rows, lanes, vec, unrolled, threads, ahead=ahead)
-            for rows in space.values["rows"]
-            for n in sorted({items, 16})
-            for threads in (256, 512)
-        ]
+        sums = {"lanes": lanes, "vec": vec, "unrolled": min(lanes, 4 if vec == 8 else 8)}
 
-        def merit(c: SortedRows.Config) -> tuple[float, ...]:
+        def merit(c: Sums) -> tuple[float, ...]:
             at_once = device.sms * c.blocks * THREADS / c.block_threads
             turns = spans_of(p, c) * pieces / at_once
             idle = turns / math.ceil(turns) < 0.75  # of SMs, while the last blocks run
-            return c.items != items, idle, abs(math.log2(c.rows / wanted)), c.block_threads
+            return idle, abs(math.log2(c.rows / wanted)), c.block_threads
 
-        return min((c for c in configs if space.why_not(c) is None), key=merit)
+        for knobs in self.sort_knobs(p):
+            configs = [
+                self.Config(**knobs, **sums, rows=rows, block_threads=threads, ahead=ahead)
+                for rows in space.values["rows"]
+                for threads in (256, 512)
+            ]
+            if fit := [c for c in configs if space.why_not(c) is None]:
+                return min(fit, key=merit)
+        raise AssertionError(w)
 
     def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
         return {
@@ -143,8 +174,7 @@ class SortedRows(RowKernels):
             "INCLUDE": p.include,
             "FILL_ZERO": p.fill == "zero",
             "FIRST_IN_OUT": first_in_out(p),
-            "DIGIT_BITS": digit_bits(p, c.passes),
-            "ITEMS": c.items,
+            **self.sort_macros(p, c),
             "ROWS": c.rows,
             "LANES": c.lanes,
             "VEC": c.vec,
@@ -160,20 +190,20 @@ class SortedRows(RowKernels):
     ) -> tuple[float | str, ...]:
         """Of the kernels of rows.cu."""
         return (
-            *(wanted, named_source(w), named_old(p), "out", sort_of(p, c).result, "partials"),
+            *(wanted, named_source(w), named_old(p), "out", self.sort(p, c).result, "partials"),
             *("touched" if is_marked(p) else 0, p.count, p.places, p.columns, spans_of(p, c)),
             *(*p.source, *(p.old or (0, 0)), *p.out, p.alpha),
         )
 
     def launches(
         self, w: Workload, p: RowProblem, c: Any, device: DeviceSpec, wanted: str | int = 0
-    ) -> tuple[list[Launch], Workspace]:
+    ) -> tuple[list[Step], Workspace]:
         """Of a call; with `wanted`, they do nothing where kernels before them leave a zero there.
 
         Args:
             wanted: a word of the workspace.
         """
-        marks, sort, spans = is_marked(p), sort_of(p, c), spans_of(p, c)
+        marks, spans = is_marked(p), spans_of(p, c)
         args = self.arguments(w, p, c, wanted)
 
         def rows(entry: str, blocks: int, threads: int, follows: bool = True) -> Launch:
@@ -188,27 +218,49 @@ class SortedRows(RowKernels):
             blocks = min(wanted, THREADS_OF_FILL * device.sms // threads) if p.fill else 0
             return math.ceil(blocks / across(p, c))
 
-        launches = []
+        launches: list[Step] = []
         if p.fill and not marks:
             launches.append(rows("fill", filling(THREADS), THREADS, follows=bool(wanted)))
         cleared, words = ("touched", -(-p.places // 4)) if marks else (0, 0)
-        launches += sort.launches(bool(launches or wanted), cleared, words, wanted)
+        follows = bool(launches or wanted)
+        launches += self.sort(p, c).launches(follows, cleared, words, wanted)
         accumulate = rows("accumulate", 1, c.block_threads)
         launches.append(accumulate._replace(grid=(spans * across(p, c), 1, p.outer)))
         threads = combine_threads(p, c)
         combining = math.ceil(spans * c.lanes / threads) if spans > 1 else 0
         if last := combining + filling(threads) * marks:
             launches.append(rows("combine", last, threads))
-        return launches, workspace_of(w, c)
+        return launches, self.workspace(w, c)
 
+    def workspace(self, w: Workload, c: Any) -> Workspace:
+        """The parts of one call's scratch memory."""
+        p = served_rows(w)
+        sort, spans = self.sort(p, c), spans_of(p, c)
+        to_sort = sort.workspace
+        result = to_sort.pop(sort.result)
+        rows = spans * (1 if first_in_out(p) else 2) if spans > 1 else 0
+        partials = rows * p.columns * p.outer * sum_bytes(p.dtype)
+        return Workspace(
+            Workspace(**to_sort),
+            Workspace(partials=partials),
+            **{sort.result: result},
+            touched=-(-p.places // 4) * 4 if is_marked(p) else 0,
+        )
 
-def fewest_passes(p: RowProblem) -> int:
-    return math.ceil(p.places.bit_length() / MAX_DIGIT_BITS)
+    def within_bounds(self, w: Workload, c: Any) -> bool:
+        index = served_rows(w).count
+        return self.workspace(w, c).bytes <= WORKSPACE_PER_INDEX * index + WORKSPACE_BESIDE
 
+    def rows_of_units(self, w: Workload, p: RowProblem) -> list[int]:
+        """The usual ones, or where rows are too wide for them the shortest that are in bounds."""
+        longest = max(UNITS)
 
-def digit_bits(p: RowProblem, passes: int) -> int:
-    """Of each pass; one place more than there are stands for indices to leave out."""
-    return math.ceil(p.places.bit_length() / passes)
+        def shortest(rows: int) -> Any:
+            return self.Config(**self.sort_knobs(p)[-1], rows=rows, lanes=32, block_threads=512)
+
+        while not self.within_bounds(w, shortest(longest)) and spans_of(p, shortest(longest)) > 1:
+            longest *= 2
+        return [*UNITS, longest] if longest > max(UNITS) else list(UNITS)
 
 
 def first_in_out(p: RowProblem) -> bool:
@@ -221,48 +273,10 @@ def is_marked(p: RowProblem) -> bool:
     return p.fill is not None and p.places <= MARKED_PER_INDEX * p.count
 
 
-def combine_threads(p: RowProblem, c: SortedRows.Config) -> int:
+def combine_threads(p: RowProblem, c: Sums) -> int:
     return 1024 if c.vec * sum_bytes(p.dtype) <= 16 else 512
 
 
-def sort_of(p: RowProblem, c: SortedRows.Config) -> Sort:
-    bits = digit_bits(p, c.passes)
-    return Sort(p.count, p.places, bits, c.items, c.passes, skipped=p.skipped)
-
-
-def spans_of(p: RowProblem, c: SortedRows.Config) -> int:
+def spans_of(p: RowProblem, c: Sums) -> int:
     """Blocks of sorted positions, each of `rows` for every `lanes` threads."""
     return math.ceil(p.count * c.lanes / (c.rows * c.block_threads))
-
-
-def rows_of_units(w: Workload, p: RowProblem) -> list[int]:
-    """The usual ones, or where rows are too wide for them the shortest that are within bounds."""
-    passes, longest = fewest_passes(p), max(UNITS)
-
-    def shortest(rows: int) -> SortedRows.Config:
-        return SortedRows.Config(passes, 16, rows, lanes=32, block_threads=512)
-
-    while not within_bounds(w, shortest(longest)) and spans_of(p, shortest(longest)) > 1:
-        longest *= 2
-    return [*UNITS, longest] if longest > max(UNITS) else list(UNITS)
-
-
-def within_bounds(w: Workload, c: SortedRows.Config) -> bool:
-    index = served_rows(w).count
-    return workspace_of(w, c).bytes <= WORKSPACE_PER_INDEX * index + WORKSPACE_BESIDE
-
-
-def workspace_of(w: Workload, c: SortedRows.Config) -> Workspace:
-    """The parts of one call's scratch memory."""
-    p = served_rows(w)
-    sort, spans = sort_of(p, c), spans_of(p, c)
-    to_sort = sort.workspace
-    result = to_sort.pop(sort.result)
-    rows = spans * (1 if first_in_out(p) else 2) if spans > 1 else 0
-    partials = rows * p.columns * p.outer * sum_bytes(p.dtype)
-    return Workspace(
-        Workspace(**to_sort),
-        Workspace(partials=partials),
-        **{sort.result: result},
-        touched=-(-p.places // 4) * 4 if is_marked(p) else 0,
-    )

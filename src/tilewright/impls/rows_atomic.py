@@ -62,7 +62,7 @@ class RowsAtomic(RowKernels):
     """
 
     name, op = "rows_atomic", OPERATORS
-    files, entry = ("chunk.cuh", "rows_atomic.cu"), "accumulate"
+    files, entry = ("entry.cuh", "chunk.cuh", "rows_atomic.cu"), "accumulate"
     executable = AtomicExecutable
     races = True
 

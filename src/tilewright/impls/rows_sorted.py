@@ -2,11 +2,62 @@
 
 from __future__ import annotations
 
-from tilewright.impls._rows import OPERATORS
-from tilewright.impls._sorted_rows import SortedRows
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.impls._rows import OPERATORS, RowProblem
+from tilewright.impls._sort import CountingSort
+from tilewright.impls._sorted_rows import SortedRows, Sums
+from tilewright.op import Workload
+from tilewright.space import param
+
+MAX_DIGIT_BITS = 11
+"""2048 counters of each of 8 warps are 64 KiB of shared memory."""
 
 
 class RowsSorted(SortedRows):
-    """For any indices, however often they repeat."""
+    """For any indices, however often they repeat.
+
+    The sort needs 8 bytes more of an index where it has several passes, and counters.
+    """
 
     name, op = "rows_sorted", OPERATORS
+    files = ("entry.cuh", "chunk.cuh", "sort.cuh", "rows.cu")
+
+    @dataclass(frozen=True)
+    class Config(Sums):
+        passes: int = param(1, 2, 3)  # of the sort; each reads and writes 8 bytes per index
+        items: int = param(4, 8, 16)  # indices of a thread in one pass
+
+    def refused(self, p: RowProblem, w: Workload) -> str | None:
+        if fewest_passes(p) > 3:
+            return f"{p.places} places need more than three passes of {MAX_DIGIT_BITS} bits"
+        return super().refused(p, w)
+
+    def sort(self, p: RowProblem, c: Any) -> CountingSort:
+        bits = digit_bits(p, c.passes)
+        return CountingSort(p.count, p.places, bits, c.items, c.passes, skipped=p.skipped)
+
+    def sort_knobs(self, p: RowProblem) -> Sequence[dict[str, Any]]:
+        items = 16 if p.count >= 2**20 else 8 if p.count >= 2**18 else 4
+        return [{"passes": fewest_passes(p), "items": n} for n in sorted({items, 16})]
+
+    def sort_refused(self, p: RowProblem, c: Any) -> str | None:
+        fewest = fewest_passes(p)
+        if c.passes not in (fewest, fewest + 1):
+            return f"{c.passes} passes of up to {MAX_DIGIT_BITS} bits, where {fewest} do"
+        return None
+
+    def sort_macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
+        return {"DIGIT_BITS": digit_bits(p, c.passes), "ITEMS": c.items}
+
+
+def fewest_passes(p: RowProblem) -> int:
+    return math.ceil(p.places.bit_length() / MAX_DIGIT_BITS)
+
+
+def digit_bits(p: RowProblem, passes: int) -> int:
+    """Of each pass; one place more than there are stands for indices to leave out."""
+    return math.ceil(p.places.bit_length() / passes)

@@ -9,17 +9,18 @@ from typing import Any
 from tilewright.build import CompileTask
 from tilewright.device import DeviceSpec
 from tilewright.impl import Implementation
-from tilewright.impls._indexed import NONE_SKIPPED, Launch, Workspace, cuda_task
+from tilewright.impls._indexed import NONE_SKIPPED, Launch, Step, Workspace, cuda_task
 from tilewright.impls._rows import OPERATORS, RowProblem, across, served_rows, vectors
 from tilewright.impls._rows_kernels import RowKernels
-from tilewright.impls._sorted_rows import ARGUMENTS, MAX_GRID, SortedRows
+from tilewright.impls._sorted_rows import ARGUMENTS, MAX_GRID
+from tilewright.impls.rows_sorted import RowsSorted
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
 THREADS = 256
 BLOCKS_OF_PREPARE = 8
 """Blocks per SM of the kernel that strides over all places."""
-SORTED = SortedRows()
+SORTED = RowsSorted()
 
 
 class RowsUnique(RowKernels):
@@ -33,7 +34,7 @@ class RowsUnique(RowKernels):
     """
 
     name, op = "rows_unique", OPERATORS
-    files = ("chunk.cuh", "sort.cuh", "rows.cu", "positions.cuh", "rows_unique.cu")
+    files = ("entry.cuh", "chunk.cuh", "sort.cuh", "rows.cu", "positions.cuh", "rows_unique.cu")
     entry = "add"
 
     @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class RowsUnique(RowKernels):
 
     def launches(
         self, w: Workload, p: RowProblem, c: Any, device: DeviceSpec
-    ) -> tuple[list[Launch], Workspace]:
+    ) -> tuple[list[Step], Workspace]:
         general, repeats = SORTED.heuristic(w, device), "repeats"
         otherwise, workspace = SORTED.launches(w, p, general, device, wanted=repeats)
         looked_at = p.count if p.fill is None else p.places

@@ -1,15 +1,9 @@
 // A chunk of entries, sorted by one digit of DIGIT_BITS in shared memory: stable, by ranks from
 // warp-wide votes. ITEMS: entries of a thread.
 
-#define THREADS 256
 #define WARPS (THREADS / 32)
 #define BINS (1 << DIGIT_BITS)
 #define CHUNK (THREADS * ITEMS)
-
-extern __shared__ __align__(16) u32 shared[];
-
-// An index and its position.
-struct alignas(8) Entry { u32 place, position; };
 
 // Shared memory of the block: its entries in the end, and where each digit begins among them.
 struct Chunk {

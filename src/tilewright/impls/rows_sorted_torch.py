@@ -1,0 +1,91 @@
+"""Rows reduced into rows on a GPU: `torch.sort` of the indices, then sums over sorted runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.device import DeviceSpec
+from tilewright.impls._indexed import Launch, Step, TorchCall
+from tilewright.impls._rows import OPERATORS, RowProblem
+from tilewright.impls._sort import ENTRY_BYTES, THREADS
+from tilewright.impls._sorted_rows import SortedRows
+from tilewright.op import Workload
+
+KEYS = {torch.uint8: "u8", torch.int16: "short", torch.int32: "int"}
+"""A key's type in PyTorch and in a kernel; a radix sort has a pass for each of its bytes."""
+POSITION_BYTES = 8
+
+
+class RowsSortedTorch(SortedRows):
+    """For any indices; the sort is PyTorch's, which is CUB's radix sort.
+
+    It needs a key of 1, 2 or 4 bytes twice and 8 bytes more for each index, and what `torch.sort`
+    allocates itself.
+    """
+
+    name, op = "rows_sorted_torch", OPERATORS
+    files = ("entry.cuh", "torch_sort.cuh", "rows.cu")
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        return False  # rows_sorted has been faster wherever both were timed (docs/scatter.md)
+
+    def sort(self, p: RowProblem, c: Any) -> TorchSort:
+        return TorchSort(p.count, p.places, p.skipped)
+
+    def sort_macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
+        key = key_type(p.places)
+        return {"KEY": KEYS[key], "LEAST": f"({torch.iinfo(key).min}ll)"}
+
+
+@dataclass(frozen=True)
+class TorchSort:
+    """A sort of `count` indices; `skipped` is one to leave out."""
+
+    count: int
+    places: int
+    skipped: int
+
+    result = "sorted"
+
+    @property
+    def workspace(self) -> dict[str, int]:
+        key_bytes = key_type(self.places).itemsize
+        return {
+            "sorted": ENTRY_BYTES * self.count,
+            "keys": key_bytes * self.count,
+            "sorted_keys": key_bytes * self.count,
+            "positions": POSITION_BYTES * self.count,
+        }
+
+    def launches(
+        self, follows: bool, cleared: str | int, words: int, wanted: str | int
+    ) -> Iterator[Step]:
+        assert not wanted, "PyTorch sorts in any case"
+        grid = -(-self.count // THREADS), 1, 1
+        given = ("index", self.count, self.places, self.skipped, "fault", "keys", cleared, words)
+        yield Launch("write_keys", "PiiqPPPi", grid, THREADS, 0, given, follows)
+        yield TorchCall(self.run, ("memory", "keys", "sorted_keys", "positions"))
+        found = ("sorted_keys", "positions", self.count, self.result)
+        yield Launch("write_entries", "PPiP", grid, THREADS, 0, found)
+
+    def run(self, memory: Tensor, *addresses: int) -> None:
+        """torch.sort of keys into sorted_keys and positions, which lie in `memory`."""
+        key = key_type(self.places)
+
+        def part(address: int, dtype: torch.dtype) -> Tensor:
+            start = address - memory.data_ptr()
+            return memory[start : start + dtype.itemsize * self.count].view(dtype)
+
+        keys, sorted_keys = (part(a, key) for a in addresses[:2])
+        positions = part(addresses[2], torch.int64)
+        torch.sort(keys, stable=True, out=(sorted_keys, positions))
+
+
+def key_type(places: int) -> torch.dtype:
+    """The narrowest for all places, and one more for indices to leave out."""
+    return next(t for t in KEYS if places < 256**t.itemsize)
