@@ -16,15 +16,14 @@ from random_graphs import (
     run_examples,
     workload,
 )
-from tilewright.compile.cache import compiled
 from tilewright.device import spec_of
-from tilewright.fusion.cuda import target
-from tilewright.impls.fused import graph_of
+from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
 pytestmark = pytest.mark.gpu
 RANDOM_GRAPHS, PARTS = 120, 12
+FUSED = IMPLS["fused"]
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +35,10 @@ def device():
 
 def executables(w, spec, tried):
     """Those of the heuristic and of some other schedules."""
-    graph = graph_of(w)
-    assert target.unsupported(graph, spec) is None
-    others = target.space(graph, spec).sample(random.Random(str(w)), tried)
-    for config in (target.heuristic(graph, spec), *others):
-        built = compiled(target.task(graph, config, spec))
-        yield config, target.executable(graph, config, w, built, spec)
+    assert FUSED.unsupported(w, spec) is None
+    others = FUSED.space(w, spec).sample(random.Random(str(w)), tried)
+    for config in (FUSED.heuristic(w, spec), *others):
+        yield config, FUSED.build(config, w, spec)
 
 
 def assert_right(w, device, tried=0):
