@@ -69,7 +69,10 @@ def row_of(data: Mapping[str, Any]) -> Row:
     return Row(
         **{
             **data,
-            "baselines": {name: Measured(**_measured(m)) for name, m in data["baselines"].items()},
+            **{
+                part: {name: Measured(**_measured(m)) for name, m in data.get(part, {}).items()}
+                for part in ("baselines", "others")
+            },
             "own": Own(**_measured(own)) if own else None,
             "verified": Verified(**verified) if verified else None,
             "wrong": tuple(data.get("wrong", ())),

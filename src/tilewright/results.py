@@ -71,6 +71,7 @@ class Row:
             and in a bench "public" of the public operator, its choice included.
         eager_us: what such a call takes, one of many in a row, until the device is done; empty on a
             CPU, where nothing else is timed.
+        others: the fastest of each of our other implementations in the duel.
         own: the best of our own kernels; None where none supports the workload.
         chosen: the implementation that selection takes; never slower than aten, unless aten is
             wrong.
@@ -96,6 +97,7 @@ class Row:
     refused: dict[str, str] = field(default_factory=dict)
     activity: dict[str, Activity] = field(default_factory=dict)
     eager_us: dict[str, float] = field(default_factory=dict)
+    others: dict[str, Measured] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.chosen in self.baselines or (
@@ -308,8 +310,9 @@ def validate(data: Mapping[str, Any]) -> list[str]:
         where = f"rows[{i}]"
         found = list(_mismatches(row, _ROW, where))
         if not found:
-            for name, measured in row["baselines"].items():
-                found += _mismatches(measured, _MEASURED, f"{where}.baselines.{name}")
+            for part in ("baselines", "others"):
+                for name, measured in row.get(part, {}).items():
+                    found += _mismatches(measured, _MEASURED, f"{where}.{part}.{name}")
             for part, schema in (("own", _OWN), ("verified", _VERIFIED)):
                 if row[part] is not None:
                     found += _mismatches(row[part], schema, f"{where}.{part}")

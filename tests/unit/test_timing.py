@@ -241,12 +241,43 @@ def test_a_method_that_does_not_fit_the_device_is_refused(method, device, words)
         time_interleaved({"a": busy(1)}, X, torch.device(device), method)
 
 
+class SlowDevice(timing.HostRound):
+    """Needs 100 us more for each call; in all rounds but the first of `every` (0: of none) it is
+    throttled, and needs 1000."""
+
+    def __init__(self, every):
+        self.every, self.rounds = every, itertools.count(-1)
+
+    def end(self):
+        throttled = not self.every or next(self.rounds) % self.every != 0
+        busy(HOST_CALLS * (1000 if throttled else 100))(X[0][0])
+        us, _ = super().end()
+        return us, ClockState(throttled=throttled)
+
+
 def test_a_call_takes_the_host_its_time_and_then_that_of_the_device(monkeypatch):
-    done = busy(HOST_CALLS * 100)
-    monkeypatch.setattr(timing, "_waiter", lambda device: lambda: done(X[0][0]))
+    monkeypatch.setattr(timing, "_round_on", lambda device: SlowDevice(1))
     found = eager([functools.partial(busy(100), X[0][0])], CPU)
     assert 100 <= found.host_us < 10_000
     assert found.us >= found.host_us + 90
+
+
+def test_rounds_in_which_the_device_slows_itself_down_are_left_out(monkeypatch):
+    monkeypatch.setattr(timing, "_round_on", lambda device: SlowDevice(3))
+    assert 200 <= eager([functools.partial(busy(100), X[0][0])], CPU).us < 1000
+
+
+def test_a_device_that_is_always_slow_is_timed_as_it_is(monkeypatch):
+    monkeypatch.setattr(timing, "_round_on", lambda device: SlowDevice(0))
+    monkeypatch.setattr(timing, "HOST_S", 0.02)
+    assert eager([functools.partial(busy(100), X[0][0])], CPU).us >= 1000
+
+
+def test_a_device_rests_after_a_round_and_a_cpu_does_not():
+    for device, least_s in ((CPU, 0), (torch.device("cuda"), 0.05)):
+        begin = time.perf_counter()
+        timing._rest(device, 50_000.0)
+        assert least_s <= time.perf_counter() - begin < least_s + 0.04
 
 
 def test_eager_calls_take_turns():

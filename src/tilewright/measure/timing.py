@@ -30,8 +30,13 @@ from torch import Tensor
 from tilewright.device import DeviceSpec, spec_of
 from tilewright.errors import InvalidArgument
 from tilewright.measure.timing_clocks import ClockState
-from tilewright.measure.timing_cpu import CpuSampler
-from tilewright.measure.timing_cuda import MAX_INPUT_SETS, EventSampler, GraphSampler
+from tilewright.measure.timing_cpu import CpuSampler, HostRound
+from tilewright.measure.timing_cuda import (
+    MAX_INPUT_SETS,
+    DeviceRound,
+    EventSampler,
+    GraphSampler,
+)
 from tilewright.measure.timing_stats import median_interval, relative_half_width
 from tilewright.op import Workload
 
@@ -43,6 +48,8 @@ THROTTLED_REPEATS = 3
 HOST_S = 0.2
 HOST_CALLS = 50
 """So few that none of them waits for a place in the launch queue."""
+LONGEST_REST = 10
+"""Rounds of eager calls go on for so many times HOST_S where the device slows itself down."""
 BLOCK_SAMPLES = 1000
 """At most so many samples are enqueued before the host waits for the device."""
 
@@ -77,6 +84,14 @@ class Eager:
 
     host_us: float
     us: float
+
+
+class Round(Protocol):
+    """Some calls in a row, and the time until the device is done with them."""
+
+    def begin(self) -> None: ...
+    def end(self) -> tuple[float, ClockState]:
+        """Microseconds since `begin`."""
 
 
 class Sampler(Protocol):
@@ -210,33 +225,47 @@ def eager(calls: Sequence[Callable[[], Any]], device: torch.device) -> Eager:
     add to a call, often for longer than a round lasts, so rounds are repeated for HOST_S. Freeing
     the outputs is part of a call.
 
+    A GPU that works without pause soon slows its clock to stay within its power, by a quarter for
+    matrix products, which `time_interleaved` does not count either. So the device rests after each
+    round for as long, after one at a lower clock longer, and such rounds are left out of the time
+    if there are others.
+
     Args:
         calls: alike but for their inputs; they take turns.
     """
-    wait, turns = _waiter(device), itertools.cycle(calls)
+    this_round, turns = _round_on(device), itertools.cycle(calls)
+    this_round.begin()
     for call in itertools.islice(turns, 10):
         call()
-    wait()
-    quietest, rounds = math.inf, list[float]()
-    deadline = time.perf_counter() + HOST_S
+    this_round.end()
+    quietest, rounds, slowed = math.inf, list[float](), list[float]()
+    begin = time.perf_counter()
     with _no_garbage_collection():
-        while not rounds or time.perf_counter() < deadline:
+        while True:
             samples = []
-            begin = time.perf_counter_ns()
+            this_round.begin()
             for call in itertools.islice(turns, HOST_CALLS):
                 start = time.perf_counter_ns()
                 call()
                 samples.append(time.perf_counter_ns() - start)
-            wait()
-            rounds.append((time.perf_counter_ns() - begin) / HOST_CALLS)
+            us, clock = this_round.end()
+            (slowed if clock.throttled else rounds).append(us / HOST_CALLS)
             quietest = min(quietest, statistics.median(samples))
-    return Eager(quietest / 1e3, statistics.median(rounds) / 1e3)
+            spent_s = time.perf_counter() - begin
+            if spent_s >= (HOST_S if rounds else LONGEST_REST * HOST_S):
+                return Eager(quietest / 1e3, statistics.median(rounds or slowed))
+            _rest(device, us * (LONGEST_REST if clock.throttled else 1))
 
 
-def _waiter(device: torch.device) -> Callable[[], None]:
-    if device.type == "cpu":
-        return lambda: None
-    return lambda: torch.cuda.synchronize(device)
+def _round_on(device: torch.device) -> Round:
+    return HostRound() if device.type == "cpu" else DeviceRound(device)
+
+
+def _rest(device: torch.device, us: float) -> None:
+    """Wait with a busy host: one that slept would be slow at first itself."""
+    until = time.perf_counter() + (us / 1e6 if device.type != "cpu" else 0)
+    while time.perf_counter() < until:
+        pass
 
 
 def input_sets_needed(w: Workload, spec: DeviceSpec) -> int:

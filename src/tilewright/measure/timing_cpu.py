@@ -61,6 +61,16 @@ class CpuSampler:
         return 1 if us >= SHORT_CALL_US else math.ceil(SHORT_SAMPLE_US / max(us, 0.1))
 
 
+class HostRound:
+    """Calls in a row that are done when they return."""
+
+    def begin(self) -> None:
+        self._start = time.perf_counter_ns()
+
+    def end(self) -> tuple[float, ClockState]:
+        return (time.perf_counter_ns() - self._start) / 1e3, ClockState()
+
+
 def _elapsed_us(call: Call, inputs: Sequence[Tensor], repeats: int) -> float:
     start = time.perf_counter_ns()
     for _ in range(repeats - 1):

@@ -181,6 +181,30 @@ class GraphSampler(EventSampler):
         return graph
 
 
+class DeviceRound:
+    """Calls in a row between two events, at whose start the device has nothing to do.
+
+    The clock is read before the host waits: what reading takes is not part of the round.
+    """
+
+    def __init__(self, device: torch.device):
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._clocks = stage(self._index).clocks
+
+    def begin(self) -> None:
+        with torch.cuda.device(self._index):
+            torch.cuda.synchronize()
+            self._start, self._end = _event_pair()
+            self._start.record()
+
+    def end(self) -> tuple[float, ClockState]:
+        with torch.cuda.device(self._index):
+            self._end.record()
+            clock = self._clocks.read()
+            self._end.synchronize()
+        return self._start.elapsed_time(self._end) * 1e3, clock
+
+
 def graph_calls(eager_us: float, sets: int, rotates: bool) -> int:
     """Calls in one graph: whole turns over the sets, for about GRAPH_US; one turn if not cold."""
     if not rotates:

@@ -53,7 +53,13 @@ def row_of(
         wrong=tuple(r.implementation for r in timed if r.status == "wrong_result"),
         refused=dict(refused),
         eager_us=_of_calls(records, "eager", own),
+        others=_fastest_of_each([r for r in timed if own and _lost_to(own, r)]),
     )
+
+
+def _lost_to(own: Record, r: Record) -> bool:
+    """Whether it is of another of our implementations than the best, and right."""
+    return is_own(r) and r.implementation != own.implementation and r.status in COMPETING
 
 
 def _of_calls(records: Sequence[Record], status: str, own: Record | None) -> dict[str, float]:
