@@ -188,9 +188,9 @@ class Op:
             before anything else.
         keywords: what else the public function takes, by keyword alone: PyTorch's `out`, `reduce`
             of scatter, `sparse_grad` of gather (dispatch/keywords.py); no workload has them.
-        inplace: PyTorch's in-place form of the reference: it writes to one of the tensors and
-            returns it. Workloads that donate that tensor (`!donate=x`) mean this form.
-        writes: the name of that tensor; None for the first.
+        inplace: PyTorch's in-place form of the reference: it writes to one of the tensors, or some
+            of them, and returns these. Workloads that donate them (`!donate=x`) mean this form.
+        writes: the names of those tensors, one for each output, where it is not the first alone.
         form_of: the operator whose in-place form this is, see `in_place_form`.
         indexed: for operators with an index tensor; None for all others.
         wide: tensor arguments in the arithmetic type, fp32 beside halves: statistics of rows.
@@ -226,7 +226,7 @@ class Op:
     casts_first: bool = False
     keywords: tuple[str, ...] = ()
     inplace: Callable[..., Any] | None = None
-    writes: str | None = None
+    writes: tuple[str, ...] = ()
     indexed: Indexed | None = None
     wide: tuple[str, ...] = ()
     outputs_like: Callable[[Mapping[str, Any]], Sequence[str | None]] | None = None
@@ -245,14 +245,15 @@ class Op:
         parameters = inspect.signature(self.reference).parameters.values()
         return {p.name: p.replace(annotation=_annotation(p)) for p in parameters}
 
-    def destination(self, w: Workload) -> str | None:
-        """The tensor that the in-place form writes to, where the workload means that form."""
-        name = self.writes or next(iter(w.tensors))
-        return name if self.inplace is not None and name in w.donated else None
+    def destinations(self, w: Workload) -> tuple[str, ...]:
+        """The tensors that the in-place form writes to, where the workload means that form."""
+        names = self.writes or tuple(w.tensors)[:1]
+        return names if self.inplace is not None and set(names) <= set(w.donated) else ()
 
     @functools.cached_property
     def in_place_form(self) -> Op | None:
-        """The operator as PyTorch spells it with an underscore; its workloads donate the tensor."""
+        """The operator as PyTorch spells it with an underscore; its workloads donate what it
+        writes to."""
         if self.inplace is None:
             return None
         inplace = self.inplace
@@ -294,10 +295,11 @@ class Op:
         args = self.resolve(given)
         tensors = [name for name, value in args.items() if isinstance(value, TensorSpec)]
         if self.form_of is not None:
-            destination = self.writes or tensors[0]
-            if destination not in tensors:
-                raise InvalidArgument(f"{self.name}: {destination} is missing: it is written to")
-            flags = [*flags, f"donate={destination}"]
+            destinations = self.writes or tensors[:1]
+            for name in destinations:
+                if name not in tensors:
+                    raise InvalidArgument(f"{self.name}: {name} is missing: it is written to")
+            flags = [*flags, f"donate={','.join(destinations)}"]
         flags = canonical_flags(self.name, flags, tensors)
         w = Workload(self.form_of or self.name, tuple(args.items()), flags)
         if w._listed("indices") and self.indexed is None:
@@ -355,8 +357,8 @@ class Op:
 
     def output_specs(self, w: Workload) -> tuple[TensorSpec, ...]:
         """Shape, dtype and layout of each output, as PyTorch lays it out."""
-        if (name := self.destination(w)) is not None:
-            return (replace(w.tensors[name], align=DEFAULT_ALIGN),)
+        if names := self.destinations(w):
+            return tuple(replace(w.tensors[name], align=DEFAULT_ALIGN) for name in names)
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         mode = FakeTensorMode(allow_non_fake_inputs=True)

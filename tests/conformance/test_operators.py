@@ -103,7 +103,18 @@ def convolutions():
 
 def with_bias():
     plain = [t for t in convolutions() if "out_dtype" not in t and "into" not in t]
-    return [t.replace("conv2d_weight_grad(", "conv2d_weight_bias_grad(") for t in plain[::2]]
+    texts = [t.replace("conv2d_weight_grad(", "conv2d_weight_bias_grad(") for t in plain[::2]]
+    for layout in ("@channels_last", ""):
+        call = (
+            f"conv2d_weight_bias_grad(x={{d}}[2,16,9,9]{layout}, "
+            f"grad_output={{d}}[2,8,9,9]{layout}, kernel_size=[3,3], padding=[1,1], "
+        )
+        texts += [
+            f"{call}out_dtype={{w}})",
+            f"{call}into={{w}}[8,16,3,3]{layout}, into_bias={{w}}[8])",
+            f"{call}into={{d}}[8,16,3,3], into_bias={{d}}[8]@strides(2))",
+        ]
+    return texts
 
 
 CASES = {

@@ -55,6 +55,9 @@ WORKLOADS = {
     ],
     "conv2d_weight_bias_grad": [
         "conv2d_weight_bias_grad(x=d[2,5,6,7], grad_output=d[2,3,6,7], kernel_size=3, padding=1)",
+        "conv2d_weight_bias_grad(x=d[2,5,6,7], grad_output=d[2,3,6,7], kernel_size=3, padding=1,"
+        " into=d[3,5,3,3], into_bias=d[3])",
+        "conv2d_weight_bias_grad(x=d[2,5,6,7], grad_output=d[2,3,6,7], kernel_size=1, out_dtype=w)",
     ],
     "layer_norm_forward": ["layer_norm_forward(x=d[7,37], weight=d[37], bias=d[37])"],
     "rms_norm_forward": ["rms_norm_forward(x=d[7,37], weight=d[37])"],

@@ -313,12 +313,22 @@ def test_depthwise_filters_are_right(n, c, h, w, kernel, stride, padding, dtype)
         assert verifier.check(run).message == ""
 
 
+def bias_too(plain, into):
+    text = str(plain).replace("weight_grad", "weight_bias_grad")
+    if into:
+        features, *rest = plain.outputs[0].shape
+        shape = f"[{','.join(map(str, (features, *rest)))}]@channels_last"
+        text = f"{text[:-1]}, into={into}{shape}, into_bias={into}[{features}])"
+    return Workload.parse(text)
+
+
+@pytest.mark.parametrize("into", [None, "f32"])
 @pytest.mark.parametrize("tile", [(64, 64), (64, 128), (128, 128), (256, 64), (128, 256)])
 @pytest.mark.parametrize("module", [sm80, sm90])
-def test_the_bias_is_summed_beside_the_weight_in_every_split_mode(module, tile, verifiers):
+def test_the_bias_is_summed_beside_the_weight_in_every_split_mode(module, tile, into, verifiers):
     impl, checked = IMPLS[NAMES[module]], 0
     for plain in (*LAYERS, ODD[1]):
-        w = Workload.parse(str(plain).replace("weight_grad", "weight_bias_grad"))
+        w = bias_too(plain, into)
         if impl.unsupported(w, spec_of(0)):
             continue
         for split_k, cluster, combine in modes_of(module):

@@ -72,6 +72,19 @@ DEPTHWISES = [
     workload(2, 24, 24, 17, 9, 3, 1, 1, groups=24, more=", out_dtype=f32"),
     workload(2, 96, 96, 14, 14, 7, 1, 3, groups=96, more=", into=f32[96,1,7,7]"),
     workload(2, 96, 96, 14, 14, 5, 2, 2, groups=96, more=", into=f16[96,1,5,5]"),
+    workload(
+        2,
+        96,
+        96,
+        14,
+        14,
+        5,
+        2,
+        2,
+        groups=96,
+        op="conv2d_weight_bias_grad",
+        more=", into=f16[96,1,5,5], into_bias=f16[96]",
+    ),
     workload(2, 72, 72, 14, 14, 5, 2, 2, groups=72, op="conv2d_weight_bias_grad"),
 ]
 BATCHES = [
@@ -80,6 +93,10 @@ BATCHES = [
     workload(33, 64, 64, 27, 30, 5, 2, 2, groups=64, more=", into=f32[64,1,5,5]"),
     workload(16, 32, 32, 13, 14, 3, 2, 0, groups=32, more=", out_dtype=f32"),
 ]
+BOTH = workload(
+    2, 3, 64, 12, 20, 7, 2, 3, op="conv2d_weight_bias_grad",
+    more=", into=f32[64,3,7,7]@channels_last, into_bias=f32[64]",
+)  # fmt: skip
 IN_PLACE = workload(2, 3, 64, 12, 20, 7, 2, 3, more=", into=f32[64,3,7,7]@channels_last")
 
 
@@ -116,6 +133,8 @@ def built(name, w, config=None):
         *((MMA, w) for w in GROUPEDS[-4:]),
         *((name, w) for name in (IMAGES, FMA) for w in (*DEPTHWISES, *GROUPEDS[-4:], *BATCHES)),
         *((name, replace(IN_PLACE, flags=("donate=into",))) for name in (NARROW, HOPPER)),
+        *((name, BOTH) for name in (NARROW, HOPPER)),
+        *((name, replace(BOTH, flags=("donate=into,into_bias",))) for name in (NARROW, HOPPER)),
     ],
     ids=str,
 )

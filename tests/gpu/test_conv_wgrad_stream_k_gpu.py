@@ -46,6 +46,17 @@ LAYERS = [
     layer(6, 72, 136, 19, 13, 3, padding=1, more=", out_dtype=f32"),
     layer(6, 72, 136, 19, 13, 3, padding=1, more=", into=f32[136,72,3,3]@channels_last"),
     layer(6, 72, 136, 19, 13, 3, padding=1, name="bias_"),
+    layer(
+        6,
+        72,
+        136,
+        19,
+        13,
+        3,
+        padding=1,
+        name="bias_",
+        more=", into=f32[136,72,3,3]@channels_last, into_bias=f32[136]",
+    ),
 ]
 OTHERS = [{"tile_k": 32}, {"pending": 0}, {"stages": 2}, {"tile_n": 192, "halo": -1}]
 

@@ -1,12 +1,25 @@
 """Workloads of the convolution weight gradient."""
 
-from tilewright.op import Workload
+from dataclasses import replace
+
+from tilewright.op import OPS, Workload
 
 
 def weight_grad(x, grad, rest, layout="@channels_last", dtype="f16"):
     return Workload.parse(
         f"conv2d_weight_grad(x={dtype}[{x}]{layout}, grad_output={dtype}[{grad}]{layout}, {rest})"
     )
+
+
+def with_bias(w, into=None, donated=False):
+    """The bias's gradient beside the weight's; with `into`, both added to others of that dtype."""
+    args = dict(w.args)
+    if into:
+        weight = replace(w.outputs[0], dtype=into)
+        bias = replace(weight, shape=weight.shape[:1], strides=None)
+        args |= {"into": weight, "into_bias": bias, "out_dtype": None}
+    flags = ("donate=into,into_bias",) if donated else ()
+    return OPS["conv2d_weight_bias_grad"].workload(flags=flags, **args)
 
 
 SIMPLE = weight_grad("8,64,56,56", "8,128,56,56", "kernel_size=3, padding=1")

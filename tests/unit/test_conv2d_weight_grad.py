@@ -112,6 +112,48 @@ def test_the_bias_gradient_comes_with_the_weights():
     torch.testing.assert_close(bias, grad.sum((0, 2, 3)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_both_gradients_are_added_to_others_in_place_only_where_asked(dtype):
+    x, grad = HALF_PAIR
+    into, into_bias = torch.randn(6, 4, 3, 3).to(dtype), torch.randn(6).to(dtype)
+    wide = tw.conv2d_weight_bias_grad(x, grad, 3, padding=1, out_dtype=torch.float32)
+    assert [t.dtype for t in wide] == [torch.float32] * 2
+    truth = tw.conv2d_weight_bias_grad(x.double(), grad.double(), 3, padding=1)
+    for found, true in zip(wide, truth, strict=True):
+        torch.testing.assert_close(found, true.float(), rtol=1e-6, atol=1e-5)
+    before = into.clone(), into_bias.clone()
+    more = {"padding": 1, "into": into, "into_bias": into_bias}
+    found = tw.conv2d_weight_bias_grad(x, grad, 3, **more)
+    assert torch.equal(into, before[0])
+    assert torch.equal(into_bias, before[1])
+    written = tw.conv2d_weight_bias_grad_(x, grad, 3, **more)
+    assert written[0] is into
+    assert written[1] is into_bias
+    for sums, own, b, t in zip(found, written, before, truth, strict=True):
+        assert sums.dtype == dtype
+        torch.testing.assert_close(sums.double(), b + t, rtol=2e-3, atol=2e-2)
+        torch.testing.assert_close(own.double(), b + t, rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        ("into=f32[6,4,1,1]", "into_bias is missing: both gradients are added to others, or none"),
+        ("into_bias=f32[6]", "into is missing"),
+        ("into=f16[6,4,1,1], into_bias=f32[6]", "into_bias is f32, but into is f16"),
+        ("into=f32[6,4,1,1], into_bias=f32[4]", r"into_bias=f32\[4\] should be f16 or f32\[6\]"),
+        ("into=f32[6,4,1,1], into_bias=f32[6], out_dtype=f16", "but into is f32"),
+        ("out_dtype=f64", "out_dtype=f64 should be f16 or f32"),
+    ],
+)
+def test_sums_of_both_gradients_that_do_not_fit_are_refused(rest, words):
+    with pytest.raises(InvalidArgument, match=words):
+        Workload.parse(
+            "conv2d_weight_bias_grad(x=f16[2,4,8,8], grad_output=f16[2,6,8,8], kernel_size=1, "
+            f"{rest})"
+        )
+
+
 @pytest.mark.parametrize(
     ("rest", "words"),
     [
@@ -137,6 +179,8 @@ def test_results_of_other_dtypes_are_refused_where_gradients_are_needed_too():
 def test_in_place_needs_something_to_write_to():
     with pytest.raises(InvalidArgument, match="into is missing"):
         tw.conv2d_weight_grad_(*HALF_PAIR, 3, padding=1)
+    with pytest.raises(InvalidArgument, match="into_bias is missing"):
+        tw.conv2d_weight_bias_grad_(*HALF_PAIR, 3, padding=1, into=torch.zeros(6, 4, 3, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from convolutions import SIMPLE, fp32, weight_grad
+from convolutions import SIMPLE, fp32, weight_grad, with_bias
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,6 +86,17 @@ def test_fp32_results_and_added_ones_compile_without_spills(impl, more, split_k)
     assert impl.compile_key(config, w) != impl.compile_key(config, SIMPLE)
 
 
+@pytest.mark.parametrize("impl", [SM80, SM90])
+def test_what_the_bias_is_added_to_must_be_contiguous(impl):
+    w = with_bias(SIMPLE, "f32")
+    strided = replace(w["into_bias"], strides=(2,))
+    assert impl.unsupported(w, H200) is None
+    assert "is not contiguous" in impl.unsupported(w.with_args(into_bias=strided), H200)
+    assert impl.compile_key(impl.heuristic(w, H200), w) != impl.compile_key(
+        impl.heuristic(w, H200), bias_too(more=", out_dtype=f32")
+    )
+
+
 def test_what_a_gradient_is_added_to_must_be_aligned_unless_it_is_converted():
     rest = "kernel_size=3, padding=1, into=f32[64,64,3,3]"
     w = weight_grad("8,64,8,8", "8,64,8,8", rest + "@channels_last@align8")
@@ -104,13 +115,14 @@ def bias_too(dtype="f16", more=""):
     "more",
     [{"combine": "grid"}, {"combine": MARKED}, {"combine": SERIAL}, {"cluster": 4, "stages": 4}],
 )
-def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, more):
+@pytest.mark.parametrize("w", [bias_too(), with_bias(SIMPLE, "f16")], ids=str)
+def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, more, w):
     config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
     if config.combine == SERIAL and (config.sums == 128 or config.threads > 288):
-        space = SM90.space(bias_too(), H200).restricted({"split_k": [24]})
+        space = SM90.space(w, H200).restricted({"split_k": [24]})
         assert "too few registers" in space.why_not(config)
         return
-    built = compiled(SM90.task(config, bias_too(), H200))
+    built = compiled(SM90.task(config, w, H200))
     assert built.resources.spill_bytes == 0
     assert built.resources.stack_bytes == 4 * config.sums  # used where there is a NaN
     assert "serialized" not in built.log
@@ -118,7 +130,13 @@ def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, mo
 
 @pytest.mark.parametrize(
     "w",
-    [bias_too(), bias_too("f32"), bias_too("f32", ", allow_tf32=True"), bias_too("f64")],
+    [
+        bias_too(),
+        bias_too("f32"),
+        bias_too("f32", ", allow_tf32=True"),
+        bias_too("f64"),
+        with_bias(SIMPLE, "f32"),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from convolutions import weight_grad
+from convolutions import weight_grad, with_bias
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
@@ -73,6 +73,7 @@ CASES = [
     WIDER,
     Workload.parse(str(STRIDED).replace("weight_grad", "weight_bias_grad")),
     Workload.parse(str(THREE)[:-1] + ", into=f32[24,1,3,3])"),
+    with_bias(THREE, "f32"),
 ]
 
 

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from convolutions import weight_grad
+from convolutions import weight_grad, with_bias
 from epilogue_on_cpu import epilogue_on_cpu
 from tensor_cores_on_cpu import without_a_gpu
 
 from tilewright.compile import cxx, nvrtc
 from tilewright.impls import _weight_grad_launch
 from tilewright.impls._weight_grad_model import MARKED
-from tilewright.op import Workload
 
 pytestmark = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
@@ -45,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weight_grad(const u16* x, 
 """
 """Sums are numbers of no meaning."""
 PLAIN = weight_grad("9,72,10,9", "9,136,10,9", "kernel_size=3, padding=1")
-LAYERS = [PLAIN, Workload.parse(str(PLAIN).replace("weight_grad", "weight_bias_grad"))]
+LAYERS = [PLAIN, with_bias(PLAIN), with_bias(PLAIN, "f32")]
 
 
 def combined(w, tile, split_k, combine):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from convolutions import weight_grad
+from convolutions import weight_grad, with_bias
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
 from infinities import assert_infinities_stay, with_infinities
@@ -38,6 +38,7 @@ CASES = [
     BARE,
     Workload.parse(str(STEM).replace("weight_grad", "weight_bias_grad")),
     Workload.parse(str(STEM)[:-1] + ", into=f32[72,3,7,7]@channels_last)"),
+    with_bias(STEM, "f16", donated=True),
     weight_grad("1,3,5,130", "1,16,5,130", "kernel_size=3, padding=1", dtype="bf16"),
     weight_grad("3,4,9,20", "3,8,3,7", "kernel_size=3, stride=3, padding=1"),
 ]

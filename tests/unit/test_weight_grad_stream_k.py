@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from convolutions import SIMPLE, weight_grad
+from convolutions import SIMPLE, weight_grad, with_bias
 from epilogue_on_cpu import SM90, epilogue_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +64,7 @@ LAYERS = [
         "2,72,7,6", "2,72,7,6", "kernel_size=3, padding=1, into=f16[72,72,3,3]@channels_last"
     ),
     Workload.parse(str(SMALL).replace("weight_grad", "weight_bias_grad")),
+    with_bias(SMALL, "f16"),
 ]
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from convolutions import with_bias
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
@@ -52,6 +53,9 @@ CASES = {
         workload(*STEM, op="weight_bias_grad"),
         workload(*STEM, more=", into=f32[24,3,7,7]@channels_last"),
         workload(1, 3, 8, 4, 130, 3, 1, 1, dtype="bf16"),
+        with_bias(workload(*STEM), "f32"),
+        with_bias(workload(*STEM), "f16", donated=True),
+        workload(*STEM, op="weight_bias_grad", more=", out_dtype=f32"),
     ],
     "conv2d_weight_grad_grouped": [
         workload(*GROUPS),
@@ -62,11 +66,15 @@ CASES = {
         workload(2, 16, 16, 6, 21, 3, 1, 1, 16, op="weight_bias_grad"),
         workload(2, 40, 40, 9, 11, 7, 1, 3, 40, op="weight_bias_grad"),
         workload(2, 32, 32, 11, 20, 5, 2, 2, 32),
+        with_bias(workload(*GROUPS, dtype="bf16"), "f32"),
     ],
     "conv2d_weight_grad_depthwise": [
         workload(*DEPTHWISE),
         workload(*DEPTHWISE, op="weight_bias_grad"),
         workload(*DEPTHWISE, dtype="bf16", more=", into=f32[24,1,5,5]"),
+        workload(*DEPTHWISE, op="weight_bias_grad", more=", out_dtype=f32"),
+        with_bias(workload(*DEPTHWISE), "f16"),
+        with_bias(workload(*DEPTHWISE, dtype="bf16"), "f32", donated=True),
     ],
     "conv2d_weight_grad_depthwise_mma": [
         workload(*DEPTHWISE),
@@ -74,6 +82,7 @@ CASES = {
         workload(3, 40, 40, 7, 7, 3, 1, 1, 40, more=", into=f32[40,1,3,3]@channels_last"),
         workload(2, 16, 16, 13, 40, 3, 2, 1, 16),
         workload(1, 8, 8, 5, 9, 1, 1, 0, 8),
+        with_bias(workload(3, 40, 40, 7, 7, 3, 1, 1, 40), "f32"),
     ],
     "conv2d_weight_grad_sm80": [
         workload(*PLAIN),
@@ -90,6 +99,10 @@ CASES = {
         workload(*PLAIN, dtype="f32", op="weight_bias_grad"),
         workload(*PLAIN, dtype="f64", op="weight_bias_grad"),
         workload(*PLAIN, dtype="f32", op="weight_bias_grad", more=", allow_tf32=True"),
+        with_bias(workload(*PLAIN), "f16"),
+        with_bias(workload(2, 24, 72, 5, 6, 1, dtype="bf16"), "f32", donated=True),
+        with_bias(workload(2, 5, 7, 5, 6, 3, 1, 1, dtype="f64"), "f64"),
+        workload(*PLAIN, op="weight_bias_grad", more=", out_dtype=f32"),
     ],
 }
 SM80 = IMPLS["conv2d_weight_grad_sm80"]
@@ -163,6 +176,21 @@ def test_fp32_products_that_miss_a_pixel_are_found(place):
         else ("item_at(stage, k + i,", "item_at(stage, k + i % (PIXELS - 1),")
     )
     assert not Verifier(w, CPU).check(OnCpu(SM80, config, w, missed)).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("conv2d_weight_grad_sm80", ("sum += RESULT::widen(bias[k]);", ";")),
+        ("conv2d_weight_grad_narrow", ("into_bias ? values[i] +", "into_bias ? values[0] +")),
+        ("conv2d_weight_grad_depthwise", ("RESULT::value(into_bias[c])", "0.0f")),
+    ],
+)
+def test_a_bias_that_is_not_added_to_the_other_is_found(name, fault):
+    w = next(w for w in CASES[name] if "into_bias" in w.tensors)
+    impl = IMPLS[name]
+    verdict = Verifier(w, CPU).check(OnCpu(impl, impl.heuristic(w, FEW), w, fault, FEW))
+    assert not verdict.ok
 
 
 def test_what_is_added_in_place_is_right():

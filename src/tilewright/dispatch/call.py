@@ -310,6 +310,5 @@ def as_called(
     For a process that does nothing else: records stay those of `store`.
     """
     reload_records(store)
-    in_place = w.operator.destination(w) is not None
-    public = operators[f"{w.op}_" if in_place else w.op]
+    public = operators[f"{w.op}_" if w.operator.destinations(w) else w.op]
     return [functools.partial(public, *w.call(tensors).values()) for tensors in sets]

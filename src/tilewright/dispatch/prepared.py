@@ -244,7 +244,7 @@ def _vendor(w: Workload, device: torch.device) -> Run:
     run = _vendor_or_ours(w, device) if races(w, device) else vendor(w)
     if w.operator.indexed is None:
         return run
-    late = w.operator.destination(w) is not None or w.operator.indexed.unchecked
+    late = bool(w.operator.destinations(w)) or w.operator.indexed.unchecked
     looks_first = late if device.type == "cpu" else settings().check_indices
     return in_range_first(w, run) if looks_first else run
 

@@ -69,7 +69,7 @@ def _narrowed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def in_form(w: Workload) -> Callable[..., Any]:
     """The reference, or its in-place form where the workload donates what that writes to."""
     op = w.operator
-    return op.reference if op.inplace is None or op.destination(w) is None else op.inplace
+    return op.inplace if op.inplace is not None and op.destinations(w) else op.reference
 
 
 def vendor(w: Workload) -> Callable[..., Result]:
@@ -80,7 +80,7 @@ def vendor(w: Workload) -> Callable[..., Result]:
     if op.training_of is not None:
         return TrainingStep(w)
     floating = {s.dtype for s in w.tensors.values() if s.torch_dtype.is_floating_point}
-    in_place = op.destination(w) is not None
+    in_place = bool(op.destinations(w))
     as_promised = op.outputs_like is None or {o.dtype for o in w.outputs} == {w.main.dtype}
     if not in_place and (len(floating) > 1 or not as_promised):
         return lambda *tensors: call_reference(

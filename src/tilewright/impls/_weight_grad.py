@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+import torch
+from torch import Tensor
+
+from tilewright.impl import allocate
 from tilewright.op import Workload
 from tilewright.settings import workspace_limit_bytes
 from tilewright.tensor_spec import HALVES, TensorSpec, channels_last_strides, same_layout
@@ -129,18 +133,63 @@ def is_channels_last(spec: TensorSpec) -> bool:
 
 
 def as_read(spec: TensorSpec) -> TensorSpec:
-    """The tensor as kernels see it: dense channels_last memory.
+    """The tensor as kernels see it: dense channels_last memory, or the bias's gradient.
 
     Of another layout it is a converted copy; see _weight_grad_layout.
     """
-    if is_channels_last(spec):
+    if spec.rank < 4 or is_channels_last(spec):
         return spec
     return TensorSpec(spec.dtype, spec.shape, channels_last_strides(spec.shape))
 
 
-def adds_in_place(w: Workload) -> bool:
-    """Whether the kernel may overwrite what it adds to: it was donated, or is a copy."""
-    return "into" in w.donated or not is_channels_last(w["into"])
+class Results:
+    """Memory of the weight's gradient and, if asked for, the bias's, as kernels write them.
+
+    Attributes:
+        in_place: for each, whether the kernel may overwrite what it adds to: it was donated, or is
+            a copy.
+    """
+
+    def __init__(self, w: Workload):
+        self.specs = [as_read(spec) for spec in w.outputs]
+        donated = bool(w.operator.destinations(w))
+        converted = "into" in w.tensors and not is_channels_last(w["into"])
+        self.in_place = (donated or converted, donated)
+
+    def memory(self, into: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """New, or the memory of what is added to.
+
+        Args:
+            into: what they are added to, the tensors behind x and grad_output; empty where they are
+                added to nothing.
+        """
+        if not into:
+            return [allocate(spec, device) for spec in self.specs]
+        return [
+            t if here else allocate(spec, device)
+            for t, spec, here in zip(into, self.specs, self.in_place, strict=False)
+        ]
+
+    def begun(self, into: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """As `memory`, with what is added to in it."""
+        found = self.memory(into, device)
+        if into:
+            for t, before in zip(found, into, strict=True):
+                if t is not before:
+                    t.copy_(before)
+        return found
+
+
+def addresses(tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """Of the weight's gradient and the bias's; 0 for what is not there."""
+    if not tensors:
+        return 0, 0
+    return tensors[0].data_ptr(), tensors[1].data_ptr() if len(tensors) > 1 else 0
+
+
+def returned(found: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
+    """As the operator returns them."""
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def operand_refusal(
@@ -153,7 +202,7 @@ def operand_refusal(
 
     Args:
         wide_result: the kernel can write fp32.
-        adds: it can add the result to `into`.
+        adds: it can add its results to `into`, and to `into_bias`.
     """
     for name in ("x", "grad_output"):
         spec = w[name]
@@ -165,6 +214,8 @@ def operand_refusal(
         return "the kernel writes its result, it does not add it to another"
     if "into" in w.tensors and as_read(w["into"]).align < 16:
         return f"into={w['into']} is not aligned to 16 bytes"
+    if "into_bias" in w.tensors and w["into_bias"].strides is not None:
+        return f"into_bias={w['into_bias']} is not contiguous"
     if w.outputs[0].dtype != w["x"].dtype and not wide_result:
         return f"the result is to be {w.outputs[0].dtype}; the kernel writes the dtype of x"
     pixels = max(s.numel // s.shape[1] for s in (w["x"], w["grad_output"]))

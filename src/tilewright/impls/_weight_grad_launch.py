@@ -9,8 +9,8 @@ import torch
 from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel
-from tilewright.impl import Executable, allocate, allocator
-from tilewright.impls._weight_grad import Problem, adds_in_place, as_read
+from tilewright.impl import Executable, allocator
+from tilewright.impls._weight_grad import Problem, Results, addresses, returned
 from tilewright.impls._weight_grad_model import MARKED, SERIAL, Split
 from tilewright.op import Workload
 
@@ -47,9 +47,7 @@ class WeightGradKernel(Executable):
         self.add = CudaKernel(built, ADD_ENTRY, "PPPT")
         rows, columns = problem.row_tiles(config.tile_m), problem.column_tiles(config.tile_n)
         groups, tiles = config.split_k // config.cluster, rows * columns
-        self.adds = "into" in w.tensors
-        self.in_place = self.adds and adds_in_place(w)
-        self.output, self.combine = as_read(w.outputs[0]), config.combine
+        self.results, self.combine = Results(w), config.combine
         self.split = groups > 1 or config.blocks > 0
         slots = tiles * (1 if config.combine == SERIAL else groups)
         self.grid, self.cluster = (rows * config.cluster, columns, groups), config.blocks_together
@@ -58,11 +56,10 @@ class WeightGradKernel(Executable):
             slots, self.grid, parts = config.blocks, (config.blocks, 1, 1), (config.blocks, tiles)
         self.waits = self.split and (config.blocks > 0 or self.combine in ("grid", MARKED))
         self.last = (*constants, problem.packed(config.tile_m, config.tile_k, *parts))
-        self.bias = w.outputs[1] if len(w.outputs) > 1 else None
         tile = config.tile_m * config.tile_n
         self.add_threads = config.add_threads
         self.add_grid = (rows, columns, max(1, tile // (4 * self.add_threads * ADD_QUADS)))
-        sums = tile if self.bias is None else tile + config.tile_m
+        sums = tile + config.tile_m if problem.bias else tile
         self.partial_sums = self.split * slots * sums
         self.sum_dtype = torch.float64 if config.sum_bytes == 8 else torch.float32
         self.workspace_bytes = config.sum_bytes * self.partial_sums
@@ -71,20 +68,12 @@ class WeightGradKernel(Executable):
         """The kernel's first arguments."""
         return x.data_ptr(), grad_output.data_ptr()
 
-    def begun(self, tensors: tuple[torch.Tensor, ...], device: torch.device) -> torch.Tensor:
-        """Memory of the result; it holds what the kernel is to add to."""
-        if not self.adds:
-            return allocate(self.output, device)
-        into = tensors[2]
-        return into if self.in_place else allocate(self.output, device).copy_(into)
-
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         device = tensors[0].device
         index = device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
-        out = self.begun(tensors, device)
-        bias = None if self.bias is None else allocate(self.bias, device)
-        bias_address = 0 if bias is None else bias.data_ptr()
+        found = self.results.begun(tensors[2:], device)
+        out, bias = addresses(found)
         partial = counter = 0
         if self.split:
             shape = (self.partial_sums,)
@@ -94,13 +83,13 @@ class WeightGradKernel(Executable):
                 counter = counters.address(device.index, stream, self.counters)
         self.kernel.launch(
             self.grid, (self.block_threads, 1, 1), self.shared_bytes, stream, index,
-            *self.operands(*tensors[:2]), out.data_ptr(), bias_address, partial, counter,
+            *self.operands(*tensors[:2]), out, bias, partial, counter,
             *self.last,
             cluster=self.cluster, cooperative=self.waits,
         )  # fmt: skip
         if self.split and self.combine == "kernel":
             self.add.launch(
                 self.add_grid, (self.add_threads, 1, 1), 0, stream, index,
-                out.data_ptr(), bias_address, partial, self.last[-1], overlapping=self.overlapping,
+                out, bias, partial, self.last[-1], overlapping=self.overlapping,
             )  # fmt: skip
-        return out if bias is None else (out, bias)
+        return returned(found)

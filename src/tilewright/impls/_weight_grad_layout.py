@@ -49,7 +49,7 @@ class Converted(Executable):
         self.before = Conversion(
             [(s, to) for s, to in zip(given, self.read, strict=True) if to is not None], device
         )
-        self.in_place = "into" in w.donated
+        self.in_place = bool(w.operator.destinations(w))
         self.output = w["into"] if self.in_place else w.outputs[0]
         written = as_read(self.output)
         self.converts_result = written != self.output

@@ -15,8 +15,15 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import Compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, allocate, allocator
-from tilewright.impls._weight_grad import adds_in_place, as_read, operand_refusal, source
+from tilewright.impl import Executable, allocator
+from tilewright.impls._weight_grad import (
+    Results,
+    addresses,
+    as_read,
+    operand_refusal,
+    returned,
+    source,
+)
 from tilewright.op import Workload
 from tilewright.settings import workspace_limit_bytes
 from tilewright.space import param
@@ -173,10 +180,10 @@ class RowsKernel(Executable):
     ):
         n, channels, height, width = w["x"].shape
         _, features, out_height, out_width = w["grad_output"].shape
-        self.resources, self.outputs = built.resources, [as_read(w.outputs[0]), *w.outputs[1:]]
+        self.resources, self.results = built.resources, Results(w)
         self.block_threads, self.shared_bytes = layout.threads(config), layout.shared_bytes(config)
         self.kernel = CudaKernel(built, ENTRY, f"{self.signature}PT")
-        self.add = CudaKernel(built, ADD_ENTRY, "PPPPT")
+        self.add = CudaKernel(built, ADD_ENTRY, "PPPPPT")
         self.overlapping = device.capability >= 90
         tiles = math.ceil(features / layout.features)
         chunks = layout.chunks_of(w)
@@ -191,8 +198,6 @@ class RowsKernel(Executable):
         self.add_grid = (fragments, tiles, 1)
         self.partial_floats = slices * slice_floats
         self.workspace_bytes = 4 * self.partial_floats
-        self.adds = "into" in w.tensors
-        self.in_place = self.adds and adds_in_place(w)
         row_length = math.prod(w.outputs[0].shape[1:])
         sizes = (channels, features, height, width, out_height, out_width)
         fields = (lines, chunks, *sizes, *w["padding"], slices, row_length, n)
@@ -203,12 +208,10 @@ class RowsKernel(Executable):
         return x.data_ptr(), grad_output.data_ptr()
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        x, grad_output = tensors[:2]
+        x, grad_output, *into = tensors
         device, index = x.device, x.device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
-        into = tensors[2] if self.adds else None
-        out = into if into is not None and self.in_place else allocate(self.outputs[0], device)
-        bias = allocate(self.outputs[1], device) if len(self.outputs) > 1 else None
+        found = self.results.memory(into, device)
         shape = (self.partial_floats,)
         partial = allocator.empty_strided(shape, (1,), dtype=torch.float32, device=device)
         self.kernel.launch(
@@ -217,10 +220,10 @@ class RowsKernel(Executable):
         )  # fmt: skip
         self.add.launch(
             self.add_grid, (ADD_THREADS, 1, 1), 0, stream, index,
-            partial.data_ptr(), 0 if into is None else into.data_ptr(), out.data_ptr(),
-            0 if bias is None else bias.data_ptr(), self.problem, overlapping=self.overlapping,
+            partial.data_ptr(), *addresses(into), *addresses(found), self.problem,
+            overlapping=self.overlapping,
         )  # fmt: skip
-        return out if bias is None else (out, bias)
+        return returned(found)
 
 
 class MappedKernel(RowsKernel):

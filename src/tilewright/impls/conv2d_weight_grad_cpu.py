@@ -26,21 +26,25 @@ OPS = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
 class Detour(Executable):
     """Inputs converted, gradients computed, results brought to the workload's layout and dtype.
 
-    `into`, where the workload has it, comes last: the result is added to it, in place if donated.
+    The gradients to which they are added, where the workload has such, come last: they are written
+    to if donated.
     """
 
     def __init__(self, w: Workload, run: Run):
         self._outputs, self._run = w.outputs, run
-        self._donated = "into" in w.donated
+        self._in_place = bool(w.operator.destinations(w))
 
     def __call__(self, *tensors: Tensor) -> Gradients:
         x, grad_output, *into = tensors
         found = self._run(x, grad_output)
-        if isinstance(found, Tensor):
-            if into and self._donated:
-                return into[0].add_(found)
-            return self._given(into[0] + found if into else found, 0)
-        return tuple(self._given(t, i) for i, t in enumerate(found))
+        outs = (found,) if isinstance(found, Tensor) else found
+        if into and self._in_place:
+            outs = tuple(t.add_(more) for t, more in zip(into, outs, strict=True))
+        else:
+            if into:
+                outs = tuple(t + more for t, more in zip(into, outs, strict=True))
+            outs = tuple(self._given(t, i) for i, t in enumerate(outs))
+        return outs[0] if isinstance(found, Tensor) else outs
 
     def _given(self, found: Tensor, i: int) -> Tensor:
         spec = self._outputs[i]
@@ -135,9 +139,9 @@ class PerImage(_OnCpu):
 
 
 def _vendor(w: Workload) -> Run:
-    """PyTorch's gradients alone, as wide as the result; `Detour` adds them to `into`."""
-    args = dict(w.args)
-    if "into" in w.tensors:
-        wide = w.outputs[0].dtype if w.outputs[0].dtype != w.main.dtype else None
-        args.update(into=None, out_dtype=wide)
-    return vendor(w.operator.workload(**args))
+    """PyTorch's gradients alone, as wide as the results; `Detour` adds them to others."""
+    if "into" not in w.tensors:
+        return vendor(w)
+    alone: dict[str, Any] = dict.fromkeys(w.operator.writes)
+    wide = w.outputs[0].dtype if w.outputs[0].dtype != w.main.dtype else None
+    return vendor(w.operator.workload(**{**dict(w.args), **alone, "out_dtype": wide}))

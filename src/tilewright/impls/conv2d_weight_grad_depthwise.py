@@ -12,12 +12,14 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import Compiled, compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, Implementation, allocate, allocator
+from tilewright.impl import Executable, Implementation, allocator
 from tilewright.impls._weight_grad import (
-    adds_in_place,
+    Results,
+    addresses,
     as_read,
     depthwise_refusal,
     operand_refusal,
+    returned,
     source,
 )
 from tilewright.impls._weight_grad_layout import in_any_layout
@@ -120,7 +122,7 @@ class DepthwiseKernel(Executable):
         _, _, out_height, out_width = w["grad_output"].shape
         self.resources, self.block_threads = built.resources, config.threads
         self.kernel = CudaKernel(built, ENTRY, "PPPT")
-        self.add = CudaKernel(built, ADD_ENTRY, "PPPPT")
+        self.add = CudaKernel(built, ADD_ENTRY, "PPPPPT")
         pairs = min(channels // 2, config.threads // 2)
         blocks = math.ceil(channels / (2 * pairs))
         stretches = math.ceil(out_width / config.stretch)
@@ -132,21 +134,17 @@ class DepthwiseKernel(Executable):
         self.grid = (slices, blocks, 1)
         self.add_grid = (math.ceil(channels / 32), _sums(w), 1)
         self.shape = (slices * slice_floats,)
-        self.outputs = [as_read(w.outputs[0]), *w.outputs[1:]]
-        self.adds = "into" in w.tensors
-        self.in_place = self.adds and adds_in_place(w)
+        self.results = Results(w)
         self.workspace_bytes = 4 * self.shape[0]
         fields = (channels, pairs, walks, out_height, out_width, height, width)
         fields += (w["stride"][0], *w["padding"], slices, stretches, config.stretch)
         self.problem = struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        x, grad_output = tensors[:2]
+        x, grad_output, *into = tensors
         device, index = x.device, x.device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
-        into = tensors[2] if self.adds else None
-        out = into if into is not None and self.in_place else allocate(self.outputs[0], device)
-        bias = allocate(self.outputs[1], device) if len(self.outputs) > 1 else None
+        found = self.results.memory(into, device)
         partial = allocator.empty_strided(self.shape, (1,), dtype=torch.float32, device=device)
         self.kernel.launch(
             self.grid, (self.block_threads, 1, 1), 0, stream, index,
@@ -154,7 +152,6 @@ class DepthwiseKernel(Executable):
         )  # fmt: skip
         self.add.launch(
             self.add_grid, (ADD_THREADS, 1, 1), 0, stream, index,
-            partial.data_ptr(), 0 if into is None else into.data_ptr(), out.data_ptr(),
-            0 if bias is None else bias.data_ptr(), self.problem,
+            partial.data_ptr(), *addresses(into), *addresses(found), self.problem,
         )  # fmt: skip
-        return out if bias is None else (out, bias)
+        return returned(found)

@@ -195,7 +195,9 @@ template <class To> TW_DEVICE void each_bias(int warp, const Sum (&bias)[BLOCKS]
   }
 }
 TW_DEVICE void store_bias(Out* bias, const Problem& p, int k, Sum sum) {
-  if (k < p.features) bias[k] = RESULT::first(RESULT::pack(sum, 0));
+  if (k >= p.features) return;
+  if constexpr (ADDS) sum += RESULT::widen(bias[k]);
+  bias[k] = RESULT::first(RESULT::pack(sum, 0));
 }
 
 #if COMBINE == 3  // MARKED

@@ -127,8 +127,8 @@ weight_grad(const u32* x, const u32* grad, float* partial, const __grid_constant
 // A warp adds 32 channels of one tap for every eighth slice; the block's eight warps, in order. The
 // sum may be added to another gradient.
 extern "C" __global__ void __launch_bounds__(256)
-add_all_slices(const float* partial, const RESULT::type* into, RESULT::type* out, RESULT::type* bias,
-               const __grid_constant__ Problem p) {
+add_all_slices(const float* partial, const RESULT::type* into, const RESULT::type* into_bias, RESULT::type* out,
+               RESULT::type* bias, const __grid_constant__ Problem p) {
   __shared__ float shared[8][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int c = blockIdx.x * 32 + lane, tap = blockIdx.y;
@@ -141,7 +141,7 @@ add_all_slices(const float* partial, const RESULT::type* into, RESULT::type* out
   if (warp > 0 || c >= p.channels) return;
   TW_UNROLL for (int i = 1; i < 8; ++i) sum += shared[i][lane];
   if (tap == TAPS) {
-    bias[c] = RESULT::narrow(sum);
+    bias[c] = RESULT::narrow(into_bias ? sum + RESULT::value(into_bias[c]) : sum);
   } else {
     const int at = c * TAPS + tap;
     out[at] = RESULT::narrow(into ? sum + RESULT::value(into[at]) : sum);

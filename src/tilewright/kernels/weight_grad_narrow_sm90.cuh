@@ -143,6 +143,6 @@ TW_DEVICE Place place(int warp, int fragment, int row, int column) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-add_all_slices(const float* partial, const RESULT::type* into, RESULT::type* out, RESULT::type* bias, const __grid_constant__ Problem b) {
-  add_slices<WARPS, FRAGMENTS>(partial, into, out, bias, b);
+add_all_slices(const float* partial, const RESULT::type* into, const RESULT::type* into_bias, RESULT::type* out, RESULT::type* bias, const __grid_constant__ Problem b) {
+  add_slices<WARPS, FRAGMENTS>(partial, into, into_bias, out, bias, b);
 }

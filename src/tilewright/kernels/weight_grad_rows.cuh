@@ -251,7 +251,7 @@ TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char
 // A warp adds 32 quads of every eighth slice; the block's first warp adds those of its eight, in
 // order, and what the result is added to.
 template <int WARPS, int FRAGMENTS>
-TW_DEVICE void add_slices(const float* partial, const RESULT::type* into, RESULT::type* out, RESULT::type* bias, const Problem& b) {
+TW_DEVICE void add_slices(const float* partial, const RESULT::type* into, const RESULT::type* into_bias, RESULT::type* out, RESULT::type* bias, const Problem& b) {
   __shared__ float4 shared[8][32];
   constexpr int QUADS = WARPS * FRAGMENTS * 32;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, fragment = blockIdx.x;
@@ -276,7 +276,7 @@ TW_DEVICE void add_slices(const float* partial, const RESULT::type* into, RESULT
     const int k = blockIdx.y * FEATURES + to.feature;
     if (k >= b.features || to.at == NOWHERE) continue;
     if (to.at == BIAS) {
-      if (bias) bias[k] = RESULT::narrow(values[i]);
+      if (bias) bias[k] = RESULT::narrow(into_bias ? values[i] + RESULT::widen(into_bias[k]) : values[i]);
       continue;
     }
     const long long at = (long long)k * b.row_length + to.at;

@@ -180,16 +180,16 @@ class Verifier:
             damage = memory.damage()
         if damage:
             yield damage
-        name = self._destination
-        if name is not None and outputs[0].data_ptr() != given[self._place_of(name)].data_ptr():
-            yield f"returned memory of its own, not the donated {name}"
+        for name, out in zip(self._destinations, outputs, strict=False):
+            if out.data_ptr() != given[self._place_of(name)].data_ptr():
+                yield f"returned memory of its own, not the donated {name}"
         yield from self._misfits(outputs)
         yield from self._modified(case)
         return outputs
 
     @property
-    def _destination(self) -> str | None:
-        return self._w.operator.destination(self._w)
+    def _destinations(self) -> tuple[str, ...]:
+        return self._w.operator.destinations(self._w)
 
     def _place_of(self, name: str) -> int:
         return list(self._w.tensors).index(name)
@@ -197,7 +197,7 @@ class Verifier:
     def _given(self, example: Example) -> list[Tensor]:
         """The example's tensors; what is written in place is a copy, guarded where others are."""
         given = list(example.tensors)
-        if (name := self._destination) is not None:
+        for name in self._destinations:
             i = self._place_of(name)
             given[i] = allocate(self._w.tensors[name], self._device).copy_(given[i])
         return given

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from tilewright.errors import InvalidArgument
 from tilewright.op import Workload
 from tilewright.ops._normalization import check_float
+from tilewright.tensor_spec import HALVES
 
 GEOMETRY = ("kernel_size", "stride", "padding", "dilation")
 _LEAST = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
@@ -108,6 +109,54 @@ def check_weight_grad(name: str, args: dict[str, Any]) -> dict[str, Any]:
             f"dilation={list(args['dilation'])} gives {list(expected)}"
         )
     return args
+
+
+def check_results(name: str, args: dict[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Hold `out_dtype` and what gradients are added to together, and with x.
+
+    Args:
+        shapes: of each argument to which a gradient is added; all are given, or none.
+    """
+    x, asked = args["x"], args["out_dtype"]
+    allowed = (x.dtype, "f32") if x.dtype in HALVES else (x.dtype,)
+    if asked is not None and asked not in allowed:
+        raise InvalidArgument(
+            f"{name}: out_dtype={asked} should be {' or '.join(allowed)} beside x of {x.dtype}"
+        )
+    into = {argument: args[argument] for argument in shapes if args[argument] is not None}
+    args["out_dtype"] = None if asked == x.dtype or into else asked
+    if not into:
+        return
+    first, *others = shapes
+    for argument, shape in shapes.items():
+        if argument not in into:
+            raise InvalidArgument(
+                f"{name}: {argument} is missing: both gradients are added to others, or none"
+            )
+        spec = into[argument]
+        if spec.shape != tuple(shape) or spec.dtype not in allowed:
+            raise InvalidArgument(
+                f"{name}: {argument}={spec} should be {' or '.join(allowed)}{list(shape)}, "
+                "as the gradient that is added to it"
+            )
+    if asked not in (None, into[first].dtype):
+        raise InvalidArgument(
+            f"{name}: out_dtype={asked}, but {first} is {into[first].dtype}; leave it out"
+        )
+    for argument in others:
+        if into[argument].dtype != into[first].dtype:
+            raise InvalidArgument(
+                f"{name}: {argument} is {into[argument].dtype}, but {first} is "
+                f"{into[first].dtype}; convert one of them"
+            )
+
+
+def results_like(args: Mapping[str, Any], names: Sequence[str]) -> list[str | None]:
+    """For each gradient the argument whose dtype it has, of those that it may be added to; None for
+    the arithmetic type."""
+    if args.get(names[0]) is not None:
+        return list(names)
+    return ["x" if args.get("out_dtype") is None else None] * len(names)
 
 
 def weight_shape(args: Any) -> tuple[int, ...]:

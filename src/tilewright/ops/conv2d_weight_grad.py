@@ -5,46 +5,29 @@ from typing import Any
 
 from torch import Tensor
 
-from tilewright.errors import InvalidArgument
 from tilewright.op import op
 from tilewright.ops._convolution import (
     bytes_moved,
+    check_results,
     check_weight_grad,
     flops,
     gradients,
     is_matrix_product,
+    results_like,
     weight_shape,
 )
-from tilewright.tensor_spec import HALVES
 
-NAME = "conv2d_weight_grad"
+NAME, INTO = "conv2d_weight_grad", ("into",)
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
     args = check_weight_grad(NAME, args)
-    x, into, asked = args["x"], args["into"], args["out_dtype"]
-    allowed = (x.dtype, "f32") if x.dtype in HALVES else (x.dtype,)
-    if asked is not None and asked not in allowed:
-        raise InvalidArgument(
-            f"{NAME}: out_dtype={asked} should be {' or '.join(allowed)} beside x of {x.dtype}"
-        )
-    args["out_dtype"] = None if asked == x.dtype or into is not None else asked
-    if into is None:
-        return args
-    if into.shape != weight_shape(args) or into.dtype not in allowed:
-        raise InvalidArgument(
-            f"{NAME}: into={into} should be {' or '.join(allowed)}{list(weight_shape(args))}, "
-            "as the gradient that is added to it"
-        )
-    if asked not in (None, into.dtype):
-        raise InvalidArgument(f"{NAME}: out_dtype={asked}, but into is {into.dtype}; leave it out")
+    check_results(NAME, args, {"into": weight_shape(args)})
     return args
 
 
 def outputs_like(args: Mapping[str, Any]) -> list[str | None]:
-    if args.get("into") is not None:
-        return ["into"]
-    return ["x" if args.get("out_dtype") is None else None]
+    return results_like(args, INTO)
 
 
 def accumulate(*args: Any, **kwargs: Any) -> Tensor:
@@ -61,10 +44,10 @@ def accumulate(*args: Any, **kwargs: Any) -> Tensor:
     integer_exact=True,
     autocasts=False,
     tensor_cores=is_matrix_product,
-    wide=("into",),
+    wide=INTO,
     outputs_like=outputs_like,
     inplace=accumulate,
-    writes="into",
+    writes=INTO,
 )
 def conv2d_weight_grad(
     x: Tensor,
