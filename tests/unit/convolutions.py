@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from tilewright.op import OPS, Workload
+from tilewright.suite import SUITES
 
 
 def weight_grad(x, grad, rest, layout="@channels_last", dtype="f16"):
@@ -22,6 +23,8 @@ def with_bias(w, into=None, donated=False):
     return OPS["conv2d_weight_bias_grad"].workload(flags=flags, **args)
 
 
+RESNET50 = [w for w in SUITES["resnet50_v15_wgrad"].workloads() if w["kernel_size"] != (7, 7)]
+"""Without the stem, whose three channels are served by other kernels."""
 SIMPLE = weight_grad("8,64,56,56", "8,128,56,56", "kernel_size=3, padding=1")
 
 

@@ -123,6 +123,13 @@ def test_only_thins_out_a_suite_that_keeps_its_name():
         read_targets([], ["norms_sweep"], None, ["no_such"])
 
 
+def test_a_suite_without_some_of_its_workloads_keeps_its_name():
+    found = read_targets([], ["resnet50_v15_wgrad"], None, ["x=f16[8,"], ["kernel_size=[7,7]"])
+    assert (found.name, len(found.workloads)) == ("resnet50_v15_wgrad", 22)
+    with pytest.raises(InvalidArgument, match=r"none of 12 workloads is without f32 and bf16"):
+        read_targets([], ["quickstart"], None, [], ["f32", "bf16"])
+
+
 def test_targets_of_all_sources_are_joined_without_duplicates(tmp_path):
     listed = tmp_path / "workloads.json"
     listed.write_text(json.dumps(["softmax(x=f32[4096,4096])", SOFTMAX]))

@@ -1,7 +1,7 @@
 """CUTLASS 3.x's weight gradient: what it takes, which configs there are, what is compiled."""
 
 import pytest
-from convolutions import SIMPLE, weight_grad
+from convolutions import RESNET50, SIMPLE, weight_grad
 
 from tilewright.compile import nvcc
 from tilewright.compile.cache import compiled
@@ -9,7 +9,6 @@ from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
 from tilewright.impls.conv2d_weight_grad_cutlass3 import CLUSTERS, Config
-from tilewright.suite import SUITES
 
 H200 = DEVICES["h200"]
 CUTLASS3 = IMPLS["conv2d_weight_grad_cutlass3"]
@@ -63,7 +62,7 @@ def test_the_space_says_why_a_config_does_not_fit():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("w", [SIMPLE, *SUITES["resnet50_v15_wgrad"].workloads()[1::3]], ids=str)
+@pytest.mark.parametrize("w", [SIMPLE, *RESNET50[1::3]], ids=str)
 def test_the_heuristics_config_is_in_the_space(w):
     assert CUTLASS3.space(w, H200).why_not(CUTLASS3.heuristic(w, H200)) is None
 

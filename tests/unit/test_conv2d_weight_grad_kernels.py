@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from convolutions import SIMPLE, fp32, weight_grad, with_bias
+from convolutions import RESNET50, SIMPLE, fp32, weight_grad, with_bias
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +37,7 @@ SM90 = IMPLS["conv2d_weight_grad_sm90"]
 SM80 = IMPLS["conv2d_weight_grad_sm80"]
 
 
-LAYERS = SUITES["resnet50_v15_wgrad"].workloads()[::2] + SUITES["unet_wgrad"].workloads()[::3]
+LAYERS = RESNET50[::2] + SUITES["unet_wgrad"].workloads()[::3]
 
 
 @pytest.mark.parametrize("w", LAYERS, ids=str)
@@ -413,14 +413,13 @@ def test_promising_configs_are_in_the_space_and_best_first(w):
 
 def test_the_models_first_choice_is_near_the_fastest_that_was_measured():
     """Timings of an H200, 2026-11-21: CUDA graphs over rotating inputs, three samples of each."""
-    workloads = SUITES["resnet50_v15_wgrad"].workloads()
     timed = {}
     with (Path(__file__).parent / "weight_grad_h200.csv").open() as lines:
         for row in csv.DictReader(lines):
             layer, combine, us = int(row.pop("layer")), row.pop("combine"), float(row.pop("us"))
             config = sm90.Config(**{k: int(v) for k, v in row.items()}, combine=combine)
-            timed.setdefault(workloads[layer], {})[config] = us
-    assert list(timed) == workloads
+            timed.setdefault(RESNET50[layer], {})[config] = us
+    assert list(timed) == RESNET50
     logs = []
     for w, times in timed.items():
         first = min(times, key=lambda c: predicted_us(problem_of(w), H200, c))

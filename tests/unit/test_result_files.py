@@ -164,6 +164,21 @@ def test_without_groupings_the_command_shows_those_of_the_suite(tmp_path, capsys
     assert "x[-1]" in shown
 
 
+def test_figures_are_told_with_and_without_some_workloads(tmp_path, capsys):
+    stem, layer = (SUITES["resnet50_v15_wgrad_n8"].texts[i] for i in (0, 1))
+    path = written(
+        tmp_path / "a.json", row(stem, 10.0), row(layer, 20.0), suite="resnet50_v15_wgrad"
+    )
+    kept = tmp_path / "kept.json"
+    for more, times in ([], "2.83x"), (["--without", "kernel_size=[7,7]"], "2.00x"):
+        assert main(["summary", str(path), *more, "--json", str(kept)]) == 0
+        assert f"geometric mean: {times} eager" in " ".join(capsys.readouterr().out.split())
+    data = result_files.read(kept)
+    assert data["summary_by"]["x[0]"][0]["network_us_chosen"] == 20.0
+    assert [r["workload"] for r in data["rows"]] == [layer]
+    assert main(["summary", str(path), "--only", "no_such"]) == 2
+
+
 def test_a_summary_tells_what_calls_in_a_row_take_beside_their_graph(tmp_path, capsys):
     path = written(tmp_path / "a.json", row(WIDE, 10.0), row(TALL, 8.0))
     summary = result_files.read(path)["summary"]

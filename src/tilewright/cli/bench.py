@@ -25,6 +25,7 @@ def bench(
     suites: tuple[str, ...],
     from_file: Path | None,
     only: tuple[str, ...],
+    without: tuple[str, ...],
     budget_s: float | None,
     baselines: tuple[str, ...],
     method: str | None,
@@ -35,7 +36,7 @@ def bench(
     json_target: str | None,
 ) -> int:
     """Measure what is chosen now, untuned kernels and every baseline; no search, no records."""
-    targets = options.read_targets(workloads, suites, from_file, only)
+    targets = options.read_targets(workloads, suites, from_file, only, without)
     from tilewright import tune as engine
     from tilewright.cli.progress import shown
     from tilewright.dispatch.call import as_called

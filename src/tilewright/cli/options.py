@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tilewright.op import Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 MAX_RANGE = 65536
 """A range with more values than this is a slip of the pen, not a list of candidates."""
@@ -35,15 +36,57 @@ class Targets:
     method: str | None
 
 
-def targets(command: F) -> F:
-    """WORKLOAD..., --suite and --from, thinned out by --only; see `read_targets`."""
+def thinning(command: F) -> F:
+    """--only and --without; see `thinned`."""
     for decorate in (
+        click.option(
+            "--without",
+            multiple=True,
+            metavar="TEXT",
+            help="Of all these, only workloads that do not hold this text.",
+        ),
         click.option(
             "--only",
             multiple=True,
             metavar="TEXT",
             help="Of all these, only workloads that hold this text: softmax, [8192, or f16.",
         ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def thinned(
+    found: Iterable[T],
+    only: Sequence[str],
+    without: Sequence[str],
+    text: Callable[[T], str] = str,
+) -> list[T]:
+    """What holds any of the texts `only`, if there are such, and none of `without`, in order.
+
+    Args:
+        text: of one workload.
+
+    Raises:
+        InvalidArgument: nothing is left.
+    """
+    everything = list(found)
+    left = [
+        w
+        for w in everything
+        if (not only or any(t in text(w) for t in only)) and not any(t in text(w) for t in without)
+    ]
+    if not left:
+        told = [f"holds {' or '.join(only)}"] * bool(only)
+        told += [f"is without {' and '.join(without)}"] * bool(without)
+        raise InvalidArgument(f"none of {len(everything)} workloads {' and '.join(told)}")
+    return left
+
+
+def targets(command: F) -> F:
+    """WORKLOAD..., --suite and --from, thinned out; see `read_targets`."""
+    for decorate in (
+        thinning,
         click.option(
             "--from",
             "from_file",
@@ -62,8 +105,9 @@ def read_targets(
     suites: Sequence[str],
     from_file: Path | None,
     only: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> Targets:
-    """The distinct workloads of all three sources that hold any of the texts `only`, in order.
+    """The distinct workloads of all three sources, `thinned`.
 
     Raises:
         InvalidArgument: nothing was named or is left, or something named cannot be read.
@@ -80,13 +124,12 @@ def read_targets(
         raise InvalidArgument(
             f"name a workload, --suite or --from; suites here: {', '.join(SUITES)}"
         )
-    left = [w for w in found if not only or any(text in str(w) for text in only)]
-    if not left:
-        raise InvalidArgument(f"none of {len(found)} workloads holds {' or '.join(only)}")
     alone = len(suites) == 1 and not listed and not texts
     methods = {SUITES[name].method for name in suites}
     return Targets(
-        suites[0] if alone else "custom", left, methods.pop() if len(methods) == 1 else None
+        suites[0] if alone else "custom",
+        thinned(found, only, without),
+        methods.pop() if len(methods) == 1 else None,
     )
 
 

@@ -20,8 +20,15 @@ from tilewright.cli import options, render
     metavar="FIELD,...",
     help="A line for each value of op, x[0], x[-1], x.dtype, ...; may be repeated.",
 )
+@options.thinning
 @options.json_option
-def summary(files: tuple[Path, ...], groupings: tuple[str, ...], json_target: str | None) -> None:
+def summary(
+    files: tuple[Path, ...],
+    groupings: tuple[str, ...],
+    only: tuple[str, ...],
+    without: tuple[str, ...],
+    json_target: str | None,
+) -> None:
     """What result FILES say together: those of one suite, measured in parts, become one.
 
     Without --by the suite's own groups are shown.
@@ -31,6 +38,9 @@ def summary(files: tuple[Path, ...], groupings: tuple[str, ...], json_target: st
     from tilewright.summaries import summary_by
 
     data = result_files.merged([result_files.read(path) for path in files])
+    if only or without:
+        left = options.thinned(data["rows"], only, without, lambda row: row["workload"])
+        data = result_files.merged([{**data, "rows": left}])
     rows = [result_files.row_of(row) for row in data["rows"]]
     counts = SUITES[data["suite"]].count_of() if data["suite"] in SUITES else {}
     groups = {fields: summary_by(rows, fields, counts) for fields in groupings}

@@ -42,6 +42,7 @@ def tune(
     suites: tuple[str, ...],
     from_file: Path | None,
     only: tuple[str, ...],
+    without: tuple[str, ...],
     budget_s: float | None,
     configs: int | None,
     strategy: str | None,
@@ -61,7 +62,7 @@ def tune(
     A workload is "softmax(x=f32[4096,4096])". Those with records that still stand are not searched
     again. Ctrl-C ends the run and keeps what was measured.
     """
-    targets = options.read_targets(workloads, suites, from_file, only)
+    targets = options.read_targets(workloads, suites, from_file, only, without)
     from tilewright import tune as engine
     from tilewright.cli.progress import shown
     from tilewright.store import Store

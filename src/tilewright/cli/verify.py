@@ -27,6 +27,7 @@ def verify(
     suites: tuple[str, ...],
     from_file: Path | None,
     only: tuple[str, ...],
+    without: tuple[str, ...],
     implementation: str | None,
     config: dict[str, Any] | None,
     seed: int,
@@ -34,7 +35,7 @@ def verify(
     json_target: str | None,
 ) -> int:
     """Hold every implementation against the fp64 reference; no timing."""
-    targets = options.read_targets(workloads, suites, from_file, only)
+    targets = options.read_targets(workloads, suites, from_file, only, without)
     from tilewright.measure.runner import Isolated
     from tilewright.measure.verify import verification_error
     from tilewright.tune import verify_all

@@ -2,7 +2,8 @@
 
 v1.5 (torchvision's) strides in the 3x3 convolutions, v1 (He et al., arXiv 1512.03385) in the first
 1x1 of a stage. The 19 layers of v1 are those of the split-K study beside apache/tvm PR 10185, in
-its order; like that study they leave out the 7x7 stem.
+its order; like that study they leave out the 7x7 stem. Figures of v1.5 are told without it, too: it
+is the one filter of 7x7 (--without "kernel_size=[7,7]").
 """
 
 from tilewright.suites._convolutions import Conv, weight_grad_suite
@@ -10,6 +11,7 @@ from tilewright.suites._convolutions import Conv, weight_grad_suite
 STEM = Conv(3, 64, 7, 224, stride=2)
 
 V15 = {
+    STEM: 1,
     Conv(64, 64, 1, 56): 1,
     Conv(64, 64, 3, 56): 3,
     Conv(64, 256, 1, 56): 4,
@@ -33,7 +35,7 @@ V15 = {
     Conv(2048, 512, 1, 7): 2,
     Conv(512, 512, 3, 7): 2,
 }
-"""Each distinct layer but the stem, and how often the network has it."""
+"""Each distinct layer, and how often the network has it."""
 
 V1 = [
     Conv(64, 256, 1, 56),
@@ -59,9 +61,7 @@ V1 = [
 
 resnet50_v15_wgrad = weight_grad_suite("resnet50_v15_wgrad", V15, (8, 32, 256))
 resnet50_v15_stem_wgrad = weight_grad_suite("resnet50_v15_stem_wgrad", {STEM: 1}, (8, 32, 256))
-resnet50_v15_wgrad_nchw = weight_grad_suite(
-    "resnet50_v15_wgrad_nchw", {STEM: 1, **V15}, (8, 32, 256), layout=""
-)
+resnet50_v15_wgrad_nchw = weight_grad_suite("resnet50_v15_wgrad_nchw", V15, (8, 32, 256), layout="")
 resnet50_v15_wgrad_bf16 = weight_grad_suite(
     "resnet50_v15_wgrad_bf16", V15, (8, 32, 256), dtype="bf16"
 )
