@@ -408,6 +408,68 @@ def test_conv2d_can_be_differentiated_twice():
     assert torch.autograd.gradgradcheck(lambda x, w: tw.conv2d(x, w, padding=1), (x, weight))
 
 
+TRANSFORMS = {
+    "vmap": lambda f, x, w: torch.func.vmap(lambda x: f(x, w))(torch.stack([x, -x, x + 1])),
+    "vmap of leaves": lambda f, x, w: torch.autograd.grad(
+        torch.func.vmap(lambda x: f(x, w))(torch.stack([x, -x])).square().sum(), w
+    ),
+    "gradients of samples": lambda f, x, w: torch.func.vmap(
+        torch.func.grad(lambda w, x: f(x[None], w).square().sum()), in_dims=(None, 0)
+    )(w.detach(), x),
+    "grad": lambda f, x, w: torch.func.grad(lambda w: f(x, w).square().sum())(w.detach()),
+    "jvp": lambda f, x, w: torch.func.jvp(lambda w: f(x, w), (w.detach(),), (w.detach() + 1,)),
+    "jacrev": lambda f, x, w: torch.func.jacrev(lambda w: f(x, w).sum((2, 3)))(w.detach()),
+    "jacfwd": lambda f, x, w: torch.func.jacfwd(lambda w: f(x, w).sum((2, 3)))(w.detach()),
+    "jacobian": lambda f, x, w: torch.autograd.functional.jacobian(
+        lambda w: f(x, w).sum((2, 3)), w, vectorize=True
+    ),
+    "many gradients at once": lambda f, x, w: torch.autograd.grad(
+        f(x, w), w, torch.ones(3, 2, 3, 6, 6), is_grads_batched=True
+    ),
+    "vmap of the backward": lambda f, x, w: backward_mapped(f(x, w), w, torch.ones(3, 2, 3, 6, 6)),
+}
+
+
+def backward_mapped(out, leaf, grads):
+    return torch.func.vmap(lambda g: torch.autograd.grad(out, leaf, g, retain_graph=True))(grads)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_conv2d_is_pytorchs_under_transforms(transform, layout):
+    x = torch.randn(2, 4, 6, 6).to(memory_format=layout)
+    weight = torch.randn(3, 4, 3, 3).to(memory_format=layout).requires_grad_()
+    bias = torch.randn(3, requires_grad=True)
+    found, expected = (
+        TRANSFORMS[transform](lambda x, w, f=f: f(x, w, bias, padding=1), x, weight)
+        for f in (tw.conv2d, torch.nn.functional.conv2d)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["conv2d_weight_grad", "conv2d_weight_bias_grad"])
+def test_the_operators_map_over_images_and_can_be_transformed(name):
+    def run(x, grad, **more):
+        found = getattr(tw, name)(x, grad, 3, padding=1, **more)
+        return found if isinstance(found, tuple) else (found,)
+
+    xs, grads = torch.randn(5, 2, 4, 8, 8), torch.randn(5, 2, 6, 8, 8)
+    each = [run(x, grad) for x, grad in zip(xs, grads, strict=True)]
+    expected = tuple(torch.stack(found) for found in zip(*each, strict=True))
+    torch.testing.assert_close(torch.func.vmap(run)(xs, grads), expected)
+    into = [torch.randn_like(t) for t in expected]
+    sums = torch.func.vmap(
+        lambda x, grad, *into: run(x, grad, **dict(zip(OPS[name].writes, into, strict=True)))
+    )(xs, grads, *into)
+    torch.testing.assert_close(sums, tuple(map(torch.add, expected, into)))
+    _, tangents = torch.func.jvp(lambda x: run(x, grads[0]), (xs[0],), (xs[1],))
+    torch.testing.assert_close(tangents[0], run(xs[1], grads[0])[0])
+    found = torch.func.grad(lambda x: run(x, grads[0])[0].square().sum())(xs[0])
+    x = xs[0].clone().requires_grad_()
+    run(x, grads[0])[0].square().sum().backward()
+    torch.testing.assert_close(found, x.grad)
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_padding_that_differs_from_side_to_side_is_pytorchs():
     x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 2, 3, requires_grad=True)

@@ -1,5 +1,7 @@
 """Calls that need gradients: an own backward runs where records speak for it, else PyTorch's."""
 
+import contextlib
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -121,6 +123,35 @@ def test_a_recorded_backward_gives_pytorchs_gradients(name, store):
     torch.testing.assert_close(
         found, torch.autograd.grad(expected, tensors, weights), rtol=1e-4, atol=1e-4
     )
+
+
+def many_at_once(out, leaves, weights):
+    return torch.autograd.grad(out, leaves, weights, is_grads_batched=True)
+
+
+def mapped(out, leaves, weights):
+    return torch.func.vmap(lambda g: torch.autograd.grad(out, leaves, g, retain_graph=True))(
+        weights
+    )
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("gradients", [many_at_once, mapped])
+@pytest.mark.parametrize(("implementation", "node"), [(None, "Generated"), ("fused", "Recomputed")])
+def test_many_gradients_are_computed_at_once(implementation, node, gradients, store):
+    text, shapes, own, right = CASES["layer_norm"]
+    record(store, text)
+    tensors = leaves(*shapes)
+    with tw.use(implementation) if implementation else contextlib.nullcontext():
+        out, expected = own(*tensors), right(*tensors)
+        assert type(out.grad_fn).__name__ == f"{node}Backward"
+        weights = torch.randn(5, *out.shape)
+        torch.testing.assert_close(
+            gradients(out, tensors, weights),
+            gradients(expected, tensors, weights),
+            rtol=1e-4,
+            atol=1e-4,
+        )
 
 
 @pytest.mark.parametrize("name", CASES)

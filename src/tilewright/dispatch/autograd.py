@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active
 
 from tilewright.dispatch.pytorch import as_pytorch
 from tilewright.op import OPS, Op
@@ -97,6 +98,8 @@ def _reference_gradients(
     op: Op, args: list[Any], wanted: list[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Gradients of the arguments at `wanted`, by PyTorch's autograd of the reference, run anew."""
+    if _are_functorch_transforms_active():
+        return _transformed_gradients(op, args, wanted, grads)
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         for i in wanted:
@@ -117,4 +120,21 @@ def _reference_gradients(
             allow_unused=True,
         )
     by_place = dict(zip(wanted, found, strict=True))
+    return [by_place.get(i) for i in range(len(args))]
+
+
+def _transformed_gradients(
+    op: Op, args: list[Any], wanted: list[int], grads: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """The same inside torch.func's transforms, which refuse torch.autograd.grad."""
+    given = [g for g in grads if g is not None and g.is_floating_point()]
+
+    def reference(*tensors: Tensor) -> tuple[Tensor, ...]:
+        by_place = dict(zip(wanted, tensors, strict=True))
+        out = as_pytorch(op, [by_place.get(i, a) for i, a in enumerate(args)], {})
+        pairs = zip(out if isinstance(out, tuple) else (out,), grads, strict=True)
+        return tuple(o for o, g in pairs if g is not None and g.is_floating_point())
+
+    pull = torch.func.vjp(reference, *(args[i] for i in wanted))[1]
+    by_place = dict(zip(wanted, pull(tuple(given)), strict=True))
     return [by_place.get(i) for i in range(len(args))]

@@ -12,6 +12,7 @@ from torch._C import (
     _is_any_autocast_enabled,
     _len_torch_dispatch_stack,
 )
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
@@ -112,8 +113,9 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.geometry
         needed = list(ctx.needs_input_grad[:3])
-        # The gradient of a gradient: PyTorch's formula is differentiable, and ours is not.
-        chosen = needed[1] and not torch.is_grad_enabled()
+        # The gradient of a gradient, or many at once: PyTorch's formula can be differentiated and
+        # mapped over, and ours not.
+        chosen = needed[1] and not (torch.is_grad_enabled() or _is_mapped(grad))
         both = chosen and needed[2] and _in_one_pass(x)
         mask = [needed[0], needed[1] and not chosen, needed[2] and not both]
         found: list[Tensor | None] = [None, None, None]
@@ -128,6 +130,11 @@ class _Convolution(torch.autograd.Function):
         elif chosen:
             wanted[1] = operators["conv2d_weight_grad"](x, grad, *geometry)
         return (*wanted, None, None, None, None)
+
+
+def _is_mapped(grad: Tensor) -> bool:
+    """Whether vmap runs the backward: torch.func's, or that of is_grads_batched and jacobian."""
+    return _are_functorch_transforms_active() or is_legacy_batchedtensor(grad)
 
 
 def _in_one_pass(x: Tensor) -> bool:

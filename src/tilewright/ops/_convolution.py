@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active
 
 from tilewright.errors import InvalidArgument
 from tilewright.op import Workload
@@ -203,7 +204,9 @@ def gradients(
         grad_output, x, weight, [features] if bias else None, *sizes, False, (0, 0), groups,
         (False, True, bias),
     )  # fmt: skip
-    return dw.contiguous(memory_format=_weight_format(x, grad_output)), db
+    if not _are_functorch_transforms_active():  # vmap cannot tell or give a memory format
+        dw = dw.contiguous(memory_format=_weight_format(x, grad_output))
+    return dw, db
 
 
 def _weight_format(x: Tensor, grad_output: Tensor) -> torch.memory_format:
