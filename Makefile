@@ -1,8 +1,10 @@
 # make tune       install, then tune the quickstart suite on the GPU if torch sees one, else on the CPU
 # make test       install, then run every check that needs no GPU: what CI runs
 # make test-gpu   install, then the tests of this machine's GPU, those that measure time last
+# make sanitize   install, then kernels of ours on this machine's GPU under compute-sanitizer
 #
-# Both work on a fresh clone. PYTHON picks the interpreter, ARGS goes to `tilewright tune`.
+# Both work on a fresh clone. PYTHON picks the interpreter, ARGS goes to `tilewright tune`,
+# or to tests/gpu/sanitize.py.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +12,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(shell command 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--quiet)
 PYTEST_WORKERS ?= 2
 
-.PHONY: tune test test-gpu check format compiler
+.PHONY: tune test test-gpu sanitize check format compiler
 
 tune: $(VENV)/requirements.stamp compiler
 	$(BIN)/tilewright tune --suite quickstart $(ARGS)
@@ -21,6 +23,9 @@ test: check
 test-gpu: $(VENV)/requirements-dev.stamp
 	$(BIN)/pytest tests/gpu tests/conformance -m "gpu and not alone" -n auto
 	$(BIN)/pytest tests/gpu tests/conformance -m "gpu and alone"
+
+sanitize: $(VENV)/requirements-dev.stamp
+	$(BIN)/python tests/gpu/sanitize.py $(ARGS)
 
 check: $(VENV)/requirements-dev.stamp
 	$(BIN)/ruff check .

@@ -1,0 +1,268 @@
+"""Own kernels under NVIDIA's compute-sanitizer: every way to split a weight gradient, and a config
+of each other kind of kernel.
+
+    python tests/gpu/sanitize.py                       memcheck and racecheck of all
+    python tests/gpu/sanitize.py --only sm90 --tool memcheck
+    python tests/gpu/sanitize.py --list --device h200  what would run there; needs no GPU
+
+Exit code 1 if a tool reports anything. Without a GPU or the tool nothing runs, and it says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from compile_ahead import compile_all
+
+from tilewright.device import DEVICES, DeviceSpec, spec_of
+from tilewright.impl import IMPLS, Implementation
+from tilewright.op import Workload
+from tilewright.tensor_spec import TensorSpec
+
+TOOLS = ("memcheck", "racecheck")
+REPORTED, LATE, LIMIT_S = 99, 124, 900
+"""Exit codes where the tool reports something, and of `timeout`; seconds for one implementation."""
+NOT_FOLLOWED = {
+    ("racecheck", "conv2d_weight_grad_narrow_sm90"): "its warps wait for one another at mbarriers, "
+    "which racecheck does not follow (docs/measured_facts.md)"
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    Attributes:
+        knobs: of the config, others at their defaults; none for the heuristic's. `blocks` counts in
+            as many as the device has SMs.
+    """
+
+    implementation: str
+    workload: str
+    knobs: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        knobs = " ".join(f"{name}={value}" for name, value in self.knobs.items())
+        return f"{self.implementation} {self.workload} {knobs or 'untuned'}"
+
+    @property
+    def impl(self) -> Implementation:
+        return IMPLS[self.implementation]
+
+    @property
+    def w(self) -> Workload:
+        return Workload.parse(self.workload)
+
+    def refusal(self, device: DeviceSpec) -> str | None:
+        return self.impl.unsupported(self.w, device)
+
+    def config(self, device: DeviceSpec) -> Any:
+        heuristic = self.impl.heuristic(self.w, device)
+        if not self.knobs:
+            return heuristic
+        more = {"blocks": self.knobs["blocks"] * device.sms} if "blocks" in self.knobs else {}
+        return type(heuristic)(**{**self.knobs, **more})
+
+
+def layer(n, c, k, size, kernel, groups=1, more="", name="weight", layout="@channels_last"):
+    """A weight gradient of images that keep their size."""
+    return (
+        f"conv2d_{name}_grad(x=f16[{n},{c},{size},{size}]{layout}, "
+        f"grad_output=f16[{n},{k},{size},{size}]{layout}, kernel_size={kernel}, "
+        f"padding={kernel // 2}, groups={groups}{more})"
+    )
+
+
+PLAIN, MATRIX = layer(4, 64, 136, 13, 3), layer(4, 128, 128, 13, 1)
+INTO = ", into=f32[136,64,3,3]@channels_last, into_bias=f32[136]"
+BOTH = layer(4, 64, 136, 13, 3, name="weight_bias", more=INTO)
+WIDE = [PLAIN.replace("f16", dtype) for dtype in ("f32", "f64")]
+TF32 = WIDE[0][:-1] + ", allow_tf32=True)"
+CONTIGUOUS = layer(4, 64, 136, 13, 3, layout="")
+STEM, GROUPS = layer(2, 3, 64, 20, 7), layer(2, 64, 64, 14, 3, 16)
+DEPTHWISE = layer(9, 64, 64, 14, 5, 64)
+SPLITS = [
+    {"split_k": 1},
+    {"split_k": 2, "combine": "last"},
+    {"split_k": 3, "combine": "grid"},
+    {"split_k": 5, "combine": "kernel"},
+    {"split_k": 4, "combine": "serial"},
+]
+HOPPER_SPLITS = [
+    {"split_k": 5, "combine": "marked"},
+    {"split_k": 3, "cluster": 3},
+    {"split_k": 4, "cluster": 2, "combine": "last"},
+    {"split_k": 6, "cluster": 2, "combine": "grid"},
+    {"split_k": 8, "cluster": 4, "combine": "kernel"},
+    {"split_k": 2, "cluster": 2, "exchange": "sent"},
+    {"blocks": 1},
+]
+SM80, SM90 = "conv2d_weight_grad_sm80", "conv2d_weight_grad_sm90"
+SMALL = {"tile_m": 64, "tile_n": 64, "stages": 3}
+INDEXED = {
+    "gather_cuda": "gather(x=f16[900,48], dim=0, index=i64[3000,48]@strides(1,0))",
+    "gather_tiled": "gather(x=f64[3,900,5], dim=1, index=i32[3,2000,5])",
+    "rows_atomic": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
+    "!nondeterministic",
+    "rows_bins": "index_add(x=f32[70,20], dim=0, index=i64[5000], source=f32[5000,20])",
+    "rows_sorted": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
+    "!indices=zipf",
+    "rows_sorted_torch": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
+    "!indices=zipf",
+    "rows_unique": "index_add(x=f32[900,64], dim=0, index=i64[300], source=f32[300,64])"
+    "!donate=x!indices=unique",
+    "rows_winner": "scatter(x=f32[900,64], dim=0, index=i64[3000,64]@strides(1,0), "
+    "src=f32[3000,64])",
+    "scatter_buckets": "scatter(x=f32[70000], dim=0, index=i64[100000], src=f32[100000])",
+    "scatter_exchange": "scatter(x=f32[70000], dim=0, index=i64[100000], src=f32[100000])",
+    "scatter_tiled": "scatter(x=f32[100,16,7,7], dim=0, index=i64[130,16,7,7], "
+    "src=f32[130,16,7,7])",
+    "scatter_winner": "scatter(x=f32[70000], dim=0, index=i64[100000], src=f32[100000])",
+}
+FUSED = [
+    "lerp(x=f32[300,400], end=f32[300,400]@strides(1,300), weight=0.2)",
+    "softmax(x=f16[64,256])",
+    "softmax(x=f16[64,5140])",
+    "softmax(x=f32[400,96], dim=0)",
+    "layer_norm_backward(grad_output=f16[37,1024], x=f16[37,1024], mean=f32[37,1], "
+    "rstd=f32[37,1], weight=f16[1024], grads=[x,weight,bias])",
+]
+"""By element, by row, by row and cluster, by tiles of columns, and sums over rows beside rows."""
+CASES = [
+    *(Case(SM80, PLAIN, {**SMALL, **split}) for split in SPLITS),
+    *(Case(SM80, BOTH, {**SMALL, **split}) for split in SPLITS),
+    *(Case(SM80, text) for text in (CONTIGUOUS, *WIDE, TF32)),
+    *(Case(SM90, w, {**SMALL, **split}) for split in SPLITS for w in (PLAIN, BOTH)),
+    *(Case(SM90, PLAIN, {**SMALL, **split}) for split in HOPPER_SPLITS),
+    Case(SM90, PLAIN, {**SMALL, "tile_n": 192, "halo": 1, "split_k": 3, "combine": "grid"}),
+    *(Case(SM90, MATRIX, {**SMALL, "tile_n": 128, "fetch": how}) for how in ("matrix", "shared")),
+    *(
+        Case(f"conv2d_weight_grad_{name}", text)
+        for name, text in {
+            "narrow": STEM,
+            "narrow_sm90": STEM,
+            "grouped": GROUPS,
+            "depthwise": DEPTHWISE,
+            "depthwise_mma": DEPTHWISE,
+            "depthwise_sm90": DEPTHWISE,
+            "depthwise_fma_sm90": layer(9, 64, 64, 14, 3, 64),
+        }.items()
+    ),
+    *(Case(name, text) for name, text in INDEXED.items()),
+    *(Case("fused", text) for text in FUSED),
+    Case(
+        "fused_training",
+        "layer_norm_training(x=f16[64,1024], grad_output=f16[64,1024], weight=f16[1024], "
+        "bias=f16[1024])",
+    ),
+]
+
+
+def sanitizer() -> str | None:
+    return shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path="/usr/local/cuda/bin"
+    )
+
+
+def laid_out(t: torch.Tensor, device: str) -> torch.Tensor:
+    """The same there, in memory that ends where the tensor does, copied without a kernel."""
+    end = (t.storage_offset() + TensorSpec.of(t).storage_elements) * t.element_size()
+    raw = torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage(), 0, (end,))
+    memory = raw.clone() if device == "cpu" else raw.to(device)
+    moved = torch.empty(0, dtype=t.dtype, device=device)
+    return moved.set_(memory.untyped_storage(), t.storage_offset(), t.shape, t.stride())
+
+
+def run(cases: Sequence[Case]) -> None:
+    """Each twice: counters are as the first call has left them. The last one told is at work."""
+    spec = spec_of(0)
+    for case in cases:
+        print(case, flush=True)
+        executable = case.impl.build(case.config(spec), case.w, spec)
+        for _ in range(2):
+            given = case.w.operator.examples(case.w, "random", 0, "cpu")
+            executable(*(laid_out(t, "cuda") for t in given))
+            torch.cuda.synchronize()
+
+
+def report(tool: str, program: Sequence[str], command: str) -> str | None:
+    """What the tool says of a program; None if that is nothing.
+
+    Args:
+        command: compute-sanitizer.
+    """
+    limited = ["timeout", "--kill-after=10", str(LIMIT_S)]  # ends what the tool has started, too
+    call = [*limited, command, "--tool", tool, "--error-exitcode", str(REPORTED), *program]
+    # Tensors have allocations of their own, so that memcheck knows their ends.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(
+        call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    if done.returncode == 0:
+        return None
+    known = {REPORTED: "reports", LATE: f"did not end in {LIMIT_S} s"}
+    how = known.get(done.returncode, f"exit code {done.returncode}")
+    return f"{how}:\n{done.stdout}"
+
+
+def listed(cases: Sequence[Case], device: DeviceSpec) -> list[str]:
+    """A line for each case: what runs, or why it does not."""
+    refusals = [case.refusal(device) for case in cases]
+    return [
+        f"{case}" if why is None else f"{case}: not on {device.name}: {why}"
+        for case, why in zip(cases, refusals, strict=True)
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="tell what would run")
+    parser.add_argument("--device", choices=list(DEVICES), help="of --list; else the first GPU")
+    parser.add_argument("--only", action="append", default=[], help="cases that hold this text")
+    parser.add_argument("--tool", action="append", choices=TOOLS, help="only this one")
+    parser.add_argument("--run", metavar="I", help="one implementation's, here and by no tool")
+    args = parser.parse_args(argv)
+    cases = [c for c in CASES if not args.only or any(text in str(c) for text in args.only)]
+    if args.list and args.device:
+        print("\n".join(listed(cases, DEVICES[args.device])))
+        return 0
+    if not torch.cuda.is_available():
+        print("nothing is run: torch sees no GPU")
+        return 0
+    spec = spec_of(0)
+    if args.list:
+        print("\n".join(listed(cases, spec)))
+        return 0
+    cases = [case for case in cases if case.refusal(spec) is None]
+    if args.run:
+        run([case for case in cases if case.implementation == args.run])
+        return 0
+    if (command := sanitizer()) is None:
+        print("nothing is run: there is no compute-sanitizer; it comes with the CUDA toolkit")
+        return 0
+    tasks = (case.impl.task(case.config(spec), case.w, spec) for case in cases)
+    compile_all(dict.fromkeys(task for task in tasks if task is not None))
+    wrong = 0
+    for tool in args.tool or TOOLS:
+        for name in dict.fromkeys(case.implementation for case in cases):
+            if why := NOT_FOLLOWED.get((tool, name)):
+                print(f"{tool} {name}: not run: {why}", flush=True)
+                continue
+            program = [sys.executable, __file__, "--run", name]
+            program += [word for text in args.only for word in ("--only", text)]
+            found = report(tool, program, command)
+            count = sum(case.implementation == name for case in cases)
+            print(f"{tool} {name}: {found or f'{count} clean'}", flush=True)
+            wrong += found is not None
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""What `make sanitize` runs: a case of every kernel; and that it tells what the tool reports."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+import sanitize
+
+from tilewright.device import DEVICES
+from tilewright.impl import IMPLS
+from tilewright.impls import conv2d_weight_grad_sm80 as sm80
+from tilewright.impls import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls._weight_grad_model import WAYS
+from tilewright.tensor_spec import TensorSpec
+from tilewright.text import parse_call
+
+H200 = DEVICES["h200"]
+
+
+def configs(name):
+    cases = [case for case in sanitize.CASES if case.implementation == name]
+    return [case.config(H200) for case in cases]
+
+
+def test_every_implementation_with_kernels_of_a_gpu_has_a_case():
+    own = {impl.name for impl in IMPLS.values() if impl.backend in ("cuda", "fused")}
+    assert {case.implementation for case in sanitize.CASES} == own
+
+
+@pytest.mark.parametrize("case", sanitize.CASES, ids=str)
+def test_every_case_is_served_and_its_config_fits(case):
+    assert case.refusal(H200) is None
+    config = case.config(H200)
+    free = {k: [getattr(config, k)] for k in ("split_k", "blocks") if k in case.knobs}
+    space = case.impl.space(case.w, H200)
+    assert (space.restricted(free) if free else space).why_not(config) is None
+
+
+def test_every_way_to_split_is_there():
+    assert {c.combine for c in configs(sanitize.SM90)} == set(WAYS)
+    assert {c.combine for c in configs(sanitize.SM80)} == set(WAYS) - {"marked"}
+    hopper = configs(sanitize.SM90)
+    assert {c.exchange for c in hopper} == set(sm90.EXCHANGES)
+    assert {c.fetch for c in hopper} == set(sm90.FETCHES)
+    assert any(c.cluster > 1 and c.split_k == c.cluster for c in hopper)
+    assert any(c.cluster > 1 and c.split_k > c.cluster for c in hopper)
+    assert any(c.blocks for c in hopper)
+    assert any(c.halo for c in hopper)
+    assert {c.tile_k for c in configs(sanitize.SM80)} == set(sm80.STEPS.values())
+
+
+def test_kernels_of_another_device_are_told_apart(capsys):
+    assert sanitize.main(["--list", "--device", "a100", "--only", "_sm90", "--only", "lerp"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "not on" not in line] == [
+        f"fused {sanitize.FUSED[0]} untuned"
+    ]
+    assert any("wgmma is an instruction of sm_90a" in line for line in lines)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_runs_and_it_says_so(capsys):
+    assert sanitize.main([]) == 0
+    assert capsys.readouterr().out == "nothing is run: torch sees no GPU\n"
+
+
+def test_without_the_tool_nothing_runs_and_it_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sanitize, "spec_of", lambda index: H200)
+    monkeypatch.setattr(sanitize, "sanitizer", lambda: None)
+    assert sanitize.main([]) == 0
+    assert capsys.readouterr().out.startswith("nothing is run: there is no compute-sanitizer")
+
+
+def test_a_report_of_either_tool_is_a_failure(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sanitize, "spec_of", lambda index: H200)
+    monkeypatch.setattr(sanitize, "sanitizer", lambda: "compute-sanitizer")
+    monkeypatch.setattr(sanitize, "compile_all", list)
+    calls = []
+
+    def report(tool, program, command):
+        calls.append((tool, *program[2:]))
+        return "reports: a race" if calls[-1][:3] == ("racecheck", "--run", "gather_cuda") else None
+
+    monkeypatch.setattr(sanitize, "report", report)
+    only = ["--only", "gather_", "--only", "narrow_sm90"]
+    assert sanitize.main(only) == 1
+    names = ["conv2d_weight_grad_narrow_sm90", "gather_cuda", "gather_tiled"]
+    assert [call[:3] for call in calls] == [
+        *(("memcheck", "--run", name) for name in names),
+        *(("racecheck", "--run", name) for name in names[1:]),
+    ]
+    assert all(call[3:] == tuple(only) for call in calls)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3].startswith(f"racecheck {names[0]}: not run: its warps wait")
+    assert lines[4] == "racecheck gather_cuda: reports: a race"
+    assert lines[5] == "racecheck gather_tiled: 1 clean"
+    assert sanitize.main([*only, "--tool", "memcheck"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [("exit 0", None), ("exit 99", "reports:"), ("exit 1", "exit code 1:"), ("sleep 9", "did not")],
+)
+def test_what_the_tool_reports_is_told(ending, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(sanitize, "LIMIT_S", 1)
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f'#!/bin/sh\necho "$@" no cache: $PYTORCH_NO_CUDA_MEMORY_CACHING\n{ending}\n')
+    tool.chmod(0o755)
+    found = sanitize.report("racecheck", ["python", "x.py"], str(tool))
+    if told is None:
+        assert found is None
+    else:
+        said = "--tool racecheck --error-exitcode 99 python x.py no cache: 1"
+        assert found.startswith(told)
+        assert said in found
+
+
+@pytest.mark.parametrize(
+    "text", ["f32[5,7]", "f16[3,4,5,2]@channels_last", "i64[30,4]@strides(1,0)", "f16[9]@align2"]
+)
+def test_memory_ends_where_a_tensor_does(text):
+    spec = parse_call(f"f(x={text})", TensorSpec)[1]["x"]
+    t = spec.empty("cpu", fill=3)
+    moved = sanitize.laid_out(t, "cpu")
+    assert torch.equal(moved, t)
+    assert moved.stride() == t.stride()
+    last = moved.storage_offset() + spec.storage_elements
+    assert moved.untyped_storage().nbytes() == last * t.element_size()
