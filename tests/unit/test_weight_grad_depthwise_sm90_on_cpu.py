@@ -113,6 +113,8 @@ def on_cpu(impl, w, config, fault=("", ""), slow="", again=True):
         elif slow == "copies":
             assert text.count(" ask(from") == 1
             text = text.replace(" ask(from", " idle(), ask(from")
+        for barrier, name in (("sync 2", "everyone"), ("arrive 2", "arrive")):
+            text = text.replace(f"bar.{barrier}, %0", f"bar.{name} %0")
         patience = "" if fault[0] else "#define PATIENCE 400000\n"
         return SimpleNamespace(source=patience + HEADER + IDLE + text)
 

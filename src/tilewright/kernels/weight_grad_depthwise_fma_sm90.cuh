@@ -81,10 +81,11 @@ TW_DEVICE void ask(const Operands& from, u32 shared, const Problem& b, const Wal
   }
 }
 
-// Zeros for all of `count` lines that lie `apart`, but for `pixels` of each.
+// Zeros for all of `count` lines that lie `apart`, but for `pixels` of each: by the threads that multiply, while
+// the first copies are on their way.
 TW_DEVICE void write_zeros(unsigned char* at, int count, int apart, int all, int before, int pixels) {
   const int beside = (all - pixels) * PIXEL_BYTES / 16;
-  for (int i = threadIdx.x; i < count * beside; i += THREADS) {
+  for (int i = threadIdx.x; i < count * beside; i += CONSUMERS * 32) {
     const int line = i / beside, byte = i % beside * 16;
     *(uint4*)(at + line * apart + byte + (byte < before * PIXEL_BYTES ? 0 : pixels * PIXEL_BYTES)) = make_uint4(0, 0, 0, 0);
   }
@@ -235,16 +236,20 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
             const u16* x_pixels, const u16* grad_pixels, float* partial, const __grid_constant__ Problem b) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; ++i) barrier_init(full(shared, i), 1), barrier_init(empty(shared, i), CONSUMERS);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  if constexpr (WHOLE_ROWS) surround_with_zeros(memory, b);
-  __syncthreads();
   Sums sums = {};
-  if (threadIdx.x / 32 < CONSUMERS)
+  if (threadIdx.x / 32 < CONSUMERS) {
+    if constexpr (WHOLE_ROWS) surround_with_zeros(memory, b);
+    asm volatile("bar.sync 2, %0;" ::"n"(THREADS) : "memory");
     consume(sums, shared, b);
-  else if (threadIdx.x % 32 == 0)
-    produce({&x, &grad, x_pixels, grad_pixels}, shared, b);
+  } else {
+    const bool asks = threadIdx.x % 32 == 0;
+    if (asks) {
+      for (int i = 0; i < STAGES; ++i) barrier_init(full(shared, i), 1), barrier_init(empty(shared, i), CONSUMERS);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+    asm volatile("bar.arrive 2, %0;" ::"n"(THREADS) : "memory");
+    if (asks) produce({&x, &grad, x_pixels, grad_pixels}, shared, b);
+  }
   keep(x_pixels, grad_pixels, partial, memory, b, sums);
 }

@@ -259,9 +259,13 @@ TW_DEVICE void add_slices(const float* partial, const RESULT::type* into, const 
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   await_previous();
   const int end = belongs(fragment / FRAGMENTS, fragment % FRAGMENTS, lane) ? b.slices : 0;
-  _Pragma("unroll 8") for (int s = warp; s < end; s += 8) {
-    const float4 v = __ldcg(from + (long long)s * QUADS);
-    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  constexpr int AT_ONCE = 17;  // a slice for each of 132 SMs in one turn of memory
+  for (int first = warp; first < end; first += 8 * AT_ONCE) {
+    float4 v[AT_ONCE];
+    TW_UNROLL for (int i = 0; i < AT_ONCE; ++i)
+      if (first + 8 * i < end) v[i] = __ldcg(from + (long long)(first + 8 * i) * QUADS);
+    TW_UNROLL for (int i = 0; i < AT_ONCE; ++i)
+      if (first + 8 * i < end) sum.x += v[i].x, sum.y += v[i].y, sum.z += v[i].z, sum.w += v[i].w;
   }
   shared[warp][lane] = sum;
   __syncthreads();
