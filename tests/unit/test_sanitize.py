@@ -87,18 +87,23 @@ def test_a_report_of_either_tool_is_a_failure(capsys, monkeypatch):
         return "reports: a race" if calls[-1][:3] == ("racecheck", "--run", "gather_cuda") else None
 
     monkeypatch.setattr(sanitize, "report", report)
-    only = ["--only", "gather_", "--only", "narrow_sm90"]
-    assert sanitize.main(only) == 1
-    names = ["conv2d_weight_grad_narrow_sm90", "gather_cuda", "gather_tiled"]
+    only = ["--only", "gather_", "--only", "narrow_sm90", "--only", "exchange=sent"]
+    assert sanitize.main([*only, "--without", "scatter"]) == 1
+    first = ["conv2d_weight_grad_sm90", "conv2d_weight_grad_narrow_sm90"]
+    names = ["gather_cuda", "gather_tiled"]
     assert [call[:3] for call in calls] == [
-        *(("memcheck", "--run", name) for name in names),
-        *(("racecheck", "--run", name) for name in names[1:]),
+        *(("memcheck", "--run", name) for name in (*first, *names)),
+        *(("racecheck", "--run", name) for name in names),
     ]
-    assert all(call[3:] == tuple(only) for call in calls)
+    for tool, _, _, *rest in calls:
+        left_out = ["scatter", *sanitize.NOT_FOLLOWED.get(tool, ())]
+        assert rest == [*only, *(word for text in left_out for word in ("--without", text))]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[3].startswith(f"racecheck {names[0]}: not run: its warps wait")
-    assert lines[4] == "racecheck gather_cuda: reports: a race"
-    assert lines[5] == "racecheck gather_tiled: 1 clean"
+    assert lines[4].startswith(f"racecheck {first[1]} conv2d")
+    assert "not run: its warps wait" in lines[4]
+    assert "exchange=sent: not run: racecheck misses" in lines[5]
+    assert lines[6] == "racecheck gather_cuda: reports: a race"
+    assert lines[7] == "racecheck gather_tiled: 1 clean"
     assert sanitize.main([*only, "--tool", "memcheck"]) == 0
 
 
