@@ -29,6 +29,8 @@ WIDENING_REGISTERS = 8
 """For a vector of halves as fp32, where the compiler widens the next one ahead: for sm_100a."""
 ROWS_OF_WARPS = 4
 """Of a block whose warps have a row each."""
+EXCHANGED_VECTOR = 4
+"""Elements of an access, at most, where clusters exchange once and compute costly steps twice."""
 
 
 def small_block_candidates(
@@ -41,7 +43,8 @@ def small_block_candidates(
     rows that clusters share are not, by 128 threads with 256 bytes each: with 512 rows of 20480
     halves 12.3 us, 12.9 us if kept, 15.0 us by a persistent kernel (c4d3930). In clusters of four
     those exchange what they need once: 65536 halves took 35.7 us, in two passes 35.9. RMS norm of
-    32768 took 19.6 us by 256 threads with half of the bytes, 20.5 us by 128 (2c7c317).
+    32768 took 19.6 us by 256 threads with half of the bytes, 20.5 us by 128 (2c7c317). Four of the
+    65536 in an access took 35.2 us, eight 35.6 (1a5ce5c).
     """
     row_bytes = footprint.width * footprint.itemsize
     narrow = row_bytes < 4096
@@ -58,7 +61,8 @@ def small_block_candidates(
         shaped.sort(key=lambda each: each[0] or each[1].cluster == 1 or each[1].row_threads > 128)
     for keeps, c in shaped:
         if c.cluster > 2 and not (many or keeps or footprint.has_moments):
-            c = replace(c, moments=one_exchange(space))
+            narrower = min(c.vector, EXCHANGED_VECTOR if footprint.keeps_costly_steps else c.vector)
+            c = replace(c, moments=one_exchange(space), vector=narrower)
         yield from _filling(c, keeps, space, footprint, device)
 
 
@@ -104,9 +108,10 @@ def _filling(
     device: DeviceSpec,
 ) -> Iterator[RowSchedule]:
     """As many blocks on an SM as registers allow. Parameters, which all blocks read again, stay in
-    L2 longer than rows."""
+    L2 longer than rows. With 512 rows of 16384 halves on an H200, softmax took 10.35 us, 10.94 us
+    if rows left L2 first; with nothing kept 10.7 us, and 10.6 us if they did (1a5ce5c)."""
     packed = True in space.values["rematerialize"] and not keeps
-    stream = bool(footprint.parameters) or is_streamed(footprint, device)
+    stream = bool(footprint.parameters) or (not keeps and is_streamed(footprint, device))
     c = replace(c, recompute=not keeps, rematerialize=packed, stream_loads=stream)
     spare = WIDENING_REGISTERS if packed and device.capability >= 100 else 0
     for blocks in reversed(space.values["min_blocks"]):
