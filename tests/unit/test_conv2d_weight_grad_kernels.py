@@ -88,7 +88,7 @@ def test_fp32_results_and_added_ones_compile_without_spills(impl, more, split_k)
 
 @pytest.mark.parametrize("impl", [SM80, SM90])
 def test_what_the_bias_is_added_to_must_be_contiguous(impl):
-    w = with_bias(SIMPLE, "f32")
+    w = with_bias(SIMPLE, "f16")
     strided = replace(w["into_bias"], strides=(2,))
     assert impl.unsupported(w, H200) is None
     assert "is not contiguous" in impl.unsupported(w.with_args(into_bias=strided), H200)
@@ -290,9 +290,10 @@ def test_one_binary_serves_every_shape_and_slice_count():
             weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", "@channels_last@align8"),
             "aligned to 16 bytes",
         ),
+        (with_bias(SIMPLE, "f32"), "an fp32 gradient of the bias"),
     ],
 )
-def test_what_the_copy_engine_cannot_walk_is_refused_in_words(w, words):
+def test_what_the_kernel_for_hopper_does_not_serve_is_refused_in_words(w, words):
     assert words in SM90.unsupported(w, H200)
 
 

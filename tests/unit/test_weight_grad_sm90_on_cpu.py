@@ -98,7 +98,7 @@ WHOLE = [
     (MATRIX, sm90.Config(64, 128, 32, 4, fetch="matrix")),
     (BIAS, sm90.Config(64, 64, 32, 3, split_k=2, combine=SERIAL)),
     (with_bias(PLAIN, "f16"), sm90.Config(64, 64, 32, 3, split_k=2, combine=SERIAL)),
-    (with_bias(MATRIX, "f32"), sm90.Config(64, 128, 32, 3)),
+    (with_bias(MATRIX, "f16"), sm90.Config(64, 128, 32, 3)),
     (MATRIX, sm90.Config(64, 128, 32, 3, split_k=5, combine=SERIAL)),
     (PLAIN, sm90.Config(64, 64, 32, 3, split_k=2, combine="kernel", add_threads=128)),
     (PLAIN, sm90.Config(64, 192, 64, 3, halo=halo_of(problem_of(PLAIN), 192, 64))),
@@ -111,7 +111,7 @@ WHOLE = [
 RANGES = [
     (PLAIN, sm90.Config(64, 64, 32, 3, blocks=7)),
     (BIAS, sm90.Config(64, 128, 32, 2, blocks=5, pending=0)),
-    (with_bias(PLAIN, "f32"), sm90.Config(64, 128, 32, 2, blocks=5)),
+    (with_bias(PLAIN, "f16"), sm90.Config(64, 128, 32, 2, blocks=5)),
     (STRIDED, sm90.Config(128, 64, 32, 2, blocks=4)),
     (MATRIX, sm90.Config(64, 64, 32, 4, blocks=5, fetch="matrix")),
     (PLAIN, sm90.Config(64, 192, 64, 2, blocks=5, halo=halo_of(problem_of(PLAIN), 192, 64))),

@@ -200,6 +200,11 @@ class Conv2dWeightGradSm90(Implementation):
                 f"groups={w['groups']} of {group} channels and {features // w['groups']} features: "
                 f"the kernel takes as many of both, {', '.join(map(str, GROUPS))}"
             )
+        if [o.dtype for o in w.outputs[1:]] == ["f32"]:
+            return (
+                "an fp32 gradient of the bias: tensor cores cut off several times what PyTorch "
+                "rounds, which sums it without them"
+            )
         return copy_engine_refusal(w)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:

@@ -227,8 +227,6 @@ template <int LATER> TW_DEVICE void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
 }
 
-// The bias's sums of a step are added to the others' in fp32, rounded to nearest: tensor cores cut off what does
-// not fit, and PyTorch, which uses none for a bias, would be far more exact.
 template <bool WITH_BIAS>
 TW_DEVICE void multiply_steps(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 ones, Columns columns, int steps,
                               int done, int group, u32 stages, u32 full, u32 empty) {
@@ -244,23 +242,16 @@ TW_DEVICE void multiply_steps(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[
   for (; steps > 0; --steps) {
     barrier_wait(full + stage * 8, parity);
     const u32 at = first + stage * (STAGE_BYTES / 16);
-    float step_bias[BLOCKS][4] = {};
     products_begin();
     TW_UNROLL for (int k = 0; k < TILE_K / 16; ++k)
       TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
         const u64 features = descriptor(at + rows + m * (BOX_BYTES / 16) + k * 128);
         multiply(sums[m], features, columns.of(at, k));
-        if constexpr (WITH_BIAS) multiply(step_bias[m], features, ones_descriptor(ones));
+        if constexpr (WITH_BIAS) multiply(bias[m], features, ones_descriptor(ones));
       }
     products_commit();
     columns.advance();
-    products_wait<WITH_BIAS ? 0 : PENDING>();
-    if constexpr (WITH_BIAS)
-      TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
-        TW_UNROLL for (int j = 0; j < 4; ++j) {
-          asm volatile("" : "+f"(step_bias[m][j])::"memory");
-          bias[m][j] += step_bias[m][j];
-        }
+    products_wait<PENDING>();
     if (PENDING == 0) release(stage);
     else if (held >= 0) release(held);
     held = stage;
@@ -270,6 +261,9 @@ TW_DEVICE void multiply_steps(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[
   if (STREAM_K && PENDING > 0) release(held);
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
     TW_UNROLL for (int j = 0; j < COLUMNS / 2; ++j) asm volatile("" : "+f"(sums[m][j])::"memory");
+  if constexpr (WITH_BIAS)
+    TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+      TW_UNROLL for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(bias[m][j])::"memory");
 }
 
 TW_DEVICE void consume(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 ones, const Problem& p, const Tile& t,
