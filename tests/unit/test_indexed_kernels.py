@@ -303,6 +303,18 @@ def test_integers_have_one_sum_in_any_order():
     assert IMPLS["rows_atomic"].unsupported(w, DEVICES["h200"]) is None
 
 
+@pytest.mark.parametrize(
+    ("places", "columns", "taken"),
+    [(16, 32, "rows_bins"), (20, 64, "rows_bins"), (64, 32, "rows_sorted"), (21, 4, "rows_sorted")],
+)
+def test_untuned_sums_into_a_handful_of_places_take_bins(places, columns, taken):
+    w = Workload.parse(
+        f"index_add(x=f32[{places},{columns}], dim=0, index=i64[1000000], "
+        f"source=f32[1000000,{columns}])!donate=x"
+    )
+    assert selection._untuned(w, DEVICES["h200"], "heuristic", "").implementation == taken
+
+
 def test_atomic_sums_are_chosen_by_name_but_not_under_the_deterministic_mode():
     w = Workload.parse("index_add(x=f32[90,64], dim=0, index=i64[900], source=f32[900,64])")
     named = selection.Forced("rows_atomic", (("lanes", 8), ("vec", 4), ("unrolled", 4)))
