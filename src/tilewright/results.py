@@ -310,8 +310,12 @@ def validate(data: Mapping[str, Any]) -> list[str]:
         where = f"rows[{i}]"
         found = list(_mismatches(row, _ROW, where))
         if not found:
-            for part in ("baselines", "others"):
-                for name, measured in row.get(part, {}).items():
+            others = row.get("others", {})
+            if not isinstance(others, Mapping):
+                found.append(f"{where}.others is {others!r}, not an object")
+                others = {}
+            for part, times in (("baselines", row["baselines"]), ("others", others)):
+                for name, measured in times.items():
                     found += _mismatches(measured, _MEASURED, f"{where}.{part}.{name}")
             for part, schema in (("own", _OWN), ("verified", _VERIFIED)):
                 if row[part] is not None:

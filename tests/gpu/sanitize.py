@@ -88,6 +88,15 @@ def layer(n, c, k, size, kernel, groups=1, more="", name="weight", layout="@chan
     )
 
 
+def with_bias_and_into(text):
+    """The bias's gradient too, both added to others in fp32."""
+    w = Workload.parse(text)
+    shape = ",".join(map(str, w.outputs[0].shape))
+    features = w.outputs[0].shape[0]
+    both = f", into=f32[{shape}], into_bias=f32[{features}])"
+    return text.replace("weight_grad", "weight_bias_grad")[:-1] + both
+
+
 PLAIN, MATRIX = layer(4, 64, 136, 13, 3), layer(4, 128, 128, 13, 1)
 BOTH = {
     dtype: layer(
@@ -166,6 +175,15 @@ CASES = [
             "depthwise_mma": DEPTHWISE,
             "depthwise_sm90": DEPTHWISE,
             "depthwise_fma_sm90": layer(9, 64, 64, 14, 3, 64),
+        }.items()
+    ),
+    *(
+        Case(f"conv2d_weight_grad_{name}", with_bias_and_into(text))
+        for name, text in {
+            "narrow": STEM,
+            "grouped": GROUPS,
+            "depthwise_mma": DEPTHWISE,
+            "depthwise_fma_sm90": DEPTHWISE,
         }.items()
     ),
     *(Case(name, text) for name, text in INDEXED.items()),

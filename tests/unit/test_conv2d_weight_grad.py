@@ -105,6 +105,17 @@ def test_a_gradient_is_added_to_another_in_place_only_where_asked(dtype):
     torch.testing.assert_close(into.float(), expected.float(), rtol=2e-3, atol=2e-2)
 
 
+def test_halves_are_not_rounded_before_they_are_added_to_fp32_in_place():
+    x, grad = HALF_PAIR
+    truth = tw.conv2d_weight_bias_grad(x.double(), grad.double(), 3, padding=1)
+    into, into_bias = torch.zeros(6, 4, 3, 3), torch.zeros(6)
+    tw.conv2d_weight_grad_(x, grad, 3, padding=1, into=into)
+    torch.testing.assert_close(into.double(), truth[0], rtol=1e-6, atol=1e-5)
+    tw.conv2d_weight_bias_grad_(x, grad, 3, padding=1, into=into.zero_(), into_bias=into_bias)
+    for found, true in zip((into, into_bias), truth, strict=True):
+        torch.testing.assert_close(found.double(), true, rtol=1e-6, atol=1e-5)
+
+
 def test_the_bias_gradient_comes_with_the_weights():
     x, grad = (t.double() for t in HALF_PAIR)
     weight, bias = tw.conv2d_weight_bias_grad(x, grad, 3, padding=1)

@@ -114,6 +114,8 @@ def test_a_path_that_cannot_be_written_is_named_and_the_old_file_stays(report, t
         (lambda d: d["rows"][0]["own"].update(ci_us=[11, 12]), "outside its interval"),
         (lambda d: d["rows"][0]["own"].pop("config"), "rows[0].own.config is missing"),
         (lambda d: d["rows"][0]["verified"].update(max_ulp="small"), "rows[0].verified.max_ulp"),
+        (lambda d: d["rows"][0].update(others=None), "rows[0].others is None"),
+        (lambda d: d["rows"][0].update(others={"fused": {}}), "rows[0].others.fused.median_us"),
     ],
 )
 def test_the_validator_names_what_is_wrong(report, change, said):

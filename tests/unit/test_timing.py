@@ -274,10 +274,10 @@ def test_a_device_that_is_always_slow_is_timed_as_it_is(monkeypatch):
 
 
 def test_a_device_rests_after_a_round_and_a_cpu_does_not():
-    for device, least_s in ((CPU, 0), (torch.device("cuda"), 0.05)):
+    for device, least_s, most_s in ((CPU, 0, 0.1), (torch.device("cuda"), 0.2, 60)):
         begin = time.perf_counter()
-        timing._rest(device, 50_000.0)
-        assert least_s <= time.perf_counter() - begin < least_s + 0.04
+        timing._rest(device, 200_000.0)
+        assert least_s <= time.perf_counter() - begin < most_s
 
 
 def test_eager_calls_take_turns():

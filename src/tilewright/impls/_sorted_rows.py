@@ -98,6 +98,10 @@ class SortedRows(RowKernels):
         """What of it is baked into the binary."""
         raise NotImplementedError
 
+    def sort_values(self, p: RowProblem) -> dict[str, list[Any]]:
+        """What is tried of the sort's knobs, where that is not all of them."""
+        return {}
+
     def sort_refused(self, p: RowProblem, c: Any) -> str | None:
         """Why a config's sort is none."""
         return None
@@ -131,7 +135,11 @@ class SortedRows(RowKernels):
                 return f"{blocks} pieces of spans exceed a grid of {MAX_GRID}"
             return too_many_pieces(p, c)
 
-        values = {"vec": vectors(p, w.main.itemsize), "rows": self.rows_of_units(w, p)}
+        values = {
+            **self.sort_values(p),
+            "vec": vectors(p, w.main.itemsize),
+            "rows": self.rows_of_units(w, p),
+        }
         return ConfigSpace(self.Config, values, fits)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:

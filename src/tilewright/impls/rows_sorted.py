@@ -17,6 +17,14 @@ MAX_DIGIT_BITS = 11
 """2048 counters of each of 8 warps are 64 KiB of shared memory."""
 
 
+@dataclass(frozen=True)
+class Counting:
+    """Knobs of the sort."""
+
+    passes: int = param(1, 2, 3)  # each reads and writes 8 bytes per index
+    items: int = param(4, 8, 16)  # indices of a thread in one pass
+
+
 class RowsSorted(SortedRows):
     """For any indices, however often they repeat.
 
@@ -27,9 +35,8 @@ class RowsSorted(SortedRows):
     files = ("entry.cuh", "chunk.cuh", "sort.cuh", "rows.cu")
 
     @dataclass(frozen=True)
-    class Config(Sums):
-        passes: int = param(1, 2, 3)  # of the sort; each reads and writes 8 bytes per index
-        items: int = param(4, 8, 16)  # indices of a thread in one pass
+    class Config(Sums, Counting):
+        """The sort's knobs come first: a space is walked with the last one changing fastest."""
 
     def refused(self, p: RowProblem, w: Workload) -> str | None:
         if fewest_passes(p) > 3:
@@ -44,10 +51,13 @@ class RowsSorted(SortedRows):
         items = 16 if p.count >= 2**20 else 8 if p.count >= 2**18 else 4
         return [{"passes": fewest_passes(p), "items": n} for n in sorted({items, 16})]
 
-    def sort_refused(self, p: RowProblem, c: Any) -> str | None:
+    def sort_values(self, p: RowProblem) -> dict[str, list[Any]]:
         fewest = fewest_passes(p)
-        if c.passes not in (fewest, fewest + 1):
-            return f"{c.passes} passes of up to {MAX_DIGIT_BITS} bits, where {fewest} do"
+        return {"passes": [n for n in (fewest, fewest + 1) if n <= 3]}
+
+    def sort_refused(self, p: RowProblem, c: Any) -> str | None:
+        if digit_bits(p, c.passes) > MAX_DIGIT_BITS:
+            return f"{c.passes} passes leave more than {MAX_DIGIT_BITS} bits for one"
         return None
 
     def sort_macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:

@@ -209,6 +209,13 @@ def gradients(
     return dw, db
 
 
+def widened(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments whose x and grad_output have the dtype of what the gradient is added to, if that is
+    wider: their gradient is not rounded before."""
+    dtype = given["into"].dtype
+    return {**given, **{name: given[name].to(dtype) for name in ("x", "grad_output")}}
+
+
 def _weight_format(x: Tensor, grad_output: Tensor) -> torch.memory_format:
     for t in (x, grad_output):
         if t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous():

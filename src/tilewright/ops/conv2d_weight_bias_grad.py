@@ -14,6 +14,7 @@ from tilewright.ops._convolution import (
     is_matrix_product,
     results_like,
     weight_shape,
+    widened,
 )
 from tilewright.ops._convolution import flops as products
 
@@ -34,7 +35,7 @@ def outputs_like(args: Mapping[str, Any]) -> list[str | None]:
 def accumulate(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """What PyTorch's autograd does where weight and bias have gradients already."""
     given = dict(zip(conv2d_weight_bias_grad.parameters, args, strict=False)) | kwargs
-    alone = {**given, "into": None, "into_bias": None}
+    alone = {**widened(given), "into": None, "into_bias": None}
     weight, bias = conv2d_weight_bias_grad.reference(**alone)
     return given["into"].add_(weight), given["into_bias"].add_(bias)
 

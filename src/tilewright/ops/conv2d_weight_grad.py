@@ -15,6 +15,7 @@ from tilewright.ops._convolution import (
     is_matrix_product,
     results_like,
     weight_shape,
+    widened,
 )
 
 NAME, INTO = "conv2d_weight_grad", ("into",)
@@ -33,7 +34,7 @@ def outputs_like(args: Mapping[str, Any]) -> list[str | None]:
 def accumulate(*args: Any, **kwargs: Any) -> Tensor:
     """What PyTorch's autograd does where the weight has a gradient already."""
     given = dict(zip(conv2d_weight_grad.parameters, args, strict=False)) | kwargs
-    return given["into"].add_(conv2d_weight_grad.reference(**{**given, "into": None}))
+    return given["into"].add_(conv2d_weight_grad.reference(**{**widened(given), "into": None}))
 
 
 @op(
