@@ -18,7 +18,7 @@ from tilewright.errors import InvalidArgument
 from tilewright.impl import IMPLS
 from tilewright.impls import conv2d_weight_grad_sm80 as sm80
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad import problem_of
+from tilewright.impls._weight_grad import Results, problem_of
 from tilewright.impls._weight_grad_model import (
     ADD_THREADS,
     COMBINES,
@@ -499,3 +499,18 @@ def test_fewer_blocks_than_the_device_has_are_predicted_slower():
     alone = sm90.Config(64, 64, stages=4)
     full = sm90.Config(64, 64, stages=4, split_k=132, combine="grid")
     assert predicted_us(problem, H200, full) < 0.1 * predicted_us(problem, H200, alone)
+
+
+def test_gradients_that_are_written_in_place_share_no_memory():
+    w = with_bias(weight_grad("2,8,6,6", "2,16,6,6", "kernel_size=3, padding=1"), "f16", True)
+    results = Results(w)
+    x, grad_output, into, into_bias = w.operator.examples(w, "random", 0, "cpu")
+    found = results.memory((x, grad_output, into, into_bias), into.device)
+    assert found[0] is into
+    assert found[1] is into_bias
+    with pytest.raises(InvalidArgument, match="into is written in place and shares memory with"):
+        results.memory((x, grad_output, into, into.as_strided((16,), (1,), 3)), into.device)
+    with pytest.raises(InvalidArgument, match=r"into_bias is written .* memory with grad_output"):
+        results.begun((x, grad_output, into, grad_output.as_strided((16,), (1,), 9)), into.device)
+    copied = Results(w.operator.workload(**dict(w.args)))
+    copied.memory((x, grad_output, into, into.as_strided((16,), (1,), 3)), into.device)

@@ -16,8 +16,8 @@ from tilewright.compile.counters import counters
 from tilewright.compile.faults import fault_address, raise_fault
 from tilewright.compile.launch import CudaKernel, Launcher, overlaps
 from tilewright.device import DeviceSpec
-from tilewright.errors import InvalidArgument
 from tilewright.impl import Executable, allocator
+from tilewright.impls._in_place import refuse_shared_memory
 from tilewright.op import Workload
 from tilewright.settings import settings
 from tilewright.tensor_spec import TensorSpec
@@ -140,24 +140,6 @@ class TorchCall(NamedTuple):
 
 
 Step = Launch | TorchCall
-
-
-def refuse_shared_memory(w: Workload, tensors: Sequence[torch.Tensor]) -> None:
-    """What is written in place may not be read through another argument.
-
-    Raises:
-        InvalidArgument: memory of the first tensor belongs to another one, too.
-    """
-    (first, *others), (name, *names) = tensors, w.tensors
-    start = first.data_ptr()
-    end = start + _span_bytes(w.tensors[name])
-    for other, its_name in zip(others, names, strict=True):
-        its_start = other.data_ptr()
-        if start < its_start + _span_bytes(w.tensors[its_name]) and its_start < end:
-            raise InvalidArgument(
-                f"{w.op}: {name} is written in place and shares memory with {its_name}; "
-                f"clone {its_name} before the call"
-            )
 
 
 def _span_bytes(t: TensorSpec) -> int:

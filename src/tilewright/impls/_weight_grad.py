@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tilewright.impl import allocate
+from tilewright.impls._in_place import refuse_shared_memory
 from tilewright.op import Workload
 from tilewright.settings import workspace_limit_bytes
 from tilewright.tensor_spec import HALVES, TensorSpec, channels_last_strides, same_layout
@@ -153,16 +154,22 @@ class Results:
     def __init__(self, w: Workload):
         self.specs = [as_read(spec) for spec in w.outputs]
         donated = bool(w.operator.destinations(w))
+        self._written = w if donated else None
         converted = "into" in w.tensors and not is_channels_last(w["into"])
         self.in_place = (donated or converted, donated)
 
-    def memory(self, into: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    def memory(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """New, or the memory of what is added to.
 
         Args:
-            into: what they are added to, the tensors behind x and grad_output; empty where they are
-                added to nothing.
+            tensors: x and grad_output, and what is added to, if anything is.
+
+        Raises:
+            InvalidArgument: what is written in place shares memory with another tensor.
         """
+        if self._written is not None:
+            refuse_shared_memory(self._written, tensors)
+        into = tensors[2:]
         if not into:
             return [allocate(spec, device) for spec in self.specs]
         return [
@@ -170,11 +177,11 @@ class Results:
             for t, spec, here in zip(into, self.specs, self.in_place, strict=False)
         ]
 
-    def begun(self, into: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    def begun(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """As `memory`, with what is added to in it."""
-        found = self.memory(into, device)
-        if into:
-            for t, before in zip(found, into, strict=True):
+        found = self.memory(tensors, device)
+        if len(tensors) > 2:
+            for t, before in zip(found, tensors[2:], strict=True):
                 if t is not before:
                     t.copy_(before)
         return found

@@ -72,7 +72,7 @@ class WeightGradKernel(Executable):
         device = tensors[0].device
         index = device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
-        found = self.results.begun(tensors[2:], device)
+        found = self.results.begun(tensors, device)
         out, bias = addresses(found)
         partial = counter = 0
         if self.split:

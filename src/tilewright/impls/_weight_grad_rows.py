@@ -211,7 +211,7 @@ class RowsKernel(Executable):
         x, grad_output, *into = tensors
         device, index = x.device, x.device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
-        found = self.results.memory(into, device)
+        found = self.results.memory(tensors, device)
         shape = (self.partial_floats,)
         partial = allocator.empty_strided(shape, (1,), dtype=torch.float32, device=device)
         self.kernel.launch(

@@ -144,7 +144,7 @@ class DepthwiseKernel(Executable):
         x, grad_output, *into = tensors
         device, index = x.device, x.device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
-        found = self.results.memory(into, device)
+        found = self.results.memory(tensors, device)
         partial = allocator.empty_strided(self.shape, (1,), dtype=torch.float32, device=device)
         self.kernel.launch(
             self.grid, (self.block_threads, 1, 1), 0, stream, index,

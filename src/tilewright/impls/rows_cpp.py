@@ -15,7 +15,8 @@ from tilewright.compile.launch import CppFunction
 from tilewright.device import DeviceSpec
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import Executable, Implementation, allocate
-from tilewright.impls._indexed import REDUCE, refuse_shared_memory, source_text
+from tilewright.impls._in_place import refuse_shared_memory
+from tilewright.impls._indexed import REDUCE, source_text
 from tilewright.impls._rows import OPERATORS, RowProblem, row_problem, served_rows
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
