@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
+from collections.abc import Iterable, Sequence
 
 from tilewright.errors import InvalidArgument
 from tilewright.op import Workload
+from tilewright.tensor_spec import TensorSpec
 
 
-def refuse_shared_memory(w: Workload, tensors: Sequence[Tensor]) -> None:
-    """Hold the tensors that the workload writes to against all others.
+class Written:
+    """The tensors that a workload writes to, if any, and how far each of its tensors reaches.
 
-    Raises:
-        InvalidArgument: one of them has memory of another one, too.
+    Args:
+        specs: of its tensors, as they come.
     """
-    places = {name: _place(t) for name, t in zip(w.tensors, tensors, strict=True)}
-    for name in w.operator.destinations(w):
-        start, end = places[name]
-        for other, (its_start, its_end) in places.items():
-            if other != name and start < its_end and its_start < end:
+
+    def __init__(self, w: Workload, specs: Iterable[TensorSpec] | None = None):
+        self._op, self._names = w.op, list(w.tensors)
+        self._bytes = [s.storage_elements * s.itemsize for s in specs or w.tensors.values()]
+        self._pairs = [
+            (i, j)
+            for i in map(self._names.index, w.operator.destinations(w))
+            for j in range(len(self._names))
+            if i != j
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._pairs)
+
+    def refuse_shared_memory(self, starts: Sequence[int]) -> None:
+        """Hold what is written against all others.
+
+        Args:
+            starts: the tensors' addresses.
+
+        Raises:
+            InvalidArgument: it has memory of another one, too.
+        """
+        for i, j in self._pairs:
+            if starts[i] < starts[j] + self._bytes[j] and starts[j] < starts[i] + self._bytes[i]:
+                written, other = self._names[i], self._names[j]
                 raise InvalidArgument(
-                    f"{w.op}: {name} is written in place and shares memory with {other}; "
+                    f"{self._op}: {written} is written in place and shares memory with {other}; "
                     f"clone {other} before the call"
                 )
-
-
-def _place(t: Tensor) -> tuple[int, int]:
-    """Addresses of the first byte, and behind the last."""
-    reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    start = t.data_ptr()
-    return start, start + (1 + reach) * t.itemsize if t.numel() else start

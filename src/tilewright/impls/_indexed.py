@@ -17,10 +17,9 @@ from tilewright.compile.faults import fault_address, raise_fault
 from tilewright.compile.launch import CudaKernel, Launcher, overlaps
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, allocator
-from tilewright.impls._in_place import refuse_shared_memory
+from tilewright.impls._in_place import Written
 from tilewright.op import Workload
 from tilewright.settings import settings
-from tilewright.tensor_spec import TensorSpec
 
 MAX_GRID_YZ = 65535
 ELEMENT = {
@@ -142,12 +141,6 @@ class TorchCall(NamedTuple):
 Step = Launch | TorchCall
 
 
-def _span_bytes(t: TensorSpec) -> int:
-    """From the first to behind the last element."""
-    reach = sum((n - 1) * s for n, s in zip(t.shape, t.real_strides, strict=True))
-    return (1 + reach) * t.itemsize
-
-
 class IndexedExecutable(Executable):
     """Kernels of one cubin, launched one after the other.
 
@@ -166,11 +159,9 @@ class IndexedExecutable(Executable):
         launches: Sequence[Step],
         workspace: Workspace,
     ):
-        self._w, self._workspace = w, workspace
+        self._w, self._workspace, self._written = w, workspace, Written(w)
         self.resources, self.workspace_bytes = built.resources, workspace.bytes
-        self.in_place = bool(w.operator.inplace and next(iter(w.tensors)) in w.donated)
-        self._span_bytes, *others = [_span_bytes(t) for t in w.tensors.values()]
-        self._other_spans_bytes = [*enumerate(others, start=1)]
+        self.in_place = bool(self._written)
         out = w.outputs[0]
         self._out = out.shape, out.real_strides, out.torch_dtype
         self.launches = launches
@@ -184,13 +175,6 @@ class IndexedExecutable(Executable):
         self.picks, self._constants = _pickers(launches, names)
         self._kernels = {n: CudaKernel(built, n, code) for n, code, *_ in kernels}
         self._steps: dict[int, list[tuple[Launcher, Pick]]] = {}
-
-    def _refuse_shared_memory(self, tensors: Sequence[torch.Tensor], starts: Sequence[int]) -> None:
-        start = starts[0]
-        end = start + self._span_bytes
-        for i, span_bytes in self._other_spans_bytes:
-            if start < starts[i] + span_bytes and starts[i] < end:
-                refuse_shared_memory(self._w, tensors)  # which says what shares it
 
     def values(
         self, pointers: Sequence[int], out: torch.Tensor, fault: int, counter: int
@@ -218,7 +202,7 @@ class IndexedExecutable(Executable):
         raise_fault()
         pointers = pointers or [*map(_data_ptr, tensors)]
         if self.in_place:
-            self._refuse_shared_memory(tensors, pointers)
+            self._written.refuse_shared_memory(pointers)
         device = tensors[0].device
         index = device.index
         stream = torch._C._cuda_getCurrentRawStream(index)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tilewright.impl import allocate
-from tilewright.impls._in_place import refuse_shared_memory
+from tilewright.impls._in_place import Written
 from tilewright.op import Workload
 from tilewright.settings import workspace_limit_bytes
 from tilewright.tensor_spec import HALVES, TensorSpec, channels_last_strides, same_layout
@@ -154,7 +154,7 @@ class Results:
     def __init__(self, w: Workload):
         self.specs = [as_read(spec) for spec in w.outputs]
         donated = bool(w.operator.destinations(w))
-        self._written = w if donated else None
+        self._written = Written(w, map(as_read, w.tensors.values()))
         converted = "into" in w.tensors and not is_channels_last(w["into"])
         self.in_place = (donated or converted, donated)
 
@@ -167,8 +167,8 @@ class Results:
         Raises:
             InvalidArgument: what is written in place shares memory with another tensor.
         """
-        if self._written is not None:
-            refuse_shared_memory(self._written, tensors)
+        if self._written:
+            self._written.refuse_shared_memory([t.data_ptr() for t in tensors])
         into = tensors[2:]
         if not into:
             return [allocate(spec, device) for spec in self.specs]

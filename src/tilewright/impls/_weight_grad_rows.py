@@ -248,5 +248,5 @@ class MappedKernel(RowsKernel):
         self.maps = functools.lru_cache(maxsize=256)(maps)
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
-        addresses = x.data_ptr(), grad_output.data_ptr()
-        return (*self.maps(*addresses), *addresses)
+        pointers = x.data_ptr(), grad_output.data_ptr()
+        return (*self.maps(*pointers), *pointers)

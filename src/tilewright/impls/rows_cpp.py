@@ -15,7 +15,7 @@ from tilewright.compile.launch import CppFunction
 from tilewright.device import DeviceSpec
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import Executable, Implementation, allocate
-from tilewright.impls._in_place import refuse_shared_memory
+from tilewright.impls._in_place import Written
 from tilewright.impls._indexed import REDUCE, source_text
 from tilewright.impls._rows import OPERATORS, RowProblem, row_problem, served_rows
 from tilewright.op import Workload
@@ -124,14 +124,14 @@ class RowsLoops(Executable):
     def __init__(self, w: Workload, p: RowProblem, config: Any, built: Compiled):
         self._function = CppFunction(built, "rows", "PPPPqqqqqqqqqqqdiP")
         self._w, self._p, self._all = w, p, config.threads == "all"
-        self._names = list(w.tensors)
+        self._names, self._written = list(w.tensors), Written(w)
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         p, given = self._p, dict(zip(self._names, tensors, strict=True))
         x, index = given.get("x"), given["index"]
         source = next(given[n] for n in ("source", "src", "grad") if n in given)
         if p.fill is None:
-            refuse_shared_memory(self._w, tensors)
+            self._written.refuse_shared_memory([t.data_ptr() for t in tensors])
         out = x if p.fill is None and x is not None else allocate(self._w.outputs[0], index.device)
         fault = ctypes.c_int64(-1)
         self._function(

@@ -48,8 +48,9 @@ THROTTLED_REPEATS = 3
 HOST_S = 0.2
 HOST_CALLS = 50
 """So few that none of them waits for a place in the launch queue."""
-LONGEST_REST = 10
-"""Rounds of eager calls go on for so many times HOST_S where the device slows itself down."""
+THROTTLED_S, THROTTLED_REST = 2.0, 10
+"""Where the device slows itself down in all rounds of eager calls, they go on for so long, and it
+rests for so many times a round's time."""
 BLOCK_SAMPLES = 1000
 """At most so many samples are enqueued before the host waits for the device."""
 
@@ -252,9 +253,9 @@ def eager(calls: Sequence[Callable[[], Any]], device: torch.device) -> Eager:
             (slowed if clock.throttled else rounds).append(us / HOST_CALLS)
             quietest = min(quietest, statistics.median(samples))
             spent_s = time.perf_counter() - begin
-            if spent_s >= (HOST_S if rounds else LONGEST_REST * HOST_S):
+            if spent_s >= (HOST_S if rounds else THROTTLED_S):
                 return Eager(quietest / 1e3, statistics.median(rounds or slowed))
-            _rest(device, us * (LONGEST_REST if clock.throttled else 1))
+            _rest(device, us * (THROTTLED_REST if clock.throttled else 1))
 
 
 def _round_on(device: torch.device) -> Round:
