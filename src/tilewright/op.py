@@ -359,12 +359,9 @@ class Op:
         """Shape, dtype and layout of each output, as PyTorch lays it out."""
         if names := self.destinations(w):
             return tuple(replace(w.tensors[name], align=DEFAULT_ALIGN) for name in names)
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with mode, without_hooks():
+        with _without_memory(self) as device, without_hooks():
             fakes = [
-                torch.empty_strided(s.shape, s.real_strides, dtype=dtype, device="cpu")
+                torch.empty_strided(s.shape, s.real_strides, dtype=dtype, device=device)
                 for s, dtype in zip(w.tensors.values(), _dtypes_for_layout(w), strict=True)
             ]
             out = self.reference(**w.call(fakes))
@@ -481,6 +478,19 @@ def _admits(kind: str, value: Value) -> bool:
         fits = kinds == {str} if "str" in kind else kinds <= {int}
         return fits and ("tuple" in kind or "list" in kind)
     return isinstance(value, str) and "str" in kind
+
+
+@contextlib.contextmanager
+def _without_memory(op: Op) -> Iterator[str]:
+    """Inside, tensors on the device that is given have no memory. Operators with an index go
+    without fake tensors, whose first use imports torch._dynamo: 2 s."""
+    if op.indexed is not None:
+        yield "meta"
+        return
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield "cpu"
 
 
 def _dtypes_for_layout(w: Workload) -> list[torch.dtype]:

@@ -29,6 +29,8 @@ class Settings:
         enabled: False makes every operator call PyTorch's own kernels (TILEWRIGHT_ENABLED=0).
         check_indices: calls on a GPU wait, and raise at once where an index is out of range
             (TILEWRIGHT_CHECK_INDICES=1).
+        nondeterministic: where records or nothing speak for PyTorch's kernels, sums of floats on a
+            GPU may be atomic, other bits in each run (TILEWRIGHT_NONDETERMINISTIC=1).
         show: some of SHOWN, logged of each kernel that is built for a call (TILEWRIGHT_SHOW,
             separated by commas).
     """
@@ -43,6 +45,7 @@ class Settings:
     workspace_limit_bytes: int
     enabled: bool
     check_indices: bool
+    nondeterministic: bool
     show: tuple[str, ...]
 
 
@@ -60,6 +63,7 @@ def settings() -> Settings:
         workspace_limit_bytes=workspace_limit_bytes(),
         enabled=env.get("TILEWRIGHT_ENABLED", "1") != "0",
         check_indices=env.get("TILEWRIGHT_CHECK_INDICES", "0") == "1",
+        nondeterministic=nondeterministic(),
         show=tuple(s for s in env.get("TILEWRIGHT_SHOW", "").split(",") if s),
     )
 
@@ -73,6 +77,11 @@ def plugin_dirs() -> tuple[Path, ...]:
 def workspace_limit_bytes() -> int:
     """`settings().workspace_limit_bytes` alone, which choosing a config asks for."""
     return int(os.environ.get("TILEWRIGHT_WORKSPACE_BYTES") or 1 << 29)
+
+
+def nondeterministic() -> bool:
+    """`settings().nondeterministic` alone, which choosing what runs asks for."""
+    return os.environ.get("TILEWRIGHT_NONDETERMINISTIC", "0") == "1"
 
 
 def _user_dir(kind: str) -> Path:

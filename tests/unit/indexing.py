@@ -21,7 +21,8 @@ ROWS = (
 @st.composite
 def moves(draw):
     """What brings values to places: any operator, reduction, rank from 1 to 6, dim, dtype, kind and
-    distribution of indices, in place or not; a scatter's index may be expanded over its rows."""
+    distribution of indices, in place or not; a scatter's index may be expanded over its rows, or be
+    smaller than x and src."""
     op = draw(st.sampled_from(ROWS))
     t, kind = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(["i32", "i64"]))
     flags = "!donate=x" if draw(st.booleans()) else ""
@@ -43,10 +44,13 @@ def moves(draw):
     index = f"[{length}]"
     if op.startswith("scatter"):
         expanded = ",".join("1" if d == dim % len(shape) else "0" for d in range(len(shape)))
-        index = f"{moved}@strides({expanded})" if draw(st.booleans()) else f"{moved}"
+        kinds = [f"{moved}@strides({expanded})", f"{moved}", "smaller"]
+        if (index := draw(st.sampled_from(kinds))) == "smaller":
+            index = f"{[draw(st.integers(max(1, n - 1), n)) for n in moved]}"
+            moved = [n + draw(st.integers(0, 1)) for n in moved]
     source = f"{'src' if op.startswith('scatter') else 'source'}={t}{moved}"
     if op.endswith("reduce"):
-        ways = ["prod", "mean", "amax", "amin"]
+        ways = ["prod", "mean", "amax", "amin"] + ["sum"] * (op == "scatter_reduce")
         source += f", reduce={draw(st.sampled_from(ways))}, include_self={draw(st.booleans())}"
     if op == "index_add":
         source += f", alpha={draw(st.sampled_from([1.0, -2.0]))}"

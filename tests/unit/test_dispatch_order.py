@@ -14,6 +14,7 @@ from tilewright.ops._indexing import last_written, told_once
 from tilewright.record import Record
 
 H200 = DEVICES["h200"]
+SUM = "index_add(x=f32[50,8], dim=0, index=i64[90], source=f32[90,8])"
 TEXT = "scatter(x=f32[50000], dim=0, index=i64[50000], src=f32[50000])"
 
 
@@ -38,10 +39,14 @@ def records(monkeypatch):
          "rows_winner"),
         ("scatter(x=f32[90,7]@strides(8,1), dim=0, index=i64[9,7], src=f32[9,7])",
          "scatter_positions"),
-        ("index_add(x=f32[90,7], dim=0, index=i64[9], source=f32[9,7])", "aten"),
+        ("index_add(x=f32[90,7], dim=0, index=i64[9], source=f32[9,7])", "rows_sorted"),
+        ("index_add(x=i32[90,7], dim=0, index=i64[9], source=i32[9,7])", "aten"),
+        ("scatter_add(x=f32[90,7], dim=1, index=i64[90,9], src=f32[90,9])", "scatter_tiled"),
+        ("scatter_add(x=f32[90000,7], dim=0, index=i64[900,7], src=f32[900,7])", "scatter_sorted"),
+        ("gather(x=f32[90000,7], dim=0, index=i64[900,7])", "aten"),
     ],
 )  # fmt: skip
-def test_without_a_record_a_kernel_that_keeps_the_order_runs(records, text, implementation):
+def test_without_a_record_a_kernel_that_keeps_the_promise_runs(records, text, implementation):
     assert selection.choose(Workload.parse(text), "cuda:0").implementation == implementation
 
 
@@ -54,6 +59,15 @@ def test_a_record_that_aten_won_on_indices_without_repetition_does_not_bring_it_
         )
     choice = selection.choose(Workload.parse(TEXT), "cuda:0")
     assert (choice.implementation, choice.source) == ("scatter_winner", "record")
+
+
+def test_a_record_of_pytorchs_atomic_sums_does_not_bring_them_back(records, monkeypatch):
+    records.append(Record(SUM, "index_add", "aten", {}, "ok", "x", 5.0, versions={}, final=True))
+    w = Workload.parse(SUM)
+    assert selection.choose(w, "cuda:0").implementation == "rows_sorted"
+    assert selection.choose(w, "cpu").implementation == "aten"
+    monkeypatch.setenv("TILEWRIGHT_NONDETERMINISTIC", "1")
+    assert selection.choose(w, "cuda:0").implementation == "aten"
 
 
 def test_on_a_cpu_pytorch_keeps_the_order_itself(records):
@@ -127,8 +141,6 @@ def test_where_it_is_asked_for_indices_are_looked_at_before_pytorchs_kernel_on_a
 
 # --- sums under torch.use_deterministic_algorithms -----------------------------------------------
 
-SUM = "index_add(x=f32[50,8], dim=0, index=i64[90], source=f32[90,8])"
-
 
 @pytest.fixture
 def built(monkeypatch):
@@ -146,7 +158,31 @@ def built(monkeypatch):
     prepared.state.forget()
 
 
-def test_aten_gives_way_to_a_kernel_of_ours_under_the_deterministic_mode(records, built):
+def test_a_sum_is_built_at_its_first_call_since_what_ran_until_then_would_have_other_bits(
+    records, built
+):
+    run, choice = prepared._runnable(Workload.parse(SUM), torch.device("cuda:0"), None)
+    assert run() == choice.implementation == "rows_sorted"
+    assert len(built) == 1
+
+
+def test_in_a_graph_that_is_captured_first_pytorchs_sum_is_kept_with_a_warning(
+    records, built, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(prepared.state, "warned_of_capture", False)
+    with pytest.warns(RuntimeWarning, match="call it once before capturing"):
+        _, choice = prepared._runnable(Workload.parse(SUM), torch.device("cuda:0"), None)
+    assert choice is None
+    assert built == []
+
+
+@pytest.fixture
+def racing(monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_NONDETERMINISTIC", "1")
+
+
+def test_aten_gives_way_to_a_kernel_of_ours_under_the_deterministic_mode(records, built, racing):
     w = Workload.parse(SUM)
     x, index, source = w.operator.examples(w, "random", 0, "cpu")
     run, choice = prepared._runnable(w, torch.device("cuda:0"), None)
@@ -163,7 +199,7 @@ def test_aten_gives_way_to_a_kernel_of_ours_under_the_deterministic_mode(records
     assert torch.equal(run(x, index, source), expected)
 
 
-def test_the_deterministic_mode_leaves_to_aten_what_no_kernel_of_ours_takes(records, built):
+def test_the_deterministic_mode_leaves_to_aten_what_no_kernel_of_ours_takes(records, built, racing):
     w = Workload.parse(SUM.replace("f32[50,8]", "f32[50,8]@strides(1,50)"))
     tensors = w.operator.examples(w, "random", 0, "cpu")
     run, _ = prepared._runnable(w, torch.device("cuda:0"), None)

@@ -17,7 +17,6 @@ from tilewright.dispatch import selection
 from tilewright.errors import IndexOutOfRange, NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.impls._indexed import Launch
-from tilewright.impls._rows import row_problem
 from tilewright.impls.rows_cpp import METHODS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
@@ -168,6 +167,10 @@ CUDA_WORKLOADS = [
     "scatter(x=f32[1000,256,7,7], dim=1, index=i64[1000,256,7,7], src=f32[1000,256,7,7])",
     "scatter(x=f16[1000,256,7,7], dim=3, index=i64[1000,256,7,7], src=2.5)",
     "scatter_reduce(x=bf16[90,31], dim=0, index=i64[50,31], src=bf16[50,31], reduce=mean)",
+    "scatter_add(x=f32[100000,256], dim=0, index=i64[100000,256], src=f32[100000,256])",
+    "scatter_reduce(x=f64[90,31], dim=0, index=i64[50,30], src=f64[50,31], reduce=prod)",
+    "index_reduce(x=f16[9000,64], dim=0, index=i64[9000], source=f16[9000,64], reduce=prod)",
+    "index_reduce(x=f64[9000,64], dim=0, index=i64[9000], source=f64[9000,64], reduce=prod)",
     "scatter(x=f32[100000000], dim=0, index=i64[100000000], src=f32[100000000])",
     "scatter(x=i64[100000,256], dim=0, index=i64[100000,256], src=i64[100000,256])",
     "scatter(x=bf16[100000,256], dim=0, index=i64[100000,256]@strides(1,0), src=bf16[100000,256])",
@@ -217,13 +220,28 @@ def test_a_kernel_of_ours_serves_every_workload_of_the_suites(suite):
     ("text", "words"),
     [
         ("index_add(x=f32[4], dim=0, index=i64[3]@strides(2), source=f32[3])", "not contiguous"),
-        ("index_reduce(x=f32[4], dim=0, index=i64[3], source=f32[3], reduce=prod)", "overflow"),
         ("scatter_add(x=f32[9,4], dim=0, index=i64[3,4], src=f32[3,4])", "go separate ways"),
         ("index_add(x=f32[4,0], dim=0, index=i64[3], source=f32[3,0])", "nothing to compute"),
     ],
 )
 def test_what_the_sort_does_not_take_is_said_in_words(text, words):
     assert words in IMPLS["rows_sorted"].unsupported(Workload.parse(text), DEVICES["h200"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("scatter_add(x=f32[4], dim=0, index=i64[3], src=f32[3])", "sends whole rows"),
+        ("scatter_add(x=f32[], dim=0, index=i64[1], src=f32[1])", "x is a scalar"),
+        ("scatter_add(x=f32[4,3]@strides(1,4), dim=0, index=i64[3,3], src=f32[3,3])", "contiguous"),
+        (
+            "scatter_add(x=f32[9,4], dim=0, index=i64[3,4], src=f32[3,4]@strides(2000000000,1))",
+            "4000000003 apart exceed 32 bits",
+        ),
+    ],
+)
+def test_what_the_sort_of_elements_does_not_take_is_said_in_words(text, words):
+    assert words in IMPLS["scatter_sorted"].unsupported(Workload.parse(text), DEVICES["h200"])
 
 
 @pytest.mark.parametrize("suite", SUITES_OF_INDICES)
@@ -243,10 +261,11 @@ def test_what_a_kernel_takes_of_workspace_is_what_is_documented(suite):
             assert built.workspace_bytes <= bounds.get(impl.name, 0) * moved + 2**16, (impl.name, w)
 
 
-def within_48_bytes(w):
-    device, p = DEVICES["h200"], row_problem(w)
-    for impl in (IMPLS["rows_sorted"], IMPLS["rows_sorted_torch"]):
+def within_48_bytes(w, *names):
+    device = DEVICES["h200"]
+    for impl in (IMPLS[n] for n in names or ("rows_sorted", "rows_sorted_torch")):
         assert impl.unsupported(w, device) is None, w
+        p = impl.served(w)
         config = impl.heuristic(w, device)
         for c in (config, *impl.space(w, device).sample(random.Random(0), 20)):
             assert impl.workspace(w, c).bytes <= 48 * p.count + 2**16, (w, c)
@@ -262,6 +281,15 @@ def within_48_bytes(w):
 def test_a_sum_of_rows_takes_at_most_48_bytes_of_workspace_per_index(suite):
     for w in SUITES[suite].workloads():
         within_48_bytes(w)
+
+
+@pytest.mark.parametrize("flag", ["", "!donate=x"])
+@pytest.mark.parametrize("shape", ["[100000,256]", "[30,40,5]"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_a_sum_of_separate_elements_takes_no_more(dtype, shape, flag):
+    x = f"{dtype}{shape}"
+    w = Workload.parse(f"scatter_add(x={x}, dim=0, index=i64{shape}, src={x}){flag}")
+    within_48_bytes(w, "scatter_sorted")
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

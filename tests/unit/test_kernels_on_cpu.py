@@ -40,6 +40,7 @@ OWN = (
     "rows_winner",
     "scatter_buckets",
     "scatter_exchange",
+    "scatter_sorted",
     "scatter_tiled",
     "scatter_winner",
 )
@@ -51,6 +52,12 @@ CASES = [
     "scatter(x=f32[90,24], dim=0, index=i64[120,24]@strides(1,0), src=f32[120,24])",
     "scatter_reduce(x=f32[50,31], dim=1, index=i64[50,80], src=f32[50,80], reduce=mean)",
     "index_add(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36])!donate=x!indices=zipf",
+    "index_reduce(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36], reduce=prod)",
+    "index_reduce(x=f64[50,6], dim=0, index=i64[900], source=f64[900,6], reduce=prod, "
+    "include_self=False)!donate=x!indices=few_bins",
+    "scatter_add(x=f32[2,50,7], dim=1, index=i32[2,900,6], src=f32[3,901,7])!indices=zipf",
+    "scatter_reduce(x=f64[50,31], dim=0, index=i64[80,31]@strides(1,80), src=f64[80,31], "
+    "reduce=prod)!donate=x!indices=constant",
     "index_reduce(x=i64[40,6], dim=0, index=i32[700], source=i64[700,6], reduce=amax)",
     "index_reduce(x=f32[40,6], dim=0, index=i64[700], source=f32[700,6], reduce=amin)",
     "embedding_backward(grad=f32[9,50,20], index=i64[9,50], num_weights=70, padding_idx=3)",
@@ -452,3 +459,26 @@ def test_pytorch_sorts_the_last_place_and_what_is_left_out_behind_it(places):
         expected[index[i]] = grad[i::5].sum(0)
     assert torch.equal(run(grad, index), expected)
     assert fault_reported()
+
+
+@pytest.mark.parametrize("name", ["rows_sorted", "scatter_sorted"])
+@pytest.mark.parametrize(("dtype", "large"), [("f32", 2.0**100), ("f64", 2.0**1000)])
+@pytest.mark.parametrize("last", [1.0, -0.0, math.inf, math.nan])
+def test_a_product_leaves_the_range_of_its_dtype_only_where_the_whole_does(
+    name, dtype, large, last
+):
+    shape = [2000] if name == "rows_sorted" else [2000, 2]
+    x = f"{dtype}{[3, *shape[1:]]}"
+    w = Workload.parse(
+        f"scatter_reduce(x={x}, dim=0, index=i64{shape}, src={dtype}{shape}, reduce=prod)"
+    )
+    x, index, src = w.operator.examples(w, "random", 0, "cpu")
+    x.fill_(3)
+    index.fill_(1)
+    src[:900], src[900:1800], src[1800:], src[-1] = large, 1 / large, -1, last
+    impl = IMPLS[name]
+    for config in (impl.heuristic(w, DEVICE), *impl.space(w, DEVICE).sample(random.Random(0), 3)):
+        found = OnCpu(impl, config, w)(x, index, src)
+        expected = torch.full_like(x[1], -3.0 * last)
+        assert found[1].equal(expected) or (math.isnan(last) and found[1].isnan().all()), config
+        assert torch.equal(found[0], x[0])

@@ -119,7 +119,6 @@ def test_indices_out_of_range_are_skipped_and_reported_and_do_not_count_as_repea
         ("index_add(x=f32[4,3], dim=0, index=i64[5], source=f32[5,3])", "of 5 indices of 4 places"),
         ("index_add(x=f32[4,0], dim=0, index=i64[3], source=f32[3,0])", "nothing to compute"),
         ("index_add(x=f32[4,3], dim=0, index=i64[0], source=f32[0,3])", "nothing to compute"),
-        ("index_reduce(x=f32[4], dim=0, index=i64[3], source=f32[3], reduce=prod)", "overflow"),
         ("scatter_add(x=f32[9,4], dim=0, index=i64[3,4], src=f32[3,4])", "go separate ways"),
     ],
 )

@@ -20,7 +20,7 @@ from tilewright.dispatch.prepared import state
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.op import OPS, Op, Workload
-from tilewright.tensor_spec import TensorSpec
+from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 _MAX_KEYS = 4096
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -151,11 +151,18 @@ def keeps_order(op: Op, x: Any) -> bool:
     return last_wins and isinstance(x, Tensor) and x.is_cuda
 
 
+def _promises_more(op: Op, x: Tensor) -> bool:
+    """Whether a kernel of ours keeps a promise that PyTorch's does not, forward or backward."""
+    dtype = DTYPE_NAMES.get(x.dtype, "")
+    moved = op, OPS["scatter_add" if op.name == "gather" else op.name]
+    return any(selection.promises_more(o, dtype, x.device) for o in moved)
+
+
 def _may_pay(op: Op, x: Any) -> bool:
-    """Without a look at the call: whether there are records, or an order of writes to keep."""
+    """Without a look at the call: whether there are records, or a promise to keep."""
     if not isinstance(x, Tensor):
         return False
-    if keeps_order(op, x):
+    if _promises_more(op, x):
         return True
     backward = "scatter_add" if op.name == "gather" else "gather"
     return any(selection.records_of(x.device, name).winners for name in (op.name, backward))

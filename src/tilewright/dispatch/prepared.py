@@ -179,7 +179,7 @@ def _runnable(
         where = (selection.same(w), device)
         if forced is None and where in state.given_up:
             return _unbuilt(w, device)
-        if choice.source in ("nearest", "heuristic", "ordered"):
+        if selection.waits(w, device, choice):
             if len(state.calls) >= MAX_KEYS:
                 state.calls.clear()
             state.calls[where] += 1

@@ -5,8 +5,8 @@
 3. the record of the nearest workload in its bucket, if its config fits here too;
 4. the heuristic of an implementation that the records show to win for this operator;
 5. a generated kernel, for what tw.fuse was asked to fuse;
-6. what keeps the order of writes, for an update whose indices may repeat, on a GPU: PyTorch's own
-   kernels leave it open which of several writes to one place wins;
+6. what keeps a promise that PyTorch's own kernels do not keep on a GPU where an index repeats:
+   which of several writes wins, and the same bits of a sum in every run;
 7. aten. Without evidence the vendor runs.
 
 Nothing is measured here, and the store is read once.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import math
 import threading
 import warnings
@@ -31,8 +32,9 @@ from tilewright.environment import environment
 from tilewright.errors import InvalidArgument, NoImplementation, StoreError
 from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
 from tilewright.indexed import DISTRIBUTIONS
-from tilewright.op import OPS, Workload
+from tilewright.op import OPS, Op, Workload
 from tilewright.record import Record
+from tilewright.settings import nondeterministic
 from tilewright.space import NoConfig, config_dict, config_text
 from tilewright.store import Store
 from tilewright.tensor_spec import TensorSpec
@@ -131,8 +133,8 @@ def choose(w: Workload, device: torch.device | str, forced: Forced | None = None
     if forced is not None:
         return _explicit(w, device, spec, forced)
     records = records_of(device, w.op)
-    if _must_keep_order(w, device):
-        records = records.of_ours()
+    if promises_more(w.operator, w.main.dtype, device):
+        records = records.ours
     return (
         _recorded(w, spec, records)
         or _nearest(w, spec, records)
@@ -161,15 +163,24 @@ def _asked_for(w: Workload, spec: DeviceSpec) -> Choice | None:
     return Choice("aten", NoConfig(), "default", f"it cannot be fused: {reason}")
 
 
-def _must_keep_order(w: Workload, device: torch.device) -> bool:
-    indexed = w.operator.indexed
-    return indexed is not None and indexed.last_wins and device.type == "cuda"
+def promises_more(op: Op, dtype: str, device: torch.device) -> bool:
+    """Whether an operator on elements of `dtype` promises what PyTorch's kernel does not keep:
+    which of several writes to one place wins, or that a sum has the same bits in every run.
+    Integers have one sum in any order."""
+    if op.indexed is None or device.type != "cuda":
+        return False
+    sums = op.indexed.races and not dtype.startswith("i") and not nondeterministic()
+    return op.indexed.last_wins or sums
 
 
 def _ordered(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
-    if not _must_keep_order(w, device):
+    if not promises_more(w.operator, w.main.dtype, device):
         return None
-    reason = "the last of several writes to one place wins, which aten leaves open"
+    assert w.operator.indexed is not None
+    if w.operator.indexed.last_wins:
+        reason = "the last of several writes to one place wins, which aten leaves open"
+    else:
+        reason = "the same bits in every run, which aten's atomic sums have not"
     return _untuned(w, spec, "ordered", reason)
 
 
@@ -188,12 +199,21 @@ def deterministic(w: Workload, device: torch.device) -> Choice | None:
 
 def unbuilt(w: Workload, device: torch.device) -> Choice:
     """What runs where no kernel of ours is built, yet or at all: aten, or what stands in for it."""
-    if _must_keep_order(w, device):
+    if promises_more(w.operator, w.main.dtype, device):
         reason = "nothing is built for it, and aten leaves open which of several writes wins"
         for i in implementations(w):
             if i.stands_in:
                 return Choice(i.name, NoConfig(), "default", reason)
     return VENDOR_WITHOUT_EVIDENCE
+
+
+def waits(w: Workload, device: torch.device, choice: Choice) -> bool:
+    """Whether a choice is built only once a shape has come back. One that no record names is,
+    unless what runs until then would break a promise."""
+    if choice.source not in ("nearest", "heuristic", "ordered"):
+        return False
+    until_then = IMPLS[unbuilt(w, device).implementation]
+    return until_then.stands_in or not promises_more(w.operator, w.main.dtype, device)
 
 
 def device_spec_of(device: torch.device) -> DeviceSpec:
@@ -327,7 +347,8 @@ class OperatorRecords:
             self.buckets[_bucket(w)].append((w, record))
             self.winners[_family(w)].append(record)
 
-    def of_ours(self) -> OperatorRecords:
+    @functools.cached_property
+    def ours(self) -> OperatorRecords:
         """Those that kernels of ours won."""
         winners = (r for found in self.winners.values() for r in found)
         return OperatorRecords(

@@ -90,12 +90,15 @@ def row_problem(w: Workload) -> RowProblem | str:
     )
 
 
-def vectors(p: RowProblem, itemsize: int) -> list[int]:
-    """The two widest accesses, in elements, that every row allows."""
+def vectors(p: RowProblem, itemsize: int, widest: int = 8) -> list[int]:
+    """The two widest accesses, in elements, that every row allows; none is over `widest`."""
     fit = [
         v
         for v in (1, 2, 4, 8)
-        if v * itemsize <= 16 and p.columns % v == 0 and p.aligned_bytes % (v * itemsize) == 0
+        if v <= widest
+        and v * itemsize <= 16
+        and p.columns % v == 0
+        and p.aligned_bytes % (v * itemsize) == 0
     ]
     return fit[-2:]
 

@@ -17,7 +17,7 @@ from tilewright.impls._indexed import (
     cuda_task,
     no_cuda,
 )
-from tilewright.impls._rows import RowProblem, row_problem, served_rows
+from tilewright.impls._rows import RowProblem, row_problem
 from tilewright.op import Workload
 
 
@@ -31,6 +31,16 @@ class RowKernels(Implementation):
     files: ClassVar[tuple[str, ...]]
     entry: ClassVar[str]
     executable: ClassVar[type[IndexedExecutable]] = IndexedExecutable
+
+    def problem(self, w: Workload) -> RowProblem | str:
+        """The workload as rows, or in words why it is none."""
+        return row_problem(w)
+
+    def served(self, w: Workload) -> RowProblem:
+        """The problem of a workload that `unsupported` has let through."""
+        p = self.problem(w)
+        assert isinstance(p, RowProblem), p
+        return p
 
     def refused(self, p: RowProblem, w: Workload) -> str | None:
         """Why these kernels in particular cannot take the problem."""
@@ -49,7 +59,7 @@ class RowKernels(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := no_cuda(w, device):
             return reason
-        p = row_problem(w)
+        p = self.problem(w)
         if isinstance(p, str):
             return p
         if reason := self.refused(p, w):
@@ -61,15 +71,15 @@ class RowKernels(Implementation):
         return None
 
     def compile_key(self, config: Any, w: Workload) -> str:
-        p = served_rows(w)
+        p = self.served(w)
         return f"{self.macros(p, config)} {p.dtype} {p.index}"
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        p = served_rows(w)
+        p = self.served(w)
         macros = self.macros(p, config)
         return cuda_task(self.files, self.entry, p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))
-        launches, workspace = self.launches(w, served_rows(w), config, device)
+        launches, workspace = self.launches(w, self.served(w), config, device)
         return self.executable(w, built, self.entry, launches, workspace)

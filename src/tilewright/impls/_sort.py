@@ -33,6 +33,7 @@ class CountingSort:
     Attributes:
         items: indices of a thread.
         skipped: an index to leave out; what is left out, or out of range, comes last.
+        more: further arguments of the kernels that read the index.
     """
 
     count: int
@@ -42,6 +43,7 @@ class CountingSort:
     passes: int = 1
     shift: int = 0
     skipped: int = NONE_SKIPPED
+    more: tuple[int, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -79,12 +81,15 @@ class CountingSort:
             shift = self.shift + turn * self.digit_bits
             args: tuple[int | str, ...] = (wanted, given, self.count, self.places, self.skipped)
             args = (*args, "fault", shift, "counts")
-            code, given_first = (SORT, ()) if turn else (SORT + "Pi", (cleared, words))
-            counting = (*args, *given_first)
-            yield Launch(f"histogram_{which}", code, grid, THREADS, 4 * bins, counting, follows)
+            more = () if turn else self.more
+            given_first = () if turn else (cleared, words)
+            code, counting = SORT + "Pi"[: len(given_first)], (*args, *given_first)
+            counted = f"histogram_{which}", code + "i" * len(more), grid, THREADS, 4 * bins
+            yield Launch(*counted, (*counting, *more), follows)
             digits = (math.ceil(bins / 32), 1, 1)
             joined = (wanted, "counts", "totals", self.blocks)
             yield Launch("scan", "PPPi", digits, 1024, 4 * 32 * 33, joined, overlapping=True)
-            size, args = place_bytes(self.digit_bits, self.items), (*args, "totals", out)
-            yield Launch(f"place_{which}", SORT + "PP", grid, THREADS, size, args, overlapping=True)
+            size, args = place_bytes(self.digit_bits, self.items), (*args, "totals", out, *more)
+            code = SORT + "PP" + "i" * len(more)
+            yield Launch(f"place_{which}", code, grid, THREADS, size, args, overlapping=True)
             given, follows = out, True

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._indexed import REDUCE, Launch, Step, Workspace, sum_bytes
+from tilewright.impls._indexed import REDUCE, SUM, Launch, Step, Workspace, sum_bytes
 from tilewright.impls._rows import (
     RowProblem,
     across,
     named_old,
     named_source,
-    row_problem,
-    served_rows,
     too_many_pieces,
     vectors,
 )
@@ -34,6 +32,12 @@ THREADS_OF_FILL = 2048
 MARKED_PER_INDEX = 8
 """Places for each index up to which those that are named are marked, so that others are filled; of
 more places most are none, so all are filled before."""
+MOST_IN_FLIGHT, MOST_PRODUCTS = 32, 16
+WIDEST, WIDEST_PRODUCT = 8, 4
+"""Elements of a thread, and of one access; less of products, which keep exponents as well."""
+LONGEST_CHAIN = 16
+"""Terms that are added one after the other, where none are in flight together to be added as a
+tree: more round worse than PyTorch's kernels do."""
 ARGUMENTS = "PPPPPPPiiiiqqqqqqd"
 """Of the kernels of rows.cu."""
 
@@ -43,9 +47,9 @@ class Sums:
     """Knobs of the sums over sorted runs."""
 
     rows: int = param(*UNITS)  # of source, in a unit
-    lanes: int = param(4, 8, 16, 32)  # threads of a unit
+    lanes: int = param(1, 4, 8, 16, 32)  # threads of a unit
     vec: int = param(1, 2, 4, 8)  # elements of one access
-    unrolled: int = param(4, 8)  # rows in flight of one unit
+    unrolled: int = param(1, 4, 8)  # rows in flight of one unit
     block_threads: int = param(256, 512)  # whose units are a span
     blocks: int = param(2, 3, 4)  # of 256 threads on an SM, which bounds a thread's registers
     ahead: int = param(0, 1, 2, 3)  # read a run's old row before its end; 2: prefetch it, too;
@@ -106,13 +110,8 @@ class SortedRows(RowKernels):
         """Why a config's sort is none."""
         return None
 
-    def refused(self, p: RowProblem, w: Workload) -> str | None:
-        if p.reduce == "prod":
-            return "a product of partial products may overflow where the whole does not"
-        return None
-
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
-        p = served_rows(w)
+        p = self.served(w)
 
         def fits(c: Any) -> str | None:
             if reason := self.sort_refused(p, c):
@@ -125,9 +124,11 @@ class SortedRows(RowKernels):
                 return "old rows beside more than 64 bytes of rows in flight spill"
             if c.block_threads == 512 and c.blocks == 3:
                 return "blocks=3 of 256 threads are no whole blocks of 512"
-            if c.unrolled > c.lanes:
-                return f"unrolled={c.unrolled} exceeds lanes={c.lanes}"
-            if c.unrolled * c.vec > 32:
+            if c.lanes == 1 and (p.columns > 1 or c.rows > LONGEST_CHAIN):
+                return f"one thread is for {LONGEST_CHAIN} rows of one element, one after the other"
+            if c.unrolled > c.lanes or (c.unrolled == 1) != (c.lanes == 1):
+                return f"unrolled={c.unrolled} does not fit lanes={c.lanes}"
+            if c.unrolled * c.vec > (MOST_PRODUCTS if is_wide(p) else MOST_IN_FLIGHT):
                 return f"{c.unrolled} x {c.vec} elements in flight spill"
             if not self.within_bounds(w, c):
                 return f"rows={c.rows} takes more than {WORKSPACE_PER_INDEX} bytes for each index"
@@ -137,14 +138,13 @@ class SortedRows(RowKernels):
 
         values = {
             **self.sort_values(p),
-            "vec": vectors(p, w.main.itemsize),
+            "vec": vectors(p, w.main.itemsize, WIDEST_PRODUCT if is_wide(p) else WIDEST),
             "rows": self.rows_of_units(w, p),
         }
         return ConfigSpace(self.Config, values, fits)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
-        p, space = row_problem(w), self.space(w, device)
-        assert isinstance(p, RowProblem), p
+        p, space = self.served(w), self.space(w, device)
         vec = max(v for v in space.values["vec"])
         wide = [n for n in (4, 8, 16, 32) if n == 4 or n * vec < 2 * p.columns]
         lanes = max(wide)
@@ -156,7 +156,8 @@ class SortedRows(RowKernels):
         # Old rows are awaited where runs are short: H200, 65536 rows of 768 floats into 30522, in
         # place: 153 us without, 133 us with ahead=2 (2026-11-21, tune --suite rows_embedding).
         ahead = 2 if p.include and p.count < 16 * p.places else 0
-        sums = {"lanes": lanes, "vec": vec, "unrolled": min(lanes, 4 if vec == 8 else 8)}
+        in_flight = MOST_PRODUCTS if is_wide(p) else MOST_IN_FLIGHT
+        sums = {"lanes": lanes, "vec": vec, "unrolled": min(lanes, in_flight // vec, 8)}
 
         def merit(c: Sums) -> tuple[float, ...]:
             at_once = device.sms * c.blocks * THREADS / c.block_threads
@@ -176,6 +177,7 @@ class SortedRows(RowKernels):
 
     def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
         return {
+            "A": f"Product<{SUM[p.dtype]}>" if is_wide(p) else SUM[p.dtype],
             "REDUCE": REDUCE[p.reduce],
             "MEAN": p.reduce == "mean",
             "SCALED": p.alpha != 1,
@@ -216,7 +218,7 @@ class SortedRows(RowKernels):
 
         def rows(entry: str, blocks: int, threads: int, follows: bool = True) -> Launch:
             """With shared memory for a piece of a row of each group of threads, and a word."""
-            size = threads * c.vec * sum_bytes(p.dtype) + 4 * threads // c.lanes
+            size = threads * c.vec * partial_bytes(p) + 4 * threads // c.lanes
             grid = blocks, across(p, c), p.outer
             return Launch(entry, ARGUMENTS, grid, threads, size, args, follows)
 
@@ -242,12 +244,12 @@ class SortedRows(RowKernels):
 
     def workspace(self, w: Workload, c: Any) -> Workspace:
         """The parts of one call's scratch memory."""
-        p = served_rows(w)
+        p = self.served(w)
         sort, spans = self.sort(p, c), spans_of(p, c)
         to_sort = sort.workspace
         result = to_sort.pop(sort.result)
         rows = spans * (1 if first_in_out(p) else 2) if spans > 1 else 0
-        partials = rows * p.columns * p.outer * sum_bytes(p.dtype)
+        partials = rows * p.columns * p.outer * partial_bytes(p)
         return Workspace(
             Workspace(**to_sort),
             Workspace(partials=partials),
@@ -256,7 +258,7 @@ class SortedRows(RowKernels):
         )
 
     def within_bounds(self, w: Workload, c: Any) -> bool:
-        index = served_rows(w).count
+        index = self.served(w).count
         return self.workspace(w, c).bytes <= WORKSPACE_PER_INDEX * index + WORKSPACE_BESIDE
 
     def rows_of_units(self, w: Workload, p: RowProblem) -> list[int]:
@@ -273,7 +275,17 @@ class SortedRows(RowKernels):
 
 def first_in_out(p: RowProblem) -> bool:
     """Whether a row of the result can hold a part of a sum: it is no narrower."""
-    return p.dtype not in HALVES
+    return p.dtype not in HALVES and not is_wide(p)
+
+
+def is_wide(p: RowProblem) -> bool:
+    """Whether the reduction keeps an exponent beside each number, as products of floats do."""
+    return p.reduce == "prod" and p.dtype[0] != "i"
+
+
+def partial_bytes(p: RowProblem) -> int:
+    """Of an element of a partial row."""
+    return sum_bytes(p.dtype) * (2 if is_wide(p) else 1)
 
 
 def is_marked(p: RowProblem) -> bool:
@@ -282,7 +294,7 @@ def is_marked(p: RowProblem) -> bool:
 
 
 def combine_threads(p: RowProblem, c: Sums) -> int:
-    return 1024 if c.vec * sum_bytes(p.dtype) <= 16 else 512
+    return 1024 if c.vec * partial_bytes(p) <= 16 and not is_wide(p) else 512
 
 
 def spans_of(p: RowProblem, c: Sums) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tilewright.impls._rows import OPERATORS, RowProblem
 from tilewright.impls._sort import CountingSort
@@ -13,6 +13,7 @@ from tilewright.impls._sorted_rows import SortedRows, Sums
 from tilewright.op import Workload
 from tilewright.space import param
 
+SORT_FILES, SUM_FILES = ("entry.cuh", "chunk.cuh", "sort.cuh"), ("product.cuh", "rows.cu")
 MAX_DIGIT_BITS = 11
 """2048 counters of each of 8 warps are 64 KiB of shared memory."""
 
@@ -31,8 +32,15 @@ class RowsSorted(SortedRows):
     The sort needs 8 bytes more of an index where it has several passes, and counters.
     """
 
-    name, op = "rows_sorted", OPERATORS
-    files = ("entry.cuh", "chunk.cuh", "sort.cuh", "rows.cu")
+    name = "rows_sorted"
+    op: ClassVar[tuple[str, ...]] = OPERATORS
+    files: ClassVar[tuple[str, ...]] = (
+        "entry.cuh",
+        "chunk.cuh",
+        "sort.cuh",
+        "product.cuh",
+        "rows.cu",
+    )
 
     @dataclass(frozen=True)
     class Config(Sums, Counting):
@@ -41,7 +49,7 @@ class RowsSorted(SortedRows):
     def refused(self, p: RowProblem, w: Workload) -> str | None:
         if fewest_passes(p) > 3:
             return f"{p.places} places need more than three passes of {MAX_DIGIT_BITS} bits"
-        return super().refused(p, w)
+        return None
 
     def sort(self, p: RowProblem, c: Any) -> CountingSort:
         bits = digit_bits(p, c.passes)

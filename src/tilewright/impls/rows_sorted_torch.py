@@ -29,7 +29,7 @@ class RowsSortedTorch(SortedRows):
     """
 
     name, op = "rows_sorted_torch", OPERATORS
-    files = ("entry.cuh", "torch_sort.cuh", "rows.cu")
+    files = ("entry.cuh", "torch_sort.cuh", "product.cuh", "rows.cu")
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         return False  # rows_sorted has been faster wherever both were timed (docs/scatter.md)

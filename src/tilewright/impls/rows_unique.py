@@ -34,7 +34,7 @@ class RowsUnique(RowKernels):
     """
 
     name, op = "rows_unique", OPERATORS
-    files = ("entry.cuh", "chunk.cuh", "sort.cuh", "rows.cu", "positions.cuh", "rows_unique.cu")
+    files = (*SORTED.files, "positions.cuh", "rows_unique.cu")
     entry = "add"
 
     @dataclass(frozen=True)

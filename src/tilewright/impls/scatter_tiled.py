@@ -31,6 +31,9 @@ from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
 MAX_HELD = 16
+POSITION_US, SORT_US, SORTED_ELEMENT_US = 0.02, 15.0, 4e-5
+"""What a sum goes by untuned: a thread takes the positions of a column in turn; scatter_sorted
+takes a while for its launches, and then a little for each element."""
 
 
 def max_held(device: DeviceSpec) -> int:
@@ -61,6 +64,11 @@ class ScatterTiled(Implementation):
         if next(iter(self.space(w, device)), None) is None:
             return none_fits(served_scatter(w).places, device)
         return None
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        p = served_scatter(w)
+        in_turn_us = p.length * POSITION_US
+        return p.reduce == "last" or in_turn_us <= SORT_US + w["index"].numel * SORTED_ELEMENT_US
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_scatter(w)

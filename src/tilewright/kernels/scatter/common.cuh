@@ -77,7 +77,11 @@ template <class S, int N> TW_DEVICE Pack<S, N> reduce(Pack<S, N> a, const Pack<S
 // What changes nothing, not even minus zero, to which a sum with zero would be plus zero.
 template <class S, int N> TW_DEVICE Pack<S, N> nothing() {
   Pack<S, N> r;
-  TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = REDUCE == SUM ? (S)-0.0 : neutral<S>();
+  TW_UNROLL for (int i = 0; i < N; ++i) {
+    if constexpr (REDUCE == SUM) r.v[i] = (S)-0.0;
+    else if constexpr (REDUCE == PROD) r.v[i] = S(1);
+    else r.v[i] = neutral<S>();
+  }
   return r;
 }
 

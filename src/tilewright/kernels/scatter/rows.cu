@@ -84,17 +84,17 @@ enum Part { ALL, FIRST, REST };
 template <Part PART> TW_DEVICE Stored result_of(const Problem& p, const Sums& sums, const Stored& kept, A terms) {
   Stored result;
   TW_UNROLL for (int i = 0; i < VEC; ++i) {
-    A value = SCALED ? sums.v[i] * (A)p.alpha : sums.v[i];
+    A value = SCALED ? A(sums.v[i] * (A)p.alpha) : sums.v[i];
     if (INCLUDE || PART == REST) value = reduce((A)widen(kept.v[i]), value);
-    else if (REDUCE == SUM) value += A(0);
-    if (MEAN && PART != FIRST) value = divided(value, terms);
+    else if (REDUCE == SUM) value = A(value + A(0));
+    if constexpr (MEAN && PART != FIRST) value = divided(value, terms);
     result.v[i] = Narrow<T>::of(value);
   }
   return result;
 }
 template <Part PART> TW_DEVICE void finish(const Problem& p, u32 place, u32 column, const Sums& sums, const Stored& kept) {
-  A terms = 1;
-  if (MEAN && PART != FIRST) terms = A(first_not_below(p, (u64)place + 1) - first_not_below(p, place) + INCLUDE);
+  A terms = A(1);
+  if constexpr (MEAN && PART != FIRST) terms = A(first_not_below(p, (u64)place + 1) - first_not_below(p, place) + INCLUDE);
   store(p.out_at(place, column), result_of<PART>(p, sums, kept, terms));
   mark(p, place, column);
 }
