@@ -204,7 +204,7 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
 
 SUITES_OF_INDICES = (
     "rows_embedding", "rows_few", "rows_gnn", "rows_unique", "scatter_moe",
-    "scatter_large", "scatter_maskrcnn", "gather",
+    "scatter_large", "scatter_maskrcnn", "scatter_sums", "gather",
 )  # fmt: skip
 
 

@@ -94,7 +94,8 @@ def test_kernels_are_right_and_deterministic_and_stay_in_their_memory(impl, conf
 
 
 SMALL = {
-    "100000000": "5000", "12000000": "1400", "6000000": "700", "2449029": "900",
+    "300000": "700", "30000": "50", "3000": "90", "100000000": "5000",
+    "12000000": "1400", "6000000": "700", "2449029": "900",
     "2000000": "1100", "1000000": "1300", "500000": "900", "400000": "900", "200000": "700",
     "128256": "400", "100000": "260", "65536": "500", "50257": "130", "50000": "190",
     "32768": "300", "16384": "200", "32000": "600", "30522": "210", "25000": "500",
@@ -125,6 +126,7 @@ def small(suite, name):
         ("rows_unique", "rows_unique"),
         ("scatter_moe", "rows_sorted"),
         ("scatter_large", "scatter_buckets"),
+        ("scatter_sums", "scatter_sorted"),
         ("scatter_maskrcnn", "scatter_exchange"),
         ("scatter_maskrcnn", "scatter_winner"),
         ("scatter_maskrcnn", "scatter_tiled"),

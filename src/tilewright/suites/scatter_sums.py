@@ -1,8 +1,7 @@
 """Sums and products of separate elements, each with an index of its own.
 
-Histograms by column (100000 x 256), the gradient of a gather along each axis of Mask R-CNN's
-features (1000, 256, 7, 7), of one logit of each token of GPT-2's vocabulary, few long columns, and a
-product.
+Histograms by column (100000 x 256), gradients of a gather along axes of Mask R-CNN's features
+(1000, 256, 7, 7) and of one logit of each token (GPT-2's vocabulary), few long columns, a product.
 """
 
 from tilewright.suite import suite
