@@ -210,6 +210,7 @@ template <class V> static V __reduce_min_sync(unsigned, V v) {
   return v;
 }
 template <class P, class V> static P atomicMax(P* at, V v) { const P was = *at; if ((P)v > was) *at = (P)v; return was; }
+template <class P, class V> static P atomicMin(P* at, V v) { const P was = *at; if ((P)v < was) *at = (P)v; return was; }
 static inline unsigned atomicInc(unsigned* at, unsigned last) { const unsigned was = *at; *at = was >= last ? 0 : was + 1; return was; }
 template <class P, class V> static P atomicAdd(P* at, V v) { const P was = *at; *at += (P)v; return was; }
 template <class P> static P atomicCAS(P* at, P old, P now) { const P was = *at; if (was == old) *at = now; return was; }

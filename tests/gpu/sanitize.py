@@ -134,6 +134,8 @@ INDEXED = {
     "rows_atomic": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
     "!nondeterministic",
     "rows_bins": "index_add(x=f32[70,20], dim=0, index=i64[5000], source=f32[5000,20])",
+    "rows_serial": "index_add(x=f32[90,64], dim=0, index=i64[900], source=f32[900,64])"
+    "!indices=zipf",
     "rows_sorted": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
     "!indices=zipf",
     "rows_sorted_torch": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"

@@ -24,6 +24,7 @@ OWN = (
     "gather_tiled",
     "rows_atomic",
     "rows_bins",
+    "rows_serial",
     "rows_sorted",
     "rows_sorted_torch",
     "rows_unique",
@@ -67,6 +68,10 @@ WORKLOADS = [
     "index_add(x=f32[40000,96], dim=0, index=i64[20000], source=f32[20000,96])!donate=x",
     "index_add(x=f16[3,900,37], dim=1, index=i32[900], source=f16[3,900,37], alpha=-2.0)!donate=x",
     "index_reduce(x=bf16[5000,24], dim=0, index=i64[4000], source=bf16[4000,24], reduce=mean)",
+    "index_add(x=f32[30522,768], dim=0, index=i64[1024], source=f32[1024,768])!donate=x",
+    "index_add(x=f16[3,50,37], dim=1, index=i32[2048], source=f16[3,2048,37], alpha=-2.0)",
+    "index_reduce(x=f64[300,5], dim=0, index=i64[600], source=f64[600,5], reduce=prod)",
+    "embedding_backward(grad=bf16[32,768], index=i64[32], num_weights=900, padding_idx=3)",
     *(
         f"index_reduce(x=f32[300,24], dim=0, index=i64[5000], source=f32[5000,24], "
         f"reduce={reduce}, include_self={own})"

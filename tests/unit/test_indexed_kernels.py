@@ -204,7 +204,7 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
 
 SUITES_OF_INDICES = (
     "rows_embedding", "rows_few", "rows_gnn", "rows_unique", "scatter_moe",
-    "scatter_large", "scatter_maskrcnn", "scatter_sums", "gather",
+    "rows_small", "scatter_large", "scatter_maskrcnn", "scatter_sums", "gather",
 )  # fmt: skip
 
 
@@ -349,7 +349,7 @@ def test_atomic_sums_are_chosen_by_name_but_not_under_the_deterministic_mode():
     device = DEVICES["h200"]
     chosen = selection._explicit(w, CPU, device, named)
     assert (chosen.implementation, chosen.config.unrolled) == ("rows_atomic", 4)
-    assert selection._untuned(w, device, "heuristic", "").implementation == "rows_sorted"
+    assert selection._untuned(w, device, "heuristic", "").implementation == "rows_serial"
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(NoImplementation, match="differ from run to run"):

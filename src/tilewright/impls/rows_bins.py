@@ -19,6 +19,7 @@ from tilewright.impls._rows import (
     vectors,
 )
 from tilewright.impls._rows_kernels import RowKernels
+from tilewright.impls.rows_serial import is_tiny
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -58,8 +59,10 @@ class RowsBins(RowKernels):
         return None
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        few = served_rows(w).places <= MOST_PLACES_UNTUNED
-        return few and bool(self.heuristic(w, device).blocks > 1)
+        p = served_rows(w)
+        if p.places > MOST_PLACES_UNTUNED or is_tiny(p, w.main.itemsize, device):
+            return False
+        return bool(self.heuristic(w, device).blocks > 1)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_rows(w)
