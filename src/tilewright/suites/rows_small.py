@@ -1,7 +1,7 @@
 """Sums of few rows, where launches and the host take longer than the memory does.
 
-A graph's readout, gradients of the embeddings of one sentence, of a batch of words, of routed tokens,
-messages of a small graph, and a histogram.
+A graph's readout, the gradient of one sentence's embeddings, updates of a thousand rows, routed
+tokens, messages of a small graph, and a histogram.
 """
 
 from tilewright.suite import suite
