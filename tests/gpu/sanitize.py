@@ -146,6 +146,7 @@ INDEXED = {
     "src=f32[3000,64])",
     "scatter_buckets": "scatter(x=f32[70000], dim=0, index=i64[100000], src=f32[100000])",
     "scatter_exchange": "scatter(x=f32[70000], dim=0, index=i64[100000], src=f32[100000])",
+    "scatter_serial": "scatter_add(x=f32[9000,17], dim=0, index=i64[30,16], src=f32[31,17])",
     "scatter_sorted": "scatter_add(x=f32[9000,17], dim=0, index=i64[3000,16], src=f32[3001,17])",
     "scatter_tiled": "scatter(x=f32[100,16,7,7], dim=0, index=i64[130,16,7,7], "
     "src=f32[130,16,7,7])",

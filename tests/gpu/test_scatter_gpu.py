@@ -31,6 +31,7 @@ OWN = (
     "rows_winner",
     "scatter_buckets",
     "scatter_exchange",
+    "scatter_serial",
     "scatter_sorted",
     "scatter_tiled",
     "scatter_winner",
@@ -56,8 +57,10 @@ WORKLOADS = [
     "gather(x=bf16[2,3,50,4,5,6], dim=-4, index=i64[2,3,70,4,5,6])",
     "gather(x=f32[100000], dim=0, index=i64[300001])",
     "scatter_add(x=f32[70000,37], dim=0, index=i64[30000,36], src=f32[30001,37])!donate=x",
+    "scatter_add(x=f32[8192,50257], dim=1, index=i64[8192,1], src=f32[8192,1])!donate=x",
+    "scatter_reduce(x=f64[9,90000,3], dim=1, index=i32[8,100,3], src=f64[9,101,3], reduce=mean)",
     "scatter_add(x=bf16[3,900,64], dim=1, index=i32[3,50000,64], src=bf16[3,50000,64])",
-    "scatter_reduce(x=f64[500,90], dim=1, index=i64[400,700]@strides(1,400), src=f64[500,700], "
+    "scatter_reduce(x=f32[500,90], dim=1, index=i64[400,700]@strides(1,400), src=f32[500,700], "
     "reduce=prod)",
     "scatter_reduce(x=i64[70000,9], dim=0, index=i64[9000,9], src=i64[9000,9], reduce=mean)",
     "index_reduce(x=f16[900,40], dim=0, index=i64[9000], source=f16[9000,40], reduce=prod)",

@@ -44,6 +44,8 @@ def records(monkeypatch):
         ("index_add(x=i32[90,7], dim=0, index=i64[9], source=i32[9,7])", "aten"),
         ("scatter_add(x=f32[90,7], dim=1, index=i64[90,9], src=f32[90,9])", "scatter_tiled"),
         ("scatter_add(x=f32[90000,7], dim=0, index=i64[900,7], src=f32[900,7])", "scatter_sorted"),
+        ("scatter_add(x=f32[90,50257], dim=1, index=i64[90,1], src=f32[90,1])", "scatter_serial"),
+        ("index_add(x=f32[90], dim=0, index=i64[9000], source=f32[9000])", "scatter_sorted"),
         ("gather(x=f32[90000,7], dim=0, index=i64[900,7])", "aten"),
     ],
 )  # fmt: skip
@@ -65,7 +67,7 @@ def test_a_record_that_aten_won_on_indices_without_repetition_does_not_bring_it_
 def test_a_record_of_pytorchs_atomic_sums_does_not_bring_them_back(records, monkeypatch):
     records.append(Record(SUM, "index_add", "aten", {}, "ok", "x", 5.0, versions={}, final=True))
     w = Workload.parse(SUM)
-    assert selection.choose(w, "cuda:0").implementation == "rows_sorted"
+    assert selection.choose(w, "cuda:0").implementation == "rows_serial"
     assert selection.choose(w, "cpu").implementation == "aten"
     monkeypatch.setenv("TILEWRIGHT_NONDETERMINISTIC", "1")
     assert selection.choose(w, "cuda:0").implementation == "aten"
@@ -163,7 +165,7 @@ def test_a_sum_is_built_at_its_first_call_since_what_ran_until_then_would_have_o
     records, built
 ):
     run, choice = prepared._runnable(Workload.parse(SUM), torch.device("cuda:0"), None)
-    assert run() == choice.implementation == "rows_sorted"
+    assert run() == choice.implementation == "rows_serial"
     assert len(built) == 1
 
 

@@ -231,7 +231,8 @@ def test_what_the_sort_does_not_take_is_said_in_words(text, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("scatter_add(x=f32[4], dim=0, index=i64[3], src=f32[3])", "sends whole rows"),
+        ("scatter_add(x=f32[4,2], dim=0, index=i64[3,2]@strides(1,0), src=f32[3,2])", "whole rows"),
+        ("index_add(x=f32[4,1], dim=0, index=i64[3], source=f32[3,1])", "rows, not elements"),
         ("scatter_add(x=f32[], dim=0, index=i64[1], src=f32[1])", "x is a scalar"),
         ("scatter_add(x=f32[4,3]@strides(1,4), dim=0, index=i64[3,3], src=f32[3,3])", "contiguous"),
         (

@@ -41,6 +41,7 @@ OWN = (
     "rows_winner",
     "scatter_buckets",
     "scatter_exchange",
+    "scatter_serial",
     "scatter_sorted",
     "scatter_tiled",
     "scatter_winner",
@@ -56,6 +57,12 @@ CASES = [
     "index_reduce(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36], reduce=prod)",
     "index_reduce(x=f64[50,6], dim=0, index=i64[900], source=f64[900,6], reduce=prod, "
     "include_self=False)!donate=x!indices=few_bins",
+    "index_add(x=f32[50], dim=0, index=i64[900], source=f32[900]@strides(3), alpha=-2.0)",
+    "scatter_add(x=f32[9,5000], dim=1, index=i64[9,1], src=f32[9,1])!donate=x",
+    "scatter_reduce(x=f64[7,3,9], dim=1, index=i32[6,100,8], src=f64[7,101,9], reduce=mean)"
+    "!indices=zipf",
+    "scatter_reduce(x=i32[41,7]@align4, dim=0, index=i64[100,7], src=i32[100,7], reduce=prod, "
+    "include_self=False)",
     "scatter_add(x=f32[2,50,7], dim=1, index=i32[2,900,6], src=f32[3,901,7])!indices=zipf",
     "scatter_reduce(x=f64[50,31], dim=0, index=i64[80,31]@strides(1,80), src=f64[80,31], "
     "reduce=prod)!donate=x!indices=constant",
@@ -128,6 +135,7 @@ def small(suite, name):
         ("scatter_moe", "rows_sorted"),
         ("scatter_large", "scatter_buckets"),
         ("scatter_sums", "scatter_sorted"),
+        ("scatter_sums", "scatter_serial"),
         ("scatter_maskrcnn", "scatter_exchange"),
         ("scatter_maskrcnn", "scatter_winner"),
         ("scatter_maskrcnn", "scatter_tiled"),

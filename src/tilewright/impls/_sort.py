@@ -43,7 +43,7 @@ class CountingSort:
     passes: int = 1
     shift: int = 0
     skipped: int = NONE_SKIPPED
-    more: tuple[int, ...] = ()
+    more: tuple[int | str, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -81,15 +81,16 @@ class CountingSort:
             shift = self.shift + turn * self.digit_bits
             args: tuple[int | str, ...] = (wanted, given, self.count, self.places, self.skipped)
             args = (*args, "fault", shift, "counts")
-            more = () if turn else self.more
+            more: tuple[int | str, ...] = () if turn else self.more
             given_first = () if turn else (cleared, words)
             code, counting = SORT + "Pi"[: len(given_first)], (*args, *given_first)
-            counted = f"histogram_{which}", code + "i" * len(more), grid, THREADS, 4 * bins
+            more_code = "".join("P" if isinstance(arg, str) else "i" for arg in more)
+            counted = f"histogram_{which}", code + more_code, grid, THREADS, 4 * bins
             yield Launch(*counted, (*counting, *more), follows)
             digits = (math.ceil(bins / 32), 1, 1)
             joined = (wanted, "counts", "totals", self.blocks)
             yield Launch("scan", "PPPi", digits, 1024, 4 * 32 * 33, joined, overlapping=True)
             size, args = place_bytes(self.digit_bits, self.items), (*args, "totals", out, *more)
-            code = SORT + "PP" + "i" * len(more)
+            code = SORT + "PP" + more_code
             yield Launch(f"place_{which}", code, grid, THREADS, size, args, overlapping=True)
             given, follows = out, True

@@ -106,6 +106,10 @@ class SortedRows(RowKernels):
         """What is tried of the sort's knobs, where that is not all of them."""
         return {}
 
+    def carries(self, p: RowProblem) -> bool:
+        """Whether what is sorted holds elements of the source in place of their positions."""
+        return False
+
     def sort_refused(self, p: RowProblem, c: Any) -> str | None:
         """Why a config's sort is none."""
         return None
@@ -184,6 +188,7 @@ class SortedRows(RowKernels):
             "INCLUDE": p.include,
             "FILL_ZERO": p.fill == "zero",
             "FIRST_IN_OUT": first_in_out(p),
+            "CARRIED": self.carries(p),
             **self.sort_macros(p, c),
             "ROWS": c.rows,
             "LANES": c.lanes,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tilewright.device import DeviceSpec
 from tilewright.impls._rows import OPERATORS, RowProblem
 from tilewright.impls._sort import CountingSort
 from tilewright.impls._sorted_rows import SortedRows, Sums
@@ -45,6 +46,9 @@ class RowsSorted(SortedRows):
     @dataclass(frozen=True)
     class Config(Sums, Counting):
         """The sort's knobs come first: a space is walked with the last one changing fastest."""
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        return self.served(w).columns > 1 or w.op == "embedding_backward"  # else scatter_sorted
 
     def refused(self, p: RowProblem, w: Workload) -> str | None:
         if fewest_passes(p) > 3:

@@ -31,7 +31,9 @@ from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
 MAX_HELD = 16
-POSITION_US, SORT_US, SORTED_ELEMENT_US = 0.02, 15.0, 4e-5
+MOST_PLACES_AN_INDEX = 8
+"""Of a sum untuned: a tile moves all of its places."""
+POSITION_US, SORT_US, SORTED_ELEMENT_US = 0.06, 35.0, 4e-5
 """What a sum goes by untuned: a thread takes the positions of a column in turn; scatter_sorted
 takes a while for its launches, and then a little for each element."""
 
@@ -66,9 +68,12 @@ class ScatterTiled(Implementation):
         return None
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        p = served_scatter(w)
-        in_turn_us = p.length * POSITION_US
-        return p.reduce == "last" or in_turn_us <= SORT_US + w["index"].numel * SORTED_ELEMENT_US
+        p, moved = served_scatter(w), w["index"].numel
+        if p.reduce == "last":
+            return True
+        if w.main.numel > MOST_PLACES_AN_INDEX * moved:
+            return False
+        return p.length * POSITION_US <= SORT_US + moved * SORTED_ELEMENT_US
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_scatter(w)

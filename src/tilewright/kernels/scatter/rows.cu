@@ -15,7 +15,7 @@
 //
 // Configuration: ROWS, LANES, UNROLLED, VEC, SUM_THREADS, BLOCKS; AHEAD reads the old row of a run when it begins
 // (2: prefetches it before that; 3: reads those of a batch at once), 0 when it ends; MEAN divides by the number of terms; INCLUDE makes
-// the old row a term; FILL_ZERO gives zeros to rows without an index, else the old row.
+// the old row a term; CARRIED: rows are elements, and what is sorted has them in place of positions; FILL_ZERO gives zeros to rows without an index, else the old row.
 
 #define GROUPS (SUM_THREADS / LANES)
 #define SPAN (GROUPS * ROWS)
@@ -161,7 +161,8 @@ extern "C" __global__ __launch_bounds__(SUM_THREADS, SUM_BLOCKS) void accumulate
         const bool begins = place[q] != (q ? place[q - 1] : current);
         one_run = one_run && !begins;
         if (!inside || place[q] >= p.places) continue;
-        row[q] = load<VEC>(rows + position * p.in_source.row);
+        if constexpr (CARRIED) row[q].v[0] = of_bits<T>(position);
+        else row[q] = load<VEC>(rows + position * p.in_source.row);
       }
       Stored old_row[AHEAD == 3 ? UNROLLED : 1];
       if (INCLUDE && AHEAD >= 2 && !one_run) {

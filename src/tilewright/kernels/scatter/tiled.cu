@@ -87,20 +87,23 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void gathered(const T* 
     const int top = column / WIDTH * LENGTH * WIDTH + column % WIDTH;  // its first position
     if (!inside(t, top, LENGTH)) continue;
     const i64 start = address(t, top, LENGTH);
+    INDEX i[2 * BATCH];
+    T given[2 * BATCH];
+    const auto ask = [&](int q, int row) {
+      if (row >= LENGTH) return;
+      i[q] = index[start + (i64)row * INNER];
+      given[q] = source[start + (i64)row * INNER];
+    };
+    TW_UNROLL for (int q = 0; q < 2 * BATCH; ++q) ask(q, q);
     for (int row = 0; row < LENGTH; row += 2 * BATCH) {
-      INDEX i[2 * BATCH];
-      T given[2 * BATCH];
-      TW_UNROLL for (int q = 0; q < 2 * BATCH; ++q) {
-        if (row + q >= LENGTH) continue;
-        i[q] = index[start + (i64)(row + q) * INNER];
-        given[q] = source[start + (i64)(row + q) * INNER];
-      }
       TW_UNROLL for (int q = 0; q < 2 * BATCH; ++q) {
         if (row + q >= LENGTH) continue;
         const u32 place = place_of(i[q], PLACES, NONE_SKIPPED, fault);
+        const A value = (A)widen(given[q]);
+        ask(q, row + q + 2 * BATCH);
         if (place >= PLACES) continue;
         const int s = slot(top, place);
-        sums[s] = reduce(sums[s], (A)widen(given[q]));
+        sums[s] = reduce(sums[s], value);
         if (COUNTS) ++terms[s];
       }
     }

@@ -1,0 +1,114 @@
+"""Separate elements of src that an index sends to separate places: what scatter_add, scatter_reduce
+and, of one dimension, index_add and index_reduce have in common."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+from tilewright.impls._indexed import NONE_SKIPPED
+from tilewright.impls._rows import RowProblem
+from tilewright.op import Workload
+from tilewright.tensor_spec import TensorSpec
+
+OPERATORS = ("scatter_add", "scatter_reduce", "index_add", "index_reduce")
+
+
+@dataclass(frozen=True)
+class ElementProblem(RowProblem):
+    """Elements of src as rows of one column, and those of x as places.
+
+    Attributes:
+        axes: of the index, outermost first, as few as do: size, and strides of x (0 along the
+            scattered one), of the index and of src.
+        along, stride: of the scattered axis of x.
+        length, index_step, src_step: of the scattered axis of the index.
+        moved: the argument that is src.
+    """
+
+    axes: tuple[tuple[int, int, int, int], ...]
+    along: int
+    stride: int
+    length: int
+    index_step: int
+    src_step: int
+    moved: str
+
+    @property
+    def macros(self) -> dict[str, int | str]:
+        """MORE_PARAMETERS, MORE and AXES of kernels/scatter/elements.cuh."""
+        axes = [[f"{n}{i}" for n in ("size", "x", "index", "src")] for i in range(len(self.axes))]
+        numbers = ["along", "stride", *itertools.chain.from_iterable(axes)]
+        return {
+            "MORE_PARAMETERS": ", const T* moved" + "".join(f", u32 {n}" for n in numbers),
+            "MORE": ", moved, along, stride AXES",
+            "AXES": "".join(f", Axis{{{', '.join(axis)}}}" for axis in axes),
+        }
+
+    @property
+    def arguments(self) -> tuple[int | str, ...]:
+        """For these parameters."""
+        axes = itertools.chain.from_iterable(reversed(self.axes))
+        return (self.moved, self.along, self.stride, *axes)
+
+
+@functools.lru_cache(maxsize=1024)
+def element_problem(w: Workload) -> ElementProblem | str:
+    """The workload, or in words why its elements cannot be numbered."""
+    moved = "src" if w.op.startswith("scatter") else "source"
+    x, index, src, dim = w["x"], w["index"], w[moved], w["dim"]
+    if x.rank == 0:
+        return "x is a scalar"
+    if moved == "source" and x.rank > 1:
+        return "its index sends rows, not elements"
+    if isinstance(alpha := dict(w.args).get("alpha", 1.0), int):
+        return f"alpha={alpha} may be no fp64, as which kernels are given numbers"
+    if x.strides is not None or w.outputs[0].strides is not None:
+        return f"x={x} or the result is not contiguous"
+    if (far := max(reach(t) for t in (x, index, src))) >= 2**31 - 1:
+        return f"elements {far} apart exceed 32 bits"
+    return ElementProblem(
+        outer=1,
+        places=x.numel,
+        count=index.numel,
+        columns=1,
+        dtype=x.dtype,
+        index=index.dtype,
+        reduce=dict(w.args).get("reduce", "sum"),
+        include=dict(w.args).get("include_self", True),
+        fill=None if "x" in w.donated else "old",
+        source=(0, 1),
+        old=(0, 1),
+        out=(0, 1),
+        alpha=alpha,
+        skipped=NONE_SKIPPED,
+        aligned_bytes=math.gcd(x.align, 16),
+        axes=_axes(x, index, src, dim),
+        along=x.shape[dim],
+        stride=x.real_strides[dim],
+        length=index.shape[dim],
+        index_step=index.real_strides[dim],
+        src_step=src.real_strides[dim],
+        moved=moved,
+    )
+
+
+def reach(t: TensorSpec) -> int:
+    """Elements from the first to the last."""
+    return sum((n - 1) * s for n, s in zip(t.shape, t.real_strides, strict=True))
+
+
+def _axes(
+    x: TensorSpec, index: TensorSpec, src: TensorSpec, dim: int
+) -> tuple[tuple[int, int, int, int], ...]:
+    of_x = [0 if d == dim else s for d, s in enumerate(x.real_strides)]
+    axes: list[tuple[int, int, int, int]] = []
+    for size, *strides in zip(index.shape, of_x, index.real_strides, src.real_strides, strict=True):
+        if size == 1:
+            continue
+        if axes and list(axes[-1][1:]) == [size * s for s in strides]:
+            size *= axes.pop()[0]
+        axes.append((size, strides[0], strides[1], strides[2]))
+    return tuple(axes) or ((1, 0, 0, 0),)

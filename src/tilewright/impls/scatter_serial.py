@@ -1,0 +1,93 @@
+"""Elementwise reductions on a GPU where few positions share a column: each looks at all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.device import DeviceSpec
+from tilewright.impls._elements import OPERATORS, ElementProblem, element_problem
+from tilewright.impls._indexed import REDUCE, Launch, Step, Workspace
+from tilewright.impls._rows import RowProblem
+from tilewright.impls._rows_kernels import RowKernels
+from tilewright.impls.scatter_tiled import ScatterTiled
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import DTYPES
+
+MOST_POSITIONS = 128
+"""Of a column, all of which each of its elements reads."""
+MOST_LOOKS_UNTUNED = 2**26
+"""Of all elements together, each at its column."""
+BLOCKS_OF_COPY = 8
+"""Per SM, that stride over x."""
+TILED = ScatterTiled()
+
+
+class ScatterSerial(RowKernels):
+    """One launch, or out of place two, and no workspace; any number of places, and index and src of
+    any strides, smaller than x or not. Where a column has one position there is nothing to look at.
+    """
+
+    name, op = "scatter_serial", OPERATORS
+    files, entry = ("elements.cuh", "scatter_serial.cu"), "reduce_elements"
+
+    @dataclass(frozen=True)
+    class Config:
+        block_threads: int = param(128, 256, 512)
+        ahead: int = param(4, 8, 16)  # positions read at once
+
+    def problem(self, w: Workload) -> ElementProblem | str:
+        return element_problem(w)
+
+    def refused(self, p: RowProblem, w: Workload) -> str | None:
+        assert isinstance(p, ElementProblem)
+        if p.length > MOST_POSITIONS:
+            return f"each of {p.length} positions would look at all, more than {MOST_POSITIONS}"
+        return None
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        p = self.served(w)
+        assert isinstance(p, ElementProblem)
+        if p.count * p.length > MOST_LOOKS_UNTUNED:
+            return False
+        return TILED.unsupported(w, device) is not None or not TILED.suits(w, device)
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
+        p = self.served(w)
+        assert isinstance(p, ElementProblem)
+        return ConfigSpace(self.Config, {"ahead": [4] if p.length <= 4 else [4, 8, 16]})
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
+        return self.Config(256, max(n for n in self.space(w, device).values["ahead"] if n <= 8))
+
+    def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
+        assert isinstance(p, ElementProblem)
+        return {
+            "REDUCE": REDUCE[p.reduce],
+            "MEAN": p.reduce == "mean",
+            "INCLUDE": p.include,
+            "SCALED": p.alpha != 1,
+            "VEC": p.aligned_bytes // DTYPES[p.dtype].itemsize,
+            "THREADS": c.block_threads,
+            "AHEAD": c.ahead,
+            **p.macros,
+        }
+
+    def launches(
+        self, w: Workload, p: RowProblem, c: Any, device: DeviceSpec
+    ) -> tuple[Sequence[Step], Workspace]:
+        assert isinstance(p, ElementProblem)
+        given = ("x", "index", "out", p.count, p.length, p.index_step, p.src_step, p.alpha, "fault")
+        code = "PPPiiiidP" + "".join("P" if isinstance(a, str) else "i" for a in p.arguments)
+        grid = math.ceil(p.count / c.block_threads), 1, 1
+        args = (*given, *p.arguments)
+        steps = [Launch(self.entry, code, grid, c.block_threads, 0, args, bool(p.fill))]
+        if p.fill:
+            vectors = math.ceil(p.places * w.main.itemsize / p.aligned_bytes)
+            blocks = min(math.ceil(vectors / c.block_threads), BLOCKS_OF_COPY * device.sms)
+            copied = ("x", "out", p.places)
+            steps.insert(0, Launch("copy", "PPi", (blocks, 1, 1), c.block_threads, 0, copied))
+        return steps, Workspace()
