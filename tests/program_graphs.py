@@ -4,6 +4,11 @@ import itertools
 import random
 
 import torch
+from torch.nn import functional as F
+
+from tilewright.dispatch.fuse import fuse
+from tilewright.op import OPS
+from tilewright.tensor_spec import TensorSpec
 
 PADDLE_C = "lerp_backward(grad_output=f32[16,3,244,244], x=f32[16,1,1,1], end=f32[16,3,244,244], weight=f32[3,1,244])"  # noqa: E501
 LERP = "lerp_backward(grad_output={d}[{g}], x={d}[{x}], end={d}[{e}], weight={d}[{w}])"
@@ -18,6 +23,30 @@ KINDS = [
     "layer_norm(x=f16[1000,1001], weight=f16[1001], bias=f16[1001], eps=1e-05)",
     "layer_norm(x=f16[2,4000000], weight=f16[4000000], bias=f16[4000000], eps=1e-05)",
 ]
+
+
+def standardised(x):
+    """Batch norm, which PyTorch's own refuses to do with one row."""
+    variance, mean = torch.var_mean(x, 0, correction=0)
+    return (x - mean) * torch.rsqrt(variance + 1e-5)
+
+
+MIXED = {
+    "softmax of centred": lambda x: torch.softmax(x - x.mean(0), -1),
+    "norm of softmax": lambda x: F.layer_norm(torch.softmax(x, 0), x.shape[-1:]),
+    "norm of norm": lambda x: F.layer_norm(standardised(x), x.shape[-1:]),
+    "full and reduced": lambda x: (torch.softmax(x, -1) - x.amax(0), x.var(0), x.sum(-1)),
+    "a row's end": lambda x: (x - x.mean(0)).amax(-1),
+    "rows first": lambda x: torch.softmax(torch.softmax(x, -1), 0),
+    "apart": lambda x: (torch.softmax(x, -1), torch.softmax(x, 0)),
+}
+"""Of one matrix x: reductions along its rows and across them, some of which need others."""
+
+
+def mixed(name, dtype, shape):
+    """One of `MIXED` as the operator `random_graph`."""
+    fuse(MIXED[name], name="random_graph")
+    return OPS["random_graph"].workload(x=TensorSpec(dtype, shape))
 
 
 def broadcasts(full, count):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, seed
 
-from program_graphs import KINDS, LERP, broadcasts
+from program_graphs import KINDS, LERP, MIXED, broadcasts, mixed
 from random_graphs import (
     KINDS_OF_STEPS,
     MANY_MOVES,
@@ -53,6 +53,17 @@ def assert_right(w, device, tried=0):
 @pytest.mark.parametrize("text", KINDS)
 def test_every_kind_of_program_passes_verification(text, device):
     assert_right(Workload.parse(text), device, tried=3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("f32", (4096, 1024)), ("f16", (65536, 512)), ("bf16", (333, 770))]
+)
+@pytest.mark.parametrize("name", MIXED)
+def test_reductions_along_rows_and_across_them_pass_verification(name, dtype, shape, device):
+    try:
+        assert_right(mixed(name, dtype, shape), device, tried=2)
+    finally:
+        forget()
 
 
 def test_lerps_gradients_are_right_for_every_kind_of_broadcast(device):

@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given
 
 from emulated import Emulated
-from program_graphs import KINDS, LERP, PADDLE_C, broadcasts
+from program_graphs import KINDS, LERP, MIXED, PADDLE_C, broadcasts, mixed
 from random_graphs import (
     KINDS_OF_STEPS,
     MANY_MOVES,
@@ -28,7 +28,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.dispatch.fuse import fuse
 from tilewright.fusion.cuda import programs as kernels
-from tilewright.fusion.cuda import target
+from tilewright.fusion.cuda import target, tiles
 from tilewright.fusion.cuda.tiles import TileSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
@@ -78,6 +78,97 @@ def test_three_gradients_of_a_broadcast_take_one_pass_and_one_launch_for_the_par
     assert "launch" not in kernels[1]
     joined = target.describe(graph, replace(config, combine="last"), H200)
     assert joined[2].endswith("(in one launch with kernel 0)")
+
+
+@pytest.fixture
+def graph_of_mixed():
+    """The graph of one of `MIXED`, which is then no operator any more."""
+
+    def graph(*given):
+        try:
+            return graph_of(mixed(*given))
+        finally:
+            forget()
+
+    return graph
+
+
+LONG, SHORT = ("f16", (65536, 512)), ("f32", (4096, 1024))
+"""Columns that leave a device idle unless they are divided, and those that blocks can keep."""
+ROWS_NEED = "cut: a step needs a result of all rows"
+PARTS_JOIN = "cut: the parts of a result are put together"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "launches"),
+    [
+        ("softmax of centred", SHORT, "tile tile row"),
+        ("softmax of centred", LONG, "tile tile row"),
+        ("norm of softmax", SHORT, "tile row"),
+        ("norm of softmax", LONG, "tile tile tile tile row"),
+        ("norm of norm", SHORT, "tile row"),
+        ("norm of norm", LONG, "tile tile tile tile row"),
+        ("full and reduced", SHORT, "row tile"),
+        ("full and reduced", LONG, "tile tile tile tile row"),
+        ("a row's end", LONG, "tile tile row"),
+        ("rows first", SHORT, "row tile"),
+        ("apart", SHORT, "row tile"),
+    ],
+)
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_what_rows_reduce_is_one_row_kernel_and_what_columns_do_few(
+    graph_of_mixed, name, sizes, launches, device
+):
+    """The last kernel of the one exception has no reduction left to do."""
+    graph, spec = graph_of_mixed(name, *sizes), DEVICES[device]
+    config = target.heuristic(graph, spec)
+    assert config in target.space(graph, spec)
+    _, program, stages = kernels.emit(graph, config, spec)
+    assert " ".join("tile" if s.launch is None else "row" for s in stages) == launches
+    rows = [kernels.kind_of(program, k) for k in range(len(program.segments))].count("rows")
+    assert rows == ((name, sizes) != ("full and reduced", LONG))
+
+
+def test_it_is_said_why_there_is_another_kernel(graph_of_mixed):
+    graph = graph_of_mixed("norm of softmax", *LONG)
+    lines = target.describe(graph, target.heuristic(graph, H200), H200)
+    assert [line.rpartition("; ")[2] for line in lines[1:]] == [PARTS_JOIN, ROWS_NEED] * 2
+    for name in ("rows first", "apart"):
+        graph = graph_of_mixed(name, *SHORT)
+        first, second = target.describe(graph, target.heuristic(graph, H200), H200)
+        assert "cut" not in first
+        assert second.endswith("cut: it reduces other dims than the kernels before")
+    lines = described(KINDS[-1])
+    assert lines[1].endswith(PARTS_JOIN)
+    assert lines[2].endswith("cut: a step needs a result of a whole row")
+
+
+@pytest.mark.parametrize("sizes", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("name", list(MIXED)[:4])
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_kernels_of_mixed_reductions_compile_without_spilling(graph_of_mixed, name, sizes, device):
+    graph, spec = graph_of_mixed(name, *sizes), DEVICES[device]
+    log = compiled(target.task(graph, target.heuristic(graph, spec), spec)).log
+    assert set(re.findall(r"(\d+) bytes spill stores", log)) == {"0"}
+
+
+@emulation
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("f32", (37, 67)), ("bf16", (33, 70)), ("f16", (130, 24))]
+)
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_reductions_give_what_torch_gives(monkeypatch, name, dtype, shape):
+    monkeypatch.setattr(tiles, "LONG_ROWS", 1 << 10)  # so that walks are divided here, too
+    try:
+        w = mixed(name, dtype, shape)
+        graph = graph_of(w)
+        assert_right(w, tried=0)
+        divided = TileSchedule(1, 16, 4, parts=4)
+        if divided in target.space(graph, H200):
+            found = Verifier(w, torch.device("cpu")).check(Emulated(graph, divided, H200, w))
+            assert found.ok or "PyTorch's largest error" in found.message, found.message
+    finally:
+        forget()
 
 
 def test_a_softmax_across_the_order_of_memory_is_one_kernel():

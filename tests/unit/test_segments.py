@@ -94,6 +94,13 @@ def test_a_result_of_all_rows_that_rows_need_is_a_cut(fused):
     assert program.temporaries[0].numel == 4 * 40
 
 
+def test_a_sum_over_rows_in_a_single_part_is_put_together_by_no_kernel(fused):
+    graph = fused(lambda x: torch.softmax(x - x.mean(0), -1), "f32[64,40]")
+    assert spaces(graph, parts=1) == [(64, 40), (64, 40)]
+    assert cut(graph).describe()[1].endswith("cut: a step needs a result of all rows")
+    assert spaces(fused(lambda x: x.mean(0), "f32[64,40]"), parts=1)[1:] == [(40,)]
+
+
 def test_a_column_sum_is_added_up_in_the_order_of_memory(fused):
     graph = fused(lambda x: (x * x).sum(0), "f32[6400,40]")
     assert spaces(graph, parts=4) == [(6400, 40), (4, 40)]

@@ -62,12 +62,18 @@ class Program:
     outputs: int
     temporaries: tuple[TensorSpec, ...]
 
+    def largest(self) -> list[int]:
+        """The kernels that walk the largest space, besides those that put parts together."""
+        sizes = {
+            k: math.prod(s.graph.space)
+            for k, s in enumerate(self.segments)
+            if k == 0 or s.row is not None
+        }
+        return [k for k, size in sizes.items() if size == max(sizes.values())]
+
     def large(self) -> int:
-        """How many kernels walk the largest space, besides those that put parts together: however
-        many parts there are, the cut is the same."""
-        walking = [s for k, s in enumerate(self.segments) if k == 0 or s.row is not None]
-        sizes = [math.prod(s.graph.space) for s in walking]
-        return sizes.count(max(sizes))
+        """How many those are: however many parts there are, the cut is the same."""
+        return len(self.largest())
 
     def describe(self) -> list[str]:
         """One line for each kernel: what it reduces, what it writes, why it is one of its own."""
@@ -94,6 +100,11 @@ class Kernels:
 
     def __init__(self, parts: int = 1):
         self.parts = parts
+
+    def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
+        """How well rows of these axes, () if they are split, suit a graph whose rows may be split:
+        of equal progress the most; below 0 where any other progress is better."""
+        return not row
 
     def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
         """Whether one kernel can add its parts to all of these reductions of `graph`."""
@@ -163,6 +174,8 @@ class _Cutter:
         self.lane = -1
         self.segments: list[Segment] = []
         self.temporaries: list[TensorSpec] = []
+        self.awaited: dict[int, str] = {}
+        """By buffer: why what reads it is a later kernel."""
 
     def run(self, split: bool) -> Program:
         by_space: dict[tuple[int, ...], list[int]] = {}
@@ -187,9 +200,11 @@ class _Cutter:
             crossing = {i: self.temporary(i) for i in behind if self.crosses(i, now, known)}
             stores = [*self.stored(outputs), *_kept({**crossing, **sums})]
             self.add(stores, known, row, reason)
+            across = (i for i in crossing if self.lane not in self.graph.axes(i))
+            self.awaited |= {crossing[i].buffer: self.needs(i) for i in across}
             known = {**known, **crossing, **self.divide(sums)}
             remaining, known = self.combine(remaining, known, added)
-            reason = "a step needs a result of all rows"
+            reason = "it reduces other dims than the kernels before"
 
     # ---- which rows ----
 
@@ -198,16 +213,16 @@ class _Cutter:
     ) -> tuple[tuple[int, ...], set[int], list[int]]:
         """The axes of a row that complete most, what is known then, and what is added up."""
         sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
+        space = _largest(self.graph.nodes[i].shape for i in needed)
         found = []
         for row in (*sets, ()):
             now, added = self.reach(row, needed, known)
             done = [i for i in now if self.graph.nodes[i].op in REDUCTIONS and i not in known]
             written = self.completed(outputs, now, added, known)
             contiguous = not row or self.lane in row or self.kernels.across
-            preferred = not row if split else len(done)
+            suits = self.kernels.suits(space, row, self.lane) if split else len(done)
             progress = len(done) + len(added) + written
-            patient = split and self.kernels.extra > 0 and not row and progress > 0
-            found.append((patient, progress, contiguous, preferred, row, now, added))
+            found.append((progress > 0 <= suits, progress, contiguous, suits, row, now, added))
         *_, row, now, added = max(found, key=lambda f: f[:5])
         return row, now, added
 
@@ -277,9 +292,16 @@ class _Cutter:
     ) -> None:
         graph, reads = _subgraph(self.graph, stores, known)
         writes = tuple(buffer for _, buffer, _ in stores)
+        if row is not None:
+            reason = next((self.awaited[b] for b in reads if b in self.awaited), reason)
         reason = reason if self.segments else ""
         lane = self.lane if row is not None else None
         self.segments.append(_compact(Segment(graph, reads, writes, row, lane, reason=reason)))
+
+    def needs(self, i: int) -> str:
+        """Why what needs reduction `i` is a later kernel, if no row of this one holds it."""
+        rows = "a whole row" if self.lane in self.graph.axes(i) else "all rows"
+        return f"a step needs a result of {rows}"
 
     def divide(self, sums: dict[int, _Known]) -> dict[int, _Known]:
         """Room for the parts into which the last kernel divides these results."""
@@ -307,9 +329,14 @@ class _Cutter:
             outputs = [k for k in remaining if self.graph.outputs[k][0] in here]
             remaining = [k for k in remaining if k not in outputs]
             needed = self.needed(remaining, known)
-            whole = {i: self.temporary(i) for i in sums if i in needed}
-            stores = [*self.stored(outputs), *_kept(whole)]
-            self.add(stores, known, None, "the parts of a result are put together")
+            whole = {i: replace(known[i], parts=0) for i in sums if known[i].parts == 1}
+            joined = {i: self.temporary(i) for i in sums if i in needed and i not in whole}
+            single = len(whole) == len(sums)
+            reason = self.needs(sums[0]) if single else "the parts of a result are put together"
+            if stores := [*self.stored(outputs), *_kept(joined)]:
+                self.add(stores, known, None, reason)
+            whole |= joined
+            self.awaited |= {k.buffer: self.needs(i) for i, k in whole.items()}
             known = {**known, **whole}
         return remaining, known
 

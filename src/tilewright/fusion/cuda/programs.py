@@ -25,7 +25,7 @@ from tilewright.fusion.cuda.schedule import (
     row_space,
 )
 from tilewright.fusion.cuda.sharing import emit_rows
-from tilewright.fusion.cuda.tile_heuristics import tile_heuristic, tile_promising, tile_space
+from tilewright.fusion.cuda.tile_heuristics import merit, tile_heuristic, tile_promising, tile_space
 from tilewright.fusion.cuda.tile_kernel import TileKernel
 from tilewright.fusion.cuda.tiles import (
     Area,
@@ -33,6 +33,7 @@ from tilewright.fusion.cuda.tiles import (
     Tiles,
     TileSchedule,
     blocks_of_sm,
+    few_rows,
     fitted,
     joining_schedule,
 )
@@ -43,10 +44,6 @@ from tilewright.fusion.segments import Program, Segment, cut, main_axis
 from tilewright.space import ConfigSpace
 
 MAX_GRID = 2**31 - 1
-LONG_ROWS = 1 << 20
-"""Elements from which more passes are cheaper than a device that is mostly idle."""
-MANY_LANES = 16
-"""Elements along the lane that a block takes at least."""
 Schedule = TileSchedule | RowSchedule | PointwiseSchedule
 
 
@@ -75,35 +72,40 @@ class Stage:
 def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
     """The kernels under a schedule: its `parts` decide whether walks are divided."""
     tiles = schedule if isinstance(schedule, TileSchedule) else TileSchedule()
-    whole = cut(graph, kernels=TileKernels(tiles))
+    whole = _cut(graph, tiles)
     if not isinstance(schedule, TileSchedule):
         return whole
     few = has_few_rows(whole, device)
-    divided = cut(graph, split=True, kernels=TileKernels(tiles, extra=8 if few else 0))
-    if few or divided.large() < whole.large() or kind_of(whole, _main(whole)) != "tile":
-        return divided
-    return divided if schedule.parts > 1 else whole
+    divided = _cut(graph, tiles, True, device if few else None)
+    tiled = kind_of(whole, _main(whole)) == "tile" and divided.large() >= whole.large()
+    return whole if tiled and schedule.parts == 1 else divided
+
+
+def _cut(
+    graph: Graph, tiles: TileSchedule, split: bool = False, device: DeviceSpec | None = None
+) -> Program:
+    """The kernels with the fewest passes: a walk that adds up over different dims may spare one, or
+    begin what a row kernel would do at once."""
+    ways = (True, False) if len(graph.reduction_sets) > 1 else (True,)
+    found = [cut(graph, split=split, kernels=TileKernels(tiles, device, mixes)) for mixes in ways]
+    return min(found, key=Program.large)
 
 
 def has_few_rows(program: Program, device: DeviceSpec) -> bool:
-    """Whether the main kernel has so few and long rows that it leaves most of a device idle; then
-    rows are split, though each of their reductions is a pass."""
+    """Whether the main kernel has too few rows for a device."""
     k = _main(program)
-    graph, kind = program.segments[k].graph, kind_of(program, k)
-    if kind == "pointwise" or program.segments[k].added():
+    segment, kind = program.segments[k], kind_of(program, k)
+    if kind == "pointwise" or segment.added():
         return False
     if kind == "rows":
-        return shares_rows(graph, device)
-    area = Area(program.segments[k])
-    blocks = math.ceil(area.width / MANY_LANES) * area.cells
-    return 2 * blocks <= device.sms and math.prod(graph.space) >= LONG_ROWS
+        return shares_rows(segment.graph, device)
+    area = Area(segment)
+    return few_rows(area.graph.space, area.walk, area.lane, device)
 
 
 def shares_rows(rows: Graph, device: DeviceSpec) -> bool:
     """Whether rows are so few and long that more than a cluster should share one."""
-    count = math.prod(rows.space[a] for a in rows.kept)
-    few = 2 * count * device.max_cluster <= device.sms
-    return few and rows.reduced_size * count >= LONG_ROWS
+    return few_rows(rows.space, rows.reduced, rows.reduced[-1], device)
 
 
 def kind_of(program: Program, k: int) -> str:
@@ -145,19 +147,21 @@ def rows_last(graph: Graph) -> Graph:
 
 
 def _main(program: Program) -> int:
-    """The kernel that the schedule is for: the first of the largest."""
-    sizes = [math.prod(s.graph.space) for s in program.segments]
-    return sizes.index(max(sizes))
+    """The kernel that the schedule is for: the first of the largest, or the first of tiles among
+    them, which need a device's attention more than rows do."""
+    largest = program.largest()
+    return next((k for k in largest if kind_of(program, k) == "tile"), largest[0])
 
 
-def _choices(graph: Graph, device: DeviceSpec) -> tuple[Program | None, Area | None]:
-    """The kernels where no walk is divided, and the main one where walks are, unless that is
-    worse."""
+def _choices(graph: Graph, device: DeviceSpec) -> tuple[Program | None, Program | None]:
+    """The kernels where no walk is divided, unless that is worse, and those where the main one's
+    is, if it can be."""
     whole = program_of(graph, PointwiseSchedule(), device)
     divided = program_of(graph, TileSchedule(parts=2), device)
-    area = _main_area(divided) if divided.segments[_main(divided)].added() else None
-    worse = divided.large() < whole.large() or has_few_rows(whole, device)
-    return (None if area and worse else whole), area
+    if not divided.segments[_main(divided)].added():
+        return whole, None
+    split = kind_of(whole, _main(whole)) != "tile" and has_few_rows(whole, device)
+    return (None if split or divided.large() < whole.large() else whole), divided
 
 
 def _main_area(program: Program) -> Area:
@@ -171,7 +175,7 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
     program, divided = _choices(graph, device)
     if program is None:
         assert divided is not None
-        return tile_space(divided)
+        return tile_space(_main_area(divided))
     segment = program.segments[_main(program)]
     match kind_of_segment(segment):
         case "pointwise":
@@ -181,7 +185,7 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
     whole = tile_space(_main_area(program))
     if divided is None or segment.added():
         return whole
-    return _either(whole, tile_space(divided))
+    return _either(whole, tile_space(_main_area(divided)))
 
 
 def _either(
@@ -202,7 +206,7 @@ def heuristic(graph: Graph, device: DeviceSpec) -> Any:
     program, divided = _choices(graph, device)
     if program is None:
         assert divided is not None
-        return tile_heuristic(divided, device)
+        return tile_heuristic(_main_area(divided), device)
     segment = program.segments[_main(program)]
     match kind_of_segment(segment):
         case "pointwise":
@@ -213,16 +217,26 @@ def heuristic(graph: Graph, device: DeviceSpec) -> Any:
     whole = tile_heuristic(area, device)
     if divided is None or segment.added():
         return whole
-    threads = Tiles(area, whole).blocks * whole.block_threads
-    fills = 2 * threads >= device.sms * device.threads_per_sm
-    best = whole if fills else tile_heuristic(divided, device)
+    parts = tile_heuristic(_main_area(divided), device)
+    if divided.large() > program.large():
+        stays = _copies(program, whole, device) <= _copies(divided, parts, device)
+    else:
+        threads = Tiles(area, whole).blocks * whole.block_threads
+        stays = 2 * threads >= device.sms * device.threads_per_sm
+    best = whole if stays else parts
     return best if best.parts > 1 else whole  # parts=1 is a schedule of the whole walk
+
+
+def _copies(program: Program, schedule: TileSchedule, device: DeviceSpec) -> float:
+    """As how many copies of what it reads a program's passes over large tensors may count."""
+    tiles = merit(Tiles(_main_area(program), schedule), device)
+    return sum(1 / tiles if kind_of(program, k) == "tile" else 1 for k in program.largest())
 
 
 def promising(graph: Graph, device: DeviceSpec) -> list[Any]:
     """Schedules of tiles for a search to begin with; of other kernels the heuristic is one."""
     program, divided = _choices(graph, device)
-    areas = [divided] if divided else []
+    areas = [_main_area(divided)] if divided else []
     if program is not None and kind_of(program, _main(program)) == "tile":
         areas.append(_main_area(program))
     every = space(graph, device)

@@ -52,7 +52,7 @@ def tile_space(area: Area) -> ConfigSpace[TileSchedule]:
 
 
 def tile_heuristic(area: Area, device: DeviceSpec) -> TileSchedule:
-    """The schedule of which a simple model expects most, see `_merit`, or an undivided walk."""
+    """The schedule of which a simple model expects most, see `merit`, or an undivided walk."""
     return tile_promising(area, device)[0]
 
 
@@ -96,7 +96,7 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
         )
         tiles = Tiles(area, schedule)
         if tiles.misfit() is None:
-            found.append((_merit(tiles, device), -threads, vector, schedule))
+            found.append((merit(tiles, device), -threads, vector, schedule))
     if not found:
         return [fitted(TileSchedule(), area)]
     found.sort(key=lambda f: f[:3], reverse=True)
@@ -112,7 +112,7 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     return list(dict.fromkeys([*found_first, *(c for c in others if c in space)]))
 
 
-def _merit(tiles: Tiles, device: DeviceSpec) -> float:
+def merit(tiles: Tiles, device: DeviceSpec) -> float:
     """The fraction of a device's bandwidth that a schedule may hope for: its threads must be
     enough, with enough bytes in flight each, spread evenly over the SMs, in pieces of many
     sectors, few of them idle, on walks that are long beside their joining, and must leave few

@@ -25,7 +25,7 @@ from tilewright.fusion.cuda.schedule import (
 )
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import permuted, with_axis
-from tilewright.fusion.plan import Phase, Plan, plan_rows, with_stores_last
+from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows, with_stores_last
 from tilewright.fusion.segments import Kernels, Segment, main_axis
 from tilewright.space import param
 
@@ -44,6 +44,12 @@ PARTS_SHARE = 4
 LONG_TILE, LONG_TURNS, LONG_CHUNK = 128, 8, 64
 """Elements along the lane, turns that add them to one number, and steps of a walk, by which the
 parts that a walk leaves are judged."""
+LONG_ROWS = 1 << 20
+"""Elements from which more passes are cheaper than a device that is mostly idle."""
+MORE_PASSES = 8
+"""Over large tensors, that such rows may take."""
+MANY_LANES = 16
+"""Elements along the lane that a block takes at least."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,17 @@ class Area:
         phases = self.plan_with_stores_last.phases
         return frozenset[int]().union(*(p.carried_out for p in phases))
 
+    @functools.cached_property
+    def parameters(self) -> list[int]:
+        """What later sweeps load for each step, beside the values that were kept for them."""
+        graph, found = self.plan.graph, set[int]()
+        for phase in self.plan.phases[1:]:
+            ends = {graph.nodes[i].args[0] for i in phase.reductions}
+            ends |= {graph.outputs[k][0] for k in phase.stores}
+            found.update(needed_in(graph, ends, phase.carried_in))
+        loads = (i for i in found if graph.nodes[i].op == "load")
+        return [i for i in loads if self.varies(graph.nodes[i].shape)]
+
 
 class Tiles:
     """An area under a schedule.
@@ -260,7 +277,9 @@ class Tiles:
         flying = (1 + self.s.ahead) * self.s.unroll
         flying *= sum(held_bytes(n.dtype, vector) for n in nodes)
         carried = [graph.nodes[i] for i in self.area.carried]
-        kept = self.kept_steps * sum(held_bytes(n.dtype, vector) for n in carried)
+        kept = sum(held_bytes(n.dtype, vector) for n in carried)
+        kept += sum(held_bytes(graph.nodes[i].dtype, 1) for i in self.area.parameters)
+        kept *= self.kept_steps
         sums = sum(held_bytes(graph.nodes[i].dtype, vector) for i in graph.reductions)
         return max(kept, flying) + sums
 
@@ -273,19 +292,48 @@ def blocks_of_sm(tiles: Tiles, device: DeviceSpec) -> int:
     return max(min(most, math.ceil(tiles.blocks / device.sms)), 1)
 
 
+def few_rows(space: tuple[int, ...], row: tuple[int, ...], lane: int, device: DeviceSpec) -> bool:
+    """Whether rows are so few and long that they leave most of a device idle: clusters, where rows
+    run along the lane, else blocks side by side on it."""
+    elements = math.prod(space)
+    blocks = elements // math.prod(space[a] for a in row)
+    if lane in row:
+        blocks *= device.max_cluster
+    else:
+        blocks = blocks // space[lane] * math.ceil(space[lane] / MANY_LANES)
+    return 2 * blocks <= device.sms and elements >= LONG_ROWS
+
+
 class TileKernels(Kernels):
-    """What kernels of this target do, under one schedule: see Kernels."""
+    """What kernels of this target do, under one schedule: see Kernels.
+
+    Args:
+        device: split rows that are too few for it, though each of their reductions is a pass.
+        mixes: add up over different dims in one walk.
+    """
 
     across = True
 
-    def __init__(self, schedule: TileSchedule, extra: int = 0):
+    def __init__(
+        self, schedule: TileSchedule, device: DeviceSpec | None = None, mixes: bool = True
+    ):
         super().__init__()
-        self.schedule, self.extra = schedule, extra
+        self.schedule, self.device, self.mixes = schedule, device, mixes
+        self.extra = MORE_PASSES if device else 0
+
+    def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
+        if not row:
+            return 1
+        if self.device and few_rows(space, row, lane, self.device):
+            return -1
+        return 2 if lane in row else 0
 
     def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
         if row:
             return False
         sets = list(dict.fromkeys(graph.axes(i) for i in sums))
+        if len(sets) > 1 and not self.mixes:
+            return False
         partial, _ = best_walk(graph, lane, sets)
         return len(sets) == 1 or partial * PARTS_SHARE <= math.prod(graph.space)
 
