@@ -24,6 +24,7 @@ import torch
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.indexed import Indexed
 from tilewright.registry import Registry
+from tilewright.settings import nondeterministic
 from tilewright.tensor_spec import (
     DEFAULT_ALIGN,
     DTYPE_NAMES,
@@ -385,6 +386,15 @@ class Op:
             dtype: Any = args[name].dtype if name else torch.float32 if half else main_dtype
             found.append(DTYPES[dtype] if isinstance(dtype, str) else dtype)
         return found
+
+    def promises_more(self, dtype: str, device: str) -> bool:
+        """Whether it promises what PyTorch's kernel on a kind of device does not keep: which of
+        several writes to one place wins, or that a sum has the same bits in every run. Integers
+        have one sum in any order."""
+        if self.indexed is None or device != "cuda":
+            return False
+        sums = self.indexed.races and not dtype.startswith("i") and not nondeterministic()
+        return self.indexed.last_wins or sums
 
     def still_itself(self) -> None:
         """Refuse a call under a name that a person has given to another function since.

@@ -155,7 +155,7 @@ def _promises_more(op: Op, x: Tensor) -> bool:
     """Whether a kernel of ours keeps a promise that PyTorch's does not, forward or backward."""
     dtype = DTYPE_NAMES.get(x.dtype, "")
     moved = op, OPS["scatter_add" if op.name == "gather" else op.name]
-    return any(selection.promises_more(o, dtype, x.device) for o in moved)
+    return any(o.promises_more(dtype, x.device.type) for o in moved)
 
 
 def _may_pay(op: Op, x: Any) -> bool:

@@ -32,9 +32,8 @@ from tilewright.environment import environment
 from tilewright.errors import InvalidArgument, NoImplementation, StoreError
 from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
 from tilewright.indexed import DISTRIBUTIONS
-from tilewright.op import OPS, Op, Workload
+from tilewright.op import OPS, Workload
 from tilewright.record import Record
-from tilewright.settings import nondeterministic
 from tilewright.space import NoConfig, config_dict, config_text
 from tilewright.store import Store
 from tilewright.tensor_spec import TensorSpec
@@ -133,7 +132,7 @@ def choose(w: Workload, device: torch.device | str, forced: Forced | None = None
     if forced is not None:
         return _explicit(w, device, spec, forced)
     records = records_of(device, w.op)
-    if promises_more(w.operator, w.main.dtype, device):
+    if w.operator.promises_more(w.main.dtype, device.type):
         records = records.ours
     return (
         _recorded(w, spec, records)
@@ -163,18 +162,8 @@ def _asked_for(w: Workload, spec: DeviceSpec) -> Choice | None:
     return Choice("aten", NoConfig(), "default", f"it cannot be fused: {reason}")
 
 
-def promises_more(op: Op, dtype: str, device: torch.device) -> bool:
-    """Whether an operator on elements of `dtype` promises what PyTorch's kernel does not keep:
-    which of several writes to one place wins, or that a sum has the same bits in every run.
-    Integers have one sum in any order."""
-    if op.indexed is None or device.type != "cuda":
-        return False
-    sums = op.indexed.races and not dtype.startswith("i") and not nondeterministic()
-    return op.indexed.last_wins or sums
-
-
 def _ordered(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
-    if not promises_more(w.operator, w.main.dtype, device):
+    if not w.operator.promises_more(w.main.dtype, device.type):
         return None
     assert w.operator.indexed is not None
     if w.operator.indexed.last_wins:
@@ -199,7 +188,7 @@ def deterministic(w: Workload, device: torch.device) -> Choice | None:
 
 def unbuilt(w: Workload, device: torch.device) -> Choice:
     """What runs where no kernel of ours is built, yet or at all: aten, or what stands in for it."""
-    if promises_more(w.operator, w.main.dtype, device):
+    if w.operator.promises_more(w.main.dtype, device.type):
         reason = "nothing is built for it, and aten leaves open which of several writes wins"
         for i in implementations(w):
             if i.stands_in:
@@ -213,7 +202,7 @@ def waits(w: Workload, device: torch.device, choice: Choice) -> bool:
     if choice.source not in ("nearest", "heuristic", "ordered"):
         return False
     until_then = IMPLS[unbuilt(w, device).implementation]
-    return until_then.stands_in or not promises_more(w.operator, w.main.dtype, device)
+    return until_then.stands_in or not w.operator.promises_more(w.main.dtype, device.type)
 
 
 def device_spec_of(device: torch.device) -> DeviceSpec:

@@ -132,6 +132,8 @@ def _records(
 def _judged(records: list[Record], trial: Trial) -> list[Record]:
     """Statuses by which "the lowest median among ok" is the choice."""
     fit = [r for r in records if r.status == "ok"]
+    if kept := [r for r in fit if _keeps_promises(r, trial)]:
+        fit = kept
     timed = [r for r in records if r.implementation == "aten" and r.status in VENDOR_STATUSES]
     if not fit or not timed:
         raise LaunchError(f"aten could not be timed on {trial.w}; see the records")
@@ -149,6 +151,14 @@ def _judged(records: list[Record], trial: Trial) -> list[Record]:
         told = worst.get(candidate_of(record), record.message)
         judged.append(dataclasses.replace(record, status=status, message=str(told)))
     return judged
+
+
+def _keeps_promises(record: Record, trial: Trial) -> bool:
+    """Whether what was timed may run at all where no one asks for it by name."""
+    w, name = trial.w, record.implementation
+    if "nondeterministic" in w.flags or name == "aten_deterministic" or is_own(record):
+        return True
+    return not w.operator.promises_more(w.main.dtype, trial.session.spec.kind)
 
 
 def _eager(trial: Trial, records: list[Record]) -> list[Record]:
