@@ -184,6 +184,23 @@ def test_a_name_that_is_taken_is_refused_and_a_second_definition_replaces_the_fi
     assert make(3.0)(x).tolist() == [3, 3, 3]
 
 
+def test_a_backward_that_a_person_wrote_is_not_taken_for_the_gradients():
+    bent = tw.fuse(lambda x: x.square(), name="bent")
+    mine = tw.fuse(lambda x: x * 3, name="bent_backward")
+    x = torch.ones(3, requires_grad=True)
+    assert mine(x.detach()).tolist() == [3, 3, 3]
+    with pytest.raises(InvalidArgument, match="an operator 'bent_backward' already; give name="):
+        bent(x)
+
+
+def test_the_number_of_results_may_follow_from_an_argument():
+    several = tw.fuse(lambda x, k: tuple(x * (i + 1) for i in range(k)), name="several")
+    x = torch.ones(3, requires_grad=True)
+    for k in (1, 3, 2, 1):
+        found = torch.autograd.grad([y.sum() for y in several(x, k)], x)
+        assert found[0].tolist() == [k * (k + 1) / 2] * 3
+
+
 def test_a_function_whose_name_was_given_to_another_is_not_taken_for_it():
     def make(k):
         def multiple(x):
