@@ -409,6 +409,10 @@ class Op:
         """Of a fused function: the operator of its gradients that takes these arguments."""
         raise NotImplementedError(self.name)
 
+    def composed(self, w: Workload) -> Callable[..., Any] | None:
+        """PyTorch's kernels in place of one of ours that promises more than PyTorch's result."""
+        return None
+
     def draws(self, w: Workload) -> bool:
         """Whether the reference draws random masks that a seed could decide, and none is given."""
         return False

@@ -109,6 +109,16 @@ class FusedFunction(Op):
                 f"{', '.join(f'{n}={v}' for n, v in w.tensors.items())}"
             ) from error
 
+    def composed(self, w: Workload) -> Callable[..., Any] | None:
+        """Halves are computed in fp32 and rounded as a kernel does: what a call gives must not
+        depend on how often its shape came."""
+        if not any(t.dtype in HALVES for t in w.tensors.values()):
+            return None
+        try:
+            return _Composed(w)
+        except NoImplementation:  # PyTorch's result is all that there is
+            return None
+
     def truth(self, w: Workload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The traced function in fp64; its casts from one floating dtype to another are dropped."""
         wide = [t.double() if t.is_floating_point() else t for t in tensors]
@@ -124,6 +134,28 @@ class _Widened(fx.Interpreter):
         if name == "rounded":
             return args[0]
         args, kwargs = fx.node.map_aggregate((args, kwargs), _widened)
+        return super().call_function(target, args, kwargs)
+
+
+class _Composed(fx.Interpreter):
+    """The traced function, on the tensors of its workload."""
+
+    def __init__(self, w: Workload):
+        super().__init__(trace_reference(w))
+        self.main, self.dtypes = w.main.torch_dtype, [o.torch_dtype for o in w.outputs]
+
+    def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        self.device = tensors[0].device
+        halves = (torch.float16, torch.bfloat16)
+        found = self.run(*(t.float() if t.dtype in halves else t for t in tensors))
+        outs = tuple(o.to(dtype) for o, dtype in zip(found, self.dtypes, strict=True))
+        return outs[0] if len(outs) == 1 else outs
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target._schema.name == "tilewright::rounded":
+            return args[0].to(self.main).to(args[0].dtype)
+        if "device" in kwargs:  # of the trace, whose tensors are nowhere
+            kwargs = {**kwargs, "device": self.device}
         return super().call_function(target, args, kwargs)
 
 
