@@ -322,6 +322,7 @@ def test_200_widths_compile_so_many_kernels_and_no_more(binaries, recwarn):
     assert all(word in told for word in ("scaled_softmax on cpu", "Tune", "pad", "scalars="))
 
 
+@pytest.mark.filterwarnings("ignore:0 kernels were compiled")
 def test_halves_are_computed_in_fp32_where_nothing_is_compiled_yet(binaries, monkeypatch):
     monkeypatch.setattr("tilewright.dispatch.prepared.FREE_COMPILATIONS", 0)
 
@@ -365,3 +366,39 @@ def test_widths_of_gradients_are_bounded_and_masks_stay_those_of_the_seed(
     for n, right in found.items():
         torch.testing.assert_close(gradients(n), right, rtol=1e-4, atol=1e-5)
     assert binaries() == 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("of", ["prod(-1)", "prod(0, True)", "prod()", "prod(1, dtype=x.dtype)"])
+def test_a_product_is_differentiated_as_in_pytorch(of, dtype):
+    function = eval(f"lambda x, y: x.{of} * y")
+    fused = tw.fuse(function, name=f"product{sum(map(ord, of))}")
+    x, y = torch.rand(4, 6, dtype=dtype) + 0.5, torch.randn((), dtype=dtype).requires_grad_()
+    for zeros in ((), (7,), (7, 9), (7, 13, 19)):  # none, one or two of a row, of a column
+        x = x.detach().clone()
+        x.view(-1)[list(zeros)] = 0
+        x.requires_grad_()
+        own, right = fused(x, y), function(x, y)
+        weights = torch.randn_like(right)
+        found = torch.autograd.grad(own, [x, y], weights)
+        expected = torch.autograd.grad(function(x.double(), y.double()), [x, y], weights.double())
+        tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_product_of_one_factor_has_its_gradient():
+    fused = tw.fuse(lambda x: x.prod(-1), name="products_of_one")
+    x = torch.tensor([[0.0], [float("inf")], [2.0]], requires_grad=True)
+    fused(x).backward(torch.tensor([1.0, 2.0, 3.0]))
+    assert x.grad.tolist() == [[1], [2], [3]]
+
+
+def test_gradients_of_products_are_kernels_that_verify():
+    tw.fuse(lambda x, w: (x * w).prod(-1), name="product_of_rows")
+    w = Workload.parse("product_of_rows_backward(grad_output=f32[9], x=f32[9,40], w=f32[40])")
+    fused, spec = IMPLS["fused"], spec_of(None)
+    verifier = Verifier(w, torch.device("cpu"))
+    assert verifier.check(fused.build(fused.heuristic(w, spec), w, spec)).message == ""
+    graph = graph_of(w)
+    emulated = Emulated(graph, target.heuristic(graph, H200), H200, w)
+    assert verifier.check(emulated).message == ""
