@@ -68,7 +68,7 @@ class Workload:
         """Read the text form. Raises InvalidArgument naming what could not be read."""
         call, flags = split_flags(text)
         name, given = parse_call(call, TensorSpec)
-        return OPS[name].workload(flags=flags, **given)
+        return OPS.named(name, given).workload(flags=flags, **given)
 
     def __getitem__(self, name: str) -> Value:
         return self._by_name[name]
@@ -79,7 +79,7 @@ class Workload:
 
     @property
     def operator(self) -> Op:
-        return OPS[self.op]
+        return OPS.named(self.op, self._by_name)
 
     @property
     def donated(self) -> tuple[str, ...]:
@@ -412,6 +412,14 @@ class Op:
         """Of a gradient operator: which to ask for where these arguments need gradients."""
         return tuple(dict.fromkeys(self.same_gradient.get(n, n) for n in wanted))
 
+    def backward(self, arguments: Iterable[str] = ()) -> Op:
+        """Of a fused function: the operator of its gradients that takes these arguments."""
+        raise NotImplementedError(self.name)
+
+    def composed(self, w: Workload) -> Callable[..., Any] | None:
+        """PyTorch's kernels in place of one of ours that promises more than PyTorch's result."""
+        return None
+
     def draws(self, w: Workload) -> bool:
         """Whether the reference draws random masks that a seed could decide, and none is given."""
         return False
@@ -440,7 +448,37 @@ class Op:
         return outs
 
 
-OPS: Registry[Op] = Registry("ops", "operator")
+class Operators(Registry[Op]):
+    """Of all names, `<name>_backward` of a fused function is made when it is first looked up: what
+    it takes depends on how many tensors the function returns."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "ops", "operator", "; a function of tw.fuse is known once its file is: --import FILE"
+        )
+
+    def named(self, name: str, arguments: Iterable[str] = ()) -> Op:
+        """The operator of this name that takes these arguments, where there may be several."""
+        function = self._function_of(name)
+        return super().__getitem__(name) if function is None else function.backward(arguments)
+
+    def __getitem__(self, name: str) -> Op:
+        return self.named(name)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or self._function_of(name) is not None
+
+    def _function_of(self, name: object) -> Op | None:
+        """The fused function of which `name` is the backward, unless that is another operator."""
+        if not isinstance(name, str) or not name.endswith("_backward"):
+            return None
+        op, made = self.get(name.removesuffix("_backward")), self.get(name)
+        if op is None or not op.fused or op.gradient_of is not None:
+            return None
+        return op if made is None or made.gradient_of == op.name else None
+
+
+OPS = Operators()
 
 
 @contextlib.contextmanager

@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -30,8 +32,8 @@ class Registry(Generic[T]):
     hide it. Threads may look up at once.
     """
 
-    def __init__(self, kind: str, noun: str):
-        self.kind, self.noun = kind, noun
+    def __init__(self, kind: str, noun: str, hint: str = ""):
+        self.kind, self.noun, self._hint = kind, noun, hint
         self._things: dict[str, T] = {}
         self._loaded: set[str] = set()
         self._lock = threading.RLock()
@@ -46,12 +48,16 @@ class Registry(Generic[T]):
         """Take back what `add` added, if anything; for things that a person makes at run time."""
         self._things.pop(name, None)
 
-    def __getitem__(self, name: str) -> T:
+    def get(self, name: str) -> T | None:
         self._load()
-        if name not in self._things:
+        return self._things.get(name)
+
+    def __getitem__(self, name: str) -> T:
+        found = self.get(name)
+        if found is None:
             known = ", ".join(sorted(self._things))
-            raise InvalidArgument(f"unknown {self.noun} {name!r}; known: {known}")
-        return self._things[name]
+            raise InvalidArgument(f"unknown {self.noun} {name!r}; known: {known}{self._hint}")
+        return found
 
     def __contains__(self, name: object) -> bool:
         self._load()
@@ -118,3 +124,51 @@ def _import_file(name: str, path: Path) -> None:
 
 
 _failed: dict[Path, str] = {}
+imported: list[str] = []
+"""What `import_source` was given: processes that measure import it, too."""
+
+
+def import_source(source: str) -> bool:
+    """Import a person's .py file or module, as Python runs it: its folder comes first on the path,
+    for a module the present one.
+
+    Returns:
+        Whether it ran just now, and not before.
+
+    Raises:
+        InvalidArgument: there is no such file or module, or another has its name.
+        PluginError: it raised.
+    """
+    as_path = source.endswith(".py") or os.sep in source
+    path = Path(source).resolve()
+    if as_path and not (path.is_file() and path.suffix == ".py"):
+        raise InvalidArgument(
+            f"{source}: there is no such Python file; give the path of one, or a dotted module"
+        )
+    name, folder = (path.stem, str(path.parent)) if as_path else (source, os.getcwd())
+    known = name in sys.modules
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # whatever a person's file raises
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise InvalidArgument(
+                f"{source}: there is no module {missing!r}, looked for in {folder} and where "
+                "Python's modules are; give the path of its file, such as folder/file.py"
+            ) from None
+        lines = traceback.extract_tb(error.__traceback__)
+        own = [f"{f.filename}:{f.lineno}" for f in lines if f.filename.startswith(folder)]
+        where = f" ({own[-1]})" if own else ""
+        raise PluginError(
+            f"{source} cannot be imported: {type(error).__name__}: {error}{where}; correct it"
+        ) from error
+    if as_path and Path(module.__file__ or "").resolve() != path:
+        raise InvalidArgument(
+            f"{source}: another module is named {name!r} ({module.__file__}); rename the file"
+        )
+    found = str(path) if as_path else source
+    if found not in imported:
+        imported.append(found)
+    return not known

@@ -58,6 +58,8 @@ def test_command_in_the_documentation_is_accepted(line):
     parsed, rest, _ = command.make_parser(click.Context(command)).parse_args(args)
     assert not rest
     given = {name: v for name, v in parsed.items() if isinstance(v, (str, list, tuple))}
+    if given.get("sources"):  # workloads of a person's own file
+        return
     for text in given.get("workloads", ()):
         Workload.parse(text)
     if "workload" in given:

@@ -9,7 +9,7 @@ import tilewright as tw
 from emulated import Emulated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
-from tilewright.dispatch.prepared import reload_records
+from tilewright.dispatch.prepared import FREE_COMPILATIONS, HOT_CALLS, reload_records, state
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.cuda import target
 from tilewright.impl import IMPLS
@@ -184,6 +184,23 @@ def test_a_name_that_is_taken_is_refused_and_a_second_definition_replaces_the_fi
     assert make(3.0)(x).tolist() == [3, 3, 3]
 
 
+def test_a_backward_that_a_person_wrote_is_not_taken_for_the_gradients():
+    bent = tw.fuse(lambda x: x.square(), name="bent")
+    mine = tw.fuse(lambda x: x * 3, name="bent_backward")
+    x = torch.ones(3, requires_grad=True)
+    assert mine(x.detach()).tolist() == [3, 3, 3]
+    with pytest.raises(InvalidArgument, match="an operator 'bent_backward' already; give name="):
+        bent(x)
+
+
+def test_the_number_of_results_may_follow_from_an_argument():
+    several = tw.fuse(lambda x, k: tuple(x * (i + 1) for i in range(k)), name="several")
+    x = torch.ones(3, requires_grad=True)
+    for k in (1, 3, 2, 1):
+        found = torch.autograd.grad([y.sum() for y in several(x, k)], x)
+        assert found[0].tolist() == [k * (k + 1) / 2] * 3
+
+
 def test_a_function_whose_name_was_given_to_another_is_not_taken_for_it():
     def make(k):
         def multiple(x):
@@ -267,3 +284,121 @@ def test_a_call_without_tensors_or_with_fp64_beside_halves_says_so():
 
 def test_an_empty_tensor_gives_an_empty_result():
     assert tw.fuse(gelu_of_sum)(torch.empty(0, 4), torch.empty(4)).shape == (0, 4)
+
+
+@pytest.fixture
+def binaries(tmp_path, monkeypatch):
+    """How many were compiled."""
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    return lambda: len(list((tmp_path / "cache").glob("*/*.so")))
+
+
+def told_of_compilations(recwarn):
+    return [m for r in recwarn if "kernels were compiled for calls of" in (m := str(r.message))]
+
+
+def test_200_widths_compile_so_many_kernels_and_no_more(binaries, recwarn):
+    def scaled_softmax(x, w):
+        return torch.softmax(x * w, -1) * w
+
+    fused = tw.fuse(scaled_softmax)
+
+    def check(rows, n):
+        x, w = torch.randn(rows, n), torch.randn(n)
+        torch.testing.assert_close(fused(x, w), scaled_softmax(x, w))
+
+    for n in range(100, 300):
+        check(3, n)
+    assert binaries() == FREE_COMPILATIONS
+    for n in (100, 110, 131):  # other rows of what was compiled
+        built = len(state.built)
+        check(2, n)
+        assert (binaries(), len(state.built)) == (FREE_COMPILATIONS, built + 1)
+    for _ in range(HOT_CALLS - 1):
+        assert binaries() == FREE_COMPILATIONS
+        check(3, 299)
+    assert binaries() == FREE_COMPILATIONS + 1
+    (told,) = told_of_compilations(recwarn)
+    assert all(word in told for word in ("scaled_softmax on cpu", "Tune", "pad", "scalars="))
+
+
+@pytest.mark.filterwarnings("ignore:0 kernels were compiled")
+def test_halves_are_computed_in_fp32_where_nothing_is_compiled_yet(binaries, monkeypatch):
+    monkeypatch.setattr("tilewright.dispatch.prepared.FREE_COMPILATIONS", 0)
+
+    def rms_over(x, y):
+        return ((x * x).sum(-1, keepdim=True) / 3 + 0.5).sqrt().half().float().tanh() * y + y.sum()
+
+    x, y = torch.full((4, 40), 300.0).half(), torch.randn(40).half().requires_grad_()
+    fused, found = tw.fuse(rms_over), []
+    for _ in range(HOT_CALLS):
+        assert binaries() == 0
+        out = fused(x, y)
+        found.append((out, *torch.autograd.grad(out.float().square().sum(), y)))
+    assert binaries() == 2
+    assert [t.dtype for t in found[0]] == [torch.float32, torch.float16]
+    for out, gradient in found:
+        assert out.isfinite().all()
+        torch.testing.assert_close((out, gradient), found[-1], rtol=2e-3, atol=1e-3)
+
+
+def test_widths_of_gradients_are_bounded_and_masks_stay_those_of_the_seed(
+    binaries, monkeypatch, recwarn
+):
+    monkeypatch.setattr("tilewright.dispatch.prepared.FREE_COMPILATIONS", 2)
+
+    def dropped_norm(x, weight, p: float = 0.5):
+        return F.layer_norm(F.dropout(x, p), (x.shape[-1],), weight)
+
+    fused = tw.fuse(dropped_norm)
+    seed = torch.tensor(3)
+
+    def gradients(n):
+        generator = torch.Generator().manual_seed(n)
+        x, w = (torch.randn(*s, generator=generator, requires_grad=True) for s in ((8, n), (n,)))
+        out = fused(x, w, seed=seed)
+        return out, *torch.autograd.grad(out.square().sum(), [x, w])
+
+    found = {n: gradients(n) for n in (64, 65, 66, 67, 68)}
+    assert binaries() == 4
+    assert len(told_of_compilations(recwarn)) == 2  # of the function, and of its gradients
+    monkeypatch.setattr("tilewright.dispatch.prepared.FREE_COMPILATIONS", 100)
+    for n, right in found.items():
+        torch.testing.assert_close(gradients(n), right, rtol=1e-4, atol=1e-5)
+    assert binaries() == 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("of", ["prod(-1)", "prod(0, True)", "prod()", "prod(1, dtype=x.dtype)"])
+def test_a_product_is_differentiated_as_in_pytorch(of, dtype):
+    function = eval(f"lambda x, y: x.{of} * y")
+    fused = tw.fuse(function, name=f"product{sum(map(ord, of))}")
+    x, y = torch.rand(4, 6, dtype=dtype) + 0.5, torch.randn((), dtype=dtype).requires_grad_()
+    for zeros in ((), (7,), (7, 9), (7, 13, 19)):  # none, one or two of a row, of a column
+        x = x.detach().clone()
+        x.view(-1)[list(zeros)] = 0
+        x.requires_grad_()
+        own, right = fused(x, y), function(x, y)
+        weights = torch.randn_like(right)
+        found = torch.autograd.grad(own, [x, y], weights)
+        expected = torch.autograd.grad(function(x.double(), y.double()), [x, y], weights.double())
+        tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_product_of_one_factor_has_its_gradient():
+    fused = tw.fuse(lambda x: x.prod(-1), name="products_of_one")
+    x = torch.tensor([[0.0], [float("inf")], [2.0]], requires_grad=True)
+    fused(x).backward(torch.tensor([1.0, 2.0, 3.0]))
+    assert x.grad.tolist() == [[1], [2], [3]]
+
+
+def test_gradients_of_products_are_kernels_that_verify():
+    tw.fuse(lambda x, w: (x * w).prod(-1), name="product_of_rows")
+    w = Workload.parse("product_of_rows_backward(grad_output=f32[9], x=f32[9,40], w=f32[40])")
+    fused, spec = IMPLS["fused"], spec_of(None)
+    verifier = Verifier(w, torch.device("cpu"))
+    assert verifier.check(fused.build(fused.heuristic(w, spec), w, spec)).message == ""
+    graph = graph_of(w)
+    emulated = Emulated(graph, target.heuristic(graph, H200), H200, w)
+    assert verifier.check(emulated).message == ""

@@ -18,6 +18,7 @@ RECORDS = 20
 
 @click.command()
 @click.argument("workload")
+@options.import_option
 @click.option("--show", type=click.Choice(SHOWN), help="One candidate in full, as text.")
 @click.option("--impl", "implementation", metavar="I", help="The candidate's implementation.")
 @click.option("--config", type=options.ConfigValues(), help="The candidate's config.")
@@ -44,10 +45,9 @@ def explain(
     json_target: str | None,
 ) -> None:
     """Which implementation runs WORKLOAD and why; what limits it; what was measured."""
-    from tilewright.op import Workload
     from tilewright.profiling import explain as engine
 
-    w = Workload.parse(workload)
+    w = options.read_workload(workload)
     content: Any
     if show:
         text = engine.show(w, show, device, device_spec, implementation, config, max_registers)

@@ -83,8 +83,32 @@ def thinned(
     return left
 
 
+def _import(ctx: click.Context, param: click.Parameter, sources: Sequence[str]) -> None:
+    for source in sources:
+        from tilewright.op import OPS
+        from tilewright.registry import import_source
+
+        before = set(OPS)
+        if import_source(source) and set(OPS) == before:
+            raise InvalidArgument(
+                f"{source} fuses no function: decorate one with @tw.fuse at its top level, not "
+                'below `if __name__ == "__main__"`'
+            )
+
+
+import_option = click.option(
+    "--import",
+    "sources",
+    multiple=True,
+    metavar="FILE|MODULE",
+    expose_value=False,
+    callback=_import,
+    help="A .py file or a module with functions of tw.fuse; may be repeated.",
+)
+
+
 def targets(command: F) -> F:
-    """WORKLOAD..., --suite and --from, thinned out; see `read_targets`."""
+    """WORKLOAD..., --import, --suite and --from, thinned out; see `read_targets`."""
     for decorate in (
         thinning,
         click.option(
@@ -94,6 +118,7 @@ def targets(command: F) -> F:
             help="A JSON file with a list of workloads, or a result file.",
         ),
         click.option("--suite", "suites", multiple=True, help="A named suite; may be repeated."),
+        import_option,
         click.argument("workloads", nargs=-1),
     ):
         command = decorate(command)
@@ -112,14 +137,13 @@ def read_targets(
     Raises:
         InvalidArgument: nothing was named or is left, or something named cannot be read.
     """
-    from tilewright.op import Workload
     from tilewright.suite import SUITES
 
     found: dict[Workload, None] = {}
     for name in suites:
         found.update(dict.fromkeys(SUITES[name].workloads()))
     listed = workloads_in(from_file) if from_file else []
-    found.update(dict.fromkeys(Workload.parse(text) for text in [*listed, *texts]))
+    found.update(dict.fromkeys(read_workload(text) for text in [*listed, *texts]))
     if not found:
         raise InvalidArgument(
             f"name a workload, --suite or --from; suites here: {', '.join(SUITES)}"
@@ -131,6 +155,16 @@ def read_targets(
         thinned(found, only, without),
         methods.pop() if len(methods) == 1 else None,
     )
+
+
+def read_workload(text: str) -> Workload:
+    """Raises InvalidArgument for what cannot be read, or what a person's function refuses."""
+    from tilewright.op import Workload
+
+    w = Workload.parse(text)
+    if w.operator.fused:  # what its function makes of these shapes is known to itself alone
+        w.operator.output_specs(w)
+    return w
 
 
 def workloads_in(path: Path) -> list[str]:

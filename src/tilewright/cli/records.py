@@ -60,21 +60,22 @@ def list_(
 
 @records.command()
 @click.argument("workload")
+@options.import_option
 @options.store_option
 @options.json_option
 def show(workload: str, store_url: str | None, json_target: str | None) -> None:
     """Every row of one WORKLOAD, the fastest first."""
-    from tilewright.op import Workload
     from tilewright.store import Store
 
     with Store(store_url) as store:
-        rows = store.query(workload=str(Workload.parse(workload)))
+        rows = store.query(workload=str(options.read_workload(workload)))
         rows.sort(key=lambda r: (r.median_us is None, r.median_us or 0.0))
         _print(rows, json_target, str(store))
 
 
 @records.command()
 @click.argument("workload")
+@options.import_option
 @click.option("--by", metavar="KNOB,...", required=True, help="One line for each of their values.")
 @click.option("--impl", "implementation", metavar="I", default="fused", show_default=True)
 @options.store_option
@@ -83,13 +84,13 @@ def study(
     workload: str, by: str, implementation: str, store_url: str | None, json_target: str | None
 ) -> None:
     """How the time of one WORKLOAD depends on some knobs: the best config for each value."""
-    from tilewright.op import Workload
     from tilewright.record import best_by
     from tilewright.store import Store
 
     knobs = tuple(by.split(","))
+    text = str(options.read_workload(workload))
     with Store(store_url) as store:
-        rows = store.query(workload=str(Workload.parse(workload)), implementation=implementation)
+        rows = store.query(workload=text, implementation=implementation)
         found = best_by(rows, knobs)
     if json_target:
         content = [

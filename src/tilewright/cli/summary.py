@@ -20,6 +20,7 @@ from tilewright.cli import options, render
     metavar="FIELD,...",
     help="A line for each value of op, x[0], x[-1], x.dtype, ...; may be repeated.",
 )
+@options.import_option
 @options.thinning
 @options.json_option
 def summary(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, fx
 from tilewright.dispatch.call import operators
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import SEED, SPEC, draws, with_seed
-from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
 from tilewright.fusion.trace import by_shapes, trace_reference, trace_truth
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
@@ -77,7 +78,17 @@ def fuse(
 
 @dataclass(frozen=True)
 class FusedFunction(Op):
-    """The operator behind a person's function."""
+    """The operator behind a person's function, or behind its gradients.
+
+    Attributes:
+        gradients: the names of those that are given, one for each floating output.
+    """
+
+    gradients: tuple[str, ...] = ()
+
+    def backward(self, arguments: Iterable[str] = ()) -> Op:
+        given = [n for n in arguments if re.fullmatch(r"grad_output\d*", n)]
+        return backward_operator(self, len(given) or None)
 
     def draws(self, w: Workload) -> bool:
         try:
@@ -86,8 +97,27 @@ class FusedFunction(Op):
             return False
 
     def output_specs(self, w: Workload) -> tuple[TensorSpec, ...]:
-        with by_shapes(self.reference):
-            return super().output_specs(w)
+        try:
+            with by_shapes(self.reference):
+                return super().output_specs(w)
+        except TilewrightError:
+            raise
+        except Exception as error:  # whatever a person's function raises
+            told = str(error).splitlines()[:1]
+            raise InvalidArgument(
+                f"{self.name} raises {': '.join([type(error).__name__, *told])}, called with "
+                f"{', '.join(f'{n}={v}' for n, v in w.tensors.items())}"
+            ) from error
+
+    def composed(self, w: Workload) -> Callable[..., Any] | None:
+        """Halves are computed in fp32 and rounded as a kernel does: what a call gives must not
+        depend on how often its shape came."""
+        if not any(t.dtype in HALVES for t in w.tensors.values()):
+            return None
+        try:
+            return _Composed(w)
+        except NoImplementation:  # PyTorch's result is all that there is
+            return None
 
     def truth(self, w: Workload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The traced function in fp64; its casts from one floating dtype to another are dropped."""
@@ -107,37 +137,69 @@ class _Widened(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
+class _Composed(fx.Interpreter):
+    """The traced function, on the tensors of its workload."""
+
+    def __init__(self, w: Workload):
+        super().__init__(trace_reference(w))
+        self.main, self.dtypes = w.main.torch_dtype, [o.torch_dtype for o in w.outputs]
+
+    def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        self.device = tensors[0].device
+        halves = (torch.float16, torch.bfloat16)
+        found = self.run(*(t.float() if t.dtype in halves else t for t in tensors))
+        outs = tuple(o.to(dtype) for o, dtype in zip(found, self.dtypes, strict=True))
+        return outs[0] if len(outs) == 1 else outs
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target._schema.name == "tilewright::rounded":
+            return args[0].to(self.main).to(args[0].dtype)
+        if "device" in kwargs:  # of the trace, whose tensors are nowhere
+            kwargs = {**kwargs, "device": self.device}
+        return super().call_function(target, args, kwargs)
+
+
 def _widened(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
 
-def backward_operator(op: Op, outputs: int) -> Op:
+def backward_operator(op: Op, outputs: int | None = None) -> Op:
     """The operator `<name>_backward` of a fused function: made when it is first needed.
 
-    Its arguments are a gradient for each output, those of the function, and `grads`, the names of
-    those whose gradients are wanted.
+    Its arguments are a gradient for each floating output, those of the function, and `grads`, the
+    names of those whose gradients are wanted.
+
+    Args:
+        outputs: how many are floating; None for as many as it was made for, at first one.
     """
     name = f"{op.name}_backward"
-    if name not in OPS:
-        gradients = ["grad_output"] if outputs == 1 else [f"grad_output{k}" for k in range(outputs)]
-        _register(
-            FusedFunction(
-                name,
-                _gradient(op, gradients),
-                flops=_steps,
-                check=functools.partial(_check_gradient, name, op),
-                scalars=op.scalars,
-                outputs_like=lambda args: args["grads"],
-                gradient_of=op.name,
-                fused=True,
-                fallback=op.fallback,
-                seed=op.seed,
-            )
-        )
-    return OPS[name]
+    made = OPS.get(name)
+    ours = isinstance(made, FusedFunction) and made.gradient_of == op.name
+    if ours and outputs in (None, len(made.gradients)):
+        return made
+    gradients = _names_of_gradients(1 if outputs is None else outputs)
+    backward = FusedFunction(
+        name,
+        _gradient(op, gradients),
+        flops=_steps,
+        check=functools.partial(_check_gradient, name, op, gradients),
+        scalars=op.scalars,
+        outputs_like=lambda args: args["grads"],
+        gradient_of=op.name,
+        fused=True,
+        fallback=op.fallback,
+        seed=op.seed,
+        gradients=gradients,
+    )
+    _register(backward)
+    return backward
 
 
-def _gradient(op: Op, gradients: list[str]) -> Callable[..., Any]:
+def _names_of_gradients(outputs: int) -> tuple[str, ...]:
+    return ("grad_output",) if outputs == 1 else tuple(f"grad_output{k}" for k in range(outputs))
+
+
+def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
     def reference(**args: Any) -> tuple[Tensor, ...]:
         given = {n: args[n] for n in op.parameters}
         wanted = list(args["grads"] or _differentiable(given))
@@ -166,7 +228,8 @@ def _gradient(op: Op, gradients: list[str]) -> Callable[..., Any]:
 
 def _register(op: Op) -> None:
     """Add an operator, in the place of one that the same function made before."""
-    if op.name in OPS and not (OPS[op.name].fused and _origin(OPS[op.name]) == _origin(op)):
+    earlier = OPS.get(op.name)
+    if earlier is not None and not (earlier.fused and _origin(earlier) == _origin(op)):
         raise InvalidArgument(f"fuse: there is an operator {op.name!r} already; give name=")
     for name in (op.name, f"{op.name}_backward"):
         OPS.remove(name)
@@ -174,6 +237,7 @@ def _register(op: Op) -> None:
         state.disown(name)
     graph_of.cache_clear()
     draws.cache_clear()
+    _floating_outputs.cache_clear()
     state.forget()
     OPS.add(op.name, op)
 
@@ -208,14 +272,28 @@ def _check(name: str, seed: str | None, args: dict[str, Any]) -> dict[str, Any]:
     return args
 
 
-def _check_gradient(name: str, op: Op, args: dict[str, Any]) -> dict[str, Any]:
+def _check_gradient(
+    name: str, op: Op, gradients: Sequence[str], args: dict[str, Any]
+) -> dict[str, Any]:
     possible = _differentiable({n: args[n] for n in op.parameters})
     wanted = args["grads"] or possible
     unknown = [n for n in wanted if n not in possible]
     if unknown or not wanted:
         found = f"there is no gradient of {unknown[0]!r}" if unknown else "nothing to differentiate"
         raise InvalidArgument(f"{name}: {found}; ask for some of {', '.join(possible)}")
+    outputs = _floating_outputs(op.workload(**{n: args[n] for n in op.parameters}))
+    given = [args[n].shape if isinstance(args[n], TensorSpec) else None for n in gradients]
+    if given != [o.shape for o in outputs]:
+        told = ", ".join(f"{n}={args[n]}" for n in gradients)
+        names = _names_of_gradients(len(outputs))
+        right = ", ".join(f"{n}={o}" for n, o in zip(names, outputs, strict=True))
+        raise InvalidArgument(f"{name}: {told} does not fit what {op.name} returns; give {right}")
     return _check(name, op.seed, {**args, "grads": tuple(n for n in possible if n in wanted)})
+
+
+@functools.lru_cache(maxsize=1024)
+def _floating_outputs(w: Workload) -> tuple[TensorSpec, ...]:
+    return tuple(o for o in w.outputs if o.torch_dtype.is_floating_point)
 
 
 def _steps(w: Workload) -> int:

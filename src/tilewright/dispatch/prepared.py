@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.compile.cache import cached
 from tilewright.dispatch import selection
 from tilewright.dispatch.deterministic import VendorOrOurs, races
 from tilewright.dispatch.dumps import dump_built
@@ -36,6 +37,9 @@ MAX_KEYS = 4096
 HOT_CALLS = 3
 """Calls of a workload without a record of its own before anything is built for it: shapes that
 appear once must not cost a compilation."""
+FREE_COMPILATIONS = 32
+"""Untuned binaries that an operator of tw.fuse compiles on a device at first calls; beyond, new
+shapes that need another wait for HOT_CALLS, too."""
 
 Run = Callable[..., Any]
 
@@ -49,6 +53,8 @@ class State:
         built: what was built for a workload; kept beside `prepared`, since many keys share one.
         calls: how often a workload without a record of its own came.
         given_up: workloads whose choice could not be built or launched.
+        compiled: how many binaries the calls of an operator of tw.fuse have compiled on a device.
+        slowed: those of them that a person was told of.
     """
 
     def __init__(self) -> None:
@@ -60,6 +66,8 @@ class State:
         self.built: dict[tuple[Workload, torch.device, Forced | None], tuple[Run, Choice]] = {}
         self.calls: Counter[tuple] = Counter()
         self.given_up: set[tuple] = set()
+        self.compiled: Counter[tuple[str, torch.device]] = Counter()
+        self.slowed: set[tuple[str, torch.device]] = set()
         self.warned_of_capture = False
 
     def keep(self, op: str, prepared: dict[tuple, Run], generation: int) -> None:
@@ -77,6 +85,9 @@ class State:
             self.prepared.pop(op, {}).clear()
             if op in self.recent:
                 self.recent.pop(op).clear()
+            for of in [of for of in self.compiled if of[0] == op]:
+                del self.compiled[of]
+                self.slowed.discard(of)
 
     def forget(self) -> None:
         with self.lock:
@@ -179,7 +190,11 @@ def _runnable(
         where = (selection.same(w), device)
         if forced is None and where in state.given_up:
             return _unbuilt(w, device)
-        if selection.waits(w, device, choice):
+        compiles = choice.source == "asked" and _compiles(w, device, choice)
+        too_many = compiles and state.compiled[w.op, device] >= FREE_COMPILATIONS
+        if too_many:
+            _warn_of_compilations(w, device)
+        if too_many or selection.waits(w, device, choice):
             if len(state.calls) >= MAX_KEYS:
                 state.calls.clear()
             state.calls[where] += 1
@@ -194,10 +209,18 @@ def _runnable(
             if forced is not None:
                 raise
             return _give_up(w, device, error)
+        state.compiled[w.op, device] += compiles
         if len(state.built) >= MAX_KEYS:
             state.built.clear()
         state.built[w, device, forced] = built
         return built
+
+
+def _compiles(w: Workload, device: torch.device, choice: Choice) -> bool:
+    """Whether building the choice runs a compiler: one binary serves many numbers of rows."""
+    spec, implementation = selection.device_spec_of(device), IMPLS[choice.implementation]
+    task = implementation.task(choice.config, w, spec)
+    return task is not None and cached(task) is None
 
 
 def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
@@ -236,7 +259,8 @@ def _give_up(w: Workload, device: torch.device, error: Exception) -> tuple[Run, 
 def _unbuilt(w: Workload, device: torch.device) -> tuple[Run, Choice]:
     choice = selection.unbuilt(w, device)
     own = choice.implementation != "aten"
-    return (_build(w, device, choice) if own else _vendor(w, device)), choice
+    run = _build(w, device, choice) if own else w.operator.composed(w) or _vendor(w, device)
+    return run, choice
 
 
 def _vendor(w: Workload, device: torch.device) -> Run:
@@ -259,6 +283,19 @@ def _vendor_or_ours(w: Workload, device: torch.device) -> Run:
             return None
 
     return VendorOrOurs(w, build, HOT_CALLS - 1)
+
+
+def _warn_of_compilations(w: Workload, device: torch.device) -> None:
+    if (w.op, device) not in state.slowed:
+        state.slowed.add((w.op, device))
+        warnings.warn(
+            f"{FREE_COMPILATIONS} kernels were compiled for calls of {w.op} on {device}: from now "
+            f"on PyTorch runs each shape that needs another until it has come {HOT_CALLS} times, "
+            f"as does {w}. Tune the shapes that matter (tilewright tune --import FILE), pad sizes "
+            "to a few, or name numbers that change in tw.fuse(..., scalars=[...])",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
 
 def _warn_of_capture(w: Workload, choice: Choice) -> None:

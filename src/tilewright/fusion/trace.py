@@ -56,7 +56,7 @@ def trace_reference(
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = w.call(tensors[: len(w.tensors)])
         given.update(zip(scalars, tensors[len(w.tensors) :], strict=True))
-        with by_shapes(w.operator.reference):
+        with _WithoutScans(), by_shapes(w.operator.reference):
             return w.operator.returned(w.operator.reference(**given))
 
     with _tracing, traced_roundings(), preserve_node_meta(), without_hooks():
@@ -135,6 +135,55 @@ class _Lines(TorchFunctionMode):
                 self.noted.add(step)
                 step.register_prehook(lambda gradients: set_stack_trace(line))
                 behind += [before for before, _ in step.next_functions]
+
+
+class _WithoutScans(TorchFunctionMode):
+    """Inside, products are differentiated by reductions; PyTorch's formula scans."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        taken = {"input", "dim", "keepdim", "dtype"}
+        if function not in (torch.prod, torch.Tensor.prod) or not taken.issuperset(kwargs):
+            return function(*args, **kwargs)
+        x, dim, keepdim, dtype = _product_of(*args, **kwargs)
+        return _Product.apply(x if dtype is None else x.to(dtype), dim, keepdim)
+
+
+def _product_of(
+    input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> tuple[Any, int | None, bool, Any]:
+    return input, dim, keepdim, dtype
+
+
+class _Product(torch.autograd.Function):
+    """A product over a dim, or over all."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
+        return x.prod() if dim is None else x.prod(dim, keepdim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.dim, _ = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Each factor's gradient is the product of the others: none of them may be zero."""
+        (x,) = ctx.saved_tensors
+        dims = range(x.dim()) if ctx.dim is None else [ctx.dim % max(x.dim(), 1)]
+        kept = [1 if d in dims else n for d, n in enumerate(x.shape)]
+        gradient = gradient.reshape(kept)
+        if kept == list(x.shape):  # of one factor
+            return gradient, None, None
+        zero = x == 0
+        factors = torch.where(zero, 1.0, x)
+        product = (factors.prod() if ctx.dim is None else factors.prod(ctx.dim)).reshape(kept)
+        zeros = zero.to(x.dtype).sum(list(dims), keepdim=True)
+        others = torch.where(zeros == zero.to(x.dtype), product / factors, 0.0)
+        return gradient * others, None, None
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from tilewright.measure.ceilings import Ceilings
 from tilewright.measure.timing import Eager, Timing
 from tilewright.measure.worker import BUILDING, OPENED, RUNNING, Workbench
 from tilewright.op import Workload
+from tilewright.registry import imported
 
 OPEN_LIMIT_S = 600.0
 """Making inputs and the fp64 truth, or measuring the ceilings: slow, but no candidate's doing."""
@@ -304,7 +305,7 @@ class Isolated(_Device):
         # Not multiprocessing's spawn: that would run the caller's main module a second time.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from tilewright.measure.worker import serve; "
-            f"serve({theirs.fileno()}, {self._device!r})"
+            f"serve({theirs.fileno()}, {self._device!r}, {imported!r})"
         )
         with theirs:
             self._process = subprocess.Popen(

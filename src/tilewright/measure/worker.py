@@ -23,6 +23,7 @@ from tilewright.measure.ceilings import Ceilings, hard_limit_us, measure_ceiling
 from tilewright.measure.timing import Eager, Timing, eager, inputs_for, time_interleaved
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
+from tilewright.registry import import_source
 from tilewright.tensor_spec import HALVES
 
 OPENED, BUILDING, RUNNING = "opened", "building", "running"
@@ -270,12 +271,17 @@ def _copy_main(main: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(main).copy_(main)
 
 
-def serve(descriptor: int, device: str | None) -> None:
+def serve(descriptor: int, device: str | None, sources: Sequence[str] = ()) -> None:
     """Answer requests (method of Workbench, arguments) from a connection until it closes.
+
+    A person's `sources` (registry.import_source) are imported first: requests may name what they
+    fuse.
 
     Each answer is a stream of ("event", item), then ("done", value) or ("error", exception).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
+    for source in sources:
+        import_source(source)
     bench: Workbench | None = None
     # A parent that is gone leaves nobody to answer.
     with Connection(descriptor) as connection, contextlib.suppress(EOFError, BrokenPipeError):

@@ -1,0 +1,166 @@
+"""A person's function on the command line: imported, tuned forward and backward, then run so."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tilewright import cli, registry
+from tilewright.compile import cxx
+from tilewright.op import OPS, Workload
+
+FILE = """
+import torch
+import tilewright as tw
+from widths import WIDTH
+
+
+@tw.fuse
+def swiglu(gate, up):
+    return torch.nn.functional.silu(gate) * up
+
+
+@tw.fuse
+def product_and_sum(x, y):
+    return x * y, (x + y).sum(-1)
+"""
+CALL = """
+import torch
+from kernels import WIDTH, swiglu
+from tilewright.dispatch.prepared import state
+
+gate, up = (torch.randn(64, WIDTH, requires_grad=True) for _ in range(2))
+swiglu(gate, up).backward(torch.randn(64, WIDTH))
+print(sorted((w.op, choice.source) for (w, *_), (_, choice) in state.built.items()))
+"""
+FORWARD = "swiglu(gate=f32[64,96], up=f32[64,96])"
+BACKWARD = "swiglu_backward(grad_output=f32[64,96], gate=f32[64,96], up=f32[64,96])"
+PAIR = (
+    "product_and_sum_backward(grad_output0=f32[8,96], grad_output1=f32[8], x=f32[8,96], "
+    "y=f32[8,96], grads=[x])"
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "kernels.py").write_text(FILE)
+    (tmp_path / "widths.py").write_text("WIDTH = 96\n")
+    return tmp_path
+
+
+def python(folder, *args, **variables):
+    environment = {
+        **os.environ,
+        "TILEWRIGHT_STORE": f"sqlite:///{folder / 'records.db'}",
+        "TILEWRIGHT_CACHE_DIR": str(folder / "cache"),
+        **variables,
+    }
+    return subprocess.run(
+        [sys.executable, *args],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def tilewright(folder, *args, **variables):
+    return python(folder, "-m", "tilewright.cli", *args, **variables)
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_a_function_is_tuned_forward_and_backward_and_later_calls_run_by_the_records(folder):
+    on = ["--import", "kernels.py", "--device", "cpu"]
+    budget = ["--budget", "8s", "--configs", "1", "--baseline", "aten"]
+    tuned = tilewright(folder, "tune", FORWARD, BACKWARD, *on, *budget)
+    assert tuned.returncode == 0, tuned.stdout + tuned.stderr
+    listed = tilewright(folder, "records", "list", "--json")
+    kept = {r["workload"] for r in json.loads(listed.stdout) if r["final"] and r["status"] == "ok"}
+    assert kept == {FORWARD, BACKWARD}
+    called = python(folder, "-c", CALL)
+    assert called.stdout.strip() == "[('swiglu', 'record'), ('swiglu_backward', 'record')]"
+    shown = tilewright(folder, "records", "show", BACKWARD, "--import", "kernels")
+    assert shown.returncode == 0
+    assert "fused" in shown.stdout
+    verified = tilewright(folder, "verify", FORWARD, BACKWARD, PAIR, *on, "--impl", "fused")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_a_plug_in_folder_may_hold_functions_too(folder):
+    (folder / "ops").mkdir()
+    (folder / "kernels.py").rename(folder / "ops" / "kernels.py")
+    found = tilewright(
+        folder,
+        *("explain", BACKWARD, "--device", "cpu", "--no-measure"),
+        TILEWRIGHT_PLUGINS=str(folder),
+    )
+    assert found.returncode == 0, found.stderr
+    assert "fused (asked)" in found.stdout
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+    """This process in the folder, and afterwards without what was imported there."""
+    modules, operators = set(sys.modules), set(OPS)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(registry, "imported", [])
+    yield folder
+    for name in set(OPS) - operators:
+        OPS.remove(name)
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "message"),
+    [
+        ("missing.py", None, "missing.py: there is no such Python file; give the path of one"),
+        ("missing", None, "there is no module 'missing', looked for in"),
+        ("./missing", None, "there is no such Python file"),
+        ("raises.py", "x = 1\nx.y", "raises.py cannot be imported: AttributeError: 'int' object"),
+        ("raises.py", "x = 1\nx.y", "raises.py:2); correct it"),
+        ("leaves.py", "import sys\nsys.exit(3)", "leaves.py cannot be imported: SystemExit: 3"),
+        ("lacks.py", "import nowhere", "lacks.py cannot be imported: ModuleNotFoundError"),
+        ("json.py", "", "another module is named 'json'"),
+        ("plain.py", "def f(x): return x", "plain.py fuses no function: decorate one"),
+    ],
+)
+def test_what_cannot_be_imported_is_told_in_words(here, capsys, source, content, message):
+    if content is not None:
+        (here / source).write_text(content)
+    assert cli.main(["verify", "--import", source, FORWARD]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("swiglu(gate=f32[4,8], up=f32[4,9])", "swiglu raises RuntimeError"),
+        (PAIR.replace("0=f32[8,96]", "0=f32[8]"), "give grad_output0=f32[8,96], grad_output1=f32"),
+        (
+            PAIR.replace("0=", "=").replace(", grad_output1=f32[8]", ""),
+            "give grad_output0=f32[8,96], grad_output1=f32[8]",
+        ),
+        ("swiglu_backward(gate=f32[4,8], up=f32[4,8])", "argument 'grad_output' is missing"),
+        ("swiglu_backward_backward(x=f32[4])", "unknown operator 'swiglu_backward_backward'"),
+        ("geglu(x=f32[4])", "a function of tw.fuse is known once its file is: --import FILE"),
+    ],
+)
+def test_a_workload_that_does_not_fit_the_function_is_told_in_words(here, capsys, text, message):
+    assert cli.main(["verify", "--import", "kernels.py", text]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_backward_takes_as_many_gradients_as_the_function_returns(here):
+    registry.import_source("kernels.py")
+    assert "product_and_sum_backward" in OPS
+    assert "grad_output" in OPS["product_and_sum_backward"].parameters  # as long as none is named
+    w = Workload.parse(PAIR)
+    assert "grad_output1" in OPS["product_and_sum_backward"].parameters
+    assert str(w) == PAIR
+    assert OPS["product_and_sum_backward"] is w.operator
