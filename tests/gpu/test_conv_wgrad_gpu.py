@@ -18,6 +18,7 @@ from tilewright.impls import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls._weight_grad_model import COMBINES, MARKED, SERIAL
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
+from tilewright.suite import SUITES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -159,6 +160,27 @@ def test_fp32_results_and_added_ones_are_right_in_every_split_mode(module, more)
             config = replace(config, cluster=cluster) if module is sm90 else config
             if space.why_not(config) is None:
                 assert verifier.check(build(module, w, config)).message == "", config
+
+
+@pytest.fixture
+def searching():
+    """PyTorch's result as the tuner has it: by the kernel that cuDNN's search finds, in TF32."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.allow_tf32
+    cudnn.benchmark = cudnn.allow_tf32 = True
+    yield
+    cudnn.benchmark, cudnn.allow_tf32 = before
+
+
+FP32_RESULTS = [w for n in (8, 32) for w in SUITES[f"resnet50_v15_wgrad_f32_out_n{n}"].workloads()]
+
+
+@pytest.mark.parametrize("w", FP32_RESULTS, ids=str)
+def test_untuned_fp32_sums_are_as_exact_as_is_asked(w, searching):
+    impl = IMPLS[NAMES[sm90]]
+    if reason := impl.unsupported(w, spec_of(0)):
+        pytest.skip(reason)
+    assert Verifier(w, DEVICE).check(build(sm90, w, impl.heuristic(w, spec_of(0)))).message == ""
 
 
 @pytest.mark.parametrize(("split_k", "cluster", "combine"), MODES)

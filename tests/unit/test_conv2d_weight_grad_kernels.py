@@ -24,6 +24,8 @@ from tilewright.impls._weight_grad_model import (
     COMBINES,
     MARKED,
     SERIAL,
+    chain,
+    longest_chain,
     predicted_us,
     split_choices,
 )
@@ -427,6 +429,58 @@ def test_the_models_first_choice_is_near_the_fastest_that_was_measured():
         logs.append(math.log(times[first] / min(times.values())))
     assert math.exp(sum(logs) / len(logs)) < 1.02
     assert math.exp(max(logs)) < 1.15
+
+
+REFUSED_CHAINS = [
+    (8, 256, 64, 56, 1, 1, 2090), (8, 256, 128, 56, 1, 1, 2090), (8, 128, 512, 28, 1, 1, 1045),
+    (8, 512, 128, 28, 1, 1, 1045), (8, 512, 256, 28, 1, 1, 1568), (8, 256, 1024, 14, 1, 1, 1568),
+    (8, 1024, 256, 14, 1, 1, 1568), (32, 64, 256, 56, 1, 1, 6272), (32, 256, 64, 56, 1, 1, 6272),
+    (32, 128, 512, 28, 1, 1, 4181), (32, 512, 128, 28, 1, 1, 4181), (32, 512, 256, 28, 1, 1, 6272),
+    (32, 256, 1024, 14, 1, 1, 3136), (32, 512, 1024, 28, 1, 2, 6272),
+    (32, 1024, 512, 14, 1, 1, 6272), (256, 512, 512, 14, 3, 2, 6842),
+    (256, 512, 512, 7, 3, 1, 6842),
+]  # fmt: skip
+"""Batch, channels, features, size, filter, stride, and pixels of the chains whose fp32 sums were
+over twice as far off as PyTorch's (H200, commits 6c7ef91, 538e9c3 and 632da8c)."""
+
+
+@pytest.mark.parametrize(("n", "c", "k", "size", "kernel", "stride", "refused"), REFUSED_CHAINS)
+def test_chains_of_fp32_sums_that_are_kept_are_short_in_what_is_taken_untuned(
+    n, c, k, size, kernel, stride, refused
+):
+    out, padding = size // stride, kernel // 2
+    shapes = f"{n},{c},{size},{size}", f"{n},{k},{out},{out}"
+    rest = f"kernel_size={kernel}, stride={stride}, padding={padding}, out_dtype=f32"
+    w = weight_grad(*shapes, rest)
+    config = SM90.heuristic(w, H200)
+    assert chain(problem_of(w), config) < 0.7 * refused
+    assert SM90.space(w, H200).why_not(config) is None
+    assert config == SM90.promising(w, H200)[0]
+
+
+@pytest.mark.parametrize("impl", [SM80, SM90])
+def test_chains_are_short_where_fp32_sums_of_halves_are_kept_and_there_alone(impl):
+    shapes, kernel = ("32,256,56,56", "32,64,56,56"), "kernel_size=1"
+    for dtype, more, kept in (
+        ("f16", "", False),
+        ("bf16", ", out_dtype=f32", True),
+        ("f16", ", into=f32[64,256,1,1]@channels_last", True),
+    ):
+        w = weight_grad(*shapes, kernel + more, dtype=dtype)
+        problem = problem_of(w)
+        assert problem.keeps_sums == kept
+        assert (longest_chain(problem, H200) < math.inf) == kept
+        if kept:
+            assert chain(problem, impl.heuristic(w, H200)) <= longest_chain(problem, H200)
+    assert not problem_of(weight_grad(*shapes, kernel, dtype="f32")).keeps_sums
+
+
+def test_ranges_of_steps_are_chains_of_a_tile_at_most():
+    problem = problem_of(SIMPLE)
+    config = replace(SM90.heuristic(SIMPLE, H200), split_k=1, blocks=H200.sms)
+    tiles = problem.tiles(config.tile_m, config.tile_n)
+    assert chain(problem, config) == problem.pixels * tiles / H200.sms
+    assert chain(problem, replace(config, blocks=1)) == problem.pixels
 
 
 def test_slices_of_large_clusters_fill_the_sms_that_such_clusters_can_have():
