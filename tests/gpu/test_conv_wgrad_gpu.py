@@ -300,18 +300,19 @@ DEPTHWISE = [
     (5, 16, 11, 23, 5, 2, 2),
     (2, 96, 9, 9, 7, 1, 3),
     (1, 600, 3, 2, 3, 1, 1),
+    (3, 57, 17, 18, 3, 1, 1),
+    (2, 1, 40, 33, 7, 2, 3),
+    (4, 64, 28, 27, 3, 1, 2, 2),
+    (2, 63, 31, 40, (2, 3), (1, 2), (0, 4), (3, 5)),
+    (2, 24, 20, 40, (3, 4), (3, 4), (2, 3), (2, 3)),
 ]
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize(("n", "c", "h", "w", "kernel", "stride", "padding"), DEPTHWISE)
-def test_depthwise_filters_are_right(n, c, h, w, kernel, stride, padding, dtype):
-    p, q = ((size + 2 * padding - kernel) // stride + 1 for size in (h, w))
-    workload = Workload.parse(
-        f"conv2d_weight_grad(x={dtype}[{n},{c},{h},{w}]@channels_last,"
-        f" grad_output={dtype}[{n},{c},{p},{q}]@channels_last, kernel_size={kernel},"
-        f" stride={stride}, padding={padding}, groups={c})"
-    )
+@pytest.mark.parametrize("shape", DEPTHWISE, ids=str)
+def test_depthwise_filters_are_right(shape, dtype):
+    n, c, *rest = shape
+    workload = layer(n, c, c, *rest, dtype=dtype, more=f", groups={c}")
     impl, verifier = IMPLS["conv2d_weight_grad_depthwise"], Verifier(workload, DEVICE)
     for config in impl.space(workload, spec_of(0)):
         run = impl.build(config, workload, spec_of(0))

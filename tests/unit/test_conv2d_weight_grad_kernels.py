@@ -15,7 +15,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.dispatch.selection import _fitting
 from tilewright.errors import InvalidArgument
-from tilewright.impl import IMPLS
+from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
 from tilewright.impls import conv2d_weight_grad_sm80 as sm80
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls._weight_grad import Results, problem_of
@@ -233,6 +233,23 @@ def test_depthwise_filters_compile_without_spills(w):
     assert compiled(impl.task(config, w, H200)).resources.spill_bytes == 0
 
 
+@pytest.mark.parametrize(
+    "w",
+    [
+        weight_grad("8,64,28,28", "8,64,28,28", "kernel_size=3, padding=7, dilation=7, groups=64"),
+        weight_grad("8,64,28,28", "8,64,28,28", "kernel_size=7, padding=6, dilation=2, groups=64"),
+        weight_grad("8,63,28,28", "8,63,28,28", "kernel_size=7, padding=3, groups=63"),
+        weight_grad("8,63,29,29", "8,63,13,13", "kernel_size=3, stride=2, dilation=2, groups=63"),
+    ],
+    ids=str,
+)
+def test_dilated_depthwise_filters_and_odd_channels_compile_without_spills(w):
+    impl = IMPLS["conv2d_weight_grad_depthwise"]
+    assert impl.unsupported(w, H200) is None
+    for config in (impl.heuristic(w, H200), replace(impl.heuristic(w, H200), threads=256)):
+        assert compiled(impl.task(config, w, H200)).resources.spill_bytes == 0
+
+
 @pytest.mark.parametrize("more", [", out_dtype=f32", ", into=f16[96,1,7,7]", None])
 def test_depthwise_filters_give_fp32_add_to_others_and_sum_the_bias(more):
     impl = IMPLS["conv2d_weight_grad_depthwise"]
@@ -254,17 +271,35 @@ def test_depthwise_filters_give_fp32_add_to_others_and_sum_the_bias(more):
             "more than 49 taps",
         ),
         (
-            weight_grad("8,63,9,9", "8,63,9,9", "kernel_size=3, padding=1, groups=63"),
-            "in pairs",
-        ),
-        (
-            weight_grad("8,64,9,9", "8,64,5,5", "kernel_size=3, dilation=2, groups=64"),
-            "without gaps",
+            weight_grad("8,64,9,40", "8,64,5,8", "kernel_size=[3,5], dilation=[2,8], groups=64"),
+            "reaches 33 outputs",
         ),
     ],
 )
 def test_what_the_depthwise_kernel_does_not_walk_is_refused_in_words(w, words):
     assert words in IMPLS["conv2d_weight_grad_depthwise"].unsupported(w, H200)
+
+
+@pytest.mark.parametrize(
+    ("channels", "features", "rest", "dtype"),
+    [
+        (64, 64, "kernel_size=3, padding=1, groups=64", "f32"),
+        (64, 64, "kernel_size=3, padding=1, groups=8", "f64"),
+        (64, 128, "kernel_size=3, padding=1, groups=64", "f16"),
+        (64, 128, "kernel_size=3, padding=1, groups=8", "f16"),
+        (96, 96, "kernel_size=3, padding=1, groups=32", "f16"),
+        (64, 64, "kernel_size=3, padding=2, dilation=2, groups=16", "f16"),
+        (60, 60, "kernel_size=3, padding=1, groups=15", "f16"),
+        (64, 64, "kernel_size=31, padding=15, groups=64", "f16"),
+        (64, 64, "kernel_size=3, padding=9, dilation=9, groups=64", "f16"),
+        (64, 64, "kernel_size=5, padding=2, stride=5, groups=64", "bf16"),
+    ],
+)
+def test_what_the_documentation_says_that_no_kernel_of_ours_serves(channels, features, rest, dtype):
+    size = 8 if "stride" in rest else 40
+    w = weight_grad(f"8,{channels},40,40", f"8,{features},{size},{size}", rest, dtype=dtype)
+    ours = [i for i in implementations(w) if i.backend in OWN_BACKENDS]
+    assert [i.name for i in ours if i.unsupported(w, H200) is None] == []
 
 
 def test_bf16_compiles():
