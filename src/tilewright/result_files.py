@@ -11,7 +11,7 @@ from tilewright.build import Effort
 from tilewright.errors import InvalidArgument
 from tilewright.measure.activity import Activity
 from tilewright.record import runtime_of
-from tilewright.results import Measured, Own, Report, Row, Verified, as_dict, validate
+from tilewright.results import Baseline, Measured, Own, Report, Row, Verified, as_dict, validate
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -65,17 +65,16 @@ _COMPARABLE = {
 
 def row_of(data: Mapping[str, Any]) -> Row:
     """A row as `Row.as_dict` wrote it."""
-    own, verified = data["own"], data["verified"]
+    own, wrong = data["own"], data.get("wrong", ())
+    verdicts = {part: data.get(part) for part in ("verified", "chosen_verified")}
     return Row(
         **{
             **data,
-            **{
-                part: {name: Measured(**_measured(m)) for name, m in data.get(part, {}).items()}
-                for part in ("baselines", "others")
-            },
+            "baselines": {n: Baseline(**_measured(m)) for n, m in data["baselines"].items()},
+            "others": {n: Measured(**_measured(m)) for n, m in data.get("others", {}).items()},
             "own": Own(**_measured(own)) if own else None,
-            "verified": Verified(**verified) if verified else None,
-            "wrong": tuple(data.get("wrong", ())),
+            **{part: Verified(**found) if found else None for part, found in verdicts.items()},
+            "wrong": wrong if isinstance(wrong, Mapping) else dict.fromkeys(wrong, ""),
             "activity": {name: Activity(**a) for name, a in data.get("activity", {}).items()},
         }
     )

@@ -35,6 +35,22 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Baseline(Measured):
+    """One of what our own kernels are compared with.
+
+    Attributes:
+        config: the fastest one, of an implementation that has configs; None in files that do not
+            tell.
+        candidates: distinct executables of it that were verified; None in files that do not tell.
+        deterministic: whether two runs gave the same bits; None where nobody looked.
+    """
+
+    config: dict[str, Any] | None = None
+    candidates: int | None = None
+    deterministic: bool | None = None
+
+
+@dataclass(frozen=True)
 class Own(Measured):
     """The best of our own kernels on one workload.
 
@@ -52,7 +68,7 @@ class Own(Measured):
 
 @dataclass(frozen=True)
 class Verified:
-    """How far `own` is from the fp64 reference, in units of the output's last place."""
+    """How far a result is from the fp64 reference, in units of the output's last place."""
 
     max_ulp: float
     bound_ulp: float
@@ -72,11 +88,16 @@ class Row:
         eager_us: what such a call takes, one of many in a row, until the device is done; empty on a
             CPU, where nothing else is timed.
         others: the fastest of each of our other implementations in the duel.
+        unsearched: implementation of ours -> why its untuned config alone was measured; empty in a
+            row that was read from the records.
+        chosen_verified: of what selection takes; None in files that do not tell.
         own: the best of our own kernels; None where none supports the workload.
         chosen: the implementation that selection takes; never slower than aten, unless aten is
             wrong.
         candidates: distinct executables of our own that were verified.
-        wrong: baselines whose result is wrong; they are compared with, but never chosen.
+        verified: of `own`.
+        wrong: baseline whose result is wrong -> what is wrong with it, "" in files that do not
+            tell; it is compared with, but never chosen.
         refused: implementation -> why it did not take part, or how it failed.
         activity: what one call makes the device do: of "own" and of each baseline; empty in a row
             that was read from the records.
@@ -88,16 +109,18 @@ class Row:
     method: str
     distribution: str | None
     host_us: dict[str, float]
-    baselines: dict[str, Measured]
+    baselines: dict[str, Baseline]
     own: Own | None
     chosen: str
     candidates: int
     verified: Verified | None
-    wrong: tuple[str, ...] = ()
+    wrong: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     activity: dict[str, Activity] = field(default_factory=dict)
     eager_us: dict[str, float] = field(default_factory=dict)
     others: dict[str, Measured] = field(default_factory=dict)
+    unsearched: dict[str, str] = field(default_factory=dict)
+    chosen_verified: Verified | None = None
 
     def __post_init__(self) -> None:
         assert self.chosen in self.baselines or (
@@ -229,10 +252,11 @@ def table_rows(report: Report) -> list[dict[str, Any]]:
             if "inductor" in row.baselines
             else None,
             "of_floor": row.floor_us / row.chosen_us if row.floor_us else None,
-            "verified": row.verified is not None,
+            "verified": (row.chosen_verified or row.verified) is not None,
             "candidates": row.candidates,
             "wrong": row.wrong,
             "refused": row.refused,
+            "unsearched": row.unsearched,
         }
         for row in report.rows
     ]
@@ -314,11 +338,15 @@ def validate(data: Mapping[str, Any]) -> list[str]:
             if not isinstance(others, Mapping):
                 found.append(f"{where}.others is {others!r}, not an object")
                 others = {}
+            for part, kinds in (("wrong", (Mapping, list)), ("unsearched", Mapping)):
+                if not isinstance(row.get(part, {}), kinds):
+                    found.append(f"{where}.{part} is {row[part]!r}, not an object")
             for part, times in (("baselines", row["baselines"]), ("others", others)):
                 for name, measured in times.items():
                     found += _mismatches(measured, _MEASURED, f"{where}.{part}.{name}")
-            for part, schema in (("own", _OWN), ("verified", _VERIFIED)):
-                if row[part] is not None:
+            verdicts = (("verified", _VERIFIED), ("chosen_verified", _VERIFIED))
+            for part, schema in (("own", _OWN), *verdicts):
+                if row.get(part) is not None:
                     found += _mismatches(row[part], schema, f"{where}.{part}")
         if not found:
             found += _inconsistencies(row, where)

@@ -25,7 +25,8 @@ def geomean(values: Iterable[float | None]) -> float | None:
 
 def summary(rows: Sequence[Row], counts: Mapping[str, int] | None = None) -> dict[str, float]:
     """Geometric means of `own` against each baseline, the floor and copy, and the worst cases; and
-    of the speed that the heuristic alone has of the search's result. Where workloads were timed by
+    of the speed that the heuristic alone has of the search's result, with the number of rows that
+    lack it, as where its result was refused (`without_heuristic`). Where workloads were timed by
     both methods, of a call's time in a program to that in a graph, too. `eager` is of calls in a
     row, as programs make them.
 
@@ -45,6 +46,8 @@ def summary(rows: Sequence[Row], counts: Mapping[str, int] | None = None) -> dic
     found["geomean_heuristic_vs_own"] = geomean(
         row.own.median_us / row.own.heuristic_us for row in rows if row.own and row.own.heuristic_us
     )
+    untold = [row for row in rows if row.own and row.own.heuristic_us is None]
+    found["without_heuristic"] = len(untold) or None
     called = events_vs_graph(rows)
     found["geomean_events_vs_graph"] = geomean(called)
     found["worst_events_vs_graph"] = max(called, default=None)

@@ -20,7 +20,7 @@ from tilewright.cli.tune import finish, refusals
 from tilewright.errors import CompileError, InvalidArgument, TilewrightError
 from tilewright.measure.verify import Verdict, verification_error
 from tilewright.op import Workload
-from tilewright.results import Measured, Own, Report, Row, Verified, validate
+from tilewright.results import Baseline, Own, Report, Row, Verified, validate
 from tilewright.suite import SUITES
 
 SOFTMAX = "softmax(x=f32[64,100])"
@@ -248,23 +248,39 @@ def test_a_closed_pipe_is_no_traceback():
 
 def test_refusals_are_told_once_for_each_reason():
     rows = [
-        {"workload": "a", "wrong": (), "refused": {"x": "no GPU", "y": "0.5 ulp too far"}},
-        {"workload": "b", "wrong": ("z",), "refused": {"x": "no GPU", "z": "9 ulp exceeds 2"}},
+        {
+            "workload": "a",
+            "wrong": {},
+            "refused": {"x": "no GPU", "y": "0.5 ulp too far"},
+            "unsearched": {},
+        },
+        {
+            "workload": "b",
+            "wrong": {"z": "9 ulp exceeds 2"},
+            "refused": {"x": "no GPU", "z": "9 ulp exceeds 2"},
+            "unsearched": {"v": "not searched: too slow"},
+        },
     ]
-    assert refusals(rows) == ["x on 2 workloads: no GPU", "y on a: 0.5 ulp too far"]
+    assert refusals(rows) == [
+        "x on 2 workloads: no GPU",
+        "y on a: 0.5 ulp too far",
+        "v on b: not searched: too slow",
+    ]
 
 
 def test_a_wrong_baseline_is_told_in_one_line_and_marked_in_the_table(capsys):
     found = report()
     found.rows[0] = dataclasses.replace(
-        found.rows[0], wrong=("inductor",), refused={"inductor": "9 ulp exceeds 2 at (3, 1)"}
+        found.rows[0],
+        wrong={"inductor": "9 ulp exceeds 2 at (3, 1)"},
+        refused={"inductor": "9 ulp exceeds 2 at (3, 1)"},
     )
     assert finish("custom", found, None) == 0
     out, err = capsys.readouterr()
     assert "1.50x*" in out
     assert err.splitlines() == [
-        "* inductor is wrong on 1 of 1 workloads and was not chosen there; "
-        f"tilewright verify '{SOFTMAX}' --impl inductor shows where"
+        "* inductor is wrong on 1 of 1 workloads and was not chosen there (9 ulp exceeds 2 at "
+        f"(3, 1)); tilewright verify '{SOFTMAX}' --impl inductor shows it"
     ]
 
 
@@ -312,7 +328,7 @@ def report(**changes) -> Report:
         method="cpu",
         distribution=None,
         host_us={},
-        baselines={"aten": Measured(20.0, (19.0, 21.0)), "inductor": Measured(15.0, (14.0, 16.0))},
+        baselines={"aten": Baseline(20.0, (19.0, 21.0)), "inductor": Baseline(15.0, (14.0, 16.0))},
         own=Own(10.0, (9.0, 11.0), "fused", {"rows": 2}),
         chosen="fused",
         candidates=7,

@@ -15,7 +15,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.dispatch.selection import _fitting
 from tilewright.errors import InvalidArgument
-from tilewright.impl import IMPLS
+from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
 from tilewright.impls import conv2d_weight_grad_sm80 as sm80
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls._weight_grad import Results, problem_of
@@ -24,6 +24,8 @@ from tilewright.impls._weight_grad_model import (
     COMBINES,
     MARKED,
     SERIAL,
+    chain,
+    longest_chain,
     predicted_us,
     split_choices,
 )
@@ -231,6 +233,23 @@ def test_depthwise_filters_compile_without_spills(w):
     assert compiled(impl.task(config, w, H200)).resources.spill_bytes == 0
 
 
+@pytest.mark.parametrize(
+    "w",
+    [
+        weight_grad("8,64,28,28", "8,64,28,28", "kernel_size=3, padding=7, dilation=7, groups=64"),
+        weight_grad("8,64,28,28", "8,64,28,28", "kernel_size=7, padding=6, dilation=2, groups=64"),
+        weight_grad("8,63,28,28", "8,63,28,28", "kernel_size=7, padding=3, groups=63"),
+        weight_grad("8,63,29,29", "8,63,13,13", "kernel_size=3, stride=2, dilation=2, groups=63"),
+    ],
+    ids=str,
+)
+def test_dilated_depthwise_filters_and_odd_channels_compile_without_spills(w):
+    impl = IMPLS["conv2d_weight_grad_depthwise"]
+    assert impl.unsupported(w, H200) is None
+    for config in (impl.heuristic(w, H200), replace(impl.heuristic(w, H200), threads=256)):
+        assert compiled(impl.task(config, w, H200)).resources.spill_bytes == 0
+
+
 @pytest.mark.parametrize("more", [", out_dtype=f32", ", into=f16[96,1,7,7]", None])
 def test_depthwise_filters_give_fp32_add_to_others_and_sum_the_bias(more):
     impl = IMPLS["conv2d_weight_grad_depthwise"]
@@ -252,17 +271,35 @@ def test_depthwise_filters_give_fp32_add_to_others_and_sum_the_bias(more):
             "more than 49 taps",
         ),
         (
-            weight_grad("8,63,9,9", "8,63,9,9", "kernel_size=3, padding=1, groups=63"),
-            "in pairs",
-        ),
-        (
-            weight_grad("8,64,9,9", "8,64,5,5", "kernel_size=3, dilation=2, groups=64"),
-            "without gaps",
+            weight_grad("8,64,9,40", "8,64,5,8", "kernel_size=[3,5], dilation=[2,8], groups=64"),
+            "reaches 33 outputs",
         ),
     ],
 )
 def test_what_the_depthwise_kernel_does_not_walk_is_refused_in_words(w, words):
     assert words in IMPLS["conv2d_weight_grad_depthwise"].unsupported(w, H200)
+
+
+@pytest.mark.parametrize(
+    ("channels", "features", "rest", "dtype"),
+    [
+        (64, 64, "kernel_size=3, padding=1, groups=64", "f32"),
+        (64, 64, "kernel_size=3, padding=1, groups=8", "f64"),
+        (64, 128, "kernel_size=3, padding=1, groups=64", "f16"),
+        (64, 128, "kernel_size=3, padding=1, groups=8", "f16"),
+        (96, 96, "kernel_size=3, padding=1, groups=32", "f16"),
+        (64, 64, "kernel_size=3, padding=2, dilation=2, groups=16", "f16"),
+        (60, 60, "kernel_size=3, padding=1, groups=15", "f16"),
+        (64, 64, "kernel_size=31, padding=15, groups=64", "f16"),
+        (64, 64, "kernel_size=3, padding=9, dilation=9, groups=64", "f16"),
+        (64, 64, "kernel_size=5, padding=2, stride=5, groups=64", "bf16"),
+    ],
+)
+def test_what_the_documentation_says_that_no_kernel_of_ours_serves(channels, features, rest, dtype):
+    size = 8 if "stride" in rest else 40
+    w = weight_grad(f"8,{channels},40,40", f"8,{features},{size},{size}", rest, dtype=dtype)
+    ours = [i for i in implementations(w) if i.backend in OWN_BACKENDS]
+    assert [i.name for i in ours if i.unsupported(w, H200) is None] == []
 
 
 def test_bf16_compiles():
@@ -427,6 +464,58 @@ def test_the_models_first_choice_is_near_the_fastest_that_was_measured():
         logs.append(math.log(times[first] / min(times.values())))
     assert math.exp(sum(logs) / len(logs)) < 1.02
     assert math.exp(max(logs)) < 1.15
+
+
+REFUSED_CHAINS = [
+    (8, 256, 64, 56, 1, 1, 2090), (8, 256, 128, 56, 1, 1, 2090), (8, 128, 512, 28, 1, 1, 1045),
+    (8, 512, 128, 28, 1, 1, 1045), (8, 512, 256, 28, 1, 1, 1568), (8, 256, 1024, 14, 1, 1, 1568),
+    (8, 1024, 256, 14, 1, 1, 1568), (32, 64, 256, 56, 1, 1, 6272), (32, 256, 64, 56, 1, 1, 6272),
+    (32, 128, 512, 28, 1, 1, 4181), (32, 512, 128, 28, 1, 1, 4181), (32, 512, 256, 28, 1, 1, 6272),
+    (32, 256, 1024, 14, 1, 1, 3136), (32, 512, 1024, 28, 1, 2, 6272),
+    (32, 1024, 512, 14, 1, 1, 6272), (256, 512, 512, 14, 3, 2, 6842),
+    (256, 512, 512, 7, 3, 1, 6842),
+]  # fmt: skip
+"""Batch, channels, features, size, filter, stride, and pixels of the chains whose fp32 sums were
+over twice as far off as PyTorch's (H200, commits 6c7ef91, 538e9c3 and 632da8c)."""
+
+
+@pytest.mark.parametrize(("n", "c", "k", "size", "kernel", "stride", "refused"), REFUSED_CHAINS)
+def test_chains_of_fp32_sums_that_are_kept_are_short_in_what_is_taken_untuned(
+    n, c, k, size, kernel, stride, refused
+):
+    out, padding = size // stride, kernel // 2
+    shapes = f"{n},{c},{size},{size}", f"{n},{k},{out},{out}"
+    rest = f"kernel_size={kernel}, stride={stride}, padding={padding}, out_dtype=f32"
+    w = weight_grad(*shapes, rest)
+    config = SM90.heuristic(w, H200)
+    assert chain(problem_of(w), config) < 0.7 * refused
+    assert SM90.space(w, H200).why_not(config) is None
+    assert config == SM90.promising(w, H200)[0]
+
+
+@pytest.mark.parametrize("impl", [SM80, SM90])
+def test_chains_are_short_where_fp32_sums_of_halves_are_kept_and_there_alone(impl):
+    shapes, kernel = ("32,256,56,56", "32,64,56,56"), "kernel_size=1"
+    for dtype, more, kept in (
+        ("f16", "", False),
+        ("bf16", ", out_dtype=f32", True),
+        ("f16", ", into=f32[64,256,1,1]@channels_last", True),
+    ):
+        w = weight_grad(*shapes, kernel + more, dtype=dtype)
+        problem = problem_of(w)
+        assert problem.keeps_sums == kept
+        assert (longest_chain(problem, H200) < math.inf) == kept
+        if kept:
+            assert chain(problem, impl.heuristic(w, H200)) <= longest_chain(problem, H200)
+    assert not problem_of(weight_grad(*shapes, kernel, dtype="f32")).keeps_sums
+
+
+def test_ranges_of_steps_are_chains_of_a_tile_at_most():
+    problem = problem_of(SIMPLE)
+    config = replace(SM90.heuristic(SIMPLE, H200), split_k=1, blocks=H200.sms)
+    tiles = problem.tiles(config.tile_m, config.tile_n)
+    assert chain(problem, config) == problem.pixels * tiles / H200.sms
+    assert chain(problem, replace(config, blocks=1)) == problem.pixels
 
 
 def test_slices_of_large_clusters_fill_the_sms_that_such_clusters_can_have():

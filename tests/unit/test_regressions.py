@@ -7,7 +7,7 @@ import pytest
 from tilewright.cli import main
 from tilewright.errors import InvalidArgument
 from tilewright.regressions import changes
-from tilewright.results import Measured, Own, Report, Row, as_dict, write_data
+from tilewright.results import Baseline, Own, Report, Row, as_dict, write_data
 
 TEXT = "softmax(x=f16[16,1024])"
 VERSIONS = {"torch": "2.11", "cuda": "13.0", "driver": "580", "tilewright": "0.1"}
@@ -27,7 +27,7 @@ def result(
     device="NVIDIA H200",
 ):
     own = own_us and Own(own_us, interval(own_us, spread), "fused", {"threads": 128})
-    aten = {"aten": Measured(aten_us, interval(aten_us, spread))} if aten_us else {}
+    aten = {"aten": Baseline(aten_us, interval(aten_us, spread))} if aten_us else {}
     row = Row(
         workload=text, floor_us=floor_us, copy_us=8.0, method="graph", distribution=None,
         host_us={}, baselines=aten, own=own, chosen="fused" if own else "aten", candidates=7,

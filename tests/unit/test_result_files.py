@@ -10,7 +10,7 @@ from tilewright import result_files, results
 from tilewright.cli import main
 from tilewright.errors import InvalidArgument
 from tilewright.measure.activity import Activity
-from tilewright.results import Measured, Own, Report, Row, Verified
+from tilewright.results import Baseline, Measured, Own, Report, Row, Verified
 from tilewright.suite import SUITES
 from tilewright.summaries import summary_by
 
@@ -21,8 +21,12 @@ def measured(us: float) -> Measured:
     return Measured(us, (us * 0.99, us * 1.01))
 
 
+def baseline(us: float) -> Baseline:
+    return Baseline(us, (us * 0.99, us * 1.01), {}, 1, True)
+
+
 def row(workload: str, ours: float, quack: float | None = None) -> Row:
-    others = {"quack": measured(quack)} if quack else {}
+    others = {"quack": baseline(quack)} if quack else {}
     return Row(
         workload=workload,
         floor_us=4.0,
@@ -30,15 +34,17 @@ def row(workload: str, ours: float, quack: float | None = None) -> Row:
         method="graph",
         distribution=None,
         host_us={"own": 8.0},
-        baselines={"aten": measured(40.0), **others},
+        baselines={"aten": baseline(40.0), **others},
         own=Own(ours, (ours, ours), "fused", {"threads": 128}),
         chosen="fused",
         candidates=7,
         verified=Verified(0.5, 2.0, None, True),
-        wrong=("quack",) if quack else (),
+        wrong={"quack": "9 ulp exceeds 2"} if quack else {},
         activity={"own": Activity(1, 0, 0, 1)},
         eager_us={"own": 12.0, "aten": 41.0},
         others={"fused_training": measured(ours + 1)},
+        unsearched={"fused_training": "not searched: too slow"},
+        chosen_verified=Verified(0.5, 2.0, None, True),
     )
 
 
@@ -106,6 +112,22 @@ def test_rows_read_back_are_the_rows_that_were_written(tmp_path):
                                                       chosen="aten")]  # fmt: skip
     data = result_files.read(written(tmp_path / "a.json", *rows))
     assert [result_files.row_of(r) for r in data["rows"]] == rows
+
+
+def test_a_file_that_tells_less_of_its_baselines_still_loads(tmp_path):
+    path = written(tmp_path / "a.json", row(WIDE, 10.0, 9.0))
+    data = json.loads(path.read_text())
+    older = data["rows"][0]
+    older["wrong"] = ["quack"]
+    del older["unsearched"], older["chosen_verified"]
+    for m in older["baselines"].values():
+        del m["config"], m["candidates"], m["deterministic"]
+    path.write_text(json.dumps(data))
+    found = result_files.row_of(result_files.read(path)["rows"][0])
+    assert found.wrong == {"quack": ""}
+    assert found.chosen_verified is None
+    assert found.baselines["aten"].candidates is None
+    assert results.table_rows(report(found))[0]["verified"]
 
 
 def test_parts_of_a_suite_become_one_file_and_the_later_row_counts(tmp_path):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from tilewright import results
 from tilewright.errors import InvalidArgument
-from tilewright.results import Measured, Own, Report, Row, Verified
+from tilewright.results import Baseline, Measured, Own, Report, Row, Verified
 
 
-def measured(us: float) -> Measured:
-    return Measured(us, (us * 0.99, us * 1.01))
+def measured(us: float) -> Baseline:
+    return Baseline(us, (us * 0.99, us * 1.01), {}, 1, True)
 
 
 def own(us: float) -> Own:
@@ -84,10 +85,14 @@ def test_a_written_file_reads_back_valid_and_has_the_documented_keys(report, tmp
     assert list(data["rows"][0]) == [
         "workload", "floor_us", "copy_us", "method", "distribution", "host_us", "baselines", "own",
         "chosen", "candidates", "verified", "wrong", "activity", "eager_us", "others",
+        "unsearched", "chosen_verified",
     ]  # fmt: skip
     assert set(data["rows"][0]["own"]) == {
         "implementation", "config", "median_us", "ci_us", "resources", "workspace_bytes",
         "heuristic_us",
+    }  # fmt: skip
+    assert set(data["rows"][0]["baselines"]["aten"]) == {
+        "median_us", "ci_us", "config", "candidates", "deterministic",
     }  # fmt: skip
     assert data["rows"][0]["own"]["ci_us"] == [pytest.approx(9.9), pytest.approx(10.1)]
     assert [p.name for p in path.parent.iterdir()] == ["suite.json"]
@@ -114,6 +119,9 @@ def test_a_path_that_cannot_be_written_is_named_and_the_old_file_stays(report, t
         (lambda d: d["rows"][0]["own"].update(ci_us=[11, 12]), "outside its interval"),
         (lambda d: d["rows"][0]["own"].pop("config"), "rows[0].own.config is missing"),
         (lambda d: d["rows"][0]["verified"].update(max_ulp="small"), "rows[0].verified.max_ulp"),
+        (lambda d: d["rows"][0].update(wrong="aten"), "rows[0].wrong is 'aten'"),
+        (lambda d: d["rows"][0].update(unsearched=[]), "rows[0].unsearched is []"),
+        (lambda d: d["rows"][0].update(chosen_verified={}), "rows[0].chosen_verified.max_ulp"),
         (lambda d: d["rows"][0].update(others=None), "rows[0].others is None"),
         (lambda d: d["rows"][0].update(others={"fused": {}}), "rows[0].others.fused.median_us"),
     ],
@@ -125,10 +133,30 @@ def test_the_validator_names_what_is_wrong(report, change, said):
     assert any(said in problem for problem in problems), problems
 
 
-def test_a_choice_may_be_slower_than_an_aten_that_is_wrong(report):
+@pytest.mark.parametrize("wrong", [["aten"], {"aten": "two runs differ"}])
+def test_a_choice_may_be_slower_than_an_aten_that_is_wrong(report, wrong):
     data = copy.deepcopy(json.loads(json.dumps(results.as_dict("s", report))))
-    data["rows"][1].update(chosen="fused", wrong=["aten"])
+    data["rows"][1].update(chosen="fused", wrong=wrong)
     assert results.validate(data) == []
+
+
+def test_rows_that_lack_the_untuned_configs_time_are_counted(report):
+    first, second = report.rows
+    assert "without_heuristic" not in results.summary(report.rows)
+    assert first.own is not None
+    missing = replace(first, own=replace(first.own, heuristic_us=None))
+    found = results.summary([missing, second])
+    assert found["without_heuristic"] == 1
+    assert found["geomean_heuristic_vs_own"] == pytest.approx(0.5)
+
+
+def test_a_choice_without_a_kernel_of_ours_is_told_as_verified_too(report):
+    detour = replace(
+        row("c", 40.0, 20.0, None, "inductor"), chosen_verified=Verified(1, 2, None, True)
+    )
+    unknown = row("d", 10.0, 20.0, None, "aten")
+    report.rows[:] = [detour, unknown]
+    assert [r["verified"] for r in results.table_rows(report)] == [True, False]
 
 
 def test_table_rows_tell_the_chosen_time_against_the_baselines(report):

@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from convolutions import weight_grad, with_bias
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
+from geometries import configs, layers
 from infinities import assert_infinities_stay, with_infinities
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
@@ -121,6 +124,18 @@ RANGES = [
 @pytest.mark.parametrize(("w", "config"), WHOLE, ids=str)
 def test_steps_of_a_tile_are_copied_and_multiplied(w, config):
     assert check(w, config)
+
+
+@settings(max_examples=4, deadline=None, derandomize=True,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(st.data())
+def test_any_two_axes_and_any_config_are_right(data):
+    w = data.draw(layers(most_images=2, most_size=9, most_units=12))
+    assume(SM90.unsupported(w, DEVICE) is None)
+    alone = {"combine": ["last", "kernel", SERIAL], "cluster": [1], "exchange": ["read"]}
+    alone |= {"fetch": ["walk", "matrix"], "blocks": [0]}
+    config = data.draw(configs(SM90.space(w, DEVICE).restricted(alone), sm90.Config(stages=2)))
+    assert check(w, config), (w, config)
 
 
 @pytest.mark.parametrize("halo", [0, halo_of(problem_of(GROUPS), 192, 64)])

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
+from geometries import configs, layer, layers
 from infinities import assert_infinities_stay, with_infinities
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
@@ -75,6 +76,17 @@ CASES = {
         workload(*DEPTHWISE, op="weight_bias_grad", more=", out_dtype=f32"),
         with_bias(workload(*DEPTHWISE), "f16"),
         with_bias(workload(*DEPTHWISE, dtype="bf16"), "f32", donated=True),
+        workload(2, 23, 23, 7, 9, 3, 1, 1, 23),
+        workload(2, 1, 1, 7, 40, 7, 2, 3, 1, op="weight_bias_grad", dtype="bf16"),
+        *(
+            layer(2, c, c, 11, 17, kernel, stride, padding, dilation, more=f", groups={c}")
+            for c, kernel, stride, padding, dilation in (
+                (24, 3, 1, 2, 2),
+                (7, (2, 3), (1, 2), (0, 4), (3, 5)),
+                (8, (3, 4), (3, 4), (2, 3), (2, 3)),
+                (9, (1, 5), (2, 3), (0, 4), (1, 2)),
+            )
+        ),
     ],
     "conv2d_weight_grad_depthwise_mma": [
         workload(*DEPTHWISE),
@@ -237,6 +249,19 @@ def test_any_geometry_of_rows_is_right(data):
     assume(impl.unsupported(w, FEW) is None)
     verdict = Verifier(w, CPU).check(OnCpu(impl, impl.heuristic(w, FEW), w))
     assert verdict.ok, verdict.message
+
+
+@settings(max_examples=4, deadline=None, derandomize=True,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(st.data())
+def test_any_two_axes_and_any_config_of_mma_sync_are_right(data):
+    w = data.draw(layers((1, 8), most_images=2, most_size=9, most_units=10))
+    alone = {"combine": ["last", "kernel", SERIAL]}  # blocks run one after the other here
+    space = SM80.space(w, FEW).restricted(alone)
+    start = replace(SM80.heuristic(w, FEW), split_k=1, combine="last", add_threads=256)
+    config = data.draw(configs(space, start))
+    verdict = Verifier(w, CPU).check(OnCpu(SM80, config, w, device=FEW))
+    assert verdict.ok, (config, verdict.message)
 
 
 @pytest.mark.parametrize(

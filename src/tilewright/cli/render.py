@@ -187,6 +187,7 @@ def summary(data: Mapping[str, Any], stderr: bool = False) -> None:
         "geomean_vs_quack": "{:.2f}x Quack",
         "geomean_of_floor": "{:.2f} of the floor",
         "geomean_heuristic_vs_own": "{:.2f} of the tuned speed untuned",
+        "without_heuristic": "{:.0f} not told untuned, as where that is not right",
         "geomean_eager_vs_graph": "{:.2f} of the graph's time in calls one after the other",
         "geomean_events_vs_graph": "{:.2f} of the graph's time called from PyTorch",
     }

@@ -115,22 +115,26 @@ def finish(suite: str, report: Report, json_target: str | None) -> int:
 
 def wrong_baselines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Baselines that verification refused, one line each; their times stay in the table."""
-    texts_of: dict[str, list[str]] = {}
+    found: dict[str, dict[str, str]] = {}
     for row in rows:
-        for name in row["wrong"]:
-            texts_of.setdefault(name, []).append(row["workload"])
-    return [
-        f"* {name} is wrong on {len(texts)} of {len(rows)} workloads and was not chosen there; "
-        f"tilewright verify '{texts[0]}' --impl {name} shows where"
-        for name, texts in texts_of.items()
-    ]
+        for name, reason in row["wrong"].items():
+            found.setdefault(name, {})[row["workload"]] = reason
+    lines = []
+    for name, reasons in found.items():
+        text, reason = next(iter(reasons.items()))
+        lines.append(
+            f"* {name} is wrong on {len(reasons)} of {len(rows)} workloads and was not chosen "
+            f"there ({reason}); tilewright verify '{text}' --impl {name} shows it"
+        )
+    return lines
 
 
 def refusals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Who took no part, or failed, and why; one line for each reason, however many workloads."""
+    """Who took no part, failed or was not searched, and why; one line for each reason, however many
+    workloads."""
     of_reason: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for name, reason in row["refused"].items():
+        for name, reason in (*row["refused"].items(), *row["unsearched"].items()):
             if name in row["wrong"]:
                 continue
             of_reason.setdefault((name, reason), []).append(row["workload"])

@@ -50,6 +50,8 @@ class Problem:
     """Whether grad_output's own sums are asked for, too."""
     workspace_limit_bytes: int
     """Of partial sums; a config that needs more does not fit."""
+    keeps_sums: bool = False
+    """Whether the result is fp32 sums of halves, in which shows what tensor cores cut off."""
     group: int = 0
     """0, or channels, and features, of a group: a tile has 64 features and their own channels."""
 
@@ -124,6 +126,7 @@ def _problem_of(w: Workload, dense: bool, limit_bytes: int) -> Problem:
         geometry=(p, q, s, height, width, *w["stride"], *w["padding"], *w["dilation"]),
         bias=len(w.outputs) > 1,
         workspace_limit_bytes=limit_bytes,
+        keeps_sums=x.dtype in HALVES and w.outputs[0].dtype == "f32",
         group=group,
     )
 

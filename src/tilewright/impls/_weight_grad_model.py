@@ -202,6 +202,43 @@ def ranked(problem: Problem, device: DeviceSpec, configs: Iterable[C], most: int
     return found
 
 
+SUMS_PER_SM = 64 * 64
+"""Where fp32 sums of halves are kept, what is taken untuned has as many slices as give each SM a
+tile of so many sums. Tensor cores cut off an ulp for each 16 pixels of a chain, and a result whose
+error is over twice PyTorch's is refused: cuDNN's chains are as short as if tiles of twice as many
+sums filled the SMs. Of 66 layers of ResNet-50 v1.5 at batch 8, 32 and 256 (H200, 2026-11-22) the
+model's first choice was refused on 17, and on 15 of them had fewer slices than these."""
+MOST_ASKED, SHORT_CHAIN = 48, 600
+"""Slices that are asked for at most, and pixels of a chain that is short enough anyway."""
+LEAST_OF_TAPS, SHORT_OF_TAPS = 4, 2112
+"""Of filters of several taps: slices, and pixels of a chain that is short enough anyway. The other
+two had ranges of 6848 of 12544 pixels, and four slices were right."""
+
+
+def longest_chain(problem: Problem, device: DeviceSpec) -> float:
+    """Pixels that a thread may sum one behind the other, in a config that is taken unverified."""
+    if not problem.keeps_sums:
+        return math.inf
+    if problem.taps > 1:
+        return max(SHORT_OF_TAPS, problem.pixels / LEAST_OF_TAPS)
+    elements = problem.features * problem.row_length
+    slices = min(math.ceil(device.sms * SUMS_PER_SM / elements), MOST_ASKED)
+    return max(SHORT_CHAIN, problem.pixels / slices)
+
+
+def chain(problem: Problem, c: Split) -> float:
+    """Pixels that a thread of a config sums one behind the other."""
+    if not c.blocks:
+        return problem.pixels / c.split_k
+    return min(problem.pixels, problem.pixels * problem.tiles(c.tile_m, c.tile_n) / c.blocks)
+
+
+def exact(problem: Problem, device: DeviceSpec, configs: Iterable[C]) -> list[C]:
+    """Those of short chains; all where none is."""
+    configs, longest = list(configs), longest_chain(problem, device)
+    return [c for c in configs if chain(problem, c) <= longest] or configs
+
+
 CHALLENGERS = 2
 
 

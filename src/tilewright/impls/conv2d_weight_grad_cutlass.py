@@ -103,7 +103,11 @@ class Config:
 
 class Conv2dWeightGradCutlass(Implementation):
     """Kernels instantiated from CUTLASS's headers by nvcc, all numbers of stages of a tile in one
-    library; the widest accesses that channels and addresses allow."""
+    library; the widest accesses that channels and addresses allow.
+
+    They multiply the padding: beside an infinity at grad_output's border that is NaN, in sums that
+    the infinity is no part of.
+    """
 
     name, backend, op = "conv2d_weight_grad_cutlass", "cutlass", "conv2d_weight_grad"
 

@@ -30,6 +30,8 @@ from tilewright.space import ConfigSpace, param
 ENTRY, ADD_ENTRY, ADD_THREADS = "weight_grad", "add_all_slices", 256
 LARGEST_FILTER = 49
 """Taps whose sums, two channels each, stay in registers."""
+MOST_KEPT = 16
+"""Values of grad_output that a pixel of x meets along a row, two channels each, stay there, too."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,10 @@ class Conv2dWeightGradDepthwise(Implementation):
             return f"it runs on an NVIDIA GPU, not on {device.name}"
         if reason := depthwise_refusal(w) or operand_refusal(w, wide_result=True, adds=True):
             return reason
-        if w["dilation"] != (1, 1):
-            return f"dilation={list(w['dilation'])}: the kernel walks without gaps"
         if math.prod(w["kernel_size"]) > LARGEST_FILTER or w["stride"][1] > 4:
             return f"more than {LARGEST_FILTER} taps, or a stride above 4, exceed the registers"
-        if w["groups"] % 2 or min(as_read(w[name]).align for name in ("x", "grad_output")) < 4:
-            return "channels are read in pairs of 4 aligned bytes"
+        if _kept(w) > MOST_KEPT:
+            return f"a row of the filter reaches {_kept(w)} outputs, more than {MOST_KEPT}"
         return None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
@@ -80,7 +80,8 @@ class Conv2dWeightGradDepthwise(Implementation):
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes are arguments; the filter and its stride are baked in."""
         dtypes = (w.main.dtype, w.outputs[0].dtype, len(w.outputs))
-        return f"{config.threads} {dtypes} {w['kernel_size']} {w['stride'][1]}"
+        geometry = (w["kernel_size"], w["stride"][1], w["dilation"])
+        return f"{config.threads} {dtypes} {geometry} {_paired(w)}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         defined = {
@@ -90,6 +91,9 @@ class Conv2dWeightGradDepthwise(Implementation):
             "R": w["kernel_size"][0],
             "S": w["kernel_size"][1],
             "STRIDE_W": w["stride"][1],
+            "DILATION_H": w["dilation"][0],
+            "DILATION_W": w["dilation"][1],
+            "PAIRED": int(_paired(w)),
             "THREADS": config.threads,
             "MIN_BLOCKS": _blocks_per_sm(config, w, device),
         }
@@ -107,9 +111,21 @@ def _sums(w: Workload) -> int:
     return math.prod(w["kernel_size"]) + len(w.outputs) - 1
 
 
+def _paired(w: Workload) -> bool:
+    """Whether two channels are 4 aligned bytes."""
+    aligned = min(as_read(w[name]).align for name in ("x", "grad_output")) >= 4
+    return aligned and w["groups"] % 2 == 0
+
+
+def _kept(w: Workload) -> int:
+    """Values of grad_output that meet a pixel of x along a row."""
+    return (w["kernel_size"][1] - 1) * w["dilation"][1] // w["stride"][1] + 1
+
+
 def _blocks_per_sm(config: Config, w: Workload, device: DeviceSpec) -> int:
     """As many as registers hold: two sums a tap, and what addresses and values need."""
-    registers = min(2 * _sums(w) + 62, device.registers_per_thread)
+    beyond = 2 * max(0, _kept(w) - w["kernel_size"][1])
+    registers = min(2 * _sums(w) + beyond + 62, device.registers_per_thread)
     shared_bytes = 64 * config.threads
     return max(1, device.occupancy(config.threads, registers, shared_bytes)[0])
 
@@ -123,7 +139,7 @@ class DepthwiseKernel(Executable):
         self.resources, self.block_threads = built.resources, config.threads
         self.kernel = CudaKernel(built, ENTRY, "PPPT")
         self.add = CudaKernel(built, ADD_ENTRY, "PPPPPT")
-        pairs = min(channels // 2, config.threads // 2)
+        pairs = min(math.ceil(channels / 2), config.threads // 2)
         blocks = math.ceil(channels / (2 * pairs))
         stretches = math.ceil(out_width / config.stretch)
         walks, together = n * out_height * stretches, config.threads // pairs

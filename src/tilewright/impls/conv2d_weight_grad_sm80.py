@@ -25,6 +25,7 @@ from tilewright.impls._weight_grad_model import (
     SERIAL,
     WAYS,
     blocks_per_sm,
+    exact,
     forecast,
     likely,
     predicted_us,
@@ -158,6 +159,7 @@ class Conv2dWeightGradSm80(Implementation):
             configs = [Config(*tile, tile_k, stages) for stages in (4, 3, 2)]
             bases += [c for c in configs if _refusal(problem, device, c) is None][:1]
         configs = likely(problem, device, bases, space.values["split_k"])
+        configs = exact(problem, device, configs)
         return min(configs, key=lambda c: predicted_us(problem, device, c, _share(w, device, c)))
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from tilewright.impls._weight_grad_model import (
     WAYS,
     blocks_per_sm,
     challengers,
+    exact,
     forecast,
     in_ranges,
     likely,
@@ -360,8 +361,11 @@ def _ranking(w: Workload, problem: Problem, device: DeviceSpec) -> tuple[Config,
         streamed = ranked(stream, device, deep, STREAMED)
     walks = (c for c in in_ranges(problem, device, deepest) if _fits(problem, device, c))
     ranges = ranked(problem, device, walks, RANGES)
-    gains = [c for c in ranges[:1] if us(c) < GAIN_OF_RANGES * us(found[0])]
-    first = min((*found[:1], *streamed[:1], *gains), key=us)
+    if problem.keeps_sums:
+        first = min(exact(problem, device, (*configs, *streamed)), key=us)
+    else:
+        gains = [c for c in ranges[:1] if us(c) < GAIN_OF_RANGES * us(found[0])]
+        first = min((*found[:1], *streamed[:1], *gains), key=us)
     others = list(streamed)
     for way, usual in ((MARKED, "grid"), (SERIAL, "kernel")):
         alike = (replace(c, combine=way) for c in configs if c.combine == usual)

@@ -246,11 +246,15 @@ class Workbench:
         return self._w.seed is not None and not own
 
     def _may_race(self, candidate: Candidate) -> bool:
-        """PyTorch's own kernels for repeated indices, which users have today."""
+        """PyTorch's own kernels, whose bits users have today: those for repeated indices, and of
+        other operators aten's, unless torch's flag asks for the same bits each time."""
         assert self._w is not None
         indexed = self._w.operator.indexed
+        if indexed is None:
+            asked = torch.are_deterministic_algorithms_enabled()
+            return candidate.implementation == "aten" and not asked
         own = IMPLS[candidate.implementation].backend in OWN_BACKENDS
-        return indexed is not None and indexed.races and not own
+        return indexed.races and not own
 
     def _call(self, candidate: Candidate) -> Callable[..., Any]:
         return _copy_main if candidate == COPY else self._build(candidate)

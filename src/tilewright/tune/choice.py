@@ -33,8 +33,11 @@ def measured(record: Record) -> Measured:
 
 def is_own(record: Record) -> bool:
     """Whether the record is of an implementation with kernels of ours."""
-    name = record.implementation
-    return name in IMPLS and IMPLS[name].backend in OWN_BACKENDS
+    return is_of_ours(record.implementation)
+
+
+def is_of_ours(implementation: str) -> bool:
+    return implementation in IMPLS and IMPLS[implementation].backend in OWN_BACKENDS
 
 
 def simplest_of_fastest(records: Sequence[Record], w: Workload, spec: DeviceSpec) -> Record:

@@ -89,7 +89,7 @@ def duel(trial: Trial, own: Sequence[Entry], budget: Budget) -> Row:
         for c, e in by_candidate.items()
         if e.outcome and e.outcome.verdict
     }
-    return row_of(records, w, session.spec, trial.distinct, trial.refused, exact)
+    return row_of(records, w, session.spec, trial.distinct, trial.refused, exact, trial.unsearched)
 
 
 def _records(
@@ -148,8 +148,8 @@ def _judged(records: list[Record], trial: Trial) -> list[Record]:
             us = measured(record).median_us
             slower = is_own(record) and us > aten_us
             status = "tied" if us <= chosen_us else "slower" if slower else "ok"
-        told = worst.get(candidate_of(record), record.message)
-        judged.append(dataclasses.replace(record, status=status, message=str(told)))
+        told = record.message or str(worst.get(candidate_of(record), ""))
+        judged.append(dataclasses.replace(record, status=status, message=told))
     return judged
 
 

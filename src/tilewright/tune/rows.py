@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tilewright.compile.cache import compiled
@@ -12,8 +13,16 @@ from tilewright.measure.candidate import COPY, Candidate
 from tilewright.measure.ceilings import plain_units_us
 from tilewright.op import Workload
 from tilewright.record import BESIDE, Record
-from tilewright.results import Measured, Own, Row, Verified
-from tilewright.tune.choice import COMPETING, best_own, candidate_of, chosen_of, is_own, measured
+from tilewright.results import Baseline, Own, Row, Verified
+from tilewright.tune.choice import (
+    COMPETING,
+    best_own,
+    candidate_of,
+    chosen_of,
+    is_of_ours,
+    is_own,
+    measured,
+)
 from tilewright.tune.session import Session
 
 FLOOR = Candidate("floor")
@@ -24,16 +33,18 @@ def row_of(
     records: Sequence[Record],
     w: Workload,
     spec: DeviceSpec,
-    candidates: int,
+    candidates: Mapping[str, int],
     refused: Mapping[str, str],
     integer_exact: Mapping[Candidate, bool | None],
+    unsearched: Mapping[str, str] | None = None,
 ) -> Row:
     """The row of one duel.
 
     Args:
         records: all records of the duel, ceilings and host times among them.
-        candidates: distinct verified executables of ours behind it.
+        candidates: implementation -> distinct verified executables of it.
         integer_exact: where it is known.
+        unsearched: as `Row` has it.
     """
     references = {r.implementation: r.median_us for r in records if r.status == "ceiling"}
     timed = [r for r in records if r.status not in BESIDE]
@@ -45,15 +56,28 @@ def row_of(
         method=chosen.method,
         distribution=chosen.distribution,
         host_us=_of_calls(records, "host", own),
-        baselines=_fastest_of_each([r for r in timed if not is_own(r)]),
+        baselines={
+            r.implementation: Baseline(
+                **vars(measured(r)),
+                config=r.config,
+                candidates=candidates.get(r.implementation, 0),
+                deterministic=r.deterministic,
+            )
+            for r in _fastest_of_each([r for r in timed if not is_own(r)])
+        },
         own=_own(own, timed, w, spec) if own else None,
         chosen=chosen.implementation,
-        candidates=candidates,
+        candidates=sum(n for name, n in candidates.items() if is_of_ours(name)),
         verified=_verified(own, integer_exact) if own else None,
-        wrong=tuple(r.implementation for r in timed if r.status == "wrong_result"),
+        wrong={r.implementation: r.message for r in timed if r.status == "wrong_result"},
         refused=dict(refused),
         eager_us=_of_calls(records, "eager", own),
-        others=_fastest_of_each([r for r in timed if own and _lost_to(own, r)]),
+        others={
+            r.implementation: measured(r)
+            for r in _fastest_of_each([r for r in timed if own and _lost_to(own, r)])
+        },
+        unsearched=dict(unsearched or {}),
+        chosen_verified=_verified(chosen, integer_exact),
     )
 
 
@@ -74,14 +98,14 @@ def _of_calls(records: Sequence[Record], status: str, own: Record | None) -> dic
     return found
 
 
-def _fastest_of_each(records: Sequence[Record]) -> dict[str, Measured]:
-    """Of a library with configs there are several."""
-    found: dict[str, Measured] = {}
+def _fastest_of_each(records: Sequence[Record]) -> list[Record]:
+    """One of each implementation: of one with configs there are several."""
+    found: dict[str, Record] = {}
     for record in records:
-        m, best = measured(record), found.get(record.implementation)
-        if best is None or m.median_us < best.median_us:
-            found[record.implementation] = m
-    return found
+        best = found.setdefault(record.implementation, record)
+        if measured(record).median_us < measured(best).median_us:
+            found[record.implementation] = record
+    return list(found.values())
 
 
 def _floor_us(
@@ -154,9 +178,10 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
             return None
     if not all(_same_code(session, w, r) for r in fought if is_own(r)):
         return None
-    verified = {r.code_hash for r in known if is_own(r) and r.max_ulp is not None and r.code_hash
-                and r.status != "wrong_result"}  # fmt: skip
-    return row_of(fought, w, session.spec, len(verified), refused, {})
+    verified = {(r.implementation, r.code_hash) for r in known if r.max_ulp is not None
+                and r.code_hash and r.status != "wrong_result"}  # fmt: skip
+    candidates = Counter(name for name, _ in verified)
+    return row_of(fought, w, session.spec, candidates, refused, {})
 
 
 def _same_code(session: Session, w: Workload, record: Record) -> bool:

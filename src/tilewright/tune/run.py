@@ -22,7 +22,7 @@ from tilewright.results import Report, Row
 from tilewright.search import STRATEGIES, Budget, run_search
 from tilewright.space import ConfigSpace
 from tilewright.store import Store
-from tilewright.tune.choice import candidate_of
+from tilewright.tune.choice import candidate_of, is_of_ours
 from tilewright.tune.duel import VENDOR_STATUSES, duel
 from tilewright.tune.progress import Progress
 from tilewright.tune.rows import recorded_row
@@ -33,8 +33,9 @@ SEARCH_SHARE = 0.65
 """Of a workload's budget; the rest is for thinning out the candidates and for the duel."""
 FINALISTS = 3
 HOPELESS = 2.0
-"""Where several implementations of ours serve a workload, those whose heuristic's config takes this
-many times as long as the best one's are not searched."""
+"""Where several implementations serve a workload, those of ours whose heuristic's config takes this
+many times as long as the best one's are not searched, and the row says so. Libraries always are: a
+yardstick is what it can do, not what it does untuned."""
 CHUNK = {"cpu": 8, "cuda": 128}
 """Configs compiled and verified at once. On a GPU compilers run beside the device and should never
 wait; on a CPU the budget is looked at between chunks."""
@@ -313,7 +314,17 @@ def _hopeless(trial: Trial, supporting: Sequence[Implementation]) -> list[Entry]
     trial.assess(untuned, Budget(clock=trial.session.clock.seconds))
     entries = [e for c in untuned if (e := trial.entries.get(c)) and e.verified]
     best_us = min((e.us for e in entries), default=math.inf)
-    return [e for e in entries if HOPELESS * best_us < e.us < math.inf]
+    hopeless = [
+        e
+        for e in entries
+        if HOPELESS * best_us < e.us < math.inf and is_of_ours(e.candidate.implementation)
+    ]
+    trial.unsearched |= {
+        e.candidate.implementation: f"not searched: its untuned config takes {e.us:.4g} us, "
+        f"{e.us / best_us:.1f} times as long as the best untuned one"
+        for e in hopeless
+    }
+    return hopeless
 
 
 def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> list[Any]:

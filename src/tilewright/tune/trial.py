@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilewright.build import CompileTask, Resources
 from tilewright.compile.cache import Compiled
 from tilewright.errors import CompileError, CompilerMissing
-from tilewright.impl import IMPLS, OWN_BACKENDS
+from tilewright.impl import IMPLS
 from tilewright.measure.candidate import Candidate, Outcome
 from tilewright.measure.timing import Timing
 from tilewright.op import Workload
@@ -52,20 +53,19 @@ class Trial:
         self.limits = session.prepare(w)
         self.entries: dict[Candidate, Entry] = {}
         self.refused: dict[str, str] = {}
+        self.unsearched: dict[str, str] = {}
         self.compiled = 0
         self._spilled: list[Entry] = []
         self._best_us = math.inf
 
     @property
-    def distinct(self) -> int:
-        """Executables of our own that were verified, each counted once however often built."""
-        return len(
-            {
-                e.code_hash
-                for e in self.entries.values()
-                if e.verified and IMPLS[e.candidate.implementation].backend in OWN_BACKENDS
-            }
-        )
+    def distinct(self) -> Counter[str]:
+        """Of each implementation, executables that were verified, each counted once however often
+        built."""
+        found = {
+            (e.candidate.implementation, e.code_hash) for e in self.entries.values() if e.verified
+        }
+        return Counter(name for name, _ in found)
 
     def refuse(self, implementation: str, reason: str) -> None:
         """The implementation takes no part in this workload."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 
 import pytest
+import torch
 
 from tilewright.errors import InvalidArgument
+from tilewright.impl import IMPLS, Executable
 from tilewright.measure.candidate import COPY, Candidate, Description, Outcome
 from tilewright.measure.replay import Replay
 from tilewright.measure.runner import InProcess, Isolated
@@ -48,6 +51,45 @@ def test_in_process_and_isolated_runner_give_the_same_verdicts(w, isolated):
     assert "fake compiler refused" in there[fake("refused")].message
     assert there[fake("wrong")].verdict.max_ulp > 1
     assert there[fake("wrong")].message
+
+
+@pytest.mark.parametrize(
+    ("name", "deterministic", "status"),
+    [
+        ("aten", False, "ok"),
+        ("aten", True, "wrong_result"),
+        ("conv2d_weight_grad_contiguous", False, "wrong_result"),
+    ],
+)
+def test_aten_alone_may_differ_from_run_to_run_unless_torchs_flag_forbids_it(
+    name, deterministic, status, monkeypatch
+):
+    build, calls = IMPLS[name].build, itertools.count()
+
+    def racing(config, w, device):
+        run = build(config, w, device)
+
+        def call(self, *tensors):
+            out = run(*tensors)
+            out[0, 0, 0, 0] *= 1 + 2**-22 * (next(calls) % 2)
+            return out
+
+        return type("Racing", (Executable,), {"__call__": call})()
+
+    monkeypatch.setattr(IMPLS[name], "build", racing, raising=False)
+    w = Workload.parse(
+        "conv2d_weight_grad(x=f32[2,4,9,9], grad_output=f32[2,6,9,9], kernel_size=1)"
+    )
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        with InProcess("cpu") as local:
+            ((_, outcome),) = local.verify(w, [Candidate.of(name, {})])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert outcome.status == status
+    assert outcome.verdict is not None
+    assert not outcome.verdict.deterministic
+    assert ("two runs" in outcome.message) == (status != "ok")
 
 
 @pytest.mark.parametrize(

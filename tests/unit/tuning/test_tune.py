@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import signal
 import subprocess
@@ -57,9 +58,23 @@ def test_a_librarys_configs_are_searched_and_its_best_is_a_baseline(w, runner, s
     tried = {r.config["delay_us"] for r in store.query() if r.implementation == "fake_library"}
     assert tried == {600, 4000}
     assert 600 < row.baselines["fake_library"].median_us < 4000
+    assert row.baselines["fake_library"].config == {"delay_us": 600, "fault": "none"}
+    assert row.baselines["fake_library"].candidates == 2
+    assert row.baselines["aten"].candidates == 1
     assert row.own.implementation == "fake_own"
     again = quick(w, runner, store, params=params, baselines=("fake_library",))
     assert again.baselines == row.baselines
+
+
+def test_a_library_is_searched_however_slow_it_is_untuned(w, runner, store, monkeypatch):
+    library = IMPLS["fake_library"]
+    slow = library.Config(delay_us=4000)
+    monkeypatch.setattr(library, "heuristic", lambda w, device: slow, raising=False)
+    row = quick(w, runner, store, baselines=("fake_library",))
+    tried = {r.config["delay_us"] for r in store.query() if r.implementation == "fake_library"}
+    assert len(tried) > 1
+    assert row.baselines["fake_library"].config["delay_us"] < 4000
+    assert row.unsearched == {}
 
 
 def test_a_library_that_was_not_asked_for_is_left_alone(w, runner, store):
@@ -81,6 +96,8 @@ def test_what_is_hopelessly_slower_untuned_is_measured_but_not_searched(w, runne
     records = store.query()
     tried = {r.config["delay_us"] for r in records if r.implementation == "fake_hopeless"}
     assert tried == {4000}
+    assert set(row.unsearched) == {"fake_hopeless"}
+    assert "times as long as the best untuned one" in row.unsearched["fake_hopeless"]
     assert "fake_hopeless" in {r.implementation for r in records if r.final}
     assert row.own.implementation == "fake_own"
     assert len({r.config["delay_us"] for r in records if r.implementation == "fake_own"}) > 3
@@ -104,6 +121,24 @@ def test_aten_is_chosen_when_every_kernel_of_ours_is_slower(w, runner, store):
     assert finals["fake_own"] == "slower"
 
 
+def test_a_baseline_that_is_wrong_is_told_with_its_reason(w, runner, store, monkeypatch):
+    build, calls = IMPLS["aten"].build, itertools.count()
+
+    def drifting(config, w, device):
+        right = build(config, w, device)
+        called = {"__call__": lambda self, x: right(x) + float(next(calls))}
+        return type("Drifting", (type(right),), called)(w)
+
+    monkeypatch.setattr(IMPLS["aten"], "build", drifting, raising=False)
+    runner._bench._w = None
+    row = quick(w, runner, store, params={**FAST, "delay_us": (600,)})
+    runner._bench._w = None
+    assert row.chosen == "fake_own"
+    assert row.chosen_us > row.baselines["aten"].median_us
+    assert set(row.wrong) == {"aten"}
+    assert "got" in row.wrong["aten"]
+
+
 def test_finalists_baselines_copy_and_floor_share_one_duel(w, runner, store):
     quick(w, runner, store)
     finals = store.query(final=True)
@@ -119,8 +154,10 @@ def test_a_second_run_finds_its_records_and_measures_nothing(w, runner, store):
     count = len(store.query())
     again = quick(w, runner, store)
     assert len(store.query()) == count
-    exact = dataclasses.replace(row.verified, integer_exact=None)
-    assert again == dataclasses.replace(row, verified=exact, activity={})
+    exact, chosen = (
+        dataclasses.replace(v, integer_exact=None) for v in (row.verified, row.chosen_verified)
+    )
+    assert again == dataclasses.replace(row, verified=exact, chosen_verified=chosen, activity={})
 
 
 def test_force_and_a_new_implementation_search_again(w, runner, store, monkeypatch):
@@ -250,6 +287,7 @@ def test_a_workload_that_no_kernel_of_ours_supports_still_has_a_row(runner, stor
     assert row.own is None
     assert row.verified is None
     assert row.chosen == "aten"
+    assert row.chosen_verified.deterministic
     assert row.refused["fake_own"] == "x has rank 1; fake_own takes matrices"
 
 

@@ -22,7 +22,7 @@ from tilewright.measure.replay import Replay
 from tilewright.measure.timing import Eager
 from tilewright.op import Workload
 from tilewright.record import Record
-from tilewright.results import Measured, Row
+from tilewright.results import Baseline, Row
 from tilewright.search import STRATEGIES
 from tilewright.tune import Progress, bench, rows, tune, verify_all
 from tilewright.tune.ahead import grouped
@@ -370,7 +370,7 @@ def test_of_a_baselines_configs_the_fastest_that_runs_is_profiled(w, runner, sto
     runner = types.SimpleNamespace(activity=lambda w, c, method: asked.extend(c) or {})
     session = types.SimpleNamespace(runner=runner, method="cpu")
     trial = types.SimpleNamespace(session=session, w=w, entries={e.candidate: e for e in entries})
-    m = Measured(6.0, (5.9, 6.1))
+    m = Baseline(6.0, (5.9, 6.1))
     row = Row(str(w), 1.0, None, "cpu", None, {}, {"aten": m}, None, "aten", 0, None)
     assert _with_activity(trial, row).activity == {}
     assert asked == [Candidate("aten", (("n", 6.0),))]
