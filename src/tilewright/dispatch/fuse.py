@@ -174,9 +174,9 @@ def backward_operator(op: Op, outputs: int | None = None) -> Op:
     """
     name = f"{op.name}_backward"
     made = OPS.get(name)
-    ours = isinstance(made, FusedFunction) and made.gradient_of == op.name
-    if ours and outputs in (None, len(made.gradients)):
-        return made
+    ours = made if isinstance(made, FusedFunction) and made.gradient_of == op.name else None
+    if ours and outputs in (None, len(ours.gradients)):
+        return ours
     gradients = _names_of_gradients(1 if outputs is None else outputs)
     backward = FusedFunction(
         name,
