@@ -18,6 +18,7 @@
 #define __shared__
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #define __cluster_dims__(...)
 #define __ldcs(p) (*(p))
 #define __ldcg(p) (*(p))

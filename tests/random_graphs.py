@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from tilewright.dispatch.fuse import fuse
 from tilewright.op import OPS
@@ -54,12 +55,36 @@ MOVES = {
     "outer": lambda a, dims: a.unsqueeze(-1) - 0.5 * a.unsqueeze(-2),
     "expand": lambda a, dims: a.unsqueeze(0).expand(3, *a.shape),
 }
+RARE_UNARY = {
+    "dropout": lambda a: F.dropout(a, 0.25),
+    "exponent": lambda a: (a.abs() + 0.5) ** 1.7 / 4,
+    "base": lambda a: 1.5 ** torch.tanh(a),
+}
+RARE_BINARY = {"power": lambda a, b: torch.pow(a.abs() + 0.5, torch.tanh(b))}
+RARE_REDUCTIONS = {
+    "prod": lambda a, dims: (1 + torch.tanh(a) / 8).prod(dims[0], keepdim=True),
+    "product": lambda a, dims: (1 - torch.tanh(a) / 8).prod(dims[-1]),
+    "var_mean": lambda a, dims: sum(torch.var_mean(a, dims, correction=0, keepdim=True)),
+    "std": lambda a, dims: a.std(dims, correction=0.5, keepdim=True),
+}
+TABLES = {
+    "unary": UNARY,
+    "binary": BINARY,
+    "reduce": REDUCTIONS,
+    "move": MOVES,
+    "rare unary": RARE_UNARY,
+    "rare binary": RARE_BINARY,
+    "rare reduce": RARE_REDUCTIONS,
+}
+"""Steps by kind; the rare ones are tables of their own, and so leave the draws of others alone."""
 MOST_ELEMENTS, MOST_DIMS = 20000, 5
 
 
 def computed(name, args, dims):
-    over_dims = {**REDUCTIONS, **MOVES}
-    return over_dims[name](*args, dims) if name in over_dims else {**UNARY, **BINARY}[name](*args)
+    over_dims = {**REDUCTIONS, **MOVES, **RARE_REDUCTIONS}
+    if name in over_dims:
+        return over_dims[name](*args, dims)
+    return {**UNARY, **BINARY, **RARE_UNARY, **RARE_BINARY}[name](*args)
 
 
 @dataclass(frozen=True)
@@ -91,6 +116,7 @@ DTYPES = ("f32", "bf16", "f64", "f16")
 KINDS_OF_STEPS = ("unary", "binary", "binary", "reduce")
 MANY_REDUCTIONS = ("unary", "binary", "reduce", "reduce")
 MANY_MOVES = ("unary", "binary", "binary", "reduce", "move")
+RARE_STEPS = (*MANY_MOVES, "rare unary", "rare binary", "rare reduce")
 
 
 @st.composite
@@ -129,16 +155,16 @@ def steps_on(draw, values, kind):
     """A step that these values allow."""
     first = draw(st.integers(0, len(values) - 1))
     rank = values[first].dim()
-    if kind in ("reduce", "move") and rank:
-        table = REDUCTIONS if kind == "reduce" else MOVES
+    table, takes = TABLES[kind], kind.removeprefix("rare ")
+    if takes in ("reduce", "move") and rank:
         dims = draw(st.lists(st.integers(0, rank - 1), min_size=1, unique=True))
         return draw(st.sampled_from(sorted(table))), (first,), tuple(sorted(dims))
-    if kind == "binary":
+    if takes == "binary":
         beside = [i for i, v in enumerate(values) if _broadcast(v.shape, values[first].shape)]
         second = draw(st.sampled_from(beside))
         operands = (first, second) if draw(st.booleans()) else (second, first)
-        return draw(st.sampled_from(sorted(BINARY))), operands, ()
-    return draw(st.sampled_from(sorted(UNARY))), (first,), ()
+        return draw(st.sampled_from(sorted(table))), operands, ()
+    return draw(st.sampled_from(sorted(table if takes == "unary" else UNARY))), (first,), ()
 
 
 def _broadcast(a, b):
@@ -163,10 +189,49 @@ def tensors(draw, full, dtype):
 
 
 def workload(program):
-    """The program as the operator `random_graph`."""
+    """The program as the operator `random_graph`, with a seed if it drops something out."""
     fuse(program.function(), name="random_graph")
     op = OPS["random_graph"]
-    return op.workload(**dict(zip(op.parameters, program.specs, strict=False)))
+    drawn = any(name == "dropout" for name, *_ in program.steps)
+    seed = {"seed": TensorSpec("i64", ())} if drawn else {}
+    return op.workload(**dict(zip(op.parameters, program.specs, strict=False)), **seed)
+
+
+def both(program, tensors):
+    """What the fused function gives, and PyTorch."""
+    function = program.function()
+    for f in (fuse(function, name="random_graph"), function):
+        out = f(*tensors)
+        yield out if isinstance(out, tuple) else (out,)
+
+
+def gradients(own, right, tensors):
+    """Of both, where PyTorch's results have any; what does not depend on a tensor has zeros."""
+    pairs = [(mine, o) for mine, o in zip(own, right, strict=True) if o.requires_grad]
+    weights = [torch.randn_like(o) for _, o in pairs]
+    for outs in zip(*pairs, strict=True):
+        found = torch.autograd.grad(outs, tensors, weights, allow_unused=True)
+        yield [torch.zeros_like(t) if g is None else g for g, t in zip(found, tensors, strict=True)]
+
+
+def assert_empty_ones_right(kinds, device, count):
+    """Of `count` programs on tensors that may have no elements, with their gradients, but for
+    programs of products, whose gradients are scans."""
+    empty = 0
+
+    @given(programs(dtypes=("f32",), most_steps=8, kinds=kinds, sizes=(0, 1, 3)))
+    def check(program):
+        nonlocal empty
+        empty += any(spec.numel == 0 for spec in program.specs)
+        learnt = not any(name in ("prod", "product") for name, *_ in program.steps)
+        tensors = [spec.empty(device, 0.5).requires_grad_(learnt) for spec in program.specs]
+        own, right = both(program, tensors)
+        torch.testing.assert_close(own, right, equal_nan=True)
+        for mine, theirs in zip(*gradients(own, right, tensors), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+    run_examples(check, count)
+    assert empty > count // 6
 
 
 def forget():

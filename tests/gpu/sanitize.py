@@ -1,5 +1,5 @@
 """Own kernels under NVIDIA's compute-sanitizer: every way to split a weight gradient, and a config
-of each other kind of kernel.
+of each other kind of kernel and of schedule.
 
     python tests/gpu/sanitize.py                       memcheck and racecheck of all
     python tests/gpu/sanitize.py --only sm90 --tool memcheck
@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 from compile_ahead import compile_all
+from torch.nn import functional as F
 
 from tilewright.device import DEVICES, DeviceSpec, spec_of
+from tilewright.dispatch.fuse import fuse
 from tilewright.impl import IMPLS, Implementation
-from tilewright.op import Workload
+from tilewright.op import OPS, Workload
 from tilewright.tensor_spec import TensorSpec
 
 TOOLS = ("memcheck", "racecheck")
@@ -42,6 +44,11 @@ NOT_FOLLOWED = {
     }
 }
 """By tool: cases that hold a text are not looked at, and why."""
+
+
+def sanitized_dropout(x, weight, bias):
+    """The operator of that name, which exists once a case asks for it."""
+    return F.layer_norm(F.dropout(x, 0.25), x.shape[-1:], weight, bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +73,16 @@ class Case:
 
     @property
     def w(self) -> Workload:
+        name = sanitized_dropout.__name__
+        if self.workload.startswith(f"{name}(") and name not in OPS:
+            fuse(sanitized_dropout)
         return Workload.parse(self.workload)
 
     def refusal(self, device: DeviceSpec) -> str | None:
-        return self.impl.unsupported(self.w, device)
+        why = self.impl.unsupported(self.w, device)
+        if why is None and self.knobs and self.implementation == "fused":
+            return self.impl.space(self.w, device).why_not(self.config(device))
+        return why
 
     def config(self, device: DeviceSpec) -> Any:
         heuristic = self.impl.heuristic(self.w, device)
@@ -161,6 +174,74 @@ FUSED = [
     "rstd=f32[37,1], weight=f16[1024], grads=[x,weight,bias])",
 ]
 """By element, by row, by row and cluster, by tiles of columns, and sums over rows beside rows."""
+
+
+def norm(rows, width, name="layer_norm", more=""):
+    return f"{name}(x=f16[{rows},{width}], weight=f16[{width}], bias=f16[{width}]{more})"
+
+
+NORM, MANY_ROWS = norm(37, 2056), norm(2501, 2056)
+"""Rows with a tail; more of them than groups of threads run at once."""
+SUMS = (
+    "layer_norm_backward(grad_output=f16[2501,1032], x=f16[2501,1032], mean=f32[2501,1], "
+    "rstd=f32[2501,1], weight=f16[1032])"
+)
+ODD, SOFTMAX, FLAT = norm(37, 2051), "softmax(x=f16[37,2056])", "lerp(x=f16[1300,515], end=f16[515]"
+BROADCAST = "lerp_backward(grad_output=f32[8,3,40,40], x=f32[8,1,1,1], end=f32[8,3,40,40], "
+SHARED_ROWS = BROADCAST + "weight=f32[3,1,40], grads=[x,end])"
+TILED, LINES = BROADCAST + "weight=f32[3,1,40])", BROADCAST + "weight=f32[3,1,1])"
+ACROSS = "softmax(x=f16[6,100,48], dim=1)"
+ROW = {"row_threads": 128, "rows_per_block": 2}
+WALK = {**ROW, "stages": 2, "parameters": "shared"}
+IN_CLUSTERS = {**WALK, "row_threads": 64, "rows_per_block": 4, "cluster": 2, "bulk": True}
+WARPS = {"vector": 4, "row_threads": 32, "rows_per_block": 8, "stages": 2}
+"""For sums over rows: racecheck misses barriers behind named ones (docs/measured_facts.md)."""
+WAYS = ("kernel", "last")
+TILE = {"vector": 4, "lanes": 16, "shares": 8}
+SCHEDULES = [
+    *((NORM, {**ROW, "moments": how}) for how in ("two_pass", "merge", "lanes", "tensor_cores")),
+    *((NORM, {**ROW, "storage": where}) for where in ("shared", "reread")),
+    (NORM, {**ROW, "parameters": "ahead", "min_blocks": 2}),
+    (NORM, {**ROW, "contiguous": True, "rows_per_thread": 2}),
+    (NORM, {**ROW, "tail": "predicated", "rematerialize": True}),
+    (NORM, {**ROW, "storage": "shared", "max_registers": 40, "stream_loads": False}),
+    *(
+        (ODD, {"row_threads": 256, "shifted": True, "storage": where})
+        for where in ("registers", "shared", "reread")
+    ),
+    (SOFTMAX, {**ROW, "moments": "merge"}),
+    (SOFTMAX, {**ROW, "recompute": False}),
+    (MANY_ROWS, WALK),
+    (MANY_ROWS, {**WALK, "parameters": "registers", "widened": True, "stages": 0}),
+    (MANY_ROWS, {**WALK, "parameters": "registers", "stages": 1, "rows_per_thread": 2}),
+    *((MANY_ROWS, {**WALK, "in_turn": True, "bulk": bulk}) for bulk in (False, True)),
+    (MANY_ROWS, {**WALK, "bulk": True, "stages": 3}),
+    *((norm(1501, 2056), {**IN_CLUSTERS, "in_turn": turns}) for turns in (False, True)),
+    (norm(37, 2056, "sanitized_dropout", ", seed=i64[]"), ROW),
+    (norm(2501, 2056, "sanitized_dropout", ", seed=i64[]"), {**WALK, "bulk": True}),
+    *((SUMS, {**WARPS, "combine": how}) for how in ("kernel", "grid")),
+    (SUMS, {**WARPS, "early": True, "bulk": True}),
+    (SUMS, {**WARPS, "row_threads": 256, "rows_per_block": 1, "cluster": 2}),
+    *(
+        (SHARED_ROWS, {"vector": 4, "row_threads": 64, "blocks_per_row": 4, "storage": where})
+        for where in ("registers", "reread")
+    ),
+    *((TILED, {**TILE, "parts": n, "combine": how}) for n in (1, 4) for how in WAYS),
+    (TILED, {**TILE, "storage": "registers", "combine": "last"}),
+    (TILED, {**TILE, "shares": 4, "unroll": 2, "ahead": True, "stream_loads": False}),
+    *((LINES, {**TILE, "lanes": 32, "turns": 4, "unroll": 2, "combine": how}) for how in WAYS),
+    *((ACROSS, {**TILE, "storage": where}) for where in ("reread", "registers")),
+    (FLAT + ", weight=0.3)", {"flat": True, "vectors_per_thread": 2}),
+    (
+        FLAT + ", weight=f16[1300,1])",
+        {"flat": True, "broadcast_first": True, "stream_stores": True},
+    ),
+    (
+        "lerp(x=f32[300,40], end=f32[40], weight=0.3)",
+        {"vector": 2, "stream_loads": False, "block_threads": 128},
+    ),
+]
+"""One of each kind that `fused` has: by row, persistent, over rows, by tiles, by element."""
 CASES = [
     *(Case(SM80, PLAIN, {**SMALL, **split}) for split in SPLITS),
     *(Case(SM80, BOTH["f32"], {**SMALL, **split}) for split in SPLITS),
@@ -192,6 +273,7 @@ CASES = [
     ),
     *(Case(name, text) for name, text in INDEXED.items()),
     *(Case("fused", text) for text in FUSED),
+    *(Case("fused", text, knobs) for text, knobs in SCHEDULES),
     Case(
         "fused_training",
         "layer_norm_training(x=f16[64,1024], grad_output=f16[64,1024], weight=f16[1024], "

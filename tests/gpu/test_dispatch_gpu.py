@@ -193,6 +193,52 @@ def test_more_than_two_to_the_31_elements(implementation):
         torch.testing.assert_close(found[part], torch.lerp(x[part], x[:1], 0.25))
 
 
+def assert_lerps_gradients(executable, shape, device, chunk=1 << 26):
+    """Of an x of the last dim's size, or of one number, against fp64, by and by."""
+    along = shape[-1] if len(shape) > 1 else 1
+    x = torch.randn(along, device=device).half()
+    grad, end, weight = (torch.empty(shape, dtype=torch.float16, device=device) for _ in range(3))
+    for tensor, spread in ((grad, 1 / 64), (end, 1.0), (weight, 1.0)):
+        for part in tensor.view(-1).split(chunk):
+            part.normal_(0, spread)
+    dx, *others = executable(grad, x, end, weight)
+    right, size = (torch.zeros(along, dtype=torch.float64, device=device) for _ in range(2))
+    rows = [t.view(-1, along).split(chunk // along) for t in (grad, end, weight, *others)]
+    for parts in zip(*rows, strict=True):
+        g, e, by, dend, dweight = (p.double() for p in parts)
+        torch.testing.assert_close(dend, g * by, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(dweight, g * (e - x), rtol=1e-3, atol=1e-6)
+        right += (g * (1 - by)).sum(0)
+        size += (g * (1 - by)).abs().sum(0)
+    assert ((dx.double() - right).abs() <= 1e-3 * right.abs() + 1e-6 * size).all()
+
+
+def lerps_gradients(shape):
+    full, along = ",".join(map(str, shape)), shape[-1] if len(shape) > 1 else 1
+    return Workload.parse(
+        f"lerp_backward(grad_output=f16[{full}], x=f16[{along}], end=f16[{full}], "
+        f"weight=f16[{full}])"
+    )
+
+
+HUGE, HUGE_GIB = 2**31 + 8, 28
+"""Elements, and memory that their five tensors take beside what is compared at once."""
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("shape", [(HUGE,), (HUGE // 8, 8)], ids=["of a number", "of columns"])
+def test_lerps_gradients_of_more_than_two_to_the_31_elements(shape):
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < HUGE_GIB << 30:
+        pytest.skip(f"less than {HUGE_GIB} GiB of memory are free")
+    w, spec, fused = lerps_gradients(shape), spec_of(0), IMPLS["fused"]
+    try:
+        executable = fused.build(fused.heuristic(w, spec), w, spec)
+        assert_lerps_gradients(executable, shape, "cuda")
+    finally:
+        torch.cuda.empty_cache()
+
+
 @pytest.mark.parametrize("forced", [None, "fused"])
 def test_gradients_are_correct(forced):
     x, a, b = (

@@ -11,6 +11,8 @@ from random_graphs import (
     KINDS_OF_STEPS,
     MANY_MOVES,
     MANY_REDUCTIONS,
+    RARE_STEPS,
+    assert_empty_ones_right,
     forget,
     programs,
     run_examples,
@@ -22,7 +24,7 @@ from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
 pytestmark = pytest.mark.gpu
-RANDOM_GRAPHS, PARTS = 120, 12
+RANDOM_GRAPHS, PARTS, RARE_PARTS = 120, 12, 4
 FUSED = IMPLS["fused"]
 
 
@@ -71,10 +73,12 @@ def test_lerps_gradients_are_right_for_every_kind_of_broadcast(device):
         assert_right(Workload.parse(LERP.format(d="f32", **named)), device)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(PARTS + RARE_PARTS))
 def test_random_graphs_give_what_fp64_gives(part, device):
+    kinds = (KINDS_OF_STEPS, MANY_REDUCTIONS, MANY_MOVES)[part % 3] if part < PARTS else RARE_STEPS
+
     @seed(part)
-    @given(programs(kinds=(KINDS_OF_STEPS, MANY_REDUCTIONS, MANY_MOVES)[part % 3]))
+    @given(programs(kinds=kinds))
     def check(program):
         try:
             assert_right(workload(program), device)
@@ -82,6 +86,14 @@ def test_random_graphs_give_what_fp64_gives(part, device):
             forget()
 
     run_examples(check, RANDOM_GRAPHS // PARTS, derandomize=False, shrink=False)
+
+
+@pytest.mark.parametrize("kinds", [MANY_MOVES, (*MANY_MOVES, "rare reduce", "rare binary")])
+def test_random_graphs_of_empty_tensors_give_what_pytorch_gives(kinds, device):
+    try:
+        assert_empty_ones_right(kinds, device, 60)
+    finally:
+        forget()
 
 
 @pytest.mark.parametrize("text", KINDS)

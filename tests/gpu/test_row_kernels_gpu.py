@@ -8,6 +8,8 @@ import pytest
 import torch
 from side_by_side import assert_streams_keep_apart
 
+from row_schedules import FAR, MIXED, MIXED_SCHEDULES, PERSISTENT, assert_far_means_right
+from row_schedules import NORM as ONE_NORM
 from tilewright.compile.cache import compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.launch import overlaps
@@ -27,6 +29,7 @@ BACKWARD = (
     " weight=d[{h}])"
 )
 SOFTMAX = "softmax(x=d[{r},{h}])"
+MOMENTS = RowSchedule.__dataclass_fields__["moments"].metadata["values"]
 # rows: fewer than blocks, and no multiple of anything; widths: tails, rows of 8-byte alignment
 SIZES = [(3001, 768), (1027, 1000), (777, 5140), (130, 16384), (65, 65536)]
 
@@ -146,6 +149,37 @@ def test_rows_that_come_in_bulk_are_awaited_and_not_overwritten(cluster, in_turn
             verifier = Verifier(w, device)
             for _ in range(3):
                 assert verifier.check(executable).message == "", config
+
+
+def executable_of(w, config, spec):
+    """Its kernel, or a skipped test that says why the schedule does not fit."""
+    graph = graph_of(w)
+    if why := target.space(graph, spec).why_not(config):
+        pytest.skip(f"{config} on {spec.name}: {why}")
+    return target.executable(graph, config, w, compiled(target.task(graph, config, spec)), spec)
+
+
+@pytest.mark.parametrize("half", ["f16", "bf16"])
+@pytest.mark.parametrize("changed", MIXED_SCHEDULES, ids=str)
+def test_halves_beside_an_fp32_weight_and_a_bias_of_halves(changed, half, device):
+    w, config = Workload.parse(MIXED.format(half=half, rows=9001)), replace(PERSISTENT, **changed)
+    executable = executable_of(w, config, spec_of(device.index))
+    assert Verifier(w, device).check(executable).message == ""
+
+
+@pytest.mark.parametrize("moments", MOMENTS)
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("dtype", "centre", "spread"), FAR)
+def test_rows_of_huge_means_are_right_however_moments_are_found(
+    moments, persistent, dtype, centre, spread, device
+):
+    if moments == "tensor_cores" and dtype == "f32":
+        pytest.skip("tensor cores add up halves")
+    w = Workload.parse(ONE_NORM.format(d=dtype, h=500))
+    kept = {} if persistent else {"stages": 0, "parameters": "reload"}
+    config = replace(PERSISTENT, moments=moments, **kept)
+    executable = executable_of(w, config, spec_of(device.index))
+    assert_far_means_right(w, executable, centre, spread, device)
 
 
 def word_at(address, device):

@@ -107,26 +107,31 @@ def test_gradients_of_a_residual_addition_and_its_norm_are_autograds(kind):
     torch.testing.assert_close(found["x"], leaves["residual"].grad)
 
 
-def shapes_that_broadcast():
+SHAPES = [(2, 3), (1, 3), (2, 1), (1, 1), (3,), (1,), ()]
+
+
+def shapes_that_broadcast(first=SHAPES):
     """Every way in which three operands of rank at most 2 broadcast to (2, 3)."""
-    shapes = [(2, 3), (1, 3), (2, 1), (1, 1), (3,), (1,), ()]
-    for x, end, weight in itertools.product(shapes, shapes, [*shapes, None]):
+    for x, end, weight in itertools.product(first, SHAPES, [*SHAPES, None]):
         operands = [s for s in (x, end, weight) if s is not None]
         if torch.broadcast_shapes(*operands) == (2, 3):
             yield x, end, weight
 
 
 def lerp_text(shape, x, end, weight, dtype="f64"):
+    """Of the gradients; of lerp itself if `shape` is None."""
+
     def spec(sizes):
         return f"{dtype}[{','.join(map(str, sizes))}]"
 
     by = 0.3 if weight is None else spec(weight)
-    return f"lerp_backward(grad_output={spec(shape)}, x={spec(x)}, end={spec(end)}, weight={by})"
+    operands = f"x={spec(x)}, end={spec(end)}, weight={by}"
+    return f"lerp_backward(grad_output={spec(shape)}, {operands})" if shape else f"lerp({operands})"
 
 
-def test_lerps_gradients_are_autograds_for_every_broadcast_pattern():
+def test_lerps_reference_gradients_are_autograds_for_every_broadcast_pattern():
     patterns = list(shapes_that_broadcast())
-    assert len(patterns) > 150
+    assert len(patterns) == 198
     for x, end, weight in patterns:
         found, t = computed(lerp_text((2, 3), x, end, weight))
         arguments = {n: t[n] for n in ("x", "end", "weight") if n in t}
@@ -161,6 +166,20 @@ def test_the_sum_over_a_missing_leading_dim_is_there():
         dx, dend = made(Workload.parse(text))(*t.values())
         torch.testing.assert_close(dx, right, rtol=1e-6, atol=1e-6)  # 0.3 is an fp32 number
         torch.testing.assert_close(dend, t["grad_output"] * 0.3, rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("x", SHAPES, ids=str)
+def test_kernels_of_lerp_and_its_gradients_are_right_for_every_broadcast_pattern(x):
+    for _, end, weight in shapes_that_broadcast([x]):
+        for shape in (None, (2, 3)):
+            w = Workload.parse(lerp_text(shape, x, end, weight, "f32"))
+            tensors = w.operator.examples(w, "random", 0)
+            found = cpu_kernel(w)(*tensors)
+            found = found if isinstance(found, tuple) else (found,)
+            for mine, right in zip(found, w.operator.truth(w, tensors), strict=True):
+                torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-6, msg=str(w))
 
 
 @needs_compiler

@@ -9,15 +9,18 @@ from hypothesis import given
 from random_graphs import (
     KINDS_OF_STEPS,
     MANY_MOVES,
+    RARE_STEPS,
     Program,
+    assert_empty_ones_right,
+    both,
     forget,
+    gradients,
     programs,
     run_examples,
     workload,
 )
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
-from tilewright.dispatch.fuse import fuse
 from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier
 from tilewright.tensor_spec import TensorSpec
@@ -41,7 +44,7 @@ def _forget():
     forget()
 
 
-@pytest.mark.parametrize("kinds", [KINDS_OF_STEPS, MANY_MOVES])
+@pytest.mark.parametrize("kinds", [KINDS_OF_STEPS, MANY_MOVES, RARE_STEPS])
 def test_random_graphs_give_what_fp64_gives(kinds):
     @given(programs(kinds=kinds))
     def check(program):
@@ -65,38 +68,18 @@ def test_a_dim_that_others_are_dropped_or_kept_by_is_no_batch(caplog):
     assert not caplog.records  # of what was tried in vain
 
 
-def both(program, tensors):
-    """What the fused function gives, and PyTorch."""
-    function = program.function()
-    for f in (fuse(function, name="random_graph"), function):
-        out = f(*tensors)
-        yield out if isinstance(out, tuple) else (out,)
-
-
-def gradients(own, right, tensors):
-    """Of both, where PyTorch's results have any; what does not depend on a tensor has zeros."""
-    pairs = [(mine, o) for mine, o in zip(own, right, strict=True) if o.requires_grad]
-    weights = [torch.randn_like(o) for _, o in pairs]
-    for outs in zip(*pairs, strict=True):
-        found = torch.autograd.grad(outs, tensors, weights, allow_unused=True)
-        yield [torch.zeros_like(t) if g is None else g for g, t in zip(found, tensors, strict=True)]
-
-
 def test_random_graphs_of_empty_tensors_give_what_pytorch_gives():
-    empty = 0
+    assert_empty_ones_right(MANY_MOVES, "cpu", 60)
 
-    @given(programs(dtypes=("f32",), most_steps=8, kinds=MANY_MOVES, sizes=(0, 1, 3)))
-    def check(program):
-        nonlocal empty
-        empty += any(spec.numel == 0 for spec in program.specs)
-        tensors = [spec.empty("cpu", 0.5).requires_grad_() for spec in program.specs]
-        own, right = both(program, tensors)
-        torch.testing.assert_close(own, right, equal_nan=True)
-        for mine, theirs in zip(*gradients(own, right, tensors), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
 
-    run_examples(check, 60)
-    assert empty > 10
+def test_random_graphs_with_rare_steps_of_empty_tensors_give_what_pytorch_gives():
+    assert_empty_ones_right((*MANY_MOVES, "rare reduce", "rare binary"), "cpu", 30)
+
+
+def test_what_an_earlier_kernel_left_of_rows_is_reduced_by_a_later_one():
+    summed, spread = ("sum", (0,), (1,)), ("std", (1,), (0, 1))
+    found = verdict(Program((TensorSpec("f32", (37, 17)),), (summed, spread), (2,)))
+    assert found.ok, found.message
 
 
 def test_gradients_of_random_graphs_are_autograds():

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from emulated import Emulated
+from row_schedules import FAR, MIXED, MIXED_SCHEDULES, PERSISTENT, assert_far_means_right
+from row_schedules import NORM as ONE_NORM
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.fuse import fuse
@@ -21,9 +23,6 @@ from tilewright.tensor_spec import TensorSpec
 pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 H200 = DEVICES["h200"]
 NORM = "bias_layer_norm(x=f16[{r},{h}], bias0=f16[{h}], bias1=f16[{h}], weight=f16[{h}], bias=f16[{h}])"  # noqa: E501
-PERSISTENT = RowSchedule(
-    4, 64, 4, 1, "registers", "two_pass", 1, 1, stages=2, parameters="shared"
-)  # fmt: skip
 
 
 def emulated(text, config):
@@ -53,7 +52,10 @@ def test_rows_taken_in_turn_are_all_walked_and_the_counter_is_put_back(rows, cha
     check(NORM.format(r=rows, h=500), replace(PERSISTENT, in_turn=True, **changed))
 
 
-@pytest.mark.parametrize("moments", ["two_pass", "merge", "lanes", "tensor_cores"])
+MOMENTS = RowSchedule.__dataclass_fields__["moments"].metadata["values"]
+
+
+@pytest.mark.parametrize("moments", MOMENTS)
 @pytest.mark.parametrize(
     "changed",
     [
@@ -204,6 +206,24 @@ def test_a_mean_far_above_the_deviation_costs_no_more_than_its_own_rounding(cent
     rounding = 2 * centre * torch.finfo(torch.float32).eps * weight.abs() + 1e-5
     for run in (kernel, fused.build(fused.heuristic(w, spec), w, spec)):
         assert ((run(*tensors).double() - truth).abs() <= rounding).all()
+
+
+@pytest.mark.parametrize("moments", MOMENTS)
+@pytest.mark.parametrize(("dtype", "centre", "spread"), FAR)
+def test_rows_of_huge_means_are_right_however_moments_are_found(moments, dtype, centre, spread):
+    if moments == "tensor_cores" and dtype == "f32":
+        pytest.skip("tensor cores add up halves")
+    w, kernel = emulated(ONE_NORM.format(d=dtype, h=500), replace(PERSISTENT, moments=moments))
+    assert_far_means_right(w, kernel, centre, spread, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("half", ["f16", "bf16"])
+@pytest.mark.parametrize("changed", MIXED_SCHEDULES, ids=str)
+def test_halves_beside_an_fp32_weight_and_a_bias_of_halves(changed, half):
+    config = replace(PERSISTENT, **changed)
+    w, executable = emulated(MIXED.format(half=half, rows=31), config)
+    assert target.space(graph_of(w), H200).why_not(config) is None
+    assert Verifier(w, torch.device("cpu")).check(executable).message == ""
 
 
 LANES = RowSchedule(4, 64, 2, 1, "registers", "lanes", 1, 1)

@@ -1,6 +1,7 @@
 """What `make sanitize` runs: a case of every kernel; and that it tells what the tool reports."""
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,30 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import sanitize
 
+from tilewright.compile import nvrtc
+from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
+from tilewright.fusion.cuda.pointwise_schedule import PointwiseSchedule
+from tilewright.fusion.cuda.schedule import RowSchedule
+from tilewright.fusion.cuda.tiles import TileSchedule
 from tilewright.impl import IMPLS
 from tilewright.impls import conv2d_weight_grad_sm80 as sm80
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls._weight_grad_model import WAYS
+from tilewright.op import OPS
 from tilewright.tensor_spec import TensorSpec
 from tilewright.text import parse_call
 
 H200 = DEVICES["h200"]
+
+
+SCHEDULED = [case for case in sanitize.CASES if case.implementation == "fused" and case.knobs]
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    yield
+    OPS.remove(sanitize.sanitized_dropout.__name__)
 
 
 def configs(name):
@@ -39,6 +55,22 @@ def test_every_case_is_served_and_its_config_fits(case):
     assert (space.restricted(free) if free else space).why_not(config) is None
 
 
+@pytest.mark.skipif(nvrtc.missing() is not None, reason=str(nvrtc.missing()))
+@pytest.mark.parametrize("case", SCHEDULED, ids=str)
+def test_every_kind_of_schedule_is_built(case):
+    assert compiled(case.impl.task(case.config(H200), case.w, H200)).resources is not None
+
+
+@pytest.mark.parametrize("kind", [RowSchedule, TileSchedule, PointwiseSchedule])
+def test_every_kind_of_schedule_is_there(kind):
+    found = [config for config in configs("fused") if isinstance(config, kind)]
+    for knob in fields(kind):
+        there = {getattr(config, knob.name) for config in found}
+        ways = {v for v in knob.metadata["values"] if isinstance(v, (str, bool))}
+        assert ways <= there, knob.name
+        assert len(there) > 1, knob.name
+
+
 def test_every_way_to_split_is_there():
     assert {c.combine for c in configs(sanitize.SM90)} == set(WAYS)
     assert {c.combine for c in configs(sanitize.SM80)} == set(WAYS) - {"marked"}
@@ -53,12 +85,21 @@ def test_every_way_to_split_is_there():
 
 
 def test_kernels_of_another_device_are_told_apart(capsys):
-    assert sanitize.main(["--list", "--device", "a100", "--only", "_sm90", "--only", "lerp"]) == 0
+    assert (
+        sanitize.main(
+            ["--list", "--device", "a100", "--only", "_sm90", "--only", "lerp(x=f32[300,400]"]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "not on" not in line] == [
         f"fused {sanitize.FUSED[0]} untuned"
     ]
     assert any("wgmma is an instruction of sm_90a" in line for line in lines)
+    assert sanitize.main(["--list", "--device", "a100", "--only", "bulk=True"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all("not on a100" in line for line in lines), lines[0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -60,6 +60,12 @@ def compile_ptx(source: str, flags: Sequence[str], name: str) -> str:
     return text.rstrip(b"\0").decode()
 
 
+def capped(source: str, max_registers: int) -> str:
+    """The source with a register cap in place of launch bounds: a kernel cannot have both."""
+    bounds = re.compile(r"__(launch_bounds|maxnreg)__\([^()]*\)")
+    return bounds.sub(f"__maxnreg__({max_registers})", source)
+
+
 def _of_release() -> tuple[str, ...]:
     """Flags that came with NVRTC 13: `--no-cache` has ptxas run and report, where NVRTC would keep
     cubins without a log; `--minimal` leaves out declarations that no kernel here uses (textures,

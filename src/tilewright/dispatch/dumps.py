@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tilewright.build import CompileTask, Resources
 from tilewright.compile.cache import compiled
+from tilewright.compile.nvrtc import capped
 from tilewright.compile.resources import ptx, sass
 from tilewright.device import DeviceSpec
 from tilewright.errors import InvalidArgument, TilewrightError
@@ -77,20 +77,14 @@ def dump(
             remedy = f"ask for {' or '.join(h.op for h in halves(w))}, whose kernels it calls"
         raise InvalidArgument(f"{impl.name} generates no source of its own; {remedy}")
     if max_registers is not None:
-        task = _capped(task, max_registers)
+        if task.compiler != "nvrtc":
+            raise InvalidArgument("registers are capped for CUDA kernels only")
+        task = replace(task, source=capped(task.source, max_registers))
     if what == "source":
         return task.source
     if what == "resources":
         return _resources(impl.build(config, w, spec), compiled(task).resources, spec)
     return _machine_code(task, what)
-
-
-def _capped(task: CompileTask, max_registers: int) -> CompileTask:
-    """The kernel with a register cap in place of its launch bounds: it cannot have both."""
-    if task.compiler != "nvrtc":
-        raise InvalidArgument("registers are capped for CUDA kernels only")
-    bounds = re.compile(r"__launch_bounds__\([^()]*\)")
-    return replace(task, source=bounds.sub(f"__maxnreg__({max_registers})", task.source))
 
 
 def dump_built(impl: Implementation, config: Any, w: Workload, spec: DeviceSpec) -> None:

@@ -214,6 +214,7 @@ class _Cutter:
         """The axes of a row that complete most, what is known then, and what is added up."""
         sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
         space = _largest(self.graph.nodes[i].shape for i in needed)
+        sets = {row for row in sets if any(space[a] > 1 for a in row)}  # not what is known by now
         found = []
         for row in (*sets, ()):
             now, added = self.reach(row, needed, known)

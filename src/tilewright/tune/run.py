@@ -331,7 +331,7 @@ def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> lis
     """Configs that won before: good places to start from.
 
     This workload's own, perhaps under other versions, then those of its operator's workloads that
-    are nearest in size.
+    are nearest in size. Knobs that came since have their defaults.
     """
     session, w = trial.session, trial.w
     winners = session.store.load_device(session.device.key, session.device.versions)
@@ -348,7 +348,7 @@ def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> lis
     return [
         space.config(r.config)
         for r in records
-        if r.implementation == implementation and set(r.config) == set(space.values)
+        if r.implementation == implementation and set(r.config) <= set(space.values)
     ]
 
 

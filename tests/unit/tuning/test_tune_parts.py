@@ -27,9 +27,9 @@ from tilewright.search import STRATEGIES
 from tilewright.tune import Progress, bench, rows, tune, verify_all
 from tilewright.tune.ahead import grouped
 from tilewright.tune.choice import simplest_of_fastest
-from tilewright.tune.run import _with_activity, tune_one
+from tilewright.tune.run import _recorded, _with_activity, tune_one
 from tilewright.tune.session import Options, Session
-from tilewright.tune.trial import Entry
+from tilewright.tune.trial import Entry, Trial
 
 # --- compiling -------------------------------------------------------------------------------
 
@@ -301,6 +301,22 @@ def test_replay_finds_the_recorded_optimum_without_hardware(w, runner, store, st
     assert row.chosen == "fake_own"
     assert row.own.median_us == 100.0
     assert row.baselines["aten"].median_us == 5000.0
+
+
+@pytest.mark.parametrize(
+    ("config", "starts"),
+    [({"delay_us": 600}, [(600, "none")]), ({"delay_us": 600, "knob": 1}, [])],
+    ids=["a knob came since", "a knob is gone"],
+)
+def test_a_search_starts_from_what_won_before_a_knob_came(config, starts, w, runner, store):
+    trial, device = Trial(session(runner, store), w), runner.describe()
+    store.add(
+        Record(str(w), w.op, name, chosen, "ok", device.key, us, device_info=device.info,
+               versions=device.versions, final=True, duel="before")
+        for name, chosen, us in (("fake_own", config, 10.0), ("aten", {}, 20.0))
+    )  # fmt: skip
+    found = _recorded(trial, "fake_own", IMPLS["fake_own"].space(w, device.spec))
+    assert [(c.delay_us, c.fault) for c in found] == starts
 
 
 def test_sample_climb_never_proposes_a_config_twice_and_ends():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.compile.nvrtc import capped
 from tilewright.fusion.cuda.kernel import TYPES, Launch
 from tilewright.fusion.cuda.moments import Moments
 from tilewright.fusion.cuda.residents import Residents
@@ -33,6 +34,7 @@ class RowKernel(Moments, Residents):
             self.close_walk()
             self.after_rows()
         bounds = f"__launch_bounds__({s.block_threads}, {s.min_blocks})"
+        bounds = capped(bounds, s.max_registers) if s.max_registers else bounds
         cluster = f"__cluster_dims__({s.cluster}, 1, 1) " if s.cluster > 1 else ""
         parameters = ", ".join(self.parameters_of_kernel())
         head = f'extern "C" __global__ void {cluster}{bounds} {self.entry}({parameters}) {{'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from tilewright.compile.counters import COUNTERS
@@ -31,6 +31,8 @@ KEEPING_REGISTERS = 16
 """The same where sweeps compute nothing again: 80 suffice beside 64 kept values."""
 SHARING_REGISTERS = 20
 """The same of a kernel whose rows are shared by blocks: it reads a row once, in one sweep."""
+REGISTER_STEP, LEAST_CAP = 8, 24
+"""A thread has registers by eights; compilers take no cap below what calls of functions need."""
 COLUMN_ITEMSIZE = 4
 """Bytes of what is added up over rows: fp32 for halves and fp32."""
 PERSISTENT_THREADS = 256
@@ -86,6 +88,9 @@ class RowSchedule:
 
     Instead of a cluster, `blocks_per_row` blocks anywhere on the device may share a row: see
     sharing.
+
+    Registers are what launch bounds leave to each thread where `min_blocks` blocks share an SM; or
+    no more than `max_registers`, if that is not 0. A search tries the caps that it is told to.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -110,6 +115,7 @@ class RowSchedule:
     recompute: bool = param(True, False)
     blocks_per_row: int = param(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
     early: bool = param(False, True)
+    max_registers: int = param(0, counts=True)
 
     @property
     def block_threads(self) -> int:
@@ -157,6 +163,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
         return (
             _misplaced(c, graph, device)
             or _combined_wrongly(c, footprint)
+            or _capped_in_vain(c, footprint, device)
             or _too_many_registers(c, footprint, device)
             or _too_much_shared(c, footprint, device)
         )
@@ -407,10 +414,24 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
     if c.persistent or footprint.columns:
         if c.storage != "registers":
             return "a persistent kernel keeps its row in registers"
-        if c.min_blocks * c.block_threads < PERSISTENT_THREADS:
+        bounded = footprint.columns or not c.max_registers  # any cap lets as many threads run
+        if bounded and c.min_blocks * c.block_threads < PERSISTENT_THREADS:
             return f"fewer than {PERSISTENT_THREADS} threads on an SM"
         if c.stages and any(access_bytes(a, c.vector) < 4 for a in footprint.queued):
             return "rows are copied ahead in pieces of at least 4 bytes"
+    return None
+
+
+def _capped_in_vain(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
+    if not c.max_registers:
+        return None
+    left = register_cap(replace(c, max_registers=0), device)
+    if c.max_registers >= left:
+        return f"launch bounds leave a thread {left} registers: max_registers={c.max_registers}"
+    if c.max_registers % REGISTER_STEP or c.max_registers < LEAST_CAP:
+        return f"registers are capped at {LEAST_CAP} or more, in steps of {REGISTER_STEP}"
+    if c.min_blocks > 1 and not footprint.columns:  # whose grid has as many blocks for each SM
+        return f"a cap takes the place of launch bounds: min_blocks={c.min_blocks} says nothing"
     return None
 
 
@@ -458,8 +479,9 @@ def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:
 def register_cap(c: RowSchedule, device: DeviceSpec) -> int:
     warps = c.min_blocks * max(c.block_threads // device.warp, 1)
     of_one = math.ceil(warps / device.schedulers_per_sm)
-    cap = device.registers_per_sm // (device.schedulers_per_sm * of_one * device.warp) // 8 * 8
-    return min(device.registers_per_thread, cap)
+    left = device.registers_per_sm // (device.schedulers_per_sm * of_one * device.warp)
+    cap = left // REGISTER_STEP * REGISTER_STEP
+    return min(device.registers_per_thread, cap, c.max_registers or cap)
 
 
 def held_bytes(dtype: str, vector: int) -> int:
