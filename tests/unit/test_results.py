@@ -133,6 +133,17 @@ def test_the_validator_names_what_is_wrong(report, change, said):
     assert any(said in problem for problem in problems), problems
 
 
+@pytest.mark.parametrize(("device", "problems"), [({"sms": 132}, 0), ({}, 1)])
+def test_a_choice_may_be_slower_than_an_aten_that_does_not_keep_a_promise(report, device, problems):
+    data = copy.deepcopy(json.loads(json.dumps(results.as_dict("s", report))))
+    data["rows"][1].update(
+        chosen="fused",
+        workload="index_add(x=f32[50,8], dim=0, index=i64[90], source=f32[90,8])",
+    )
+    data["device"] = {k: v for k, v in data["device"].items() if k != "sms"} | device
+    assert len(results.validate(data)) == problems
+
+
 @pytest.mark.parametrize("wrong", [["aten"], {"aten": "two runs differ"}])
 def test_a_choice_may_be_slower_than_an_aten_that_is_wrong(report, wrong):
     data = copy.deepcopy(json.loads(json.dumps(results.as_dict("s", report))))
