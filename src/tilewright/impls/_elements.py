@@ -8,11 +8,14 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from tilewright.impls._indexed import NONE_SKIPPED
+from tilewright.device import DeviceSpec
+from tilewright.impls._indexed import NONE_SKIPPED, Launch
 from tilewright.impls._rows import RowProblem
 from tilewright.op import Workload
-from tilewright.tensor_spec import TensorSpec
+from tilewright.tensor_spec import DTYPES, TensorSpec
 
+COPYING, BLOCKS_OF_COPY = 256, 8
+"""Threads of a block, and blocks per SM, that stride over x."""
 OPERATORS = ("scatter_add", "scatter_reduce", "index_add", "index_reduce")
 
 
@@ -38,14 +41,22 @@ class ElementProblem(RowProblem):
 
     @property
     def macros(self) -> dict[str, int | str]:
-        """MORE_PARAMETERS, MORE and AXES of kernels/scatter/elements.cuh."""
+        """What kernels/scatter/elements.cuh has to be given."""
         axes = [[f"{n}{i}" for n in ("size", "x", "index", "src")] for i in range(len(self.axes))]
         numbers = ["along", "stride", *itertools.chain.from_iterable(axes)]
         return {
             "MORE_PARAMETERS": ", const T* moved" + "".join(f", u32 {n}" for n in numbers),
             "MORE": ", moved, along, stride AXES",
             "AXES": "".join(f", Axis{{{', '.join(axis)}}}" for axis in axes),
+            "COPYING": COPYING,
+            "COPIED": self.aligned_bytes // DTYPES[self.dtype].itemsize,
         }
+
+    def copied(self, device: DeviceSpec) -> Launch:
+        """x to out, before all else."""
+        vectors = math.ceil(self.places * DTYPES[self.dtype].itemsize / self.aligned_bytes)
+        blocks = min(math.ceil(vectors / COPYING), BLOCKS_OF_COPY * device.sms)
+        return Launch("copy", "PPi", (blocks, 1, 1), COPYING, 0, ("x", "out", self.places))
 
     @property
     def arguments(self) -> tuple[int | str, ...]:

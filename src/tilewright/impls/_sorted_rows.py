@@ -110,6 +110,14 @@ class SortedRows(RowKernels):
         """Whether what is sorted holds elements of the source in place of their positions."""
         return False
 
+    def marks(self, p: RowProblem) -> bool:
+        """Whether places that are named are marked, for others to be filled in the end."""
+        return p.fill is not None and p.places <= MARKED_PER_INDEX * p.count
+
+    def filled(self, w: Workload, p: RowProblem, rows: Launch, device: DeviceSpec) -> Launch:
+        """What fills all places where none is marked; `rows` does, row by row."""
+        return rows
+
     def sort_refused(self, p: RowProblem, c: Any) -> str | None:
         """Why a config's sort is none."""
         return None
@@ -206,7 +214,7 @@ class SortedRows(RowKernels):
         """Of the kernels of rows.cu."""
         return (
             *(wanted, named_source(w), named_old(p), "out", self.sort(p, c).result, "partials"),
-            *("touched" if is_marked(p) else 0, p.count, p.places, p.columns, spans_of(p, c)),
+            *("touched" if self.marks(p) else 0, p.count, p.places, p.columns, spans_of(p, c)),
             *(*p.source, *(p.old or (0, 0)), *p.out, p.alpha),
         )
 
@@ -218,7 +226,7 @@ class SortedRows(RowKernels):
         Args:
             wanted: a word of the workspace.
         """
-        marks, spans = is_marked(p), spans_of(p, c)
+        marks, spans = self.marks(p), spans_of(p, c)
         args = self.arguments(w, p, c, wanted)
 
         def rows(entry: str, blocks: int, threads: int, follows: bool = True) -> Launch:
@@ -235,7 +243,8 @@ class SortedRows(RowKernels):
 
         launches: list[Step] = []
         if p.fill and not marks:
-            launches.append(rows("fill", filling(THREADS), THREADS, follows=bool(wanted)))
+            filled = rows("fill", filling(THREADS), THREADS, follows=bool(wanted))
+            launches.append(self.filled(w, p, filled, device))
         cleared, words = ("touched", -(-p.places // 4)) if marks else (0, 0)
         follows = bool(launches or wanted)
         launches += self.sort(p, c).launches(follows, cleared, words, wanted)
@@ -259,7 +268,7 @@ class SortedRows(RowKernels):
             Workspace(**to_sort),
             Workspace(partials=partials),
             **{sort.result: result},
-            touched=-(-p.places // 4) * 4 if is_marked(p) else 0,
+            touched=-(-p.places // 4) * 4 if self.marks(p) else 0,
         )
 
     def within_bounds(self, w: Workload, c: Any) -> bool:
@@ -291,11 +300,6 @@ def is_wide(p: RowProblem) -> bool:
 def partial_bytes(p: RowProblem) -> int:
     """Of an element of a partial row."""
     return sum_bytes(p.dtype) * (2 if is_wide(p) else 1)
-
-
-def is_marked(p: RowProblem) -> bool:
-    """Whether places that are named are marked, for those that are not to be filled in the end."""
-    return p.fill is not None and p.places <= MARKED_PER_INDEX * p.count
 
 
 def combine_threads(p: RowProblem, c: Sums) -> int:

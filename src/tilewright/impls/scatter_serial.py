@@ -15,14 +15,11 @@ from tilewright.impls._rows_kernels import RowKernels
 from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
-from tilewright.tensor_spec import DTYPES
 
 MOST_POSITIONS = 128
 """Of a column, all of which each of its elements reads."""
 MOST_LOOKS_UNTUNED = 2**26
 """Of all elements together, each at its column."""
-BLOCKS_OF_COPY = 8
-"""Per SM, that stride over x."""
 TILED = ScatterTiled()
 
 
@@ -70,7 +67,6 @@ class ScatterSerial(RowKernels):
             "MEAN": p.reduce == "mean",
             "INCLUDE": p.include,
             "SCALED": p.alpha != 1,
-            "VEC": p.aligned_bytes // DTYPES[p.dtype].itemsize,
             "THREADS": c.block_threads,
             "AHEAD": c.ahead,
             **p.macros,
@@ -85,9 +81,4 @@ class ScatterSerial(RowKernels):
         grid = math.ceil(p.count / c.block_threads), 1, 1
         args = (*given, *p.arguments)
         steps = [Launch(self.entry, code, grid, c.block_threads, 0, args, bool(p.fill))]
-        if p.fill:
-            vectors = math.ceil(p.places * w.main.itemsize / p.aligned_bytes)
-            blocks = min(math.ceil(vectors / c.block_threads), BLOCKS_OF_COPY * device.sms)
-            copied = ("x", "out", p.places)
-            steps.insert(0, Launch("copy", "PPi", (blocks, 1, 1), c.block_threads, 0, copied))
-        return steps, Workspace()
+        return [p.copied(device), *steps] if p.fill else steps, Workspace()

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.impls._elements import OPERATORS, ElementProblem, element_problem
-from tilewright.impls._indexed import sum_bytes
+from tilewright.impls._indexed import Launch, sum_bytes
 from tilewright.impls._rows import RowProblem, row_problem
 from tilewright.impls._sort import CountingSort
 from tilewright.impls.rows_sorted import RowsSorted
@@ -41,6 +41,13 @@ class ScatterSorted(RowsSorted):
 
     def carries(self, p: RowProblem) -> bool:
         return sum_bytes(p.dtype) <= 4
+
+    def marks(self, p: RowProblem) -> bool:
+        return False  # neighbours are copied together, which is less than to mark and look at each
+
+    def filled(self, w: Workload, p: RowProblem, rows: Launch, device: DeviceSpec) -> Launch:
+        assert isinstance(p, ElementProblem)
+        return p.copied(device)
 
     def sort(self, p: RowProblem, c: Any) -> CountingSort:
         assert isinstance(p, ElementProblem)

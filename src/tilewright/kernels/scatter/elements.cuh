@@ -21,3 +21,13 @@ template <class... Axes> TW_DEVICE At at_of(u32 i, Axes... axes) {
   (walk(axes), ...);
   return at;
 }
+
+// Of all elements, COPIED at a time.
+extern "C" __global__ __launch_bounds__(COPYING) void copy(const T* old, T* out, u32 elements) {
+  follow_previous();
+  const u64 step = (u64)gridDim.x * COPYING;
+  for (u64 i = (u64)blockIdx.x * COPYING + threadIdx.x; i * COPIED < elements; i += step) {
+    if ((i + 1) * COPIED <= elements) store(out + i * COPIED, load<COPIED>(old + i * COPIED));
+    else for (u64 k = i * COPIED; k < elements; ++k) out[k] = old[k];
+  }
+}

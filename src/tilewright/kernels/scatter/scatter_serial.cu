@@ -2,8 +2,8 @@
 // element of the index looks at all of its column. The first that names a place goes through the
 // others in their order, so it needs no workspace, no sort, and nothing of the number of places.
 //
-// Terms are added in PARTS sums in turn, which rounds less than one sum does. COPIES: x is copied
-// first, by a kernel of its own. Configuration: AHEAD positions are read at once.
+// Terms are added in PARTS sums in turn, which rounds less than one sum does. Configuration: AHEAD
+// positions are read at once.
 
 #define PARTS (REDUCE == PROD ? 1 : 4)
 
@@ -51,12 +51,4 @@ extern "C" __global__ __launch_bounds__(THREADS) void reduce_elements(const T* o
   else if (REDUCE == SUM) sum += A(0);
   if (MEAN) sum = divided(sum, A(terms + INCLUDE));
   out[to] = Narrow<T>::of(sum);
-}
-
-extern "C" __global__ __launch_bounds__(THREADS) void copy(const T* old, T* out, u32 elements) {
-  follow_previous();
-  for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i * VEC < elements; i += (u64)gridDim.x * THREADS) {
-    if ((i + 1) * VEC <= elements) store(out + i * VEC, load<VEC>(old + i * VEC));
-    else for (u64 k = i * VEC; k < elements; ++k) out[k] = old[k];
-  }
 }
