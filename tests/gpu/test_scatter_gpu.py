@@ -478,6 +478,34 @@ def test_memory_shared_with_what_is_written_in_place_is_refused():
     tw.check()
 
 
+def test_without_any_mode_sums_and_their_gradients_are_the_same_in_every_run():
+    index = torch.randint(9, (50000,), device=CUDA)
+    source = torch.randn(50000, 64, device=CUDA, requires_grad=True)
+    weights = torch.randn(300, 64, device=CUDA)
+    columns = index[:, None].repeat(1, 64)
+    calls = {
+        "index_add": lambda: tw.index_add(torch.zeros_like(weights), 0, index, source),
+        "index_add_": lambda: tw.index_add_(torch.zeros_like(weights), 0, index, source),
+        "scatter_add": lambda: tw.scatter_add(torch.zeros_like(weights), 0, columns, source),
+        "scatter_add_": lambda: tw.scatter_add_(torch.zeros_like(weights), 0, columns, source),
+        "index_put_": lambda: tw.index_put_(torch.zeros_like(weights), (index,), source, True),
+        "gather": lambda: tw.gather(source, 0, columns[:700]),
+    }
+    exact = weights.double().zero_().index_add_(0, index, source.detach().double())
+    for name, call in calls.items():
+        found = []
+        for _ in range(6):
+            source.grad = None
+            out = call()
+            out.backward(weights if out.shape == weights.shape else source.detach()[:700])
+            found.append((out.detach(), source.grad))
+        if name != "gather":
+            torch.testing.assert_close(found[0][0].double(), exact, rtol=1e-4, atol=1e-2)
+        for out, grad in found[1:]:
+            assert torch.equal(out, found[0][0]), name
+            assert torch.equal(grad, found[0][1]), name
+
+
 def test_under_the_deterministic_mode_sums_are_the_same_in_every_run():
     x, index = torch.zeros(300, 64, device=CUDA), torch.randint(9, (50000,), device=CUDA)
     source = torch.randn(50000, 64, device=CUDA)

@@ -139,6 +139,31 @@ def test_int32_indices_that_are_expanded_are_read_right():
     assert leaf.grad.sum(1).tolist() == [4, 0, 4]
 
 
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("index_add_", {"alpha": 3.0}), ("scatter_add_", {}), ("scatter_reduce_", {"reduce": "mean"})],
+)
+def test_sums_in_place_have_pytorchs_gradients(moving, name, more, view):
+    index = torch.tensor([4, 0, 4, 1, 2, 4, 0, 0, 3])
+    moved = index if name == "index_add_" else index[:, None].expand(9, 3)
+    results = []
+    for module in (tw, torch.Tensor):
+        torch.manual_seed(0)
+        x, src = torch.randn(6, 3, requires_grad=True), torch.randn(9, 3, requires_grad=True)
+        table = x * 2
+        written = table[1:] if view else table
+        out = getattr(module, name)(written, 0, moved, src, **more)
+        assert out.data_ptr() == written.data_ptr()
+        (table.square() * torch.arange(18).view(6, 3)).sum().backward()
+        results.append((table.detach(), x.grad, src.grad))
+        for leaf in (x, x[1:]):
+            with pytest.raises(RuntimeError, match="leaf"):
+                getattr(module, name)(leaf, 0, moved, src, **more)
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize("value", [None, 2.5])
 def test_in_place_an_update_whose_order_pytorch_does_not_keep_is_copied(value, monkeypatch):
     index, seed = torch.tensor([[0, 2], [1, 1]]), torch.randn(4, 2)

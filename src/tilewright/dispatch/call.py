@@ -248,7 +248,7 @@ def _with_gradients(
     if op.indexed is not None and state.enabled:
         if op.form_of is not None and keeps_order(op, bound.get("x")):
             return bound["x"].copy_(operators[op.form_of](**bound))
-        if op.form_of is None and moves(op, bound):
+        if moves(op, bound):
             everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
             return Moved.apply(op, operators, *everything)
     if forced is None and state.enabled and op.form_of is None:

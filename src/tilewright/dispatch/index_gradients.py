@@ -41,6 +41,8 @@ class Moved(torch.autograd.Function):
         ctx.op, ctx.operators = op, operators
         ctx.given = {n: v.shape if isinstance(v, Tensor) else v for n, v in given.items()}
         ctx.save_for_backward(given["index"])
+        if op.form_of is not None:
+            ctx.mark_dirty(given["x"])
         return operators[op.name](*args)
 
     @staticmethod
@@ -54,7 +56,7 @@ class Moved(torch.autograd.Function):
             with selection.use("aten"):  # what was asked for serves the forward alone
                 return ctx.operators[name](*args)
 
-        gradients = _FORMULAS[ctx.op.name](run, grad, index, ctx.given)
+        gradients = _FORMULAS[ctx.op.form_of or ctx.op.name](run, grad, index, ctx.given)
         wanted = zip(ctx.op.parameters, ctx.needs_input_grad[2:], strict=True)
         return (None, None, *(gradients[n]() if needed else None for n, needed in wanted))
 
@@ -120,10 +122,13 @@ def moves(op: Op, bound: Mapping[str, Any]) -> bool:
     """Whether a call that needs gradients goes by `Moved`, not by PyTorch's function.
 
     It does where forward or backward then runs something other than aten: an implementation that
-    was asked for or that records speak for, one that keeps the order of writes, or one for
-    PyTorch's deterministic mode.
+    was asked for or that records speak for, one that keeps a promise that aten does not, or one
+    for PyTorch's deterministic mode.
     """
-    if op.name not in _FORMULAS or bound.get("reduce", "sum") not in ("sum", "mean"):
+    known_gradient = bound.get("reduce", "sum") in ("sum", "mean")
+    if (op.form_of or op.name) not in _FORMULAS or not known_gradient:
+        return False
+    if op.form_of is not None and _is_leaf(bound.get("x")):  # PyTorch says what is wrong
         return False
     forced = selection.any_forced() or {}
     asked = any(f.implementation != "aten" for f in forced.values())
@@ -149,6 +154,14 @@ def keeps_order(op: Op, x: Any) -> bool:
     """Whether the operator promises an order of writes that PyTorch's kernel does not keep."""
     last_wins = op.indexed is not None and op.indexed.last_wins
     return last_wins and isinstance(x, Tensor) and x.is_cuda
+
+
+def _is_leaf(x: Any) -> bool:
+    """Whether x is, or is a view of, a leaf whose gradient is wanted: it may not be written to."""
+    if not isinstance(x, Tensor):
+        return False
+    base = x._base if x._is_view() else x
+    return base is not None and base.is_leaf and base.requires_grad
 
 
 def _promises_more(op: Op, x: Tensor) -> bool:
