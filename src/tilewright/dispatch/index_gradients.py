@@ -128,8 +128,8 @@ def moves(op: Op, bound: Mapping[str, Any]) -> bool:
     known_gradient = bound.get("reduce", "sum") in ("sum", "mean")
     if (op.form_of or op.name) not in _FORMULAS or not known_gradient:
         return False
-    if op.form_of is not None and _is_leaf(bound.get("x")):  # PyTorch says what is wrong
-        return False
+    if op.form_of == "scatter" or (op.form_of and _is_leaf(bound.get("x"))):
+        return False  # an update is copied instead; of a leaf PyTorch says what is wrong
     forced = selection.any_forced() or {}
     asked = any(f.implementation != "aten" for f in forced.values())
     if forced and not asked:
@@ -167,7 +167,7 @@ def _is_leaf(x: Any) -> bool:
 def _promises_more(op: Op, x: Tensor) -> bool:
     """Whether a kernel of ours keeps a promise that PyTorch's does not, forward or backward."""
     dtype = DTYPE_NAMES.get(x.dtype, "")
-    moved = op, OPS["scatter_add" if op.name == "gather" else op.name]
+    moved = op, OPS["scatter_add"] if op.name == "gather" else op
     return any(o.promises_more(dtype, x.device.type) for o in moved)
 
 
@@ -178,7 +178,8 @@ def _may_pay(op: Op, x: Any) -> bool:
     if _promises_more(op, x):
         return True
     backward = "scatter_add" if op.name == "gather" else "gather"
-    return any(selection.records_of(x.device, name).winners for name in (op.name, backward))
+    names = op.form_of or op.name, backward
+    return any(selection.records_of(x.device, name).winners for name in names)
 
 
 def _serves(op: Op, bound: Mapping[str, Any]) -> bool:
