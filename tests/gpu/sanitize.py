@@ -246,7 +246,7 @@ CASES = [
     *(Case(SM80, PLAIN, {**SMALL, **split}) for split in SPLITS),
     *(Case(SM80, BOTH["f32"], {**SMALL, **split}) for split in SPLITS),
     *(Case(SM80, text) for text in (CONTIGUOUS, *WIDE, TF32)),
-    *(Case(SM90, w, {**SMALL, **split}) for split in SPLITS for w in (PLAIN, BOTH["f16"])),
+    *(Case(SM90, w, {**SMALL, **split}) for split in SPLITS for w in (PLAIN, *BOTH.values())),
     *(Case(SM90, PLAIN, {**SMALL, **split}) for split in HOPPER_SPLITS),
     Case(SM90, PLAIN, {**SMALL, "tile_n": 192, "halo": 1, "split_k": 3, "combine": "grid"}),
     *(Case(SM90, MATRIX, {**SMALL, "tile_n": 128, "fetch": how}) for how in ("matrix", "shared")),

@@ -330,11 +330,14 @@ def bias_too(plain, into):
 
 @pytest.mark.parametrize("tile", [(64, 64), (64, 128), (128, 128), (256, 64), (128, 256)])
 @pytest.mark.parametrize(
-    ("module", "into"), [(sm80, None), (sm80, "f32"), (sm90, None), (sm90, "x")]
+    ("module", "into"),
+    [(sm80, None), (sm80, "f32"), (sm90, None), (sm90, "x"), (sm90, "f32")],
 )
 def test_the_bias_is_summed_beside_the_weight_in_every_split_mode(module, tile, into, verifiers):
     impl, checked = IMPLS[NAMES[module]], 0
     for plain in (*LAYERS, ODD[1]):
+        if module is sm90 and into == "f32" and plain["kernel_size"] == (5, 5):
+            continue  # PyTorch's fp32 gradient of this weight owes nothing to tensor cores
         w = bias_too(plain, plain["x"].dtype if into == "x" else into)
         if impl.unsupported(w, spec_of(0)):
             continue
@@ -347,6 +350,29 @@ def test_the_bias_is_summed_beside_the_weight_in_every_split_mode(module, tile, 
                 assert verifiers(w).check(build(module, w, config)).message == "", config
                 checked += 1
     assert checked
+
+
+MANY = workload(32, 64, 128, 56, 56, 1)
+"""100352 pixels, and as many terms of the bias."""
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("tile", [(64, 64), (128, 64), (64, 128)])
+@pytest.mark.parametrize("module", [sm80, sm90])
+def test_long_fp32_sums_of_the_bias_are_rounded_about_once(module, tile, dtype):
+    """Of 100352 terms: whoever adds them."""
+    w = Workload.parse(str(bias_too(MANY, None)).replace("f16", dtype)[:-1] + ", out_dtype=f32)")
+    x, grad = examples(w)
+    truth = grad.double().sum((0, 2, 3))
+    unit = 2.0 ** (truth.abs().clamp_min(truth.abs().mean()).log2().floor() - 23)
+    modes = [(132, 1, "last"), (132, 1, "grid"), (64, 1, "kernel"), (16, 1, SERIAL)]
+    more = [(132, 2, "last"), (132, 1, MARKED)] if module is sm90 else []
+    for split_k, cluster, combine in [(1, 1, "last"), *modes, *more]:
+        config = fitting(module, w, tile, split_k, combine, cluster)
+        if config is None:
+            continue
+        found = build(module, w, config)(x, grad)[1]
+        assert ((found.double() - truth).abs() / unit).max() < 1.5, config
 
 
 FP32 = [re.sub(r"\bb?f16\[", "f32[", str(w)) for w in LAYERS + ODD]

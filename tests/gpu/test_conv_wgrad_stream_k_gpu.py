@@ -55,7 +55,7 @@ LAYERS = [
         3,
         padding=1,
         name="bias_",
-        more=", into=f16[136,72,3,3]@channels_last, into_bias=f16[136]",
+        more=", into=f32[136,72,3,3]@channels_last, into_bias=f32[136]",
     ),
 ]
 OTHERS = [{"tile_k": 32}, {"pending": 0}, {"stages": 2}, {"tile_n": 192, "halo": -1}]

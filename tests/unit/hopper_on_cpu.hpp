@@ -140,7 +140,7 @@ inline void barrier_cluster_wait_acquire_aligned() { std::abort(); }
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 
-struct Product { float* sums; int count; uint64_t a, b; std::vector<unsigned> rows; };
+struct Product { float* sums; int count; uint64_t a, b; std::vector<unsigned> rows; bool begins; };
 static std::vector<std::deque<std::vector<Product>>> under_way(1024);  // of each thread; the last one is open
 inline std::deque<std::vector<Product>>& products() {
   auto& own = under_way[threadIdx.x];
@@ -157,6 +157,7 @@ inline float operand(uint64_t descriptor, int column, int k) {
 inline void multiplied(const Product& p) {
   const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
   const bool held = !p.rows.empty();
+  if (p.begins) std::fill_n(p.sums, p.count, 0.0f);
   const auto in_registers = [&](int below, int k) {  // of lanes with the same row
     return half_value(p.rows[(below + k / 8 * 2) * 4 + k % 8 / 2] >> k % 2 * 16, BRAIN);
   };
@@ -175,6 +176,9 @@ inline void wgmma_wait_group_sync_aligned(int later) {
 }  // namespace ptx
 template <int COUNT> static void multiply(float (&sums)[COUNT], uint64_t a, uint64_t b) {
   ptx::products().back().push_back({sums, COUNT, a, b});
+}
+template <int COUNT> static void begin(float (&sums)[COUNT], uint64_t a, uint64_t b) {
+  ptx::products().back().push_back({sums, COUNT, a, b, {}, true});
 }
 // Rows in registers, laid out as mma.sync has them.
 template <int COUNT> static void multiply(float (&sums)[COUNT], const unsigned (&a)[4], uint64_t b) {

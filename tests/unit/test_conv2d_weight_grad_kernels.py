@@ -117,7 +117,9 @@ def bias_too(dtype="f16", more=""):
     "more",
     [{"combine": "grid"}, {"combine": MARKED}, {"combine": SERIAL}, {"cluster": 4, "stages": 4}],
 )
-@pytest.mark.parametrize("w", [bias_too(), with_bias(SIMPLE, "f16")], ids=str)
+@pytest.mark.parametrize(
+    "w", [bias_too(), with_bias(SIMPLE, "f16"), with_bias(SIMPLE, "f32")], ids=str
+)
 def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, more, w):
     config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
     if config.combine == SERIAL and (config.sums == 128 or config.threads > 288):
@@ -162,11 +164,13 @@ def test_blocks_that_wait_for_each_other_run_at_once_beside_sums_of_the_bias():
 
 @pytest.mark.parametrize("impl", [SM80, SM90])
 def test_sums_of_the_bias_lie_behind_those_of_their_tile(impl):
-    plain, both = SIMPLE, bias_too()
-    config = replace(impl.heuristic(plain, H200), tile_m=64, split_k=4, combine="kernel")
-    built = [impl.build(config, w, H200) for w in (plain, both)]
-    rows = built[0].grid[0] * built[0].grid[1] * 4 * 64
-    assert built[1].workspace_bytes - built[0].workspace_bytes == 4 * rows
+    config = replace(impl.heuristic(SIMPLE, H200), tile_m=64, split_k=4, combine="kernel")
+    plain, both, wide = (
+        impl.build(config, w, H200) for w in (SIMPLE, bias_too(), bias_too(more=", out_dtype=f32"))
+    )
+    rows = plain.grid[0] * plain.grid[1] * 4 * 64
+    assert both.workspace_bytes - plain.workspace_bytes == 4 * rows
+    assert wide.workspace_bytes - plain.workspace_bytes == 8 * rows
 
 
 @pytest.mark.parametrize("tile", sm80.WARPS)
@@ -327,10 +331,9 @@ def test_one_binary_serves_every_shape_and_slice_count():
             weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", "@channels_last@align8"),
             "aligned to 16 bytes",
         ),
-        (with_bias(SIMPLE, "f32"), "an fp32 gradient of the bias"),
     ],
 )
-def test_what_the_kernel_for_hopper_does_not_serve_is_refused_in_words(w, words):
+def test_what_the_copy_engine_cannot_walk_is_refused_in_words(w, words):
     assert words in SM90.unsupported(w, H200)
 
 

@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weight_grad(const u16* x, 
 """
 """Sums are numbers of no meaning."""
 PLAIN = weight_grad("9,72,10,9", "9,136,10,9", "kernel_size=3, padding=1")
-LAYERS = [PLAIN, with_bias(PLAIN), with_bias(PLAIN, "f16")]
+LAYERS = [PLAIN, with_bias(PLAIN), with_bias(PLAIN, "f16"), with_bias(PLAIN, "f32")]
 
 
 def combined(w, tile, split_k, combine):

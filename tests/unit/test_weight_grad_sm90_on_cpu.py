@@ -34,6 +34,7 @@ PLAIN = weight_grad("2,72,7,6", "2,72,7,6", "kernel_size=3, padding=1")
 STRIDED = weight_grad("3,24,9,8", "3,136,5,4", "kernel_size=3, stride=2, padding=1", dtype="bf16")
 MATRIX = weight_grad("3,136,7,8", "3,72,7,8", "kernel_size=1")
 BIAS = Workload.parse(str(PLAIN).replace("weight_grad", "weight_bias_grad"))
+BIAS_F32 = Workload.parse(str(BIAS)[:-1] + ", out_dtype=f32)")
 
 
 def tiled(dtype, address, sizes, strides, box):
@@ -59,7 +60,7 @@ def counters(monkeypatch):
 def on_cpu(w, config, fault=("", "")):
     def task(config, w, device):
         text = SM90.task(config, w, device).source
-        text = re.sub(r"TW_DEVICE void multiply\(.*?\n}\n", "", text, flags=re.S)
+        text = re.sub(r"TW_DEVICE void (multiply|begin)\(.*?\n}\n", "", text, flags=re.S)
         for barrier, name in (
             ("sync 1", "consumers"),
             ("sync 2", "everyone"),
@@ -101,7 +102,10 @@ WHOLE = [
     (MATRIX, sm90.Config(64, 128, 32, 4, fetch="matrix")),
     (BIAS, sm90.Config(64, 64, 32, 3, split_k=2, combine=SERIAL)),
     (with_bias(PLAIN, "f16"), sm90.Config(64, 64, 32, 3, split_k=2, combine=SERIAL)),
-    (with_bias(MATRIX, "f16"), sm90.Config(64, 128, 32, 3)),
+    (with_bias(MATRIX, "f32"), sm90.Config(64, 128, 32, 3)),
+    (BIAS_F32, sm90.Config(64, 64, 32, 3, split_k=3, combine="kernel")),
+    (BIAS_F32, sm90.Config(128, 128, 32, 3, split_k=2, pending=0)),
+    (with_bias(PLAIN, "f32"), sm90.Config(64, 64, 32, 3, split_k=3, combine=SERIAL)),
     (MATRIX, sm90.Config(64, 128, 32, 3, split_k=5, combine=SERIAL)),
     (PLAIN, sm90.Config(64, 64, 32, 3, split_k=2, combine="kernel", add_threads=128)),
     (PLAIN, sm90.Config(64, 192, 64, 3, halo=halo_of(problem_of(PLAIN), 192, 64))),
@@ -115,6 +119,7 @@ RANGES = [
     (PLAIN, sm90.Config(64, 64, 32, 3, blocks=7)),
     (BIAS, sm90.Config(64, 128, 32, 2, blocks=5, pending=0)),
     (with_bias(PLAIN, "f16"), sm90.Config(64, 128, 32, 2, blocks=5)),
+    (with_bias(PLAIN, "f32"), sm90.Config(64, 128, 32, 2, blocks=5)),
     (STRIDED, sm90.Config(128, 64, 32, 2, blocks=4)),
     (MATRIX, sm90.Config(64, 64, 32, 4, blocks=5, fetch="matrix")),
     (PLAIN, sm90.Config(64, 192, 64, 2, blocks=5, halo=halo_of(problem_of(PLAIN), 192, 64))),
@@ -136,6 +141,59 @@ def test_any_two_axes_and_any_config_are_right(data):
     alone |= {"fetch": ["walk", "matrix"], "blocks": [0]}
     config = data.draw(configs(SM90.space(w, DEVICE).restricted(alone), sm90.Config(stages=2)))
     assert check(w, config), (w, config)
+
+
+LONG = Workload.parse(
+    str(with_bias(weight_grad("6,8,32,32", "6,72,32,32", "kernel_size=1")))[:-1]
+    + ", out_dtype=f32)"
+)
+
+
+def bias_off_by(config, fault=("", "")):
+    """In ulps, of 6144 terms."""
+    x, grad = LONG.operator.examples(LONG, "random", 0, "cpu")
+    truth = grad.double().sum((0, 2, 3))
+    unit = 2.0 ** (truth.abs().clamp_min(truth.abs().mean()).log2().floor() - 23)
+    found = on_cpu(LONG, config, fault)(x, grad)[1].double()
+    return float(((found - truth).abs() / unit).max())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"split_k": 24, "combine": "kernel"},
+        {"split_k": 24, "combine": SERIAL},
+        {"split_k": 24, "combine": SERIAL, "pending": 0},
+        {"blocks": 5},
+    ],
+)
+def test_fp32_sums_of_the_bias_are_rounded_about_once(more):
+    assert bias_off_by(sm90.Config(64, 64, 64, 2, **more)) < 1.2
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ({}, ("sum[1] += before", "0 * before")),
+        ({"split_k": 96, "combine": "kernel"}, ("& 0xfffc0000u", "& ~0u")),
+    ],
+)
+def test_what_fp32_sums_of_the_bias_are_rounded_by_counts(more, fault):
+    assert bias_off_by(sm90.Config(64, 64, 64, 2, **more)) < 1.2
+    assert bias_off_by(sm90.Config(64, 64, 64, 2, **more), fault) > 1.3
+
+
+def test_infinities_of_grad_output_are_infinite_in_the_bias():
+    w = with_bias(PLAIN, "f32")
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    grad = tensors[1]
+    grad[0, 3, 2, 2], grad[1, 5, 1, 1], grad[0, 9, 0, 0] = torch.inf, -torch.inf, torch.nan
+    grad[0, 7, 3, 3], grad[1, 7, 3, 3] = torch.inf, -torch.inf
+    for split_k, combine in ((1, "last"), (2, "kernel"), (2, SERIAL)):
+        kernel = on_cpu(w, sm90.Config(64, 64, 32, 3, split_k=split_k, combine=combine))
+        found, truth = kernel(*tensors)[1].double(), w.operator.truth(w, tensors)[1]
+        torch.testing.assert_close(found, truth, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("halo", [0, halo_of(problem_of(GROUPS), 192, 64)])

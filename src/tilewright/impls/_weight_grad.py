@@ -46,8 +46,9 @@ class Problem:
     """Of those, what is read of grad_output."""
     geometry: tuple[int, ...]
     """P, Q, S, H, W, then stride, padding and dilation by height and width."""
-    bias: bool
-    """Whether grad_output's own sums are asked for, too."""
+    bias: int
+    """Numbers that a feature's sum of grad_output is kept in: none where it is not asked for, two
+    where it stays fp32."""
     workspace_limit_bytes: int
     """Of partial sums; a config that needs more does not fit."""
     keeps_sums: bool = False
@@ -124,7 +125,7 @@ def _problem_of(w: Workload, dense: bool, limit_bytes: int) -> Problem:
         read_bytes=w.bytes[0],
         grad_bytes=grad.distinct_bytes,
         geometry=(p, q, s, height, width, *w["stride"], *w["padding"], *w["dilation"]),
-        bias=len(w.outputs) > 1,
+        bias=sum(2 if o.dtype == "f32" else 1 for o in w.outputs[1:]),
         workspace_limit_bytes=limit_bytes,
         keeps_sums=x.dtype in HALVES and w.outputs[0].dtype == "f32",
         group=group,

@@ -59,8 +59,7 @@ class WeightGradKernel(Executable):
         tile = config.tile_m * config.tile_n
         self.add_threads = config.add_threads
         self.add_grid = (rows, columns, max(1, tile // (4 * self.add_threads * ADD_QUADS)))
-        sums = tile + config.tile_m if problem.bias else tile
-        self.partial_sums = self.split * slots * sums
+        self.partial_sums = self.split * slots * (tile + config.tile_m * problem.bias)
         self.sum_dtype = torch.float64 if config.sum_bytes == 8 else torch.float32
         self.workspace_bytes = config.sum_bytes * self.partial_sums
 

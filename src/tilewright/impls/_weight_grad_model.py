@@ -108,7 +108,7 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return "a tile half as large covers the whole result"
     if c.split_k % c.cluster:
         return f"{c.split_k} slices do not fill clusters of {c.cluster}"
-    if c.cluster > 1 and 4 * c.tile_m * (c.tile_n + 1) > c.operand_bytes:
+    if c.cluster > 1 and 4 * c.tile_m * (c.tile_n + 2) > c.operand_bytes:
         return f"{c.stages} stages are smaller than a tile's sums, which a cluster keeps there"
     if c.add_threads != ADD_THREADS[0] and c.combine != "kernel":
         return "no second kernel adds slices"

@@ -78,6 +78,8 @@ MOST_TOGETHER, MOST_THREADS_IN_RANGES = 4, 288
 """Of stream-K: blocks that share an SM, and their threads."""
 MOST_SUMS = 128
 """Of a thread."""
+MOST_SUMS_BESIDE_BIAS = 64
+"""Of a thread, where fp32 sums of the bias lie beside parts of tiles."""
 
 
 @dataclass(frozen=True)
@@ -201,11 +203,6 @@ class Conv2dWeightGradSm90(Implementation):
                 f"groups={w['groups']} of {group} channels and {features // w['groups']} features: "
                 f"the kernel takes as many of both, {', '.join(map(str, GROUPS))}"
             )
-        if [o.dtype for o in w.outputs[1:]] == ["f32"]:
-            return (
-                "an fp32 gradient of the bias: tensor cores cut off several times what PyTorch "
-                "rounds, which sums it without them"
-            )
         return copy_engine_refusal(w)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
@@ -271,7 +268,8 @@ class Conv2dWeightGradSm90(Implementation):
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
         parts = ("_hopper", "", "_combine", "_padding", *(("_stream_k",) if config.blocks else ()))
         text += "".join(source(f"weight_grad{part}.cuh") for part in parts)
-        text += wgmma(columns, dtype) + wgmma(8, dtype) + source("weight_grad_sm90.cuh")
+        text += wgmma(columns, dtype) + wgmma(8, dtype) + wgmma(8, dtype, begins=True)
+        text += source("weight_grad_sm90.cuh")
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
         return CompileTask("nvrtc", text, flags, ENTRY)
 
@@ -330,14 +328,16 @@ def _walk(
     return tensor_map.im2col(spec.dtype, address, sizes, strides, first, last, *box, stride)
 
 
-def wgmma(columns: int, dtype: str) -> str:
-    """`multiply(sums, a, b)`: 64 x columns x 16, both operands transposed in shared memory."""
+def wgmma(columns: int, dtype: str, begins: bool = False) -> str:
+    """`multiply(sums, a, b)`: 64 x columns x 16, both operands transposed in shared memory; or
+    `begin`, whose products are the sums."""
+    name, adds, constraint = ("begin", 0, "=f") if begins else ("multiply", 1, "+f")
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    outputs = ", ".join(f'"{constraint}"(d[{i}])' for i in range(count))
     return (
-        f"TW_DEVICE void multiply(float (&d)[{count}], u64 a, u64 b) {{\n"
-        '  asm volatile("{\\n.reg .pred p;\\nsetp.ne.b32 p, 1, 0;\\n"\n'
+        f"TW_DEVICE void {name}(float (&d)[{count}], u64 a, u64 b) {{\n"
+        f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, {adds}, 0;\\n"\n'
         f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} '
         f'{{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 1, 1;\\n}}"\n'
         f'    : {outputs} : "l"(a), "l"(b) : "memory");\n}}\n'
@@ -393,6 +393,8 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
         return "blocks that take parts of several tiles cut no slices, and stand alone, unwarmed"
     if c.blocks and c.threads > MOST_THREADS_IN_RANGES:
         return f"{c.threads} threads have too few registers to add parts of tiles beside their sums"
+    if c.blocks and problem.bias > 1 and c.sums > MOST_SUMS_BESIDE_BIAS:
+        return "a thread has too few registers for fp32 sums of the bias beside parts of tiles"
     full = c.threads > MOST_THREADS_IN_RANGES or (problem.bias and c.sums == MOST_SUMS)
     if c.combine == SERIAL and full:
         return "a thread has too few registers to add to its sums what other blocks left"

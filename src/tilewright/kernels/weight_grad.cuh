@@ -164,7 +164,10 @@ constexpr int QUADS = TILE_ELEMENTS / 4;  // of a tile: what its lanes hold of i
 
 // The bias's gradient: a column of ones beside the first column of tiles, whose products the warps of
 // its first columns hold as they hold others. Behind the tile's quads they have those of its rows.
-constexpr int BIAS_QUADS = BIAS ? TILE_M / 4 : 0;
+// Tensor cores cut off of a long sum, and PyTorch uses none for this one. So where it stays fp32, a few pixels are
+// summed by themselves, and their sum of sums is two numbers, the second of which has what the first was rounded by.
+constexpr bool PAIRED = BIAS && sizeof(Out) == 4;
+constexpr int BIAS_QUADS = BIAS ? TILE_M / 4 << PAIRED : 0;
 TW_DEVICE bool sums_bias(int warp) { return BIAS && blockIdx.y == 0 && WARP_COLUMN(warp) == 0; }
 TW_DEVICE int quads_here() { return BIAS && blockIdx.y == 0 ? QUADS + BIAS_QUADS : QUADS; }
 
@@ -185,17 +188,27 @@ TW_DEVICE Quad* partial_of(Sum* partial, const Tile& t, int group) {
   return (Quad*)partial + ((long long)t.tile * t.groups + group) * (QUADS + BIAS_QUADS);
 }
 
-// to(row, sum) for each row of the tile whose bias sum this thread holds.
+// To a row's sum of the bias: the first two, or the last two, of those that a lane holds.
+TW_DEVICE void add_to_bias(Sum* sum, Sum v) {
+  const Sum before = sum[0];
+  sum[0] += v;
+  if constexpr (PAIRED) {
+    const Sum added = sum[0] - before;
+    sum[1] += before - (sum[0] - added) + (v - added);
+  }
+}
+// to(row, sum, rest) for each row of the tile whose bias sum this thread holds.
 template <class To> TW_DEVICE void each_bias(int warp, const Sum (&bias)[BLOCKS][4], To to) {
   if (!sums_bias(warp) || threadIdx.x % 4 > 0) return;
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
     const Fragment f(warp, m, 0, threadIdx.x % 32);
-    to(f.row, bias[m][0]);
-    to(f.row + 8, bias[m][2]);
+    to(f.row, bias[m][0], bias[m][1]);
+    to(f.row + 8, bias[m][2], bias[m][3]);
   }
 }
-TW_DEVICE void store_bias(Out* bias, const Problem& p, int k, Sum sum) {
+TW_DEVICE void store_bias(Out* bias, const Problem& p, int k, Sum sum, Sum rest) {
   if (k >= p.features) return;
+  if (PAIRED && sum - sum == 0) sum += rest;  // of infinities the rest is NaN
   if constexpr (ADDS) sum += RESULT::widen(bias[k]);
   bias[k] = RESULT::first(RESULT::pack(sum, 0));
 }
@@ -235,8 +248,15 @@ TW_DEVICE Doubles load_quad(const Doubles* from) {
 
 // The sums of this warp, as fp32, among those of its tile: whole lines at a time.
 TW_DEVICE void store_sums(Quad* tile, int warp, const Sum (&d)[BLOCKS][COLUMNS / 2], const Sum (&bias)[BLOCKS][4]) {
-  const auto to = [&](int row, Sum sum) { ((volatile Sum*)(tile + QUADS))[row] = sum; };
-  each_bias(warp, bias, to);
+  each_bias(warp, bias, [&](int row, Sum sum, Sum rest) {
+    volatile Sum* to = (Sum*)(tile + QUADS) + (row << PAIRED);
+    if constexpr (PAIRED) {
+      // Few bits of each slice add up without rounding, whoever adds them; its other bits, to much less.
+      const Sum few = __uint_as_float(__float_as_int(sum) & 0xfffc0000u);
+      to[1] = sum - few + rest, sum = few;
+    }
+    to[0] = sum;
+  });
   Quad* own = tile + warp * BLOCKS * FRAGMENTS * 32 + threadIdx.x % 32;
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
     TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j)
@@ -261,9 +281,13 @@ TW_DEVICE void store_pair(Out* to, const Problem& p, const Panel& panel, int c, 
 // A quad of a tile's results, rounded.
 TW_DEVICE void store_quad(const Results& out, const Panel* panels, const Problem& p, const Tile& t, int at, Quad sum) {
   if (BIAS && at >= QUADS) {
-    const int k = t.row + (at - QUADS) * 4;
-    store_bias(out.bias, p, k, sum.x), store_bias(out.bias, p, k + 1, sum.y);
-    store_bias(out.bias, p, k + 2, sum.z), store_bias(out.bias, p, k + 3, sum.w);
+    const int k = t.row + (at - QUADS) * (PAIRED ? 2 : 4);
+    if constexpr (PAIRED) {
+      store_bias(out.bias, p, k, sum.x, sum.y), store_bias(out.bias, p, k + 1, sum.z, sum.w);
+    } else {
+      store_bias(out.bias, p, k, sum.x, 0), store_bias(out.bias, p, k + 1, sum.y, 0);
+      store_bias(out.bias, p, k + 2, sum.z, 0), store_bias(out.bias, p, k + 3, sum.w, 0);
+    }
     return;
   }
   const int fragment = at / 32;

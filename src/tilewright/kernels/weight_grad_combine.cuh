@@ -24,8 +24,11 @@ TW_DEVICE void add_part(const Quad* from, const Tile& t, int warp, Sum (&d)[BLOC
     }
   if (!sums_bias(warp) || t.panel > 0) return;
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
-    const Sum* row = (const Sum*)(from + QUADS) + Fragment(warp, m, 0, threadIdx.x % 32).row;
-    bias[m][0] += __ldcg(row), bias[m][2] += __ldcg(row + 8);
+    const Sum* row = (const Sum*)(from + QUADS) + (Fragment(warp, m, 0, threadIdx.x % 32).row << PAIRED);
+    TW_UNROLL for (int i = 0; i < 4; i += 2, row += 8 << PAIRED) {
+      add_to_bias(bias[m] + i, __ldcg(row));
+      if (PAIRED) bias[m][i + 1] += __ldcg(row + 1);
+    }
   }
 }
 
@@ -282,7 +285,7 @@ TW_DEVICE void keep(const Results& out, Sum* partial, const u32* counters, unsig
 #endif
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");  // nobody reads operands any more
   if (CLUSTER > 1) return store_sums((Quad*)staged, warp, d, bias);
-  each_bias(warp, bias, [&](int row, Sum sum) { store_bias(out.bias, p, t.row + row, sum); });
+  each_bias(warp, bias, [&](int row, Sum sum, Sum rest) { store_bias(out.bias, p, t.row + row, sum, rest); });
   if constexpr (ADDS || sizeof(Out) >= 4) return store_quads(out, panels, p, t, warp, d);
   gather(staged, warp, d);
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");

@@ -29,7 +29,15 @@ TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS
       load_transposed(a[m], chunk_at(stage + row / 64 * BOX_BYTES, k + in + third * 8, row % 64 / 8));
     }
     if (sums_bias(warp))
-      TW_UNROLL for (int m = 0; m < BLOCKS; ++m) accumulate(bias[m], a[m], DTYPE::ONES, DTYPE::ONES);
+      TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
+        if constexpr (!PAIRED) {
+          multiply(bias[m], a[m], DTYPE::ONES, DTYPE::ONES);
+        } else {
+          float of_step[4] = {};
+          multiply(of_step, a[m], DTYPE::ONES, DTYPE::ONES);
+          TW_UNROLL for (int i = 0; i < 4; i += 2) add_to_bias(bias[m] + i, of_step[i]);
+        }
+      }
     TW_UNROLL for (int n = 0; n < COLUMNS; n += 16) {
       const int column = WARP_COLUMN(warp) + n + third * 8;
       u32 b[4];

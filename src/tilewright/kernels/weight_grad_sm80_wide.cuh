@@ -55,7 +55,7 @@ TW_DEVICE void products(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS
         TW_UNROLL for (int half = 0; half < 2; ++half) {
           float few = values[half] + values[half + 2] + (values[half + 4] + values[half + 6]);
           few += __shfl_xor_sync(~0u, few, 1);
-          bias[m][half * 2] += few + __shfl_xor_sync(~0u, few, 2);
+          add_to_bias(bias[m] + half * 2, few + __shfl_xor_sync(~0u, few, 2));
         }
     }
     TW_UNROLL for (int n = 0; n < COLUMNS; n += 8) {
@@ -96,7 +96,7 @@ TW_DEVICE void products(Sum (&sums)[BLOCKS][COLUMNS / 2], Sum (&bias)[BLOCKS][4]
         TW_UNROLL for (int half = 0; half < 2; ++half) {
           Item few = 0;
           TW_UNROLL for (int i = 0; i < PIXELS; ++i) few += a[m][half][i];
-          bias[m][half * 2] += few;
+          add_to_bias(bias[m] + half * 2, few);
         }
     TW_UNROLL for (int n = 0; n < COLUMNS; n += 8) {
       DTYPE::pair b[PIXELS];

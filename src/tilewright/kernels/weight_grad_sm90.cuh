@@ -20,7 +20,8 @@
 // Defined before this text, besides what weight_grad.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
 // WARPGROUPS_N, MATRIX, SHARE, HALO, chunks by which the last tap is ahead, WARM, PENDING, steps
 // whose products may be under way when the next one is waited for, STREAM_K, MIN_BLOCKS, and `multiply`, one
-// wgmma of 64 x COLUMNS x 16, or, for the bias, of 64 x 8 x 16. A warpgroup has BLOCKS times 64 rows.
+// wgmma of 64 x COLUMNS x 16, or, for the bias, of 64 x 8 x 16, and `begin`, which adds it to nothing. A warpgroup has
+// BLOCKS times 64 rows.
 
 constexpr int BOX_BYTES = TILE_K * 128;
 constexpr int ROW_BOXES = TILE_M / 64;
@@ -230,6 +231,7 @@ template <int LATER> TW_DEVICE void products_wait() {
 template <bool WITH_BIAS>
 TW_DEVICE void multiply_steps(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[BLOCKS][4], u32 ones, Columns columns, int steps,
                               int done, int group, u32 stages, u32 full, u32 empty) {
+  constexpr bool APART = WITH_BIAS && PAIRED;  // a step's sums of the bias
   const bool tells = threadIdx.x % 32 == 0;
   const auto release = [&](int stage) {
     if (!tells) return;
@@ -242,16 +244,30 @@ TW_DEVICE void multiply_steps(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[
   for (; steps > 0; --steps) {
     barrier_wait(full + stage * 8, parity);
     const u32 at = first + stage * (STAGE_BYTES / 16);
+    const auto features = [&](int m, int k) { return descriptor(at + rows + m * (BOX_BYTES / 16) + k * 128); };
+    float of_step[BLOCKS][4];
     products_begin();
+    if constexpr (APART) {  // in a group before the others, which may be under way when it is done
+      TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
+        begin(of_step[m], features(m, 0), ones_descriptor(ones));
+        TW_UNROLL for (int k = 1; k < TILE_K / 16; ++k) multiply(of_step[m], features(m, k), ones_descriptor(ones));
+      }
+      products_commit();
+    }
     TW_UNROLL for (int k = 0; k < TILE_K / 16; ++k)
       TW_UNROLL for (int m = 0; m < BLOCKS; ++m) {
-        const u64 features = descriptor(at + rows + m * (BOX_BYTES / 16) + k * 128);
-        multiply(sums[m], features, columns.of(at, k));
-        if constexpr (WITH_BIAS) multiply(bias[m], features, ones_descriptor(ones));
+        multiply(sums[m], features(m, k), columns.of(at, k));
+        if constexpr (WITH_BIAS && !APART) multiply(bias[m], features(m, k), ones_descriptor(ones));
       }
     products_commit();
     columns.advance();
     products_wait<PENDING>();
+    if constexpr (APART)
+      TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
+        TW_UNROLL for (int i = 0; i < 4; i += 2) {
+          asm volatile("" : "+f"(of_step[m][i])::"memory");
+          add_to_bias(bias[m] + i, of_step[m][i]);
+        }
     if (PENDING == 0) release(stage);
     else if (held >= 0) release(held);
     held = stage;
@@ -261,7 +277,7 @@ TW_DEVICE void multiply_steps(float (&sums)[BLOCKS][COLUMNS / 2], float (&bias)[
   if (STREAM_K && PENDING > 0) release(held);
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
     TW_UNROLL for (int j = 0; j < COLUMNS / 2; ++j) asm volatile("" : "+f"(sums[m][j])::"memory");
-  if constexpr (WITH_BIAS)
+  if constexpr (WITH_BIAS && !APART)
     TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
       TW_UNROLL for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(bias[m][j])::"memory");
 }

@@ -67,7 +67,7 @@ TW_DEVICE void finish_part(const Results& out, Sum* partial, u32* counters, cons
     asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
     for (int i = 1; i <= later; ++i) add_part<8>(sums_of_block(partial, blockIdx.x + i), t, warp, d, bias);
   }
-  if (t.panel == 0) each_bias(warp, bias, [&](int row, Sum sum) { store_bias(out.bias, p, t.row + row, sum); });
+  if (t.panel == 0) each_bias(warp, bias, [&](int row, Sum sum, Sum rest) { store_bias(out.bias, p, t.row + row, sum, rest); });
   if constexpr (ADDS || sizeof(Out) >= 4) store_quads(out, panels, p, t, warp, d);
   else store_halves<RESULT>(out.weight, panels, p, t, warp, d);
 }
