@@ -352,7 +352,7 @@ def test_the_bias_is_summed_beside_the_weight_in_every_split_mode(module, tile, 
     assert checked
 
 
-MANY = workload(32, 64, 128, 56, 56, 1)
+MANY = layer(32, 64, 128, 56, 56, 1)
 """100352 pixels, and as many terms of the bias."""
 
 
