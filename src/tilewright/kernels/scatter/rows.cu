@@ -22,6 +22,7 @@
 #define COMBINE_GROUPS (COMBINE_THREADS / LANES)
 #define SHORT_RUN 32
 #define FILLED 4  // rows at a time
+#define CHAINS 4
 #define NOWHERE 0xffffffffu
 
 typedef Pack<T, VEC> Stored;
@@ -120,13 +121,20 @@ struct Heads {
 TW_DEVICE Heads heads_at(u32* start) { return {(Sums*)start, (u32*)((Sums*)start + SUM_THREADS)}; }
 
 // Add to `sums`, of a run that goes on in `group`, what the units of the span from there on have of it;
-// true if it ends in the span.
+// true if it ends in the span. In CHAINS sums in turn, which rounds less than one sum does.
 TW_DEVICE bool follow(const Heads& heads, u32 group, Sums& sums) {
-  for (; group < GROUPS; ++group) {
-    sums = reduce(sums, heads.sums[group * LANES + threadIdx.x % LANES]);
-    if (!heads.through[group]) return true;
+  bool ended = false;
+  Sums chain[CHAINS] = {sums};
+  TW_UNROLL for (int q = 1; q < CHAINS; ++q) chain[q] = nothing<A, VEC>();
+  for (; group < GROUPS && !ended; group += CHAINS) {
+    TW_UNROLL for (int q = 0; q < CHAINS; ++q) {
+      if (ended || group + q >= GROUPS) continue;
+      chain[q] = reduce(chain[q], heads.sums[(group + q) * LANES + threadIdx.x % LANES]);
+      ended = !heads.through[group + q];
+    }
   }
-  return false;
+  sums = reduce(reduce(chain[0], chain[1]), reduce(chain[2], chain[3]));
+  return ended;
 }
 
 extern "C" __global__ __launch_bounds__(SUM_THREADS, SUM_BLOCKS) void accumulate(ARGUMENTS) {
