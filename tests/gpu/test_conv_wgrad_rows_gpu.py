@@ -97,6 +97,13 @@ BOTH = workload(
     2, 3, 64, 12, 20, 7, 2, 3, op="conv2d_weight_bias_grad",
     more=", into=f32[64,3,7,7]@channels_last, into_bias=f32[64]",
 )  # fmt: skip
+FEW, SHARED, OWN = ((32, c, k, 56, 56, 3, 1, 1) for c, k in ((3, 64), (128, 128), (96, 96)))
+"""100352 pixels, and as many terms of the bias: few channels, groups, and one filter each."""
+LONG = [
+    *((name, FEW, 1) for name in (NARROW, HOPPER)),
+    (GROUPED, SHARED, 32),
+    *((name, OWN, 96) for name in (DEPTHWISE, MMA, IMAGES, FMA)),
+]
 IN_PLACE = workload(2, 3, 64, 12, 20, 7, 2, 3, more=", into=f32[64,3,7,7]@channels_last")
 
 
@@ -109,6 +116,19 @@ IN_PLACE = workload(2, 3, 64, 12, 20, 7, 2, 3, more=", into=f32[64,3,7,7]@channe
 def test_contiguous_tensors_are_converted(name, w):
     w = Workload.parse(str(w).replace("@channels_last", ""))
     assert Verifier(w, DEVICE).check(built(name, w)).message == ""
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize(("name", "sizes", "groups"), LONG)
+def test_long_fp32_sums_of_the_bias_are_nearly_exact(name, sizes, groups, dtype):
+    how = {"groups": groups, "dtype": dtype, "op": "conv2d_weight_bias_grad"}
+    w = workload(*sizes, more=", out_dtype=f32", **how)
+    x, grad = w.operator.examples(w, "random", 0, DEVICE)
+    truth = grad.double().sum((0, 2, 3))
+    unit = 2.0 ** (truth.abs().clamp_min(truth.abs().mean()).log2().floor() - 23)
+    for config in configs(name, w, 6):
+        found = built(name, w, config)(x, grad)[1]
+        assert ((found.double() - truth).abs() / unit).max() < 2.5, config
 
 
 def configs(name, w, count):

@@ -23,6 +23,20 @@ def with_bias(w, into=None, donated=False):
     return OPS["conv2d_weight_bias_grad"].workload(flags=flags, **args)
 
 
+def with_fp32_bias(w):
+    """Both gradients in fp32, of halves."""
+    args = dict(with_bias(w).args) | {"out_dtype": "f32"}
+    return OPS["conv2d_weight_bias_grad"].workload(**args)
+
+
+def bias_off_by(kernel, w):
+    """The largest error of the bias's gradient, in ulps of fp32."""
+    x, grad = w.operator.examples(w, "random", 0, "cpu")
+    truth = grad.double().sum((0, 2, 3))
+    unit = 2.0 ** (truth.abs().clamp_min(truth.abs().mean()).log2().floor() - 23)
+    return float(((kernel(x, grad)[1].double() - truth).abs() / unit).max())
+
+
 RESNET50 = [w for w in SUITES["resnet50_v15_wgrad"].workloads() if w["kernel_size"] != (7, 7)]
 """Without the stem, whose three channels are served by other kernels."""
 SIMPLE = weight_grad("8,64,56,56", "8,128,56,56", "kernel_size=3, padding=1")

@@ -40,6 +40,15 @@ STEMS = [
         "8,3,32,32", "8,64,32,32", "kernel_size=3, padding=1", op="conv2d_weight_bias_grad"
     ),
     weight_grad("8,1,28,28", "8,32,24,24", "kernel_size=5, out_dtype=f32"),
+    *(
+        weight_grad(
+            f"{n},3,224,224",
+            f"{n},64,112,112",
+            "kernel_size=7, stride=2, padding=3, out_dtype=f32",
+            op="conv2d_weight_bias_grad",
+        )
+        for n in (8, 256)
+    ),
 ]
 GROUPS = [
     *SUITES["resnext50_wgrad_n32"].workloads(),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from convolutions import weight_grad, with_bias
+from convolutions import bias_off_by, weight_grad, with_bias, with_fp32_bias
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
 from infinities import assert_infinities_stay, with_infinities
@@ -39,6 +39,7 @@ CASES = [
     Workload.parse(str(STEM).replace("weight_grad", "weight_bias_grad")),
     Workload.parse(str(STEM)[:-1] + ", into=f32[72,3,7,7]@channels_last)"),
     with_bias(STEM, "f16", donated=True),
+    with_bias(STEM, "f32"),
     weight_grad("1,3,5,130", "1,16,5,130", "kernel_size=3, padding=1", dtype="bf16"),
     weight_grad("3,4,9,20", "3,8,3,7", "kernel_size=3, stride=3, padding=1"),
 ]
@@ -80,6 +81,12 @@ def test_it_is_right_and_deterministic_and_stays_in_its_memory(w):
     verdict = Verifier(w, CPU).check(on_cpu(w, NARROW.heuristic(w, FEW)))
     assert verdict.ok, verdict.message
     assert verdict.deterministic
+
+
+def test_fp32_sums_of_the_bias_are_rounded_about_once():
+    w = with_fp32_bias(weight_grad("4,3,24,40", "4,72,24,40", "kernel_size=1"))
+    config, fault = NARROW.heuristic(w, FEW), ("rest += before", "0 * before")
+    assert bias_off_by(on_cpu(w, config), w) < 1 < 1.1 < bias_off_by(on_cpu(w, config, fault), w)
 
 
 @pytest.mark.parametrize(("stages", "groups"), [(2, 1), (4, 1), (1, 2), (2, 2), (3, 2)])

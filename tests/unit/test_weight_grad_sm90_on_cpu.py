@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from convolutions import weight_grad, with_bias
+from convolutions import bias_off_by, weight_grad, with_bias, with_fp32_bias
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
@@ -34,7 +34,7 @@ PLAIN = weight_grad("2,72,7,6", "2,72,7,6", "kernel_size=3, padding=1")
 STRIDED = weight_grad("3,24,9,8", "3,136,5,4", "kernel_size=3, stride=2, padding=1", dtype="bf16")
 MATRIX = weight_grad("3,136,7,8", "3,72,7,8", "kernel_size=1")
 BIAS = Workload.parse(str(PLAIN).replace("weight_grad", "weight_bias_grad"))
-BIAS_F32 = Workload.parse(str(BIAS)[:-1] + ", out_dtype=f32)")
+BIAS_F32 = with_fp32_bias(PLAIN)
 
 
 def tiled(dtype, address, sizes, strides, box):
@@ -143,19 +143,8 @@ def test_any_two_axes_and_any_config_are_right(data):
     assert check(w, config), (w, config)
 
 
-LONG = Workload.parse(
-    str(with_bias(weight_grad("6,8,32,32", "6,72,32,32", "kernel_size=1")))[:-1]
-    + ", out_dtype=f32)"
-)
-
-
-def bias_off_by(config, fault=("", "")):
-    """In ulps, of 6144 terms."""
-    x, grad = LONG.operator.examples(LONG, "random", 0, "cpu")
-    truth = grad.double().sum((0, 2, 3))
-    unit = 2.0 ** (truth.abs().clamp_min(truth.abs().mean()).log2().floor() - 23)
-    found = on_cpu(LONG, config, fault)(x, grad)[1].double()
-    return float(((found - truth).abs() / unit).max())
+LONG = with_fp32_bias(weight_grad("6,8,32,32", "6,72,32,32", "kernel_size=1"))
+"""6144 terms of the bias."""
 
 
 @pytest.mark.parametrize(
@@ -169,19 +158,20 @@ def bias_off_by(config, fault=("", "")):
     ],
 )
 def test_fp32_sums_of_the_bias_are_rounded_about_once(more):
-    assert bias_off_by(sm90.Config(64, 64, 64, 2, **more)) < 1.2
+    assert bias_off_by(on_cpu(LONG, sm90.Config(64, 64, 64, 2, **more)), LONG) < 1.2
 
 
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
-        ({}, ("sum[1] += before", "0 * before")),
+        ({}, ("rest += before", "0 * before")),
         ({"split_k": 96, "combine": "kernel"}, ("& 0xfffc0000u", "& ~0u")),
     ],
 )
 def test_what_fp32_sums_of_the_bias_are_rounded_by_counts(more, fault):
-    assert bias_off_by(sm90.Config(64, 64, 64, 2, **more)) < 1.2
-    assert bias_off_by(sm90.Config(64, 64, 64, 2, **more), fault) > 1.3
+    config = sm90.Config(64, 64, 64, 2, **more)
+    assert bias_off_by(on_cpu(LONG, config), LONG) < 1.2
+    assert bias_off_by(on_cpu(LONG, config, fault), LONG) > 1.3
 
 
 def test_infinities_of_grad_output_are_infinite_in_the_bias():

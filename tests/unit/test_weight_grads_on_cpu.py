@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from convolutions import with_bias
+from convolutions import bias_off_by, with_bias, with_fp32_bias
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
@@ -194,7 +194,7 @@ def test_fp32_products_that_miss_a_pixel_are_found(place):
     ("name", "fault"),
     [
         ("conv2d_weight_grad_sm80", ("sum += RESULT::widen(bias[k]);", ";")),
-        ("conv2d_weight_grad_narrow", ("into_bias ? values[i] +", "into_bias ? values[0] +")),
+        ("conv2d_weight_grad_narrow", ("into_bias ? value +", "into_bias ? sums[0] +")),
         ("conv2d_weight_grad_depthwise", ("RESULT::value(into_bias[c])", "0.0f")),
     ],
 )
@@ -203,6 +203,28 @@ def test_a_bias_that_is_not_added_to_the_other_is_found(name, fault):
     impl = IMPLS[name]
     verdict = Verifier(w, CPU).check(OnCpu(impl, impl.heuristic(w, FEW), w, fault, FEW))
     assert not verdict.ok
+
+
+LONG = {
+    "conv2d_weight_grad_narrow": workload(4, 3, 24, 24, 40, 1, 1, 0),
+    "conv2d_weight_grad_grouped": workload(4, 16, 16, 24, 40, 1, 1, 0, 4),
+    "conv2d_weight_grad_depthwise_mma": workload(4, 24, 24, 24, 40, 1, 1, 0, 24),
+    "conv2d_weight_grad_depthwise": workload(4, 24, 24, 24, 40, 1, 1, 0, 24),
+    "conv2d_weight_grad_sm80": workload(4, 8, 24, 24, 40, 1),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_fp32_sums_of_the_bias_are_rounded_about_once(name):
+    w = with_fp32_bias(LONG[name])
+    impl = IMPLS[name]
+    config = impl.heuristic(w, FEW)
+    if impl is SM80:
+        config = replace(config, split_k=2, combine=SERIAL)
+    kernel, worse = (
+        OnCpu(impl, config, w, fault, FEW) for fault in (("", ""), ("rest += before", "0 * before"))
+    )
+    assert bias_off_by(kernel, w) < 1 < 1.1 < bias_off_by(worse, w)
 
 
 def test_what_is_added_in_place_is_right():

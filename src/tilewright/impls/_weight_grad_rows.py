@@ -62,6 +62,7 @@ class Layout:
         producers: threads that do not multiply.
         images: that a line is of.
         lines: of an image that a step takes.
+        beside_sums: registers of a thread.
     """
 
     features: int
@@ -72,6 +73,7 @@ class Layout:
     producers: int = 0
     images: int = 1
     lines: int = 1
+    beside_sums: int = SUMS_BESIDE
 
     def threads(self, config: Config) -> int:
         return 32 * self.warps * config.shares + self.producers
@@ -87,7 +89,7 @@ class Layout:
 
     def blocks_per_sm(self, config: Config, device: DeviceSpec) -> int:
         """At most so many that registers hold sums and what is beside them."""
-        threads, registers = self.threads(config), 4 * self.fragments + SUMS_BESIDE
+        threads, registers = self.threads(config), 4 * self.fragments + self.beside_sums
         registers = min(registers, device.registers_per_thread)
         return device.occupancy(threads, registers, self.shared_bytes(config))[0]
 
@@ -157,7 +159,7 @@ def rows_task(
         "DTYPE": dtype, "RESULT": w.outputs[0].dtype, "OPERAND": f'"{dtype}"',
         "R": filter_height, "S": filter_width, "STRIDE_H": stride_h, "STRIDE_W": stride_w,
         "FEATURES": layout.features, "CHUNK": layout.chunk, "CHUNKS_OF_X": 0,
-        "IMAGES": layout.images, "LINES_TOGETHER": layout.lines,
+        "IMAGES": layout.images, "LINES_TOGETHER": layout.lines, "WITH_BIAS": len(w.outputs) - 1,
         "STAGES": config.stages, "PRODUCERS": layout.producers,
         "SHARES": config.shares, "MIN_BLOCKS": max(1, layout.blocks_per_sm(config, device)),
         "EXPECTED_WARPS": layout.warps, "EXPECTED_FRAGMENTS": layout.fragments,
@@ -165,8 +167,9 @@ def rows_task(
     }  # fmt: skip
     macros = "".join(f"#define {key} {value}\n" for key, value in defined.items())
     files = "".join(source(f"weight_grad_{part}.cuh") for part in parts)
-    text = macros + source("weight_grad_hopper.cuh") + source("weight_grad_rows.cuh") + text + files
-    return CompileTask("nvrtc", text, (f"--gpu-architecture={device.arch}", "--std=c++17"), ENTRY)
+    common = "".join(source(f"weight_grad_{part}.cuh") for part in ("hopper", "long_sum", "rows"))
+    flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
+    return CompileTask("nvrtc", macros + common + text + files, flags, ENTRY)
 
 
 class RowsKernel(Executable):

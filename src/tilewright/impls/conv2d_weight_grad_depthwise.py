@@ -99,7 +99,8 @@ class Conv2dWeightGradDepthwise(Implementation):
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
-        return CompileTask("nvrtc", text + source("weight_grad_depthwise.cuh"), flags, ENTRY)
+        text += source("weight_grad_long_sum.cuh") + source("weight_grad_depthwise.cuh")
+        return CompileTask("nvrtc", text, flags, ENTRY)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))

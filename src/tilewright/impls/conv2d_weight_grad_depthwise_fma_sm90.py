@@ -141,7 +141,7 @@ class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
         layout = _layout(w, config)
         more = {"CHUNKS_OF_X": 1, "CHANNELS": config.channels, "PARTS": config.parts}
         more |= {"WHOLE_ROWS": int(config.whole)}
-        more |= {"WITH_BIAS": len(w.outputs) - 1, "EXPECTED_THREADS": layout.threads(config)}
+        more |= {"EXPECTED_THREADS": layout.threads(config)}
         files = ("depthwise_fma_sm90", "depthwise_sums")
         return rows_task(files, w, device, layout, config, more)
 

@@ -71,8 +71,7 @@ class Conv2dWeightGradDepthwiseMma(Implementation):
         return f"{config.stages} {config.shares} {_layout(w, config)} {baked}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
-        more = {"WITH_BIAS": len(w.outputs) - 1}
-        return rows_task(("depthwise_mma",), w, device, _layout(w, config), config, more)
+        return rows_task(("depthwise_mma",), w, device, _layout(w, config), config, {})
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))

@@ -134,7 +134,7 @@ class Conv2dWeightGradDepthwiseSm90(Implementation):
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         layout = _layout(w, config)
-        more = {"WITH_BIAS": len(w.outputs) - 1, "OWN": config.own, "ALONG": config.along}
+        more = {"OWN": config.own, "ALONG": config.along}
         more |= {"ROWS": layout.ring, "KEEPS": int(config.keeps)}
         return rows_task(("depthwise_sm90", "depthwise_sums"), w, device, layout, config, more)
 

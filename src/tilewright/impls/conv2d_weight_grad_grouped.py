@@ -73,7 +73,7 @@ class Conv2dWeightGradGrouped(Implementation):
         return f"{config.stages} {config.shares} {layout} {baked}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
-        more = {"DEPTH": _depth(w), "WITH_BIAS": len(w.outputs) - 1, "PARTS": _parts(w)}
+        more = {"DEPTH": _depth(w), "PARTS": _parts(w)}
         return rows_task(("grouped",), w, device, _layout(w, config), config, more)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:

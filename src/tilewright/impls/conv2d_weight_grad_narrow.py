@@ -17,6 +17,7 @@ from tilewright.impls._weight_grad_narrow import (
     unfolded_bytes,
 )
 from tilewright.impls._weight_grad_rows import (
+    SUMS_BESIDE,
     Config,
     Layout,
     RowsKernel,
@@ -27,6 +28,9 @@ from tilewright.impls._weight_grad_rows import (
 )
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
+
+WIDE_BIAS = 16
+"""Registers that fp32 sums of the bias take besides."""
 
 
 class Conv2dWeightGradNarrow(Implementation):
@@ -61,7 +65,8 @@ class Conv2dWeightGradNarrow(Implementation):
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and the chunk of a row are baked in."""
         layout = _layout(w, config)
-        baked = (w["x"].dtype, w.outputs[0].dtype, w["kernel_size"], w["stride"], w["x"].shape[1])
+        dtypes = (w["x"].dtype, *(o.dtype for o in w.outputs))
+        baked = (dtypes, w["kernel_size"], w["stride"], w["x"].shape[1])
         return f"{config.stages} {config.shares} {layout} {baked} {copy_bytes(w)}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
@@ -80,4 +85,6 @@ def _layout(w: Workload, config: Config) -> Layout:
     stage_bytes = chunk * (features * 2 + 16) + raw_bytes(w, chunk)
     ring = prime(filter_height, w["stride"][0]) + 2
     loop_bytes = config.stages * stage_bytes + ring * unfolded_bytes(w, chunk)
-    return Layout(features, chunk, octets_of(w), filter_height * features // 16, loop_bytes)
+    fragments, wide = filter_height * features // 16, [o.dtype for o in w.outputs[1:]] == ["f32"]
+    beside = SUMS_BESIDE + WIDE_BIAS * wide
+    return Layout(features, chunk, octets_of(w), fragments, loop_bytes, beside_sums=beside)

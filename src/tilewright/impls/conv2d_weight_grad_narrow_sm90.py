@@ -83,7 +83,8 @@ class Conv2dWeightGradNarrowSm90(Implementation):
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and the chunk of a row are baked in."""
         layout = _layout(w, config)
-        baked = (w["x"].dtype, w.outputs[0].dtype, w["kernel_size"], w["stride"], w["x"].shape[1])
+        dtypes = (w["x"].dtype, *(o.dtype for o in w.outputs))
+        baked = (dtypes, w["kernel_size"], w["stride"], w["x"].shape[1])
         return f"{config.stages} {config.groups} {layout} {baked} {copy_bytes(w)}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:

@@ -203,7 +203,7 @@ class Conv2dWeightGradSm80(Implementation):
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
         flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
         products = "halves" if dtype in HALVES else "wide"
-        names = ("_hopper", "", "_combine", "_padding", "_sm80", f"_sm80_{products}")
+        names = ("_hopper", "_long_sum", "", "_combine", "_padding", "_sm80", f"_sm80_{products}")
         own = "".join(source(f"weight_grad{name}.cuh") for name in names)
         return CompileTask("nvrtc", text + own, flags, ENTRY)
 

@@ -266,7 +266,8 @@ class Conv2dWeightGradSm90(Implementation):
             "MIN_BLOCKS": max(1, blocks_per_sm(problem, device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
-        parts = ("_hopper", "", "_combine", "_padding", *(("_stream_k",) if config.blocks else ()))
+        parts = ["_hopper", "_long_sum", "", "_combine", "_padding"]
+        parts += ["_stream_k"] if config.blocks else []
         text += "".join(source(f"weight_grad{part}.cuh") for part in parts)
         text += wgmma(columns, dtype) + wgmma(8, dtype) + wgmma(8, dtype, begins=True)
         text += source("weight_grad_sm90.cuh")

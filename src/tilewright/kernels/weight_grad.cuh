@@ -165,7 +165,7 @@ constexpr int QUADS = TILE_ELEMENTS / 4;  // of a tile: what its lanes hold of i
 // The bias's gradient: a column of ones beside the first column of tiles, whose products the warps of
 // its first columns hold as they hold others. Behind the tile's quads they have those of its rows.
 // Tensor cores cut off of a long sum, and PyTorch uses none for this one. So where it stays fp32, a few pixels are
-// summed by themselves, and their sum of sums is two numbers, the second of which has what the first was rounded by.
+// summed by themselves, and their sums in two numbers (weight_grad_long_sum.cuh).
 constexpr bool PAIRED = BIAS && sizeof(Out) == 4;
 constexpr int BIAS_QUADS = BIAS ? TILE_M / 4 << PAIRED : 0;
 TW_DEVICE bool sums_bias(int warp) { return BIAS && blockIdx.y == 0 && WARP_COLUMN(warp) == 0; }
@@ -190,12 +190,8 @@ TW_DEVICE Quad* partial_of(Sum* partial, const Tile& t, int group) {
 
 // To a row's sum of the bias: the first two, or the last two, of those that a lane holds.
 TW_DEVICE void add_to_bias(Sum* sum, Sum v) {
-  const Sum before = sum[0];
-  sum[0] += v;
-  if constexpr (PAIRED) {
-    const Sum added = sum[0] - before;
-    sum[1] += before - (sum[0] - added) + (v - added);
-  }
+  if constexpr (PAIRED) add_exactly(sum[0], sum[1], v);
+  else sum[0] += v;
 }
 // to(row, sum, rest) for each row of the tile whose bias sum this thread holds.
 template <class To> TW_DEVICE void each_bias(int warp, const Sum (&bias)[BLOCKS][4], To to) {
@@ -208,7 +204,7 @@ template <class To> TW_DEVICE void each_bias(int warp, const Sum (&bias)[BLOCKS]
 }
 TW_DEVICE void store_bias(Out* bias, const Problem& p, int k, Sum sum, Sum rest) {
   if (k >= p.features) return;
-  if (PAIRED && sum - sum == 0) sum += rest;  // of infinities the rest is NaN
+  if constexpr (PAIRED) sum = joined(sum, rest);
   if constexpr (ADDS) sum += RESULT::widen(bias[k]);
   bias[k] = RESULT::first(RESULT::pack(sum, 0));
 }

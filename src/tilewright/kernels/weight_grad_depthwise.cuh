@@ -142,17 +142,27 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
 extern "C" __global__ void __launch_bounds__(256)
 add_all_slices(const float* partial, const RESULT::type* into, const RESULT::type* into_bias, RESULT::type* out,
                RESULT::type* bias, const __grid_constant__ Problem p) {
-  __shared__ float shared[8][32];
+  constexpr bool FP32 = sizeof(RESULT::type) == 4;  // slices are added without rounding
+  __shared__ float shared[8][32], rests[FP32 ? 8 : 1][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int c = blockIdx.x * 32 + lane, tap = blockIdx.y;
-  float sum = 0.0f;
+  float sum = 0.0f, rest = 0.0f;
+  const auto add = [&](float v) {
+    if constexpr (FP32) add_exactly(sum, rest, v);
+    else sum += v;
+  };
   if (c < p.channels)
     _Pragma("unroll 8") for (int s = warp; s < p.slices; s += 8)
-      sum += __ldcg(partial + ((long long)s * SUMS + tap) * p.channels + c);
+      add(__ldcg(partial + ((long long)s * SUMS + tap) * p.channels + c));
   shared[warp][lane] = sum;
+  if (FP32) rests[warp][lane] = rest;
   __syncthreads();
   if (warp > 0 || c >= p.channels) return;
-  TW_UNROLL for (int i = 1; i < 8; ++i) sum += shared[i][lane];
+  TW_UNROLL for (int i = 1; i < 8; ++i) {
+    add(shared[i][lane]);
+    if (FP32) rest += rests[i][lane];
+  }
+  if (FP32) sum = joined(sum, rest);
   if (tap == TAPS) {
     bias[c] = RESULT::narrow(into_bias ? sum + RESULT::value(into_bias[c]) : sum);
   } else {

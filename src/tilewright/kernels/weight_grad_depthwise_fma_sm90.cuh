@@ -12,7 +12,7 @@
 // pixels whose channels are no multiple of 64 bytes take the copy engine up to a third longer. Zeros beside the
 // pixels are then written once, and rows outside the image read from a row of zeros.
 //
-// Defined before this text, besides what weight_grad_rows.cuh needs: WITH_BIAS, CHANNELS, PARTS, WHOLE_ROWS.
+// Defined before this text, besides what weight_grad_rows.cuh needs: CHANNELS, PARTS, WHOLE_ROWS.
 
 constexpr int ACROSS = FEATURES / CHANNELS;
 constexpr int OWN_ROWS = (R + PARTS - 1) / PARTS;  // of the filter, a thread's; the last part may have fewer

@@ -5,8 +5,7 @@
 // rows of a product, one below the other, and the same eight channels of x its columns, of which each row
 // needs one. So x is read from shared memory once for each tap of a filter row, not once for each tap.
 //
-// Defined before this text, besides what weight_grad_rows.cuh needs: WITH_BIAS, 1 where the sums of
-// grad_output are asked for. SHARES are the sixteens of a line.
+// Of what weight_grad_rows.cuh needs SHARES are the sixteens of a line.
 
 constexpr int WARPS = FEATURES / 8;
 constexpr int LINES = PRIME + 1;                // of grad_output, that one row of x meets
@@ -88,7 +87,8 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
       load_transposed(t, from + pixel * GRAD_STRIDE + warp * 16);
       kept[0][0] = t[0], kept[0][1] = t[1];
       const u32 a[4] = {t[0], 0, t[1], 0};
-      if (WITH_BIAS) multiply(sums[FRAGMENTS - 1], a, DTYPE::ONE * 0x10001u, DTYPE::ONE * 0x10001u);
+      if constexpr (PAIRED) add_pixels(sums[FRAGMENTS - 1], a);
+      else if (WITH_BIAS) multiply(sums[FRAGMENTS - 1], a, DTYPE::ONE * 0x10001u, DTYPE::ONE * 0x10001u);
     }
     const bool there = pixel < b.out_width - here.at.chunk * CHUNK;  // what meets no pixel is 0, whatever x holds
     TW_UNROLL for (int row = 0; row < STRIDE_H; ++row) {
@@ -113,7 +113,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
 
 TW_DEVICE Place place(int warp, int fragment, int row, int column) {
   const int feature = warp * 8 + row % 8;
-  if (WITH_BIAS && fragment == FRAGMENTS - 1) return {feature, column == 0 && row < 8 ? BIAS : NOWHERE};
+  if (WITH_BIAS && fragment == FRAGMENTS - 1) return {feature, row < 8 ? place_beside_ones(column) : NOWHERE};
   const int s = fragment % S, pair = fragment / S % PAIRS, line = pair * 2 + row / 8;
   const int r = fragment / S / PAIRS + line * STRIDE_H;
   return {feature, column == row % 8 && line < LINES && r < R ? r * S + s : NOWHERE};

@@ -11,7 +11,7 @@
 // have the copy engine bring rows of x into a ring, and of grad_output two lines a step: a warp more, for that
 // alone, would leave all of them fewer registers.
 //
-// Defined before this text, besides what weight_grad_rows.cuh needs: WITH_BIAS, OWN units of a warp, KEEPS,
+// Defined before this text, besides what weight_grad_rows.cuh needs: OWN units of a warp, KEEPS,
 // whether it has a row of x in registers until the next unit, ALONG warps that share a chunk, and ROWS of x in
 // the ring: as many as STAGES steps in a row need.
 
@@ -155,8 +155,16 @@ TW_DEVICE void consume(float4 (&sums)[OWN][8], const TensorMap* x, const TensorM
       if (WITH_BIAS && unit == UNITS) {
         constexpr u32 ONES = DTYPE::ONE * 0x10001u;
         const u32 ones[4] = {ONES, ONES, ONES, ONES};
-        TW_UNROLL for (int i = 0; i < BLOCKS; ++i)
-          TW_UNROLL for (int c = 0; c < 8; ++c) multiply(sums[k][c], ones, grads[0][i].pairs[c], grads[1][i].pairs[c]);
+        if constexpr (!FP32) {
+          TW_UNROLL for (int i = 0; i < BLOCKS; ++i)
+            TW_UNROLL for (int c = 0; c < 8; ++c) multiply(sums[k][c], ones, grads[0][i].pairs[c], grads[1][i].pairs[c]);
+        } else {  // all sixteen rows are the same: the lower eight keep what the upper were rounded by
+          TW_UNROLL for (int c = 0; c < 8; ++c) {
+            float4 few = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            TW_UNROLL for (int i = 0; i < BLOCKS; ++i) multiply(few, ones, grads[0][i].pairs[c], grads[1][i].pairs[c]);
+            add_exactly(sums[k][c].x, sums[k][c].z, few.x), add_exactly(sums[k][c].y, sums[k][c].w, few.y);
+          }
+        }
       } else if (unit < UNITS) {
         const auto inside = [&](int h) { return (unsigned)h < (unsigned)b.height; };
         const auto load = [&](Row& to, int h) {
@@ -189,7 +197,13 @@ TW_DEVICE void sum_diagonals(float* table, const float* sums, const Role& role, 
     const int c = i % 8, tap = i / 8;
     const float* diagonal = sums + c * 128 + tap * 8;
     float sum = 0.0f;
-    TW_UNROLL for (int j = 0; j < 8; ++j) sum += diagonal[bias ? j : j * 9];
+    if (PAIRED && bias) {
+      float rest = 0.0f;
+      TW_UNROLL for (int j = 0; j < 8; ++j) add_exactly(sum, rest, diagonal[j]), rest += diagonal[64 + j];
+      sum = joined(sum, rest);
+    } else {
+      TW_UNROLL for (int j = 0; j < 8; ++j) sum += diagonal[bias ? j : j * 9];
+    }
     table[(role.octet * 8 + c) * COUNT + (bias ? R * S : unit % R * S + tap * STRIDE_W + phase)] = sum;
   }
 }

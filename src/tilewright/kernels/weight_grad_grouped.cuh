@@ -5,7 +5,7 @@
 // tensor cores outweigh. A tap is where a pixel of x lies in shared memory: nothing is unfolded.
 //
 // Defined before this text, besides what weight_grad_rows.cuh needs: DEPTH, the channels of a group and
-// its features; WITH_BIAS, 1 where the sums of grad_output are asked for; PARTS of the filter's rows, each
+// its features; PARTS of the filter's rows, each
 // of which has warps of its own where registers do not hold the sums of all.
 
 constexpr int SPAN = DEPTH > 16 ? DEPTH : 16;
@@ -49,7 +49,8 @@ TW_DEVICE void products(float4 (&sums)[FRAGMENTS], u32 grad, u32 ring, u32 zeros
   TW_ROLLED for (int q = share * 16; q < CHUNK; q += SHARES * 16) {
     u32 a[4];
     load_transposed(a, grad_at(grad, q, warp * 16));
-    if (WITH_BIAS) multiply(sums[FRAGMENTS - 1], a, DTYPE::ONE * 0x10001u, DTYPE::ONE * 0x10001u);
+    if constexpr (PAIRED) add_pixels(sums[FRAGMENTS - 1], a);
+    else if (WITH_BIAS) multiply(sums[FRAGMENTS - 1], a, DTYPE::ONE * 0x10001u, DTYPE::ONE * 0x10001u);
     const bool there = q + (lane & 15) < count;  // what meets no pixel is 0, whatever x holds
     TW_UNROLL for (int r = 0; r < ROWS; ++r) {
       if (R % PARTS != 0 && r >= rows) break;
@@ -102,7 +103,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
 
 TW_DEVICE Place place(int warp, int fragment, int row, int column) {
   const int part = warp / ACROSS, features = warp % ACROSS * 16, feature = features + row;
-  if (WITH_BIAS && fragment == FRAGMENTS - 1) return {feature, column == 0 && part == 0 ? BIAS : NOWHERE};
+  if (WITH_BIAS && fragment == FRAGMENTS - 1) return {feature, part == 0 ? place_beside_ones(column) : NOWHERE};
   const int channel = features / SPAN * SPAN + fragment % PANELS * 8 + column, tap = part * ROWS * S + fragment / PANELS;
   const bool there = feature / DEPTH == channel / DEPTH && tap < R * S;
   return {feature, there ? tap * DEPTH + channel % DEPTH : NOWHERE};

@@ -10,6 +10,16 @@ constexpr int RING = PRIME + 2;                 // steps whose rows are kept
 static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS, "layout");
 static_assert(STAGES * STAGE_BYTES + RING * STRIDE_H * ROW_BYTES == LOOP_BYTES, "layout");
 
+struct Ones {
+  static constexpr int COUNT = BLOCKS * 2;
+  static TW_DEVICE bool here() { return threadIdx.x / 32 % WARPS == TAPS / 8 && threadIdx.x % 4 == TAPS % 8 / 2; }
+  static TW_DEVICE int feature(int i) { return threadIdx.x / 32 / WARPS * FEATURES + i * 8 + threadIdx.x % 32 / 4; }
+  static TW_DEVICE float& among(float4 (&sums)[FRAGMENTS], int i) {
+    float4& sum = sums[i / 2];
+    return i % 2 == 0 ? TAPS % 2 ? sum.y : sum.x : TAPS % 2 ? sum.w : sum.z;
+  }
+};
+
 // The products of one line; `newest` is the step that brought its last rows, in the ring.
 TW_DEVICE void products(float4 (&sums)[FRAGMENTS], u32 grad, u32 ring, int newest) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, share = threadIdx.x / 32 / WARPS;
@@ -53,6 +63,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
     commit_copies();
   };
   float4 sums[FRAGMENTS] = {};
+  Bias<Ones>::begin();
   TW_UNROLL for (int step = 0; step < STAGES - 2; ++step) fetch();
   bool whole = false;  // whether the step before completed the rows of a line
   int stage = 0, slot = 0;  // of this step, in the stages and in the ring
@@ -65,6 +76,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
     if (whole) {
       const u32 before = stages + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES;
       products(sums, before, shared_address(ring), slot == 0 ? RING - 1 : slot - 1);
+      Bias<Ones>::take_line(sums);
     }
     whole = here.prime == 0;
     here.advance(b);
@@ -73,6 +85,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
   }
   wait_for_copies<0>();
   __syncthreads();
+  Bias<Ones>::give_back(sums);
   keep<WARPS, C>(x, grad, partial, memory, b, sums);
 }
 

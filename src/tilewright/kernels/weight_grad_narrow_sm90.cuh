@@ -86,12 +86,20 @@ TW_DEVICE void produce(int group, int thread, const u16* x, const TensorMap* gra
   wait_for_copies<0>();
 }
 
+struct Ones {
+  static constexpr int COUNT = FRAGMENTS * 2;
+  static TW_DEVICE bool here() { return threadIdx.x / 32 == TAPS / 16 && threadIdx.x % 32 / 4 == TAPS % 8; }
+  static TW_DEVICE int feature(int i) { return i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+  static TW_DEVICE float& among(float (&sums)[FRAGMENTS * 4], int i) { return sums[i / 2 * 4 + TAPS / 8 % 2 * 2 + i % 2]; }
+};
+
 TW_DEVICE void consume(float (&sums)[FRAGMENTS * 4], u32 shared, const Problem& b) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int octet = min(warp * 2 + (lane >> 3 & 1), R * OCTETS - 1), back = R - 1 - octet / OCTETS;
   const u32 own = RING_AT + (STRIDE_H - 1 - back % STRIDE_H) * ROW_BYTES + octet % OCTETS * 16 + ((lane & 7) + (lane >> 4) * 8) * PIXEL_BYTES;
   const Lines lines(b);
   Walk here(b, lines.first);
+  Bias<Ones>::begin();
   int line = 0;
   for (int step = 0; step < lines.steps; ++step) {
     barrier_wait(full(shared, step), step / RING & 1);
@@ -106,11 +114,13 @@ TW_DEVICE void consume(float (&sums)[FRAGMENTS * 4], u32 shared, const Problem& 
       TW_UNROLL for (int k = 0; k < CHUNK / 16; ++k) multiply(sums, taps[k], features + k * 128);
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(0) : "memory");
+      Bias<Ones>::take_line(sums);
     }
     __syncwarp();
     if (lane == 0) barrier_arrive(done(shared, step));
     here.advance(b);
   }
+  Bias<Ones>::give_back(sums);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)

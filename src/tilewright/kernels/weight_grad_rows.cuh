@@ -9,7 +9,7 @@
 //
 // Defined before this text: DTYPE and RESULT (f16, bf16 or f32), R, S, STRIDE_H, STRIDE_W, FEATURES, CHUNK, whether
 // these are CHUNKS_OF_X, which have no pixel of x in common, or none of grad_output, IMAGES that a line is of,
-// LINES_TOGETHER in a step, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel
+// LINES_TOGETHER in a step, WITH_BIAS, 1 where the sums of grad_output are asked for, STAGES, SHARES, MIN_BLOCKS, and for the kernel that follows what it needs. That kernel
 // defines WARPS of a share, FRAGMENTS of a warp, and where a fragment's sums belong (`place`); EXPECTED_WARPS,
 // EXPECTED_FRAGMENTS and LOOP_BYTES are what its caller takes them, and its shared memory, to be.
 
@@ -44,6 +44,11 @@ struct f32 {
   static TW_DEVICE float narrow(float a) { return a; }
   static TW_DEVICE float widen(float a) { return a; }
 };
+
+// Results that keep fp32 have slices added without rounding, and so the bias's sums, which PyTorch adds without
+// tensor cores: these cut off of a long sum.
+constexpr bool FP32 = sizeof(RESULT::type) == 4;
+constexpr bool PAIRED = WITH_BIAS && FP32;
 
 // Steps before a line's rows are all there.
 constexpr int PRIME = (R - 1 + (LINES_TOGETHER - 1) * STRIDE_H) / (LINES_TOGETHER * STRIDE_H);
@@ -153,9 +158,9 @@ TW_DEVICE u32 grad_at(u32 stage, int q, int k) {
 
 // Where the sum in row `row` and column `column` of a fragment (16 x 8) belongs.
 struct Place {
-  int feature, at;  // at: in the feature's row of the result; BIAS; or NOWHERE
+  int feature, at;  // at: in the feature's row of the result; BIAS; REST of what is before it in a quad; or NOWHERE
 };
-enum { NOWHERE = -1, BIAS = -2 };
+enum { NOWHERE = -1, BIAS = -2, REST = -3 };
 TW_DEVICE Place place(int warp, int fragment, int row, int column);
 // Where sum `i` of those that are not an instruction's lies among fragments.
 TW_DEVICE int place_of_sum(int i) {
@@ -166,6 +171,15 @@ TW_DEVICE int place_of_sum(int i) {
 TW_DEVICE Place place_in_quad(int warp, int fragment, int lane, int i) {
   return place(warp, fragment, lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
 }
+
+// 16 pixels' products with ones, summed by themselves. Columns are all the same: the second keeps what the first is rounded by.
+TW_DEVICE void add_pixels(float4& bias, const u32 (&a)[4]) {
+  constexpr u32 ONES = DTYPE::ONE * 0x10001u;
+  float4 few = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  multiply(few, a, ONES, ONES);
+  add_exactly(bias.x, bias.y, few.x), add_exactly(bias.z, bias.w, few.z);
+}
+TW_DEVICE int place_beside_ones(int column) { return column == 0 ? BIAS : FP32 && column == 1 ? REST : NOWHERE; }
 
 // Whether one of a quad's sums belongs anywhere: the others are neither stored nor read.
 TW_DEVICE bool belongs(int warp, int fragment, int lane) {
@@ -248,15 +262,24 @@ TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char
     if (belongs(warp, i, lane)) own[i * 32] = sums[i];
 }
 
+TW_DEVICE void add_quad(float4& sum, float4& rest, const float4& v) {
+  if constexpr (FP32) {
+    add_exactly(sum.x, rest.x, v.x), add_exactly(sum.y, rest.y, v.y);
+    add_exactly(sum.z, rest.z, v.z), add_exactly(sum.w, rest.w, v.w);
+  } else {
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+}
+
 // A warp adds 32 quads of every eighth slice; the block's first warp adds those of its eight, in
 // order, and what the result is added to.
 template <int WARPS, int FRAGMENTS>
 TW_DEVICE void add_slices(const float* partial, const RESULT::type* into, const RESULT::type* into_bias, RESULT::type* out, RESULT::type* bias, const Problem& b) {
-  __shared__ float4 shared[8][32];
+  __shared__ float4 shared[8][32], rests[FP32 ? 8 : 1][32];
   constexpr int QUADS = WARPS * FRAGMENTS * 32;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, fragment = blockIdx.x;
   const float4* from = (const float4*)partial + (long long)blockIdx.y * b.slices * QUADS + fragment * 32 + lane;
-  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f), rest = sum;
   await_previous();
   const int end = belongs(fragment / FRAGMENTS, fragment % FRAGMENTS, lane) ? b.slices : 0;
   constexpr int AT_ONCE = 17;  // a slice for each of 132 SMs in one turn of memory
@@ -265,25 +288,34 @@ TW_DEVICE void add_slices(const float* partial, const RESULT::type* into, const 
     TW_UNROLL for (int i = 0; i < AT_ONCE; ++i)
       if (first + 8 * i < end) v[i] = __ldcg(from + (long long)(first + 8 * i) * QUADS);
     TW_UNROLL for (int i = 0; i < AT_ONCE; ++i)
-      if (first + 8 * i < end) sum.x += v[i].x, sum.y += v[i].y, sum.z += v[i].z, sum.w += v[i].w;
+      if (first + 8 * i < end) add_quad(sum, rest, v[i]);
   }
   shared[warp][lane] = sum;
+  if (FP32) rests[warp][lane] = rest;
   __syncthreads();
   if (warp > 0) return;
   TW_UNROLL for (int i = 1; i < 8; ++i) {
-    const float4 v = shared[i][lane];
-    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    add_quad(sum, rest, shared[i][lane]);
+    if (FP32) {
+      const float4 v = rests[i][lane];
+      rest.x += v.x, rest.y += v.y, rest.z += v.z, rest.w += v.w;
+    }
   }
-  const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+  const float sums[4] = {sum.x, sum.y, sum.z, sum.w}, left[4] = {rest.x, rest.y, rest.z, rest.w};
   TW_UNROLL for (int i = 0; i < 4; ++i) {
     const Place to = place_in_quad(fragment / FRAGMENTS, fragment % FRAGMENTS, lane, i);
     const int k = blockIdx.y * FEATURES + to.feature;
-    if (k >= b.features || to.at == NOWHERE) continue;
+    if (k >= b.features || to.at == NOWHERE || (FP32 && to.at == REST)) continue;
+    float value = sums[i];
+    if constexpr (FP32) {
+      const bool two = i % 2 == 0 && place_in_quad(fragment / FRAGMENTS, fragment % FRAGMENTS, lane, i + 1).at == REST;
+      value = joined(value, two ? left[i] + sums[i + 1] : left[i]);
+    }
     if (to.at == BIAS) {
-      if (bias) bias[k] = RESULT::narrow(into_bias ? values[i] + RESULT::widen(into_bias[k]) : values[i]);
+      if (bias) bias[k] = RESULT::narrow(into_bias ? value + RESULT::widen(into_bias[k]) : value);
       continue;
     }
     const long long at = (long long)k * b.row_length + to.at;
-    out[at] = RESULT::narrow(into ? values[i] + RESULT::widen(into[at]) : values[i]);
+    out[at] = RESULT::narrow(into ? value + RESULT::widen(into[at]) : value);
   }
 }

@@ -56,3 +56,31 @@ template <int THREADS> TW_DEVICE void unfold(int thread, unsigned char* ring, co
     }
   }
 }
+
+// The column of ones. Where sums keep fp32 each line is summed by itself, and added to two numbers for each feature, which
+// lie in shared memory: registers are few. A kernel's `Ones` tells which lanes have sums of it, of which features, and
+// where among those they hold.
+template <class Ones> struct Bias {
+  static TW_DEVICE float2& of(int i) {
+    __shared__ float2 features[PAIRED ? SHARES * FEATURES : 1];
+    return features[Ones::feature(i)];
+  }
+  static TW_DEVICE void begin() {
+    if (!PAIRED || !Ones::here()) return;
+    TW_UNROLL for (int i = 0; i < Ones::COUNT; ++i) of(i) = make_float2(0.0f, 0.0f);
+  }
+  template <class Sums> static TW_DEVICE void take_line(Sums& sums) {
+    if (!PAIRED || !Ones::here()) return;
+    TW_UNROLL for (int i = 0; i < Ones::COUNT; ++i) {
+      float& sum = Ones::among(sums, i);
+      float2 two = of(i);
+      asm volatile("" : "+f"(sum)::"memory");
+      add_exactly(two.x, two.y, sum), sum = 0.0f;
+      of(i) = two;
+    }
+  }
+  template <class Sums> static TW_DEVICE void give_back(Sums& sums) {
+    if (!PAIRED || !Ones::here()) return;
+    TW_UNROLL for (int i = 0; i < Ones::COUNT; ++i) Ones::among(sums, i) = joined(of(i).x, of(i).y);
+  }
+};
