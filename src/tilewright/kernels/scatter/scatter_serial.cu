@@ -21,7 +21,7 @@ TW_DEVICE bool named(const Column& column, u32 first, u32 end, INDEX index) {
   return found;
 }
 
-extern "C" __global__ __launch_bounds__(THREADS) void reduce_elements(const T* old, const INDEX* index, T* out, u32 count, u32 length, u32 index_step, u32 src_step, double alpha, int* fault MORE_PARAMETERS) {
+extern "C" __global__ __launch_bounds__(THREADS, 512 / THREADS) void reduce_elements(const T* old, const INDEX* index, T* out, u32 count, u32 length, u32 index_step, u32 src_step, double alpha, int* fault MORE_PARAMETERS) {
   follow_previous();
   const u32 i = blockIdx.x * THREADS + threadIdx.x;
   if (i >= count) return;
