@@ -104,6 +104,8 @@ LONG = [
     (GROUPED, SHARED, 32),
     *((name, OWN, 96) for name in (DEPTHWISE, MMA, IMAGES, FMA)),
 ]
+ULPS = {name: 4.6 if name in (MMA, IMAGES, FMA) else 2.5 for name, *_ in LONG}
+"""Of such a sum: that of as many threads' in a tree is up to 4.6 off (docs/weight_gradient.md)."""
 IN_PLACE = workload(2, 3, 64, 12, 20, 7, 2, 3, more=", into=f32[64,3,7,7]@channels_last")
 
 
@@ -128,7 +130,7 @@ def test_long_fp32_sums_of_the_bias_are_nearly_exact(name, sizes, groups, dtype)
     unit = 2.0 ** (truth.abs().clamp_min(truth.abs().mean()).log2().floor() - 23)
     for config in configs(name, w, 6):
         found = built(name, w, config)(x, grad)[1]
-        assert ((found.double() - truth).abs() / unit).max() < 2.5, config
+        assert ((found.double() - truth).abs() / unit).max() < ULPS[name], config
 
 
 def configs(name, w, count):
