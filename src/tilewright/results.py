@@ -58,6 +58,8 @@ class Own(Measured):
     Attributes:
         resources: what the compiler gave it; empty where the compiler does not say.
         heuristic_us: the same implementation's untuned config, in the same duel.
+        code_hash: of what was compiled, by which the cache has it; "" where nothing was, and in
+            older files.
     """
 
     implementation: str
@@ -65,6 +67,7 @@ class Own(Measured):
     resources: dict[str, Any] = field(default_factory=dict)
     workspace_bytes: int = 0
     heuristic_us: float | None = None
+    code_hash: str = ""
 
 
 @dataclass(frozen=True)

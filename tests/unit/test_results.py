@@ -89,7 +89,7 @@ def test_a_written_file_reads_back_valid_and_has_the_documented_keys(report, tmp
     ]  # fmt: skip
     assert set(data["rows"][0]["own"]) == {
         "implementation", "config", "median_us", "ci_us", "resources", "workspace_bytes",
-        "heuristic_us",
+        "heuristic_us", "code_hash",
     }  # fmt: skip
     assert set(data["rows"][0]["baselines"]["aten"]) == {
         "median_us", "ci_us", "config", "candidates", "deterministic",

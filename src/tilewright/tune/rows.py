@@ -142,6 +142,7 @@ def _own(record: Record, timed: Sequence[Record], w: Workload, spec: DeviceSpec)
         resources=record.resources or {},
         workspace_bytes=record.workspace_bytes,
         heuristic_us=heuristic_us,
+        code_hash=record.code_hash or "",
     )
 
 
