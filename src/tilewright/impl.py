@@ -114,6 +114,7 @@ class Implementation:
     says that its executables are called with `scalars=`, the values of `w.scalars` in order, where
     these differ from the workload's own. `stands_in` says that it runs in place of aten where aten
     would break what the operator promises: it takes every layout, and building it costs nothing.
+    `any_shape` says that a binary of it serves all shapes that are alike in kind.
     `races` says that two runs on the same inputs may differ: it serves workloads that say
     `!nondeterministic`, and who asks for it by name has said so.
     """
@@ -123,6 +124,7 @@ class Implementation:
     op: ClassVar[str | tuple[str, ...] | None] = None
     takes_scalars: ClassVar[bool] = False
     stands_in: ClassVar[bool] = False
+    any_shape: ClassVar[bool] = False
     races: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

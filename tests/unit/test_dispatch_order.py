@@ -169,6 +169,21 @@ def test_a_sum_is_built_at_its_first_call_since_what_ran_until_then_would_have_o
     assert len(built) == 1
 
 
+def test_sums_of_many_shapes_compile_so_many_kernels_and_then_take_one_for_any_shape(
+    records, built, monkeypatch
+):
+    monkeypatch.setattr(prepared, "_compiles", lambda *call: "tiled" in call[2].implementation)
+    ran = []
+    for n in range(prepared.FREE_COMPILATIONS + 3):
+        w = Workload.parse(
+            f"scatter_add(x=f32[90,{n + 7}], dim=1, index=i64[90,9], src=f32[90,9])!donate=x"
+        )
+        ran.append(prepared._runnable(w, torch.device("cuda:0"), None)[0]())
+    free = prepared.FREE_COMPILATIONS
+    assert ran == ["scatter_tiled"] * free + ["scatter_sorted"] * 3
+    prepared.state.compiled.clear()
+
+
 def test_in_a_graph_that_is_captured_first_pytorchs_sum_is_kept_with_a_warning(
     records, built, monkeypatch
 ):

@@ -38,8 +38,8 @@ HOT_CALLS = 3
 """Calls of a workload without a record of its own before anything is built for it: shapes that
 appear once must not cost a compilation."""
 FREE_COMPILATIONS = 32
-"""Untuned binaries that an operator of tw.fuse compiles on a device at first calls; beyond, new
-shapes that need another wait for HOT_CALLS, too."""
+"""Untuned binaries that an operator compiles on a device at first calls. Beyond, new shapes that
+need another wait for HOT_CALLS, too, or take a kernel whose binaries serve any shape."""
 
 Run = Callable[..., Any]
 
@@ -53,7 +53,7 @@ class State:
         built: what was built for a workload; kept beside `prepared`, since many keys share one.
         calls: how often a workload without a record of its own came.
         given_up: workloads whose choice could not be built or launched.
-        compiled: how many binaries the calls of an operator of tw.fuse have compiled on a device.
+        compiled: how many binaries first calls of an operator have compiled on a device.
         slowed: those of them that a person was told of.
     """
 
@@ -190,11 +190,15 @@ def _runnable(
         where = (selection.same(w), device)
         if forced is None and where in state.given_up:
             return _unbuilt(w, device)
-        compiles = choice.source == "asked" and _compiles(w, device, choice)
+        waits, asked = selection.waits(w, device, choice), choice.source == "asked"
+        at_once = asked or (choice.source == "ordered" and not waits)
+        compiles = at_once and _compiles(w, device, choice)
         too_many = compiles and state.compiled[w.op, device] >= FREE_COMPILATIONS
-        if too_many:
+        if too_many and asked:
             _warn_of_compilations(w, device)
-        if too_many or selection.waits(w, device, choice):
+        elif too_many:
+            choice = selection.of_any_shape(w, device) or choice
+        if waits or (too_many and asked):
             if len(state.calls) >= MAX_KEYS:
                 state.calls.clear()
             state.calls[where] += 1

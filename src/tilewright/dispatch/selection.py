@@ -173,11 +173,21 @@ def _ordered(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | No
     return _untuned(w, spec, "ordered", reason)
 
 
-def _untuned(w: Workload, spec: DeviceSpec, source: str, reason: str) -> Choice | None:
+def _untuned(
+    w: Workload, spec: DeviceSpec, source: str, reason: str, any_shape: bool = False
+) -> Choice | None:
     for i in implementations(w):
-        if i.backend in OWN_BACKENDS and i.unsupported(w, spec) is None and i.suits(w, spec):
+        if i.backend not in OWN_BACKENDS or i.unsupported(w, spec) is not None:
+            continue
+        if i.any_shape if any_shape else i.suits(w, spec):
             return Choice(i.name, i.heuristic(w, spec), source, reason)
     return None
+
+
+def of_any_shape(w: Workload, device: torch.device) -> Choice | None:
+    """What keeps the promise by a binary that serves other shapes, too, faster or not."""
+    reason = "many kernels were compiled for other shapes; this one needs none of its own"
+    return _untuned(w, device_spec_of(device), "ordered", reason, any_shape=True)
 
 
 def deterministic(w: Workload, device: torch.device) -> Choice | None:

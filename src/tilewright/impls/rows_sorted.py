@@ -35,6 +35,7 @@ class RowsSorted(SortedRows):
 
     name = "rows_sorted"
     op: ClassVar[tuple[str, ...]] = OPERATORS
+    any_shape = True
     files: ClassVar[tuple[str, ...]] = (
         "entry.cuh",
         "chunk.cuh",
