@@ -27,6 +27,10 @@ class IndexOutOfRange(InvalidArgument, IndexError):
     """An index tensor names a place that is not there; nothing was written."""
 
 
+class SharedMemory(InvalidArgument):
+    """What is written in place is read through another argument; nothing was written."""
+
+
 class NoImplementation(TilewrightError):
     """No implementation supports this workload on this device; the message lists each reason."""
 

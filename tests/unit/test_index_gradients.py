@@ -164,6 +164,18 @@ def test_sums_in_place_have_pytorchs_gradients(moving, name, more, view):
         torch.testing.assert_close(mine, theirs)
 
 
+def test_views_that_may_not_be_written_to_are_left_as_they_were(moving):
+    index, src = torch.arange(3), torch.randn(3, 3, requires_grad=True)
+    whole = torch.randn(2, 6, 3, requires_grad=True) * 1
+    with torch.no_grad():
+        made_without = whole[0]
+    for view in (whole.unbind(0)[0], made_without):
+        before = view.detach().clone()
+        with pytest.raises(RuntimeError, match=r"[Ii]nplace|in-place"):
+            tw.index_add_(view, 0, index, src)
+        assert torch.equal(view, before)
+
+
 @pytest.mark.parametrize("value", [None, 2.5])
 def test_in_place_an_update_whose_order_pytorch_does_not_keep_is_copied(value, monkeypatch):
     index, seed = torch.tensor([[0, 2], [1, 1]]), torch.randn(4, 2)

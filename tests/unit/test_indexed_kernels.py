@@ -146,6 +146,43 @@ def test_gradients_are_pytorchs():
     assert torch.equal(mine[1], source.grad)
 
 
+def test_what_is_written_in_place_counts_as_changed():
+    table, x = torch.randn(6, 4), torch.randn(6, 4, requires_grad=True)
+    index, source = torch.arange(3), torch.randn(3, 4)
+    product = x * table  # keeps the table for backward
+    with tw.use("rows_cpp"):
+        tw.index_add_(table, 0, index, source)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+        with torch.inference_mode():
+            inferred = torch.zeros(6, 4)
+            tw.index_add_(inferred, 0, index, source)
+        with pytest.raises(RuntimeError, match="inference tensor is written in place outside"):
+            tw.index_add_(inferred, 0, index, source)
+    assert torch.equal(inferred[:3], source)
+
+
+def test_columns_of_one_matrix_are_no_shared_memory():
+    whole, index = torch.randn(9, 8), torch.arange(9) % 3
+    expected = whole.clone()
+    expected[:, :4].index_add_(0, index, expected[:, 4:])
+    with tw.use("rows_cpp"):
+        tw.index_add_(whole[:, :4], 0, index, whole[:, 4:])
+        assert torch.equal(whole, expected)
+        with pytest.raises(ValueError, match="shares memory"):
+            tw.index_add_(whole[:, :5], 0, index, whole[:, 3:])
+
+
+@pytest.mark.parametrize("name", ["scatter", "scatter_add", "scatter_reduce"])
+def test_scalars_among_the_arguments_are_refused_by_every_kernel(name):
+    more = ", reduce=sum" if name.endswith("reduce") else ""
+    for index, src in (("[]", "[]"), ("[1]", "[]"), ("[]", "[1]")):
+        w = Workload.parse(f"{name}(x=f32[5], dim=0, index=i64{index}, src=f32{src}{more})")
+        for impl in IMPLS.values():
+            if impl.backend == "cuda" and impl.serves(name):
+                assert "scalar" in impl.unsupported(w, DEVICES["h200"]), impl.name
+
+
 def test_check_finds_nothing_where_no_gpu_was_used():
     tw.check()
 
@@ -233,7 +270,9 @@ def test_what_the_sort_does_not_take_is_said_in_words(text, words):
     [
         ("scatter_add(x=f32[4,2], dim=0, index=i64[3,2]@strides(1,0), src=f32[3,2])", "whole rows"),
         ("index_add(x=f32[4,1], dim=0, index=i64[3], source=f32[3,1])", "rows, not elements"),
-        ("scatter_add(x=f32[], dim=0, index=i64[1], src=f32[1])", "x is a scalar"),
+        ("scatter_add(x=f32[], dim=0, index=i64[1], src=f32[1])", "is a scalar"),
+        ("scatter_add(x=f32[5], dim=0, index=i64[], src=f32[])", "is a scalar"),
+        ("index_add(x=f32[200000], dim=0, index=i64[], source=f32[1])", "is a scalar"),
         ("scatter_add(x=f32[4,3]@strides(1,4), dim=0, index=i64[3,3], src=f32[3,3])", "contiguous"),
         (
             "scatter_add(x=f32[9,4], dim=0, index=i64[3,4], src=f32[3,4]@strides(2000000000,1))",

@@ -493,3 +493,23 @@ def test_a_product_leaves_the_range_of_its_dtype_only_where_the_whole_does(
         expected = torch.full_like(x[1], -3.0 * last)
         assert found[1].equal(expected) or (math.isnan(last) and found[1].isnan().all()), config
         assert torch.equal(found[0], x[0])
+
+
+def test_a_product_of_few_positions_begins_with_the_old_element():
+    w = Workload.parse("scatter_reduce(x=f32[500], dim=0, index=i64[2], src=f32[2], reduce=prod)")
+    impl = IMPLS["scatter_serial"]
+    x, index, src = torch.zeros(500), torch.zeros(2, dtype=torch.int64), torch.full((2,), 1e30)
+    x[0] = 1e-30
+    run = OnCpu(impl, impl.heuristic(w, DEVICE), w)
+    torch.testing.assert_close(run(x, index, src)[0], torch.tensor(1e30))
+    assert run(torch.zeros(500), index, src)[0] == 0
+
+
+def test_strides_that_lead_nowhere_may_be_of_any_size():
+    w = Workload.parse(
+        "scatter_add(x=f32[4,7,2], dim=0, index=i64[1,7,2]@strides(3000000000,1,7), src=f32[1,7,2])"
+    )
+    impl = IMPLS["scatter_serial"]
+    assert impl.unsupported(w, DEVICE) is None
+    verdict = Verifier(w, CPU).check(OnCpu(impl, impl.heuristic(w, DEVICE), w))
+    assert verdict.ok, verdict.message

@@ -20,6 +20,7 @@ from tilewright.dispatch.prepared import state
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.op import OPS, Op, Workload
+from tilewright.settings import nondeterministic
 from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 _MAX_KEYS = 4096
@@ -128,8 +129,8 @@ def moves(op: Op, bound: Mapping[str, Any]) -> bool:
     known_gradient = bound.get("reduce", "sum") in ("sum", "mean")
     if (op.form_of or op.name) not in _FORMULAS or not known_gradient:
         return False
-    if op.form_of == "scatter" or (op.form_of and _is_leaf(bound.get("x"))):
-        return False  # an update is copied instead; of a leaf PyTorch says what is wrong
+    if op.form_of == "scatter" or (op.form_of and not _may_be_written(bound.get("x"))):
+        return False  # an update is copied instead; of what may not be, PyTorch says why
     forced = selection.any_forced() or {}
     asked = any(f.implementation != "aten" for f in forced.values())
     if forced and not asked:
@@ -137,7 +138,7 @@ def moves(op: Op, bound: Mapping[str, Any]) -> bool:
     deterministic = torch.are_deterministic_algorithms_enabled()
     if not (asked or deterministic or _may_pay(op, bound.get("x"))):
         return False
-    modes = asked, deterministic, state.generation
+    modes = asked, deterministic, nondeterministic(), state.generation
     try:
         key = (op.name, *modes, *bound, *map(description, bound.values()))
         known = key in _found
@@ -156,12 +157,17 @@ def keeps_order(op: Op, x: Any) -> bool:
     return last_wins and isinstance(x, Tensor) and x.is_cuda
 
 
-def _is_leaf(x: Any) -> bool:
-    """Whether x is, or is a view of, a leaf whose gradient is wanted: it may not be written to."""
+def _may_be_written(x: Any) -> bool:
+    """Whether autograd lets x be written to: no leaf whose gradient is wanted and no view of one,
+    nor a view that was made without gradients or beside others."""
     if not isinstance(x, Tensor):
-        return False
-    base = x._base if x._is_view() else x
-    return base is not None and base.is_leaf and base.requires_grad
+        return True
+    if not x._is_view():
+        return not (x.is_leaf and x.requires_grad)
+    made = torch._C._autograd._get_creation_meta(x)
+    base = x._base
+    plain = made == torch._C._autograd.CreationMeta.DEFAULT
+    return plain and not (base is not None and base.is_leaf and base.requires_grad)
 
 
 def _promises_more(op: Op, x: Tensor) -> bool:

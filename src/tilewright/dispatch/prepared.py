@@ -25,7 +25,7 @@ from tilewright.dispatch.pytorch import as_pytorch
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import drawing, seeded
 from tilewright.dispatch.selection import Choice, Forced
-from tilewright.errors import IndexOutOfRange, InvalidArgument, TilewrightError
+from tilewright.errors import IndexOutOfRange, InvalidArgument, SharedMemory, TilewrightError
 from tilewright.impl import IMPLS
 from tilewright.impls._vendor import vendor
 from tilewright.op import Op, Workload
@@ -158,7 +158,7 @@ def first_call(
     run, choice = _runnable(w, device, forced)
     try:
         out = run(*tensors)
-    except IndexOutOfRange:  # the caller's fault, not the kernel's
+    except (IndexOutOfRange, SharedMemory):  # the caller's fault, not the kernel's
         raise
     except TilewrightError as error:
         if forced is not None:

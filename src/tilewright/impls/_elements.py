@@ -70,10 +70,10 @@ def element_problem(w: Workload) -> ElementProblem | str:
     """The workload, or in words why its elements cannot be numbered."""
     moved = "src" if w.op.startswith("scatter") else "source"
     x, index, src, dim = w["x"], w["index"], w[moved], w["dim"]
-    if x.rank == 0:
-        return "x is a scalar"
     if moved == "source" and x.rank > 1:
         return "its index sends rows, not elements"
+    if x.rank == 0 or not x.rank == index.rank == src.rank:
+        return "x, index or src is a scalar"
     if isinstance(alpha := dict(w.args).get("alpha", 1.0), int):
         return f"alpha={alpha} may be no fp64, as which kernels are given numbers"
     if x.strides is not None or w.outputs[0].strides is not None:
@@ -100,8 +100,8 @@ def element_problem(w: Workload) -> ElementProblem | str:
         along=x.shape[dim],
         stride=x.real_strides[dim],
         length=index.shape[dim],
-        index_step=index.real_strides[dim],
-        src_step=src.real_strides[dim],
+        index_step=index.real_strides[dim] if index.shape[dim] > 1 else 0,
+        src_step=src.real_strides[dim] if index.shape[dim] > 1 else 0,
         moved=moved,
     )
 

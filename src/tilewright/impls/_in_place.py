@@ -1,10 +1,12 @@
-"""What is written in place may not be read through another argument."""
+"""What is written in place may not be read through another argument, and autograd is told of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tilewright.errors import InvalidArgument
+import torch
+
+from tilewright.errors import SharedMemory
 from tilewright.op import Workload
 from tilewright.tensor_spec import TensorSpec
 
@@ -18,30 +20,50 @@ class Written:
 
     def __init__(self, w: Workload, specs: Iterable[TensorSpec] | None = None):
         self._op, self._names = w.op, list(w.tensors)
-        self._bytes = [s.storage_elements * s.itemsize for s in specs or w.tensors.values()]
-        self._pairs = [
-            (i, j)
-            for i in map(self._names.index, w.operator.destinations(w))
-            for j in range(len(self._names))
-            if i != j
-        ]
+        self._specs = list(specs or w.tensors.values())
+        self._bytes = [s.storage_elements * s.itemsize for s in self._specs]
+        self._written = [*map(self._names.index, w.operator.destinations(w))]
+        others = range(len(self._names))
+        self._pairs = [(i, j) for i in self._written for j in others if i != j]
 
     def __bool__(self) -> bool:
         return bool(self._pairs)
 
-    def refuse_shared_memory(self, starts: Sequence[int]) -> None:
-        """Hold what is written against all others.
+    def begin(self, tensors: Sequence[torch.Tensor], starts: Sequence[int]) -> None:
+        """Hold what is written against all others, and count it as a change, as PyTorch does: what
+        autograd has saved of it is no longer what it was.
 
         Args:
             starts: the tensors' addresses.
 
         Raises:
-            InvalidArgument: it has memory of another one, too.
+            SharedMemory: it has memory of another one, too.
+            RuntimeError: an inference tensor is written to outside inference mode.
         """
         for i, j in self._pairs:
             if starts[i] < starts[j] + self._bytes[j] and starts[j] < starts[i] + self._bytes[i]:
+                if self._side_by_side(i, j, starts):
+                    continue
                 written, other = self._names[i], self._names[j]
-                raise InvalidArgument(
+                raise SharedMemory(
                     f"{self._op}: {written} is written in place and shares memory with {other}; "
                     f"clone {other} before the call"
                 )
+        written_to = [tensors[i] for i in self._written]
+        if not torch.is_inference_mode_enabled() and any(t.is_inference() for t in written_to):
+            raise RuntimeError(
+                f"{self._op}: an inference tensor is written in place outside inference mode; "
+                "clone it before the call"
+            )
+        torch.autograd.graph.increment_version(written_to)
+
+    def _side_by_side(self, i: int, j: int, starts: Sequence[int]) -> bool:
+        """Whether two matrices are columns of one, and have none in common."""
+        a, b = self._specs[i], self._specs[j]
+        if not (a.rank == b.rank == 2 and a.itemsize == b.itemsize):
+            return False
+        if a.real_strides != b.real_strides or a.real_strides[1] != 1:
+            return False
+        row = a.real_strides[0]
+        apart = (starts[j] - starts[i]) // a.itemsize % row
+        return apart >= a.shape[1] and apart + b.shape[1] <= row

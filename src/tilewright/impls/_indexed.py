@@ -202,7 +202,7 @@ class IndexedExecutable(Executable):
         raise_fault()
         pointers = pointers or [*map(_data_ptr, tensors)]
         if self.in_place:
-            self._written.refuse_shared_memory(pointers)
+            self._written.begin(tensors, pointers)
         device = tensors[0].device
         index = device.index
         stream = torch._C._cuda_getCurrentRawStream(index)

@@ -60,6 +60,8 @@ def row_problem(w: Workload) -> RowProblem | str:
         return f"src is one number, {source}, not rows"
     if x.rank == 0:
         return "x is a scalar"
+    if w.op.startswith("scatter") and not x.rank == index.rank == source.rank:
+        return "index or src is a scalar"
     if isinstance(alpha := dict(w.args).get("alpha", 1.0), int):
         return f"alpha={alpha} may be no fp64, as which kernels are given numbers"
     if reason := _not_rows(w, x, index, source, dim):

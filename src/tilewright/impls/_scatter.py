@@ -55,6 +55,8 @@ def scatter_problem(w: Workload) -> ScatterProblem | str:
     if isinstance(w["src"], int):
         return f"src={w['src']} may be no fp64, as which kernels are given numbers"
     src = w["src"] if isinstance(w["src"], TensorSpec) else None
+    if index.rank != x.rank or (src is not None and src.rank != x.rank):
+        return "index or src is a scalar"
     for name, t in w.tensors.items():
         if t.strides is not None:
             return f"{name}={t} is not contiguous"

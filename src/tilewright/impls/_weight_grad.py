@@ -172,7 +172,7 @@ class Results:
             InvalidArgument: what is written in place shares memory with another tensor.
         """
         if self._written:
-            self._written.refuse_shared_memory([t.data_ptr() for t in tensors])
+            self._written.begin(tensors, [t.data_ptr() for t in tensors])
         into = tensors[2:]
         if not into:
             return [allocate(spec, device) for spec in self.specs]

@@ -131,7 +131,7 @@ class RowsLoops(Executable):
         x, index = given.get("x"), given["index"]
         source = next(given[n] for n in ("source", "src", "grad") if n in given)
         if p.fill is None:
-            self._written.refuse_shared_memory([t.data_ptr() for t in tensors])
+            self._written.begin(tensors, [t.data_ptr() for t in tensors])
         out = x if p.fill is None and x is not None else allocate(self._w.outputs[0], index.device)
         fault = ctypes.c_int64(-1)
         self._function(

@@ -32,7 +32,9 @@ extern "C" __global__ __launch_bounds__(THREADS, 512 / THREADS) void reduce_elem
   if (place == along) return;
   for (u32 k = 0; k < at.position; k += AHEAD)
     if (named(column, k, at.position, mine)) return;
+  const u64 to = at.x + (u64)place * stride;
   Pack<A, PARTS> sums = nothing<A, PARTS>();
+  if (INCLUDE && REDUCE == PROD) sums.v[0] = (A)widen(old[to]);  // in order, so that no part overflows
   sums.v[0] = reduce(sums.v[0], (A)widen(moved[at.src]));
   u32 terms = 1;
   for (u32 k = at.position + 1; k < length; k += AHEAD) {
@@ -46,8 +48,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 512 / THREADS) void reduce_elem
   A sum = sums.v[0];
   TW_UNROLL for (int q = 1; q < PARTS; ++q) sum = reduce(sum, sums.v[q]);
   if (SCALED) sum = sum * (A)alpha;
-  const u64 to = at.x + (u64)place * stride;
-  if (INCLUDE) sum = reduce((A)widen(old[to]), sum);
+  if (INCLUDE && REDUCE != PROD) sum = reduce((A)widen(old[to]), sum);
   else if (REDUCE == SUM) sum += A(0);
   if (MEAN) sum = divided(sum, A(terms + INCLUDE));
   out[to] = Narrow<T>::of(sum);
