@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <csetjmp>
 #include <ucontext.h>
 #include <utility>
@@ -55,6 +56,7 @@ static uint16_t half_bits(float value, bool brain) {
 
 // ---- fibers -------------------------------------------------------------------------------------
 
+enum { STACK_BYTES = 1 << 16 };
 struct Meeting {  // of `members` fibers, again and again
   int members = 0, here = 0, round = 0;
   uint64_t given[2][32];
@@ -62,7 +64,7 @@ struct Meeting {  // of `members` fibers, again and again
 struct Fiber {
   ucontext_t context;  // to start from; later switches need no system call
   jmp_buf here;
-  std::vector<char> stack;
+  std::unique_ptr<char[]> stack;
   bool started, done;
 };
 static PER_BLOCK ucontext_t scheduler_context;
@@ -107,10 +109,10 @@ static void begin_block(int threads) {
     ++warps[i / 32].members;
     Fiber& f = fibers[i];
     f.started = f.done = false;
-    f.stack.resize(1 << 16);
+    f.stack.reset(new char[STACK_BYTES]);
     getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.data();
-    f.context.uc_stack.ss_size = f.stack.size();
+    f.context.uc_stack.ss_sp = f.stack.get();
+    f.context.uc_stack.ss_size = STACK_BYTES;
     f.context.uc_link = nullptr;
     makecontext(&f.context, enter, 0);
   }
@@ -134,6 +136,7 @@ static bool turn_of_block() {
 static void run_block(int threads) {
   begin_block(threads);
   while (turn_of_block()) {}
+  for (Fiber& f : fibers) f.stack.reset();  // each library has its own fibers, and a process many libraries
 }
 
 // What all lanes of the warp give, and which is this one.
