@@ -1,8 +1,9 @@
 """PyTorch's kernels where they race, and ours in their place under its deterministic mode.
 
-`torch.use_deterministic_algorithms(True)` makes PyTorch's sums of rows up to thousands of times
-slower. Kernels of this package give the same bits in every run anyway, so under that mode they run
-where PyTorch would, even without a record: there is nothing to lose.
+They run for integers, and for floats where TILEWRIGHT_NONDETERMINISTIC lets them; else ours do in
+any case (Op.promises_more). `torch.use_deterministic_algorithms(True)` makes PyTorch's sums of rows
+up to thousands of times slower. Kernels of this package give the same bits in every run anyway, so
+under that mode they run where PyTorch would, even without a record: there is nothing to lose.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.op import OPS, Op, Workload
 from tilewright.settings import nondeterministic
-from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
+from tilewright.tensor_spec import TensorSpec
 
 _MAX_KEYS = 4096
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -136,9 +136,10 @@ def moves(op: Op, bound: Mapping[str, Any]) -> bool:
     if forced and not asked:
         return False
     deterministic = torch.are_deterministic_algorithms_enabled()
-    if not (asked or deterministic or _may_pay(op, bound.get("x"))):
+    racing = nondeterministic()
+    if not (asked or deterministic or _may_pay(op, bound.get("x"), racing)):
         return False
-    modes = asked, deterministic, nondeterministic(), state.generation
+    modes = asked, deterministic, racing, state.generation
     try:
         key = (op.name, *modes, *bound, *map(description, bound.values()))
         known = key in _found
@@ -170,18 +171,11 @@ def _may_be_written(x: Any) -> bool:
     return plain and not (base is not None and base.is_leaf and base.requires_grad)
 
 
-def _promises_more(op: Op, x: Tensor) -> bool:
-    """Whether a kernel of ours keeps a promise that PyTorch's does not, forward or backward."""
-    dtype = DTYPE_NAMES.get(x.dtype, "")
-    moved = op, OPS["scatter_add"] if op.name == "gather" else op
-    return any(o.promises_more(dtype, x.device.type) for o in moved)
-
-
-def _may_pay(op: Op, x: Any) -> bool:
+def _may_pay(op: Op, x: Any, racing: bool) -> bool:
     """Without a look at the call: whether there are records, or a promise to keep."""
     if not isinstance(x, Tensor):
         return False
-    if _promises_more(op, x):
+    if keeps_order(op, x) or (x.is_cuda and not racing):  # each sums, forward or backward
         return True
     backward = "scatter_add" if op.name == "gather" else "gather"
     names = op.form_of or op.name, backward

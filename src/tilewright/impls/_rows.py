@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilewright.impls._indexed import MAX_GRID_YZ, NONE_SKIPPED
+from tilewright.impls._indexed import MAX_GRID_YZ, NONE_SKIPPED, REDUCE
 from tilewright.op import Workload
 from tilewright.tensor_spec import TensorSpec
 
@@ -45,6 +45,17 @@ class RowProblem:
     alpha: float
     skipped: int
     aligned_bytes: int
+
+    @property
+    def meaning(self) -> dict[str, int | str]:
+        """What kernels are told of the reduction, as macros."""
+        return {
+            "REDUCE": REDUCE[self.reduce],
+            "MEAN": self.reduce == "mean",
+            "SCALED": self.alpha != 1,
+            "INCLUDE": self.include,
+            "FILL_ZERO": self.fill == "zero",
+        }
 
 
 @functools.lru_cache(maxsize=1024)
@@ -187,8 +198,14 @@ def across(p: RowProblem, c: Moved) -> int:
     return math.ceil(p.columns / (c.lanes * c.vec))
 
 
-def too_many_pieces(p: RowProblem, c: Moved) -> str | None:
-    """Why the pieces of a row fit no grid, or None."""
+def misfit(p: RowProblem, c: Moved, narrowest: int = 4) -> str | None:
+    """Why rows do not come apart into pieces for groups of lanes, or None.
+
+    Args:
+        narrowest: lanes of the group that takes rows of any width.
+    """
+    if c.lanes > narrowest and c.lanes * c.vec >= 2 * p.columns:
+        return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
     if (pieces := across(p, c)) > MAX_GRID_YZ:
         return f"{pieces} pieces of a row exceed a grid of {MAX_GRID_YZ}"
     return None

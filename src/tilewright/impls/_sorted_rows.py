@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._indexed import REDUCE, SUM, Launch, Step, Workspace, sum_bytes
+from tilewright.impls._indexed import SUM, Launch, Step, Workspace, sum_bytes
 from tilewright.impls._rows import (
     RowProblem,
     across,
+    misfit,
     named_old,
     named_source,
-    too_many_pieces,
     vectors,
 )
 from tilewright.impls._rows_kernels import RowKernels
@@ -128,8 +128,8 @@ class SortedRows(RowKernels):
         def fits(c: Any) -> str | None:
             if reason := self.sort_refused(p, c):
                 return reason
-            if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
-                return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
+            if reason := misfit(p, c):
+                return reason
             if c.ahead and not p.include:
                 return "there is no old row to read ahead"
             if c.ahead == 3 and (c.blocks > 2 or c.unrolled * c.vec * w.main.itemsize > 64):
@@ -146,7 +146,7 @@ class SortedRows(RowKernels):
                 return f"rows={c.rows} takes more than {WORKSPACE_PER_INDEX} bytes for each index"
             if (blocks := spans_of(p, c) * across(p, c)) > MAX_GRID:
                 return f"{blocks} pieces of spans exceed a grid of {MAX_GRID}"
-            return too_many_pieces(p, c)
+            return None
 
         values = {
             **self.sort_values(p),
@@ -190,11 +190,7 @@ class SortedRows(RowKernels):
     def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
         return {
             "A": f"Product<{SUM[p.dtype]}>" if is_wide(p) else SUM[p.dtype],
-            "REDUCE": REDUCE[p.reduce],
-            "MEAN": p.reduce == "mean",
-            "SCALED": p.alpha != 1,
-            "INCLUDE": p.include,
-            "FILL_ZERO": p.fill == "zero",
+            **p.meaning,
             "FIRST_IN_OUT": first_in_out(p),
             "CARRIED": self.carries(p),
             **self.sort_macros(p, c),

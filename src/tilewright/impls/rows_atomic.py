@@ -16,10 +16,10 @@ from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
     across,
+    misfit,
     named_old,
     named_source,
     served_rows,
-    too_many_pieces,
     vectors,
 )
 from tilewright.impls._rows_kernels import RowKernels
@@ -92,13 +92,13 @@ class RowsAtomic(RowKernels):
         p = served_rows(w)
 
         def fits(c: RowsAtomic.Config) -> str | None:
-            if c.lanes > 1 and c.lanes * c.vec >= 2 * p.columns:
-                return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
+            if reason := misfit(p, c, narrowest=1):
+                return reason
             if c.bulk and device.capability < 90:
                 return f"{device.name} cannot add in bulk"
             if c.bulk and (c.lanes < 32 or c.vec * w.main.itemsize < 16):
                 return "what is added in bulk is a warp's, of 16 bytes a thread"
-            return too_many_pieces(p, c)
+            return None
 
         narrow = [v for v in vectors(p, w.main.itemsize) if v <= 4]
         return ConfigSpace(self.Config, {"vec": narrow}, fits)

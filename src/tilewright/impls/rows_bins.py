@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._indexed import REDUCE, Launch, Workspace, sum_bytes
+from tilewright.impls._indexed import Launch, Workspace, sum_bytes
 from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
     across,
+    misfit,
     named_old,
     named_source,
     served_rows,
-    too_many_pieces,
     vectors,
 )
 from tilewright.impls._rows_kernels import RowKernels
@@ -68,8 +68,8 @@ class RowsBins(RowKernels):
         p = served_rows(w)
 
         def fits(c: RowsBins.Config) -> str | None:
-            if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
-                return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
+            if reason := misfit(p, c):
+                return reason
             if c.unrolled > c.lanes or c.unrolled * c.vec > 32:
                 return f"unrolled={c.unrolled} exceeds lanes={c.lanes} or 32 elements"
             if c.blocks * c.block_threads > RESIDENT:
@@ -80,7 +80,7 @@ class RowsBins(RowKernels):
                 return f"{bins_bytes(p, c)} bytes, a block has {device.shared_bytes_per_block}"
             if table_bytes(p) > WORKSPACE_PER_INDEX * p.count + WORKSPACE_BESIDE:
                 return f"a table exceeds {WORKSPACE_PER_INDEX} bytes for each index"
-            return too_many_pieces(p, c)
+            return None
 
         return ConfigSpace(self.Config, {"vec": vectors(p, w.main.itemsize)}, fits)
 
@@ -93,9 +93,7 @@ class RowsBins(RowKernels):
 
     def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
         return {
-            "REDUCE": REDUCE[p.reduce],
-            "INCLUDE": p.include,
-            "SCALED": p.alpha != 1,
+            **p.meaning,
             "LANES": c.lanes,
             "VEC": c.vec,
             "UNROLLED": c.unrolled,

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._indexed import REDUCE, Launch, Workspace, sum_bytes
+from tilewright.impls._indexed import Launch, Workspace, sum_bytes
 from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
     across,
+    misfit,
     named_old,
     named_source,
     served_rows,
-    too_many_pieces,
     vectors,
 )
 from tilewright.impls._rows_kernels import RowKernels
@@ -67,11 +67,11 @@ class RowsSerial(RowKernels):
         p = served_rows(w)
 
         def fits(c: RowsSerial.Config) -> str | None:
-            if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
-                return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
+            if reason := misfit(p, c):
+                return reason
             if c.positions > 16 and c.positions >= 2 * p.count:
                 return f"{c.positions} positions are twice the {p.count} there are"
-            return too_many_pieces(p, c)
+            return None
 
         return ConfigSpace(self.Config, {"vec": vectors(p, w.main.itemsize)}, fits)
 
@@ -88,11 +88,7 @@ class RowsSerial(RowKernels):
 
     def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
         return {
-            "REDUCE": REDUCE[p.reduce],
-            "MEAN": p.reduce == "mean",
-            "SCALED": p.alpha != 1,
-            "INCLUDE": p.include,
-            "FILL_ZERO": p.fill == "zero",
+            **p.meaning,
             "IN_ORDER": p.reduce == "prod" and p.dtype not in ("i32", "i64"),
             "ITEMS": items(p),
             "DIGIT_BITS": digit_bits(c),

@@ -10,7 +10,7 @@ from tilewright.build import CompileTask
 from tilewright.device import DeviceSpec
 from tilewright.impl import Implementation
 from tilewright.impls._indexed import NONE_SKIPPED, Launch, Step, Workspace, cuda_task
-from tilewright.impls._rows import OPERATORS, RowProblem, across, served_rows, vectors
+from tilewright.impls._rows import OPERATORS, RowProblem, across, misfit, served_rows, vectors
 from tilewright.impls._rows_kernels import RowKernels
 from tilewright.impls._sorted_rows import ARGUMENTS, MAX_GRID
 from tilewright.impls.rows_sorted import RowsSorted
@@ -59,8 +59,8 @@ class RowsUnique(RowKernels):
         p = served_rows(w)
 
         def fits(c: RowsUnique.Config) -> str | None:
-            if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
-                return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
+            if reason := misfit(p, c):
+                return reason
             if c.unrolled * c.vec > 32:
                 return f"{c.unrolled} x {c.vec} elements in flight, and their old ones, spill"
             if (pieces := blocks(p, c) * across(p, c)) > MAX_GRID:

@@ -11,9 +11,9 @@ from tilewright.impls._indexed import Launch, Workspace
 from tilewright.impls._rows import (
     RowProblem,
     across,
+    misfit,
     row_problem,
     served_rows,
-    too_many_pieces,
     vectors,
 )
 from tilewright.impls._rows_kernels import RowKernels
@@ -48,11 +48,7 @@ class RowsWinner(RowKernels):
         p = served_rows(w)
 
         def fits(c: RowsWinner.Config) -> str | None:
-            if c.lanes > 4 and c.lanes * c.vec >= 2 * p.columns:
-                return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
-            if reason := too_many_pieces(p, c):
-                return reason
-            return None
+            return misfit(p, c)
 
         return ConfigSpace(self.Config, {"vec": vectors(p, w.main.itemsize)}, fits)
 

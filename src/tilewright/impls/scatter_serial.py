@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.impls._elements import OPERATORS, ElementProblem, element_problem
-from tilewright.impls._indexed import REDUCE, Launch, Step, Workspace
+from tilewright.impls._indexed import Launch, Step, Workspace
 from tilewright.impls._rows import RowProblem
 from tilewright.impls._rows_kernels import RowKernels
 from tilewright.impls.scatter_tiled import ScatterTiled
@@ -63,10 +63,7 @@ class ScatterSerial(RowKernels):
     def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
         assert isinstance(p, ElementProblem)
         return {
-            "REDUCE": REDUCE[p.reduce],
-            "MEAN": p.reduce == "mean",
-            "INCLUDE": p.include,
-            "SCALED": p.alpha != 1,
+            **p.meaning,
             "THREADS": c.block_threads,
             "AHEAD": c.ahead,
             **p.macros,
