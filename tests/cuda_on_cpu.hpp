@@ -26,6 +26,7 @@
 #define __threadfence()
 #define __popc(x) __builtin_popcount(x)
 #define __ffs(x) __builtin_ffs(x)
+#define __clz(x) ((x) ? __builtin_clz(x) : 32)
 
 #ifndef PER_BLOCK
 #define PER_BLOCK  // what each of several blocks that run at once has for itself
@@ -43,6 +44,8 @@ static inline float __fmul_rn(float a, float b) { volatile float product = a * b
 static inline int __float_as_int(float x) { return cast_bits<int>(x); }
 static inline float __fdividef(float a, float b) { return a / b; }
 static inline double __dmul_rn(double a, double b) { volatile double product = a * b; return product; }
+static inline unsigned __float_as_uint(float x) { return cast_bits<unsigned>(x); }
+static inline long long __double2ll_rn(double x) { return std::llrint(x); }
 static inline double __longlong_as_double(long long x) { return cast_bits<double>(x); }
 
 static float half_value(uint16_t bits, bool brain) {
@@ -218,6 +221,7 @@ template <class P, class V> static P atomicMin(P* at, V v) { const P was = *at; 
 static inline unsigned atomicInc(unsigned* at, unsigned last) { const unsigned was = *at; *at = was >= last ? 0 : was + 1; return was; }
 template <class P, class V> static P atomicAdd(P* at, V v) { const P was = *at; *at += (P)v; return was; }
 template <class P> static P atomicCAS(P* at, P old, P now) { const P was = *at; if (was == old) *at = now; return was; }
+template <class P, class V> static P atomicExch(P* at, V v) { const P was = *at; *at = (P)v; return was; }
 template <class P, class V> static P atomicOr(P* at, V v) { const P was = *at; *at |= (P)v; return was; }
 
 // Arguments of a launch, as the driver takes them. Shared memory starts as 0xff in each block.

@@ -114,7 +114,8 @@ class Implementation:
     says that its executables are called with `scalars=`, the values of `w.scalars` in order, where
     these differ from the workload's own. `stands_in` says that it runs in place of aten where aten
     would break what the operator promises: it takes every layout, and building it costs nothing.
-    `any_shape` says that a binary of it serves all shapes that are alike in kind.
+    `any_shape` says that a binary of it serves all shapes that are alike in kind, and any indices
+    as well as others.
     `races` says that two runs on the same inputs may differ: it serves workloads that say
     `!nondeterministic`, and who asks for it by name has said so.
     """

@@ -142,8 +142,12 @@ HOPPER_SPLITS = [
 SM80, SM90 = "conv2d_weight_grad_sm80", "conv2d_weight_grad_sm90"
 SMALL = {"tile_m": 64, "tile_n": 64, "stages": 3}
 INDEXED = {
+    "bucket_sums": "scatter_add(x=f32[90000], dim=0, index=i64[100000], src=f32[100000])"
+    "!indices=zipf",
     "gather_cuda": "gather(x=f16[900,48], dim=0, index=i64[3000,48]@strides(1,0))",
     "gather_tiled": "gather(x=f64[3,900,5], dim=1, index=i32[3,2000,5])",
+    "integer_sums": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
+    "!indices=zipf",
     "rows_atomic": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
     "!nondeterministic",
     "rows_bins": "index_add(x=f32[70,20], dim=0, index=i64[5000], source=f32[5000,20])",
@@ -242,7 +246,9 @@ SCHEDULES = [
     ),
 ]
 """One of each kind that `fused` has: by row, persistent, over rows, by tiles, by element."""
+TABLES = "scatter_add(x=f32[4,300], dim=1, index=i64[4,9000], src=f32[4,9000])!indices=zipf"
 CASES = [
+    Case("integer_sums", TABLES, {"private": True}),
     *(Case(SM80, PLAIN, {**SMALL, **split}) for split in SPLITS),
     *(Case(SM80, BOTH["f32"], {**SMALL, **split}) for split in SPLITS),
     *(Case(SM80, text) for text in (CONTIGUOUS, *WIDE, TF32)),

@@ -20,8 +20,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
 ]
 OWN = (
+    "bucket_sums",
     "gather_cuda",
     "gather_tiled",
+    "integer_sums",
     "rows_atomic",
     "rows_bins",
     "rows_serial",
@@ -104,6 +106,9 @@ WORKLOADS = [
     "scatter(x=bf16[3,900,37], dim=1, index=i32[3,700,37]@strides(0,1,0), "
     "src=bf16[3,700,37])!donate=x",
     "scatter_add(x=f32[100,16,7,7], dim=0, index=i64[130,16,7,7], src=f32[130,16,7,7])",
+    "scatter_add(x=f32[20000,40], dim=0, index=i64[30000,40], src=f32[30000,40])",
+    "scatter_add(x=bf16[300000], dim=0, index=i32[500000], src=bf16[500000])!donate=x",
+    "scatter_reduce(x=f16[2,5000], dim=1, index=i64[2,200000], src=f16[2,200000], reduce=sum)",
     "scatter_reduce(x=f16[50,31], dim=0, index=i64[80,31], src=f16[80,31], reduce=mean)",
     "scatter_reduce(x=f32[50,31], dim=1, index=i64[50,80], src=f32[50,80], reduce=amax, "
     "include_self=False)",

@@ -30,8 +30,10 @@ pytestmark = pytest.mark.skipif(
 )
 CPU = torch.device("cpu")
 OWN = (
+    "bucket_sums",
     "gather_cuda",
     "gather_tiled",
+    "integer_sums",
     "rows_atomic",
     "rows_bins",
     "rows_serial",
@@ -66,6 +68,9 @@ CASES = [
     "scatter_add(x=f32[2,50,7], dim=1, index=i32[2,900,6], src=f32[3,901,7])!indices=zipf",
     "scatter_reduce(x=f64[50,31], dim=0, index=i64[80,31]@strides(1,80), src=f64[80,31], "
     "reduce=prod)!donate=x!indices=constant",
+    "scatter_add(x=f32[900,20], dim=0, index=i64[2100,20], src=f32[2100,20])!indices=zipf",
+    "scatter_reduce(x=f32[2,700], dim=1, index=i32[2,5000], src=f32[2,5000], reduce=sum)"
+    "!donate=x!indices=constant",
     "index_reduce(x=i64[40,6], dim=0, index=i32[700], source=i64[700,6], reduce=amax)",
     "index_reduce(x=f32[40,6], dim=0, index=i64[700], source=f32[700,6], reduce=amin)",
     "embedding_backward(grad=f32[9,50,20], index=i64[9,50], num_weights=70, padding_idx=3)",
@@ -135,6 +140,9 @@ def small(suite, name):
         ("scatter_moe", "rows_sorted"),
         ("scatter_large", "scatter_buckets"),
         ("scatter_sums", "scatter_sorted"),
+        ("scatter_sums", "bucket_sums"),
+        ("scatter_sums", "integer_sums"),
+        ("rows_small", "integer_sums"),
         ("scatter_sums", "scatter_serial"),
         ("scatter_maskrcnn", "scatter_exchange"),
         ("scatter_maskrcnn", "scatter_winner"),

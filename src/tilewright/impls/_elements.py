@@ -6,11 +6,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tilewright.device import DeviceSpec
 from tilewright.impls._indexed import NONE_SKIPPED, Launch
-from tilewright.impls._rows import RowProblem
+from tilewright.impls._rows import RowProblem, named_source, row_problem
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPES, TensorSpec
 
@@ -103,6 +103,42 @@ def element_problem(w: Workload) -> ElementProblem | str:
         index_step=index.real_strides[dim] if index.shape[dim] > 1 else 0,
         src_step=src.real_strides[dim] if index.shape[dim] > 1 else 0,
         moved=moved,
+    )
+
+
+def rows_as_elements(w: Workload) -> ElementProblem | str:
+    """Rows of a flat index, each of their elements with the row's place."""
+    p = row_problem(w)
+    if isinstance(p, str):
+        return p
+    if p.old not in (None, p.out) or p.out != (
+        p.places * p.columns if p.outer > 1 else p.out[0],
+        p.columns,
+    ):
+        return "rows of x or of the result are apart"
+    far = (p.outer - 1) * p.source[0] + (p.count - 1) * p.source[1] + p.columns
+    if max(far, p.outer * p.places * p.columns) >= 2**31 - 1:
+        return f"elements {far} apart exceed 32 bits"
+    axes = [
+        (p.outer, p.places * p.columns, 0, p.source[0]),
+        (p.count, 0, 1, p.source[1]),
+        (p.columns, 1, 0, 1),
+    ]
+    return ElementProblem(
+        **{f.name: getattr(p, f.name) for f in fields(RowProblem)}
+        | {
+            "outer": 1,
+            "places": p.outer * p.places * p.columns,
+            "count": p.outer * p.count * p.columns,
+            "columns": 1,
+        },
+        axes=tuple(axis for axis in axes if axis[0] > 1) or ((1, 0, 0, 0),),
+        along=p.places,
+        stride=p.columns,
+        length=p.count,
+        index_step=1,
+        src_step=p.source[1],
+        moved=named_source(w),
     )
 
 

@@ -1,360 +1,73 @@
-// Elementwise scatter by buckets of neighbouring places, so that every access to memory is near its
-// neighbours' however random the indices are.
+// Elementwise scatter by buckets (buckets.cuh): the last element of each slot wins, by a maximum.
 //
-// Tensors are (OUTER, LENGTH or PLACES, INNER), contiguous. A tile is WIDTH columns of INNER of one
-// outer slice; its elements and slots count in the order (row, column). A bucket is 2^SHIFT rows of
-// slots, a chunk is what one block of `split` reads.
-//
-// 1. split: a chunk's elements are put in the order of their buckets in shared memory and written as
-//    entries in one piece, with where the run of each bucket begins and how long it is.
-// 2. settle: a block gathers the runs of its bucket from all chunks. The last element of each slot
-//    wins by a maximum in shared memory, whatever the order they come in, and slots are written in
-//    the order of memory. A bucket of more than SHARE entries, by a sample of the chunks, is settled
-//    by several blocks, which join their winners in global memory; the last of them writes.
-//
-// ASCENDING: kernels of ascending.cuh came before, and where they wrote the result nothing is left to do.
-//
-// CARRIED: entries hold the elements' values, else winners fetch them.
+// Of each slot: the winner's position in the tile plus one, then its value if it is CARRIED, else winners
+// fetch them.
 
-#define TILES_ACROSS ((INNER + WIDTH - 1) / WIDTH)
-#define ELEMENTS ((u64)LENGTH * WIDTH)
-#define CHUNK (SPLIT_THREADS * ITEMS)
-#define CHUNKS ((u32)((ELEMENTS + CHUNK - 1) / CHUNK))
-#define BUCKETS ((u32)(((u64)PLACES + (1 << SHIFT) - 1) >> SHIFT))
-#define SLOTS (WIDTH << SHIFT)
-// Buckets of more than SHARE entries at most, and blocks beside the first of each.
-#define HEAVY ((u32)((u64)CHUNKS * CHUNK / SHARE))
-#define SAMPLED (CHUNKS < 16 ? CHUNKS : 16)
-#define RUNS ((int)((CHUNKS + SETTLE_THREADS - 1) / SETTLE_THREADS))
-#define NOWHERE 0xffffffffu
-#define BATCH 4
-#define IN_FLIGHT (ITEMS < 8 ? ITEMS : 8)
-#define VALUES_AHEAD (CARRIED && ITEMS <= 8)
-
-extern __shared__ __align__(16) u32 shared[];
-
-#if !ASCENDING
-TW_DEVICE bool rising(const u32*) { return false; }
-#endif
-
-// Value, slot in the bucket and position in the chunk, from the upper bits down.
-template <bool VALUE> struct Entries { typedef u64 Entry; };
-template <> struct Entries<false> { typedef u32 Entry; };
-typedef Entries<CARRIED>::Entry Entry;
-// A winner: its position in the tile plus one, then its value; zero where nothing came.
-typedef Entry Key;
-
-struct Tile { u64 outer; u32 column; };
-TW_DEVICE Tile tile_at(u64 number) { return {number / TILES_ACROSS, (u32)(number % TILES_ACROSS) * WIDTH}; }
-TW_DEVICE bool inside(const Tile& t, u32 at) { return INNER % WIDTH == 0 || t.column + at % WIDTH < INNER; }
-TW_DEVICE u64 address(const Tile& t, u32 at, u32 first_row, u32 rows) {
-  return (t.outer * rows + first_row + at / WIDTH) * INNER + t.column + at % WIDTH;
-}
-
-// The sum of all threads before this one; `total`, of all. `of_warp`: 32 of S.
-template <int THREADS, class S> TW_DEVICE S sum_before(S mine, S* of_warp, S& total) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  S upto = mine;
-  TW_UNROLL for (int step = 1; step < 32; step *= 2) {
-    const S other = __shfl_up_sync(FULL_WARP, upto, step);
-    if (lane >= step) upto += other;
-  }
-  __syncthreads();
-  if (lane == 31) of_warp[warp] = upto;
-  __syncthreads();
-  S warps = lane < THREADS / 32 ? of_warp[lane] : 0;
-  TW_UNROLL for (int step = 1; step < 32; step *= 2) {
-    const S other = __shfl_up_sync(FULL_WARP, warps, step);
-    if (lane >= step) warps += other;
-  }
-  total = __shfl_sync(FULL_WARP, warps, 31);
-  const S ahead = __shfl_sync(FULL_WARP, warps, max(warp - 1, 0));
-  return (warp ? ahead : 0) + upto - mine;
-}
-
-// ---- split --------------------------------------------------------------------------------------
-
-// The next place of a run, for each lane one; a whole warp takes 32 at once where it agrees, as in
-// sorted indices, where additions would queue up.
-TW_DEVICE u32 reserve(u32* next, u32 bucket) {
-  int same;
-  __match_all_sync(FULL_WARP, bucket, &same);
-  if (!same) return bucket < BUCKETS ? atomicAdd(&next[bucket], 1) : 0;
-  u32 first = 0;
-  if (threadIdx.x % 32 == 0 && bucket < BUCKETS) first = atomicAdd(&next[bucket], 32);
-  return __shfl_sync(FULL_WARP, first, 0) + threadIdx.x % 32;
-}
-
-// Turn the lengths of the runs into where they begin, and write both; the length of all comes last.
-TW_DEVICE void begin_runs(u32* next, u32* of_warp, u32* runs) {
-  constexpr u32 EACH = (BUCKETS + SPLIT_THREADS - 1) / SPLIT_THREADS;
-  u32 sum = 0, total;
-  for (u32 j = 0; j < EACH; ++j) {
-    const u32 b = threadIdx.x * EACH + j;
-    if (b < BUCKETS) sum += next[b];
-  }
-  u32 before = sum_before<SPLIT_THREADS>(sum, of_warp, total);
-  for (u32 j = 0; j < EACH; ++j) {
-    const u32 b = threadIdx.x * EACH + j;
-    if (b >= BUCKETS) break;
-    const u32 length = next[b];
-    next[b] = before;
-    before += length;
-  }
-  if (threadIdx.x == 0) next[BUCKETS] = total;
-  __syncthreads();
-  for (u32 b = threadIdx.x; b < BUCKETS; b += SPLIT_THREADS) runs[b] = next[b] | (next[b + 1] - next[b]) << 16;
-  __syncthreads();
-}
-
-extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / SPLIT_THREADS) void split(const INDEX* index, const T* source, Entry* entries, u32* runs, Key* common, u32* done, int* fault, const u32* state) {
-  release_next();
-  if (rising(state)) return;
-  u32 *of_warp = shared, *next = shared + 32;
-  Entry* staged = (Entry*)(next + (BUCKETS + 2) / 2 * 2);
-  const u64 number = blockIdx.x / CHUNKS, row = blockIdx.x;
-  const u32 chunk = blockIdx.x % CHUNKS;
-  const Tile t = tile_at(number);
-  u32 place[ITEMS], rank[ITEMS], value[VALUES_AHEAD ? ITEMS : 1];
-  TW_UNROLL for (int from = 0; from < ITEMS; from += IN_FLIGHT) {
-    INDEX i[IN_FLIGHT];
-    bool valid[IN_FLIGHT];
-    TW_UNROLL for (int q = 0; q < IN_FLIGHT; ++q) {
-      const u64 at = (u64)chunk * CHUNK + (from + q) * SPLIT_THREADS + threadIdx.x;
-      valid[q] = at < ELEMENTS && inside(t, (u32)at);
-      if (valid[q]) i[q] = __ldcs(&index[address(t, (u32)at, 0, LENGTH)]);
-      if (VALUES_AHEAD && valid[q]) value[from + q] = bits_of(source[address(t, (u32)at, 0, LENGTH)]);
-    }
-    if (from == 0) for (u32 b = threadIdx.x; b < BUCKETS; b += SPLIT_THREADS) next[b] = 0;
-    TW_UNROLL for (int q = 0; q < IN_FLIGHT; ++q) {
-      const u32 named = valid[q] ? place_of(i[q], PLACES, NONE_SKIPPED, fault) : PLACES;
-      place[from + q] = named < PLACES ? named : NOWHERE;
-    }
-  }
-  // What heavy buckets will be joined in starts as zeros.
-  const u64 joined = (u64)OUTER * TILES_ACROSS * HEAVY, threads = (u64)gridDim.x * SPLIT_THREADS;
-  for (u64 i = row * SPLIT_THREADS + threadIdx.x; i < joined * SLOTS; i += threads) common[i] = 0;
-  for (u64 i = row * SPLIT_THREADS + threadIdx.x; i < joined; i += threads) done[i] = 0;
-  __syncthreads();
-  TW_UNROLL for (int j = 0; j < ITEMS; ++j) rank[j] = reserve(next, place[j] == NOWHERE ? NOWHERE : place[j] >> SHIFT);
-  __syncthreads();
-  begin_runs(next, of_warp, runs + row * BUCKETS);
-  const u32 filled = next[BUCKETS];
-  TW_UNROLL for (int j = 0; j < ITEMS; ++j) {
-    const u32 position = j * SPLIT_THREADS + threadIdx.x;
-    const bool valid = place[j] != NOWHERE;
-    u32 carried = VALUES_AHEAD ? value[j] : 0;
-    if (CARRIED && !VALUES_AHEAD && valid) carried = bits_of(source[address(t, chunk * CHUNK + position, 0, LENGTH)]);
-    const u32 slot = (place[j] & ((1u << SHIFT) - 1)) * WIDTH + position % WIDTH;  // WIDTH divides CHUNK
-    if (valid) staged[next[place[j] >> SHIFT] + rank[j]] = (Entry)((u64)carried << 32 | slot << 16 | position);
-  }
-  __syncthreads();
-  for (u32 i = threadIdx.x; i < filled; i += SPLIT_THREADS) entries[row * CHUNK + i] = staged[i];
-}
-
-// ---- settle -------------------------------------------------------------------------------------
-
-// What a block of `settle` does: the part-th of `parts` of a bucket.
-struct Share { u32 bucket, part, parts, heavy; };
-
-// Of a bucket with more entries than one block should take, or, beyond BUCKETS, of any such bucket;
-// nowhere if there is none. All blocks of a tile come to the same conclusion, from the same sample.
-TW_DEVICE Share share_of(u32 unit, const u32* runs, u32* scratch) {
-  Share* found = (Share*)(scratch + 32);
-  u32 heavy_before = 0, blocks_before = 0;
-  __syncthreads();
-  if (threadIdx.x == 0) *found = {NOWHERE, 0, 0, 0};
-  for (u32 first = 0; first < BUCKETS; first += SETTLE_THREADS) {
-    const u32 b = first + threadIdx.x;
-    u64 count = 0;
-    if (b < BUCKETS) {
-      TW_UNROLL for (u32 k = 0; k < SAMPLED; ++k) count += runs[(u64)CHUNKS * k / SAMPLED * BUCKETS + b] >> 16;
-      count = count * CHUNKS / SAMPLED;
-    }
-    const u32 blocks = count > SHARE ? (u32)((count - 1) / SHARE) : 0;  // beside the bucket's own
-    u32 total;
-    const u32 packed = sum_before<SETTLE_THREADS>(blocks | (u32)(blocks > 0) << 16, scratch, total);
-    const u32 at = blocks_before + (packed & 0xffff), heavy = heavy_before + (packed >> 16);
-    if (blocks && b == unit) *found = {b, 0, blocks + 1, heavy};
-    if (blocks && unit >= BUCKETS && unit - BUCKETS >= at && unit - BUCKETS < at + blocks)
-      *found = {b, unit - BUCKETS - at + 1, blocks + 1, heavy};
-    blocks_before += total & 0xffff;
-    heavy_before += total >> 16;
-  }
-  __syncthreads();
-  const Share mine = *found;
-  __syncthreads();
-  return mine;
-}
-
-// Shared memory of a block: for each slot the winner's position in the tile plus one, and its value;
-// then the runs of the bucket as one list of entries, of which a window is looked at at a time.
-struct Settling {
-  u32 *order, *value;
-  u32* scratch;          // 64 words
-  u32 *chunk, *shifted;  // of each run that is not empty: where it is from, and where it lies there
-                         // less where it lies in the list
-  u32 *heads, *ahead;    // a bit for each entry that begins a run; runs that begin before each word
-};
-TW_DEVICE Settling settling() {
-  Settling m;
-  m.order = shared;
-  m.value = m.order + SLOTS;
-  m.scratch = m.value + (CARRIED ? SLOTS : 0);
-  m.chunk = m.scratch + 64;
-  m.shifted = m.chunk + RUNS * SETTLE_THREADS;
-  m.heads = m.shifted + RUNS * SETTLE_THREADS;
-  m.ahead = m.heads + SETTLE_THREADS;
-  return m;
-}
-
-#define WINDOW (32 * SETTLE_THREADS)
-
-// The runs of a share of a bucket, RUNS of them in each thread.
-struct List {
-  u32 begins[RUNS];  // in the list; NOWHERE for an empty run
-  u32 total;
-};
-TW_DEVICE List list_runs(const Settling& m, const Share& mine, const u32* runs) {
-  const u32 first = (u32)((u64)CHUNKS * mine.part / mine.parts), last = (u32)((u64)CHUNKS * (mine.part + 1) / mine.parts);
-  u32 run[RUNS];
-  u64 sum = 0, total;  // of entries, and in the lower 16 bits of runs that are not empty
-  TW_UNROLL for (int j = 0; j < RUNS; ++j) {
-    const u32 chunk = threadIdx.x * RUNS + j;
-    run[j] = chunk >= first && chunk < last ? runs[(u64)chunk * BUCKETS + mine.bucket] : 0;
-  }
-  TW_UNROLL for (int j = 0; j < RUNS; ++j) sum += (u64)(run[j] >> 16) << 16 | (run[j] >> 16 > 0);
-  u64 before = sum_before<SETTLE_THREADS>(sum, (u64*)m.scratch, total);
-  List list;
-  list.total = (u32)(total >> 16);
-  TW_UNROLL for (int j = 0; j < RUNS; ++j) {
-    const u32 length = run[j] >> 16, begin = (u32)(before >> 16), number = (u32)before & 0xffff;
-    list.begins[j] = length ? begin : NOWHERE;
-    if (!length) continue;
-    m.chunk[number] = threadIdx.x * RUNS + j;
-    m.shifted[number] = (run[j] & 0xffff) - begin;
-    before += (u64)length << 16 | 1;
-  }
-  return list;
-}
-
-// Mark where runs begin in the window from `start`. `passed` counts those that began before it, and
-// then those before the next window.
-TW_DEVICE void mark_runs(const Settling& m, const List& list, u32 start, u32& passed) {
-  __syncthreads();
-  m.heads[threadIdx.x] = 0;
-  __syncthreads();
-  TW_UNROLL for (int j = 0; j < RUNS; ++j) {
-    const u32 at = list.begins[j] - start;
-    if (list.begins[j] != NOWHERE && list.begins[j] >= start && at < WINDOW) atomicOr(&m.heads[at / 32], 1u << at % 32);
-  }
-  __syncthreads();
-  u32 total;
-  m.ahead[threadIdx.x] = passed + sum_before<SETTLE_THREADS>((u32)__popc(m.heads[threadIdx.x]), m.scratch, total);
-  passed += total;
-  __syncthreads();
-}
+struct Winners { u32 *order, *value; };
+TW_DEVICE Winners winners(const Settling& m) { return {m.words, m.words + SLOTS}; }
 
 // Let the listed entries compete for the bucket's slots. In each round of BATCH entries a thread the
 // latest position of a slot wins, and then leaves its value.
-TW_DEVICE void compete(const Settling& m, const List& list, const Entry* entries) {
-  const u32 lane = threadIdx.x % 32, upto = FULL_WARP >> (31 - lane);
-  u32 passed = 0;
-  for (u32 start = 0; start < list.total; start += WINDOW) {
-    mark_runs(m, list, start, passed);
-    const u32 end = min((u32)WINDOW, list.total - start);
-    for (u32 first = 0; first < end; first += SETTLE_THREADS * BATCH) {
-      Entry e[BATCH];
-      u32 order[BATCH];
-      TW_UNROLL for (int q = 0; q < BATCH; ++q) {
-        const u32 at = first + q * SETTLE_THREADS + threadIdx.x, word = at / 32;
-        order[q] = 0;
-        if (at >= end) continue;
-        const u32 run = m.ahead[word] + __popc(m.heads[word] & upto) - 1, chunk = m.chunk[run];
-        e[q] = entries[(u64)chunk * CHUNK + (u32)(m.shifted[run] + start + at)];
-        order[q] = chunk * CHUNK + 1;
-      }
-      TW_UNROLL for (int q = 0; q < BATCH; ++q) {
-        if (order[q]) order[q] += (u32)e[q] & 0xffff;
-        const u32 slot = order[q] ? (u32)e[q] >> 16 : NOWHERE;
-        int same;  // as where an index repeats, when maxima would queue up
-        __match_all_sync(FULL_WARP, slot, &same);
-        if (same && order[q] != __reduce_max_sync(FULL_WARP, order[q])) order[q] = 0;
-        if (order[q]) atomicMax(&m.order[slot], order[q]);
-      }
-      if (!CARRIED) continue;
-      __syncthreads();
-      TW_UNROLL for (int q = 0; q < BATCH; ++q) {
-        const u32 slot = (u32)e[q] >> 16;
-        if (order[q] && m.order[slot] == order[q]) m.value[slot] = (u32)((u64)e[q] >> 32);
-      }
-      __syncthreads();
+TW_DEVICE void compete(const Settling& m, const Winners& w, const List& list, const Entry* entries) {
+  take_all(m, list, entries, [&](const Entry (&e)[BATCH], const u32 (&from)[BATCH]) {
+    u32 order[BATCH];
+    TW_UNROLL for (int q = 0; q < BATCH; ++q) {
+      order[q] = from[q] == NOWHERE ? 0 : from[q] * CHUNK + 1 + ((u32)e[q] & 0xffff);
+      const u32 slot = order[q] ? slot_of(e[q]) : NOWHERE;
+      int same;  // as where an index repeats, when maxima would queue up
+      __match_all_sync(FULL_WARP, slot, &same);
+      if (same && order[q] != __reduce_max_sync(FULL_WARP, order[q])) order[q] = 0;
+      if (order[q]) atomicMax(&w.order[slot], order[q]);
     }
-  }
-  __syncthreads();
+    if (!CARRIED) return;
+    __syncthreads();
+    TW_UNROLL for (int q = 0; q < BATCH; ++q)
+      if (order[q] && w.order[slot_of(e[q])] == order[q]) w.value[slot_of(e[q])] = (u32)((u64)e[q] >> 32);
+    __syncthreads();
+  });
 }
 
 // Bring the winners of all shares of a bucket together; true for the last block to come.
-TW_DEVICE bool join(const Settling& m, Key* common, u32* done, const Share& mine) {
+TW_DEVICE bool join(const Settling& m, const Winners& w, Key* common, u32* done, const Share& mine) {
   for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) {
-    Key key = m.order[s];
-    if constexpr (CARRIED) key = key << 32 | m.value[s];
-    if (m.order[s]) atomicMax(&common[s], key);
+    Key key = w.order[s];
+    if constexpr (CARRIED) key = key << 32 | w.value[s];
+    if (w.order[s]) atomicMax(&common[s], key);
   }
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) *m.scratch = atomicAdd(done, 1) + 1 == mine.parts;
-  __syncthreads();
-  if (!*m.scratch) return false;
-  __threadfence();
+  if (!comes_last(m, done, mine)) return false;
   for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) {
     const Key key = __ldcg(&common[s]);
-    if constexpr (CARRIED) m.value[s] = (u32)key;
-    m.order[s] = (u32)(CARRIED ? (u64)key >> 32 : key);
+    if constexpr (CARRIED) w.value[s] = (u32)key;
+    w.order[s] = (u32)(CARRIED ? (u64)key >> 32 : key);
   }
   __syncthreads();
   return true;
 }
 
-TW_DEVICE T value_at(const Settling& m, u32 slot, const Tile& t, const T* source, double number) {
+TW_DEVICE T value_at(const Winners& w, u32 slot, const Tile& t, const T* source, double number) {
   if constexpr (NUMBER) return Narrow<T>::of((A)number);
-  else if constexpr (CARRIED) return of_bits<T>(m.value[slot]);
-  else return source[address(t, m.order[slot] - 1, 0, LENGTH)];
-}
-
-// Bring near what will stay where nothing is written, a sector for each thread at a time.
-TW_DEVICE void fetch_old(const Tile& t, u32 bucket, const T* old) {
-  if (IN_PLACE || ASCENDING || LENGTH > 2 * (u64)PLACES || bucket >= BUCKETS) return;
-  const u32 row = bucket << SHIFT, size = min(1u << SHIFT, PLACES - row) * WIDTH;
-  constexpr u32 SECTOR = WIDTH == 1 || WIDTH * sizeof(T) > 32 ? 32 / sizeof(T) : WIDTH;
-  for (u32 s = threadIdx.x * SECTOR; s < size; s += SETTLE_THREADS * SECTOR)
-    if (inside(t, s)) asm volatile("prefetch.global.L2 [%0];" ::"l"(&old[address(t, s, row, PLACES)]));
+  else if constexpr (CARRIED) return of_bits<T>(w.value[slot]);
+  else return source[address(t, w.order[slot] - 1, 0, LENGTH)];
 }
 
 extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void settle(const T* old, const T* source, T* out, const Entry* entries, const u32* runs, Key* common, u32* done, double number, const u32* state) {
   const Settling m = settling();
+  const Winners w = winners(m);
   const u64 tile = blockIdx.x / (BUCKETS + HEAVY);
   const u32 unit = blockIdx.x % (BUCKETS + HEAVY);
   const Tile t = tile_at(tile);
-  for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) m.order[s] = 0;
+  for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) w.order[s] = 0;
   fetch_old(t, unit, old);
   await_previous();
   if (rising(state)) return;
   runs += tile * CHUNKS * BUCKETS;
-  Share mine = {unit, 0, 1, 0};
-  if (HEAVY && unit >= BUCKETS) {
-    mine = share_of(unit, runs, m.scratch);
-    if (mine.bucket == NOWHERE) return;
-  }
-  List list = list_runs(m, mine, runs);
-  if (HEAVY && unit < BUCKETS && list.total > SHARE) {
-    const Share heavy = share_of(unit, runs, m.scratch);
-    if (heavy.bucket != NOWHERE) list = list_runs(m, mine = heavy, runs);
-  }
-  compete(m, list, entries + tile * CHUNKS * CHUNK);
+  List list;
+  const Share mine = share_and_list(m, unit, runs, list);
+  if (mine.bucket == NOWHERE) return;
+  compete(m, w, list, entries + tile * CHUNKS * CHUNK);
   if (mine.parts > 1) {
     const u64 heavy = tile * HEAVY + mine.heavy;
-    if (!join(m, common + heavy * SLOTS, done + heavy, mine)) return;
+    if (!join(m, w, common + heavy * SLOTS, done + heavy, mine)) return;
   }
   const u32 row = mine.bucket << SHIFT, size = min(1u << SHIFT, PLACES - row) * WIDTH;
   for (u32 first = threadIdx.x; first < size; first += SETTLE_THREADS * BATCH) {
@@ -364,7 +77,7 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
       const u32 s = first + q * SETTLE_THREADS;
       writes[q] = s < size && inside(t, s);
       if (!writes[q]) continue;
-      if (m.order[s]) now[q] = value_at(m, s, t, source, number);
+      if (w.order[s]) now[q] = value_at(w, s, t, source, number);
       else if (IN_PLACE) writes[q] = false;
       else now[q] = old[address(t, s, row, PLACES)];
     }

@@ -1,0 +1,260 @@
+"""Elements of an index by buckets of neighbouring places, of which a block settles each in shared
+memory: what kernels/scatter/buckets.cuh has to be given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import compiled
+from tilewright.device import DeviceSpec
+from tilewright.impl import Executable, Implementation
+from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task
+from tilewright.impls._scatter import (
+    ScatterProblem,
+    moved,
+    scatter_problem,
+    scatter_refusal,
+    served_scatter,
+)
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+
+MAX_GRID = 2**31 - 1
+RUNS_OF_THREAD = 8
+MIN_TILE = 8192
+WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 24, 2**16
+"""Bytes: tiles that are much smaller than a chunk, or chunks than the buckets, would take more."""
+MAX_POSITION = 2**16
+"""A position in a chunk, and a slot of a bucket, are 16 bits of an entry."""
+
+
+class Buckets(Implementation):
+    """Each access to memory is near its neighbours', however random the indices are.
+
+    Workspace: an entry for each index, 4 bytes for each pair of a chunk and a bucket, and the slots
+    of as many buckets as may be too large for one block; 24 bytes an index at most.
+    """
+
+    backend = "cuda"
+    files: ClassVar[tuple[str, ...]]
+    joined_from_zero: ClassVar[bool] = True
+    """Whether what blocks join of a bucket has to begin as zeros."""
+
+    @dataclass(frozen=True)
+    class Config:
+        width: int = param(1, 4, 8, 16, 32)  # columns of a tile; 8 of 4 bytes are a sector
+        shift: int = param(8, 9, 10, 11, 12, 13, 14)  # rows of a bucket, as a power of two
+        split_threads: int = param(256, 512, 1024)
+        items: int = param(2, 4, 8, 16, 24)  # indices of a thread, which make a chunk
+        settle_threads: int = param(512, 1024)
+        share: int = param(4, 16)  # a block settles so many entries for each slot at most
+
+    def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
+        raise NotImplementedError
+
+    def settle(self, p: ScatterProblem) -> tuple[str, tuple[float | str, ...]]:
+        """The signature and the arguments of the kernel of that name."""
+        raise NotImplementedError
+
+    def before(self, p: ScatterProblem, c: Any) -> Sequence[Launch]:
+        """Launches before the two of all buckets."""
+        return []
+
+    def refused(self, p: ScatterProblem, c: Any) -> str | None:
+        """Why these kernels in particular cannot take a config."""
+        return None
+
+    def more_macros(self, c: Any) -> dict[str, int | str]:
+        return {"ASCENDING": False}
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        if reason := scatter_refusal(w, device):
+            return reason
+        if next(iter(self.space(w, device)), None) is None:
+            p = served_scatter(w)
+            return (
+                f"{p.length} x {p.inner} elements to {p.places} places make no chunks and buckets "
+                "that fit"
+            )
+        return None
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        """Tiles of less are scatter_tiled's: H200, 1-D, 7.9 us of 5000 elements; from 10000 on
+        scatter_tiled has one block and these have many (2026-11-21)."""
+        p = scatter_problem(w)
+        return isinstance(p, ScatterProblem) and p.length * min(p.inner, 16) >= MIN_TILE
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
+        p = served_scatter(w)
+        limit = device.shared_bytes_per_block
+
+        def fits(c: Any) -> str | None:
+            s = self.sizes(w, p, c)
+            if c.width > 1 and c.width >= 2 * p.inner:
+                return f"width={c.width} is twice the {p.inner} columns"
+            if reason := self.refused(p, c):
+                return reason
+            if s.elements >= 2**32 - 1 or s.heavy >= 2**16:
+                return f"a tile of {s.elements} elements exceeds 32 bits"
+            if max(s.chunk, s.slots) >= MAX_POSITION:
+                return f"a chunk or a bucket exceeds {MAX_POSITION}"
+            if s.split_bytes > limit or s.settle_bytes > limit:
+                return f"{max(s.split_bytes, s.settle_bytes)} bytes, a block has {limit}"
+            if s.chunk < 1024:
+                return f"a chunk of {s.chunk} elements is too small"
+            taken = sum(s.workspace.values())
+            if taken > WORKSPACE_PER_INDEX * w["index"].numel + WORKSPACE_BESIDE:
+                return f"{taken} bytes exceed {WORKSPACE_PER_INDEX} for each index"
+            if s.runs > RUNS_OF_THREAD:
+                return f"a thread has {s.runs} of {s.chunks} runs, more than {RUNS_OF_THREAD}"
+            if max(s.split_blocks, s.settle_blocks) > MAX_GRID:
+                return f"{max(s.split_blocks, s.settle_blocks)} blocks exceed a grid"
+            return None
+
+        return ConfigSpace(self.Config, constraint=fits)
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
+        p = served_scatter(w)
+        return max(self.space(w, device), key=lambda c: self.merit(c, p, w, device))
+
+    def merit(
+        self, c: Any, p: ScatterProblem, w: Workload, device: DeviceSpec
+    ) -> tuple[float, ...]:
+        # Every SM busy in both kernels; rows of two sectors; runs of a bucket in a chunk that
+        # are near a sector; then buckets of 8192 slots and chunks of 4096 elements: H200, 1e6
+        # places 21.6 us, 100000 x 256 368 us, 1e8 2145 us (torch 25.9, 1468, 6345; 2026-11-21).
+        s = self.sizes(w, p, c)
+        alone = s.tiles * s.buckets <= 2 * device.sms or resident(s, c, device) == 1
+        threads = 1024 if alone and s.slots >= 8192 else 512
+        return (
+            min(s.split_blocks, s.settle_blocks, 0.7 * device.sms),
+            min(c.width * w.main.itemsize, 64),
+            min(s.chunk * s.slots / s.elements, 2.5),
+            -abs(math.log2(s.slots / 8192)),
+            -abs(math.log2(s.chunk / 4096)),
+            -c.width,
+            c.settle_threads == threads,
+            -abs(c.split_threads - 512),
+            -c.share,
+        )
+
+    def compile_key(self, config: Any, w: Workload) -> str:
+        return f"{config} {scatter_problem(w)}"
+
+    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
+        p = served_scatter(w)
+        s = self.sizes(w, p, config)
+        macros = {
+            **p.macros,
+            "REDUCE": 0,
+            "WIDTH": config.width,
+            "SHIFT": config.shift,
+            "SPLIT_THREADS": config.split_threads,
+            "ITEMS": config.items,
+            "SETTLE_THREADS": config.settle_threads,
+            "SETTLE_BLOCKS": resident(s, config, device),
+            "SHARE": s.share,
+            "CARRIED": s.carried,
+            "SLOT_WORDS": s.slot_words,
+            "JOINED_FROM_ZERO": self.joined_from_zero,
+            **self.more_macros(config),
+        }
+        before = ["ascending.cuh"] * bool(macros["ASCENDING"])
+        files = [*before, "buckets.cuh", *self.files]
+        return cuda_task(files, "settle", p.dtype, p.index, macros, device)
+
+    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
+        p = served_scatter(w)
+        built, s = compiled(self.task(config, w, device)), self.sizes(w, p, config)
+        source, _ = moved(p)
+        parts = ("index", source, "entries", "runs", "common", "done", "fault", "state")
+        code, args = self.settle(p)
+        splits, settles = (s.split_blocks, 1, 1), (s.settle_blocks, 1, 1)
+        launches = [
+            *self.before(p, config),
+            Launch("split", "PPPPPPPP", splits, config.split_threads, s.split_bytes, parts),
+            Launch("settle", code, settles, config.settle_threads, s.settle_bytes, args, True),
+        ]
+        return IndexedExecutable(w, built, "settle", launches, Workspace(**s.workspace, state=4))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What kernels/scatter/buckets.cuh derives from its macros, by the same names.
+
+    Attributes:
+        carried: entries hold the elements' values.
+        slot_words: words of shared memory that a block has for each slot.
+        joined_bytes: of each slot of a bucket that several blocks settle, for each block beside the
+            first.
+    """
+
+    tiles: int
+    elements: int
+    chunk: int
+    buckets: int
+    slots: int
+    share: int
+    carried: bool
+    runs: int
+    slot_words: int
+    joined_bytes: int
+    split_bytes: int
+    settle_bytes: int
+
+    @property
+    def chunks(self) -> int:
+        return math.ceil(self.elements / self.chunk)
+
+    @property
+    def heavy(self) -> int:
+        return self.chunks * self.chunk // self.share
+
+    @property
+    def split_blocks(self) -> int:
+        return self.tiles * self.chunks
+
+    @property
+    def settle_blocks(self) -> int:
+        return self.tiles * (self.buckets + self.heavy)
+
+    @property
+    def workspace(self) -> dict[str, int]:
+        """Bytes of each part."""
+        heavy, entry_bytes = self.tiles * self.heavy, 8 if self.carried else 4
+        return {
+            "entries": entry_bytes * self.split_blocks * self.chunk,
+            "runs": 4 * self.split_blocks * self.buckets,
+            "common": self.joined_bytes * heavy * self.slots,
+            "done": 4 * heavy,
+        }
+
+
+def sizes(p: ScatterProblem, c: Any, carried: bool, slot_words: int, joined_bytes: int) -> Sizes:
+    chunk, slots = c.split_threads * c.items, c.width << c.shift
+    buckets = -(-p.places >> c.shift)
+    runs = math.ceil(math.ceil(p.length * c.width / chunk) / c.settle_threads)
+    return Sizes(
+        tiles=p.outer * math.ceil(p.inner / c.width),
+        elements=p.length * c.width,
+        chunk=chunk,
+        buckets=buckets,
+        slots=slots,
+        share=c.share * slots,
+        carried=carried,
+        runs=runs,
+        slot_words=slot_words,
+        joined_bytes=joined_bytes,
+        split_bytes=4 * (32 + (buckets + 2) // 2 * 2) + (8 if carried else 4) * chunk,
+        settle_bytes=4 * (slot_words * slots + 64 + 2 * (runs + 1) * c.settle_threads),
+    )
+
+
+def resident(s: Sizes, c: Any, device: DeviceSpec) -> int:
+    """Blocks of `settle` on an SM, with 48 registers for each thread."""
+    fit = device.shared_bytes_per_sm // (s.settle_bytes + 1024)
+    return max(1, min(fit, device.registers_per_sm // 48 // c.settle_threads))

@@ -1,0 +1,45 @@
+"""Elementwise sums of floats by buckets of neighbouring places, as sums of integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.device import DeviceSpec
+from tilewright.impls._buckets import Buckets, Sizes, sizes
+from tilewright.impls._integers import not_by_integers
+from tilewright.impls._scatter import ScatterProblem, scatter_problem
+from tilewright.impls.scatter_serial import ScatterSerial
+from tilewright.impls.scatter_tiled import ScatterTiled
+from tilewright.op import Workload
+
+MIN_ELEMENTS_UNTUNED = 2**21
+OTHERS = ScatterTiled(), ScatterSerial()
+"""What untuned is asked before."""
+
+
+class BucketSums(Buckets):
+    """For more places than fit in shared memory or stay in the L2 cache."""
+
+    name, op = "bucket_sums", ("scatter_add", "scatter_reduce")
+    files = ("integers.cuh", "bucket_sums.cu")
+    joined_from_zero = False
+
+    def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
+        return sizes(p, c, carried=True, slot_words=3, joined_bytes=16)
+
+    def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
+        p = scatter_problem(w)
+        if isinstance(p, ScatterProblem):
+            if not p.include:
+                return "the old element is no term"
+            if reason := not_by_integers(p.dtype, p.reduce, p.length):
+                return reason
+        return super().unsupported(w, device)
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        if w["index"].numel < MIN_ELEMENTS_UNTUNED or not super().suits(w, device):
+            return False
+        return not any(o.unsupported(w, device) is None and o.suits(w, device) for o in OTHERS)
+
+    def settle(self, p: ScatterProblem) -> tuple[str, tuple[float | str, ...]]:
+        return "PPPPPP", ("x", "out", "entries", "runs", "common", "done")

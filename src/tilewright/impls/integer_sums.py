@@ -1,0 +1,165 @@
+"""Sums of floats on a GPU as sums of integers, which atomic operations may add in any order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.device import DeviceSpec
+from tilewright.impls._elements import ElementProblem, element_problem, rows_as_elements
+from tilewright.impls._indexed import Launch, Step, Workspace
+from tilewright.impls._integers import MARK_BYTES, SUM_BYTES, not_by_integers, unit_bits
+from tilewright.impls._rows import RowProblem
+from tilewright.impls._rows_kernels import RowKernels
+from tilewright.impls.rows_bins import RowsBins
+from tilewright.impls.rows_serial import RowsSerial
+from tilewright.impls.scatter_serial import ScatterSerial
+from tilewright.impls.scatter_tiled import ScatterTiled
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+
+WORKSPACE_PER_ELEMENT, WORKSPACE_BESIDE = 48, 2**16
+"""Bytes for each element of src, and beside them."""
+PLACES_BY_NAME = 4
+"""In place, from so many places an element on only those that are named are looked at."""
+TERMS_FOR_TABLES = 16
+"""Of a place, from which on blocks have tables of their own untuned."""
+MOST_ELEMENTS_UNTUNED = 2**21
+MOST_TERMS_UNTUNED = 2**15
+"""Of a place, which may queue up."""
+OTHERS = ScatterTiled(), ScatterSerial(), RowsSerial(), RowsBins()
+"""What untuned is asked before."""
+
+
+class IntegerSums(RowKernels):
+    """For any indices, rows or separate elements, few enough to stay in the L2 cache.
+
+    Workspace: 12 bytes a place of an element; at most 48 for each element of src.
+    """
+
+    name = "integer_sums"
+    op = ("scatter_add", "scatter_reduce", "index_add", "embedding_backward")
+    files, entry = ("integers.cuh", "elements.cuh", "integer_sums.cu"), "add"
+
+    @dataclass(frozen=True)
+    class Config:
+        block_threads: int = param(128, 256, 512, 1024)
+        items: int = param(1, 2, 4)  # elements of a thread at once
+        private: bool = param(False, True)  # blocks add in shared memory first
+
+    def problem(self, w: Workload) -> ElementProblem | str:
+        of_rows = w.op == "embedding_backward" or (w.op == "index_add" and w["x"].rank > 1)
+        return rows_as_elements(w) if of_rows else element_problem(w)
+
+    def refused(self, p: RowProblem, w: Workload) -> str | None:
+        assert isinstance(p, ElementProblem)
+        if reason := not_by_integers(p.dtype, p.reduce, p.length):
+            return reason
+        allowed = WORKSPACE_PER_ELEMENT * p.count + WORKSPACE_BESIDE
+        if (taken := (MARK_BYTES + SUM_BYTES) * p.places) > allowed:
+            return f"{taken} bytes exceed {WORKSPACE_PER_ELEMENT} for each of {p.count} elements"
+        return None
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        p = self.served(w)
+        assert isinstance(p, ElementProblem)
+        for other in OTHERS:
+            if (
+                other.serves(w.op)
+                and other.unsupported(w, device) is None
+                and other.suits(w, device)
+            ):
+                return False
+        return p.count <= MOST_ELEMENTS_UNTUNED and p.length <= MOST_TERMS_UNTUNED
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
+        p = self.served(w)
+        assert isinstance(p, ElementProblem)
+
+        def fits(c: IntegerSums.Config) -> str | None:
+            if c.block_threads * c.items >= 2 * max(p.count, 128):
+                return f"{c.block_threads} threads of {c.items} are twice {p.count} elements"
+            if c.private and private_bytes(p) > device.shared_bytes_per_block:
+                return f"{p.places} places exceed {device.shared_bytes_per_block} bytes"
+            return None
+
+        return ConfigSpace(self.Config, constraint=fits)
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
+        p = self.served(w)
+        assert isinstance(p, ElementProblem)
+        resident = device.sms * device.threads_per_sm
+
+        def merit(c: IntegerSums.Config) -> tuple[float, ...]:
+            # Tables where each place has many elements; then all threads that run at once, with as
+            # many elements on the way as that leaves.
+            return (
+                c.private == (p.count >= TERMS_FOR_TABLES * p.places),
+                min(p.count / c.items, resident),
+                c.block_threads == (1024 if c.private else 256),
+                c.items,
+            )
+
+        return max(self.space(w, device), key=merit)
+
+    def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
+        assert isinstance(p, ElementProblem)
+        return {
+            **p.meaning,
+            "THREADS": c.block_threads,
+            "ITEMS": c.items,
+            "PRIVATE": c.private,
+            "BY_NAME": by_name(p),
+            **p.macros,
+        }
+
+    def launches(
+        self, w: Workload, p: RowProblem, c: Any, device: DeviceSpec
+    ) -> tuple[Sequence[Step], Workspace]:
+        assert isinstance(p, ElementProblem)
+        of_elements = (blocks_of(p, c, device), 1, 1)
+        resident = device.sms * device.threads_per_sm // c.block_threads
+        of_places = (min(math.ceil(p.places / c.block_threads), resident), 1, 1)
+        over = of_elements if by_name(p) else of_places
+        sizes, bits = (p.count, p.places), unit_bits(p.length)
+        rest = (p.skipped, "fault", *p.arguments)
+        code = "qP" + "".join("P" if isinstance(a, str) else "i" for a in p.arguments)
+        old = "x" if p.old else "out"
+        threads, of_block = c.block_threads, private_bytes(p) if c.private else 0
+        steps = [
+            Launch("clear", f"PPPii{code}", over, threads, 0,
+                   ("index", "marks", "integers", *sizes, *rest)),
+            Launch("bound", f"PPii{code}", of_elements, threads, of_block,
+                   ("index", "marks", *sizes, *rest), overlapping=True),
+            Launch("add", f"PPPiii{code}", of_elements, threads, of_block,
+                   ("index", "marks", "integers", *sizes, bits, *rest), overlapping=True),
+            Launch("finish", f"PPPPPiiid{code}", over, threads, 0,
+                   (old, "index", "out", "marks", "integers", *sizes, bits, p.alpha, *rest),
+                   overlapping=True),
+        ]  # fmt: skip
+        return steps, Workspace(marks=MARK_BYTES * p.places, integers=SUM_BYTES * p.places)
+
+
+def by_name(p: ElementProblem) -> bool:
+    return p.fill is None and p.places >= PLACES_BY_NAME * p.count
+
+
+def private_bytes(p: ElementProblem) -> int:
+    """Shared memory of a block that keeps all places."""
+    return (MARK_BYTES + SUM_BYTES) * p.places
+
+
+def tables(p: ElementProblem, c: IntegerSums.Config, device: DeviceSpec) -> int:
+    """Blocks that run at once, each with a table of all places and some elements."""
+    fit = device.shared_bytes_per_sm // (private_bytes(p) + 1024)
+    of_sm = max(1, min(fit, device.threads_per_sm // c.block_threads))
+    return max(1, min(device.sms * of_sm, math.ceil(p.count / (c.block_threads * c.items))))
+
+
+def blocks_of(p: ElementProblem, c: IntegerSums.Config, device: DeviceSpec) -> int:
+    """For the elements. A table of a block is worth as many elements as it has places."""
+    if not c.private:
+        return math.ceil(p.count / (c.block_threads * c.items))
+    return max(1, min(tables(p, c, device), p.count // p.places))

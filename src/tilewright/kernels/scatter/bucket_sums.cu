@@ -1,0 +1,87 @@
+// Elementwise sums by buckets (buckets.cuh): terms are added as integers (integers.cuh), in any order.
+//
+// A block goes over its list twice, for the marks of its slots and for their integers. Blocks that share
+// a bucket have units of their own: each leaves its sums, and the last adds these in the blocks' order.
+
+// Of each slot. Integers in two halves, since shared memory adds 32 bits at once.
+struct Sums { u32 *mark, *low, *high; };
+TW_DEVICE Sums sums_of(const Settling& m) { return {m.words, m.words + SLOTS, m.words + 2 * SLOTS}; }
+
+TW_DEVICE float value_of(Entry e) { return (float)widen(of_bits<T>((u32)(e >> 32))); }
+
+// Whether a warp's entries are all of one slot, as where an index repeats.
+TW_DEVICE bool all_of_one(u32 slot) {
+  int same;
+  __match_all_sync(FULL_WARP, slot, &same);
+  return same;
+}
+
+TW_DEVICE void look(const Settling& m, const Sums& sums, const List& list, const Entry* entries) {
+  take_all(m, list, entries, [&](const Entry (&e)[BATCH], const u32 (&from)[BATCH]) {
+    TW_UNROLL for (int q = 0; q < BATCH; ++q) {
+      const u32 slot = from[q] == NOWHERE ? NOWHERE : slot_of(e[q]);
+      u32 mark = slot == NOWHERE ? UNNAMED : mark_of(value_of(e[q]));
+      if (all_of_one(slot)) mark = of_first_lane(__reduce_max_sync(FULL_WARP, mark));
+      if (mark != UNNAMED) atomicMax(&sums.mark[slot], mark);
+    }
+  });
+}
+
+TW_DEVICE void add_up(const Settling& m, const Sums& sums, const List& list, const Entry* entries, u32 unit_bits) {
+  take_all(m, list, entries, [&](const Entry (&e)[BATCH], const u32 (&from)[BATCH]) {
+    TW_UNROLL for (int q = 0; q < BATCH; ++q) {
+      const u32 slot = from[q] == NOWHERE ? NOWHERE : slot_of(e[q]), mark = slot == NOWHERE ? UNNAMED : sums.mark[slot];
+      if (mark == NOT_FINITE) {
+        if (const u32 kind = kind_of(value_of(e[q]))) atomicOr(&sums.low[slot], kind);
+      }
+      u64 integer = adds(mark) ? integer_of(value_of(e[q]), mark, unit_bits) : 0;
+      if (all_of_one(slot)) integer = sum_of_warp(integer);
+      if (integer) add_shared(&sums.low[slot], &sums.high[slot], integer);
+    }
+  });
+}
+
+extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void settle(const T* old, T* out, const Entry* entries, const u32* runs, double* common, u32* done) {
+  const Settling m = settling();
+  const Sums sums = sums_of(m);
+  const u64 tile = blockIdx.x / (BUCKETS + HEAVY);
+  const u32 unit = blockIdx.x % (BUCKETS + HEAVY);
+  const Tile t = tile_at(tile);
+  for (u32 s = threadIdx.x; s < SLOT_WORDS * SLOTS; s += SETTLE_THREADS) m.words[s] = 0;
+  fetch_old(t, unit, old);
+  await_previous();
+  List list;
+  const Share mine = share_and_list(m, unit, runs + tile * CHUNKS * BUCKETS, list);
+  if (mine.bucket == NOWHERE) return;
+  const u32 unit_bits = 30 + __clz(list.total);  // entries are that many at most, of one slot or of many
+  look(m, sums, list, entries + tile * CHUNKS * CHUNK);
+  add_up(m, sums, list, entries + tile * CHUNKS * CHUNK, unit_bits);
+  const auto sum_at = [&](u32 s) { return sum_of((u64)sums.high[s] << 32 | sums.low[s], sums.mark[s], unit_bits); };
+  double* parts = common + tile * 2 * HEAVY * SLOTS;  // those of first blocks, then those of blocks beside
+  if (mine.parts > 1) {
+    double* here = parts + (u64)(mine.part ? HEAVY + mine.beside + mine.part - 1 : mine.heavy) * SLOTS;
+    for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) here[s] = sum_at(s);
+    if (!comes_last(m, done + tile * HEAVY + mine.heavy, mine)) return;
+  }
+  const u32 row = mine.bucket << SHIFT, size = min(1u << SHIFT, PLACES - row) * WIDTH;
+  for (u32 first = threadIdx.x; first < size; first += SETTLE_THREADS * BATCH) {
+    T now[BATCH];
+    TW_UNROLL for (int q = 0; q < BATCH; ++q) {
+      const u32 s = first + q * SETTLE_THREADS;
+      if (s < size && inside(t, s)) now[q] = old[address(t, s, row, PLACES)];
+    }
+    TW_UNROLL for (int q = 0; q < BATCH; ++q) {
+      const u32 s = first + q * SETTLE_THREADS;
+      if (s >= size || !inside(t, s)) continue;
+      double sum;
+      if (mine.parts > 1) {
+        sum = __ldcg(&parts[(u64)mine.heavy * SLOTS + s]);
+        for (u32 p = 1; p < mine.parts; ++p) sum += __ldcg(&parts[(u64)(HEAVY + mine.beside + p - 1) * SLOTS + s]);
+      } else {
+        if (IN_PLACE && sums.mark[s] == UNNAMED) continue;
+        sum = sum_at(s);
+      }
+      out[address(t, s, row, PLACES)] = Narrow<T>::of((float)((double)widen(now[q]) + sum));
+    }
+  }
+}

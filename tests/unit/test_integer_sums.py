@@ -1,0 +1,139 @@
+"""Sums of floats as sums of integers: every kind of value, and the same bits in any order."""
+
+import math
+
+import cuda_on_cpu
+import pytest
+import torch
+from cuda_on_cpu import DEVICE, OnCpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewright.compile import cxx, nvrtc
+from tilewright.impl import IMPLS
+from tilewright.impls._integers import MOST_TERMS, unit_bits
+from tilewright.op import Workload
+
+pytestmark = pytest.mark.skipif(
+    nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
+)
+PLACES, TERMS = 40, 3000
+TEXT = f"scatter_add(x=f32[{PLACES}], dim=0, index=i64[{TERMS}], src=f32[{TERMS}])"
+
+
+def kernels(text=TEXT):
+    """Every way to sum by integers, as calls on CPU tensors."""
+    w = Workload.parse(text)
+    sums, buckets = IMPLS["integer_sums"], IMPLS["bucket_sums"]
+    yield OnCpu(sums, sums.Config(block_threads=128, items=2, private=False), w)
+    yield OnCpu(sums, sums.Config(block_threads=256, items=4, private=True), w)
+    yield OnCpu(buckets, buckets.heuristic(w, DEVICE), w)
+
+
+def exact(x, index, src):
+    """By Python's exact sums."""
+    terms = [[float(v)] for v in x]
+    for i, v in zip(index.tolist(), src.tolist(), strict=True):
+        terms[i].append(v)
+    return torch.tensor([math.fsum(t) for t in terms], dtype=torch.float64)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.integers(-140, 30), st.integers(0, 90), st.integers(0, 2**32))
+def test_sums_of_any_range_of_exponents_are_nearly_exact(least, spread, seed):
+    random = torch.Generator().manual_seed(seed)
+    index = torch.randint(PLACES, (TERMS,), generator=random)
+    exponent = torch.randint(least, least + spread + 1, (TERMS,), generator=random)
+    src = torch.ldexp(torch.randn(TERMS, generator=random), exponent)
+    x = torch.zeros(PLACES)
+    largest = torch.zeros(PLACES).scatter_reduce(0, index, src.abs(), "amax").double()
+    for run in kernels():
+        found, expected = run(x, index, src), exact(x, index, src)
+        off = (found.double() - expected).abs()
+        rounding = expected.abs() * 2.0**-24 + 2.0**-150
+        assert (off <= rounding + largest * 2.0**-30).all()
+
+
+def test_any_order_has_the_same_bits():
+    index, src = torch.randint(PLACES, (TERMS,)), torch.randn(TERMS) * 1e3
+    x, order = torch.randn(PLACES), torch.randperm(TERMS)
+    for run in kernels():
+        assert torch.equal(run(x, index, src), run(x, index[order], src[order]))
+
+
+def test_a_large_term_and_its_opposite_leave_small_ones():
+    src = torch.full((TERMS,), 2.0**-10)
+    src[0], src[-1] = 2.0**16, -(2.0**16)
+    index = torch.zeros(TERMS, dtype=torch.int64)
+    for run in kernels():
+        found = run(torch.zeros(PLACES), index, src)
+        assert found[0] == (TERMS - 2) * 2.0**-10
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("old", "terms"),
+    [
+        (0.0, [1.0, INF]), (0.0, [-INF, 2.0]), (0.0, [INF, -INF]), (0.0, [NAN, 1.0]),
+        (INF, [-INF]), (INF, [1.0]), (NAN, [1.0]), (1.0, [3e38, 3e38]), (1.0, [3e38, 3e38, -3e38]),
+        (0.0, [1e-45, 1e-45]), (-1e-45, [1e-45]), (5.0, [1e-45, -0.0]),
+    ],
+)  # fmt: skip
+def test_what_is_not_finite_or_barely_a_number(old, terms):
+    x, src, index = torch.full((PLACES,), old), torch.zeros(TERMS), torch.full((TERMS,), 7)
+    index[: len(terms)], src[: len(terms)] = 3, torch.tensor(terms)
+    expected = torch.tensor([old, *terms]).double().sum()
+    for run in kernels():
+        found = run(x, index, src)
+        torch.testing.assert_close(found[3], expected.float(), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(found[4], x[4], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("old", [0.0, -0.0])
+@pytest.mark.parametrize("new", [[0.0], [-0.0], [-0.0, 0.0], [1.0, -1.0]])
+def test_zeros_have_the_signs_of_pytorchs(old, new):
+    x, index = torch.full((PLACES,), old), torch.arange(TERMS) % 5
+    src = torch.tensor(new * (TERMS // len(new)))
+    src = src.reshape(-1, len(new)).repeat_interleave(5, 0)[:TERMS].flatten()[:TERMS]
+    expected = torch.scatter_add(x, 0, index, src)
+    for run in kernels():
+        found = run(x, index, src)
+        assert torch.equal(found, expected)
+        assert torch.equal(found.signbit(), expected.signbit())
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3, 2**10, MOST_TERMS - 1, MOST_TERMS])
+def test_no_sum_exceeds_64_bits(terms):
+    assert terms * 2 ** unit_bits(terms) < 2**63
+    assert terms * 2.0 ** -(unit_bits(terms) + 1) <= 2.0**-22
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("scatter_add(x=f64[40], dim=0, index=i64[900], src=f64[900])", "f64 is none of"),
+        ("scatter_add(x=i64[40], dim=0, index=i64[900], src=i64[900])", "i64 is none of"),
+        ("scatter_add(x=f32[40], dim=0, index=i64[2000000], src=f32[2000000])", "would lose bits"),
+        ("scatter_reduce(x=f32[40], dim=0, index=i64[9], src=f32[9], reduce=amax)", "is no sum"),
+    ],
+)
+def test_what_integers_cannot_sum_is_refused(text, why):
+    w = Workload.parse(text)
+    for name in ("integer_sums", "bucket_sums"):
+        assert why in IMPLS[name].unsupported(w, DEVICE)
+
+
+def test_a_table_far_larger_than_what_is_added_is_refused():
+    w = Workload.parse("index_add(x=f32[90000,64], dim=0, index=i64[9], source=f32[9,64])")
+    assert "exceed 48 for each of 576 elements" in IMPLS["integer_sums"].unsupported(w, DEVICE)
+
+
+def test_an_index_out_of_range_is_left_out_and_told():
+    x, src = torch.zeros(PLACES), torch.ones(TERMS)
+    index = torch.zeros(TERMS, dtype=torch.int64)
+    index[5], index[6] = PLACES, -1
+    for run in kernels():
+        assert run(x, index, src)[0] == TERMS - 2
+        assert cuda_on_cpu.fault_reported()
