@@ -46,6 +46,7 @@ static inline float __fdividef(float a, float b) { return a / b; }
 static inline double __dmul_rn(double a, double b) { volatile double product = a * b; return product; }
 static inline unsigned __float_as_uint(float x) { return cast_bits<unsigned>(x); }
 static inline long long __double2ll_rn(double x) { return std::llrint(x); }
+static inline long long __double_as_longlong(double x) { return cast_bits<long long>(x); }
 static inline double __longlong_as_double(long long x) { return cast_bits<double>(x); }
 
 static float half_value(uint16_t bits, bool brain) {

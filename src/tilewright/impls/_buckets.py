@@ -41,6 +41,8 @@ class Buckets(Implementation):
 
     backend = "cuda"
     files: ClassVar[tuple[str, ...]]
+    settle_registers: ClassVar[int] = 48
+    """Of a thread, that blocks of `settle` are counted on."""
     joined_from_zero: ClassVar[bool] = True
     """Whether what blocks join of a bucket has to begin as zeros."""
 
@@ -128,7 +130,7 @@ class Buckets(Implementation):
         # are near a sector; then buckets of 8192 slots and chunks of 4096 elements: H200, 1e6
         # places 21.6 us, 100000 x 256 368 us, 1e8 2145 us (torch 25.9, 1468, 6345; 2026-11-21).
         s = self.sizes(w, p, c)
-        alone = s.tiles * s.buckets <= 2 * device.sms or resident(s, c, device) == 1
+        alone = s.tiles * s.buckets <= 2 * device.sms or self.resident(s, c, device) == 1
         threads = 1024 if alone and s.slots >= 8192 else 512
         return (
             min(s.split_blocks, s.settle_blocks, 0.7 * device.sms),
@@ -141,6 +143,12 @@ class Buckets(Implementation):
             -abs(c.split_threads - 512),
             -c.share,
         )
+
+    def resident(self, s: Sizes, c: Any, device: DeviceSpec) -> int:
+        """Blocks of `settle` on an SM."""
+        fit = device.shared_bytes_per_sm // (s.settle_bytes + 1024)
+        threads = device.registers_per_sm // self.settle_registers
+        return max(1, min(fit, threads // c.settle_threads))
 
     def compile_key(self, config: Any, w: Workload) -> str:
         return f"{config} {scatter_problem(w)}"
@@ -156,7 +164,7 @@ class Buckets(Implementation):
             "SPLIT_THREADS": config.split_threads,
             "ITEMS": config.items,
             "SETTLE_THREADS": config.settle_threads,
-            "SETTLE_BLOCKS": resident(s, config, device),
+            "SETTLE_BLOCKS": self.resident(s, config, device),
             "SHARE": s.share,
             "CARRIED": s.carried,
             "SLOT_WORDS": s.slot_words,
@@ -252,9 +260,3 @@ def sizes(p: ScatterProblem, c: Any, carried: bool, slot_words: int, joined_byte
         split_bytes=4 * (32 + (buckets + 2) // 2 * 2) + (8 if carried else 4) * chunk,
         settle_bytes=4 * (slot_words * slots + 64 + 2 * (runs + 1) * c.settle_threads),
     )
-
-
-def resident(s: Sizes, c: Any, device: DeviceSpec) -> int:
-    """Blocks of `settle` on an SM, with 48 registers for each thread."""
-    fit = device.shared_bytes_per_sm // (s.settle_bytes + 1024)
-    return max(1, min(fit, device.registers_per_sm // 48 // c.settle_threads))

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.impls._buckets import Buckets, Sizes, sizes
-from tilewright.impls._integers import not_by_integers
+from tilewright.impls._integers import MOST_TERMS, not_by_integers
 from tilewright.impls._scatter import ScatterProblem, scatter_problem
 from tilewright.impls.scatter_serial import ScatterSerial
 from tilewright.impls.scatter_tiled import ScatterTiled
@@ -22,7 +22,7 @@ class BucketSums(Buckets):
 
     name, op = "bucket_sums", ("scatter_add", "scatter_reduce")
     files = ("integers.cuh", "bucket_sums.cu")
-    joined_from_zero = False
+    settle_registers, joined_from_zero = 64, False
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
         return sizes(p, c, carried=True, slot_words=3, joined_bytes=16)
@@ -32,7 +32,8 @@ class BucketSums(Buckets):
         if isinstance(p, ScatterProblem):
             if not p.include:
                 return "the old element is no term"
-            if reason := not_by_integers(p.dtype, p.reduce, p.length):
+            terms = 1 if p.dtype == "f32" else p.length  # more take rounds, after each of which
+            if reason := not_by_integers(p.dtype, p.reduce, terms):  # a result is rounded
                 return reason
         return super().unsupported(w, device)
 
@@ -40,6 +41,9 @@ class BucketSums(Buckets):
         if w["index"].numel < MIN_ELEMENTS_UNTUNED or not super().suits(w, device):
             return False
         return not any(o.unsupported(w, device) is None and o.suits(w, device) for o in OTHERS)
+
+    def more_macros(self, c: Any) -> dict[str, int | str]:
+        return {**super().more_macros(c), "TERMS": MOST_TERMS}
 
     def settle(self, p: ScatterProblem) -> tuple[str, tuple[float | str, ...]]:
         return "PPPPPP", ("x", "out", "entries", "runs", "common", "done")

@@ -18,6 +18,7 @@ from tilewright.impls._indexed import (
     cuda_task,
     sum_bytes,
 )
+from tilewright.impls._integers import not_by_integers
 from tilewright.impls._scatter import (
     OPERATORS,
     ScatterProblem,
@@ -33,10 +34,16 @@ from tilewright.space import ConfigSpace, param
 MAX_HELD = 16
 MOST_PLACES_AN_INDEX = 8
 """Of a sum untuned: a tile moves all of its places."""
-POSITION_US, SORT_US, SORTED_ELEMENT_US = 0.07, 35.0, 7e-5
-"""What a sum goes by untuned: a thread takes the positions of a column in turn; scatter_sorted
-takes a while for its launches, and then a little for each element (H200, commit 6850789: 3000
-positions 224 us and 40 us, 25.6 million elements 1780 us)."""
+LONG_COLUMN = 512
+"""Positions from which on a sum's tiles are of too few columns to stream."""
+POSITION_US, ELEMENT_US, ELEMENT_OF_LONG_COLUMN_US = 0.07, 0.9e-5, 2.5e-5
+"""What a sum takes untuned: a thread takes the positions of a column in turn, and all tiles move
+their elements (H200, commit 4ad1c76: 5000 positions 361 us; 12.5 million elements 114 us in columns
+of 256, 311 us in columns of 1000)."""
+OTHERS_US, OTHERS_ELEMENT_US = 10.0, 1.8e-5
+SORT_US, SORTED_ELEMENT_US = 35.0, 7e-5
+"""What others take: integer_sums and bucket_sums of floats, scatter_sorted of the rest (4ad1c76:
+3000 positions 10 us and 40 us, 25.6 million elements 470 us and 1700 us)."""
 
 
 def max_held(device: DeviceSpec) -> int:
@@ -74,7 +81,13 @@ class ScatterTiled(Implementation):
             return True
         if w.main.numel > MOST_PLACES_AN_INDEX * moved:
             return False
-        return p.length * POSITION_US <= SORT_US + moved * SORTED_ELEMENT_US
+        tiled = max(
+            p.length * POSITION_US,
+            moved * (ELEMENT_US if p.length <= LONG_COLUMN else ELEMENT_OF_LONG_COLUMN_US),
+        )
+        if not_by_integers(p.dtype, p.reduce, p.length) is None:
+            return tiled <= OTHERS_US + moved * OTHERS_ELEMENT_US
+        return tiled <= SORT_US + moved * SORTED_ELEMENT_US
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_scatter(w)
