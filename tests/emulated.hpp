@@ -11,7 +11,6 @@
 using std::fmax;
 using std::fmin;
 
-static unsigned __float_as_uint(float f) { return cast_bits<unsigned>(f); }
 static float rsqrtf(float x) { return 1 / sqrtf(x); }
 static double rsqrt(double x) { return 1 / sqrt(x); }
 static unsigned long __cvta_generic_to_shared(const void* p) { return (unsigned long)p; }

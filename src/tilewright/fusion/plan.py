@@ -62,6 +62,23 @@ class Plan:
     row: tuple[int, ...]
 
     @property
+    def slots(self) -> dict[int, int]:
+        """Where each carried value is kept: in the place of one of its dtype that no later sweep
+        reads, if there is one, so that a sweep overwrites what it has just read."""
+        slots: dict[int, int] = {}
+        free: list[int] = []
+        for phase in self.phases:
+            gone = sorted(phase.carried_in - phase.carried_out, reverse=True)
+            free += [i for i in gone if i not in free]
+            for i in sorted(phase.carried_out - phase.carried_in):
+                dtype = self.graph.nodes[i].dtype
+                old = next((j for j in free if self.graph.nodes[j].dtype == dtype), None)
+                if old is not None:
+                    free.remove(old)
+                slots[i] = i if old is None else slots[old]
+        return slots
+
+    @property
     def kept(self) -> tuple[int, ...]:
         """The axes that number the rows."""
         return tuple(a for a in range(len(self.graph.space)) if a not in self.row)

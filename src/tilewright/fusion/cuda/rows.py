@@ -196,6 +196,8 @@ class RowKernel(Moments, Residents):
             if s.storage == "registers":
                 kind = self.vector_type(i)
                 self.line(f"{kind} keep{i}[{s.rows_per_thread}][{self.turns}];")
+            elif (slot := self.plan.slots[i]) != i:
+                self.line(f"auto* const keep{i} = keep{slot};")
             else:
                 self.in_shared(f"keep{i}", i, self.turns * s.block_threads)
 

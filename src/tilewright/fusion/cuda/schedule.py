@@ -261,10 +261,9 @@ class Footprint:
 
     @remembered
     def carried(self, moments: str) -> list[str]:
-        """Dtypes of what a sweep keeps for later ones."""
+        """Dtypes of the slots in which sweeps keep something for later ones."""
         plan = plan_rows(self.graph, moments)
-        kept = frozenset[int]().union(*(phase.carried_out for phase in plan.phases))
-        return [plan.graph.nodes[i].dtype for i in kept]
+        return [plan.graph.nodes[i].dtype for i in sorted({*plan.slots.values()})]
 
     @functools.cached_property
     def keeps_costly_steps(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -98,6 +99,10 @@ def _of_warps(
     c = RowSchedule(vector, device.warp, ROWS_OF_WARPS, 1, "registers", "two_pass", 1, 1)
     for keeps in dict.fromkeys((False, footprint.keeps_costly_steps)):
         yield from _filling(c, keeps, space, footprint, device)
+    # In shared memory an SM has most rows at once: all of them in one wave, if they fit.
+    c = replace(c, rows_per_block=max(space.values["rows_per_block"]), storage="shared")
+    filled = (replace(c, min_blocks=n) for n in reversed(space.values["min_blocks"]))
+    yield from itertools.islice((c for c in filled if c in space), 1)
 
 
 def _filling(
