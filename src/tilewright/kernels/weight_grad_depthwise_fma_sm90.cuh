@@ -124,20 +124,19 @@ struct Sums {
 };
 
 // The products of `count` columns: rows of x from the first one on, and the line from KEPT - 1 columns before. The
-// bias's sums are those of the columns, and of the ones before where they are `leading`; they are made apart first,
-// since a long sum of its own terms is rounded at each.
+// bias's sums are those of the columns, and of the ones before where they are `leading`.
 TW_DEVICE void multiply_columns(Sums& sums, u32 line, u32 (&rows)[OWN_ROWS], int count, const Role& role, bool leading) {
   const bool with_bias = WITH_BIAS && role.part == 0;
-  float kept[KEPT][CHANNELS], apart[CHANNELS] = {};  // output m at m modulo KEPT; the bias's sums
+  float kept[KEPT][CHANNELS];  // output m at m modulo KEPT
   TW_UNROLL for (int j = 1; j < KEPT; ++j) {
     load(kept[KEPT - j], line + (KEPT - 1 - j) * PIXEL_BYTES);
     if (with_bias && leading)
-      TW_UNROLL for (int c = 0; c < CHANNELS; ++c) apart[c] += kept[KEPT - j][c];
+      TW_UNROLL for (int c = 0; c < CHANNELS; ++c) sums.bias[c] += kept[KEPT - j][c];
   }
   const auto multiply_one = [&](int i) {  // `i`: the column modulo KEPT
     load(kept[i], line + (i + KEPT - 1) * PIXEL_BYTES);
     if (with_bias)
-      TW_UNROLL for (int c = 0; c < CHANNELS; ++c) apart[c] += kept[i][c];
+      TW_UNROLL for (int c = 0; c < CHANNELS; ++c) sums.bias[c] += kept[i][c];
     TW_UNROLL for (int r = 0; r < OWN_ROWS; ++r) {
       if (r >= R - (PARTS - 1) * OWN_ROWS && role.part == PARTS - 1) break;
       TW_UNROLL for (int e = 0; e < STRIDE_W; ++e) {
@@ -160,8 +159,6 @@ TW_DEVICE void multiply_columns(Sums& sums, u32 line, u32 (&rows)[OWN_ROWS], int
       if (i >= count) break;
       multiply_one(i);
     }
-  if (with_bias)
-    TW_UNROLL for (int c = 0; c < CHANNELS; ++c) sums.bias[c] += apart[c];
 }
 
 TW_DEVICE void produce(const Operands& from, u32 shared, const Problem& b) {
@@ -231,7 +228,12 @@ TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char
   __syncthreads();
   TW_UNROLL for (int c = 0; c < CHANNELS; ++c) shared[c * THREADS + threadIdx.x] = sums.bias[c];
   __syncthreads();
-  for (int i = threadIdx.x; i < FEATURES; i += THREADS) to[place_of_sum(i * COUNT + R * S)] = add(i, 0, 0);
+  for (int i = threadIdx.x; i < FEATURES; i += THREADS) {
+    const float* from = shared + i % CHANNELS * THREADS + i / CHANNELS;
+    float sum = from[0], rest = 0.0f;
+    for (int j = 1; j < LINES_TOGETHER * SHARES; ++j) add_exactly(sum, rest, from[j * ACROSS]);
+    to[place_of_sum(i * COUNT + R * S)] = joined(sum, rest);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
