@@ -10,9 +10,17 @@ from typing import Any
 from tilewright.device import DeviceSpec
 from tilewright.impls._elements import ElementProblem, element_problem, rows_as_elements
 from tilewright.impls._indexed import Launch, Step, Workspace
-from tilewright.impls._integers import MARK_BYTES, SUM_BYTES, not_by_integers, unit_bits
-from tilewright.impls._rows import RowProblem
+from tilewright.impls._integers import (
+    MARK_BYTES,
+    SUM_BYTES,
+    not_by_integers,
+    table_bytes,
+    takes_tables,
+    unit_bits,
+)
+from tilewright.impls._rows import RowProblem, row_problem
 from tilewright.impls._rows_kernels import RowKernels
+from tilewright.impls.bucket_sums import BucketSums
 from tilewright.impls.rows_bins import RowsBins
 from tilewright.impls.rows_serial import RowsSerial
 from tilewright.impls.scatter_serial import ScatterSerial
@@ -24,12 +32,12 @@ WORKSPACE_PER_ELEMENT, WORKSPACE_BESIDE = 48, 2**16
 """Bytes for each element of src, and beside them."""
 PLACES_BY_NAME = 4
 """In place, from so many places an element on only those that are named are looked at."""
-TERMS_FOR_TABLES = 16
-"""Of a place, from which on blocks have tables of their own untuned."""
 MOST_ELEMENTS_UNTUNED = 2**21
+"""Of rows, or without tables of blocks: H200, commit 693d132, 64 us for four million, rows_sorted
+33 us."""
 MOST_TERMS_UNTUNED = 2**15
 """Of a place, which may queue up."""
-OTHERS = ScatterTiled(), ScatterSerial(), RowsSerial(), RowsBins()
+OTHERS = ScatterTiled(), ScatterSerial(), BucketSums(), RowsSerial(), RowsBins()
 """What untuned is asked before."""
 
 
@@ -72,6 +80,10 @@ class IntegerSums(RowKernels):
                 and other.suits(w, device)
             ):
                 return False
+        rows = row_problem(w)
+        separate = isinstance(rows, str) or rows.columns == 1
+        if separate and takes_tables(p.count, p.places, device):
+            return True
         return p.count <= MOST_ELEMENTS_UNTUNED and p.length <= MOST_TERMS_UNTUNED
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
@@ -81,7 +93,7 @@ class IntegerSums(RowKernels):
         def fits(c: IntegerSums.Config) -> str | None:
             if c.block_threads * c.items >= 2 * max(p.count, 128):
                 return f"{c.block_threads} threads of {c.items} are twice {p.count} elements"
-            if c.private and private_bytes(p) > device.shared_bytes_per_block:
+            if c.private and table_bytes(p.places) > device.shared_bytes_per_block:
                 return f"{p.places} places exceed {device.shared_bytes_per_block} bytes"
             return None
 
@@ -96,7 +108,7 @@ class IntegerSums(RowKernels):
             # Tables where each place has many elements; then all threads that run at once, with as
             # many elements on the way as that leaves.
             return (
-                c.private == (p.count >= TERMS_FOR_TABLES * p.places),
+                c.private == takes_tables(p.count, p.places, device),
                 min(p.count / c.items, resident),
                 c.block_threads == (1024 if c.private else 256),
                 c.items,
@@ -127,7 +139,7 @@ class IntegerSums(RowKernels):
         rest = (p.skipped, "fault", *p.arguments)
         code = "qP" + "".join("P" if isinstance(a, str) else "i" for a in p.arguments)
         old = "x" if p.old else "out"
-        threads, of_block = c.block_threads, private_bytes(p) if c.private else 0
+        threads, of_block = c.block_threads, table_bytes(p.places) if c.private else 0
         steps = [
             Launch("clear", f"PPPii{code}", over, threads, 0,
                    ("index", "marks", "integers", *sizes, *rest)),
@@ -146,14 +158,9 @@ def by_name(p: ElementProblem) -> bool:
     return p.fill is None and p.places >= PLACES_BY_NAME * p.count
 
 
-def private_bytes(p: ElementProblem) -> int:
-    """Shared memory of a block that keeps all places."""
-    return (MARK_BYTES + SUM_BYTES) * p.places
-
-
 def tables(p: ElementProblem, c: IntegerSums.Config, device: DeviceSpec) -> int:
     """Blocks that run at once, each with a table of all places and some elements."""
-    fit = device.shared_bytes_per_sm // (private_bytes(p) + 1024)
+    fit = device.shared_bytes_per_sm // (table_bytes(p.places) + 1024)
     of_sm = max(1, min(fit, device.threads_per_sm // c.block_threads))
     return max(1, min(device.sms * of_sm, math.ceil(p.count / (c.block_threads * c.items))))
 
