@@ -333,13 +333,20 @@ class Op:
             bound[name] = value
         return {n: bound[n] for n in names if n in bound}
 
+    def _spec_of(self, name: str, value: torch.Tensor) -> TensorSpec:
+        if value.dtype not in DTYPE_NAMES:
+            places = self.indexed is not None and name == "index"
+            wanted = "i64 or i32; convert it: index.long()" if places else f"one of {list(DTYPES)}"
+            raise InvalidArgument(f"{self.name}: {name} is {value.dtype}, expected {wanted}")
+        return TensorSpec.of(value)
+
     def workload_of(self, /, *args: Any, **kwargs: Any) -> tuple[Workload, list[torch.Tensor]]:
         """The workload of a call with real tensors, and those tensors in order."""
         tensors, given = [], {}
         for name, value in self.bind(args, kwargs).items():
             if isinstance(value, torch.Tensor):
                 tensors.append(value)
-                value = TensorSpec.of(value)
+                value = self._spec_of(name, value)
             elif isinstance(value, Real) and not isinstance(value, (int, float)):  # of numpy
                 value = int(value) if isinstance(value, Integral) else float(value)
             if isinstance(value, torch.dtype):

@@ -13,7 +13,7 @@ from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.fuse import fuse
 from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.rows import RowKernel
-from tilewright.fusion.cuda.schedule import RowSchedule
+from tilewright.fusion.cuda.schedule import Footprint, RowSchedule
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
@@ -321,3 +321,27 @@ def test_what_follows_from_sums_over_rows_is_computed_once_blocks_have_met():
         assert verdict.message == ""
     finally:
         OPS.remove("sums_over_rows")
+
+
+def mean_then_variance(x):
+    s = x.mean(1, keepdim=True)
+    return (x + s) * (x * s).var(1, keepdim=True, correction=0)
+
+
+def greatest_then_variance(x):
+    s = x.amax(1, keepdim=True)
+    return (x + s) * (x * s).var(1, keepdim=True, correction=0)
+
+
+@pytest.mark.parametrize("moments", ["two_pass", "merge"])
+@pytest.mark.parametrize("function", [mean_then_variance, greatest_then_variance])
+def test_a_sweep_overwrites_nothing_that_moments_read_once_more(function, moments):
+    if function.__name__ not in OPS:
+        fuse(function)
+    check(f"{function.__name__}(x=f32[3,500])", RowSchedule(4, 64, 2, 1, "shared", moments, 1, 1))
+
+
+def test_softmax_in_shared_memory_takes_one_row_of_it():
+    text, config = "softmax(x=f32[5,768])", RowSchedule(4, 32, 4, 1, "shared", "two_pass", 1, 1)
+    check(text, config)
+    assert Footprint(graph_of(Workload.parse(text))).shared_bytes(config) == 4 * 768 * 4

@@ -12,6 +12,7 @@ from torch import Tensor
 from tilewright.errors import IndexOutOfRange
 from tilewright.op import Op, Workload
 from tilewright.ops._indexing import told_once
+from tilewright.settings import settings
 
 _POSITIONS = (torch.int32, torch.int64)
 
@@ -33,19 +34,22 @@ def in_range_first(w: Workload, run: Callable[..., Any]) -> Callable[..., Any]:
 
 def look_first(op: Op, bound: Mapping[str, Any]) -> None:
     """The same for a call that PyTorch answers on a CPU, where its kernel would write before it
-    raises, or not raise.
+    raises, or not raise; and on a GPU if indices are to be checked.
 
     Raises:
         IndexOutOfRange: nothing was written.
     """
     assert op.indexed is not None
     index, x, dim = (bound.get(name) for name in ("index", "x", "dim"))
-    if not isinstance(index, Tensor) or index.is_cuda or index.dtype not in _POSITIONS:
+    if not isinstance(index, Tensor) or index.dtype not in _POSITIONS:
         return  # what is wrong, PyTorch will say
-    if op.form_of is not None and isinstance(x, Tensor) and isinstance(dim, int):
+    if index.is_cuda and not settings().check_indices:
+        return
+    late = op.form_of is not None or index.is_cuda
+    if late and isinstance(x, Tensor) and isinstance(dim, int):
         if not x.dim() or -x.dim() <= dim < x.dim():
             _refuse_out_of_range(op.name, index, x.shape[dim] if x.dim() else 1)
-    elif op.indexed.unchecked:
+    elif op.indexed.unchecked or (index.is_cuda and "num_weights" in bound):
         _refuse_out_of_range(op.name, index, bound["num_weights"])
 
 

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from tilewright.compile.cache import cached
 from tilewright.dispatch import selection
+from tilewright.dispatch.copies import of_copies
 from tilewright.dispatch.deterministic import VendorOrOurs, races
 from tilewright.dispatch.dumps import dump_built
 from tilewright.dispatch.index_ranges import in_range_first
@@ -197,7 +199,8 @@ def _runnable(
         if too_many and asked:
             _warn_of_compilations(w, device)
         elif too_many:
-            choice = selection.of_any_shape(w, device) or choice
+            other = selection.of_any_shape(choice.copied or w, device)
+            choice = replace(other, copied=choice.copied) if other else choice
         if waits or (too_many and asked):
             if len(state.calls) >= MAX_KEYS:
                 state.calls.clear()
@@ -223,11 +226,14 @@ def _runnable(
 def _compiles(w: Workload, device: torch.device, choice: Choice) -> bool:
     """Whether building the choice runs a compiler: one binary serves many numbers of rows."""
     spec, implementation = selection.device_spec_of(device), IMPLS[choice.implementation]
-    task = implementation.task(choice.config, w, spec)
+    task = implementation.task(choice.config, choice.copied or w, spec)
     return task is not None and cached(task) is None
 
 
 def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
+    if choice.copied is not None:
+        run = _build(choice.copied, device, replace(choice, copied=None))
+        return of_copies(w, choice.copied, run)
     spec, implementation = selection.device_spec_of(device), IMPLS[choice.implementation]
     if settings().show:
         dump_built(implementation, choice.config, w, spec)

@@ -6,7 +6,8 @@
 4. the heuristic of an implementation that the records show to win for this operator;
 5. a generated kernel, for what tw.fuse was asked to fuse;
 6. what keeps a promise that PyTorch's own kernels do not keep on a GPU where an index repeats:
-   which of several writes wins, and the same bits of a sum in every run;
+   which of several writes wins, and the same bits of a sum in every run; if it must, of
+   contiguous copies;
 7. aten. Without evidence the vendor runs.
 
 Nothing is measured here, and the store is read once.
@@ -52,12 +53,14 @@ class Choice:
     Attributes:
         source: "explicit", "record", "nearest", "heuristic", "asked", "ordered" or "default".
         reason: one line for people.
+        copied: what it runs in place of the workload: the same on contiguous copies of tensors.
     """
 
     implementation: str
     config: Any
     source: str
     reason: str
+    copied: Workload | None = None
 
 
 VENDOR_WITHOUT_EVIDENCE = Choice(
@@ -140,6 +143,7 @@ def choose(w: Workload, device: torch.device | str, forced: Forced | None = None
         or _by_heuristic(w, spec, records)
         or _asked_for(w, spec)
         or _ordered(w, device, spec)
+        or _of_copies(w, device, spec)
         or unbuilt(w, device)
     )
 
@@ -171,6 +175,28 @@ def _ordered(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | No
     else:
         reason = "the same bits in every run, which aten's atomic sums have not"
     return _untuned(w, spec, "ordered", reason)
+
+
+def _of_copies(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
+    """What keeps the promise once tensors are contiguous: all but the index, which may be expanded
+    and then takes little memory as it is, or that, too."""
+    if not w.operator.promises_more(w.main.dtype, device.type):
+        return None
+    if any(i.stands_in for i in implementations(w)):
+        return None
+    for kept in (("index",), ()):
+        copied = contiguous(w, kept)
+        if copied != w and (choice := _ordered(copied, device, spec)) is not None:
+            reason = f"{choice.reason}; of contiguous copies"
+            return replace(choice, reason=reason, copied=copied)
+    return None
+
+
+def contiguous(w: Workload, kept: Iterable[str] = ()) -> Workload:
+    """The workload with contiguous tensors in place of others, but for those that are kept."""
+    strided = {n: s for n, s in w.tensors.items() if s.strides is not None and n not in kept}
+    given = {**dict(w.args), **{n: TensorSpec(s.dtype, s.shape) for n, s in strided.items()}}
+    return w.operator.workload(flags=w.flags, **given)
 
 
 def _untuned(

@@ -64,18 +64,21 @@ class Plan:
     @property
     def slots(self) -> dict[int, int]:
         """Where each carried value is kept: in the place of one of its dtype that no later sweep
-        reads, if there is one, so that a sweep overwrites what it has just read."""
+        reads, if there is one, so that a sweep overwrites what it has just read. One that finds
+        moments goes over what it has read once more, and overwrites nothing."""
         slots: dict[int, int] = {}
         free: list[int] = []
         for phase in self.phases:
             gone = sorted(phase.carried_in - phase.carried_out, reverse=True)
-            free += [i for i in gone if i not in free]
+            reads_again = any(self.graph.nodes[i].op in ("m2", "sum_exp") for i in phase.reductions)
+            free += [] if reads_again else gone
             for i in sorted(phase.carried_out - phase.carried_in):
                 dtype = self.graph.nodes[i].dtype
                 old = next((j for j in free if self.graph.nodes[j].dtype == dtype), None)
                 if old is not None:
                     free.remove(old)
                 slots[i] = i if old is None else slots[old]
+            free += gone if reads_again else []
         return slots
 
     @property

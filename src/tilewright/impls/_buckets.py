@@ -26,6 +26,9 @@ from tilewright.space import ConfigSpace, param
 MAX_GRID = 2**31 - 1
 RUNS_OF_THREAD = 8
 MIN_TILE = 8192
+MIN_ELEMENTS = 2**17
+"""Of a sum untuned: H200, commit 693d132, integer_sums takes 10.3 us for 12000 elements and 44 us
+for a million, bucket_sums 11.2 us and 26 us."""
 WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 24, 2**16
 """Bytes: tiles that are much smaller than a chunk, or chunks than the buckets, would take more."""
 MAX_POSITION = 2**16

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._buckets import Buckets, Sizes, sizes
+from tilewright.impls._buckets import MIN_ELEMENTS, Buckets, Sizes, sizes
 from tilewright.impls._integers import MOST_TERMS, not_by_integers, takes_tables
 from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
 from tilewright.impls.scatter_serial import ScatterSerial
 from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
 
-MIN_ELEMENTS_UNTUNED = 2**17
-"""H200, commit 693d132: integer_sums takes 10.3 us for 12000 elements and 44 us for a million, this
-11.2 us and 26 us; but where 150 terms share a place, 36 us for 1.2 million, this 45 us untuned."""
 OTHERS = ScatterTiled(), ScatterSerial()
 """What untuned is asked before."""
 
@@ -34,8 +31,7 @@ class BucketSums(Buckets):
         if isinstance(p, ScatterProblem):
             if not p.include:
                 return "the old element is no term"
-            terms = 1 if p.dtype == "f32" else p.length  # more take rounds, after each of which
-            if reason := not_by_integers(p.dtype, p.reduce, terms):  # a result is rounded
+            if reason := not_by_integers(p.dtype, p.reduce):
                 return reason
         return super().unsupported(w, device)
 
@@ -43,12 +39,9 @@ class BucketSums(Buckets):
         elements, few = w["index"].numel, served_scatter(w).length <= MOST_TERMS
         if few and takes_tables(elements, w.main.numel, device):
             return False
-        if elements < MIN_ELEMENTS_UNTUNED or not super().suits(w, device):
+        if elements < MIN_ELEMENTS or not super().suits(w, device):
             return False
         return not any(o.unsupported(w, device) is None and o.suits(w, device) for o in OTHERS)
-
-    def more_macros(self, c: Any) -> dict[str, int | str]:
-        return {**super().more_macros(c), "TERMS": MOST_TERMS}
 
     def settle(self, p: ScatterProblem) -> tuple[str, tuple[float | str, ...]]:
         return "PPPPPP", ("x", "out", "entries", "runs", "common", "done")

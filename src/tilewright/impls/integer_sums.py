@@ -12,7 +12,10 @@ from tilewright.impls._elements import ElementProblem, element_problem, rows_as_
 from tilewright.impls._indexed import Launch, Step, Workspace
 from tilewright.impls._integers import (
     MARK_BYTES,
+    MOST_ELEMENTS_UNTUNED,
+    MOST_TERMS_UNTUNED,
     SUM_BYTES,
+    few_enough,
     not_by_integers,
     table_bytes,
     takes_tables,
@@ -32,11 +35,6 @@ WORKSPACE_PER_ELEMENT, WORKSPACE_BESIDE = 48, 2**16
 """Bytes for each element of src, and beside them."""
 PLACES_BY_NAME = 4
 """In place, from so many places an element on only those that are named are looked at."""
-MOST_ELEMENTS_UNTUNED = 2**21
-"""Of rows, or without tables of blocks: H200, commit 693d132, 64 us for four million, rows_sorted
-33 us."""
-MOST_TERMS_UNTUNED = 2**15
-"""Of a place, which may queue up."""
 OTHERS = ScatterTiled(), ScatterSerial(), BucketSums(), RowsSerial(), RowsBins()
 """What untuned is asked before."""
 
@@ -81,10 +79,9 @@ class IntegerSums(RowKernels):
             ):
                 return False
         rows = row_problem(w)
-        separate = isinstance(rows, str) or rows.columns == 1
-        if separate and takes_tables(p.count, p.places, device):
-            return True
-        return p.count <= MOST_ELEMENTS_UNTUNED and p.length <= MOST_TERMS_UNTUNED
+        if isinstance(rows, RowProblem) and rows.columns > 1:
+            return p.count <= MOST_ELEMENTS_UNTUNED and p.length <= MOST_TERMS_UNTUNED
+        return few_enough(p.count, p.length, p.places, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = self.served(w)

@@ -10,6 +10,7 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
+from tilewright.impls._buckets import MIN_ELEMENTS, MIN_TILE
 from tilewright.impls._indexed import (
     REDUCE,
     IndexedExecutable,
@@ -18,7 +19,7 @@ from tilewright.impls._indexed import (
     cuda_task,
     sum_bytes,
 )
-from tilewright.impls._integers import not_by_integers
+from tilewright.impls._integers import few_enough, not_by_integers
 from tilewright.impls._scatter import (
     OPERATORS,
     ScatterProblem,
@@ -85,7 +86,7 @@ class ScatterTiled(Implementation):
             p.length * POSITION_US,
             moved * (ELEMENT_US if p.length <= LONG_COLUMN else ELEMENT_OF_LONG_COLUMN_US),
         )
-        if not_by_integers(p.dtype, p.reduce, p.length) is None:
+        if _by_integers(p, w, device):
             return tiled <= OTHERS_US + moved * OTHERS_ELEMENT_US
         return tiled <= SORT_US + moved * SORTED_ELEMENT_US
 
@@ -160,6 +161,16 @@ class ScatterTiled(Implementation):
         launch = Launch(entry(p), "PPPPdP", grid, config.block_threads, size, args)
         built = compiled(self.task(config, w, device))
         return IndexedExecutable(w, built, launch.entry, [launch], Workspace())
+
+
+def _by_integers(p: ScatterProblem, w: Workload, device: DeviceSpec) -> bool:
+    """Whether untuned integer_sums or bucket_sums would take a sum."""
+    if not_by_integers(p.dtype, p.reduce) is not None:
+        return False
+    moved = w["index"].numel
+    if few_enough(moved, p.length, w.main.numel, device):
+        return True
+    return p.include and moved >= MIN_ELEMENTS and p.length * min(p.inner, 16) >= MIN_TILE
 
 
 def entry(p: ScatterProblem) -> str:

@@ -73,9 +73,10 @@ def check_elementwise(op: str, args: dict[str, Value], src: str | None) -> dict[
         too_far = [name for name, s in shapes.items() if d < len(s) and n > s[d]]
         for name in too_far:
             if name == src or d != dim:
+                also = f", and nowhere larger than {src}" if src else ""
                 raise InvalidArgument(
                     f"{op}: index {list(index.shape)} exceeds {name} {list(shapes[name])} in dim "
-                    f"{d}; it may be larger than x in dim={dim} only, and nowhere larger than src"
+                    f"{d}; it may be larger than x in dim={dim} only{also}"
                 )
     return args
 

@@ -267,4 +267,5 @@ def show(
     choice = _choice(w, name, spec, implementation, config)
     if implementation is None and IMPLS[choice.implementation].backend not in OWN_BACKENDS:
         choice = _untuned(w, spec)
-    return dump(what, IMPLS[choice.implementation], choice.config, w, spec, max_registers)
+    impl, run = IMPLS[choice.implementation], choice.copied or w
+    return dump(what, impl, choice.config, run, spec, max_registers)

@@ -1,8 +1,7 @@
 // Elementwise sums by buckets (buckets.cuh): terms are added as integers (integers.cuh), in any order.
 //
-// A block goes over its list twice, for the marks of its slots and for their integers; over one of more
-// than TERMS entries, as where a sample missed what repeats, in rounds of so many. Blocks that share a
-// bucket have units of their own: each leaves its sums, and the last adds these in the blocks' order.
+// A block goes over its list twice, for the marks of its slots and for their integers. Blocks that share
+// a bucket have units of their own: each leaves its sums, and the last adds these in the blocks' order.
 
 // Of each slot. Integers in two halves, since shared memory adds 32 bits at once.
 struct Sums { u32 *mark, *low, *high; };
@@ -17,11 +16,8 @@ TW_DEVICE bool all_of_one(u32 slot) {
   return same;
 }
 
-// What of its list a block goes over in one round.
-struct Round { u32 begin, end, passed; };
-
-TW_DEVICE void look(const Settling& m, const Sums& sums, const List& list, const Entry* entries, Round round) {
-  take(m, list, entries, round.begin, round.end, round.passed, [&](const Entry (&e)[BATCH], const u32 (&from)[BATCH]) {
+TW_DEVICE void look(const Settling& m, const Sums& sums, const List& list, const Entry* entries) {
+  take_all(m, list, entries, [&](const Entry (&e)[BATCH], const u32 (&from)[BATCH]) {
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       const u32 slot = from[q] == NOWHERE ? NOWHERE : slot_of(e[q]);
       u32 mark = slot == NOWHERE ? UNNAMED : mark_of(value_of(e[q]));
@@ -31,8 +27,8 @@ TW_DEVICE void look(const Settling& m, const Sums& sums, const List& list, const
   });
 }
 
-TW_DEVICE void add_up(const Settling& m, const Sums& sums, const List& list, const Entry* entries, u32 unit_bits, Round& round) {
-  take(m, list, entries, round.begin, round.end, round.passed, [&](const Entry (&e)[BATCH], const u32 (&from)[BATCH]) {
+TW_DEVICE void add_up(const Settling& m, const Sums& sums, const List& list, const Entry* entries, u32 unit_bits) {
+  take_all(m, list, entries, [&](const Entry (&e)[BATCH], const u32 (&from)[BATCH]) {
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       const u32 slot = from[q] == NOWHERE ? NOWHERE : slot_of(e[q]), mark = slot == NOWHERE ? UNNAMED : sums.mark[slot];
       if (mark == NOT_FINITE) {
@@ -67,38 +63,28 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
   if (mine.bucket == NOWHERE) return;
   double* parts = common + tile * 2 * HEAVY * SLOTS;
   double* here = parts + (u64)(mine.part ? HEAVY + mine.beside + mine.part - 1 : mine.heavy) * SLOTS;
-  for (Round round = {0, 0, 0};; round.begin = round.end) {
-    round.end = round.begin + min((u32)TERMS, list.total - round.begin);
-    const bool last = round.end == list.total;
-    const u32 unit_bits = 30 + __clz(round.end - round.begin);
-    look(m, sums, list, entries + tile * CHUNKS * CHUNK, round);
-    add_up(m, sums, list, entries + tile * CHUNKS * CHUNK, unit_bits, round);
-    const auto sum_at = [&](u32 s) { return sum_of((u64)sums.high[s] << 32 | sums.low[s], sums.mark[s], unit_bits); };
-    if (mine.parts > 1) {
-      for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) here[s] = round.begin ? here[s] + sum_at(s) : sum_at(s);
-      if (last && !comes_last(m, done + tile * HEAVY + mine.heavy, mine)) return;
+  const u32 unit_bits = 30 + __clz(min(list.total, (u32)LENGTH));  // so many are of one slot at most
+  look(m, sums, list, entries + tile * CHUNKS * CHUNK);
+  add_up(m, sums, list, entries + tile * CHUNKS * CHUNK, unit_bits);
+  const auto sum_at = [&](u32 s) { return sum_of((u64)sums.high[s] << 32 | sums.low[s], sums.mark[s], unit_bits); };
+  if (mine.parts > 1) {
+    for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) here[s] = sum_at(s);
+    if (!comes_last(m, done + tile * HEAVY + mine.heavy, mine)) return;
+  }
+  const u32 row = mine.bucket << SHIFT, size = min(1u << SHIFT, PLACES - row) * WIDTH;
+  for (u32 first = threadIdx.x; first < size; first += SETTLE_THREADS * BATCH) {
+    T now[BATCH];
+    bool writes[BATCH];
+    TW_UNROLL for (int q = 0; q < BATCH; ++q) {
+      const u32 s = first + q * SETTLE_THREADS;
+      writes[q] = s < size && inside(t, s) && !(IN_PLACE && mine.parts == 1 && sums.mark[s] == UNNAMED);
+      if (writes[q]) now[q] = old[address(t, s, row, PLACES)];
     }
-    if (mine.parts == 1 || last) {
-      const T* before = mine.parts == 1 && round.begin ? out : old;
-      const u32 row = mine.bucket << SHIFT, size = min(1u << SHIFT, PLACES - row) * WIDTH;
-      for (u32 first = threadIdx.x; first < size; first += SETTLE_THREADS * BATCH) {
-        T now[BATCH];
-        bool writes[BATCH];
-        TW_UNROLL for (int q = 0; q < BATCH; ++q) {
-          const u32 s = first + q * SETTLE_THREADS;
-          writes[q] = s < size && inside(t, s) && !(IN_PLACE && mine.parts == 1 && sums.mark[s] == UNNAMED);
-          if (writes[q]) now[q] = before[address(t, s, row, PLACES)];
-        }
-        TW_UNROLL for (int q = 0; q < BATCH; ++q) {
-          if (!writes[q]) continue;
-          const u32 s = first + q * SETTLE_THREADS;
-          const double sum = mine.parts > 1 ? sum_of_parts(parts + s, mine) : sum_at(s);
-          out[address(t, s, row, PLACES)] = Narrow<T>::of((float)((double)widen(now[q]) + sum));
-        }
-      }
+    TW_UNROLL for (int q = 0; q < BATCH; ++q) {
+      if (!writes[q]) continue;
+      const u32 s = first + q * SETTLE_THREADS;
+      const double sum = mine.parts > 1 ? sum_of_parts(parts + s, mine) : sum_at(s);
+      out[address(t, s, row, PLACES)] = Narrow<T>::of((float)((double)widen(now[q]) + sum));
     }
-    if (last) return;
-    __syncthreads();
-    for (u32 s = threadIdx.x; s < SLOT_WORDS * SLOTS; s += SETTLE_THREADS) m.words[s] = 0;
   }
 }

@@ -255,13 +255,13 @@ TW_DEVICE void mark_runs(const Settling& m, const List& list, u32 start, u32& pa
   __syncthreads();
 }
 
-// Hand listed entries from `begin`, a multiple of WINDOW, to `stop` on, BATCH of a thread at a time with the
-// chunks they are from; NOWHERE for none. `passed` counts the runs that begin before them.
-template <class Take> TW_DEVICE void take(const Settling& m, const List& list, const Entry* entries, u32 begin, u32 stop, u32& passed, Take each) {
+// Hand all listed entries on, BATCH of a thread at a time with the chunks they are from; NOWHERE for none.
+template <class Take> TW_DEVICE void take_all(const Settling& m, const List& list, const Entry* entries, Take take) {
   const u32 lane = threadIdx.x % 32, upto = FULL_WARP >> (31 - lane);
-  for (u32 start = begin; start < stop; start += WINDOW) {
+  u32 passed = 0;
+  for (u32 start = 0; start < list.total; start += WINDOW) {
     mark_runs(m, list, start, passed);
-    const u32 end = min((u32)WINDOW, stop - start);
+    const u32 end = min((u32)WINDOW, list.total - start);
     for (u32 first = 0; first < end; first += SETTLE_THREADS * BATCH) {
       Entry e[BATCH];
       u32 from[BATCH];
@@ -273,14 +273,10 @@ template <class Take> TW_DEVICE void take(const Settling& m, const List& list, c
         from[q] = m.chunk[run];
         e[q] = entries[(u64)from[q] * CHUNK + (u32)(m.shifted[run] + start + at)];
       }
-      each(e, from);
+      take(e, from);
     }
   }
   __syncthreads();
-}
-template <class Take> TW_DEVICE void take_all(const Settling& m, const List& list, const Entry* entries, Take each) {
-  u32 passed = 0;
-  take(m, list, entries, 0, list.total, passed, each);
 }
 TW_DEVICE u32 slot_of(Entry e) { return (u32)e >> 16; }
 
