@@ -120,10 +120,11 @@ class Workload:
 
     @property
     def arithmetic(self) -> str:
-        """The dtype that implementations compute in: f32 for halves, as PyTorch's kernels do."""
+        """The dtype that implementations compute in: f32 for halves, as PyTorch's kernels do, and
+        where there are booleans only."""
         floating = [s for s in self.tensors.values() if s.torch_dtype.is_floating_point]
         dtype = (floating or [self.main])[0].dtype
-        return "f32" if dtype in HALVES else dtype
+        return "f32" if dtype in (*HALVES, "bool") else dtype
 
     @functools.cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:

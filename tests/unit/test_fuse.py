@@ -161,6 +161,39 @@ def test_a_step_that_cannot_be_fused_is_named_with_its_line():
         fused(torch.randn(4, 5))
 
 
+def writes_to_an_argument(x, y):
+    x.add_(1)
+    return x * y
+
+
+def copies_into_an_argument(x, y):
+    y.copy_(x * 2)
+    return y + 1
+
+
+@pytest.mark.parametrize("function", [writes_to_an_argument, copies_into_an_argument])
+def test_a_write_to_an_argument_is_refused_with_its_line_and_not_lost(function):
+    line = function.__code__.co_firstlineno + 1
+    with pytest.raises(NoImplementation, match=rf"writes to an argument.*test_fuse\.py:{line}"):
+        tw.fuse(function)(torch.randn(4, 5), torch.randn(4, 5))
+    given = torch.randn(2, 4, 5)
+    same = given.clone()
+    found = tw.fuse(function, fallback=True)(*given)
+    assert torch.equal(found, function(*same))
+    assert torch.equal(given, same)
+
+
+def writes_to_a_copy(x, y):
+    z = x.clone()
+    z.add_(y).mul_(2)
+    return z
+
+
+def test_a_write_to_what_the_function_made_is_a_step():
+    x, y = torch.randn(4, 5), torch.randn(4, 5)
+    torch.testing.assert_close(tw.fuse(writes_to_a_copy)(x, y), writes_to_a_copy(x, y))
+
+
 def test_pytorch_runs_it_where_that_is_asked_for():
     fused = tw.fuse(unsupported_step, fallback=True)
     x = torch.randn(4, 5, requires_grad=True)

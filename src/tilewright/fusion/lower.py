@@ -86,10 +86,12 @@ class _Lowering(GraphBuilder):
         try:
             return self.step(node)
         except Unsupported as reason:
-            line = node.meta.get("stack_trace")
+            line = _written(node).meta.get("stack_trace")
             raise Unsupported(f"{reason} ({line})" if line else str(reason)) from None
 
     def step(self, node: Any) -> Value | None:
+        if _name(node) == "copy_" and node.args[0].op == "placeholder":
+            raise Unsupported("it writes to an argument: return the new value instead")
         name = _name(node).rstrip("_")
         name = _RENAMED.get(name, name)
         if not isinstance(node.meta.get("val"), torch.Tensor):
@@ -328,6 +330,11 @@ def _reduction_arguments(node: Any, name: str, rank: int) -> tuple[list[int], bo
     unbiased = given.get("unbiased", True)
     degrees = float(unbiased) if correction is None else float(correction)
     return [d % rank for d in listed if rank], bool(given.get("keepdim", False)), degrees
+
+
+def _written(node: Any) -> Any:
+    """The step that a write to an argument comes from, which has its line; any other by itself."""
+    return node.args[1] if _name(node) == "copy_" else node
 
 
 def _name(node: fx.Node) -> str:

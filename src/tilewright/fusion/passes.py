@@ -1,8 +1,9 @@
 """The compiler's rewrites, in the order they run. Each takes a graph and returns a graph.
 
-All of PASSES are exact: the value stored is the one the program wrote, bit for bit, or differs only
-in how a sum is ordered. The policy `relaxed` (flag `!relaxed` of a workload) adds one that drops
-roundings.
+Most of PASSES are exact: the value stored is the one the program wrote, bit for bit, or differs
+only in how a sum is ordered. `multiply_by_reciprocals` rounds twice where a division rounds once,
+and the exponentials of softmax are as good as the dtype that is stored needs them. The policy
+`relaxed` (flag `!relaxed` of a workload) adds one that drops roundings.
 """
 
 from __future__ import annotations

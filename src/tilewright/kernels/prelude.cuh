@@ -290,6 +290,7 @@ template <int BYTES, int COUNT> union Parts {
   u16 halves[BYTES * COUNT / 2 > 0 ? BYTES * COUNT / 2 : 1];
   u8 bytes[BYTES * COUNT];
   double doubles[BYTES * COUNT / 8 > 0 ? BYTES * COUNT / 8 : 1];
+  i64 longs[BYTES * COUNT / 8 > 0 ? BYTES * COUNT / 8 : 1];
 };
 template <class T, int N> struct Bits {  // f32 and f64
   template <class P> static TW_DEVICE Vec<T, N> from(const P& p) {
@@ -311,6 +312,11 @@ template <int N> struct Bits<bool, N> {
   }
   template <class P> static TW_DEVICE void to(P& p, const Vec<bool, N>& x) {
     TW_UNROLL for (int i = 0; i < N; ++i) p.bytes[i] = x.v[i];
+  }
+};
+template <int N> struct Bits<i64, N> {  // of results only
+  template <class P> static TW_DEVICE void to(P& p, const Vec<i64, N>& x) {
+    TW_UNROLL for (int i = 0; i < N; ++i) p.longs[i] = x.v[i];
   }
 };
 template <class H, int N> struct HalfBits {

@@ -15,7 +15,9 @@ from importlib import resources
 from tilewright.fusion.ir import Access, Graph, Node
 
 ENTRY = "fused"
-TYPES = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double", "bool": "bool"}
+TYPES = {
+    "f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double", "bool": "bool", "i64": "i64",
+}  # fmt: skip
 JOINS = {"sum": "Sum", "prod": "Prod", "amax": "Max", "amin": "Min"}
 SEED = "i64"
 """The type of what the buffer of a mask holds."""
