@@ -9,10 +9,11 @@ import tilewright as tw
 from tilewright.compile import cxx
 from tilewright.device import spec_of
 from tilewright.dispatch import call, index_gradients, prepared
+from tilewright.dispatch.autograd import Recomputed
 from tilewright.dispatch.index_gradients import moves
 from tilewright.environment import environment
 from tilewright.impl import IMPLS
-from tilewright.op import OPS
+from tilewright.op import OPS, Op
 from tilewright.record import Record
 from tilewright.space import config_dict
 from tilewright.store import Store
@@ -109,6 +110,68 @@ def test_rows_that_are_reduced_have_pytorchs_gradients(reduce, include_self):
     )
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+REDUCED = {
+    "index_reduce": lambda m, x, s, index, *how, **own: m.index_reduce(
+        x, -1, index, s, *how, **own
+    ),
+    "scatter_reduce": lambda m, x, s, index, *how, **own: m.scatter_reduce(
+        x, -1, index.expand(5, 9), s, *how, **own
+    ),
+}
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """What has run with a gradient computed anew, where PyTorch's sums and products of floats are
+    made believe to race on a CPU, too."""
+    names, forward = [], Recomputed.forward
+
+    def told(ctx, op, *args):
+        names.append(op.name)
+        return forward(ctx, op, *args)
+
+    monkeypatch.setattr(Op, "promises_more", lambda self, dtype, device: dtype == "f32")
+    monkeypatch.setattr(Recomputed, "forward", staticmethod(told))
+    return names
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize(
+    ("name", "reduce"),
+    [("index_reduce", "prod"), ("index_reduce", "mean"), ("scatter_reduce", "prod")],
+)
+def test_a_forward_that_keeps_its_bits_has_pytorchs_gradients(name, reduce, include_self, ran):
+    x, source, index = torch.randn(5, 6), torch.randn(5, 9), torch.arange(9) % 4
+    found, expected = (
+        gradients(
+            lambda x, s, m=m: REDUCED[name](m, x, s, index, reduce, include_self=include_self),
+            (x, source),
+        )
+        for m in (tw, torch)
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert ran == [name]
+
+
+def test_so_has_one_in_place(ran):
+    source, index, found = torch.randn(5, 9), torch.arange(9) % 4, []
+    for call_of in (tw.index_reduce_, torch.Tensor.index_reduce_):
+        x, s = torch.ones(5, 6).requires_grad_(), source.clone().requires_grad_()
+        call_of(x * 2, -1, index, s, "prod").square().sum().backward()
+        found.append((x.grad, s.grad))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert ran == ["index_reduce"]
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+def test_extremes_have_the_same_bits_anyway(reduce, ran):
+    x = torch.randn(5, 6, requires_grad=True)
+    tw.index_reduce(x, -1, torch.arange(9) % 4, torch.randn(5, 9), reduce).sum().backward()
+    assert ran == []
 
 
 def test_they_are_differentiable_themselves(moving):

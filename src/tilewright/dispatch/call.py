@@ -38,7 +38,7 @@ from torch.utils._device import DeviceContext
 from tilewright.dispatch import torch_ops
 from tilewright.dispatch.autograd import Generated, Recomputed
 from tilewright.dispatch.gradients import generated_backward
-from tilewright.dispatch.index_gradients import Moved, keeps_order, moves
+from tilewright.dispatch.index_gradients import Moved, keeps_bits, keeps_order, moves
 from tilewright.dispatch.index_ranges import look_first
 from tilewright.dispatch.keywords import called_by, with_keywords
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
@@ -251,6 +251,12 @@ def _with_gradients(
         if moves(op, bound):
             everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
             return Moved.apply(op, operators, *everything)
+        if forced is None and keeps_bits(op, bound):
+            if op.form_of is not None:  # backward needs x as it was
+                x = bound["x"]
+                return x.copy_(operators[op.form_of](**{**bound, "x": x.clone()}))
+            w, tensors = op.workload_of(*args, **kwargs)
+            return Recomputed.apply(op, operators[op.name], *w.call(tensors).values())
     if forced is None and state.enabled and op.form_of is None:
         backward, draws = generated_backward(op, bound)
         if backward is not None:

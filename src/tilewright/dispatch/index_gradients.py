@@ -21,7 +21,7 @@ from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.op import OPS, Op, Workload
 from tilewright.settings import nondeterministic
-from tilewright.tensor_spec import TensorSpec
+from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 _MAX_KEYS = 4096
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -150,6 +150,18 @@ def moves(op: Op, bound: Mapping[str, Any]) -> bool:
             _found.clear()
         _found[key] = _serves(op, bound) and (asked or _pays(op, bound))
     return _found[key]
+
+
+def keeps_bits(op: Op, bound: Mapping[str, Any]) -> bool:
+    """Whether a forward whose gradient has no formula here has the same bits in every run only by a
+    kernel of ours: means and products of floats on a GPU. Backward is PyTorch's, computed anew."""
+    x = bound.get("x")
+    if (op.form_of or op.name) not in ("index_reduce", "scatter_reduce"):
+        return False
+    if bound.get("reduce") not in ("mean", "prod") or not isinstance(x, Tensor):
+        return False
+    promised = op.promises_more(DTYPE_NAMES.get(x.dtype, "i"), x.device.type)
+    return promised and _serves(op, bound)
 
 
 def keeps_order(op: Op, x: Any) -> bool:
