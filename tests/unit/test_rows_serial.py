@@ -161,7 +161,8 @@ def test_in_place_a_table_may_be_of_any_size():
         ("index_add(x=f32[50,64], dim=0, index=i64[1024], source=f32[1024,64])", "rows_serial"),
         ("index_add(x=f32[9,64], dim=0, index=i64[300], source=f32[300,64])", "rows_serial"),
         ("index_add(x=f32[9,64], dim=0, index=i64[1025], source=f32[1025,64])", "rows_bins"),
-        ("index_add(x=f32[50,64], dim=0, index=i64[1025], source=f32[1025,64])", "rows_sorted"),
+        ("index_add(x=f32[50,64], dim=0, index=i64[1025], source=f32[1025,64])", "integer_sums"),
+        ("index_add(x=f64[50,64], dim=0, index=i64[1025], source=f64[1025,64])", "rows_sorted"),
         ("index_add(x=f32[90000,768], dim=0, index=i64[9], source=f32[9,768])", "rows_sorted"),
         (
             "index_add(x=f32[90000,768], dim=0, index=i64[9], source=f32[9,768])!donate=x",
