@@ -11,7 +11,7 @@ import pytest
 from tilewright.build import CompileTask, Resources
 from tilewright.compile import nvrtc, resources
 from tilewright.compile.cache import compiled
-from tilewright.compile.resources import parse_ptxas, ptx, sass
+from tilewright.compile.resources import call_resources, parse_ptxas, ptx, sass
 from tilewright.errors import CompileError, CompilerMissing
 
 pytestmark = pytest.mark.skipif(nvrtc.missing() is not None, reason=str(nvrtc.missing()))
@@ -120,6 +120,12 @@ ptxas         .     64 bytes stack frame, 4 bytes spill stores, 8 bytes spill lo
 def test_a_report_of_several_kernels_is_read_one_by_one():
     assert parse_ptxas(LOG, "k2") == Resources(8, 0, 0, 0)
     assert parse_ptxas(LOG, "k") == Resources(32, 724 + 1132 + 4 + 8, 960, 400)
+
+
+def test_of_a_call_the_kernel_that_spills_most_decides():
+    spilled = parse_ptxas(LOG, "k")
+    assert call_resources(LOG, "k2") == Resources(8, spilled.spill_bytes, 960, 0)
+    assert call_resources(LOG, "k") == spilled
 
 
 def test_a_kernel_that_the_source_lacks_is_an_error_that_lists_what_it_has():

@@ -20,7 +20,7 @@ from typing import Any
 
 from tilewright.build import CompileTask, Resources
 from tilewright.compile import cxx, nvcc, nvrtc
-from tilewright.compile.resources import parse_ptxas
+from tilewright.compile.resources import call_resources
 from tilewright.errors import CacheError, CompilerMissing
 from tilewright.settings import settings
 
@@ -54,7 +54,7 @@ class _Compiler:
 
 
 _COMPILERS: Mapping[str, _Compiler] = {
-    "nvrtc": _Compiler(".cubin", lambda: (nvrtc.version(),), nvrtc.compile_cubin, parse_ptxas),
+    "nvrtc": _Compiler(".cubin", lambda: (nvrtc.version(),), nvrtc.compile_cubin, call_resources),
     "nvcc": _Compiler(".so", lambda: (nvcc.version(),), nvcc.compile_library, None),
     "cxx": _Compiler(".so", lambda: (cxx.version(), cxx.isa()), cxx.compile_shared, None),
 }

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tilewright.build import CompileTask, Resources
@@ -23,9 +24,7 @@ def parse_ptxas(log: str, entry: str) -> Resources:
     Raises:
         CompileError: the log reports no such kernel.
     """
-    kernels = dict(
-        re.findall(r"Compiling entry function '([^']+)'(.*?)(?=Compiling entry|\Z)", log, re.S)
-    )
+    kernels = _reports(log)
     if entry not in kernels:
         found = ", ".join(kernels) or "none"
         raise CompileError(
@@ -46,6 +45,23 @@ def parse_ptxas(log: str, entry: str) -> Resources:
         ),
         shared_bytes=number(r"(\d+) bytes smem"),
     )
+
+
+def call_resources(log: str, entry: str) -> Resources:
+    """The same where a call launches all kernels of the log: what spills most of them decides.
+
+    Raises:
+        CompileError: the log reports no such kernel.
+    """
+    main, others = parse_ptxas(log, entry), [parse_ptxas(log, k) for k in _reports(log)]
+    spills, stacks = (r.spill_bytes for r in others), (r.stack_bytes for r in others)
+    return replace(main, spill_bytes=max(spills), stack_bytes=max(stacks))
+
+
+def _reports(log: str) -> dict[str, str]:
+    """By kernel."""
+    parts = r"Compiling entry function '([^']+)'(.*?)(?=Compiling entry|\Z)"
+    return dict(re.findall(parts, log, re.S))
 
 
 def ptx(task: CompileTask) -> str:
