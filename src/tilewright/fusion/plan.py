@@ -13,6 +13,7 @@ up its own rows, and their partial results are combined afterwards.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -61,7 +62,7 @@ class Plan:
     ready: tuple[int, ...]
     row: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def slots(self) -> dict[int, int]:
         """Where each carried value is kept: in the place of one of its dtype that no later sweep
         reads, if there is one, so that a sweep overwrites what it has just read. One that finds

@@ -20,7 +20,7 @@ blocks add theirs up."""
 
 
 def table_bytes(places: int) -> int:
-    """Of shared memory."""
+    """Of marks and integers."""
     return (MARK_BYTES + SUM_BYTES) * places
 
 

@@ -64,7 +64,7 @@ class IntegerSums(RowKernels):
         if reason := not_by_integers(p.dtype, p.reduce, p.length):
             return reason
         allowed = WORKSPACE_PER_ELEMENT * p.count + WORKSPACE_BESIDE
-        if (taken := (MARK_BYTES + SUM_BYTES) * p.places) > allowed:
+        if (taken := table_bytes(p.places)) > allowed:
             return f"{taken} bytes exceed {WORKSPACE_PER_ELEMENT} for each of {p.count} elements"
         return None
 

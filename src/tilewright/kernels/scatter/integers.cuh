@@ -1,8 +1,8 @@
 // Sums of floats as sums of integers, which have the same bits in any order.
 //
 // The terms of a place are looked at twice. The first look keeps the largest `mark` of all, which tells
-// a power of two that no term reaches. In the second, terms are counted in units of that power less
-// UNIT_BITS: no more are lost below than a term may have, and so many terms do not overflow 64 bits.
+// a power of two that no term reaches. In the second, each term is a number of units, 2^unit_bits of
+// which are that power: as many as leave room for the sum of all terms in 64 bits.
 
 #define UNNAMED 0u
 #define MINUS_ZEROS 1u
