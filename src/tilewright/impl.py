@@ -158,8 +158,8 @@ class Implementation:
         return []
 
     def forecast(self, config: Any, w: Workload, device: DeviceSpec) -> dict[str, Any]:
-        """What the implementation's model expects of a config: `predicted_us`, and the numbers it
-        comes from, for people to read. Empty without a model."""
+        """What a config amounts to on a device, in numbers for people to read, and `predicted_us`
+        where the implementation has a model of its time. Empty without either."""
         return {}
 
     def describe(self, config: Any, w: Workload, device: DeviceSpec) -> list[str]:

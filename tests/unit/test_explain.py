@@ -99,6 +99,42 @@ def test_a_row_of_the_model_has_the_expected_time_the_measured_one_and_registers
     assert all(name in f for f in found.values() for name in names)
 
 
+STEM = (
+    "conv2d_weight_grad(x=f16[8,3,64,64]@channels_last, "
+    "grad_output=f16[8,64,32,32]@channels_last, kernel_size=7, stride=2, padding=3)"
+)
+
+
+def of_groups(n, kernel):
+    return (
+        "conv2d_weight_grad(x=f16[9,64,14,14]@channels_last, "
+        f"grad_output=f16[9,64,14,14]@channels_last, kernel_size={kernel}, "
+        f"padding={kernel // 2}, groups={n})"
+    )
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("narrow", STEM),
+        ("narrow_sm90", STEM),
+        ("grouped", of_groups(16, 3)),
+        *((f"depthwise{kind}", of_groups(64, 5)) for kind in ("", "_mma", "_sm90", "_fma_sm90")),
+    ],
+)
+def test_the_table_tells_how_kernels_that_walk_rows_are_split(name, text):
+    w, spec = Workload.parse(text), DEVICES["h200"]
+    impl = IMPLS[f"conv2d_weight_grad_{name}"]
+    config = impl.heuristic(w, spec)
+    told, kernel = _forecasts(impl, w, spec, [])[0], impl.build(config, w, spec)
+    assert (told["slices"], told["tiles"], 1) == kernel.grid
+    assert told["workspace_bytes"] == kernel.workspace_bytes
+    assert 0 <= told["tail"] < 1
+    assert told["waves"] * spec.sms >= told["slices"] * told["tiles"] / 32 > 0
+    assert (told["predicted_us"] is not None) == (name == "depthwise_fma_sm90")
+
+
 @needs_nvrtc
 def test_a_register_cap_makes_the_compiler_spill_and_the_estimate_stands_beside():
     wide = Workload.parse("layer_norm(x=f32[64,4096], weight=f32[4096])")

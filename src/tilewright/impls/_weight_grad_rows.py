@@ -94,6 +94,63 @@ class Layout:
         return device.occupancy(threads, registers, self.shared_bytes(config))[0]
 
 
+@dataclass(frozen=True)
+class Split:
+    """How the lines of a workload are shared among blocks.
+
+    Attributes:
+        tiles: parts of the features, each summed by blocks of its own.
+        slices: of the lines, each with sums of its own, which the second kernel adds.
+        lines: steps of all slices together.
+        floats: of the sums of one slice.
+        at_once: blocks that run at once.
+    """
+
+    tiles: int
+    slices: int
+    lines: int
+    floats: int
+    at_once: int
+
+    @property
+    def workspace_bytes(self) -> int:
+        return 4 * self.slices * self.floats
+
+    def forecast(self, tile: str, **more: Any) -> dict[str, Any]:
+        """As a person reads it; `waves` and `tail` are those of split-K kernels."""
+        waves = self.tiles * self.slices / self.at_once
+        return {
+            "tile": tile,
+            "tiles": self.tiles,
+            "slices": self.slices,
+            "waves": round(waves, 2),
+            "tail": round(1 - waves / math.ceil(waves), 2),
+            "workspace_bytes": self.workspace_bytes,
+            **more,
+        }
+
+
+def split_of(w: Workload, device: DeviceSpec, layout: Layout, config: Config) -> Split:
+    (n, _, _, _), (_, features, out_height, _) = w["x"].shape, w["grad_output"].shape
+    tiles = math.ceil(features / layout.features)
+    columns = math.ceil(n / layout.images) * layout.chunks_of(w)
+    lines = columns * math.ceil(out_height / layout.lines)
+    at_once = device.sms * layout.blocks_per_sm(config, device)
+    floats = tiles * layout.warps * layout.fragments * 128
+    allowed = workspace_limit_bytes() // (4 * floats)
+    slices = max(1, min(lines, round(at_once * config.waves) // tiles, allowed))
+    return Split(tiles, slices, lines, floats, at_once)
+
+
+def forecast(
+    w: Workload, device: DeviceSpec, layout: Layout, config: Config, **more: Any
+) -> dict[str, Any]:
+    """How the blocks of a config fill the SMs; a tile is features x pixels of a step."""
+    pixels = layout.images * layout.lines * layout.chunk
+    tile = f"{layout.features}x{pixels}"
+    return split_of(w, device, layout, config).forecast(tile, **more)
+
+
 def chunk_of(width: int) -> int:
     """Rows of the output in equal parts of at most LARGEST_CHUNK pixels, rounded up to 16."""
     parts = math.ceil(width / LARGEST_CHUNK)
@@ -188,22 +245,22 @@ class RowsKernel(Executable):
         self.kernel = CudaKernel(built, ENTRY, f"{self.signature}PT")
         self.add = CudaKernel(built, ADD_ENTRY, "PPPPPT")
         self.overlapping = device.capability >= 90
-        tiles = math.ceil(features / layout.features)
-        chunks = layout.chunks_of(w)
-        columns = math.ceil(n / layout.images) * chunks
-        lines = columns * math.ceil(out_height / layout.lines)
-        at_once = device.sms * layout.blocks_per_sm(config, device)
-        fragments = layout.warps * layout.fragments
-        slice_floats = tiles * fragments * 128
-        allowed = workspace_limit_bytes() // (4 * slice_floats)
-        slices = max(1, min(lines, round(at_once * config.waves) // tiles, allowed))
-        self.grid = (slices, tiles, 1)
-        self.add_grid = (fragments, tiles, 1)
-        self.partial_floats = slices * slice_floats
-        self.workspace_bytes = 4 * self.partial_floats
+        split = split_of(w, device, layout, config)
+        self.grid = (split.slices, split.tiles, 1)
+        self.add_grid = (layout.warps * layout.fragments, split.tiles, 1)
+        self.partial_floats = split.slices * split.floats
+        self.workspace_bytes = split.workspace_bytes
         row_length = math.prod(w.outputs[0].shape[1:])
         sizes = (channels, features, height, width, out_height, out_width)
-        fields = (lines, chunks, *sizes, *w["padding"], slices, row_length, n)
+        fields = (
+            split.lines,
+            layout.chunks_of(w),
+            *sizes,
+            *w["padding"],
+            split.slices,
+            row_length,
+            n,
+        )
         self.problem = struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from tilewright.impls._weight_grad import (
     source,
 )
 from tilewright.impls._weight_grad_layout import in_any_layout
+from tilewright.impls._weight_grad_rows import Split
 from tilewright.op import Workload
 from tilewright.settings import workspace_limit_bytes
 from tilewright.space import ConfigSpace, param
@@ -76,6 +78,11 @@ class Conv2dWeightGradDepthwise(Implementation):
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         # Registers hold few warps with a large filter: smaller blocks fill an SM better.
         return Config(threads=256 if math.prod(w["kernel_size"]) <= 9 else 128)
+
+    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        """Without a time: it has no model of that."""
+        tile = f"{2 * _pairs(config, w)}x{config.stretch}"
+        return _split(config, w, device).forecast(tile)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes are arguments; the filter and its stride are baked in."""
@@ -131,30 +138,43 @@ def _blocks_per_sm(config: Config, w: Workload, device: DeviceSpec) -> int:
     return max(1, device.occupancy(config.threads, registers, shared_bytes)[0])
 
 
+def _pairs(config: Config, w: Workload) -> int:
+    """Of channels, a thread of a block each."""
+    return min(math.ceil(w["x"].shape[1] / 2), config.threads // 2)
+
+
+def _split(config: Config, w: Workload, device: DeviceSpec) -> Split:
+    (n, channels, _, _), (_, _, out_height, out_width) = w["x"].shape, w["grad_output"].shape
+    pairs = _pairs(config, w)
+    blocks = math.ceil(channels / (2 * pairs))
+    walks = n * out_height * math.ceil(out_width / config.stretch)
+    at_once = device.sms * _blocks_per_sm(config, w, device)
+    floats = _sums(w) * channels
+    allowed = workspace_limit_bytes() // (4 * floats)
+    of_block = math.ceil(walks / (config.threads // pairs))
+    slices = max(1, min(at_once * config.waves // blocks, of_block, allowed))
+    return Split(blocks, slices, walks, floats, at_once)
+
+
 class DepthwiseKernel(Executable):
     """Sums of every slice of the rows, then their sum, which may be added to another gradient."""
 
     def __init__(self, built: Compiled, config: Config, w: Workload, device: DeviceSpec):
-        n, channels, height, width = w["x"].shape
+        _, channels, height, width = w["x"].shape
         _, _, out_height, out_width = w["grad_output"].shape
         self.resources, self.block_threads = built.resources, config.threads
         self.kernel = CudaKernel(built, ENTRY, "PPPT")
         self.add = CudaKernel(built, ADD_ENTRY, "PPPPPT")
-        pairs = min(math.ceil(channels / 2), config.threads // 2)
-        blocks = math.ceil(channels / (2 * pairs))
-        stretches = math.ceil(out_width / config.stretch)
-        walks, together = n * out_height * stretches, config.threads // pairs
-        filling = device.sms * _blocks_per_sm(config, w, device) * config.waves // blocks
-        slice_floats = _sums(w) * channels
-        allowed = workspace_limit_bytes() // (4 * slice_floats)
-        slices = max(1, min(filling, math.ceil(walks / together), allowed))
-        self.grid = (slices, blocks, 1)
+        split, pairs = _split(config, w, device), _pairs(config, w)
+        self.grid = (split.slices, split.tiles, 1)
         self.add_grid = (math.ceil(channels / 32), _sums(w), 1)
-        self.shape = (slices * slice_floats,)
+        self.shape = (split.slices * split.floats,)
         self.results = Results(w)
-        self.workspace_bytes = 4 * self.shape[0]
-        fields = (channels, pairs, walks, out_height, out_width, height, width)
-        fields += (w["stride"][0], *w["padding"], slices, stretches, config.stretch)
+        self.workspace_bytes = split.workspace_bytes
+        stretches = math.ceil(out_width / config.stretch)
+        sizes = (channels, pairs, split.lines, out_height, out_width, height, width)
+        walked = (w["stride"][0], *w["padding"], split.slices, stretches, config.stretch)
+        fields = (*sizes, *walked)
         self.problem = struct.pack(f"{len(fields)}i", *fields).ljust(128, b"\0")
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile import tensor_map
@@ -41,6 +42,8 @@ LINE, APART = 256, 0.25
 """Bytes that memory is read by, and how much longer slices of less take beside one another."""
 ADD_CYCLES, SUM_CYCLES = 26, 0.7
 """For each slice that is added at the end, and of an SM for a byte of its blocks' sums."""
+LAUNCHES_US = 2.5
+"""What the shortest of 32 layers took on an H200 beyond their cycles (depthwise_wgrad.json)."""
 LATENCY = 2270
 """Clock cycles from asking for a step's pixels until they are there (docs/weight_gradient.md)."""
 
@@ -131,6 +134,10 @@ class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
         for c in _ranked(w, device):
             found.setdefault((c.channels, c.lines, c.features, c.whole), c)
         return list(found.values())
+
+    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        us = LAUNCHES_US + _cycles(w, config, device) / device.clock_hz * 1e6
+        return rows.forecast(w, device, _layout(w, config), config, predicted_us=round(us, 2))
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and what a block has are baked in."""
@@ -325,7 +332,6 @@ def _ways(across: int, channels: int, shares: int, stride_bytes: int, chunk: int
 def _cycles(w: Workload, c: Config, device: DeviceSpec) -> float:
     """Of an SM, for the whole gradient."""
     layout, own_rows, prime = _layout(w, c), _own_rows(w, c), _prime(w, c)
-    (n, channels, _, _), (_, _, out_height, _) = w["x"].shape, w["grad_output"].shape
     filter_width, (stride_h, stride_w), kept = w["kernel_size"][1], w["stride"], _kept(w)
     of_column = 3 + c.channels + own_rows * stride_w * (1 + c.channels)
     of_column += own_rows * filter_width * c.channels
@@ -341,21 +347,19 @@ def _cycles(w: Workload, c: Config, device: DeviceSpec) -> float:
     read = ways[0] + ways[1] * own_rows * stride_w
     read *= warps * layout.chunk / c.shares * c.channels / 2
     line = c.lines * (layout.chunk + kept - 1) * _feeding(w, c)
-    rows = c.lines * layout.chunk * stride_h * stride_w * _feeding(w, c)
+    of_x = c.lines * layout.chunk * stride_h * stride_w * _feeding(w, c)
     waited = LATENCY / (c.stages - 1)
-    step = max(issued, c.together * read, c.together * (line + rows), waited)
-    primed = max(c.together * rows, waited)
-    tiles = math.ceil(channels / c.features)
-    column = math.ceil(out_height / c.lines)
-    steps = n * layout.chunks * column
-    slices = max(1, min(steps, round(device.sms * c.together * c.waves) // tiles))
-    own = math.ceil(steps / slices)
-    sums = slices * tiles * layout.fragments * 512
+    step = max(issued, c.together * read, c.together * (line + of_x), waited)
+    primed = max(c.together * of_x, waited)
+    column = math.ceil(w["grad_output"].shape[2] / c.lines)
+    split = rows.split_of(w, device, layout, c)
+    own = math.ceil(split.lines / split.slices)
+    sums = split.workspace_bytes
     ended = own_rows * (200 + warps * filter_width * c.channels * 2) * c.together
     return (
         own * step
         + (own / column + 1) * prime * primed
         + sums / device.sms * SUM_CYCLES
-        + slices * ADD_CYCLES
+        + split.slices * ADD_CYCLES
         + ended
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
@@ -64,6 +65,10 @@ class Conv2dWeightGradDepthwiseMma(Implementation):
         """As many blocks as run at once, and most loads under way."""
         fits = list(self.space(w, device))
         return min(fits, key=lambda c: (abs(c.waves - 1.0), abs(c.stages - 3)))
+
+    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        """Without a time: it has no model of that."""
+        return rows.forecast(w, device, _layout(w, config), config)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and the chunk of a row are baked in."""

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile import tensor_map
@@ -125,6 +126,10 @@ class Conv2dWeightGradDepthwiseSm90(Implementation):
         for c in sorted(self.space(w, device), key=lambda c: _cycles(w, c)):
             found.setdefault((c.own, c.blocks, c.keeps, c.features), c)
         return list(found.values())
+
+    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        """Without a time: its model compares configs alone."""
+        return rows.forecast(w, device, _layout(w, config), config)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and what a block has are baked in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
@@ -16,6 +17,7 @@ from tilewright.impls._weight_grad_rows import (
     Layout,
     RowsKernel,
     chunk_of,
+    forecast,
     prime,
     rows_refusal,
     rows_task,
@@ -65,6 +67,10 @@ class Conv2dWeightGradGrouped(Implementation):
             return (abs(c.waves - 1.0), -min(threads, 512), c.shares, abs(c.stages - 4))
 
         return min(self.space(w, device), key=rank)
+
+    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        """Without a time: it has no model of that."""
+        return forecast(w, device, _layout(w, config), config)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter, groups and the chunk of a row are baked in."""

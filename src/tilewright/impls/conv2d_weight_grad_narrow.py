@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
@@ -22,6 +23,7 @@ from tilewright.impls._weight_grad_rows import (
     Layout,
     RowsKernel,
     chunk_of,
+    forecast,
     prime,
     rows_task,
     shape_refusal,
@@ -61,6 +63,10 @@ class Conv2dWeightGradNarrow(Implementation):
             return -together, waves, abs(c.shares - 2), c.stages
 
         return min(fits, key=rank)
+
+    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        """Without a time: it has no model of that."""
+        return forecast(w, device, _layout(w, config), config)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and the chunk of a row are baked in."""

@@ -80,6 +80,10 @@ class Conv2dWeightGradNarrowSm90(Implementation):
         fits = list(self.space(w, device))
         return min(fits, key=lambda c: (c.groups != groups, c.waves != waves, abs(c.stages - 3)))
 
+    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        """Without a time: it has no model of that."""
+        return rows.forecast(w, device, _layout(w, config), config)
+
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and the chunk of a row are baked in."""
         layout = _layout(w, config)

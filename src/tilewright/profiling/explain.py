@@ -52,9 +52,9 @@ class Explanation:
         floor_us: of the latest duel, else by ceilings measured coarsely now; None without either.
         hard_limit_us: from the datasheet; 0 where it is unknown.
         records: rows of the store for this workload and device; duels first, then the fastest.
-        forecasts: what an implementation's model expects of the heuristic's config, of those it
-            finds promising and of those recorded, by expected time, with the time measured, if any,
-            and the registers of what was compiled.
+        forecasts: what the heuristic's config of an implementation amounts to, what those do that
+            it finds promising, and those recorded: by the time its model expects, None without
+            one, with the time measured, if any, and the registers of what was compiled.
     """
 
     workload: str
@@ -123,7 +123,7 @@ def explain(
         hard_limit_us=hard_limit_us(w, spec),
         candidates=candidates,
         records=[as_dict(r) for r in _fastest_first(records)],
-        forecasts=sorted(forecasts, key=lambda f: f["predicted_us"]),
+        forecasts=sorted(forecasts, key=lambda f: f["predicted_us"] or math.inf),
     )
 
 
@@ -199,7 +199,7 @@ def _forecasts(
             {
                 "implementation": impl.name,
                 "config": config_dict(config),
-                **expected,
+                **{"predicted_us": None, **expected},
                 "measured_us": known and known.median_us,
                 "registers": _registers(impl, config, w, spec, known),
             }
