@@ -203,7 +203,8 @@ class Emulated(Executable):
         blocks = math.ceil(count / launch.per_block) * launch.blocks_per_row
         blocks = min(blocks, PERSISTENT_BLOCKS) if launch.persistent else blocks
         blocks *= launch.cluster
-        launched = (entry, blocks, launch.block_threads, buffers, [count, *turns])
+        numbers = [count, *turns, *launch.extents]
+        launched = (entry, blocks, launch.block_threads, buffers, numbers)
         self.launches += [launched, launched] if launch.meets else [launched]
         self.clusters[entry] = launch.cluster
 

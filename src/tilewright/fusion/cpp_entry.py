@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.fusion.cpp_loops import Loops
 from tilewright.fusion.cpp_schedule import LoopSchedule
-from tilewright.fusion.ir import Access, Graph
+from tilewright.fusion.ir import Access
 from tilewright.fusion.segments import Program
 
 ENTRY = "tw_kernel"
@@ -29,25 +29,26 @@ RUN = "run"
 """The function of one kernel, in a namespace of its own."""
 
 
-def signature(program: Program, scalars: Sequence[str]) -> str:
+def signature(program: Program, extents: int, scalars: Sequence[str]) -> str:
     """Struct codes of what the entry is given, as compile.launch has them: pointers to inputs,
-    outputs and temporaries, each kernel's outermost size, the run-time scalars, and two flags."""
+    outputs and temporaries, so many extents, the run-time scalars, and two flags."""
     pointers = "P" * (program.inputs + program.outputs + len(program.temporaries))
-    return f"{pointers}{'q' * len(program.segments)}{'d' * len(scalars)}qq"
+    return f"{pointers}{'q' * extents}{'d' * len(scalars)}qq"
 
 
-def entry(program: Program, scalars: Sequence[str]) -> str:
+def entry(program: Program, extents: Sequence[Sequence[str]], scalars: Sequence[str]) -> str:
     """The function that runs one kernel after another. What it is given comes as one structure:
     ctypes takes longer to convert ten arguments than a small kernel to run."""
     buffers = range(program.inputs + program.outputs + len(program.temporaries))
     fields = [f"{'const ' if b < program.inputs else ''}void* b{b};" for b in buffers]
-    fields += [f"i64 count{k};" for k in range(len(program.segments))]
+    fields += [f"i64 {name}_{k};" for k, names in enumerate(extents) for name in names]
     fields += [f"double s{k};" for k in range(len(scalars))]
     lines = [f"struct Given {{ {' '.join(fields)} i64 threads, huge_pages; }};"]
     lines.append(f'extern "C" void {ENTRY}(const Given* g) {{')
     for k, segment in enumerate(program.segments):
         given = [f"g->b{b}" for b in (*segment.reads, *segment.writes)]
-        given += [f"g->count{k}", *(f"({C_TYPES[s]})g->s{i}" for i, s in enumerate(scalars))]
+        given += [f"g->{name}_{k}" for name in extents[k]]
+        given += [f"({C_TYPES[s]})g->s{i}" for i, s in enumerate(scalars)]
         lines.append(f"  kernel{k}::{RUN}({', '.join(given)}, g->threads, g->huge_pages);")
     return "\n".join([*lines, "}"])
 
@@ -55,29 +56,27 @@ def entry(program: Program, scalars: Sequence[str]) -> str:
 def runner(loops: Loops, schedule: LoopSchedule) -> str:
     """The function that runs one kernel: threads, work items, kept memory."""
     graph = loops.plan.graph
-    fixed = 0 in loops.swept_row
     parameters = [f"const void* x{k}" for k in range(len(graph.inputs))]
     parameters += [f"void* y{k}" for k in range(len(graph.outputs))]
-    parameters += ["i64 count"]
+    parameters += [f"i64 {name}" for name in loops.extents]
     parameters += [f"{C_TYPES[s]} s{k}" for k, s in enumerate(graph.scalars)]
     values = [_pointer(k, a) for k, a in enumerate(graph.inputs)]
     values += [f"({c_type(a)}*)y{k}" for k, (_, a) in enumerate(graph.outputs)]
     values += [f"s{k}" for k in range(len(graph.scalars))]
-    values += [] if fixed else ["count"]
-    size = "n0" if fixed else "count"
+    values += loops.extents
     advice = [
-        f"  if (huge_pages) advise_huge_pages(y{k}, {_extent(graph, access, size)});"
+        f"  if (huge_pages) advise_huge_pages(y{k}, {_span(access)});"
         for k, (_, access) in enumerate(graph.outputs)
         if k not in loops.added
     ]
-    sizes = [size if a == 0 else f"n{a}" for a in range(len(graph.space))]
-    kept = sum(map(loops.kept_bytes, loops.kept_values)) * schedule.rows
-    allocate = f"(char*)aligned_alloc(64, {kept} * {loops.kept_lanes})" if kept else "nullptr"
+    sizes = [f"n{a}" for a in range(len(graph.space))]
+    kept = loops.kept_place(loops.kept_values * schedule.rows) if loops.kept_values else ""
+    allocate = f"(char*)aligned_alloc(64, ({kept}) * {loops.kept_lanes})" if kept else "nullptr"
     return "\n".join(
         [
             f"void {RUN}({', '.join(parameters)}, i64 threads, i64 huge_pages) {{",
             f"  const Arguments a = {{{', '.join(values)}}};",
-            "  (void)count, (void)huge_pages;",
+            "  (void)huge_pages;",
             *advice,
             *_items(loops, schedule.rows, sizes),
             f"  share({loops.parts if loops.added else 'items'}, threads, "
@@ -165,12 +164,10 @@ def _dispatch(loops: Loops, rows: int, sizes: list[str]) -> list[str]:
     ]
 
 
-def _extent(graph: Graph, access: Access, count: str) -> str:
-    steps = [
-        f"({count if axis == 0 else graph.space[axis]} - 1) * {stride}"
-        for axis, stride in enumerate(access.strides)
-        if stride
-    ]
+def _span(access: Access) -> str:
+    """Bytes from a tensor's first element to behind its last."""
+    strides = enumerate(access.strides)
+    steps = [f"(n{axis} - 1) * {stride}" for axis, stride in strides if stride]
     return f"({' + '.join([*steps, '1'])}) * {access.itemsize}"
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tilewright.fusion.extents import extents_of, several, with_extents
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import with_axis
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows
@@ -44,9 +45,23 @@ class Loops:
         return "rows" if self.lane in self.swept else "columns"
 
     @property
-    def swept_row(self) -> tuple[int, ...]:
-        """Axes whose sizes are constants of the source beside those of all inner axes."""
-        return () if self.kind == "pointwise" else self.swept
+    def dynamic(self) -> tuple[int, ...]:
+        """The axes that have dynamic extents: all but those of a row, or the columns."""
+        match self.kind:
+            case "columns":
+                return (*self.rows, *self.swept)
+            case "pointwise" if several(self.rows):
+                return (*self.rows, self.lane)
+        return tuple(several(self.rows))
+
+    @functools.cached_property
+    def extents(self) -> dict[str, int]:
+        """By name, the values of the sizes and strides that the kernel is given: those, and the
+        outermost size unless it is of a row."""
+        space = self.plan.graph.space
+        first = {0} if self.kind == "pointwise" else {0} & set(self.rows)
+        sizes = {f"n{a}": int(space[a]) for a in sorted({*first, *self.dynamic})}
+        return sizes | {e.name: int(e) for e in extents_of(self.plan.graph)}
 
     @property
     def row_width(self) -> int:
@@ -81,6 +96,14 @@ class Loops:
         size = TensorSpec(self.plan.graph.nodes[i].dtype, ()).itemsize
         return math.ceil(self.row_width * size / 64) * 64
 
+    def kept_place(self, values: Sequence[int]) -> str:
+        """Bytes of so many kept values, one for each row or lane, as an expression."""
+        if self.kind != "columns":
+            return str(sum(map(self.kept_bytes, values)))
+        width = " * ".join(f"n{a}" for a in self.swept)
+        itemsizes = [TensorSpec(self.plan.graph.nodes[i].dtype, ()).itemsize for i in values]
+        return " + ".join(f"({width} * {n} + 63) / 64 * 64" for n in itemsizes) or "0"
+
     @property
     def kept_lanes(self) -> str:
         """How many times that: once, or once for each of a vector of columns."""
@@ -111,7 +134,8 @@ def arrange(segment: Segment | Graph, keep: str) -> Loops:
         replace(phase, carried_in=before, carried_out=after)
         for phase, before, after in zip(phases, [frozenset[int](), *kept], kept, strict=False)
     )
-    return replace(loops, plan=replace(plan, phases=trimmed))
+    graph = with_extents(plan.graph, loops.dynamic, lane)
+    return replace(loops, plan=replace(plan, graph=graph, phases=trimmed))
 
 
 def _free_lane(graph: Graph) -> int:

@@ -14,7 +14,7 @@ from tilewright.compile.launch import PackedCppFunction
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cpp_entry import ENTRY, signature
 from tilewright.fusion.cpp_schedule import LoopSchedule, loop_heuristic, loop_space
-from tilewright.fusion.emit_cpp import emit, program_of
+from tilewright.fusion.emit_cpp import emit, loops_of, program_of
 from tilewright.fusion.ir import Graph
 from tilewright.impl import CPU, CompileTask, Executable, allocator
 from tilewright.op import Workload
@@ -71,8 +71,9 @@ class LoopKernels:
 
     def __init__(self, graph: Graph, config: LoopSchedule, built: Compiled):
         program = program_of(graph, config)
-        self.function = PackedCppFunction(built, ENTRY, signature(program, graph.scalars))
-        self.counts = [s.graph.space[0] if s.graph.space else 1 for s in program.segments]
+        self.extents = [n for loops, _ in loops_of(program, config) for n in loops.extents.values()]
+        codes = signature(program, len(self.extents), graph.scalars)
+        self.function = PackedCppFunction(built, ENTRY, codes)
         self.offsets, size = [], 0
         for spec in program.temporaries:
             self.offsets.append(size)
@@ -87,7 +88,7 @@ class LoopKernels:
             memory = allocator.on(CPU)(size, (1,), torch.uint8)
             start = -(-memory.data_ptr() // ALIGN) * ALIGN
             pointers += [start + offset for offset in self.offsets]
-        self.function(*pointers, *self.counts, *scalars, threads, huge_pages)
+        self.function(*pointers, *self.extents, *scalars, threads, huge_pages)
 
 
 class FusedLoops(Executable):

@@ -12,8 +12,8 @@ A kernel may also add up reductions over other axes than those of its rows (segm
 each part of the work items adds to memory of its own, which the next kernel puts together.
 
 In all of them a work item walks `replicas` (rows, or vectors of columns) together and sweeps once
-per phase of the plan. The outermost axis is counted at run time unless it is reduced; all other
-sizes and strides are constants of the source.
+per phase of the plan. Rows are counted at run time (see extents); widths of rows and columns are
+constants of the source.
 """
 
 from __future__ import annotations
@@ -52,18 +52,25 @@ def program_of(graph: Graph, schedule: LoopSchedule) -> Program:
 def emit(graph: Graph, schedule: LoopSchedule) -> str:
     """The complete source of a graph's kernels, with an `extern "C"` function ENTRY.
 
-    Its arguments are pointers to inputs, outputs and temporaries, the outermost axis' size of each
+    Its arguments are pointers to inputs, outputs and temporaries, the dynamic extents of each
     kernel, the run-time scalars, the number of threads, and whether to ask for huge pages: see
     `signature`.
     """
     program = program_of(graph, schedule)
     wide = any(n.dtype in ("f64", "i64") for n in graph.nodes)
     lines = [f"#define TW_WORD_BYTES {8 if wide else 4}", _prelude()]
-    for k, segment in enumerate(program.segments):
-        own = schedule if k == 0 else fitted(schedule, segment)
-        kernel = _Emitter(arrange(segment, own.keep), own).source()
+    loops = loops_of(program, schedule)
+    for k, (each, own) in enumerate(loops):
+        kernel = _Emitter(each, own).source()
         lines += [f"namespace kernel{k} {{", "namespace {", kernel, "}  // namespace", "}"]
-    return "\n".join([*lines, entry(program, graph.scalars), ""])
+    extents = [list(each.extents) for each, _ in loops]
+    return "\n".join([*lines, entry(program, extents, graph.scalars), ""])
+
+
+def loops_of(program: Program, schedule: LoopSchedule) -> list[tuple[Loops, LoopSchedule]]:
+    """The loops of each kernel, and its own schedule."""
+    own = [schedule, *(fitted(schedule, segment) for segment in program.segments[1:])]
+    return [(arrange(s, c.keep), c) for s, c in zip(program.segments, own, strict=True)]
 
 
 class _Emitter:
@@ -75,12 +82,13 @@ class _Emitter:
         self.replicas = 1
 
     def source(self) -> str:
-        space, fixed = self.graph.space, 0 in self.loops.swept_row
-        sizes = [f"constexpr i64 n{a} = {n};" for a, n in enumerate(space) if a or fixed]
+        given = self.loops.extents
+        space = [(f"n{a}", n) for a, n in enumerate(self.graph.space)]
+        sizes = [f"constexpr i64 {name} = {n};" for name, n in space if name not in given]
         fields = [f"{input_type(a)} x{k};" for k, a in enumerate(self.graph.inputs)]
         fields += [f"{c_type(a)}* y{k};" for k, (_, a) in enumerate(self.graph.outputs)]
         fields += [f"{C_TYPES[s]} s{k};" for k, s in enumerate(self.graph.scalars)]
-        fields += [] if fixed else ["i64 n0;"]
+        fields += [f"i64 {name};" for name in given]
         bodies = [self.item(r) for r in sorted({1, self.schedule.rows})]
         return "\n".join(
             [
@@ -116,8 +124,7 @@ class _Emitter:
 
     def pointers(self) -> None:
         """Where each tensor's part begins, and the memory for kept values."""
-        if 0 not in self.loops.swept_row:
-            self.lines.append("const i64 n0 = a.n0;")
+        self.lines += [f"const i64 {name} = a.{name};" for name in self.loops.extents]
         for axis in reversed(self.loops.outer[1:]):
             self.lines.append(f"const i64 c{axis} = outer % n{axis}; outer /= n{axis};")
         self.lines += [f"const i64 c{axis} = outer;" for axis in self.loops.outer[:1]]
@@ -134,12 +141,12 @@ class _Emitter:
                 sizes = [f"n{a}" for a, n in enumerate(shape) if n != 1]
                 parts.append(" * ".join(["part", *sizes]))
             self.lines.append(f"const auto {name}_{r} = {' + '.join(parts)};")
-        kept_at = 0
+        before: list[int] = []
         for i, r in itertools.product(self.loops.kept_values, range(self.replicas)):
             kind = C_TYPES[self.nodes[i].dtype]
-            place = f"kept + {kept_at} * {self.loops.kept_lanes}"
+            place = f"kept + ({self.loops.kept_place(before)}) * {self.loops.kept_lanes}"
             self.lines.append(f"const auto k{i}_{r} = ({kind}*)({place});")
-            kept_at += self.loops.kept_bytes(i)
+            before.append(i)
 
     def copies(self, i: int) -> range:
         """The replicas in which a value differs."""
@@ -346,7 +353,7 @@ class _Emitter:
             return
         for r in range(self.replicas):
             address = self.address(f"x{index}", access, r, swept=True)
-            ahead = self.replicas * access.strides[walked]
+            ahead = _step(str(self.replicas), access.strides[walked])
             self.lines.append(f"__builtin_prefetch({address} + {ahead}, 0, 2);")
 
     def entering(self, value: str, dtype: str) -> str:

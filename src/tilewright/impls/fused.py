@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -63,10 +62,6 @@ class Fused(Implementation):
     def describe(self, config: Any, w: Workload, device: DeviceSpec) -> list[str]:
         return target(device).describe(self.graph(w), config, device)
 
-    def compile_key(self, config: Any, w: Workload) -> str:
-        """Sizes of rows and strides are baked in; the row count and run-time scalars are not."""
-        return f"{config} {_without_rows(self.graph(w))}"
-
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         return target(device).task(self.graph(w), config, device)
 
@@ -115,11 +110,3 @@ def graph_of(w: Workload) -> Graph | str:
         return optimise(lower(w), relaxed="relaxed" in w.flags)
     except (Unsupported, NoImplementation) as reason:
         return str(reason)
-
-
-def _without_rows(graph: Graph) -> Graph:
-    """The graph with an outermost axis of rows set to 2: kernels take its size at run time."""
-    if not graph.space or 0 in graph.reduced:
-        return graph
-    nodes = tuple(replace(n, shape=(min(n.shape[0], 2), *n.shape[1:])) for n in graph.nodes)
-    return replace(graph, nodes=nodes, space=(min(graph.space[0], 2), *graph.space[1:]))

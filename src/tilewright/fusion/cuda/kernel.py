@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 
+from tilewright.fusion.extents import Extent, divisor, extents_of
 from tilewright.fusion.ir import Access, Graph, Node
 
 ENTRY = "fused"
@@ -22,6 +24,7 @@ JOINS = {"sum": "Sum", "prod": "Prod", "amax": "Max", "amin": "Min"}
 SEED = "i64"
 """The type of what the buffer of a mask holds."""
 _CODES = {"f32": "f", "f64": "d"}
+_EXTENT_CODES = {"u32": "I", "i64": "q"}
 _FUNCTIONS = {
     "pow": "power", "neg": "neg", "abs": "absolute", "sqrt": "square_root",
     "rsqrt": "reciprocal_root", "exp": "exponential", "exp2": "exponential2", "log": "logarithm",
@@ -39,11 +42,13 @@ class Launch:
     """How to launch an emitted kernel on any number of rows (or elements).
 
     Attributes:
-        signature: struct codes of the arguments: pointers, the row count, run-time scalars.
+        signature: struct codes of the arguments: pointers, the row count, `extents`, run-time
+            scalars.
         per_block: rows, or elements of a pointwise kernel, that one block (or cluster) handles.
         persistent: blocks walk on with the stride of the grid, which need only fill the device.
         most_per_sm: so many blocks of a persistent kernel on an SM, None for as many as fit.
         counters: zeroed words whose address follows the row count; they are zero again afterwards.
+        extents: the values of dynamic sizes and strides.
         blocks_per_row: blocks that share rows without being a cluster.
         outputs: positions in the graph's outputs of those that it writes, None for all in order.
         partials: results over rows that each cluster leaves in workspace; 0: there are none.
@@ -61,6 +66,7 @@ class Launch:
     persistent: bool = False
     most_per_sm: int | None = None
     counters: int = 0
+    extents: tuple[int, ...] = ()
     blocks_per_row: int = 1
     outputs: tuple[int, ...] | None = None
     partials: int = 0
@@ -88,6 +94,17 @@ class Finish:
     outputs: tuple[int, ...]
 
 
+def extent_type(graph: Graph) -> str:
+    """What holds each extent, and with a bit to spare all that dynamic sizes number."""
+    widest = max(extents_of(graph), default=0)
+    numbered = math.prod(n for n in graph.space if isinstance(n, Extent))
+    return "u32" if widest < 2**32 and numbered < 2**31 else "i64"
+
+
+def _divisor_names(size: Extent) -> tuple[str, str]:
+    return f"{size}_factor", f"{size}_shift"
+
+
 def input_type(access: Access) -> str:
     """Of what points to an input's elements."""
     return "Mask" if access.draw else f"const {TYPES[access.dtype]}*"
@@ -108,12 +125,19 @@ def prelude() -> str:
 
 
 class Kernel:
-    """Collects the lines of one kernel; subclasses walk the graph."""
+    """Collects the lines of one kernel; subclasses walk the graph.
+
+    Attributes:
+        extents: by name, the values of those that the lines mention.
+        extent_type: of them all: 32-bit wherever that holds them.
+    """
 
     def __init__(self, graph: Graph, entry: str = ENTRY):
         self.graph, self.entry = graph, entry
         self.lines: list[str] = []
         self.depth = 1
+        self.extents: dict[str, int] = {}
+        self.extent_type = extent_type(graph)
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
@@ -132,7 +156,18 @@ class Kernel:
             f"{TYPES[a.dtype]}* __restrict__ out{k}" for k, (_, a) in enumerate(self.graph.outputs)
         ]
         named.append("i64 count")
+        named += [f"{self.extent_type} {name}" for name in self.extents]
         return named + [f"{TYPES[d]} scalar{i}" for i, d in enumerate(self.graph.scalars)]
+
+    def find_extents(self) -> None:
+        """Note which extents the lines mention: those are arguments."""
+        mentioned = set(re.findall(r"\w+", "\n".join(self.lines)))
+        every: dict[str, int] = {}
+        for n in self.graph.space:
+            if isinstance(n, Extent):
+                every |= zip(_divisor_names(n), divisor(n), strict=True)
+        every |= {e.name: int(e) for e in extents_of(self.graph)}
+        self.extents = {name: value for name, value in every.items() if name in mentioned}
 
     def draw(self, inputs: Iterable[int]) -> None:
         """Give masks their names: they are computed where other inputs are read."""
@@ -143,7 +178,8 @@ class Kernel:
 
     def signature(self) -> str:
         pointers = "P" * (len(self.graph.inputs) + len(self.graph.outputs))
-        return pointers + "q" + "".join(_CODES[d] for d in self.graph.scalars)
+        extents = _EXTENT_CODES[self.extent_type] * len(self.extents)
+        return pointers + "q" + extents + "".join(_CODES[d] for d in self.graph.scalars)
 
     def offset(self, access: Access, axes: Iterable[int], coordinates: dict[int, str]) -> str:
         """The element offset along `axes`, as a sum of coordinate times stride."""
@@ -162,8 +198,17 @@ class Kernel:
             return {axes[0]: index}
         names, rest = {}, index
         for a in reversed(axes[1:]):
-            self.line(f"const {kind} {name}{a} = ({rest}) % {self.graph.space[a]};")
-            rest = f"({rest}) / {self.graph.space[a]}"
+            size = self.graph.space[a]
+            if isinstance(size, Extent) and self.extent_type == "u32":
+                before = f"before_{name}{a}"
+                self.line(
+                    f"const u32 {before} = divide({rest}, {', '.join(_divisor_names(size))});"
+                )
+                self.line(f"const {kind} {name}{a} = (u32)({rest}) - {before} * {size};")
+                rest = before
+            else:
+                self.line(f"const {kind} {name}{a} = ({rest}) % {size};")
+                rest = f"({rest}) / {size}"
             names[a] = f"{name}{a}"
         self.line(f"const {kind} {name}{axes[0]} = {rest};")
         names[axes[0]] = f"{name}{axes[0]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, input_type
 from tilewright.fusion.cuda.schedule import (
@@ -12,6 +13,7 @@ from tilewright.fusion.cuda.schedule import (
     held_bytes,
 )
 from tilewright.fusion.cuda.shifting import shifted_alike, vectors_of
+from tilewright.fusion.extents import several, with_extents
 from tilewright.fusion.ir import Access
 from tilewright.fusion.plan import Plan
 
@@ -28,6 +30,8 @@ class RowLayout(Kernel):
     """
 
     def __init__(self, plan: Plan, schedule: RowSchedule, entry: str = ENTRY):
+        lane = len(plan.graph.space) - 1
+        plan = replace(plan, graph=with_extents(plan.graph, several(plan.graph.kept), lane))
         super().__init__(plan.graph, entry)
         self.plan, self.s = plan, schedule
         self.persistent = schedule.persistent

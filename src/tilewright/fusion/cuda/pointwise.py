@@ -7,6 +7,7 @@ import math
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, Launch
 from tilewright.fusion.cuda.pointwise_schedule import PointwiseSchedule, lies_flat
 from tilewright.fusion.cuda.schedule import WIDEST_ACCESS, access_bytes
+from tilewright.fusion.extents import several, with_extents
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import with_axis
 
@@ -21,18 +22,25 @@ def emit_pointwise(
 class PointwiseKernel(Kernel):
     def __init__(self, graph: Graph, schedule: PointwiseSchedule, entry: str):
         graph = graph if graph.space else with_axis(graph)
-        super().__init__(graph, entry)
+        *rows, lane = range(len(graph.space))
+        axes = (*rows, lane) if several(rows) else ()
+        super().__init__(with_extents(graph, axes, lane), entry)
         self.s = schedule
         # Whether a last vector may be incomplete, and is then left to single elements.
         self.tailed = len(graph.space) == 1 or schedule.flat
         self.axes = tuple(range(len(graph.space)))
         # 32-bit indices where even a tensor of twice the elements stays within them.
-        self.index = "u32" if math.prod(graph.space) < 2**30 else "u64"
+        accesses = [*graph.inputs, *(a for _, a in graph.outputs)]
+        furthest = max(
+            sum((n - 1) * s for n, s in zip(graph.space, a.strides, strict=True)) for a in accesses
+        )
+        self.index = "u32" if max(furthest, math.prod(graph.space)) < 2**30 else "u64"
 
     def emit(self) -> tuple[str, Launch]:
         s = self.s
-        arguments = ", ".join(p.split()[-1].replace("*", "") for p in self.parameters_of_kernel())
         self.step()
+        self.find_extents()
+        arguments = ", ".join(p.split()[-1].replace("*", "") for p in self.parameters_of_kernel())
         body = self.lines
         self.lines, self.depth = [], 1
         per_block = s.block_threads * s.vector * s.vectors_per_thread
@@ -57,7 +65,8 @@ class PointwiseKernel(Kernel):
             + ", ".join(self.parameters_of_kernel()) + ") {",
             *kernel,
         ]  # fmt: skip
-        launch = Launch(s.block_threads, per_block, 0, 1, self.signature())
+        extents = tuple(self.extents.values())
+        launch = Launch(s.block_threads, per_block, 0, 1, self.signature(), extents=extents)
         return self.source(""), launch
 
     def step(self) -> None:

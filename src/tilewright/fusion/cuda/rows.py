@@ -35,6 +35,7 @@ class RowKernel(Moments, Residents):
             self.after_rows()
         bounds = f"__launch_bounds__({s.block_threads}, {s.min_blocks})"
         bounds = capped(bounds, s.max_registers) if s.max_registers else bounds
+        self.find_extents()
         cluster = f"__cluster_dims__({s.cluster}, 1, 1) " if s.cluster > 1 else ""
         parameters = ", ".join(self.parameters_of_kernel())
         head = f'extern "C" __global__ void {cluster}{bounds} {self.entry}({parameters}) {{'
@@ -46,6 +47,7 @@ class RowKernel(Moments, Residents):
             self.signature(),
             persistent=self.persistent,
             counters=self.counters,
+            extents=tuple(self.extents.values()),
             blocks_per_row=s.blocks_per_row,
         )
         self.lines = [f"  {text}" for text in self.shared] + self.lines

@@ -175,6 +175,7 @@ class FusedKernel(Executable):
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.scalars = tuple(w.scalars.values())
         self.count, self.shape, self.counters = count, launch, launch.counters
+        self.extents = launch.extents
         self.grids: dict[int, tuple[int, int, int]] = {}
         self.launchers: dict[int, Callable[[int, Iterable[Any]], None]] = {}
         self.block = (launch.block_threads, 1, 1)
@@ -196,6 +197,7 @@ class FusedKernel(Executable):
         arguments = [*(pointers or map(_data_ptr, tensors)), *map(_data_ptr, outs), self.count]
         if self.counters:
             arguments.append(counters.address(index, stream, self.counters))
+        arguments += self.extents
         arguments += numbers
         launch(stream, arguments)
         return outs[0] if len(outs) == 1 else tuple(outs)
@@ -283,6 +285,7 @@ class MeetingKernel(SummingKernel):
             partials,
             self.count,
             counters.address(index, stream, self.counters),
+            *self.extents,
             *numbers,
             cluster=self.cluster,
             cooperative=True,
@@ -309,7 +312,7 @@ class TwoKernels(SummingKernel):
         stream = torch._C._cuda_getCurrentRawStream(index)
         launch = self.launchers.get(index) or self.launcher_on(index, stream)
         first = [outputs[k] for k in self.first]
-        launch(stream, [*inputs, *first, partials, self.count, *numbers])
+        launch(stream, [*inputs, *first, partials, self.count, *self.extents, *numbers])
         self.second.launch(
             (self.finish.blocks, 1, 1),
             (self.finish.block_threads, 1, 1),
@@ -375,6 +378,7 @@ class ProgramKernels(Executable):
                 *[pointers[b] for b in stage.buffers],
                 *([stage.count] if launch else []),
                 *self.counters_of(stage, index, stream),
+                *(launch.extents if launch else ()),
                 *numbers,
                 cluster=launch.cluster if launch else 1,
                 overlapping=launch is None and stage.entry != ENTRY and overlaps(index),

@@ -1,0 +1,212 @@
+"""One kernel serves the sizes of all dims of rows; see fusion/extents.py."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import tilewright as tw
+from emulated import Emulated
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
+from tilewright.fusion import cpp_target
+from tilewright.fusion.cuda import target as cuda_target
+from tilewright.fusion.extents import divisor
+from tilewright.impls.fused import graph_of
+from tilewright.op import Workload
+
+H200 = DEVICES["h200"]
+CPU = dataclasses.replace(DEVICES["cpu"], threads=4)
+TARGETS = {"cuda": (cuda_target, H200), "cpp": (cpp_target, CPU)}
+LENGTHS = [3 + 7 * n % 1000 for n in range(200)]
+
+
+@tw.fuse
+def shifted_rows(x, b):
+    return x + b
+
+
+@tw.fuse
+def masked_norm(x, m, w, b):
+    return F.layer_norm(x * m, x.shape[-1:], w, b)
+
+
+@tw.fuse
+def scaled_softmax(x, b):
+    return torch.softmax(x * b, -1)
+
+
+@tw.fuse
+def softmax_over_rows(x):
+    return torch.softmax(x, 1)
+
+
+@tw.fuse
+def gated_by_heads(x, b):
+    return x * torch.sigmoid(b.transpose(1, 2))
+
+
+@tw.fuse
+def beside_transposed(x, b):
+    return x + b.t()
+
+
+def written(operator, **shapes):
+    """The workload of an operator on fp32 tensors of these shapes."""
+    tensors = (f"{name}=f32[{','.join(map(str, s))}]" for name, s in shapes.items())
+    return Workload.parse(f"{operator}({', '.join(tensors)})")
+
+
+def broadcast3(s):
+    return written("shifted_rows", x=(8, s, 64), b=(8, 1, 64))
+
+
+def broadcast4(s):
+    return written("shifted_rows", x=(4, 8, s, 64), b=(4, 1, s, 1))
+
+
+def score_mask(s):
+    return written("shifted_rows", x=(4, 8, s, s), b=(4, 1, s, s))
+
+
+def normed(s, mask=(8, 1, 768)):
+    return written("masked_norm", x=(8, s, 768), m=mask, w=(768,), b=(768,))
+
+
+def normed_by_length(s):
+    return normed(s, (1, s, 1))
+
+
+def softmaxed(s):
+    return written("scaled_softmax", x=(4, 8, s, 128), b=(4, 1, s, 1))
+
+
+def over_rows(s):
+    return written("softmax_over_rows", x=(8, s, 768))
+
+
+def gated(s):
+    return written("gated_by_heads", x=(4, 8, s, 64), b=(4, s, 8, 64))
+
+
+def gated_gradients(s):
+    shapes = {"grad_output": (4, 8, s, 64), "x": (4, 8, s, 64), "b": (4, s, 8, 64)}
+    return written("gated_by_heads_backward", **shapes)
+
+
+def transposed(s):
+    return written("beside_transposed", x=(s, 128), b=(128, s))
+
+
+def emitted(target, w):
+    """The graph, its untuned schedule, and the task that compiles it."""
+    module, device = TARGETS[target]
+    graph = graph_of(w)
+    config = module.heuristic(graph, device)
+    return graph, config, module.task(graph, config, device)
+
+
+MOST = {
+    broadcast3: {"cuda": 2, "cpp": 2},
+    broadcast4: {"cuda": 2, "cpp": 2},
+    score_mask: {"cuda": 4, "cpp": 3},
+    normed: {"cuda": 6, "cpp": 2},
+    normed_by_length: {"cuda": 6, "cpp": 2},
+    softmaxed: {"cuda": 4, "cpp": 2},
+    gated: {"cuda": 4, "cpp": 2},
+    gated_gradients: {"cuda": 4, "cpp": 2},
+    transposed: {"cuda": 4, "cpp": 2},
+    over_rows: {"cpp": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("workload", "target"), [(w, target) for w, most in MOST.items() for target in most]
+)
+def test_200_lengths_take_few_kernels(workload, target):
+    sources = {emitted(target, workload(s))[2].source for s in LENGTHS}
+    assert len(sources) <= MOST[workload][target]
+
+
+def right(w, tensors):
+    return w.operator.reference(**dict(zip(w.tensors, (t.double() for t in tensors), strict=True)))
+
+
+def made(w, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(t.shape, generator=generator) for t in w.tensors.values()]
+
+
+def executable(target, w):
+    graph, config, task = emitted(target, w)
+    if target == "cuda":
+        return Emulated(graph, config, H200, w)
+    return cpp_target.executable(graph, config, w, compiled(task), CPU)
+
+
+FUNCTIONS = {
+    "shifted_rows": lambda b, h, s, d: {"x": (b, h, s, d), "b": (b, 1, s, 1)},
+    "scaled_softmax": lambda b, h, s, d: {"x": (b, h, s, d), "b": (b, 1, s, 1)},
+    "masked_norm": lambda b, h, s, d: {"x": (b, h, s, d), "m": (b, 1, s, d), "w": (d,), "b": (d,)},
+    "gated_by_heads": lambda b, h, s, d: {"x": (b, h, s, d), "b": (b, s, h, d)},
+    "softmax_over_rows": lambda b, h, s, d: {"x": (b, h * s, d)},
+    "beside_transposed": lambda b, h, s, d: {"x": (b * h * s, d), "b": (d, b * h * s)},
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(sizes=st.tuples(*[st.integers(2, n) for n in (5, 7, 33)]), seed=st.integers(0, 99))
+def test_a_kernel_of_other_sizes_is_right(name, target, sizes, seed):
+    w = written(name, **FUNCTIONS[name](*sizes, 24))
+    tensors = made(w, seed)
+    torch.testing.assert_close(
+        executable(target, w)(*tensors).double(), right(w, tensors), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["shifted_rows", "scaled_softmax", "gated_by_heads"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_kernel_is_right_for_all_of_several_sizes(name, target):
+    """Sizes of one schedule: then the source of the first serves the others."""
+    sources = set()
+    for sizes in ((2, 3, 5), (3, 2, 4), (4, 5, 2), (2, 2, 7)):
+        w = written(name, **FUNCTIONS[name](*sizes, 24))
+        sources.add(emitted(target, w)[2].source)
+        tensors = made(w, sum(sizes))
+        found = executable(target, w)(*tensors)
+        torch.testing.assert_close(found.double(), right(w, tensors), rtol=1e-5, atol=1e-5)
+    assert len(sources) == 1
+
+
+def test_strides_of_64_bits_are_those_of_another_kernel():
+    def source(step):
+        text = f"shifted_rows(x=f16[4,3,64]@strides({step},64,1), b=f16[4,1,64])"
+        return emitted("cuda", Workload.parse(text))[2].source
+
+    assert source(2**20) == source(2**22)
+    assert "u32 in0_stride0" in source(2**20)
+    assert "i64 in0_stride0" in source(2**33)
+
+
+@given(st.integers(2, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_the_quotient_is_exact_by_any_divisor(size, n):
+    factor, shift = divisor(size)
+    assert factor < 2**32
+    for each in {n, n // size * size, max(n // size * size - 1, 0), 2**31 - 1}:
+        assert (each * factor >> 32) >> shift == each // size
+
+
+def test_rows_of_one_dim_are_not_divided():
+    for text in (
+        "shifted_rows(x=f16[8192,768], b=f16[768])",
+        "masked_norm(x=f32[64,12,768], m=f32[64,12,1], w=f32[768], b=f32[768])",
+    ):
+        source = emitted("cuda", Workload.parse(text))[2].source
+        kernel = source[source.index('extern "C"') :]
+        assert "divide(" not in source[source.index("struct f16") :]
+        assert "stride" not in kernel
