@@ -405,7 +405,7 @@ def test_the_next_rows_are_prefetched_where_several_are_read_at_once():
     graph = optimise(lower(w))
     schedule = cpp_target.heuristic(graph, DEVICE)
     assert (schedule.rows, schedule.prefetch) == (4, True)
-    assert "__builtin_prefetch(x0_3 + i1 + 3072, 0, 2);" in emit(graph, schedule)
+    assert "__builtin_prefetch(x0_3 + i1 + 4 * 768, 0, 2);" in emit(graph, schedule)
     single = dataclasses.replace(schedule, rows=1, unroll=4, prefetch=True)
     assert single not in cpp_target.space(graph, DEVICE)
 
