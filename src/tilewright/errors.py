@@ -17,6 +17,10 @@ class InvalidArgument(TilewrightError, ValueError):
     exit_code = 2
 
 
+class InvalidType(InvalidArgument, TypeError):
+    """An argument is of a type that no implementation could accept."""
+
+
 class PluginError(TilewrightError):
     """A file of a plug-in folder cannot be imported."""
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.errors import InvalidArgument, InvalidType, NoImplementation
 from tilewright.indexed import Indexed
 from tilewright.registry import Registry
-from tilewright.settings import nondeterministic
+from tilewright.settings import nondeterministic, trusts_indices
 from tilewright.tensor_spec import (
     DEFAULT_ALIGN,
     DTYPE_NAMES,
@@ -288,7 +288,7 @@ class Op:
                 raise InvalidArgument(f"{self.name}: argument {name!r} is missing")
             kind = parameter.annotation
             if kind and not _admits(kind, value):
-                raise InvalidArgument(f"{self.name}: {name}={_text_of(value)} should be {kind}")
+                raise InvalidType(f"{self.name}: {name}={_text_of(value)} should be {kind}")
             args[name] = tuple(value) if isinstance(value, list) else value
         return self.check(args)
 
@@ -396,9 +396,18 @@ class Op:
         return found
 
     def promises_more(self, dtype: str, device: str) -> bool:
-        """Whether it promises what PyTorch's kernel on a kind of device does not keep: which of
-        several writes to one place wins, or that a sum has the same bits in every run. Integers
-        have one sum in any order."""
+        """Whether it promises what PyTorch's kernel on a kind of device does not keep."""
+        return self.outlives_indices(device) or self.promises_order(dtype, device)
+
+    def outlives_indices(self, device: str) -> bool:
+        """Whether an index out of range has to leave the process the use of the device: PyTorch's
+        kernels have an assertion there, or write."""
+        return self.indexed is not None and device == "cuda" and not trusts_indices()
+
+    def promises_order(self, dtype: str, device: str) -> bool:
+        """Whether it promises which of several writes to one place wins, or that a sum has the same
+        bits in every run, where PyTorch's kernel leaves that open. Integers have one sum in any
+        order."""
         if self.indexed is None or device != "cuda":
             return False
         sums = self.indexed.races and not dtype.startswith("i") and not nondeterministic()

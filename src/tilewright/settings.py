@@ -29,6 +29,8 @@ class Settings:
         enabled: False makes every operator call PyTorch's own kernels (TILEWRIGHT_ENABLED=0).
         check_indices: calls on a GPU wait, and raise at once where an index is out of range
             (TILEWRIGHT_CHECK_INDICES=1).
+        trusts_indices: no index is out of range on a GPU, so PyTorch's kernels, which end the
+            process's use of it there, may run (TILEWRIGHT_CHECK_INDICES=0).
         nondeterministic: where records or nothing speak for PyTorch's kernels, sums of floats on a
             GPU may be atomic, other bits in each run (TILEWRIGHT_NONDETERMINISTIC=1).
         show: some of SHOWN, logged of each kernel that is built for a call (TILEWRIGHT_SHOW,
@@ -45,6 +47,7 @@ class Settings:
     workspace_limit_bytes: int
     enabled: bool
     check_indices: bool
+    trusts_indices: bool
     nondeterministic: bool
     show: tuple[str, ...]
 
@@ -62,7 +65,8 @@ def settings() -> Settings:
         compile_timeout_s=float(env.get("TILEWRIGHT_COMPILE_TIMEOUT", "120")),
         workspace_limit_bytes=workspace_limit_bytes(),
         enabled=env.get("TILEWRIGHT_ENABLED", "1") != "0",
-        check_indices=env.get("TILEWRIGHT_CHECK_INDICES", "0") == "1",
+        check_indices=env.get("TILEWRIGHT_CHECK_INDICES") == "1",
+        trusts_indices=trusts_indices(),
         nondeterministic=nondeterministic(),
         show=tuple(s for s in env.get("TILEWRIGHT_SHOW", "").split(",") if s),
     )
@@ -82,6 +86,11 @@ def workspace_limit_bytes() -> int:
 def nondeterministic() -> bool:
     """`settings().nondeterministic` alone, which choosing what runs asks for."""
     return os.environ.get("TILEWRIGHT_NONDETERMINISTIC", "0") == "1"
+
+
+def trusts_indices() -> bool:
+    """`settings().trusts_indices` alone, which choosing what runs asks for."""
+    return os.environ.get("TILEWRIGHT_CHECK_INDICES") == "0"
 
 
 def _user_dir(kind: str) -> Path:

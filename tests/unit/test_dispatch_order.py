@@ -15,6 +15,7 @@ from tilewright.record import Record
 
 H200 = DEVICES["h200"]
 SUM = "index_add(x=f32[50,8], dim=0, index=i64[90], source=f32[90,8])"
+GATHER = "gather(x=f32[50,8], dim=0, index=i64[90,8])"
 TEXT = "scatter(x=f32[50000], dim=0, index=i64[50000], src=f32[50000])"
 
 
@@ -42,7 +43,10 @@ def records(monkeypatch):
         ("index_add(x=f32[90,7], dim=0, index=i64[9], source=f32[9,7])", "rows_serial"),
         ("index_add(x=f32[90,7], dim=0, index=i64[9000], source=f32[9000,7])", "integer_sums"),
         ("index_add(x=f64[90,7], dim=0, index=i64[9000], source=f64[9000,7])", "rows_sorted"),
-        ("index_add(x=i32[90,7], dim=0, index=i64[9], source=i32[9,7])", "aten"),
+        ("index_add(x=i32[90,7], dim=0, index=i64[9], source=i32[9,7])", "rows_serial"),
+        ("index_add(x=i64[90,7], dim=0, index=i64[9000], source=i64[9000,7])", "rows_sorted"),
+        ("scatter_reduce(x=i32[9,70000], dim=1, index=i64[9,9000], src=i32[9,9000], reduce=prod)",
+         "scatter_sorted"),
         ("scatter_add(x=f32[90,7], dim=1, index=i64[90,9], src=f32[90,9])", "scatter_tiled"),
         ("scatter_add(x=f32[90000,7], dim=0, index=i64[900,7], src=f32[900,7])", "scatter_sorted"),
         ("scatter_add(x=f32[90,50257], dim=1, index=i64[90,1], src=f32[90,1])", "scatter_serial"),
@@ -52,7 +56,8 @@ def records(monkeypatch):
             "scatter_add(x=f32[90000,70], dim=0, index=i64[90000,70], src=f32[90000,70])",
             "bucket_sums",
         ),
-        ("gather(x=f32[90000,7], dim=0, index=i64[900,7])", "aten"),
+        ("gather(x=f32[90000,7], dim=0, index=i64[900,7])", "gather_cuda"),
+        ("gather(x=i64[90,7]@strides(1,90), dim=1, index=i32[90,9])", "gather_cuda"),
     ],
 )  # fmt: skip
 def test_without_a_record_a_kernel_that_keeps_the_promise_runs(records, text, implementation):
@@ -76,6 +81,20 @@ def test_a_record_of_pytorchs_atomic_sums_does_not_bring_them_back(records, monk
     assert selection.choose(w, "cuda:0").implementation == "rows_serial"
     assert selection.choose(w, "cpu").implementation == "aten"
     monkeypatch.setenv("TILEWRIGHT_NONDETERMINISTIC", "1")
+    assert selection.choose(w, "cuda:0").implementation == "rows_serial"
+    monkeypatch.setenv("TILEWRIGHT_CHECK_INDICES", "0")
+    assert selection.choose(w, "cuda:0").implementation == "aten"
+
+
+@pytest.mark.parametrize("text", [SUM.replace("f32", "i32"), GATHER])
+def test_pytorchs_kernels_that_die_of_an_index_run_by_a_record_where_indices_are_trusted(
+    records, text, monkeypatch
+):
+    w = Workload.parse(text)
+    records.append(Record(text, w.op, "aten", {}, "ok", "x", 5.0, versions={}, final=True))
+    assert selection.choose(w, "cuda:0").source == "ordered"
+    assert selection.choose(w, "cpu").implementation == "aten"
+    monkeypatch.setenv("TILEWRIGHT_CHECK_INDICES", "0")
     assert selection.choose(w, "cuda:0").implementation == "aten"
 
 
@@ -93,6 +112,27 @@ def test_until_a_shape_comes_back_nothing_is_compiled_and_the_order_is_kept(reco
     for _ in range(prepared.HOT_CALLS):
         prepared._runnable(w, torch.device("cuda:0"), None)
     assert asked == ["scatter_positions"] * (prepared.HOT_CALLS - 1) + ["scatter_buckets"]
+    prepared.state.forget()
+
+
+def test_until_a_shape_comes_back_indices_are_looked_at_before_pytorchs_gather(
+    records, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(
+        prepared, "_build", lambda w, d, choice: asked.append(choice.implementation)
+    )
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    w = Workload.parse(GATHER)
+    x, index = w.operator.examples(w, "random", 0, "cpu")
+    index[3, 4] = 50
+    for _ in range(prepared.HOT_CALLS - 1):
+        run, _ = prepared._runnable(w, torch.device("cuda:0"), None)
+        assert run(x, index)[3, 4] == 0
+        with pytest.raises(IndexOutOfRange):
+            tw.check()
+    prepared._runnable(w, torch.device("cuda:0"), None)
+    assert asked == ["gather_cuda"]
     prepared.state.forget()
 
 
@@ -204,6 +244,7 @@ def test_in_a_graph_that_is_captured_first_pytorchs_sum_is_kept_with_a_warning(
 @pytest.fixture
 def racing(monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_NONDETERMINISTIC", "1")
+    monkeypatch.setenv("TILEWRIGHT_CHECK_INDICES", "0")
 
 
 def test_aten_gives_way_to_a_kernel_of_ours_under_the_deterministic_mode(records, built, racing):

@@ -22,7 +22,7 @@ from tilewright.store import Store
 @pytest.fixture
 def moving(monkeypatch):
     """Every call that could go by our gradients does."""
-    monkeypatch.setattr(index_gradients, "_may_pay", lambda op, x, racing: True)
+    monkeypatch.setattr(index_gradients, "_may_pay", lambda op, x, waived: True)
     monkeypatch.setattr(index_gradients, "_pays", lambda op, bound: True)
     tw.reload_records()
     yield
@@ -71,7 +71,7 @@ def test_they_are_pytorchs_for_any_shape_and_dim(name, shape, length, along, dty
     x, src = torch.randn(shape, dtype=dtype), torch.randn(moved, dtype=dtype)
     dim -= len(shape) * (along < 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_gradients, "_may_pay", lambda op, x, racing: True)
+        patch.setattr(index_gradients, "_may_pay", lambda op, x, waived: True)
         patch.setattr(index_gradients, "_pays", lambda op, bound: True)
         tw.reload_records()
         found = gradients(lambda *t: function(tw, *t, dim, index), (x, src))
@@ -132,7 +132,7 @@ def ran(monkeypatch):
         names.append(op.name)
         return forward(ctx, op, *args)
 
-    monkeypatch.setattr(Op, "promises_more", lambda self, dtype, device: dtype == "f32")
+    monkeypatch.setattr(Op, "promises_order", lambda self, dtype, device: dtype == "f32")
     monkeypatch.setattr(Recomputed, "forward", staticmethod(told))
     return names
 

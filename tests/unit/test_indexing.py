@@ -64,6 +64,36 @@ def test_an_embedding_is_pytorchs_where_ours_is_of_no_use():
         tw.embedding(index, weight, padding_idx=6)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (0, [1], "input is of type list, expected a Tensor"),
+        (1, None, "weight is of type NoneType, expected a Tensor"),
+        (2, "a", "padding_idx is of type str, expected an int or None"),
+        (2, True, "padding_idx is of type bool, expected an int or None"),
+        (3, (1,), "max_norm is of type tuple, expected a float or None"),
+        (4, None, "norm_type is of type NoneType, expected a float"),
+        (5, 1, "scale_grad_by_freq is of type int, expected a bool"),
+        (6, None, "sparse is of type NoneType, expected a bool"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(place, value, words):
+    for grad in (False, True):
+        args = [torch.tensor([1]), torch.ones(3, 2).requires_grad_(grad), None, None, 2.0]
+        args += [False, False]
+        args[place] = value
+        with pytest.raises(TypeError, match=f"embedding: {words}"):
+            tw.embedding(*args)
+
+
+def test_no_row_is_renormalised_before_an_index_out_of_range():
+    weight = torch.ones(3, 2)
+    for far in (3, -1):
+        with pytest.raises(IndexOutOfRange, match=f"index {far} is out of range for 3 places"):
+            tw.embedding(torch.tensor([0, far]), weight, max_norm=0.5)
+        assert (weight == 1).all()
+
+
 # --- index_put -----------------------------------------------------------------------------------
 
 
@@ -331,9 +361,40 @@ def test_sums_come_from_the_implementation_that_is_asked_for():
 
 def test_index_put_of_what_is_no_tensor_or_no_tuple_is_refused():
     x, index = torch.zeros(3, 4), torch.tensor([0, 2])
-    with pytest.raises(TypeError, match=r"'values' .* must be Tensor, not float"):
-        tw.index_put(x, (index,), 1.0)
-    with pytest.raises(ValueError, match=r"indices is one Tensor, expected a tuple: \(indices,\)"):
-        tw.index_put_(x, index, torch.ones(()))
-    with pytest.raises(TypeError, match=r"'input' .* must be Tensor, not list"):
-        tw.index_put([0.0], (index,), torch.ones(()))
+    for form in (tw.index_put, tw.index_put_):
+        with pytest.raises(TypeError, match="values is of type float, expected a Tensor"):
+            form(x, (index,), 1.0)
+        with pytest.raises(
+            TypeError, match=r"indices is one Tensor, expected a tuple: \(indices,\)"
+        ):
+            form(x, index, torch.ones(()))
+        with pytest.raises(TypeError, match="indices is of type int, expected a tuple of Tensors"):
+            form(x, 2, torch.ones(()))
+        with pytest.raises(TypeError, match=r"indices\[1\] is of type list, expected a Tensor"):
+            form(x, (index, [0, 1]), torch.ones(()))
+        with pytest.raises(TypeError, match="input is of type list, expected a Tensor"):
+            form([0.0], (index,), torch.ones(()))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_in_place_what_is_written_may_not_be_read(accumulate):
+    x = torch.arange(12).view(4, 3)
+    kept, index = x.clone(), torch.tensor([1, 1])
+    shared = [
+        ((index,), x[2], "values"),
+        ((index,), x[:2], "values"),
+        ((x[0, 1:], index), torch.tensor(1), r"indices\[0\]"),
+        ((index, x[3, :2]), torch.tensor(1), r"indices\[1\]"),
+    ]
+    for indices, values, name in shared:
+        with pytest.raises(tw.SharedMemory, match=f"shares memory with {name}; clone"):
+            tw.index_put_(x, indices, values, accumulate)
+    with pytest.raises(tw.SharedMemory, match="shares memory with values; clone"):
+        tw.index_put_(x.t(), (index, index), x[:, 0][:2], accumulate)
+    assert torch.equal(x, kept)
+    wide = torch.zeros(4, 8)
+    beside = tw.index_put_(wide[:, :3], (torch.arange(4),), wide[:, 3:6] + 1, accumulate)
+    assert torch.equal(beside, torch.ones(4, 3))
+    assert torch.equal(
+        tw.index_put_(wide[:, 3:6], (torch.arange(4),), wide[:, :3], accumulate), torch.ones(4, 3)
+    )

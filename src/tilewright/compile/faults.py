@@ -47,7 +47,7 @@ def report(outside: torch.Tensor) -> None:
     if device not in _reported:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return  # no host memory can be pinned meanwhile
-        with _lock:
+        with _lock, torch.inference_mode(False):  # whichever mode the next call is in
             here = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
             flag = ctypes.c_int.from_address(here.data_ptr())
             place = torch.zeros(1, dtype=torch.int64, device=device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active
 
-from tilewright.dispatch.pytorch import as_pytorch
+from tilewright.dispatch.pytorch import as_pytorch, outliving_indices
 from tilewright.op import OPS, Op
 
 
@@ -106,7 +106,7 @@ def _reference_gradients(
             # An alias each: the same tensor may have been passed twice.
             args[i] = args[i].view_as(args[i]) if create_graph else args[i].detach()
             args[i].requires_grad_()
-        out = as_pytorch(op, args, {})
+        out = outliving_indices(op, args, {})
         pairs = [
             (o, g)
             for o, g in zip(out if isinstance(out, tuple) else (out,), grads, strict=True)

@@ -42,7 +42,7 @@ from tilewright.dispatch.index_gradients import Moved, keeps_bits, keeps_order, 
 from tilewright.dispatch.index_ranges import look_first
 from tilewright.dispatch.keywords import called_by, with_keywords
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
-from tilewright.dispatch.pytorch import as_pytorch, bind, or_why
+from tilewright.dispatch.pytorch import as_pytorch, bind, or_why, outliving_indices
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
@@ -221,6 +221,9 @@ def _under_autocast(op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, An
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
     mixed = len({t.dtype for t in tensors if t.is_floating_point()}) > 1
     if op.autocasts and (op.indexed is None or mixed):
+        plain = all(type(t) is Tensor or type(t) is Parameter for t in tensors)
+        if op.indexed is not None and op.form_of is None and plain and state.enabled:
+            return outliving_indices(op, args, kwargs)
         return op.reference(**bind(op, args, kwargs))
     with torch._C._DisableAutocast():
         return call(*args, **kwargs)
@@ -276,7 +279,8 @@ def _with_gradients(
     dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}
     if len(dtypes) > 1 or op.outputs_like is not None:
         op.workload_of(*args, **kwargs)  # dtypes that PyTorch might promote, and operators refuse
-    return or_why(op, args, kwargs, lambda: as_pytorch(op, args, kwargs))
+    answer = outliving_indices if state.enabled else as_pytorch
+    return or_why(op, args, kwargs, lambda: answer(op, args, kwargs))
 
 
 def _operator_or_form(name: str) -> Op:

@@ -1,9 +1,9 @@
 """PyTorch's kernels where they race, and ours in their place under its deterministic mode.
 
-They run for integers, and for floats where TILEWRIGHT_NONDETERMINISTIC lets them; else ours do in
-any case (Op.promises_more). `torch.use_deterministic_algorithms(True)` makes PyTorch's sums of rows
-up to thousands of times slower. Kernels of this package give the same bits in every run anyway, so
-under that mode they run where PyTorch would, even without a record: there is nothing to lose.
+They run where nothing of ours does: where settings waive what they break (Op.promises_more), say.
+`torch.use_deterministic_algorithms(True)` makes PyTorch's sums of rows up to thousands of times
+slower. Kernels of this package give the same bits in every run anyway, so under that mode they run
+where PyTorch would, even without a record: there is nothing to lose.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.impls._vendor import Result, vendor
 from tilewright.op import Workload
 
 Run = Callable[..., Any]
@@ -31,12 +30,13 @@ class VendorOrOurs:
     """PyTorch's kernel; under its deterministic mode ours, once a shape has come back.
 
     Args:
+        run: PyTorch's kernel.
         build: gives a kernel of ours, or None if there is none for the workload; called once.
         cold_calls: so many calls under that mode are PyTorch's, since building takes time.
     """
 
-    def __init__(self, w: Workload, build: Callable[[], Run | None], cold_calls: int):
-        self._vendor: Callable[..., Result] = vendor(w)
+    def __init__(self, run: Run, build: Callable[[], Run | None], cold_calls: int):
+        self._vendor = run
         self._build, self._cold_calls = build, cold_calls
         self._ours: Run | None = None
 

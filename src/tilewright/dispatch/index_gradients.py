@@ -8,6 +8,7 @@ where an index of `scatter` repeats: each position gets the gradient of its plac
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from tilewright.dispatch.prepared import state
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.op import OPS, Op, Workload
-from tilewright.settings import nondeterministic
+from tilewright.settings import nondeterministic, trusts_indices
 from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 _MAX_KEYS = 4096
@@ -50,16 +51,21 @@ class Moved(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (index,) = grads, ctx.saved_tensors
 
-        def run(name: str, *args: Any) -> Tensor:
-            forced = selection.forced_for(name.removesuffix("_"))
-            if forced is None or IMPLS[forced.implementation].serves(name.removesuffix("_")):
-                return ctx.operators[name](*args)
-            with selection.use("aten"):  # what was asked for serves the forward alone
-                return ctx.operators[name](*args)
-
+        run = functools.partial(run_beside, ctx.operators)
         gradients = _FORMULAS[ctx.op.form_of or ctx.op.name](run, grad, index, ctx.given)
         wanted = zip(ctx.op.parameters, ctx.needs_input_grad[2:], strict=True)
         return (None, None, *(gradients[n]() if needed else None for n, needed in wanted))
+
+
+def run_beside(operators: Any, name: str, *args: Any) -> Tensor:
+    """A public function that another call needs: by what was asked for where that serves it, too,
+    else by aten."""
+    forced = selection.forced_for(name.removesuffix("_"))
+    if forced is None or IMPLS[forced.implementation].serves(name.removesuffix("_")):
+        result: Tensor = operators[name](*args)
+        return result
+    with selection.use("aten"):
+        return run_beside(operators, name, *args)
 
 
 # --- formulas ------------------------------------------------------------------------------------
@@ -136,10 +142,10 @@ def moves(op: Op, bound: Mapping[str, Any]) -> bool:
     if forced and not asked:
         return False
     deterministic = torch.are_deterministic_algorithms_enabled()
-    racing = nondeterministic()
-    if not (asked or deterministic or _may_pay(op, bound.get("x"), racing)):
+    waived = nondeterministic(), trusts_indices()
+    if not (asked or deterministic or _may_pay(op, bound.get("x"), all(waived))):
         return False
-    modes = asked, deterministic, racing, state.generation
+    modes = asked, deterministic, waived, state.generation
     try:
         key = (op.name, *modes, *bound, *map(description, bound.values()))
         known = key in _found
@@ -160,7 +166,7 @@ def keeps_bits(op: Op, bound: Mapping[str, Any]) -> bool:
         return False
     if bound.get("reduce") not in ("mean", "prod") or not isinstance(x, Tensor):
         return False
-    promised = op.promises_more(DTYPE_NAMES.get(x.dtype, "i"), x.device.type)
+    promised = op.promises_order(DTYPE_NAMES.get(x.dtype, "i"), x.device.type)
     return promised and _serves(op, bound)
 
 
@@ -183,11 +189,11 @@ def _may_be_written(x: Any) -> bool:
     return plain and not (base is not None and base.is_leaf and base.requires_grad)
 
 
-def _may_pay(op: Op, x: Any, racing: bool) -> bool:
+def _may_pay(op: Op, x: Any, waived: bool) -> bool:
     """Without a look at the call: whether there are records, or a promise to keep."""
     if not isinstance(x, Tensor):
         return False
-    if keeps_order(op, x) or (x.is_cuda and not racing):  # each sums, forward or backward
+    if keeps_order(op, x) or (x.is_cuda and not waived):  # each sums, forward or backward
         return True
     backward = "scatter_add" if op.name == "gather" else "gather"
     names = op.form_of or op.name, backward

@@ -4,17 +4,17 @@ end the process's use of it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tilewright.errors import IndexOutOfRange
+from tilewright.impls._any_index import POSITIONS
 from tilewright.op import Op, Workload
 from tilewright.ops._indexing import told_once
 from tilewright.settings import settings
-
-_POSITIONS = (torch.int32, torch.int64)
 
 
 def in_range_first(w: Workload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,7 +26,7 @@ def in_range_first(w: Workload, run: Callable[..., Any]) -> Callable[..., Any]:
         size = w["x"].shape[w["dim"]]
 
     def call(*tensors: Tensor) -> Any:
-        _refuse_out_of_range(w.op, tensors[at], size)
+        refuse_out_of_range(w.op, tensors[at], size)
         return run(*tensors)
 
     return call
@@ -41,19 +41,24 @@ def look_first(op: Op, bound: Mapping[str, Any]) -> None:
     """
     assert op.indexed is not None
     index, x, dim = (bound.get(name) for name in ("index", "x", "dim"))
-    if not isinstance(index, Tensor) or index.dtype not in _POSITIONS:
+    if not isinstance(index, Tensor) or index.dtype not in POSITIONS:
         return  # what is wrong, PyTorch will say
     if index.is_cuda and not settings().check_indices:
         return
     late = op.form_of is not None or index.is_cuda
-    if late and isinstance(x, Tensor) and isinstance(dim, int):
-        if not x.dim() or -x.dim() <= dim < x.dim():
-            _refuse_out_of_range(op.name, index, x.shape[dim] if x.dim() else 1)
-    elif op.indexed.unchecked or (index.is_cuda and "num_weights" in bound):
-        _refuse_out_of_range(op.name, index, bound["num_weights"])
+    if late and isinstance(x, Tensor) and isinstance(dim, Integral):
+        if not x.dim() or -x.dim() <= int(dim) < x.dim():
+            refuse_out_of_range(op.name, index, x.shape[int(dim)] if x.dim() else 1)
+    elif isinstance(rows := bound.get("num_weights"), Integral):
+        refuse_out_of_range(op.name, index, int(rows))
 
 
-def _refuse_out_of_range(name: str, index: Tensor, size: int) -> None:
+def refuse_out_of_range(name: str, index: Tensor, size: int) -> None:
+    """Waits for a GPU to know, unless its stream is captured.
+
+    Raises:
+        IndexOutOfRange: an element of the index names no place of 0 to size - 1.
+    """
     index = told_once(index)
     if index.numel() and not (index.is_cuda and torch.cuda.is_current_stream_capturing()):
         least, most = (int(value) for value in torch.aminmax(index))

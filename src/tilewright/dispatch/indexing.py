@@ -7,8 +7,11 @@ which `tw.scatter` copies and `tw.index_add` adds: of the implementation that th
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from types import NoneType
 from typing import Any
 
 import torch
@@ -25,25 +28,41 @@ from torch.nn import functional as F
 from torch.overrides import _is_torch_function_mode_enabled
 
 from tilewright.dispatch.call import operators
-from tilewright.errors import IndexOutOfRange, InvalidArgument
+from tilewright.dispatch.index_gradients import run_beside
+from tilewright.dispatch.index_ranges import refuse_out_of_range
+from tilewright.dispatch.pytorch import outliving_indices
+from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidType
+from tilewright.impls._any_index import POSITIONS, beyond, outside, reported, with_room
+from tilewright.impls._in_place import refuse_shared
+from tilewright.op import OPS
 from tilewright.ops._indexing import NUMBERS
 from tilewright.tensor_spec import DTYPE_NAMES
 
 _PLAIN = (Tensor, Parameter)
-_INDICES = (torch.int32, torch.int64)
 
 
 def _is_pytorchs(*tensors: Tensor) -> bool:
-    """Whether the call is traced, transformed, or on tensors that are not plain ones."""
+    """Whether the call is traced, transformed, under autocast, or on tensors that are not plain."""
+    return _is_traced(*tensors) or _is_any_autocast_enabled()
+
+
+def _is_traced(*tensors: Tensor) -> bool:
+    """The same less autocast."""
     return bool(
         is_dynamo_compiling()
         or any(type(t) not in _PLAIN for t in tensors)
-        or _is_any_autocast_enabled()
         or _len_torch_dispatch_stack()
         or _is_torch_function_mode_enabled()
         or _are_functorch_transforms_active()
         or forward_ad._current_level >= 0
     )
+
+
+def _refuse_others(op: str, wanted: str, kinds: type | tuple[type, ...], **given: Any) -> None:
+    """Arguments of other types, in PyTorch's kind of error; True is no number."""
+    for name, value in given.items():
+        if not isinstance(value, kinds) or (type(value) is bool and kinds is not bool):
+            raise InvalidType(f"{op}: {name} is of type {type(value).__name__}, expected {wanted}")
 
 
 # --- embedding -----------------------------------------------------------------------------------
@@ -60,44 +79,89 @@ def embedding(
 ) -> Tensor:
     """What torch.nn.functional.embedding computes; a drop-in for it.
 
-    The looked-up rows are PyTorch's. The dense gradient of `weight` is `tw.embedding_backward`'s:
-    the same bits in every run, however skewed the indices are. Where that is of no use (no gradient
-    of weight is needed, a sparse one is, under autocast, torch.compile and transforms, for tensor
-    subclasses) PyTorch's function runs as it is.
+    On a GPU the rows are looked up by `tw.gather`. The dense gradient of `weight` is
+    `tw.embedding_backward`'s: the same bits in every run, however skewed the indices are. Under
+    autocast, torch.compile and transforms, and for tensor subclasses, PyTorch's function runs.
 
     Args:
         input: indices, any shape, int64 or int32.
-        weight: (rows, D), the table; fp16, bf16, fp32 or fp64.
+        weight: (rows, D), the table; fp16, bf16, fp32 or fp64, others without gradients.
         padding_idx: the row whose gradient is left out; negative ones count from the end.
         max_norm, norm_type: rows are renormalised in place before they are read, as there.
         scale_grad_by_freq: divide each row's gradient by how often it was read.
-        sparse: as there.
+        sparse: the gradient is a sparse tensor, PyTorch's.
 
     Returns:
         input's shape and D, dtype of weight.
+
+    Raises:
+        InvalidType: an argument is of another type.
+        InvalidArgument: padding_idx is out of range.
+        IndexOutOfRange: a value of input is out of range.
     """
+    _refuse_others("embedding", "a Tensor", Tensor, input=input, weight=weight)
+    _refuse_others("embedding", "an int or None", (Integral, NoneType), padding_idx=padding_idx)
+    _refuse_others("embedding", "a float or None", (Real, NoneType), max_norm=max_norm)
+    _refuse_others("embedding", "a float", Real, norm_type=norm_type)
+    _refuse_others(
+        "embedding", "a bool", bool, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse
+    )
+    run = functools.partial(
+        F.embedding,
+        padding_idx=padding_idx,
+        norm_type=norm_type,
+        scale_grad_by_freq=scale_grad_by_freq,
+        sparse=sparse,
+    )
     if (
-        sparse
-        or not (torch.is_grad_enabled() and weight.requires_grad)
-        or weight.dim() != 2
-        or not weight.is_floating_point()
-        or weight.dtype not in DTYPE_NAMES
-        or input.dtype not in _INDICES
+        weight.dim() != 2
+        or input.dtype not in POSITIONS
+        or input.device != weight.device
         or _is_pytorchs(input, weight)
     ):
-        return F.embedding(
-            input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
-        )
+        return run(input, weight, max_norm=max_norm)
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise InvalidArgument(
             f"embedding: padding_idx={padding_idx} is out of range for {rows} rows"
         )
-    skipped = -1 if padding_idx is None else padding_idx % rows
     if max_norm is not None:
-        with torch.no_grad():
-            torch.embedding_renorm_(weight.detach(), input.contiguous(), max_norm, norm_type)
-    return _Embedding.apply(input, weight, skipped, scale_grad_by_freq)
+        _renormalise(input, weight.detach(), max_norm, norm_type)
+    wanted = torch.is_grad_enabled() and weight.requires_grad
+    if wanted and not sparse and DTYPE_NAMES.get(weight.dtype) in NUMBERS:
+        skipped = -1 if padding_idx is None else padding_idx % rows
+        return _Embedding.apply(input, weight, skipped, scale_grad_by_freq)
+    return _looked_up(input, weight, run, by_pytorch=wanted)
+
+
+def _looked_up(
+    index: Tensor, weight: Tensor, run: Callable[..., Tensor], by_pytorch: bool = False
+) -> Tensor:
+    """The rows, which on a GPU are zeros where an index is out of range: by `tw.gather`, or by
+    PyTorch's `run`, differentiable."""
+    if not OPS["gather"].outlives_indices(index.device.type):
+        return run(index, weight)
+    empty = not (index.numel() and weight.numel())
+    if by_pytorch or empty or DTYPE_NAMES.get(weight.dtype) not in NUMBERS:
+        skipped = reported(outside(index, weight.shape[0]))
+        table = weight if len(weight) else with_room(weight, 0)
+        return run(beyond(index, skipped, 0), table).masked_fill(skipped[..., None], 0)
+    columns = weight.shape[1]
+    names = index.reshape(-1, 1).expand(-1, columns)
+    return run_beside(operators, "gather", weight, 0, names).view(*index.shape, columns)
+
+
+def _renormalise(index: Tensor, table: Tensor, max_norm: float, norm_type: float) -> None:
+    """Rows that are read, in place; PyTorch's kernels write before they look at all indices."""
+    rows = len(table)
+    if not OPS["gather"].outlives_indices(index.device.type):
+        if index.device.type == "cpu":
+            refuse_out_of_range("embedding", index, rows)
+        torch.embedding_renorm_(table, index.contiguous(), max_norm, norm_type)
+    elif rows:
+        skipped, first = outside(index, rows), table[0].clone()
+        torch.embedding_renorm_(table, beyond(index, skipped, 0).contiguous(), max_norm, norm_type)
+        table[0].copy_(torch.where((index == 0).any(), table[0], first))
 
 
 class _Embedding(torch.autograd.Function):
@@ -107,18 +171,15 @@ class _Embedding(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(index)
         ctx.constants = weight.shape[0], skipped, scale_grad_by_freq
-        return torch.embedding(weight, index, skipped, scale_grad_by_freq, False)
+        return _looked_up(index, weight, F.embedding)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (index,) = grads, ctx.saved_tensors
-        # The gradient of a gradient: PyTorch's formula is differentiable, and ours is not.
-        run = (
-            torch.ops.aten.embedding_dense_backward
-            if torch.is_grad_enabled()
-            else operators["embedding_backward"]
-        )
-        return None, run(grad, index, *ctx.constants), None, None
+        if torch.is_grad_enabled():  # PyTorch's formula is differentiable, and ours is not
+            given = grad, index, *ctx.constants
+            return None, outliving_indices(OPS["embedding_backward"], given, {}), None, None
+        return None, operators["embedding_backward"](grad, index, *ctx.constants), None, None
 
 
 # --- index_put -----------------------------------------------------------------------------------
@@ -145,15 +206,17 @@ def index_put(
         The shape, dtype and strides of input.
 
     Raises:
+        InvalidType: input or values is no tensor, or indices no tuple or list.
         IndexOutOfRange: a position is out of range.
     """
+    _refuse_others("index_put", "a Tensor", Tensor, input=input, values=values)
     if _is_any_autocast_enabled() and values.dtype == input.dtype:  # which changes nothing
         with torch._C._DisableAutocast():
             return index_put(input, indices, values, accumulate)
     indices = _positions(input, indices)
     shape = _common_shape(input, indices, values)
     if shape is None:
-        return torch.index_put(input, tuple(indices), values, accumulate)
+        return _by_pytorch(torch.index_put, input, indices, values, accumulate)
     x = input.contiguous()
     out = _moved(x, indices, values, shape, accumulate, "").view(input.shape)
     return out if x is input else torch.empty_like(input).copy_(out)
@@ -162,14 +225,21 @@ def index_put(
 def index_put_(
     input: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """`index_put` that writes to input and returns it."""
+    """`index_put` that writes to input and returns it.
+
+    Raises:
+        SharedMemory: input has memory of values or of an index, too.
+    """
+    _refuse_others("index_put_", "a Tensor", Tensor, input=input, values=values)
     if _is_any_autocast_enabled() and values.dtype == input.dtype:
         with torch._C._DisableAutocast():
             return index_put_(input, indices, values, accumulate)
     indices = _positions(input, indices)
     shape = _common_shape(input, indices, values)
     if shape is None:
-        return input.index_put_(tuple(indices), values, accumulate)
+        return _by_pytorch(Tensor.index_put_, input, indices, values, accumulate)
+    named = {f"indices[{d}]": index for d, index in enumerate(indices)}
+    refuse_shared("index_put_", "input", input, values=values, **named)
     differentiable = torch.is_grad_enabled() and (input.requires_grad or values.requires_grad)
     if differentiable or not (input.is_contiguous() or len(indices) == 1):
         return input.copy_(index_put(input, indices, values, accumulate))
@@ -181,7 +251,10 @@ def _positions(x: Tensor, indices: Sequence[Tensor]) -> Sequence[Tensor]:
     """Of a mask beside other indices its positions, as PyTorch finds them, on a GPU by waiting; a
     mask alone names no place twice, and is PyTorch's, as is one of another shape than x has."""
     if isinstance(indices, Tensor):
-        raise InvalidArgument("index_put: indices is one Tensor, expected a tuple: (indices,)")
+        raise InvalidType("index_put: indices is one Tensor, expected a tuple: (indices,)")
+    _refuse_others("index_put", "a tuple of Tensors", (tuple, list), indices=indices)
+    for d, index in enumerate(indices):
+        _refuse_others("index_put", "a Tensor", Tensor, **{f"indices[{d}]": index})
     if len(indices) < 2 or not any(
         isinstance(i, Tensor) and i.dtype is torch.bool for i in indices
     ):
@@ -197,6 +270,49 @@ def _positions(x: Tensor, indices: Sequence[Tensor]) -> Sequence[Tensor]:
         else:
             return indices
     return found
+
+
+def _by_pytorch(
+    put: Callable[..., Tensor],
+    x: Tensor,
+    indices: Sequence[Tensor],
+    values: Tensor,
+    accumulate: bool,
+) -> Tensor:
+    """torch.index_put or its in-place form; on a GPU a position that is out of range in a dim is
+    left out, and a later call tells."""
+    if (
+        not OPS["scatter"].outlives_indices(x.device.type)
+        or not x.numel()
+        or _is_traced(x, values, *indices)
+        or any(i.device != x.device and i.dim() for i in indices)
+    ):
+        return put(x, tuple(indices), values, accumulate)
+    dims: dict[int, int] = {}
+    """Of the positions, by the place of their tensor."""
+    dim = 0
+    for place, index in enumerate(indices):
+        if index.dtype in POSITIONS:
+            dims[place] = dim
+        dim += index.dim() if index.dtype in (torch.bool, torch.uint8) else 1
+    try:
+        given = torch.broadcast_tensors(*(indices[place] for place in dims))
+    except RuntimeError:
+        given = ()
+    if not given or dim > x.dim():  # masks alone, or wrong as PyTorch says in its words
+        return put(x, tuple(indices), values, accumulate)
+    sizes = [x.shape[d] for d in dims.values()]
+    outsides = [(i < -n) | (i >= n) for i, n in zip(given, sizes, strict=True)]
+    skipped = functools.reduce(torch.logical_or, outsides)
+    reported(skipped)
+    safe, (first, *_) = [*indices], dims
+    for place, index, size in zip(dims, given, sizes, strict=True):
+        wrapped = torch.where(index < 0, index + size, index)
+        safe[place] = beyond(wrapped, skipped, size if place == first else 0)
+    room = with_room(x, dims[first])
+    out = torch.index_put(room, tuple(safe), values, accumulate)
+    out = out.narrow(dims[first], 0, sizes[0])
+    return x.copy_(out) if put is Tensor.index_put_ else torch.empty_like(x).copy_(out)
 
 
 def _moved(
@@ -236,9 +352,8 @@ def _refuse_far_indices(x: Tensor, indices: Sequence[Tensor]) -> None:
 def _common_shape(x: Tensor, indices: Sequence[Tensor], values: Tensor) -> torch.Size | None:
     """Of the index tensors; None for calls that PyTorch answers, the wrong ones among them."""
     if (
-        not (isinstance(x, Tensor) and isinstance(values, Tensor))
-        or not 0 < len(indices) <= x.dim()
-        or not all(isinstance(i, Tensor) and i.dtype in _INDICES for i in indices)
+        not 0 < len(indices) <= x.dim()
+        or not all(isinstance(i, Tensor) and i.dtype in POSITIONS for i in indices)
         or DTYPE_NAMES.get(x.dtype) not in NUMBERS
         or values.dtype != x.dtype
         or not x.numel()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tilewright.dispatch.pytorch import bind, or_why
 from tilewright.errors import InvalidArgument
+from tilewright.impls._any_index import gather
 from tilewright.op import Op
 from tilewright.ops._indexing import readable
 
@@ -99,11 +100,17 @@ def _sparse_gradient(
     if type(wanted) is not bool:
         raise InvalidArgument(f"{op.name}: sparse_grad={wanted} should be bool")
     bound = bind(op, args, kwargs)
-    everything: list[Any] = [bound.get(n) for n in op.parameters]
-    x, dim, index = everything
+    given: list[Any] = [bound.get(n) for n in op.parameters]
+    x, dim, index = given
     if not (wanted and torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad):
         return operators[op.name](*args, **kwargs)
-    return or_why(op, args, kwargs, lambda: torch.gather(x, dim, readable(index), sparse_grad=True))
+
+    def run(x: Any, dim: Any, index: Any) -> Tensor:
+        return torch.gather(x, dim, readable(index), sparse_grad=True)
+
+    if isinstance(index, Tensor) and op.outlives_indices(index.device.type):
+        return or_why(op, args, kwargs, lambda: gather(x, dim, index, run))
+    return or_why(op, args, kwargs, lambda: run(x, dim, index))
 
 
 _MEANINGS: Mapping[str, Callable[..., Any]] = {

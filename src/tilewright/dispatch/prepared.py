@@ -29,6 +29,7 @@ from tilewright.dispatch.seeding import drawing, seeded
 from tilewright.dispatch.selection import Choice, Forced
 from tilewright.errors import IndexOutOfRange, InvalidArgument, SharedMemory, TilewrightError
 from tilewright.impl import IMPLS
+from tilewright.impls._any_index import of_any_index
 from tilewright.impls._vendor import vendor
 from tilewright.op import Op, Workload
 from tilewright.settings import settings
@@ -275,15 +276,17 @@ def _unbuilt(w: Workload, device: torch.device) -> tuple[Run, Choice]:
 
 def _vendor(w: Workload, device: torch.device) -> Run:
     """PyTorch's kernel, but one of ours where its deterministic mode asks for it."""
-    run = _vendor_or_ours(w, device) if races(w, device) else vendor(w)
     if w.operator.indexed is None:
-        return run
+        return vendor(w)
+    run = of_any_index(w) if w.operator.outlives_indices(device.type) else vendor(w)
+    if races(w, device):
+        run = _vendor_or_ours(w, device, run)
     late = bool(w.operator.destinations(w)) or w.operator.indexed.unchecked
     looks_first = late if device.type == "cpu" else settings().check_indices
     return in_range_first(w, run) if looks_first else run
 
 
-def _vendor_or_ours(w: Workload, device: torch.device) -> Run:
+def _vendor_or_ours(w: Workload, device: torch.device, run: Run) -> Run:
     def build() -> Run | None:
         choice = selection.deterministic(w, device)
         try:
@@ -292,7 +295,7 @@ def _vendor_or_ours(w: Workload, device: torch.device) -> Run:
             _give_up(w, device, error)
             return None
 
-    return VendorOrOurs(w, build, HOT_CALLS - 1)
+    return VendorOrOurs(run, build, HOT_CALLS - 1)
 
 
 def _warn_of_compilations(w: Workload, device: torch.device) -> None:
@@ -337,7 +340,7 @@ def _prepare(
     may_be_negated = not is_vendor and any(
         t.dim() == 0 or t.stride() != contiguous_strides(t.shape) for t in tensors.values()
     )
-    guarded = _unless_negated(run, vendor(w)) if may_be_negated else run
+    guarded = _unless_negated(run, _vendor(w, device)) if may_be_negated else run
     prepared = {key: _reordered(guarded, order)}
     floats = [n for n, v in given.items() if type(v) is float]
     if w.scalars and floats == [*w.scalars]:

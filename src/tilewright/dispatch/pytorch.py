@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
+
+from tilewright.impls import _any_index
 from tilewright.impls._vendor import call_reference
 from tilewright.op import Op
 
@@ -12,6 +15,18 @@ from tilewright.op import Op
 def as_pytorch(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What PyTorch gives for a call of the public function, without validation of ours."""
     return call_reference(op, bind(op, args, kwargs))
+
+
+def outliving_indices(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The same on plain tensors outside transforms, where an index out of range leaves the process
+    the use of a GPU."""
+    if op.indexed is None:
+        return as_pytorch(op, args, kwargs)
+    bound = bind(op, args, kwargs)
+    index = bound.get("index")
+    if isinstance(index, Tensor) and op.outlives_indices(index.device.type):
+        return _any_index.reference(op, bound)
+    return op.reference(**bound)
 
 
 def or_why(op: Op, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:

@@ -5,9 +5,9 @@
 3. the record of the nearest workload in its bucket, if its config fits here too;
 4. the heuristic of an implementation that the records show to win for this operator;
 5. a generated kernel, for what tw.fuse was asked to fuse;
-6. what keeps a promise that PyTorch's own kernels do not keep on a GPU where an index repeats:
-   which of several writes wins, and the same bits of a sum in every run; if it must, of
-   contiguous copies;
+6. what keeps a promise that PyTorch's own kernels do not keep on a GPU: which of several writes
+   to one place wins, the same bits of a sum in every run, and a process that outlives an index
+   out of range; if it must, of contiguous copies;
 7. aten. Without evidence the vendor runs.
 
 Nothing is measured here, and the store is read once.
@@ -170,7 +170,9 @@ def _ordered(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | No
     if not w.operator.promises_more(w.main.dtype, device.type):
         return None
     assert w.operator.indexed is not None
-    if w.operator.indexed.last_wins:
+    if not w.operator.promises_order(w.main.dtype, device.type):
+        reason = "an index out of range is skipped, which ends the use of the GPU in aten"
+    elif w.operator.indexed.last_wins:
         reason = "the last of several writes to one place wins, which aten leaves open"
     else:
         reason = "the same bits in every run, which aten's atomic sums have not"
@@ -224,7 +226,7 @@ def deterministic(w: Workload, device: torch.device) -> Choice | None:
 
 def unbuilt(w: Workload, device: torch.device) -> Choice:
     """What runs where no kernel of ours is built, yet or at all: aten, or what stands in for it."""
-    if w.operator.promises_more(w.main.dtype, device.type):
+    if w.operator.promises_order(w.main.dtype, device.type):
         reason = "nothing is built for it, and aten leaves open which of several writes wins"
         for i in implementations(w):
             if i.stands_in:
@@ -238,7 +240,7 @@ def waits(w: Workload, device: torch.device, choice: Choice) -> bool:
     if choice.source not in ("nearest", "heuristic", "ordered"):
         return False
     until_then = IMPLS[unbuilt(w, device).implementation]
-    return until_then.stands_in or not w.operator.promises_more(w.main.dtype, device.type)
+    return until_then.stands_in or not w.operator.promises_order(w.main.dtype, device.type)
 
 
 def device_spec_of(device: torch.device) -> DeviceSpec:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tilewright.compile.faults import raise_fault, report
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
+from tilewright.impls._any_index import beyond, outside, reported
 from tilewright.op import Workload
-from tilewright.ops._indexing import last_written, told_once
-from tilewright.settings import settings
+from tilewright.ops._indexing import last_written
 
 
 class ScatterPositions(Implementation):
@@ -33,17 +31,10 @@ class PositionsExecutable(Executable):
     def __init__(self, w: Workload):
         self._w, self._in_place = w, "x" in w.donated
         self._places = w["x"].shape[w["dim"]] if w["x"].rank else 1
-        self._checked = settings().check_indices
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        raise_fault()
         given = self._w.call(tensors)
-        shape, once = given["index"].shape, told_once(given["index"])
-        outside = (once < 0) | (once >= self._places)
-        report(outside)
-        given["index"] = once.masked_fill(outside, 0).expand(shape)
-        out = last_written(**given, skipped=outside.expand(shape))
-        if self._checked and out.is_cuda and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(out.device)
-            raise_fault()
+        skipped = reported(outside(given["index"], self._places))
+        given["index"] = beyond(given["index"], skipped, 0)
+        out = last_written(**given, skipped=skipped)
         return tensors[0].copy_(out) if self._in_place else out
