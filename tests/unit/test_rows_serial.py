@@ -158,7 +158,10 @@ def test_in_place_a_table_may_be_of_any_size():
 @pytest.mark.parametrize(
     ("text", "taken"),
     [
-        ("index_add(x=f32[50,64], dim=0, index=i64[1024], source=f32[1024,64])", "rows_serial"),
+        ("index_add(x=f32[50,64], dim=0, index=i64[400], source=f32[400,64])", "rows_serial"),
+        ("index_add(x=f32[50,64], dim=0, index=i64[401], source=f32[401,64])", "integer_sums"),
+        ("index_add(x=i32[50,64], dim=0, index=i64[1024], source=i32[1024,64])", "rows_serial"),
+        ("embedding_backward(grad=f32[512,8], index=i64[512], num_weights=4000)", "rows_serial"),
         ("index_add(x=f32[9,64], dim=0, index=i64[300], source=f32[300,64])", "rows_serial"),
         ("index_add(x=f32[9,64], dim=0, index=i64[1025], source=f32[1025,64])", "rows_bins"),
         ("index_add(x=f32[50,64], dim=0, index=i64[1025], source=f32[1025,64])", "integer_sums"),

@@ -40,6 +40,11 @@ def few_enough(elements: int, terms: int, places: int, device: DeviceSpec) -> bo
     by atomic operations."""
     if elements <= MOST_ELEMENTS_UNTUNED and terms <= MOST_TERMS_UNTUNED:
         return True
+    return in_tables(elements, terms, places, device)
+
+
+def in_tables(elements: int, terms: int, places: int, device: DeviceSpec) -> bool:
+    """Whether that is because blocks have tables of all places."""
     return terms <= MOST_TERMS and takes_tables(elements, places, device)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._buckets import MIN_ELEMENTS, Buckets, Sizes, sizes
-from tilewright.impls._integers import MOST_TERMS, not_by_integers, takes_tables
+from tilewright.impls._buckets import Buckets, Sizes, sizes, worth_buckets
+from tilewright.impls._integers import in_tables, not_by_integers
 from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
 from tilewright.impls.scatter_serial import ScatterSerial
 from tilewright.impls.scatter_tiled import ScatterTiled
@@ -36,10 +36,8 @@ class BucketSums(Buckets):
         return super().unsupported(w, device)
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        elements, few = w["index"].numel, served_scatter(w).length <= MOST_TERMS
-        if few and takes_tables(elements, w.main.numel, device):
-            return False
-        if elements < MIN_ELEMENTS or not super().suits(w, device):
+        p = served_scatter(w)
+        if in_tables(w["index"].numel, p.length, w.main.numel, device) or not worth_buckets(p):
             return False
         return not any(o.unsupported(w, device) is None and o.suits(w, device) for o in OTHERS)
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.impl import IMPLS
 from tilewright.impls._indexed import Launch, Workspace, sum_bytes
+from tilewright.impls._integers import MOST_ELEMENTS_UNTUNED
 from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
@@ -27,7 +29,9 @@ MOST_INDICES = 2048
 """That a block sorts."""
 MOST_FILLED = 2**17
 """Places of a result out of place."""
-MOST_INDICES_UNTUNED = 1024
+MOST_INDICES_UNTUNED, MOST_BESIDE_INTEGERS = 1024, 400
+"""The second where integer_sums takes the sum: H200, commit 4ad1c76, 2026-11-22, 7.3 us and its 9.2
+for 50 rows of 64, 14.1 and 11.3 for 1000 rows of 128, lines through which meet at 430 rows."""
 SHARE_OF_L2_UNTUNED = 8
 """What is moved takes at most one part in so many."""
 BLOCKS_OF_SM = 2
@@ -61,7 +65,10 @@ class RowsSerial(RowKernels):
         return None
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        return is_tiny(served_rows(w), w.main.itemsize, device)
+        p = served_rows(w)
+        if not is_tiny(p, w.main.itemsize, device):
+            return False
+        return p.count <= MOST_BESIDE_INTEGERS or not _by_integers(p, w, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_rows(w)
@@ -123,6 +130,14 @@ def is_tiny(p: RowProblem, itemsize: int, device: DeviceSpec) -> bool:
     moved = p.outer * rows * p.columns * itemsize
     few = p.count <= MOST_INDICES_UNTUNED and (not p.fill or p.places <= MOST_FILLED)
     return few and moved <= device.l2_bytes // SHARE_OF_L2_UNTUNED
+
+
+def _by_integers(p: RowProblem, w: Workload, device: DeviceSpec) -> bool:
+    """Whether untuned integer_sums takes what this leaves."""
+    other = IMPLS["integer_sums"]
+    if p.outer * p.count * p.columns > MOST_ELEMENTS_UNTUNED or not other.serves(w.op):
+        return False
+    return other.unsupported(w, device) is None
 
 
 def owners(p: RowProblem, c: RowsSerial.Config) -> int:

@@ -10,7 +10,7 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._buckets import MIN_ELEMENTS, MIN_TILE
+from tilewright.impls._buckets import worth_buckets
 from tilewright.impls._indexed import (
     REDUCE,
     IndexedExecutable,
@@ -167,10 +167,8 @@ def _by_integers(p: ScatterProblem, w: Workload, device: DeviceSpec) -> bool:
     """Whether untuned integer_sums or bucket_sums would take a sum."""
     if not_by_integers(p.dtype, p.reduce) is not None:
         return False
-    moved = w["index"].numel
-    if few_enough(moved, p.length, w.main.numel, device):
-        return True
-    return p.include and moved >= MIN_ELEMENTS and p.length * min(p.inner, 16) >= MIN_TILE
+    few = few_enough(w["index"].numel, p.length, w.main.numel, device)
+    return few or worth_buckets(p)
 
 
 def entry(p: ScatterProblem) -> str:
