@@ -59,8 +59,22 @@ RARE_UNARY = {
     "dropout": lambda a: F.dropout(a, 0.25),
     "exponent": lambda a: (a.abs() + 0.5) ** 1.7 / 4,
     "base": lambda a: 1.5 ** torch.tanh(a),
+    "arcs": lambda a: torch.asin(torch.tanh(a) / 2) + torch.atan(a),
+    "areas": lambda a: torch.asinh(a) - torch.atanh(torch.tanh(a) / 2),
+    "hyperbolic": lambda a: torch.sinh(torch.tanh(a)) + torch.cosh(torch.tanh(a)),
+    "tail": lambda a: torch.erfc(a) + torch.tan(torch.tanh(a)),
+    "decade": lambda a: torch.log10(a.abs() + 1.5),
+    "angle": lambda a: a % 0.75,
 }
-RARE_BINARY = {"power": lambda a, b: torch.pow(a.abs() + 0.5, torch.tanh(b))}
+RARE_BINARY = {
+    "power": lambda a, b: torch.pow(a.abs() + 0.5, torch.tanh(b)),
+    "atan2": lambda a, b: torch.atan2(a, b.abs() + 0.5),
+    "hypot": lambda a, b: torch.hypot(a, b.abs() + 0.5),
+    "copysign": torch.copysign,
+    "fmod": lambda a, b: torch.fmod(a, b.abs() + 0.5),
+    "remainder": lambda a, b: a % (b.abs() + 0.5),
+    "quotient": lambda a, b: torch.div(a, b.abs() + 0.5, rounding_mode="floor"),
+}
 RARE_REDUCTIONS = {
     "prod": lambda a, dims: (1 + torch.tanh(a) / 8).prod(dims[0], keepdim=True),
     "product": lambda a, dims: (1 - torch.tanh(a) / 8).prod(dims[-1]),

@@ -107,6 +107,13 @@ class GraphBuilder:
         dtype = "bool" if name in (*COMPARISONS, "isnan") else self.steps[placed[-1].node].dtype
         return Value(self.add(name, tuple(v.node for v in placed), dtype, axes), axes)
 
+    def binary(self, name: str, a: Value, b: Value) -> Value:
+        return self.combine(name, [a, b])
+
+    def number(self, value: bool | float) -> Value:
+        dtype = "bool" if isinstance(value, bool) else self.arithmetic
+        return Value(self.add("const", (), dtype, (), value), ())
+
     def joined(self, a: Axes, b: Axes) -> Axes | None:
         """The axes of two values broadcast together; None if a value would have one twice."""
         rank = max(len(a), len(b))

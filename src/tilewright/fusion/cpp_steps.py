@@ -28,7 +28,12 @@ _FUNCTIONS = {
     **{"log": "logarithm", "log2": "logarithm2", "log1p": "logarithm1p"},
     **{"tanh": "hyperbolic_tangent", "erf": "error_function", "sin": "sine", "cos": "cosine"},
     **{"floor": "rounded_down", "ceil": "rounded_up", "round": "rounded_even"},
-    **{"trunc": "truncated", "sign": "sign_of"},
+    **{"trunc": "truncated", "sign": "sign_of", "log10": "logarithm10"},
+    **{"erfc": "complementary_error_function", "hypot": "hypotenuse", "copysign": "with_sign_of"},
+    **{"tan": "tangent", "asin": "arc_sine", "acos": "arc_cosine", "atan": "arc_tangent"},
+    **{"sinh": "hyperbolic_sine", "cosh": "hyperbolic_cosine", "atan2": "arc_tangent_of"},
+    **{"asinh": "area_sine", "acosh": "area_cosine", "atanh": "area_tangent"},
+    "fmod": "remainder_of_truncated",
 }
 
 

@@ -27,9 +27,11 @@ from tilewright.tensor_spec import TensorSpec
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 POINTWISE = (
     *("add", "sub", "mul", "div", "pow", "maximum", "minimum", *COMPARISONS, "and", "or"),
+    *("fmod", "atan2", "hypot", "copysign"),
     *("neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log1p", "expm1"),
     *("quick_exp", "shifted_exp"),
     *("tanh", "erf", "sin", "cos", "floor", "ceil", "round", "trunc", "sign", "not", "isnan"),
+    *("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "log10"),
     "where",
 )
 REDUCTIONS = ("sum", "mean", "m2", "amax", "amin", "prod", "sum_exp")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
 from tilewright.fusion.builder import GraphBuilder, Unsupported, Value
+from tilewright.fusion.composed import COMPOSED
 from tilewright.fusion.ir import POINTWISE, Draw, Graph
 from tilewright.fusion.trace import trace_reference
 from tilewright.op import Workload
@@ -94,6 +95,8 @@ class _Lowering(GraphBuilder):
             raise Unsupported("it writes to an argument: return the new value instead")
         name = _name(node).rstrip("_")
         name = _RENAMED.get(name, name)
+        if (mode := node.kwargs.get("rounding_mode")) is not None:
+            name = f"{name}_{mode}"
         if not isinstance(node.meta.get("val"), torch.Tensor):
             raise Unsupported(f"step {node.target} of the reference gives more than one tensor")
         if name in _IDENTITIES:
@@ -118,8 +121,8 @@ class _Lowering(GraphBuilder):
             return self.permuted(node, name)
         if name in ("sum", "amax", "amin", "prod", "mean", "var", *_OVER_BOOLEANS):
             return self.reduction(node, name)
-        if name in _COMPOSED:
-            return _COMPOSED[name](self, *map(self.value, node.args))
+        if name in COMPOSED:
+            return COMPOSED[name](self, *self.operands(node, name))
         if name == "clamp":
             return self.clamped(node)
         if name in POINTWISE or name in _LOGICAL:
@@ -139,8 +142,7 @@ class _Lowering(GraphBuilder):
                 raise Unsupported(f"{arg.target} of the reference: its values are undefined")
             return self.values[arg]
         if isinstance(arg, (bool, int, float)):
-            dtype = "bool" if isinstance(arg, bool) else self.arithmetic
-            return Value(self.add("const", (), dtype, (), arg), ())
+            return self.number(arg)
         raise Unsupported(f"argument {arg!r} of the reference")
 
     def filled(self, node: Any, name: str) -> Value:
@@ -217,8 +219,9 @@ class _Lowering(GraphBuilder):
         remaining = iter([axis for axis, n in zip(along, old, strict=True) if n != 1])
         return Value(value.node, tuple(next(remaining) if n != 1 else None for n in shape))
 
-    def pointwise(self, node: Any, name: str) -> Value:
-        known = {"alpha", "dtype", "layout", "device", "pin_memory"}
+    def operands(self, node: Any, name: str) -> list[Value]:
+        """Of a step of elements, in one dtype: booleans are 0 and 1 beside numbers."""
+        known = {"alpha", "dtype", "layout", "device", "pin_memory", "rounding_mode"}
         if unknown := [n for n, v in node.kwargs.items() if n not in known and v is not None]:
             raise Unsupported(f"{node.target} with {unknown[0]}={node.kwargs[unknown[0]]!r}")
         values = [self.value(a) for a in node.args]
@@ -227,11 +230,18 @@ class _Lowering(GraphBuilder):
         if not (dtype.is_floating_point or dtype == torch.bool or chosen):
             raise Unsupported(f"{node.target} gives {dtype}: integer arithmetic")
         if name in _LOGICAL:
-            return self.combine(_LOGICAL[name], [self.converted(v, "bool") for v in values])
+            return [self.converted(v, "bool") for v in values]
         if dtype == torch.bool and name in _OF_BOOLEANS:
-            return self.combine(_OF_BOOLEANS[name], values)
+            return values
         first = 1 if name == "where" else 0
-        values[first:] = self.alike(values[first:], dtype == torch.bool)
+        return [*values[:first], *self.alike(values[first:], dtype == torch.bool)]
+
+    def pointwise(self, node: Any, name: str) -> Value:
+        values = self.operands(node, name)
+        if name in _LOGICAL:
+            return self.combine(_LOGICAL[name], values)
+        if node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS:
+            return self.combine(_OF_BOOLEANS[name], values)
         alpha = node.kwargs.get("alpha", 1)
         if alpha != 1:
             scaled = self.binary("mul", values[1], self.value(float(alpha)))
@@ -243,9 +253,6 @@ class _Lowering(GraphBuilder):
         if booleans and all(self.steps[v.node].dtype == "bool" for v in values):
             return values
         return [self.converted(v, self.arithmetic) for v in values]
-
-    def binary(self, name: str, a: Value, b: Value) -> Value:
-        return self.combine(name, [a, b])
 
     def reduction(self, node: Any, name: str) -> Value:
         value, out = self.value(node.args[0]), node.meta["val"].dtype
@@ -285,39 +292,6 @@ class _Lowering(GraphBuilder):
         if by == 1 and op != "div":
             return i
         return self.add(op, (i, self.add("const", (), dtype, (), float(by))), dtype, axes)
-
-
-def _is_infinite(lowering: _Lowering, x: Value) -> Value:
-    return lowering.binary("eq", lowering.combine("abs", [x]), lowering.value(math.inf))
-
-
-def _but_for_nan(name: str) -> Callable[..., Value]:
-    """The greater or smaller of two, of which one may be NaN."""
-
-    def step(lowering: _Lowering, a: Value, b: Value) -> Value:
-        inner = lowering.combine(
-            "where", [lowering.combine("isnan", [b]), a, lowering.binary(name, a, b)]
-        )
-        return lowering.combine("where", [lowering.combine("isnan", [a]), b, inner])
-
-    return step
-
-
-def _sigmoid(lowering: _Lowering, x: Value) -> Value:
-    exponential = lowering.combine("exp", [lowering.combine("neg", [x])])
-    above_one = lowering.binary("add", exponential, lowering.value(1.0))
-    return lowering.combine("reciprocal", [above_one])
-
-
-_COMPOSED: dict[str, Callable[..., Value]] = {
-    "relu": lambda lowering, x: lowering.binary("maximum", x, lowering.value(0.0)),
-    "square": lambda lowering, x: lowering.binary("mul", x, x),
-    "sigmoid": _sigmoid,
-    "isinf": _is_infinite,
-    "fmax": _but_for_nan("maximum"),
-    "fmin": _but_for_nan("minimum"),
-}
-"""Operations that torch does not decompose, in steps of the graph."""
 
 
 def _reduction_arguments(node: Any, name: str, rank: int) -> tuple[list[int], bool, float]:

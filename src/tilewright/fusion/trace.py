@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import sys
 import threading
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from tilewright.errors import NoImplementation
+from tilewright.fusion.decompositions import decompositions
 from tilewright.op import Workload, without_hooks
 from tilewright.rounding import traced_roundings
 from tilewright.tensor_spec import DTYPES
@@ -63,7 +63,7 @@ def trace_reference(
         differentiated = make_fx(run)(*fakes)
         again = fx.Interpreter(differentiated).run  # it passes lines on
         functional = torch.func.functionalize(again, remove="mutations")
-        traced = make_fx(functional, decomposition_table=_decompositions())(*fakes)
+        traced = make_fx(functional, decomposition_table=decompositions())(*fakes)
     traced.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
     traced.recompile()
     return traced
@@ -184,40 +184,3 @@ class _Product(torch.autograd.Function):
         zeros = zero.to(x.dtype).sum(list(dims), keepdim=True)
         others = torch.where(zeros == zero.to(x.dtype), product / factors, 0.0)
         return gradient * others, None, None
-
-
-@functools.cache
-def _decompositions() -> dict[Any, Any]:
-    from torch._decomp import core_aten_decompositions, get_decompositions
-
-    aten = torch.ops.aten
-    wanted = [
-        aten.native_layer_norm,
-        aten._fused_rms_norm,
-        aten.lerp,
-        aten._softmax,
-        aten.mean,
-        aten.var_mean,
-        aten.addcmul,
-        aten.native_layer_norm_backward,
-        aten._fused_rms_norm_backward,
-        aten._softmax_backward_data,
-        *(aten.gelu, aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward),
-        *(aten.tanh_backward, aten.threshold_backward, aten.native_dropout, aten.softplus),
-        *(aten.clamp_min, aten.clamp_max, aten.rsub, aten.addcdiv, aten.mse_loss, aten.hardswish),
-        *(aten.linalg_vector_norm, aten.norm, aten._log_softmax, aten._log_softmax_backward_data),
-        *(aten.elu, aten.elu_backward, aten.leaky_relu, aten.leaky_relu_backward, aten.hardtanh),
-        *(aten.hardtanh_backward, aten.native_batch_norm, aten.native_batch_norm_backward),
-        *(aten._native_batch_norm_legit, aten._native_batch_norm_legit_no_training),
-    ]
-    found = {**core_aten_decompositions(), **get_decompositions(wanted)}
-    for largest, name in ((torch.amax, "max"), (torch.amin, "min")):
-        found[getattr(aten, name).dim] = functools.partial(
-            _with_place, largest, getattr(torch, f"arg{name}")
-        )
-    return found
-
-
-def _with_place(largest: Any, place: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
-    """What `max` and `min` over a dim return: of the two, most programs use the first alone."""
-    return largest(x, dim, keepdim), place(x, dim, keepdim)

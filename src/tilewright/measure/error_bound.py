@@ -24,7 +24,10 @@ from torch import Tensor, fx
 from tilewright.errors import TilewrightError
 from tilewright.fusion.trace import trace_truth
 from tilewright.indexed import Terms
-from tilewright.measure import error_rules_convolution  # noqa: F401 - its rules register
+from tilewright.measure import (  # noqa: F401 - their rules register
+    error_rules_convolution,
+    error_rules_steps,
+)
 from tilewright.measure.error_rules import RULES, SAFETY, Arithmetic, Pair
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPES

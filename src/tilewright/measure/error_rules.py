@@ -126,7 +126,7 @@ def magnitude(y: Tensor) -> Tensor:
     return y.abs().nan_to_num_(0.0, 0.0)
 
 
-def _times(factor: Tensor | float, error: Tensor | None) -> Tensor | None:
+def times(factor: Tensor | float, error: Tensor | None) -> Tensor | None:
     if error is None:
         return None
     return error * (factor.abs() if isinstance(factor, Tensor) else abs(factor))
@@ -143,7 +143,7 @@ def _unary(name: str, function: Rule, slope: Rule, n: float) -> None:
     def apply(arithmetic: Arithmetic, x: Any, **_: Any) -> Pair:
         x = arithmetic.lift(x)
         y = function(x.value.double())
-        error = None if x.error is None else _times(slope(x.value, y), x.error)
+        error = None if x.error is None else times(slope(x.value, y), x.error)
         return arithmetic.rounding(y, (x,), error, n)
 
     RULES[name] = apply
@@ -168,28 +168,20 @@ UNARY: tuple[tuple[str, Rule, Rule, float], ...] = (
     ("tanh", torch.tanh, lambda x, y: 1 - y * y, LIBRARY),
     ("sigmoid", torch.sigmoid, lambda x, y: y * (1 - y), 2 * LIBRARY),
     ("erf", torch.erf, lambda x, y: torch.exp(-x * x) * (2 / math.sqrt(math.pi)), LIBRARY),
+    ("erfc", torch.erfc, lambda x, y: torch.exp(-x * x) * (2 / math.sqrt(math.pi)), 2 * LIBRARY),
+    ("log10", torch.log10, lambda x, y: 1 / (x * math.log(10)), LIBRARY),
+    ("tan", torch.tan, lambda x, y: 1 + y * y, 2 * LIBRARY),
+    ("asin", torch.asin, lambda x, y: 1 / torch.cos(y), LIBRARY),
+    ("acos", torch.acos, lambda x, y: 1 / torch.sin(y), LIBRARY),
+    ("atan", torch.atan, lambda x, y: 1 / (1 + x * x), LIBRARY),
+    ("sinh", torch.sinh, lambda x, y: torch.cosh(x), 2 * LIBRARY),
+    ("cosh", torch.cosh, lambda x, y: torch.sinh(x), LIBRARY),
+    ("asinh", torch.asinh, lambda x, y: 1 / torch.cosh(y), 2 * LIBRARY),
+    ("acosh", torch.acosh, lambda x, y: 1 / torch.sinh(y), 2 * LIBRARY),
+    ("atanh", torch.atanh, lambda x, y: 1 / (1 - x * x), 2 * LIBRARY),
 )
 for _entry in UNARY:
     _unary(*_entry)
-
-
-def _stepped(name: str, function: Rule) -> None:
-    """A function of steps: near one, an operand that is known within +-e may be on either side."""
-
-    def apply(arithmetic: Arithmetic, x: Any) -> Pair:
-        x = arithmetic.lift(x)
-        y = function(x.value)
-        if x.error is None:
-            return Pair(y)
-        scale = SAFETY * arithmetic.u
-        ends = [function(x.value + s * scale * x.error) for s in (-1, 1)]
-        return Pair(y, torch.maximum(*(magnitude(y - end) for end in ends)) / scale)
-
-    RULES[name] = apply
-
-
-for _name in ("sign", "floor", "ceil", "round", "trunc"):
-    _stepped(_name, getattr(torch, _name))
 
 
 def _binary(name: str, function: Rule, slopes: Rule, n: float) -> None:
@@ -203,7 +195,7 @@ def _binary(name: str, function: Rule, slopes: Rule, n: float) -> None:
         if y.dtype == torch.bool:
             return Pair(y)
         da, db = (1.0, 1.0) if a.error is b.error is None else slopes(a.value, b.value, y)
-        error = plus(_times(da, a.error), _times(db, b.error))
+        error = plus(times(da, a.error), times(db, b.error))
         if error is not None:
             error = error.expand(y.shape)
         return arithmetic.rounding(y, (a, b), error, n)
@@ -221,6 +213,9 @@ BINARY: tuple[tuple[str, Rule, Rule, float], ...] = (
     ("minimum", torch.minimum, lambda a, b, y: (1.0, 1.0), 0.0),
     ("fmax", torch.fmax, lambda a, b, y: (1.0, 1.0), 0.0),
     ("fmin", torch.fmin, lambda a, b, y: (1.0, 1.0), 0.0),
+    ("copysign", torch.copysign, lambda a, b, y: (1.0, 0.0), 0.0),
+    ("hypot", torch.hypot, lambda a, b, y: (a / y, b / y), 2 * LIBRARY),
+    ("atan2", torch.atan2, lambda a, b, y: (b / (a * a + b * b), a / (a * a + b * b)), 2 * LIBRARY),
 )
 for _entry in BINARY:
     _binary(*_entry)
@@ -234,7 +229,7 @@ def _pow(arithmetic: Arithmetic, x: Any, exponent: Any) -> Pair:
     power = arithmetic.lift(exponent)
     y = torch.pow(x.value, power.value)
     error = plus(
-        _times(power.value * y / x.value, x.error), _times(y * torch.log(x.value), power.error)
+        times(power.value * y / x.value, x.error), times(y * torch.log(x.value), power.error)
     )
     return arithmetic.rounding(y, (x, power), error, LIBRARY)
 
@@ -249,7 +244,7 @@ def _compare(name: str, function: Rule) -> None:
     RULES[name] = apply
 
 
-for _name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"):
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"):
     _compare(_name, getattr(torch, _name))
 for _name in ("and", "or", "xor", "not"):
     for _kind in ("logical", "bitwise"):

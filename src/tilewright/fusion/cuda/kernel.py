@@ -33,7 +33,11 @@ _FUNCTIONS = {
     "tanh": "hyperbolic_tangent", "erf": "error_function", "sin": "sine", "cos": "cosine",
     "floor": "round_down", "ceil": "round_up", "round": "round_even", "trunc": "round_to_zero",
     "sign": "sign_of", "and": "logical_and", "or": "logical_or", "not": "logical_not",
-    "isnan": "is_nan",
+    "isnan": "is_nan", "log10": "logarithm10", "erfc": "complementary_error_function",
+    "tan": "tangent", "asin": "arc_sine", "acos": "arc_cosine", "atan": "arc_tangent",
+    "sinh": "hyperbolic_sine", "cosh": "hyperbolic_cosine", "atan2": "arc_tangent_of",
+    "asinh": "area_sine", "acosh": "area_cosine", "atanh": "area_tangent",
+    "hypot": "hypotenuse", "copysign": "with_sign_of", "fmod": "remainder_of_truncated",
 }  # fmt: skip
 
 

@@ -46,7 +46,10 @@ ON_CHIP = ("registers", "shared")
 """Where a persistent kernel keeps parameters."""
 GROUP_BARRIERS = 15
 """Of a block, besides the one of all its threads."""
-COSTLY = ("exp", "quick_exp", "shifted_exp", "tanh", "erf", "pow", "sin", "cos")
+COSTLY = (
+    *("exp", "quick_exp", "shifted_exp", "tanh", "erf", "erfc", "pow", "sin", "cos", "tan"),
+    *("asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "fmod"),
+)
 """Steps that take the units for special functions, a quarter as wide as those for arithmetic."""
 EXCHANGE_BYTES = 24
 """Shared memory for what a warp tells the other warps of its row: two buffers of three floats."""

@@ -1,0 +1,60 @@
+"""What a trace takes an operation apart into: torch's own decompositions, and a few more."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@functools.cache
+def decompositions() -> dict[Any, Any]:
+    from torch._decomp import core_aten_decompositions, get_decompositions
+
+    aten = torch.ops.aten
+    wanted = [
+        aten.native_layer_norm,
+        aten._fused_rms_norm,
+        aten.lerp,
+        aten._softmax,
+        aten.mean,
+        aten.var_mean,
+        aten.addcmul,
+        aten.native_layer_norm_backward,
+        aten._fused_rms_norm_backward,
+        aten._softmax_backward_data,
+        *(aten.gelu, aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward),
+        *(aten.tanh_backward, aten.threshold_backward, aten.native_dropout, aten.softplus),
+        *(aten.clamp_min, aten.clamp_max, aten.rsub, aten.addcdiv, aten.mse_loss, aten.hardswish),
+        *(aten.linalg_vector_norm, aten.norm, aten._log_softmax, aten._log_softmax_backward_data),
+        *(aten.elu, aten.elu_backward, aten.leaky_relu, aten.leaky_relu_backward, aten.hardtanh),
+        *(aten.hardtanh_backward, aten.native_batch_norm, aten.native_batch_norm_backward),
+        *(aten._native_batch_norm_legit, aten._native_batch_norm_legit_no_training),
+        *(aten.ldexp, aten.dist),
+    ]
+    found = {**core_aten_decompositions(), **get_decompositions(wanted)}
+    for largest, name in ((torch.amax, "max"), (torch.amin, "min")):
+        found[getattr(aten, name).dim] = functools.partial(
+            _with_place, largest, getattr(torch, f"arg{name}")
+        )
+    found[aten.hardshrink_backward.default] = _shrink_backward
+    found[aten.softshrink_backward.default] = _shrink_backward
+    found[aten.round.decimals] = _round_decimals
+    found[aten._efficientzerotensor.default] = torch.zeros
+    return found
+
+
+def _shrink_backward(gradient: Tensor, x: Tensor, width: float) -> Tensor:
+    return torch.where((x >= -width) & (x <= width), 0.0, gradient)
+
+
+def _round_decimals(x: Tensor, *, decimals: int) -> Tensor:
+    scale = 10.0 ** abs(decimals)
+    return (x * scale).round() / scale if decimals > 0 else (x / scale).round() * scale
+
+
+def _with_place(largest: Any, place: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
+    """What `max` and `min` over a dim return: of the two, most programs use the first alone."""
+    return largest(x, dim, keepdim), place(x, dim, keepdim)

@@ -1,0 +1,186 @@
+"""Functions and remainders in fused functions, on both targets, where they are hard: at zeros,
+infinities, NaN, whole numbers and the ends of their domains."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from emulated import Emulated
+from tilewright.compile import cxx
+from tilewright.device import DEVICES, spec_of
+from tilewright.dispatch.fuse import backward_operator, fuse
+from tilewright.fusion.cuda import target
+from tilewright.impl import IMPLS
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import OPS
+from tilewright.tensor_spec import TensorSpec
+
+H200 = DEVICES["h200"]
+pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+HARD = torch.tensor(
+    [0.0, 1e-30, 1e-8, 0.1, 0.25, 0.5, 0.7, 1.0, 1.3, 1.5, 2.0, 2.5, 3.0, 7.25, 88.0, 1e4, math.inf]
+)
+HARD = torch.cat((HARD, -HARD, torch.tensor([math.nan])))
+UNARY = {
+    name: getattr(torch, name)
+    for name in (
+        *("atan", "asin", "acos", "sinh", "cosh", "tan", "asinh", "acosh", "atanh", "log2"),
+        *("log10", "exp2", "erfc", "square", "reciprocal", "trunc", "floor", "ceil", "round"),
+        *("frac", "sign", "nan_to_num", "logit", "isfinite", "isposinf", "signbit"),
+    )
+}
+UNARY |= {
+    name: getattr(F, name)
+    for name in (
+        *("hardswish", "hardsigmoid", "mish", "softplus", "leaky_relu", "elu", "selu", "celu"),
+        *("relu6", "softsign", "logsigmoid", "hardshrink", "softshrink", "tanhshrink"),
+    )
+}
+UNARY |= {
+    "rounded": lambda x: torch.round(x, decimals=1),
+    "fmod_number": lambda x: torch.fmod(x, -0.75),
+    "remainder_number": lambda x: x % -0.75,
+    "floor_number": lambda x: x // 0.75,
+    "masked": lambda x: x.masked_fill(x > 1, -1.0),
+    "least": lambda x: x.clamp(min=0.5),
+    "both_ends": lambda x: x.clip(-1, 1.5),
+    "either": lambda x: (x > 2) | (x < -1) ^ ~x.isnan(),
+}
+BINARY = {
+    "fmod": torch.fmod,
+    "remainder": lambda x, y: x % y,
+    "floor": lambda x, y: x // y,
+    "atan2": torch.atan2,
+    "hypot": torch.hypot,
+    "copysign": torch.copysign,
+    "xlogy": torch.xlogy,
+    "clamp": lambda x, y: torch.clamp(x, y, y + 1),
+    "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.5),
+}
+OVER_ROWS = {
+    "std": lambda x: x.std(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "norm1": lambda x: torch.linalg.vector_norm(x, 1, dim=-1),
+    "norm3": lambda x: torch.linalg.vector_norm(x, 3, dim=-1),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    before = set(OPS)
+    yield
+    for name in set(OPS) - before:
+        OPS.remove(name)
+
+
+def both_targets(w):
+    """The workload's kernels, as C++ and as emulated CUDA."""
+    fused, spec = IMPLS["fused"], spec_of(None)
+    assert fused.unsupported(w, spec) is None, fused.unsupported(w, spec)
+    graph = graph_of(w)
+    yield fused.build(fused.heuristic(w, spec), w, spec)
+    yield Emulated(graph, target.heuristic(graph, H200), H200, w)
+
+
+def all_of(functions):
+    def every(x):
+        return tuple(function(x) for function in functions.values())
+
+    def every_two(x, y):
+        return tuple(function(x, y) for function in functions.values())
+
+    return every_two if functions is BINARY else every
+
+
+def assert_like_pytorch(function, name, *tensors):
+    fuse(function, name=name)
+    w, given = OPS[name].workload_of(*tensors)
+    theirs, exact = function(*tensors), function(*(t.double() for t in tensors))
+    right = [_truth(t, e) for t, e in zip(theirs, exact, strict=True)]
+    for built in both_targets(w):
+        torch.testing.assert_close(
+            list(built(*given)), right, rtol=2e-6, atol=1e-37, equal_nan=True
+        )
+
+
+def _truth(theirs, exact):
+    """The value in fp64; where it is beyond fp32, what PyTorch gives in fp32."""
+    if not theirs.is_floating_point():
+        return theirs
+    exact = exact.to(theirs.dtype)
+    return torch.where(theirs.isfinite() & exact.isfinite(), exact, theirs)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_functions_of_one_number_are_pytorchs_where_they_are_hard(part):
+    some = dict(list(UNARY.items())[part::4])
+    assert_like_pytorch(all_of(some), f"hard{part}", HARD)
+
+
+def test_functions_of_two_numbers_are_pytorchs_where_they_are_hard():
+    x, y = HARD.unsqueeze(1).expand(-1, len(HARD)).contiguous(), HARD.repeat(len(HARD), 1)
+    assert_like_pytorch(all_of(BINARY), "hard_pairs", x, y)
+
+
+def test_remainders_have_the_bits_and_signs_of_pytorchs():
+    def remainders(x, y):
+        return torch.fmod(x, y), x % y, x // y, torch.div(x, y, rounding_mode="trunc")
+
+    x, y = torch.randn(2000) * 100, torch.randn(2000)
+    x[:40], y[:40] = 0.0, torch.tensor([-1.0, 1.0, -0.0, 0.0]).repeat(10)
+    x[20:40] = -0.0
+    fuse(remainders)
+    w, given = OPS["remainders"].workload_of(x, y)
+    for built in both_targets(w):
+        for mine, right in zip(built(*given), remainders(x, y), strict=True):
+            assert torch.equal(mine.isnan(), right.isnan())
+            assert torch.equal(mine.nan_to_num(7.0), right.nan_to_num(7.0))
+            known = ~right.isnan()
+            assert torch.equal(mine.signbit()[known], right.signbit()[known])
+
+
+def assert_verified(function, name, **specs):
+    """Values and gradients against fp64, on both targets."""
+    fuse(function, name=name)
+    w = OPS[name].workload(**specs)
+    floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
+    backward = backward_operator(OPS[name], len(floats))
+    given = backward.workload(**dict(zip(backward.gradients, floats, strict=True)), **specs)
+    for work in (w, given):
+        verifier = Verifier(work, torch.device("cpu"))
+        for built in both_targets(work):
+            found = verifier.check(built)
+            assert found.ok, found.message
+
+
+@pytest.mark.parametrize("dtype", ["f64", "bf16"])
+def test_functions_and_their_gradients_are_within_what_fp64_allows(dtype):
+    def functions(x, y):
+        inside = torch.tanh(x) / 2
+        arcs = torch.asin(inside), torch.acos(inside), torch.atan(x), torch.atan2(x, y)
+        areas = torch.asinh(x), torch.acosh(x.abs() + 2), torch.atanh(inside)
+        others = torch.sinh(x), torch.cosh(x), torch.tan(inside), torch.erfc(x), torch.hypot(x, y)
+        return sum(arcs), sum(areas), sum(others) + torch.log10(y.abs() + 1) * torch.copysign(x, y)
+
+    spec = TensorSpec(dtype, (7, 37))
+    assert_verified(functions, "functions", x=spec, y=spec)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_remainders_and_their_gradients_are_within_what_fp64_allows(dtype):
+    def remainders(x, y):
+        return torch.fmod(x, y) + (x * 3) % 0.75, x % y, torch.div(x, y, rounding_mode="trunc")
+
+    spec = TensorSpec(dtype, (7, 37))
+    assert_verified(remainders, "remainders", x=spec, y=spec)
+
+
+def test_reductions_that_torch_takes_apart_are_within_what_fp64_allows():
+    assert_verified(all_of(OVER_ROWS), "over_rows", x=TensorSpec("f32", (6, 50)))
