@@ -85,6 +85,32 @@ def test_an_expanded_argument_that_is_not_used_asks_for_no_axis(recwarn):
     assert not [str(r.message) for r in recwarn if "PyTorch's own kernel" in str(r.message)]
 
 
+class _Clipped(torch.autograd.Function):
+    """Gradients pass through what was clipped, too; of the kind that vjp refuses."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(scale)
+        return x.clamp(-1, 1) * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (scale,) = ctx.saved_tensors
+        return gradient * scale, None
+
+
+def test_an_autograd_function_inside_has_the_gradients_that_its_author_wrote(recwarn):
+    fused = tw.fuse(lambda x, scale: _Clipped.apply(x * 2, scale) + x, name="clipped")
+    x = (torch.randn(4, 5) * 3).requires_grad_()
+    scale = torch.randn(5, requires_grad=True)
+    out = fused(x, scale)
+    torch.testing.assert_close(out, (2 * x).clamp(-1, 1) * scale + x)
+    found = torch.autograd.grad(out.sum(), [x, scale])
+    torch.testing.assert_close(found, ((2 * scale + 1).expand(4, 5), torch.zeros(5)))
+    assert type(out.grad_fn).__name__ == "GeneratedBackward"
+    assert not [str(r.message) for r in recwarn if "PyTorch's own kernel" in str(r.message)]
+
+
 def test_only_the_gradients_that_are_needed_are_computed():
     fused = tw.fuse(gelu_of_sum)
     x, bias = torch.randn(8, 16), torch.randn(16, requires_grad=True)

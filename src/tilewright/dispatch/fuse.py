@@ -209,9 +209,7 @@ def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
             outs = out if isinstance(out, (tuple, list)) else (out,)
             return tuple(o for o in outs if o.is_floating_point())
 
-        found, pullback = torch.func.vjp(call, *(given[n] for n in wanted))  # type: ignore[misc]
-        given_back = [args[n] for n in gradients[: len(found)]]
-        return tuple(pullback(tuple(g.to(o.dtype) for g, o in zip(given_back, found, strict=True))))
+        return _pulled_back(call, [given[n] for n in wanted], [args[n] for n in gradients])
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(n, kind) for n in gradients]
@@ -224,6 +222,25 @@ def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
     reference.__wrapped__ = op.reference  # type: ignore[attr-defined]  # steps are at its lines
     reference.__doc__ = f"Gradients of `{op.name}`, by PyTorch's autograd of it."
     return reference
+
+
+def _pulled_back(
+    call: Callable[..., tuple[Tensor, ...]], at: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """The gradients of what is called, from those of its results."""
+    if torch.compiler.is_compiling():
+        outs, pullback = torch.func.vjp(call, *at)  # type: ignore[misc]
+        given = zip(gradients, outs, strict=False)
+        return tuple(pullback(tuple(g.to(o.dtype) for g, o in given)))
+    with torch.enable_grad():  # unlike vjp it takes every torch.autograd.Function
+        leaves = [t.detach().requires_grad_() for t in at]
+        pairs = [(o, g) for o, g in zip(call(*leaves), gradients, strict=False) if o.requires_grad]
+    if not pairs:
+        return tuple(map(torch.zeros_like, at))
+    back = [g.to(o.dtype) for o, g in pairs]
+    return torch.autograd.grad(
+        [o for o, _ in pairs], leaves, back, allow_unused=True, materialize_grads=True
+    )
 
 
 def _register(op: Op) -> None:
