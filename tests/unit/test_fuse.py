@@ -10,7 +10,7 @@ from emulated import Emulated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.prepared import FREE_COMPILATIONS, HOT_CALLS, reload_records, state
-from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.errors import CompileError, InvalidArgument, NoImplementation
 from tilewright.fusion.cuda import target
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
@@ -226,6 +226,20 @@ def test_pytorch_runs_it_where_that_is_asked_for():
     torch.testing.assert_close(fused(x.detach()), unsupported_step(x.detach()))
     fused(x).sum().backward()
     assert x.grad is not None
+
+
+def test_a_kernel_that_cannot_be_compiled_is_an_error_unless_pytorch_may_run_it(monkeypatch):
+    def broken(task):
+        raise CompileError("g++ rejected the source")
+
+    monkeypatch.setattr("tilewright.impls.fused.compiled", broken)
+    x = torch.randn(4, 5)
+    for given in (x, x.clone().requires_grad_()):
+        with pytest.raises(CompileError, match="rejected"):
+            tw.fuse(gelu_of_sum)(given, x[0])
+    fallen_back = tw.fuse(gelu_of_sum, fallback=True)
+    with pytest.warns(RuntimeWarning, match=r"PyTorch's own kernel runs.*rejected"):
+        torch.testing.assert_close(fallen_back(x, x[0]), gelu_of_sum(x, x[0]))
 
 
 def test_a_name_that_is_taken_is_refused_and_a_second_definition_replaces_the_first():

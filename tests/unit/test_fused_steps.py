@@ -96,6 +96,7 @@ STEPS = {
     "rectifiers": lambda x: F.leaky_relu(x, 0.1) + F.relu6(x) + F.hardtanh(x) + F.hardswish(x),
     "log-sigmoid": lambda x: F.logsigmoid(x) + F.softplus(x) + F.mish(x),
     "a norm whose eps is its dtype's": lambda x: F.rms_norm(x * 1e-4, (33,)),
+    "roundings": lambda x: torch.round(x, decimals=1) + torch.div(x, 2, rounding_mode="floor"),
     "a difference of multiples": lambda x: torch.sub(x, x.exp(), alpha=0.5),
 }
 
@@ -106,8 +107,6 @@ def test_steps_are_pytorchs(case, fused):
 
 
 REFUSED = {
-    "rounding_mode='floor'": lambda x: torch.div(x, 2, rounding_mode="floor"),
-    "decimals=1": lambda x: torch.round(x, decimals=1),
     "a cast to f64 among values of f32": lambda x: x.sum(-1, dtype=torch.float64),
     "argmax": lambda x: x.max(-1).indices,
     "more than one tensor": lambda x: x.sort(-1).values,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import pytest
 import torch
@@ -59,10 +60,13 @@ def test_layer_norms_gradients_take_one_pass_and_a_small_combination():
     assert first.graph.reduction_sets == ((1,), (0,))
     assert (first.row, first.parts) == ((1,), 8)
     assert second.graph.space == (8, 40)
-    assert program.describe() == [
-        "kernel 0: space [64, 40], reduces axes [1], [0], 8 parts",
-        "kernel 1: space [8, 40], reduces axes [0]; cut: the parts of a result are put together",
-    ]
+    first, second = program.describe()
+    assert first == "kernel 0: space [64, 40], reduces axes [1], [0], 8 parts"
+    second, _, line = second.partition(" (")
+    assert second == (
+        "kernel 1: space [8, 40], reduces axes [0]; cut: the parts of a result are put together"
+    )
+    assert re.fullmatch(r".*/ops/layer_norm_backward\.py:\d+\)", line)
 
 
 def test_overlapping_sets_of_dims_take_one_pass():
@@ -90,14 +94,27 @@ def test_a_result_of_all_rows_that_rows_need_is_a_cut(fused):
     graph = fused(lambda x: torch.softmax(x - x.mean(0), -1), "f32[64,40]")
     program = cut(graph, parts=4)
     assert spaces(graph, parts=4) == [(64, 40), (4, 40), (64, 40)]
-    assert program.describe()[2].endswith("cut: a step needs a result of all rows")
+    assert "cut: a step needs a result of all rows (" in program.describe()[2]
     assert program.temporaries[0].numel == 4 * 40
+
+
+def centred_softmax(x):
+    mean = x.mean(0)
+    centred = x - mean
+    return torch.softmax(centred, -1)
+
+
+def test_a_cut_is_at_the_line_of_the_step_that_needs_it(fused):
+    first = centred_softmax.__code__.co_firstlineno
+    _, parts, rows = cut(fused(centred_softmax, "f32[64,40]"), parts=4).describe()
+    assert parts.endswith(f"the parts of a result are put together ({__file__}:{first + 1})")
+    assert rows.endswith(f"a step needs a result of all rows ({__file__}:{first + 2})")
 
 
 def test_a_sum_over_rows_in_a_single_part_is_put_together_by_no_kernel(fused):
     graph = fused(lambda x: torch.softmax(x - x.mean(0), -1), "f32[64,40]")
     assert spaces(graph, parts=1) == [(64, 40), (64, 40)]
-    assert cut(graph).describe()[1].endswith("cut: a step needs a result of all rows")
+    assert "cut: a step needs a result of all rows (" in cut(graph).describe()[1]
     assert spaces(fused(lambda x: x.mean(0), "f32[64,40]"), parts=1)[1:] == [(40,)]
 
 

@@ -45,12 +45,13 @@ def fuse(
         function: tensors and other values in, a tensor or a tuple of them out.
         name: of the operator; by default the function's.
         scalars: parameters whose number may change from call to call without another kernel.
-        fallback: let PyTorch run what cannot be fused, instead of raising.
+        fallback: let PyTorch run what cannot be fused, compiled or launched, instead of raising.
 
     Raises:
         InvalidArgument: the name is taken by another operator, or is none, or the function takes
             any number of arguments. At a call: another function was fused under its name since.
         NoImplementation: at the call, naming the step that cannot be fused and its line.
+        CompileError, CompilerMissing: at the call, if a kernel cannot be compiled.
     """
     if function is None:
         return functools.partial(fuse, name=name, scalars=scalars, fallback=fallback)

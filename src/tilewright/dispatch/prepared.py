@@ -164,7 +164,7 @@ def first_call(
     except (IndexOutOfRange, SharedMemory):  # the caller's fault, not the kernel's
         raise
     except TilewrightError as error:
-        if forced is not None:
+        if _ours_only(w, forced):
             raise
         run, choice = _give_up(w, device, error)
         out = run(*tensors)
@@ -214,7 +214,7 @@ def _runnable(
         try:
             built = _build(w, device, choice), choice
         except (TilewrightError, OSError) as error:
-            if forced is not None:
+            if _ours_only(w, forced):
                 raise
             return _give_up(w, device, error)
         state.compiled[w.op, device] += compiles
@@ -222,6 +222,11 @@ def _runnable(
             state.built.clear()
         state.built[w, device, forced] = built
         return built
+
+
+def _ours_only(w: Workload, forced: Forced | None) -> bool:
+    """Whether a kernel that cannot be built or launched is an error, not a reason for PyTorch's."""
+    return forced is not None or (w.operator.fused and not w.operator.fallback)
 
 
 def _compiles(w: Workload, device: torch.device, choice: Choice) -> bool:

@@ -42,6 +42,7 @@ class _Step:
     dtype: str
     axes: frozenset[int]
     attr: Any = None
+    line: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,11 @@ class _Load:
 
 
 class GraphBuilder:
-    """The steps that are known so far. What runs along the same dim of a result is one axis."""
+    """The steps that are known so far. What runs along the same dim of a result is one axis.
+
+    Attributes:
+        line: of the reference's source, in which steps stand that are added now.
+    """
 
     def __init__(self, w: Workload):
         self.w = w
@@ -64,6 +69,7 @@ class GraphBuilder:
         self.steps: list[_Step] = []
         self.loads: list[_Load] = []
         self.axes = AxisTable()
+        self.line: str | None = None
 
     def add(
         self,
@@ -73,7 +79,7 @@ class GraphBuilder:
         axes: Iterable[int | None],
         attr: Any = None,
     ) -> int:
-        self.steps.append(_Step(op, args, dtype, self.axes.roots(axes), attr))
+        self.steps.append(_Step(op, args, dtype, self.axes.roots(axes), attr, self.line))
         return len(self.steps) - 1
 
     def load(self, place: int, spec: TensorSpec, draw: Draw | None = None) -> Value:
@@ -176,7 +182,8 @@ class GraphBuilder:
             varies = self.axes.roots(step.axes)
             shape = tuple(self.axes.size(a) if a in varies else 1 for a in space)
             attr = slots[step.attr] if step.op == "load" else step.attr
-            nodes.append(Node(step.op, tuple(new[a] for a in step.args), step.dtype, shape, attr))
+            args = tuple(new[a] for a in step.args)
+            nodes.append(Node(step.op, args, step.dtype, shape, attr, step.line))
         written = tuple((new[out], self.access(spec, axes, space)) for out, axes, spec in stores)
         sizes = tuple(map(self.axes.size, space))
         numbers = (self.arithmetic,) * scalars

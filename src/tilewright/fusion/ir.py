@@ -41,13 +41,15 @@ greatest element leaves (attr: by which operator); NaN wins in amax and amin, as
 
 @dataclass(frozen=True)
 class Node:
-    """One step. `args` are indices of earlier nodes; `shape` is over the iteration axes."""
+    """One step. `args` are indices of earlier nodes; `shape` is over the iteration axes; `line` is
+    where in the source of the reference it stands."""
 
     op: str
     args: tuple[int, ...]
     dtype: str
     shape: tuple[int, ...]
     attr: Any = None
+    line: str | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         inside = ", ".join(f"%{a}" for a in self.args)
@@ -144,6 +146,7 @@ class Graph:
         rewriter = Rewriter(self)
         for i, n in enumerate(self.nodes):
             mapped = replace(n, args=tuple(rewriter.map[a] for a in n.args))
+            rewriter.line = n.line
             new = rule(rewriter, i, mapped)
             rewriter.map[i] = rewriter.add(mapped) if new is None else new
         outputs = tuple((rewriter.map[i], access) for i, access in self.outputs)
@@ -189,14 +192,16 @@ class Access:
 
 @dataclass
 class Rewriter:
-    """Builds the new node list of a pass; `map` takes an old index to the new one."""
+    """Builds the new node list of a pass; `map` takes an old index to the new one, and new steps
+    stand in the `line` of the one that they replace."""
 
     old: Graph
     nodes: list[Node] = field(default_factory=list)
     map: dict[int, int] = field(default_factory=dict)
+    line: str | None = None
 
     def add(self, node: Node) -> int:
-        self.nodes.append(node)
+        self.nodes.append(node if node.line else replace(node, line=self.line))
         return len(self.nodes) - 1
 
     def __getitem__(self, i: int) -> Node:

@@ -84,11 +84,11 @@ class _Lowering(GraphBuilder):
 
     def placed(self, node: Any) -> Value | None:
         """The step's value; what cannot be lowered is named with its line."""
+        self.line = _written(node).meta.get("stack_trace")
         try:
             return self.step(node)
         except Unsupported as reason:
-            line = _written(node).meta.get("stack_trace")
-            raise Unsupported(f"{reason} ({line})" if line else str(reason)) from None
+            raise Unsupported(f"{reason} ({self.line})" if self.line else str(reason)) from None
 
     def step(self, node: Any) -> Value | None:
         if _name(node) == "copy_" and node.args[0].op == "placeholder":

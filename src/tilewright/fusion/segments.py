@@ -182,12 +182,14 @@ class _Cutter:
         for k, (i, _) in enumerate(self.graph.outputs):
             by_space.setdefault(_ancestor_space(self.graph, i), []).append(k)
         for outputs in by_space.values():
-            self.group(outputs, split, "it reads other dims than the kernels before")
+            self.group(outputs, split)
         sizes = len(self.graph.inputs), len(self.graph.outputs)
         return Program(tuple(self.segments), *sizes, tuple(self.temporaries))
 
-    def group(self, remaining: list[int], split: bool, reason: str) -> None:
+    def group(self, remaining: list[int], split: bool) -> None:
         """Kernels for outputs that depend on values of one iteration space."""
+        last = self.graph.outputs[remaining[0]][0]
+        reason = self.at(last, "it reads other dims than the kernels before")
         known: dict[int, _Known] = {}
         while remaining:
             needed = self.needed(remaining, known)
@@ -204,7 +206,10 @@ class _Cutter:
             self.awaited |= {crossing[i].buffer: self.needs(i) for i in across}
             known = {**known, **crossing, **self.divide(sums)}
             remaining, known = self.combine(remaining, known, added)
-            reason = "it reduces other dims than the kernels before"
+            later = [i for i in self.needed(remaining, known) if i not in known]
+            left = [i for i in later if self.graph.nodes[i].op in REDUCTIONS] or later
+            if left:
+                reason = self.at(left[0], "it reduces other dims than the kernels before")
 
     # ---- which rows ----
 
@@ -302,7 +307,21 @@ class _Cutter:
     def needs(self, i: int) -> str:
         """Why what needs reduction `i` is a later kernel, if no row of this one holds it."""
         rows = "a whole row" if self.lane in self.graph.axes(i) else "all rows"
-        return f"a step needs a result of {rows}"
+        return self.at(self.asks(i), f"a step needs a result of {rows}")
+
+    def asks(self, i: int) -> int:
+        """The first step that takes a result of reduction `i` to other dims than it has."""
+        behind = {i}
+        for j, n in enumerate(self.graph.nodes):
+            if behind.intersection(n.args):
+                if n.shape != self.graph.nodes[i].shape:
+                    return j
+                behind.add(j)
+        return i
+
+    def at(self, i: int, reason: str) -> str:
+        line = self.graph.nodes[i].line
+        return f"{reason} ({line})" if line else reason
 
     def divide(self, sums: dict[int, _Known]) -> dict[int, _Known]:
         """Room for the parts into which the last kernel divides these results."""
@@ -333,7 +352,8 @@ class _Cutter:
             whole = {i: replace(known[i], parts=0) for i in sums if known[i].parts == 1}
             joined = {i: self.temporary(i) for i in sums if i in needed and i not in whole}
             single = len(whole) == len(sums)
-            reason = self.needs(sums[0]) if single else "the parts of a result are put together"
+            joins = self.at(sums[0], "the parts of a result are put together")
+            reason = self.needs(sums[0]) if single else joins
             if stores := [*self.stored(outputs), *_kept(joined)]:
                 self.add(stores, known, None, reason)
             whole |= joined
