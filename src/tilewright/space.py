@@ -45,7 +45,7 @@ class ConfigSpace(Generic[C]):
         config_type: a frozen dataclass whose fields are declared with `param`.
         values: replaces the declared values of some knobs.
         constraint: config -> None if it fits, else a reason in words.
-        pinned: knobs that take no other than the listed values, even if they count something.
+        pinned: knobs that a caller gave values: they take no others, even if they count something.
 
     It is finite and enumerates in a fixed order; a config is in the space if and only if each
     value is listed, or is that of a knob that counts, and the constraint passes.
@@ -60,6 +60,7 @@ class ConfigSpace(Generic[C]):
     ):
         self.config_type = config_type
         self.constraint = constraint
+        self.pinned = tuple(pinned)
         self.counts = {
             f.name
             for f in fields(config_type)  # type: ignore[arg-type]
@@ -121,6 +122,15 @@ class ConfigSpace(Generic[C]):
                     around.append(near)
         return around
 
+    def nearest(self, config: C) -> C | None:
+        """The config, with the first listed values that fit where it has others, if any do."""
+        names = self.unlisted(config)
+        for values in itertools.product(*(self.values[name] for name in names)):
+            near = replace(config, **dict(zip(names, values, strict=True)))  # type: ignore[type-var]
+            if near in self:
+                return near
+        return None
+
     def restricted(self, chosen: Mapping[str, Sequence[Any]]) -> ConfigSpace[C]:
         """The space with some knobs pinned to `chosen` values (`--param NAME=VALUES`)."""
         for name in chosen:
@@ -129,7 +139,8 @@ class ConfigSpace(Generic[C]):
                 raise InvalidArgument(
                     f"unknown knob {name!r} of {self.config_type.__name__}; known: {known}"
                 )
-        return ConfigSpace(self.config_type, {**self.values, **chosen}, self.constraint, chosen)
+        pinned = dict.fromkeys((*self.pinned, *chosen))
+        return ConfigSpace(self.config_type, {**self.values, **chosen}, self.constraint, pinned)
 
     def config(self, given: Mapping[str, Any]) -> C:
         """The config with these values (others at their default). Raises InvalidArgument."""

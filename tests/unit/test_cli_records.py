@@ -92,6 +92,25 @@ def test_study_gives_the_best_config_for_each_value_of_some_knobs(url, capsys):
     )
 
 
+def test_study_crosses_knobs_of_a_file_that_was_exported(url, capsys, tmp_path):
+    def timed(us, spill_bytes, **config):
+        resources = {"registers": 40, "spill_bytes": spill_bytes}
+        record = measured(SOFTMAX, "fused", us, status="spilled" if spill_bytes else "ok")
+        return dataclasses.replace(record, config=config, resources=resources)
+
+    path = tmp_path / "records.jsonl"
+    with Store(url) as opened:
+        opened.add([timed(12.0, 0, rows=1, cap=0), timed(15.0, 8, rows=1, cap=40)])
+        opened.add([timed(13.0, 0, rows=2, cap=0), measured(RMS_NORM, "fused", 1.0)])
+    answer(capsys, "export", str(path))
+    asked = ["records", "study", SOFTMAX, "--by", "rows", "--across", "cap", "--from", str(path)]
+    assert cli.main([*asked, "--store", f"sqlite:///{tmp_path / 'empty.db'}"]) == 0
+    head, _, one, two = capsys.readouterr().out.strip().splitlines()
+    assert head.split() == ["rows", "cap=0", "cap=40"]
+    assert " ".join(one.split()) == "1 12.0 us (40) 15.0 us (40, 8 B spilled)"
+    assert " ".join(two.split()) == "2 13.0 us (40) -"
+
+
 def test_records_travel_to_another_store(filled, capsys, tmp_path):
     path, other = tmp_path / "records.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
     assert answer(capsys, "export", str(path))["exported"] == 3

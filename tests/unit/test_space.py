@@ -103,6 +103,14 @@ def test_neighbours_differ_in_one_knob_by_one_step_and_are_mutual(space):
             assert config in space.neighbours(near)
 
 
+def test_the_nearest_config_of_a_space_has_other_values_only_where_it_must():
+    space = ConfigSpace(Tile, constraint=rows_fit(32))
+    assert space.nearest(space.config({})) == space.config({})
+    asked = space.restricted({"rows": [64, 4]})
+    assert asked.nearest(Tile(rows=8)) == Tile(rows=4)
+    assert space.restricted({"rows": [64]}).nearest(Tile(rows=8)) is None
+
+
 def test_a_restricted_space_pins_knobs_and_keeps_the_constraint():
     space = ConfigSpace(Tile, constraint=rows_fit(32)).restricted({"rows": [4]})
     assert {config.rows for config in space} == {4}

@@ -127,6 +127,14 @@ def test_hill_climb_follows_a_valley_to_its_end_with_few_measurements():
     assert len(times) == 1600
 
 
+def test_a_sweep_is_the_product_of_the_pinned_knobs_beside_the_start():
+    space = ConfigSpace(Knobs, constraint=lambda k: "large" if k.a * k.b > 16 else None)
+    space = space.restricted({"a": (2, 16)}).restricted({"b": (0, 1, 3)})
+    found = tried("sweep", (space, dict.fromkeys(space, 1.0)), starts=[Knobs(2, 0, "shared")])
+    product = [(2, 0), (2, 1), (2, 3), (16, 0), (16, 1)]
+    assert [config for config, _ in found] == [Knobs(a, b, "shared") for a, b in product]
+
+
 def test_hill_climb_starts_at_the_starts():
     space = ConfigSpace(Wide)
     times = {c: 1e-6 * (1 + c.x + c.y) for c in space}

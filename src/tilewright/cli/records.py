@@ -77,21 +77,41 @@ def show(workload: str, store_url: str | None, json_target: str | None) -> None:
 @click.argument("workload")
 @options.import_option
 @click.option("--by", metavar="KNOB,...", required=True, help="One line for each of their values.")
+@click.option("--across", metavar="KNOB", help="One column for each of this one's values.")
 @click.option("--impl", "implementation", metavar="I", default="fused", show_default=True)
+@click.option(
+    "--from",
+    "from_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Of a file that export wrote, not of the store.",
+)
 @options.store_option
 @options.json_option
 def study(
-    workload: str, by: str, implementation: str, store_url: str | None, json_target: str | None
+    workload: str,
+    by: str,
+    across: str | None,
+    implementation: str,
+    from_file: Path | None,
+    store_url: str | None,
+    json_target: str | None,
 ) -> None:
-    """How the time of one WORKLOAD depends on some knobs: the best config for each value."""
-    from tilewright.record import best_by
+    """How the time of one WORKLOAD depends on some knobs: the best config for each value.
+
+    With --across, each place of the table has the best time and its registers, spilled bytes too.
+    """
+    from tilewright.record import best_by, read_lines
     from tilewright.store import Store
 
-    knobs = tuple(by.split(","))
+    knobs = (*by.split(","), *([across] if across else []))
     text = str(options.read_workload(workload))
-    with Store(store_url) as store:
-        rows = store.query(workload=text, implementation=implementation)
-        found = best_by(rows, knobs)
+    if from_file:
+        rows = [r for r in read_lines(from_file)
+                if (r.workload, r.implementation) == (text, implementation)]  # fmt: skip
+    else:
+        with Store(store_url) as store:
+            rows = store.query(workload=text, implementation=implementation)
+    found = best_by(rows, knobs)
     if json_target:
         content = [
             {**dict(zip(knobs, values, strict=True)), "configs": count,
@@ -100,6 +120,9 @@ def study(
         ]  # fmt: skip
         options.write_json(content, json_target)
     if json_target == "-":
+        return
+    if across:
+        render.crossed(knobs, [(values, _place(r)) for values, r, _ in found])
         return
     render.table(
         [*knobs, ">configs", ">best", ">registers", ">spilled", "its other knobs"],
@@ -115,6 +138,12 @@ def study(
             for values, r, count in found
         ],
     )
+
+
+def _place(r: Record) -> str:
+    registers, spilled = ((r.resources or {}).get(name) for name in ("registers", "spill_bytes"))
+    told = f" ({registers}{f', {spilled} B spilled' if spilled else ''})" if registers else ""
+    return f"{render.duration(r.median_us)}{told}"
 
 
 @records.command()

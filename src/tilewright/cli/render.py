@@ -51,6 +51,21 @@ def table(
     console(stderr).print(shown)
 
 
+def crossed(
+    names: Sequence[str], places: Sequence[tuple[tuple[Any, ...], str]], stderr: bool = False
+) -> None:
+    """A table of texts by the values of several names, the last name's values as columns."""
+    columns = sorted({values[-1] for values, _ in places})
+    lines: dict[tuple[Any, ...], dict[Any, str]] = {}
+    for values, text in places:
+        lines.setdefault(values[:-1], {})[values[-1]] = text
+    table(
+        [*names[:-1], *(f">{names[-1]}={value}" for value in columns)],
+        [[*values, *(line.get(c) for c in columns)] for values, line in lines.items()],
+        stderr,
+    )
+
+
 def diagnosis(found: Diagnosis) -> None:
     for section, findings in found.sections.items():
         rows = [

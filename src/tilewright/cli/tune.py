@@ -26,7 +26,7 @@ INTERRUPTED = 130
     help="Time for all workloads together, compiling the baselines not counted: 60s, 5m.",
 )
 @click.option("--configs", type=click.IntRange(1), help="At most so many configs per search.")
-@click.option("--strategy", metavar="X", help="How to search: hill_climb, random_search, ...")
+@click.option("--strategy", metavar="X", help="How to search: hill_climb, sweep, ...")
 @click.option(
     "--param",
     "params",
@@ -37,6 +37,7 @@ INTERRUPTED = 130
 @click.option("--impl", "implementations", multiple=True, metavar="I", help="Search only these.")
 @options.measuring
 @click.option("--force", is_flag=True, help="Search again whatever is recorded.")
+@click.option("--spilled", is_flag=True, help="Time configs that spill registers, too.")
 def tune(
     workloads: tuple[str, ...],
     suites: tuple[str, ...],
@@ -56,6 +57,7 @@ def tune(
     store_url: str | None,
     json_target: str | None,
     force: bool,
+    spilled: bool,
 ) -> int:
     """Search, verify, measure and record; then print what was chosen.
 
@@ -82,6 +84,7 @@ def tune(
             method=method or targets.method,
             seed=seed,
             force=force,
+            spilled=spilled,
             progress=progress,
         )
     return finish(targets.name, report, json_target)

@@ -61,6 +61,7 @@ def tune(
     method: str | None = None,
     seed: int = 0,
     force: bool = False,
+    spilled: bool = False,
     progress: Progress | None = None,
     runner: Runner | None = None,
 ) -> Report:
@@ -83,6 +84,7 @@ def tune(
         method: "events" or "graph" on a GPU.
         seed: of examples and of the search.
         force: search again whatever is recorded.
+        spilled: time configs that spill registers like all others.
         runner: None measures in an isolated process on `device`.
 
     Raises:
@@ -93,7 +95,15 @@ def tune(
     if strategy is not None:
         STRATEGIES[strategy]  # names an unknown one before anything starts
     options = Options(
-        strategy, budget_s, budget_configs, implementations, baselines, params or {}, seed, force
+        strategy,
+        budget_s,
+        budget_configs,
+        implementations,
+        baselines,
+        params or {},
+        seed,
+        force,
+        spilled,
     )
     return _run(tune_one, workloads, options, device, store, jobs, method, progress, runner)
 
@@ -388,7 +398,7 @@ def _search(
         evaluate,
         share,
         starts=[
-            untuned,
+            space.nearest(untuned) or untuned,
             *_recorded(trial, name, space),
             *implementation.promising(trial.w, session.spec),
         ],

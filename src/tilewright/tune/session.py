@@ -39,6 +39,7 @@ class Options:
     params: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     seed: int = 0
     force: bool = False
+    spilled: bool = False
     recording: bool = True
     as_called: AsCalled | None = None
 

@@ -165,6 +165,8 @@ class Trial:
         if result.resources and result.resources.spill_bytes:
             self.entries[candidate] = entry
             self._spilled.append(entry)
+            if self.session.options.spilled:
+                return entry
             message = f"spills {result.resources.spill_bytes} bytes per thread"
             self.session.add([self._record(candidate, "spilled", entry, message=message)])
             return None

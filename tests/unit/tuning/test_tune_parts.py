@@ -81,6 +81,17 @@ def test_spillers_and_what_does_not_compile_are_recorded_and_not_run(w, runner, 
     assert "expected ';'" in failed[0].message
 
 
+def test_spillers_are_timed_where_that_is_asked_for(w, runner, store, monkeypatch):
+    with_tasks(monkeypatch)
+    monkeypatch.setattr(Pool, "compile", _slow_ones_spill)
+    for asked, times in ((False, set()), (True, {100})):
+        params = {"fault": ("none",), "delay_us": (0, 100)}
+        tune_one(session(runner, store, params=params, force=True, spilled=asked), w)
+        found = store.query(status="spilled")
+        assert {r.config["delay_us"] for r in found} == {100}
+        assert {r.config["delay_us"] for r in found if r.median_us} == times
+
+
 def test_spillers_are_tried_where_nothing_else_is_left(w, runner, store, monkeypatch):
     with_tasks(monkeypatch)
     monkeypatch.setattr(Pool, "compile", _all_spill)
@@ -88,6 +99,12 @@ def test_spillers_are_tried_where_nothing_else_is_left(w, runner, store, monkeyp
     row = tune_one(session(runner, store, params=params), w)
     assert row.own.config == {"delay_us": 0, "fault": "none"}
     assert row.own.resources["spill_bytes"] == 8
+
+
+def _slow_ones_spill(self, tasks):
+    for task in tasks:
+        resources = Resources(255, 8 * ("delay_us=100" in task.source), 0, 0)
+        yield task, Compiled(task.source, Path("/nowhere"), resources, "", 0.0)
 
 
 def _all_spill(self, tasks):

@@ -93,7 +93,8 @@ class RowSchedule:
     sharing.
 
     Registers are what launch bounds leave to each thread where `min_blocks` blocks share an SM; or
-    no more than `max_registers`, if that is not 0. A search tries the caps that it is told to.
+    no more than `max_registers`, if that is not 0. A search tries the caps that it is told to,
+    those that make the compiler spill among them.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -456,7 +457,7 @@ def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec
     if c.storage != "registers":
         return None
     needed = estimated_registers(c, footprint)
-    room = register_cap(c, device)
+    room = register_cap(replace(c, max_registers=0), device)  # of a cap the compiler tells
     if needed > room:
         return f"about {needed} registers a thread exceed {room}"
     return None
