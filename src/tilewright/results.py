@@ -44,11 +44,13 @@ class Baseline(Measured):
             tell.
         candidates: distinct executables of it that were verified; None in files that do not tell.
         deterministic: whether two runs gave the same bits; None where nobody looked.
+        max_ulp: its largest error against the fp64 truth; None in files that do not tell.
     """
 
     config: dict[str, Any] | None = None
     candidates: int | None = None
     deterministic: bool | None = None
+    max_ulp: float | None = None
 
 
 @dataclass(frozen=True)

@@ -384,6 +384,9 @@ def test_verify_of_what_is_right_exits_0_with_its_verdict(capsys):
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["workload"], row["implementation"], row["ok"]) == (SOFTMAX, "fused", True)
     assert row["max_ulp"] <= row["bound_ulp"]
+    (output,) = row["outputs"]
+    assert output["ulp"] == row["max_ulp"]
+    assert output["apart_ulp"] <= output["ulp"] + output["vendor_ulp"]
 
 
 def test_a_wrong_result_names_the_command_that_shows_it_again():

@@ -42,6 +42,25 @@ def test_a_verdict_says_how_good_a_result_is_and_what_was_allowed():
     assert verdict.integer_exact is None
 
 
+def test_a_verdict_holds_each_output_against_the_truth_and_against_pytorch():
+    w = Workload.parse("add_rms_norm(x=f32[9,64], residual=f32[9,64], weight=f32[64])")
+    verifier = Verifier(w, CPU)
+
+    def one_ulp_more(*tensors):
+        normed, total = vendor(w)(*tensors)
+        normed = normed.clone()
+        largest = normed.view(-1)[normed.abs().argmax()]
+        largest.copy_(torch.nextafter(largest, largest * 2))
+        return normed, total
+
+    same, more = (verifier.check(run).outputs for run in (vendor(w), one_ulp_more))
+    assert [o.apart_ulp for o in same] == [0.0, 0.0]
+    assert [o.apart_ulp for o in more] == [1.0, 0.0]
+    assert [o.ulp for o in same] == [o.vendor_ulp for o in same] == [o.vendor_ulp for o in more]
+    assert 0 < more[0].ulp <= same[0].ulp + 1
+    assert more[1].ulp == same[1].ulp == 0.5
+
+
 def test_integers_are_checked_bit_for_bit_where_the_operator_promises_it():
     w = Workload.parse("lerp(x=f16[9,33], end=f16[9,33], weight=f16[9,33])")
     verifier = Verifier(w, CPU)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,12 +63,17 @@ def _row(w: Workload, name: str, config: dict[str, Any], verdict: Verdict) -> di
 
 def _render(found: list[tuple[Workload, str, dict[str, Any], Verdict]]) -> None:
     render.table(
-        ["workload", "implementation", ">ulp", ">allowed", "integers", "deterministic", "right"],
+        [
+            *("workload", "implementation", ">ulp", ">PyTorch's", ">apart", ">allowed"),
+            *("integers", "deterministic", "right"),
+        ],
         [
             (
                 w,
                 name,
-                f"{v.max_ulp:.2f}",
+                _of_each(a.ulp for a in v.outputs) or f"{v.max_ulp:.2f}",
+                _of_each(a.vendor_ulp for a in v.outputs),
+                _of_each(a.apart_ulp for a in v.outputs),
                 f"{v.bound_ulp:.2f}",
                 {None: None, True: "exact", False: "WRONG"}[v.integer_exact],
                 render.yes(v.deterministic),
@@ -76,3 +82,8 @@ def _render(found: list[tuple[Workload, str, dict[str, Any], Verdict]]) -> None:
             for w, name, _, v in found
         ],
     )
+
+
+def _of_each(ulps: Iterable[float]) -> str | None:
+    """Of each output, in their order."""
+    return ", ".join(f"{ulp:.2f}" for ulp in ulps) or None

@@ -65,6 +65,7 @@ class Expected:
             expressed in ulps of this.
         vendor_ulp: largest error of PyTorch's result, in ulps.
         bound_ulp: largest error that any interval admits, in ulps.
+        vendor: PyTorch's result, beside a truth.
     """
 
     lo: Tensor
@@ -73,6 +74,7 @@ class Expected:
     floor: float = 0.0
     vendor_ulp: float = 0.0
     bound_ulp: float = 0.0
+    vendor: Tensor | None = None
 
     def mismatch(self, out: Tensor) -> Mismatch | None:
         """The first element of `out` outside its interval, or None."""
@@ -92,6 +94,20 @@ class Expected:
         assert self.truth is not None
         worst = [
             _ulps(o, truth, o.dtype, self.floor).max() for o, truth in self._chunks(out, self.truth)
+        ]
+        return float(torch.stack(worst).max()) if worst else 0.0
+
+    def apart_ulp(self, out: Tensor) -> float:
+        """The largest difference between `out` and PyTorch's result, in ulps at the truth."""
+        assert self.truth is not None
+        assert self.vendor is not None
+        worst = [
+            (o.to(truth.dtype) - other.to(truth.dtype))
+            .abs_()
+            .div_(_unit(truth, o.dtype, self.floor))
+            .nan_to_num_(0.0, math.inf)
+            .max()
+            for o, other, truth in self._chunks(out, self.vendor, self.truth)
         ]
         return float(torch.stack(worst).max()) if worst else 0.0
 
@@ -158,7 +174,7 @@ def expect(
         if keep_truth and out.is_floating_point():
             half = out.dtype in (torch.float16, torch.bfloat16)
             truth = _empty_like(out, torch.float32 if half else torch.float64)
-        found.append(Expected(lo, hi, truth))
+        found.append(Expected(lo, hi, truth, vendor=None if truth is None else out))
 
     if not any(out.numel() for out in vendor):
         return found

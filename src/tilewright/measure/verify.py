@@ -40,6 +40,20 @@ of a lot, and the largest of so many is what an implementation is held against."
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """How far one output is from others on random inputs, at most, in ulps as in `Verdict`.
+
+    Attributes:
+        ulp, vendor_ulp: the executable's and PyTorch's own distance from the fp64 truth.
+        apart_ulp: the distance of the two from one another.
+    """
+
+    ulp: float
+    vendor_ulp: float
+    apart_ulp: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What verification found.
 
@@ -52,6 +66,7 @@ class Verdict:
             not promise one.
         deterministic: whether two runs on the same inputs gave the same bits.
         message: empty if ok, else what is wrong, with the coordinate and both values.
+        outputs: of each floating output that was measured.
     """
 
     ok: bool
@@ -60,6 +75,7 @@ class Verdict:
     integer_exact: bool | None
     deterministic: bool
     message: str
+    outputs: tuple[Accuracy, ...] = ()
 
 
 @dataclass
@@ -68,6 +84,7 @@ class _Findings:
     integer_exact: bool | None = None
     deterministic: bool = True
     may_race: bool = False
+    outputs: tuple[Accuracy, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +144,7 @@ class Verifier:
             found.integer_exact,
             found.deterministic,
             message,
+            found.outputs,
         )
 
     def _case(self, example: Example, vendor: Callable[..., Any]) -> _Case:
@@ -258,6 +276,10 @@ class Verifier:
             if expected.truth is not None
         ]
         found.max_ulp = max((ulp for ulp, _, _ in measured), default=0.0)
+        found.outputs = tuple(
+            Accuracy(ulp, expected.vendor_ulp, expected.apart_ulp(out))
+            for ulp, expected, out in measured
+        )
         if found.may_race:
             return  # PyTorch's, measured by another run of itself
         for ulp, expected, out in measured:

@@ -62,6 +62,7 @@ def row_of(
                 config=r.config,
                 candidates=candidates.get(r.implementation, 0),
                 deterministic=r.deterministic,
+                max_ulp=r.max_ulp,
             )
             for r in _fastest_of_each([r for r in timed if not is_own(r)])
         },

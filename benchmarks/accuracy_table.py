@@ -1,0 +1,45 @@
+"""The table of errors in docs/fusion.md, of what `tilewright verify --suite accuracy` wrote.
+
+tilewright verify --suite accuracy --impl fused --json accuracy.json
+python benchmarks/accuracy_table.py accuracy.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.op import Workload
+
+ERRORS = {"ulp": "own", "vendor_ulp": "PyTorch", "apart_ulp": "apart"}
+"""Fields of an output, and what a column calls them."""
+
+
+def outputs(w: Workload) -> str:
+    """Names of what the operator returns, where that is gradients."""
+    return f": {', '.join(grads)}" if (grads := dict(w.args).get("grads")) else ""
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: a line for each operator, and for each dtype a column for each kind of error."""
+    lines: dict[str, dict[str, Sequence[dict[str, float]]]] = {}
+    for row in rows:
+        w = Workload.parse(row["workload"])
+        lines.setdefault(f"{w.op}{outputs(w)}", {})[w.main.dtype] = row["outputs"]
+    dtypes = list(dict.fromkeys(dtype for found in lines.values() for dtype in found))
+    columns = [(dtype, error) for dtype in dtypes for error in ERRORS]
+    text = [
+        "| " + " | ".join(["outputs", *(f"{d} {ERRORS[e]}" for d, e in columns)]) + " |",
+        "|--" * (1 + len(columns)) + "|",
+    ]
+    for name, found in lines.items():
+        cells = [", ".join(f"{o[e]:.1f}" for o in found.get(d, ())) or "-" for d, e in columns]
+        text.append("| " + " | ".join([name, *cells]) + " |")
+    return "\n".join(text)
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as file:
+        print(table(json.load(file)))

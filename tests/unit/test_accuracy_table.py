@@ -1,0 +1,28 @@
+"""The table of errors says what `tilewright verify` found."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import accuracy_table
+
+
+def row(text, *outputs):
+    fields = ("ulp", "vendor_ulp", "apart_ulp")
+    return {"workload": text, "outputs": [dict(zip(fields, o, strict=True)) for o in outputs]}
+
+
+def test_operators_are_lines_dtypes_columns_and_outputs_in_their_order():
+    found = [
+        row("softmax(x=f32[4,8])", (5.44, 5.6, 5.0)),
+        row("rms_norm_backward(grad_output=f32[4,8], x=f32[4,8], rstd=f32[4,1], weight=f32[8])",
+            (1.6, 2.3, 2.0), (5.1, 4.3, 6.0)),
+        row("softmax(x=bf16[4,8])", (0.5, 0.5, 1.0)),
+    ]  # fmt: skip
+    assert accuracy_table.table(found).splitlines() == [
+        "| outputs | f32 own | f32 PyTorch | f32 apart | bf16 own | bf16 PyTorch | bf16 apart |",
+        "|--|--|--|--|--|--|--|",
+        "| softmax | 5.4 | 5.6 | 5.0 | 0.5 | 0.5 | 1.0 |",
+        "| rms_norm_backward: x, weight | 1.6, 5.1 | 2.3, 4.3 | 2.0, 6.0 | - | - | - |",
+    ]
