@@ -133,6 +133,11 @@ class Implementation:
         if "name" in cls.__dict__:
             IMPLS.add(cls.name, cls())
 
+    @property
+    def keeps_promises(self) -> bool:
+        """Whether it may run where an operator promises more than PyTorch's kernels keep."""
+        return self.backend in OWN_BACKENDS or self.stands_in
+
     def serves(self, op: str) -> bool:
         """Whether it is for this operator at all; `unsupported` then looks at the workload."""
         return self.op is None or op in ((self.op,) if isinstance(self.op, str) else self.op)

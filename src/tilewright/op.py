@@ -81,6 +81,16 @@ class Workload:
     def operator(self) -> Op:
         return OPS.named(self.op, self._by_name)
 
+    def promises_more(self, device: str) -> bool:
+        """As the operator does, of this workload."""
+        return self.operator.outlives_indices(device) or self.promises_values(device)
+
+    def promises_values(self, device: str) -> bool:
+        """As the operator does, but for what is no sum and so has no rounding to do once."""
+        op = self.operator
+        exact = device == "cpu" and op.indexed is not None and op.indexed.exact(self)
+        return not exact and op.promises_values(self.main.dtype, device)
+
     @property
     def donated(self) -> tuple[str, ...]:
         """Tensor arguments that may be written to: `!donate=x` is the in-place form."""
@@ -397,20 +407,23 @@ class Op:
 
     def promises_more(self, dtype: str, device: str) -> bool:
         """Whether it promises what PyTorch's kernel on a kind of device does not keep."""
-        return self.outlives_indices(device) or self.promises_order(dtype, device)
+        return self.outlives_indices(device) or self.promises_values(dtype, device)
 
     def outlives_indices(self, device: str) -> bool:
         """Whether an index out of range has to leave the process the use of the device: PyTorch's
         kernels have an assertion there, or write."""
         return self.indexed is not None and device == "cuda" and not trusts_indices()
 
-    def promises_order(self, dtype: str, device: str) -> bool:
-        """Whether it promises which of several writes to one place wins, or that a sum has the same
-        bits in every run, where PyTorch's kernel leaves that open. Integers have one sum in any
-        order."""
-        if self.indexed is None or device != "cuda":
+    def promises_values(self, dtype: str, device: str) -> bool:
+        """Whether it promises more of the values where an index repeats than PyTorch's kernel
+        keeps. On a GPU: which of several writes to one place wins, or that a sum has the same bits
+        in every run; integers have one sum in any order. On a CPU: that a sum of halves is rounded
+        once."""
+        if self.indexed is None or not (self.indexed.races or self.indexed.last_wins):
             return False
-        sums = self.indexed.races and not dtype.startswith("i") and not nondeterministic()
+        if device != "cuda":
+            return device == "cpu" and dtype in HALVES and not self.indexed.last_wins
+        sums = not dtype.startswith("i") and not nondeterministic()
         return self.indexed.last_wins or sums
 
     def still_itself(self) -> None:

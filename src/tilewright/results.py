@@ -379,7 +379,7 @@ def _promises_more(text: str, device: Mapping[str, Any]) -> bool:
         w = Workload.parse(text)
     except InvalidArgument:  # a function of tw.fuse, or an operator of then
         return False
-    return w.operator.promises_more(w.main.dtype, "cuda" if "sms" in device else "cpu")
+    return w.promises_more("cuda" if "sms" in device else "cpu")
 
 
 def _inconsistencies(

@@ -26,6 +26,7 @@ from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 _MAX_KEYS = 4096
 _PLAIN = (Tensor, torch.nn.Parameter)
+_HALVES = (torch.float16, torch.bfloat16)
 _found: dict[tuple, bool] = {}
 
 Run = Callable[..., Tensor]
@@ -94,7 +95,7 @@ def _of_scatter_reduce(
 ) -> Gradients:
     dim, included = given["dim"], given["include_self"]
     if given["reduce"] == "mean":
-        half = grad.dtype in (torch.float16, torch.bfloat16)
+        half = grad.dtype in _HALVES
         terms = torch.full_like(grad, included, dtype=torch.float32 if half else grad.dtype)
         ones = terms.new_ones(()).expand(index.shape)
         grad = (grad / run("scatter_add_", terms, dim, index, ones).clamp_min(1)).to(grad.dtype)
@@ -159,14 +160,15 @@ def moves(op: Op, bound: Mapping[str, Any]) -> bool:
 
 
 def keeps_bits(op: Op, bound: Mapping[str, Any]) -> bool:
-    """Whether a forward whose gradient has no formula here has the same bits in every run only by a
-    kernel of ours: means and products of floats on a GPU. Backward is PyTorch's, computed anew."""
+    """Whether a forward whose gradient has no formula here keeps what a sum promises only by an
+    implementation of ours: means and products of floats on a GPU, of halves on a CPU. Backward is
+    PyTorch's, computed anew."""
     x = bound.get("x")
     if (op.form_of or op.name) not in ("index_reduce", "scatter_reduce"):
         return False
     if bound.get("reduce") not in ("mean", "prod") or not isinstance(x, Tensor):
         return False
-    promised = op.promises_order(DTYPE_NAMES.get(x.dtype, "i"), x.device.type)
+    promised = op.promises_values(DTYPE_NAMES.get(x.dtype, "i"), x.device.type)
     return promised and _serves(op, bound)
 
 
@@ -193,7 +195,8 @@ def _may_pay(op: Op, x: Any, waived: bool) -> bool:
     """Without a look at the call: whether there are records, or a promise to keep."""
     if not isinstance(x, Tensor):
         return False
-    if keeps_order(op, x) or (x.is_cuda and not waived):  # each sums, forward or backward
+    sums_promise = not waived if x.is_cuda else x.dtype in _HALVES
+    if keeps_order(op, x) or sums_promise:  # each sums, forward or backward
         return True
     backward = "scatter_add" if op.name == "gather" else "gather"
     names = op.form_of or op.name, backward

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tilewright.errors import IndexOutOfRange
 from tilewright.impls._any_index import POSITIONS
 from tilewright.op import Op, Workload
-from tilewright.ops._indexing import told_once
+from tilewright.ops._indexing import places_of_x, refuse_out_of_range
 from tilewright.settings import settings
 
 
@@ -21,9 +19,7 @@ def in_range_first(w: Workload, run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` of a scatter or the like, which raises IndexOutOfRange before it writes anything; on a
     GPU it waits to know, so not while its stream is captured."""
     at = [*w.tensors].index("index")
-    size = 1 if "x" in w.tensors else w["num_weights"]
-    if "x" in w.tensors and w["x"].rank:
-        size = w["x"].shape[w["dim"]]
+    size = places_of_x(w) if "x" in w.tensors else w["num_weights"]
 
     def call(*tensors: Tensor) -> Any:
         refuse_out_of_range(w.op, tensors[at], size)
@@ -51,19 +47,3 @@ def look_first(op: Op, bound: Mapping[str, Any]) -> None:
             refuse_out_of_range(op.name, index, x.shape[int(dim)] if x.dim() else 1)
     elif isinstance(rows := bound.get("num_weights"), Integral):
         refuse_out_of_range(op.name, index, int(rows))
-
-
-def refuse_out_of_range(name: str, index: Tensor, size: int) -> None:
-    """Waits for a GPU to know, unless its stream is captured.
-
-    Raises:
-        IndexOutOfRange: an element of the index names no place of 0 to size - 1.
-    """
-    index = told_once(index)
-    if index.numel() and not (index.is_cuda and torch.cuda.is_current_stream_capturing()):
-        least, most = (int(value) for value in torch.aminmax(index))
-        if least < 0 or most >= size:
-            raise IndexOutOfRange(
-                f"{name}: index {least if least < 0 else most} is out of range for {size} places; "
-                "nothing was written"
-            )

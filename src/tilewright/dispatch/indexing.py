@@ -29,13 +29,12 @@ from torch.overrides import _is_torch_function_mode_enabled
 
 from tilewright.dispatch.call import operators
 from tilewright.dispatch.index_gradients import run_beside
-from tilewright.dispatch.index_ranges import refuse_out_of_range
 from tilewright.dispatch.pytorch import outliving_indices
 from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidType
 from tilewright.impls._any_index import POSITIONS, beyond, outside, reported, with_room
 from tilewright.impls._in_place import refuse_shared
 from tilewright.op import OPS
-from tilewright.ops._indexing import NUMBERS
+from tilewright.ops._indexing import NUMBERS, refuse_out_of_range
 from tilewright.tensor_spec import DTYPE_NAMES
 
 _PLAIN = (Tensor, Parameter)

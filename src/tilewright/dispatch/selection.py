@@ -5,9 +5,10 @@
 3. the record of the nearest workload in its bucket, if its config fits here too;
 4. the heuristic of an implementation that the records show to win for this operator;
 5. a generated kernel, for what tw.fuse was asked to fuse;
-6. what keeps a promise that PyTorch's own kernels do not keep on a GPU: which of several writes
-   to one place wins, the same bits of a sum in every run, and a process that outlives an index
-   out of range; if it must, of contiguous copies;
+6. what keeps a promise that PyTorch's own kernels do not keep: where an index repeats, on a GPU
+   which of several writes to one place wins, and the same bits of a sum in every run, on a CPU that
+   a sum of halves is rounded once; and a process that outlives an index out of range on a GPU; if
+   it must, of contiguous copies;
 7. aten. Without evidence the vendor runs.
 
 Nothing is measured here, and the store is read once.
@@ -31,7 +32,7 @@ import torch
 from tilewright.device import DeviceSpec, spec_of
 from tilewright.environment import environment
 from tilewright.errors import InvalidArgument, NoImplementation, StoreError
-from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
+from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.op import OPS, Workload
 from tilewright.record import Record
@@ -135,7 +136,7 @@ def choose(w: Workload, device: torch.device | str, forced: Forced | None = None
     if forced is not None:
         return _explicit(w, device, spec, forced)
     records = records_of(device, w.op)
-    if w.operator.promises_more(w.main.dtype, device.type):
+    if w.promises_more(device.type):
         records = records.ours
     return (
         _recorded(w, spec, records)
@@ -167,24 +168,28 @@ def _asked_for(w: Workload, spec: DeviceSpec) -> Choice | None:
 
 
 def _ordered(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
-    if not w.operator.promises_more(w.main.dtype, device.type):
+    if not w.promises_more(device.type):
         return None
+    return _untuned(w, spec, "ordered", _promise(w, device))
+
+
+def _promise(w: Workload, device: torch.device) -> str:
     assert w.operator.indexed is not None
-    if not w.operator.promises_order(w.main.dtype, device.type):
-        reason = "an index out of range is skipped, which ends the use of the GPU in aten"
-    elif w.operator.indexed.last_wins:
-        reason = "the last of several writes to one place wins, which aten leaves open"
-    else:
-        reason = "the same bits in every run, which aten's atomic sums have not"
-    return _untuned(w, spec, "ordered", reason)
+    if not w.promises_values(device.type):
+        return "an index out of range is skipped, which ends the use of the GPU in aten"
+    if device.type == "cpu":
+        return "one rounding of a sum of halves, which aten rounds at each addition"
+    if w.operator.indexed.last_wins:
+        return "the last of several writes to one place wins, which aten leaves open"
+    return "the same bits in every run, which aten's atomic sums have not"
 
 
 def _of_copies(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
     """What keeps the promise once tensors are contiguous: all but the index, which may be expanded
     and then takes little memory as it is, or that, too."""
-    if not w.operator.promises_more(w.main.dtype, device.type):
+    if not w.promises_more(device.type):
         return None
-    if any(i.stands_in for i in implementations(w)):
+    if _stand_in(w, spec) is not None:
         return None
     for kept in (("index",), ()):
         copied = contiguous(w, kept)
@@ -226,12 +231,17 @@ def deterministic(w: Workload, device: torch.device) -> Choice | None:
 
 def unbuilt(w: Workload, device: torch.device) -> Choice:
     """What runs where no kernel of ours is built, yet or at all: aten, or what stands in for it."""
-    if w.operator.promises_order(w.main.dtype, device.type):
-        reason = "nothing is built for it, and aten leaves open which of several writes wins"
-        for i in implementations(w):
-            if i.stands_in:
-                return Choice(i.name, NoConfig(), "default", reason)
+    if w.promises_values(device.type):
+        stand_in = _stand_in(w, device_spec_of(device))
+        if stand_in is not None:
+            reason = f"no kernel of ours is built for it: {_promise(w, device)}"
+            return Choice(stand_in.name, NoConfig(), "default", reason)
     return VENDOR_WITHOUT_EVIDENCE
+
+
+def _stand_in(w: Workload, spec: DeviceSpec) -> Implementation | None:
+    found = (i for i in implementations(w) if i.stands_in and i.unsupported(w, spec) is None)
+    return next(found, None)
 
 
 def waits(w: Workload, device: torch.device, choice: Choice) -> bool:
@@ -240,7 +250,7 @@ def waits(w: Workload, device: torch.device, choice: Choice) -> bool:
     if choice.source not in ("nearest", "heuristic", "ordered"):
         return False
     until_then = IMPLS[unbuilt(w, device).implementation]
-    return until_then.stands_in or not w.operator.promises_order(w.main.dtype, device.type)
+    return until_then.stands_in or not w.promises_values(device.type)
 
 
 def device_spec_of(device: torch.device) -> DeviceSpec:
@@ -376,12 +386,12 @@ class OperatorRecords:
 
     @functools.cached_property
     def ours(self) -> OperatorRecords:
-        """Those that kernels of ours won."""
+        """Those that implementations of ours won."""
         winners = (r for found in self.winners.values() for r in found)
         return OperatorRecords(
             r
             for r in winners
-            if r.implementation in IMPLS and IMPLS[r.implementation].backend in OWN_BACKENDS
+            if r.implementation in IMPLS and IMPLS[r.implementation].keeps_promises
         )
 
 

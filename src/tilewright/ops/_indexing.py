@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tilewright.errors import InvalidArgument
+from tilewright.errors import IndexOutOfRange, InvalidArgument
 from tilewright.indexed import Terms, draw, expected_distinct
 from tilewright.op import Value, Workload, random_tensors
 from tilewright.tensor_spec import TensorSpec
@@ -116,6 +116,22 @@ def told_once(index: Tensor) -> Tensor:
         if stride == 0 and index.shape[d]:
             index = index.narrow(d, 0, 1)
     return index
+
+
+def refuse_out_of_range(op: str, index: Tensor, size: int) -> None:
+    """On a GPU this waits to know, so not while its stream is captured.
+
+    Raises:
+        IndexOutOfRange: a value is negative, or `size` or more.
+    """
+    index = told_once(index)
+    if index.numel() and not (index.is_cuda and torch.cuda.is_current_stream_capturing()):
+        least, most = (int(value) for value in torch.aminmax(index))
+        if least < 0 or most >= size:
+            raise IndexOutOfRange(
+                f"{op}: index {least if least < 0 else most} is out of range for {size} places; "
+                "nothing was written"
+            )
 
 
 # --- inputs ------------------------------------------------------------------------------------

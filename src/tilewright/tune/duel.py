@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 
 from tilewright.errors import LaunchError
-from tilewright.impl import Implementation
+from tilewright.impl import IMPLS, Implementation
 from tilewright.measure.candidate import COPY, Candidate, Outcome
 from tilewright.measure.timing import Timing
 from tilewright.record import Record
@@ -156,9 +156,9 @@ def _judged(records: list[Record], trial: Trial) -> list[Record]:
 def _keeps_promises(record: Record, trial: Trial) -> bool:
     """Whether what was timed may run at all where no one asks for it by name."""
     w, name = trial.w, record.implementation
-    if "nondeterministic" in w.flags or name == "aten_deterministic" or is_own(record):
+    if "nondeterministic" in w.flags or name == "aten_deterministic":
         return True
-    return not w.operator.promises_more(w.main.dtype, trial.session.spec.kind)
+    return IMPLS[name].keeps_promises or not w.promises_more(trial.session.spec.kind)
 
 
 def _eager(trial: Trial, records: list[Record]) -> list[Record]:
