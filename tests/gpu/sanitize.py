@@ -151,6 +151,8 @@ INDEXED = {
     "rows_atomic": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
     "!nondeterministic",
     "rows_bins": "index_add(x=f32[70,20], dim=0, index=i64[5000], source=f32[5000,20])",
+    "rows_dealt": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
+    "!indices=zipf",
     "rows_serial": "index_add(x=f32[90,64], dim=0, index=i64[900], source=f32[900,64])"
     "!indices=zipf",
     "rows_sorted": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
@@ -249,6 +251,7 @@ SCHEDULES = [
 TABLES = "scatter_add(x=f32[4,300], dim=1, index=i64[4,9000], src=f32[4,9000])!indices=zipf"
 CASES = [
     Case("integer_sums", TABLES, {"private": True}),
+    Case("rows_dealt", "embedding_backward(grad=bf16[9000,96], index=i64[9000], num_weights=500)"),
     *(Case(SM80, PLAIN, {**SMALL, **split}) for split in SPLITS),
     *(Case(SM80, BOTH["f32"], {**SMALL, **split}) for split in SPLITS),
     *(Case(SM80, text) for text in (CONTIGUOUS, *WIDE, TF32)),

@@ -26,6 +26,7 @@ OWN = (
     "integer_sums",
     "rows_atomic",
     "rows_bins",
+    "rows_dealt",
     "rows_serial",
     "rows_sorted",
     "rows_sorted_torch",

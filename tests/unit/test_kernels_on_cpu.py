@@ -36,6 +36,7 @@ OWN = (
     "integer_sums",
     "rows_atomic",
     "rows_bins",
+    "rows_dealt",
     "rows_serial",
     "rows_sorted",
     "rows_sorted_torch",
@@ -317,7 +318,7 @@ def test_pieces_of_rows_may_be_added_in_bulk(text):
         assert not any(map(int, re.findall(r"(\d+) bytes spill stores", log)))
 
 
-@pytest.mark.parametrize("name", ["rows_bins", "rows_serial", "rows_sorted"])
+@pytest.mark.parametrize("name", ["rows_bins", "rows_dealt", "rows_serial", "rows_sorted"])
 @pytest.mark.parametrize("alpha", [1.0, -2.0])
 def test_zeros_have_the_signs_of_pytorchs(name, alpha):
     text = f"index_add(x=f32[9,8], dim=0, index=i64[90], source=f32[90,8], alpha={alpha})"
@@ -346,7 +347,7 @@ def test_a_negative_zero_is_written_as_it_is(name):
 def test_a_gradient_of_minus_zeros_is_zero_as_pytorchs():
     w = Workload.parse("embedding_backward(grad=f32[90,8], index=i64[90], num_weights=9)")
     index = torch.arange(90) % 5
-    for name in ("rows_bins", "rows_serial", "rows_sorted"):
+    for name in ("rows_bins", "rows_dealt", "rows_serial", "rows_sorted"):
         run = OnCpu(IMPLS[name], IMPLS[name].heuristic(w, DEVICE), w)
         assert not run(torch.full((90, 8), -0.0), index).signbit().any()
 

@@ -1,8 +1,10 @@
 """Few rows by one launch: right for every dtype, reduction and skew, and taken for tiny work."""
 
+import dataclasses
 import random
 import re
 
+import cuda_on_cpu
 import pytest
 import torch
 from cuda_on_cpu import DEVICE, OnCpu, fault_reported
@@ -15,39 +17,44 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.dispatch import selection
 from tilewright.impl import IMPLS
-from tilewright.impls import rows_serial
+from tilewright.impls import rows_dealt, rows_serial
 from tilewright.impls._rows import served_rows
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
-IMPL = IMPLS["rows_serial"]
+IMPL, DEALT = IMPLS["rows_serial"], IMPLS["rows_dealt"]
 CPU = torch.device("cpu")
 needs_compilers = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
 )
 
 
-def assert_right(w, config):
-    assert IMPL.space(w, DEVICE).why_not(config) is None
-    verdict = Verifier(w, CPU).check(OnCpu(IMPL, config, w))
+ONE_LAUNCH = pytest.mark.parametrize("impl", [IMPL, DEALT], ids=lambda impl: impl.name)
+
+
+def assert_right(impl, w, config):
+    assert impl.space(w, DEVICE).why_not(config) is None
+    verdict = Verifier(w, CPU).check(OnCpu(impl, config, w))
     assert verdict.ok, f"{config}: {verdict.message}"
     assert verdict.deterministic
     assert not fault_reported()
 
 
 @needs_compilers
+@ONE_LAUNCH
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_and_reduction_is_right(dtype, reduce):
+def test_every_dtype_and_reduction_is_right(dtype, reduce, impl):
     own = (DTYPES.index(dtype) + len(reduce)) % 2 == 0
     text = (
         f"scatter_reduce(x={dtype}[40,20], dim=0, index=i64[150,20]@strides(1,0), "
         f"src={dtype}[150,20], reduce={reduce}, include_self={own})"
     )
-    for flag in ("", "!donate=x"):
+    flags = ("", "!donate=x") if impl is IMPL else ("!donate=x" if own else "",)
+    for flag in flags:
         w = Workload.parse(f"{text}{flag}!indices=zipf")
-        assert_right(w, IMPL.heuristic(w, DEVICE))
+        assert_right(impl, w, impl.heuristic(w, DEVICE))
 
 
 LAYOUTS = [
@@ -70,12 +77,13 @@ LAYOUTS = [
 
 
 @needs_compilers
+@ONE_LAUNCH
 @pytest.mark.parametrize("text", LAYOUTS)
-def test_every_layout_is_right_by_any_config(text):
+def test_every_layout_is_right_by_any_config(text, impl):
     w = Workload.parse(f"{text}!indices=zipf")
-    others = IMPL.space(w, DEVICE).sample(random.Random(len(text)), 2)
-    for config in dict.fromkeys([IMPL.heuristic(w, DEVICE), *others]):
-        assert_right(w, config)
+    others = impl.space(w, DEVICE).sample(random.Random(len(text)), 2)
+    for config in dict.fromkeys([impl.heuristic(w, DEVICE), *others]):
+        assert_right(impl, w, config)
 
 
 CONFIGS = [(4, 8, 16), (4, 2, 128), (8, 4, 64), (32, 8, 32)]
@@ -97,25 +105,60 @@ def test_runs_over_the_parts_of_groups_are_joined(lanes, unrolled, positions, sp
 
 
 @needs_compilers
-@pytest.mark.parametrize("count", [1, 31, 256, 257, 2048])
-def test_any_number_of_indices_is_right(count):
-    w = Workload.parse(f"index_add(x=i32[99,3], dim=0, index=i64[{count}], source=i32[{count},3])")
-    assert_right(w, IMPL.heuristic(w, DEVICE))
+@pytest.mark.parametrize("flag", ["", "!donate=x"])
+@pytest.mark.parametrize("spread", DISTRIBUTIONS)
+@pytest.mark.parametrize(("threads", "lanes", "sms"), [(256, 4, 132), (512, 32, 132), (256, 8, 3)])
+def test_blocks_may_have_few_or_many_places(threads, lanes, sms, spread, flag, monkeypatch):
+    device = dataclasses.replace(DEVICE, sms=sms)
+    monkeypatch.setattr(cuda_on_cpu, "DEVICE", device)
+    w = Workload.parse(
+        f"index_add(x=f32[1700,68], dim=0, index=i64[3000], source=f32[3000,68]){flag}"
+        f"!indices={spread}"
+    )
+    config = DEALT.Config(block_threads=threads, blocks=1, lanes=lanes, vec=4, unrolled=4)
+    assert DEALT.space(w, device).why_not(config) is None
+    x, index, source = w.operator.examples(w, "integer", 0, "cpu")
+    expected = torch.index_add(x, 0, index, source)
+    run = OnCpu(DEALT, config, w)
+    for _ in range(2):
+        assert torch.equal(run(x.clone(), index, source), expected)
+
+
+@settings(max_examples=300, derandomize=True)
+@given(st.integers(1, 4096), st.integers(0, 2**31 - 1))
+def test_quotients_by_the_number_of_blocks_are_exact(blocks, number):
+    factor, shift = rows_dealt.reciprocal(blocks)
+    assert factor < 2**32
+    for n in (number, number // blocks * blocks, max(0, number // blocks * blocks - 1), 2**31 - 1):
+        assert n * factor >> shift == n // blocks
 
 
 @needs_compilers
-def test_a_product_goes_over_its_terms_in_order():
+@ONE_LAUNCH
+@pytest.mark.parametrize("count", [1, 31, 256, 257, 2048, 2049, 16384])
+def test_any_number_of_indices_is_right(count, impl):
+    w = Workload.parse(f"index_add(x=i32[99,3], dim=0, index=i64[{count}], source=i32[{count},3])")
+    if why := impl.unsupported(w, DEVICE):
+        assert "each block would read" in why
+    else:
+        assert_right(impl, w, impl.heuristic(w, DEVICE))
+
+
+@needs_compilers
+@ONE_LAUNCH
+def test_a_product_goes_over_its_terms_in_order(impl):
     """From the old row on, no part of 2^100 * 2^-180 * 2^180 leaves fp32; 2^-180 is zero there."""
     text = "x=f32[3,4], dim=0, index=i64[120], source=f32[120,4], reduce=prod"
     w = Workload.parse(f"index_reduce({text})")
     source = torch.full((120, 4), 8.0)
     source[:60] = 0.125
     x, index = torch.full((3, 4), 2.0**100), torch.ones(120, dtype=torch.int64)
-    assert torch.equal(OnCpu(IMPL, IMPL.heuristic(w, DEVICE), w)(x, index, source), x)
+    assert torch.equal(OnCpu(impl, impl.heuristic(w, DEVICE), w)(x, index, source), x)
 
 
 @needs_compilers
-def test_an_index_out_of_range_is_skipped_and_reported_where_the_rest_is_filled():
+@ONE_LAUNCH
+def test_an_index_out_of_range_is_skipped_and_reported_where_the_rest_is_filled(impl):
     w = Workload.parse(
         "embedding_backward(grad=f32[70,8], index=i64[70], num_weights=9, padding_idx=4)"
     )
@@ -123,17 +166,18 @@ def test_an_index_out_of_range_is_skipped_and_reported_where_the_rest_is_filled(
     index[:3] = torch.tensor([-1, 9, 2**40])
     kept = index[3:] != 4
     expected = torch.zeros(9, 8).index_add(0, index[3:][kept], grad[3:][kept])
-    assert torch.equal(OnCpu(IMPL, IMPL.heuristic(w, DEVICE), w)(grad, index), expected)
+    assert torch.equal(OnCpu(impl, impl.heuristic(w, DEVICE), w)(grad, index), expected)
     assert fault_reported()
 
 
 @needs_compilers
+@ONE_LAUNCH
 @settings(max_examples=8, deadline=None, derandomize=True)
-@given(moves(), st.integers(0, 99))
-def test_rows_of_any_operator_shape_and_dtype_are_right(w, seed):
-    assume(IMPL.serves(w.op) and IMPL.unsupported(w, DEVICE) is None)
-    (config,) = IMPL.space(w, DEVICE).sample(random.Random(seed), 1)
-    assert_right(w, config)
+@given(w=moves(), seed=st.integers(0, 99))
+def test_rows_of_any_operator_shape_and_dtype_are_right(w, seed, impl):
+    assume(impl.serves(w.op) and impl.unsupported(w, DEVICE) is None)
+    (config,) = impl.space(w, DEVICE).sample(random.Random(seed), 1)
+    assert_right(impl, w, config)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +228,20 @@ def test_untuned_it_is_taken_where_work_is_tiny(text, taken):
         assert choice.implementation == taken, device
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("index_add(x=f32[9,4], dim=0, index=i64[16385], source=f32[16385,4])", "than 16384"),
+        (
+            "index_add(x=f32[9000000,64], dim=0, index=i64[300], source=f32[300,64])!donate=x",
+            "or a block's memory",
+        ),
+    ],
+)
+def test_what_places_dealt_out_do_not_take_is_said_in_words(text, words):
+    assert words in DEALT.unsupported(Workload.parse(text), DEVICE)
+
+
 @pytest.mark.parametrize("columns", [1, 64, 768, 4096])
 @pytest.mark.parametrize("count", [1, 50, 1024])
 def test_one_launch_of_blocks_that_run_at_once_and_no_workspace(count, columns):
@@ -200,16 +258,17 @@ def test_one_launch_of_blocks_that_run_at_once_and_no_workspace(count, columns):
 
 
 @pytest.mark.skipif(nvrtc.missing() is not None, reason="NVRTC is not installed")
+@pytest.mark.parametrize(("impl", "count"), [(IMPL, 2000), (DEALT, 16000)])
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax"])
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "f64", "i64"])
-def test_as_many_rows_in_flight_as_are_allowed_do_not_spill(dtype, reduce, device):
-    text = f"x={dtype}[400,256], dim=0, index=i64[2000], source={dtype}[2000,256]"
+def test_as_many_rows_in_flight_as_are_allowed_do_not_spill(dtype, reduce, device, impl, count):
+    text = f"x={dtype}[400,256], dim=0, index=i64[{count}], source={dtype}[{count},256]"
     more = f"index_reduce({text}, reduce={reduce})"
     w = Workload.parse(f"index_add({text}, alpha=2.0)" if reduce == "sum" else more)
     spec = DEVICES[device]
-    config = max(IMPL.space(w, spec), key=lambda c: (c.unrolled * c.vec, c.positions))
-    log = compiled(IMPL.task(config, w, spec)).log
+    config = max(impl.space(w, spec), key=lambda c: (c.unrolled * c.vec, str(c)))
+    log = compiled(impl.task(config, w, spec)).log
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
     assert spills
     assert not any(spills)

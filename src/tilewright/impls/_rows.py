@@ -47,6 +47,12 @@ class RowProblem:
     aligned_bytes: int
 
     @property
+    def in_order(self) -> bool:
+        """Whether no part of a result may be reduced on its own: a product of floats may leave the
+        range of the dtype where the whole does not."""
+        return self.reduce == "prod" and self.dtype not in ("i32", "i64")
+
+    @property
     def meaning(self) -> dict[str, int | str]:
         """What kernels are told of the reduction, as macros."""
         return {

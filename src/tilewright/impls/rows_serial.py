@@ -48,7 +48,8 @@ class RowsSerial(RowKernels):
     """
 
     name, op = "rows_serial", OPERATORS
-    files, entry = ("entry.cuh", "chunk.cuh", "rows_serial.cu"), "reduce_rows"
+    files = "entry.cuh", "chunk.cuh", "owned_rows.cuh", "rows_serial.cu"
+    entry = "reduce_rows"
 
     @dataclass(frozen=True)
     class Config:
@@ -96,7 +97,7 @@ class RowsSerial(RowKernels):
     def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
         return {
             **p.meaning,
-            "IN_ORDER": p.reduce == "prod" and p.dtype not in ("i32", "i64"),
+            "IN_ORDER": p.in_order,
             "ITEMS": items(p),
             "DIGIT_BITS": digit_bits(c),
             "POSITIONS": c.positions,
