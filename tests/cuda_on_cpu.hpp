@@ -2,6 +2,7 @@
 // and warp-wide functions and barriers switch to the next one. Slow, and single-threaded. Threads and
 // blocks take their turns forwards, or backwards: where a barrier is missing, results differ.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -62,7 +63,7 @@ static uint16_t half_bits(float value, bool brain) {
 
 enum { STACK_BYTES = 1 << 16 };
 struct Meeting {  // of `members` fibers, again and again
-  int members = 0, here = 0, round = 0;
+  int members = 0, here = 0, round = 0, votes[2];
   uint64_t given[2][32];
 };
 struct Fiber {
@@ -158,20 +159,13 @@ template <class V> static V of_lane(const Warp& w, int lane) { V v; std::memcpy(
 // ---- CUDA's functions ---------------------------------------------------------------------------
 
 static inline void __syncthreads() { meet(block); }
-static inline int __syncthreads_or(int v) {
-  static int any[2];
-  const int round = block.round % 2;
-  any[round] = block.here > 0 && any[round] || v;
-  meet(block);
-  return any[round];
-}
 static inline int __syncthreads_count(int v) {
-  static int count[2];
   const int round = block.round % 2;
-  count[round] = (block.here > 0 ? count[round] : 0) + !!v;
+  block.votes[round] = (block.here > 0 ? block.votes[round] : 0) + !!v;
   meet(block);
-  return count[round];
+  return block.votes[round];
 }
+static inline int __syncthreads_or(int v) { return __syncthreads_count(v) > 0; }
 static inline void sync_group(int group, int threads) { groups[group].members = threads; meet(groups[group]); }
 static inline void __syncwarp() { meet(warps[threadIdx.x / 32]); }
 template <class V> static V __shfl_sync(unsigned, V v, int from, int width = 32) {
@@ -240,4 +234,46 @@ template <class... P, size_t... I> static void launch(void (*kernel)(P...), cons
 }
 template <class... P> static void launch(void (*kernel)(P...), const Launch& l) {
   launch(kernel, l, std::index_sequence_for<P...>());
+}
+
+// The same where blocks wait for one another: all of them go on in turn, each with what is its own.
+struct Resident {
+  std::vector<Fiber> fibers;
+  std::vector<Meeting> warps;
+  Meeting block;
+  std::vector<char> shared;
+  Dim3 at;
+  bool alive;
+  void trade(const Launch& l) {
+    std::swap(fibers, ::fibers), std::swap(warps, ::warps), std::swap(block, ::block);
+    std::swap_ranges(shared.begin(), shared.end(), (char*)l.shared);
+    blockIdx = at;
+  }
+};
+template <class... P, size_t... I> static void launch_together(void (*kernel)(P...), const Launch& l, std::index_sequence<I...>) {
+  gridDim = {(unsigned)l.grid[0], 1, 1};
+  body = [=] { kernel(*(P*)l.args[I]...); };
+  std::vector<Resident> residents(gridDim.x);
+  for (unsigned n = 0; n < gridDim.x; ++n) {
+    Resident& r = residents[n];
+    r.at = {backwards || later_blocks_first ? gridDim.x - 1 - n : n, 0, 0};
+    r.shared.assign(l.shared_bytes, (char)0xff);
+    r.trade(l);
+    begin_block(l.threads);
+    r.trade(l);
+    r.alive = true;
+  }
+  for (bool alive = true; alive;) {
+    alive = false;
+    for (Resident& r : residents) {
+      if (!r.alive) continue;
+      r.trade(l);
+      r.alive = turn_of_block();
+      r.trade(l);
+      alive |= r.alive;
+    }
+  }
+}
+template <class... P> static void launch_together(void (*kernel)(P...), const Launch& l) {
+  launch_together(kernel, l, std::index_sequence_for<P...>());
 }

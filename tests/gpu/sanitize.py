@@ -251,6 +251,8 @@ SCHEDULES = [
 TABLES = "scatter_add(x=f32[4,300], dim=1, index=i64[4,9000], src=f32[4,9000])!indices=zipf"
 CASES = [
     Case("integer_sums", TABLES, {"private": True}),
+    *(Case("integer_sums", TABLES, {"private": own, "launches": 1}) for own in (False, True)),
+    Case("integer_sums", INDEXED["integer_sums"] + "!donate=x", {"launches": 1}),
     Case("rows_dealt", "embedding_backward(grad=bf16[9000,96], index=i64[9000], num_weights=500)"),
     *(Case(SM80, PLAIN, {**SMALL, **split}) for split in SPLITS),
     *(Case(SM80, BOTH["f32"], {**SMALL, **split}) for split in SPLITS),

@@ -286,6 +286,33 @@ def test_a_captured_call_replays_on_new_data_and_another_stream(text):
         assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("spread", ["uniform", "constant"])
+def test_integers_added_in_one_launch_have_the_bits_of_four(spread, private):
+    text = "x=f32[150,64], dim=0, index=i64[60000], source=f32[60000,64]"
+    w, impl = Workload.parse(f"index_add({text})!indices={spread}"), IMPLS["integer_sums"]
+    four, one = (
+        impl.build(impl.Config(256, 1, private, launches), w, spec_of(0)) for launches in (4, 1)
+    )
+    sets = [w.operator.examples(w, "random", seed, CUDA) for seed in range(2)]
+    expected = [four(*tensors) for tensors in sets]
+    one(*sets[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [one(*tensors) for tensors in sets]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in sets]
+    for _ in range(20):
+        found = []
+        for stream, tensors in zip(streams, sets, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(one(*tensors))
+        graph.replay()
+        torch.cuda.synchronize()
+        for results in (found, captured):
+            assert all(map(torch.equal, results, expected))
+
+
 @pytest.mark.parametrize("flag", ["", "!donate=x"])
 def test_a_sum_captured_on_indices_that_do_not_repeat_is_right_where_they_do(flag):
     text = "x=f32[9000,96], dim=0, index=i64[5000], source=f32[5000,96]"

@@ -19,21 +19,6 @@ from tilewright.impls._indexed import TorchCall
 
 HEADER = (Path(__file__).parents[1] / "cuda_on_cpu.hpp").read_text()
 DEVICE = DEVICES["h200"]
-MEETING = """
-static bool comes_only;
-extern "C" void come_only(bool now) { comes_only = now; }
-static void arrive_all(u32* counter) {
-  __syncthreads();
-  if (comes_only && threadIdx.x == 0) atomicAdd(counter, 1u);
-}
-static void await_all(u32* counter) {
-  __syncthreads();
-  if (comes_only) end();
-  if (*counter < gridDim.x) std::abort();
-}
-"""
-"""A barrier of the grid, for blocks that run one after the other: all of them come to it, then all
-begin once more and pass it."""
 IN_BULK = """  for (u32 i = 0; i < elements; ++i) add_to(at + i, slot[i]);
 }
 template <int LATER> static void await_read() {}
@@ -68,12 +53,8 @@ class OnCpu(Executable):
             if isinstance(launch, TorchCall):
                 launch.run(*args)
                 continue
-            for comes_only in (True, False) if launch.meets else ():
-                self._library.come_only(comes_only)
-                self._run(launch, args)
-            if not launch.meets:
-                self._run(launch, args)
-            counter.value = 0
+            self._run(launch, args)
+            assert counter.value == 0, "the counter is not left a zero"
         return out
 
     def _run(self, launch, args):
@@ -84,7 +65,8 @@ class OnCpu(Executable):
         addresses = (ctypes.c_void_p * len(packed))(*map(ctypes.addressof, packed))
         grid = (ctypes.c_int * 3)(*launch.grid)
         assert launch.shared_bytes <= DEVICE.shared_bytes_per_block
-        run = getattr(self._library, f"on_cpu_{launch.entry}")
+        how = "launch_together" if launch.meets else "launch"
+        run = getattr(self._library, f"{how}_{launch.entry}")
         run(grid, launch.block_threads, addresses, ctypes.c_size_t(launch.shared_bytes))
 
 
@@ -119,15 +101,17 @@ def _library(source):
     )
     plain = re.sub(r'b?f16 h; asm\("cvt.rn.(b?)f16.f32.*?return h;', in_bits, plain)
     plain = re.sub(r'asm volatile\("prefetch.*', ";", plain)
-    plain = re.sub(r"(?s)TW_DEVICE void arrive_all.*?\n}.*?\n}\n", lambda _: MEETING, plain)
+    plain = re.sub(r'asm volatile\("fence.*', ";", plain)
+    plain = re.sub(r"(while \(\*\(volatile u32\*\)counter .*?\)) \{\}", r"\1 give_way();", plain)
     plain = re.sub(r"(?s)(TW_DEVICE void add_bulk.*?\{\n).*?\n#endif", r"\1" + IN_BULK, plain)
     memory = f"alignas(16) static u32 shared[{SHARED_WORDS}];"
     declared = "extern __shared__ __align__(16) u32 shared[];"
     plain = plain.replace(declared, memory) if declared in plain else f"{plain}\n{memory}"
     doors = [
-        f'extern "C" void on_cpu_{e}(const int* g, int threads, void** args, size_t bytes) '
-        f"{{ launch({e}, Launch{{{{g[0], g[1], g[2]}}, threads, args, shared, bytes}}); }}"
+        f'extern "C" void {how}_{e}(const int* g, int threads, void** args, size_t bytes) '
+        f"{{ {how}({e}, Launch{{{{g[0], g[1], g[2]}}, threads, args, shared, bytes}}); }}"
         for e in entries
+        for how in ("launch", "launch_together")
     ]
     doors.append('extern "C" void go_backwards(bool now) { backwards = now; }')
     task = CompileTask(

@@ -1,5 +1,6 @@
 """Sums of floats as sums of integers: every kind of value, and the same bits in any order."""
 
+import dataclasses
 import math
 
 import cuda_on_cpu
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.compile import cxx, nvrtc
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
 from tilewright.impls._integers import MOST_TERMS, unit_bits
 from tilewright.op import Workload
@@ -25,8 +28,9 @@ def kernels(text=TEXT):
     """Every way to sum by integers, as calls on CPU tensors."""
     w = Workload.parse(text)
     sums, buckets = IMPLS["integer_sums"], IMPLS["bucket_sums"]
-    yield OnCpu(sums, sums.Config(block_threads=128, items=2, private=False), w)
-    yield OnCpu(sums, sums.Config(block_threads=256, items=4, private=True), w)
+    for launches in (4, 1):
+        yield OnCpu(sums, sums.Config(128, 2, private=False, launches=launches), w)
+        yield OnCpu(sums, sums.Config(256, 4, private=True, launches=launches), w)
     yield OnCpu(buckets, buckets.heuristic(w, DEVICE), w)
 
 
@@ -59,6 +63,48 @@ def test_any_order_has_the_same_bits():
     x, order = torch.randn(PLACES), torch.randperm(TERMS)
     for run in kernels():
         assert torch.equal(run(x, index, src), run(x, index[order], src[order]))
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("sms", [1, 3])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "scatter_add(x=f32[40], dim=0, index=i64[9000], src=f32[9000])",
+        "index_add(x=f32[50,6], dim=0, index=i64[900], source=f32[900,6], alpha=-2.0)!donate=x",
+        "scatter_add(x=f32[700,7], dim=0, index=i64[30,7], src=f32[30,7])!donate=x",
+        "embedding_backward(grad=f32[9,50,20], index=i64[9,50], num_weights=70, padding_idx=3)",
+    ],
+)
+def test_one_launch_has_the_bits_of_four(text, sms, private, monkeypatch):
+    device = dataclasses.replace(DEVICE, sms=sms)
+    monkeypatch.setattr(cuda_on_cpu, "DEVICE", device)
+    w, sums = Workload.parse(f"{text}!indices=zipf"), IMPLS["integer_sums"]
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    found = []
+    for launches in (4, 1):
+        run = OnCpu(sums, sums.Config(128, 1, private, launches), w)
+        for _ in range(2):
+            found.append(run(*(t.clone() for t in tensors)))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert not torch.equal(found[0], tensors[0])
+
+
+def test_blocks_of_one_launch_all_run_at_once():
+    w, sums = (
+        Workload.parse(
+            "index_add(x=f32[9000,64], dim=0, index=i64[90000], source=f32[90000,64])!donate=x"
+        ),
+        IMPLS["integer_sums"],
+    )
+    for device in (DEVICES[name] for name in ("a100", "h200", "b200")):
+        for config in sums.space(w, device):
+            if config.launches == 1:
+                (launch,), _ = sums.launches(w, sums.served(w), config, device)
+                resources = compiled(sums.task(config, w, device)).resources
+                threads = math.ceil(launch.grid[0] / device.sms) * config.block_threads
+                assert threads * -(-resources.registers // 8) * 8 <= 65536
+                assert not resources.spill_bytes
 
 
 def test_a_large_term_and_its_opposite_leave_small_ones():

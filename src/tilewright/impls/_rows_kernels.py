@@ -24,7 +24,8 @@ from tilewright.op import Workload
 class RowKernels(Implementation):
     """The kernels of some files of kernels/scatter/, launched one after the other.
 
-    `files` are these, and `entry` is the kernel whose resources stand for the whole.
+    `files` are these (`sources`, where configs differ in them), and `entry` is the kernel whose
+    resources stand for the whole.
     """
 
     backend = "cuda"
@@ -56,6 +57,10 @@ class RowKernels(Implementation):
         """Of a call, and the workspace that they name parts of."""
         raise NotImplementedError
 
+    def sources(self, config: Any) -> tuple[str, ...]:
+        """The files that a config's kernels are in."""
+        return self.files
+
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := no_cuda(w, device):
             return reason
@@ -77,7 +82,7 @@ class RowKernels(Implementation):
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         p = self.served(w)
         macros = self.macros(p, config)
-        return cuda_task(self.files, self.entry, p.dtype, p.index, macros, device)
+        return cuda_task(self.sources(config), self.entry, p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))

@@ -33,6 +33,8 @@ from tilewright.space import ConfigSpace, param
 
 WORKSPACE_PER_ELEMENT, WORKSPACE_BESIDE = 48, 2**16
 """Bytes for each element of src, and beside them."""
+AT_ONCE = 1024
+"""Threads of an SM in one launch, whose blocks wait for one another: it has registers for them."""
 PLACES_BY_NAME = 4
 """In place, from so many places an element on only those that are named are looked at."""
 OTHERS = ScatterTiled(), ScatterSerial(), BucketSums(), RowsSerial(), RowsBins()
@@ -47,13 +49,15 @@ class IntegerSums(RowKernels):
 
     name = "integer_sums"
     op = ("scatter_add", "scatter_reduce", "index_add", "embedding_backward")
-    files, entry = ("integers.cuh", "elements.cuh", "integer_sums.cu"), "add"
+    files = "integers.cuh", "elements.cuh", "integer_sums.cuh"
+    entry = "add"
 
     @dataclass(frozen=True)
     class Config:
         block_threads: int = param(128, 256, 512, 1024)
         items: int = param(1, 2, 4)  # elements of a thread at once
         private: bool = param(False, True)  # blocks add in shared memory first
+        launches: int = param(4, 1)  # one: blocks that all run at once wait for one another
 
     def problem(self, w: Workload) -> ElementProblem | str:
         of_rows = w.op == "embedding_backward" or (w.op == "index_add" and w["x"].rank > 1)
@@ -109,9 +113,15 @@ class IntegerSums(RowKernels):
                 min(p.count / c.items, resident),
                 c.block_threads == (1024 if c.private else 256),
                 c.items,
+                c.launches,  # one has not been measured yet
             )
 
         return max(self.space(w, device), key=merit)
+
+    def sources(self, config: Any) -> tuple[str, ...]:
+        if config.launches == 1:
+            return (*self.files, "meet.cuh", "integer_sums_at_once.cu")
+        return (*self.files, "integer_sums.cu")
 
     def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
         assert isinstance(p, ElementProblem)
@@ -121,6 +131,7 @@ class IntegerSums(RowKernels):
             "ITEMS": c.items,
             "PRIVATE": c.private,
             "BY_NAME": by_name(p),
+            **({"AT_ONCE": AT_ONCE} if c.launches == 1 else {}),
             **p.macros,
         }
 
@@ -137,6 +148,14 @@ class IntegerSums(RowKernels):
         code = "qP" + "".join("P" if isinstance(a, str) else "i" for a in p.arguments)
         old = "x" if p.old else "out"
         threads, of_block = c.block_threads, table_bytes(p.places) if c.private else 0
+        workspace = Workspace(marks=MARK_BYTES * p.places, integers=SUM_BYTES * p.places)
+        if c.launches == 1:
+            tensors = (old, "index", "out", "marks", "integers", "counter")
+            args = (*tensors, *sizes, bits, p.alpha, *rest)
+            launch = Launch(
+                "add", f"PPPPPPiiid{code}", of_elements, threads, of_block, args, meets=True
+            )
+            return [launch], workspace
         steps = [
             Launch("clear", f"PPPii{code}", over, threads, 0,
                    ("index", "marks", "integers", *sizes, *rest)),
@@ -148,22 +167,24 @@ class IntegerSums(RowKernels):
                    (old, "index", "out", "marks", "integers", *sizes, bits, p.alpha, *rest),
                    overlapping=True),
         ]  # fmt: skip
-        return steps, Workspace(marks=MARK_BYTES * p.places, integers=SUM_BYTES * p.places)
+        return steps, workspace
 
 
 def by_name(p: ElementProblem) -> bool:
     return p.fill is None and p.places >= PLACES_BY_NAME * p.count
 
 
-def tables(p: ElementProblem, c: IntegerSums.Config, device: DeviceSpec) -> int:
-    """Blocks that run at once, each with a table of all places and some elements."""
-    fit = device.shared_bytes_per_sm // (table_bytes(p.places) + 1024)
-    of_sm = max(1, min(fit, device.threads_per_sm // c.block_threads))
-    return max(1, min(device.sms * of_sm, math.ceil(p.count / (c.block_threads * c.items))))
+def blocks_at_once(p: ElementProblem, c: IntegerSums.Config, device: DeviceSpec) -> int:
+    most = AT_ONCE if c.launches == 1 else device.threads_per_sm
+    of_sm = most // c.block_threads
+    if c.private:  # tables of all places
+        of_sm = min(of_sm, device.shared_bytes_per_sm // (table_bytes(p.places) + 1024))
+    return device.sms * max(1, of_sm)
 
 
 def blocks_of(p: ElementProblem, c: IntegerSums.Config, device: DeviceSpec) -> int:
     """For the elements. A table of a block is worth as many elements as it has places."""
-    if not c.private:
-        return math.ceil(p.count / (c.block_threads * c.items))
-    return max(1, min(tables(p, c, device), p.count // p.places))
+    blocks = math.ceil(p.count / (c.block_threads * c.items))
+    if c.private or c.launches == 1:
+        blocks = min(blocks, blocks_at_once(p, c, device))
+    return max(1, min(blocks, p.count // p.places)) if c.private else blocks
