@@ -22,10 +22,13 @@ from tilewright.impls._rows_kernels import RowKernels
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
+MOST_BLOCK_THREADS = 512
+"""Each has up to 128 registers."""
 MOST_ITEMS = 32
 """Indices of a thread."""
+MOST_INDICES = MOST_ITEMS * MOST_BLOCK_THREADS
 MOST_THREADS = 1024
-"""Of an SM; each has up to 128 registers, so that more would not run at once."""
+"""Of an SM: with 64 registers each, as many run at once."""
 MOST_IN_FLIGHT = 32
 """Elements of a thread."""
 MOST_PLACES = 2**16
@@ -47,7 +50,7 @@ class RowsDealt(RowKernels):
 
     @dataclass(frozen=True)
     class Config:
-        block_threads: int = param(256, 512)  # more would have too few registers
+        block_threads: int = param(256, MOST_BLOCK_THREADS)
         blocks: int = param(1, 2, 4)  # of an SM; each reads the whole index
         lanes: int = param(4, 8, 16, 32)  # threads of a row
         vec: int = param(1, 2, 4, 8)  # elements of one access
@@ -78,8 +81,8 @@ class RowsDealt(RowKernels):
         return ConfigSpace(self.Config, {"vec": vectors(p, w.main.itemsize)}, fits)
 
     def refused(self, p: RowProblem, w: Workload) -> str | None:
-        if p.count > (most := MOST_ITEMS * 512):
-            return f"each block would read {p.count} indices, more than {most}"
+        if p.count > MOST_INDICES:
+            return f"each block would read {p.count} indices, more than {MOST_INDICES}"
         return None
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
@@ -93,7 +96,7 @@ class RowsDealt(RowKernels):
                 c.vec,
                 -abs(math.log2(c.lanes * c.vec / min(wide, p.columns))),
                 (c.block_threads == 256) == (p.count <= FEW_INDICES),
-                -abs(c.blocks * c.block_threads - 512),
+                -abs(c.blocks * c.block_threads - MOST_BLOCK_THREADS),
                 -abs(c.unrolled - 4),
             )
 
@@ -105,6 +108,7 @@ class RowsDealt(RowKernels):
             "IN_ORDER": p.in_order,
             "FILLED": p.fill is not None,
             "THREADS": c.block_threads,
+            "BLOCKS": MOST_BLOCK_THREADS // c.block_threads,
             "ITEMS": items(p, c),
             "LANES": c.lanes,
             "VEC": c.vec,

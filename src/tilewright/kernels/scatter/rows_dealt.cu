@@ -6,13 +6,14 @@
 // warp), and reduces their rows (owned_rows.cuh). Out of place it fills those of its rows that no index
 // names.
 //
-// ITEMS: indices of a thread. An entry is the number of a place among the block's, above its position.
+// ITEMS: indices of a thread. BLOCKS: of an SM, for which there are registers. An entry is the number of a place among the block's, above its position.
 
 #define WARPS (THREADS / 32)
 #define CHUNK (THREADS * ITEMS)
 #define BATCH (ITEMS < 16 ? ITEMS : 16)  // indices of a thread on their way
 #define POSITION_BITS 16
-#define RANK_BITS 10  // 32 positions of each of up to 32 items
+#define RANK_BITS 10
+static_assert(32 * ITEMS <= 1 << RANK_BITS && CHUNK <= 1 << POSITION_BITS, "a position has more bits");
 
 struct Memory {
   Sums* heads;   // of each thread
@@ -99,7 +100,7 @@ TW_DEVICE void sort_dealt(const Problem& p, const Memory& m, u32 owned, u64 magi
 }
 
 // `most` places are a block's at most.
-extern "C" __global__ __launch_bounds__(THREADS, 512 / THREADS) void reduce_rows(const INDEX* index, const T* source, const T* old, T* out, u32 count, u32 places, u32 columns, u32 most, i64 magic, u32 shift, i64 source_outer, i64 source_row, i64 old_outer, i64 old_row, i64 out_outer, i64 out_row, i64 skipped, double alpha, int* fault) {
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void reduce_rows(const INDEX* index, const T* source, const T* old, T* out, u32 count, u32 places, u32 columns, u32 most, i64 magic, u32 shift, i64 source_outer, i64 source_row, i64 old_outer, i64 old_row, i64 out_outer, i64 out_row, i64 skipped, double alpha, int* fault) {
   const Problem p = {index, source + blockIdx.z * source_outer, old + blockIdx.z * old_outer, out + blockIdx.z * out_outer,
                      count, places, columns, source_row, old_row, out_row, skipped, (A)alpha, fault};
   const Memory m = memory_at(shared, most);
