@@ -384,7 +384,7 @@ def test_untuned_sums_into_a_handful_of_places_take_bins(places, columns, taken)
 
 
 def test_atomic_sums_are_chosen_by_name_but_not_under_the_deterministic_mode():
-    w = Workload.parse("index_add(x=f32[90,64], dim=0, index=i64[900], source=f32[900,64])")
+    w = Workload.parse("index_add(x=f32[90,64], dim=0, index=i64[300], source=f32[300,64])")
     named = selection.Forced("rows_atomic", (("lanes", 8), ("vec", 4), ("unrolled", 4)))
     device = DEVICES["h200"]
     chosen = selection._explicit(w, CPU, device, named)
