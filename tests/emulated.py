@@ -21,7 +21,8 @@ from tilewright.device import DEVICES
 from tilewright.fusion.cuda import programs, target
 from tilewright.fusion.cuda.finishing import FINISH
 from tilewright.fusion.cuda.kernel import ENTRY, prelude
-from tilewright.impl import CompileTask, Executable, allocator
+from tilewright.fusion.stored import Stored
+from tilewright.impl import CompileTask, allocator
 from tilewright.tensor_spec import DTYPES
 
 HEADERS = [Path(__file__).with_name(name) for name in ("cuda_on_cpu.hpp", "emulated.hpp")]
@@ -170,12 +171,13 @@ template <class T> TW_DEVICE void store_remote(T* local, u64* barrier, u32 rank,
 }
 
 
-class Emulated(Executable):
+class Emulated(Stored):
     """A graph's kernels under a schedule."""
 
     def __init__(self, graph, config, device, w):
         self.w = w
-        self.again = graph.again
+        self.again, self.offsets = graph.again, graph.offsets_bytes
+        self.written = graph.written
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.temporaries, self.launches = [], []
         self.clusters: dict[str, int] = {}
@@ -232,9 +234,12 @@ class Emulated(Executable):
         empty = partial(allocator.empty_strided, device=CPU)
         outs = [empty(shape, strides, dtype=dtype) for shape, strides, dtype in self.outputs]
         workspace = [empty((n,), (1,), dtype=dtype) for n, dtype in self.temporaries]
-        every = [*tensors, *(tensors[i] for i in self.again), *outs, *workspace]
+        every = [*tensors, *outs, *workspace]
         first = [t.data_ptr() for t in every]
         end = [t.data_ptr() + _span(t) * t.element_size() for t in every]
+        read = [*tensors, *(tensors[i] for i in self.again)]
+        given = [t.data_ptr() + offset for t, offset in zip(read, self.offsets, strict=True)]
+        given += [*self.addresses(outs), *(t.data_ptr() for t in workspace)]
         self.library.go_backwards(ctypes.c_bool(self.calls % 2 == 1))
         self.calls += 1
         longs = ctypes.c_long * len(every)
@@ -242,7 +247,7 @@ class Emulated(Executable):
         number = ctypes.c_double if self.w.arithmetic == "f64" else ctypes.c_float
         numbers = [number(v) for v in (self.w.scalars.values() if scalars is None else scalars)]
         for n, (_, blocks, threads, buffers, counts) in enumerate(self.launches):
-            pointers = [ctypes.c_void_p(first[b]) for b in buffers]
+            pointers = [ctypes.c_void_p(given[b]) for b in buffers]
             args = [*pointers, *map(ctypes.c_int64, counts), *numbers]
             packed = (ctypes.c_void_p * len(args))(*map(ctypes.addressof, args))
             self.library.come_only(ctypes.c_bool(self.meets and n == 0))

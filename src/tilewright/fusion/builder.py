@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,13 +48,36 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Load:
-    """A tensor of the workload, by its place, as a step reads it; or a mask, which a seed there
-    decides."""
+    """A tensor of the workload, by its place, or a part of it from `offset` on, as a step reads
+    it; or a mask, which a seed there decides."""
 
     place: int
     spec: TensorSpec
     axes: Axes
     draw: Draw | None = None
+    offset: int = 0
+
+    def part(self, dim: int, start: int, count: int, step: int, axis: int | None) -> _Load:
+        """So many elements of a dim, which run along another axis."""
+        spec, offset = _part_of(self.spec, dim, start, count, step)
+        axes = (*self.axes[:dim], axis, *self.axes[dim + 1 :])
+        return replace(self, spec=spec, axes=axes, offset=self.offset + offset)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Values one after another along a dim, which are stored as one tensor."""
+
+    dim: int
+    values: tuple[Value, ...]
+    sizes: tuple[int, ...]
+
+    def of(self, whole: TensorSpec) -> Iterator[tuple[Value, TensorSpec, int]]:
+        """Each with the part of the tensor that it is, and where that begins."""
+        start = 0
+        for value, size in zip(self.values, self.sizes, strict=True):
+            yield value, *_part_of(whole, self.dim, start, size)
+            start += size
 
 
 class GraphBuilder:
@@ -134,9 +158,6 @@ class GraphBuilder:
 
     def again(self, value: Value) -> Value:
         """The value, computed once more along axes that no other step has."""
-        behind = self.ancestors([value.node])
-        if len(self.steps) + len(behind) > MOST_STEPS:
-            raise Unsupported(f"transposes of transposes need more than {MOST_STEPS} steps")
         fresh: dict[int, int] = {}
 
         def other(axis: int) -> int:
@@ -145,17 +166,57 @@ class GraphBuilder:
                 fresh[root] = self.axes.new(self.axes.size(root), self.axes.home(root))
             return fresh[root]
 
+        def elsewhere(load: _Load) -> _Load:
+            return replace(load, axes=tuple(a if a is None else other(a) for a in load.axes))
+
+        return self.remade(value, bool, other, elsewhere, "transposes of transposes")
+
+    def part(self, value: Value, dim: int, start: int, count: int, step: int = 1) -> Value:
+        """Elements `start`, `start` + `step`, ... of a dim of a value: what varies along it is
+        computed of parts of the tensors."""
+        axis = value.axes[dim]
+        if axis is None:
+            return value
+        whole = self.axes.root(axis)
+        fresh = None if count == 1 else self.axes.new(count, self.axes.home(whole))
+
+        def other(axis: int) -> int | None:
+            return fresh if self.axes.root(axis) == whole else axis
+
+        def narrowed(load: _Load) -> _Load:
+            if load.draw is not None:
+                raise Unsupported("a part of what holds a random mask")
+            at = [a is not None and self.axes.root(a) == whole for a in load.axes].index(True)
+            return load.part(at, start, count, step, fresh)
+
+        return self.remade(value, lambda axes: whole in axes, other, narrowed, "parts of parts")
+
+    def remade(
+        self,
+        value: Value,
+        changes: Callable[[frozenset[int]], bool],
+        other: Callable[[int], int | None],
+        elsewhere: Callable[[_Load], _Load],
+        what: str,
+    ) -> Value:
+        """The value, computed once more from what is read elsewhere.
+
+        Args:
+            changes: whether what varies along these axes becomes another.
+            other: the axis that takes the place of one.
+        """
+        behind = self.ancestors([value.node])
+        if len(self.steps) + len(behind) > MOST_STEPS:
+            raise Unsupported(f"{what} need more than {MOST_STEPS} steps")
         new: dict[int, int] = {}
         for i in behind:
             step = self.steps[i]
             attr = step.attr
-            if not step.axes:
+            if not changes(self.axes.roots(step.axes)):
                 new[i] = i
                 continue
             if step.op == "load":
-                load = self.loads[attr]
-                along = tuple(a if a is None else other(a) for a in load.axes)
-                self.loads.append(replace(load, axes=along))
+                self.loads.append(elsewhere(self.loads[attr]))
                 attr = len(self.loads) - 1
             args = tuple(new[a] for a in step.args)
             new[i] = self.add(step.op, args, step.dtype, map(other, step.axes), attr)
@@ -169,11 +230,15 @@ class GraphBuilder:
                 needed.update(self.steps[i].args)
         return sorted(needed)
 
-    def finish(self, outputs: list[Value], scalars: int) -> Graph:
-        shared = self.share(self.ancestors(v.node for v in outputs))
-        given = zip(outputs, self.w.outputs, strict=True)
-        stores = [(*self.stored(value, spec, shared), spec) for value, spec in given]
-        live = self.ancestors(out for out, _, _ in stores)
+    def finish(self, outputs: list[Value | Pieces], scalars: int) -> Graph:
+        given = [
+            (k, *part)
+            for k, (out, spec) in enumerate(zip(outputs, self.w.outputs, strict=True))
+            for part in (out.of(spec) if isinstance(out, Pieces) else [(out, spec, 0)])
+        ]
+        shared = self.share(self.ancestors(v.node for _, v, *_ in given))
+        stores = [(*self.stored(v, spec, shared), spec, offset) for _, v, spec, offset in given]
+        live = self.ancestors(out for out, *_ in stores)
         space = self.axes.ordered(a for i in live for a in self.steps[i].axes)
         accesses, again, slots = self.inputs(live, space)
         new = {i: k for k, i in enumerate(live)}
@@ -184,10 +249,15 @@ class GraphBuilder:
             attr = slots[step.attr] if step.op == "load" else step.attr
             args = tuple(new[a] for a in step.args)
             nodes.append(Node(step.op, args, step.dtype, shape, attr, step.line))
-        written = tuple((new[out], self.access(spec, axes, space)) for out, axes, spec in stores)
+        written = tuple(
+            (new[out], replace(self.access(spec, axes, space), offset=offset))
+            for out, axes, spec, offset in stores
+        )
+        tensors = tuple(k for k, *_ in given) if len(given) > len(outputs) else ()
         sizes = tuple(map(self.axes.size, space))
         numbers = (self.arithmetic,) * scalars
-        return Graph(tuple(nodes), sizes, tuple(accesses), written, numbers, again).check()
+        found = Graph(tuple(nodes), sizes, tuple(accesses), written, numbers, again, tensors)
+        return found.check()
 
     def share(self, live: list[int]) -> list[int]:
         """Make axes one that no step runs along both of, first those at one place: what reads
@@ -233,7 +303,8 @@ class GraphBuilder:
         slots: dict[int, int] = {}
         for number in (self.steps[i].attr for i in live if self.steps[i].op == "load"):
             load = self.loads[number]
-            access = replace(self.access(load.spec, load.axes, space), draw=load.draw)
+            plain = self.access(load.spec, load.axes, space)
+            access = replace(plain, draw=load.draw, offset=load.offset)
             if (load.place, access) not in known:
                 slot = load.place
                 if slot in known.values():
@@ -250,6 +321,17 @@ class GraphBuilder:
             if axis is not None and n != 1 and stride:
                 strides[self.axes.root(axis)] = stride
         return Access(tuple(strides.values()), spec.dtype, spec.align)
+
+
+def _part_of(
+    spec: TensorSpec, dim: int, start: int, count: int, step: int = 1
+) -> tuple[TensorSpec, int]:
+    """So many elements of a dim of a tensor, and the offset of the first."""
+    shape, strides = list(spec.shape), list(spec.real_strides)
+    offset = start * strides[dim]
+    shape[dim], strides[dim] = count, strides[dim] * step
+    align = math.gcd(spec.align, offset * spec.itemsize)
+    return TensorSpec(spec.dtype, tuple(shape), tuple(strides), align), offset
 
 
 def _of_rank(rank: int, axes: Axes) -> Axes:

@@ -16,6 +16,7 @@ from tilewright.fusion.cpp_entry import ENTRY, signature
 from tilewright.fusion.cpp_schedule import LoopSchedule, loop_heuristic, loop_space
 from tilewright.fusion.emit_cpp import emit, loops_of, program_of
 from tilewright.fusion.ir import Graph
+from tilewright.fusion.stored import Stored
 from tilewright.impl import CPU, CompileTask, Executable, allocator
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
@@ -91,7 +92,7 @@ class LoopKernels:
         self.function(*pointers, *self.extents, *scalars, threads, huge_pages)
 
 
-class FusedLoops(Executable):
+class FusedLoops(Stored):
     """One call of a generated function; outputs come fresh from the allocator."""
 
     def __init__(self, graph: Graph, config: LoopSchedule, w: Workload, built: Compiled):
@@ -101,11 +102,16 @@ class FusedLoops(Executable):
         self.scalars = tuple(w.scalars.values())
         self.parallel, self.huge_pages = config.threads == "all", config.huge_pages
 
-    def __call__(self, *tensors: torch.Tensor, scalars: tuple[float, ...] | None = None) -> Any:
+    def __call__(
+        self,
+        *tensors: torch.Tensor,
+        scalars: tuple[float, ...] | None = None,
+        pointers: list[int] | None = None,
+    ) -> Any:
         empty = allocator.on(CPU)
         outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
         self.kernels(
-            [*(t.data_ptr() for t in tensors), *(o.data_ptr() for o in outs)],
+            [*(pointers or (t.data_ptr() for t in tensors)), *self.addresses(outs)],
             self.scalars if scalars is None else scalars,
             torch.get_num_threads() if self.parallel else 1,
             self.huge_pages,

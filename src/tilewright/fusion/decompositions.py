@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,12 +44,19 @@ def decompositions() -> dict[Any, Any]:
     found[aten.hardshrink_backward.default] = _shrink_backward
     found[aten.softshrink_backward.default] = _shrink_backward
     found[aten.round.decimals] = _round_decimals
+    found[aten.split_with_sizes.default] = _split
     found[aten._efficientzerotensor.default] = torch.zeros
     return found
 
 
 def _shrink_backward(gradient: Tensor, x: Tensor, width: float) -> Tensor:
     return torch.where((x >= -width) & (x <= width), 0.0, gradient)
+
+
+def _split(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
+    ends = list(itertools.accumulate(sizes))
+    pairs = zip(ends, sizes, strict=True)
+    return [torch.ops.aten.slice(x, dim, end - size, end) for end, size in pairs]
 
 
 def _round_decimals(x: Tensor, *, decimals: int) -> Tensor:

@@ -76,6 +76,23 @@ class Graph:
     """dtypes of the run-time scalars."""
     again: tuple[int, ...] = ()
     """Inputs behind those of the tensors: which tensor each reads, or which seed decides it."""
+    tensors: tuple[int, ...] = ()
+    """Of each output the tensor that it is a part of; () where each is a tensor."""
+
+    @functools.cached_property
+    def offsets_bytes(self) -> tuple[int, ...]:
+        """Where in its tensor each input begins."""
+        return tuple(a.offset * a.itemsize for a in self.inputs)
+
+    @functools.cached_property
+    def written(self) -> tuple[tuple[int, int], ...] | None:
+        """Of each output its tensor, and where in that it begins, in bytes; None where each is a
+        tensor."""
+        if not self.tensors:
+            return None
+        accesses = [a for _, a in self.outputs]
+        offsets = [a.offset * a.itemsize for a in accesses]
+        return tuple(zip(self.tensors, offsets, strict=True))
 
     @functools.cached_property
     def memory(self) -> list[Access]:
@@ -177,13 +194,15 @@ class Access:
     """How one tensor is addressed: element strides over the iteration axes, dtype, alignment.
 
     With `draw` it is no memory: the strides give the flat index of a mask's element, and the
-    input's buffer holds the seed.
+    input's buffer holds the seed. `offset` is that of the first element, of a part of a tensor:
+    kernels are given its address.
     """
 
     strides: tuple[int, ...]
     dtype: str
     align: int
     draw: Draw | None = None
+    offset: int = 0
 
     @property
     def itemsize(self) -> int:

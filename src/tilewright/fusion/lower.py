@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.fusion.builder import GraphBuilder, Unsupported, Value
+from tilewright.fusion.builder import GraphBuilder, Pieces, Unsupported, Value
 from tilewright.fusion.composed import COMPOSED
 from tilewright.fusion.ir import POINTWISE, Draw, Graph
 from tilewright.fusion.trace import trace_reference
@@ -67,13 +67,13 @@ class _Lowering(GraphBuilder):
             else:
                 index = self.add("scalar", (), self.arithmetic, (), i - len(inputs))
                 self.values[node] = Value(index, ())
-        outputs: list[Value] = []
+        outputs: list[Value | Pieces] = []
         for node in trace.graph.nodes:
             if node.op == "call_function":
                 if node.users or _name(node).endswith("_"):
                     self.values[node] = self.placed(node)
             elif node.op == "output":
-                outputs = [self.value(o) for o in node.args[0]]
+                outputs = [self.whole(o) for o in node.args[0]]
         return self.finish(outputs, len(placeholders) - len(inputs))
 
     def drawn(self, node: Any) -> Value:
@@ -82,7 +82,7 @@ class _Lowering(GraphBuilder):
         assert self.w.seed is not None, node
         return self.load(self.w.seed, TensorSpec("bool", tuple(shape)), Draw(call, threshold))
 
-    def placed(self, node: Any) -> Value | None:
+    def placed(self, node: Any) -> Value | Pieces | None:
         """The step's value; what cannot be lowered is named with its line."""
         self.line = _written(node).meta.get("stack_trace")
         try:
@@ -90,17 +90,22 @@ class _Lowering(GraphBuilder):
         except Unsupported as reason:
             raise Unsupported(f"{reason} ({self.line})" if self.line else str(reason)) from None
 
-    def step(self, node: Any) -> Value | None:
+    def step(self, node: Any) -> Value | Pieces | None:
         if _name(node) == "copy_" and node.args[0].op == "placeholder":
             raise Unsupported("it writes to an argument: return the new value instead")
         name = _name(node).rstrip("_")
         name = _RENAMED.get(name, name)
+        elementwise = name in (*POINTWISE, *_LOGICAL, *COMPOSED, *_CASTS, "clamp")
+        if elementwise and any(isinstance(self.values[n], Pieces) for n in node.all_input_nodes):
+            return self.piecewise(node)
         if (mode := node.kwargs.get("rounding_mode")) is not None:
             name = f"{name}_{mode}"
         if not isinstance(node.meta.get("val"), torch.Tensor):
             raise Unsupported(f"step {node.target} of the reference gives more than one tensor")
         if name in _IDENTITIES:
-            return self.value(node.args[0])
+            return self.whole(node.args[0])
+        if name == "cat":
+            return self.pieces(node)
         if name in _WHOLE and len(node.args) == 1:
             return self.reduction(node, _WHOLE[name])
         if name in _VIEWS:
@@ -117,6 +122,8 @@ class _Lowering(GraphBuilder):
             return self.filled(node, name)
         if name in _EMPTY:
             return None  # what follows asks it for its shape only
+        if name in ("slice", "select"):
+            return self.part_of(node, name)
         if name in ("permute", "transpose", "t"):
             return self.permuted(node, name)
         if name in ("sum", "amax", "amin", "prod", "mean", "var", *_OVER_BOOLEANS):
@@ -134,12 +141,53 @@ class _Lowering(GraphBuilder):
             f"step {node.target} of the reference is neither pointwise nor a reduction"
         )
 
+    def whole(self, arg: Any) -> Value | Pieces:
+        """What may be returned: a value, or pieces of one."""
+        found = self.values.get(arg) if isinstance(arg, fx.Node) else None
+        return found if isinstance(found, Pieces) else self.value(arg)
+
+    def pieces(self, node: Any) -> Pieces:
+        given = node.args[0]
+        dim = (node.args[1] if len(node.args) > 1 else 0) % node.meta["val"].dim()
+        dtype = DTYPE_NAMES[node.meta["val"].dtype]
+        if any(n.meta["val"].dim() != node.meta["val"].dim() for n in given):
+            raise Unsupported("cat of tensors of different ranks")
+        some = [n for n in given if n.meta["val"].shape[dim]]
+        values = tuple(self.converted(self.value(n), dtype) for n in some)
+        return Pieces(dim, values, tuple(n.meta["val"].shape[dim] for n in some))
+
+    def piecewise(self, node: Any) -> Pieces:
+        """A step of each piece, with the same part of the other operands."""
+        given = {n: self.values[n] for n in node.all_input_nodes}
+        of = {n: v for n, v in given.items() if isinstance(v, Pieces)}
+        # Dims are counted from the end, as broadcasting aligns them.
+        cuts = {(v.dim - n.meta["val"].dim(), v.sizes) for n, v in of.items()}
+        if len(cuts) > 1:
+            raise Unsupported(f"{node.target} of tensors that were put together differently")
+        ((dim, sizes),) = cuts
+        found: list[Value] = []
+        start = 0
+        for k, size in enumerate(sizes):
+            for n, v in given.items():
+                if n in of:
+                    self.values[n] = v.values[k]
+                elif len(v.axes) >= -dim:
+                    self.values[n] = self.part(v, dim + len(v.axes), start, size)
+            piece = self.step(node)
+            assert isinstance(piece, Value), node
+            found.append(piece)
+            start += size
+        self.values.update(given)
+        return Pieces(dim + node.meta["val"].dim(), tuple(found), sizes)
+
     def value(self, arg: Any) -> Value:
         if isinstance(arg, fx.Node):
             if arg.op == "get_attr":
                 raise Unsupported("a tensor that is no argument of the reference: make it one")
             if self.values[arg] is None:
                 raise Unsupported(f"{arg.target} of the reference: its values are undefined")
+            if isinstance(self.values[arg], Pieces):
+                raise Unsupported(f"{arg.target} of the reference may be returned, not used again")
             return self.values[arg]
         if isinstance(arg, (bool, int, float)):
             return self.number(arg)
@@ -156,6 +204,17 @@ class _Lowering(GraphBuilder):
         if out.dtype == torch.bool:
             return Value(self.add("const", (), "bool", (), bool(value)), axes)
         return Value(self.add("const", (), DTYPE_NAMES[out.dtype], (), value), axes)
+
+    def part_of(self, node: Any, name: str) -> Value:
+        """Some elements of a dim, or one, whose dim is dropped."""
+        value, size = self.value(node.args[0]), node.args[0].meta["val"].shape
+        dim = (node.args[1] if len(node.args) > 1 else 0) % len(size)
+        if name == "select":
+            part = self.part(value, dim, node.args[2] % size[dim], 1)
+            return Value(part.node, (*part.axes[:dim], *part.axes[dim + 1 :]))
+        count = node.meta["val"].shape[dim]
+        first, _, step = slice(*node.args[2:5]).indices(size[dim])
+        return value if count == size[dim] else self.part(value, dim, first, count, step)
 
     def permuted(self, node: Any, name: str) -> Value:
         value = self.value(node.args[0])

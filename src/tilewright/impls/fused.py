@@ -17,6 +17,7 @@ from tilewright.fusion.cuda import target as cuda_target
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.lower import lower
 from tilewright.fusion.passes import optimise
+from tilewright.fusion.stored import Stored
 from tilewright.impl import CompileTask, Executable, Implementation
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
@@ -68,8 +69,9 @@ class Fused(Implementation):
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))
         graph = self.graph(w)
-        executable = target(device).executable(graph, config, w, built, device)
-        return ReadAgain(executable, graph.again) if graph.again else executable
+        executable: Stored = target(device).executable(graph, config, w, built, device)
+        executable.written = graph.written
+        return ReadAgain(executable, graph) if is_read_again(graph) else executable
 
     def graph(self, w: Workload) -> Graph:
         graph = graph_of(w)
@@ -77,12 +79,17 @@ class Fused(Implementation):
         return graph
 
 
-class ReadAgain(Executable):
-    """A kernel that reads tensors in several ways, or draws several masks from a seed: each is an
-    input of its own."""
+def is_read_again(graph: Graph) -> bool:
+    """Whether its inputs are not just the tensors."""
+    return bool(graph.again) or any(graph.offsets_bytes)
 
-    def __init__(self, kernel: Executable, again: tuple[int, ...]):
-        self.kernel, self.again = kernel, again
+
+class ReadAgain(Executable):
+    """A kernel that reads tensors in several ways, or parts of them, or draws several masks from a
+    seed: each is an input of its own."""
+
+    def __init__(self, kernel: Stored, graph: Graph):
+        self.kernel, self.again, self.offsets = kernel, graph.again, graph.offsets_bytes
         self.resources = kernel.resources
         self.block_threads, self.shared_bytes = kernel.block_threads, kernel.shared_bytes
         self.estimated_registers, self.work = kernel.estimated_registers, kernel.work
@@ -92,7 +99,9 @@ class ReadAgain(Executable):
         return self.kernel.workspace_bytes
 
     def __call__(self, *tensors: torch.Tensor, **scalars: Any) -> Any:
-        return self.kernel(*tensors, *(tensors[i] for i in self.again), **scalars)
+        every = (*tensors, *(tensors[i] for i in self.again))
+        addresses = map(int.__add__, map(torch.Tensor.data_ptr, every), self.offsets)
+        return self.kernel(*tensors, pointers=[*addresses], **scalars)
 
 
 def target(device: DeviceSpec) -> ModuleType:

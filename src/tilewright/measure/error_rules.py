@@ -400,6 +400,7 @@ VIEWS: tuple[tuple[str, Rule], ...] = (
     ("permute", torch.permute),
     ("transpose", torch.transpose),
     ("select", torch.select),
+    ("slice", torch.ops.aten.slice),
     ("broadcast_in_dim", torch.ops.prims.broadcast_in_dim),
     ("clone", lambda t: t),
     ("alias", lambda t: t),
@@ -408,6 +409,16 @@ VIEWS: tuple[tuple[str, Rule], ...] = (
 )
 for _view in VIEWS:
     _rearrange(*_view)
+
+
+@rule("cat")
+def _cat(arithmetic: Arithmetic, pieces: Sequence[Any], dim: int = 0) -> Pair:
+    pairs = [arithmetic.lift(p) for p in pieces]
+    value = torch.cat([p.value for p in pairs], dim)
+    if all(p.error is None for p in pairs):
+        return Pair(value)
+    errors = [torch.zeros_like(p.value) if p.error is None else p.error for p in pairs]
+    return Pair(value, torch.cat(errors, dim), all(p.exact for p in pairs))
 
 
 @rule("full")

@@ -63,7 +63,7 @@ def split(graph: Graph) -> RowGraph | str:
     sums = [(i, Access((0,) * rank, graph.nodes[i].dtype, 16)) for i in operands]
     found = RowGraph(
         graph.nodes, graph.space, graph.inputs, (*rows, *sums), graph.scalars, graph.again,
-        row_axes, columns, len(rows),
+        row_axes=row_axes, columns=columns, first_column=len(rows),
     )  # fmt: skip
     pruned = remove_dead(found)
     assert isinstance(pruned, RowGraph)

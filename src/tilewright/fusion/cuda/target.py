@@ -36,6 +36,7 @@ from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import Program, main_axis
+from tilewright.fusion.stored import Stored
 from tilewright.impl import CompileTask, Executable, Resources, Work, allocator
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
@@ -163,7 +164,7 @@ def executable(
     return kernel
 
 
-class FusedKernel(Executable):
+class FusedKernel(Stored):
     """One launch of a generated kernel; outputs come fresh from the allocator."""
 
     takes_pointers = True
@@ -194,7 +195,7 @@ class FusedKernel(Executable):
         stream = torch._C._cuda_getCurrentRawStream(index)
         launch = self.launchers.get(index) or self.launcher_on(index, stream)
         numbers = self.scalars if scalars is None else scalars
-        arguments = [*(pointers or map(_data_ptr, tensors)), *map(_data_ptr, outs), self.count]
+        arguments = [*(pointers or map(_data_ptr, tensors)), *self.addresses(outs), self.count]
         if self.counters:
             arguments.append(counters.address(index, stream, self.counters))
         arguments += self.extents
@@ -244,7 +245,7 @@ class SummingKernel(FusedKernel):
         self.enqueue(
             index,
             pointers or [*map(_data_ptr, tensors)],
-            [*map(_data_ptr, outs)],
+            self.addresses(outs),
             partials.data_ptr(),
             self.scalars if scalars is None else scalars,
         )
@@ -328,7 +329,7 @@ class TwoKernels(SummingKernel):
         )
 
 
-class ProgramKernels(Executable):
+class ProgramKernels(Stored):
     """Several launches; what they pass on lies in one piece of workspace."""
 
     takes_pointers = True
@@ -358,7 +359,7 @@ class ProgramKernels(Executable):
         device = tensors[0].device
         index, empty = device.index, allocator.on(device)
         outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
-        pointers = [*(pointers or map(_data_ptr, tensors)), *map(_data_ptr, outs)]
+        pointers = [*(pointers or map(_data_ptr, tensors)), *self.addresses(outs)]
         if self.workspace_bytes:
             size = (self.workspace_bytes,)
             memory = empty(size, (1,), torch.uint8)

@@ -1,0 +1,120 @@
+"""Parts of tensors in fused functions, and results put together of parts, on both targets."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import tilewright as tw
+from emulated import Emulated
+from tilewright.compile import cxx
+from tilewright.device import DEVICES, spec_of
+from tilewright.dispatch.fuse import backward_operator, fuse
+from tilewright.errors import NoImplementation
+from tilewright.fusion.cuda import target
+from tilewright.impl import IMPLS
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import OPS
+from tilewright.tensor_spec import TensorSpec
+
+H200 = DEVICES["h200"]
+pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    before = set(OPS)
+    yield
+    for name in set(OPS) - before:
+        OPS.remove(name)
+
+
+def swiglu(x):
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def rotated(x, cos, sin):
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat((-right, left), -1) * sin
+
+
+WITH_GRADIENTS = {
+    "swiglu": (swiglu, "f32", (6, 64)),
+    "swiglu of halves": (swiglu, "bf16", (6, 96)),
+    "swiglu of an odd width": (swiglu, "f16", (5, 34)),
+    "geglu": (lambda x: (lambda a, b: a * F.gelu(b))(*x.split([20, 20], -1)), "f32", (6, 40)),
+    "glu over rows": (lambda x: F.glu(x, 0), "f32", (6, 40)),
+    "three parts": (lambda x: (lambda q, k, v: (q * k).sum(-1) + v.amax(-1))(*x.chunk(3, 1)),
+                    "f32", (6, 48)),
+    "parts of steps": (lambda x: (lambda a, b: a * b)(*torch.tanh(x * 2).chunk(2, 1)),
+                       "f32", (6, 40)),
+    "rotated": (rotated, "f32", (3, 5, 32), (5, 32), (5, 32)),
+}  # fmt: skip
+VALUES = {
+    "an end": (lambda x: x[..., 1:] * 2 - x[..., :-1], "f32", (6, 33)),
+    "every third": (lambda x: x[1::3, ::2].exp(), "f32", (7, 20)),
+    "one row": (lambda x: x - x[0] + x[:, -1:], "f32", (6, 40)),
+    "parts of softmax": (lambda x: (lambda a, b: a * b)(*x.softmax(-1).chunk(2, -1)),
+                         "f32", (6, 40)),
+    "several put together": (lambda x: torch.cat((x, x.exp(), x[:, :3]), -1), "bf16", (6, 13)),
+}  # fmt: skip
+
+
+def assert_verified(w):
+    fused, spec = IMPLS["fused"], spec_of(None)
+    assert fused.unsupported(w, spec) is None, fused.unsupported(w, spec)
+    graph = graph_of(w)
+    built = fused.build(fused.heuristic(w, spec), w, spec)
+    for kernel in (built, Emulated(graph, target.heuristic(graph, H200), H200, w)):
+        found = Verifier(w, torch.device("cpu")).check(kernel)
+        assert found.ok, found.message
+
+
+@pytest.mark.parametrize("case", [*WITH_GRADIENTS, *VALUES])
+def test_parts_and_what_is_put_together_of_them_are_within_what_fp64_allows(case):
+    function, dtype, *shapes = {**WITH_GRADIENTS, **VALUES}[case]
+    fuse(function, name="parts")
+    op = OPS["parts"]
+    specs = [TensorSpec(dtype, shape) for shape in shapes]
+    given = dict(zip(op.parameters, specs, strict=False))
+    w = op.workload(**given)
+    assert_verified(w)
+    if case in WITH_GRADIENTS:
+        (out,) = w.outputs
+        assert_verified(backward_operator(op, 1).workload(grad_output=out, **given))
+
+
+def test_swiglu_of_one_tensor_is_one_kernel_that_reads_and_writes_each_element_once():
+    fuse(swiglu)
+    spec = TensorSpec("bf16", (64, 512))
+    w = OPS["swiglu"].workload(x=spec)
+    graph = graph_of(w)
+    assert [a.offset for a in graph.inputs] == [0, 256]
+    assert len(IMPLS["fused"].describe(target.heuristic(graph, H200), w, H200)) == 1
+    gradient = backward_operator(OPS["swiglu"], 1).workload(grad_output=w.outputs[0], x=spec)
+    graph = graph_of(gradient)
+    assert len(graph.inputs) == 3
+    assert graph.written == ((0, 0), (0, 512))
+    assert len(IMPLS["fused"].describe(target.heuristic(graph, H200), gradient, H200)) == 1
+
+
+def test_a_call_and_its_gradient_take_tensors_that_begin_anywhere():
+    fused = tw.fuse(swiglu)
+    for first in range(3):
+        x = torch.randn(4, 43)[:, first : first + 40].detach().requires_grad_()
+        own, right = fused(x), swiglu(x)
+        torch.testing.assert_close(own, right)
+        found = torch.autograd.grad(own.square().sum(), x)
+        expected = torch.autograd.grad(right.square().sum(), x)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_put_together_and_is_used_again_is_refused_with_its_line():
+    def doubled(x):
+        both = torch.cat((x, x), -1)
+        return both.sum(-1)
+
+    line = doubled.__code__.co_firstlineno + 2
+    with pytest.raises(NoImplementation, match=rf"cat.*not used again.*parts\.py:{line}"):
+        tw.fuse(doubled)(torch.randn(4, 5))
