@@ -39,6 +39,16 @@ class Work:
     loads_bytes: int
 
 
+@dataclass(frozen=True)
+class Launched:
+    """One kernel of a call: its name, threads of a block, and shared memory asked for at launch, in
+    bytes per block."""
+
+    entry: str
+    block_threads: int
+    shared_bytes: int = 0
+
+
 class Executable:
     """A built implementation. Calling it runs on the tensors' device and current stream.
 
@@ -50,9 +60,12 @@ class Executable:
     any_device_current: ClassVar[bool] = False
     """Whether it may be called while another device than that of its tensors is current."""
     resources: Resources | None = None
+    """Of several kernels, the most that any takes."""
     workspace_bytes: int = 0
     block_threads: int = 0
-    """Threads of a block; 0 where it is not one kernel of a GPU."""
+    """Threads of a block of the first kernel; 0 where it is no kernel of a GPU."""
+    later: tuple[Launched, ...] = ()
+    """Generated kernels that follow the first one."""
     shared_bytes: int = 0
     """Shared memory asked for at launch, in bytes per block, besides the static part."""
     estimated_registers: int = 0

@@ -1,6 +1,7 @@
 """explain: the choice, the candidates, and one candidate in full, for devices that are not here."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -48,9 +49,9 @@ def test_a_gpu_that_is_not_here_gets_resources_and_occupancy(device):
     assert fused.unsupported is None
     assert fused.resources is not None
     assert fused.resources.spill_bytes == 0
-    assert fused.occupancy is not None
-    assert 0 < fused.occupancy.warps_fraction <= 1
-    assert fused.occupancy.limiter in ("threads", "blocks", "registers", "shared memory")
+    (held,) = fused.occupancy
+    assert 0 < held.warps_fraction <= 1
+    assert held.limiter in ("threads", "blocks", "registers", "shared memory")
     assert found.hard_limit_us > 0
     assert found.records == []
 
@@ -178,6 +179,34 @@ def test_the_grid_and_what_a_full_sm_may_choose_from_are_shown(text, config, exp
     w = Workload.parse(text)
     shown = show(w, "resources", device_spec="h200", implementation="fused", config=config)
     assert all(part in shown for part in expected), shown
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        (
+            "layer_norm_backward(grad_output=f16[8192,768], x=f16[8192,768], mean=f32[8192,1],"
+            " rstd=f32[8192,1], weight=f16[768])",
+            ["fused", "finish"],
+        ),
+        ("softmax(x=f32[4,2000000])", ["fused", *(f"fused{k}" for k in range(1, 5))]),
+    ],
+)
+def test_each_kernel_of_several_has_its_resources_and_the_row_the_most_of_any(text, entries):
+    w, fused, spec = Workload.parse(text), IMPLS["fused"], DEVICES["h200"]
+    shown = show(w, "resources", device_spec="h200", implementation="fused")
+    _, *parts = re.split(r"^launch \d: ", shown, flags=re.M)
+    assert [part.split("\n")[0] for part in parts] == entries
+    registers = [int(re.search(r"^registers = (\d+)", part, re.M)[1]) for part in parts]
+    assert all("limited by" in part for part in parts)
+    assert len(set(registers)) > 1
+    assert fused.build(fused.heuristic(w, spec), w, spec).resources.registers == max(registers)
+    facts = next(
+        c for c in explain(w, device_spec="h200").candidates if c.implementation == "fused"
+    )
+    assert facts.resources.registers == max(registers)
+    assert len(facts.occupancy) == len(entries)
 
 
 def test_an_environment_variable_shows_what_is_built_for_a_call(monkeypatch, caplog):

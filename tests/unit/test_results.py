@@ -92,7 +92,7 @@ def test_a_written_file_reads_back_valid_and_has_the_documented_keys(report, tmp
         "heuristic_us", "code_hash",
     }  # fmt: skip
     assert set(data["rows"][0]["baselines"]["aten"]) == {
-        "median_us", "ci_us", "config", "candidates", "deterministic",
+        "median_us", "ci_us", "config", "candidates", "deterministic", "max_ulp",
     }  # fmt: skip
     assert data["rows"][0]["own"]["ci_us"] == [pytest.approx(9.9), pytest.approx(10.1)]
     assert [p.name for p in path.parent.iterdir()] == ["suite.json"]

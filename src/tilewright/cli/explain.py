@@ -142,7 +142,9 @@ def _candidate(c: CandidateFacts) -> tuple[Any, ...]:
     if c.resources:
         r = c.resources
         resources = f"{r.registers} registers, {r.spill_bytes} B spilled"
-    if c.occupancy:
-        o = c.occupancy
-        occupancy = f"{o.blocks_per_sm} blocks ({o.warps_fraction:.0%}), limited by {o.limiter}"
+    if held := [o for o in c.occupancy if o]:
+        occupancy = "; ".join(
+            f"{o.blocks_per_sm} blocks ({o.warps_fraction:.0%}), limited by {o.limiter}"
+            for o in held
+        )
     return c.implementation, c.backend, c.configs, render.config(c.config), resources, occupancy

@@ -14,14 +14,14 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tilewright.build import CompileTask, Resources
 from tilewright.compile import cxx, nvcc, nvrtc
 from tilewright.compile.resources import call_resources
-from tilewright.errors import CacheError, CompilerMissing
+from tilewright.errors import CacheError, CompileError, CompilerMissing
 from tilewright.settings import settings
 
 
@@ -74,7 +74,7 @@ def compiled(task: CompileTask) -> Compiled:
     """
     compiler = _COMPILERS[task.compiler]
     key = _key(task, compiler)
-    if found := _read(key):
+    if found := _read(key, compiler):
         return found
     started = time.perf_counter()
     binary, log = compiler.compile(task.source, task.flags, task.entry)
@@ -87,7 +87,7 @@ def cached(task: CompileTask) -> Compiled | None:
     """From the cache, or None; never compiles. None as well where the compiler is missing."""
     compiler = _COMPILERS[task.compiler]
     try:
-        return _read(_key(task, compiler))
+        return _read(_key(task, compiler), compiler)
     except CompilerMissing:
         return None
 
@@ -101,16 +101,17 @@ def _description(key: str) -> Path:
     return settings().cache_dir / key[:2] / f"{key}.json"
 
 
-def _read(key: str) -> Compiled | None:
+def _read(key: str, compiler: _Compiler) -> Compiled | None:
     description = _description(key)
     try:
         entry = json.loads(description.read_bytes())
         path = description.with_name(entry["binary"])
         if hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
             return None
-        resources = entry["resources"] and Resources(**entry["resources"])
-        return Compiled(key, path, resources, entry["log"], entry["compile_s"])
-    except (OSError, ValueError, KeyError, TypeError):
+        log = entry["log"]
+        resources = compiler.resources(log, entry["entry"]) if compiler.resources else None
+        return Compiled(key, path, resources, log, entry["compile_s"])
+    except (OSError, ValueError, KeyError, TypeError, CompileError):
         return None  # absent or damaged: either way it is compiled again
 
 
@@ -132,7 +133,6 @@ def _write(
         "compiler": [task.compiler, *compiler.identity()],
         "flags": task.flags,
         "entry": task.entry,
-        "resources": resources and asdict(resources),
         "log": log,
         "compile_s": compile_s,
     }

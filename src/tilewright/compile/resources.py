@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import astuple
 from pathlib import Path
 
 from tilewright.build import CompileTask, Resources
@@ -48,14 +48,13 @@ def parse_ptxas(log: str, entry: str) -> Resources:
 
 
 def call_resources(log: str, entry: str) -> Resources:
-    """The same where a call launches all kernels of the log: what spills most of them decides.
+    """The same where a call launches all kernels of the log: of each resource, what any takes most.
 
     Raises:
         CompileError: the log reports no such kernel.
     """
-    main, others = parse_ptxas(log, entry), [parse_ptxas(log, k) for k in _reports(log)]
-    spills, stacks = (r.spill_bytes for r in others), (r.stack_bytes for r in others)
-    return replace(main, spill_bytes=max(spills), stack_bytes=max(stacks))
+    kernels = [parse_ptxas(log, k) for k in (entry, *_reports(log))]
+    return Resources(*map(max, zip(*map(astuple, kernels), strict=True)))
 
 
 def _reports(log: str) -> dict[str, str]:

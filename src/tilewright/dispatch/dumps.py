@@ -10,10 +10,17 @@ from typing import Any
 from tilewright.build import CompileTask, Resources
 from tilewright.compile.cache import compiled
 from tilewright.compile.nvrtc import capped
-from tilewright.compile.resources import ptx, sass
+from tilewright.compile.resources import parse_ptxas, ptx, sass
 from tilewright.device import DeviceSpec
 from tilewright.errors import InvalidArgument, TilewrightError
-from tilewright.impl import OWN_BACKENDS, Executable, Implementation, Work, implementations
+from tilewright.impl import (
+    OWN_BACKENDS,
+    Executable,
+    Implementation,
+    Launched,
+    Work,
+    implementations,
+)
 from tilewright.op import Workload
 from tilewright.ops._training import halves
 from tilewright.settings import SHOWN, settings
@@ -32,16 +39,40 @@ class Occupancy:
     """Resident warps over the most an SM holds."""
 
 
-def occupancy(
-    executable: Executable, spec: DeviceSpec, resources: Resources | None = None
-) -> Occupancy | None:
-    """How many blocks of a kernel an SM holds; None where it is no kernel with known blocks."""
-    r = resources or executable.resources
-    if r is None or not executable.block_threads:
-        return None
-    shared_bytes = r.shared_bytes + executable.shared_bytes
-    blocks, limiter = spec.occupancy(executable.block_threads, r.registers, shared_bytes)
-    return Occupancy(blocks, limiter, blocks * executable.block_threads / spec.threads_per_sm)
+@dataclass(frozen=True)
+class KernelFacts:
+    """One kernel of a call: how it is launched, what the compiler gave it, and how many of its
+    blocks an SM holds; None where those are unknown."""
+
+    launched: Launched
+    resources: Resources
+    occupancy: Occupancy | None
+
+
+def kernels(
+    executable: Executable, task: CompileTask | None, spec: DeviceSpec
+) -> list[KernelFacts]:
+    """Every kernel of a call in turn; none where the compiler tells nothing.
+
+    Args:
+        task: what was compiled for it, if that is known.
+    """
+    found = compiled(task) if task else None
+    entry = task.entry if task else ""
+    first = Launched(entry, executable.block_threads, executable.shared_bytes)
+    if found is None or found.resources is None:
+        return [_facts(first, executable.resources, spec)] if executable.resources else []
+    every = (first, *executable.later)
+    return [_facts(each, parse_ptxas(found.log, each.entry), spec) for each in every]
+
+
+def _facts(launched: Launched, r: Resources, spec: DeviceSpec) -> KernelFacts:
+    if not launched.block_threads:
+        return KernelFacts(launched, r, None)
+    threads, shared_bytes = launched.block_threads, r.shared_bytes + launched.shared_bytes
+    blocks, limiter = spec.occupancy(threads, r.registers, shared_bytes)
+    held = Occupancy(blocks, limiter, blocks * threads / spec.threads_per_sm)
+    return KernelFacts(launched, r, held)
 
 
 def dump(
@@ -83,7 +114,7 @@ def dump(
     if what == "source":
         return task.source
     if what == "resources":
-        return _resources(impl.build(config, w, spec), compiled(task).resources, spec)
+        return _resources(impl.build(config, w, spec), task, spec)
     return _machine_code(task, what)
 
 
@@ -97,25 +128,34 @@ def dump_built(impl: Implementation, config: Any, w: Workload, spec: DeviceSpec)
         _log.warning("%s of %s on %s, for %s:\n%s", what, impl.name, spec.name, w, text)
 
 
-def _resources(executable: Executable, found: Resources | None, spec: DeviceSpec) -> str:
-    if found is None:
+def _resources(executable: Executable, task: CompileTask, spec: DeviceSpec) -> str:
+    """Of each kernel of a call; the first one's are told more of."""
+    found = kernels(executable, task, spec)
+    if not found:
         return "the compiler reports no resources for this target"
-    lines = [f"{name} = {value}" for name, value in asdict(found).items()]
-    if executable.estimated_registers:
-        lines.insert(1, f"estimated_registers = {executable.estimated_registers}")
-    if executable.block_threads:
-        lines += [
-            f"block_threads = {executable.block_threads}",
-            f"launch_shared_bytes = {executable.shared_bytes}",
-        ]
-    if held := occupancy(executable, spec, found):
-        lines.append(
-            f"occupancy = {held.blocks_per_sm} blocks per SM, limited by {held.limiter}, "
-            f"{held.warps_fraction:.0%} of its warps"
-        )
-        if executable.work:
-            lines += _eligible(executable.work, held, executable.block_threads, spec)
+    lines = []
+    for k, kernel in enumerate(found):
+        told = _told(kernel)
+        if k == 0 and executable.estimated_registers:
+            told.insert(1, f"estimated_registers = {executable.estimated_registers}")
+        if k == 0 and executable.work and kernel.occupancy:
+            told += _eligible(executable.work, kernel.occupancy, executable.block_threads, spec)
+        if len(found) > 1:
+            told.insert(0, f"launch {k}: {kernel.launched.entry}")
+        lines += told
     return "\n".join(lines)
+
+
+def _told(kernel: KernelFacts) -> list[str]:
+    lines = [f"{name} = {value}" for name, value in asdict(kernel.resources).items()]
+    if held := kernel.occupancy:
+        lines += [
+            f"block_threads = {kernel.launched.block_threads}",
+            f"launch_shared_bytes = {kernel.launched.shared_bytes}",
+            f"occupancy = {held.blocks_per_sm} blocks per SM, limited by {held.limiter}, "
+            f"{held.warps_fraction:.0%} of its warps",
+        ]
+    return lines
 
 
 def _eligible(work: Work, held: Occupancy, block_threads: int, spec: DeviceSpec) -> list[str]:

@@ -92,6 +92,7 @@ class ReadAgain(Executable):
         self.kernel, self.again, self.offsets = kernel, graph.again, graph.offsets_bytes
         self.resources = kernel.resources
         self.block_threads, self.shared_bytes = kernel.block_threads, kernel.shared_bytes
+        self.later = kernel.later
         self.estimated_registers, self.work = kernel.estimated_registers, kernel.work
 
     @property

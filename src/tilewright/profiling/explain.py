@@ -12,7 +12,7 @@ import torch
 from tilewright.build import Resources
 from tilewright.compile.cache import cached
 from tilewright.device import DEVICES, DeviceSpec, current_device
-from tilewright.dispatch.dumps import Occupancy, dump, occupancy
+from tilewright.dispatch.dumps import Occupancy, dump, kernels
 from tilewright.dispatch.selection import Choice, choose
 from tilewright.environment import environment
 from tilewright.errors import CompileError, InvalidArgument, NoImplementation
@@ -32,7 +32,8 @@ class CandidateFacts:
         unsupported: why it cannot serve the workload, or was not compiled.
         configs: how many value combinations its space has before constraints.
         config: the chosen config for the chosen implementation, else the heuristic's.
-        resources, occupancy: of our own kernels, where the compiler tells.
+        resources: of our own kernels, where the compiler tells; of several, the most any takes.
+        occupancy: of each of them in turn.
     """
 
     implementation: str
@@ -41,7 +42,7 @@ class CandidateFacts:
     configs: int = 0
     config: dict[str, Any] = field(default_factory=dict)
     resources: Resources | None = None
-    occupancy: Occupancy | None = None
+    occupancy: list[Occupancy | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,8 @@ def _facts(impl: Implementation, w: Workload, spec: DeviceSpec, choice: Choice) 
         executable = impl.build(config, w, spec)
     except CompileError as error:
         return replace(facts, unsupported=str(error).partition("\n")[0])
-    return replace(facts, resources=executable.resources, occupancy=occupancy(executable, spec))
+    of_each = [k.occupancy for k in kernels(executable, impl.task(config, w, spec), spec)]
+    return replace(facts, resources=executable.resources, occupancy=of_each)
 
 
 # --- one candidate in full ---------------------------------------------------------------------

@@ -68,6 +68,11 @@ class Stage:
     block_threads: int = 0
     counters: int = 0
 
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block, besides what its source declares."""
+        return self.launch.shared_bytes if self.launch else 0
+
 
 def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
     """The kernels under a schedule: its `parts` decide whether walks are divided."""

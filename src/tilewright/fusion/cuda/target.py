@@ -37,7 +37,7 @@ from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import Program, main_axis
 from tilewright.fusion.stored import Stored
-from tilewright.impl import CompileTask, Executable, Resources, Work, allocator
+from tilewright.impl import CompileTask, Executable, Launched, Resources, Work, allocator
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
 from tilewright.tensor_spec import DTYPES
@@ -301,6 +301,7 @@ class TwoKernels(SummingKernel):
         assert launch.finish is not None
         self.finish = launch.finish
         self.second = CudaKernel(built, FINISH, launch.finish.signature)
+        self.later = (Launched(FINISH, launch.finish.block_threads),)
 
     def enqueue(
         self,
@@ -342,7 +343,9 @@ class ProgramKernels(Stored):
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.scalars = tuple(w.scalars.values())
         self.stages = [(s, CudaKernel(built, s.entry, s.signature)) for s in stages]
-        self.block_threads = stages[0].block_threads
+        first, *later = [Launched(s.entry, s.block_threads, s.shared_bytes) for s in stages]
+        self.block_threads, self.shared_bytes = first.block_threads, first.shared_bytes
+        self.later = tuple(later)
         self.offsets, size = [], 0
         for spec in program.temporaries:
             self.offsets.append(size)
@@ -373,7 +376,7 @@ class ProgramKernels(Stored):
             kernel.launch(
                 (blocks, 1, 1),
                 (stage.block_threads, 1, 1),
-                launch.shared_bytes if launch else 0,
+                stage.shared_bytes,
                 stream,
                 index,
                 *[pointers[b] for b in stage.buffers],
