@@ -182,6 +182,53 @@ def test_kernels_of_lerp_and_its_gradients_are_right_for_every_broadcast_pattern
                 torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-6, msg=str(w))
 
 
+SHAPES_OF_RANK_3 = list(itertools.product((1, 2), (1, 3), (1, 4)))
+
+
+def patterns_of_rank_3(x):
+    """Operands with dims of size 1 that broadcast to (2, 3, 4), beside `x`."""
+    for end, weight in itertools.product(SHAPES_OF_RANK_3, repeat=2):
+        if torch.broadcast_shapes(x, end, weight) == (2, 3, 4):
+            yield end, weight
+
+
+def squeezed(shape):
+    """Without the leading dims of size 1, which broadcasting adds again."""
+    return tuple(itertools.dropwhile(lambda n: n == 1, shape))
+
+
+def test_patterns_of_rank_3_are_all_that_cover_each_dim():
+    assert sum(len(list(patterns_of_rank_3(x))) for x in SHAPES_OF_RANK_3) == 7**3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("x", SHAPES_OF_RANK_3, ids=str)
+def test_a_missing_leading_dim_gives_the_plan_of_one_of_size_1(x):
+    for end, weight in patterns_of_rank_3(x):
+        for shape in (None, (2, 3, 4)):
+            plans = {
+                (g.nodes, g.space, tuple(a.strides for a in g.inputs),
+                 tuple((i, a.strides) for i, a in g.outputs))
+                for operands in ((x, end, weight), map(squeezed, (x, end, weight)))
+                for g in [graph_of(Workload.parse(lerp_text(shape, *operands, "f32")))]
+            }  # fmt: skip
+            assert len(plans) == 1, (shape, x, end, weight)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("x", SHAPES_OF_RANK_3, ids=str)
+def test_kernels_of_lerp_and_its_gradients_are_right_for_every_pattern_of_rank_3(x):
+    for end, weight in patterns_of_rank_3(x):
+        for shape in (None, (2, 3, 4)):
+            w = Workload.parse(lerp_text(shape, x, end, weight, "f32"))
+            tensors = w.operator.examples(w, "random", 0)
+            found = cpu_kernel(w)(*tensors)
+            found = found if isinstance(found, tuple) else (found,)
+            for mine, right in zip(found, w.operator.truth(w, tensors), strict=True):
+                torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-6, msg=str(w))
+
+
 @needs_compiler
 def test_kernels_of_lerps_gradients_are_right_for_every_kind_of_broadcast():
     for named in broadcasts((3, 5, 4), 12):
