@@ -94,3 +94,18 @@ def test_kernels_that_follow_one_another_overlap_and_share_a_workspace(monkeypat
     assert all(n.overlapping for n in others)
     written = {a for n in Recorder.launches for a in n.args}
     assert {t.data_ptr() for t in tensors[1:]} <= written
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gather(x=f32[9000,64], dim=0, index=i64[{n},64]@strides(1,0))",
+        "gather(x=f16[{n},128,40], dim=1, index=i32[{n},50,40])",
+        "gather(x=f32[50000], dim=0, index=i64[{n}])",
+    ],
+)
+def test_gathers_that_differ_in_the_outermost_size_alone_share_a_binary(text):
+    impl = IMPLS["gather_cuda"]
+    config = impl.Config(1, 2, 256, 0)
+    one, other = (impl.task(config, Workload.parse(text.format(n=n)), H200) for n in (20000, 30001))
+    assert one == other

@@ -88,24 +88,19 @@ class GatherCuda(Implementation):
         return max(space, key=merit)
 
     def compile_key(self, config: Any, w: Workload) -> str:
-        return f"{config} {gather_problem(w)}"
+        p = served_gather(w)
+        return f"{_macros(p, config)} {p.dtype} {p.index}"
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         p = served_gather(w)
-        macros = {
-            "REDUCE": 0,
-            "VEC": config.vec,
-            "ITEMS": config.items,
-            "THREADS": config.block_threads,
-            **_macros(p, config.vec, config.slab),
-        }
+        macros = _macros(p, config)
         return cuda_task(["gather.cu"], "collect", p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_gather(w)
         grid = math.ceil(p.numel / per_block(config)), 1, 1
-        args = ("x", "index", "out", "fault")
-        launch = Launch("collect", "PPPP", grid, config.block_threads, 0, args)
+        args = ("x", "index", "out", p.numel // config.vec, "fault")
+        launch = Launch("collect", "PPPqP", grid, config.block_threads, 0, args)
         built = compiled(self.task(config, w, device))
         return IndexedExecutable(w, built, "collect", [launch], Workspace())
 
@@ -115,7 +110,9 @@ def per_block(c: GatherCuda.Config) -> int:
     return c.vec * c.items * c.block_threads
 
 
-def _macros(p: GatherProblem, vec: int, slab: int) -> dict[str, int | str]:
+def _macros(p: GatherProblem, c: GatherCuda.Config) -> dict[str, int | str]:
+    """All that is baked into the binary, but the dtypes: of the outermost axis not the size."""
+    vec, slab = c.vec, c.slab
     *outer, last = p.axes
     axes, of_out = [(last.size // vec, last.x * vec, last.index * vec, vec)], last.size
     for a in reversed(outer):
@@ -124,10 +121,15 @@ def _macros(p: GatherProblem, vec: int, slab: int) -> dict[str, int | str]:
     if slab:
         axes[0] = (slab // vec, *axes[0][1:])
         axes.insert(2, (last.size // slab, last.x * slab, last.index * slab, slab))
+    *inner, (_, *outermost) = axes
+    listed = [f"AXIS({', '.join(map(str, a))})" for a in inner]
     return {
-        "AXES": " ".join(f"AXIS({', '.join(map(str, a))})" for a in axes),
+        "REDUCE": 0,
+        "VEC": vec,
+        "ITEMS": c.items,
+        "THREADS": c.block_threads,
+        "AXES": " ".join([*listed, f"OUTERMOST({', '.join(map(str, outermost))})"]),
         "SLABS": slab > 0,
-        "POSITIONS": f"{p.numel // vec}ull",
         "POSITION": "u32" if p.numel // vec < 2**32 else "u64",
         "OFFSET": "u32" if p.reach < 2**31 else "u64",
         "PLACES": f"{p.places}ull",
