@@ -47,6 +47,8 @@ LARGE_UPDATE = "scatter(x=f32[300000], dim=0, index=i32[200000], src=f32[200000]
 WORKLOADS = [
     *(SUM, LARGE_SUM, UPDATE, LARGE_UPDATE),
     "index_add(x=f16[7,37], dim=0, index=i64[999], source=f16[999,37], alpha=-2.0)",
+    "scatter(x=bf16[9000,96], dim=0, index=i64[7000,96]@strides(1,0), src=2.5)!donate=x",
+    "scatter(x=i64[3,900,37], dim=1, index=i32[3,700,37]@strides(0,1,0), src=-7)",
     "index_add(x=f64[6,5,8], dim=1, index=i64[200], source=f64[6,200,8])",
     "index_add(x=bf16[20,64], dim=0, index=i64[100000], source=bf16[100000,64])!donate=x",
     "index_add(x=i64[600,5], dim=0, index=i64[2000], source=i64[2000,5])",

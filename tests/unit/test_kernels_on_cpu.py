@@ -55,6 +55,8 @@ CASES = [
     "scatter(x=f64[2,90,5], dim=1, index=i32[2,300,5], src=f64[2,300,5])!donate=x",
     "scatter(x=f32[120,20], dim=0, index=i64[90,20], src=2.5)!indices=few_bins",
     "scatter(x=f32[90,24], dim=0, index=i64[120,24]@strides(1,0), src=f32[120,24])",
+    "scatter(x=f64[90,24], dim=0, index=i64[120,24]@strides(1,0), src=2.5)!donate=x",
+    "scatter(x=i64[3,50,5], dim=1, index=i32[3,40,5]@strides(0,1,0), src=-7)!indices=zipf",
     "scatter_reduce(x=f32[50,31], dim=1, index=i64[50,80], src=f32[50,80], reduce=mean)",
     "index_add(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36])!donate=x!indices=zipf",
     "index_reduce(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36], reduce=prod)",

@@ -189,8 +189,6 @@ def _of_copies(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | 
     and then takes little memory as it is, or that, too."""
     if not w.promises_more(device.type):
         return None
-    if _stand_in(w, spec) is not None:
-        return None
     for kept in (("index",), ()):
         copied = contiguous(w, kept)
         if copied != w and (choice := _ordered(copied, device, spec)) is not None:

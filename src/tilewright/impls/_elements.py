@@ -93,6 +93,7 @@ def element_problem(w: Workload) -> ElementProblem | str:
         source=(0, 1),
         old=(0, 1),
         out=(0, 1),
+        number=None,
         alpha=alpha,
         skipped=NONE_SKIPPED,
         aligned_bytes=math.gcd(x.align, 16),

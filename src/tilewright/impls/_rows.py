@@ -23,6 +23,7 @@ class RowProblem:
         reduce: "last" for scatter, where a row replaces the one before, else a reduction.
         source, old, out: strides (outer, row) in elements; unit stride along columns. `old` is
             None where there is no old table (embedding_backward).
+        number: what scatter writes where there is no source.
         include: the old row is a term.
         fill: what rows without an index become: "old", "zero", or None where out is the table.
         alpha: factor of the sum.
@@ -42,6 +43,7 @@ class RowProblem:
     source: tuple[int, int]
     old: tuple[int, int] | None
     out: tuple[int, int]
+    number: float | None
     alpha: float
     skipped: int
     aligned_bytes: int
@@ -72,21 +74,24 @@ def row_problem(w: Workload) -> RowProblem | str:
     if w.op == "embedding_backward":
         return _of_embedding(w)
     x, index, dim = w["x"], w["index"], w["dim"]
-    source = w["src" if w.op.startswith("scatter") else "source"]
-    if not isinstance(source, TensorSpec):
-        return f"src is one number, {source}, not rows"
+    moved = w["src" if w.op.startswith("scatter") else "source"]
+    if isinstance(moved, int):
+        return f"src={moved} may be no fp64, as which kernels are given numbers"
+    source = moved if isinstance(moved, TensorSpec) else None
+    given = [t for t in (source, x) if t is not None]
     if x.rank == 0:
         return "x is a scalar"
-    if w.op.startswith("scatter") and not x.rank == index.rank == source.rank:
+    if w.op.startswith("scatter") and any(t.rank != x.rank for t in (index, *given)):
         return "index or src is a scalar"
     if isinstance(alpha := dict(w.args).get("alpha", 1.0), int):
         return f"alpha={alpha} may be no fp64, as which kernels are given numbers"
     if reason := _not_rows(w, x, index, source, dim):
         return reason
-    views = [_rows(t, dim) for t in (source, x, w.outputs[0])]
+    views = [_rows(t, dim) for t in (*given, w.outputs[0])]
     if any(v is None for v in views):
         return "a tensor is neither contiguous nor a matrix of contiguous rows"
-    source_rows, old_rows, out_rows = (v for v in views if v is not None)
+    *read, out_rows = (v for v in views if v is not None)
+    old_rows = read[-1]
     in_place = "x" in w.donated
     if in_place and x.shape[dim] > 1 and old_rows[1] < math.prod(x.shape[dim + 1 :]):
         return "rows of x share memory"
@@ -100,12 +105,13 @@ def row_problem(w: Workload) -> RowProblem | str:
         reduce="last" if w.op == "scatter" else dict(w.args).get("reduce", "sum"),
         include=dict(w.args).get("include_self", True),
         fill=None if in_place else "old",
-        source=source_rows,
+        source=(0, 0) if source is None else read[0],
         old=old_rows,
         out=old_rows if in_place else out_rows,
+        number=moved if source is None else None,
         alpha=alpha,
         skipped=NONE_SKIPPED,
-        aligned_bytes=_aligned_bytes([(source, source_rows), (x, old_rows)]),
+        aligned_bytes=_aligned_bytes([*zip(given, read, strict=True)]),
     )
 
 
@@ -142,6 +148,7 @@ def _of_embedding(w: Workload) -> RowProblem | str:
         source=source,
         old=None,
         out=(0, columns),
+        number=None,
         alpha=1.0,
         skipped=NONE_SKIPPED if w["padding_idx"] < 0 else w["padding_idx"],
         aligned_bytes=_aligned_bytes([(grad, source)]),
@@ -149,7 +156,7 @@ def _of_embedding(w: Workload) -> RowProblem | str:
 
 
 def _not_rows(
-    w: Workload, x: TensorSpec, index: TensorSpec, source: TensorSpec, dim: int
+    w: Workload, x: TensorSpec, index: TensorSpec, source: TensorSpec | None, dim: int
 ) -> str | None:
     if not w.op.startswith("scatter"):
         return None if index.strides is None else "index is not contiguous"
@@ -159,9 +166,9 @@ def _not_rows(
                 return "index is not contiguous along dim"
         elif index.shape[d] > 1 and index.real_strides[d] != 0:
             return "index is not expanded: its elements go separate ways, not rows"
-        elif not index.shape[d] == source.shape[d] == x.shape[d]:
+        elif any(t.shape[d] != x.shape[d] for t in (index, source) if t is not None):
             return "index covers only a part of the rows"
-    if source.shape[dim] != index.shape[dim]:
+    if source is not None and source.shape[dim] != index.shape[dim]:
         return "src is longer than index"
     return None
 

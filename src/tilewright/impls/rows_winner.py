@@ -26,7 +26,8 @@ BLOCKS_OF_PREPARE = 8
 
 
 class RowsWinner(RowKernels):
-    """For an index that is expanded over the rows: it is read once a row, not once an element.
+    """For an index that is expanded over the rows: it is read once a row, not once an element. Rows
+    of src, or of one number.
 
     Workspace: 4 bytes for each place.
     """
@@ -60,6 +61,7 @@ class RowsWinner(RowKernels):
         return {
             "REDUCE": 0,
             "IN_PLACE": p.fill is None,
+            "NUMBER": p.number is not None,
             "LANES": c.lanes,
             "VEC": c.vec,
             "UNROLLED": c.unrolled,
@@ -75,10 +77,12 @@ class RowsWinner(RowKernels):
         writes = (math.ceil(looked_at / rows), across(p, c), p.outer)
         common = ("index", "winner", p.count, p.places, "fault")
         strides = (*p.source, *(p.old or (0, 0)), *p.out)
-        moved = ("index", "src", "x", "out", "winner", p.count, p.places, p.columns, *strides)
+        source, number = ("src", 0.0) if p.number is None else (0, p.number)
+        sizes = (p.count, p.places, p.columns)
+        moved = ("index", source, "x", "out", "winner", *sizes, *strides, number)
         launches = [
             Launch("prepare", "PPiiP", (blocks, 1, 1), THREADS, 0, common),
             Launch("elect", "PPiiP", elects, THREADS, 0, common, overlapping=True),
-            Launch("write", "PPPPPiiiqqqqqq", writes, THREADS, 0, moved, overlapping=True),
+            Launch("write", "PPPPPiiiqqqqqqd", writes, THREADS, 0, moved, overlapping=True),
         ]
         return launches, Workspace(winner=4 * p.places)
