@@ -31,8 +31,9 @@ class Settings:
             (TILEWRIGHT_CHECK_INDICES=1).
         trusts_indices: no index is out of range on a GPU, so PyTorch's kernels, which end the
             process's use of it there, may run (TILEWRIGHT_CHECK_INDICES=0).
-        nondeterministic: where records or nothing speak for PyTorch's kernels, sums of floats on a
-            GPU may be atomic, other bits in each run (TILEWRIGHT_NONDETERMINISTIC=1).
+        nondeterministic: where records or nothing speak for PyTorch's kernels and `trusts_indices`,
+            sums of floats on a GPU may be atomic, other bits in each run
+            (TILEWRIGHT_NONDETERMINISTIC=1).
         show: some of SHOWN, logged of each kernel that is built for a call (TILEWRIGHT_SHOW,
             separated by commas).
     """
