@@ -97,6 +97,9 @@ class Row:
         unsearched: implementation of ours -> why its untuned config alone was measured; empty in a
             row that was read from the records.
         chosen_verified: of what selection takes; None in files that do not tell.
+        spreads: of an operator with indices whose distribution no flag names: candidate (an
+            implementation with its config) -> distribution -> median, of those among which the best
+            worst case was chosen.
         own: the best of our own kernels; None where none supports the workload.
         chosen: the implementation that selection takes; never slower than aten, unless aten is
             wrong.
@@ -127,6 +130,7 @@ class Row:
     others: dict[str, Measured] = field(default_factory=dict)
     unsearched: dict[str, str] = field(default_factory=dict)
     chosen_verified: Verified | None = None
+    spreads: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.chosen in self.baselines or (
@@ -344,7 +348,8 @@ def validate(data: Mapping[str, Any]) -> list[str]:
             if not isinstance(others, Mapping):
                 found.append(f"{where}.others is {others!r}, not an object")
                 others = {}
-            for part, kinds in (("wrong", (Mapping, list)), ("unsearched", Mapping)):
+            objects = ("unsearched", Mapping), ("spreads", Mapping)
+            for part, kinds in (("wrong", (Mapping, list)), *objects):
                 if not isinstance(row.get(part, {}), kinds):
                     found.append(f"{where}.{part} is {row[part]!r}, not an object")
             for part, times in (("baselines", row["baselines"]), ("others", others)):

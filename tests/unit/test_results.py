@@ -85,7 +85,7 @@ def test_a_written_file_reads_back_valid_and_has_the_documented_keys(report, tmp
     assert list(data["rows"][0]) == [
         "workload", "floor_us", "copy_us", "method", "distribution", "host_us", "baselines", "own",
         "chosen", "candidates", "verified", "wrong", "activity", "eager_us", "others",
-        "unsearched", "chosen_verified",
+        "unsearched", "chosen_verified", "spreads",
     ]  # fmt: skip
     assert set(data["rows"][0]["own"]) == {
         "implementation", "config", "median_us", "ci_us", "resources", "workspace_bytes",

@@ -15,7 +15,7 @@ from tilewright.results import Row
 from tilewright.search import Budget
 from tilewright.tune.choice import best_own, candidate_of, is_own, measured, simplest_of_fastest
 from tilewright.tune.rows import FLOOR, row_of
-from tilewright.tune.spread import robust, worst_cases
+from tilewright.tune.spread import measured_everywhere, robust, worst_cases
 from tilewright.tune.trial import Entry, Trial
 
 TARGET = 0.01
@@ -89,7 +89,16 @@ def duel(trial: Trial, own: Sequence[Entry], budget: Budget) -> Row:
         for c, e in by_candidate.items()
         if e.outcome and e.outcome.verdict
     }
-    return row_of(records, w, session.spec, trial.distinct, trial.refused, exact, trial.unsearched)
+    return row_of(
+        records,
+        w,
+        session.spec,
+        trial.distinct,
+        trial.refused,
+        exact,
+        unsearched=trial.unsearched,
+        spreads=trial.spreads,
+    )
 
 
 def _records(
@@ -137,7 +146,9 @@ def _judged(records: list[Record], trial: Trial) -> list[Record]:
     timed = [r for r in records if r.implementation == "aten" and r.status in VENDOR_STATUSES]
     if not fit or not timed:
         raise LaunchError(f"aten could not be timed on {trial.w}; see the records")
-    worst = worst_cases(trial.session, trial.w, [*fit, *(r for r in timed if r not in fit)])
+    compared = [*fit, *(r for r in timed if r not in fit)]
+    trial.spreads = measured_everywhere(trial.session, trial.w, compared)
+    worst = worst_cases(trial.spreads)
     chosen = simplest_of_fastest(robust(fit, worst), trial.w, trial.session.spec)
     chosen_us = measured(chosen).median_us
     aten_us = min(measured(r).median_us for r in timed)

@@ -24,6 +24,7 @@ from tilewright.tune.choice import (
     measured,
 )
 from tilewright.tune.session import Session
+from tilewright.tune.spread import Times, recorded_everywhere
 
 FLOOR = Candidate("floor")
 """Not an implementation: the workload's floor, kept beside the duel it belongs to."""
@@ -36,7 +37,9 @@ def row_of(
     candidates: Mapping[str, int],
     refused: Mapping[str, str],
     integer_exact: Mapping[Candidate, bool | None],
+    *,
     unsearched: Mapping[str, str] | None = None,
+    spreads: Times | None = None,
 ) -> Row:
     """The row of one duel.
 
@@ -45,6 +48,7 @@ def row_of(
         candidates: implementation -> distinct verified executables of it.
         integer_exact: where it is known.
         unsearched: as `Row` has it.
+        spreads: what each took on every distribution of indices.
     """
     references = {r.implementation: r.median_us for r in records if r.status == "ceiling"}
     timed = [r for r in records if r.status not in BESIDE]
@@ -79,6 +83,7 @@ def row_of(
         },
         unsearched=dict(unsearched or {}),
         chosen_verified=_verified(chosen, integer_exact),
+        spreads={str(candidate): dict(times) for candidate, times in (spreads or {}).items()},
     )
 
 
@@ -183,7 +188,9 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
     verified = {(r.implementation, r.code_hash) for r in known if r.max_ulp is not None
                 and r.code_hash and r.status != "wrong_result"}  # fmt: skip
     candidates = Counter(name for name, _ in verified)
-    return row_of(fought, w, session.spec, candidates, refused, {})
+    competing = [r for r in fought if r.status in COMPETING or r.implementation == "aten"]
+    spreads = recorded_everywhere(session, w, competing)
+    return row_of(fought, w, session.spec, candidates, refused, {}, spreads=spreads)
 
 
 def _same_code(session: Session, w: Workload, record: Record) -> bool:

@@ -23,6 +23,10 @@ ROUNDS = 3
 """Samples on each further distribution: what decides here are factors."""
 
 
+Times = dict[Candidate, dict[str, float]]
+"""Of candidates: distribution -> median in microseconds."""
+
+
 @dataclass(frozen=True)
 class Worst:
     """The distribution on which a candidate is furthest behind: it takes `ratio` times as long as
@@ -46,37 +50,70 @@ def others(w: Workload) -> list[Workload]:
     ]
 
 
-def worst_cases(session: Session, w: Workload, duel: Sequence[Record]) -> dict[Candidate, Worst]:
-    """How far behind each of the duel's own kernels, and aten, is at worst; empty where a call's
-    distribution is known.
+def measured_everywhere(session: Session, w: Workload, duel: Sequence[Record]) -> Times:
+    """What each of the duel's own kernels, and aten, takes on every distribution; empty where a
+    call's distribution is known.
 
     Args:
         duel: its records of this workload, timed.
     """
-    compared = {candidate_of(r): r for r in duel if is_own(r) or r.implementation == "aten"}
-    found: dict[Candidate, Worst] = {}
-    spreads = others(w)
+    compared, spreads = _compared(duel), others(w)
     if not spreads or len(compared) < 2:
-        return found
+        return {}
     session.progress.phase("other distributions")
-    times = {c: r.median_us for c, r in compared.items() if r.median_us is not None}
-    _note(found, times, str(w.distribution))
+    found = _of_the_duel(w, compared)
     for v in spreads:
         timings = session.runner.time(
             v, list(compared), session.method, budget_s=0.0, min_rounds=ROUNDS
         )
         timed = {c: t for c, t in timings.items() if isinstance(t, Timing)}
         session.add([session.record(v, c, "ok", timing=t) for c, t in timed.items()])
-        _note(found, {c: t.median_us for c, t in timed.items()}, str(v.distribution))
+        for c, t in timed.items():
+            found[c][str(v.distribution)] = t.median_us
     return found
 
 
-def _note(found: dict[Candidate, Worst], times: Mapping[Candidate, float], spread: str) -> None:
-    fastest = min(times.values(), default=0.0)
-    for candidate, us in times.items():
-        worst = Worst(us / max(fastest, 1e-3), spread)
-        if candidate not in found or worst.ratio > found[candidate].ratio:
-            found[candidate] = worst
+def recorded_everywhere(session: Session, w: Workload, duel: Sequence[Record]) -> Times:
+    """The same as the records have it."""
+    compared = _compared(duel)
+    found: Times = {}
+    for v in others(w):
+        known = session.store.query(
+            workload=str(v),
+            device=session.device.key,
+            versions=session.device.versions,
+            method=session.method,
+            status="ok",
+        )
+        for r in reversed(known):  # the newest of each remains
+            if (c := candidate_of(r)) in compared and r.median_us is not None:
+                found = found or _of_the_duel(w, compared)
+                found[c][str(v.distribution)] = r.median_us
+    return found
+
+
+def _compared(duel: Sequence[Record]) -> dict[Candidate, Record]:
+    return {candidate_of(r): r for r in duel if is_own(r) or r.implementation == "aten"}
+
+
+def _of_the_duel(w: Workload, compared: Mapping[Candidate, Record]) -> Times:
+    return {
+        c: {str(w.distribution): r.median_us} if r.median_us is not None else {}
+        for c, r in compared.items()
+    }
+
+
+def worst_cases(times: Times) -> dict[Candidate, Worst]:
+    """How far behind each candidate is at worst."""
+    found: dict[Candidate, Worst] = {}
+    for spread in dict.fromkeys(spread for on in times.values() for spread in on):
+        fastest = min(on[spread] for on in times.values() if spread in on)
+        for candidate, on in times.items():
+            if spread in on:
+                worst = Worst(on[spread] / max(fastest, 1e-3), spread)
+                if candidate not in found or worst.ratio > found[candidate].ratio:
+                    found[candidate] = worst
+    return found
 
 
 def robust(records: Sequence[Record], worst: Mapping[Candidate, Worst]) -> list[Record]:

@@ -18,6 +18,7 @@ from tilewright.record import Record
 from tilewright.search import Budget, successive_halving
 from tilewright.tune.ahead import built, grouped
 from tilewright.tune.session import Session, code_hash
+from tilewright.tune.spread import Times
 
 BRIEF_ROUNDS = 3
 """Samples of a candidate's first timing: enough to tell factors, not percents."""
@@ -54,6 +55,7 @@ class Trial:
         self.entries: dict[Candidate, Entry] = {}
         self.refused: dict[str, str] = {}
         self.unsearched: dict[str, str] = {}
+        self.spreads: Times = {}
         self.compiled = 0
         self._spilled: list[Entry] = []
         self._best_us = math.inf

@@ -1,14 +1,17 @@
 """Where a call does not tell how its indices are spread, the best worst case is chosen."""
 
 import dataclasses
+import json
 
 import pytest
 
+from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.candidate import Candidate
 from tilewright.measure.runner import InProcess
 from tilewright.measure.timing import Timing
 from tilewright.op import Workload
 from tilewright.record import Record
+from tilewright.results import as_dict, validate
 from tilewright.store import Store
 from tilewright.tune import tune
 from tilewright.tune.choice import candidate_of
@@ -64,8 +67,20 @@ def test_the_tuner_measures_every_distribution_and_leaves_the_fragile_kernel(
         (row,) = report.rows
         assert row.own is not None
         assert (row.own.config["method"] == "private") is chosen
+        again = tune([w], store=store, runner=runner, baselines=(), implementations=["rows_cpp"])
+        assert again.rows[0].spreads == row.spreads
         known = {r.workload for r in store.query(op="index_add")}
         best = store.best(str(w), runner.describe().key, runner.describe().versions)
+    written = json.loads(json.dumps(as_dict("none", report)))
+    assert validate(written) == []
+    (found,) = written["rows"]
+    assert bool(found["spreads"]) is not chosen
+    for candidate, on in found["spreads"].items():
+        assert set(on) == set(DISTRIBUTIONS)
+        if "private" in candidate:
+            assert (on["uniform"], on["constant"]) == (10.0, 500.0)
+        else:
+            assert set(on.values()) == {100.0 if candidate == "aten()" else 20.0}
     assert best is not None
     assert (best.config.get("method") == "private") is chosen
     assert (f"{TEXT}!indices=constant" in known) is not chosen
