@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from indexing import gathers, moves
 
 import tilewright as tw
+from indexing import gathers
 from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES, spec_of
@@ -64,16 +64,6 @@ def test_every_method_is_right_with_any_number_of_threads(text):
                 assert verdict.ok, f"{config}: {verdict.message}"
     finally:
         torch.set_num_threads(before)
-
-
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(moves())
-def test_rows_of_any_operator_shape_and_dtype_are_right(w):
-    assume(ROWS.serves(w.op) and ROWS.unsupported(w, spec_of(None)) is None)
-    verifier = Verifier(w, CPU)
-    for config in ROWS.space(w, spec_of(None)).sample(random.Random(0), 2):
-        verdict = verifier.check(ROWS.build(config, w, spec_of(None)))
-        assert verdict.ok, f"{config}: {verdict.message}"
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -241,7 +231,7 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
 
 SUITES_OF_INDICES = (
     "rows_embedding", "rows_few", "rows_gnn", "rows_unique", "scatter_moe",
-    "rows_small", "scatter_large", "scatter_maskrcnn", "scatter_sums", "gather",
+    "rows_small", "scatter_large", "scatter_maskrcnn", "scatter_dtypes", "scatter_sums", "gather",
 )  # fmt: skip
 
 
@@ -282,6 +272,44 @@ def test_what_the_sort_does_not_take_is_said_in_words(text, words):
 )
 def test_what_the_sort_of_elements_does_not_take_is_said_in_words(text, words):
     assert words in IMPLS["scatter_sorted"].unsupported(Workload.parse(text), DEVICES["h200"])
+
+
+FAR = 2**31 + 2**20
+FAR_ROWS = FAR // 64
+
+
+@pytest.mark.parametrize(
+    ("text", "served"),
+    [
+        (f"index_add(x=f16[{FAR_ROWS},64], dim=0, index=i64[50], source=f16[50,64])!donate=x",
+         "rows_sorted"),
+        (f"index_add(x=f16[50,64], dim=0, index=i64[{FAR_ROWS}], source=f16[{FAR_ROWS},64])",
+         "rows_sorted"),
+        (f"embedding_backward(grad=f16[50,64], index=i64[50], num_weights={FAR_ROWS})",
+         "rows_sorted"),
+        (f"gather(x=f16[{FAR}], dim=0, index=i64[50])", "gather_cuda"),
+        (f"scatter_add(x=f16[50], dim=0, index=i32[{FAR}], src=f16[{FAR}])", None),
+        (f"scatter_add(x=f16[2,{FAR // 2}], dim=1, index=i64[2,50], src=f16[2,50])", None),
+        (f"scatter(x=f16[{FAR}], dim=0, index=i64[50], src=f16[50])", None),
+    ],
+)  # fmt: skip
+def test_beyond_two_to_the_31_elements_a_kernel_serves_rows_and_elements_are_refused_in_words(
+    text, served
+):
+    w = Workload.parse(text)
+    refused = {
+        i.name: i.unsupported(w, DEVICES["h200"])
+        for i in IMPLS.values()
+        if i.backend == "cuda" and i.op and i.serves(w.op)
+    }
+    if served is not None:
+        assert refused[served] is None
+    else:
+        assert None not in refused.values()
+        assert any("exceed" in why and "32 bits" in why for why in refused.values())
+    for name, why in refused.items():
+        numbers = [int(n) for n in re.findall(r"(\d+) apart exceed 32 bits", why or "")]
+        assert all(n >= 2**31 - 1 for n in numbers), (name, why)
 
 
 @pytest.mark.parametrize("suite", SUITES_OF_INDICES)

@@ -117,8 +117,8 @@ def rows_as_elements(w: Workload) -> ElementProblem | str:
         p.columns,
     ):
         return "rows of x or of the result are apart"
-    far = (p.outer - 1) * p.source[0] + (p.count - 1) * p.source[1] + p.columns
-    if max(far, p.outer * p.places * p.columns) >= 2**31 - 1:
+    of_source = (p.outer - 1) * p.source[0] + (p.count - 1) * p.source[1] + p.columns
+    if (far := max(of_source, p.outer * p.places * p.columns)) >= 2**31 - 1:
         return f"elements {far} apart exceed 32 bits"
     axes = [
         (p.outer, p.places * p.columns, 0, p.source[0]),
