@@ -1,7 +1,5 @@
 """Workloads of the operators for indices, for hypothesis to choose from."""
 
-import math
-
 from hypothesis import strategies as st
 
 from tilewright.indexed import DISTRIBUTIONS
@@ -16,6 +14,14 @@ ROWS = (
     "scatter_reduce",
     "scatter",
 )
+
+
+@st.composite
+def shapes(draw, most):
+    """Of every rank from 1 to 6 as often, and at most so many elements."""
+    rank = draw(st.integers(1, 6))
+    side = min(int(most ** (1 / rank)), 12)
+    return draw(st.lists(st.integers(1, side), min_size=rank, max_size=rank))
 
 
 @st.composite
@@ -36,9 +42,7 @@ def moves(draw):
             f"{op}(grad={t}[{length},{width}], index={kind}[{length}], "
             f"num_weights={draw(st.integers(3, 90))}, {more}){flags.replace('!donate=x', '')}"
         )
-    shape = draw(
-        st.lists(st.integers(1, 12), min_size=1, max_size=6).filter(lambda s: math.prod(s) < 200)
-    )
+    shape = draw(shapes(200))
     dim = draw(st.integers(-len(shape), len(shape) - 1))
     moved = [length if d == dim % len(shape) else n for d, n in enumerate(shape)]
     index = f"[{length}]"
@@ -61,9 +65,7 @@ def moves(draw):
 def gathers(draw):
     """Of ranks 1 to 6, any dtype: x contiguous or with its dims the other way around, an index that
     is smaller than x, or longer along dim, and expanded over some dims."""
-    shape = draw(
-        st.lists(st.integers(1, 12), min_size=1, max_size=6).filter(lambda s: math.prod(s) < 3000)
-    )
+    shape = draw(shapes(3000))
     dim = draw(st.integers(-len(shape), len(shape) - 1))
     length = draw(st.integers(1, 40))
     along = dim % len(shape)

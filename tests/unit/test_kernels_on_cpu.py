@@ -10,10 +10,9 @@ import cuda_on_cpu
 import pytest
 import torch
 from cuda_on_cpu import DEVICE, OnCpu, fault_reported
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from indexing import gathers, moves
+from hypothesis import given, settings
 
+from indexing import gathers
 from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.impl import IMPLS
@@ -431,43 +430,6 @@ def test_an_index_out_of_range_is_skipped_and_reported(text):
             torch.testing.assert_close(found, torch.index_add(x, 0, *kept), rtol=1e-4, atol=1e-4)
         else:
             assert torch.equal(found, last_written(x, 0, index[2:], src[2:]))
-
-
-@settings(max_examples=4, deadline=None, derandomize=True)
-@given(moves())
-def test_every_kernel_is_right_for_any_operator_shape_and_dtype(w):
-    verifier = Verifier(w, CPU)
-    for name in OWN:
-        impl = IMPLS[name]
-        if impl.serves(w.op) and impl.unsupported(w, DEVICE) is None:
-            verdict = verifier.check(OnCpu(impl, impl.heuristic(w, DEVICE), w))
-            assert verdict.ok, f"{name}: {verdict.message}"
-    assert not fault_reported()
-
-
-@settings(max_examples=6, deadline=None, derandomize=True)
-@given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=4),
-    st.integers(-4, 3),
-    st.integers(1, 300),
-    st.sampled_from(["f32", "f64", "i32", "i64"]),
-    st.sampled_from(["i32", "i64"]),
-    st.sampled_from(DISTRIBUTIONS),
-    st.sampled_from(["", "!donate=x"]),
-)
-def test_an_update_of_any_shape_takes_the_last_position(shape, dim, length, t, kind, spread, flag):
-    dim %= len(shape)
-    moved = [length if d == dim else n for d, n in enumerate(shape)]
-    assume(math.prod(moved) < 4000)
-    text = f"x={t}{shape}, dim={dim}, index={kind}{moved}, src={t}{moved}"
-    w = Workload.parse(f"scatter({text}){flag}!indices={spread}")
-    tensors = w.operator.examples(w, "random", 0, "cpu")
-    expected = last_written(*tensors[:1], dim, *tensors[1:])
-    for name in ("scatter_buckets", "scatter_exchange", "scatter_winner", "scatter_tiled"):
-        impl = IMPLS[name]
-        if impl.unsupported(w, DEVICE) is None:
-            found = OnCpu(impl, impl.heuristic(w, DEVICE), w)(tensors[0].clone(), *tensors[1:])
-            assert torch.equal(found, expected), name
 
 
 @pytest.mark.parametrize("places", [255, 256, 65535, 65536])

@@ -8,10 +8,8 @@ import cuda_on_cpu
 import pytest
 import torch
 from cuda_on_cpu import DEVICE, OnCpu, fault_reported
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from indexing import DTYPES, moves
 
+from indexing import DTYPES
 from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
@@ -168,16 +166,6 @@ def test_an_index_out_of_range_is_skipped_and_reported_where_the_rest_is_filled(
     expected = torch.zeros(9, 8).index_add(0, index[3:][kept], grad[3:][kept])
     assert torch.equal(OnCpu(impl, impl.heuristic(w, DEVICE), w)(grad, index), expected)
     assert fault_reported()
-
-
-@needs_compilers
-@ONE_LAUNCH
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(w=moves(), seed=st.integers(0, 99))
-def test_rows_of_any_operator_shape_and_dtype_are_right(w, seed, impl):
-    assume(impl.serves(w.op) and impl.unsupported(w, DEVICE) is None)
-    (config,) = impl.space(w, DEVICE).sample(random.Random(seed), 1)
-    assert_right(impl, w, config)
 
 
 @pytest.mark.parametrize(
