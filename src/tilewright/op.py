@@ -388,6 +388,10 @@ class Op:
         dtypes: Sequence[torch.dtype] = [o.dtype for o in outs]
         if self.outputs_like is not None:
             dtypes = self.output_dtypes(dict(w.args))
+        for dtype in dtypes:
+            if dtype not in DTYPE_NAMES:
+                known = ", ".join(DTYPE_NAMES.values())
+                raise NoImplementation(f"{self.name} returns {dtype}; results may be {known}")
         return tuple(
             TensorSpec(DTYPE_NAMES[dtype], tuple(o.shape), tuple(o.stride()))
             for o, dtype in zip(outs, dtypes, strict=True)

@@ -182,5 +182,23 @@ def test_remainders_and_their_gradients_are_within_what_fp64_allows(dtype):
     assert_verified(remainders, "remainders", x=spec, y=spec)
 
 
+def test_casts_to_whole_numbers_truncate():
+    def whole(x):
+        below = x.to(torch.int32)
+        kept = torch.where(x.long() > 2, x, below)
+        return (x * 3).long(), below, below.float() * 2, kept, (x > 1).int(), x.int() == x
+
+    x = torch.cat((torch.randn(200) * 4, torch.arange(-5.0, 6.0), torch.tensor([-0.9, 1e9, -3e7])))
+    fuse(whole)
+    w, given = OPS["whole"].workload_of(x)
+    for built in both_targets(w):
+        found, right = built(*given), whole(x)
+        assert [t.dtype for t in found] == [t.dtype for t in right]
+        for mine, theirs in zip(found, right, strict=True):
+            assert torch.equal(mine, theirs)
+        verdict = Verifier(w, torch.device("cpu")).check(built)
+        assert verdict.ok, verdict.message
+
+
 def test_reductions_that_torch_takes_apart_are_within_what_fp64_allows():
     assert_verified(all_of(OVER_ROWS), "over_rows", x=TensorSpec("f32", (6, 50)))

@@ -231,9 +231,10 @@ class _Lowering(GraphBuilder):
         return Value(self.upcast(narrow), value.axes)
 
     def cast(self, node: Any) -> Value:
-        value = self.value(node.args[0])
-        dtype = DTYPE_NAMES[node.meta["val"].dtype]
-        return self.converted(value, dtype)
+        value, dtype = self.value(node.args[0]), node.meta["val"].dtype
+        if dtype not in DTYPE_NAMES:
+            raise Unsupported(f"a cast to {dtype}")
+        return self.converted(value, DTYPE_NAMES[dtype])
 
     def copied(self, node: Any) -> Value:
         """What is written over another tensor, in its dtype and shape."""
@@ -248,6 +249,9 @@ class _Lowering(GraphBuilder):
             return value
         if dtype in HALVES or (dtype, self.arithmetic) == ("f32", "f64"):
             return self.rounded(self.converted(value, self.arithmetic), dtype)
+        if dtype in ("i32", "i64"):  # a whole number in the arithmetic type
+            number = self.converted(value, self.arithmetic)
+            return number if step.dtype == "bool" else self.combine("trunc", [number])
         if dtype not in (self.arithmetic, "bool"):
             raise Unsupported(f"a cast to {dtype} among values of {self.arithmetic}")
         return Value(self.add("cast", (value.node,), dtype, step.axes), value.axes)

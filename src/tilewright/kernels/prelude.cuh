@@ -337,6 +337,11 @@ template <int N> struct Bits<i64, N> {  // of results only
     TW_UNROLL for (int i = 0; i < N; ++i) p.longs[i] = x.v[i];
   }
 };
+template <int N> struct Bits<int, N> {  // of results only
+  template <class P> static TW_DEVICE void to(P& p, const Vec<int, N>& x) {
+    TW_UNROLL for (int i = 0; i < N; ++i) p.words[i] = (u32)x.v[i];
+  }
+};
 template <class H, int N> struct HalfBits {
   template <class P> static TW_DEVICE Vec<H, N> from(const P& p) {
     Vec<H, N> r;

@@ -92,7 +92,11 @@ def bounds(value: Tensor, tolerance: Tensor, dtype: torch.dtype) -> tuple[Tensor
     Where the value is infinite or NaN, both are that value.
     """
     if not dtype.is_floating_point:
-        return value.to(dtype), value.to(dtype)
+        whole = value.to(dtype)
+        if dtype == torch.bool:
+            return whole, whole
+        steps = tolerance.double().round().to(dtype)  # of a cast of what is not known exactly
+        return whole - steps, whole + steps
     tolerance = tolerance.masked_fill(~value.isfinite(), 0.0)
     return (value - tolerance).to(dtype), (value + tolerance).to(dtype)
 

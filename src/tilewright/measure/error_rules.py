@@ -451,6 +451,8 @@ def _convert(arithmetic: Arithmetic, x: Pair, dtype: torch.dtype | None = None, 
         wide = Pair(x.value.double(), x.error, x.exact)
         narrows = torch.finfo(dtype).eps > torch.finfo(arithmetic.dtype).eps
         return RULES["rounded"](replace(arithmetic, storage=dtype), wide) if narrows else wide
+    if dtype != torch.bool and x.value.is_floating_point():
+        return RULES["trunc"](arithmetic, x)  # NaN stays: of what torch leaves open, all is right
     return Pair(x.value.to(dtype))
 
 

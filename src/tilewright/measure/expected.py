@@ -228,10 +228,9 @@ def _admit(vendor: Tensor, lo: Tensor, hi: Tensor) -> None:
     """Widen [lo, hi] to hold the vendor's result."""
     if ((vendor >= lo) & (vendor <= hi)).all() or not vendor.is_floating_point():
         return
+    disagree = vendor.isnan() != lo.isnan()
     lo.copy_(torch.fmin(lo, vendor))
     hi.copy_(torch.fmax(hi, vendor))
-    nan = vendor.isnan()
-    disagree = nan != lo.isnan()
     lo.masked_fill_(disagree, -math.inf)
     hi.masked_fill_(disagree, math.inf)
 

@@ -19,6 +19,7 @@ from tilewright.fusion.ir import Access, Graph, Node
 ENTRY = "fused"
 TYPES = {
     "f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double", "bool": "bool", "i64": "i64",
+    "i32": "int",
 }  # fmt: skip
 JOINS = {"sum": "Sum", "prod": "Prod", "amax": "Max", "amin": "Min"}
 SEED = "i64"
