@@ -8,6 +8,8 @@ import cuda_on_cpu
 import pytest
 import torch
 from cuda_on_cpu import DEVICE, OnCpu, fault_reported
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from indexing import DTYPES
 from tilewright.compile import cxx, nvrtc
