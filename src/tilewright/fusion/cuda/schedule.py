@@ -323,8 +323,10 @@ class Footprint:
         if not c.recompute:
             kept = self.kept_at_once(c.moments, recompute=False)
             return self.turns(c) * c.rows_per_thread * max(c.vector * kept, 4)
-        row = sum(held_bytes(a.dtype, c.vector) for a in self.queued) if self.columns else 0
-        return self.turns(c) * c.rows_per_thread * max(c.vector * self.itemsize, row, 4)
+        row = c.vector * max(self.itemsize, self.kept_at_once(c.moments))
+        if self.columns:
+            row = max(row, sum(held_bytes(a.dtype, c.vector) for a in self.queued))
+        return self.turns(c) * c.rows_per_thread * max(row, 4)
 
     def parameter_bytes(self, c: RowSchedule) -> int:
         """Of one thread, for all parameter vectors."""

@@ -28,6 +28,9 @@ MOST_THREADS = 768
 """On an SM: with more of them there are too few registers for what they keep."""
 WIDENING_REGISTERS = 8
 """For a vector of halves as fp32, where the compiler widens the next one ahead: for sm_100a."""
+WIDENING_SEVERAL_REGISTERS = 40
+"""The same where several tensors of a row are kept: softmax's gradient of 16384 halves takes 145 of
+sm_100a's, where 104 are reckoned."""
 ROWS_OF_WARPS = 4
 """Of a block whose warps have a row each."""
 EXCHANGED_VECTOR = 4
@@ -118,7 +121,9 @@ def _filling(
     packed = True in space.values["rematerialize"] and not keeps
     stream = bool(footprint.parameters) or (not keeps and is_streamed(footprint, device))
     c = replace(c, recompute=not keeps, rematerialize=packed, stream_loads=stream)
-    spare = WIDENING_REGISTERS if packed and device.capability >= 100 else 0
+    several = footprint.kept_at_once(c.moments) > footprint.itemsize
+    widening = WIDENING_SEVERAL_REGISTERS if several else WIDENING_REGISTERS
+    spare = widening if packed and device.capability >= 100 else 0
     for blocks in reversed(space.values["min_blocks"]):
         filled = replace(c, min_blocks=blocks)
         few = blocks * c.block_threads <= MOST_THREADS
