@@ -31,10 +31,17 @@ def off_by(pair, computed):
     return float(((computed.double() - pair.value).abs() / allowed.clamp_min(1e-300)).max())
 
 
+DOMAINS = {
+    **dict.fromkeys(("asin", "acos", "atanh"), lambda x: x / 4),
+    "acosh": lambda x: x + 1,
+}
+"""Of functions that are not for all positive numbers."""
+
+
 @pytest.mark.parametrize("name", [entry[0] for entry in UNARY])
 def test_a_function_of_one_argument_keeps_its_bound_and_carries_errors_on(name):
     function = {n: f for n, f, *_ in UNARY}[name]
-    x = positive(4096).float()
+    x = DOMAINS.get(name, lambda x: x)(positive(4096)).float()
     exact = RULES[name](F32, Pair(x.double()))
     if exact.error is None or not exact.error.any():
         assert torch.equal(function(x).double(), exact.value)
