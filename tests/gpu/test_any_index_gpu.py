@@ -95,7 +95,7 @@ def test_an_embedding_reads_zeros_there(dtype, grad):
     weight = torch.ones(5, 4).to(dtype)
     expected = torch.zeros(30, 4).to(dtype)
     expected[kept] = weight[index[kept]]
-    table = weight.to(CUDA).requires_grad_(grad and (dtype.is_floating_point or dtype.is_complex))
+    table = weight.to(CUDA).requires_grad_(grad and dtype.is_floating_point)
     skipped_and_told(lambda: tw.embedding(index.to(CUDA), table).detach(), expected)
 
 
@@ -145,8 +145,11 @@ def test_gradients_of_what_was_left_out_are_zero(reduce, in_place):
                 tw.check()
         out.square().sum().backward()
         found.append([t.detach().cpu() for t in (out, x.grad, src.grad)])
-    with pytest.raises(IndexOutOfRange):
+    if reduce == "amax":  # the gradient goes by the index that the forward has moved
         tw.check()
+    else:
+        with pytest.raises(IndexOutOfRange):
+            tw.check()
     for theirs, mine in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs)
 
