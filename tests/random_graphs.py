@@ -249,7 +249,7 @@ def assert_empty_ones_right(kinds, device, count):
 
 
 def apart(spec, device):
-    """From 0.25 to 0.75: of equal elements the gradient of std is anything, that of amax a split."""
+    """From 0.25 to 0.75: of equal elements the gradient of std is anything, amax's is split."""
     tensor = spec.empty(device)
     tensor._base.copy_(torch.linspace(0.25, 0.75, tensor._base.numel()))
     return tensor.detach()
