@@ -35,6 +35,8 @@ def commands() -> list:
             continue  # test_extending.py runs those
         for block in CODE.findall(page.read_text()):
             lines = block.replace("\\\n", " ").splitlines()
+            for name, value in re.findall(r'^(\w+)="(.*)"$', block, re.M):
+                lines = [line.replace(f"${name}", value) for line in lines]
             found += [
                 pytest.param(line, id=f"{page.name}: {line[:60]}")
                 for line in lines

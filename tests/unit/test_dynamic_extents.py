@@ -16,7 +16,7 @@ from tilewright.fusion import cpp_target
 from tilewright.fusion.cuda import target as cuda_target
 from tilewright.fusion.extents import divisor
 from tilewright.impls.fused import graph_of
-from tilewright.op import Workload
+from tilewright.op import OPS, Workload
 
 H200 = DEVICES["h200"]
 CPU = dataclasses.replace(DEVICES["cpu"], threads=4)
@@ -24,34 +24,48 @@ TARGETS = {"cuda": (cuda_target, H200), "cpp": (cpp_target, CPU)}
 LENGTHS = [3 + 7 * n % 1000 for n in range(200)]
 
 
-@tw.fuse
 def shifted_rows(x, b):
     return x + b
 
 
-@tw.fuse
 def masked_norm(x, m, w, b):
     return F.layer_norm(x * m, x.shape[-1:], w, b)
 
 
-@tw.fuse
 def scaled_softmax(x, b):
     return torch.softmax(x * b, -1)
 
 
-@tw.fuse
 def softmax_over_rows(x):
     return torch.softmax(x, 1)
 
 
-@tw.fuse
 def gated_by_heads(x, b):
     return x * torch.sigmoid(b.transpose(1, 2))
 
 
-@tw.fuse
 def beside_transposed(x, b):
     return x + b.t()
+
+
+OPERATORS = (
+    shifted_rows,
+    masked_norm,
+    scaled_softmax,
+    softmax_over_rows,
+    gated_by_heads,
+    beside_transposed,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fused():
+    before = set(OPS)
+    for function in OPERATORS:
+        tw.fuse(function)
+    yield
+    for name in set(OPS) - before:
+        OPS.remove(name)
 
 
 def written(operator, **shapes):

@@ -18,7 +18,7 @@ from tilewright.fusion import cpp_target
 from tilewright.fusion.cpp_entry import ENTRY
 from tilewright.fusion.cpp_loops import arrange
 from tilewright.fusion.cpp_schedule import LoopSchedule
-from tilewright.fusion.emit_cpp import emit
+from tilewright.fusion.emit_cpp import emit, loops_of, program_of
 from tilewright.fusion.ir import Access, Graph, Node
 from tilewright.fusion.lower import lower
 from tilewright.fusion.passes import optimise
@@ -416,7 +416,7 @@ MAIN = """
 #include <stdio.h>
 int main() {{
   {allocations}
-  const Given given = {{{arguments}, {count}, {scalars}2, 1}};
+  const Given given = {{{arguments}, {scalars}2, 1}};
   {entry}(&given);
   double total = 0;
   {checks}
@@ -438,11 +438,15 @@ def sanitized(graph, schedule, folder, extra_rows=0):
         for name, size, access in zip(names, sizes, accesses, strict=True)
     ]
     checks = [f"total += {name}[0]; free({name});" for name in names]
+    extents = [
+        str(n + extra_rows * (name == "n0"))
+        for loops, _ in loops_of(program_of(graph, schedule), schedule)
+        for name, n in loops.extents.items()
+    ]
     program = emit(graph, schedule) + MAIN.format(
         allocations="\n  ".join(blocks),
         entry=ENTRY,
-        arguments=", ".join(names),
-        count=(graph.space[0] if graph.space else 1) + extra_rows,
+        arguments=", ".join([*names, *extents]),
         scalars="".join("0.3, " for _ in graph.scalars),
         checks="\n  ".join(checks),
     )

@@ -417,7 +417,7 @@ def test_atomic_sums_are_chosen_by_name_but_not_under_the_deterministic_mode():
     device = DEVICES["h200"]
     chosen = selection._explicit(w, CPU, device, named)
     assert (chosen.implementation, chosen.config.unrolled) == ("rows_atomic", 4)
-    assert selection._untuned(w, device, "heuristic", "").implementation == "integer_sums"
+    assert selection._untuned(w, device, "heuristic", "").implementation == "rows_dealt"
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(NoImplementation, match="differ from run to run"):

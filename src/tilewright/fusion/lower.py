@@ -96,7 +96,9 @@ class _Lowering(GraphBuilder):
         name = _name(node).rstrip("_")
         name = _RENAMED.get(name, name)
         elementwise = name in (*POINTWISE, *_LOGICAL, *COMPOSED, *_CASTS, "clamp")
-        if elementwise and any(isinstance(self.values[n], Pieces) for n in node.all_input_nodes):
+        if elementwise and any(
+            isinstance(self.values.get(n), Pieces) for n in node.all_input_nodes
+        ):
             return self.piecewise(node)
         if (mode := node.kwargs.get("rounding_mode")) is not None:
             name = f"{name}_{mode}"

@@ -292,8 +292,9 @@ TW_DEVICE void keep(const Results& out, Sum* partial, const u32* counters, unsig
   store_gathered<ADDERS>(out.weight, staged, panels, p, t);
 }
 
-// The kernel that adds all groups where COMBINE is KERNEL: blockIdx.z is the part of a tile.
-extern "C" __global__ void __launch_bounds__(ADD_THREADS) add_all_slices(Out* weight, Out* bias, Sum* partial, Problem p) {
+// The kernel that adds all groups where COMBINE is KERNEL: blockIdx.z is the part of a tile. In fp64 it needs more than
+// the 64 registers that ptxas gives it for sm_80 unless it is told that one block is enough.
+extern "C" __global__ void __launch_bounds__(ADD_THREADS, sizeof(Sum) == 8) add_all_slices(Out* weight, Out* bias, Sum* partial, Problem p) {
   __shared__ Panel panels[TILE_PANELS];
   const Tile t(p, blockIdx.x, 0, 0);
   find_panels(panels, p, t);
