@@ -140,8 +140,9 @@ MOST = {
 @pytest.mark.parametrize(
     ("workload", "target"), [(w, target) for w, most in MOST.items() for target in most]
 )
-def test_200_lengths_take_few_kernels(workload, target):
-    sources = {emitted(target, workload(s))[2].source for s in LENGTHS}
+def test_many_lengths_take_few_kernels(workload, target):
+    lengths = LENGTHS if workload in (broadcast3, normed) else LENGTHS[::8]
+    sources = {emitted(target, workload(s))[2].source for s in lengths}
     assert len(sources) <= MOST[workload][target]
 
 
