@@ -1,6 +1,8 @@
 """One kernel serves the sizes of all dims of rows; see fusion/extents.py."""
 
 import dataclasses
+import mmap
+import tempfile
 
 import pytest
 import torch
@@ -48,6 +50,10 @@ def beside_transposed(x, b):
     return x + b.t()
 
 
+def softmax_beside_transposed(x, b):
+    return torch.softmax(x + b.t(), -1)
+
+
 OPERATORS = (
     shifted_rows,
     masked_norm,
@@ -55,6 +61,7 @@ OPERATORS = (
     softmax_over_rows,
     gated_by_heads,
     beside_transposed,
+    softmax_beside_transposed,
 )
 
 
@@ -206,6 +213,21 @@ def test_strides_of_64_bits_are_those_of_another_kernel():
     assert source(2**20) == source(2**22)
     assert "u32 in0_stride0" in source(2**20)
     assert "i64 in0_stride0" in source(2**33)
+
+
+def test_elements_of_a_row_may_be_more_than_32_bits_apart():
+    step, columns = 80_000_000, 64
+    w = Workload.parse(
+        f"softmax_beside_transposed(x=f32[2,{columns}], b=f32[{columns},2]@strides({step},1))"
+    )
+    with tempfile.TemporaryFile() as sparse:
+        sparse.truncate(4 * columns * step)
+        memory = mmap.mmap(sparse.fileno(), 0)
+    b = torch.frombuffer(memory, dtype=torch.float32).as_strided((columns, 2), (step, 1))
+    x, values = torch.randn(2, columns), torch.randn(columns, 2)
+    b.copy_(values)
+    found = executable("cuda", w)(x, b)
+    torch.testing.assert_close(found.double(), right(w, [x, values]), rtol=1e-5, atol=1e-5)
 
 
 @given(st.integers(2, 2**31 - 1), st.integers(0, 2**31 - 1))

@@ -149,7 +149,7 @@ class FinishKernel(Kernel):
         """Everything that follows from the sums, for one column, and the stores."""
         at, step = {}, 1
         for a in reversed(self.rows.row_axes):
-            at[a] = f"(column / {step} % {self.graph.space[a]})"
+            at[a] = f"(i64)(column / {step} % {self.graph.space[a]})"
             step *= self.graph.space[a]
         names = {i: f"sum{c}" for c, i in enumerate(self.rows.columns)}
         for i in self.nodes:

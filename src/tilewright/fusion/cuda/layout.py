@@ -181,11 +181,12 @@ class RowLayout(Kernel):
     def column_offset(self, access: Access) -> str:
         axes = self.graph.reduced
         if len(axes) == 1:
-            return self.offset(access, axes, {axes[0]: "column"})
+            column = "column" if access.strides[axes[0]] == 1 else "(i64)column"
+            return self.offset(access, axes, {axes[0]: column})
         at, step, flat = {}, 1, True
         for a in reversed(axes):
             flat = flat and (access.strides[a] == step or self.graph.space[a] == 1)
-            at[a] = f"(column / {step} % {self.graph.space[a]})"
+            at[a] = f"(i64)(column / {step} % {self.graph.space[a]})"
             step *= self.graph.space[a]
         return "column" if flat else self.offset(access, axes, at)
 
