@@ -47,11 +47,16 @@ def report(outside: torch.Tensor) -> None:
     if device not in _reported:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return  # no host memory can be pinned meanwhile
-        with _lock, torch.inference_mode(False):  # whichever mode the next call is in
+        side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Whichever mode the next call is in.
+        with _lock, torch.inference_mode(False), torch.cuda.stream(side):
             here = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
             flag = ctypes.c_int.from_address(here.data_ptr())
             place = torch.zeros(1, dtype=torch.int64, device=device)
-            _reported.setdefault(device, _Reported(place.int(), here, flag, place))
+            there = place.int()
+            if side is not None:
+                side.synchronize()  # any stream may use them from now on
+            _reported.setdefault(device, _Reported(there, here, flag, place))
     there, here, _, place = _reported[device]
     there.scatter_reduce_(
         0, place, outside.any().int().view(1), "amax"
