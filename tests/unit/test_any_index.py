@@ -199,6 +199,12 @@ def test_no_row_of_an_embedding_learns_or_shrinks_of_them(gpu, sparse, max_norm,
             tw.check()
 
 
+def test_an_embedding_under_autocast_does_the_same(gpu, tells):
+    with torch.autocast("cpu"):
+        found = tw.embedding(torch.tensor([[0, 3], [-1, 2]]), torch.ones(3, 2))
+    assert found[..., 0].tolist() == [[1, 0], [0, 1]]
+
+
 def test_an_embedding_of_no_rows_is_zeros(gpu, tells):
     assert tw.embedding(torch.tensor([0]), torch.ones(0, 2)).tolist() == [[0, 0]]
 

@@ -47,6 +47,15 @@ def test_the_gradient_comes_from_the_implementation_that_is_asked_for():
     torch.testing.assert_close(weight.grad, expected)
 
 
+def test_the_gradient_of_an_embedding_under_autocast_is_rounded_once():
+    weight = torch.randn(6, 3, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cpu"):
+        out = tw.embedding(torch.full((5000,), 2), weight)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert weight.grad[2].tolist() == [4992.0] * 3
+
+
 def test_an_embedding_differentiates_twice():
     weight = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     index = torch.tensor([0, 2, 2, 5])

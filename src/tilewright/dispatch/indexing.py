@@ -79,8 +79,9 @@ def embedding(
     """What torch.nn.functional.embedding computes; a drop-in for it.
 
     On a GPU the rows are looked up by `tw.gather`. The dense gradient of `weight` is
-    `tw.embedding_backward`'s: the same bits in every run, however skewed the indices are. Under
-    autocast, torch.compile and transforms, and for tensor subclasses, PyTorch's function runs.
+    `tw.embedding_backward`'s: the same bits in every run, however skewed the indices are. Autocast
+    changes nothing; under torch.compile and transforms, and for tensor subclasses, PyTorch's
+    function runs.
 
     Args:
         input: indices, any shape, int64 or int32.
@@ -116,7 +117,7 @@ def embedding(
         weight.dim() != 2
         or input.dtype not in POSITIONS
         or input.device != weight.device
-        or _is_pytorchs(input, weight)
+        or _is_traced(input, weight)
     ):
         return run(input, weight, max_norm=max_norm)
     rows = weight.shape[0]
