@@ -8,8 +8,6 @@ import cuda_on_cpu
 import pytest
 import torch
 from cuda_on_cpu import DEVICE, OnCpu, fault_reported
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from indexing import DTYPES
 from tilewright.compile import cxx, nvrtc
@@ -17,7 +15,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.dispatch import selection
 from tilewright.impl import IMPLS
-from tilewright.impls import rows_dealt, rows_serial
+from tilewright.impls import rows_serial
 from tilewright.impls._rows import served_rows
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.verify import Verifier
@@ -122,15 +120,6 @@ def test_blocks_may_have_few_or_many_places(threads, lanes, sms, spread, flag, m
     run = OnCpu(DEALT, config, w)
     for _ in range(2):
         assert torch.equal(run(x.clone(), index, source), expected)
-
-
-@settings(max_examples=300, derandomize=True)
-@given(st.integers(1, 4096), st.integers(0, 2**31 - 1))
-def test_quotients_by_the_number_of_blocks_are_exact(blocks, number):
-    factor, shift = rows_dealt.reciprocal(blocks)
-    assert factor < 2**32
-    for n in (number, number // blocks * blocks, max(0, number // blocks * blocks - 1), 2**31 - 1):
-        assert n * factor >> shift == n // blocks
 
 
 @needs_compilers

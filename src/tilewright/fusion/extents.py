@@ -73,12 +73,18 @@ def extents_of(graph: Graph) -> Iterator[Extent]:
 
 def divisor(size: int) -> tuple[int, int]:
     """The factor and shift of a division of numbers below 2^31 by `size`, at least 2: the upper 32
-    bits of the product, shifted right.
+    bits of the product, shifted right."""
+    factor, shift = reciprocal(size)
+    return factor, shift - 32
+
+
+def reciprocal(size: int) -> tuple[int, int]:
+    """The same for a shift of the whole product, and a size of 1, too; the factor is below 2^32.
 
     With s bits for size - 1 the factor exceeds 2^(31+s) / size by less than 1, and the product
     2^(31+s) times the quotient by less than 2^(31+s) / size: not so much that the quotient grows.
 
     Source: Granlund & Montgomery, Division by Invariant Integers using Multiplication, PLDI 1994.
     """
-    bits = (size - 1).bit_length()
-    return -(-(1 << (31 + bits)) // size), bits - 1
+    shift = 31 + (size - 1).bit_length()
+    return -(-(1 << shift) // size), shift

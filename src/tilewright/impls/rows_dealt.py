@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.fusion.extents import reciprocal
 from tilewright.impls._indexed import Launch, Workspace, sum_bytes
 from tilewright.impls._rows import (
     OPERATORS,
@@ -160,12 +161,3 @@ def shared_bytes(p: RowProblem, c: RowsDealt.Config, device: DeviceSpec) -> int:
     most, warps = places_of_block(p, c, device), c.block_threads // 32
     sums = c.block_threads * c.vec * sum_bytes(p.dtype)
     return sums + 4 * (c.block_threads * items(p, c) + most + 1 + warps) + 2 * warps * most
-
-
-def reciprocal(divisor: int) -> tuple[int, int]:
-    """A factor below 2^32 and a shift: n * factor >> shift is n // divisor for all n below 2^31.
-
-    Source: Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994.
-    """
-    shift = 31 + (divisor - 1).bit_length()
-    return -(-(1 << shift) // divisor), shift
