@@ -9,6 +9,7 @@ import tilewright as tw
 from emulated import Emulated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
+from tilewright.dispatch.call import operators
 from tilewright.dispatch.prepared import FREE_COMPILATIONS, HOT_CALLS, reload_records, state
 from tilewright.errors import CompileError, InvalidArgument, NoImplementation
 from tilewright.fusion.cuda import target
@@ -109,6 +110,22 @@ def test_an_autograd_function_inside_has_the_gradients_that_its_author_wrote(rec
     torch.testing.assert_close(found, ((2 * scale + 1).expand(4, 5), torch.zeros(5)))
     assert type(out.grad_fn).__name__ == "GeneratedBackward"
     assert not [str(r.message) for r in recwarn if "PyTorch's own kernel" in str(r.message)]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("implementation", ["fused", "aten"])
+def test_gradients_that_are_first_asked_for_where_nothing_is_differentiated(mode, implementation):
+    def kept(x, scale, mask):
+        return torch.where(mask, F.silu(x) * scale, x)
+
+    tw.fuse(kept, name=f"kept_by_{mode.__name__}_{implementation}")
+    x, scale = torch.randn(4, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    mask, weights = torch.rand(4, 8) > 0.5, torch.randn(4, 8)
+    expected = torch.autograd.grad(kept(x, scale, mask), [x, scale], weights)
+    backward = operators[f"kept_by_{mode.__name__}_{implementation}_backward"]
+    with mode(), tw.use(implementation):
+        found = backward(weights.clone(), x.clone(), scale.clone(), mask.clone())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_only_the_gradients_that_are_needed_are_computed():

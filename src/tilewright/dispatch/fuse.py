@@ -202,7 +202,7 @@ def _names_of_gradients(outputs: int) -> tuple[str, ...]:
 
 def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
     def reference(**args: Any) -> tuple[Tensor, ...]:
-        given = {n: args[n] for n in op.parameters}
+        given = {n: _tracked(args[n]) for n in op.parameters}
         wanted = list(args["grads"] or _differentiable(given))
 
         def call(*values: Tensor) -> tuple[Tensor, ...]:
@@ -225,6 +225,14 @@ def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
     return reference
 
 
+def _tracked(value: Any) -> Any:
+    """What autograd may keep: of a tensor of inference mode, a copy."""
+    if torch.compiler.is_compiling() or not isinstance(value, Tensor) or not value.is_inference():
+        return value
+    with torch.inference_mode(False):
+        return value.clone()
+
+
 def _pulled_back(
     call: Callable[..., tuple[Tensor, ...]], at: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
@@ -233,7 +241,8 @@ def _pulled_back(
         outs, pullback = torch.func.vjp(call, *at)  # type: ignore[misc]
         given = zip(gradients, outs, strict=False)
         return tuple(pullback(tuple(g.to(o.dtype) for g, o in given)))
-    with torch.enable_grad():  # unlike vjp it takes every torch.autograd.Function
+    # Unlike vjp it takes every torch.autograd.Function.
+    with torch.inference_mode(False), torch.enable_grad():
         leaves = [t.detach().requires_grad_() for t in at]
         pairs = [(o, g) for o, g in zip(call(*leaves), gradients, strict=False) if o.requires_grad]
     if not pairs:

@@ -42,7 +42,7 @@ def trace_reference(
 
     floating = DTYPES[dtype or w.arithmetic]
     scalars = w.scalars if runtime_scalars else {}
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [
             torch.empty_strided(
                 s.shape,
@@ -59,7 +59,8 @@ def trace_reference(
         with _WithoutScans(), by_shapes(w.operator.reference):
             return w.operator.returned(w.operator.reference(**given))
 
-    with _tracing, traced_roundings(), preserve_node_meta(), without_hooks():
+    outside = torch.inference_mode(False)  # in which nothing is differentiated
+    with outside, _tracing, traced_roundings(), preserve_node_meta(), without_hooks():
         differentiated = make_fx(run)(*fakes)
         again = fx.Interpreter(differentiated).run  # it passes lines on
         functional = torch.func.functionalize(again, remove="mutations")
