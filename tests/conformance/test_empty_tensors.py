@@ -30,6 +30,8 @@ TEXTS = (
     f"layer_norm_forward({NORM}, weight={{d}}[{{c}}], bias={{d}}[{{c}}])",
     f"layer_norm_backward({GRADIENT}, {MEAN}, {RSTD}, weight={{d}}[{{c}}])",
     f"layer_norm_training({GRADIENT}, weight={{d}}[{{c}}], bias={{d}}[{{c}}])",
+    f"rms_norm_training({GRADIENT}, weight={{d}}[{{c}}])",
+    f"softmax_training({GRADIENT}, dim=1)",
     f"rms_norm({NORM}, weight={{d}}[{{c}}])",
     f"rms_norm_backward({GRADIENT}, {RSTD}, weight={{d}}[{{c}}])",
     f"softmax({NORM})",

@@ -320,6 +320,21 @@ CASES = {
         "layer_norm_training(x={d}[6,40], grad_output={d}[6,40], weight={d}[40], bias={d}[40])",
         "layer_norm_training(x={d}[6,37], grad_output={d}[6,37], weight={d}[37], grads=[x])",
     ],
+    "rms_norm_training": [
+        "rms_norm_training(x={d}[6,40], grad_output={d}[6,40], weight={d}[40])",
+        "rms_norm_training(x={d}[6,37], grad_output={d}[6,37], weight={d}[37], grads=[weight])",
+        "rms_norm_training(x={d}[6,37], grad_output={d}[6,37])",
+    ],
+    "softmax_training": [
+        "softmax_training(x={d}[6,40], grad_output={d}[6,40])",
+        "softmax_training(x={d}[2,3,4,5], grad_output={d}[2,3,4,5], dim=1)",
+    ],
+    "bias_layer_norm_training": [
+        "bias_layer_norm_training(x={d}[6,40], grad_output={d}[6,40], bias0={d}[40],"
+        " bias1={d}[40], weight={d}[40], bias={d}[40])",
+        "bias_layer_norm_training(x={d}[6,37], grad_output={d}[6,37], bias0={d}[37],"
+        " bias1={d}[37], weight={d}[37], bias={d}[37], grads=[bias0])",
+    ],
     "lerp_training": [
         "lerp_training(x={d}[6,40], end={d}[6,40], grad_output={d}[6,40], weight=0.3)",
         "lerp_training(x={d}[4,1,1,1], end={d}[4,3,5,7], grad_output={d}[4,3,5,7],"

@@ -101,6 +101,15 @@ WORKLOADS = {
     "layer_norm_training": [
         "layer_norm_training(x=d[7,37], grad_output=d[7,37], weight=d[37], bias=d[37])"
     ],
+    "rms_norm_training": ["rms_norm_training(x=d[7,37], grad_output=d[7,37], weight=d[37])"],
+    "softmax_training": [
+        "softmax_training(x=d[7,37], grad_output=d[7,37])",
+        "softmax_training(x=d[3,19,5], grad_output=d[3,19,5], dim=1)",
+    ],
+    "bias_layer_norm_training": [
+        "bias_layer_norm_training(x=d[7,37], grad_output=d[7,37], bias0=d[37], bias1=d[37],"
+        " weight=d[37], bias=d[37])"
+    ],
     "lerp_training": ["lerp_training(x=d[5,1], end=d[37], grad_output=d[5,37], weight=d[5,37])"],
 }
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -467,6 +476,16 @@ LAYOUTS = {
     "layer_norm_training": [
         "layer_norm_training(x=d[6,40]@strides(1,6), grad_output=d[6,40]@strides(50,1),"
         " weight=d[40])"
+    ],
+    "rms_norm_training": [
+        "rms_norm_training(x=d[6,40]@strides(1,6), grad_output=d[6,40]@strides(50,1))"
+    ],
+    "softmax_training": [
+        "softmax_training(x=d[6,4]@strides(1,6), grad_output=d[6,4]@strides(5,1), dim=0)"
+    ],
+    "bias_layer_norm_training": [
+        "bias_layer_norm_training(x=d[6,40]@strides(1,6), grad_output=d[6,40], bias0=d[40],"
+        " bias1=d[40], weight=d[40], bias=d[40], grads=[x,bias1])"
     ],
     "lerp_training": [
         "lerp_training(x=d[6,40]@strides(1,6), end=d[40], grad_output=d[6,40], weight=0.3)"

@@ -11,12 +11,19 @@ from tilewright.impl import IMPLS
 from tilewright.impls._vendor import vendor
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
-from tilewright.ops._training import halves
+from tilewright.ops._training import forward_of, halves
 from tilewright.suite import SUITES
 
 CPU = torch.device("cpu")
 NORM = "layer_norm_training(x={d}[{s}], grad_output={d}[{s}], weight={d}[{h}], bias={d}[{h}])"
 LERP = "lerp_training(x=f32[16,1,1,1], end=f32[16,3,24,24], weight=f32[3,1,24], grad_output=f32[16,3,24,24])"  # noqa: E501
+STEPS = (
+    "rms_norm_training(x={d}[37,200], grad_output={d}[37,200], weight={d}[200])",
+    "softmax_training(x={d}[37,200], grad_output={d}[37,200])",
+    "softmax_training(x={d}[5,33,7], grad_output={d}[5,33,7], dim=1)",
+    "bias_layer_norm_training(x={d}[37,200], grad_output={d}[37,200], bias0={d}[200],"
+    " bias1={d}[200], weight={d}[200], bias={d}[200])",
+)
 runs = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 
 
@@ -40,6 +47,7 @@ def test_pytorch_runs_it_by_autograd_and_the_reference_says_the_same():
         NORM.format(d="f32", s="5,7,33", h="33"),
         "layer_norm_training(x=f16[9,100], grad_output=f16[9,100])",
         "layer_norm_training(x=f32[9,100], grad_output=f32[9,100]@strides(128,1), weight=f32[100], grads=[weight])",  # noqa: E501
+        *(text.format(d=d) for text in STEPS for d in ("f16", "bf16", "f32", "f64")),
         LERP,
         "lerp_training(x=f16[16,100], end=f16[100], weight=0.3, grad_output=f16[16,100])",
     ],
@@ -85,6 +93,28 @@ def test_a_gradient_of_another_shape_or_of_nothing_is_refused():
     text = "layer_norm_training(x=f32[6,40], grad_output=f32[6,40], grads=[bias])"
     with pytest.raises(InvalidArgument, match="no gradient of 'bias'; ask for some of x"):
         Workload.parse(text)
+
+
+def test_the_backward_of_softmax_reads_the_output_of_its_forward():
+    w = Workload.parse("softmax_training(x=f16[64,128], grad_output=f16[64,128])")
+    forward, backward = halves(w)
+    assert (forward.op, backward.op) == ("softmax", "softmax_backward")
+    assert backward["output"] == forward.outputs[0]
+    assert w.bytes == (3 * 64 * 128 * 2, 2 * 64 * 128 * 2)  # x, output, grad_output; output, dx
+
+
+@pytest.mark.parametrize("text", STEPS)
+def test_a_step_is_its_forward_and_what_autograd_makes_of_it(text):
+    w = Workload.parse(text.format(d="f64"))
+    tensors = w.operator.examples(w, "random", 0, CPU)
+    plain = forward_of(w)
+    leaves = {n: t.requires_grad_() for n, t in zip(w.tensors, tensors, strict=True)}
+    out = plain.operator.reference(**plain.call([leaves[n] for n in plain.tensors]))
+    wanted = [leaves[n] for n in w["grads"]]
+    expected = (out, *torch.autograd.grad(out, wanted, leaves["grad_output"]))
+    detached = [t.detach() for t in tensors]
+    for found in (vendor(w)(*detached), w.operator.reference(**w.call(detached))):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("w", SUITES["training_steps"].workloads(), ids=str)

@@ -11,7 +11,7 @@ import torch
 from tilewright.device import DeviceSpec
 from tilewright.impl import IMPLS, Executable, Implementation
 from tilewright.op import Workload
-from tilewright.ops._training import halves
+from tilewright.ops._training import halves, saved_names
 from tilewright.space import ConfigSpace, config_text, param
 
 SCHEDULES = 12
@@ -26,7 +26,10 @@ class FusedTraining(Implementation):
 
     name = "fused_training"
     backend = "fused"
-    op = ("layer_norm_training", "lerp_training")
+    op = (
+        *("layer_norm_training", "rms_norm_training", "bias_layer_norm_training"),
+        *("softmax_training", "lerp_training"),
+    )
 
     @dataclass(frozen=True)
     class Config:
@@ -81,7 +84,7 @@ class TrainingStep(Executable):
         self.resources = backward.resources
         given = list(w.tensors)
         self.takes = [given.index(n) for n in first.tensors]
-        names = [*given, *second.operator.wide]
+        names = [*given, *saved_names(w)]
         self.gives = [names.index(n) for n in second.tensors]
 
     @property
@@ -90,7 +93,7 @@ class TrainingStep(Executable):
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found = self.forward(*[tensors[i] for i in self.takes])
-        out, *statistics = (found,) if isinstance(found, torch.Tensor) else found
-        every = (*tensors, *statistics)
+        saved = (found,) if isinstance(found, torch.Tensor) else found
+        every = (*tensors, *saved)
         gradients = self.backward(*[every[i] for i in self.gives])
-        return out, *((gradients,) if isinstance(gradients, torch.Tensor) else gradients)
+        return saved[0], *((gradients,) if isinstance(gradients, torch.Tensor) else gradients)

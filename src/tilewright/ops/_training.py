@@ -46,8 +46,15 @@ def halves(w: Workload) -> tuple[Workload, Workload]:
     forward = plain
     if backward.wide:
         forward = OPS[f"{plain.op}_forward"].workload(**dict(plain.args))
-    given = {**dict(w.args), **dict(zip(backward.wide, forward.outputs[1:], strict=True))}
+    saved = dict(zip(saved_names(w), forward.outputs, strict=True))
+    given = {**dict(w.args), **saved}
     return forward, backward.workload(**{n: given[n] for n in backward.parameters})
+
+
+def saved_names(w: Workload) -> tuple[str, ...]:
+    """What the forward of `halves` returns, as its backward names it: the output, statistics."""
+    op = OPS[str(w.operator.training_of)]
+    return (*op.returns, *OPS[f"{op.name}_backward"].wide)
 
 
 def traffic(w: Workload) -> tuple[int, int]:

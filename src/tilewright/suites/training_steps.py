@@ -1,4 +1,5 @@
-"""Forward and backward together: layer norm at the hidden sizes of GPT, and lerp.
+"""Forward and backward together: layer norm at the hidden sizes of GPT, other norms and softmax at
+three of them, and lerp.
 
 Sources: those of layer_norm_backward_gpt and of lerp_paddle.
 """
@@ -13,6 +14,18 @@ def lerp_step(dtype: str, shape: str, x: str, end: str, weight: str) -> str:
     return f"lerp_training({operands}, grad_output={dtype}[{shape}])"
 
 
+THREE_WIDTHS = (768, 5140, 16384)
+
+
+def row_steps(h: int) -> tuple[str, ...]:
+    rows, row = f"x=f16[8192,{h}], grad_output=f16[8192,{h}]", f"f16[{h}]"
+    return (
+        f"rms_norm_training({rows}, weight={row})",
+        f"softmax_training({rows})",
+        f"bias_layer_norm_training({rows}, bias0={row}, bias1={row}, weight={row}, bias={row})",
+    )
+
+
 training_steps = suite(
     "training_steps",
     [
@@ -21,6 +34,7 @@ training_steps = suite(
             f" bias=f16[{h}])"
             for h in WIDTHS
         ),
+        *(text for h in THREE_WIDTHS for text in row_steps(h)),
         *(lerp_step(*operands) for operands in OPERANDS),
     ],
 )

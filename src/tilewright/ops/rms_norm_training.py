@@ -1,0 +1,51 @@
+"""Root-mean-square normalisation and its gradients: one step of training."""
+
+import torch
+from torch import Tensor
+
+from tilewright.op import op
+from tilewright.ops._training import check_training, flops, step, traffic
+
+
+@op(
+    flops=flops,
+    check=check_training("rms_norm_training", "rms_norm"),
+    bytes=traffic,
+    outputs_like=lambda args: ("x", *args["grads"]),
+    training_of="rms_norm",
+)
+def rms_norm_training(
+    x: Tensor,
+    grad_output: Tensor,
+    normalized_shape: tuple[int, ...] | None = None,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    grads: tuple[str, ...] | None = None,
+) -> tuple[Tensor, ...]:
+    """rms_norm, and then its gradients: what a training step takes of both together.
+
+    It is for measuring. The backward starts when the forward has ended, as it must where the
+    gradient of the output follows from the output.
+
+    Args:
+        x, normalized_shape, weight, eps: as for rms_norm.
+        grad_output: the shape and dtype of x.
+        grads: which gradients: some of "x", "weight"; None means those of all tensors.
+
+    Returns:
+        The normalised rows, then the gradients that were asked for, in this order, with the shape
+        and dtype of their argument.
+
+    Raises:
+        InvalidArgument: a shape or dtype does not fit.
+
+    Source: torch.nn.functional.rms_norm and PyTorch's autograd of it.
+    """
+    shape = list(normalized_shape or x.shape[-1:])
+
+    def forward(x: Tensor, weight: Tensor | None) -> Tensor:
+        return torch.nn.functional.rms_norm(x, shape, weight, eps)
+
+    given = {"x": x, "weight": weight}
+    wanted = grads or tuple(n for n, v in given.items() if v is not None)
+    return step(forward, given, wanted, grad_output)
