@@ -292,10 +292,6 @@ def _check(name: str, seed: str | None, args: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(spec, TensorSpec) or (spec.dtype, spec.shape) != ("i64", ()):
             raise InvalidArgument(f"{name}: {seed}={spec} should be an int64 scalar tensor")
         args = {**args, seed: SPEC}
-    dtypes = {v.dtype for v in tensors.values() if v.torch_dtype.is_floating_point}
-    if len(dtypes - {"f32", *HALVES}) and len(dtypes) > 1:
-        found = ", ".join(f"{n} {v.dtype}" for n, v in tensors.items())
-        raise InvalidArgument(f"{name}: {found}; f64 goes with f64 only: convert the others")
     return args
 
 

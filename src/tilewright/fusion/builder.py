@@ -85,11 +85,13 @@ class GraphBuilder:
 
     Attributes:
         line: of the reference's source, in which steps stand that are added now.
+        arithmetic: the dtype in which they are computed.
+        scalar: that of the run-time scalars.
     """
 
     def __init__(self, w: Workload):
         self.w = w
-        self.arithmetic = w.arithmetic
+        self.arithmetic = self.scalar = w.arithmetic
         self.steps: list[_Step] = []
         self.loads: list[_Load] = []
         self.axes = AxisTable()
@@ -255,7 +257,7 @@ class GraphBuilder:
         )
         tensors = tuple(k for k, *_ in given) if len(given) > len(outputs) else ()
         sizes = tuple(map(self.axes.size, space))
-        numbers = (self.arithmetic,) * scalars
+        numbers = (self.scalar,) * scalars
         found = Graph(tuple(nodes), sizes, tuple(accesses), written, numbers, again, tensors)
         return found.check()
 

@@ -12,7 +12,7 @@ from torch import fx
 from tilewright.fusion.builder import GraphBuilder, Pieces, Unsupported, Value
 from tilewright.fusion.composed import COMPOSED
 from tilewright.fusion.ir import POINTWISE, Draw, Graph
-from tilewright.fusion.trace import trace_reference
+from tilewright.fusion.trace import arithmetics, trace_reference
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPE_NAMES, HALVES, TensorSpec
 
@@ -54,10 +54,14 @@ class _Lowering(GraphBuilder):
     def __init__(self, w: Workload):
         super().__init__(w)
         self.values: dict[fx.Node, Any] = {}
+        self.arithmetics: dict[fx.Node, str] = {}
 
     def graph(self) -> Graph:
         trace = trace_reference(self.w, runtime_scalars=True)
         inputs = list(self.w.tensors.values())
+        self.arithmetics = arithmetics(self.w, trace)
+        if "f64" in self.arithmetics.values():
+            self.scalar = "f64"
         placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
         for i, node in enumerate(placeholders):
             if i == self.w.seed:
@@ -65,7 +69,7 @@ class _Lowering(GraphBuilder):
             elif i < len(inputs):
                 self.values[node] = self.load(i, inputs[i])
             else:
-                index = self.add("scalar", (), self.arithmetic, (), i - len(inputs))
+                index = self.add("scalar", (), self.scalar, (), i - len(inputs))
                 self.values[node] = Value(index, ())
         outputs: list[Value | Pieces] = []
         for node in trace.graph.nodes:
@@ -85,6 +89,7 @@ class _Lowering(GraphBuilder):
     def placed(self, node: Any) -> Value | Pieces | None:
         """The step's value; what cannot be lowered is named with its line."""
         self.line = _written(node).meta.get("stack_trace")
+        self.arithmetic = self.arithmetics[node]
         try:
             return self.step(node)
         except Unsupported as reason:
@@ -229,6 +234,8 @@ class _Lowering(GraphBuilder):
         return Value(value.node, tuple(value.axes[d] for d in order))
 
     def rounded(self, value: Value, dtype: str) -> Value:
+        if dtype == "f64":
+            return value
         narrow = self.add("cast", (value.node,), dtype, self.steps[value.node].axes)
         return Value(self.upcast(narrow), value.axes)
 

@@ -19,7 +19,7 @@ from tilewright.fusion.exponentials import (
     quick_exponentials,
     shifted_exponentials,
 )
-from tilewright.fusion.ir import Access, Graph, Node, Rewriter
+from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node, Rewriter
 from tilewright.tensor_spec import DTYPES, HALVES
 
 
@@ -99,6 +99,22 @@ def fold_casts(graph: Graph) -> Graph:
                 return source
             return r.add(replace(n, args=(source,)))
         return None
+
+    return graph.rewritten(rule)
+
+
+def widen_reductions(graph: Graph) -> Graph:
+    """Beside a reduction in fp64 the others are so, too: what joins them knows one dtype."""
+    if not {"f32", "f64"} <= {graph.nodes[i].dtype for i in graph.reductions}:
+        return graph
+
+    def rule(r: Rewriter, i: int, n: Node) -> int | None:
+        if n.op not in REDUCTIONS or n.dtype != "f32":
+            return None
+        wide = [r.add(replace(r[a], op="cast", args=(a,), dtype="f64", attr=None)) for a in n.args]
+        return r.add(
+            replace(n, op="cast", args=(r.add(replace(n, args=tuple(wide), dtype="f64")),))
+        )
 
     return graph.rewritten(rule)
 
@@ -306,6 +322,7 @@ PASSES = (
     fold_constants,
     choose_constants,
     fold_casts,
+    widen_reductions,
     merge_common,
     merge_moments,
     multiply_by_reciprocals,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import threading
@@ -19,7 +20,7 @@ from tilewright.errors import NoImplementation
 from tilewright.fusion.decompositions import decompositions
 from tilewright.op import Workload, without_hooks
 from tilewright.rounding import traced_roundings
-from tilewright.tensor_spec import DTYPES
+from tilewright.tensor_spec import DTYPES, TensorSpec
 
 
 def trace_reference(
@@ -27,8 +28,8 @@ def trace_reference(
 ) -> fx.GraphModule:
     """The reference as a graph of core aten and prims operators.
 
-    Every floating tensor is traced as `dtype` (default: the operator's arithmetic type, fp32 for
-    halves), so that the graph holds no casts but those the program wrote: `rounded(t)` appears as
+    Every floating tensor is traced as `dtype` (default: what it is computed in, fp32 for halves),
+    so that the graph holds no casts but those the program wrote: `rounded(t)` appears as
     a `tilewright.rounded` node. Placeholders stand in the order of `w.tensors`, followed, with
     `runtime_scalars`, by one 0-d tensor for each of `w.scalars`. Every node's `meta["val"]` is a
     fake tensor with its shape; its `meta["stack_trace"]` names the line of the reference, of a
@@ -40,18 +41,22 @@ def trace_reference(
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    floating = DTYPES[dtype or w.arithmetic]
+    def traced_as(s: TensorSpec) -> torch.dtype:
+        if not s.torch_dtype.is_floating_point:
+            return s.torch_dtype
+        return DTYPES[dtype or ("f64" if s.dtype == "f64" else "f32")]
+
     scalars = w.scalars if runtime_scalars else {}
     with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [
             torch.empty_strided(
                 s.shape,
                 s.real_strides,
-                dtype=floating if s.torch_dtype.is_floating_point else s.torch_dtype,
+                dtype=traced_as(s),
             )
             for s in w.tensors.values()
         ]
-        fakes += [torch.empty((), dtype=floating) for _ in scalars]
+        fakes += [torch.empty((), dtype=DTYPES[dtype or w.arithmetic]) for _ in scalars]
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = w.call(tensors[: len(w.tensors)])
@@ -76,6 +81,27 @@ def trace_truth(w: Workload) -> fx.GraphModule:
     A person's function may follow from its dtype (rms_norm's default eps): it is traced in its own.
     """
     return trace_reference(w, None if w.operator.fused else "f64")
+
+
+def arithmetics(w: Workload, trace: fx.GraphModule) -> dict[fx.Node, str]:
+    """What each step of a trace is computed in: fp64 where the program asks for it, else what the
+    workload is. Whole numbers and booleans are found in what they are made of."""
+    found: dict[fx.Node, str] = {}
+    for node in trace.graph.nodes:
+        dtype = _promoted([node]) or _promoted(node.all_input_nodes)
+        wide = dtype == torch.float64
+        if dtype is None:
+            wide = "f64" in {found[n] for n in node.all_input_nodes}
+        found[node] = "f64" if wide and w.operator.fused else w.arithmetic
+    return found
+
+
+def _promoted(nodes: list[fx.Node]) -> torch.dtype | None:
+    """As PyTorch promotes floating tensors: one without dims widens no other. None of none."""
+    tensors = [n.meta.get("val") for n in nodes]
+    floating = [t for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    dtypes = [t.dtype for t in ([t for t in floating if t.dim()] or floating)]
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else None
 
 
 _tracing = threading.RLock()

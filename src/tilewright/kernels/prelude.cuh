@@ -104,6 +104,14 @@ template <class To, class From, int N> TW_DEVICE Vec<To, N> cast(Vec<From, N> x)
 }
 template <> struct Cast<f16, float> { static TW_DEVICE f16 one(float x) { return narrow<f16>(x); } };
 template <> struct Cast<bf16, float> { static TW_DEVICE bf16 one(float x) { return narrow<bf16>(x); } };
+// To fp32 first, as PyTorch does.
+template <> struct Cast<f16, double> { static TW_DEVICE f16 one(double x) { return narrow<f16>((float)x); } };
+template <> struct Cast<bf16, double> { static TW_DEVICE bf16 one(double x) { return narrow<bf16>((float)x); } };
+template <class H, int N> struct NarrowDoubles {
+  static TW_DEVICE Vec<H, N> all(Vec<double, N> x) { return cast<H>(cast<float>(x)); }
+};
+template <int N> struct CastVec<f16, double, N> : NarrowDoubles<f16, N> {};
+template <int N> struct CastVec<bf16, double, N> : NarrowDoubles<bf16, N> {};
 
 // ---- arithmetic --------------------------------------------------------------------------------
 

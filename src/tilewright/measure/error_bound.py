@@ -2,9 +2,10 @@
 
 The operator's reference is traced in fp64 and interpreted on pairs (value, error): the exact value
 of each intermediate, and a first-order bound of what rounding makes of it in the operator's
-arithmetic, in units of the arithmetic's unit roundoff u (2^-24 for fp32). A correct implementation
-holds each output in [value - t, value + t] with t = SAFETY * u * error before it rounds to the
-output's dtype; rounding is monotone, so what it returns lies between the two ends rounded alike.
+arithmetic, in units of the arithmetic's unit roundoff u (2^-24 for fp32; 2^-53 for a step that the
+program has in fp64). A correct implementation holds each output in [value - t, value + t] with
+t = SAFETY * u * error before it rounds to the output's dtype; rounding is monotone, so what it
+returns lies between the two ends rounded alike.
 These two ends, `lo` and `hi`, are the whole check: no constant is added for the output's own
 rounding, which makes one term missing from a sum of 65536 visible in fp16.
 
@@ -16,13 +17,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from tilewright.errors import TilewrightError
-from tilewright.fusion.trace import trace_truth
+from tilewright.fusion.trace import arithmetics, trace_truth
 from tilewright.indexed import Terms
 from tilewright.measure import (  # noqa: F401 - their rules register
     error_rules_convolution,
@@ -58,12 +60,15 @@ def truth_and_tolerance(
         tf32=bool(dict(w.args).get("allow_tf32")),
     )  # fmt: skip
     pairs = [Pair(t.double() if t.is_floating_point() else t) for t in tensors]
-    # In fp64 the truth carries rounding errors of the same size as the candidate's.
-    scale = SAFETY * arithmetic.u * (2 if arithmetic.dtype == torch.float64 else 1)
     return [
-        (p.value, torch.zeros_like(p.value) if p.error is None else p.error * scale)
+        (p.value, torch.zeros_like(p.value) if p.error is None else p.error * SAFETY)
         for p in _interpret(w, graph, pairs, arithmetic)
     ]
+
+
+def _unit(arithmetic: Arithmetic) -> float:
+    """In fp64 the truth carries rounding errors of the same size as the candidate's."""
+    return arithmetic.u * (2 if arithmetic.dtype == torch.float64 else 1)
 
 
 def _of_terms(w: Workload, tensors: Sequence[Tensor], terms: Terms) -> tuple[Tensor, Tensor]:
@@ -107,12 +112,17 @@ def _interpret(
     env: dict[fx.Node, Any] = {}
     arguments = iter(inputs)
     last_use = _last_uses(graph)
+    within = {n: replace(arithmetic, dtype=DTYPES[d]) for n, d in arithmetics(w, graph).items()}
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             env[node] = next(arguments)
         elif node.op == "output":
-            results = fx.node.map_arg(node.args[0], env.__getitem__)
-            return [arithmetic.lift(r) for r in results]
+            return [
+                _scaled(within[n].lift(env[n]), _unit(within[n]))
+                if isinstance(n, fx.Node)
+                else _scaled(arithmetic.lift(n), _unit(arithmetic))
+                for n in node.args[0]
+            ]
         elif node.op == "get_attr":
             env[node] = arithmetic.lift(getattr(graph, node.target))
         elif node.users or _is_mutable(node.target):
@@ -123,13 +133,34 @@ def _interpret(
                     f"{w.op}: its reference uses {node.target}, which has no error rule; "
                     f"add one for {name!r} to measure/error_rules.py"
                 )
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
-            env[node] = rule(arithmetic, *args, **kwargs)
+            own = within[node]
+            taken = {n: _entering(within[n], own, env[n]) for n in node.all_input_nodes}
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), taken.__getitem__)
+            env[node] = rule(own, *args, **kwargs)
             if _is_mutable(node.target):
                 env[node.args[0]] = env[node]
         for done in last_use.get(node, ()):
             env.pop(done, None)
     raise AssertionError("a traced graph ends in an output node")
+
+
+def _entering(given: Arithmetic, own: Arithmetic, result: Any) -> Any:
+    """What a step in `own` takes of one in `given`: rounded if that is wider, in its own units."""
+    narrows = _unit(given) < _unit(own) and isinstance(result, Pair)
+    if narrows and result.value.is_floating_point():
+        result = RULES["convert_element_type"](given, result, own.dtype)
+    return _scaled(result, _unit(given) / _unit(own))
+
+
+def _scaled(result: Any, ratio: float) -> Any:
+    """The same errors in other units."""
+    if ratio == 1:
+        return result
+    if isinstance(result, (tuple, list)):
+        return type(result)(_scaled(r, ratio) for r in result)
+    if not isinstance(result, Pair) or result.error is None:
+        return result
+    return replace(result, error=result.error * ratio)
 
 
 def _name(target: Any) -> str:
