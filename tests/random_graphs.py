@@ -65,6 +65,8 @@ RARE_UNARY = {
     "tail": lambda a: torch.erfc(a) + torch.tan(torch.tanh(a)),
     "decade": lambda a: torch.log10(a.abs() + 1.5),
     "angle": lambda a: a % 0.75,
+    "doubles": lambda a: a.double() / 3,
+    "singles": lambda a: a.float() / 3,
 }
 RARE_BINARY = {
     "power": lambda a, b: torch.pow(a.abs() + 0.5, torch.tanh(b)),
