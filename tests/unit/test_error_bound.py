@@ -79,6 +79,14 @@ def test_a_constant_that_the_arithmetic_does_not_hold_has_an_error():
     assert in_f64.lift(0.3).error is None
 
 
+def test_a_mask_hands_on_the_errors_of_what_it_keeps():
+    mask, x = torch.tensor([True, False]), torch.tensor([2.0, 3.0], dtype=torch.float64)
+    for factors in ((Pair(mask), Pair(x, x / 2)), (Pair(x, x / 2), Pair(mask))):
+        product = RULES["mul"](F32, *factors)
+        assert product.value.tolist() == [2.0, 0.0]
+        assert product.error.tolist() == [3.0, 0.0]  # and a rounding of 2
+
+
 def test_infinite_and_nan_intermediates_have_finite_errors():
     x = torch.tensor([math.inf, -math.inf, math.nan, 1.0]).double()
     shifted = RULES["sub"](F32, Pair(x, torch.ones_like(x)), Pair(torch.full_like(x, 2.0)))

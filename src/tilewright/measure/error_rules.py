@@ -129,6 +129,8 @@ def magnitude(y: Tensor) -> Tensor:
 def times(factor: Tensor | float, error: Tensor | None) -> Tensor | None:
     if error is None:
         return None
+    if isinstance(factor, Tensor) and factor.dtype == torch.bool:
+        return error * factor
     return error * (factor.abs() if isinstance(factor, Tensor) else abs(factor))
 
 
