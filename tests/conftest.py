@@ -3,7 +3,17 @@
 import pytest
 
 import tilewright as tw
+from tilewright.op import OPS
 from tilewright.store import Store
+
+
+@pytest.fixture
+def forgets_functions():
+    """What a test makes an operator with `tw.fuse` is none afterwards: names are used again."""
+    before = set(OPS)
+    yield
+    for name in set(OPS) - before:
+        OPS.remove(name)
 
 
 @pytest.fixture

@@ -186,7 +186,8 @@ class Implementation:
         return []
 
     def compile_key(self, config: Any, w: Workload) -> str:
-        """Exactly what is baked into the binary: cache and dispatch go by it."""
+        """What is baked into the binary, told without writing its source: workloads of one key
+        share it. The cache goes by the source itself."""
         return f"{config} {w}"
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask | None:

@@ -1,4 +1,4 @@
-"""Operators whose index tensors say where values go: distributions of indices, exact results."""
+"""Operators whose index tensors say where values go: their promises, distributions of indices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.settings import nondeterministic
+from tilewright.tensor_spec import HALVES
 from tilewright.text import VALUE_FLAGS
 
 DISTRIBUTIONS = VALUE_FLAGS["indices"]
@@ -60,6 +62,17 @@ class Indexed:
     last_wins: bool = False
     races: bool = True
     unchecked: bool = False
+
+    def promises_values(self, dtype: str, device: str) -> bool:
+        """Whether more is promised of the values where an index repeats than PyTorch's kernel
+        keeps. On a GPU: which of several writes to one place wins, or that a sum has the same bits
+        in every run; integers have one sum in any order. On a CPU: that a sum of halves is rounded
+        once."""
+        if not (self.races or self.last_wins):
+            return False
+        if device != "cuda":
+            return device == "cpu" and dtype in HALVES and not self.last_wins
+        return self.last_wins or not (dtype.startswith("i") or nondeterministic())
 
 
 def draw(

@@ -24,7 +24,7 @@ import torch
 from tilewright.errors import InvalidArgument, InvalidType, NoImplementation
 from tilewright.indexed import Indexed
 from tilewright.registry import Registry
-from tilewright.settings import nondeterministic, trusts_indices
+from tilewright.settings import trusts_indices
 from tilewright.tensor_spec import (
     DEFAULT_ALIGN,
     DTYPE_NAMES,
@@ -82,14 +82,15 @@ class Workload:
         return OPS.named(self.op, self._by_name)
 
     def promises_more(self, device: str) -> bool:
-        """As the operator does, of this workload."""
+        """Whether it promises what PyTorch's kernel on a kind of device does not keep."""
         return self.operator.outlives_indices(device) or self.promises_values(device)
 
     def promises_values(self, device: str) -> bool:
         """As the operator does, but for what is no sum and so has no rounding to do once."""
-        op = self.operator
-        exact = device == "cpu" and op.indexed is not None and op.indexed.exact(self)
-        return not exact and op.promises_values(self.main.dtype, device)
+        indexed = self.operator.indexed
+        if indexed is None or (device == "cpu" and indexed.exact(self)):
+            return False
+        return indexed.promises_values(self.main.dtype, device)
 
     @property
     def donated(self) -> tuple[str, ...]:
@@ -409,26 +410,10 @@ class Op:
             found.append(DTYPES[dtype] if isinstance(dtype, str) else dtype)
         return found
 
-    def promises_more(self, dtype: str, device: str) -> bool:
-        """Whether it promises what PyTorch's kernel on a kind of device does not keep."""
-        return self.outlives_indices(device) or self.promises_values(dtype, device)
-
     def outlives_indices(self, device: str) -> bool:
         """Whether an index out of range has to leave the process the use of the device: PyTorch's
         kernels have an assertion there, or write."""
         return self.indexed is not None and device == "cuda" and not trusts_indices()
-
-    def promises_values(self, dtype: str, device: str) -> bool:
-        """Whether it promises more of the values where an index repeats than PyTorch's kernel
-        keeps. On a GPU: which of several writes to one place wins, or that a sum has the same bits
-        in every run; integers have one sum in any order. On a CPU: that a sum of halves is rounded
-        once."""
-        if self.indexed is None or not (self.indexed.races or self.indexed.last_wins):
-            return False
-        if device != "cuda":
-            return device == "cpu" and dtype in HALVES and not self.indexed.last_wins
-        sums = not dtype.startswith("i") and not nondeterministic()
-        return self.indexed.last_wins or sums
 
     def still_itself(self) -> None:
         """Refuse a call under a name that a person has given to another function since.

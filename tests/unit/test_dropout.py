@@ -56,13 +56,10 @@ def centred(x):
 
 
 @pytest.fixture(autouse=True)
-def fused(tmp_path, monkeypatch):
-    before = set(OPS)
+def fused(tmp_path, monkeypatch, forgets_functions):
     monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path}/records.db")
     reload_records()
     yield {f.__name__: tw.fuse(f) for f in (masked, dropped_sum, dropped_norm, twice, centred)}
-    for name in set(OPS) - before:
-        OPS.remove(name)
     reload_records()
 
 

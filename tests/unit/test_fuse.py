@@ -16,20 +16,17 @@ from tilewright.fusion.cuda import target
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
-from tilewright.op import OPS, Workload
+from tilewright.op import Workload
 
 H200 = DEVICES["h200"]
 pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 
 
 @pytest.fixture(autouse=True)
-def _own_store(tmp_path, monkeypatch):
-    before = set(OPS)
+def _own_store(tmp_path, monkeypatch, forgets_functions):
     monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path}/records.db")
     reload_records()
     yield
-    for name in set(OPS) - before:
-        OPS.remove(name)
     reload_records()
 
 

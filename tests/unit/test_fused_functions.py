@@ -19,7 +19,10 @@ from tilewright.op import OPS
 from tilewright.tensor_spec import TensorSpec
 
 H200 = DEVICES["h200"]
-pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+pytestmark = [
+    pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
+    pytest.mark.usefixtures("forgets_functions"),
+]
 
 HARD = torch.tensor(
     [0.0, 1e-30, 1e-8, 0.1, 0.25, 0.5, 0.7, 1.0, 1.3, 1.5, 2.0, 2.5, 3.0, 7.25, 88.0, 1e4, math.inf]
@@ -70,14 +73,6 @@ OVER_ROWS = {
     "norm3": lambda x: torch.linalg.vector_norm(x, 3, dim=-1),
     "normalize": lambda x: F.normalize(x, dim=-1),
 }
-
-
-@pytest.fixture(autouse=True)
-def _forget():
-    before = set(OPS)
-    yield
-    for name in set(OPS) - before:
-        OPS.remove(name)
 
 
 def both_targets(w):

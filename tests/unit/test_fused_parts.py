@@ -18,15 +18,10 @@ from tilewright.op import OPS
 from tilewright.tensor_spec import TensorSpec
 
 H200 = DEVICES["h200"]
-pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
-
-
-@pytest.fixture(autouse=True)
-def _forget():
-    before = set(OPS)
-    yield
-    for name in set(OPS) - before:
-        OPS.remove(name)
+pytestmark = [
+    pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
+    pytest.mark.usefixtures("forgets_functions"),
+]
 
 
 def swiglu(x):

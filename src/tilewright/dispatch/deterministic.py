@@ -1,9 +1,9 @@
 """PyTorch's kernels where they race, and ours in their place under its deterministic mode.
 
-They run where nothing of ours does: where settings waive what they break (Op.promises_more), say.
-`torch.use_deterministic_algorithms(True)` makes PyTorch's sums of rows up to thousands of times
-slower. Kernels of this package give the same bits in every run anyway, so under that mode they run
-where PyTorch would, even without a record: there is nothing to lose.
+They run where nothing of ours does: where settings waive what they break, say
+(Workload.promises_more). `torch.use_deterministic_algorithms(True)` makes PyTorch's sums of rows up
+to thousands of times slower. Kernels of this package give the same bits in every run anyway, so
+under that mode they run where PyTorch would, even without a record: there is nothing to lose.
 """
 
 from __future__ import annotations

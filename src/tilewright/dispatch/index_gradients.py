@@ -168,7 +168,8 @@ def keeps_bits(op: Op, bound: Mapping[str, Any]) -> bool:
         return False
     if bound.get("reduce") not in ("mean", "prod") or not isinstance(x, Tensor):
         return False
-    promised = op.promises_values(DTYPE_NAMES.get(x.dtype, "i"), x.device.type)
+    assert op.indexed is not None
+    promised = op.indexed.promises_values(DTYPE_NAMES.get(x.dtype, "i"), x.device.type)
     return promised and _serves(op, bound)
 
 
