@@ -79,6 +79,7 @@ static PER_BLOCK std::vector<Meeting> warps;
 static PER_BLOCK Meeting block, groups[16];
 static bool backwards, later_blocks_first;
 static PER_BLOCK std::function<void()> body;
+static std::vector<void (*)()> at_thread_begin;
 
 static void leave(Meeting& m) {
   if (--m.members == m.here && m.here) { m.here = 0; ++m.round; }
@@ -90,6 +91,7 @@ static void end() {
   _longjmp(scheduler, 1);
 }
 static void enter() {
+  for (auto forget : at_thread_begin) forget();  // what the last block's thread left undone; its stack is gone
   body();
   end();
 }

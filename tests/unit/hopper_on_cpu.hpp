@@ -142,6 +142,7 @@ inline void griddepcontrol_wait() {}
 
 struct Product { float* sums; int count; uint64_t a, b; std::vector<unsigned> rows; bool begins; };
 static std::vector<std::deque<std::vector<Product>>> under_way(1024);  // of each thread; the last one is open
+static const bool products_forgotten = (at_thread_begin.push_back([] { under_way[threadIdx.x].clear(); }), true);
 inline std::deque<std::vector<Product>>& products() {
   auto& own = under_way[threadIdx.x];
   if (own.empty()) own.emplace_back();

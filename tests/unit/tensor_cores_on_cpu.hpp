@@ -39,7 +39,8 @@ static unsigned char* shared_at(unsigned offset, unsigned bytes) {
 
 struct Copy { unsigned char* to; const void* from; int bytes, read; };
 struct Copies { std::deque<std::vector<Copy>> groups; std::vector<Copy> open; };
-static std::vector<Copies> copies;  // of each thread
+static std::vector<Copies> copies(1024);  // of each thread
+static const bool copies_forgotten = (at_thread_begin.push_back([] { copies[threadIdx.x] = {}; }), true);
 
 namespace ptx {
 template <class T> void cvt_rn_f16_f32(T& to, float from) { to = half_bits(from, false); }

@@ -101,7 +101,7 @@ def _library(source):
     doors = [
         f'extern "C" void on_cpu_{entry}(const int* g, int threads, void** args, size_t bytes) {{\n'
         "  blockDim = {(unsigned)threads, 1, 1}, dynamic_bytes = bytes;\n"
-        "  copies.assign(threads, {}), backwards = !backwards;\n"
+        "  backwards = !backwards;\n"
         "  const Launch l{{g[0], g[1], g[2]}, threads, args, dynamic_shared, bytes};\n"
         f"  launch({entry}, l);\n}}\n"
         for entry in entries
