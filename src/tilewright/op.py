@@ -14,17 +14,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 
-from tilewright.errors import InvalidArgument, InvalidType, NoImplementation
+from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.examples import random_tensors
+from tilewright.fakes import without_hooks, without_memory
 from tilewright.indexed import Indexed
 from tilewright.registry import Registry
 from tilewright.settings import trusts_indices
+from tilewright.signature import Signature, Value
 from tilewright.tensor_spec import (
     DEFAULT_ALIGN,
     DTYPE_NAMES,
@@ -32,11 +35,7 @@ from tilewright.tensor_spec import (
     HALVES,
     TensorSpec,
 )
-from tilewright.text import canonical_flags, parse_call, split_flags
-
-Value = Any
-"""An argument of a workload: TensorSpec, None, bool, int, float, str, or a tuple of ints or
-strings."""
+from tilewright.text import canonical_flags, parse_call, split_flags, value_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,14 +168,8 @@ class Workload:
             with contextlib.suppress(InvalidArgument, KeyError, TypeError):
                 if operator.resolve(rest)[name] == self[name]:
                     given = rest
-        inside = ", ".join(f"{n}={_text_of(v)}" for n, v in given.items())
+        inside = ", ".join(f"{n}={value_text(v)}" for n, v in given.items())
         return f"{self.op}({inside})" + "".join(f"!{flag}" for flag in self.flags)
-
-
-def _text_of(value: Value) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"[{','.join(map(str, value))}]"
-    return str(value)
 
 
 @dataclass(frozen=True)
@@ -228,8 +221,8 @@ class Op:
     flops: Callable[[Workload], int]
     check: Callable[[dict[str, Value]], dict[str, Value]] = lambda args: args
     bytes: Callable[[Workload], tuple[int, int]] = field(default=lambda w: compulsory_bytes(w))
-    examples: Callable[..., list[torch.Tensor]] = field(
-        default=lambda *a, **k: random_tensors(*a, **k)
+    examples: Callable[..., list[torch.Tensor]] = lambda w, *how, **named: list(
+        random_tensors(w.tensors, *how, **named).values()
     )
     integer_exact: bool = False
     autocasts: bool = True
@@ -253,10 +246,12 @@ class Op:
     same_gradient: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
-    def parameters(self) -> dict[str, inspect.Parameter]:
-        """Of the reference; annotations as text, "" where there is none."""
-        parameters = inspect.signature(self.reference).parameters.values()
-        return {p.name: p.replace(annotation=_annotation(p)) for p in parameters}
+    def signature(self) -> Signature:
+        return Signature.of(self.reference, self.name, self.aliases, self.keywords)
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return self.signature.parameters
 
     def destinations(self, w: Workload) -> tuple[str, ...]:
         """The tensors that the in-place form writes to, where the workload means that form."""
@@ -289,19 +284,7 @@ class Op:
 
     def resolve(self, given: Mapping[str, Value]) -> dict[str, Value]:
         """All arguments in declaration order, with defaults filled in and checked."""
-        unknown = [n for n in given if n not in self.parameters]
-        if unknown:
-            raise self._unknown(unknown[0], self.parameters)
-        args: dict[str, Value] = {}
-        for name, parameter in self.parameters.items():
-            value = given.get(name, parameter.default)
-            if value is inspect.Parameter.empty:
-                raise InvalidArgument(f"{self.name}: argument {name!r} is missing")
-            kind = parameter.annotation
-            if kind and not _admits(kind, value):
-                raise InvalidType(f"{self.name}: {name}={_text_of(value)} should be {kind}")
-            args[name] = tuple(value) if isinstance(value, list) else value
-        return self.check(args)
+        return self.check(self.signature.complete(given))
 
     def workload(self, *, flags: Iterable[str] = (), **given: Value) -> Workload:
         """A workload of this operator. Raises InvalidArgument for what PyTorch would refuse."""
@@ -319,32 +302,6 @@ class Op:
             raise InvalidArgument(f"{self.name}: '!indices=' is for operators with an index tensor")
         return w
 
-    def _unknown(self, name: str, known: Iterable[str]) -> InvalidArgument:
-        told = ", ".join(known)
-        return InvalidArgument(f"{self.name}: unknown argument {name!r}; known: {told}")
-
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by the reference's names, in its order; some may be missing.
-
-        Raises:
-            InvalidArgument: too many arguments, an unknown name, or one given twice.
-        """
-        names = list(self.parameters)
-        if len(args) > len(names):
-            raise InvalidArgument(
-                f"{self.name}: {len(args)} positional arguments, but there are {len(names)}: "
-                f"{', '.join(names)}"
-            )
-        bound = dict(zip(names, args, strict=False))
-        for keyword, value in kwargs.items():
-            name = self.aliases.get(keyword, keyword)
-            if name not in names:
-                raise self._unknown(keyword, (*names, *self.keywords))
-            if name in bound:
-                raise InvalidArgument(f"{self.name}: argument {name!r} is given twice")
-            bound[name] = value
-        return {n: bound[n] for n in names if n in bound}
-
     def _spec_of(self, name: str, value: torch.Tensor) -> TensorSpec:
         if value.dtype not in DTYPE_NAMES:
             places = self.indexed is not None and name == "index"
@@ -355,7 +312,7 @@ class Op:
     def workload_of(self, /, *args: Any, **kwargs: Any) -> tuple[Workload, list[torch.Tensor]]:
         """The workload of a call with real tensors, and those tensors in order."""
         tensors, given = [], {}
-        for name, value in self.bind(args, kwargs).items():
+        for name, value in self.signature.bind(args, kwargs).items():
             if isinstance(value, torch.Tensor):
                 tensors.append(value)
                 value = self._spec_of(name, value)
@@ -379,7 +336,7 @@ class Op:
         """Shape, dtype and layout of each output, as PyTorch lays it out."""
         if names := self.destinations(w):
             return tuple(replace(w.tensors[name], align=DEFAULT_ALIGN) for name in names)
-        with _without_memory(self) as device, without_hooks():
+        with without_memory(fake=self.indexed is None) as device, without_hooks():
             fakes = [
                 torch.empty_strided(s.shape, s.real_strides, dtype=dtype, device=device)
                 for s, dtype in zip(w.tensors.values(), _dtypes_for_layout(w), strict=True)
@@ -500,21 +457,6 @@ class Operators(Registry[Op]):
 OPS = Operators()
 
 
-@contextlib.contextmanager
-def without_hooks() -> Iterator[None]:
-    """Inside, autograd saves tensors as they are: a trace is nothing that activation checkpointing,
-    whose hooks they are, should know of."""
-    hooks = []
-    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
-        hooks.append(top)
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for pack, unpack in reversed(hooks):
-            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-
 def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:
     """Declare an operator by decorating its reference; see Op for the keywords."""
 
@@ -522,42 +464,6 @@ def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:
         return OPS.add(reference.__name__, Op(reference.__name__, reference, **declared))
 
     return register
-
-
-def _annotation(parameter: inspect.Parameter) -> str:
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
-        return ""
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-
-
-def _admits(kind: str, value: Value) -> bool:
-    if value is None:
-        return "None" in kind
-    if isinstance(value, TensorSpec):
-        return "Tensor" in kind
-    if isinstance(value, bool):
-        return "bool" in kind
-    if isinstance(value, (int, float)):
-        return "float" in kind or ("int" in kind and isinstance(value, int))
-    if isinstance(value, (tuple, list)):
-        kinds = {type(v) for v in value}
-        fits = kinds == {str} if "str" in kind else kinds <= {int}
-        return fits and ("tuple" in kind or "list" in kind)
-    return isinstance(value, str) and "str" in kind
-
-
-@contextlib.contextmanager
-def _without_memory(op: Op) -> Iterator[str]:
-    """Inside, tensors on the device that is given have no memory. Operators with an index go
-    without fake tensors, whose first use imports torch._dynamo: 2 s."""
-    if op.indexed is not None:
-        yield "meta"
-        return
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield "cpu"
 
 
 def _dtypes_for_layout(w: Workload) -> list[torch.dtype]:
@@ -576,30 +482,3 @@ def _dtypes_for_layout(w: Workload) -> list[torch.dtype]:
 def compulsory_bytes(w: Workload) -> tuple[int, int]:
     read = sum(s.distinct_bytes for s in w.tensors.values())
     return read, sum(o.numel * o.itemsize for o in w.outputs)
-
-
-def random_tensors(
-    w: Workload, kind: str = "random", seed: int = 0, device: torch.device | str = "cpu"
-) -> list[torch.Tensor]:
-    """Standard normal tensors, or small integers (kind="integer"); never zeros throughout."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    tensors = []
-    for spec in w.tensors.values():
-        t = spec.empty(device)
-        base = _distinct(t)
-        if kind == "integer" or not spec.torch_dtype.is_floating_point:
-            values = torch.randint(-3, 4, base.shape, generator=generator, device=device)
-        else:
-            wide = torch.float64 if spec.dtype == "f64" else torch.float32
-            values = torch.randn(base.shape, generator=generator, device=device, dtype=wide)
-        base.copy_(values)
-        tensors.append(t)
-    return tensors
-
-
-def _distinct(t: torch.Tensor) -> torch.Tensor:
-    """The view of `t` that holds each element once: expanded dims are narrowed to one."""
-    for dim, (n, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
-        if stride == 0 and n > 1:
-            t = t.narrow(dim, 0, 1)
-    return t

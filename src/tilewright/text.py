@@ -122,6 +122,13 @@ def parse_value(where: str, text: str, tensor_spec: Callable[..., Any]) -> Any:
     )
 
 
+def value_text(value: Any) -> str:
+    """What `parse_value` reads."""
+    if isinstance(value, (tuple, list)):
+        return f"[{','.join(map(str, value))}]"
+    return str(value)
+
+
 def _parse_tensor(
     tensor_spec: Callable[..., Any], where: str, dtype: str, sizes: str, layouts: str
 ) -> Any:

@@ -48,7 +48,7 @@ def bind(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidArgument: too many arguments, an unknown name, or one given twice.
     """
-    bound = op.bind(args, kwargs)
+    bound = op.signature.bind(args, kwargs)
     for name, value in bound.items():
         if type(value) is int and "tuple" in op.parameters[name].annotation:
             bound[name] = (value,)

@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from tilewright.errors import NoImplementation
+from tilewright.fakes import without_hooks
 from tilewright.fusion.decompositions import decompositions
-from tilewright.op import Workload, without_hooks
+from tilewright.op import Workload
 from tilewright.rounding import traced_roundings
 from tilewright.tensor_spec import DTYPES, TensorSpec
 

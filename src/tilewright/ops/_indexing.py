@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import IndexOutOfRange, InvalidArgument
+from tilewright.examples import random_tensors
 from tilewright.indexed import Terms, draw, expected_distinct
-from tilewright.op import Value, Workload, random_tensors
+from tilewright.op import Workload
+from tilewright.signature import Value
 from tilewright.tensor_spec import TensorSpec
 
 NUMBERS = ("f16", "bf16", "f32", "f64", "i32", "i64")
@@ -150,17 +152,17 @@ def examples(
     def make(
         w: Workload, kind: str = "random", seed: int = 0, device: torch.device | str = "cpu"
     ) -> list[Tensor]:
-        tensors = random_tensors(w, kind, seed, device)
-        index = tensors[list(w.tensors).index("index")]
+        tensors = random_tensors(w.tensors, kind, seed, device)
+        index = tensors["index"]
         if index.numel() == 0:
-            return tensors
+            return list(tensors.values())
         if places(w) == 0:
             raise InvalidArgument(f"{w}: there is no place that an index could name")
         generator = torch.Generator(device=device).manual_seed(seed + 1_000_003)
         once = told_once(index)
         assert w.distribution is not None
         once.copy_(draw(w.distribution, once.shape, axis(w), places(w), generator, device))
-        return tensors
+        return list(tensors.values())
 
     return make
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import Workload, random_tensors
+from tilewright.examples import random_tensors
+from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPES, HALVES, TensorSpec
 
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -122,7 +123,7 @@ def with_statistics(of: str) -> Callable[..., list[torch.Tensor]]:
     """The `examples` of gradients that read each row's rstd, and mean if there is one, of `of`."""
 
     def examples(w: Workload, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        tensors = dict(zip(w.tensors, random_tensors(w, *args, **kwargs), strict=True))
+        tensors = random_tensors(w.tensors, *args, **kwargs)
         shape = dict(w.args).get("normalized_shape") or tensors[of].shape[-1:]
         mean, rstd = row_statistics(tensors[of], shape, centred="mean" in tensors)
         if "mean" in tensors:

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.op import Workload, op, random_tensors
+from tilewright.examples import random_tensors
+from tilewright.op import Workload, op
 from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
 from tilewright.ops._normalization import beside_statistics, check_normalization, row_statistics
 from tilewright.rounding import rounded
@@ -27,7 +28,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
 
 def examples(w: Workload, *args: Any, **kwargs: Any) -> list[Tensor]:
     """Random tensors, and the statistics of the sum."""
-    tensors = dict(zip(w.tensors, random_tensors(w, *args, **kwargs), strict=True))
+    tensors = random_tensors(w.tensors, *args, **kwargs)
     h = (tensors["x"] + tensors["bias0"]).to(tensors["x"].dtype) + tensors["bias1"]
     mean, rstd = row_statistics(h.to(tensors["x"].dtype), h.shape[-1:])
     tensors["mean"].copy_(mean)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.op import Workload, op, random_tensors
+from tilewright.examples import random_tensors
+from tilewright.op import Workload, op
 from tilewright.ops._normalization import check_dim, check_float, check_like
 
 
@@ -18,7 +19,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
 
 def examples(w: Workload, *args: Any, **kwargs: Any) -> list[Tensor]:
     """Random tensors; the output is the softmax of one."""
-    grad_output, output = random_tensors(w, *args, **kwargs)
+    grad_output, output = random_tensors(w.tensors, *args, **kwargs).values()
     if w["output"].numel == output.numel() and all(w["output"].real_strides):
         output.copy_(F.softmax(output.double(), w["dim"]))
     return [grad_output, output]

@@ -1,0 +1,114 @@
+"""What a reference takes: its parameters, and the arguments of a call by their names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.errors import InvalidArgument, InvalidType
+from tilewright.tensor_spec import TensorSpec
+from tilewright.text import value_text
+
+Value = Any
+"""An argument of a workload: TensorSpec, None, bool, int, float, str, or a tuple of ints or
+strings."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of operator `name`.
+
+    Attributes:
+        parameters: in the reference's order; annotations as text, "" where there is none.
+        aliases: PyTorch's keyword for a parameter where it differs.
+        keywords: what the public function takes besides, by keyword alone.
+    """
+
+    name: str
+    parameters: Mapping[str, inspect.Parameter]
+    aliases: Mapping[str, str]
+    keywords: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        reference: Callable[..., Any],
+        name: str,
+        aliases: Mapping[str, str],
+        keywords: tuple[str, ...],
+    ) -> Signature:
+        found = inspect.signature(reference).parameters.values()
+        parameters = {p.name: p.replace(annotation=_annotation(p)) for p in found}
+        return cls(name, parameters, aliases, keywords)
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by the reference's names, in its order; some may be missing.
+
+        Raises:
+            InvalidArgument: too many arguments, an unknown name, or one given twice.
+        """
+        names = list(self.parameters)
+        if len(args) > len(names):
+            raise InvalidArgument(
+                f"{self.name}: {len(args)} positional arguments, but there are {len(names)}: "
+                f"{', '.join(names)}"
+            )
+        bound = dict(zip(names, args, strict=False))
+        for keyword, value in kwargs.items():
+            name = self.aliases.get(keyword, keyword)
+            if name not in names:
+                raise self._unknown(keyword, (*names, *self.keywords))
+            if name in bound:
+                raise InvalidArgument(f"{self.name}: argument {name!r} is given twice")
+            bound[name] = value
+        return {n: bound[n] for n in names if n in bound}
+
+    def complete(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        """All arguments of a workload in declaration order, with defaults filled in.
+
+        Raises:
+            InvalidArgument: an unknown name, or an argument is missing.
+            InvalidType: an argument is not what its annotation says.
+        """
+        unknown = [n for n in given if n not in self.parameters]
+        if unknown:
+            raise self._unknown(unknown[0], self.parameters)
+        args: dict[str, Value] = {}
+        for name, parameter in self.parameters.items():
+            value = given.get(name, parameter.default)
+            if value is inspect.Parameter.empty:
+                raise InvalidArgument(f"{self.name}: argument {name!r} is missing")
+            kind = parameter.annotation
+            if kind and not _admits(kind, value):
+                raise InvalidType(f"{self.name}: {name}={value_text(value)} should be {kind}")
+            args[name] = tuple(value) if isinstance(value, list) else value
+        return args
+
+    def _unknown(self, name: str, known: Iterable[str]) -> InvalidArgument:
+        told = ", ".join(known)
+        return InvalidArgument(f"{self.name}: unknown argument {name!r}; known: {told}")
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return ""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _admits(kind: str, value: Value) -> bool:
+    if value is None:
+        return "None" in kind
+    if isinstance(value, TensorSpec):
+        return "Tensor" in kind
+    if isinstance(value, bool):
+        return "bool" in kind
+    if isinstance(value, (int, float)):
+        return "float" in kind or ("int" in kind and isinstance(value, int))
+    if isinstance(value, (tuple, list)):
+        kinds = {type(v) for v in value}
+        fits = kinds == {str} if "str" in kind else kinds <= {int}
+        return fits and ("tuple" in kind or "list" in kind)
+    return isinstance(value, str) and "str" in kind
