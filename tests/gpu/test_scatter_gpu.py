@@ -65,6 +65,7 @@ WORKLOADS = [
     "gather(x=bf16[2,3,50,4,5,6], dim=-4, index=i64[2,3,70,4,5,6])",
     "gather(x=f32[100000], dim=0, index=i64[300001])",
     "scatter_add(x=f32[70000,37], dim=0, index=i64[30000,36], src=f32[30001,37])!donate=x",
+    "scatter_add(x=f64[300000], dim=0, index=i32[500000], src=f64[500000])",
     "scatter_add(x=f32[8192,50257], dim=1, index=i64[8192,1], src=f32[8192,1])!donate=x",
     "scatter_reduce(x=f64[9,90000,3], dim=1, index=i32[8,100,3], src=f64[9,101,3], reduce=mean)",
     "scatter_add(x=bf16[3,900,64], dim=1, index=i32[3,50000,64], src=bf16[3,50000,64])",

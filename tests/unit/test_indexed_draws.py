@@ -79,6 +79,7 @@ MEANINGS = [
     Meaning("rows_atomic", "index_add", "i32", "i64"),
     Meaning("integer_sums", "index_add", "bf16", "i32"),
     Meaning("integer_sums", "scatter_add", "f16", "i64"),
+    Meaning("integer_sums", "scatter_add", "f64", "i32"),
     Meaning("bucket_sums", "scatter_add", "bf16", "i64"),
     Meaning("scatter_serial", "scatter_add", "f64", "i32"),
     Meaning("scatter_serial", "scatter_reduce", "i64", "i64", ", reduce=prod"),

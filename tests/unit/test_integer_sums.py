@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from fractions import Fraction
 
 import cuda_on_cpu
 import pytest
@@ -16,22 +17,25 @@ from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
 from tilewright.impls._integers import MOST_TERMS, unit_bits
 from tilewright.op import Workload
+from tilewright.tensor_spec import DTYPES
 
 pytestmark = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
 )
 PLACES, TERMS = 40, 3000
-TEXT = f"scatter_add(x=f32[{PLACES}], dim=0, index=i64[{TERMS}], src=f32[{TERMS}])"
 
 
-def kernels(text=TEXT):
+def kernels(dtype="f32"):
     """Every way to sum by integers, as calls on CPU tensors."""
-    w = Workload.parse(text)
+    w = Workload.parse(
+        f"scatter_add(x={dtype}[{PLACES}], dim=0, index=i64[{TERMS}], src={dtype}[{TERMS}])"
+    )
     sums, buckets = IMPLS["integer_sums"], IMPLS["bucket_sums"]
     for launches in (4, 1):
         yield OnCpu(sums, sums.Config(128, 2, private=False, launches=launches), w)
         yield OnCpu(sums, sums.Config(256, 4, private=True, launches=launches), w)
-    yield OnCpu(buckets, buckets.heuristic(w, DEVICE), w)
+    if buckets.unsupported(w, DEVICE) is None:
+        yield OnCpu(buckets, buckets.heuristic(w, DEVICE), w)
 
 
 def exact(x, index, src):
@@ -58,10 +62,27 @@ def test_sums_of_any_range_of_exponents_are_nearly_exact(least, spread, seed):
         assert (off <= rounding + largest * 2.0**-30).all()
 
 
-def test_any_order_has_the_same_bits():
-    index, src = torch.randint(PLACES, (TERMS,)), torch.randn(TERMS) * 1e3
-    x, order = torch.randn(PLACES), torch.randperm(TERMS)
-    for run in kernels():
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.integers(-1070, 960), st.integers(0, 120), st.integers(0, 2**32))
+def test_sums_of_doubles_are_nearly_exact_too(least, spread, seed):
+    random = torch.Generator().manual_seed(seed)
+    index = torch.randint(PLACES, (TERMS,), generator=random)
+    exponent = torch.randint(least, min(least + spread, 1000) + 1, (TERMS,), generator=random)
+    src = torch.ldexp(torch.randn(TERMS, generator=random, dtype=torch.float64), exponent)
+    x = torch.zeros(PLACES, dtype=torch.float64)
+    largest = x.scatter_reduce(0, index, src.abs(), "amax")
+    for run in kernels("f64"):
+        expected = exact(x, index, src)
+        off = (run(x, index, src) - expected).abs()
+        # A term is off by 2^-101 of the largest; the sum is rounded, and once more if subnormal.
+        assert (off <= expected.abs() * 2.0**-52.9 + largest * 2.0**-89 + 2.0**-1074).all()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_any_order_has_the_same_bits(dtype):
+    index, src = torch.randint(PLACES, (TERMS,)), torch.randn(TERMS).to(DTYPES[dtype]) * 1e3
+    x, order = torch.randn(PLACES).to(src.dtype), torch.randperm(TERMS)
+    for run in kernels(dtype):
         assert torch.equal(run(x, index, src), run(x, index[order], src[order]))
 
 
@@ -74,6 +95,7 @@ def test_any_order_has_the_same_bits():
         "index_add(x=f32[50,6], dim=0, index=i64[900], source=f32[900,6], alpha=-2.0)!donate=x",
         "scatter_add(x=f32[700,7], dim=0, index=i64[30,7], src=f32[30,7])!donate=x",
         "embedding_backward(grad=f32[9,50,20], index=i64[9,50], num_weights=70, padding_idx=3)",
+        "index_add(x=f64[50,6], dim=0, index=i64[900], source=f64[900,6], alpha=-2.0)!donate=x",
     ],
 )
 def test_one_launch_has_the_bits_of_four(text, sms, private, monkeypatch):
@@ -90,12 +112,14 @@ def test_one_launch_has_the_bits_of_four(text, sms, private, monkeypatch):
     assert not torch.equal(found[0], tensors[0])
 
 
-def test_blocks_of_one_launch_all_run_at_once():
-    w, sums = (
-        Workload.parse(
-            "index_add(x=f32[9000,64], dim=0, index=i64[90000], source=f32[90000,64])!donate=x"
-        ),
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_blocks_of_one_launch_all_run_at_once(dtype):
+    sums, w = (
         IMPLS["integer_sums"],
+        Workload.parse(
+            f"index_add(x={dtype}[9000,64], dim=0, index=i64[90000], source={dtype}[90000,64])"
+            "!donate=x"
+        ),
     )
     for device in (DEVICES[name] for name in ("a100", "h200", "b200")):
         for config in sums.space(w, device):
@@ -107,34 +131,52 @@ def test_blocks_of_one_launch_all_run_at_once():
                 assert not resources.spill_bytes
 
 
-def test_a_large_term_and_its_opposite_leave_small_ones():
-    src = torch.full((TERMS,), 2.0**-10)
+@pytest.mark.parametrize(("dtype", "small"), [("f32", 2.0**-10), ("f64", 2.0**-80)])
+def test_a_large_term_and_its_opposite_leave_small_ones(dtype, small):
+    src = torch.full((TERMS,), small, dtype=DTYPES[dtype])
     src[0], src[-1] = 2.0**16, -(2.0**16)
     index = torch.zeros(TERMS, dtype=torch.int64)
-    for run in kernels():
-        found = run(torch.zeros(PLACES), index, src)
-        assert found[0] == (TERMS - 2) * 2.0**-10
+    for run in kernels(dtype):
+        found = run(torch.zeros(PLACES, dtype=src.dtype), index, src)
+        assert found[0] == (TERMS - 2) * small
 
 
 NAN, INF = math.nan, math.inf
 
 
-@pytest.mark.parametrize(
-    ("old", "terms"),
-    [
+def odd_sums(huge, tiny):
+    """Old elements and their terms."""
+    return [
         (0.0, [1.0, INF]), (0.0, [-INF, 2.0]), (0.0, [INF, -INF]), (0.0, [NAN, 1.0]),
-        (INF, [-INF]), (INF, [1.0]), (NAN, [1.0]), (1.0, [3e38, 3e38]), (1.0, [3e38, 3e38, -3e38]),
-        (0.0, [1e-45, 1e-45]), (-1e-45, [1e-45]), (5.0, [1e-45, -0.0]),
-    ],
-)  # fmt: skip
-def test_what_is_not_finite_or_barely_a_number(old, terms):
-    x, src, index = torch.full((PLACES,), old), torch.zeros(TERMS), torch.full((TERMS,), 7)
-    index[: len(terms)], src[: len(terms)] = 3, torch.tensor(terms)
-    expected = torch.tensor([old, *terms]).double().sum()
-    for run in kernels():
+        (INF, [-INF]), (INF, [1.0]), (NAN, [1.0]), (1.0, [huge, huge]), (1.0, [huge, huge, -huge]),
+        (0.0, [tiny, tiny]), (-tiny, [tiny]), (5.0, [tiny, -0.0]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "old", "terms"),
+    [("f32", *odd) for odd in odd_sums(3e38, 1e-45)]
+    + [("f64", *odd) for odd in odd_sums(1.7e308, 5e-324)],
+)
+def test_what_is_not_finite_or_barely_a_number(dtype, old, terms):
+    x = torch.full((PLACES,), old, dtype=DTYPES[dtype])
+    src, index = torch.zeros(TERMS, dtype=x.dtype), torch.full((TERMS,), 7)
+    index[: len(terms)], src[: len(terms)] = 3, torch.tensor(terms, dtype=x.dtype)
+    expected = rounded_once([x[3].item(), *src[: len(terms)].tolist()])
+    for run in kernels(dtype):
         found = run(x, index, src)
-        torch.testing.assert_close(found[3], expected.float(), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(found[3], expected.to(x.dtype), rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(found[4], x[4], rtol=0, atol=0, equal_nan=True)
+
+
+def rounded_once(terms):
+    if not all(map(math.isfinite, terms)):
+        return torch.tensor(sum(terms), dtype=torch.float64)
+    total = sum(map(Fraction, terms))
+    try:
+        return torch.tensor(float(total), dtype=torch.float64)
+    except OverflowError:
+        return torch.tensor(INF if total > 0 else -INF, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("old", [0.0, -0.0])
@@ -159,7 +201,6 @@ def test_no_sum_exceeds_64_bits(terms):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("scatter_add(x=f64[40], dim=0, index=i64[900], src=f64[900])", "f64 is none of"),
         ("scatter_add(x=i64[40], dim=0, index=i64[900], src=i64[900])", "i64 is none of"),
         ("scatter_add(x=f32[40], dim=0, index=i64[2000000], src=f32[2000000])", "would lose bits"),
         ("scatter_reduce(x=f32[40], dim=0, index=i64[9], src=f32[9], reduce=amax)", "is no sum"),
@@ -172,6 +213,11 @@ def test_what_integers_cannot_sum_is_refused(text, why):
             assert IMPLS[name].unsupported(w, DEVICE) is None  # its blocks have shorter lists
         else:
             assert why in IMPLS[name].unsupported(w, DEVICE)
+
+
+def test_an_entry_of_a_bucket_has_no_room_for_a_double():
+    w = Workload.parse("scatter_add(x=f64[40], dim=0, index=i64[900], src=f64[900])")
+    assert "f64 exceeds the four bytes" in IMPLS["bucket_sums"].unsupported(w, DEVICE)
 
 
 def test_a_table_far_larger_than_what_is_added_is_refused():

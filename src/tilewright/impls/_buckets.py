@@ -22,6 +22,7 @@ from tilewright.impls._scatter import (
 )
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import DTYPES
 
 MAX_GRID = 2**31 - 1
 RUNS_OF_THREAD = 8
@@ -42,7 +43,12 @@ def _has_large_tiles(p: ScatterProblem) -> bool:
 def worth_buckets(p: ScatterProblem) -> bool:
     """Whether untuned a sum is one for bucket_sums, where others do not take it first."""
     elements = p.outer * p.length * p.inner
-    return p.include and elements >= MIN_ELEMENTS and _has_large_tiles(p)
+    return p.include and carries(p.dtype) and elements >= MIN_ELEMENTS and _has_large_tiles(p)
+
+
+def carries(dtype: str) -> bool:
+    """Whether an entry has room for a value."""
+    return DTYPES[dtype].itemsize <= 4
 
 
 class Buckets(Implementation):

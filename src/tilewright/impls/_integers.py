@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from tilewright.device import DeviceSpec
 
-MARK_BYTES, SUM_BYTES = 4, 8
-DTYPES_SUMMED = ("f16", "bf16", "f32")
+MARK_BYTES = 4
+SUM_BYTES = {"f16": 8, "bf16": 8, "f32": 8, "f64": 16}
+"""Of a place, by the dtype of the terms: one integer of 64 bits, or two, of which the second takes
+what is below the first's unit."""
 MOST_TERMS = 2**20
 """Of a place. Where it takes b bits to count them, each is rounded to 2^(b - 62) of the largest; so
-many are together off by 2^-21 of the largest at most, and by far less as a rule. Blocks of
-bucket_sums have lists of a few for each slot, and units for as many."""
+many are together off by 2^-21 of the largest at most, by far less as a rule, and of two integers by
+2^-62. Blocks of bucket_sums have lists of a few for each slot, and units for as many."""
+DTYPES_UNTUNED = ("f16", "bf16", "f32")
+"""Of which times are known: two integers of a place were timed on no device yet."""
 MOST_ELEMENTS_UNTUNED, MOST_TERMS_UNTUNED = 2**21, 2**15
 """Of rows, or without tables of blocks: H200, commit 693d132, 64 us for four million, rows_sorted
 33 us. Terms of one place queue up."""
@@ -19,14 +23,14 @@ TERMS_FOR_TABLES = 64
 blocks add theirs up."""
 
 
-def table_bytes(places: int) -> int:
+def table_bytes(places: int, dtype: str) -> int:
     """Of marks and integers."""
-    return (MARK_BYTES + SUM_BYTES) * places
+    return (MARK_BYTES + SUM_BYTES[dtype]) * places
 
 
-def takes_tables(terms: int, places: int, device: DeviceSpec) -> bool:
+def takes_tables(terms: int, places: int, dtype: str, device: DeviceSpec) -> bool:
     """Whether so many terms in all are best added in tables of so many places in shared memory."""
-    fits = table_bytes(places) <= device.shared_bytes_per_block
+    fits = table_bytes(places, dtype) <= device.shared_bytes_per_block
     return fits and terms >= TERMS_FOR_TABLES * places
 
 
@@ -35,25 +39,27 @@ def unit_bits(terms: int) -> int:
     return 62 - terms.bit_length()
 
 
-def few_enough(elements: int, terms: int, places: int, device: DeviceSpec) -> bool:
+def few_enough(elements: int, terms: int, places: int, dtype: str, device: DeviceSpec) -> bool:
     """Whether untuned so many elements, `terms` of which may share one of the places, go to them
     by atomic operations."""
+    if dtype not in DTYPES_UNTUNED:
+        return False
     if elements <= MOST_ELEMENTS_UNTUNED and terms <= MOST_TERMS_UNTUNED:
         return True
-    return in_tables(elements, terms, places, device)
+    return in_tables(elements, terms, places, dtype, device)
 
 
-def in_tables(elements: int, terms: int, places: int, device: DeviceSpec) -> bool:
+def in_tables(elements: int, terms: int, places: int, dtype: str, device: DeviceSpec) -> bool:
     """Whether that is because blocks have tables of all places."""
-    return terms <= MOST_TERMS and takes_tables(elements, places, device)
+    return terms <= MOST_TERMS and takes_tables(elements, places, dtype, device)
 
 
 def not_by_integers(dtype: str, reduce: str, terms: int = 1) -> str | None:
     """Why such sums are none of integers, or None."""
     if reduce != "sum":
         return f"{reduce} is no sum"
-    if dtype not in DTYPES_SUMMED:
-        return f"{dtype} is none of {', '.join(DTYPES_SUMMED)}, whose terms 64 bits hold"
+    if dtype not in SUM_BYTES:
+        return f"{dtype} is none of {', '.join(SUM_BYTES)}"
     if terms > MOST_TERMS:
         return f"up to {terms} terms of a place, more than {MOST_TERMS}, would lose bits"
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._buckets import Buckets, Sizes, sizes, worth_buckets
+from tilewright.impls._buckets import Buckets, Sizes, carries, sizes, worth_buckets
 from tilewright.impls._integers import in_tables, not_by_integers
 from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
 from tilewright.impls.scatter_serial import ScatterSerial
@@ -33,11 +33,15 @@ class BucketSums(Buckets):
                 return "the old element is no term"
             if reason := not_by_integers(p.dtype, p.reduce):
                 return reason
+            if not carries(p.dtype):
+                return f"a value of {p.dtype} exceeds the four bytes that an entry has for it"
         return super().unsupported(w, device)
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = served_scatter(w)
-        if in_tables(w["index"].numel, p.length, w.main.numel, device) or not worth_buckets(p):
+        if in_tables(
+            w["index"].numel, p.length, w.main.numel, p.dtype, device
+        ) or not worth_buckets(p):
             return False
         return not any(o.unsupported(w, device) is None and o.suits(w, device) for o in OTHERS)
 

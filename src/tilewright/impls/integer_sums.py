@@ -11,6 +11,7 @@ from tilewright.device import DeviceSpec
 from tilewright.impls._elements import ElementProblem, element_problem, rows_as_elements
 from tilewright.impls._indexed import Launch, Step, Workspace
 from tilewright.impls._integers import (
+    DTYPES_UNTUNED,
     MARK_BYTES,
     MOST_ELEMENTS_UNTUNED,
     MOST_TERMS_UNTUNED,
@@ -48,7 +49,7 @@ OTHERS = ScatterTiled(), ScatterSerial(), BucketSums(), RowsSerial(), RowsBins()
 class IntegerSums(RowKernels):
     """For any indices, rows or separate elements, few enough to stay in the L2 cache.
 
-    Workspace: 12 bytes a place of an element; at most 48 for each element of src.
+    Workspace: 12 bytes a place of an element, 20 in fp64; at most 48 for each element of src.
     """
 
     name = "integer_sums"
@@ -72,13 +73,15 @@ class IntegerSums(RowKernels):
         if reason := not_by_integers(p.dtype, p.reduce, p.length):
             return reason
         allowed = WORKSPACE_PER_ELEMENT * p.count + WORKSPACE_BESIDE
-        if (taken := table_bytes(p.places)) > allowed:
+        if (taken := table_bytes(p.places, p.dtype)) > allowed:
             return f"{taken} bytes exceed {WORKSPACE_PER_ELEMENT} for each of {p.count} elements"
         return None
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = self.served(w)
         assert isinstance(p, ElementProblem)
+        if p.dtype not in DTYPES_UNTUNED:
+            return False
         for other in OTHERS:
             if (
                 other.serves(w.op)
@@ -89,7 +92,7 @@ class IntegerSums(RowKernels):
         rows = row_problem(w)
         if isinstance(rows, RowProblem) and rows.columns > 1:
             return p.count <= MOST_ELEMENTS_UNTUNED and p.length <= MOST_TERMS_UNTUNED
-        return few_enough(p.count, p.length, p.places, device)
+        return few_enough(p.count, p.length, p.places, p.dtype, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = self.served(w)
@@ -98,7 +101,7 @@ class IntegerSums(RowKernels):
         def fits(c: IntegerSums.Config) -> str | None:
             if c.block_threads * c.items >= 2 * max(p.count, 128):
                 return f"{c.block_threads} threads of {c.items} are twice {p.count} elements"
-            if c.private and table_bytes(p.places) > device.shared_bytes_per_block:
+            if c.private and table_bytes(p.places, p.dtype) > device.shared_bytes_per_block:
                 return f"{p.places} places exceed {device.shared_bytes_per_block} bytes"
             return None
 
@@ -113,7 +116,7 @@ class IntegerSums(RowKernels):
             # Tables where each place has many elements; then all threads that run at once, with as
             # many elements on the way as that leaves.
             return (
-                c.private == takes_tables(p.count, p.places, device),
+                c.private == takes_tables(p.count, p.places, p.dtype, device),
                 min(p.count / c.items, resident),
                 c.block_threads == (1024 if c.private else 256),
                 c.items,
@@ -151,8 +154,8 @@ class IntegerSums(RowKernels):
         rest = (p.skipped, "fault", *p.arguments)
         code = "qP" + "".join("P" if isinstance(a, str) else "i" for a in p.arguments)
         old = "x" if p.old else "out"
-        threads, of_block = c.block_threads, table_bytes(p.places) if c.private else 0
-        workspace = Workspace(marks=MARK_BYTES * p.places, integers=SUM_BYTES * p.places)
+        threads, of_block = c.block_threads, table_bytes(p.places, p.dtype) if c.private else 0
+        workspace = Workspace(marks=MARK_BYTES * p.places, integers=SUM_BYTES[p.dtype] * p.places)
         if c.launches == 1:
             tensors = (old, "index", "out", "marks", "integers", "counter")
             args = (*tensors, *sizes, bits, p.alpha, *rest)
@@ -182,7 +185,7 @@ def blocks_at_once(p: ElementProblem, c: IntegerSums.Config, device: DeviceSpec)
     most = AT_ONCE if c.launches == 1 else device.threads_per_sm
     of_sm = most // c.block_threads
     if c.private:  # tables of all places
-        of_sm = min(of_sm, device.shared_bytes_per_sm // (table_bytes(p.places) + 1024))
+        of_sm = min(of_sm, device.shared_bytes_per_sm // (table_bytes(p.places, p.dtype) + 1024))
     return device.sms * max(1, of_sm)
 
 

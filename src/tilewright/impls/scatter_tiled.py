@@ -167,7 +167,7 @@ def _by_integers(p: ScatterProblem, w: Workload, device: DeviceSpec) -> bool:
     """Whether untuned integer_sums or bucket_sums would take a sum."""
     if not_by_integers(p.dtype, p.reduce) is not None:
         return False
-    few = few_enough(w["index"].numel, p.length, w.main.numel, device)
+    few = few_enough(w["index"].numel, p.length, w.main.numel, p.dtype, device)
     return few or worth_buckets(p)
 
 

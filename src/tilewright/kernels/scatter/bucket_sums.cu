@@ -7,7 +7,7 @@
 struct Sums { u32 *mark, *low, *high; };
 TW_DEVICE Sums sums_of(const Settling& m) { return {m.words, m.words + SLOTS, m.words + 2 * SLOTS}; }
 
-TW_DEVICE float value_of(Entry e) { return (float)widen(of_bits<T>((u32)(e >> 32))); }
+TW_DEVICE float value_of(Entry e) { return widen(of_bits<T>((u32)(e >> 32))); }
 
 // Whether a warp's entries are all of one slot, as where an index repeats.
 TW_DEVICE bool all_of_one(u32 slot) {
@@ -34,7 +34,7 @@ TW_DEVICE void add_up(const Settling& m, const Sums& sums, const List& list, con
       if (mark == NOT_FINITE) {
         if (const u32 kind = kind_of(value_of(e[q]))) atomicOr(&sums.low[slot], kind);
       }
-      u64 integer = adds(mark) ? integer_of(value_of(e[q]), mark, unit_bits) : 0;
+      u64 integer = adds(mark) ? integer_of(value_of(e[q]), mark, unit_bits).part[0] : 0;
       if (all_of_one(slot)) integer = sum_of_warp(integer);
       if (integer) add_shared(&sums.low[slot], &sums.high[slot], integer);
     }
@@ -66,7 +66,7 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
   const u32 unit_bits = 30 + __clz(min(list.total, (u32)LENGTH));  // so many are of one slot at most
   look(m, sums, list, entries + tile * CHUNKS * CHUNK);
   add_up(m, sums, list, entries + tile * CHUNKS * CHUNK, unit_bits);
-  const auto sum_at = [&](u32 s) { return sum_of((u64)sums.high[s] << 32 | sums.low[s], sums.mark[s], unit_bits); };
+  const auto sum_at = [&](u32 s) { return sum_of({(u64)sums.high[s] << 32 | sums.low[s]}, sums.mark[s], unit_bits); };
   if (mine.parts > 1) {
     for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) here[s] = sum_at(s);
     if (!comes_last(m, done + tile * HEAVY + mine.heavy, mine)) return;

@@ -11,7 +11,7 @@ extern __shared__ __align__(16) u32 shared[];
 
 struct Given {
   u32 place[ITEMS];
-  float value[ITEMS];
+  Term value[ITEMS];
 };
 
 // Elements first, first + THREADS, ... of a block's turn; NOWHERE for none.
@@ -25,7 +25,7 @@ template <bool VALUES, class... Axes> TW_DEVICE void read(Given& g, u32 first, u
     if (first + q * THREADS >= count) continue;
     at[q] = at_of(first + q * THREADS, axes...);
     i[q] = index[at[q].index];
-    if (VALUES) g.value[q] = (float)widen(moved[at[q].src]);
+    if (VALUES) g.value[q] = widen(moved[at[q].src]);
   }
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
     g.place[q] = NOWHERE;
@@ -42,16 +42,16 @@ TW_DEVICE u32 turns(u32 count) { return (count + gridDim.x * THREADS * ITEMS - 1
 // Places of a block's turn, for parts that go over all of them.
 #define EACH_PLACE(s, places) for (u32 s = blockIdx.x * THREADS + threadIdx.x; s < places; s += gridDim.x * THREADS)
 
-template <class... More> TW_DEVICE void clear_all(const INDEX* index, u32* marks, u64* integers, u32 count, u32 places, i64 skipped, int* fault, More... more) {
+template <class... More> TW_DEVICE void clear_all(const INDEX* index, u32* marks, Integer* integers, u32 count, u32 places, i64 skipped, int* fault, More... more) {
   if (!BY_NAME) {
-    EACH_PLACE(s, places) { marks[s] = UNNAMED; integers[s] = 0; }
+    EACH_PLACE(s, places) { marks[s] = UNNAMED; integers[s] = {}; }
     return;
   }
   for (u32 turn = 0; turn < turns(count); ++turn) {
     Given g;
     read<false>(g, first_of(turn), count, index, skipped, fault, more...);
     TW_UNROLL for (int q = 0; q < ITEMS; ++q)
-      if (g.place[q] != NOWHERE) { marks[g.place[q]] = UNNAMED; integers[g.place[q]] = 0; }
+      if (g.place[q] != NOWHERE) { marks[g.place[q]] = UNNAMED; integers[g.place[q]] = {}; }
   }
 }
 
@@ -76,9 +76,9 @@ template <class Await, class... More> TW_DEVICE void bound_all(Await await, Give
   for (u32 s = threadIdx.x; s < places; s += THREADS) if (shared[s] != UNNAMED) atomicMax(&marks[s], shared[s]);
 }
 
-template <class Await, class... More> TW_DEVICE void add_all(Await await, Given& g, const INDEX* index, const u32* marks, u64* integers, u32 count, u32 places, u32 unit_bits, i64 skipped, int* fault, More... more) {
-  u32 *mark_at = shared, *low = shared + places, *high = low + places;
-  if (PRIVATE) for (u32 s = threadIdx.x; s < 2 * places; s += THREADS) low[s] = 0;
+template <class Await, class... More> TW_DEVICE void add_all(Await await, Given& g, const INDEX* index, const u32* marks, Integer* integers, u32 count, u32 places, u32 unit_bits, i64 skipped, int* fault, More... more) {
+  u32 *mark_at = shared, *halves = shared + places;  // of each part: lower ones, then higher ones
+  if (PRIVATE) for (u32 s = threadIdx.x; s < 2 * PARTS * places; s += THREADS) halves[s] = 0;
   await();
   if (PRIVATE) {
     for (u32 s = threadIdx.x; s < places; s += THREADS) mark_at[s] = __ldcg(&marks[s]);
@@ -96,41 +96,53 @@ template <class Await, class... More> TW_DEVICE void add_all(Await await, Given&
       __match_all_sync(FULL_WARP, g.place[q], &same);
       if (mark[q] == NOT_FINITE) {
         const u64 kind = kind_of(g.value[q]);
-        if (kind && PRIVATE) atomicOr(&low[g.place[q]], (u32)kind);
-        else if (kind) atomicOr(&integers[g.place[q]], kind);
+        if (kind && PRIVATE) atomicOr(&halves[g.place[q]], (u32)kind);
+        else if (kind) atomicOr(&integers[g.place[q]].part[0], kind);
       }
-      u64 integer = adds(mark[q]) ? integer_of(g.value[q], mark[q], unit_bits) : 0;
-      if (same) integer = sum_of_warp(integer);
-      if (integer && PRIVATE) add_shared(&low[g.place[q]], &high[g.place[q]], integer);
-      else if (integer) atomicAdd(&integers[g.place[q]], integer);
+      const Integer integer = adds(mark[q]) ? integer_of(g.value[q], mark[q], unit_bits) : Integer{};
+      EACH_PART(p) {
+        const u64 part = same ? sum_of_warp(integer.part[p]) : integer.part[p];
+        u32* low = halves + 2 * p * places + g.place[q];
+        if (part && PRIVATE) add_shared(low, low + places, part);
+        else if (part) atomicAdd(&integers[g.place[q]].part[p], part);
+      }
     }
   }
   if (!PRIVATE) return;
   __syncthreads();
   for (u32 s = threadIdx.x; s < places; s += THREADS) {
-    const u64 integer = (u64)high[s] << 32 | low[s];
-    if (mark_at[s] == NOT_FINITE && integer) atomicOr(&integers[s], integer);
-    else if (integer) atomicAdd(&integers[s], integer);
+    EACH_PART(p) {
+      const u32* low = halves + 2 * p * places + s;
+      const u64 part = (u64)low[places] << 32 | low[0];
+      if (mark_at[s] == NOT_FINITE && part) atomicOr(&integers[s].part[p], part);
+      else if (part) atomicAdd(&integers[s].part[p], part);
+    }
   }
 }
 
+TW_DEVICE Integer latest(const Integer* at) {
+  Integer r;
+  EACH_PART(p) r.part[p] = __ldcg(&at->part[p]);
+  return r;
+}
+
 // INCLUDE: the old element is a term. SCALED: alpha times the sum is added.
-TW_DEVICE void write(const T* old, T* out, u32 at, u32 mark, u64 integer, u32 unit_bits, double alpha) {
+TW_DEVICE void write(const T* old, T* out, u32 at, u32 mark, Integer integer, u32 unit_bits, double alpha) {
   if (mark == UNNAMED) {
-    if (FILL_ZERO) out[at] = Narrow<T>::of(0.0f);
+    if (FILL_ZERO) out[at] = Narrow<T>::of(Term(0));
     else if (old != out) out[at] = old[at];
     return;
   }
   double sum = sum_of(integer, mark, unit_bits);
   if (SCALED) sum *= alpha;
   sum += INCLUDE ? (double)widen(old[at]) : 0.0;
-  out[at] = Narrow<T>::of((float)sum);
+  out[at] = Narrow<T>::of((Term)sum);
 }
 
-template <class Await, class... More> TW_DEVICE void finish_all(Await await, Given& g, const T* old, const INDEX* index, T* out, u32* marks, const u64* integers, u32 count, u32 places, u32 unit_bits, double alpha, i64 skipped, int* fault, More... more) {
+template <class Await, class... More> TW_DEVICE void finish_all(Await await, Given& g, const T* old, const INDEX* index, T* out, u32* marks, const Integer* integers, u32 count, u32 places, u32 unit_bits, double alpha, i64 skipped, int* fault, More... more) {
   await();
   if (!BY_NAME) {
-    EACH_PLACE(s, places) write(old, out, s, __ldcg(&marks[s]), __ldcg(&integers[s]), unit_bits, alpha);
+    EACH_PLACE(s, places) write(old, out, s, __ldcg(&marks[s]), latest(&integers[s]), unit_bits, alpha);
     return;
   }
   for (u32 turn = 0; turn < turns(count); ++turn) {
@@ -138,7 +150,7 @@ template <class Await, class... More> TW_DEVICE void finish_all(Await await, Giv
     TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
       if (g.place[q] == NOWHERE) continue;
       const u32 mark = atomicExch(&marks[g.place[q]], UNNAMED);  // the first of a place that comes writes it
-      if (mark != UNNAMED) write(old, out, g.place[q], mark, __ldcg(&integers[g.place[q]]), unit_bits, alpha);
+      if (mark != UNNAMED) write(old, out, g.place[q], mark, latest(&integers[g.place[q]]), unit_bits, alpha);
     }
   }
 }

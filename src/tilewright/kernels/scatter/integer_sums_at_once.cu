@@ -1,7 +1,7 @@
 // The parts of integer_sums.cuh in one launch, whose blocks all run at once and wait for one another in
 // between (meet.cuh): AT_ONCE threads of an SM.
 
-extern "C" __global__ __launch_bounds__(THREADS, AT_ONCE / THREADS) void add(const T* old, const INDEX* index, T* out, u32* marks, u64* integers, u32* counter, u32 count, u32 places, u32 unit_bits, double alpha, i64 skipped, int* fault MORE_PARAMETERS) {
+extern "C" __global__ __launch_bounds__(THREADS, AT_ONCE / THREADS) void add(const T* old, const INDEX* index, T* out, u32* marks, Integer* integers, u32* counter, u32 count, u32 places, u32 unit_bits, double alpha, i64 skipped, int* fault MORE_PARAMETERS) {
   const bool again = turns(count) > 1;  // else what was read first is still at hand
   Given g;
   read<true>(g, first_of(0), count, index, skipped, fault MORE);

@@ -2,46 +2,81 @@
 //
 // The terms of a place are looked at twice. The first look keeps the largest `mark` of all, which tells
 // a power of two that no term reaches. In the second, each term is a number of units, 2^unit_bits of
-// which are that power: as many as leave room for the sum of all terms in 64 bits.
+// which are that power: as many as leave room for the sum of all terms in 64 bits. Of a double, what is
+// less than a unit is a number of finer ones, 2^unit_bits of which are a unit, with a sum of their own.
+
+typedef decltype(widen(T())) Term;
+#define PARTS ((int)sizeof(Term) / 4)
+#define EACH_PART(p) TW_UNROLL for (int p = 0; p < PARTS; ++p)
+struct alignas(8 * PARTS) Integer { u64 part[PARTS]; };
+
+template <class E> struct Format;
+template <> struct Format<float> {
+  typedef u32 Bits;
+  enum : u32 { FRACTION = 23, EXPONENTS = 255 };
+  static TW_DEVICE Bits bits(float x) { return __float_as_uint(x); }
+};
+template <> struct Format<double> {
+  typedef u64 Bits;
+  enum : u32 { FRACTION = 52, EXPONENTS = 2047 };
+  static TW_DEVICE Bits bits(double x) { return (u64)__double_as_longlong(x); }
+};
+typedef Format<Term> F;
 
 #define UNNAMED 0u
 #define MINUS_ZEROS 1u
 #define ZEROS 2u
-#define NOT_FINITE 257u
+#define NOT_FINITE (ZEROS + F::EXPONENTS)
 
 #define POSITIVE_INFINITY 1u
 #define NEGATIVE_INFINITY 2u
 #define NOT_A_NUMBER 4u
 
+TW_DEVICE u32 exponent_of(Term term) { return (u32)(F::bits(term) >> F::FRACTION) & F::EXPONENTS; }
+
 // What a term makes of its place: UNNAMED < MINUS_ZEROS < ZEROS < its exponent and two < NOT_FINITE.
-TW_DEVICE u32 mark_of(float term) {
-  const u32 bits = __float_as_uint(term), exponent = bits >> 23 & 255;
+TW_DEVICE u32 mark_of(Term term) {
+  const F::Bits bits = F::bits(term);
+  const u32 exponent = exponent_of(term);
   if (bits << 1 == 0) return bits ? MINUS_ZEROS : ZEROS;
   return ZEROS + max(exponent, 1u);
 }
 
-// Of a place with that mark: terms are below 2^(mark - 128), which is 2^unit_bits units.
-TW_DEVICE double units_of_one(u32 mark, u32 unit_bits) { return __longlong_as_double((i64)(1023 + 128 + unit_bits - mark) << 52); }
-TW_DEVICE double one_unit(u32 mark, u32 unit_bits) { return __longlong_as_double((i64)(1023 - 128 - unit_bits + mark) << 52); }
+// Of a place with that mark: terms are below two to this power.
+TW_DEVICE int power_above(u32 mark) { return (int)mark - (int)(F::EXPONENTS + 1) / 2; }
 
-TW_DEVICE u64 integer_of(float term, u32 mark, u32 unit_bits) { return (u64)__double2ll_rn((double)term * units_of_one(mark, unit_bits)); }
+TW_DEVICE double two_to(int power) { return __longlong_as_double((i64)(u32)(1023 + power) << 52); }
+TW_DEVICE double scaled_by(double x, int power) { return PARTS > 1 ? ldexp(x, power) : x * two_to(power); }
 
-// Of a place that is NOT_FINITE, whose integer is made of these by "or".
-TW_DEVICE u32 kind_of(float term) {
-  const u32 bits = __float_as_uint(term);
-  if ((bits >> 23 & 255) < 255) return 0;
-  return bits << 9 ? NOT_A_NUMBER : bits >> 31 ? NEGATIVE_INFINITY : POSITIVE_INFINITY;
+TW_DEVICE Integer integer_of(Term term, u32 mark, u32 unit_bits) {
+  double units = scaled_by((double)term, (int)unit_bits - power_above(mark));
+  Integer r;
+  EACH_PART(p) {
+    r.part[p] = (u64)__double2ll_rn(units);
+    units = (units - (double)(i64)r.part[p]) * two_to(unit_bits);
+  }
+  return r;
+}
+
+// Of a place that is NOT_FINITE, whose integer's first part is made of these by "or".
+TW_DEVICE u32 kind_of(Term term) {
+  const F::Bits bits = F::bits(term);
+  if (exponent_of(term) < F::EXPONENTS) return 0;
+  return bits << (8 * sizeof(bits) - F::FRACTION) ? NOT_A_NUMBER : bits >> (8 * sizeof(bits) - 1) ? NEGATIVE_INFINITY : POSITIVE_INFINITY;
 }
 
 // The sum of a place; minus zero, which changes nothing, where no term came.
-TW_DEVICE double sum_of(u64 integer, u32 mark, u32 unit_bits) {
+TW_DEVICE double sum_of(Integer integer, u32 mark, u32 unit_bits) {
   if (mark == NOT_FINITE) {
     const double infinity = Limits<double>::most();
-    if (integer == POSITIVE_INFINITY) return infinity;
-    return integer == NEGATIVE_INFINITY ? -infinity : infinity - infinity;
+    if (integer.part[0] == POSITIVE_INFINITY) return infinity;
+    return integer.part[0] == NEGATIVE_INFINITY ? -infinity : infinity - infinity;
   }
   if (mark < ZEROS) return -0.0;
-  return mark == ZEROS ? 0.0 : (double)(i64)integer * one_unit(mark, unit_bits);
+  if (mark == ZEROS) return 0.0;
+  double units = (double)(i64)integer.part[0];
+  if (PARTS > 1) units += (double)((i64)integer.part[0] - (i64)units) + (double)(i64)integer.part[PARTS - 1] * two_to(-(int)unit_bits);
+  return scaled_by(units, power_above(mark) - (int)unit_bits);
 }
 
 // Whether terms of a place with that mark are counted.
