@@ -89,8 +89,9 @@ class Row:
     Attributes:
         floor_us: what the device allows, from ceilings of the same run; 0 where unknown.
         copy_us: `out.copy_(x)` on the main tensor in the same duel.
-        host_us: what one eager call costs the host, on a GPU: "own" and "aten" of the executables,
-            and in a bench "public" of the public operator, its choice included.
+        host_us: what one eager call costs the host, on a GPU: of the executables "own" and
+            "aten", of other baselines where a caller may wait for it (method "events", little
+            work), and in a bench "public" of the public operator, its choice included.
         eager_us: what such a call takes, one of many in a row, until the device is done; empty on a
             CPU, where nothing else is timed.
         others: the fastest of each of our other implementations in the duel.
@@ -101,8 +102,8 @@ class Row:
             implementation with its config) -> distribution -> median, of those among which the best
             worst case was chosen.
         own: the best of our own kernels; None where none supports the workload.
-        chosen: the implementation that selection takes; never slower than aten, unless aten is
-            wrong.
+        chosen: the implementation that selection takes; unless aten is wrong, never slower than
+            aten but where a caller waits longer for aten's host (method "events").
         candidates: distinct executables of our own that were verified.
         verified: of `own`.
         wrong: baseline whose result is wrong -> what is wrong with it, "" in files that do not
@@ -403,5 +404,13 @@ def _inconsistencies(
         "aten" not in row.get("wrong", ())
         and not _promises_more(row["workload"], device)
         and measured[row["chosen"]]["median_us"] > measured["aten"]["median_us"]
+        and _waited_us(row, row["chosen"], measured) >= _waited_us(row, "aten", measured)
     ):
         yield f"{where}: chosen {row['chosen']!r} is slower than aten"
+
+
+def _waited_us(row: Mapping[str, Any], name: str, measured: Mapping[str, Any]) -> float:
+    """What a caller waits for each of many eager calls; of a graph's the measured time."""
+    us: float = measured[name]["median_us"]
+    called = row["host_us"] if row["method"] == "events" else {}
+    return max(us, called.get(name if name in row["baselines"] else "own", 0.0))

@@ -1,5 +1,6 @@
 """Timing: statistics on synthetic samples, the order of calls, what counts as a fair call."""
 
+import dataclasses
 import functools
 import gc
 import itertools
@@ -17,12 +18,15 @@ from tilewright.errors import InvalidArgument, InvalidMeasurement
 from tilewright.measure import timing, timing_clocks, timing_cuda
 from tilewright.measure.timing import (
     HOST_CALLS,
+    HOST_MATTERS_US,
     THROTTLED_REPEATS,
+    Timing,
     eager,
     input_sets_needed,
     inputs_for,
     sample,
     time_interleaved,
+    with_host,
 )
 from tilewright.measure.timing_clocks import Clocks, ClockState
 from tilewright.measure.timing_cpu import CpuSampler
@@ -278,6 +282,21 @@ def test_a_device_rests_after_a_round_and_a_cpu_does_not():
         begin = time.perf_counter()
         timing._rest(device, 200_000.0)
         assert least_s <= time.perf_counter() - begin < most_s
+
+
+def test_what_a_caller_waits_for_is_the_longer_of_device_and_host():
+    timed = Timing(5.0, (5.0, 5.0), 9)
+    found = with_host(timed, functools.partial(busy(100), X[0][0]), CPU, 0.002)
+    assert found.host_us is not None
+    assert 100 <= found.host_us < 10_000
+    assert (found.median_us, found.waited_us) == (5.0, found.host_us)
+    assert timed.waited_us == 5.0
+    assert dataclasses.replace(found, median_us=1e5).waited_us == 1e5
+
+
+def test_the_host_is_not_timed_where_the_device_takes_long():
+    slow = Timing(HOST_MATTERS_US, (100.0, 100.0), 9)
+    assert with_host(slow, lambda: pytest.fail("called"), CPU, 1.0) is slow
 
 
 def test_eager_calls_take_turns():

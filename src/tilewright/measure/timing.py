@@ -21,7 +21,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +46,10 @@ FEWEST_SAMPLES = 10
 """Fewer may agree by chance, all taken within one disturbance of the machine."""
 THROTTLED_REPEATS = 3
 HOST_S = 0.2
+HOST_MATTERS_US = 100.0
+"""Where the device takes so long, no call's host is what a caller waits for."""
+HOST_BESIDE_S, HOST_BRIEFLY_S = 0.05, 0.002
+"""For the host's part of calls that are timed on the device, in a duel and in a search."""
 HOST_CALLS = 50
 """So few that none of them waits for a place in the launch queue."""
 THROTTLED_S, THROTTLED_REST = 2.0, 10
@@ -65,6 +69,8 @@ class Timing:
         samples: how many were taken.
         clock_mhz: SM clock while they were taken, where the driver tells.
         throttled: the device was still slowing itself down after the bounded repeats.
+        host_us: what an eager call costs the host, by method "events" where the device takes less
+            than HOST_MATTERS_US.
     """
 
     median_us: float
@@ -72,6 +78,13 @@ class Timing:
     samples: int
     clock_mhz: int | None = None
     throttled: bool = False
+    host_us: float | None = None
+
+    @property
+    def waited_us(self) -> float:
+        """What each of many calls in a row takes: the longer of the device's time and the host's;
+        in a graph the device's alone."""
+        return max(self.median_us, self.host_us or 0.0)
 
 
 @dataclass(frozen=True)
@@ -243,19 +256,40 @@ def eager(calls: Sequence[Callable[[], Any]], device: torch.device) -> Eager:
     begin = time.perf_counter()
     with _no_garbage_collection():
         while True:
-            samples = []
             this_round.begin()
-            for call in itertools.islice(turns, HOST_CALLS):
-                start = time.perf_counter_ns()
-                call()
-                samples.append(time.perf_counter_ns() - start)
+            host_us = _host_us_of_a_round(turns)
             us, clock = this_round.end()
             (slowed if clock.throttled else rounds).append(us / HOST_CALLS)
-            quietest = min(quietest, statistics.median(samples))
+            quietest = min(quietest, host_us)
             spent_s = time.perf_counter() - begin
             if spent_s >= (HOST_S if rounds else THROTTLED_S):
-                return Eager(quietest / 1e3, statistics.median(rounds or slowed))
+                return Eager(quietest, statistics.median(rounds or slowed))
             _rest(device, us * (THROTTLED_REST if clock.throttled else 1))
+
+
+def with_host(
+    timing: Timing, call: Callable[[], Any], device: torch.device, for_s: float
+) -> Timing:
+    """The timing with the host's part of an eager call, as `eager` has it, where it matters."""
+    if timing.median_us >= HOST_MATTERS_US:
+        return timing
+    quietest, until = math.inf, time.perf_counter() + for_s
+    with _no_garbage_collection():
+        while math.isinf(quietest) or time.perf_counter() < until:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            quietest = min(quietest, _host_us_of_a_round(itertools.repeat(call)))
+    return replace(timing, host_us=quietest)
+
+
+def _host_us_of_a_round(turns: Iterator[Callable[[], Any]]) -> float:
+    """The median call's, of calls in a row."""
+    samples = []
+    for call in itertools.islice(turns, HOST_CALLS):
+        start = time.perf_counter_ns()
+        call()
+        samples.append(time.perf_counter_ns() - start)
+    return statistics.median(samples) / 1e3
 
 
 def _round_on(device: torch.device) -> Round:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tilewright.errors import LaunchError
 from tilewright.impl import IMPLS, Implementation
 from tilewright.measure.candidate import COPY, Candidate, Outcome
 from tilewright.measure.timing import Timing
-from tilewright.record import Record
+from tilewright.op import Workload
+from tilewright.record import BESIDE, Record
 from tilewright.results import Row
 from tilewright.search import Budget
-from tilewright.tune.choice import best_own, candidate_of, is_own, measured, simplest_of_fastest
+from tilewright.tune.choice import best_own, candidate_of, host_us, is_own, measured, winner
 from tilewright.tune.rows import FLOOR, row_of
-from tilewright.tune.spread import measured_everywhere, robust, worst_cases
+from tilewright.tune.session import Session
+from tilewright.tune.spread import Worst, measured_everywhere, robust, worst_cases
 from tilewright.tune.trial import Entry, Trial
 
 TARGET = 0.01
@@ -135,7 +137,15 @@ def _records(
             duel=name,
         )
         records.append(record)
+        if timing.host_us is not None:
+            records.append(_of_call(session, w, candidate, "host", timing.host_us, name))
     return records
+
+
+def _of_call(
+    session: Session, w: Workload, candidate: Candidate, status: str, us: float, duel: str | None
+) -> Record:
+    return session.record(w, candidate, status, timing=Timing(us, (us, us), 1), duel=duel)
 
 
 def _judged(records: list[Record], trial: Trial) -> list[Record]:
@@ -148,8 +158,9 @@ def _judged(records: list[Record], trial: Trial) -> list[Record]:
         raise LaunchError(f"aten could not be timed on {trial.w}; see the records")
     compared = [*fit, *(r for r in timed if r not in fit)]
     trial.spreads = measured_everywhere(trial.session, trial.w, compared)
-    worst = worst_cases(trial.spreads)
-    chosen = simplest_of_fastest(robust(fit, worst), trial.w, trial.session.spec)
+    host = host_us(records)
+    worst = worst_cases(trial.spreads, host)
+    chosen = winner(robust(fit, worst), host, trial.w, trial.session.spec)
     chosen_us = measured(chosen).median_us
     aten_us = min(measured(r).median_us for r in timed)
     judged = []
@@ -159,9 +170,22 @@ def _judged(records: list[Record], trial: Trial) -> list[Record]:
             us = measured(record).median_us
             slower = is_own(record) and us > aten_us
             status = "tied" if us <= chosen_us else "slower" if slower else "ok"
-        told = record.message or str(worst.get(candidate_of(record), ""))
-        judged.append(dataclasses.replace(record, status=status, message=told))
+        if status not in BESIDE:
+            told = record.message or _reasons(record, worst, host)
+            record = dataclasses.replace(record, status=status, message=told)
+        judged.append(record)
     return judged
+
+
+def _reasons(
+    record: Record, worst: Mapping[Candidate, Worst], host: Mapping[Candidate, float]
+) -> str:
+    """What counted for or against it besides its time."""
+    candidate = candidate_of(record)
+    found = [str(worst[candidate])] if candidate in worst else []
+    if host.get(candidate, 0.0) > measured(record).median_us:
+        found.append(f"a call costs the host {host[candidate]:.4g} us")
+    return "; ".join(found)
 
 
 def _keeps_promises(record: Record, trial: Trial) -> bool:
@@ -173,14 +197,18 @@ def _keeps_promises(record: Record, trial: Trial) -> bool:
 
 
 def _eager(trial: Trial, records: list[Record]) -> list[Record]:
-    """What one eager call of aten and of the best of ours costs the host, and takes."""
+    """What one eager call of aten and of the best of ours costs the host, if that is not known from
+    the duel, and takes."""
     session, w = trial.session, trial.w
     session.progress.phase("eager calls")
     own = best_own(records, w, session.spec)
-    timed = [r for r in records if r.implementation == "aten" or r is own]
+    contestants = [r for r in records if r.status not in BESIDE]
+    timed = [r for r in contestants if r.implementation == "aten" or r is own]
+    known = {candidate_of(r) for r in records if r.status == "host"}
     found = session.runner.eager(w, [candidate_of(r) for r in timed], session.method)
     return [
-        session.record(w, candidate, status, timing=Timing(us, (us, us), 1), duel=records[0].duel)
+        _of_call(session, w, candidate, status, us, records[0].duel)
         for candidate, call in found.items()
         for status, us in (("host", call.host_us), ("eager", call.us))
+        if status == "eager" or candidate not in known
     ]

@@ -103,8 +103,16 @@ def _of_the_duel(w: Workload, compared: Mapping[Candidate, Record]) -> Times:
     }
 
 
-def worst_cases(times: Times) -> dict[Candidate, Worst]:
-    """How far behind each candidate is at worst."""
+def worst_cases(times: Times, host: Mapping[Candidate, float]) -> dict[Candidate, Worst]:
+    """How far behind each candidate is at worst.
+
+    Args:
+        host: what a call costs the host, whatever the indices are: no caller waits less.
+    """
+    times = {
+        c: {spread: max(us, host.get(c, 0.0)) for spread, us in on.items()}
+        for c, on in times.items()
+    }
     found: dict[Candidate, Worst] = {}
     for spread in dict.fromkeys(spread for on in times.values() for spread in on):
         fastest = min(on[spread] for on in times.values() if spread in on)

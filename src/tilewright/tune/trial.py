@@ -17,6 +17,7 @@ from tilewright.op import Workload
 from tilewright.record import Record
 from tilewright.search import Budget, successive_halving
 from tilewright.tune.ahead import built, grouped
+from tilewright.tune.choice import least_waited
 from tilewright.tune.session import Session, code_hash
 from tilewright.tune.spread import Times
 
@@ -32,13 +33,19 @@ FIRST_S = 0.5
 
 @dataclass
 class Entry:
-    """A candidate and what is known of it; `us` is its latest median, infinite if it failed."""
+    """A candidate and what is known of it.
+
+    Attributes:
+        us: its latest median, infinite if it failed.
+        waited_us: the same, or what a call costs the host if that is longer.
+    """
 
     candidate: Candidate
     code_hash: str
     resources: Resources | None = None
     outcome: Outcome | None = None
     us: float = math.inf
+    waited_us: float = math.inf
 
     @property
     def verified(self) -> bool:
@@ -118,7 +125,8 @@ class Trial:
         return [entry for entry in waiting.values() if entry.verified]
 
     def thin(self, candidates: Sequence[Candidate], finalists: int, budget: Budget) -> list[Entry]:
-        """The fastest of the verified ones, by successive halving within the budget."""
+        """The fastest of the verified ones, by successive halving within the budget; and the one
+        that a caller waits least for, where that is none of them: it may have fewer launches."""
         entries = [e for c in candidates if (e := self.entries.get(c)) and e.us < math.inf]
         entries.sort(key=lambda e: e.us)
         if len(entries) <= finalists:
@@ -129,7 +137,11 @@ class Trial:
             finalists=finalists,
             stop=budget.spent,
         )
-        return [self.entries[candidate] for candidate, _ in halved]
+        found = [self.entries[candidate] for candidate, _ in halved]
+        soonest = least_waited(entries, lambda e: e.waited_us)
+        if not any(e in soonest for e in found):
+            found.append(min(soonest, key=lambda e: e.us))
+        return found
 
     def entry(self, candidate: Candidate) -> Entry:
         """A new entry for a candidate that has no binary of its own."""
@@ -137,7 +149,7 @@ class Trial:
 
     def failed(self, entry: Entry, outcome: Outcome) -> None:
         """A verified candidate failed while it was timed."""
-        entry.outcome, entry.us = outcome, math.inf
+        entry.outcome, entry.us, entry.waited_us = outcome, math.inf, math.inf
         self.session.add([self._failure(entry, outcome)])
 
     def _built(self, candidates: Sequence[Candidate]):
@@ -192,7 +204,7 @@ class Trial:
             if isinstance(timing, Outcome):
                 self.failed(entry, timing)
                 continue
-            entry.us = timing.median_us
+            entry.us, entry.waited_us = timing.median_us, timing.waited_us
             records.append(self._record(candidate, self._status(entry, timing), entry, timing))
         self.session.add(records)
         return [self.entries[c].us * 1e-6 for c in candidates]
@@ -200,7 +212,7 @@ class Trial:
     def _status(self, entry: Entry, timing: Timing) -> str:
         """ "ok", or "invalid" for a time that physics rules out, which then counts for nothing."""
         if timing.median_us < self.limits.hard_limit_us:
-            entry.us = math.inf
+            entry.us = entry.waited_us = math.inf
             return "invalid"
         return "spilled" if entry in self._spilled else "ok"
 
