@@ -1,5 +1,8 @@
 """An index out of range ends no process's use of a GPU, by whatever dtype, layout or way."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -188,3 +191,52 @@ def test_under_autocast_that_casts_they_are_left_out():
     assert float(out.sum()) == len(kept) * 4.0
     with pytest.raises(IndexOutOfRange):
         tw.check()
+
+
+FIRST_OF_ALL = """
+import torch
+import tilewright as tw
+from tilewright.errors import IndexOutOfRange
+x, index = torch.ones(5, 4, device="cuda"), torch.zeros(6, 4, dtype=torch.int64, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph), tw.use("aten"):
+    out = tw.gather(x, 0, index)
+graph.replay()
+tw.check()
+index[2, 1] = 5
+for _ in range(2):
+    graph.replay()
+    try:
+        tw.check()
+    except IndexOutOfRange:
+        print(float(out.sum()))
+tw.gather(x, 0, index.clamp(max=4))
+index.zero_()
+graph.replay()
+tw.check()
+print("well")
+"""
+
+
+def test_a_graph_captured_before_any_call_tells_what_its_replays_find():
+    done = subprocess.run([sys.executable, "-c", FIRST_OF_ALL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["23.0", "23.0", "well"]
+
+
+@pytest.mark.parametrize("implementation", ["aten", "gather_cuda"])
+def test_one_is_told_once_though_good_calls_were_enqueued_behind_it(implementation):
+    x, index = torch.ones(5, 4, device=CUDA), torch.zeros(6, 4, dtype=torch.int64, device=CUDA)
+    far = index.clone()
+    far[3, 2] = 7
+    with tw.use(implementation):
+        tw.gather(x, 0, index)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(20_000_000)  # all of these are enqueued before the first one runs
+        for i in (far, index, index, index):
+            tw.gather(x, 0, i)
+        with pytest.raises(IndexOutOfRange):
+            tw.check()
+        for _ in range(3):
+            tw.gather(x, 0, index)
+            tw.check()
