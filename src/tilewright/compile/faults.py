@@ -22,7 +22,7 @@ from tilewright.errors import IndexOutOfRange
 
 WORDS = 256
 """Ints of host memory: the first is for captured launches, whose address is theirs for good; each
-of the others for calls until a fault is told. So many faults later no call is on its way any more."""
+of the others for calls until a fault is told. So many faults later no call is on its way."""
 
 _lock = threading.Lock()
 _memory: torch.Tensor | None = None

@@ -8,6 +8,7 @@ which `tw.scatter` copies and `tw.index_add` adds: of the implementation that th
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
@@ -66,6 +67,11 @@ def _refuse_others(op: str, wanted: str, kinds: type | tuple[type, ...], **given
 
 # --- embedding -----------------------------------------------------------------------------------
 
+_USUAL = frozenset(
+    itertools.product((NoneType, int), (NoneType, float, int), (float, int), (bool,), (bool,))
+)
+"""Types of an embedding's arguments behind the tensors: one look spares most calls one for each."""
+
 
 def embedding(
     input: Tensor,
@@ -99,13 +105,11 @@ def embedding(
         InvalidArgument: padding_idx is out of range.
         IndexOutOfRange: a value of input is out of range.
     """
-    _refuse_others("embedding", "a Tensor", Tensor, input=input, weight=weight)
-    _refuse_others("embedding", "an int or None", (Integral, NoneType), padding_idx=padding_idx)
-    _refuse_others("embedding", "a float or None", (Real, NoneType), max_norm=max_norm)
-    _refuse_others("embedding", "a float", Real, norm_type=norm_type)
-    _refuse_others(
-        "embedding", "a bool", bool, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse
-    )
+    given = padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+    if not (
+        isinstance(input, Tensor) and isinstance(weight, Tensor) and (*map(type, given),) in _USUAL
+    ):
+        _refuse_embedding(input, weight, *given)
     run = functools.partial(
         F.embedding,
         padding_idx=padding_idx,
@@ -132,6 +136,23 @@ def embedding(
         skipped = -1 if padding_idx is None else padding_idx % rows
         return _Embedding.apply(input, weight, skipped, scale_grad_by_freq)
     return _looked_up(input, weight, run, by_pytorch=wanted)
+
+
+def _refuse_embedding(
+    input: Any,
+    weight: Any,
+    padding_idx: Any,
+    max_norm: Any,
+    norm_type: Any,
+    scale_grad_by_freq: Any,
+    sparse: Any,
+) -> None:
+    refuse = functools.partial(_refuse_others, "embedding")
+    refuse("a Tensor", Tensor, input=input, weight=weight)
+    refuse("an int or None", (Integral, NoneType), padding_idx=padding_idx)
+    refuse("a float or None", (Real, NoneType), max_norm=max_norm)
+    refuse("a float", Real, norm_type=norm_type)
+    refuse("a bool", bool, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
 
 
 def _looked_up(
