@@ -1,5 +1,6 @@
 """Kernels for indices on a GPU: right in every shape, dtype and distribution, the same bits."""
 
+import dataclasses
 import random
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from compile_ahead import compile_all
 
 import tilewright as tw
+from tilewright.compile.counters import counters
 from tilewright.compile.faults import fault_address
 from tilewright.device import spec_of
 from tilewright.errors import IndexOutOfRange, NoImplementation
@@ -557,3 +559,28 @@ def test_under_the_deterministic_mode_sums_are_the_same_in_every_run():
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(first, other) for other in others)
     torch.testing.assert_close(first.double(), exact, rtol=1e-4, atol=1e-2)
+
+
+def test_captured_launches_on_one_stream_share_their_counter_and_replay_beside_calls():
+    w = Workload.parse("scatter_add(x=f32[300], dim=0, index=i64[5000], src=f32[5000])")
+    impl, spec = IMPLS["integer_sums"], spec_of(0)
+    config = dataclasses.replace(impl.heuristic(w, spec), launches=1)
+    run = impl.build(config, w, spec)
+    x, index, src = w.operator.examples(w, "random", 0, CUDA)
+    expected = run(x, index, src).clone()
+    graphs, left = [], []
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        before = counters._slabs[0].numel()
+        with torch.cuda.graph(graph):
+            found = [run(x, index, src) for _ in range(20)]
+        left.append(before - counters._slabs[0].numel())
+        graphs.append((graph, torch.cuda.Stream(), found))
+    assert left == [8, 8]
+    for _ in range(50):  # side by side
+        for graph, stream, _ in graphs:
+            with torch.cuda.stream(stream):
+                graph.replay()
+        called = run(x, index, src)
+    torch.cuda.synchronize()
+    assert all(torch.equal(f, expected) for f in (called, *graphs[0][2], *graphs[1][2]))

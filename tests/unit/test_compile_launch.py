@@ -39,6 +39,12 @@ int cuStreamIsCapturing(uint64_t, int* c) {
   *c = capturing == 1;
   return capturing == 2 ? 906 : 0;
 }
+int cuStreamGetCaptureInfo_v2(
+    uint64_t stream, int* c, uint64_t* id, void* graph, void* nodes, void* count) {
+  *c = capturing;
+  *id = stream + 0x1000000000;
+  return graph || nodes || count;
+}
 int cuModuleLoadData(uint64_t* m, const char*) {
   *m = 0x200;
   return mode == 2 ? (++loads, 0) : 900;
@@ -334,6 +340,11 @@ def test_a_loaded_kernel_launches_while_a_graph_is_captured(driver, kernel):
     kernel.load(0)
     driver.number("capturing").value = 1
     assert sum_through(kernel) == (1 << 40) + 2
+
+
+def test_a_capture_is_known_by_its_number(driver):
+    driver.number("capturing").value = 1
+    assert cuda.capture_id(7) == 0x1000000007
 
 
 def test_a_refused_launch_is_named_with_its_shape_and_the_limits(driver, kernel):

@@ -41,6 +41,7 @@ def driver() -> Any:
         ("cuCtxSetCurrent", pointer),
         ("cuThreadExchangeStreamCaptureMode", pointer),
         ("cuStreamIsCapturing", pointer, pointer),
+        ("cuStreamGetCaptureInfo_v2", *(pointer,) * 6),
         ("cuModuleLoadData", pointer, ctypes.c_char_p),
         ("cuModuleGetFunction", pointer, pointer, ctypes.c_char_p),
         ("cuFuncGetAttribute", pointer, integer, pointer),
@@ -129,6 +130,16 @@ def is_capturing(stream: int) -> bool:
         return True
     check(status, "asking whether the stream is capturing")
     return capturing.value != 0
+
+
+def capture_id(stream: int) -> int:
+    """Of the capture that a stream takes part in; no other of the process has it."""
+    capturing, number = ctypes.c_int(), ctypes.c_uint64()
+    status = driver().cuStreamGetCaptureInfo_v2(
+        stream, ctypes.byref(capturing), ctypes.byref(number), None, None, None
+    )
+    check(status, "asking which capture the stream takes part in")
+    return number.value
 
 
 def check(status: int, doing: str) -> None:
