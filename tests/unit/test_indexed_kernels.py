@@ -16,7 +16,7 @@ from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch import selection
 from tilewright.errors import IndexOutOfRange, NoImplementation
 from tilewright.impl import IMPLS
-from tilewright.impls._indexed import Launch
+from tilewright.impls._indexed import Launch, most_bytes
 from tilewright.impls.rows_cpp import METHODS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
@@ -325,9 +325,11 @@ def test_what_a_kernel_takes_of_workspace_is_what_is_documented(suite):
             if not impl.serves(w.op) or impl.unsupported(w, device) is not None:
                 continue
             built = impl.build(impl.heuristic(w, device), w, device)
-            winners = impl.name in ("scatter_winner", "rows_winner")
-            moved = w.main.numel if winners else w["index"].numel
-            assert built.workspace_bytes <= bounds.get(impl.name, 0) * moved + 2**16, (impl.name, w)
+            bound, moved = bounds.get(impl.name, 0), w["index"].numel
+            if impl.name in ("scatter_winner", "rows_winner"):
+                assert built.workspace_bytes < bound * w.main.numel + 256, w
+            else:
+                assert built.workspace_bytes <= (bound and most_bytes(bound, moved)), (impl.name, w)
 
 
 def within_48_bytes(w, *names):
@@ -337,7 +339,7 @@ def within_48_bytes(w, *names):
         p = impl.served(w)
         config = impl.heuristic(w, device)
         for c in (config, *impl.space(w, device).sample(random.Random(0), 20)):
-            assert impl.workspace(w, c).bytes <= 48 * p.count + 2**16, (w, c)
+            assert impl.workspace(w, c).bytes <= most_bytes(48, p.count), (w, c)
         steps, workspace = impl.launches(w, p, config, device)
         assert workspace.bytes == impl.workspace(w, config).bytes
         shared_bytes = [step.shared_bytes for step in steps if isinstance(step, Launch)]
@@ -365,7 +367,7 @@ def test_a_sum_of_separate_elements_takes_no_more(dtype, shape, flag):
 @given(
     st.sampled_from([1, 7, 600, 50_000]),
     st.sampled_from([1, 40, 3_000, 10**8]),
-    st.sampled_from([1, 90, 5_000, 200_000, 10**7]),
+    st.sampled_from([1, 90, 1_366, 5_000, 200_000, 10**7]),
     st.sampled_from([1, 37, 768, 7_168, 150_000]),
     st.sampled_from(["f32", "bf16", "f64"]),
     st.sampled_from(["", "!donate=x"]),

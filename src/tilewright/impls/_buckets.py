@@ -12,7 +12,7 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task
+from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, most_bytes
 from tilewright.impls._scatter import (
     ScatterProblem,
     moved,
@@ -30,7 +30,7 @@ MIN_TILE = 8192
 MIN_ELEMENTS = 2**17
 """Of a sum untuned: H200, commit 693d132, integer_sums takes 10.3 us for 12000 elements and 44 us
 for a million, bucket_sums 11.2 us and 26 us."""
-WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 24, 2**16
+WORKSPACE_PER_INDEX = 24
 """Bytes: tiles that are much smaller than a chunk, or chunks than the buckets, would take more."""
 MAX_POSITION = 2**16
 """A position in a chunk, and a slot of a bucket, are 16 bits of an entry."""
@@ -127,8 +127,8 @@ class Buckets(Implementation):
                 return f"{max(s.split_bytes, s.settle_bytes)} bytes, a block has {limit}"
             if s.chunk < 1024:
                 return f"a chunk of {s.chunk} elements is too small"
-            taken = sum(s.workspace.values())
-            if taken > WORKSPACE_PER_INDEX * w["index"].numel + WORKSPACE_BESIDE:
+            taken = s.workspace.bytes
+            if taken > most_bytes(WORKSPACE_PER_INDEX, w["index"].numel):
                 return f"{taken} bytes exceed {WORKSPACE_PER_INDEX} for each index"
             if s.runs > RUNS_OF_THREAD:
                 return f"a thread has {s.runs} of {s.chunks} runs, more than {RUNS_OF_THREAD}"
@@ -206,7 +206,7 @@ class Buckets(Implementation):
             Launch("split", "PPPPPPPP", splits, config.split_threads, s.split_bytes, parts),
             Launch("settle", code, settles, config.settle_threads, s.settle_bytes, args, True),
         ]
-        return IndexedExecutable(w, built, "settle", launches, Workspace(**s.workspace, state=4))
+        return IndexedExecutable(w, built, "settle", launches, s.workspace)
 
 
 @dataclass(frozen=True)
@@ -250,15 +250,15 @@ class Sizes:
         return self.tiles * (self.buckets + self.heavy)
 
     @property
-    def workspace(self) -> dict[str, int]:
-        """Bytes of each part."""
+    def workspace(self) -> Workspace:
         heavy, entry_bytes = self.tiles * self.heavy, 8 if self.carried else 4
-        return {
-            "entries": entry_bytes * self.split_blocks * self.chunk,
-            "runs": 4 * self.split_blocks * self.buckets,
-            "common": self.joined_bytes * heavy * self.slots,
-            "done": 4 * heavy,
-        }
+        return Workspace(
+            entries=entry_bytes * self.split_blocks * self.chunk,
+            runs=4 * self.split_blocks * self.buckets,
+            common=self.joined_bytes * heavy * self.slots,
+            done=4 * heavy,
+            state=4,
+        )
 
 
 def sizes(p: ScatterProblem, c: Any, carried: bool, slot_words: int, joined_bytes: int) -> Sizes:

@@ -33,6 +33,8 @@ ELEMENT = {
 SUM = {**ELEMENT, "f16": "float", "bf16": "float"}
 INDEX = {"i32": "int", "i64": "i64"}
 REDUCE = {"sum": 0, "mean": 0, "prod": 1, "amax": 2, "amin": 3}
+LEAST_BOUND = 2**16
+"""Bytes of workspace that any number of indices may take: counters of a sort have a least size."""
 NONE_SKIPPED = -(2**63)
 """No index has this value, so none is left out."""
 Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -81,6 +83,11 @@ def no_cuda(w: Workload, device: DeviceSpec) -> str | None:
     if any(s.numel == 0 for s in (*w.tensors.values(), *w.outputs)):
         return "a tensor is empty: there is nothing to compute"
     return None
+
+
+def most_bytes(per_index: int, count: int) -> int:
+    """What implementations whose scratch memory has a bound for each index take of it at most."""
+    return max(per_index * count, LEAST_BOUND)
 
 
 class Workspace:

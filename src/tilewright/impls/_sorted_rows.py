@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._indexed import SUM, Launch, Step, Workspace, sum_bytes
+from tilewright.impls._indexed import SUM, Launch, Step, Workspace, most_bytes, sum_bytes
 from tilewright.impls._rows import (
     RowProblem,
     across,
@@ -25,7 +25,7 @@ from tilewright.tensor_spec import HALVES
 
 MAX_GRID = 2**31 - 1
 UNITS = (8, 16, 32, 64, 96, 128, 192, 256)
-WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 48, 2**16
+WORKSPACE_PER_INDEX = 48
 """Bytes, for every shape: where rows are wide, units are long."""
 THREADS_OF_FILL = 2048
 """Per SM, that stride over the whole table."""
@@ -269,7 +269,7 @@ class SortedRows(RowKernels):
 
     def within_bounds(self, w: Workload, c: Any) -> bool:
         index = self.served(w).count
-        return self.workspace(w, c).bytes <= WORKSPACE_PER_INDEX * index + WORKSPACE_BESIDE
+        return self.workspace(w, c).bytes <= most_bytes(WORKSPACE_PER_INDEX, index)
 
     def rows_of_units(self, w: Workload, p: RowProblem) -> list[int]:
         """The usual ones, or where rows are too wide for them the shortest that are in bounds."""

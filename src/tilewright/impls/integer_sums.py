@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.impls._elements import ElementProblem, element_problem, rows_as_elements
-from tilewright.impls._indexed import Launch, Step, Workspace
+from tilewright.impls._indexed import Launch, Step, Workspace, most_bytes
 from tilewright.impls._integers import (
     DTYPES_UNTUNED,
     MARK_BYTES,
@@ -33,8 +33,8 @@ from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
-WORKSPACE_PER_ELEMENT, WORKSPACE_BESIDE = 48, 2**16
-"""Bytes for each element of src, and beside them."""
+WORKSPACE_PER_ELEMENT = 48
+"""Bytes for each element of src."""
 AT_ONCE = 1024
 """Threads of an SM in one launch, whose blocks wait for one another: it has registers for them."""
 MOST_AT_ONCE = 2**17
@@ -72,7 +72,7 @@ class IntegerSums(RowKernels):
         assert isinstance(p, ElementProblem)
         if reason := not_by_integers(p.dtype, p.reduce, p.length):
             return reason
-        allowed = WORKSPACE_PER_ELEMENT * p.count + WORKSPACE_BESIDE
+        allowed = most_bytes(WORKSPACE_PER_ELEMENT, p.count)
         if (taken := table_bytes(p.places, p.dtype)) > allowed:
             return f"{taken} bytes exceed {WORKSPACE_PER_ELEMENT} for each of {p.count} elements"
         return None

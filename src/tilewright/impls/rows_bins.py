@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._indexed import Launch, Workspace, sum_bytes
+from tilewright.impls._indexed import Launch, Workspace, most_bytes, sum_bytes
 from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
@@ -26,7 +26,7 @@ from tilewright.space import ConfigSpace, param
 MOST_PLACES_UNTUNED = 20
 """So many were timed with two blocks on an SM: a million rows of 32 floats into 16 places took 47
 us on an H200, 71 us by rows_sorted; into 64, with one block on an SM, 117 and 73 us (632da8c)."""
-WORKSPACE_PER_INDEX, WORKSPACE_BESIDE = 24, 2**16
+WORKSPACE_PER_INDEX = 24
 """Bytes, of all partial tables."""
 RESIDENT = 512
 """Threads of an SM, which have 128 registers each."""
@@ -78,7 +78,7 @@ class RowsBins(RowKernels):
                 return f"{c.blocks} blocks of {bins_bytes(p, c)} bytes, an SM has fewer"
             if bins_bytes(p, c) > device.shared_bytes_per_block:
                 return f"{bins_bytes(p, c)} bytes, a block has {device.shared_bytes_per_block}"
-            if table_bytes(p) > WORKSPACE_PER_INDEX * p.count + WORKSPACE_BESIDE:
+            if table_bytes(p) > most_bytes(WORKSPACE_PER_INDEX, p.count):
                 return f"a table exceeds {WORKSPACE_PER_INDEX} bytes for each index"
             return None
 
@@ -139,7 +139,7 @@ def tables(p: RowProblem, c: RowsBins.Config, device: DeviceSpec) -> int:
     """Partial tables: as many blocks as are resident at once, if each thread has some positions and
     the workspace's bound allows."""
     resident = device.sms * c.blocks // (across(p, c) * p.outer)
-    allowed = (WORKSPACE_PER_INDEX * p.count + WORKSPACE_BESIDE) // table_bytes(p)
+    allowed = most_bytes(WORKSPACE_PER_INDEX, p.count) // table_bytes(p)
     return max(min(resident, p.count // c.block_threads, allowed), 1)
 
 
