@@ -23,6 +23,7 @@ from tilewright.dispatch.copies import of_copies
 from tilewright.dispatch.deterministic import VendorOrOurs, races
 from tilewright.dispatch.dumps import dump_built
 from tilewright.dispatch.index_ranges import in_range_first
+from tilewright.dispatch.parts import of_parts
 from tilewright.dispatch.pytorch import as_pytorch
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import drawing, seeded
@@ -231,12 +232,17 @@ def _ours_only(w: Workload, forced: Forced | None) -> bool:
 
 def _compiles(w: Workload, device: torch.device, choice: Choice) -> bool:
     """Whether building the choice runs a compiler: one binary serves many numbers of rows."""
+    if choice.parts:
+        return any(_compiles(part.workload, device, of_part) for part, of_part in choice.parts)
     spec, implementation = selection.device_spec_of(device), IMPLS[choice.implementation]
     task = implementation.task(choice.config, choice.copied or w, spec)
     return task is not None and cached(task) is None
 
 
 def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
+    if choice.parts:
+        runs = [_build(part.workload, device, of_part) for part, of_part in choice.parts]
+        return of_parts(w, [part for part, _ in choice.parts], runs)
     if choice.copied is not None:
         run = _build(choice.copied, device, replace(choice, copied=None))
         return of_copies(w, choice.copied, run)

@@ -8,7 +8,7 @@
 6. what keeps a promise that PyTorch's own kernels do not keep: where an index repeats, on a GPU
    which of several writes to one place wins, and the same bits of a sum in every run, on a CPU that
    a sum of halves is rounded once; and a process that outlives an index out of range on a GPU; if
-   it must, of contiguous copies;
+   it must, of contiguous copies or by parts;
 7. aten. Without evidence the vendor runs.
 
 Nothing is measured here, and the store is read once.
@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from tilewright.device import DeviceSpec, spec_of
+from tilewright.dispatch.parts import LARGE, Part, parts_of
 from tilewright.environment import environment
 from tilewright.errors import InvalidArgument, NoImplementation, StoreError
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
@@ -55,6 +56,7 @@ class Choice:
         source: "explicit", "record", "nearest", "heuristic", "asked", "ordered" or "default".
         reason: one line for people.
         copied: what it runs in place of the workload: the same on contiguous copies of tensors.
+        parts: what runs each part of the workload, in order, where all of it is too large.
     """
 
     implementation: str
@@ -62,6 +64,7 @@ class Choice:
     source: str
     reason: str
     copied: Workload | None = None
+    parts: tuple[tuple[Part, Choice], ...] = ()
 
 
 VENDOR_WITHOUT_EVIDENCE = Choice(
@@ -145,6 +148,7 @@ def choose(w: Workload, device: torch.device | str, forced: Forced | None = None
         or _asked_for(w, spec)
         or _ordered(w, device, spec)
         or _of_copies(w, device, spec)
+        or _of_parts(w, device, spec)
         or unbuilt(w, device)
     )
 
@@ -195,6 +199,21 @@ def _of_copies(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | 
             reason = f"{choice.reason}; of contiguous copies"
             return replace(choice, reason=reason, copied=copied)
     return None
+
+
+def _of_parts(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
+    """What keeps the promise for each part of a workload that is too large for kernels."""
+    if device.type != "cuda" or not w.promises_more(device.type):
+        return None  # on a CPU nothing may be written where a later part has an index out of range
+    found = []
+    for part in parts_of(w, LARGE):
+        if (choice := _ordered(part.workload, device, spec)) is None:
+            return None
+        found.append((part, choice))
+    if not found:
+        return None
+    reason = f"{_promise(w, device)}; in {len(found)} parts, one after the other"
+    return replace(found[0][1], reason=reason, parts=tuple(found))
 
 
 def contiguous(w: Workload, kept: Iterable[str] = ()) -> Workload:
