@@ -2,13 +2,17 @@
 
 import pytest
 import torch
+from cuda_on_cpu import DEVICE, OnCpu
 
+from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch import selection
 from tilewright.dispatch.parts import of_parts, parts_of
 from tilewright.dispatch.selection import OperatorRecords
 from tilewright.errors import SharedMemory
+from tilewright.impl import IMPLS, Executable
 from tilewright.impls._vendor import vendor
+from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
 IN_PARTS = [
@@ -102,6 +106,40 @@ def test_what_shares_memory_is_refused_before_any_part_is_written():
     assert (memory == 1).all()
 
 
+class InParts(Executable):
+    """Kernels of ours for each part, on a CPU."""
+
+    def __init__(self, w, parts):
+        chosen = [selection._ordered(p.workload, torch.device("cuda"), DEVICE) for p in parts]
+        runs = [
+            OnCpu(IMPLS[choice.implementation], choice.config, part.workload)
+            for part, choice in zip(parts, chosen, strict=True)
+        ]
+        self._run, self.in_place = of_parts(w, parts, runs), bool(w.donated)
+
+    def __call__(self, *tensors):
+        return self._run(*tensors)
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "scatter(x=f32[50], dim=0, index=i64[300], src=f32[300])!donate=x!indices=zipf",
+        "scatter_add(x=f32[50], dim=0, index=i64[300], src=f32[300])!indices=few_bins",
+        "scatter_add(x=f16[30,9], dim=1, index=i64[30,11], src=f16[30,11])!indices=zipf",
+        "index_add(x=f32[9,4], dim=0, index=i64[99], source=f32[99,4], alpha=2.0)!donate=x",
+    ],
+)
+def test_kernels_are_right_in_parts_and_stay_in_their_memory(text):
+    w = Workload.parse(text)
+    parts = parts_of(w, 150)
+    assert len(parts) > 1
+    verdict = Verifier(w, torch.device("cpu")).check(InParts(w, parts))
+    assert verdict.ok, verdict.message
+    assert verdict.deterministic
+
+
 FAR = 2**31 + 2**20
 
 
@@ -126,7 +164,7 @@ def test_beyond_what_kernels_number_they_run_in_parts(monkeypatch, text, count):
     assert len(choice.parts) == count
     assert f"in {count} parts" in choice.reason
     for part, of_part in choice.parts:
-        assert selection.IMPLS[of_part.implementation].keeps_promises
+        assert IMPLS[of_part.implementation].keeps_promises
         assert of_part.implementation != "scatter_positions"
-        reason = selection.IMPLS[of_part.implementation].unsupported(part.workload, DEVICES["h200"])
+        reason = IMPLS[of_part.implementation].unsupported(part.workload, DEVICES["h200"])
         assert reason is None
