@@ -1,10 +1,27 @@
 """What unit and GPU tests share."""
 
 import pytest
+import torch
+from hypothesis import HealthCheck, settings
 
 import tilewright as tw
 from tilewright.op import OPS
 from tilewright.store import Store
+
+settings.register_profile(
+    "same_everywhere",  # examples do not depend on the run, nor whether they pass on the machine
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("same_everywhere")
+
+
+@pytest.fixture(autouse=True)
+def same_draws():
+    """What a test draws of PyTorch depends on no test before it."""
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture

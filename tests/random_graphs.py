@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -269,9 +269,6 @@ def run_examples(check, count, derandomize=True, shrink=True):
     """
     settings(
         max_examples=count,
-        deadline=None,
         derandomize=derandomize,
-        database=None,
         phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
-        suppress_health_check=list(HealthCheck),
     )(check)()

@@ -7,7 +7,7 @@ Shape, dtype, strides, NaN and infinities are PyTorch's exactly.
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
@@ -522,13 +522,7 @@ def broadcast_shapes(draw):
 @on_each_device
 @pytest.mark.parametrize("implementation", own_and_vendor())
 def test_lerp_broadcasts_as_pytorch_does(implementation, device):
-    @settings(
-        max_examples=60 if implementation == "aten" else 12,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=60 if implementation == "aten" else 12)
     @given(broadcast_shapes())
     def check(drawn):
         (x, end, weight), scalar, dtype = drawn

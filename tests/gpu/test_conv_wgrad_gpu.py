@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from side_by_side import assert_graphs_and_threads_give
 
@@ -188,13 +188,7 @@ def test_any_geometry_is_right(module):
         pytest.skip("wgmma needs sm_90a")
     impl = IMPLS[NAMES[module]]
 
-    @settings(
-        max_examples=40,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=40)
     @given(st.data())
     def check(data):
         w = data.draw(layers((8,) if module is sm90 else (1, 8)))

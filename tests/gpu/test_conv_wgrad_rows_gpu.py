@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.device import spec_of
@@ -169,10 +169,7 @@ def test_results_are_right_in_every_kind_of_config(name, w):
 def assert_any_geometry_is_right(name, examples, case, any_config=False):
     """`case`: a workload, of a function that draws a number and hypothesis's data."""
 
-    @settings(
-        max_examples=examples, deadline=None, derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @settings(max_examples=examples)
     @given(st.data())
     def holds(data):
         w = case(lambda low, high: data.draw(st.integers(low, high)), data)

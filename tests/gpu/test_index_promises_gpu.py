@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from compile_ahead import compile_all
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import tilewright as tw
 from indexing import gathers, moves
@@ -213,10 +213,7 @@ def drawn(strategy):
     """The same workloads in every run."""
     found = []
 
-    @settings(
-        max_examples=DRAWS, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @settings(max_examples=DRAWS)
     @given(strategy)
     def collect(w):
         found.append(w)

@@ -76,7 +76,7 @@ times = st.lists(st.floats(0.1, 1e4), min_size=len(SIZES), max_size=len(SIZES))
 bytes_ = st.integers(0, 8 << 30)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(times, times, times, bytes_, bytes_, bytes_, bytes_)
 def test_traffic_rises_with_reads_and_writes_whatever_the_noise(c, r, w, read, more, written, also):
     noisy = Ceilings(

@@ -26,7 +26,7 @@ SUITES_OF_THIS = [name for name in SUITES if "wgrad" in name]
 # --- the operator --------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.data())
 def test_it_is_the_gradient_that_autograd_finds(data):
     def draw(low, high):

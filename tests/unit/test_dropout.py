@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -95,9 +95,7 @@ def test_as_many_elements_are_kept_as_the_probability_says(p, fused):
 
 @runs
 @given(data=st.data())
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15)
 def test_every_target_draws_the_mask_of_the_reference(data, fused):
     shape = data.draw(st.lists(st.integers(1, 37), min_size=1, max_size=3))
     dtype = data.draw(st.sampled_from(["f16", "bf16", "f32", "f64"]))

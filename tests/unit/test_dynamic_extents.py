@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -181,7 +181,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20)
 @given(sizes=st.tuples(*[st.integers(2, n) for n in (5, 7, 33)]), seed=st.integers(0, 99))
 def test_a_kernel_of_other_sizes_is_right(name, target, sizes, seed):
     w = written(name, **FUNCTIONS[name](*sizes, 24))

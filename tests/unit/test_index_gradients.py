@@ -54,7 +54,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12)
 @given(
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     length=st.integers(1, 4),

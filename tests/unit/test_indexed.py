@@ -55,7 +55,7 @@ def elementwise(draw):
     return text.replace(",dim", ", dim"), spread
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(elementwise(), st.sampled_from(["last", *REDUCTIONS]), st.booleans())
 def test_the_exact_result_is_that_of_a_loop_over_positions(drawn, reduce, include_self):
     text, spread = drawn
@@ -72,7 +72,7 @@ def test_the_exact_result_is_that_of_a_loop_over_positions(drawn, reduce, includ
         torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     st.integers(1, 3),
     st.integers(0, 2),
@@ -118,7 +118,7 @@ def test_an_embeddings_gradient_is_that_of_autograd(scaled, padding):
     torch.testing.assert_close(w.operator.truth(w, [grad, index])[0], table.weight.grad)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(DISTRIBUTIONS),
     st.lists(st.integers(1, 5), min_size=1, max_size=3),

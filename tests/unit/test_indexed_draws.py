@@ -179,7 +179,7 @@ def test_kernels_are_right_in_every_shape_that_they_serve(meaning):
     device = spec_of(None) if on_cpu else DEVICE
     ranks = set()
 
-    @settings(max_examples=10 if impl.name in SLOW else 30, deadline=None, derandomize=True)
+    @settings(max_examples=10 if impl.name in SLOW else 30)
     @given(workloads(meaning), st.integers(0, 9))
     def check(w, seed):
         assume(impl.unsupported(w, device) is None)

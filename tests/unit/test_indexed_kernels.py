@@ -66,7 +66,7 @@ def test_every_method_is_right_with_any_number_of_threads(text):
         torch.set_num_threads(before)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12)
 @given(gathers())
 def test_a_gather_of_any_shape_and_strides_is_pytorchs(w):
     x, index = w.operator.examples(w, "random", 0, "cpu")
@@ -363,7 +363,7 @@ def test_a_sum_of_separate_elements_takes_no_more(dtype, shape, flag):
     within_48_bytes(w, "scatter_sorted")
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     st.sampled_from([1, 7, 600, 50_000]),
     st.sampled_from([1, 40, 3_000, 10**8]),

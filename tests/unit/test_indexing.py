@@ -12,7 +12,7 @@ from tilewright.errors import IndexOutOfRange
 # --- embedding -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 4), min_size=0, max_size=3),
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
@@ -138,7 +138,7 @@ def one_by_one(x, indices, values, accumulate):
     return out
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(calls(), st.booleans(), st.booleans())
 def test_index_put_writes_in_the_order_of_positions(call, accumulate, in_place):
     x, indices, values = call
@@ -307,7 +307,7 @@ def test_any_strides_are_taken_and_kept(x, covered, accumulate):
     assert (base[untouched] == 9).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(calls(), st.booleans(), st.booleans())
 def test_its_gradients_are_pytorchs(call, accumulate, in_place):
     x, indices, values = call

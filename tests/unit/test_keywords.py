@@ -75,7 +75,7 @@ def test_out_gets_the_result_in_its_own_layout_and_is_returned(call, make):
     assert torch.equal(call(tw, X, INDEX, SRC, out=None), expected)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     st.sampled_from(WRITING),
     st.sampled_from(DTYPES),
@@ -168,7 +168,7 @@ def test_forms_without_out_say_what_they_take():
 
 @pytest.mark.parametrize("reduce", ["add", "multiply"])
 @pytest.mark.parametrize("form", ["scatter", "scatter_"])
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(
     shape=st.lists(st.integers(1, 4), min_size=0, max_size=4),
     length=st.integers(0, 6),

@@ -41,7 +41,7 @@ def tried(name, landscape, seed=0, **options):
 
 
 everyone = pytest.mark.parametrize("name", list(STRATEGIES))
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 
 
 @everyone

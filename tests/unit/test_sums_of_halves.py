@@ -22,7 +22,7 @@ WIDENED, ROWS = IMPLS["sums_widened"], IMPLS["rows_cpp"]
 needs_cxx = pytest.mark.skipif(cxx.missing() is not None, reason="no C++ compiler")
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(moves())
 def test_sums_of_any_operator_shape_and_layout_are_right(w):
     halves = [s.dtype in HALVES for n, s in w.tensors.items() if n != "index"]

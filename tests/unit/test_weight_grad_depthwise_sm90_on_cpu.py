@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from convolutions import weight_grad, with_bias
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
@@ -177,9 +177,7 @@ def test_threads_share_the_work_in_several_ways(impl, w, knobs):
     padding=st.tuples(st.integers(0, 3), st.integers(0, 6)),
     data=st.data(),
 )
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12)
 def test_any_shape_and_any_config(impl, n, channels, size, kernel, stride, padding, data):
     both = zip(size, kernel, stride, padding, strict=True)
     out = [(s + 2 * p - k) // t + 1 for s, k, t, p in both if s + 2 * p >= k]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from convolutions import with_bias
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, on_cpu, without_a_gpu
 
@@ -59,8 +59,7 @@ def converted(*pairs):
 
 
 @needs_compilers
-@settings(max_examples=6, deadline=None, derandomize=True,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
+@settings(max_examples=6)
 @given(st.data())
 def test_any_contiguous_tensors_become_channels_last_and_back(data):
     def draw(*values):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from convolutions import bias_off_by, weight_grad, with_bias, with_fp32_bias
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
@@ -131,8 +131,7 @@ def test_steps_of_a_tile_are_copied_and_multiplied(w, config):
     assert check(w, config)
 
 
-@settings(max_examples=4, deadline=None, derandomize=True,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
+@settings(max_examples=4)
 @given(st.data())
 def test_any_two_axes_and_any_config_are_right(data):
     w = data.draw(layers(most_images=2, most_size=9, most_units=12))

@@ -45,7 +45,7 @@ def ring_of_chunks(x, begin, steps, stages, halo, tile_k):
         yield ring, step * tile_k % (size * tile_k)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_every_tap_reads_its_pixels_from_the_ring(data):
     draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731

@@ -170,7 +170,7 @@ def test_one_binary_serves_every_number_of_blocks():
     assert SM90.compile_key(few, SIMPLE) != SM90.compile_key(sm90.Config(64, 64), SIMPLE)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 40), st.integers(1, 30), st.integers(1, 50))
 def test_ranges_meet_every_step_once_and_leave_one_part_for_others(tiles, steps, blocks):
     """What the kernel computes of Problem.steps and .longer."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from convolutions import bias_off_by, with_bias, with_fp32_bias
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
@@ -235,8 +235,7 @@ def test_what_is_added_in_place_is_right():
     assert verdict.ok, verdict.message
 
 
-@settings(max_examples=4, deadline=None, derandomize=True,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
+@settings(max_examples=4)
 @given(st.data())
 def test_any_depthwise_geometry_is_right(data):
     def draw(low, high):
@@ -253,8 +252,7 @@ def test_any_depthwise_geometry_is_right(data):
     assert verdict.ok, verdict.message
 
 
-@settings(max_examples=4, deadline=None, derandomize=True,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
+@settings(max_examples=4)
 @given(st.data())
 def test_any_geometry_of_rows_is_right(data):
     def draw(low, high):
@@ -273,8 +271,7 @@ def test_any_geometry_of_rows_is_right(data):
     assert verdict.ok, verdict.message
 
 
-@settings(max_examples=4, deadline=None, derandomize=True,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
+@settings(max_examples=4)
 @given(st.data())
 def test_any_two_axes_and_any_config_of_mma_sync_are_right(data):
     w = data.draw(layers((1, 8), most_images=2, most_size=9, most_units=10))
