@@ -1,15 +1,19 @@
 // Enough of CUDA C++ to run our kernels on a CPU, one block after the other: each thread is a fiber,
 // and warp-wide functions and barriers switch to the next one. Slow, and single-threaded. Threads and
 // blocks take their turns forwards, or backwards: where a barrier is missing, results differ.
+//
+// A launch does the same whenever it is made, whatever is wrong with its kernel: memory begins alike,
+// nobody waits for what another block left, and what a GPU might not survive ends it with a reason.
+// Headers are few, for the time that each kernel takes to compile is mostly theirs.
 
-#include <algorithm>
 #include <cmath>
+#include <csetjmp>
+#include <cstdarg>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <csetjmp>
+#include <sys/mman.h>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
@@ -61,95 +65,138 @@ static uint16_t half_bits(float value, bool brain) {
 
 // ---- fibers -------------------------------------------------------------------------------------
 
-enum { STACK_BYTES = 1 << 16 };
+enum { PAGE_BYTES = 1 << 12, STACK_BYTES = 1 << 16, SPARE_WORDS = 32, MOST_IDLE_TURNS = 10000 };
 struct Meeting {  // of `members` fibers, again and again
   int members = 0, here = 0, round = 0, votes[2];
   uint64_t given[2][32];
 };
 struct Fiber {
-  ucontext_t context;  // to start from; later switches need no system call
-  jmp_buf here;
-  std::unique_ptr<char[]> stack;
-  bool started, done;
+  jmp_buf begin, here;
+  bool prepared, started, done;  // `prepared` for all blocks, `started` in this one
+};
+struct Stacks {  // zeros at first: a kernel that reads what it never wrote does the same every time
+  char* first = nullptr;
+  size_t bytes = 0;
+  Stacks() = default;
+  Stacks(Stacks&& other) : first(std::exchange(other.first, nullptr)), bytes(other.bytes) {}
+  Stacks& operator=(Stacks&& other) { std::swap(first, other.first), std::swap(bytes, other.bytes); return *this; }
+  ~Stacks() { if (first) munmap(first, bytes); }
+};
+struct Block {
+  std::vector<Fiber> fibers;
+  Stacks stacks;
+  std::vector<Meeting> warps;
+  Meeting all, groups[16];
+};
+struct Body {  // a kernel and its arguments
+  void (*call)(void (*)(), void**);
+  void (*kernel)();
+  void** args;
 };
 static PER_BLOCK ucontext_t scheduler_context;
 static PER_BLOCK jmp_buf scheduler;
-static PER_BLOCK std::vector<Fiber> fibers;
-static PER_BLOCK std::vector<Meeting> warps;
-static PER_BLOCK Meeting block, groups[16];
+static PER_BLOCK Block block;
+static PER_BLOCK Body body;
 static bool backwards, later_blocks_first;
-static PER_BLOCK std::function<void()> body;
-static std::vector<void (*)()> at_thread_begin;
+static std::vector<void (*)()> at_block_begin;
+static unsigned long steps_made;  // by threads, each until it waits for something else
+static int idle_turns;  // since the last of them
+static char trouble[200];  // why the launch cannot go on, if it cannot
 
+// End the launch. Of a thread: never returns.
+static void give_up(const char* why, ...) {
+  va_list values;
+  va_start(values, why);
+  const int told = std::snprintf(trouble, sizeof trouble, "thread %u of block %u: ", threadIdx.x, blockIdx.x);
+  std::vsnprintf(trouble + told, sizeof trouble - told, why, values);
+  va_end(values);
+  _longjmp(scheduler, 1);
+}
 static void leave(Meeting& m) {
   if (--m.members == m.here && m.here) { m.here = 0; ++m.round; }
 }
+// Its lowest bytes, never to be used, lie in the page where the next stack begins.
+static char* stack_of(int thread) { return block.stacks.first + PAGE_BYTES / 2 + (size_t)thread * STACK_BYTES; }
 static void end() {
-  fibers[threadIdx.x].done = true;
-  leave(warps[threadIdx.x / 32]);
-  leave(block);
+  ++steps_made;
+  for (int i = 0; i < SPARE_WORDS; ++i)
+    if (((uint64_t*)stack_of(threadIdx.x))[i]) give_up("needs more than %d bytes of stack", STACK_BYTES - SPARE_WORDS * 8);
+  block.fibers[threadIdx.x].done = true;
+  leave(block.warps[threadIdx.x / 32]);
+  leave(block.all);
   _longjmp(scheduler, 1);
 }
 static void enter() {
-  for (auto forget : at_thread_begin) forget();  // what the last block's thread left undone; its stack is gone
-  body();
+  _setjmp(block.fibers[threadIdx.x].begin);
+  body.call(body.kernel, body.args);
   end();
 }
 // Let the other threads go on until it is this one's turn again.
 static void give_way() {
   const unsigned me = threadIdx.x;
-  if (!_setjmp(fibers[me].here)) _longjmp(scheduler, 1);
+  if (!_setjmp(block.fibers[me].here)) _longjmp(scheduler, 1);
   threadIdx.x = me;
 }
 // Wait until all members of the meeting have come.
 static void meet(Meeting& m) {
   const int round = m.round;
+  ++steps_made;
   if (++m.here == m.members) { m.here = 0; ++m.round; return; }
   while (m.round == round) give_way();
 }
 static void begin_block(int threads) {
-  fibers.resize(threads);
-  warps.assign((threads + 31) / 32, Meeting());
-  block = Meeting();
-  block.members = threads;
-  for (int i = 0; i < threads; ++i) {
-    ++warps[i / 32].members;
-    Fiber& f = fibers[i];
-    f.started = f.done = false;
-    f.stack.reset(new char[STACK_BYTES]);
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.get();
-    f.context.uc_stack.ss_size = STACK_BYTES;
-    f.context.uc_link = nullptr;
-    makecontext(&f.context, enter, 0);
+  if (!block.stacks.first) {
+    block.stacks.bytes = (size_t)threads * STACK_BYTES + PAGE_BYTES;
+    void* const found = mmap(nullptr, block.stacks.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (found == MAP_FAILED) std::perror("stacks"), std::abort();
+    block.stacks.first = (char*)found;
+    block.fibers.assign(threads, Fiber());
   }
+  block.warps.assign((threads + 31) / 32, Meeting());
+  block.all = Meeting();
+  block.all.members = threads;
+  for (Meeting& m : block.groups) m = Meeting();
+  for (int i = 0; i < threads; ++i) {
+    ++block.warps[i / 32].members;
+    block.fibers[i].started = block.fibers[i].done = false;
+  }
+  for (auto forget : at_block_begin) forget();
+}
+static void go_on(Fiber& f, int thread) {
+  if (f.started) _longjmp(f.here, 1);
+  f.started = true;
+  if (std::exchange(f.prepared, true)) _longjmp(f.begin, 1);
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = stack_of(thread);
+  context.uc_stack.ss_size = STACK_BYTES;
+  context.uc_link = nullptr;
+  makecontext(&context, enter, 0);
+  swapcontext(&scheduler_context, &context);
 }
 // Every thread of the block goes on until it has to wait; whether one of them is not done.
 static bool turn_of_block() {
-  const int threads = fibers.size();
-  bool alive = false;
-  for (int n = 0; n < threads; ++n) {
+  const int threads = block.fibers.size();
+  const unsigned long before = steps_made;
+  volatile bool alive = false;
+  for (volatile int n = 0; n < threads; n = n + 1) {
     const int i = backwards ? threads - 1 - n : n;
-    if (fibers[i].done) continue;
+    Fiber& f = block.fibers[i];
+    if (f.done) continue;
     alive = true;
     threadIdx = {(unsigned)i, 0, 0};
-    if (_setjmp(scheduler)) continue;
-    if (fibers[i].started) _longjmp(fibers[i].here, 1);
-    fibers[i].started = true;
-    swapcontext(&scheduler_context, &fibers[i].context);
+    if (!_setjmp(scheduler)) go_on(f, i);
+    if (*trouble) return false;
   }
-  return alive;
-}
-static void run_block(int threads) {
-  begin_block(threads);
-  while (turn_of_block()) {}
-  for (Fiber& f : fibers) f.stack.reset();  // each library has its own fibers, and a process many libraries
+  idle_turns = steps_made == before ? idle_turns + 1 : 0;
+  if (alive && idle_turns > MOST_IDLE_TURNS && !_setjmp(scheduler)) give_up("waits for what never comes");
+  return alive && !*trouble;
 }
 
 // What all lanes of the warp give, and which is this one.
 struct Warp { const uint64_t* given; int lane; };
 template <class V> static Warp gather(V value) {
-  Meeting& m = warps[threadIdx.x / 32];
+  Meeting& m = block.warps[threadIdx.x / 32];
   const int lane = threadIdx.x % 32, round = m.round % 2;
   m.given[round][lane] = 0;
   std::memcpy(&m.given[round][lane], &value, sizeof value);
@@ -160,16 +207,20 @@ template <class V> static V of_lane(const Warp& w, int lane) { V v; std::memcpy(
 
 // ---- CUDA's functions ---------------------------------------------------------------------------
 
-static inline void __syncthreads() { meet(block); }
+static inline void __syncthreads() { meet(block.all); }
 static inline int __syncthreads_count(int v) {
-  const int round = block.round % 2;
-  block.votes[round] = (block.here > 0 ? block.votes[round] : 0) + !!v;
-  meet(block);
-  return block.votes[round];
+  Meeting& all = block.all;
+  const int round = all.round % 2;
+  all.votes[round] = (all.here > 0 ? all.votes[round] : 0) + !!v;
+  meet(all);
+  return all.votes[round];
 }
 static inline int __syncthreads_or(int v) { return __syncthreads_count(v) > 0; }
-static inline void sync_group(int group, int threads) { groups[group].members = threads; meet(groups[group]); }
-static inline void __syncwarp() { meet(warps[threadIdx.x / 32]); }
+static inline void sync_group(int group, int threads) {
+  block.groups[group].members = threads;
+  meet(block.groups[group]);
+}
+static inline void __syncwarp() { meet(block.warps[threadIdx.x / 32]); }
 template <class V> static V __shfl_sync(unsigned, V v, int from, int width = 32) {
   const Warp w = gather(v);
   return of_lane<V>(w, w.lane / width * width + from % width);
@@ -221,61 +272,74 @@ template <class P> static P atomicCAS(P* at, P old, P now) { const P was = *at; 
 template <class P, class V> static P atomicExch(P* at, V v) { const P was = *at; *at = (P)v; return was; }
 template <class P, class V> static P atomicOr(P* at, V v) { const P was = *at; *at |= (P)v; return was; }
 
-// Arguments of a launch, as the driver takes them. Shared memory starts as 0xff in each block.
-struct Launch { int grid[3], threads; void** args; void* shared; size_t shared_bytes; };
-template <class... P, size_t... I> static void launch(void (*kernel)(P...), const Launch& l, std::index_sequence<I...>) {
+// ---- launches -----------------------------------------------------------------------------------
+
+// Shared memory starts as 0xff in each block, and arguments are as the driver takes them.
+struct Launch { int grid[3], threads; void* shared; size_t shared_bytes; };
+template <class... P, size_t... I> static Body body_of(void (*kernel)(P...), void** args, std::index_sequence<I...>) {
+  return {[](void (*k)(), void** args) { ((void (*)(P...))k)(*(P*)args[I]...); }, (void (*)())kernel, args};
+}
+template <class... P> static Body body_of(void (*kernel)(P...), void** args) {
+  return body_of(kernel, args, std::index_sequence_for<P...>());
+}
+static void begin_launch(const Launch& l) {
   gridDim = {(unsigned)l.grid[0], (unsigned)l.grid[1], (unsigned)l.grid[2]};
-  body = [=] { kernel(*(P*)l.args[I]...); };
+  *trouble = idle_turns = 0;
+}
+// Each returns why it ended before its end, or nothing.
+static const char* launch(Body kernel, const Launch& l) {
+  begin_launch(l);
+  body = kernel;
   for (unsigned z = 0; z < gridDim.z; ++z)
     for (unsigned y = 0; y < gridDim.y; ++y)
-      for (unsigned n = 0; n < gridDim.x; ++n) {
+      for (unsigned n = 0; n < gridDim.x && !*trouble; ++n) {
         blockIdx = {backwards || later_blocks_first ? gridDim.x - 1 - n : n, y, z};
         std::memset(l.shared, 0xff, l.shared_bytes);
-        run_block(l.threads);
+        begin_block(l.threads);
+        while (turn_of_block()) {}
       }
-}
-template <class... P> static void launch(void (*kernel)(P...), const Launch& l) {
-  launch(kernel, l, std::index_sequence_for<P...>());
+  block = Block();  // each library has its own stacks, and a process many libraries
+  return trouble;
 }
 
 // The same where blocks wait for one another: all of them go on in turn, each with what is its own.
 struct Resident {
-  std::vector<Fiber> fibers;
-  std::vector<Meeting> warps;
-  Meeting block;
+  Block block;
   std::vector<char> shared;
   Dim3 at;
   bool alive;
-  void trade(const Launch& l) {
-    std::swap(fibers, ::fibers), std::swap(warps, ::warps), std::swap(block, ::block);
-    std::swap_ranges(shared.begin(), shared.end(), (char*)l.shared);
+  void resume(const Launch& l) {
+    std::swap(block, ::block);
+    std::memcpy(l.shared, shared.data(), l.shared_bytes);
     blockIdx = at;
   }
+  void pause(const Launch& l) {
+    std::swap(block, ::block);
+    std::memcpy(shared.data(), l.shared, l.shared_bytes);
+  }
 };
-template <class... P, size_t... I> static void launch_together(void (*kernel)(P...), const Launch& l, std::index_sequence<I...>) {
-  gridDim = {(unsigned)l.grid[0], 1, 1};
-  body = [=] { kernel(*(P*)l.args[I]...); };
+static const char* launch_together(Body kernel, const Launch& l) {
+  begin_launch(l);
+  body = kernel;
   std::vector<Resident> residents(gridDim.x);
   for (unsigned n = 0; n < gridDim.x; ++n) {
     Resident& r = residents[n];
     r.at = {backwards || later_blocks_first ? gridDim.x - 1 - n : n, 0, 0};
     r.shared.assign(l.shared_bytes, (char)0xff);
-    r.trade(l);
+    r.resume(l);
     begin_block(l.threads);
-    r.trade(l);
+    r.pause(l);
     r.alive = true;
   }
-  for (bool alive = true; alive;) {
+  for (bool alive = true; alive && !*trouble;) {
     alive = false;
     for (Resident& r : residents) {
-      if (!r.alive) continue;
-      r.trade(l);
+      if (!r.alive || *trouble) continue;
+      r.resume(l);
       r.alive = turn_of_block();
-      r.trade(l);
+      r.pause(l);
       alive |= r.alive;
     }
   }
-}
-template <class... P> static void launch_together(void (*kernel)(P...), const Launch& l) {
-  launch_together(kernel, l, std::index_sequence_for<P...>());
+  return trouble;
 }

@@ -6,18 +6,15 @@ import ctypes
 import functools
 import re
 import struct
-from pathlib import Path
 
 import torch
 
-from tilewright.build import CompileTask
-from tilewright.compile.cache import compiled
+from on_cpu import HEADER, library
 from tilewright.compile.faults import fault_address
 from tilewright.device import DEVICES
 from tilewright.impl import Executable, allocate
 from tilewright.impls._indexed import TorchCall
 
-HEADER = (Path(__file__).parents[1] / "cuda_on_cpu.hpp").read_text()
 DEVICE = DEVICES["h200"]
 IN_BULK = """  for (u32 i = 0; i < elements; ++i) add_to(at + i, slot[i]);
 }
@@ -102,20 +99,16 @@ def _library(source):
     plain = re.sub(r'b?f16 h; asm\("cvt.rn.(b?)f16.f32.*?return h;', in_bits, plain)
     plain = re.sub(r'asm volatile\("prefetch.*', ";", plain)
     plain = re.sub(r'asm volatile\("fence.*', ";", plain)
-    plain = re.sub(r"(while \(\*\(volatile u32\*\)counter .*?\)) \{\}", r"\1 give_way();", plain)
     plain = re.sub(r"(?s)(TW_DEVICE void add_bulk.*?\{\n).*?\n#endif", r"\1" + IN_BULK, plain)
     memory = f"alignas(16) static u32 shared[{SHARED_WORDS}];"
     declared = "extern __shared__ __align__(16) u32 shared[];"
     plain = plain.replace(declared, memory) if declared in plain else f"{plain}\n{memory}"
-    doors = [
-        f'extern "C" void {how}_{e}(const int* g, int threads, void** args, size_t bytes) '
-        f"{{ {how}({e}, Launch{{{{g[0], g[1], g[2]}}, threads, args, shared, bytes}}); }}"
+    doors = {
+        f"{how}_{e}": f'extern "C" const char* {how}_{e}'
+        "(const int* g, int threads, void** args, size_t bytes) { "
+        f"return {how}(body_of({e}, args), {{{{g[0], g[1], g[2]}}, threads, shared, bytes}}); }}"
         for e in entries
         for how in ("launch", "launch_together")
-    ]
-    doors.append('extern "C" void go_backwards(bool now) { backwards = now; }')
-    task = CompileTask(
-        "cxx", "\n".join([HEADER, plain, *doors]),
-        ("-std=c++20", "-O1", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC"), entries[0],
-    )  # fmt: skip
-    return ctypes.CDLL(str(compiled(task).path))
+    }
+    direction = 'extern "C" void go_backwards(bool now) { backwards = now; }'
+    return library("\n".join([HEADER, plain, direction, *doors.values()]), list(doors))

@@ -5,9 +5,6 @@
 // is given back too early gives wrong results, and one that is not waited for NaN. Boxes lie unswizzled.
 
 #define __CUDA_ARCH__ 900
-#ifndef PATIENCE
-#define PATIENCE 20000
-#endif
 static const bool last_block_first = (later_blocks_first = true);  // those that others wait for
 
 struct Box {  // a tensor map
@@ -26,10 +23,9 @@ static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selecto
   for (int i = 0; i < 4; ++i) found |= (unsigned)(both >> (selector >> i * 4 & 7) * 8 & 255) << i * 8;
   return found;
 }
-static unsigned char* at_shared(unsigned offset) { return dynamic_shared + (int)offset; }
 
 namespace ptx {
-static Barrier& barrier_at(unsigned offset) { return *(Barrier*)at_shared(offset); }
+static Barrier& barrier_at(unsigned offset) { return *(Barrier*)shared_at(offset, sizeof(Barrier)); }
 inline void turn_if_complete(Barrier& b) {
   if (b.missing == 0 && b.bytes == 0) b.phase ^= 1, b.missing = b.members;
 }
@@ -42,24 +38,24 @@ inline void mbarrier_arrive_expect_tx_shared_cta_b64(unsigned at, unsigned bytes
   barrier_at(at).bytes += bytes;
   mbarrier_arrive_shared_cta_b64(at);
 }
-static int in_vain;  // waits since the last one that ended
 inline void unpack(unsigned& open, unsigned at, unsigned parity) {  // try_wait
-  open = barrier_at(at).phase != parity || ++in_vain > PATIENCE;  // nobody will come: results will be wrong
-  if (open) in_vain = 0;
+  open = barrier_at(at).phase != parity;
+  if (open) ++steps_made;
   else give_way();
 }
-inline void unpack(unsigned, int) { std::abort(); }  // at a neighbour's barrier
+inline void unpack(unsigned, int) { give_up("arrives at a neighbour's barrier"); }
 inline void bar_consumers(int threads) { sync_group(1, threads); }
 inline void bar_group(int group, int threads) { sync_group(group, threads); }
 inline void bar_everyone(int threads) { sync_group(2, threads); }
 inline void bar_arrive(int threads) {
-  Meeting& m = groups[2];
+  Meeting& m = block.groups[2];
+  ++steps_made;
   m.members = threads;
   if (++m.here == threads) m.here = 0, ++m.round;
 }
 
 inline void copied(unsigned to, int row, const uint16_t* from, int columns) {
-  uint16_t* const line = (uint16_t*)(at_shared(to) + row * 128);
+  uint16_t* const line = (uint16_t*)shared_at(to + row * 128, 128);
   for (int c = 0; c < 64; ++c) line[c] = c < columns ? from[c] : 0;
 }
 inline void arrived(unsigned at, const Box& box) {
@@ -68,7 +64,7 @@ inline void arrived(unsigned at, const Box& box) {
 }
 inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned to, const void* map, unsigned at, int column, int pixel) {
   const Box& box = *(const Box*)map;
-  if (box.walks) std::abort();
+  if (box.walks) give_up("copies a box that walks as one that does not");
   for (int i = 0; i < box.pixels; ++i, ++pixel)
     copied(to, i, box.base + (long long)pixel * box.columns + column, pixel < box.width ? box.columns - column : 0);
   arrived(at, box);
@@ -84,7 +80,7 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_b
   const int first[4] = {i, j, k, l}, row = t.box[0] * 2;
   int bytes = 0, count[4];
   for (int d = 0; d < 4; ++d) count[d] = (t.box[d] + t.steps[d] - 1) / t.steps[d];
-  if (to % (t.swizzled ? row * 8 : 128)) std::abort();
+  unsigned char* const box = shared_at(to, count[0] * count[1] * count[2] * count[3] * 2, t.swizzled ? row * 8 : 128);
   for (int n = 0; n < count[0] * count[1] * count[2] * count[3]; ++n, bytes += 2) {
     const int index[4] = {n % count[0], n / count[0] % count[1], n / count[0] / count[1] % count[2], n / count[0] / count[1] / count[2]};
     bool inside = true;
@@ -94,19 +90,19 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_b
       inside &= place >= 0 && place < t.sizes[d], from += place * t.strides[d];
     }
     const unsigned at = t.swizzled ? bytes ^ (bytes >> 7) % (row / 16) * 16 : bytes;
-    *(uint16_t*)at_shared(to + at) = inside ? *from : 0;
+    *(uint16_t*)(box + at) = inside ? *from : 0;
   }
   barrier_at(barrier).bytes -= bytes, turn_if_complete(barrier_at(barrier));
 }
 inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(unsigned to, const void* from, unsigned bytes, unsigned at) {
-  if (to % 16 || (uintptr_t)from % 16 || bytes % 16) std::abort();
-  std::memcpy(at_shared(to), from, bytes);
+  if ((uintptr_t)from % 16 || bytes % 16) give_up("copies %u bytes from %p, which is not aligned", bytes, from);
+  std::memcpy(shared_at(to, bytes, 16), from, bytes);
   barrier_at(at).bytes -= bytes, turn_if_complete(barrier_at(at));
 }
 inline void cp_async_bulk_tensor_4d_shared_cluster_global_im2col_mbarrier_complete_tx_bytes(
     unsigned to, const void* map, unsigned at, int c, int w, int h, int n, int tap_w, int tap_h) {
   const Box& box = *(const Box*)map;
-  if (!box.walks) std::abort();
+  if (!box.walks) give_up("copies a box that does not walk as one that does");
   for (int i = 0; i < box.pixels; ++i) {
     const int x = w + tap_w, y = h + tap_h;
     const bool inside = x >= 0 && x < box.width && y >= 0 && y < box.height && n < box.images;
@@ -118,7 +114,7 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_im2col_mbarrier_comple
   }
   arrived(at, box);
 }
-template <class... T> void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(T...) { std::abort(); }
+template <class... T> void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(T...) { give_up("copies to neighbours"); }
 inline void ld_shared_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned from) {
   unsigned words[4];
   std::memcpy(words, shared_at(from, 16), 16);
@@ -134,31 +130,28 @@ inline void prefetch_tensormap(const void*) {}
 inline void prefetch_global_L2(const void*) {}
 inline void fence_mbarrier_init_release_cluster() {}
 inline void fence_proxy_async_shared_cta() {}
-inline void barrier_cluster_arrive_release_aligned() { std::abort(); }
-inline void barrier_cluster_arrive_relaxed_aligned() { std::abort(); }
-inline void barrier_cluster_wait_acquire_aligned() { std::abort(); }
+inline void barrier_cluster_arrive_release_aligned() { give_up("meets neighbours"); }
+inline void barrier_cluster_arrive_relaxed_aligned() { give_up("meets neighbours"); }
+inline void barrier_cluster_wait_acquire_aligned() { give_up("meets neighbours"); }
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 
 struct Product { float* sums; int count; uint64_t a, b; std::vector<unsigned> rows; bool begins; };
-static std::vector<std::deque<std::vector<Product>>> under_way(1024);  // of each thread; the last one is open
-static const bool products_forgotten = (at_thread_begin.push_back([] { under_way[threadIdx.x].clear(); }), true);
-inline std::deque<std::vector<Product>>& products() {
-  auto& own = under_way[threadIdx.x];
-  if (own.empty()) own.emplace_back();
-  return own;
-}
+using Groups = std::vector<std::vector<Product>>;  // the last one is open
+static std::vector<Groups> under_way;  // of each thread
+static const bool products_forgotten = (at_block_begin.push_back([] { under_way.assign(block.fibers.size(), Groups(1)); }), true);
+inline Groups& products() { return under_way[threadIdx.x]; }
 inline float operand(uint64_t descriptor, int column, int k) {
   if (descriptor >> 62 == 0) return 1;  // no box: ones, of which the bias is summed
   const unsigned first = (descriptor & 0x3fff) * 16, apart = (descriptor >> 16 & 0x3fff) * 16;
   uint16_t bits;
-  std::memcpy(&bits, dynamic_shared + first + column / 64 * apart + k * 128 + column % 64 * 2, 2);
+  std::memcpy(&bits, shared_at(first + column / 64 * apart + k * 128 + column % 64 * 2, 2), 2);
   return half_value(bits, BRAIN);
 }
 inline void multiplied(const Product& p) {
   const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
   const bool held = !p.rows.empty();
-  if (p.begins) std::fill_n(p.sums, p.count, 0.0f);
+  if (p.begins) std::memset(p.sums, 0, p.count * sizeof(float));
   const auto in_registers = [&](int below, int k) {  // of lanes with the same row
     return half_value(p.rows[(below + k / 8 * 2) * 4 + k % 8 / 2] >> k % 2 * 16, BRAIN);
   };
@@ -171,7 +164,7 @@ inline void multiplied(const Product& p) {
 inline void wgmma_fence_sync_aligned() {}
 inline void wgmma_commit_group_sync_aligned() { products().emplace_back(); }
 inline void wgmma_wait_group_sync_aligned(int later) {
-  for (auto& own = products(); (int)own.size() - 1 > later; own.pop_front())
+  for (auto& own = products(); (int)own.size() - 1 > later; own.erase(own.begin()))
     for (const Product& p : own.front()) multiplied(p);
 }
 }  // namespace ptx

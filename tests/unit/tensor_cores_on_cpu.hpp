@@ -4,13 +4,8 @@
 // Asynchronous copies arrive when their thread waits for them and not before, and shared memory begins
 // as NaN, so that a missing wait or barrier gives wrong results.
 
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <deque>
-
 #undef __shared__
-#define __shared__ static
+#define __shared__ static __attribute__((section("of_block")))
 #define __grid_constant__
 
 struct float2 { float x, y; };
@@ -29,18 +24,24 @@ static Dim3 blockDim;
 alignas(1024) static unsigned char dynamic_shared[SHARED_BYTES];
 static size_t dynamic_bytes;
 static inline size_t __cvta_generic_to_shared(const void* p) { return (const unsigned char*)p - dynamic_shared; }
-static unsigned char* shared_at(unsigned offset, unsigned bytes) {
-  if (offset + bytes > dynamic_bytes || offset % bytes) {
-    std::fprintf(stderr, "%u bytes at %u of %zu of shared memory\n", bytes, offset, dynamic_bytes);
-    std::abort();
-  }
+extern unsigned char of_block_begins[] __asm__("__start_of_block") __attribute__((weak, visibility("hidden")));
+extern unsigned char of_block_ends[] __asm__("__stop_of_block") __attribute__((weak, visibility("hidden")));
+static const bool shared_variables_forgotten =
+    (at_block_begin.push_back([] { std::memset(of_block_begins, 0xff, of_block_ends - of_block_begins); }), true);
+
+static unsigned char* shared_at(unsigned offset, unsigned bytes, unsigned aligned) {
+  unsigned char* const variable = dynamic_shared + (int)offset;
+  if (variable >= of_block_begins && variable + bytes <= of_block_ends) return variable;
+  if ((size_t)offset + bytes > dynamic_bytes) give_up("%u bytes at %d of %zu of shared memory", bytes, (int)offset, dynamic_bytes);
+  if (offset % aligned) give_up("%u bytes at %u of shared memory, which is not aligned", bytes, offset);
   return dynamic_shared + offset;
 }
+static unsigned char* shared_at(unsigned offset, unsigned bytes) { return shared_at(offset, bytes, bytes); }
 
 struct Copy { unsigned char* to; const void* from; int bytes, read; };
-struct Copies { std::deque<std::vector<Copy>> groups; std::vector<Copy> open; };
-static std::vector<Copies> copies(1024);  // of each thread
-static const bool copies_forgotten = (at_thread_begin.push_back([] { copies[threadIdx.x] = {}; }), true);
+struct Copies { std::vector<std::vector<Copy>> groups; std::vector<Copy> open; };
+static std::vector<Copies> copies;  // of each thread
+static const bool copies_forgotten = (at_block_begin.push_back([] { copies.assign(block.fibers.size(), {}); }), true);
 
 namespace ptx {
 template <class T> void cvt_rn_f16_f32(T& to, float from) { to = half_bits(from, false); }
@@ -60,7 +61,7 @@ inline void ld_relaxed_gpu_global_v4_f32(float& x, float& y, float& z, float& w,
   x = all.x, y = all.y, z = all.z, w = all.w;
 }
 inline void bar_sync(int threads) {
-  if (threads != (int)blockDim.x) std::abort();
+  if (threads != (int)blockDim.x) give_up("a barrier of %d of %u threads", threads, blockDim.x);
   __syncthreads();
 }
 
@@ -74,7 +75,7 @@ inline void cp_async_commit_group() {
 }
 inline void cp_async_wait_group(int left = 0) {
   auto& groups = copies[threadIdx.x].groups;
-  for (; (int)groups.size() > left; groups.pop_front())
+  for (; (int)groups.size() > left; groups.erase(groups.begin()))
     for (const Copy& c : groups.front()) {
       std::memset(c.to, 0, c.bytes);
       std::memcpy(c.to, c.from, c.read);
@@ -97,7 +98,7 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned& a, unsigned
       std::memcpy(pair + i, shared_at(of_lane<unsigned>(w, m * 8 + w.lane % 4 * 2 + i), 16) + w.lane / 4 * 2, 2);
     found[m] = pair[0] | pair[1] << 16;
   }
-  meet(warps[threadIdx.x / 32]);  // all have read before anyone goes on
+  __syncwarp();  // all have read before anyone goes on
   for (int m = 0; m < 4; ++m) *to[m] = found[m];
 }
 
@@ -149,7 +150,7 @@ inline void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(float& d0, float&
     const Warp w = gather(given[i]);
     for (int lane = 0; lane < 32; ++lane) {
       all[i][lane] = of_lane<float>(w, lane);
-      if (of_lane<unsigned>(w, lane) & 0x1fff) std::abort();
+      if (of_lane<unsigned>(w, lane) & 0x1fff) give_up("multiplies fp32 that is no tf32");
     }
   }
   const int lane = threadIdx.x % 32;

@@ -13,21 +13,14 @@ from pathlib import Path
 
 import torch
 
-from tilewright.build import CompileTask
-from tilewright.compile.cache import compiled
+from on_cpu import HEADER, library
 from tilewright.device import DEVICES
 from tilewright.impl import Executable
 from tilewright.impls import _weight_grad_layout as layout
 from tilewright.impls._weight_grad_layout import Converted
 
-HERE = Path(__file__).parent
-HEADERS = (HERE.parent / "cuda_on_cpu.hpp", HERE / "tensor_cores_on_cpu.hpp")
+INSTRUCTIONS = Path(__file__).with_name("tensor_cores_on_cpu.hpp").read_text()
 DEVICE = DEVICES["h200"]
-FLAGS = (
-    *("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC"),
-    "-U_FORTIFY_SOURCE",  # jumps between stacks
-    "-fno-gnu-unique",  # libraries with functions of equal names each have their own shared memory
-)
 ALIGNED = 128
 """Bytes; structures that kernels take by value are aligned to 64."""
 
@@ -98,20 +91,21 @@ def _library(source):
         "unsigned char* memory = dynamic_shared;",
         plain,
     )
-    doors = [
-        f'extern "C" void on_cpu_{entry}(const int* g, int threads, void** args, size_t bytes) {{\n'
+    doors = {
+        f"on_cpu_{entry}": f'extern "C" const char* on_cpu_{entry}'
+        "(const int* g, int threads, void** args, size_t bytes) {\n"
         "  blockDim = {(unsigned)threads, 1, 1}, dynamic_bytes = bytes;\n"
         "  backwards = !backwards;\n"
-        "  const Launch l{{g[0], g[1], g[2]}, threads, args, dynamic_shared, bytes};\n"
-        f"  launch({entry}, l);\n}}\n"
+        f"  return launch(body_of({entry}, args),"
+        " {{g[0], g[1], g[2]}, threads, dynamic_shared, bytes});\n}\n"
         for entry in entries
-    ]
+    }
     defined = (
         f"#define SHARED_BYTES {DEVICE.shared_bytes_per_block}\n"
         f"#define BRAIN {int('#define DTYPE bf16' in source)}\n"
     )
-    text = "\n".join([defined, *(path.read_text() for path in HEADERS), plain, *doors])
-    return ctypes.CDLL(str(compiled(CompileTask("cxx", text, FLAGS, entries[0])).path))
+    text = "\n".join([defined, HEADER, INSTRUCTIONS, plain, *doors.values()])
+    return library(text, list(doors))
 
 
 def _call(found):

@@ -1,0 +1,45 @@
+"""CUDA C++ as a library for the CPU, and its launches; see cuda_on_cpu.hpp."""
+
+import ctypes
+import re
+from pathlib import Path
+
+from tilewright.build import CompileTask
+from tilewright.compile.cache import compiled
+
+HEADER = Path(__file__).with_name("cuda_on_cpu.hpp").read_text()
+FLAGS = (
+    *("-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"),
+    "-U_FORTIFY_SOURCE",  # jumps between stacks
+    "-fno-gnu-unique",  # libraries with functions of equal names each have their own shared memory
+    "-fstack-reuse=none",  # what a thread forgot to wait for changes no other variable
+)
+SPIN = re.compile(r"(while \(\*\((?:const )?volatile u32\*\).*\)) \{\}")
+"""A loop that waits for another block."""
+
+
+class GivenUp(AssertionError):
+    """An emulated kernel did what a GPU might not survive: it would wait for ever, say."""
+
+
+def library(text, doors):
+    """The library of a source whose functions `doors` launch kernels, and raise GivenUp."""
+    text = SPIN.sub(r"\1 give_way();", text)
+    found = ctypes.CDLL(str(compiled(CompileTask("cxx", text, FLAGS, doors[0])).path))
+    for door in doors:
+        function = getattr(found, door)
+        function.restype, function.errcheck = ctypes.c_char_p, _raised
+    return found
+
+
+def _raised(trouble, function, args):
+    if trouble:
+        raise GivenUp(trouble.decode())
+
+
+def fails(check):
+    """Whether a check of a kernel with a fault returns False, or the kernel is given up."""
+    try:
+        return not check()
+    except GivenUp:
+        return True
