@@ -12,7 +12,7 @@ from processes import alive, wait_until
 from tilewright.build import CompileTask
 from tilewright.compile import cxx, nvrtc, pool
 from tilewright.compile.cache import Compiled, cached, compiled
-from tilewright.compile.pool import _GRACE_S, CompilePool
+from tilewright.compile.pool import CompilePool
 from tilewright.errors import CacheError, CompileError, CompileTimeout
 
 # Does what its source says, after logging that it began and before logging that it ended.
@@ -190,14 +190,16 @@ def test_leaving_the_results_early_stops_what_was_running(log):
 
 
 @needs_nvrtc
-def test_leaving_does_not_wait_for_nvrtc_which_no_signal_reaches(log):
+def test_leaving_does_not_wait_for_nvrtc_which_no_signal_reaches(log, monkeypatch):
     with CompilePool(jobs=2) as workers:
         results = workers.compile([task("quick"), endless_for_nvrtc()])
         next(results)
         time.sleep(0.5)  # it is deep inside by now
-        started = time.monotonic()
-        results.close()
-        assert time.monotonic() - started < _GRACE_S / 2
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "_GRACE_S", 60.0)
+            started = time.monotonic()
+            results.close()
+            assert time.monotonic() - started < 30.0
         assert len(list(workers.compile([task("next")]))) == 1
 
 
@@ -268,7 +270,7 @@ def test_an_interrupted_script_leaves_no_process_behind(log, tmp_path):
     )
     wait_until(lambda: len(log()) == 2)
     process.send_signal(signal.SIGINT)
-    process.wait(20)
+    process.wait(60)
     pids = [pid for worker, compiler, _ in log() for pid in (worker, compiler)]
     wait_until(lambda: not any(alive(pid) for pid in pids))
 

@@ -433,9 +433,9 @@ def test_checking_is_quick_enough_to_check_hundreds_of_candidates():
     verifier = Verifier(w, CPU)
     run = vendor(w)
     verifier.check(run)
-    start = time.perf_counter()
+    start = time.thread_time()  # others may keep the processor busy meanwhile
     verifier.check(run)
-    assert time.perf_counter() - start < 1.0
+    assert time.thread_time() - start < 1.0
 
 
 def test_cudnn_searches_for_the_vendor_alone(monkeypatch):
