@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tilewright.fusion.builder import GraphBuilder, Value
+from tilewright.fusion.axes import Value
+from tilewright.fusion.builder import GraphBuilder
 
 
 def _is_infinite(b: GraphBuilder, x: Value) -> Value:

@@ -43,6 +43,11 @@ def decompositions() -> dict[Any, Any]:
         )
     found[aten.hardshrink_backward.default] = _shrink_backward
     found[aten.softshrink_backward.default] = _shrink_backward
+    found[aten.native_group_norm.default] = _group_norm
+    found[aten.native_group_norm_backward.default] = functools.partial(
+        _of_contiguous, found[aten.native_group_norm_backward.default]
+    )
+    found[aten.select_scatter.default] = _select_scatter
     found[aten.round.decimals] = _round_decimals
     found[aten.split_with_sizes.default] = _split
     found[aten._efficientzerotensor.default] = torch.zeros
@@ -67,3 +72,36 @@ def _round_decimals(x: Tensor, *, decimals: int) -> Tensor:
 def _with_place(largest: Any, place: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
     """What `max` and `min` over a dim return: of the two, most programs use the first alone."""
     return largest(x, dim, keepdim), place(x, dim, keepdim)
+
+
+def _group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    pixels: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch's own has one for CPUs besides, which multiplies by rstd * weight."""
+    grouped = x.reshape(batch, groups, channels // groups * pixels)
+    variance, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
+    rstd = torch.rsqrt(variance + eps)
+    out = ((grouped - mean) * rstd).reshape(x.shape)
+    beside = [channels, *[1] * (x.dim() - 2)]
+    if weight is not None:
+        out = out * weight.reshape(beside)
+    if bias is not None:
+        out = out + bias.reshape(beside)
+    return out, mean.squeeze(-1), rstd.squeeze(-1)
+
+
+def _of_contiguous(backward: Any, gradient: Tensor, x: Tensor, *rest: Any) -> Any:
+    """PyTorch's takes views that other layouts do not allow."""
+    return backward(gradient.contiguous(), x.contiguous(), *rest)
+
+
+def _select_scatter(x: Tensor, part: Tensor, dim: int, index: int) -> Tensor:
+    first = index % x.shape[dim]
+    return torch.ops.aten.slice_scatter(x, part.unsqueeze(dim), dim, first, first + 1)

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.fusion.builder import GraphBuilder, Pieces, Unsupported, Value
+from tilewright.fusion.axes import Value, constant
 from tilewright.fusion.composed import COMPOSED
 from tilewright.fusion.ir import POINTWISE, Draw, Graph
+from tilewright.fusion.pieces import Pieces
+from tilewright.fusion.piecewise import PieceBuilder
+from tilewright.fusion.steps import Unsupported
 from tilewright.fusion.trace import arithmetics, trace_reference
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPE_NAMES, HALVES, TensorSpec
@@ -27,7 +30,16 @@ _LOGICAL = {
 }
 _OF_BOOLEANS = {"add": "or", "maximum": "or", "mul": "and", "minimum": "and"}
 """What arithmetic makes of two booleans."""
-_VIEWS = ("broadcast_in_dim", "expand", "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
+_VIEWS = (
+    "broadcast_in_dim",
+    "expand",
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "unsqueeze",
+    "squeeze",
+    "repeat",
+)
 _IDENTITIES = (
     *("clone", "alias", "detach", "view_of", "contiguous", "lift_fresh_copy"),
     "copy_strided",  # strides of the outputs come from the operator, not from the trace
@@ -50,7 +62,7 @@ def lower(w: Workload) -> Graph:
     return _Lowering(w).graph()
 
 
-class _Lowering(GraphBuilder):
+class _Lowering(PieceBuilder):
     def __init__(self, w: Workload):
         super().__init__(w)
         self.values: dict[fx.Node, Any] = {}
@@ -112,11 +124,13 @@ class _Lowering(GraphBuilder):
         if name in _IDENTITIES:
             return self.whole(node.args[0])
         if name == "cat":
-            return self.pieces(node)
+            return self.together(node)
+        if name == "slice_scatter":
+            return self.written_over(node)
         if name in _WHOLE and len(node.args) == 1:
             return self.reduction(node, _WHOLE[name])
         if name in _VIEWS:
-            return self.view(node, name)
+            return self.viewed(node, name)
         if name == "rounded":
             return self.rounded(self.value(node.args[0]), self.w.main.dtype)
         if name == "philox_bernoulli":
@@ -153,39 +167,40 @@ class _Lowering(GraphBuilder):
         found = self.values.get(arg) if isinstance(arg, fx.Node) else None
         return found if isinstance(found, Pieces) else self.value(arg)
 
-    def pieces(self, node: Any) -> Pieces:
+    def together(self, node: Any) -> Value | Pieces:
+        """Tensors one after another along a dim."""
         given = node.args[0]
         dim = (node.args[1] if len(node.args) > 1 else 0) % node.meta["val"].dim()
         dtype = DTYPE_NAMES[node.meta["val"].dtype]
         if any(n.meta["val"].dim() != node.meta["val"].dim() for n in given):
             raise Unsupported("cat of tensors of different ranks")
         some = [n for n in given if n.meta["val"].shape[dim]]
-        values = tuple(self.converted(self.value(n), dtype) for n in some)
-        return Pieces(dim, values, tuple(n.meta["val"].shape[dim] for n in some))
+        return self.concatenated([self.whole_as(n, dtype) for n in some], dim)
 
-    def piecewise(self, node: Any) -> Pieces:
+    def written_over(self, node: Any) -> Value | Pieces:
+        """A tensor with some elements of a dim replaced."""
+        out, given = node.meta["val"], _arguments(node)
+        into, part = (self.whole_as(given[n], DTYPE_NAMES[out.dtype]) for n in ("self", "src"))
+        dim = given.get("dim", 0) % out.dim()
+        ends = slice(given.get("start"), given.get("end"), given.get("step"))
+        return self.replaced(into, part, dim, range(out.shape[dim])[ends])
+
+    def whole_as(self, arg: Any, dtype: str) -> Value | Pieces:
+        return self.mapped(self.whole(arg), lambda value: self.converted(value, dtype))
+
+    def piecewise(self, node: Any) -> Value | Pieces:
         """A step of each piece, with the same part of the other operands."""
         given = {n: self.values[n] for n in node.all_input_nodes}
-        of = {n: v for n, v in given.items() if isinstance(v, Pieces)}
-        # Dims are counted from the end, as broadcasting aligns them.
-        cuts = {(v.dim - n.meta["val"].dim(), v.sizes) for n, v in of.items()}
-        if len(cuts) > 1:
-            raise Unsupported(f"{node.target} of tensors that were put together differently")
-        ((dim, sizes),) = cuts
-        found: list[Value] = []
-        start = 0
-        for k, size in enumerate(sizes):
-            for n, v in given.items():
-                if n in of:
-                    self.values[n] = v.values[k]
-                elif len(v.axes) >= -dim:
-                    self.values[n] = self.part(v, dim + len(v.axes), start, size)
+
+        def step(values: list[Value]) -> Value:
+            self.values.update(zip(given, values, strict=True))
             piece = self.step(node)
             assert isinstance(piece, Value), node
-            found.append(piece)
-            start += size
+            return piece
+
+        found = self.of_each(step, list(given.values()), tuple(node.meta["val"].shape))
         self.values.update(given)
-        return Pieces(dim + node.meta["val"].dim(), tuple(found), sizes)
+        return found
 
     def value(self, arg: Any) -> Value:
         if isinstance(arg, fx.Node):
@@ -205,39 +220,38 @@ class _Lowering(GraphBuilder):
         out = node.meta["val"]
         fixed = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
         value = fixed[name] if name in fixed else node.args[0 if name == "scalar_tensor" else 1]
-        axes = (None,) * out.dim()
+        dims = constant(out.shape)
         if isinstance(value, fx.Node):
-            return Value(self.value(value).node, axes)
+            return Value(self.value(value).node, dims)
         if out.dtype == torch.bool:
-            return Value(self.add("const", (), "bool", (), bool(value)), axes)
-        return Value(self.add("const", (), DTYPE_NAMES[out.dtype], (), value), axes)
+            return Value(self.add("const", (), "bool", (), bool(value)), dims)
+        return Value(self.add("const", (), DTYPE_NAMES[out.dtype], (), value), dims)
 
-    def part_of(self, node: Any, name: str) -> Value:
+    def part_of(self, node: Any, name: str) -> Value | Pieces:
         """Some elements of a dim, or one, whose dim is dropped."""
-        value, size = self.value(node.args[0]), node.args[0].meta["val"].shape
+        whole, size = self.whole(node.args[0]), node.args[0].meta["val"].shape
         dim = (node.args[1] if len(node.args) > 1 else 0) % len(size)
         if name == "select":
-            part = self.part(value, dim, node.args[2] % size[dim], 1)
-            return Value(part.node, (*part.axes[:dim], *part.axes[dim + 1 :]))
-        count = node.meta["val"].shape[dim]
-        first, _, step = slice(*node.args[2:5]).indices(size[dim])
-        return value if count == size[dim] else self.part(value, dim, first, count, step)
+            one = range(size[dim])[node.args[2]]
+            part = self.elements(whole, dim, range(one, one + 1))
+            return self.regrouped(part, node.meta["val"].shape)
+        return self.elements(whole, dim, range(size[dim])[slice(*node.args[2:5])])
 
-    def permuted(self, node: Any, name: str) -> Value:
-        value = self.value(node.args[0])
-        order = list(range(len(value.axes)))
+    def permuted(self, node: Any, name: str) -> Value | Pieces:
+        whole = self.whole(node.args[0])
+        order = list(range(len(whole.shape)))
         if name == "permute":
             order = [d % len(order) for d in node.args[1]]
         elif len(order) > 1:
             a, b = node.args[1:3] if name == "transpose" else (0, 1)
             order[a], order[b] = order[b], order[a]
-        return Value(value.node, tuple(value.axes[d] for d in order))
+        return self.moved(whole, order)
 
     def rounded(self, value: Value, dtype: str) -> Value:
         if dtype == "f64":
             return value
         narrow = self.add("cast", (value.node,), dtype, self.steps[value.node].axes)
-        return Value(self.upcast(narrow), value.axes)
+        return Value(self.upcast(narrow), value.dims)
 
     def cast(self, node: Any) -> Value:
         value, dtype = self.value(node.args[0]), node.meta["val"].dtype
@@ -249,7 +263,7 @@ class _Lowering(GraphBuilder):
         """What is written over another tensor, in its dtype and shape."""
         out = node.meta["val"]
         value = self.converted(self.value(node.args[1]), DTYPE_NAMES[out.dtype])
-        return Value(value.node, (None,) * (out.dim() - len(value.axes)) + value.axes)
+        return self.broadcast(value, out.shape)
 
     def converted(self, value: Value, dtype: str) -> Value:
         """Values stay in the arithmetic type: a narrower one that the program asks for rounds."""
@@ -263,7 +277,7 @@ class _Lowering(GraphBuilder):
             return number if step.dtype == "bool" else self.combine("trunc", [number])
         if dtype not in (self.arithmetic, "bool"):
             raise Unsupported(f"a cast to {dtype} among values of {self.arithmetic}")
-        return Value(self.add("cast", (value.node,), dtype, step.axes), value.axes)
+        return Value(self.add("cast", (value.node,), dtype, step.axes), value.dims)
 
     def clamped(self, node: Any) -> Value:
         value = self.value(node.args[0])
@@ -272,24 +286,19 @@ class _Lowering(GraphBuilder):
                 value = self.binary(name, value, self.value(bound))
         return value
 
-    def view(self, node: Any, name: str) -> Value:
-        value = self.value(node.args[0])
-        shape = tuple(node.meta["val"].shape)
-        if name == "broadcast_in_dim":
-            axes: list[int | None] = [None] * len(shape)
-            for own, to in enumerate(node.args[2]):
-                axes[to] = value.axes[own]
-            return Value(value.node, tuple(axes))
-        if name == "expand":
-            return Value(value.node, (None,) * (len(shape) - len(value.axes)) + value.axes)
-        old = list(node.args[0].meta["val"].shape)
-        along = [*[None] * (len(old) - len(value.axes)), *value.axes]
-        if [n for n in shape if n != 1] != [n for n in old if n != 1]:
-            raise Unsupported(
-                f"{name} from {old} to {list(shape)}: it does more than move size-1 dims"
-            )
-        remaining = iter([axis for axis, n in zip(along, old, strict=True) if n != 1])
-        return Value(value.node, tuple(next(remaining) if n != 1 else None for n in shape))
+    def viewed(self, node: Any, name: str) -> Value | Pieces:
+        whole, shape = self.whole(node.args[0]), tuple(node.meta["val"].shape)
+        if name == "repeat":
+            whole = self.expanded(whole, [1] * (len(shape) - len(whole.shape)) + [*whole.shape])
+            pairs = [*zip(node.args[1], whole.shape, strict=True)]
+            whole = self.regrouped(whole, [n for _, size in pairs for n in (1, size)])
+            whole = self.expanded(whole, [n for pair in pairs for n in pair])
+        elif name == "broadcast_in_dim":
+            own = dict(zip(node.args[2], whole.shape, strict=True))
+            whole = self.regrouped(whole, [own.get(d, 1) for d in range(len(shape))])
+        if name in ("expand", "broadcast_in_dim"):
+            return self.expanded(whole, shape)
+        return self.regrouped(whole, shape)
 
     def operands(self, node: Any, name: str) -> list[Value]:
         """Of a step of elements, in one dtype: booleans are 0 and 1 beside numbers."""
@@ -326,8 +335,15 @@ class _Lowering(GraphBuilder):
             return values
         return [self.converted(v, self.arithmetic) for v in values]
 
-    def reduction(self, node: Any, name: str) -> Value:
-        value, out = self.value(node.args[0]), node.meta["val"].dtype
+    def reduction(self, node: Any, name: str) -> Value | Pieces:
+        whole = self.whole(node.args[0])
+        dims, keepdim, _ = _reduction_arguments(node, name, len(whole.shape))
+        if isinstance(whole, Pieces) and not whole.are_cut(dims):
+            return self.over_whole(whole, dims, keepdim, lambda v: self.reduced(node, name, v))
+        return self.reduced(node, name, self.value(node.args[0]))
+
+    def reduced(self, node: Any, name: str, value: Value) -> Value:
+        out = node.meta["val"].dtype
         booleans = out == torch.bool
         if booleans:
             value, name = self.converted(value, "bool"), _OVER_BOOLEANS.get(name, name)
@@ -339,26 +355,26 @@ class _Lowering(GraphBuilder):
         if asked is not None and asked.is_floating_point:
             value = self.converted(value, DTYPE_NAMES[asked])
         value = self.converted(value, self.arithmetic)
-        shape = node.args[0].meta["val"].shape
-        dims, keepdim, correction = _reduction_arguments(node, name, len(shape))
-        over = self.axes.roots(value.axes[d] for d in dims)
+        given, keepdim, correction = _reduction_arguments(node, name, len(value.dims))
+        within = [f for d in given for f in self.axes.factors(value.dims[d])]
+        over = self.axes.roots(f.axis for f in within)
         # A dim that the value was expanded along holds the same elements many times.
-        repeats = math.prod(shape[d] for d in dims if value.axes[d] is None)
-        left = [None if d in dims else a for d, a in enumerate(value.axes)]
-        axes = tuple(a for d, a in enumerate(left) if keepdim or d not in dims)
-        dtype, rest = self.arithmetic, self.axes.roots(axes)
-        count = repeats * math.prod(map(self.axes.size, over))
+        repeats = math.prod(f.size for f in within if f.axis is None)
+        left = [() if d in given else dim for d, dim in enumerate(value.dims)]
+        dims = tuple(dim for d, dim in enumerate(left) if keepdim or d not in given)
+        dtype, rest = self.arithmetic, self.axes.along(dims)
+        count = math.prod(f.size for f in within)
         if name == "var":
             # One element deviates from its own mean by x - x: 0, or NaN where x is not finite.
             inside = (value.node,) if over else (value.node, value.node)
             m2 = self.add("m2" if over else "sub", inside, dtype, rest)
             scaled = self.scaled("mul", m2, repeats, dtype, rest)
             degrees = max(count - correction, 0.0)
-            return Value(self.scaled("div", scaled, degrees, dtype, rest), axes)
+            return Value(self.scaled("div", scaled, degrees, dtype, rest), dims)
         result = self.add(name, (value.node,), dtype, rest) if over else value.node
         if name in ("sum", "prod"):
             result = self.scaled("mul" if name == "sum" else "pow", result, repeats, dtype, rest)
-        return self.converted(Value(result, axes), "bool" if booleans else dtype)
+        return self.converted(Value(result, dims), "bool" if booleans else dtype)
 
     def scaled(self, op: str, i: int, by: float, dtype: str, axes: Iterable[int]) -> int:
         if by == 1 and op != "div":
@@ -366,10 +382,15 @@ class _Lowering(GraphBuilder):
         return self.add(op, (i, self.add("const", (), dtype, (), float(by))), dtype, axes)
 
 
+def _arguments(node: Any) -> dict[str, Any]:
+    """By name, those that are given."""
+    names = (a.name for a in node.target._schema.arguments)
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
 def _reduction_arguments(node: Any, name: str, rank: int) -> tuple[list[int], bool, float]:
     """The dims that a reduction runs over, whether it keeps them, and var's correction."""
-    given = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))
-    given.update(node.kwargs)
+    given = _arguments(node)
     dims = given.get("dim", given.get("dims"))
     listed = [dims] if isinstance(dims, int) else list(dims or range(rank))
     correction = given.get("correction")

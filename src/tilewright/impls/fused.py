@@ -12,11 +12,11 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.errors import NoImplementation
 from tilewright.fusion import cpp_target
-from tilewright.fusion.builder import Unsupported
 from tilewright.fusion.cuda import target as cuda_target
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.lower import lower
 from tilewright.fusion.passes import optimise
+from tilewright.fusion.steps import Unsupported
 from tilewright.fusion.stored import Stored
 from tilewright.impl import CompileTask, Executable, Implementation
 from tilewright.op import Workload

@@ -404,6 +404,7 @@ VIEWS: tuple[tuple[str, Rule], ...] = (
     ("select", torch.select),
     ("slice", torch.ops.aten.slice),
     ("broadcast_in_dim", torch.ops.prims.broadcast_in_dim),
+    ("repeat", torch.Tensor.repeat),
     ("clone", lambda t: t),
     ("alias", lambda t: t),
     ("detach", lambda t: t),
@@ -413,14 +414,25 @@ for _view in VIEWS:
     _rearrange(*_view)
 
 
-@rule("cat")
-def _cat(arithmetic: Arithmetic, pieces: Sequence[Any], dim: int = 0) -> Pair:
-    pairs = [arithmetic.lift(p) for p in pieces]
-    value = torch.cat([p.value for p in pairs], dim)
+def _together(pairs: Sequence[Pair], function: Callable[[list[Tensor]], Tensor]) -> Pair:
+    """One tensor whose elements are those of several."""
+    value = function([p.value for p in pairs])
     if all(p.error is None for p in pairs):
         return Pair(value)
     errors = [torch.zeros_like(p.value) if p.error is None else p.error for p in pairs]
-    return Pair(value, torch.cat(errors, dim), all(p.exact for p in pairs))
+    return Pair(value, function(errors), all(p.exact for p in pairs))
+
+
+@rule("cat")
+def _cat(arithmetic: Arithmetic, pieces: Sequence[Any], dim: int = 0) -> Pair:
+    return _together([arithmetic.lift(p) for p in pieces], lambda tensors: torch.cat(tensors, dim))
+
+
+@rule("slice_scatter")
+def _slice_scatter(arithmetic: Arithmetic, into: Pair, part: Pair, *where: int) -> Pair:
+    # PyTorch's leaves what was expanded as it is, where elements share their memory.
+    into = into.map(lambda t: t.to(part.value.dtype).contiguous())
+    return _together([into, part], lambda tensors: torch.ops.aten.slice_scatter(*tensors, *where))
 
 
 @rule("full")

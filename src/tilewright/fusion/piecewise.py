@@ -1,0 +1,234 @@
+"""Steps of tensors that are put together of pieces: each is a step of every piece."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tilewright.fusion.axes import Value, grouped, refined
+from tilewright.fusion.builder import GraphBuilder
+from tilewright.fusion.pieces import Box, Pieces, boxed, common, others, within
+from tilewright.fusion.steps import Unsupported
+
+Held = Value | Pieces
+Part = tuple[Box, Value]
+MOST_PIECES = 64
+"""Each may be a kernel of its own."""
+
+
+class PieceBuilder(GraphBuilder):
+    """What a tensor of pieces becomes, beside what a value does."""
+
+    def of_each(
+        self, step: Callable[[list[Value]], Value], operands: list[Held], shape: Sequence[int]
+    ) -> Held:
+        """The step of operands that broadcast to a shape."""
+        sizes = self.sizes_of(shape, operands)
+        flat = [n for factors in sizes for n in factors]
+        given = [self.spread(held, sizes) for held in operands]
+        boxes: list[Box] = [tuple(map(range, flat))]
+        for parts in given:
+            boxes = [b for box in boxes for other, _ in parts if (b := _meet(box, other))]
+        found = []
+        for box in boxes:
+            inside = (next((o, v) for o, v in parts if _meet(box, o)) for parts in given)
+            found.append((box, step([self.inside(v, box, o) for o, v in inside])))
+        return self.put_together(sizes, found)
+
+    def concatenated(self, operands: list[Held], d: int) -> Held:
+        """Tensors one after another along a dim."""
+        ends = [*itertools.accumulate(held.shape[d] for held in operands)]
+        shape = [*operands[0].shape[:d], ends[-1], *operands[0].shape[d + 1 :]]
+        sizes = self.sizes_of(shape, operands, d)
+        found = []
+        for end, held in zip(ends, operands, strict=True):
+            whole = range(end - held.shape[d], end)
+            found += [(box, v) for box, v in self.placed_in(held, sizes, d, whole)]
+        return self.put_together(sizes, found)
+
+    def replaced(self, into: Held, part: Held, d: int, elements: range) -> Held:
+        """A tensor in which some elements of a dim are others."""
+        if not elements:
+            return into
+        size = into.shape[d]
+        sizes = self.sizes_of(into.shape, [into, part], d)
+        at = sum(len(factors) for factors in sizes[:d])
+        found = self.placed_in(part, sizes, d, elements)
+        for box, value in self.placed_in(into, sizes, d, range(size)):
+            for left in others(elements, size):
+                if kept := common(box[at], left):
+                    smaller = (*box[:at], kept, *box[at + 1 :])
+                    found.append((smaller, self.inside(value, smaller, box)))
+        return self.put_together(sizes, found)
+
+    def elements(self, held: Held, d: int, elements: range) -> Held:
+        """Some elements of a dim."""
+        if isinstance(held, Value):
+            return self.part(held, d, elements)
+        factors = held.sizes[d]
+        target = boxed(elements, factors) if len(factors) > 1 else (elements,) * len(factors)
+        if target is None or not elements:
+            raise Unsupported(f"{len(elements)} elements of merged dims of {list(factors)}")
+        first = sum(len(f) for f in held.sizes[:d])
+        last = first + len(factors)
+        whole = tuple(map(range, held.factors))
+        wanted = (*whole[:first], *target, *whole[last:])
+        found = []
+        for box, value in held.parts:
+            if meet := _meet(box, wanted):
+                there = tuple(map(within, meet, wanted))
+                found.append((there, self.inside(value, meet, box)))
+        sizes = [*held.sizes]
+        sizes[d] = tuple(map(len, target))
+        return self.put_together(sizes, found)
+
+    def regrouped(self, held: Held, shape: Sequence[int]) -> Held:
+        """The elements, in row-major order, along other dims."""
+        if isinstance(held, Value):
+            return self.view(held, shape)
+        fine = refined(held.factors, [n for n in shape if n != 1])
+        if fine is None:
+            raise Unsupported(f"a view of {list(held.factors)}, in pieces, as {list(shape)}")
+        parts = grouped(fine, fine, held.factors)
+        found = []
+        for box, value in held.parts:
+            split = [boxed(elements, sizes) for elements, sizes in zip(box, parts, strict=True)]
+            if None in split:
+                raise Unsupported(f"a view from {list(held.shape)} to {list(shape)} of pieces")
+            into = tuple(r for ranges in split if ranges is not None for r in ranges)
+            found.append((into, self.view(value, [*map(len, into)])))
+        return Pieces(tuple(grouped(fine, fine, shape)), tuple(found))
+
+    def moved(self, held: Held, order: Sequence[int]) -> Held:
+        """Dims in another order."""
+        if isinstance(held, Value):
+            return self.of_dims(held, order)
+        numbers = iter(range(len(held.factors)))
+        places = [[next(numbers) for _ in factors] for factors in held.sizes]
+        flat = [k for d in order for k in places[d]]
+
+        parts = tuple((tuple(box[k] for k in flat), self.of_dims(v, flat)) for box, v in held.parts)
+        return Pieces(tuple(held.sizes[d] for d in order), parts)
+
+    def expanded(self, held: Held, shape: Sequence[int]) -> Held:
+        """Repeated along dims of size 1 and new leading ones."""
+        if isinstance(held, Value):
+            return self.broadcast(held, shape)
+        sizes = self.sizes_of(shape, [held])
+        return self.put_together(sizes, self.spread(held, sizes))
+
+    def mapped(self, held: Held, step: Callable[[Value], Value]) -> Held:
+        """A step that takes nothing else."""
+        if isinstance(held, Value):
+            return step(held)
+        return replace(held, parts=tuple((box, step(value)) for box, value in held.parts))
+
+    def over_whole(
+        self, held: Pieces, dims: Sequence[int], keepdim: bool, step: Callable[[Value], Value]
+    ) -> Held:
+        """A reduction over dims that no piece is cut along."""
+        sizes = [() if d in dims else factors for d, factors in enumerate(held.sizes)]
+        found = []
+        for box, value in held.parts:
+            ranges = iter(box)
+            own = [[next(ranges) for _ in factors] for factors in held.sizes]
+            whole = self.view(value, [math.prod(map(len, each)) for each in own])
+            left = tuple(r for d, each in enumerate(own) if d not in dims for r in each)
+            found.append((left, self.view(step(whole), [*map(len, left)])))
+        kept = [f for d, f in enumerate(sizes) if keepdim or d not in dims]
+        return self.put_together(kept, found)
+
+    # ---- pieces at factors ----
+
+    def sizes_of(
+        self, shape: Sequence[int], operands: Sequence[Held], whole: int | None = None
+    ) -> list[tuple[int, ...]]:
+        """The factors of each dim of a result that its operands' pieces are cut along; dim `whole`
+        has to stay one."""
+        found: list[tuple[int, ...]] = []
+        for k in range(-len(shape), 0):
+            n = shape[k]
+            cuts = [
+                held.sizes[k]
+                for held in operands
+                if isinstance(held, Pieces) and len(held.sizes) >= -k and held.sizes[k]
+            ]
+            if whole is not None and k == whole - len(shape):
+                fine: tuple[int, ...] | None = None if any(len(f) > 1 for f in cuts) else (n,)
+            else:
+                fine = refined((n,), *cuts) if n != 1 else ()
+            if fine is None:
+                raise Unsupported("what was put together along dims that were merged differently")
+            found.append(fine)
+        return found
+
+    def spread(self, held: Held, sizes: Sequence[tuple[int, ...]]) -> list[Part]:
+        """Its pieces, with a dim for each factor of the last dims of a result; where it has a
+        size of 1, of that size, and everywhere."""
+        rank = len(held.shape)
+        pairs = [*zip(held.shape, sizes[len(sizes) - rank :], strict=True)]
+        shape = [m for n, factors in pairs for m in (factors if n != 1 else (1,) * len(factors))]
+        missing = sum(len(factors) for factors in sizes[: len(sizes) - rank])
+        flat = [n for factors in sizes for n in factors]
+        if isinstance(held, Value):
+            parts: list[Part] = [((), self.view(held, shape))]
+        else:
+            split = self.regrouped(held, shape)
+            assert isinstance(split, Pieces)
+            parts = list(split.parts)
+        found = []
+        for box, value in parts:
+            ranges, dims = iter(box), iter(value.dims)
+            whole = isinstance(held, Value)
+            new = [range(n) for n in flat[:missing]]
+            along = []
+            for n, m in zip(shape, flat[missing:], strict=True):
+                new.append(range(m) if whole or n == 1 else next(ranges))
+                along.append(next(dims) if whole or n != 1 else ())
+            found.append((tuple(new), Value(value.node, ((),) * missing + tuple(along))))
+        return found
+
+    def placed_in(
+        self, held: Held, sizes: Sequence[tuple[int, ...]], d: int, elements: range
+    ) -> list[Part]:
+        """Its pieces as those of a result, of which it is some elements of a dim."""
+        count = len(elements)
+        own = [*sizes[:d], (count,), *sizes[d + 1 :]]
+        at = sum(len(factors) for factors in sizes[:d])
+        found = []
+        for box, value in self.spread(held, own):
+            inside = elements[box[at].start : box[at].stop : box[at].step]
+            found.append(((*box[:at], inside, *box[at + 1 :]), value))
+        return found
+
+    def of_dims(self, value: Value, dims: Sequence[int]) -> Value:
+        return Value(value.node, tuple(value.dims[d] for d in dims))
+
+    def inside(self, value: Value, box: Box, whole: Box) -> Value:
+        """The part of a piece in a smaller box; it is whole where it does not vary."""
+        for d, (elements, of) in enumerate(zip(box, whole, strict=True)):
+            if value.dims[d]:
+                value = self.part(value, d, within(elements, of))
+        return value
+
+    def put_together(self, sizes: Sequence[tuple[int, ...]], parts: list[Part]) -> Held:
+        """The pieces as one tensor, or as a value if there is but one."""
+        if len(parts) > MOST_PIECES:
+            raise Unsupported(f"a tensor of more than {MOST_PIECES} pieces")
+        kept = [k for k, n in enumerate(n for factors in sizes for n in factors) if n != 1]
+        left = tuple(tuple(n for n in factors if n != 1) for factors in sizes)
+        found = []
+        for box, value in parts:
+            full = self.broadcast(value, [*map(len, box)])
+            found.append((tuple(box[k] for k in kept), self.of_dims(full, kept)))
+        if len(found) == 1:
+            return self.view(found[0][1], [*map(math.prod, left)])
+        return Pieces(left, tuple(found))
+
+
+def _meet(a: Box, b: Box) -> Box | None:
+    """What is in both boxes."""
+    found = tuple(map(common, a, b))
+    return found if all(found) else None
