@@ -83,11 +83,22 @@ RARE_REDUCTIONS = {
     "var_mean": lambda a, dims: sum(torch.var_mean(a, dims, correction=0, keepdim=True)),
     "std": lambda a, dims: a.std(dims, correction=0.5, keepdim=True),
 }
+VIEWS = {
+    "flatten": lambda a, dims: a.flatten(dims[0], dims[-1]),
+    "unflatten": lambda a, dims: a.unflatten(dims[0], (-1, 3 if a.shape[dims[0]] % 3 == 0 else 2)),
+    "pixels": lambda a, dims: a.transpose(0, dims[0]).flatten(),
+    "shifted": lambda a, dims: a.narrow(dims[0], 1, 1) + a,
+    "differences": lambda a, dims: a.diff(dim=dims[0]),
+    "every other": lambda a, dims: a.movedim(dims[0], 0)[::2],
+    "but the last": lambda a, dims: a.movedim(dims[0], -1)[..., :-1],
+    "last": lambda a, dims: a.select(dims[0], -1),
+}
 TABLES = {
     "unary": UNARY,
     "binary": BINARY,
     "reduce": REDUCTIONS,
     "move": MOVES,
+    "view": VIEWS,
     "rare unary": RARE_UNARY,
     "rare binary": RARE_BINARY,
     "rare reduce": RARE_REDUCTIONS,
@@ -97,7 +108,7 @@ MOST_ELEMENTS, MOST_DIMS = 20000, 5
 
 
 def computed(name, args, dims):
-    over_dims = {**REDUCTIONS, **MOVES, **RARE_REDUCTIONS}
+    over_dims = {**REDUCTIONS, **MOVES, **VIEWS, **RARE_REDUCTIONS}
     if name in over_dims:
         return over_dims[name](*args, dims)
     return {**UNARY, **BINARY, **RARE_UNARY, **RARE_BINARY}[name](*args)
@@ -132,6 +143,7 @@ DTYPES = ("f32", "bf16", "f64", "f16")
 KINDS_OF_STEPS = ("unary", "binary", "binary", "reduce")
 MANY_REDUCTIONS = ("unary", "binary", "reduce", "reduce")
 MANY_MOVES = ("unary", "binary", "binary", "reduce", "move")
+MANY_VIEWS = ("unary", "binary", "reduce", "view", "view")
 RARE_STEPS = (*MANY_MOVES, "rare unary", "rare binary", "rare reduce")
 
 
@@ -172,7 +184,7 @@ def steps_on(draw, values, kind):
     first = draw(st.integers(0, len(values) - 1))
     rank = values[first].dim()
     table, takes = TABLES[kind], kind.removeprefix("rare ")
-    if takes in ("reduce", "move") and rank:
+    if takes in ("reduce", "move", "view") and rank:
         dims = draw(st.lists(st.integers(0, rank - 1), min_size=1, unique=True))
         return draw(st.sampled_from(sorted(table))), (first,), tuple(sorted(dims))
     if takes == "binary":

@@ -1,6 +1,7 @@
 """Random functions of up to fifteen steps, fused for the CPU, against fp64."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given
 from random_graphs import (
     KINDS_OF_STEPS,
     MANY_MOVES,
+    MANY_VIEWS,
     RARE_STEPS,
     Program,
     assert_empty_ones_right,
@@ -21,6 +23,7 @@ from random_graphs import (
 )
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
+from tilewright.errors import NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier
 from tilewright.tensor_spec import TensorSpec
@@ -53,6 +56,53 @@ def test_random_graphs_give_what_fp64_gives(kinds):
         assert found.ok or "PyTorch's largest error" in found.message, found.message
 
     run_examples(check, 25)
+
+
+MISFIT = (
+    "sizes (that )?do not fit|dims of .* that are merged|merged dims of|were merged differently"
+)
+"""What random views of random sizes are refused for."""
+
+
+def test_random_graphs_with_views_give_what_fp64_gives():
+    taken = 0
+
+    @given(programs(kinds=MANY_VIEWS, most_steps=8))
+    def check(program):
+        nonlocal taken
+        w = workload(program)
+        reason = IMPLS["fused"].unsupported(w, DEVICE)
+        if reason is not None and (re.search(MISFIT, reason) or "is empty" in reason):
+            return
+        found = verdict(program)
+        assert found.ok or "PyTorch's largest error" in found.message, found.message
+        taken += 1
+
+    run_examples(check, 40)
+    assert taken > 30
+
+
+def test_gradients_of_random_views_are_autograds():
+    taken = 0
+
+    @given(programs(dtypes=("f64",), most_steps=5, kinds=MANY_VIEWS))
+    def check(program):
+        nonlocal taken
+        w = workload(program)
+        tensors = [t.requires_grad_() for t in w.operator.examples(w, "random", 0)]
+        try:
+            own, right = both(program, tensors)
+            found = list(gradients(own, right, tensors))
+        except NoImplementation as refused:
+            if not re.search(rf"{MISFIT}|not used again|is empty", str(refused)):
+                raise
+            return
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+        taken += 1
+
+    run_examples(check, 25)
+    assert taken > 15
 
 
 def test_a_result_that_pytorch_lays_out_as_an_operand_is_right():
