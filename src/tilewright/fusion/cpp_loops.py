@@ -46,10 +46,10 @@ class Loops:
 
     @property
     def dynamic(self) -> tuple[int, ...]:
-        """The axes that have dynamic extents: all but those of a row, or the columns."""
+        """The axes that have dynamic extents: all but those of a row."""
         match self.kind:
             case "columns":
-                return (*self.rows, *self.swept)
+                return (*self.rows, *self.swept, self.lane)
             case "pointwise" if several(self.rows):
                 return (*self.rows, self.lane)
         return tuple(several(self.rows))

@@ -12,7 +12,7 @@ A kernel may also add up reductions over other axes than those of its rows (segm
 each part of the work items adds to memory of its own, which the next kernel puts together.
 
 In all of them a work item walks `replicas` (rows, or vectors of columns) together and sweeps once
-per phase of the plan. Rows are counted at run time (see extents); widths of rows and columns are
+per phase of the plan. Rows and columns are counted at run time (see extents); widths of rows are
 constants of the source.
 """
 
