@@ -198,7 +198,8 @@ class Emulated(Stored):
         assert counts <= COUNTERS
         turns = [ctypes.addressof(self.counters)] if counts else []
         if launch is None:
-            self.launches.append((entry, stage.blocks, stage.block_threads, buffers, turns))
+            numbers = [*turns, *stage.extents]
+            self.launches.append((entry, stage.blocks, stage.block_threads, buffers, numbers))
             return
         blocks = math.ceil(count / launch.per_block) * launch.blocks_per_row
         blocks = min(blocks, PERSISTENT_BLOCKS) if launch.persistent else blocks

@@ -35,17 +35,23 @@ class Extent(int):
         return self.name
 
 
-def with_extents(graph: Graph, axes: Collection[int], lane: int) -> Graph:
+def with_extents(graph: Graph, axes: Collection[int], lane: int, shared: bool = False) -> Graph:
     """The graph with dynamic extents: the sizes of `axes` and the strides along them.
 
     A tensor that is not contiguous along `lane`, on which vectors run, has all of its strides
-    dynamic. Extents of 0 and 1 say that nothing varies, or is contiguous, and stay.
+    dynamic. Extents of 0 and 1 say that nothing varies, or is contiguous, and stay. `shared`:
+    tensors with equal strides along an axis have one extent there, and one product with it.
     """
+    names: dict[tuple[int, int], str] = {}
+
+    def stride(s: int, a: int, name: str) -> Extent:
+        own = f"{name}_stride{a}"
+        return Extent(s, names.setdefault((a, s), own) if shared else own)
 
     def access(old: Access, name: str) -> Access:
         across = old.strides[lane] > 1
         strides = tuple(
-            Extent(s, f"{name}_stride{a}") if s > 1 and (across or a in axes) else s
+            stride(s, a, name) if s > 1 and (across or a in axes) else s
             for a, s in enumerate(old.strides)
         )
         return replace(old, strides=strides)

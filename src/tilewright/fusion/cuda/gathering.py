@@ -63,7 +63,8 @@ class GatheringKernel(TileKernel):
         members = self.tiles.count_of_parts(one)
         groups = self.tiles.blocks // members
         tickets = self.take(groups)
-        parts = {i: self.take(PART_WORDS * members * self.elements(i)) for i in sums.values()}
+        words = {i: PART_WORDS * members * self.elements(i) for i in sums.values()}
+        parts = {i: self.take(n) for i, n in words.items()}
         return Group(segment, sums, members, tickets, groups, parts)
 
     def take(self, words: int) -> int:
@@ -71,9 +72,6 @@ class GatheringKernel(TileKernel):
         first = self.counters
         self.counters += math.ceil(words / SECTOR_WORDS) * SECTOR_WORDS
         return first
-
-    def elements(self, i: int) -> int:
-        return math.prod(self.graph.nodes[i].shape)
 
     # ---- parameters ----------------------------------------------------------------------------
 
@@ -101,6 +99,9 @@ class GatheringKernel(TileKernel):
     def numbers(self) -> list[str]:
         return ["u32* counters", *super().numbers()]
 
+    def first_of(self, what: str, word: int) -> int:
+        return self.given(f"first_of_{what}", word)
+
     # ---- the kernel ----------------------------------------------------------------------------
 
     def pointers(self) -> None:
@@ -110,11 +111,14 @@ class GatheringKernel(TileKernel):
             (i, *_) = group.sums.values()
             number, step = "0", 1
             for name, count in reversed(self.of_group(i)):
-                number, step = f"{name} * {step} + {number}", step * count
-            self.line(f"u32* const tickets{g} = counters + {group.tickets} + ({number});")
+                number = f"{name} * {self.given(f'{name}_step{g}', step)} + {number}"
+                step *= count
+            tickets = self.first_of(f"tickets{g}", group.tickets)
+            self.line(f"u32* const tickets{g} = counters + {tickets} + ({number});")
             for i in group.sums.values():
                 at = self.offset(self.access(i), self.area.grid, self.coordinate)
-                self.line(f"u64* const parts{i} = (u64*)(counters + {group.parts[i]}) + {at};")
+                first = self.first_of(f"parts{i}", group.parts[i])
+                self.line(f"u64* const parts{i} = (u64*)(counters + {first}) + {at};")
             self.line(f"u32 ticket{g} = 0;")
             self.open("if (threadIdx.x == 0)")
             self.line(f"ticket{g} = take_ticket<{group.members}>(tickets{g});")
@@ -129,7 +133,7 @@ class GatheringKernel(TileKernel):
     def of_group(self, i: int) -> list[tuple[str, int]]:
         """What numbers the groups of a reduction: all that does not number its parts."""
         t = self.tiles
-        every = [(f"grid{a}", self.graph.space[a]) for a in self.area.grid]
+        every = [(f"grid{a}", self.area.graph.space[a]) for a in self.area.grid]
         every += [("chunk", t.chunks), ("piece", t.pieces)]
         parts = t.parts_of(i)
         return [each for each in every if each[1] > 1 and each not in parts]
@@ -147,7 +151,7 @@ class GatheringKernel(TileKernel):
             return
         columns = self.tiles.lanes * self.s.vector
         first = f"piece * {columns}"
-        left = f"{self.area.width} - {first}"
+        left = f"{self.graph.space[self.area.lane]} - {first}"
         self.line(f"expect_parts<{columns}>({self.own_part(i)} + {first}, {left});")
 
     def words_at_once(self, i: int) -> int:

@@ -24,8 +24,10 @@ TYPES = {
 JOINS = {"sum": "Sum", "prod": "Prod", "amax": "Max", "amin": "Min"}
 SEED = "i64"
 """The type of what the buffer of a mask holds."""
+DIVISOR = ("factor", "shift")
+"""What the names of those numbers end with that `divide` takes in place of a size."""
 _CODES = {"f32": "f", "f64": "d"}
-_EXTENT_CODES = {"u32": "I", "i64": "q"}
+_EXTENT_CODES = {"u32": "I", "int": "i", "i64": "q"}
 _FUNCTIONS = {
     "pow": "power", "neg": "neg", "abs": "absolute", "sqrt": "square_root",
     "rsqrt": "reciprocal_root", "exp": "exponential", "exp2": "exponential2", "log": "logarithm",
@@ -106,8 +108,9 @@ def extent_type(graph: Graph) -> str:
     return "u32" if widest < 2**32 and numbered < 2**31 else "i64"
 
 
-def _divisor_names(size: Extent) -> tuple[str, str]:
-    return f"{size}_factor", f"{size}_shift"
+def divisor_names(size: Extent) -> tuple[str, str]:
+    """Of what `divide` takes in place of a size."""
+    return f"{size}_{DIVISOR[0]}", f"{size}_{DIVISOR[1]}"
 
 
 def input_type(access: Access) -> str:
@@ -124,9 +127,16 @@ def input_parameter(i: int, access: Access) -> str:
 
 @functools.cache
 def prelude() -> str:
-    kernels = resources.files("tilewright").joinpath("kernels")
-    files = ("prelude.cuh", "prelude_joining.cuh")
-    return "\n".join(kernels.joinpath(name).read_text() for name in files)
+    return "\n".join(map(_read, ("prelude.cuh", "prelude_joining.cuh")))
+
+
+@functools.cache
+def tiles_prelude() -> str:
+    return _read("prelude_tiles.cuh")
+
+
+def _read(name: str) -> str:
+    return resources.files("tilewright").joinpath("kernels", name).read_text()
 
 
 class Kernel:
@@ -161,17 +171,28 @@ class Kernel:
             f"{TYPES[a.dtype]}* __restrict__ out{k}" for k, (_, a) in enumerate(self.graph.outputs)
         ]
         named.append("i64 count")
-        named += [f"{self.extent_type} {name}" for name in self.extents]
+        named += self.extent_parameters()
         return named + [f"{TYPES[d]} scalar{i}" for i, d in enumerate(self.graph.scalars)]
+
+    def extent_parameters(self) -> list[str]:
+        return [f"{self.kind_of_extent(name)} {name}" for name in self.extents]
+
+    def kind_of_extent(self, name: str) -> str:
+        """What holds an extent, or a number that follows from one."""
+        return self.extent_type
+
+    def every_extent(self) -> dict[str, int]:
+        """By name, what the kernel may be given."""
+        every: dict[str, int] = {}
+        for n in self.graph.space:
+            if isinstance(n, Extent):
+                every |= zip(divisor_names(n), divisor(n), strict=True)
+        return every | {e.name: int(e) for e in extents_of(self.graph)}
 
     def find_extents(self) -> None:
         """Note which extents the lines mention: those are arguments."""
         mentioned = set(re.findall(r"\w+", "\n".join(self.lines)))
-        every: dict[str, int] = {}
-        for n in self.graph.space:
-            if isinstance(n, Extent):
-                every |= zip(_divisor_names(n), divisor(n), strict=True)
-        every |= {e.name: int(e) for e in extents_of(self.graph)}
+        every = self.every_extent()
         self.extents = {name: value for name, value in every.items() if name in mentioned}
 
     def draw(self, inputs: Iterable[int]) -> None:
@@ -183,8 +204,13 @@ class Kernel:
 
     def signature(self) -> str:
         pointers = "P" * (len(self.graph.inputs) + len(self.graph.outputs))
-        extents = _EXTENT_CODES[self.extent_type] * len(self.extents)
-        return pointers + "q" + extents + "".join(_CODES[d] for d in self.graph.scalars)
+        return pointers + "q" + self.extent_codes() + self.scalar_codes()
+
+    def scalar_codes(self) -> str:
+        return "".join(_CODES[d] for d in self.graph.scalars)
+
+    def extent_codes(self) -> str:
+        return "".join(_EXTENT_CODES[self.kind_of_extent(name)] for name in self.extents)
 
     def offset(self, access: Access, axes: Iterable[int], coordinates: dict[int, str]) -> str:
         """The element offset along `axes`, as a sum of coordinate times stride."""
@@ -203,21 +229,26 @@ class Kernel:
             return {axes[0]: index}
         names, rest = {}, index
         for a in reversed(axes[1:]):
-            size = self.graph.space[a]
-            if isinstance(size, Extent) and self.extent_type == "u32":
-                before = f"before_{name}{a}"
-                self.line(
-                    f"const u32 {before} = divide({rest}, {', '.join(_divisor_names(size))});"
-                )
-                self.line(f"const {kind} {name}{a} = (u32)({rest}) - {before} * {size};")
-                rest = before
-            else:
-                self.line(f"const {kind} {name}{a} = ({rest}) % {size};")
-                rest = f"({rest}) / {size}"
             names[a] = f"{name}{a}"
+            rest = self.split(rest, names[a], self.graph.space[a], kind)
         self.line(f"const {kind} {name}{axes[0]} = {rest};")
         names[axes[0]] = f"{name}{axes[0]}"
         return names
+
+    def split(self, index: str, name: str, size: int, kind: str) -> str:
+        """Declare `name`, what divides a linear index by `size` leaves; the quotient."""
+        if isinstance(size, Extent) and self.divides:
+            before = f"before_{name}"
+            self.line(f"const u32 {before} = divide({index}, {', '.join(divisor_names(size))});")
+            self.line(f"const {kind} {name} = (u32)({index}) - {before} * {size};")
+            return before
+        self.line(f"const {kind} {name} = ({index}) % {size};")
+        return f"({index}) / {size}"
+
+    @property
+    def divides(self) -> bool:
+        """Whether linear indices are below 2^31, and so divided by multiplying."""
+        return self.extent_type == "u32"
 
     def fetch(
         self, access: Access, pointer: str, vector: str, wide: int | str, stream: bool

@@ -13,7 +13,7 @@ from typing import Any
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.gathering import GatheringKernel
 from tilewright.fusion.cuda.heuristics import row_heuristic
-from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Launch, prelude
+from tilewright.fusion.cuda.kernel import ENTRY, Launch, prelude, tiles_prelude
 from tilewright.fusion.cuda.pointwise import emit_pointwise
 from tilewright.fusion.cuda.pointwise_schedule import (
     PointwiseSchedule,
@@ -57,6 +57,7 @@ class Stage:
         launch: of a row or pointwise kernel, which takes `count` rows or elements; else None.
         blocks, block_threads: of a tile kernel.
         counters: zeroed words that a tile kernel takes: their address follows the buffers.
+        extents: the values of dynamic sizes and strides of a tile kernel.
     """
 
     entry: str
@@ -67,6 +68,7 @@ class Stage:
     blocks: int = 0
     block_threads: int = 0
     counters: int = 0
+    extents: tuple[int, ...] = ()
 
     @property
     def shared_bytes(self) -> int:
@@ -289,9 +291,10 @@ def emit(graph: Graph, config: Schedule, device: DeviceSpec) -> tuple[str, Progr
     program = program_of(graph, config, device)
     if _gathers(config):
         text, stage = _gathering_stage(program, config, device)
-        return "\n".join([prelude(), text]), replace(program, temporaries=()), [stage]
+        source = "\n".join([prelude(), tiles_prelude(), text])
+        return source, replace(program, temporaries=()), [stage]
     main = _main(program)
-    texts, stages = [prelude()], list[Stage]()
+    texts, stages = [prelude(), tiles_prelude()], list[Stage]()
     for group in _groups(program):
         entry = ENTRY + (str(len(stages)) if stages else "")
         kind, k = kind_of(program, group[0]), group[0]
@@ -347,18 +350,22 @@ def _gathering_stage(program: Program, config: Schedule, device: DeviceSpec) -> 
     tiles = _tiles(program, 0, config)
     kernel = GatheringKernel(tiles, segment, joins)
     text = kernel.emit("part0")
-    numbers = [f"{TYPES[d]} scalar{i}" for i, d in enumerate(segment.graph.scalars)]
-    declared = ", ".join([*kernel.tensors(), "u32* counters", *numbers])
+    declared = [*kernel.tensors(), *kernel.numbers()]
     names = [name for _, name in kernel.buffers().values()]
-    given = ["blockIdx.x", *names, "counters", *(n.split()[-1] for n in numbers)]
+    given = ", ".join(["blockIdx.x", *names, *(n.split()[-1] for n in kernel.numbers())])
     bounds = f"__launch_bounds__({tiles.s.block_threads}, {blocks_of_sm(tiles, device)})"
-    head = f'extern "C" __global__ void {bounds} {ENTRY}({declared}) {{'
-    lines = ["namespace kernel0 {", text, head, f"  part0({', '.join(given)});", "}", "}", ""]
+    head = f'extern "C" __global__ void {bounds} {ENTRY}({", ".join(declared)}) {{'
+    lines = ["namespace kernel0 {", text, head, f"  part0({given});", "}", "}", ""]
     buffers = tuple(kernel.buffers())
-    codes = "".join("d" if d == "f64" else "f" for d in segment.graph.scalars)
-    signature = "P" * (len(buffers) + 1) + codes
+    signature = "P" * (len(buffers) + 1) + kernel.extent_codes() + kernel.scalar_codes()
     stage = Stage(
-        ENTRY, buffers, signature, None, 0, tiles.blocks, tiles.s.block_threads, kernel.counters
+        ENTRY,
+        buffers,
+        signature,
+        blocks=tiles.blocks,
+        block_threads=tiles.s.block_threads,
+        counters=kernel.counters,
+        extents=tuple(kernel.extents.values()),
     )
     return "\n".join(lines), stage
 
@@ -376,23 +383,30 @@ def _tile_stage(
     program: Program, group: list[int], config: Schedule, entry: str
 ) -> tuple[str, Stage]:
     """Tile kernels side by side, each with its range of blocks."""
-    parts, calls, first, threads = [], [], 0, 0
+    parts, numbers, calls, codes = list[str](), list[str](), list[tuple[str, str]](), ""
+    extents: list[int] = []
     tensors: dict[int, str] = {}
+    first = threads = 0
     for n, k in enumerate(group):
         segment = program.segments[k]
         tiles = _tiles(program, k, config)
         kernel = TileKernel(tiles)
         parts.append(kernel.emit(f"part{n}"))
-        for buffer, declared in zip(
-            (*segment.reads, *segment.writes), kernel.tensors(), strict=True
-        ):
+        buffers = (*segment.reads, *segment.writes)
+        for buffer, declared in zip(buffers, kernel.tensors(), strict=True):
             tensors.setdefault(buffer, declared.rpartition("__restrict__")[0])
-        scalars = [f"scalar{i}" for i in range(len(segment.graph.scalars))]
-        names = ", ".join([*(f"b{b}" for b in (*segment.reads, *segment.writes)), *scalars])
-        calls.append((first, f"part{n}(blockIdx.x - (i64){first}, {names});"))
+        start = f"first{n}" if n else "0"
+        own = [f"int {start}"] if n else []
+        own += [f"{declared}_{n}" for declared in kernel.extent_parameters()]
+        given = [*(f"b{b}" for b in buffers), *(p.split()[-1] for p in own[n > 0 :])]
+        given += [p.split()[-1] for p in kernel.scalars()]
+        calls.append((start, f"part{n}({', '.join([f'blockIdx.x - {start}', *given])});"))
+        numbers += own
+        codes += ("i" if n else "") + kernel.extent_codes()
+        extents += [*([first] if n else []), *kernel.extents.values()]
         first += tiles.blocks
         threads = tiles.s.block_threads
-    numbers = [f"{TYPES[d]} scalar{i}" for i, d in enumerate(program.segments[0].graph.scalars)]
+    numbers, codes = [*numbers, *kernel.scalars()], codes + kernel.scalar_codes()
     declared = ", ".join([*(f"{kind}__restrict__ b{b}" for b, kind in tensors.items()), *numbers])
     head = f'extern "C" __global__ void __launch_bounds__({threads}, 1) {entry}({declared}) {{'
     # What the kernel before it wrote must not be read before the wait: that hides its pointer.
@@ -403,6 +417,12 @@ def _tile_stage(
         for n, (start, call) in reversed(list(enumerate(calls)))
     ]
     text = "\n".join([*parts, head, *(wait if entry != ENTRY else []), *body, "}", ""])
-    codes = "".join("d" if d == "f64" else "f" for d in program.segments[0].graph.scalars)
-    signature = "P" * len(tensors) + codes
-    return text, Stage(entry, tuple(tensors), signature, None, 0, first, threads)
+    stage = Stage(
+        entry,
+        tuple(tensors),
+        "P" * len(tensors) + codes,
+        blocks=first,
+        block_threads=threads,
+        extents=tuple(extents),
+    )
+    return text, stage

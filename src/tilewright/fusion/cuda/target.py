@@ -382,7 +382,7 @@ class ProgramKernels(Stored):
                 *[pointers[b] for b in stage.buffers],
                 *([stage.count] if launch else []),
                 *self.counters_of(stage, index, stream),
-                *(launch.extents if launch else ()),
+                *(launch.extents if launch else stage.extents),
                 *numbers,
                 cluster=launch.cluster if launch else 1,
                 overlapping=launch is None and stage.entry != ENTRY and overlaps(index),

@@ -29,8 +29,9 @@ class TileKernel(TileSweeps):
             self.add_up()
         else:
             self.complete()
+        self.find_extents()
         shared = f"  __shared__ Quad shared[{math.ceil(self.shared_bytes / 16)}];"
-        parameters = ", ".join(["i64 block", *self.tensors(), *self.numbers()])
+        parameters = ", ".join(["u32 block", *self.tensors(), *self.numbers()])
         head = f"TW_DEVICE void {name}({parameters}) {{"
         return "\n".join([head, *([shared] if self.shared_bytes else []), *self.lines, "}", ""])
 
@@ -38,6 +39,10 @@ class TileKernel(TileSweeps):
         return self.parameters_of_kernel()[: len(self.graph.inputs) + len(self.graph.outputs)]
 
     def numbers(self) -> list[str]:
+        """What the function is given behind its tensors, in order."""
+        return [*self.extent_parameters(), *self.scalars()]
+
+    def scalars(self) -> list[str]:
         return [f"{TYPES[d]} scalar{i}" for i, d in enumerate(self.graph.scalars)]
 
     # ---- where a thread is ---------------------------------------------------------------------
@@ -45,19 +50,28 @@ class TileKernel(TileSweeps):
     def place(self) -> None:
         t = self.tiles
         self.line(f"const int x = threadIdx.x % {t.lanes}, y = threadIdx.x / {t.lanes};")
-        self.line("i64 rest = block;")
-        for name, count in (("piece", t.pieces), ("chunk", t.chunks)):
-            self.line(f"const int {name} = rest % {count};")
-            self.line(f"rest /= {count};")
+        rest = "block"
+        for name, count in (("piece", self.pieces), ("chunk", t.chunks)):
+            if count == 1:
+                self.line(f"const int {name} = 0;")
+            else:
+                rest = self.split(rest, name, count, "int")
         for a in reversed(self.area.grid[1:]):
-            self.line(f"const i64 grid{a} = rest % {self.graph.space[a]};")
-            self.line(f"rest /= {self.graph.space[a]};")
+            rest = self.split(rest, f"grid{a}", self.graph.space[a], "int")
         if self.area.grid:
-            self.line(f"const i64 grid{self.area.grid[0]} = rest;")
-        self.line(f"const {self.index} begin = ({self.index})chunk * {t.chunk_steps};")
-        end = f"begin + {t.chunk_steps}"
-        steps = self.area.steps
+            self.line(f"const int grid{self.area.grid[0]} = {rest};")
+        steps = self.given("steps", self.area.steps)
+        if t.chunks == 1:
+            self.line(f"const {self.index} begin = 0, end = {steps};")
+            return
+        chunk_steps = self.given("chunk_steps", t.chunk_steps)
+        self.line(f"const {self.index} begin = ({self.index})chunk * {chunk_steps};")
+        end = f"begin + {chunk_steps}"
         self.line(f"const {self.index} end = {end} < {steps} ? {end} : {steps};")
+
+    @property
+    def pieces(self) -> int:
+        return self.given("pieces", self.tiles.pieces)
 
     def pointers(self) -> None:
         """Where the block's own coordinates lead in every tensor."""
@@ -68,29 +82,42 @@ class TileKernel(TileSweeps):
         for k, (i, access) in enumerate(self.graph.outputs):
             offset = self.offset(access, grid, self.coordinate)
             if i in self.ends and k == self.ends[i]:
-                whole = math.prod(self.graph.nodes[i].shape)
-                offset += f" + {self.part(i)} * {whole}"
+                offset += f" + {self.part(i)} * {self.elements(i)}"
             self.pointer_to(k, offset)
 
     def pointer_to(self, k: int, offset: str) -> None:
         """Where the block's results of output `k` begin."""
         self.line(f"auto* to{k} = out{k} + {offset};")
 
+    def elements(self, i: int) -> int:
+        """Of one part of reduction `i`."""
+        return self.given(f"elements{i}", math.prod(self.graph.nodes[i].shape))
+
     def part(self, i: int) -> str:
         """The number of the part of reduction `i` that this block, or warp, leaves."""
         number = "(i64)0"
         for name, count in self.tiles.parts_of(i):
-            number = f"({number} * {count} + {name})"
+            number = f"({number} * {self.size_of(name, count)} + {name})"
         return number
+
+    def size_of(self, coordinate: str, count: int) -> int:
+        """How many there are of what numbers parts: `count`, as the kernel knows it."""
+        known = {f"grid{a}": self.graph.space[a] for a in self.area.grid}
+        return {**known, "piece": self.pieces}.get(coordinate, count)
 
     def open_columns(self, turn: str = "") -> None:
         s, t = self.s, self.tiles
         place = f"(piece * {s.turns}{turn})" if s.turns > 1 else "piece"
         column = f"(({self.index}){place} * {t.lanes} + x) * {s.vector}"
         self.line(f"const {self.index} lane_column = {column};")
-        self.line(f"const bool inside = lane_column < {self.area.width};")
-        last = self.area.width - s.vector
-        self.line(f"const i64 column = inside ? lane_column : {last};")
+        width = self.graph.space[self.area.lane]
+        if self.area.width % (t.lanes * s.vector * s.turns) == 0:
+            self.line("const bool inside = true;")
+            self.line("const i64 column = lane_column;")
+        else:
+            self.line(f"const bool inside = lane_column < {width};")
+            self.line(f"const i64 column = inside ? lane_column : {width} - {s.vector};")
+        self.column_pointers()
 
     # ---- parts of results ----------------------------------------------------------------------
 

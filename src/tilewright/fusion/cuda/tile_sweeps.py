@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from tilewright.fusion.cuda.kernel import JOINS, TYPES, Kernel
+from dataclasses import replace
+
+from tilewright.fusion.cuda.kernel import DIVISOR, JOINS, TYPES, Kernel, divisor_names
 from tilewright.fusion.cuda.schedule import access_bytes
 from tilewright.fusion.cuda.tiles import WARP, Tiles
+from tilewright.fusion.extents import Extent, divisor, with_extents
 from tilewright.fusion.ir import Access
 from tilewright.fusion.plan import Phase, needed_in
 
@@ -13,17 +16,51 @@ class TileSweeps(Kernel):
     """What tile kernels emit once they know where a thread is; for the names see tile_kernel."""
 
     def __init__(self, tiles: Tiles):
-        super().__init__(tiles.plan.graph)
-        self.tiles, self.area, self.s = tiles, tiles.area, tiles.s
-        self.plan = tiles.plan
+        area, graph = tiles.area, tiles.plan.graph
+        # 64-bit where an index of twice the elements would not stay within 32.
+        self.index = "int" if max(area.width, area.steps) < 2**30 else "i64"
+        # Strides that are compiled in lie at distances that instructions hold, from one address;
+        # and a constant divides 64 bits.
+        several = tiles.kept_steps or (tiles.at_once > 1 and tiles.stores_steps)
+        fixed = area.walk if self.index == "i64" or several else ()
+        self.steps_fixed = bool(fixed)
+        axes = [a for a in range(len(graph.space)) if a not in fixed]
+        super().__init__(with_extents(graph, axes, area.lane, shared=True))
+        self.tiles, self.area, self.s = tiles, area, tiles.s
+        self.plan = replace(tiles.plan, graph=self.graph)
+        self.counted: dict[str, int] = {}
+        """By name, further numbers that the kernel is given: they follow from sizes."""
         self.ends = {i: k for k, i in tiles.area.added.items()}
         """By reduction that is added up: the position of the output that takes its parts."""
         self.names: dict[int, str] = {}
         """Per node that does not vary along the walk: its expression."""
         self.shared_bytes = 0
-        # 64-bit where an index of twice the elements would not stay within 32.
-        self.index = "int" if max(self.area.width, self.area.steps) < 2**30 else "i64"
-        self.coordinate = {a: f"grid{a}" for a in self.area.grid}
+        self.coordinate = {a: f"(i64)grid{a}" for a in self.area.grid}
+
+    # ---- numbers that the kernel is given ------------------------------------------------------
+
+    def given(self, name: str, value: int) -> int:
+        """A number under its name in the kernel; 0 and 1, which tell what there is, stay."""
+        if value <= 1:
+            return value
+        self.counted[name] = value
+        return Extent(value, name)
+
+    def every_extent(self) -> dict[str, int]:
+        every = dict(self.counted)
+        if (pieces := every.get("pieces")) is not None:
+            every |= zip(divisor_names(Extent(pieces, "pieces")), divisor(pieces), strict=True)
+        return super().every_extent() | every
+
+    def kind_of_extent(self, name: str) -> str:
+        """A signed type: by it one instruction multiplies a coordinate and adds to an address."""
+        if name.endswith(DIVISOR):
+            return "u32"
+        return "int" if self.extents[name] < 2**31 else "i64"
+
+    @property
+    def divides(self) -> bool:
+        return True
 
     # ---- values --------------------------------------------------------------------------------
 
@@ -41,13 +78,44 @@ class TileSweeps(Kernel):
     def load(self, i: int, at: dict[int, str]) -> str:
         index = self.graph.nodes[i].attr
         access = self.graph.inputs[index]
-        axes = [a for a in (*self.area.walk, self.area.lane) if a in at]
-        pointer = f"from{index} + {self.offset(access, axes, at)}"
+        pointer = self.walked_to(self.base("from", index, access, at), access, at)
         if not self.vectorised(i):
             return f"load_one({pointer})"
         once = all(s or n == 1 for s, n in zip(access.strides, self.graph.space, strict=True))
         wide = access_bytes(access, self.s.vector)
         return self.fetch(access, pointer, str(self.s.vector), wide, self.s.stream_loads and once)
+
+    def base(self, kind: str, k: int, access: Access, at: dict[int, str]) -> str:
+        """Where a tensor's elements of this block begin, or of this thread, which has a column."""
+        own = not self.steps_fixed and access.strides[self.area.lane] and self.area.lane in at
+        return f"column_{kind}{k}" if own else f"{kind}{k}"
+
+    def column_pointers(self) -> None:
+        """Where the thread's column begins in every tensor that has more than one."""
+        if self.steps_fixed:
+            return
+        stored = [k for k in range(len(self.graph.outputs)) if k not in self.area.added]
+        accesses = [("from", i, a) for i, a in enumerate(self.graph.inputs)]
+        accesses += [("to", k, self.graph.outputs[k][1]) for k in stored]
+        for kind, k, access in accesses:
+            if access.strides[self.area.lane]:
+                offset = self.offset(access, [self.area.lane], {self.area.lane: "column"})
+                self.line(f"const auto column_{kind}{k} = {kind}{k} + {offset};")
+
+    def walked_to(self, base: str, access: Access, at: dict[int, str]) -> str:
+        """The address that the walk's coordinates lead to from there, by strides in bytes."""
+        if self.steps_fixed:
+            axes = [a for a in (*self.area.walk, self.area.lane) if a in at]
+            return f"({base} + {self.offset(access, axes, at)})"
+        itemsize = 1 if access.draw else access.itemsize
+        terms = []
+        for a in self.area.walk:
+            if (stride := access.strides[a]) and a in at:
+                step = stride * itemsize
+                if itemsize > 1 and isinstance(stride, Extent):
+                    step = self.given(f"{stride.name}_by{itemsize}", step)
+                terms.append(f"{at[a]} * {stride if itemsize == 1 else step}")
+        return f"along({base}, {' + '.join(terms)})" if terms else base
 
     def value(self, i: int, operands: list[str]) -> str:
         n = self.graph.nodes[i]
@@ -88,7 +156,7 @@ class TileSweeps(Kernel):
             return
         for i in sorted(carried):
             self.line(f"{self.kind(i)} keep{i}[{keeping}];")
-        count = keeping or (self.s.unroll if self.area.walk else 1)
+        count = keeping or self.tiles.at_once
         loads = [i for i in steps if self.graph.nodes[i].op == "load" and not self.graph.draws(i)]
         early = self.s.ahead and bool(loads)
         each = f"int u = 0; u < {count}; ++u"
@@ -98,7 +166,10 @@ class TileSweeps(Kernel):
             self.open("")
         if early:
             self.load_steps(loads, "ahead", count, "begin")
-        if not keeping:
+        if not keeping and self.tiles.rounds:
+            self.open(f"for (int round = 0; round < {self.tiles.rounds}; ++round)")
+            self.line(f"const {self.index} from = begin + round * {step};")
+        elif not keeping:
             self.open(f"for ({self.index} from = begin; from < end; from += {step})")
         if early:
             self.load_steps(loads, "next", count, f"from + {step}")
@@ -187,8 +258,8 @@ class TileSweeps(Kernel):
         alone = f"live ? {value} : {join}::start<{kind}>()"
         self.line(f"const {kind} all{i} = reduce_warp<{join}, {threads}>({alone});")
         k = self.ends[i]
-        offset = self.offset(self.graph.outputs[k][1], self.area.walk, at)
-        self.line(f"if (w < end && x % {threads} == 0) to{k}[{offset}] = all{i};")
+        to = self.walked_to(f"to{k}", self.graph.outputs[k][1], at)
+        self.line(f"if (w < end && x % {threads} == 0) *{to} = all{i};")
 
     def join_value(self, i: int, value: str) -> None:
         """Without a branch, which loads of later steps would not pass; but of wide vectors so many
@@ -209,13 +280,10 @@ class TileSweeps(Kernel):
             return {**at, axes[0]: "(i64)w"}
         rest = "w"
         for a in reversed(axes[1:]):
-            self.line(f"const i64 walk{a} = {rest} % {self.graph.space[a]};")
-            rest = f"({rest} / {self.graph.space[a]})"
-            at[a] = f"walk{a}"
+            rest = self.split(rest, f"walk{a}", self.graph.space[a], self.index)
         for a in axes[:1]:
-            self.line(f"const i64 walk{a} = {rest};")
-            at[a] = f"walk{a}"
-        return at
+            self.line(f"const {self.index} walk{a} = {rest};")
+        return at | {a: f"(i64)walk{a}" for a in axes}
 
     # ---- stores --------------------------------------------------------------------------------
 
@@ -232,8 +300,7 @@ class TileSweeps(Kernel):
         for a, n in enumerate(shape):
             if n == 1 != self.graph.space[a] and (a in at or a in self.coordinate):
                 conditions.append(f"{at.get(a) or self.coordinate[a]} == 0")
-        axes = [a for a in (*self.area.walk, self.area.lane) if a in at]
-        pointer = f"to{k} + {self.offset(access, axes, at)}"
+        pointer = self.walked_to(self.base("to", k, access, at), access, at)
         wide = access_bytes(access, self.s.vector)
         self.line(f"if ({' && '.join(conditions)}) {self.written(k, pointer, wide, value)}")
 

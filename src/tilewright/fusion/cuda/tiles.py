@@ -37,6 +37,9 @@ FEW_PARTS = 32
 that leave the parts, have all of them under way at once."""
 KEPT_STEPS = 32
 """Steps of a walk that a thread unrolls to keep their values in registers."""
+MOST_ROUNDS = 4
+"""Of a walk, that compilers unroll if they know how many there are: loads of all are then under
+way. Of f16[64,512,768] over dim 1 that is four rounds, and 8 loads of 16 bytes instead of 2."""
 BLOCK_REGISTERS = 1 << 16
 """Of the threads of one block, on every architecture."""
 PARTS_SHARE = 4
@@ -186,6 +189,8 @@ class Tiles:
         chunks: blocks among which a walk is divided, each with so many `chunk_steps`.
         pieces: blocks side by side along the lane.
         kept_steps: steps whose values a thread keeps: all of its walk, or none.
+        at_once: steps that a thread has in flight where it keeps none.
+        rounds: how often a walk takes those, if its kernel is for so many alone; else 0.
     """
 
     def __init__(self, area: Area, s: TileSchedule):
@@ -195,6 +200,10 @@ class Tiles:
         self.chunk_steps = math.ceil(area.steps / self.chunks)
         self.pieces = math.ceil(area.width / (self.lanes * s.vector * s.turns))
         self.blocks = area.cells * self.chunks * self.pieces
+        own = math.ceil(self.chunk_steps / self.shares)
+        self.at_once = min(s.unroll, own) if area.walk else 1
+        rounds = math.ceil(own / self.at_once)
+        self.rounds = rounds if self.chunks == 1 and rounds <= MOST_ROUNDS else 0
         self.kept_steps = (
             math.ceil(self.chunk_steps / self.shares) if s.storage == "registers" else 0
         )
@@ -248,6 +257,13 @@ class Tiles:
         if self.held_bytes > 4 * room:
             return f"{self.held_bytes} bytes per thread exceed {4 * room} bytes of registers"
         return None
+
+    @property
+    def stores_steps(self) -> bool:
+        """Whether some result has an element of each step."""
+        graph, walk = self.area.graph, self.area.walk
+        results = (n for k, (n, _) in enumerate(graph.outputs) if k not in self.area.added)
+        return any(graph.nodes[i].shape[a] != 1 for i in results for a in walk)
 
     @property
     def plan(self) -> Plan:
