@@ -34,6 +34,23 @@ def rotated(x, cos, sin):
     return x * cos + torch.cat((-right, left), -1) * sin
 
 
+def reductions(x, y):
+    both = torch.cat((x, y * 2), 0)
+    return (
+        both.square().sum(),
+        both.square().mean(0),
+        both.amax(0),
+        both.prod(0),
+        (both > 2).any(0),
+        both.amin(-1),
+    )
+
+
+def windowed(x, y):
+    rows = torch.slice_scatter(x[:, 1:5], y, 2, 2, 8, 2)
+    return torch.slice_scatter(x, rows, 1, 2, 6)
+
+
 WITH_GRADIENTS = {
     "swiglu": (swiglu, "f32", (6, 64)),
     "swiglu of halves": (swiglu, "bf16", (6, 96)),
@@ -45,6 +62,9 @@ WITH_GRADIENTS = {
     "parts of steps": (lambda x: (lambda a, b: a * b)(*torch.tanh(x * 2).chunk(2, 1)),
                        "f32", (6, 40)),
     "rotated": (rotated, "f32", (3, 5, 32), (5, 32), (5, 32)),
+    "some of softmax": (lambda x: x.softmax(-1)[:, 1:] * 2, "f32", (6, 33)),
+    "normed together": (lambda x, y: (lambda both: both - both.mean(-1, keepdim=True))(
+                            torch.cat((x, y.exp()), -1)), "f32", (6, 13), (6, 20)),
 }  # fmt: skip
 VALUES = {
     "an end": (lambda x: x[..., 1:] * 2 - x[..., :-1], "f32", (6, 33)),
@@ -53,6 +73,11 @@ VALUES = {
     "parts of softmax": (lambda x: (lambda a, b: a * b)(*x.softmax(-1).chunk(2, -1)),
                          "f32", (6, 40)),
     "several put together": (lambda x: torch.cat((x, x.exp(), x[:, :3]), -1), "bf16", (6, 13)),
+    "reduced along what was put together": (reductions, "f32", (4, 13), (3, 13)),
+    "reduced along both of two cuts": (lambda x, y: windowed(x, y).sum((1, 2)), "f32", (3, 8, 9),
+                                       (3, 4, 3)),
+    "reduced along one of two cuts": (lambda x, y: windowed(x, y).amax(1), "f32", (3, 8, 9),
+                                      (3, 4, 3)),
 }  # fmt: skip
 
 
@@ -105,11 +130,11 @@ def test_a_call_and_its_gradient_take_tensors_that_begin_anywhere():
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_was_put_together_and_is_used_again_is_refused_with_its_line():
+def test_a_variance_along_what_was_put_together_is_refused_with_its_line():
     def doubled(x):
         both = torch.cat((x, x), -1)
-        return both.sum(-1)
+        return both.var(-1)
 
     line = doubled.__code__.co_firstlineno + 2
-    with pytest.raises(NoImplementation, match=rf"cat.*not used again.*parts\.py:{line}"):
+    with pytest.raises(NoImplementation, match=rf"pieces were put together.*parts\.py:{line}"):
         tw.fuse(doubled)(torch.randn(4, 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -50,6 +51,12 @@ _CASTS = ("convert_element_type", "_to_copy", "to")
 _WHOLE = {"maximum": "amax", "minimum": "amin"}
 """`max` and `min` of one tensor."""
 _OVER_BOOLEANS = {"any": "amax", "all": "amin"}
+_JOINED = {
+    **{"sum": "add", "prod": "mul"},
+    **dict.fromkeys(("amax", "any"), "maximum"),
+    **dict.fromkeys(("amin", "all"), "minimum"),
+}
+"""What makes one result of those of parts."""
 
 
 def lower(w: Workload) -> Graph:
@@ -337,10 +344,19 @@ class _Lowering(PieceBuilder):
 
     def reduction(self, node: Any, name: str) -> Value | Pieces:
         whole = self.whole(node.args[0])
+        if isinstance(whole, Value):
+            return self.reduced(node, name, whole)
         dims, keepdim, _ = _reduction_arguments(node, name, len(whole.shape))
-        if isinstance(whole, Pieces) and not whole.are_cut(dims):
-            return self.over_whole(whole, dims, keepdim, lambda v: self.reduced(node, name, v))
-        return self.reduced(node, name, self.value(node.args[0]))
+        if name == "mean" and whole.are_cut(dims):
+            total = self.reduction(node, "sum")
+            count = self.number(float(math.prod(whole.shape[d] for d in dims)))
+            return self.mapped(total, lambda v: self.binary("div", v, count))
+        step = _JOINED.get(name)
+        if node.meta["val"].dtype == torch.bool and step is not None:
+            step = _OF_BOOLEANS[step]
+        join = functools.partial(self.binary, step) if step is not None else None
+        reduced = functools.partial(self.reduced, node, name)
+        return self.reduced_by_piece(whole, dims, keepdim, reduced, join)
 
     def reduced(self, node: Any, name: str, value: Value) -> Value:
         out = node.meta["val"].dtype

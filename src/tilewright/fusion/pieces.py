@@ -104,6 +104,26 @@ def others(elements: range, size: int) -> list[range]:
     return [ordinary(r) for r in found if r]
 
 
+def met(a: Box, b: Box) -> Box | None:
+    """What is in both boxes."""
+    found = tuple(map(common, a, b))
+    return found if all(found) else None
+
+
+def apart(box: Box, other: Box) -> list[Box]:
+    """The box as boxes of which each is inside of another one, or beside it."""
+    if met(box, other) is None:
+        return [box]
+    found, inside = [], box
+    for d, (elements, of_other) in enumerate(zip(box, other, strict=True)):
+        shared = common(elements, of_other)
+        for left in others(within(shared, elements), len(elements)):
+            beside = ordinary(elements[left.start : left.stop : left.step])
+            found.append((*inside[:d], beside, *inside[d + 1 :]))
+        inside = (*inside[:d], shared, *inside[d + 1 :])
+    return [inside, *found]
+
+
 def boxed(elements: range, sizes: Sequence[int]) -> Box | None:
     """The elements of a dim by its factors; None where they are no box of these."""
     if len(sizes) < 2 or not elements:

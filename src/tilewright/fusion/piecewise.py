@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tilewright.fusion.axes import Value, grouped, refined
 from tilewright.fusion.builder import GraphBuilder
-from tilewright.fusion.pieces import Box, Pieces, boxed, common, others, within
+from tilewright.fusion.pieces import Box, Pieces, apart, boxed, common, met, others, within
 from tilewright.fusion.steps import Unsupported
 
 Held = Value | Pieces
@@ -30,10 +30,10 @@ class PieceBuilder(GraphBuilder):
         given = [self.spread(held, sizes) for held in operands]
         boxes: list[Box] = [tuple(map(range, flat))]
         for parts in given:
-            boxes = [b for box in boxes for other, _ in parts if (b := _meet(box, other))]
+            boxes = [b for box in boxes for other, _ in parts if (b := met(box, other))]
         found = []
         for box in boxes:
-            inside = (next((o, v) for o, v in parts if _meet(box, o)) for parts in given)
+            inside = (next((o, v) for o, v in parts if met(box, o)) for parts in given)
             found.append((box, step([self.inside(v, box, o) for o, v in inside])))
         return self.put_together(sizes, found)
 
@@ -77,7 +77,7 @@ class PieceBuilder(GraphBuilder):
         wanted = (*whole[:first], *target, *whole[last:])
         found = []
         for box, value in held.parts:
-            if meet := _meet(box, wanted):
+            if meet := met(box, wanted):
                 there = tuple(map(within, meet, wanted))
                 found.append((there, self.inside(value, meet, box)))
         sizes = [*held.sizes]
@@ -125,20 +125,38 @@ class PieceBuilder(GraphBuilder):
             return step(held)
         return replace(held, parts=tuple((box, step(value)) for box, value in held.parts))
 
-    def over_whole(
-        self, held: Pieces, dims: Sequence[int], keepdim: bool, step: Callable[[Value], Value]
+    def reduced_by_piece(
+        self,
+        held: Pieces,
+        dims: Sequence[int],
+        keepdim: bool,
+        step: Callable[[Value], Value],
+        join: Callable[[Value, Value], Value] | None,
     ) -> Held:
-        """A reduction over dims that no piece is cut along."""
+        """A reduction over some dims: `step` reduces all dims of that number of a piece, `join` is
+        of two results, of pieces that are cut along such a dim."""
+        if join is None and held.are_cut(dims):
+            raise Unsupported("a reduction along which pieces were put together")
         sizes = [() if d in dims else factors for d, factors in enumerate(held.sizes)]
-        found = []
+        found: list[Part] = []
+        boxes: list[Box] = [tuple(range(n) for factors in sizes for n in factors)]
         for box, value in held.parts:
             ranges = iter(box)
             own = [[next(ranges) for _ in factors] for factors in held.sizes]
             whole = self.view(value, [math.prod(map(len, each)) for each in own])
             left = tuple(r for d, each in enumerate(own) if d not in dims for r in each)
             found.append((left, self.view(step(whole), [*map(len, left)])))
+            boxes = [part for each in boxes for part in apart(each, left)]
+        joined = []
+        for box in boxes:
+            inside = [(v, left) for left, v in found if met(box, left) is not None]
+            first, *rest = (self.inside(v, box, left) for v, left in inside)
+            for value in rest:
+                assert join is not None
+                first = join(first, value)
+            joined.append((box, first))
         kept = [f for d, f in enumerate(sizes) if keepdim or d not in dims]
-        return self.put_together(kept, found)
+        return self.put_together(kept, joined)
 
     # ---- pieces at factors ----
 
@@ -226,9 +244,3 @@ class PieceBuilder(GraphBuilder):
         if len(found) == 1:
             return self.view(found[0][1], [*map(math.prod, left)])
         return Pieces(left, tuple(found))
-
-
-def _meet(a: Box, b: Box) -> Box | None:
-    """What is in both boxes."""
-    found = tuple(map(common, a, b))
-    return found if all(found) else None
