@@ -51,6 +51,10 @@ def blend(x, end, w):
     return torch.lerp(x, end, w)
 
 
+def normed_groups(x, w, b):
+    return F.group_norm(x, 4, w, b)
+
+
 def gated_by_heads(x, b):
     return x * torch.sigmoid(b.transpose(1, 2))
 
@@ -70,6 +74,7 @@ OPERATORS = (
     softmax_over_rows,
     sum_over_rows,
     blend,
+    normed_groups,
     gated_by_heads,
     beside_transposed,
     softmax_beside_transposed,
@@ -161,6 +166,15 @@ def masked_gradients(s):
     return written("masked_norm_backward", grad_output=x, x=x, m=m, w=w, b=w)
 
 
+def images_of_groups(s):
+    return written("normed_groups", x=(s, 64, 28, 28), w=(64,), b=(64,))
+
+
+def gradients_of_groups(s):
+    x = (s, 64, 28, 28)
+    return written("normed_groups_backward", grad_output=x, x=x, w=(64,), b=(64,))
+
+
 def gated(s):
     return written("gated_by_heads", x=(4, 8, s, 64), b=(4, s, 8, 64))
 
@@ -202,6 +216,8 @@ MOST = {
     batches_of_broadcast: {"cuda": 3, "cpp": 2},
     batches_of_channels: {"cuda": 24, "cpp": 3},
     masked_gradients: {"cpp": 5},
+    images_of_groups: {"cuda": 4, "cpp": 2},
+    gradients_of_groups: {"cuda": 10, "cpp": 3},
 }
 
 
