@@ -2,18 +2,17 @@
 
 import pytest
 import torch
+from fused_on_cpu import assert_verified
 from torch.nn import functional as F
 
 import tilewright as tw
-from emulated import Emulated
 from tilewright.compile import cxx
-from tilewright.device import DEVICES, spec_of
+from tilewright.device import DEVICES
 from tilewright.dispatch.fuse import backward_operator, fuse
 from tilewright.errors import NoImplementation
 from tilewright.fusion.cuda import target
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
-from tilewright.measure.verify import Verifier
 from tilewright.op import OPS
 from tilewright.tensor_spec import TensorSpec
 
@@ -79,16 +78,6 @@ VALUES = {
     "reduced along one of two cuts": (lambda x, y: windowed(x, y).amax(1), "f32", (3, 8, 9),
                                       (3, 4, 3)),
 }  # fmt: skip
-
-
-def assert_verified(w):
-    fused, spec = IMPLS["fused"], spec_of(None)
-    assert fused.unsupported(w, spec) is None, fused.unsupported(w, spec)
-    graph = graph_of(w)
-    built = fused.build(fused.heuristic(w, spec), w, spec)
-    for kernel in (built, Emulated(graph, target.heuristic(graph, H200), H200, w)):
-        found = Verifier(w, torch.device("cpu")).check(kernel)
-        assert found.ok, found.message
 
 
 @pytest.mark.parametrize("case", [*WITH_GRADIENTS, *VALUES])

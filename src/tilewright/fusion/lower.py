@@ -63,8 +63,8 @@ def lower(w: Workload) -> Graph:
     """The workload's graph: inputs upcast to the arithmetic type, outputs cast to theirs.
 
     Raises:
-        Unsupported: naming the first step that is neither pointwise, broadcast, cast, a size-1
-            view nor a supported reduction.
+        Unsupported: naming the first step that is neither pointwise nor a reduction, cast, view,
+            part or concatenation, with its line.
     """
     return _Lowering(w).graph()
 

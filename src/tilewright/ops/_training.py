@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import OPS, Workload
+from tilewright.op import OPS, Op, Workload, op
 from tilewright.ops._gradients import wanted_gradients
 from tilewright.tensor_spec import TensorSpec
 
@@ -35,8 +35,8 @@ def step(
 
 def forward_of(w: Workload) -> Workload:
     """The forward alone, as PyTorch's users write it."""
-    op = OPS[str(w.operator.training_of)]
-    return op.workload(**{n: w[n] for n in op.parameters})
+    forward = OPS[str(w.operator.training_of)]
+    return forward.workload(**{n: w[n] for n in forward.parameters})
 
 
 def halves(w: Workload) -> tuple[Workload, Workload]:
@@ -53,8 +53,8 @@ def halves(w: Workload) -> tuple[Workload, Workload]:
 
 def saved_names(w: Workload) -> tuple[str, ...]:
     """What the forward of `halves` returns, as its backward names it: the output, statistics."""
-    op = OPS[str(w.operator.training_of)]
-    return (*op.returns, *OPS[f"{op.name}_backward"].wide)
+    forward = OPS[str(w.operator.training_of)]
+    return (*forward.returns, *OPS[f"{forward.name}_backward"].wide)
 
 
 def traffic(w: Workload) -> tuple[int, int]:
@@ -67,12 +67,23 @@ def flops(w: Workload) -> int:
     return sum(half.flops for half in halves(w))
 
 
-def check_training(name: str, of: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def training_of(of: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Op]:
+    """Declare the training step of operator `of` by decorating its reference."""
+    return op(
+        flops=flops,
+        check=_check(f"{of}_training", of),
+        bytes=traffic,
+        outputs_like=lambda args: ("x", *args["grads"]),
+        training_of=of,
+    )
+
+
+def _check(name: str, of: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Hold the arguments against those of operator `of` and of its gradients."""
 
     def check(args: dict[str, Any]) -> dict[str, Any]:
-        op = OPS[of]
-        plain = op.workload(**{n: args[n] for n in op.parameters})
+        forward = OPS[of]
+        plain = forward.workload(**{n: args[n] for n in forward.parameters})
         out, given = plain.outputs[0], args["grad_output"]
         if (given.shape, given.dtype) != (out.shape, out.dtype):
             raise InvalidArgument(
@@ -80,7 +91,7 @@ def check_training(name: str, of: str) -> Callable[[dict[str, Any]], dict[str, A
                 f"but {of} gives {out.dtype}{list(out.shape)}"
             )
         args = {**args, **dict(plain.args)}
-        possible = [n for n in op.parameters if isinstance(args[n], TensorSpec)]
+        possible = [n for n in forward.parameters if isinstance(args[n], TensorSpec)]
         args["grads"] = wanted_gradients(name, args, possible)
         return args
 

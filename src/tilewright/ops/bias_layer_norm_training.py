@@ -3,8 +3,7 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.op import op
-from tilewright.ops._training import check_training, flops, step, traffic
+from tilewright.ops._training import step, training_of
 from tilewright.rounding import rounded
 
 
@@ -14,13 +13,7 @@ def forward(
     return F.layer_norm(rounded(rounded(x + bias0) + bias1), x.shape[-1:], weight, bias, eps)
 
 
-@op(
-    flops=flops,
-    check=check_training("bias_layer_norm_training", "bias_layer_norm"),
-    bytes=traffic,
-    outputs_like=lambda args: ("x", *args["grads"]),
-    training_of="bias_layer_norm",
-)
+@training_of("bias_layer_norm")
 def bias_layer_norm_training(
     x: Tensor,
     grad_output: Tensor,

@@ -3,17 +3,10 @@
 import torch
 from torch import Tensor
 
-from tilewright.op import op
-from tilewright.ops._training import check_training, flops, step, traffic
+from tilewright.ops._training import step, training_of
 
 
-@op(
-    flops=flops,
-    check=check_training("layer_norm_training", "layer_norm"),
-    bytes=traffic,
-    outputs_like=lambda args: ("x", *args["grads"]),
-    training_of="layer_norm",
-)
+@training_of("layer_norm")
 def layer_norm_training(
     x: Tensor,
     grad_output: Tensor,

@@ -3,21 +3,14 @@
 import torch
 from torch import Tensor
 
-from tilewright.op import op
-from tilewright.ops._training import check_training, flops, step, traffic
+from tilewright.ops._training import step, training_of
 
 
 def forward(x: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
     return torch.lerp(x, end, weight)
 
 
-@op(
-    flops=flops,
-    check=check_training("lerp_training", "lerp"),
-    bytes=traffic,
-    outputs_like=lambda args: ("x", *args["grads"]),
-    training_of="lerp",
-)
+@training_of("lerp")
 def lerp_training(
     x: Tensor,
     end: Tensor,

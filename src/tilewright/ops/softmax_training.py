@@ -4,18 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.op import op
-from tilewright.ops._training import check_training, flops, traffic
+from tilewright.ops._training import training_of
 from tilewright.rounding import rounded
 
 
-@op(
-    flops=flops,
-    check=check_training("softmax_training", "softmax"),
-    bytes=traffic,
-    outputs_like=lambda args: ("x", *args["grads"]),
-    training_of="softmax",
-)
+@training_of("softmax")
 def softmax_training(
     x: Tensor, grad_output: Tensor, dim: int = -1, grads: tuple[str, ...] | None = None
 ) -> tuple[Tensor, ...]:
