@@ -32,11 +32,13 @@ class Terms:
         value: exact, fp64; integers in their own dtype.
         magnitude: fp64, the sum of |terms| that each element adds up.
         count: how many terms these are; at most 1 where an element is only copied.
+        product: whether they are multiplied: `magnitude` is the size of the product then.
     """
 
     value: Tensor
     magnitude: Tensor
     count: Tensor
+    product: bool = False
 
 
 @dataclass(frozen=True)

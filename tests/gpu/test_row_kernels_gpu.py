@@ -47,6 +47,14 @@ def workload(text, rows, width, dtype):
     return Workload.parse(text.replace("=s[", f"={statistics}["))
 
 
+def kind_of(c):
+    if not isinstance(c, RowSchedule):  # rows too wide to be read once are tiles
+        return c.storage, c.combine, c.shares > 1, c.parts > 1, c.ahead
+    kind = (c.storage, c.parameters, c.widened, c.stages > 0, c.cluster > 1, c.moments, c.combine)
+    walk = (c.rows_per_block > 1, c.rows_per_thread > 1, c.contiguous, c.in_turn, c.bulk)
+    return *kind, c.recompute, *walk
+
+
 def executables(w, spec, kinds=10, tried=600):
     """One of each kind of schedule, as far as a sample of the space has them."""
     graph = graph_of(w)
@@ -55,16 +63,7 @@ def executables(w, spec, kinds=10, tried=600):
     space = target.space(graph, spec)
     found = {}
     for c in space.sample(random.Random(str(w)), tried):
-        kind = (c.storage, c.parameters, c.widened, c.stages > 0, c.cluster > 1, c.moments)
-        walk = (
-            c.recompute,
-            c.rows_per_block > 1,
-            c.rows_per_thread > 1,
-            c.contiguous,
-            c.in_turn,
-            c.bulk,
-        )
-        found.setdefault((*kind, *walk, c.combine), c)
+        found.setdefault(kind_of(c), c)
     for config in random.Random(0).sample(list(found.values()), min(kinds, len(found))):
         built = compiled(target.task(graph, config, spec))
         yield config, target.executable(graph, config, w, built, spec)

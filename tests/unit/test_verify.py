@@ -142,6 +142,22 @@ def test_where_results_may_differ_an_error_counts_against_the_largest_of_several
     assert results[1].ok
 
 
+@pytest.mark.parametrize("factors", [12, 30, 80])
+def test_one_product_in_another_order_counts_against_pytorchs_largest_error_of_several(factors):
+    source = f"index=i64[{factors}], source=f32[{factors},1], reduce=prod"
+    w = Workload.parse(f"index_reduce(x=f32[1,1], dim=0, {source})")
+    order = torch.randperm(factors, generator=torch.Generator().manual_seed(0))
+
+    def permuted(x, index, source):
+        return vendor(w)(x, index[order], source[order])
+
+    for seed in range(20):
+        verifier = Verifier(w, CPU, seed)
+        assert verifier.check(permuted).message == ""
+        off = verifier.check(lambda *tensors: permuted(*tensors) * (1 + 4 * factors * 2**-23))
+        assert "exceeds" in off.message
+
+
 RACING = "!nondeterministic"
 INDEX_ADD = "index_add(x=f32[5,8], dim=0, index=i64[90], source=f32[90,8])"
 

@@ -72,9 +72,10 @@ def _unit(arithmetic: Arithmetic) -> float:
 
 
 def _of_terms(w: Workload, tensors: Sequence[Tensor], terms: Terms) -> tuple[Tensor, Tensor]:
-    """Of an operator that sums what its indices bring together.
+    """Of an operator that sums or multiplies what its indices bring together.
 
-    Integers and copies are exact, and so are whole numbers that stay below 1/u in any order.
+    Integers and copies are exact, and so are whole numbers that stay below 1/u in any order. No
+    order of a product spares a rounding: each is relative to the whole.
     """
     value = terms.value
     if not value.is_floating_point():
@@ -82,7 +83,7 @@ def _of_terms(w: Workload, tensors: Sequence[Tensor], terms: Terms) -> tuple[Ten
     u = torch.finfo(DTYPES[w.arithmetic]).eps / 2
     scale = SAFETY * u * (2 if w.arithmetic == "f64" else 1)
     count = terms.count.double()
-    growth = count.clamp_min(1).log2() + count.sqrt() / 8
+    growth = count - 1 if terms.product else count.clamp_min(1).log2() + count.sqrt() / 8
     growth.masked_fill_(count <= 1, 0.0)
     error = growth.mul_(terms.magnitude.nan_to_num(0.0, 0.0)).mul_(scale)
     if all(bool((t == t.round()).all()) for t in tensors if t.is_floating_point()):

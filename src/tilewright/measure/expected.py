@@ -118,6 +118,12 @@ class Expected:
         return self._describe(out, ulps == ulps.max(), allowed_ulp)
 
     @property
+    def counting(self) -> int:
+        """How many elements are not smaller than what errors are expressed in."""
+        assert self.truth is not None
+        return sum(int((t.abs() >= self.floor).sum()) for (t,) in self._chunks(self.truth))
+
+    @property
     def exact(self) -> bool:
         """Whether each element has just one acceptable value."""
         return bool((self.lo == self.hi).all())

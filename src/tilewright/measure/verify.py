@@ -38,6 +38,10 @@ RACING_RUNS = 5
 """Of PyTorch, where a workload lets results differ from run to run: the error of each is the draw
 of a lot, and the largest of so many is what an implementation is held against."""
 
+FEW = 32
+"""Elements of full size. The largest error of fewer is the draw of a lot, too; a product of many
+factors may have one such element. PyTorch's is that of so many draws then."""
+
 
 @dataclass(frozen=True)
 class Accuracy:
@@ -87,11 +91,12 @@ class _Findings:
     outputs: tuple[Accuracy, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Case:
     example: Example
     checksums: list[int]
     expected: list[Expected]
+    drawn_again: bool = False
 
 
 class Verifier:
@@ -117,7 +122,7 @@ class Verifier:
         vendor: Callable[..., Tensor | tuple[Tensor, ...]] | None = None,
     ):
         self._w, self._device, self._seed = w, torch.device(device), seed
-        vendor = vendor or vendor_of(w)
+        self._vendor = vendor = vendor or vendor_of(w)
         random = make_example(w, "random", None, seed, self._device)
         with _without_search():
             self._batch = find_batch(w, random.tensors) if w.outputs[0].numel else Batch()
@@ -283,11 +288,25 @@ class Verifier:
         if found.may_race:
             return  # PyTorch's, measured by another run of itself
         for ulp, expected, out in measured:
-            allowed = 2 * expected.vendor_ulp + 1
             # An fp64 truth shares PyTorch's own fp64 errors: it cannot say which is better.
-            if out.dtype != torch.float64 and ulp > allowed:
+            if out.dtype == torch.float64 or ulp <= _allowed(expected.vendor_ulp):
+                continue
+            if expected.counting < FEW:
+                self._draw_again(case)
+            if ulp > (allowed := _allowed(expected.vendor_ulp)):
                 text = self._text(expected.worst(out, allowed), case.example, out.numel())
                 yield f"{text}; PyTorch's largest error is {expected.vendor_ulp:.3g} ulp"
+
+    def _draw_again(self, case: _Case) -> None:
+        """Take the largest error of PyTorch on other random inputs, too; once."""
+        if case.drawn_again:
+            return
+        case.drawn_again = True
+        for seed in range(self._seed + 1, self._seed + FEW):
+            example = make_example(self._w, "random", None, seed, self._device)
+            others = self._case(example, self._vendor).expected
+            for e, other in zip(case.expected, others, strict=True):
+                e.vendor_ulp = max(e.vendor_ulp, other.vendor_ulp)
 
     def _differences(
         self, first: Sequence[Tensor], second: Sequence[Tensor], found: _Findings
@@ -340,6 +359,10 @@ def verification_error(
         f"{w.op}.{implementation} is wrong on {w}{with_config}: {verdict.message} (seed {seed})\n"
         f'  reproduce: tilewright verify "{w}"{flags} --seed {seed}'
     )
+
+
+def _allowed(vendor_ulp: float) -> float:
+    return 2 * vendor_ulp + 1
 
 
 def _as_tuple(outputs: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:

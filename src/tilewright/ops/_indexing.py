@@ -207,7 +207,7 @@ def reduced(
     included = args.get("include_self", True)
     count = counts(torch.zeros_like(x, dtype=torch.float64), torch.ones_like(args[src].double()))
     if reduce == "prod":
-        return Terms(value, value.abs(), count + 1)
+        return Terms(value, value.abs(), count + 1, product=True)
     kept = x.double().abs() if included else x.double().abs().masked_fill(count > 0, 0.0)
     magnitude = counts(kept, _wide(args[src]).abs() * abs(args.get("alpha", 1.0)))
     if reduce == "mean":
