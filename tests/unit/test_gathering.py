@@ -79,6 +79,20 @@ def test_parts_may_be_left_before_results_are_stored(vector, lanes, shares, part
     assert verdict.message == ""
 
 
+@emulation
+@pytest.mark.parametrize("combine", ["kernel", "last"])
+def test_sizes_may_be_compiled_in(combine):
+    text = LERP.format(d="f32", g="4,3,21,20", x="4,1,1,1", e="4,3,21,20", w="3,1,20")
+    w = Workload.parse(text)
+    given = TileSchedule(1, 32, 8, 1, 2, 1, combine=combine)
+    config = replace(given, sizes="compiled")
+    arguments = [programs.emit(graph_of(w), c, H200)[2][0].extents for c in (given, config)]
+    assert len(arguments[0]) > 5
+    assert arguments[1] == ()
+    verdict = Verifier(w, torch.device("cpu")).check(Emulated(graph_of(w), config, H200, w))
+    assert verdict.message == ""
+
+
 @pytest.mark.parametrize(("parts", "threads"), [(1, 256), (16, 1024)])
 def test_blocks_that_join_few_parts_are_small(parts, threads):
     config = TileSchedule(1, 32, 8, 1, 1, parts)

@@ -108,7 +108,9 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     first = _undivided(area, device)
     others = [replace(c, combine="kernel") for c in best if c.storage == "reread"][:4]
     others += [replace(c, ahead=True) for c in best]
-    found_first = [*first[:1], *best[:1], *first[1:], *best]
+    foremost = [*first[:1], *best[:1]]
+    compiled = [replace(c, sizes="compiled") for c in foremost]
+    found_first = [*foremost, *compiled, *first[1:], *best]
     return list(dict.fromkeys([*found_first, *(c for c in others if c in space)]))
 
 

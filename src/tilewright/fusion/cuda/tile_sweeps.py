@@ -22,10 +22,11 @@ class TileSweeps(Kernel):
         # Strides that are compiled in lie at distances that instructions hold, from one address;
         # and a constant divides 64 bits.
         several = tiles.kept_steps or (tiles.at_once > 1 and tiles.stores_steps)
-        fixed = area.walk if self.index == "i64" or several else ()
+        compiled = tiles.s.sizes == "compiled"
+        fixed = area.walk if compiled or self.index == "i64" or several else ()
         self.steps_fixed = bool(fixed)
         axes = [a for a in range(len(graph.space)) if a not in fixed]
-        super().__init__(with_extents(graph, axes, area.lane, shared=True))
+        super().__init__(graph if compiled else with_extents(graph, axes, area.lane, shared=True))
         self.tiles, self.area, self.s = tiles, area, tiles.s
         self.plan = replace(tiles.plan, graph=self.graph)
         self.counted: dict[str, int] = {}
@@ -41,7 +42,7 @@ class TileSweeps(Kernel):
 
     def given(self, name: str, value: int) -> int:
         """A number under its name in the kernel; 0 and 1, which tell what there is, stay."""
-        if value <= 1:
+        if value <= 1 or self.s.sizes == "compiled":
             return value
         self.counted[name] = value
         return Extent(value, name)

@@ -66,6 +66,7 @@ class TileSchedule:
     what blocks gather has a second sweep, of its stores, only if they stay there.
     What blocks leave of a result is put together by a `kernel` of its own, or, of all blocks that
     have a part in it, by the `last` one to begin: see gathering.
+    `sizes` are given when the kernel is launched, so that it serves others, too, or compiled in.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -78,6 +79,7 @@ class TileSchedule:
     stream_loads: bool = param(True, False)
     combine: str = param("kernel", "last")
     ahead: bool = param(False, True)
+    sizes: str = param("given", "compiled")
 
     @property
     def block_threads(self) -> int:
@@ -422,13 +424,15 @@ def fitted(s: TileSchedule, area: Area) -> TileSchedule:
     turns = s.turns if area.turning else 1
     if not area.walk:
         shares = max(s.block_threads // WARP, 1)
-        return TileSchedule(vector, WARP, shares, turns, min(s.unroll, turns))
+        return TileSchedule(vector, WARP, shares, turns, min(s.unroll, turns), sizes=s.sizes)
     lanes = min(s.lanes, _power_above(area.width / vector))
     steps = _power_above(area.steps)
     parts = min(s.parts, max(steps // 2, 1)) if area.added and area.walk else 1
     shares = max(min(s.shares, max(steps // parts, 1)), WARP // lanes)
     unroll = max(min(s.unroll, steps // parts // shares), 1)
-    tried = TileSchedule(vector, lanes, shares, turns, unroll, parts, s.storage, s.stream_loads)
+    tried = TileSchedule(
+        vector, lanes, shares, turns, unroll, parts, s.storage, s.stream_loads, sizes=s.sizes
+    )
     keeps = area.carried and Tiles(area, tried).misfit() is None
     return tried if keeps else replace(tried, storage="reread")
 
