@@ -11,7 +11,6 @@ from tilewright.device import DeviceSpec
 from tilewright.impls._elements import ElementProblem, element_problem, rows_as_elements
 from tilewright.impls._indexed import Launch, Step, Workspace, most_bytes
 from tilewright.impls._integers import (
-    DTYPES_UNTUNED,
     MARK_BYTES,
     MOST_ELEMENTS_UNTUNED,
     MOST_TERMS_UNTUNED,
@@ -80,8 +79,6 @@ class IntegerSums(RowKernels):
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = self.served(w)
         assert isinstance(p, ElementProblem)
-        if p.dtype not in DTYPES_UNTUNED:
-            return False
         for other in OTHERS:
             if (
                 other.serves(w.op)
