@@ -17,6 +17,7 @@ from tilewright.device import spec_of
 from tilewright.errors import LaunchError
 from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.schedule import RowSchedule
+from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload

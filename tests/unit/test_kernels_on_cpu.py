@@ -17,7 +17,9 @@ from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.impl import IMPLS
 from tilewright.impls import _sorted_rows
+from tilewright.impls._scatter import served_scatter
 from tilewright.impls.scatter_exchange import sizes
+from tilewright.impls.scatter_winner import launches_of
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
@@ -209,6 +211,33 @@ def test_the_winner_is_last_where_keys_carry_values_and_blocks_remember(spread, 
         found = OnCpu(impl, config, w)(x, index, src)
         assert torch.equal(found, last_written(x, dim, index, src)), config
     assert not fault_reported()
+
+
+@pytest.mark.parametrize("spread", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x=f32[5000], dim=0, index=i64[9000], src=f32[9000]",
+        "x=f32[700,7], dim=0, index=i32[1200,7], src=f32[1200,7]",
+        "x=f64[2,90,8], dim=1, index=i64[2,900,8], src=f64[2,900,8]",
+        "x=i32[20000], dim=0, index=i64[9000], src=2.0",
+    ],
+)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_winner_in_one_launch_may_take_several_turns(text, spread, in_place, monkeypatch):
+    few = dataclasses.replace(DEVICE, sms=2)
+    monkeypatch.setattr(cuda_on_cpu, "DEVICE", few)
+    impl = IMPLS["scatter_winner"]
+    w = Workload.parse(f"scatter({text}){'!donate=x' * in_place}!indices={spread}")
+    x, index, *src = w.operator.examples(w, "random", 0, "cpu")
+    expected = last_written(x, w["dim"], index, src[0] if src else 2.0)
+    for threads, sent, carried in ((256, 1024, False), (1024, 0, False), (512, 4096, True)):
+        config = impl.Config(0, 1, threads, carried and bool(src) and w.main.itemsize == 4, sent, 1)
+        launch, *others = launches_of(w, served_scatter(w), config, few)
+        assert not others
+        assert launch.meets
+        assert max(w.main.numel, w["index"].numel) > 2 * threads * launch.grid[0]
+        assert torch.equal(OnCpu(impl, config, w)(x.clone(), index, *src), expected), config
 
 
 @pytest.mark.parametrize("spread", DISTRIBUTIONS)

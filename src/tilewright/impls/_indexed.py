@@ -111,6 +111,13 @@ class Workspace:
         return allocator.on(device)((max(self.bytes, 1),), (1,), torch.uint8)
 
 
+AT_ONCE = 1024
+"""Threads of an SM in one launch whose blocks wait for one another: it has registers for them."""
+MOST_AT_ONCE = 2**17
+"""Elements that untuned take one launch: on an H200 sums of integers take 1 us longer than in four,
+and 13 us less of the host's time (commit 1ad094a, 2026-11-22)."""
+
+
 class Launch(NamedTuple):
     """One kernel of a call.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.impls._elements import ElementProblem, element_problem, rows_as_elements
-from tilewright.impls._indexed import Launch, Step, Workspace, most_bytes
+from tilewright.impls._indexed import AT_ONCE, MOST_AT_ONCE, Launch, Step, Workspace, most_bytes
 from tilewright.impls._integers import (
     MARK_BYTES,
     MOST_ELEMENTS_UNTUNED,
@@ -34,11 +34,6 @@ from tilewright.space import ConfigSpace, param
 
 WORKSPACE_PER_ELEMENT = 48
 """Bytes for each element of src."""
-AT_ONCE = 1024
-"""Threads of an SM in one launch, whose blocks wait for one another: it has registers for them."""
-MOST_AT_ONCE = 2**17
-"""Elements that untuned are added in one launch: on an H200 1 us longer than in four, 13 us less
-of the host's time (commit 1ad094a, 2026-11-22)."""
 PLACES_BY_NAME = 4
 """In place, from so many places an element on only those that are named are looked at."""
 OTHERS = ScatterTiled(), ScatterSerial(), BucketSums(), RowsSerial(), RowsBins(), RowsDealt()

@@ -10,7 +10,14 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task
+from tilewright.impls._indexed import (
+    AT_ONCE,
+    MOST_AT_ONCE,
+    IndexedExecutable,
+    Launch,
+    Workspace,
+    cuda_task,
+)
 from tilewright.impls._scatter import (
     ScatterProblem,
     moved,
@@ -39,6 +46,7 @@ class ScatterWinner(Implementation):
         block_threads: int = param(256, 512, 1024)
         carried: bool = param(False, True)  # a value travels with its position, of 4 bytes at most
         sent: int = param(0, 1024, 4096)  # entries of a block's table, used where places repeat
+        launches: int = param(3, 1)  # one: blocks that all run at once wait for one another
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := scatter_refusal(w, device):
@@ -59,6 +67,8 @@ class ScatterWinner(Implementation):
                 return f"{w.main.numel} elements exceed 32 bits"
             if c.block_threads == 1024 and c.items == 8:
                 return "1024 threads with 8 accesses in flight spill"
+            if c.launches == 1 and c.items == 8:
+                return f"{AT_ONCE} threads of an SM with 8 accesses in flight spill"
             blocks = max(w.main.numel, w["index"].numel) / (c.items * c.block_threads)
             return f"{blocks:.0f} blocks exceed a grid" if blocks > MAX_GRID else None
 
@@ -71,7 +81,8 @@ class ScatterWinner(Implementation):
         carries = w.main.itemsize <= 4 and p.number is None
         if carries and 8 * w.main.numel <= device.l2_bytes // 4:
             large = w.main.numel >= 2**18
-            return self.Config(ALL, 4 if large else 1, 512 if large else 256, True, 1024)
+            launches = 1 if max(w.main.numel, w["index"].numel) <= MOST_AT_ONCE else 3
+            return self.Config(ALL, 4 if large else 1, 512 if large else 256, True, 1024, launches)
         slabs = [s for s in (256, 128, 64, 32, 16) if p.inner % s == 0 and s < p.inner]
         near = [s for s in (p.inner, *slabs) if 4 * p.places * s <= device.l2_bytes // 8]
         slab = near[0] if near else slabs[-1] if slabs else p.inner
@@ -93,7 +104,10 @@ class ScatterWinner(Implementation):
             "CARRIED": config.carried,
             "SENT": config.sent,
         }
-        return cuda_task(["winner.cu"], "elect", p.dtype, p.index, macros, device)
+        files = ["winner.cuh", "winner.cu"]
+        if config.launches == 1:
+            macros["AT_ONCE"], files = AT_ONCE, ["winner.cuh", "meet.cuh", "winner_at_once.cu"]
+        return cuda_task(files, "elect", p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_scatter(w)
@@ -114,6 +128,11 @@ def launches_of(
     elects = math.ceil(w["index"].numel / per_block), 1, 1
     writes = math.ceil(w.main.numel / per_block), 1, 1
     source, number = moved(p)
+    if c.launches == 1:
+        of_sm = min(AT_ONCE // threads, device.shared_bytes_per_sm // (8 * c.sent + 1024))
+        blocks = min(max(elects[0], writes[0]), device.sms * of_sm), 1, 1
+        args = ("x", "index", source, "out", "keys", number, "counter", "fault")
+        return [Launch("elect", "PPPPPdPP", blocks, threads, 8 * c.sent, args, meets=True)]
     sent, written = ("index", source, "keys", "fault"), ("x", source, "out", "keys", number)
     return [
         Launch("clear", "P", clears, threads, 0, ("keys",)),
