@@ -4,10 +4,12 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -387,6 +389,23 @@ def test_verify_of_what_is_right_exits_0_with_its_verdict(capsys):
     (output,) = row["outputs"]
     assert output["ulp"] == row["max_ulp"]
     assert output["apart_ulp"] <= output["ulp"] + output["vendor_ulp"]
+
+
+def test_verify_lays_the_differences_to_pytorch_out_as_the_documentation_does(capsys):
+    text = (
+        "conv2d_weight_grad(x=f16[4,8,9,9]@channels_last, grad_output=f16[4,8,9,9]@channels_last, "
+        "kernel_size=1)"
+    )
+    args = ["verify", text, "--impl", "conv2d_weight_grad_f32", "--device", "cpu"]
+    assert cli.main(args) == 0
+    header, _, line = filter(str.strip, capsys.readouterr().out.splitlines())
+    page = (Path(__file__).parents[2] / "docs" / "weight_gradient.md").read_text()
+    (table,) = re.findall(r"^\| column \|.*?\n\n", page, re.M | re.S)
+    told = re.findall(r"`(.+?)`", "".join(re.findall(r"^\| `.*?\|", table, re.M)))
+    assert header.split() == ["workload", "implementation", *told, *header.split()[-3:]]
+    values = line.split("conv2d_weight_grad_f32")[1].split()
+    assert all(re.fullmatch(r"\d+\.\d\d", v) for v in values[:4])
+    assert all(re.fullmatch(r"\d+\.\d%", v) for v in values[4:7])
 
 
 def test_a_wrong_result_names_the_command_that_shows_it_again():

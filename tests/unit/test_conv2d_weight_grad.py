@@ -1,6 +1,8 @@
 """The convolution weight gradient: its operator, and under autograd."""
 
 import contextlib
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -301,6 +303,15 @@ def test_every_suite_names_real_convolutions(name):
     workloads = SUITES[name].workloads()
     assert SUITES[name].method == "graph"
     assert len(set(workloads)) == len(workloads)
+
+
+def test_differences_to_cudnn_are_told_of_the_layers_of_a_suite_in_its_order():
+    page = (Path(__file__).parents[2] / "docs" / "weight_gradient.md").read_text()
+    (table,) = re.findall(r"^\| layer \| pixels \|.*?\n\n", page, re.M | re.S)
+    told = [(int(batch), int(pixels)) for batch, pixels in
+            re.findall(r"batch (\d+) \| (\d+) \|", table)]  # fmt: skip
+    grads = [w["grad_output"] for w in SUITES["wgrad_accuracy"].workloads()]
+    assert told == [(g.shape[0], g.numel // g.shape[1]) for g in grads]
 
 
 def test_resnet50_has_22_layers_besides_the_stem_at_three_batches():

@@ -59,6 +59,12 @@ def test_a_verdict_holds_each_output_against_the_truth_and_against_pytorch():
     assert [o.ulp for o in same] == [o.vendor_ulp for o in same] == [o.vendor_ulp for o in more]
     assert 0 < more[0].ulp <= same[0].ulp + 1
     assert more[1].ulp == same[1].ulp == 0.5
+    assert [o.differing for o in same] == [0.0, 0.0]
+    assert [o.differing for o in more] == [1 / (9 * 64), 0.0]
+    assert [o.vendor_misrounded for o in more] == [o.misrounded for o in same]
+    assert abs(more[0].misrounded - same[0].misrounded) <= 1 / (9 * 64)
+    assert 0 < same[0].misrounded < 1
+    assert same[1].misrounded == 0.0  # one addition, rounded as the truth is
 
 
 def test_integers_are_checked_bit_for_bit_where_the_operator_promises_it():

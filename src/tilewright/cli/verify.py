@@ -62,19 +62,24 @@ def _row(w: Workload, name: str, config: dict[str, Any], verdict: Verdict) -> di
 
 
 def _render(found: list[tuple[Workload, str, dict[str, Any], Verdict]]) -> None:
+    texts = list(dict.fromkeys(str(w) for w, *_ in found))
+    short = dict(zip(texts, render.shortened(texts), strict=True))
     render.table(
         [
             *("workload", "implementation", ">ulp", ">PyTorch's", ">apart", ">allowed"),
-            *("integers", "deterministic", "right"),
+            *(">differing", ">misrounded", ">PyTorch's", "integers", "deterministic", "right"),
         ],
         [
             (
-                w,
+                short[str(w)],
                 name,
-                _of_each(a.ulp for a in v.outputs) or f"{v.max_ulp:.2f}",
-                _of_each(a.vendor_ulp for a in v.outputs),
-                _of_each(a.apart_ulp for a in v.outputs),
+                _of_each(f"{a.ulp:.2f}" for a in v.outputs) or f"{v.max_ulp:.2f}",
+                _of_each(f"{a.vendor_ulp:.2f}" for a in v.outputs),
+                _of_each(f"{a.apart_ulp:.2f}" for a in v.outputs),
                 f"{v.bound_ulp:.2f}",
+                _of_each(f"{a.differing:.1%}" for a in v.outputs),
+                _of_each(f"{a.misrounded:.1%}" for a in v.outputs),
+                _of_each(f"{a.vendor_misrounded:.1%}" for a in v.outputs),
                 {None: None, True: "exact", False: "WRONG"}[v.integer_exact],
                 render.yes(v.deterministic),
                 render.yes(v.ok),
@@ -84,6 +89,6 @@ def _render(found: list[tuple[Workload, str, dict[str, Any], Verdict]]) -> None:
     )
 
 
-def _of_each(ulps: Iterable[float]) -> str | None:
+def _of_each(texts: Iterable[str]) -> str | None:
     """Of each output, in their order."""
-    return ", ".join(f"{ulp:.2f}" for ulp in ulps) or None
+    return ", ".join(texts) or None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,7 @@ class Expected:
         floor: errors of elements smaller than this, a power of two near the mean magnitude, are
             expressed in ulps of this.
         vendor_ulp: largest error of PyTorch's result, in ulps.
+        vendor_misrounded: its share of elements that are not the nearest to the truth.
         bound_ulp: largest error that any interval admits, in ulps.
         vendor: PyTorch's result, beside a truth.
     """
@@ -73,6 +74,7 @@ class Expected:
     truth: Tensor | None = None
     floor: float = 0.0
     vendor_ulp: float = 0.0
+    vendor_misrounded: float = 0.0
     bound_ulp: float = 0.0
     vendor: Tensor | None = None
 
@@ -110,6 +112,16 @@ class Expected:
             for o, other, truth in self._chunks(out, self.vendor, self.truth)
         ]
         return float(torch.stack(worst).max()) if worst else 0.0
+
+    def differing(self, out: Tensor) -> float:
+        """The share of elements that are not PyTorch's."""
+        assert self.vendor is not None
+        return _share(_unequal(*pair) for pair in self._chunks(out, self.vendor))
+
+    def misrounded(self, out: Tensor) -> float:
+        """The share of elements that are not what the truth rounds to."""
+        assert self.truth is not None
+        return _share(_unequal(o, truth.to(o.dtype)) for o, truth in self._chunks(out, self.truth))
 
     def worst(self, out: Tensor, allowed_ulp: float) -> Mismatch:
         """The element with the largest error against the truth."""
@@ -246,8 +258,20 @@ def _measure(e: Expected, vendor: Tensor) -> None:
     mean = e.truth.abs().nan_to_num_(0.0, 0.0).mean(dtype=torch.float64)
     smallest = torch.finfo(vendor.dtype).tiny
     e.floor = 2.0 ** math.floor(math.log2(max(float(mean), smallest)))
-    e.vendor_ulp = e.worst_ulp(vendor)
+    e.vendor_ulp, e.vendor_misrounded = e.worst_ulp(vendor), e.misrounded(vendor)
     e.bound_ulp = max(e.worst_ulp(e.lo), e.worst_ulp(e.hi))
+
+
+def _share(masks: Iterable[Tensor]) -> float:
+    """Of all elements of some masks those that are True; 0 of none."""
+    counts = [(mask.sum(), mask.numel()) for mask in masks]
+    elements = sum(n for _, n in counts)
+    return float(torch.stack([found for found, _ in counts]).sum()) / elements if elements else 0.0
+
+
+def _unequal(a: Tensor, b: Tensor) -> Tensor:
+    """Two NaNs are equal."""
+    return (a != b) & ~(a.isnan() & b.isnan())
 
 
 def _ulps(out: Tensor, truth: Tensor, dtype: torch.dtype, floor: float) -> Tensor:

@@ -50,11 +50,16 @@ class Accuracy:
     Attributes:
         ulp, vendor_ulp: the executable's and PyTorch's own distance from the fp64 truth.
         apart_ulp: the distance of the two from one another.
+        differing: the share of elements, 0 to 1, in which the two differ at all.
+        misrounded, vendor_misrounded: the share that is not what the truth rounds to.
     """
 
     ulp: float
     vendor_ulp: float
     apart_ulp: float
+    differing: float
+    misrounded: float
+    vendor_misrounded: float
 
 
 @dataclass(frozen=True)
@@ -282,7 +287,14 @@ class Verifier:
         ]
         found.max_ulp = max((ulp for ulp, _, _ in measured), default=0.0)
         found.outputs = tuple(
-            Accuracy(ulp, expected.vendor_ulp, expected.apart_ulp(out))
+            Accuracy(
+                ulp,
+                expected.vendor_ulp,
+                expected.apart_ulp(out),
+                expected.differing(out),
+                expected.misrounded(out),
+                expected.vendor_misrounded,
+            )
             for ulp, expected, out in measured
         )
         if found.may_race:
