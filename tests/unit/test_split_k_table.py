@@ -1,0 +1,33 @@
+"""The page beside the split-K study says what the study and the result files say."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import split_k_table
+
+
+def test_the_page_is_in_step_with_the_result_files(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["split_k_table.py", "--check"])
+    assert split_k_table.main() == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "sums"), [(8, [2117, 870, 1612, 1919]), (256, [58335, 19672, 22871, 20884])]
+)
+def test_every_layer_of_the_study_has_a_line_and_their_times_add_up(batch, sums):
+    *layers, last = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in split_k_table.table(batch).splitlines()[2:]
+    ]
+    assert len(layers) == 19
+    assert [float(cell) for cell in last[1:5]] == sums
+    assert all(re.fullmatch(r"-|\d+(\.\d)?", cell) for row in layers for cell in row[1:])
+    for column in range(6, 11):
+        assert sum(float(row[column]) for row in layers) == pytest.approx(
+            float(last[column]), rel=0.01
+        )
