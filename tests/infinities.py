@@ -1,4 +1,5 @@
-"""Infinities at the border of a convolution, which its padding must not multiply by 0."""
+"""Infinities at the border of a convolution, which its padding must not multiply by 0; and those of
+results beyond the range of a half."""
 
 import itertools
 
@@ -46,3 +47,12 @@ def assert_infinities_stay(w, found, x, grad):
         assert torch.equal(found == sign * torch.inf, truth == sign * torch.inf)
     finite = truth.isfinite()
     assert torch.allclose(found.double()[finite], truth[finite], rtol=0.02, atol=0.05)
+
+
+def assert_overflow_is_infinite(w, kernel):
+    """Sums of 48 x 48 are exact in fp32, and infinite in fp16 from 29 of them on."""
+    x, grad = (torch.full_like(t, 48.0) for t in w.operator.examples(w, "random", 0, "cpu")[:2])
+    (truth,) = w.operator.truth(w, (x, grad))
+    expected = truth.to(w.outputs[0].torch_dtype)
+    assert expected.isinf().any()
+    assert torch.equal(kernel(x, grad), expected)

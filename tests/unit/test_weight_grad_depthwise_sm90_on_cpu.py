@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
-from infinities import assert_infinities_stay, with_infinities
+from infinities import assert_infinities_stay, assert_overflow_is_infinite, with_infinities
 from on_cpu import fails
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
@@ -298,3 +298,8 @@ def test_what_they_do_not_take_is_refused_in_words():
     assert "no room for 25 rows" in IMAGES.unsupported(coarse, FEW)
     large = depthwise(2, 16, (30, 30), 17)
     assert "17 x 17 leaves no room" in FMA.unsupported(large, FEW)
+
+
+@BOTH
+def test_results_beyond_the_range_of_a_half_are_infinite(impl):
+    assert_overflow_is_infinite(THREE, on_cpu(impl, THREE, config_of(impl, THREE)))

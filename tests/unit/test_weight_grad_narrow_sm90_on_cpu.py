@@ -11,7 +11,7 @@ import torch
 from convolutions import bias_off_by, weight_grad, with_bias, with_fp32_bias
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
-from infinities import assert_infinities_stay, with_infinities
+from infinities import assert_infinities_stay, assert_overflow_is_infinite, with_infinities
 from on_cpu import fails
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
@@ -130,3 +130,7 @@ def test_infinities_at_a_border_stay_with_their_taps():
 def test_other_devices_are_refused_in_words():
     older = replace(FEW, arch="sm_80")
     assert "wgmma is an instruction of sm_90a" in NARROW.unsupported(STEM, older)
+
+
+def test_results_beyond_the_range_of_a_half_are_infinite():
+    assert_overflow_is_infinite(STEM, on_cpu(STEM, NARROW.heuristic(STEM, FEW)))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
 from geometries import configs, layers
-from infinities import assert_infinities_stay, with_infinities
+from infinities import assert_infinities_stay, assert_overflow_is_infinite, with_infinities
 from on_cpu import fails
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
@@ -210,3 +210,8 @@ def test_a_stage_given_back_too_early_and_steps_of_another_part_are_found(fault,
     config = replace(RANGES[0][1], stages=2)
     assert fails(lambda: check(MATRIX, replace(config, fetch="matrix"), fault))
     counters.zero_()  # who is given up leaves them as they were
+
+
+@pytest.mark.parametrize("config", [WHOLE[0][1], RANGES[0][1]], ids=str)
+def test_results_beyond_the_range_of_a_half_are_infinite(config):
+    assert_overflow_is_infinite(PLAIN, on_cpu(PLAIN, config))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
 from geometries import configs, layer, layers
-from infinities import assert_infinities_stay, with_infinities
+from infinities import assert_infinities_stay, assert_overflow_is_infinite, with_infinities
 from on_cpu import fails
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
@@ -316,3 +316,16 @@ def test_infinities_of_grad_output_at_its_border_do_not_meet_the_padding(name, w
     assert_infinities_stay(
         w, OnCpu(IMPLS[name], IMPLS[name].heuristic(w, FEW), w)(x, grad), x, grad
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "w"),
+    [(name, next(w for w in ws if w.outputs[0].dtype == "f16")) for name, ws in CASES.items()],
+    ids=str,
+)
+def test_results_beyond_the_range_of_a_half_are_infinite(name, w):
+    impl = IMPLS[name]
+    config = impl.heuristic(w, FEW)
+    if impl is SM80:
+        config = replace(config, tile_m=64, tile_n=64, split_k=2, combine=SERIAL)
+    assert_overflow_is_infinite(w, OnCpu(impl, config, w, device=FEW))
