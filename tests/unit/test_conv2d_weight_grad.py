@@ -493,6 +493,14 @@ def test_the_operators_map_over_images_and_can_be_transformed(name):
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_complex_convolutions_are_pytorchs():
+    x, weight = torch.randn(2, 4, 8, 8, dtype=torch.cfloat), torch.randn(6, 4, 3, 3).cfloat()
+    found, expected = weight.clone().requires_grad_(), weight.clone().requires_grad_()
+    for function, leaf in ((tw.conv2d, found), (torch.nn.functional.conv2d, expected)):
+        function(x, leaf).abs().sum().backward()
+    assert torch.equal(found.grad, expected.grad)
+
+
 def test_padding_that_differs_from_side_to_side_is_pytorchs():
     x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 2, 3, requires_grad=True)
     expected = torch.nn.functional.conv2d(x, weight, padding="same")

@@ -42,9 +42,9 @@ def conv2d(
     The result and the gradient of the input are PyTorch's. The gradient of the weight is
     `tw.conv2d_weight_grad`'s: of the implementation that the records speak for; with the bias's it
     is `tw.conv2d_weight_bias_grad`'s where there are records of that. Where that is of no use (no
-    gradient of the weight is needed, under torch.compile and transforms, for tensor subclasses, one
-    image without a batch and padding that differs from side to side) PyTorch's function runs as it
-    is. Autocast casts as it does there.
+    gradient of the weight is needed, under torch.compile and transforms, for tensor subclasses,
+    complex tensors, one image without a batch and padding that differs from side to side) PyTorch's
+    function runs as it is. Autocast casts as it does there.
 
     Args:
         input: (N, C, H, W), or (C, H, W).
@@ -62,6 +62,7 @@ def conv2d(
         or (bias is not None and type(bias) not in _PLAIN)
         or not (torch.is_grad_enabled() and weight.requires_grad)
         or input.dim() != 4
+        or not input.is_floating_point()
         or (geometry := _geometry(weight, stride, padding, dilation)) is None
         or _len_torch_dispatch_stack()
         or _is_torch_function_mode_enabled()
