@@ -412,6 +412,20 @@ def test_no_untuned_config_needs_more_workspace_than_is_allowed(name, w, limit, 
     assert needed() <= limit < free
 
 
+@pytest.mark.parametrize("impl", [SM90, SM80], ids=lambda impl: impl.name)
+@pytest.mark.parametrize("how", [{"combine": "last"}, {"combine": SERIAL}], ids=str)
+def test_sums_of_the_bias_count_where_memory_is_limited(impl, how, monkeypatch):
+    w = with_bias(weight_grad("8,64,56,56", "8,64,56,56", "kernel_size=3, padding=1"))
+    config = replace(impl.heuristic(w, H200), tile_m=64, tile_n=64, stages=2, split_k=4, **how)
+    config = replace(config, cluster=1, halo=0) if impl is SM90 else config
+    needed = impl.build(config, w, H200).workspace_bytes
+    assert impl.forecast(config, w, H200)["workspace_bytes"] == needed
+    for limit, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setenv("TILEWRIGHT_WORKSPACE_BYTES", str(limit))
+        why = impl.space(w, H200).restricted({"split_k": [4]}).why_not(config)
+        assert why is None if fits else f"exceed {limit} bytes" in why
+
+
 def test_where_memory_leaves_room_for_one_slice_blocks_add_one_after_the_other(monkeypatch):
     few = weight_grad("8,64,56,56", "8,64,56,56", "kernel_size=3, padding=1")
     config = sm80.Config(64, 64, 32, split_k=8, combine=SERIAL)

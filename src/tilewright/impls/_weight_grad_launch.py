@@ -11,7 +11,7 @@ from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel
 from tilewright.impl import Executable, allocator
 from tilewright.impls._weight_grad import Problem, Results, addresses, returned
-from tilewright.impls._weight_grad_model import MARKED, SERIAL, Split
+from tilewright.impls._weight_grad_model import MARKED, Split, partial_sums, workspace_bytes
 from tilewright.op import Workload
 
 ENTRY, ADD_ENTRY = "weight_grad", "add_all_slices"
@@ -49,19 +49,18 @@ class WeightGradKernel(Executable):
         groups, tiles = config.split_k // config.cluster, rows * columns
         self.results, self.combine = Results(w), config.combine
         self.split = groups > 1 or config.blocks > 0
-        slots = tiles * (1 if config.combine == SERIAL else groups)
         self.grid, self.cluster = (rows * config.cluster, columns, groups), config.blocks_together
         self.counters, parts = tiles * config.cluster, (config.split_k, 1)
         if config.blocks:
-            slots, self.grid, parts = config.blocks, (config.blocks, 1, 1), (config.blocks, tiles)
+            self.grid, parts = (config.blocks, 1, 1), (config.blocks, tiles)
         self.waits = self.split and (config.blocks > 0 or self.combine in ("grid", MARKED))
         self.last = (*constants, problem.packed(config.tile_m, config.tile_k, *parts))
         tile = config.tile_m * config.tile_n
         self.add_threads = config.add_threads
         self.add_grid = (rows, columns, max(1, tile // (4 * self.add_threads * ADD_QUADS)))
-        self.partial_sums = self.split * slots * (tile + config.tile_m * problem.bias)
+        self.partial_sums = partial_sums(problem, config)
         self.sum_dtype = torch.float64 if config.sum_bytes == 8 else torch.float32
-        self.workspace_bytes = config.sum_bytes * self.partial_sums
+        self.workspace_bytes = workspace_bytes(problem, config)
 
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
         """The kernel's first arguments."""

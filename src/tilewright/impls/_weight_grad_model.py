@@ -125,8 +125,8 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return None if c.combine == COMBINES[0] else "a cluster adds all slices"
     if c.combine == SERIAL and c.cluster > 1:
         return "blocks that add one after the other add no slices in clusters"
-    kept = 1 if c.combine == SERIAL else groups
-    if c.sum_bytes * tiles * kept * c.tile_m * c.tile_n > problem.workspace_limit_bytes:
+    if workspace_bytes(problem, c) > problem.workspace_limit_bytes:
+        kept = 1 if c.combine == SERIAL else groups
         return (
             f"partial sums of {kept} groups of slices exceed {problem.workspace_limit_bytes} bytes"
         )
@@ -151,7 +151,7 @@ def _why_not_in_ranges(problem: Problem, device: DeviceSpec, c: Split) -> str | 
         return f"{steps} steps are no ranges of {c.blocks} blocks"
     if c.blocks > device.sms * blocks_per_sm(problem, device, c):
         return f"{c.blocks} blocks cannot run at once"
-    if c.sum_bytes * c.blocks * c.tile_m * c.tile_n > problem.workspace_limit_bytes:
+    if workspace_bytes(problem, c) > problem.workspace_limit_bytes:
         return f"partial sums of {c.blocks} blocks exceed {problem.workspace_limit_bytes} bytes"
     return f"{tiles} tiles exceed {COUNTERS} counters" if tiles > COUNTERS else None
 
@@ -292,18 +292,16 @@ def forecast(
     `waves` is how often the blocks that run at once fit into all blocks; `tail` the part of the
     last wave that stays empty.
     """
-    tiles, tile, groups = _amounts(problem, c)
+    tiles, _, _ = _amounts(problem, c)
     at_once = blocks_at_once(device, c) * blocks_per_sm(problem, device, c)
     waves = (c.blocks or tiles * c.split_k) / at_once
-    kept = 1 if c.combine == SERIAL else groups
-    partial = c.blocks or (tiles * kept if groups > 1 else 0)
     return {
         "tile": f"{c.tile_m}x{c.tile_n}x{c.tile_k}",
         "tiles": tiles,
         "slices": round(c.blocks / tiles, 2) if c.blocks else c.split_k,
         "waves": round(waves, 2),
         "tail": round(1 - waves / math.ceil(waves), 2),
-        "workspace_bytes": c.sum_bytes * partial * tile,
+        "workspace_bytes": workspace_bytes(problem, c),
         "predicted_us": round(predicted_us(problem, device, c, share), 2),
     }
 
@@ -381,6 +379,19 @@ def _traffic(problem: Problem, device: DeviceSpec, c: Split) -> float:
     further = (problem.column_tiles(c.tile_n) - 1) * problem.grad_bytes
     further += 0 if problem.group else (problem.row_tiles(c.tile_m) - 1) * x_bytes
     return problem.read_bytes + again * further
+
+
+def partial_sums(problem: Problem, c: Split) -> int:
+    """How many the workspace holds: whole tiles, and a row of the bias's beside each."""
+    tiles, tile, groups = _amounts(problem, c)
+    slots = c.blocks
+    if groups > 1:
+        slots = tiles * (1 if c.combine == SERIAL else groups)
+    return slots * (tile + c.tile_m * problem.bias)
+
+
+def workspace_bytes(problem: Problem, c: Split) -> int:
+    return c.sum_bytes * partial_sums(problem, c)
 
 
 def _amounts(problem: Problem, c: Split) -> tuple[int, int, int]:
