@@ -345,3 +345,22 @@ def test_cutlass_runs_on_the_callers_stream_and_in_a_graph():
         torch.cuda.synchronize()
         assert torch.equal(found, expected)
         assert torch.equal(captured, expected)
+
+
+# --- every kernel --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "w"),
+    [
+        *((name, NARROWS[0]) for name in (NARROW, HOPPER)),
+        (GROUPED, GROUPEDS[2]),
+        *((name, BATCHES[1]) for name in (DEPTHWISE, MMA, IMAGES, FMA)),
+        *((name, CUTLASS_LAYERS[0]) for name in (CUTLASS, CUTLASS3)),
+    ],
+)
+def test_operands_of_one_sign_stay_within_what_truncation_allows(name, w):
+    tensors = [t.abs() for t in w.operator.examples(w, "random", 0, DEVICE)]
+    (truth,) = w.operator.truth(w, tensors)
+    off = (built(name, w)(*tensors).double() - truth).abs() / truth
+    assert off.max() < 2**-10  # one ulp of fp16
