@@ -51,6 +51,7 @@ def main(workloads: tuple[str, ...], implementation: str, config: dict[str, Any]
     index = 0 if torch.cuda.is_available() else None
     device, spec = torch.device("cpu" if index is None else "cuda"), spec_of(index)
     impl = IMPLS[implementation]
+    torch.backends.cudnn.benchmark = True  # as where baselines are timed
     click.echo("| workload | own | own, ulp | PyTorch | PyTorch, ulp |\n|--|--|--|--|--|")
     for w in map(Workload.parse, workloads):
         untuned = Candidate.of(implementation, impl.heuristic(w, spec))
