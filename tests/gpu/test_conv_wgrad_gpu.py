@@ -441,6 +441,7 @@ NCHW = [
     *(str(w).replace("@channels_last", "") for w in LAYERS + ODD),
     str(LAYERS[0]).replace("@channels_last", "", 1),
     str(LAYERS[0]).replace("@channels_last", "@strides(0,0,0,0)", 1),
+    "@strides(0,0,0,0)".join(str(LAYERS[0]).rsplit("@channels_last", 1)),  # of sum().backward()
     str(LAYERS[0]).replace("@channels_last", "").replace(")", ", into=f32[128,64,3,3])"),
     str(LAYERS[0]).replace("@channels_last", "").replace(")", ", into=f16[128,64,3,3])"),
 ]
