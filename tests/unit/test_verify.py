@@ -59,6 +59,7 @@ def test_a_verdict_holds_each_output_against_the_truth_and_against_pytorch():
     assert [o.ulp for o in same] == [o.vendor_ulp for o in same] == [o.vendor_ulp for o in more]
     assert 0 < more[0].ulp <= same[0].ulp + 1
     assert more[1].ulp == same[1].ulp == 0.5
+    assert all(o.vendor_within for o in same)
     assert [o.differing for o in same] == [0.0, 0.0]
     assert [o.differing for o in more] == [1 / (9 * 64), 0.0]
     assert [o.vendor_misrounded for o in more] == [o.misrounded for o in same]
@@ -270,6 +271,7 @@ def test_pytorchs_result_is_accepted_where_it_is_worse_than_the_bound():
         keep_truth=True,
     )
     assert found[0].vendor_ulp > 2
+    assert found[0].widened
     assert found[0].bound_ulp >= found[0].vendor_ulp
 
 

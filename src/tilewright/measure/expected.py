@@ -65,6 +65,7 @@ class Expected:
             expressed in ulps of this.
         vendor_ulp: largest error of PyTorch's result, in ulps.
         vendor_misrounded: its share of elements that are not the nearest to the truth.
+        widened: whether intervals had to be, to hold PyTorch's result.
         bound_ulp: largest error that any interval admits, in ulps.
         vendor: PyTorch's result, beside a truth.
     """
@@ -75,6 +76,7 @@ class Expected:
     floor: float = 0.0
     vendor_ulp: float = 0.0
     vendor_misrounded: float = 0.0
+    widened: bool = False
     bound_ulp: float = 0.0
     vendor: Tensor | None = None
 
@@ -215,7 +217,7 @@ def expect(
             lo.copy_(lo_value)
             hi.copy_(hi_value)
             if indexed is None or not indexed.exact(w):
-                _admit(own, lo, hi)
+                e.widened |= _admit(own, lo, hi)
             if rest:
                 rest[0].copy_(value)
     for e, out in zip(found, vendor, strict=True):
@@ -242,15 +244,17 @@ def _empty_like(t: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device)
 
 
-def _admit(vendor: Tensor, lo: Tensor, hi: Tensor) -> None:
-    """Widen [lo, hi] to hold the vendor's result."""
-    if ((vendor >= lo) & (vendor <= hi)).all() or not vendor.is_floating_point():
-        return
+def _admit(vendor: Tensor, lo: Tensor, hi: Tensor) -> bool:
+    """Widen [lo, hi] to hold the vendor's result; whether that was needed."""
+    inside = (vendor >= lo) & (vendor <= hi)
+    if inside.all() or not vendor.is_floating_point():
+        return False
     disagree = vendor.isnan() != lo.isnan()
     lo.copy_(torch.fmin(lo, vendor))
     hi.copy_(torch.fmax(hi, vendor))
     lo.masked_fill_(disagree, -math.inf)
     hi.masked_fill_(disagree, math.inf)
+    return not bool((inside | (vendor.isnan() & ~disagree)).all())
 
 
 def _measure(e: Expected, vendor: Tensor) -> None:

@@ -50,6 +50,8 @@ class Accuracy:
     Attributes:
         ulp, vendor_ulp: the executable's and PyTorch's own distance from the fp64 truth.
         apart_ulp: the distance of the two from one another.
+        vendor_within: whether PyTorch's result keeps the bound by itself; where it does not, the
+            bound was widened to hold it.
         differing: the share of elements, 0 to 1, in which the two differ at all.
         misrounded, vendor_misrounded: the share that is not what the truth rounds to.
     """
@@ -57,6 +59,7 @@ class Accuracy:
     ulp: float
     vendor_ulp: float
     apart_ulp: float
+    vendor_within: bool
     differing: float
     misrounded: float
     vendor_misrounded: float
@@ -291,6 +294,7 @@ class Verifier:
                 ulp,
                 expected.vendor_ulp,
                 expected.apart_ulp(out),
+                not expected.widened,
                 expected.differing(out),
                 expected.misrounded(out),
                 expected.vendor_misrounded,
