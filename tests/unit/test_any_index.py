@@ -1,13 +1,15 @@
 """PyTorch's kernels where they run on a GPU, made believe on a CPU: they see no index out of range,
 what one would write is left out, and a later call tells."""
 
+import math
+
 import pytest
 import torch
 
 import tilewright as tw
-from tilewright.dispatch import call, prepared
+from tilewright.dispatch import call, indexing, prepared
 from tilewright.errors import IndexOutOfRange
-from tilewright.impls._any_index import of_any_index
+from tilewright.impls._any_index import beyond, of_any_index, outside
 from tilewright.op import OPS, Op, Workload
 from tilewright.ops._indexing import told_once
 
@@ -242,3 +244,41 @@ def test_a_mask_alone_and_a_wrong_call_are_pytorchs(gpu):
     with pytest.raises(IndexError, match="shape mismatch"):
         tw.index_put(x, (index, torch.tensor([0, 1, 2])), one)
     tw.check()
+
+
+# --- more places than an int32 index can name ----------------------------------------------------
+
+MANY = [2**31 - 1, 2**31, 2**31 + 10, 2**32 + 1]
+ENDS = torch.tensor([-(2**31), -2, -1, 0, 1, 2**31 - 2, 2**31 - 1], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("places", MANY)
+def test_an_int32_index_is_compared_with_any_number_of_places(places):
+    names = ENDS.tolist()
+    assert outside(ENDS, places).tolist() == [not 0 <= n < places for n in names]
+    assert outside(ENDS, 1, skipped=places).tolist() == [n != 0 and n != places for n in names]
+    moved = beyond(ENDS, outside(ENDS, places), places)
+    assert moved.tolist() == [n if 0 <= n < places else places for n in names]
+
+
+@pytest.mark.parametrize("places", MANY)
+def test_negative_int32_positions_count_from_the_end_of_any_number_of_places(places):
+    for sizes in ([places], [places, 3], [3, places]):
+        indices = [ENDS if n == places else torch.ones_like(ENDS) for n in sizes]
+        expected = []
+        for n in ENDS.tolist():
+            place = n + places if n < 0 else n
+            named = [place if n == places else 1 for n in sizes]
+            flat = named[0] * sizes[1] + named[1] if len(sizes) == 2 else named[0]
+            expected.append(flat if 0 <= place < places else -1)
+        found = indexing._flat(indices, sizes)
+        outside_of_all = (found < 0) | (found.long() >= math.prod(sizes))
+        assert found.masked_fill(outside_of_all, -1).tolist() == expected
+
+
+@pytest.mark.parametrize("places", [2**31, 2**31 + 10])
+def test_of_so_many_places_the_index_that_is_out_of_range_is_named(places):
+    x = torch.empty(3, places, dtype=torch.float16, device="meta")
+    indexing._refuse_far_indices(x, (torch.zeros_like(ENDS), ENDS))
+    with pytest.raises(IndexOutOfRange, match=f"index {-places - 1} is out of range for dim 1"):
+        indexing._refuse_far_indices(x, (ENDS[3:4], torch.tensor([5, -places - 1])))

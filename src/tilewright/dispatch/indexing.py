@@ -32,7 +32,15 @@ from tilewright.dispatch.call import operators
 from tilewright.dispatch.index_gradients import run_beside
 from tilewright.dispatch.pytorch import outliving_indices
 from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidType
-from tilewright.impls._any_index import POSITIONS, beyond, outside, reported, with_room
+from tilewright.impls._any_index import (
+    POSITIONS,
+    beyond,
+    from_front,
+    outside,
+    outside_both_ways,
+    reported,
+    with_room,
+)
 from tilewright.impls._in_place import refuse_shared
 from tilewright.op import OPS
 from tilewright.ops._indexing import NUMBERS, refuse_out_of_range
@@ -323,13 +331,12 @@ def _by_pytorch(
     if not given or dim > x.dim():  # masks alone, or wrong as PyTorch says in its words
         return put(x, tuple(indices), values, accumulate)
     sizes = [x.shape[d] for d in dims.values()]
-    outsides = [(i < -n) | (i >= n) for i, n in zip(given, sizes, strict=True)]
+    outsides = [outside_both_ways(i, n) for i, n in zip(given, sizes, strict=True)]
     skipped = functools.reduce(torch.logical_or, outsides)
     reported(skipped)
     safe, (first, *_) = [*indices], dims
     for place, index, size in zip(dims, given, sizes, strict=True):
-        wrapped = torch.where(index < 0, index + size, index)
-        safe[place] = beyond(wrapped, skipped, size if place == first else 0)
+        safe[place] = beyond(from_front(index, size), skipped, size if place == first else 0)
     room = with_room(x, dims[first])
     out = torch.index_put(room, tuple(safe), values, accumulate)
     out = out.narrow(dims[first], 0, sizes[0])
@@ -362,7 +369,7 @@ def _move(table: Tensor, flat: Tensor, rows: Tensor, accumulate: bool, form: str
 def _refuse_far_indices(x: Tensor, indices: Sequence[Tensor]) -> None:
     """In the caller's terms: flat positions are ours."""
     for dim, (index, size) in enumerate(zip(indices, x.shape, strict=False)):
-        far = index[(index < -size) | (index >= size)]
+        far = index[outside_both_ways(index, size)]
         if far.numel():
             raise IndexOutOfRange(
                 f"index_put: index {int(far[0])} is out of range for dim {dim} of size {size}; "
@@ -411,13 +418,12 @@ def _as_rows(
 def _flat(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """Positions in the flattened leading dims; one out of range in any dim is out of range."""
     if len(indices) == 1:
-        (index,), (size,) = indices, sizes
-        return torch.where(index < 0, index + size, index)
+        return from_front(indices[0], sizes[0])
     total: Tensor | int = 0
     valid: Tensor | bool = True
     for index, size in zip(indices, sizes, strict=True):
-        valid = ((index >= -size) & (index < size)) & valid
-        total = total * size + torch.where(index < 0, index + size, index).long()
+        valid = ~outside_both_ways(index, size) & valid
+        total = total * size + from_front(index, size).long()
     assert isinstance(total, Tensor)
     assert isinstance(valid, Tensor)
     return torch.where(valid, total, -1)

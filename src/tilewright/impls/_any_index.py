@@ -78,7 +78,7 @@ def outside(index: Tensor, places: int, skipped: int = -1) -> Tensor:
     Args:
         skipped: an index that is left out whatever it is, if not negative.
     """
-    once = told_once(index)
+    once = holding(told_once(index), max(places, skipped))
     found = (once < 0) | (once >= places)
     if skipped >= places:
         found = found & (once != skipped)
@@ -101,7 +101,26 @@ def reported(found: Tensor) -> Tensor:
 
 def beyond(index: Tensor, skipped: Tensor, place: int) -> Tensor:
     """The index with `place` where it is skipped, expanded as it was."""
-    return told_once(index).masked_fill(told_once(skipped), place).expand(index.shape)
+    once = holding(told_once(index), place)
+    return once.masked_fill(told_once(skipped), place).expand(index.shape)
+
+
+def holding(index: Tensor, number: int) -> Tensor:
+    """The index in a dtype that holds `number`, too: PyTorch's arithmetic of an int32 tensor and a
+    Python number beyond it wraps, or raises."""
+    return index.long() if number > torch.iinfo(index.dtype).max else index
+
+
+def from_front(index: Tensor, places: int) -> Tensor:
+    """Negative positions counted from the front; those that name no place are left out of range."""
+    index = holding(index, places)
+    return torch.where(index < 0, index + places, index)
+
+
+def outside_both_ways(index: Tensor, places: int) -> Tensor:
+    """`outside` where negative positions count from the end."""
+    index = holding(index, places)
+    return (index < -places) | (index >= places)
 
 
 def with_room(x: Tensor, dim: int) -> Tensor:

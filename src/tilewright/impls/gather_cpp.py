@@ -15,6 +15,7 @@ from tilewright.compile.launch import CppFunction
 from tilewright.device import DeviceSpec
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import Executable, Implementation, allocate
+from tilewright.impls._any_index import outside
 from tilewright.impls._gather import GatherProblem, gather_problem, served_gather
 from tilewright.impls._indexed import source_text
 from tilewright.op import Workload
@@ -95,7 +96,7 @@ class GatherLoops(Executable):
             ctypes.addressof(fault),
         )
         if fault.value:
-            at = torch.nonzero((index < 0) | (index >= self._places))[0].tolist()
+            at = torch.nonzero(outside(index, self._places))[0].tolist()
             raise IndexOutOfRange(
                 f"gather: index {int(index[tuple(at)])} at {at} is out of range for "
                 f"{self._places} places"
