@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright.dispatch import call, indexing, prepared
+from tilewright.dispatch import call, index_put, prepared
 from tilewright.errors import IndexOutOfRange
 from tilewright.impls._any_index import beyond, of_any_index, outside
 from tilewright.op import OPS, Op, Workload
@@ -271,7 +271,7 @@ def test_negative_int32_positions_count_from_the_end_of_any_number_of_places(pla
             named = [place if n == places else 1 for n in sizes]
             flat = named[0] * sizes[1] + named[1] if len(sizes) == 2 else named[0]
             expected.append(flat if 0 <= place < places else -1)
-        found = indexing._flat(indices, sizes)
+        found = index_put._flat(indices, sizes)
         outside_of_all = (found < 0) | (found.long() >= math.prod(sizes))
         assert found.masked_fill(outside_of_all, -1).tolist() == expected
 
@@ -279,6 +279,6 @@ def test_negative_int32_positions_count_from_the_end_of_any_number_of_places(pla
 @pytest.mark.parametrize("places", [2**31, 2**31 + 10])
 def test_of_so_many_places_the_index_that_is_out_of_range_is_named(places):
     x = torch.empty(3, places, dtype=torch.float16, device="meta")
-    indexing._refuse_far_indices(x, (torch.zeros_like(ENDS), ENDS))
+    index_put._refuse_far_indices(x, (torch.zeros_like(ENDS), ENDS))
     with pytest.raises(IndexOutOfRange, match=f"index {-places - 1} is out of range for dim 1"):
-        indexing._refuse_far_indices(x, (ENDS[3:4], torch.tensor([5, -places - 1])))
+        index_put._refuse_far_indices(x, (ENDS[3:4], torch.tensor([5, -places - 1])))

@@ -32,8 +32,6 @@ from torch._C import (
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
 from tilewright.dispatch import torch_ops
 from tilewright.dispatch.autograd import Generated, Recomputed
@@ -41,6 +39,7 @@ from tilewright.dispatch.gradients import generated_backward
 from tilewright.dispatch.index_gradients import Moved, keeps_bits, keeps_order, moves
 from tilewright.dispatch.index_ranges import look_first
 from tilewright.dispatch.keywords import called_by, with_keywords
+from tilewright.dispatch.plain_calls import under_a_default_device
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import as_pytorch, bind, or_why, outliving_indices
 from tilewright.dispatch.recent import Recent
@@ -230,8 +229,7 @@ def _under_autocast(op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, An
 
 
 def _under_function_modes(op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """torch.set_default_device is a function mode too, and no reason to leave."""
-    if all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
+    if under_a_default_device():
         with torch._C.DisableTorchFunction():
             return call(*args, **kwargs)
     return _under_modes(op, args, kwargs)

@@ -1,0 +1,59 @@
+"""What `tw.embedding` and `tw.index_put`, which are no operators of their own, ask of a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch._C import (
+    _are_functorch_transforms_active,
+    _is_torch_function_mode_enabled,
+    _len_torch_dispatch_stack,
+)
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from tilewright.errors import InvalidType
+
+_PLAIN = (Tensor, Parameter)
+
+
+def is_traced(*tensors: Tensor) -> bool:
+    """Whether the call is traced by torch.compile, or `is_transformed`."""
+    return is_dynamo_compiling() or is_transformed(*tensors)
+
+
+def is_transformed(*tensors: Tensor) -> bool:
+    """Whether the call is under function transforms, forward-mode gradients or modes, or on tensors
+    that are not plain."""
+    if any(type(t) not in _PLAIN for t in tensors) or _are_functorch_transforms_active():
+        return True
+    if is_dynamo_compiling():  # whose trace is under modes of its own
+        return False
+    return bool(
+        _len_torch_dispatch_stack()
+        or _is_torch_function_mode_enabled()
+        or forward_ad._current_level >= 0
+    )
+
+
+def under_a_default_device() -> bool:
+    """Whether torch.set_default_device, a function mode too, is the only one: no reason to leave a
+    call to PyTorch."""
+    if is_dynamo_compiling() or not _is_torch_function_mode_enabled():
+        return False
+    return all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+
+
+def refuse_others(op: str, wanted: str, kinds: type | tuple[type, ...], **given: Any) -> None:
+    """Arguments of other types, in PyTorch's kind of error; True is no number.
+
+    Raises:
+        InvalidType: one is of none of `kinds`.
+    """
+    for name, value in given.items():
+        if not isinstance(value, kinds) or (type(value) is bool and kinds is not bool):
+            raise InvalidType(f"{op}: {name} is of type {type(value).__name__}, expected {wanted}")
