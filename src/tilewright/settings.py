@@ -31,8 +31,9 @@ class Settings:
             (TILEWRIGHT_CHECK_INDICES=1).
         trusts_indices: no index is out of range on a GPU, so PyTorch's kernels, which end the
             process's use of it there, may run (TILEWRIGHT_CHECK_INDICES=0).
-        nondeterministic: where records or nothing speak for PyTorch's kernels and `trusts_indices`,
-            sums of floats on a GPU may be atomic, other bits in each run
+        nondeterministic: sums of floats on a GPU may have other bits in each run: records of
+            workloads with `!nondeterministic` serve calls, and PyTorch's atomic sums run where
+            records or nothing speak for them and `trusts_indices`
             (TILEWRIGHT_NONDETERMINISTIC=1).
         show: some of SHOWN, logged of each kernel that is built for a call (TILEWRIGHT_SHOW,
             separated by commas).

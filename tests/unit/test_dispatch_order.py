@@ -1,5 +1,7 @@
 """Updates with indices that repeat: on a GPU what runs keeps the order of writes."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch import prepared, selection
 from tilewright.dispatch.selection import OperatorRecords
 from tilewright.errors import IndexOutOfRange
-from tilewright.impl import IMPLS
+from tilewright.impl import IMPLS, Executable
 from tilewright.op import Workload
 from tilewright.ops._indexing import last_written, told_once
 from tilewright.record import Record
@@ -87,6 +89,96 @@ def test_a_record_of_pytorchs_atomic_sums_does_not_bring_them_back(records, monk
     assert selection.choose(w, "cuda:0").implementation == "rows_serial"
     monkeypatch.setenv("TILEWRIGHT_CHECK_INDICES", "0")
     assert selection.choose(w, "cuda:0").implementation == "aten"
+
+
+ATOMIC = {"lanes": 4, "vec": 2, "items": 1, "unrolled": 2, "bulk": False}
+SERIAL = {"lanes": 4, "vec": 4, "unrolled": 8, "positions": 16}
+
+
+def of_atomic_sums(text):
+    flagged = f"{text}!nondeterministic"
+    return Record(
+        flagged, "index_add", "rows_atomic", ATOMIC, "ok", "x", 4, versions={}, final=True
+    )
+
+
+def test_atomic_sums_of_ours_run_by_a_record_where_the_settings_allow_other_bits(
+    records, monkeypatch
+):
+    w, larger = Workload.parse(SUM), Workload.parse(SUM.replace("90", "100"))
+    records += [
+        of_atomic_sums(SUM),
+        Record(SUM, "index_add", "rows_serial", SERIAL, "ok", "x", 5.0, versions={}, final=True),
+    ]
+    assert selection.choose(w, "cuda:0").implementation == "rows_serial"
+    monkeypatch.setenv("TILEWRIGHT_NONDETERMINISTIC", "1")
+    choice = selection.choose(w, "cuda:0")
+    assert (choice.implementation, choice.source) == ("rows_atomic", "record")
+    assert selection.choose(larger, "cuda:0").implementation == "rows_atomic"
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert selection.choose(w, "cuda:0").implementation == "rows_serial"
+
+
+def test_a_record_of_the_workload_itself_serves_where_none_of_atomic_sums_does(
+    records, monkeypatch
+):
+    monkeypatch.setenv("TILEWRIGHT_NONDETERMINISTIC", "1")
+    other = SUM.replace("90", "100")
+    records += [
+        of_atomic_sums(other),
+        Record(SUM, "index_add", "rows_serial", SERIAL, "ok", "x", 5.0, versions={}, final=True),
+    ]
+    choice = selection.choose(Workload.parse(SUM), "cuda:0")
+    assert (choice.implementation, choice.source) == ("rows_serial", "record")
+
+
+def test_three_winners_in_any_order_bring_their_heuristic_where_settings_allow_it(
+    records, monkeypatch
+):
+    records += [of_atomic_sums(SUM.replace("90", str(rows))) for rows in (100, 110, 120)]
+    w = Workload.parse(SUM.replace("90", "30000"))
+    assert selection.choose(w, "cuda:0").source == "ordered"
+    monkeypatch.setenv("TILEWRIGHT_NONDETERMINISTIC", "1")
+    choice = selection.choose(w, "cuda:0")
+    assert (choice.implementation, choice.source) == ("rows_atomic", "heuristic")
+
+
+def test_what_sums_in_any_order_gives_way_under_the_deterministic_mode(records, monkeypatch):
+    """Also where it was built outside that mode, for the same shape."""
+    records.append(of_atomic_sums(SUM))
+    monkeypatch.setenv("TILEWRIGHT_NONDETERMINISTIC", "1")
+    w, device, ran = Workload.parse(SUM), torch.device("cuda:0"), []
+    built = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    for name in ("rows_atomic", "rows_serial"):
+        monkeypatch.setattr(
+            type(IMPLS[name]),
+            "build",
+            lambda self, *how: built.append(self.name) or Recording(self.name, ran),
+        )
+    run = prepared._build(w, device, selection.choose(w, device))
+    run(torch.zeros(1))
+    assert (built, ran) == (["rows_atomic"], ["rows_atomic"])
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            run(torch.zeros(1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    run(torch.zeros(1))
+    assert built == ["rows_atomic", "rows_serial"]
+    assert ran == ["rows_atomic", "rows_serial", "rows_serial", "rows_atomic"]
+
+
+class Recording(Executable):
+    any_device_current = True
+
+    def __init__(self, name, ran):
+        self.name, self.ran = name, ran
+
+    def __call__(self, *tensors):
+        self.ran.append(self.name)
 
 
 @pytest.mark.parametrize("text", [SUM.replace("f32", "i32"), GATHER])

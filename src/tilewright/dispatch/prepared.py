@@ -20,7 +20,7 @@ from torch import Tensor
 from tilewright.compile.cache import cached
 from tilewright.dispatch import selection
 from tilewright.dispatch.copies import of_copies
-from tilewright.dispatch.deterministic import VendorOrOurs, races
+from tilewright.dispatch.deterministic import ByMode, races
 from tilewright.dispatch.dumps import dump_built
 from tilewright.dispatch.index_ranges import in_range_first
 from tilewright.dispatch.parts import of_parts
@@ -251,6 +251,9 @@ def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
         dump_built(implementation, choice.config, w, spec)
     if device.type == "cpu":
         return implementation.build(choice.config, w, spec)
+    if implementation.races and choice.source != "explicit":
+        asked = _build(w, device, replace(choice, source="explicit"))
+        return _by_mode(w, device, asked, _unbuilt(w, device)[0], selection.choose, 0)
     with torch.cuda.device(device):
         executable = implementation.build(choice.config, w, spec)
     if torch.cuda.device_count() == 1 or executable.any_device_current:
@@ -291,22 +294,33 @@ def _vendor(w: Workload, device: torch.device) -> Run:
         return vendor(w)
     run = of_any_index(w) if w.operator.outlives_indices(device.type) else vendor(w)
     if races(w, device):
-        run = _vendor_or_ours(w, device, run)
+        run = _by_mode(w, device, run, run, selection.deterministic, HOT_CALLS - 1)
     late = bool(w.operator.destinations(w)) or w.operator.indexed.unchecked
     looks_first = late if device.type == "cpu" else settings().check_indices
     return in_range_first(w, run) if looks_first else run
 
 
-def _vendor_or_ours(w: Workload, device: torch.device, run: Run) -> Run:
+def _by_mode(
+    w: Workload,
+    device: torch.device,
+    run: Run,
+    cold: Run,
+    choose: Callable[[Workload, torch.device], Choice | None],
+    cold_calls: int,
+) -> Run:
+    """`run`, but what `choose` finds under PyTorch's deterministic mode."""
+
     def build() -> Run | None:
-        choice = selection.deterministic(w, device)
+        choice = choose(w, device)
         try:
-            return None if choice is None else _build(w, device, choice)
+            if choice is None or choice.implementation == "aten":
+                return None
+            return _build(w, device, choice)
         except (TilewrightError, OSError) as error:
             _give_up(w, device, error)
             return None
 
-    return VendorOrOurs(run, build, HOT_CALLS - 1)
+    return ByMode(run, cold, build, cold_calls)
 
 
 def _warn_of_compilations(w: Workload, device: torch.device) -> None:

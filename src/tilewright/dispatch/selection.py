@@ -1,7 +1,9 @@
 """Which implementation runs a workload. The order of choice is the order of `choose`.
 
 1. explicit: `use(...)` around the call;
-2. the record of this workload on this kind of device;
+2. the record of this workload on this kind of device, before it that of `!nondeterministic` where
+   settings allow sums to differ from run to run and PyTorch's deterministic mode is off; and so
+   for 3 and 4;
 3. the record of the nearest workload in its bucket, if its config fits here too;
 4. the heuristic of an implementation that the records show to win for this operator;
 5. a generated kernel, for what tw.fuse was asked to fuse;
@@ -37,6 +39,7 @@ from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.op import OPS, Workload
 from tilewright.record import Record
+from tilewright.settings import nondeterministic
 from tilewright.space import NoConfig, config_dict, config_text
 from tilewright.store import Store
 from tilewright.tensor_spec import TensorSpec
@@ -141,10 +144,10 @@ def choose(w: Workload, device: torch.device | str, forced: Forced | None = None
     records = records_of(device, w.op)
     if w.promises_more(device.type):
         records = records.ours
+    allowed = [_in_any_order(w), w] if _may_differ(w) else [w]
+    found = (find(a, spec, records) for find in _BY_RECORDS for a in allowed)
     return (
-        _recorded(w, spec, records)
-        or _nearest(w, spec, records)
-        or _by_heuristic(w, spec, records)
+        next((choice for choice in found if choice is not None), None)
         or _asked_for(w, spec)
         or _ordered(w, device, spec)
         or _of_copies(w, device, spec)
@@ -279,7 +282,7 @@ def device_spec_of(device: torch.device) -> DeviceSpec:
 def _explicit(w: Workload, device: torch.device, spec: DeviceSpec, forced: Forced) -> Choice:
     impl = IMPLS[forced.implementation]
     if impl.races and not torch.are_deterministic_algorithms_enabled():
-        w = w.operator.workload(flags=[*w.flags, "nondeterministic"], **dict(w.args))
+        w = _in_any_order(w)
     reason = impl.unsupported(w, spec) if impl.serves(w.op) else f"it serves {impl.op} only"
     if w.seed is not None and impl.backend not in (*OWN_BACKENDS, "aten"):
         reason = "its masks would not be those of the seed, which a backward draws again"
@@ -301,6 +304,16 @@ def _explicit(w: Workload, device: torch.device, spec: DeviceSpec, forced: Force
     if why_not := space.why_not(config):
         raise InvalidArgument(f"{w.op}: {impl.name}({config_text(config)}) does not fit: {why_not}")
     return Choice(impl.name, config, "explicit", "asked for")
+
+
+def _may_differ(w: Workload) -> bool:
+    """Whether sums of it may have other bits in each run."""
+    sums = w.operator.indexed is not None and w.operator.indexed.races
+    return sums and nondeterministic() and not torch.are_deterministic_algorithms_enabled()
+
+
+def _in_any_order(w: Workload) -> Workload:
+    return w.operator.workload(flags=[*w.flags, "nondeterministic"], **dict(w.args))
 
 
 def _recorded(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice | None:
@@ -335,6 +348,9 @@ def _by_heuristic(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Ch
         return None
     reason = f"{name} won all {len(winners)} recorded workloads of {w.op} in {w.main.dtype}"
     return Choice(name, IMPLS[name].heuristic(w, spec), "heuristic", reason)
+
+
+_BY_RECORDS = (_recorded, _nearest, _by_heuristic)
 
 
 def _fitting(w: Workload, spec: DeviceSpec, recorded: Workload, record: Record) -> Any | None:

@@ -57,8 +57,9 @@ class RowsAtomic(RowKernels):
     block meets, and added where it belongs.
 
     Integers have one sum in any order. Floating sums have not: they are for workloads that say
-    `!nondeterministic` and calls under `use("rows_atomic")`, never under PyTorch's deterministic
-    mode. Halves, which each addition would round, are refused.
+    `!nondeterministic`, whose records serve calls where TILEWRIGHT_NONDETERMINISTIC is set, and for
+    calls under `use("rows_atomic")`, never under PyTorch's deterministic mode. Halves, which each
+    addition would round, are refused.
     """
 
     name, op = "rows_atomic", OPERATORS
