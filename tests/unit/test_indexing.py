@@ -190,6 +190,58 @@ def test_in_place_nothing_is_written_before_an_index_out_of_range(name, args):
         assert not x.any()
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("index_add", (0, INDEX, torch.ones(4, 3))),
+        ("index_add", (0, INDEX, torch.ones(4, 3).bfloat16())),
+        ("index_reduce", (0, INDEX, torch.ones(4, 3), "amax")),
+        ("index_reduce", (0, INDEX, torch.ones(4, 3), "prod")),
+        ("index_put", ((INDEX,), torch.ones(4, 3))),
+        ("index_put", ((INDEX,), torch.ones(4, 3), True)),
+        ("gather", (0, WHOLE)),
+        ("gather", (0, WHOLE.int().contiguous() - 3)),
+        ("scatter", (0, WHOLE, torch.ones(4, 3))),
+        ("scatter", (0, WHOLE.contiguous(), 2.0)),
+        ("scatter_add", (0, WHOLE.int().contiguous() - 3, torch.ones(4, 3))),
+        ("scatter_reduce", (0, WHOLE.contiguous(), torch.ones(4, 3), "amin")),
+    ],
+)
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_out_of_place_the_error_is_the_same_one(name, args, differentiable):
+    x = torch.zeros(6, 3)
+    words = r"index (99|-3)( at position 2)? is out of range for (6 places|dim 0 of size 6)"
+    if any(isinstance(a, torch.Tensor) and a.dtype is torch.bfloat16 for a in args):
+        x = x.bfloat16()
+    for _ in range(3):  # anew, then prepared
+        with pytest.raises(IndexOutOfRange, match=words):
+            getattr(tw, name)(x.requires_grad_(differentiable), *args)
+
+
+def test_without_a_second_look_at_indices_that_are_in_range(monkeypatch):
+    from tilewright.dispatch import index_ranges
+
+    looks = []
+    monkeypatch.setattr(index_ranges, "refuse_out_of_range", lambda *call: looks.append(call))
+    x, index = torch.zeros(6, 3), INDEX.clamp(max=5)
+    for _ in range(2):
+        tw.gather(x, 0, WHOLE.clamp(max=5))
+        tw.index_add(x, 0, index, torch.ones(4, 3))
+        tw.scatter_reduce(x.requires_grad_(), 0, WHOLE.clamp(max=5), torch.ones(4, 3), "amax")
+    assert not looks
+    with pytest.raises(RuntimeError):
+        tw.gather(x.detach(), 0, WHOLE)
+    assert looks
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+@pytest.mark.parametrize("far", [6, -1])
+def test_an_embedding_names_the_index_that_is_out_of_range(differentiable, far):
+    weight = torch.zeros(6, 3, requires_grad=differentiable)
+    with pytest.raises(IndexOutOfRange, match=f"embedding: index {far} is out of range for 6"):
+        tw.embedding(torch.tensor([[0], [far]]), weight)
+
+
 @pytest.mark.parametrize("far", [99, -7, 10**8])
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("differentiable", [False, True])

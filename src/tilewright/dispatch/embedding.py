@@ -123,7 +123,12 @@ def _looked_up(
     """The rows, which on a GPU are zeros where an index is out of range: by `tw.gather`, or by
     PyTorch's `run`, differentiable."""
     if not OPS["gather"].outlives_indices(index.device.type):
-        return run(index, weight)
+        try:
+            return run(index, weight)
+        except IndexError:
+            if index.device.type == "cpu":
+                refuse_out_of_range("embedding", index, len(weight))
+            raise
     empty = not (index.numel() and weight.numel())
     if by_pytorch or empty or DTYPE_NAMES.get(weight.dtype) not in NUMBERS:
         skipped = reported(outside(index, weight.shape[0]))

@@ -22,7 +22,7 @@ from tilewright.dispatch import selection
 from tilewright.dispatch.copies import of_copies
 from tilewright.dispatch.deterministic import ByMode, races
 from tilewright.dispatch.dumps import dump_built
-from tilewright.dispatch.index_ranges import in_range_first
+from tilewright.dispatch.index_ranges import in_range_after, in_range_first
 from tilewright.dispatch.parts import of_parts
 from tilewright.dispatch.pytorch import as_pytorch
 from tilewright.dispatch.recent import Recent
@@ -296,8 +296,9 @@ def _vendor(w: Workload, device: torch.device) -> Run:
     if races(w, device):
         run = _by_mode(w, device, run, run, selection.deterministic, HOT_CALLS - 1)
     late = bool(w.operator.destinations(w)) or w.operator.indexed.unchecked
-    looks_first = late if device.type == "cpu" else settings().check_indices
-    return in_range_first(w, run) if looks_first else run
+    if device.type == "cpu":
+        return in_range_first(w, run) if late else in_range_after(w, run)
+    return in_range_first(w, run) if settings().check_indices else run
 
 
 def _by_mode(

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tilewright.dispatch.index_ranges import look_after
 from tilewright.impls import _any_index
 from tilewright.impls._vendor import call_reference
 from tilewright.op import Op
@@ -33,12 +34,13 @@ def or_why(op: Op, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[]
     """`run()`, which is PyTorch's; what it refuses is refused in our words where those have any.
 
     Raises:
-        InvalidArgument: PyTorch raised, and the call is at fault.
+        InvalidArgument: PyTorch raised, and the call is at fault; IndexOutOfRange among these.
     """
     try:
         return run()
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         op.workload_of(*args, **kwargs)
+        look_after(op, bind(op, args, kwargs))
         raise
 
 
