@@ -302,20 +302,34 @@ class Op:
             raise InvalidArgument(f"{self.name}: '!indices=' is for operators with an index tensor")
         return w
 
-    def _spec_of(self, name: str, value: torch.Tensor) -> TensorSpec:
-        if value.dtype not in DTYPE_NAMES:
-            places = self.indexed is not None and name == "index"
-            wanted = "i64 or i32; convert it: index.long()" if places else f"one of {list(DTYPES)}"
-            raise InvalidArgument(f"{self.name}: {name} is {value.dtype}, expected {wanted}")
-        return TensorSpec.of(value)
+    def _of_no_dtype(self, name: str, given: Mapping[str, Any]) -> InvalidArgument:
+        """A tensor of a dtype that nothing here has: which ones the call could be made in."""
+        taken = []
+        for dtype in DTYPES:
+            specs: dict[str, Any] = {
+                n: TensorSpec(DTYPE_NAMES.get(v.dtype, dtype), tuple(v.shape), v.stride())
+                if isinstance(v, torch.Tensor)
+                else v
+                for n, v in given.items()
+            }
+            with contextlib.suppress(InvalidArgument):
+                self.workload(**specs)
+                taken.append(dtype)
+        wanted = f"one of {', '.join(taken or DTYPES)}"
+        if self.indexed is not None and name == "index":
+            wanted = "i64 or i32; convert it: index.long()"
+        return InvalidArgument(f"{self.name}: {name} is {given[name].dtype}, expected {wanted}")
 
     def workload_of(self, /, *args: Any, **kwargs: Any) -> tuple[Workload, list[torch.Tensor]]:
         """The workload of a call with real tensors, and those tensors in order."""
         tensors, given = [], {}
-        for name, value in self.signature.bind(args, kwargs).items():
+        bound = self.signature.bind(args, kwargs)
+        for name, value in bound.items():
             if isinstance(value, torch.Tensor):
                 tensors.append(value)
-                value = self._spec_of(name, value)
+                if value.dtype not in DTYPE_NAMES:
+                    raise self._of_no_dtype(name, bound)
+                value = TensorSpec.of(value)
             elif isinstance(value, Real) and not isinstance(value, (int, float)):  # of numpy
                 value = int(value) if isinstance(value, Integral) else float(value)
             if isinstance(value, torch.dtype):

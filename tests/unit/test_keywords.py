@@ -199,6 +199,21 @@ class ByMethod:
     scatter_ = torch.Tensor.scatter_
 
 
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_a_bool_is_a_number_to_write(value, dtype):
+    x = X.to(dtype) + 5
+    theirs = torch.scatter(x, 1, INDEX, value)
+    traced = torch.compile(lambda *call: tw.scatter(*call), backend="eager", fullgraph=True)
+    for scatter in (tw.scatter, traced):
+        assert torch.equal(scatter(x, 1, INDEX, value), theirs)
+    assert torch.equal(tw.scatter(x, 1, INDEX, value=value), theirs)
+    assert torch.equal(tw.scatter_(x, 1, INDEX, value), theirs)
+    leaf = X.clone().requires_grad_()
+    tw.scatter(leaf, 1, INDEX, value).sum().backward()
+    assert torch.equal(leaf.grad, torch.scatter(torch.ones(2, 3), 1, INDEX, 0.0))
+
+
 @pytest.mark.parametrize("value", [2, 1.5, -0.0, float("inf"), float("nan"), True])
 @pytest.mark.parametrize("reduce", ["add", "multiply"])
 def test_a_number_is_reduced_as_pytorch_does(value, reduce):

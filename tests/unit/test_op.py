@@ -252,6 +252,30 @@ def test_a_wrong_call_says_what_was_wrong(op, args, message):
     assert message in str(caught.value)
 
 
+BYTES, PLACES = torch.ones(3, dtype=torch.uint8), torch.tensor([0, 2])
+NUMBERS = "f16, bf16, f32, f64, i32, i64"
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "message"),
+    [
+        ("softmax", (BYTES,), "x is torch.uint8, expected one of f16, bf16, f32, f64"),
+        ("lerp", (BYTES.float(), BYTES, 0.5), "end is torch.uint8, expected one of f32"),
+        ("gather", (BYTES, 0, PLACES), f"x is torch.uint8, expected one of {NUMBERS}"),
+        ("scatter", (BYTES, 0, PLACES, BYTES), f"x is torch.uint8, expected one of {NUMBERS}"),
+        ("scatter", (BYTES.int(), 0, PLACES, BYTES), "src is torch.uint8, expected one of i32"),
+        ("embedding_backward", (BYTES[:2, None], PLACES, 3),
+         "grad is torch.uint8, expected one of f16, bf16, f32, f64"),
+        ("gather", (BYTES.float(), 0, BYTES), "index is torch.uint8, expected i64 or i32; "
+         "convert it: index.long()"),
+    ],
+)  # fmt: skip
+def test_a_dtype_that_nothing_has_is_told_those_that_the_call_could_be_made_in(op, args, message):
+    with pytest.raises(InvalidArgument) as caught:
+        OPS[op].workload_of(*args)
+    assert str(caught.value) == f"{op}: {message}"
+
+
 def test_tensors_on_two_devices_are_refused():
     with pytest.raises(InvalidArgument, match="tensors are on cpu, meta; move them to one"):
         OPS["lerp"].workload_of(torch.ones(2), torch.ones(2, device="meta"), 0.5)

@@ -42,7 +42,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     inplace=lambda x, dim, index, src: x.scatter_(dim, readable(index), src),
     indexed=Indexed(terms, elementwise_batch, exact=lambda w: True, last_wins=True),
 )
-def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
+def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor | float | bool) -> Tensor:
     """A copy of x with out[.., index[.., j, ..], ..] = src[.., j, ..] along dim.
 
     Where an index repeats, the last position along dim wins, in every run; PyTorch's own kernels
@@ -54,7 +54,8 @@ def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
         dim: the dim that the indices are for; negative ones count from the end.
         index: int64 or int32, rank of x; no larger than x in the other dims. Values from 0 to
             x.shape[dim] - 1.
-        src: dtype of x, no smaller than index in any dim; or one number for all places.
+        src: dtype of x, no smaller than index in any dim; or one number for all places, of which
+            True is 1.
         reduce: "add" calls scatter_add instead, "multiply" scatter_reduce with "prod".
         out: the result is copied here once it is there, so it may share memory with any argument;
             in another shape it is resized, with PyTorch's warning. It has no gradients. The
