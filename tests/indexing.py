@@ -25,12 +25,12 @@ def shapes(draw, most):
 
 
 @st.composite
-def moves(draw):
+def moves(draw, dtypes=DTYPES):
     """What brings values to places: any operator, reduction, rank from 1 to 6, dim, dtype, kind and
     distribution of indices, in place or not; a scatter's index may be expanded over its rows, or be
     smaller than x and src."""
     op = draw(st.sampled_from(ROWS))
-    t, kind = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(["i32", "i64"]))
+    t, kind = draw(st.sampled_from(dtypes)), draw(st.sampled_from(["i32", "i64"]))
     flags = "!donate=x" if draw(st.booleans()) else ""
     flags += f"!indices={draw(st.sampled_from(DISTRIBUTIONS))}"
     length = draw(st.integers(1, 200))

@@ -1,11 +1,15 @@
 """On a CPU sums of halves are rounded once, with or without records: by rows_cpp, and by PyTorch's
 kernels for fp32 until that is built and where it takes no such layout."""
 
+import itertools
+import math
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
 
 import tilewright as tw
+from allocations import peak_bytes
 from indexing import moves
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
@@ -13,6 +17,7 @@ from tilewright.dispatch import selection
 from tilewright.dispatch.prepared import HOT_CALLS
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS
+from tilewright.impls import sums_widened
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 from tilewright.tensor_spec import HALVES
@@ -22,18 +27,40 @@ WIDENED, ROWS = IMPLS["sums_widened"], IMPLS["rows_cpp"]
 needs_cxx = pytest.mark.skipif(cxx.missing() is not None, reason="no C++ compiler")
 
 
+def both(w):
+    """The executables that widen the whole table, and only what is named."""
+    found = []
+    for started in (math.inf, -math.inf):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sums_widened, "STARTED", started)
+            found.append(WIDENED.build(WIDENED.heuristic(w, SPEC), w, SPEC))
+    return found
+
+
+def bits(run, w):
+    found = run(*w.operator.examples(w, "random", 0, "cpu"))
+    return found.view(torch.int16), found.stride()
+
+
+def assert_alike(w):
+    (whole, strides), (named, others) = (bits(run, w) for run in both(w))
+    assert torch.equal(whole, named)
+    assert strides == others
+
+
 @settings(max_examples=50)
-@given(moves())
+@given(moves(HALVES))
 def test_sums_of_any_operator_shape_and_layout_are_right(w):
     halves = [s.dtype in HALVES for n, s in w.tensors.items() if n != "index"]
     assume(WIDENED.unsupported(w, SPEC) is None)
     columns = w.main.numel // w.main.shape[w["dim"]] if w.op == "index_reduce" else 0
     assume(w.main.rank == 1 or columns != 1 or w["reduce"] != "prod")  # see the test below
     assert all(halves)
-    run = WIDENED.build(WIDENED.heuristic(w, SPEC), w, SPEC)
-    verdict = Verifier(w, CPU).check(run)
-    assert verdict.ok, verdict.message
-    assert verdict.deterministic
+    for run in both(w):
+        verdict = Verifier(w, CPU).check(run)
+        assert verdict.ok, verdict.message
+        assert verdict.deterministic
+    assert_alike(w)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +80,64 @@ def test_sums_of_any_strides_are_right(text):
     w = Workload.parse(text)
     choice = selection.unbuilt(w, CPU)
     assert choice.implementation == "sums_widened"
-    verdict = Verifier(w, CPU).check(WIDENED.build(choice.config, w, SPEC))
-    assert verdict.ok, verdict.message
+    for run in both(w):
+        verdict = Verifier(w, CPU).check(run)
+        assert verdict.ok, verdict.message
+    assert_alike(w)
+
+
+LARGE = [
+    f"{text.format(x=f'{t}[3000,700]', t=t)}{flags}"
+    for t, text in itertools.product(
+        HALVES,
+        (
+            "index_add(x={x}, dim=0, index=i32[9], source={t}[9,700], alpha=0.3)",
+            "index_add(x={x}, dim=1, index=i64[9], source={t}[3000,9], alpha=0.3)",
+            "index_add(x={x}@strides(1,3000), dim=0, index=i64[9], source={t}[9,700])",
+            "index_reduce(x={x}, dim=0, index=i64[9], source={t}[9,700], reduce=mean)",
+            "index_reduce(x={x}@strides(701,1), dim=1, index=i32[9], source={t}[3000,9], "
+            "reduce=prod, include_self=False)",
+            "scatter_add(x={x}, dim=0, index=i64[9,70]@strides(1,0), src={t}[9,700])",
+            "scatter_add(x={x}@strides(1,3000), dim=1, index=i32[60,90], src={t}[60,91])",
+            "scatter_reduce(x={x}, dim=-2, index=i64[90,60]@strides(1,91), src={t}[90,60], "
+            "reduce=mean, include_self=False)",
+            "scatter_reduce(x={x}, dim=0, index=i64[9000,1], src={t}[9000,1], reduce=prod)",
+            "scatter_add(x={x}, dim=0, index=i64[0,7], src={t}[9,7])",
+            "scatter_add(x={t}[300000], dim=0, index=i64[], src={t}[1])",
+            "embedding_backward(grad={t}[3,5,700], index=i32[3,5], num_weights=3000, "
+            "padding_idx=7, scale_grad_by_freq=True)",
+        ),
+    )
+    for flags in ("", "!donate=x", "!indices=constant!donate=x")
+    if not (flags and text.startswith("embedding"))
+]
+
+
+@pytest.mark.parametrize("text", LARGE)
+def test_of_a_large_table_only_what_is_named_is_widened_with_the_same_bits(text):
+    w = Workload.parse(text)
+    assert_alike(w)
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    run = WIDENED.build(WIDENED.heuristic(w, SPEC), w, SPEC)
+    table = w.outputs[0].numel * w.main.itemsize
+    made = 0 if "x" in w.donated else table
+    assert peak_bytes(lambda: run(*tensors)) - made < table / 4
+
+
+def test_what_is_not_named_keeps_its_bits():
+    text = "index_add(x=bf16[3000,700], dim=0, index=i64[9], source=bf16[9,700])!donate=x"
+    w = Workload.parse(text)
+    x, index, source = w.operator.examples(w, "random", 0, "cpu")
+    x.view(torch.int16)[1::2] = 0x7F81  # a NaN that is not what rounding makes
+    before = x.clone()
+    WIDENED.build(WIDENED.heuristic(w, SPEC), w, SPEC)(x, index * 0, source)
+    assert torch.equal(x[1:].view(torch.int16), before[1:].view(torch.int16))
+
+
+def test_padding_that_no_index_names_is_no_row_that_one_does():
+    grad = torch.ones(4, 700).half()
+    found = tw.embedding_backward(grad, torch.tensor([1, 9, 9, 4]), 3000, padding_idx=3)
+    assert found[:10, 0].tolist() == [0, 1, 0, 0, 1, 0, 0, 0, 0, 2]
 
 
 def test_products_of_rows_of_one_half_are_right_where_pytorch_fails():

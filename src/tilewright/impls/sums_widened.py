@@ -8,17 +8,23 @@ import torch
 from torch import Tensor
 
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, Implementation
-from tilewright.impls._rows import OPERATORS
+from tilewright.impl import CPU, Executable, Implementation, allocate
+from tilewright.impls._rows import OPERATORS, named_source
 from tilewright.op import Workload
 from tilewright.ops._indexing import places_of_x, refuse_out_of_range
-from tilewright.tensor_spec import HALVES
+from tilewright.tensor_spec import HALVES, TensorSpec
+
+SORTED, STARTED = 16, 100_000
+"""What it costs to sort an index, and to begin with that, in elements widened and rounded."""
 
 
 class SumsWidened(Implementation):
     """Takes every layout and compiles nothing, so that halves are not rounded at each addition
-    where no kernel of ours is built, yet or at all. Moves fp32 copies of all tensors, in place the
-    whole table, too."""
+    where no kernel of ours is built, yet or at all.
+
+    Makes fp32 copies of what is added and of those rows (or elements) of the table that the index
+    names; of the whole table where it is so small that sorting the index costs more.
+    """
 
     name, backend, op = "sums_widened", "aten", OPERATORS
     stands_in = True
@@ -40,19 +46,84 @@ class WidenedExecutable(Executable):
     def __init__(self, w: Workload):
         self._w, self._in_place = w, "x" in w.donated
         self._places = places_of_x(w) if "x" in w.tensors else w["num_weights"]
+        self._scatters, index = w.op.startswith("scatter"), w["index"]
+        self._rows = not self._scatters or _names_rows(index, w["dim"])
+        indices = index.distinct_bytes // index.itemsize if self._rows else index.numel
+        added = index.numel if self._scatters else w[named_source(w)].numel
+        out = w.outputs[0]
+        self._whole = not out.rank or out.numel <= SORTED * indices + added + STARTED
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         w = self._w
         given = w.call(tensors)
         refuse_out_of_range(w.op, given["index"], self._places)
+        if self._whole:
+            sums = self._sums(**given)
+            return given["x"].copy_(sums) if self._in_place else sums.to(w.main.torch_dtype)
+        out = given.pop("x", None)
+        if not self._in_place:
+            made = allocate(w.outputs[0], CPU)
+            out = made.zero_() if out is None else made.copy_(out)
+        if w["index"].numel:
+            self._into_named(out, **given)
+        return out
+
+    def _into_named(self, out: Tensor, index: Tensor, dim: int = 0, **given: Any) -> None:
+        """Sums in the rows or elements of `out` that the index names."""
+        if self._scatters:
+            index, src = map(torch.atleast_1d, (index, given["src"]))
+            part = [slice(n) for n in index.shape]
+            src = src[tuple(part)]
+            if self._rows:
+                index = index[tuple(slice(None) if d == dim else 0 for d in range(index.dim()))]
+                part[dim] = slice(None)
+                out = out[tuple(part)]
+            else:
+                out, dim, index, src = _as_elements(out, dim, index, src)
+            given["src"] = src
+        named, position = index.unique(return_inverse=True)
+        if self._scatters:
+            line = [-1 if d == dim else 1 for d in range(src.dim())]
+            position = position.view(line).expand(src.shape)
+        if "padding_idx" in given:
+            padding = (named == given["padding_idx"]).nonzero()
+            given["padding_idx"] = int(padding) if padding.numel() else -1
+            given["num_weights"] = named.numel()
+        else:
+            # index_select would make a strided table contiguous first
+            given |= {"x": out[(*[slice(None)] * dim, named)], "dim": dim}
+        sums = self._sums(index=position, **given)
+        out.index_copy_(dim, named.long(), sums.to(out.dtype))
+
+    def _sums(self, **given: Any) -> Tensor:
+        """The operator's result on widened tensors, not rounded yet."""
         wide = {
             n: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
             for n, v in given.items()
         }
         if mean := wide.get("scale_grad_by_freq", False):
             wide["scale_grad_by_freq"] = False
-        out = w.operator.reference(**wide)
+        out: Tensor = self._w.operator.reference(**wide)
         if mean:  # divided once, as by rows_cpp: PyTorch divides each term
-            terms = torch.bincount(given["index"].reshape(-1), minlength=self._places)
+            terms = torch.bincount(given["index"].reshape(-1), minlength=given["num_weights"])
             out /= terms.clamp_min(1)[:, None]
-        return given["x"].copy_(out) if self._in_place else out.to(w.main.torch_dtype)
+        return out
+
+
+def _names_rows(index: TensorSpec, dim: int) -> bool:
+    """Whether a scatter's index is one for each row, or for each part of one."""
+    strided = zip(index.shape, index.real_strides, strict=True)
+    return all(d == dim or n == 1 or stride == 0 for d, (n, stride) in enumerate(strided))
+
+
+def _as_elements(
+    x: Tensor, dim: int, index: Tensor, src: Tensor
+) -> tuple[Tensor, int, Tensor, Tensor]:
+    """A scatter of as many elements into x's memory as one dim."""
+    places = index.long() * x.stride(dim)
+    for d, n in enumerate(index.shape):
+        if d != dim:
+            line = [-1 if d == other else 1 for other in range(x.dim())]
+            places += (torch.arange(n) * x.stride(d)).view(line)
+    memory = x.as_strided((TensorSpec.of(x).storage_elements,), (1,))
+    return memory, 0, places.reshape(-1), src.reshape(-1)
