@@ -16,17 +16,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from compile_ahead import compile_all
 from torch.nn import functional as F
 
+import tilewright as tw
 from tilewright.device import DEVICES, DeviceSpec, spec_of
 from tilewright.dispatch.fuse import fuse
+from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS, Implementation
 from tilewright.op import OPS, Workload
+from tilewright.ops._indexing import places_of_x, told_once
 from tilewright.tensor_spec import TensorSpec
 
 TOOLS = ("memcheck", "racecheck")
@@ -57,15 +60,18 @@ class Case:
     Attributes:
         knobs: of the config, others at their defaults; none for the heuristic's. `blocks` counts in
             as many as the device has SMs.
+        out_of_range: some of the indices are, which the kernel must tell and leave out.
     """
 
     implementation: str
     workload: str
     knobs: dict[str, Any] = field(default_factory=dict)
+    out_of_range: bool = False
 
     def __str__(self) -> str:
         knobs = " ".join(f"{name}={value}" for name, value in self.knobs.items())
-        return f"{self.implementation} {self.workload} {knobs or 'untuned'}"
+        beyond = ", some indices out of range" if self.out_of_range else ""
+        return f"{self.implementation} {self.workload} {knobs or 'untuned'}{beyond}"
 
     @property
     def impl(self) -> Implementation:
@@ -90,6 +96,19 @@ class Case:
             return heuristic
         more = {"blocks": self.knobs["blocks"] * device.sms} if "blocks" in self.knobs else {}
         return type(heuristic)(**{**self.knobs, **more})
+
+    def tensors(self) -> list[torch.Tensor]:
+        """On the CPU."""
+        w = self.w
+        given = w.operator.examples(w, "random", 0, "cpu")
+        if self.out_of_range:
+            index = told_once(w.call(given)["index"])
+            places = places_of_x(w) if "x" in w.tensors else w["num_weights"]
+            ends = torch.iinfo(index.dtype)
+            wrong = torch.tensor([-1, places, ends.min, ends.max], dtype=index.dtype)
+            where = torch.arange(0, index.numel(), 17)
+            index.put_(where, wrong[torch.arange(len(where)) % len(wrong)])
+        return given
 
 
 def layer(n, c, k, size, kernel, groups=1, more="", name="weight", layout="@channels_last"):
@@ -249,11 +268,14 @@ SCHEDULES = [
 ]
 """One of each kind that `fused` has: by row, persistent, over rows, by tiles, by element."""
 TABLES = "scatter_add(x=f32[4,300], dim=1, index=i64[4,9000], src=f32[4,9000])!indices=zipf"
-CASES = [
+INDEXED_CASES = [
     Case("integer_sums", TABLES, {"private": True}),
     *(Case("integer_sums", TABLES, {"private": own, "launches": 1}) for own in (False, True)),
     Case("integer_sums", INDEXED["integer_sums"] + "!donate=x", {"launches": 1}),
     Case("rows_dealt", "embedding_backward(grad=bf16[9000,96], index=i64[9000], num_weights=500)"),
+    *(Case(name, text) for name, text in INDEXED.items()),
+]
+CASES = [
     *(Case(SM80, PLAIN, {**SMALL, **split}) for split in SPLITS),
     *(Case(SM80, BOTH["f32"], {**SMALL, **split}) for split in SPLITS),
     *(Case(SM80, text) for text in (CONTIGUOUS, *WIDE, TF32)),
@@ -282,7 +304,8 @@ CASES = [
             "depthwise_fma_sm90": DEPTHWISE,
         }.items()
     ),
-    *(Case(name, text) for name, text in INDEXED.items()),
+    *INDEXED_CASES,
+    *(replace(case, out_of_range=True) for case in INDEXED_CASES),
     *(Case("fused", text) for text in FUSED),
     *(Case("fused", text, knobs) for text, knobs in SCHEDULES),
     Case(
@@ -314,15 +337,23 @@ def laid_out(t: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def run(cases: Sequence[Case]) -> None:
-    """Each twice: counters are as the first call has left them. The last one told is at work."""
+    """Each twice: counters are as the first call has left them. The last one told is at work.
+
+    Raises:
+        AssertionError: an index out of range was not told, or one was told where there is none.
+    """
     spec = spec_of(0)
     for case in cases:
         print(case, flush=True)
         executable = case.impl.build(case.config(spec), case.w, spec)
         for _ in range(2):
-            given = case.w.operator.examples(case.w, "random", 0, "cpu")
-            executable(*(laid_out(t, "cuda") for t in given))
-            torch.cuda.synchronize()
+            executable(*(laid_out(t, "cuda") for t in case.tensors()))
+            told = False
+            try:
+                tw.check()  # which waits, and takes back what it tells
+            except IndexOutOfRange:
+                told = True
+            assert told == case.out_of_range, f"tw.check() told of an index out of range: {told}"
 
 
 def report(tool: str, program: Sequence[str], command: str) -> str | None:

@@ -1,7 +1,7 @@
 """What `make sanitize` runs: a case of every kernel; and that it tells what the tool reports."""
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,27 @@ def configs(name):
 def test_every_implementation_with_kernels_of_a_gpu_has_a_case():
     own = {impl.name for impl in IMPLS.values() if impl.backend in ("cuda", "fused")}
     assert {case.implementation for case in sanitize.CASES} == own
+
+
+def test_every_kernel_with_an_index_has_a_case_with_indices_out_of_range(capsys):
+    indexed = {case.implementation for case in sanitize.CASES if case.w.operator.indexed}
+    only = ["--only", "some indices out of range"]
+    assert sanitize.main(["--list", "--device", "h200", *only]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} == indexed
+    assert not any("not on" in line for line in lines)
+
+
+@pytest.mark.parametrize("case", sanitize.INDEXED_CASES, ids=str)
+def test_indices_out_of_range_are_negative_and_too_large_near_and_far(case):
+    given = [case.w.call(c.tensors())["index"] for c in (case, replace(case, out_of_range=True))]
+    places = case.w["x"].shape[case.w["dim"]] if "x" in case.w.tensors else case.w["num_weights"]
+    (least, most), ends = map(int, given[0].aminmax()), torch.iinfo(given[0].dtype)
+    assert 0 <= least <= most < places
+    assert given[0].stride() == given[1].stride()
+    beyond = (given[1] < 0) | (given[1] >= places)
+    assert set(given[1][beyond].tolist()) == {-1, places, ends.min, ends.max}
+    assert beyond.double().mean() < 0.1
 
 
 @pytest.mark.parametrize("case", sanitize.CASES, ids=str)
@@ -144,7 +165,7 @@ def test_a_report_of_either_tool_is_a_failure(capsys, monkeypatch):
     assert "not run: its warps wait" in lines[4]
     assert "exchange=sent: not run: racecheck misses" in lines[5]
     assert lines[6] == "racecheck gather_cuda: reports: a race"
-    assert lines[7] == "racecheck gather_tiled: 1 clean"
+    assert lines[7] == "racecheck gather_tiled: 2 clean"
     assert sanitize.main([*only, "--tool", "memcheck"]) == 0
 
 
