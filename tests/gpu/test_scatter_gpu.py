@@ -187,6 +187,35 @@ def test_twenty_runs_give_the_same_bits(text, spread):
             assert torch.equal(found, first), impl.name
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(
+            (
+                "rows_sorted_torch",
+                f"index_add(x=f32[{n},4], dim=0, index=i64[300000], source=f32[300000,4])!donate=x",
+            )
+            for n in (200, 30_000, 100_000)
+        ),
+        ("scatter_positions", "scatter(x=f32[900,700], dim=0, index=i32[5000,60], src=2.0)"),
+        ("scatter_positions", LARGE_UPDATE),
+    ],
+)
+def test_a_call_allocates_no_more_than_is_recorded(name, text):
+    w, impl = Workload.parse(text), IMPLS[name]
+    run = impl.build(impl.heuristic(w, spec_of(0)), w, spec_of(0))
+    tensors = w.operator.examples(w, "random", 0, CUDA)
+    run(*tensors)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    out = run(*tensors)
+    made = 0 if w.donated else out.numel() * out.element_size()
+    taken = torch.cuda.memory_stats()["requested_bytes.all.peak"] - held - made
+    assert taken <= run.workspace_bytes + 1000
+    assert taken >= run.workspace_bytes / 2
+
+
 @pytest.mark.parametrize("text", [SUM, LARGE_SUM, UPDATE, LARGE_UPDATE])
 def test_an_index_out_of_range_is_skipped_and_reported(text):
     w = Workload.parse(text.replace("!donate=x", ""))

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
+from allocations import peak_bytes
 from indexing import gathers
 from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
@@ -352,6 +353,40 @@ def within_48_bytes(w, *names):
 def test_a_sum_of_rows_takes_at_most_48_bytes_of_workspace_per_index(suite):
     for w in SUITES[suite].workloads():
         within_48_bytes(w)
+
+
+@pytest.mark.parametrize(("places", "bytes_each"), [(255, 9), (256, 19), (65535, 19), (65536, 21)])
+def test_what_pytorchs_sort_allocates_is_told_beside_the_parts_of_the_workspace(places, bytes_each):
+    w = Workload.parse(
+        f"index_add(x=f32[{places},4], dim=0, index=i64[50000], source=f32[50000,4])!donate=x"
+    )
+    impl, device = IMPLS["rows_sorted_torch"], DEVICES["h200"]
+    config = impl.heuristic(w, device)
+    more = impl.build(config, w, device).workspace_bytes - impl.workspace(w, config).bytes
+    assert 0 <= more - bytes_each * 50_000 <= 2**14
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "scatter(x=f32[90000], dim=0, index=i64[50000], src=f32[50000])",
+        "scatter(x=f32[90000], dim=0, index=i32[500000], src=f32[500000])!donate=x",
+        "scatter(x=f64[900,70], dim=0, index=i64[5000,60], src=f64[5000,70])!donate=x",
+        "scatter(x=f16[900,70]@strides(1,900), dim=0, index=i32[5000,70]@strides(1,0), "
+        "src=f16[5000,70])",
+        "scatter(x=f16[3,900,70], dim=1, index=i64[2,5000,7], src=2.0)",
+        "scatter(x=f64[900,70], dim=-1, index=i64[0], src=f64[3])!donate=x",
+        "scatter(x=f16[], dim=0, index=i64[], src=2.0)",
+    ],
+)
+def test_records_tell_what_is_allocated_where_pytorchs_operators_keep_the_order(text):
+    w = Workload.parse(text)
+    run = IMPLS["scatter_positions"].build(None, w, DEVICES["h200"])
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    run(*tensors)  # which makes the words that it reports by
+    made = 0 if "x" in w.donated else w.outputs[0].numel * w.main.itemsize
+    taken = peak_bytes(lambda: run(*tensors)) - made
+    assert 0.9 * run.workspace_bytes - 100 <= taken <= run.workspace_bytes + 100
 
 
 @pytest.mark.parametrize("flag", ["", "!donate=x"])

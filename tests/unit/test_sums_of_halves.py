@@ -124,6 +124,29 @@ def test_of_a_large_table_only_what_is_named_is_widened_with_the_same_bits(text)
     assert peak_bytes(lambda: run(*tensors)) - made < table / 4
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(text for text in LARGE if "bf16" in text and "constant" not in text),
+        "index_reduce(x=f16[900,70], dim=0, index=i64[9000], source=f16[9000,70], reduce=mean)",
+        "scatter_add(x=f16[900,70], dim=0, index=i32[9000,70], src=f16[9000,70])!donate=x",
+        "scatter_reduce(x=f16[900,70], dim=0, index=i64[9000,70], src=f16[9000,70], reduce=mean)",
+        "scatter_reduce(x=f16[900,70], dim=0, index=i32[9000,70]@strides(1,0), src=f16[9000,70], "
+        "reduce=prod)",
+        "embedding_backward(grad=f16[9000,1], index=i64[9000], num_weights=90000, "
+        "scale_grad_by_freq=True)",
+    ],
+)
+def test_records_tell_what_is_allocated(text):
+    w = Workload.parse(text)
+    made = 0 if "x" in w.donated else w.outputs[0].numel * w.main.itemsize
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    for run in both(w):
+        taken = peak_bytes(lambda run=run: run(*tensors)) - made
+        assert taken <= 1.01 * run.workspace_bytes + 2000
+        assert taken >= 0.7 * run.workspace_bytes
+
+
 def test_what_is_not_named_keeps_its_bits():
     text = "index_add(x=bf16[3000,700], dim=0, index=i64[9], source=bf16[9,700])!donate=x"
     w = Workload.parse(text)

@@ -146,10 +146,12 @@ class TorchCall(NamedTuple):
     Attributes:
         run: is given `args`.
         args: as a Launch has them; "memory" stands for the workspace, a tensor of bytes.
+        bytes: that it allocates meanwhile, at most.
     """
 
     run: Callable[..., None]
     args: tuple[float | str, ...]
+    bytes: int
 
 
 Step = Launch | TorchCall
@@ -174,7 +176,8 @@ class IndexedExecutable(Executable):
         workspace: Workspace,
     ):
         self._w, self._workspace, self._written = w, workspace, Written(w)
-        self.resources, self.workspace_bytes = built.resources, workspace.bytes
+        meanwhile = max((step.bytes for step in launches if isinstance(step, TorchCall)), default=0)
+        self.resources, self.workspace_bytes = built.resources, workspace.bytes + meanwhile
         self.in_place = bool(self._written)
         out = w.outputs[0]
         self._out = out.shape, out.real_strides, out.torch_dtype

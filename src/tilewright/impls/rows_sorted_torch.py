@@ -19,13 +19,16 @@ from tilewright.op import Workload
 KEYS = {torch.uint8: "u8", torch.int16: "short", torch.int32: "int"}
 """A key's type in PyTorch and in a kernel; a radix sort has a pass for each of its bytes."""
 POSITION_BYTES = 8
+COUNTERS_PER_INDEX, COUNTERS = 1, 2**14
+"""Bytes that CUB's passes count in: 256 counters for each tile of a thousand keys and more, and for
+each pass."""
 
 
 class RowsSortedTorch(SortedRows):
     """For any indices; the sort is PyTorch's, which is CUB's radix sort.
 
-    It needs a key of 1, 2 or 4 bytes twice and 8 bytes more for each index, and what `torch.sort`
-    allocates itself.
+    It needs a key of 1, 2 or 4 bytes twice and 8 bytes more for each index; `torch.sort` allocates
+    up to 21 itself.
     """
 
     name, op = "rows_sorted_torch", OPERATORS
@@ -62,6 +65,14 @@ class TorchSort:
             "positions": POSITION_BYTES * self.count,
         }
 
+    @property
+    def allocated_bytes(self) -> int:
+        """Of `torch.sort` itself, at most: the positions before the sort, and where keys have
+        several bytes, keys and positions between two passes."""
+        key_bytes = key_type(self.places).itemsize
+        between = key_bytes + POSITION_BYTES if key_bytes > 1 else 0
+        return (POSITION_BYTES + between + COUNTERS_PER_INDEX) * self.count + COUNTERS
+
     def launches(
         self, follows: bool, cleared: str | int, words: int, wanted: str | int
     ) -> Iterator[Step]:
@@ -69,7 +80,8 @@ class TorchSort:
         grid = -(-self.count // THREADS), 1, 1
         given = ("index", self.count, self.places, self.skipped, "fault", "keys", cleared, words)
         yield Launch("write_keys", "PiiqPPPi", grid, THREADS, 0, given, follows)
-        yield TorchCall(self.run, ("memory", "keys", "sorted_keys", "positions"))
+        memory = ("memory", "keys", "sorted_keys", "positions")
+        yield TorchCall(self.run, memory, self.allocated_bytes)
         found = ("sorted_keys", "positions", self.count, self.result)
         yield Launch("write_entries", "PPiP", grid, THREADS, 0, found)
 

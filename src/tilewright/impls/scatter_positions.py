@@ -10,7 +10,7 @@ from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._any_index import beyond, outside, reported
 from tilewright.op import Workload
-from tilewright.ops._indexing import last_written
+from tilewright.ops._indexing import last_written, places_of_x
 
 
 class ScatterPositions(Implementation):
@@ -30,7 +30,8 @@ class ScatterPositions(Implementation):
 class PositionsExecutable(Executable):
     def __init__(self, w: Workload):
         self._w, self._in_place = w, "x" in w.donated
-        self._places = w["x"].shape[w["dim"]] if w["x"].rank else 1
+        self._places = places_of_x(w)
+        self.workspace_bytes = _bytes(w)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         given = self._w.call(tensors)
@@ -38,3 +39,19 @@ class PositionsExecutable(Executable):
         given["index"] = beyond(given["index"], skipped, 0)
         out = last_written(**given, skipped=skipped)
         return tensors[0].copy_(out) if self._in_place else out
+
+
+def _bytes(w: Workload) -> int:
+    """Of what is made besides the result: the index moved into range, which of it was not, a
+    position for each element of it, and for the part of x that can be named winners twice, and
+    their values or x with them."""
+    x, index = w["x"], w["index"]
+    out = x.numel * x.itemsize if "x" in w.donated else 0
+    if not index.numel:
+        return out
+    told = index.distinct_bytes // index.itemsize
+    named = index.numel // index.shape[w["dim"]] * places_of_x(w) if index.rank else 1
+    indices = told * (1 + index.itemsize) + 8 * index.numel
+    widened = 8 * index.numel if index.dtype == "i32" else 0
+    values = max(8 + x.itemsize, 1 + 2 * x.itemsize) * named
+    return out + indices + 8 * named + max(widened, values)

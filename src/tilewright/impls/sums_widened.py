@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -47,11 +48,22 @@ class WidenedExecutable(Executable):
         self._w, self._in_place = w, "x" in w.donated
         self._places = places_of_x(w) if "x" in w.tensors else w["num_weights"]
         self._scatters, index = w.op.startswith("scatter"), w["index"]
-        self._rows = not self._scatters or _names_rows(index, w["dim"])
-        indices = index.distinct_bytes // index.itemsize if self._rows else index.numel
-        added = index.numel if self._scatters else w[named_source(w)].numel
-        out = w.outputs[0]
+        self._elements = self._scatters and not _names_rows(index, w["dim"])
+        one_each = self._elements or not self._scatters
+        indices = index.numel if one_each else math.prod(index.shape[w["dim"] :][:1])
+        source, out = w[named_source(w)].numel, w.outputs[0]
+        added = index.numel if self._scatters else source
         self._whole = not out.rank or out.numel <= SORTED * indices + added + STARTED
+        if self._whole:
+            converted = 8 * indices if self._scatters and index.dtype == "i32" else 0
+            sums = _bytes_of_sums(w, out.numel, source, self._places)
+            self.workspace_bytes = converted + sums
+        elif index.numel:
+            rows = min(indices, out.numel if self._elements else self._places)
+            table = rows * added // indices
+            sums = _bytes_of_sums(w, table, added, rows) + (2 * table if "x" in w.tensors else 0)
+            kept = (26 if self._elements else 16) * indices  # names, positions, places, their terms
+            self.workspace_bytes = kept + max(16 * indices, sums)  # sorting, or what comes behind
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         w = self._w
@@ -74,12 +86,12 @@ class WidenedExecutable(Executable):
             index, src = map(torch.atleast_1d, (index, given["src"]))
             part = [slice(n) for n in index.shape]
             src = src[tuple(part)]
-            if self._rows:
+            if self._elements:
+                out, dim, index, src = _as_elements(out, dim, index, src)
+            else:
                 index = index[tuple(slice(None) if d == dim else 0 for d in range(index.dim()))]
                 part[dim] = slice(None)
                 out = out[tuple(part)]
-            else:
-                out, dim, index, src = _as_elements(out, dim, index, src)
             given["src"] = src
         named, position = index.unique(return_inverse=True)
         if self._scatters:
@@ -108,6 +120,20 @@ class WidenedExecutable(Executable):
             terms = torch.bincount(given["index"].reshape(-1), minlength=given["num_weights"])
             out /= terms.clamp_min(1)[:, None]
         return out
+
+
+def _bytes_of_sums(w: Workload, table: int, added: int, rows: int) -> int:
+    """What is made for sums, besides what is given: both of them widened and the sums, and where
+    terms are counted, ones and counts of the same shapes.
+
+    Args:
+        table, added, rows: elements of the table, those added to it, and the table's rows.
+    """
+    args = dict(w.args)
+    mean = args.get("reduce") == "mean"
+    of_table = 4 * (1 + ("x" in w.tensors)) + 5 * mean
+    terms = 20 * rows if args.get("scale_grad_by_freq") else 0
+    return of_table * table + 4 * (1 + mean) * added + terms
 
 
 def _names_rows(index: TensorSpec, dim: int) -> bool:
