@@ -186,6 +186,7 @@ INDEXED = {
     "scatter_exchange": "scatter(x=f32[70000], dim=0, index=i64[100000], src=f32[100000])",
     "scatter_serial": "scatter_add(x=f32[9000,17], dim=0, index=i64[30,16], src=f32[31,17])",
     "scatter_sorted": "scatter_add(x=f32[9000,17], dim=0, index=i64[3000,16], src=f32[3001,17])",
+    "scatter_strided": "scatter(x=f32[9000,17], dim=0, index=i64[3000,16], src=f32[3001,17])",
     "scatter_tiled": "scatter(x=f32[100,16,7,7], dim=0, index=i64[130,16,7,7], "
     "src=f32[130,16,7,7])",
     "scatter_winner": "scatter(x=f32[70000], dim=0, index=i64[100000], src=f32[100000])",

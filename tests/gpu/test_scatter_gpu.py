@@ -38,6 +38,7 @@ OWN = (
     "scatter_exchange",
     "scatter_serial",
     "scatter_sorted",
+    "scatter_strided",
     "scatter_tiled",
     "scatter_winner",
 )
@@ -112,6 +113,13 @@ WORKLOADS = [
     "scatter(x=f32[5000,96], dim=0, index=i64[7000,96]@strides(1,0), src=f32[7000,96])",
     "scatter(x=bf16[3,900,37], dim=1, index=i32[3,700,37]@strides(0,1,0), "
     "src=bf16[3,700,37])!donate=x",
+    "scatter(x=f32[1000,64], dim=0, index=i64[500,1], src=f32[500,1])!donate=x",
+    "scatter(x=f32[1000,64], dim=0, index=i64[5000,60], src=f32[6000,64])",
+    "scatter(x=f16[16,9000,96], dim=1, index=i32[12,40,90], src=f16[16,41,96])!donate=x",
+    "scatter(x=f64[300,37,5], dim=0, index=i64[90000,30,5]@strides(1,0,90000), "
+    "src=f64[90001,37,5])",
+    "scatter(x=bf16[2000000], dim=0, index=i64[1500000], src=bf16[1500001])",
+    "scatter(x=i64[3,5000,40], dim=-2, index=i64[3,7000,33], src=-7)!donate=x",
     "scatter_add(x=f32[100,16,7,7], dim=0, index=i64[130,16,7,7], src=f32[130,16,7,7])",
     "scatter_add(x=f32[20000,40], dim=0, index=i64[30000,40], src=f32[30000,40])",
     "scatter_add(x=bf16[300000], dim=0, index=i32[500000], src=bf16[500000])!donate=x",

@@ -26,8 +26,10 @@ pytestmark = pytest.mark.skipif(
 )
 BAKED = ("scatter_tiled", "scatter_winner", "scatter_buckets", "scatter_exchange", "bucket_sums")
 """Whose binaries are for one shape."""
-ALIKE = (*BAKED, "scatter_sorted", "integer_sums", "rows_unique")
+ALIKE = (*BAKED, "scatter_sorted", "scatter_strided", "integer_sums", "rows_unique")
 """Whose binaries depend on how many axes there are, or how wide rows are."""
+PARTIAL = ("scatter_serial", "scatter_strided")
+"""Which are given indices of a part of x and src, too."""
 SORTING = ("rows_sorted", "rows_sorted_torch", "rows_unique", "scatter_sorted")
 """Whose binaries are for numbers of places that take as many bits."""
 SLOW = ("scatter_buckets", "scatter_exchange", "scatter_sorted", "bucket_sums")
@@ -93,6 +95,8 @@ MEANINGS = [
     Meaning("scatter_tiled", "scatter_reduce", "f64", "i64", ", reduce=amin"),
     Meaning("scatter_tiled", "scatter", "i64", "i32"),
     Meaning("scatter_winner", "scatter", "f32", "i64"),
+    Meaning("scatter_strided", "scatter", "f16", "i32"),
+    Meaning("scatter_strided", "scatter", "i64", "i64"),
     Meaning("scatter_buckets", "scatter", "f16", "i64"),
     Meaning("scatter_exchange", "scatter", "f64", "i32"),
     Meaning("rows_winner", "scatter", "bf16", "i64"),
@@ -140,7 +144,7 @@ def workloads(draw, meaning):
         text = f"index={i}[{length}], source={d}{index}{more}"
         return Workload.parse(f"{meaning.op}(x={d}{x}, dim={dim}, {text}")
     source = index
-    if kernel == "scatter_serial" and draw(st.booleans()):  # an index of a part of x and src
+    if kernel in PARTIAL and draw(st.booleans()):
         source = [n + draw(st.integers(0, 1)) for n in index]
         index = [draw(st.integers(max(1, n - 1), n)) for n in index]
     expanded = ",".join("1" if k == before else "0" for k in range(len(x)))

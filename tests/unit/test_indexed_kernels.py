@@ -202,6 +202,9 @@ CUDA_WORKLOADS = [
     "index_reduce(x=f64[9000,64], dim=0, index=i64[9000], source=f64[9000,64], reduce=prod)",
     "scatter(x=f32[100000000], dim=0, index=i64[100000000], src=f32[100000000])",
     "scatter(x=i64[100000,256], dim=0, index=i64[100000,256], src=i64[100000,256])",
+    "scatter(x=f32[100000,256], dim=0, index=i64[100000,250], src=f32[100000,256])",
+    "scatter(x=f16[64,8192,9,128], dim=1, index=i32[48,16,9,120], src=2.5)!donate=x",
+    "scatter(x=f64[9,40,5,6,7], dim=2, index=i64[8,39,50,5,6], src=f64[8,39,51,5,7])",
     "scatter(x=bf16[100000,256], dim=0, index=i64[100000,256]@strides(1,0), src=bf16[100000,256])",
     "gather(x=f32[1000,256,7,7], dim=0, index=i64[1000,256,7,7])",
     "gather(x=bf16[128256,4096], dim=0, index=i32[32768,4096]@strides(1,0))",
@@ -234,6 +237,7 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
 SUITES_OF_INDICES = (
     "rows_embedding", "rows_few", "rows_gnn", "rows_unique", "scatter_moe",
     "rows_small", "scatter_large", "scatter_maskrcnn", "scatter_dtypes", "scatter_sums", "gather",
+    "scatter_partial",
 )  # fmt: skip
 
 
@@ -317,7 +321,8 @@ def test_beyond_two_to_the_31_elements_a_kernel_serves_rows_and_elements_are_ref
 @pytest.mark.parametrize("suite", SUITES_OF_INDICES)
 def test_what_a_kernel_takes_of_workspace_is_what_is_documented(suite):
     """Bytes for each element of x of the passes for winners, else for each index."""
-    bounds = {"scatter_winner": 8, "rows_winner": 4, "scatter_buckets": 24, "rows_bins": 24}
+    winners = {"scatter_winner": 8, "scatter_strided": 4, "rows_winner": 4}
+    bounds = {**winners, "scatter_buckets": 24, "rows_bins": 24}
     device = DEVICES["h200"]
     for w in SUITES[suite].workloads():
         for impl in IMPLS.values():
@@ -327,7 +332,7 @@ def test_what_a_kernel_takes_of_workspace_is_what_is_documented(suite):
                 continue
             built = impl.build(impl.heuristic(w, device), w, device)
             bound, moved = bounds.get(impl.name, 0), w["index"].numel
-            if impl.name in ("scatter_winner", "rows_winner"):
+            if impl.name in winners:
                 assert built.workspace_bytes < bound * w.main.numel + 256, w
             else:
                 assert built.workspace_bytes <= (bound and most_bytes(bound, moved)), (impl.name, w)

@@ -47,6 +47,7 @@ OWN = (
     "scatter_exchange",
     "scatter_serial",
     "scatter_sorted",
+    "scatter_strided",
     "scatter_tiled",
     "scatter_winner",
 )
@@ -59,6 +60,13 @@ CASES = [
     "scatter(x=f32[90,24], dim=0, index=i64[120,24]@strides(1,0), src=f32[120,24])",
     "scatter(x=f64[90,24], dim=0, index=i64[120,24]@strides(1,0), src=2.5)!donate=x",
     "scatter(x=i64[3,50,5], dim=1, index=i32[3,40,5]@strides(0,1,0), src=-7)!indices=zipf",
+    "scatter(x=f32[100,64], dim=0, index=i64[50,1], src=f32[50,1])!donate=x",
+    "scatter(x=f32[40,17], dim=0, index=i64[90,16], src=f32[91,17])!indices=zipf",
+    "scatter(x=f64[3,70,9], dim=1, index=i32[2,30,9]@strides(1,2,60), src=f64[3,30,10])",
+    "scatter(x=f16[9,40], dim=1, index=i64[7,200]@strides(0,1), src=-0.0)!donate=x",
+    "scatter(x=i64[2,3,50,4], dim=-2, index=i64[1,2,90,3], src=i64[2,2,90,3]@strides(0,0,1,90))"
+    "!indices=constant",
+    "scatter(x=bf16[900]@align2, dim=0, index=i64[100], src=bf16[150])!indices=few_bins",
     "scatter_reduce(x=f32[50,31], dim=1, index=i64[50,80], src=f32[50,80], reduce=mean)",
     SKEWED,
     "index_reduce(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36], reduce=prod)",
@@ -118,7 +126,7 @@ SMALL = {
     "128256": "400", "100000": "260", "65536": "500", "50257": "130", "50000": "190",
     "32768": "300", "16384": "200", "32000": "600", "30522": "210", "25000": "500",
     "10000": "400", "8192": "48", "7168": "40", "5000": "200", "4096": "24", "1024": "30",
-    "1000": "40", "768": "24", "256": "12", "100": "20",
+    "1000": "40", "900": "30", "768": "24", "256": "12", "250": "11", "100": "20",
 }  # fmt: skip
 """Of each size in the suites: what a CPU can go through."""
 
@@ -129,7 +137,8 @@ def small(suite, name):
         shorter = re.sub(r"(?<=[\[,=])\d+(?=[],)])", lambda n: SMALL.get(n[0], n[0]), text)
         w = Workload.parse(shorter.replace("bf16", "f32"))
         spreads = [w.distribution] if "!indices" in text else DISTRIBUTIONS
-        for spread in spreads if IMPLS[name].unsupported(w, DEVICE) is None else ():
+        served = IMPLS[name].serves(w.op) and IMPLS[name].unsupported(w, DEVICE) is None
+        for spread in spreads if served else ():
             flags = [f for f in w.flags if not f.startswith("indices")]
             yield w.operator.workload(flags=[*flags, f"indices={spread}"], **dict(w.args))
 
@@ -149,6 +158,8 @@ def small(suite, name):
         ("scatter_sums", "integer_sums"),
         ("rows_small", "integer_sums"),
         ("scatter_sums", "scatter_serial"),
+        ("scatter_partial", "scatter_strided"),
+        ("scatter_partial", "scatter_sorted"),
         ("scatter_maskrcnn", "scatter_exchange"),
         ("scatter_maskrcnn", "scatter_winner"),
         ("scatter_maskrcnn", "scatter_tiled"),
@@ -211,6 +222,40 @@ def test_the_winner_is_last_where_keys_carry_values_and_blocks_remember(spread, 
         found = OnCpu(impl, config, w)(x, index, src)
         assert torch.equal(found, last_written(x, dim, index, src)), config
     assert not fault_reported()
+
+
+@pytest.mark.parametrize("spread", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    ("x", "index", "src"),
+    [
+        ([900], [700], [701]),
+        ([3, 50, 9], [2, 70, 9], [3, 71, 9]),
+        ([2, 40, 7], [2, 9, 5], [2, 9, 7]),
+    ],
+)
+def test_an_update_of_a_part_lets_the_last_position_win_under_every_config(x, index, src, spread):
+    dim, impl = len(x) // 2, IMPLS["scatter_strided"]
+    for end in (f"src=f32{src})", "src=2.5)!donate=x"):
+        w = Workload.parse(f"scatter(x=f32{x}, dim={dim}, index=i64{index}, {end}!indices={spread}")
+        given, positions, *values = w.operator.examples(w, "random", 0, "cpu")
+        expected = last_written(given, dim, positions, values[0] if values else 2.5)
+        for config in impl.space(w, DEVICE):
+            if config.block_threads == 128:
+                found = OnCpu(impl, config, w)(given.clone(), positions, *values)
+                assert torch.equal(found, expected), (w, config)
+    assert not fault_reported()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_of_an_update_of_a_part_what_is_out_of_range_is_skipped_and_reported(named):
+    w = Workload.parse("scatter(x=f32[9,4], dim=0, index=i64[70,3], src=f32[71,4])")
+    x, index, src = w.operator.examples(w, "random", 0, "cpu")
+    index[5], index[-1] = 9, -1
+    kept = [i for i in range(69) if i != 5]
+    expected = last_written(x, 0, index[kept], src[kept])
+    impl = IMPLS["scatter_strided"]
+    assert torch.equal(OnCpu(impl, impl.Config(named=named), w)(x, index, src), expected)
+    assert fault_reported()
 
 
 @pytest.mark.parametrize("spread", DISTRIBUTIONS)
@@ -365,7 +410,8 @@ def test_zeros_have_the_signs_of_pytorchs(name, alpha):
 
 
 @pytest.mark.parametrize(
-    "name", ["scatter_buckets", "scatter_exchange", "scatter_tiled", "scatter_winner"]
+    "name",
+    ["scatter_buckets", "scatter_exchange", "scatter_strided", "scatter_tiled", "scatter_winner"],
 )
 def test_a_negative_zero_is_written_as_it_is(name):
     w = Workload.parse("scatter(x=f32[300], dim=0, index=i64[500], src=-0.0)")

@@ -1,5 +1,5 @@
-"""Separate elements of src that an index sends to separate places: what scatter_add, scatter_reduce
-and, of one dimension, index_add and index_reduce have in common."""
+"""Separate elements of src that an index sends to separate places: what scatter, scatter_add,
+scatter_reduce and, of one dimension, index_add and index_reduce have in common."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from tilewright.tensor_spec import DTYPES, TensorSpec
 COPYING, BLOCKS_OF_COPY = 256, 8
 """Threads of a block, and blocks per SM, that stride over x."""
 OPERATORS = ("scatter_add", "scatter_reduce", "index_add", "index_reduce")
+"""Those that reduce."""
+PLACES_BY_NAME = 4
+"""From so many places an element on kernels look only at those that are named."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class ElementProblem(RowProblem):
             scattered one), of the index and of src.
         along, stride: of the scattered axis of x.
         length, index_step, src_step: of the scattered axis of the index.
-        moved: the argument that is src.
+        moved: the argument that is src; a null pointer where that is a number.
     """
 
     axes: tuple[tuple[int, int, int, int], ...]
@@ -37,7 +40,7 @@ class ElementProblem(RowProblem):
     length: int
     index_step: int
     src_step: int
-    moved: str
+    moved: str | int
 
     @property
     def macros(self) -> dict[str, int | str]:
@@ -64,21 +67,30 @@ class ElementProblem(RowProblem):
         axes = itertools.chain.from_iterable(reversed(self.axes))
         return (self.moved, self.along, self.stride, *axes)
 
+    @property
+    def signature(self) -> str:
+        """Of these arguments, as a Launch has it."""
+        return "P" + "i" * (len(self.arguments) - 1)
+
 
 @functools.lru_cache(maxsize=1024)
 def element_problem(w: Workload) -> ElementProblem | str:
     """The workload, or in words why its elements cannot be numbered."""
     moved = "src" if w.op.startswith("scatter") else "source"
-    x, index, src, dim = w["x"], w["index"], w[moved], w["dim"]
+    x, index, given, dim = w["x"], w["index"], w[moved], w["dim"]
+    if isinstance(given, int):
+        return f"src={given} may be no fp64, as which kernels are given numbers"
+    src = given if isinstance(given, TensorSpec) else None
+    tensors = [t for t in (x, index, src) if t is not None]
     if moved == "source" and x.rank > 1:
         return "its index sends rows, not elements"
-    if x.rank == 0 or not x.rank == index.rank == src.rank:
+    if x.rank == 0 or any(t.rank != x.rank for t in tensors):
         return "x, index or src is a scalar"
     if isinstance(alpha := dict(w.args).get("alpha", 1.0), int):
         return f"alpha={alpha} may be no fp64, as which kernels are given numbers"
     if x.strides is not None or w.outputs[0].strides is not None:
         return f"x={x} or the result is not contiguous"
-    if (far := max(reach(t) for t in (x, index, src))) >= 2**31 - 1:
+    if (far := max(map(reach, tensors))) >= 2**31 - 1:
         return f"elements {far} apart exceed 32 bits"
     return ElementProblem(
         outer=1,
@@ -87,13 +99,13 @@ def element_problem(w: Workload) -> ElementProblem | str:
         columns=1,
         dtype=x.dtype,
         index=index.dtype,
-        reduce=dict(w.args).get("reduce", "sum"),
+        reduce="last" if w.op == "scatter" else dict(w.args).get("reduce", "sum"),
         include=dict(w.args).get("include_self", True),
         fill=None if "x" in w.donated else "old",
         source=(0, 1),
         old=(0, 1),
         out=(0, 1),
-        number=None,
+        number=given if src is None else None,
         alpha=alpha,
         skipped=NONE_SKIPPED,
         aligned_bytes=math.gcd(x.align, 16),
@@ -102,8 +114,8 @@ def element_problem(w: Workload) -> ElementProblem | str:
         stride=x.real_strides[dim],
         length=index.shape[dim],
         index_step=index.real_strides[dim] if index.shape[dim] > 1 else 0,
-        src_step=src.real_strides[dim] if index.shape[dim] > 1 else 0,
-        moved=moved,
+        src_step=src.real_strides[dim] if src is not None and index.shape[dim] > 1 else 0,
+        moved=0 if src is None else moved,
     )
 
 
@@ -149,11 +161,12 @@ def reach(t: TensorSpec) -> int:
 
 
 def _axes(
-    x: TensorSpec, index: TensorSpec, src: TensorSpec, dim: int
+    x: TensorSpec, index: TensorSpec, src: TensorSpec | None, dim: int
 ) -> tuple[tuple[int, int, int, int], ...]:
     of_x = [0 if d == dim else s for d, s in enumerate(x.real_strides)]
+    of_src = (0,) * x.rank if src is None else src.real_strides
     axes: list[tuple[int, int, int, int]] = []
-    for size, *strides in zip(index.shape, of_x, index.real_strides, src.real_strides, strict=True):
+    for size, *strides in zip(index.shape, of_x, index.real_strides, of_src, strict=True):
         if size == 1:
             continue
         if axes and list(axes[-1][1:]) == [size * s for s in strides]:

@@ -62,10 +62,8 @@ def scatter_problem(w: Workload) -> ScatterProblem | str:
             return f"{name}={t} is not contiguous"
     if w.outputs[0].strides is not None:
         return "the result is not contiguous"
-    if src is not None and src.shape != index.shape:
-        return f"src {list(src.shape)} is larger than index {list(index.shape)}"
-    if any(index.shape[d] != n for d, n in enumerate(x.shape) if d != dim):
-        return f"index {list(index.shape)} covers only a part of x {list(x.shape)}"
+    if reason := partial(w):
+        return reason
     inner = math.prod(x.shape[dim + 1 :])
     if max(x.shape[dim], index.shape[dim], inner) >= 2**31 - 1:
         return "a dim exceeds 32 bits"
@@ -81,6 +79,16 @@ def scatter_problem(w: Workload) -> ScatterProblem | str:
         number=w["src"] if src is None else None,
         in_place="x" in w.donated,
     )
+
+
+def partial(w: Workload) -> str | None:
+    """In words that an index of x's rank covers a part of x or of src; None if all of them."""
+    x, index, src = w["x"], w["index"], w["src"]
+    if isinstance(src, TensorSpec) and src.shape != index.shape:
+        return f"src {list(src.shape)} is larger than index {list(index.shape)}"
+    if any(index.shape[d] != n for d, n in enumerate(x.shape) if d != w["dim"]):
+        return f"index {list(index.shape)} covers only a part of x {list(x.shape)}"
+    return None
 
 
 def scatter_refusal(w: Workload, device: DeviceSpec) -> str | None:

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._elements import ElementProblem, element_problem, rows_as_elements
+from tilewright.impls._elements import (
+    PLACES_BY_NAME,
+    ElementProblem,
+    element_problem,
+    rows_as_elements,
+)
 from tilewright.impls._indexed import AT_ONCE, MOST_AT_ONCE, Launch, Step, Workspace, most_bytes
 from tilewright.impls._integers import (
     MARK_BYTES,
@@ -34,8 +39,6 @@ from tilewright.space import ConfigSpace, param
 
 WORKSPACE_PER_ELEMENT = 48
 """Bytes for each element of src."""
-PLACES_BY_NAME = 4
-"""In place, from so many places an element on only those that are named are looked at."""
 OTHERS = ScatterTiled(), ScatterSerial(), BucketSums(), RowsSerial(), RowsBins(), RowsDealt()
 """What untuned is asked before."""
 
@@ -144,7 +147,7 @@ class IntegerSums(RowKernels):
         over = of_elements if by_name(p) else of_places
         sizes, bits = (p.count, p.places), unit_bits(p.length)
         rest = (p.skipped, "fault", *p.arguments)
-        code = "qP" + "".join("P" if isinstance(a, str) else "i" for a in p.arguments)
+        code = f"qP{p.signature}"
         old = "x" if p.old else "out"
         threads, of_block = c.block_threads, table_bytes(p.places, p.dtype) if c.private else 0
         workspace = Workspace(marks=MARK_BYTES * p.places, integers=SUM_BYTES[p.dtype] * p.places)

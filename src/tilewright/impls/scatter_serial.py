@@ -74,7 +74,7 @@ class ScatterSerial(RowKernels):
     ) -> tuple[Sequence[Step], Workspace]:
         assert isinstance(p, ElementProblem)
         given = ("x", "index", "out", p.count, p.length, p.index_step, p.src_step, p.alpha, "fault")
-        code = "PPPiiiidP" + "".join("P" if isinstance(a, str) else "i" for a in p.arguments)
+        code = f"PPPiiiidP{p.signature}"
         grid = math.ceil(p.count / c.block_threads), 1, 1
         args = (*given, *p.arguments)
         steps = [Launch(self.entry, code, grid, c.block_threads, 0, args, bool(p.fill))]

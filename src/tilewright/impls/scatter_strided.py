@@ -1,0 +1,88 @@
+"""Scatter of elements whose index covers a part of x or is smaller than src, by each place's last
+position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.device import DeviceSpec
+from tilewright.impls._elements import PLACES_BY_NAME, ElementProblem, element_problem
+from tilewright.impls._indexed import Launch, Step, Workspace
+from tilewright.impls._rows import RowProblem
+from tilewright.impls._rows_kernels import RowKernels
+from tilewright.impls._scatter import partial
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace, param
+
+BLOCKS_OF_CLEAR = 8
+"""Per SM, of the kernel that strides over all places."""
+
+
+class ScatterStrided(RowKernels):
+    """For any number of places, index and src of any strides, smaller than x or not.
+
+    Workspace: 4 bytes for each place of each column of the index.
+    """
+
+    name, op = "scatter_strided", "scatter"
+    files, entry = ("elements.cuh", "scatter_strided.cu"), "elect"
+
+    @dataclass(frozen=True)
+    class Config:
+        items: int = param(1, 2, 4)  # elements of a thread
+        block_threads: int = param(128, 256, 512)
+        named: bool = param(False, True)  # only places that the index names are looked at
+
+    def problem(self, w: Workload) -> ElementProblem | str:
+        return element_problem(w)
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        return partial(w) is not None
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
+        return ConfigSpace(self.Config)
+
+    def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
+        p = self.served(w)
+        assert isinstance(p, ElementProblem)
+        # Accesses on the way, once there are enough of them for all threads that run at once.
+        items = 4 if p.count >= 2 * device.sms * device.threads_per_sm else 1
+        return self.Config(items, 256, p.along >= PLACES_BY_NAME * p.length)
+
+    def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
+        assert isinstance(p, ElementProblem)
+        return {
+            "REDUCE": 0,
+            "NUMBER": p.number is not None,
+            "THREADS": c.block_threads,
+            "ITEMS": c.items,
+            "NAMED": c.named,
+            **p.macros,
+        }
+
+    def launches(
+        self, w: Workload, p: RowProblem, c: Any, device: DeviceSpec
+    ) -> tuple[Sequence[Step], Workspace]:
+        assert isinstance(p, ElementProblem)
+        cells = p.count // p.length * p.along
+        inner = math.prod(w["index"].shape[w["dim"] + 1 :])
+        threads = c.block_threads
+        elements = (math.ceil(p.count / (threads * c.items)), 1, 1)
+        over = (math.ceil(cells / (threads * c.items)), 1, 1)
+        cleared = (min(math.ceil(cells / (4 * threads)), BLOCKS_OF_CLEAR * device.sms), 1, 1)
+        column, rest, code = (p.length, inner), ("fault", *p.arguments), f"P{p.signature}"
+        copies = [p.copied(device)] if p.fill else []
+        number = 0.0 if p.number is None else p.number
+        steps = [
+            Launch("clear", f"PPiiii{code}", elements if c.named else cleared, threads, 0,
+                   ("index", "keys", p.count, cells, *column, *rest), overlapping=bool(copies)),
+            Launch("elect", f"PPiii{code}", elements, threads, 0,
+                   ("index", "keys", p.count, *column, *rest), overlapping=True),
+            Launch("write", f"PPPdiiii{code}", elements if c.named else over, threads, 0,
+                   ("index", "out", "keys", number, p.count, cells, *column, *rest),
+                   overlapping=True),
+        ]  # fmt: skip
+        return [*copies, *steps], Workspace(keys=4 * cells)
