@@ -1,5 +1,7 @@
 """Workloads of the operators for indices, for hypothesis to choose from."""
 
+import math
+
 from hypothesis import strategies as st
 
 from tilewright.indexed import DISTRIBUTIONS
@@ -27,8 +29,8 @@ def shapes(draw, most):
 @st.composite
 def moves(draw, dtypes=DTYPES):
     """What brings values to places: any operator, reduction, rank from 1 to 6, dim, dtype, kind and
-    distribution of indices, in place or not; a scatter's index may be expanded over its rows, or be
-    smaller than x and src."""
+    distribution of indices, in place or not; a scatter's index may be expanded over its rows, all
+    of them or those of a batch, or be smaller than x and src."""
     op = draw(st.sampled_from(ROWS))
     t, kind = draw(st.sampled_from(dtypes)), draw(st.sampled_from(["i32", "i64"]))
     flags = "!donate=x" if draw(st.booleans()) else ""
@@ -48,7 +50,10 @@ def moves(draw, dtypes=DTYPES):
     index = f"[{length}]"
     if op.startswith("scatter"):
         expanded = ",".join("1" if d == dim % len(shape) else "0" for d in range(len(shape)))
-        kinds = [f"{moved}@strides({expanded})", f"{moved}", "smaller"]
+        along = dim % len(shape)
+        of_batches = [math.prod(moved[d + 1 : along + 1]) for d in range(along)]
+        batched = ",".join(map(str, [*of_batches, 1] + [0] * (len(shape) - along - 1)))
+        kinds = [f"{moved}@strides({s})" for s in (expanded, batched)] + [f"{moved}", "smaller"]
         if (index := draw(st.sampled_from(kinds))) == "smaller":
             index = f"{[draw(st.integers(max(1, n - 1), n)) for n in moved]}"
             moved = [n + draw(st.integers(0, 1)) for n in moved]

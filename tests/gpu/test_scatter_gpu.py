@@ -113,6 +113,19 @@ WORKLOADS = [
     "scatter(x=f32[5000,96], dim=0, index=i64[7000,96]@strides(1,0), src=f32[7000,96])",
     "scatter(x=bf16[3,900,37], dim=1, index=i32[3,700,37]@strides(0,1,0), "
     "src=bf16[3,700,37])!donate=x",
+    "scatter(x=f32[8,2000,64], dim=1, index=i64[8,5000,64]@strides(5000,1,0), src=f32[8,5000,64])",
+    "scatter(x=bf16[64,900,4,32], dim=1, index=i64[64,1,4,32]@strides(1,1,0,0), "
+    "src=bf16[64,1,4,32])!donate=x",
+    "scatter(x=f64[3,4,700,6], dim=2, index=i32[3,4,3000,6]@strides(12400,3100,1,0), "
+    "src=2.5)!donate=x",
+    "scatter_add(x=f32[8,2000,64], dim=1, index=i64[8,50000,64]@strides(50000,1,0), "
+    "src=f32[8,50000,64])!donate=x",
+    "scatter_add(x=bf16[5,300,37], dim=1, index=i32[5,20000,37]@strides(20000,1,0), "
+    "src=bf16[5,20000,37])",
+    "scatter_reduce(x=f16[8,2000,40], dim=1, index=i64[8,9000,40]@strides(9000,1,0), "
+    "src=f16[8,9000,40], reduce=amax, include_self=False)",
+    "scatter_reduce(x=f32[70,90,24], dim=1, index=i64[70,300,24]@strides(300,1,0), "
+    "src=f32[70,300,24], reduce=prod)",
     "scatter(x=f32[1000,64], dim=0, index=i64[500,1], src=f32[500,1])!donate=x",
     "scatter(x=f32[1000,64], dim=0, index=i64[5000,60], src=f32[6000,64])",
     "scatter(x=f16[16,9000,96], dim=1, index=i32[12,40,90], src=f16[16,41,96])!donate=x",

@@ -41,6 +41,12 @@ def records(monkeypatch):
         ("scatter(x=f32[9000,64], dim=0, index=i64[900,64]@strides(1,0), src=f32[900,64])",
          "rows_winner"),
         ("scatter(x=f32[9000,64], dim=0, index=i64[900,64]@strides(1,0), src=2.5)", "rows_winner"),
+        ("scatter(x=f32[8,90,64], dim=1, index=i64[8,1,64]@strides(1,1,0), src=f32[8,1,64])"
+         "!donate=x", "rows_winner"),
+        ("scatter_add(x=f32[8,2000,64], dim=1, index=i64[8,5000,64]@strides(5000,1,0), "
+         "src=f32[8,5000,64])", "rows_sorted"),
+        ("scatter_reduce(x=f32[8,90,64], dim=1, index=i64[8,50,64]@strides(50,1,0), "
+         "src=f32[8,50,64], reduce=amax)", "scatter_serial"),
         ("scatter(x=f32[90,7]@strides(8,1), dim=0, index=i64[9,7], src=f32[9,7])", "scatter_tiled"),
         ("scatter(x=f32[90,7,5], dim=0, index=i64[9,7,5]@strides(7,1,0), src=2.5)",
          "scatter_tiled"),

@@ -28,6 +28,8 @@ BAKED = ("scatter_tiled", "scatter_winner", "scatter_buckets", "scatter_exchange
 """Whose binaries are for one shape."""
 ALIKE = (*BAKED, "scatter_sorted", "scatter_strided", "integer_sums", "rows_unique")
 """Whose binaries depend on how many axes there are, or how wide rows are."""
+BATCHES = ("rows_winner", "rows_sorted")
+"""Which are given an index for each batch, too."""
 PARTIAL = ("scatter_serial", "scatter_strided")
 """Which are given indices of a part of x and src, too."""
 SORTING = ("rows_sorted", "rows_sorted_torch", "rows_unique", "scatter_sorted")
@@ -100,6 +102,7 @@ MEANINGS = [
     Meaning("scatter_buckets", "scatter", "f16", "i64"),
     Meaning("scatter_exchange", "scatter", "f64", "i32"),
     Meaning("rows_winner", "scatter", "bf16", "i64"),
+    Meaning("rows_sorted", "scatter_reduce", "i32", "i64", ", reduce=mean"),
 ]
 
 
@@ -148,6 +151,10 @@ def workloads(draw, meaning):
         source = [n + draw(st.integers(0, 1)) for n in index]
         index = [draw(st.integers(max(1, n - 1), n)) for n in index]
     expanded = ",".join("1" if k == before else "0" for k in range(len(x)))
+    if kernel in BATCHES and draw(st.booleans()):  # of which the next begins behind a gap or not
+        apart = length + draw(st.integers(0, 3))
+        of_batches = [apart * math.prod(sizes[k + 1 : before]) for k in range(before)]
+        expanded = ",".join(map(str, [*of_batches, 1] + [0] * (len(x) - before - 1)))
     strides = f"@strides({expanded})" if kernel.startswith("rows") else ""
     text = f"index={i}{index}{strides}, src={d}{source}{more}"
     return Workload.parse(f"{meaning.op}(x={d}{x}, dim={dim}, {text}")

@@ -202,6 +202,12 @@ CUDA_WORKLOADS = [
     "index_reduce(x=f64[9000,64], dim=0, index=i64[9000], source=f64[9000,64], reduce=prod)",
     "scatter(x=f32[100000000], dim=0, index=i64[100000000], src=f32[100000000])",
     "scatter(x=i64[100000,256], dim=0, index=i64[100000,256], src=i64[100000,256])",
+    "scatter(x=bf16[64,8192,8,128], dim=1, index=i64[64,1,8,128]@strides(1,1,0,0), "
+    "src=bf16[64,1,8,128])!donate=x",
+    "scatter_add(x=f32[8,20000,64], dim=1, index=i64[8,50000,64]@strides(50000,1,0), "
+    "src=f32[8,50000,64])",
+    "scatter_reduce(x=f64[8,20000,7], dim=1, index=i32[8,50000,7]@strides(50000,1,0), "
+    "src=f64[8,50000,7], reduce=prod)",
     "scatter(x=f32[100000,256], dim=0, index=i64[100000,250], src=f32[100000,256])",
     "scatter(x=f16[64,8192,9,128], dim=1, index=i32[48,16,9,120], src=2.5)!donate=x",
     "scatter(x=f64[9,40,5,6,7], dim=2, index=i64[8,39,50,5,6], src=f64[8,39,51,5,7])",
@@ -237,7 +243,7 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
 SUITES_OF_INDICES = (
     "rows_embedding", "rows_few", "rows_gnn", "rows_unique", "scatter_moe",
     "rows_small", "scatter_large", "scatter_maskrcnn", "scatter_dtypes", "scatter_sums", "gather",
-    "scatter_partial",
+    "scatter_partial", "rows_batched",
 )  # fmt: skip
 
 
@@ -254,6 +260,12 @@ def test_a_kernel_of_ours_serves_every_workload_of_the_suites(suite):
     [
         ("index_add(x=f32[4], dim=0, index=i64[3]@strides(2), source=f32[3])", "not contiguous"),
         ("scatter_add(x=f32[9,4], dim=0, index=i64[3,4], src=f32[3,4])", "go separate ways"),
+        ("scatter_add(x=f32[9,4], dim=1, index=i64[9,3], src=f32[9,3])", "go separate ways"),
+        (
+            "scatter_add(x=f32[2,3,9,4], dim=2, index=i64[2,3,5,4]@strides(5,0,1,0), "
+            "src=f32[2,3,5,4])",
+            "go separate ways",
+        ),
         ("index_add(x=f32[4,0], dim=0, index=i64[3], source=f32[3,0])", "nothing to compute"),
     ],
 )

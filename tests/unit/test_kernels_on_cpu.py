@@ -60,6 +60,16 @@ CASES = [
     "scatter(x=f32[90,24], dim=0, index=i64[120,24]@strides(1,0), src=f32[120,24])",
     "scatter(x=f64[90,24], dim=0, index=i64[120,24]@strides(1,0), src=2.5)!donate=x",
     "scatter(x=i64[3,50,5], dim=1, index=i32[3,40,5]@strides(0,1,0), src=-7)!indices=zipf",
+    "scatter(x=f32[3,50,24], dim=1, index=i64[3,120,24]@strides(120,1,0), src=f32[3,120,24])",
+    "scatter(x=f64[2,2,9,6], dim=2, index=i32[2,2,70,6]@strides(150,75,1,0), src=2.5)!donate=x"
+    "!indices=zipf",
+    "scatter(x=i32[7,20,4], dim=1, index=i64[7,1,4]@strides(1,1,0), src=i32[7,1,4])!donate=x",
+    "scatter_add(x=f32[3,50,12], dim=1, index=i64[3,400,12]@strides(400,1,0), src=f32[3,400,12])"
+    "!indices=zipf",
+    "scatter_reduce(x=f64[2,3,20,5], dim=-2, index=i32[2,3,90,5]@strides(300,100,1,0), "
+    "src=f64[2,3,90,5], reduce=mean, include_self=False)!donate=x!indices=few_bins",
+    "scatter_reduce(x=f32[40,9,8], dim=1, index=i64[40,1,8]@strides(1,1,0), src=f32[40,1,8], "
+    "reduce=amax)!indices=constant",
     "scatter(x=f32[100,64], dim=0, index=i64[50,1], src=f32[50,1])!donate=x",
     "scatter(x=f32[40,17], dim=0, index=i64[90,16], src=f32[91,17])!indices=zipf",
     "scatter(x=f64[3,70,9], dim=1, index=i32[2,30,9]@strides(1,2,60), src=f64[3,30,10])",
@@ -222,6 +232,26 @@ def test_the_winner_is_last_where_keys_carry_values_and_blocks_remember(spread, 
         found = OnCpu(impl, config, w)(x, index, src)
         assert torch.equal(found, last_written(x, dim, index, src)), config
     assert not fault_reported()
+
+
+@pytest.mark.parametrize("flag", ["", "!donate=x"])
+@pytest.mark.parametrize("name", ["rows_winner", "rows_sorted"])
+def test_an_index_beyond_its_batch_is_skipped_and_reported_and_meets_no_other_batch(name, flag):
+    op = "scatter" if name == "rows_winner" else "scatter_add"
+    w = Workload.parse(
+        f"{op}(x=f32[3,5,4], dim=1, index=i64[3,40,4]@strides(40,1,0), src=f32[3,40,4]){flag}"
+    )
+    x, index, src = w.operator.examples(w, "integer", 0, "cpu")
+    once = index[..., 0]
+    once[0, 7], once[1, 39], once[2, 0] = 5, -1, 2**32
+    kept = index.clamp(0, 5).where(index >= 0, 5)
+    room = torch.cat([x, torch.zeros(3, 1, 4)], 1)
+    expected = (
+        last_written(room, 1, kept, src) if op == "scatter" else room.scatter_add(1, kept, src)
+    )
+    run = OnCpu(IMPLS[name], IMPLS[name].heuristic(w, DEVICE), w)
+    assert torch.equal(run(x, index, src), expected[:, :5])
+    assert fault_reported()
 
 
 @pytest.mark.parametrize("spread", DISTRIBUTIONS)

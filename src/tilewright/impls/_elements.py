@@ -93,6 +93,7 @@ def element_problem(w: Workload) -> ElementProblem | str:
     if (far := max(map(reach, tensors))) >= 2**31 - 1:
         return f"elements {far} apart exceed 32 bits"
     return ElementProblem(
+        batch=None,
         outer=1,
         places=x.numel,
         count=index.numel,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tilewright.impls._indexed import MAX_GRID_YZ, NONE_SKIPPED, REDUCE
 from tilewright.op import Workload
@@ -15,11 +15,25 @@ from tilewright.tensor_spec import TensorSpec
 OPERATORS = ("index_add", "index_reduce", "embedding_backward", "scatter_add", "scatter_reduce")
 
 
+class Batch(NamedTuple):
+    """What one batch has of all, where each has an index of its own.
+
+    Attributes:
+        apart: elements from one batch's part of the index to the next one's.
+    """
+
+    count: int
+    places: int
+    apart: int
+
+
 @dataclass(frozen=True)
 class RowProblem:
     """(outer, count, columns) reduced into (outer, places, columns) along the middle.
 
     Attributes:
+        batch: where an index differs from batch to batch; `outer` is then 1, the rows of all
+            batches are one source and their places one table, each batch's behind the one before's.
         reduce: "last" for scatter, where a row replaces the one before, else a reduction.
         source, old, out: strides (outer, row) in elements; unit stride along columns. `old` is
             None where there is no old table (embedding_backward).
@@ -31,6 +45,7 @@ class RowProblem:
         aligned_bytes: every row of every tensor starts at a multiple of this.
     """
 
+    batch: Batch | None
     outer: int
     places: int
     count: int
@@ -47,6 +62,11 @@ class RowProblem:
     alpha: float
     skipped: int
     aligned_bytes: int
+
+    @property
+    def batched(self) -> tuple[int, ...]:
+        """For the parameters of kernels/scatter/batches.cuh; none where all share an index."""
+        return self.batch or ()
 
     @property
     def in_order(self) -> bool:
@@ -95,10 +115,17 @@ def row_problem(w: Workload) -> RowProblem | str:
     in_place = "x" in w.donated
     if in_place and x.shape[dim] > 1 and old_rows[1] < math.prod(x.shape[dim + 1 :]):
         return "rows of x share memory"
+    outer, places = math.prod(x.shape[:dim]), x.shape[dim]
+    count = index.shape[dim] if w.op.startswith("scatter") else index.numel
+    apart = _apart(index, dim) if w.op.startswith("scatter") else 0
+    batch = Batch(count, places, apart) if apart else None
+    if batch:  # whose tensors are contiguous, having more than a matrix's dims
+        outer, places, count = 1, outer * places, outer * count
     return RowProblem(
-        outer=math.prod(x.shape[:dim]),
-        places=x.shape[dim],
-        count=index.shape[dim] if w.op.startswith("scatter") else index.numel,
+        batch=batch,
+        outer=outer,
+        places=places,
+        count=count,
         columns=math.prod(x.shape[dim + 1 :]),
         dtype=x.dtype,
         index=index.dtype,
@@ -136,6 +163,7 @@ def _of_embedding(w: Workload) -> RowProblem | str:
         return "grad or index is neither contiguous nor a matrix of contiguous rows"
     source = (0, grad.real_strides[0] if flat else columns)
     return RowProblem(
+        batch=None,
         outer=1,
         places=w["num_weights"],
         count=index.numel,
@@ -160,17 +188,33 @@ def _not_rows(
 ) -> str | None:
     if not w.op.startswith("scatter"):
         return None if index.strides is None else "index is not contiguous"
+    batched = _apart(index, dim) and math.prod(x.shape[dim + 1 :]) > 1
     for d in sorted(range(x.rank), key=lambda d: d == dim):
         if d == dim:
             if index.shape[d] > 1 and index.real_strides[d] != 1:
                 return "index is not contiguous along dim"
-        elif index.shape[d] > 1 and index.real_strides[d] != 0:
+        elif index.shape[d] > 1 and index.real_strides[d] != 0 and not (batched and d < dim):
             return "index is not expanded: its elements go separate ways, not rows"
         elif any(t.shape[d] != x.shape[d] for t in (index, source) if t is not None):
             return "index covers only a part of the rows"
     if source is not None and source.shape[dim] != index.shape[dim]:
         return "src is longer than index"
     return None
+
+
+def _apart(index: TensorSpec, dim: int) -> int | None:
+    """Elements from one batch's part of an index to the next one's: 0 where they share one, None
+    where no one distance leads to all."""
+    outer = zip(index.shape[:dim], index.real_strides[:dim], strict=True)
+    axes = [(size, stride) for size, stride in outer if size > 1]
+    if not any(stride for _, stride in axes):
+        return 0
+    apart = expected = axes[-1][1]
+    for size, stride in reversed(axes):
+        if stride != expected:
+            return None
+        expected = size * stride
+    return apart if apart < 2**31 else None
 
 
 def _rows(t: TensorSpec, dim: int) -> tuple[int, int] | None:

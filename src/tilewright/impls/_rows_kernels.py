@@ -25,12 +25,14 @@ class RowKernels(Implementation):
     """The kernels of some files of kernels/scatter/, launched one after the other.
 
     `files` are these (`sources`, where configs differ in them), and `entry` is the kernel whose
-    resources stand for the whole.
+    resources stand for the whole. `batches` says that they take an index for each batch
+    (kernels/scatter/batches.cuh).
     """
 
     backend = "cuda"
     files: ClassVar[tuple[str, ...]]
     entry: ClassVar[str]
+    batches: ClassVar[bool] = False
     executable: ClassVar[type[IndexedExecutable]] = IndexedExecutable
 
     def problem(self, w: Workload) -> RowProblem | str:
@@ -67,6 +69,8 @@ class RowKernels(Implementation):
         p = self.problem(w)
         if isinstance(p, str):
             return p
+        if p.batch and not self.batches:
+            return f"each batch has an index of its own, of {p.batch.count} rows"
         if reason := self.refused(p, w):
             return reason
         if max(p.count, p.places) >= 2**31 - 1:
@@ -77,12 +81,14 @@ class RowKernels(Implementation):
 
     def compile_key(self, config: Any, w: Workload) -> str:
         p = self.served(w)
-        return f"{self.macros(p, config)} {p.dtype} {p.index}"
+        return f"{bool(p.batch)} {self.macros(p, config)} {p.dtype} {p.index}"
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         p = self.served(w)
-        macros = self.macros(p, config)
-        return cuda_task(self.sources(config), self.entry, p.dtype, p.index, macros, device)
+        macros, files = self.macros(p, config), self.sources(config)
+        if p.batch:
+            macros, files = {"BATCHED": True, **macros}, ("batches.cuh", *files)
+        return cuda_task(files, self.entry, p.dtype, p.index, macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))

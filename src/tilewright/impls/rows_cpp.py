@@ -50,7 +50,9 @@ class RowsCpp(Implementation):
         if any(s.numel == 0 for s in (*w.tensors.values(), *w.outputs)):
             return "a tensor is empty: there is nothing to compute"
         p = row_problem(w)
-        return p if isinstance(p, str) else cxx.missing()
+        if isinstance(p, str):
+            return p
+        return "each batch has an index of its own" if p.batch else cxx.missing()
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_rows(w)

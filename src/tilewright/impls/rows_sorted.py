@@ -11,12 +11,15 @@ from tilewright.device import DeviceSpec
 from tilewright.impls._rows import OPERATORS, RowProblem
 from tilewright.impls._sort import CountingSort
 from tilewright.impls._sorted_rows import SortedRows, Sums
+from tilewright.impls.scatter_serial import ScatterSerial
 from tilewright.op import Workload
 from tilewright.space import param
 
 SORT_FILES, SUM_FILES = ("entry.cuh", "chunk.cuh", "sort.cuh"), ("product.cuh", "rows.cu")
 MAX_DIGIT_BITS = 11
 """2048 counters of each of 8 warps are 64 KiB of shared memory."""
+SERIAL = ScatterSerial()
+"""What is asked before where each batch has an index of its own, as rows_serial takes none such."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class RowsSorted(SortedRows):
 
     name = "rows_sorted"
     op: ClassVar[tuple[str, ...]] = OPERATORS
-    any_shape = True
+    any_shape = batches = True
     files: ClassVar[tuple[str, ...]] = (
         "entry.cuh",
         "chunk.cuh",
@@ -49,7 +52,10 @@ class RowsSorted(SortedRows):
         """The sort's knobs come first: a space is walked with the last one changing fastest."""
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        return self.served(w).columns > 1 or w.op == "embedding_backward"  # else scatter_sorted
+        p = self.served(w)
+        if p.batch and SERIAL.unsupported(w, device) is None and SERIAL.suits(w, device):
+            return False
+        return p.columns > 1 or w.op == "embedding_backward"  # else scatter_sorted
 
     def refused(self, p: RowProblem, w: Workload) -> str | None:
         if fewest_passes(p) > 3:
@@ -58,7 +64,9 @@ class RowsSorted(SortedRows):
 
     def sort(self, p: RowProblem, c: Any) -> CountingSort:
         bits = digit_bits(p, c.passes)
-        return CountingSort(p.count, p.places, bits, c.items, c.passes, skipped=p.skipped)
+        return CountingSort(
+            p.count, p.places, bits, c.items, c.passes, skipped=p.skipped, more=p.batched
+        )
 
     def sort_knobs(self, p: RowProblem) -> Sequence[dict[str, Any]]:
         items = 16 if p.count >= 2**20 else 8 if p.count >= 2**18 else 4

@@ -34,6 +34,7 @@ class RowsWinner(RowKernels):
 
     name, op = "rows_winner", "scatter"
     files, entry = ("positions.cuh", "rows_winner.cu"), "write"
+    batches = True
 
     @dataclass(frozen=True)
     class Config:
@@ -75,14 +76,15 @@ class RowsWinner(RowKernels):
         rows = THREADS // c.lanes * c.unrolled
         elects = (math.ceil(p.count / THREADS), 1, 1)
         writes = (math.ceil(looked_at / rows), across(p, c), p.outer)
-        common = ("index", "winner", p.count, p.places, "fault")
+        common = ("index", "winner", p.count, p.places, "fault", *p.batched)
+        more = "i" * len(p.batched)
         strides = (*p.source, *(p.old or (0, 0)), *p.out)
         source, number = ("src", 0.0) if p.number is None else (0, p.number)
         sizes = (p.count, p.places, p.columns)
-        moved = ("index", source, "x", "out", "winner", *sizes, *strides, number)
+        moved = ("index", source, "x", "out", "winner", *sizes, *strides, number, *p.batched)
         launches = [
-            Launch("prepare", "PPiiP", (blocks, 1, 1), THREADS, 0, common),
-            Launch("elect", "PPiiP", elects, THREADS, 0, common, overlapping=True),
-            Launch("write", "PPPPPiiiqqqqqqd", writes, THREADS, 0, moved, overlapping=True),
+            Launch("prepare", f"PPiiP{more}", (blocks, 1, 1), THREADS, 0, common),
+            Launch("elect", f"PPiiP{more}", elects, THREADS, 0, common, overlapping=True),
+            Launch("write", f"PPPPPiiiqqqqqqd{more}", writes, THREADS, 0, moved, overlapping=True),
         ]
         return launches, Workspace(winner=4 * p.places)

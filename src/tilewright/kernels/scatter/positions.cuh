@@ -3,11 +3,18 @@
 
 #define THREADS 256
 
+#if !BATCHED  // else batches.cuh has them
+TW_DEVICE u64 named_at(const INDEX* index, u64 i, u32) { return (u64)(i64)index[i]; }
+TW_DEVICE u32 place_at(const INDEX* index, u64 i, u32 places, i64 skipped, int* fault) {
+  return place_of(index[i], places, skipped, fault);
+}
+#endif
+
 // No place has one.
-TW_DEVICE void forget(const INDEX* index, int* positions, u32 count, u32 places, i64 skipped, int* fault) {
+template <class... More> TW_DEVICE void forget(const INDEX* index, int* positions, u32 count, u32 places, i64 skipped, int* fault, More... more) {
   const u32 last = IN_PLACE ? count : places;
   for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < last; i += (u64)gridDim.x * THREADS) {
-    const u32 place = IN_PLACE ? place_of(index[i], places, skipped, fault) : (u32)i;
+    const u32 place = IN_PLACE ? place_at(index, i, places, skipped, fault, more...) : (u32)i;
     if (place < places) positions[place] = -1;
   }
 }

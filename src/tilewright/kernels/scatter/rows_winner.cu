@@ -8,22 +8,27 @@
 
 #define GROUPS (THREADS / LANES)
 
+#if !BATCHED
+#define MORE_PARAMETERS
+#define MORE
+#endif
+
 typedef Pack<T, VEC> Stored;
 
-extern "C" __global__ __launch_bounds__(THREADS) void prepare(const INDEX* index, int* winner, u32 count, u32 places, int* fault) {
+extern "C" __global__ __launch_bounds__(THREADS) void prepare(const INDEX* index, int* winner, u32 count, u32 places, int* fault MORE_PARAMETERS) {
   release_next();
-  forget(index, winner, count, places, NONE_SKIPPED, fault);
+  forget(index, winner, count, places, NONE_SKIPPED, fault MORE);
 }
 
-extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, int* winner, u32 count, u32 places, int* fault) {
+extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, int* winner, u32 count, u32 places, int* fault MORE_PARAMETERS) {
   release_next();
   const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
-  const u32 place = i < count ? place_of(index[i], places, NONE_SKIPPED, fault) : places;
+  const u32 place = i < count ? place_at(index, i, places, NONE_SKIPPED, fault MORE) : places;
   await_previous();
   claim(winner, place, places, (int)i);
 }
 
-extern "C" __global__ __launch_bounds__(THREADS) void write(const INDEX* index, const T* source, const T* old, T* out, const int* winner, u32 count, u32 places, u32 columns, i64 source_outer, i64 source_row, i64 old_outer, i64 old_row, i64 out_outer, i64 out_row, double number) {
+extern "C" __global__ __launch_bounds__(THREADS) void write(const INDEX* index, const T* source, const T* old, T* out, const int* winner, u32 count, u32 places, u32 columns, i64 source_outer, i64 source_row, i64 old_outer, i64 old_row, i64 out_outer, i64 out_row, double number MORE_PARAMETERS) {
   const u32 column = (blockIdx.y * LANES + threadIdx.x % LANES) * VEC;
   const u64 first = ((u64)blockIdx.x * GROUPS + threadIdx.x / LANES) * UNROLLED;
   await_previous();
@@ -39,7 +44,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void write(const INDEX* index, 
     to[q] = nullptr;
     const u64 i = first + q;
     if (i >= (IN_PLACE ? count : places)) continue;
-    const u64 place = IN_PLACE ? (u64)(i64)index[i] : i;
+    const u64 place = IN_PLACE ? named_at(index, i, places MORE) : i;
     if (place >= places) continue;
     const int won = winner[place];
     if (IN_PLACE && won != (int)i) continue;

@@ -3,7 +3,11 @@
 // so that runs are written together (place). Atomics touch integers in shared memory only, so the
 // order depends on the indices alone.
 
-#ifndef MORE_PARAMETERS  // else elements.cuh has them, and its own entry_of
+#if BATCHED
+template <class... More> TW_DEVICE Entry entry_of(const INDEX* index, u32 i, u32 places, i64 skipped, int* fault, More... more) {
+  return {place_at(index, i, places, skipped, fault, more...), i};
+}
+#elif !defined(MORE_PARAMETERS)  // else elements.cuh has them, and its own entry_of
 #define MORE_PARAMETERS
 #define MORE
 TW_DEVICE Entry entry_of(const INDEX* index, u32 i, u32 places, i64 skipped, int* fault) {
