@@ -127,6 +127,8 @@ WORKLOADS = [
     "scatter_reduce(x=f32[70,90,24], dim=1, index=i64[70,300,24]@strides(300,1,0), "
     "src=f32[70,300,24], reduce=prod)",
     "scatter(x=f32[1000,64], dim=0, index=i64[500,1], src=f32[500,1])!donate=x",
+    "scatter(x=f32[500,9000], dim=1, index=i64[500,1], src=1.0)!donate=x",
+    "scatter(x=f16[50,300,64], dim=1, index=i64[49,1,60], src=f16[50,1,64])",
     "scatter(x=f32[1000,64], dim=0, index=i64[5000,60], src=f32[6000,64])",
     "scatter(x=f16[16,9000,96], dim=1, index=i32[12,40,90], src=f16[16,41,96])!donate=x",
     "scatter(x=f64[300,37,5], dim=0, index=i64[90000,30,5]@strides(1,0,90000), "

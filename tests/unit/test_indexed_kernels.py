@@ -210,6 +210,7 @@ CUDA_WORKLOADS = [
     "src=f64[8,50000,7], reduce=prod)",
     "scatter(x=f32[100000,256], dim=0, index=i64[100000,250], src=f32[100000,256])",
     "scatter(x=f16[64,8192,9,128], dim=1, index=i32[48,16,9,120], src=2.5)!donate=x",
+    "scatter(x=bf16[8192,50257], dim=1, index=i64[8192,1], src=1.0)!donate=x",
     "scatter(x=f64[9,40,5,6,7], dim=2, index=i64[8,39,50,5,6], src=f64[8,39,51,5,7])",
     "scatter(x=bf16[100000,256], dim=0, index=i64[100000,256]@strides(1,0), src=bf16[100000,256])",
     "gather(x=f32[1000,256,7,7], dim=0, index=i64[1000,256,7,7])",

@@ -72,6 +72,8 @@ CASES = [
     "reduce=amax)!indices=constant",
     "scatter(x=f32[100,64], dim=0, index=i64[50,1], src=f32[50,1])!donate=x",
     "scatter(x=f32[40,17], dim=0, index=i64[90,16], src=f32[91,17])!indices=zipf",
+    "scatter(x=f32[40,300], dim=1, index=i64[40,1], src=1.0)!donate=x!indices=constant",
+    "scatter(x=f64[40,30,3], dim=1, index=i64[39,1,3], src=f64[40,2,3])",
     "scatter(x=f64[3,70,9], dim=1, index=i32[2,30,9]@strides(1,2,60), src=f64[3,30,10])",
     "scatter(x=f16[9,40], dim=1, index=i64[7,200]@strides(0,1), src=-0.0)!donate=x",
     "scatter(x=i64[2,3,50,4], dim=-2, index=i64[1,2,90,3], src=i64[2,2,90,3]@strides(0,0,1,90))"
@@ -261,6 +263,7 @@ def test_an_index_beyond_its_batch_is_skipped_and_reported_and_meets_no_other_ba
         ([900], [700], [701]),
         ([3, 50, 9], [2, 70, 9], [3, 71, 9]),
         ([2, 40, 7], [2, 9, 5], [2, 9, 7]),
+        ([5, 40, 7], [5, 1, 6], [5, 1, 7]),
     ],
 )
 def test_an_update_of_a_part_lets_the_last_position_win_under_every_config(x, index, src, spread):

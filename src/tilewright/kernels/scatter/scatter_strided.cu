@@ -9,7 +9,8 @@
 // 3. write: each cell with a key is written, in order. Out of place x was copied before.
 //
 // NAMED: cells are many; only those that the index names are cleared, and each position that won writes
-// its element. NUMBER: one number is written, and there is no source. A thread has ITEMS elements.
+// its element. ALONE: a column has one position, which wins; there are no keys, and write is all there is.
+// NUMBER: one number is written, and there is no source. A thread has ITEMS elements.
 
 #define NOWHERE 0xffffffffu
 
@@ -69,7 +70,7 @@ template <class... More> TW_DEVICE void write_named(const INDEX* index, T* out, 
     if (!NUMBER && sent[q].cell != NOWHERE) value[q] = moved[sent[q].at.src];
   }
   await_previous();
-  TW_UNROLL for (int q = 0; q < ITEMS; ++q) key[q] = sent[q].cell == NOWHERE ? 0 : keys[sent[q].cell];
+  TW_UNROLL for (int q = 0; q < ITEMS; ++q) key[q] = ALONE ? 1 : sent[q].cell == NOWHERE ? 0 : keys[sent[q].cell];
   TW_UNROLL for (int q = 0; q < ITEMS; ++q)
     if (sent[q].cell != NOWHERE && key[q] == sent[q].at.position + 1) out[sent[q].at.x + sent[q].place * stride] = value[q];
 }
