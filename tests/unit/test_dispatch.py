@@ -209,16 +209,6 @@ def test_a_call_that_came_before_leaves_for_pytorch_where_it_must(store, probe):
     assert not prepared.state.recent["softmax"].kept
 
 
-def test_a_negated_view_is_not_taken_for_its_memory(store, probe):
-    z = torch.randn(8, 16, dtype=torch.complex64)
-    with tw.use("probe"):
-        assert torch.equal(tw.softmax(z.imag), F.softmax(z.imag, -1))
-        runs = probe.runs
-        assert z.conj().imag.is_neg()
-        assert torch.equal(tw.softmax(z.conj().imag), F.softmax(-z.imag, -1))
-        assert probe.runs == runs
-
-
 def test_a_negative_zero_is_not_taken_for_zero():
     x, index = torch.ones(4), torch.tensor([0, 1])
     for value in (-0.0, 0.0) * 4:

@@ -77,8 +77,8 @@ def public_operator(op: Op) -> Callable[..., Any]:
         positional = forced is None and not kwargs and args and type(args[0]) is Tensor
         if positional and (found := recent.find(args, differentiable)) is not None:
             return found[0](*found[1], **found[2])
-        # No call is found above under function transforms or autocast: guards compare the thread's
-        # dispatch state.
+        # No call is found above under function transforms or autocast, nor on negated views: guards
+        # compare the thread's dispatch state, and the tensors' keys.
         if _are_functorch_transforms_active():
             return _under_modes(op, args, kwargs)
         if _is_any_autocast_enabled():
@@ -93,7 +93,11 @@ def public_operator(op: Op) -> Callable[..., Any]:
                     if differentiable and a.requires_grad:
                         leave = _with_gradients
                         break
-                    key += (a.shape, a.stride(), a.dtype, a.device, a.data_ptr() & 15)
+                    address = a.data_ptr()
+                    if a.is_neg() or (not address and a._is_zerotensor()):
+                        leave = _not_as_in_memory
+                        break
+                    key += (a.shape, a.stride(), a.dtype, a.device, address & 15)
                     tensors.append(a)
                 elif isinstance(a, Tensor):
                     leave = _unlike_plain_tensors
@@ -109,7 +113,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
         except TypeError:  # an argument cannot be hashed: validation will name it
             return first_call(op, None, args, kwargs, tensors, forced)
         if leave is not None:
-            return leave(op, args, kwargs, forced)
+            return leave(op, call, args, kwargs, forced)
         if run is None:
             return first_call(op, tuple(key), args, kwargs, tensors, forced)
         if positional:
@@ -236,13 +240,13 @@ def _under_function_modes(op: Op, call: Run, args: Sequence[Any], kwargs: dict[s
 
 
 def _unlike_plain_tensors(
-    op: Op, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
+    op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
     return as_pytorch(op, args, kwargs)
 
 
 def _with_gradients(
-    op: Op, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
+    op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
     op.still_itself()
     bound = bind(op, args, kwargs)
@@ -279,6 +283,32 @@ def _with_gradients(
         op.workload_of(*args, **kwargs)  # dtypes that PyTorch might promote, and operators refuse
     answer = outliving_indices if state.enabled else as_pytorch
     return or_why(op, args, kwargs, lambda: answer(op, args, kwargs))
+
+
+# --- tensors that are not what lies at their address -------------------------------------------
+
+
+def _not_as_in_memory(
+    op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
+) -> Any:
+    """The call on copies of such tensors; of those that it writes to, what was written is copied
+    back."""
+    given = bind(op, args, kwargs)
+    plain = {n: _in_memory(v) for n, v in given.items()}
+    found = call(**plain)
+    if op.form_of is None:
+        return found
+    written = op.writes or [*op.parameters][:1]
+    outs = tuple(given[n] if given[n] is plain[n] else given[n].copy_(plain[n]) for n in written)
+    return outs if isinstance(found, tuple) else outs[0]
+
+
+def _in_memory(value: Any) -> Any:
+    """The sign of a negated view (the imaginary part of a conjugated tensor) is a flag, and
+    autograd's zeros have no memory; kernels see neither."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.zeros_like(value) if value._is_zerotensor() else value.resolve_neg()
 
 
 def _operator_or_form(name: str) -> Op:

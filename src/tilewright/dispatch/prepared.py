@@ -34,7 +34,6 @@ from tilewright.impls._any_index import of_any_index
 from tilewright.impls._vendor import vendor
 from tilewright.op import Op, Workload
 from tilewright.settings import settings
-from tilewright.tensor_spec import contiguous_strides
 
 MAX_KEYS = 4096
 """Prepared calls that an operator keeps; beyond, it starts afresh."""
@@ -363,18 +362,14 @@ def _prepare(
     is_vendor = choice.implementation == "aten"
     tensors = {n: v for n, v in given.items() if isinstance(v, Tensor)}
     order = [[*tensors].index(n) for n in w.tensors]
-    may_be_negated = not is_vendor and any(
-        t.dim() == 0 or t.stride() != contiguous_strides(t.shape) for t in tensors.values()
-    )
-    guarded = _unless_negated(run, _vendor(w, device)) if may_be_negated else run
-    prepared = {key: _reordered(guarded, order)}
+    own = _reordered(run, order)
+    prepared = {key: own}
     floats = [n for n, v in given.items() if type(v) is float]
     if w.scalars and floats == [*w.scalars]:
         if not is_vendor and IMPLS[choice.implementation].takes_scalars:
-            own = _reordered(run, order)
-            prepared[_without_scalars(key)] = _with_scalars(w.operator, own, may_be_negated)
+            prepared[_without_scalars(key)] = _with_scalars(w.operator, own)
         elif choice.source == "default" and not selection.depends_on_scalars(w, device):
-            prepared[_without_scalars(key)] = _with_scalars(w.operator, None, False)
+            prepared[_without_scalars(key)] = _with_scalars(w.operator, None)
     return prepared
 
 
@@ -384,27 +379,18 @@ def _reordered(run: Run, order: list[int]) -> Run:
     return lambda *tensors, **scalars: run(*(tensors[i] for i in order), **scalars)
 
 
-def _unless_negated(run: Run, vendors: Run) -> Run:
-    """The imaginary part of a lazily conjugated tensor is a view whose sign is a flag."""
-
-    def call(*tensors: Tensor) -> Any:
-        return (vendors if any(t.is_neg() for t in tensors) else run)(*tensors)
-
-    return call
-
-
 def _without_scalars(key: tuple) -> tuple:
     """The key of all calls that differ only in numbers; operators with `scalars` have no others."""
     return tuple(float if type(k) is float else k for k in key)
 
 
-def _with_scalars(op: Op, own: Run | None, may_be_negated: bool) -> Run:
+def _with_scalars(op: Op, own: Run | None) -> Run:
     """For another number of the same call: a kernel that takes it at run time, or PyTorch."""
 
     def call(
         args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor], scalars: list[float]
     ) -> Any:
-        if own is None or (may_be_negated and any(t.is_neg() for t in tensors)):
+        if own is None:
             return as_pytorch(op, args, kwargs)
         return own(*tensors, scalars=tuple(scalars))
 
