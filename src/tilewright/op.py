@@ -59,7 +59,7 @@ class Workload:
     @functools.cached_property
     def _key(self) -> tuple[Any, ...]:
         # As text: 0.0 equals -0.0, which is another number, and NaN not even itself.
-        args = tuple((n, repr(v) if type(v) is float else v) for n, v in self.args)
+        args = tuple((n, float.__repr__(v) if isinstance(v, float) else v) for n, v in self.args)
         return self.op, args, self.flags
 
     @staticmethod
@@ -210,6 +210,8 @@ class Op:
         fallback: with `fused`: PyTorch runs what no kernel can be generated for.
         seed: the int64 scalar that decides what the reference draws (philox.py); without it, None
             in a workload, PyTorch's generator does.
+        outside: of a fused function: reads what its last parameters are now, by name; the public
+            function passes them (dispatch/outside.py).
         training_of: the operator of which it is the forward and, after that, the backward.
         returns: its outputs' names, for a backward that takes one of them as a parameter;
             `<name>_forward` returns them, and after them what its backward names `wide`.
@@ -241,6 +243,7 @@ class Op:
     fallback: bool = False
     form_of: str | None = None
     seed: str | None = None
+    outside: Callable[[], Mapping[str, Value]] | None = None
     training_of: str | None = None
     returns: tuple[str, ...] = ("output",)
     same_gradient: Mapping[str, str] = field(default_factory=dict)

@@ -39,6 +39,7 @@ from tilewright.dispatch.gradients import generated_backward
 from tilewright.dispatch.index_gradients import Moved, keeps_bits, keeps_order, moves
 from tilewright.dispatch.index_ranges import look_first
 from tilewright.dispatch.keywords import called_by, with_keywords
+from tilewright.dispatch.outside import reading_outside
 from tilewright.dispatch.plain_calls import under_a_default_device
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import as_pytorch, bind, or_why, outliving_indices
@@ -126,6 +127,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
     public = _casting_first(op, call) if op.casts_first else call
     public = _naming_dtypes(call) if "out_dtype" in op.parameters else public
     public = _asking_for_tf32(op, public) if "allow_tf32" in op.parameters else public
+    public = reading_outside(op, public) if op.outside is not None else public
     public.__name__ = public.__qualname__ = op.name
     public.__module__ = "tilewright"
     public.__doc__ = op.__doc__

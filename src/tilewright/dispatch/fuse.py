@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.dispatch.call import operators
+from tilewright.dispatch.outside import with_outside
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import SEED, SPEC, draws, with_seed
 from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
@@ -20,6 +21,8 @@ from tilewright.fusion.trace import by_shapes, trace_reference, trace_truth
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import HALVES, TensorSpec
+
+_OWN_NAMES = re.compile(rf"{SEED}|grads|grad_output\d*")
 
 
 def fuse(
@@ -32,7 +35,8 @@ def fuse(
     """Make one operator of a function of tensors: generated kernels run it, differentiably.
 
     The function is traced for the shapes it is called with, so it must not decide by values of
-    tensors; numbers that it takes from outside of its arguments are read once, tensors refused.
+    tensors. Numbers that its own code reads from globals and closures are read at each call; what
+    it takes from outside otherwise is read once for a shape, and tensors are refused.
     Its steps may be arithmetic, comparisons, `where`, casts, elementary functions, sums and other
     reductions over any dims, transposes, and views that move dims of size 1. It is computed in
     fp32 where tensors are halves, and rounded where it casts and at its end. What it drops out
@@ -49,7 +53,8 @@ def fuse(
 
     Raises:
         InvalidArgument: the name is taken by another operator, or is none, or the function takes
-            any number of arguments. At a call: another function was fused under its name since.
+            any number of arguments, or a number named seed or grads from outside. At a call:
+            another function was fused under its name since.
         NoImplementation: at the call, naming the step that cannot be fused and its line.
         CompileError, CompilerMissing: at the call, if a kernel cannot be compiled.
     """
@@ -61,8 +66,14 @@ def fuse(
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise InvalidArgument(f"fuse: {name} takes {parameter}; give each argument a name")
-    reference = with_seed(function)
-    seed = None if reference is function else SEED
+    outside_too, outside = with_outside(function)
+    if outside is not None and (clash := [n for n in outside() if _OWN_NAMES.fullmatch(n)]):
+        raise InvalidArgument(
+            f"fuse: {name} takes {clash[0]!r} from outside, which names a parameter of its "
+            "operator or of the gradients'; give it another name"
+        )
+    reference = with_seed(outside_too)
+    seed = None if reference is outside_too else SEED
     op = FusedFunction(
         name,
         reference,
@@ -72,6 +83,7 @@ def fuse(
         fused=True,
         fallback=fallback,
         seed=seed,
+        outside=outside,
     )
     _register(op)
     return operators[name]
@@ -190,6 +202,7 @@ def backward_operator(op: Op, outputs: int | None = None) -> Op:
         fused=True,
         fallback=op.fallback,
         seed=op.seed,
+        outside=op.outside,
         gradients=gradients,
     )
     _register(backward)
@@ -214,10 +227,12 @@ def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(n, kind) for n in gradients]
-    needed = [p for n, p in op.parameters.items() if n != op.seed]
+    outside = op.outside() if op.outside else ()
+    needed = [p for n, p in op.parameters.items() if n != op.seed and n not in outside]
     parameters += [p.replace(kind=kind, default=p.empty) for p in needed]
     optional = ["grads"] if op.seed is None else [op.seed, "grads"]
     parameters += [inspect.Parameter(n, kind, default=None) for n in optional]
+    parameters += [op.parameters[n].replace(kind=kind) for n in outside]
     reference.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     reference.__annotations__ = op.reference.__annotations__
     reference.__wrapped__ = op.reference  # type: ignore[attr-defined]  # steps are at its lines

@@ -43,11 +43,15 @@ _SCHEMA_TYPES = {
 def schemas(op: Op) -> list[str] | None:
     """One torch.library schema for each way a union such as `Tensor | float` can be filled.
 
-    None if a parameter has a type that torch.library does not know.
+    Numbers from outside are no part of it: the public function reads them. None if a parameter has
+    a type that torch.library does not know.
     """
     hints = typing.get_type_hints(op.reference)
     parameters = []
+    unspoken = op.outside() if op.outside else ()
     for name, parameter in op.parameters.items():
+        if name in unspoken:
+            continue
         spelled = _spellings(hints.get(name))
         if spelled is None:
             return None

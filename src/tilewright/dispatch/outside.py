@@ -1,0 +1,151 @@
+"""Numbers that a function takes from outside of its arguments: parameters that nobody passes.
+
+Each is a parameter of the operator, with the value that it had when the function was fused as its
+default, and calls are given what it is now. So keys, traces, workloads and records tell functions
+with other numbers apart, and a backward computes with those that its forward had.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral, Real
+from operator import is_
+from typing import Any
+
+from torch.compiler import is_dynamo_compiling
+
+from tilewright.op import Op
+
+_NUMBERS = (Real, str, types.NoneType)
+_EMPTY = object()
+
+
+class Outside:
+    """The numbers that a function's own code reads from its globals and its closure.
+
+    Those are of `int`, `float`, `bool`, `str` and `None`, or not there yet. What is another object
+    at a call counts as None: only what the function is given for it tells calls apart.
+    """
+
+    def __init__(self, function: types.FunctionType):
+        self.function = function
+        taken = inspect.signature(function).parameters
+        read = {
+            name: function.__globals__.get(name, _EMPTY) for name in _globals(function.__code__)
+        }
+        self.globals = [n for n, v in read.items() if n not in taken and _is_number(n, v)]
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        self.cells = {n: c for n, c in cells if _is_number(n, _content(c))}
+        self._last: tuple[list[Any], dict[str, Any]] = [], {}
+
+    def __call__(self) -> dict[str, Any]:
+        """What they are now, by name. The same dict while they are the same objects."""
+        found = [*map(self.function.__globals__.get, self.globals)]
+        if self.cells:
+            found += map(_content, self.cells.values())
+        last, values = self._last
+        if len(last) != len(found) or not all(map(is_, found, last)):
+            values = dict(zip((*self.globals, *self.cells), map(_as_argument, found), strict=True))
+            self._last = found, values
+        return values
+
+    def bound(self, values: Mapping[str, Any]) -> Callable[..., Any]:
+        """The function where its numbers are these."""
+        now = self()
+        if all(repr(values[n]) == repr(now[n]) for n in values):
+            return self.function
+        function, cells = self.function, {n: types.CellType(values[n]) for n in self.cells}
+        free = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        other = types.FunctionType(
+            function.__code__,
+            {**function.__globals__, **{n: values[n] for n in self.globals}},
+            function.__name__,
+            function.__defaults__,
+            tuple(cells.get(n, cell) for n, cell in free),
+        )
+        other.__kwdefaults__ = function.__kwdefaults__
+        return other
+
+
+def with_outside(
+    function: Callable[..., Any],
+) -> tuple[Callable[..., Any], Outside | None]:
+    """The function with a keyword for each number that it takes from outside, and what reads them;
+    None if there are none. Without those keywords it is the function itself."""
+    if not isinstance(function, types.FunctionType) or not (outside := Outside(function))():
+        return function, None
+    names = tuple(outside())
+
+    @functools.wraps(function)
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        values = {n: kwargs.pop(n) for n in names if n in kwargs}
+        # Dynamo has guards of its own for what it reads.
+        now = not values or is_dynamo_compiling()
+        return (function if now else outside.bound(values))(*args, **kwargs)
+
+    signature = inspect.signature(function)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(n, keyword, default=v) for n, v in outside().items()]
+    own = list(signature.parameters.values())
+    place = sum(p.kind < keyword for p in own)
+    listed = [*own[:place], *added, *own[place:]]
+    reference.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
+    return reference, outside
+
+
+def reading_outside(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The public function, which is given what stands outside now. Where no argument is named, all
+    are passed by place, as calls that come again are found by."""
+    outside = op.outside
+    assert outside is not None
+    order = list(op.parameters)
+    place = order.index(next(iter(outside())))
+    defaults = [op.parameters[n].default for n in order[:place]]
+    needed = sum(d is inspect.Parameter.empty for d in defaults)
+
+    def reading(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or len(args) > place:
+            return call(*args, **kwargs)
+        values = outside()
+        if kwargs or len(args) < needed:
+            return call(*args, **{**values, **kwargs})
+        return call(*args, *defaults[len(args) :], *values.values())
+
+    return reading
+
+
+def _globals(code: types.CodeType) -> Iterator[str]:
+    """The globals that code names, that of functions inside it included; each once."""
+    own = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    inner = [n for c in code.co_consts if isinstance(c, types.CodeType) for n in _globals(c)]
+    return iter(dict.fromkeys([*own, *inner]))
+
+
+def _is_number(name: str, value: Any) -> bool:
+    return not hasattr(builtins, name) if value is _EMPTY else isinstance(value, _NUMBERS)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _EMPTY
+
+
+def _as_argument(value: Any) -> Any:
+    """As a workload has it: a number of numpy is one of Python, what is no number None."""
+    if type(value) in (bool, int, str):
+        return value
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else _Fixed(value)
+    return str(value) if isinstance(value, str) else None
+
+
+class _Fixed(float):
+    """A float that is part of a call's key, beside those of `scalars`, which need no other kernel:
+    they are found there by their type."""

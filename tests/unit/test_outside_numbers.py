@@ -1,0 +1,149 @@
+"""Numbers that a fused function takes from its globals and its closure."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import tilewright as tw
+from tilewright.compile import cxx
+from tilewright.dispatch.prepared import reload_records, state
+from tilewright.errors import InvalidArgument
+from tilewright.fusion import trace
+from tilewright.op import OPS, Workload
+
+pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+FACTOR, SHIFT = 2.0, 1
+X = torch.randn(4, 5)
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path, monkeypatch, forgets_functions):
+    monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path}/records.db")
+    reload_records()
+    yield
+    reload_records()
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """The workloads that were traced."""
+    found = []
+    run = trace.trace_reference
+
+    def counted(w, *args, **kwargs):
+        found.append(str(w))
+        return run(w, *args, **kwargs)
+
+    monkeypatch.setattr("tilewright.fusion.lower.trace_reference", counted)
+    return found
+
+
+def scaled(x):
+    return x * FACTOR + SHIFT
+
+
+VALUES = [2.0, 3.0, 2.0, 0.0, -0.0, 2, True, math.nan, np.float64(4.0), np.int64(5), 3.0]
+
+
+def test_a_global_is_read_at_each_call(monkeypatch):
+    fused = tw.fuse(scaled)
+    for value in VALUES:
+        monkeypatch.setitem(globals(), "FACTOR", value)
+        for _ in range(3):
+            right = scaled(X)
+            found = fused(X)
+            torch.testing.assert_close(found, right, equal_nan=True)
+            assert torch.equal((found - 1).signbit(), (right - 1).signbit())
+            torch.testing.assert_close(fused(x=X), right, equal_nan=True)
+
+
+def test_a_closure_is_read_at_each_call():
+    factor, form = 2.0, "none"
+
+    def inner(x, p=0.5):
+        y = sum(x * factor * p for _ in range(2))
+        return F.gelu(y, approximate=form)
+
+    fused = tw.fuse(inner, name="of_a_closure")
+    for value in (2.0, 3.0, 2.0):
+        for approximation in ("none", "tanh", "none"):
+            factor, form = value, approximation
+            for _ in range(3):
+                torch.testing.assert_close(fused(X), inner(X))
+                torch.testing.assert_close(fused(X, 0.25), inner(X, 0.25))
+
+
+def test_what_stays_as_it_is_is_traced_once(monkeypatch, traces):
+    fused = tw.fuse(scaled)
+    for _ in range(5):
+        fused(X)
+    first = len(traces)
+    assert first
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    fused(X)
+    assert len(traces) == 2 * first
+    for value in (2.0, 3.0) * 3:
+        monkeypatch.setitem(globals(), "FACTOR", value)
+        fused(X)
+    assert len(traces) == 2 * first
+    assert len(state.recent["scaled"].kept) == 1  # where a call costs the least
+    assert traces[-1] == "scaled(x=f32[4,5], FACTOR=3.0)"
+
+
+def test_a_backward_has_the_numbers_of_its_forward(monkeypatch):
+    fused = tw.fuse(lambda x: (x * FACTOR).exp(), name="exponential_of_a_global")
+    for value in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "FACTOR", value)
+        x = X.clone().requires_grad_()
+        right = value * (X * value).exp()
+        y = fused(x)
+        monkeypatch.setitem(globals(), "FACTOR", 7.0)
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], right)
+        found = tw.exponential_of_a_global_backward(torch.ones_like(X), X)
+        torch.testing.assert_close(found, 7 * (X * 7).exp())
+
+
+def test_what_is_not_there_yet_is_read_when_it_is(monkeypatch):
+    fused = tw.fuse(lambda x: x * LATER, name="later")  # noqa: F821
+    with pytest.raises(NameError):
+        fused(X)
+    for value in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "LATER", value)
+        torch.testing.assert_close(fused(X), X * value)
+
+
+def test_scalars_need_no_other_kernel_beside_numbers_from_outside(monkeypatch, traces):
+    fused = tw.fuse(lambda x, a: x * FACTOR + a, name="beside", scalars=["a"])
+    for _ in range(2):
+        for value in (2.0, 3.0):
+            monkeypatch.setitem(globals(), "FACTOR", value)
+            for a in (0.5, 1.5, 2.5):
+                torch.testing.assert_close(fused(X, a), X * value + a)
+    assert len(set(traces)) == 2
+
+
+def test_a_workload_may_name_them():
+    tw.fuse(scaled)
+    assert str(Workload.parse("scaled(x=f32[4,5], FACTOR=2.0)")) == "scaled(x=f32[4,5])"
+    w = Workload.parse("scaled(x=f32[4,5], FACTOR=5.0)")
+    torch.testing.assert_close(OPS["scaled"].truth(w, [X])[0], X.double() * 5 + 1)
+
+
+def test_under_torch_compile_they_are_read_too(monkeypatch):
+    fused = tw.fuse(scaled)
+    compiled = torch.compile(lambda x: fused(x) * 2, backend="eager")
+    for value in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "FACTOR", value)
+        torch.testing.assert_close(compiled(X), scaled(X) * 2)
+        with tw.use("inductor"):
+            torch.testing.assert_close(fused(X), scaled(X))
+
+
+def test_a_number_with_the_name_of_a_seed_is_refused():
+    seed = 3
+    with pytest.raises(InvalidArgument, match="'seed' from outside"):
+        tw.fuse(lambda x: x * seed, name="seeded")
