@@ -22,7 +22,7 @@ class Batch(NamedTuple):
         apart: elements from one batch's part of the index to the next one's.
     """
 
-    count: int
+    length: int
     places: int
     apart: int
 

@@ -70,7 +70,7 @@ class RowKernels(Implementation):
         if isinstance(p, str):
             return p
         if p.batch and not self.batches:
-            return f"each batch has an index of its own, of {p.batch.count} rows"
+            return f"each batch has an index of its own, of {p.batch.length} rows"
         if reason := self.refused(p, w):
             return reason
         if max(p.count, p.places) >= 2**31 - 1:

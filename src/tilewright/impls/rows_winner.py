@@ -76,7 +76,7 @@ class RowsWinner(RowKernels):
         rows = THREADS // c.lanes * c.unrolled
         elects = (math.ceil(p.count / THREADS), 1, 1)
         writes = (math.ceil(looked_at / rows), across(p, c), p.outer)
-        common = ("index", "winner", p.count, p.places, "fault", *p.batched)
+        common: tuple[int | str, ...] = ("index", "winner", p.count, p.places, "fault", *p.batched)
         more = "i" * len(p.batched)
         strides = (*p.source, *(p.old or (0, 0)), *p.out)
         source, number = ("src", 0.0) if p.number is None else (0, p.number)
