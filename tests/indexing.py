@@ -29,13 +29,13 @@ def shapes(draw, most):
 @st.composite
 def moves(draw, dtypes=DTYPES):
     """What brings values to places: any operator, reduction, rank from 1 to 6, dim, dtype, kind and
-    distribution of indices, in place or not; a scatter's index may be expanded over its rows, all
-    of them or those of a batch, or be smaller than x and src."""
+    distribution of indices, up to 200 or thousands, in place or not; a scatter's index may be
+    expanded over its rows, all of them or those of a batch, or be smaller than x and src."""
     op = draw(st.sampled_from(ROWS))
     t, kind = draw(st.sampled_from(dtypes)), draw(st.sampled_from(["i32", "i64"]))
     flags = "!donate=x" if draw(st.booleans()) else ""
     flags += f"!indices={draw(st.sampled_from(DISTRIBUTIONS))}"
-    length = draw(st.integers(1, 200))
+    length = draw(st.one_of(st.integers(1, 200), st.integers(1, 200), st.integers(1025, 5000)))
     if op == "embedding_backward":
         t, width = t.replace("i", "f"), draw(st.integers(1, 40))
         more = f"padding_idx={draw(st.sampled_from([-1, 2]))}, "

@@ -47,7 +47,7 @@ CALLS = {
         f"scatter_reduce {reduce} {own}": lambda m, x, src, dim, index, reduce=reduce, own=own: (
             m.scatter_reduce(x, dim, index, src, reduce, include_self=own)
         )
-        for reduce in ("sum", "mean", "amax")
+        for reduce in ("sum", "prod", "mean", "amax", "amin")
         for own in (True, False)
     },
 }
@@ -56,10 +56,12 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=12)
 @given(
-    shape=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    shape=st.integers(1, 6).flatmap(
+        lambda rank: st.lists(st.integers(1, 4 if rank < 5 else 3), min_size=rank, max_size=rank)
+    ),
     length=st.integers(1, 4),
-    along=st.integers(-4, 3),
-    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    along=st.integers(-6, 5),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
 )
 def test_they_are_pytorchs_for_any_shape_and_dim(name, shape, length, along, dtype):
     function, dim = CALLS[name], along % len(shape)

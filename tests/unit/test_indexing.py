@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 import tilewright as tw
 from tilewright.errors import IndexOutOfRange
+from tilewright.ops._indexing import NUMBERS
+from tilewright.tensor_spec import DTYPES
 
 # --- embedding -----------------------------------------------------------------------------------
 
@@ -111,15 +113,16 @@ def test_no_row_is_renormalised_before_an_index_out_of_range():
 @st.composite
 def calls(draw):
     """(x, indices, values) that torch.index_put takes; positions repeat, and may be negative."""
-    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-    covered = draw(st.integers(1, len(shape)))
+    rank = draw(st.integers(1, 6))
+    shape = draw(st.lists(st.integers(1, 4 if rank < 5 else 2), min_size=rank, max_size=rank))
+    covered = draw(st.integers(1, rank))
     base = draw(st.lists(st.integers(1, 4), min_size=0, max_size=2))
     indices = []
     for size in shape[:covered]:
         its = [n if draw(st.booleans()) else 1 for n in base]
         kind = draw(st.sampled_from([torch.int32, torch.int64]))
         indices.append(torch.randint(-size, size, its, dtype=kind))
-    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.int64]))
+    dtype = draw(st.sampled_from([DTYPES[name] for name in NUMBERS]))
     whole = [*torch.broadcast_shapes(*(i.shape for i in indices)), *shape[covered:]]
     its = [n if draw(st.booleans()) else 1 for n in whole]
     x = torch.randint(-9, 9, shape).to(dtype)
