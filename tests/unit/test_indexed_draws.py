@@ -36,8 +36,8 @@ SORTING = ("rows_sorted", "rows_sorted_torch", "rows_unique", "scatter_sorted")
 """Whose binaries are for numbers of places that take as many bits."""
 SLOW = ("scatter_buckets", "scatter_exchange", "scatter_sorted", "bucket_sums")
 """Which take longest for a call here, mostly for memory that they share."""
-FEW = (*BAKED, "rows_unique", "rows_serial", "scatter_serial")
-"""Which are not for thousands of indices."""
+FEW = (*BAKED, "integer_sums", "rows_unique", "rows_serial", "scatter_serial")
+"""Which are not for thousands of indices, or have several blocks for less."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,8 @@ def workloads(draw, meaning):
         outer = draw(st.sampled_from([1, 2, 3, 4])) if before else 1
         inner = draw(st.sampled_from([1, 2, 6, 9])) if behind else 1
     places = draw(st.integers(22, 31) if kernel in SORTING else st.integers(1, 40))
-    length = draw(st.integers(1, 90))
-    if kernel not in FEW and draw(st.integers(0, 9)) == 9:
-        length = draw(st.sampled_from([1025, 3000]))
+    few, many = st.integers(1, 90), st.integers(1025, 2000)
+    length = draw(few if kernel in FEW else st.one_of(few, few, few, many))
     if kernel in BAKED:
         places, length = 7, 30
     if kernel == "rows_unique":
