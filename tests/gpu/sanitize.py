@@ -255,6 +255,7 @@ SCHEDULES = [
     *((TILED, {**TILE, "parts": n, "combine": how}) for n in (1, 4) for how in WAYS),
     (TILED, {**TILE, "storage": "registers", "combine": "last"}),
     (TILED, {**TILE, "shares": 4, "unroll": 2, "ahead": True, "stream_loads": False}),
+    *((TILED, {**TILE, "sizes": "compiled", "combine": how}) for how in WAYS),
     *((LINES, {**TILE, "lanes": 32, "turns": 4, "unroll": 2, "combine": how}) for how in WAYS),
     *((ACROSS, {**TILE, "storage": where}) for where in ("reread", "registers")),
     (FLAT + ", weight=0.3)", {"flat": True, "vectors_per_thread": 2}),
@@ -273,6 +274,7 @@ INDEXED_CASES = [
     Case("integer_sums", TABLES, {"private": True}),
     *(Case("integer_sums", TABLES, {"private": own, "launches": 1}) for own in (False, True)),
     Case("integer_sums", INDEXED["integer_sums"] + "!donate=x", {"launches": 1}),
+    Case("scatter_winner", INDEXED["scatter_winner"], {"sent": 1024, "launches": 3}),
     Case("rows_dealt", "embedding_backward(grad=bf16[9000,96], index=i64[9000], num_weights=500)"),
     *(Case(name, text) for name, text in INDEXED.items()),
 ]
