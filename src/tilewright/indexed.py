@@ -15,7 +15,9 @@ from tilewright.tensor_spec import HALVES
 from tilewright.text import VALUE_FLAGS
 
 DISTRIBUTIONS = VALUE_FLAGS["indices"]
-"""How indices are spread; a workload names one as `!indices=zipf`, without it they are uniform."""
+"""How indices are spread; a workload names one as `!indices=zipf`, without it they are uniform.
+Unique and balanced ones are drawn alike: each place as often as any other, give or take one. They
+are unique where there are no more indices than places, and balanced where there are."""
 
 ZIPF_POWER = 6
 """Place i of V is drawn as V * u^6: a third of all draws hit the first of a thousand places, and
@@ -48,6 +50,7 @@ class Indexed:
     Attributes:
         terms: (workload, tensors) -> the result that the stated order of writes gives, on any
             device: PyTorch's own kernels race on a GPU where an index repeats.
+        draws: (workload) -> how many indices are drawn at a time, and of how many places.
         batch_dim: (workload) -> the dim, counted from the end, whose slices are independent of
             one another; 0 without one. Trying, as for other operators, would cut the indexed dim
             and leave indices out of range.
@@ -59,11 +62,19 @@ class Indexed:
     """
 
     terms: Callable[[Any, Sequence[Tensor]], Terms]
+    draws: Callable[[Any], tuple[int, int]]
     batch_dim: Callable[[Any], int]
     exact: Callable[[Any], bool] = lambda w: False
     last_wins: bool = False
     races: bool = True
     unchecked: bool = False
+
+    def named(self, w: Any) -> tuple[str, ...]:
+        """The flags of a workload, by the name that its indices have: unique or balanced."""
+        count, places = self.draws(w)
+        alike = {"indices=unique", "indices=balanced"}
+        right = "indices=balanced" if count > places else "indices=unique"
+        return tuple(right if flag in alike else flag for flag in w.flags)
 
     def promises_values(self, dtype: str, device: str) -> bool:
         """Whether more is promised of the values where an index repeats than PyTorch's kernel
@@ -88,7 +99,8 @@ def draw(
     """Indices of 0 to size - 1, int64, of `shape`.
 
     Args:
-        dim: that along which they are unique or sorted; None: all of them are one sequence.
+        dim: that along which they are unique, balanced or sorted; None: all of them are one
+            sequence.
     """
     count = math.prod(shape)
     if dim is None or len(shape) < 2:
@@ -113,7 +125,7 @@ def _sequence(
     device: torch.device | str,
 ) -> Tensor:
     at: dict[str, Any] = {"generator": generator, "device": device}
-    if distribution == "unique":
+    if distribution in ("unique", "balanced"):
         return torch.randperm(max(size, count), **at)[:count].remainder_(size)
     if distribution == "constant":
         return torch.full((count,), size // 2, device=device)
@@ -133,7 +145,7 @@ def expected_distinct(distribution: str, count: int, size: int) -> int:
         return 0
     if distribution == "constant":
         return 1
-    if distribution == "unique":
+    if distribution in ("unique", "balanced"):
         return min(count, size)
     if distribution == "few_bins":
         bins = min(FEW_BINS, size)

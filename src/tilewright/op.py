@@ -301,9 +301,11 @@ class Op:
             flags = [*flags, f"donate={','.join(destinations)}"]
         flags = canonical_flags(self.name, flags, tensors)
         w = Workload(self.form_of or self.name, tuple(args.items()), flags)
-        if w._listed("indices") and self.indexed is None:
+        if not w._listed("indices"):
+            return w
+        if self.indexed is None:
             raise InvalidArgument(f"{self.name}: '!indices=' is for operators with an index tensor")
-        return w
+        return replace(w, flags=self.indexed.named(w))
 
     def _of_no_dtype(self, name: str, given: Mapping[str, Any]) -> InvalidArgument:
         """A tensor of a dtype that nothing here has: which ones the call could be made in."""

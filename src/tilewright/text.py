@@ -22,7 +22,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 FLAGS = ("nondeterministic", "relaxed")
 LIST_FLAGS = ("donate",)
 VALUE_FLAGS = {
-    "indices": ("uniform", "zipf", "unique", "sorted", "few_bins", "constant"),
+    "indices": ("uniform", "zipf", "unique", "balanced", "sorted", "few_bins", "constant"),
 }
 """What a flag of this name may be: `!indices=zipf` says how the values of an index are spread."""
 _EXAMPLE = "layer_norm(x=f16[8192,5140], weight=f16[5140])"

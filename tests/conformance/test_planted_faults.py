@@ -38,7 +38,7 @@ WORKLOADS = {
     "index_add": ["index_add(x=d[7,37], dim=0, index=i64[20], source=d[20,37])"],
     "index_reduce": ["index_reduce(x=d[7,37], dim=0, index=i64[20], source=d[20,37], reduce=amin)"],
     "embedding_backward": [
-        "embedding_backward(grad=d[20,37], index=i64[20], num_weights=7)!indices=unique"
+        "embedding_backward(grad=d[20,37], index=i64[20], num_weights=7)!indices=balanced"
     ],
     "lerp": [
         "lerp(x=d[7,37], end=d[7,37], weight=0.3)",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tilewright.errors import InvalidArgument
 from tilewright.indexed import DISTRIBUTIONS, draw, expected_distinct
 from tilewright.op import OPS, Workload
+from tilewright.suite import SUITES
 
 INDEXED = [name for name in OPS if OPS[name].indexed]
 DTYPES = ("f16", "bf16", "f32", "f64", "i32", "i64")
@@ -138,6 +139,39 @@ def test_indices_are_in_range_and_of_their_kind(spread, shape, size, seed):
         assert all(len(set(c.tolist())) == shape[0] for c in columns.T)
     if spread == "constant":
         assert len(set(index.flatten().tolist())) == 1
+
+
+@pytest.mark.parametrize("asked", ["unique", "balanced"])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("index_add(x=f32[20,4], dim=0, index=i64[20], source=f32[20,4])", "unique"),
+        ("index_add(x=f32[20,4], dim=0, index=i64[60], source=f32[60,4])", "balanced"),
+        ("scatter(x=f32[20,4], dim=0, index=i64[20,4], src=2.0)", "unique"),
+        ("scatter(x=f32[20,4], dim=0, index=i64[21,4], src=2.0)", "balanced"),
+        ("gather(x=f32[20,4], dim=-1, index=i32[20,12])", "balanced"),
+        ("gather(x=f32[], dim=0, index=i64[])", "unique"),
+        ("embedding_backward(grad=f32[5,8,4], index=i64[5,8], num_weights=40)", "unique"),
+        ("embedding_backward(grad=f32[5,8,4], index=i64[5,8], num_weights=10)", "balanced"),
+    ],
+)
+def test_indices_are_called_unique_where_none_repeats_and_balanced_where_all_do(text, name, asked):
+    w = Workload.parse(f"{text}!indices={asked}")
+    assert w.distribution == name
+    assert str(w) == f"{Workload.parse(text)}!indices={name}"
+    index = dict(zip(w.tensors, w.operator.examples(w, "random", 0, "cpu"), strict=True))["index"]
+    along = w.operator.name in ("scatter", "gather") and index.dim() > 1
+    lines = index.movedim(w["dim"], 0).unbind(1) if along else [index]
+    for line in lines:
+        often = line.unique(return_counts=True)[1]
+        assert (often.max() == 1) == (name == "unique")
+        assert often.max() - often.min() <= 1
+
+
+def test_a_suite_whose_tokens_each_have_eight_rows_is_balanced():
+    for w in SUITES["scatter_moe"].workloads():
+        assert w.distribution == "balanced"
+        assert w["index"].numel == 8 * w["x"].shape[0]
 
 
 @pytest.mark.parametrize("spread", DISTRIBUTIONS)

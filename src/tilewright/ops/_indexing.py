@@ -139,14 +139,11 @@ def refuse_out_of_range(op: str, index: Tensor, size: int) -> None:
 # --- inputs ------------------------------------------------------------------------------------
 
 
-def examples(
-    places: Callable[[Workload], int], axis: Callable[[Workload], int | None]
-) -> Callable[..., list[Tensor]]:
+def examples(axis: Callable[[Workload], int | None]) -> Callable[..., list[Tensor]]:
     """Random or integer tensors, with indices of the workload's distribution.
 
     Args:
-        places: how many places the index chooses from.
-        axis: the dim of the index along which it is unique or sorted; None: all of it.
+        axis: the dim of the index along which it is unique, balanced or sorted; None: all of it.
     """
 
     def make(
@@ -156,21 +153,38 @@ def examples(
         index = tensors["index"]
         if index.numel() == 0:
             return list(tensors.values())
-        if places(w) == 0:
+        _, places = _draws(w)
+        if places == 0:
             raise InvalidArgument(f"{w}: there is no place that an index could name")
         generator = torch.Generator(device=device).manual_seed(seed + 1_000_003)
         once = told_once(index)
         assert w.distribution is not None
-        once.copy_(draw(w.distribution, once.shape, axis(w), places(w), generator, device))
+        once.copy_(draw(w.distribution, once.shape, axis(w), places, generator, device))
         return list(tensors.values())
 
     return make
 
 
-def hits(w: Workload, draws: int, places: int) -> int:
-    """Places that so many indices of the workload's distribution hit on average."""
+def hits(w: Workload) -> int:
+    """Places that the indices of one draw hit on average."""
     assert w.distribution is not None
-    return expected_distinct(w.distribution, draws, places)
+    return expected_distinct(w.distribution, *_draws(w))
+
+
+def _draws(w: Workload) -> tuple[int, int]:
+    assert w.operator.indexed is not None
+    return w.operator.indexed.draws(w)
+
+
+def elementwise_draws(w: Workload) -> tuple[int, int]:
+    """Of scatter and its kin: the indices along dim, for each position in the other dims."""
+    index = w["index"]
+    return index.shape[w["dim"]] if index.rank else 1, places_of_x(w)
+
+
+def rows_draws(w: Workload) -> tuple[int, int]:
+    """Of index_add and its kin: all of the flat index."""
+    return w["index"].numel, places_of_x(w)
 
 
 # --- exact results -----------------------------------------------------------------------------
@@ -290,9 +304,8 @@ def elementwise_traffic(w: Workload, src: str, reads_old: bool) -> tuple[int, in
         reads_old: what was there is part of the result, so the rest of src is needed too.
     """
     x, index = w["x"], w["index"]
-    length = index.shape[w["dim"]] if index.rank else 1
-    places = x.shape[w["dim"]] if x.rank else 1
-    hit = hits(w, length, places) * (index.numel // max(length, 1))
+    length, _ = elementwise_draws(w)
+    hit = hits(w) * (index.numel // max(length, 1))
     moved = index.numel if reads_old else hit
     read = index.distinct_bytes + (moved * x.itemsize if isinstance(w[src], TensorSpec) else 0)
     if "x" in w.donated:
@@ -306,8 +319,7 @@ def rows_traffic(w: Workload) -> tuple[int, int]:
     read = index.distinct_bytes + w["source"].distinct_bytes
     touched = x.numel
     if "x" in w.donated and x.numel:
-        places = x.shape[w["dim"]] if x.rank else 1
-        touched = hits(w, index.numel, places) * (x.numel // places)
+        touched = hits(w) * (x.numel // places_of_x(w))
     return read + touched * x.itemsize, touched * x.itemsize
 
 

@@ -51,6 +51,10 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     return Terms(value, magnitude, count + args["scale_grad_by_freq"])
 
 
+def _draws(w: Workload) -> tuple[int, int]:
+    return w["index"].numel, w["num_weights"]
+
+
 def _batch(w: Workload) -> int:
     return 0 if w["grad"].shape[-1] in (1, *w["index"].shape[-1:]) else -1
 
@@ -59,10 +63,10 @@ def _batch(w: Workload) -> int:
     flops=lambda w: max(w["grad"].numel, 1),
     check=check,
     bytes=traffic,
-    examples=examples(lambda w: w["num_weights"], lambda w: None),
+    examples=examples(lambda w: None),
     integer_exact=True,
     aliases={"grad_output": "grad", "indices": "index"},
-    indexed=Indexed(terms, _batch, unchecked=True),
+    indexed=Indexed(terms, _draws, _batch, unchecked=True),
 )
 def embedding_backward(
     grad: Tensor,

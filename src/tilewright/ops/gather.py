@@ -15,9 +15,9 @@ from tilewright.ops._indexing import (
     check_elementwise,
     copies,
     elementwise_batch,
+    elementwise_draws,
     examples,
     hits,
-    places_of_x,
     readable,
 )
 
@@ -29,8 +29,8 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
 def traffic(w: Workload) -> tuple[int, int]:
     """Each place is read once, however many indices name it."""
     x, index = w["x"], w["index"]
-    length = index.shape[w["dim"]] if index.rank else 1
-    read = hits(w, length, places_of_x(w)) * (index.numel // max(length, 1))
+    length, _ = elementwise_draws(w)
+    read = hits(w) * (index.numel // max(length, 1))
     return index.distinct_bytes + read * x.itemsize, index.numel * x.itemsize
 
 
@@ -43,11 +43,11 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     flops=lambda w: max(w["index"].numel, 1),
     check=check,
     bytes=traffic,
-    examples=examples(places_of_x, along_dim),
+    examples=examples(along_dim),
     integer_exact=True,
     aliases={"input": "x"},
     keywords=("out", "sparse_grad"),
-    indexed=Indexed(terms, elementwise_batch, exact=lambda w: True, races=False),
+    indexed=Indexed(terms, elementwise_draws, elementwise_batch, exact=lambda w: True, races=False),
 )
 def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """out[.., j, ..] = x[.., index[.., j, ..], ..] along dim.

@@ -14,9 +14,9 @@ from tilewright.ops._indexing import (
     check_rows,
     examples,
     number,
-    places_of_x,
     reduced,
     rows_batch,
+    rows_draws,
     rows_traffic,
 )
 
@@ -39,14 +39,14 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     flops=lambda w: max(w["source"].numel, 1),
     check=check,
     bytes=rows_traffic,
-    examples=examples(places_of_x, lambda w: None),
+    examples=examples(lambda w: None),
     integer_exact=True,
     aliases={"input": "x"},
     keywords=("out",),
     inplace=lambda x, dim, index, source, alpha=1.0: x.index_add_(
         dim, index, source, alpha=_number(x, alpha)
     ),
-    indexed=Indexed(terms, rows_batch),
+    indexed=Indexed(terms, rows_draws, rows_batch),
 )
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float = 1.0) -> Tensor:
     """x with alpha times the slices of source added, slice j to x.select(dim, index[j]).

@@ -14,9 +14,9 @@ from tilewright.ops._indexing import (
     check_reduction,
     check_rows,
     examples,
-    places_of_x,
     reduced,
     rows_batch,
+    rows_draws,
     rows_traffic,
 )
 
@@ -39,13 +39,13 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     flops=lambda w: max(w["source"].numel, 1),
     check=check,
     bytes=rows_traffic,
-    examples=examples(places_of_x, lambda w: None),
+    examples=examples(lambda w: None),
     aliases={"input": "x"},
     keywords=("out",),
     inplace=lambda x, dim, index, source, reduce, include_self=True: x.index_reduce_(
         dim, index, source, reduce, include_self=include_self
     ),
-    indexed=Indexed(terms, rows_batch, exact=lambda w: w["reduce"] in ("amax", "amin")),
+    indexed=Indexed(terms, rows_draws, rows_batch, exact=lambda w: w["reduce"] in ("amax", "amin")),
 )
 def index_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True

@@ -15,10 +15,10 @@ from tilewright.ops._indexing import (
     check_elementwise,
     copies,
     elementwise_batch,
+    elementwise_draws,
     elementwise_traffic,
     examples,
     last_written,
-    places_of_x,
     readable,
 )
 
@@ -35,12 +35,14 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     flops=lambda w: max(w["index"].numel, 1),  # one move each
     check=check,
     bytes=lambda w: elementwise_traffic(w, "src", reads_old=False),
-    examples=examples(places_of_x, along_dim),
+    examples=examples(along_dim),
     integer_exact=True,
     aliases={"input": "x", "value": "src"},
     keywords=("out", "reduce"),
     inplace=lambda x, dim, index, src: x.scatter_(dim, readable(index), src),
-    indexed=Indexed(terms, elementwise_batch, exact=lambda w: True, last_wins=True),
+    indexed=Indexed(
+        terms, elementwise_draws, elementwise_batch, exact=lambda w: True, last_wins=True
+    ),
 )
 def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor | float | bool) -> Tensor:
     """A copy of x with out[.., index[.., j, ..], ..] = src[.., j, ..] along dim.

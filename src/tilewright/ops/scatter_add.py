@@ -14,9 +14,9 @@ from tilewright.ops._indexing import (
     along_dim,
     check_elementwise,
     elementwise_batch,
+    elementwise_draws,
     elementwise_traffic,
     examples,
-    places_of_x,
     readable,
     reduced,
 )
@@ -39,12 +39,12 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     flops=lambda w: max(w["index"].numel, 1),
     check=check,
     bytes=lambda w: elementwise_traffic(w, "src", reads_old=True),
-    examples=examples(places_of_x, along_dim),
+    examples=examples(along_dim),
     integer_exact=True,
     aliases={"input": "x"},
     keywords=("out",),
     inplace=lambda x, dim, index, src: x.scatter_add_(dim, readable(index), src),
-    indexed=Indexed(terms, elementwise_batch),
+    indexed=Indexed(terms, elementwise_draws, elementwise_batch),
 )
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """x with src added: out[.., index[.., j, ..], ..] += src[.., j, ..] along dim.

@@ -16,9 +16,9 @@ from tilewright.ops._indexing import (
     check_elementwise,
     check_reduction,
     elementwise_batch,
+    elementwise_draws,
     elementwise_traffic,
     examples,
-    places_of_x,
     readable,
     reduced,
 )
@@ -42,13 +42,15 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     flops=lambda w: max(w["index"].numel, 1),
     check=check,
     bytes=lambda w: elementwise_traffic(w, "src", reads_old=True),
-    examples=examples(places_of_x, along_dim),
+    examples=examples(along_dim),
     aliases={"input": "x"},
     keywords=("out",),
     inplace=lambda x, dim, index, src, reduce, include_self=True: x.scatter_reduce_(
         dim, readable(index), src, reduce, include_self=include_self
     ),
-    indexed=Indexed(terms, elementwise_batch, exact=lambda w: w["reduce"] in ("amax", "amin")),
+    indexed=Indexed(
+        terms, elementwise_draws, elementwise_batch, exact=lambda w: w["reduce"] in ("amax", "amin")
+    ),
 )
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool = True

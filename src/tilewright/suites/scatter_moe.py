@@ -2,7 +2,7 @@
 
 Source: DeepSeek-V3's hidden size (7168) and eight routed experts a token; nvFuser's scatter
 benchmark takes the same. Rows come in the order of experts, so each token has eight of them at
-random places: indices that are unique would repeat no sooner.
+random places: a balanced index.
 """
 
 from tilewright.suite import suite
@@ -11,7 +11,7 @@ scatter_moe = suite(
     "scatter_moe",
     [
         f"index_add(x=bf16[{tokens},7168], dim=0, index=i64[{8 * tokens}], "
-        f"source=bf16[{8 * tokens},7168])!donate=x!indices=unique"
+        f"source=bf16[{8 * tokens},7168])!donate=x!indices=balanced"
         for tokens in (1024, 4096, 8192)
     ],
 )

@@ -43,11 +43,12 @@ def others(w: Workload) -> list[Workload]:
     """The workload on every distribution but its own; none where it names one."""
     if w.distribution is None or any(flag.startswith("indices=") for flag in w.flags):
         return []
-    spreads = [d for d in DISTRIBUTIONS if d != w.distribution]
-    return [
+    named = (
         w.operator.workload(flags=[*w.flags, f"indices={spread}"], **dict(w.args))
-        for spread in spreads
-    ]
+        for spread in DISTRIBUTIONS
+        if spread != w.distribution
+    )
+    return [*dict.fromkeys(named)]
 
 
 def measured_everywhere(session: Session, w: Workload, duel: Sequence[Record]) -> Times:
