@@ -1,5 +1,5 @@
 """Of several writes of tw.index_put to one place the last one wins: whatever the dtype, with masks
-beside indices, and below torch.compile."""
+beside indices, and below torch.compile, where tw.scatter promises it, too."""
 
 import pytest
 import torch
@@ -46,6 +46,37 @@ def test_below_torch_compile(backend, name):
     x = torch.zeros(PLACES)
     assert (put(x, (INDEX,), values) is x) is (name == "index_put_")
     assert torch.equal(x, values[LAST]) is (name == "index_put_")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ["scatter", "scatter_"])
+def test_so_does_an_update_by_a_tensor(backend, name):
+    values = POSITION.float()
+
+    def scatter(x, index, values):
+        return getattr(tw, name)(x, 0, index, values)
+
+    put = torch.compile(scatter, backend=backend, fullgraph=True)
+    assert_the_last_wins(put, torch.zeros(PLACES), INDEX, values, values[LAST])
+    x = torch.zeros(PLACES)
+    assert torch.equal(put(x, INDEX, values), values[LAST])
+    assert torch.equal(x, values[LAST]) is (name == "scatter_")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", ["scatter", "scatter_"])
+def test_gradients_of_an_update_below_torch_compile_are_pytorchs(backend, name):
+    index, weights = torch.tensor([[0, 1, 0]]), torch.randn(2, 3)
+    results = []
+    for module in (tw, torch.Tensor):
+        x, src = torch.randn(2, 3).requires_grad_(), torch.randn(1, 3).requires_grad_()
+        put = getattr(module, name)
+        if module is tw:
+            put = torch.compile(put, backend=backend, fullgraph=True)
+        (put(x * 1, 0, index, src) * weights).sum().backward()
+        results.append([x.grad, src.grad])
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("name", ["index_put", "index_put_"])

@@ -332,6 +332,8 @@ class _Operators:
                     self._made[name] = public_operator(op)
                     for other in called_by(op):
                         self[other]
+                    if op.form_of is not None:  # which a trace may call in its place
+                        self[op.form_of]
         return self._made[name]
 
     def forget(self, name: str) -> None:

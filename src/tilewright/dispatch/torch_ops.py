@@ -2,7 +2,8 @@
 
 Inside a compiled function an operator becomes one opaque node where records speak for a kernel of
 ours on exactly known shapes. Elsewhere, and where a gradient is needed, its reference is traced,
-so that Inductor can fuse it with its neighbours as it would without this package.
+so that Inductor can fuse it with its neighbours as it would without this package; but an update by
+a tensor is always such a node, since its order of writes is promised.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
 
 from tilewright.dispatch import selection
 from tilewright.dispatch.autograd import Recomputed
+from tilewright.dispatch.plain_calls import is_transformed
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.impls._vendor import call_reference
 from tilewright.op import OPS, Op
@@ -141,10 +143,18 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
     if op.form_of is None and register(op, public):
         opaque = getattr(torch.ops.tilewright, op.name)
     name = op.name
+    ordered = op.indexed is not None and op.indexed.last_wins
 
     def trace(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         bound = bind(op, args, kwargs)
         tensors = [v for v in bound.values() if isinstance(v, Tensor)]
+        if ordered and _may_be_opaque(tensors) and isinstance(bound.get("src"), Tensor):
+            if opaque is not None:
+                return opaque(**bound)
+            x = bound["x"]
+            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+                bound["x"] = x.clone()  # backward needs it as it was
+            return x.copy_(getattr(torch.ops.tilewright, str(op.form_of))(**bound))
         if op.autocasts and any(torch.is_autocast_enabled(t.device.type) for t in tensors):
             return op.reference(**bound)
         if opaque is None or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
@@ -156,6 +166,13 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
         return call_reference(op, bound)
 
     return trace
+
+
+def _may_be_opaque(tensors: Sequence[Tensor]) -> bool:
+    """Whether a call that promises an order of writes, which what compilers make of PyTorch's
+    function leaves open, can stay one node: plain tensors, none of which autocast would cast."""
+    one_dtype = len({t.dtype for t in tensors if t.is_floating_point()}) < 2
+    return one_dtype and not is_transformed(*tensors)
 
 
 def _is_known(value: Any) -> bool:
