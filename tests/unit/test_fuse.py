@@ -234,6 +234,61 @@ def test_a_write_to_what_the_function_made_is_a_step():
     torch.testing.assert_close(tw.fuse(writes_to_a_copy)(x, y), writes_to_a_copy(x, y))
 
 
+def covariance(x):
+    shifted = x + 1
+    return torch.cov(shifted)
+
+
+def test_a_step_that_asks_a_trace_for_values_is_named_with_its_line_or_left_to_pytorch():
+    line = covariance.__code__.co_firstlineno + 2
+    x = torch.randn(3, 5)
+    with pytest.raises(NoImplementation, match=rf"aten.equal.* \(.*test_fuse.py:{line}\)"):
+        tw.fuse(covariance)(x)
+    left = tw.fuse(covariance, name="left_covariance", fallback=True)
+    torch.testing.assert_close(left(x), covariance(x))
+    x.requires_grad_()
+    (mine,) = torch.autograd.grad(left(x).sum(), x)
+    torch.testing.assert_close(mine, torch.autograd.grad(covariance(x).sum(), x)[0])
+
+
+def shapes_do_not_broadcast(x, y):
+    z = x + 1
+    return z * y
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_step_that_raises_is_named_with_its_line_and_logged_nowhere(caplog, requires_grad):
+    line = shapes_do_not_broadcast.__code__.co_firstlineno + 2
+    x, y = torch.randn(6, 8, requires_grad=requires_grad), torch.randn(5)
+    right = rf"RuntimeError: .*\[5\].* \(.*test_fuse.py:{line}\), called with x=f32\[6,8\], y=f32"
+    with pytest.raises(InvalidArgument, match=right) as caught:
+        tw.fuse(shapes_do_not_broadcast)(x, y)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert not caplog.records
+    with pytest.raises(RuntimeError, match="must match the size"):  # PyTorch's own
+        tw.fuse(shapes_do_not_broadcast, name="left_to_pytorch", fallback=True)(x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])  # the second is left to PyTorch
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (lambda x: [x * 2, x.sum()], tuple),
+        (lambda x: torch.aminmax(x * 2, dim=-1), tuple),
+        (lambda x: (x * 2,), torch.Tensor),
+        (lambda x: [x * 2], torch.Tensor),
+    ],
+)
+def test_several_results_are_a_tuple_whoever_computes_them(function, kind, dtype):
+    x = torch.randn(3, 5).to(dtype)
+    found = tw.fuse(function, name="several_results", fallback=True)(x)
+    assert type(found) is kind
+    right = function(x)
+    pairs = zip(found, right, strict=True) if kind is tuple else [(found, right[0])]
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_pytorch_runs_it_where_that_is_asked_for():
     fused = tw.fuse(unsupported_step, fallback=True)
     x = torch.randn(4, 5, requires_grad=True)

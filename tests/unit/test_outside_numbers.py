@@ -109,7 +109,7 @@ def test_a_backward_has_the_numbers_of_its_forward(monkeypatch):
 
 def test_what_is_not_there_yet_is_read_when_it_is(monkeypatch):
     fused = tw.fuse(lambda x: x * LATER, name="later")  # noqa: F821
-    with pytest.raises(NameError):
+    with pytest.raises(InvalidArgument, match="NameError"):
         fused(X)
     for value in (2.0, 3.0):
         monkeypatch.setitem(globals(), "LATER", value)

@@ -16,7 +16,7 @@ from tilewright.dispatch.call import operators
 from tilewright.dispatch.outside import with_outside
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import SEED, SPEC, draws, with_seed
-from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
+from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.trace import by_shapes, trace_reference, trace_truth
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
@@ -46,7 +46,8 @@ def fuse(
     recorded, under its name.
 
     Args:
-        function: tensors and other values in, a tensor or a tuple of them out.
+        function: tensors and other values in, a tensor or a tuple of them out; a list and a named
+            tuple become a tuple, and what holds one tensor becomes that.
         name: of the operator; by default the function's.
         scalars: parameters whose number may change from call to call without another kernel.
         fallback: let PyTorch run what cannot be fused, compiled or launched, instead of raising.
@@ -55,6 +56,7 @@ def fuse(
         InvalidArgument: the name is taken by another operator, or is none, or the function takes
             any number of arguments, or a number named seed or grads from outside. At a call:
             another function was fused under its name since.
+            The function raises, called with tensors of these shapes; the message names the line.
         NoImplementation: at the call, naming the step that cannot be fused and its line.
         CompileError, CompilerMissing: at the call, if a kernel cannot be compiled.
     """
@@ -74,6 +76,7 @@ def fuse(
         )
     reference = with_seed(outside_too)
     seed = None if reference is outside_too else SEED
+    reference = _returning_tuples(reference)
     op = FusedFunction(
         name,
         reference,
@@ -87,6 +90,19 @@ def fuse(
     )
     _register(op)
     return operators[name]
+
+
+def _returning_tuples(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where PyTorch runs the function, too, it returns what kernels do."""
+
+    @functools.wraps(function)
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        out = function(*args, **kwargs)
+        if not isinstance(out, (tuple, list)):
+            return out
+        return out[0] if len(out) == 1 else tuple(out)
+
+    return reference
 
 
 @dataclass(frozen=True)
@@ -110,17 +126,8 @@ class FusedFunction(Op):
             return False
 
     def output_specs(self, w: Workload) -> tuple[TensorSpec, ...]:
-        try:
-            with by_shapes(self.reference):
-                return super().output_specs(w)
-        except TilewrightError:
-            raise
-        except Exception as error:  # whatever a person's function raises
-            told = str(error).splitlines()[:1]
-            raise InvalidArgument(
-                f"{self.name} raises {': '.join([type(error).__name__, *told])}, called with "
-                f"{', '.join(f'{n}={v}' for n, v in w.tensors.items())}"
-            ) from error
+        with by_shapes(self, w):
+            return super().output_specs(w)
 
     def composed(self, w: Workload) -> Callable[..., Any] | None:
         """Halves are computed in fp32 and rounded as a kernel does: what a call gives must not

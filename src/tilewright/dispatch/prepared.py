@@ -151,14 +151,14 @@ def first_call(
     generation = state.generation
     try:
         w, tensors = op.workload_of(*args, **kwargs)
+        device = tensors[0].device
+        if device.type not in ("cpu", "cuda"):
+            return as_pytorch(op, args, kwargs)
+        run, choice = _runnable(w, device, forced)
     except InvalidArgument:
         if op.fallback:
             return as_pytorch(op, args, kwargs)
         raise
-    device = tensors[0].device
-    if device.type not in ("cpu", "cuda"):
-        return as_pytorch(op, args, kwargs)
-    run, choice = _runnable(w, device, forced)
     try:
         out = run(*tensors)
     except (IndexOutOfRange, SharedMemory):  # the caller's fault, not the kernel's

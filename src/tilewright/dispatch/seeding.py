@@ -57,7 +57,7 @@ def draws(w: Workload) -> bool:
             torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype)
             for s in w.tensors.values()
         ]
-        with Seeded(SPEC.empty("cpu")) as counted, by_shapes(w.operator.reference):
+        with Seeded(SPEC.empty("cpu")) as counted, by_shapes(w.operator, w):
             w.operator.reference(**w.call(fakes))
     return counted.calls > 0
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
+import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,10 +19,10 @@ from torch.fx.traceback import preserve_node_meta, set_stack_trace
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from tilewright.errors import NoImplementation
+from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
 from tilewright.fakes import without_hooks
 from tilewright.fusion.decompositions import decompositions
-from tilewright.op import Workload
+from tilewright.op import Op, Workload
 from tilewright.rounding import traced_roundings
 from tilewright.tensor_spec import DTYPES, TensorSpec
 
@@ -38,6 +41,7 @@ def trace_reference(
 
     Raises:
         NoImplementation: the reference decides by a tensor's values, or returns no tensors.
+        InvalidArgument: it is a person's function, and raises.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -62,7 +66,7 @@ def trace_reference(
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = w.call(tensors[: len(w.tensors)])
         given.update(zip(scalars, tensors[len(w.tensors) :], strict=True))
-        with _WithoutScans(), by_shapes(w.operator.reference):
+        with _WithoutScans(), by_shapes(w.operator, w):
             return w.operator.returned(w.operator.reference(**given))
 
     outside = torch.inference_mode(False)  # in which nothing is differentiated
@@ -110,26 +114,60 @@ _tracing = threading.RLock()
 
 
 @contextlib.contextmanager
-def by_shapes(reference: Callable[..., Any]) -> Iterator[None]:
-    """While the reference is called on tensors that have no values.
+def by_shapes(op: Op, w: Workload) -> Iterator[None]:
+    """While the operator's reference is called on tensors that have no values.
 
     Raises:
         NoImplementation: naming the line at which it asks for one.
+        InvalidArgument: it is a person's function, and raises; naming the line.
     """
     from torch._subclasses import fake_tensor
 
-    lines = _Lines(reference)
+    lines = _Lines(op.reference)
     try:
-        with lines:
+        with lines, _told_once(fake_tensor.log):
             yield
     except (
         fake_tensor.DataDependentOutputException,
         fake_tensor.DynamicOutputShapeException,
     ) as reason:
-        where = f" ({lines.last})" if lines.last else ""
-        raise NoImplementation(
-            f"{reason.func} of the reference decides by values of a tensor{where}"
-        ) from None
+        raise _by_values(str(reason.func), lines.last) from None
+    except TilewrightError:
+        raise
+    except Exception as error:  # whatever a person's function raises
+        if not op.fused:
+            raise
+        told = str(error).split("\n")[0]
+        if asked := _ASKED_OF_A_TRACE.search(told):
+            raise _by_values(asked[1], lines.last) from None
+        where = f" ({line})" if (line := lines.raising(error)) else ""
+        raise InvalidArgument(
+            f"{op.name} raises {type(error).__name__}{': ' * bool(told)}{told}{where}, called with "
+            f"{', '.join(f'{n}={v}' for n, v in w.tensors.items())}"
+        ) from error
+
+
+_ASKED_OF_A_TRACE = re.compile("get value out of a tracing tensor with (\\S+)")
+"""make_fx has no exception of its own for the steps that fake tensors would answer."""
+
+
+def _by_values(step: str, line: str | None) -> NoImplementation:
+    where = f" ({line})" if line else ""
+    return NoImplementation(f"{step} of the reference decides by values of a tensor{where}")
+
+
+@contextlib.contextmanager
+def _told_once(log: logging.Logger) -> Iterator[None]:
+    """Without the stack traces that torch logs of what it raises as well."""
+
+    def silent(record: logging.LogRecord) -> bool:
+        return not record.exc_info
+
+    log.addFilter(silent)
+    try:
+        yield
+    finally:
+        log.removeFilter(silent)
 
 
 class _Lines(TorchFunctionMode):
@@ -140,6 +178,13 @@ class _Lines(TorchFunctionMode):
         self.code = getattr(inspect.unwrap(reference), "__code__", None)
         self.last: str | None = None
         self.noted: set[Any] = set()
+
+    def raising(self, error: BaseException) -> str | None:
+        """The line of the reference that raised."""
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            if frame.f_code is self.code:
+                return f"{frame.f_code.co_filename}:{number}"
+        return self.last
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
