@@ -141,6 +141,25 @@ def test_remainders_have_the_bits_and_signs_of_pytorchs():
             assert torch.equal(mine.signbit()[known], right.signbit()[known])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_a_negative_zero_and_nan_come_through_bounds_on_a_cpu(dtype):
+    def bounded(x):
+        return x.relu(), x.clamp(min=0.0), x.clamp(0.0, 1.0), x.clamp(max=0.0), F.relu6(x)
+
+    def between(x, low, high):
+        return x.clamp(low, high), torch.maximum(x, low), torch.minimum(x, low)
+
+    hard = torch.tensor([-0.0, 0.0, -1.0, 2.0, math.nan, math.inf, -math.inf])
+    x, low = (t.reshape(-1).to(dtype) for t in torch.meshgrid(hard, hard, indexing="ij"))
+    for function, given in ((bounded, [x]), (between, [x, low, low + 1])):
+        for mine, right in zip(fuse(function)(*given), function(*given), strict=True):
+            assert torch.equal(mine.isnan(), right.isnan())
+            assert torch.equal(mine.nan_to_num(7.0), right.nan_to_num(7.0))
+            if function is bounded:  # of two zeros it is anyone's
+                known = ~right.isnan()
+                assert torch.equal(mine.signbit()[known], right.signbit()[known])
+
+
 def assert_verified(function, name, **specs):
     """Values and gradients against fp64, on both targets."""
     fuse(function, name=name)

@@ -384,6 +384,8 @@ class _Emitter:
         args = [self.vector(a, r) if vector else self.name(a, r) for a in n.args]
         if n.op == "where":
             args[0] = self.name(n.args[0], r)
+        if n.op in ("maximum", "minimum") and {*self.nodes[n.args[1]].shape} <= {1}:
+            args.reverse()  # of two zeros they give the second: not the bound, as PyTorch's clamp
         from_mask = vector and n.op == "cast" and self.nodes[n.args[0]].dtype == "bool"
         return expression(n, args, from_mask)
 
