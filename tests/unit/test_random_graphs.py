@@ -52,8 +52,7 @@ def test_random_graphs_give_what_fp64_gives(kinds):
     @given(programs(kinds=kinds))
     def check(program):
         found = verdict(program)
-        # How well PyTorch's own rounding errors turn out on a few elements is luck.
-        assert found.ok or "PyTorch's largest error" in found.message, found.message
+        assert found.ok, found.message
 
     run_examples(check, 25)
 
@@ -75,7 +74,7 @@ def test_random_graphs_with_views_give_what_fp64_gives():
         if reason is not None and (re.search(MISFIT, reason) or "is empty" in reason):
             return
         found = verdict(program)
-        assert found.ok or "PyTorch's largest error" in found.message, found.message
+        assert found.ok, found.message
         taken += 1
 
     run_examples(check, 40)
