@@ -13,7 +13,7 @@ from dispatching import CPU, SOFTMAX, assert_softmaxes, record
 from torch.nn import functional as F
 
 import tilewright as tw
-from tilewright.compile import cache
+from tilewright.compile import cache, cxx
 from tilewright.device import spec_of
 from tilewright.dispatch import prepared, selection
 from tilewright.dispatch.call import as_called
@@ -320,12 +320,14 @@ DIFFERENTIABLE = {
 }
 
 
-@pytest.mark.parametrize("forced", [None, "probe"])
+@pytest.mark.parametrize("forced", ["aten", "probe", "fused"])
 @pytest.mark.parametrize("case", DIFFERENTIABLE)
 def test_gradients_and_their_gradients_are_correct(probe, case, forced):
+    if forced == "fused" and cxx.missing() is not None:
+        pytest.skip(str(cxx.missing()))
     public = getattr(tw, case.split()[0])
     args = DIFFERENTIABLE[case]()
-    with tw.use(forced or "aten"):
+    with tw.use(forced):
         assert torch.autograd.gradcheck(public, args)
         assert torch.autograd.gradgradcheck(public, args)
     assert (probe.runs > 0) == (forced == "probe")
