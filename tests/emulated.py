@@ -199,6 +199,9 @@ class Emulated(Stored):
         turns = [ctypes.addressof(self.counters)] if counts else []
         if launch is None:
             numbers = [*turns, *stage.extents]
+            if stage.finishes:
+                before, blocks, *_ = self.launches[-1]
+                numbers = [blocks // self.clusters[before]]
             self.launches.append((entry, stage.blocks, stage.block_threads, buffers, numbers))
             return
         blocks = math.ceil(count / launch.per_block) * launch.blocks_per_row

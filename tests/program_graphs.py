@@ -43,9 +43,46 @@ MIXED = {
 """Of one matrix x: reductions along its rows and across them, some of which need others."""
 
 
+def _norm_and_peak(x):
+    y = F.layer_norm(x, x.shape[-1:])
+    return y, y.abs().amax()
+
+
+def _twice(x):
+    y = torch.softmax(x, -1) - x.amax()
+    return y.square().mean(), x.sum(0), y
+
+
+WITH_TOTALS = {
+    "loss": lambda x: -(x.log_softmax(-1)).mean(),
+    "total of softmax": lambda x: torch.softmax(x, -1).sum(),
+    "softmax and total": lambda x: (torch.softmax(x, -1), x.sum()),
+    "divergence": lambda x: F.kl_div(
+        x.log_softmax(-1), torch.softmax(-x, -1), reduction="batchmean"
+    ),
+    "norm and peak": _norm_and_peak,
+    "gradient of a number": lambda x: torch.func.vjp(
+        lambda s: torch.softmax(x, -1) * s, torch.ones((), dtype=x.dtype, device=x.device)
+    )[1](x),
+    "products": lambda x: (torch.softmax(x, -1), (1 + torch.tanh(x) / 64).prod(), x.amin()),
+    "columns, too": lambda x: (torch.softmax(x, -1), x.sum(0), x.sum()),
+    "three of columns": lambda x: (
+        torch.softmax(x, -1), 2 * x.sum(0), x.amax(0) - x.sum(0), x.abs().mean(),
+    ),
+    "columns of columns": lambda x: (torch.softmax(x, -1), x.amax(0).sum(), x.amax()),
+    "divided by its peak": lambda x: torch.softmax(x, -1) / torch.softmax(x, -1).amax(),
+    "variance": lambda x: (torch.softmax(x, -1), x.var()),
+    "twice": _twice,
+    "over two of three": lambda x: (
+        torch.softmax(x, -1), x.unflatten(0, (-1, x.shape[0] // 3)).sum((1, 2)),
+    ),
+}  # fmt: skip
+"""Of one matrix x: what is reduced along its rows, and over rows and columns together."""
+
+
 def mixed(name, dtype, shape):
-    """One of `MIXED` as the operator `random_graph`."""
-    fuse(MIXED[name], name="random_graph")
+    """One of `MIXED` or `WITH_TOTALS` as the operator `random_graph`."""
+    fuse({**MIXED, **WITH_TOTALS}[name], name="random_graph")
     return OPS["random_graph"].workload(x=TensorSpec(dtype, shape))
 
 

@@ -93,12 +93,21 @@ VIEWS = {
     "but the last": lambda a, dims: a.movedim(dims[0], -1)[..., :-1],
     "last": lambda a, dims: a.select(dims[0], -1),
 }
+TOTALS = {
+    "total": lambda a: a.sum() / 64,
+    "average": lambda a: a.mean(),
+    "greatest of all": lambda a: a.amax(),
+    "least of all": lambda a: a.amin(),
+    "rows": lambda a: torch.softmax(a, -1),
+    "columns": lambda a: a.sum(0) / 8 if a.dim() else -a,
+}
 TABLES = {
     "unary": UNARY,
     "binary": BINARY,
     "reduce": REDUCTIONS,
     "move": MOVES,
     "view": VIEWS,
+    "total": TOTALS,
     "rare unary": RARE_UNARY,
     "rare binary": RARE_BINARY,
     "rare reduce": RARE_REDUCTIONS,
@@ -111,7 +120,7 @@ def computed(name, args, dims):
     over_dims = {**REDUCTIONS, **MOVES, **VIEWS, **RARE_REDUCTIONS}
     if name in over_dims:
         return over_dims[name](*args, dims)
-    return {**UNARY, **BINARY, **RARE_UNARY, **RARE_BINARY}[name](*args)
+    return {**UNARY, **BINARY, **TOTALS, **RARE_UNARY, **RARE_BINARY}[name](*args)
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,7 @@ KINDS_OF_STEPS = ("unary", "binary", "binary", "reduce")
 MANY_REDUCTIONS = ("unary", "binary", "reduce", "reduce")
 MANY_MOVES = ("unary", "binary", "binary", "reduce", "move")
 MANY_VIEWS = ("unary", "binary", "reduce", "view", "view")
+MANY_TOTALS = ("unary", "binary", "total", "total")
 RARE_STEPS = (*MANY_MOVES, "rare unary", "rare binary", "rare reduce")
 
 
@@ -192,7 +202,11 @@ def steps_on(draw, values, kind):
         second = draw(st.sampled_from(beside))
         operands = (first, second) if draw(st.booleans()) else (second, first)
         return draw(st.sampled_from(sorted(table))), operands, ()
-    return draw(st.sampled_from(sorted(table if takes == "unary" else UNARY))), (first,), ()
+    return (
+        draw(st.sampled_from(sorted(table if takes in ("unary", "total") else UNARY))),
+        (first,),
+        (),
+    )
 
 
 def _broadcast(a, b):

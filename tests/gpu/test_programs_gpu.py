@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import given, seed
 
-from program_graphs import KINDS, LERP, MIXED, broadcasts, mixed
+from program_graphs import KINDS, LERP, MIXED, WITH_TOTALS, broadcasts, mixed
 from random_graphs import (
     KINDS_OF_STEPS,
     MANY_MOVES,
     MANY_REDUCTIONS,
+    MANY_TOTALS,
     RARE_STEPS,
     assert_empty_ones_right,
     forget,
@@ -60,7 +61,7 @@ def test_every_kind_of_program_passes_verification(text, device):
 @pytest.mark.parametrize(
     ("dtype", "shape"), [("f32", (4096, 1024)), ("f16", (65536, 512)), ("bf16", (333, 770))]
 )
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", [*MIXED, *WITH_TOTALS])
 def test_reductions_along_rows_and_across_them_pass_verification(name, dtype, shape, device):
     try:
         assert_right(mixed(name, dtype, shape), device, tried=2)
@@ -88,6 +89,17 @@ def test_random_graphs_give_what_fp64_gives(part, device):
     run_examples(check, RANDOM_GRAPHS // PARTS, derandomize=False, shrink=False)
 
 
+def test_random_graphs_of_totals_give_what_fp64_gives(device):
+    @given(programs(kinds=MANY_TOTALS))
+    def check(program):
+        try:
+            assert_right(workload(program), device)
+        finally:
+            forget()
+
+    run_examples(check, 30, shrink=False)
+
+
 @pytest.mark.parametrize("kinds", [MANY_MOVES, (*MANY_MOVES, "rare reduce", "rare binary")])
 def test_random_graphs_of_empty_tensors_give_what_pytorch_gives(kinds, device):
     try:
@@ -96,9 +108,20 @@ def test_random_graphs_of_empty_tensors_give_what_pytorch_gives(kinds, device):
         forget()
 
 
+@pytest.mark.parametrize("name", WITH_TOTALS)
+def test_captured_totals_are_what_called_ones_are(name, device):
+    try:
+        assert_captured(mixed(name, "f16", (8192, 1024)), device)
+    finally:
+        forget()
+
+
 @pytest.mark.parametrize("text", KINDS)
 def test_captured_programs_compute_what_called_ones_do(text, device):
-    w = Workload.parse(text)
+    assert_captured(Workload.parse(text), device)
+
+
+def assert_captured(w, device):
     tensors = w.operator.examples(w, "random", 0, device)
     for config, executable in executables(w, spec_of(device.index), tried=0):
         expected = executable(*tensors)

@@ -17,6 +17,7 @@ from random_graphs import (
     KINDS_OF_STEPS,
     MANY_MOVES,
     MANY_REDUCTIONS,
+    MANY_TOTALS,
     RARE_STEPS,
     Program,
     forget,
@@ -318,8 +319,8 @@ def test_steps_of_every_kind_give_what_torch_gives(function):
 @emulation
 @pytest.mark.parametrize(
     "kinds",
-    [KINDS_OF_STEPS, MANY_REDUCTIONS, MANY_MOVES, RARE_STEPS],
-    ids=["any", "many reductions", "many moves", "rare steps"],
+    [KINDS_OF_STEPS, MANY_REDUCTIONS, MANY_MOVES, MANY_TOTALS, RARE_STEPS],
+    ids=["any", "many reductions", "many moves", "many totals", "rare steps"],
 )
 def test_random_graphs_give_what_fp64_gives(kinds):
     @given(programs(kinds=kinds))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewright.fusion.cpp_loops import Loops
 from tilewright.fusion.cpp_schedule import LoopSchedule
 from tilewright.fusion.ir import Access
-from tilewright.fusion.segments import Program
+from tilewright.fusion.program import Program
 
 ENTRY = "tw_kernel"
 POINTWISE_BLOCK = 16384

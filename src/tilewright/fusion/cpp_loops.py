@@ -11,7 +11,7 @@ from tilewright.fusion.extents import extents_of, several, with_extents
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import with_axis
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows
-from tilewright.fusion.segments import Segment
+from tilewright.fusion.program import Segment
 from tilewright.tensor_spec import HALVES, TensorSpec
 
 L1_BYTES = 12 << 10

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cpp_loops import Loops, arrange
 from tilewright.fusion.ir import Access, Graph
-from tilewright.fusion.segments import Segment, cut
+from tilewright.fusion.program import Segment
+from tilewright.fusion.segments import cut
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
 

@@ -37,7 +37,8 @@ from tilewright.fusion.cpp_schedule import LoopSchedule, fitted
 from tilewright.fusion.cpp_steps import expression, literal
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph
 from tilewright.fusion.plan import Phase, needed_in
-from tilewright.fusion.segments import Program, cut
+from tilewright.fusion.program import Program
+from tilewright.fusion.segments import cut
 from tilewright.tensor_spec import HALVES
 
 LONG_ROW = 4096

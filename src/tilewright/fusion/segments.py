@@ -18,101 +18,10 @@ from dataclasses import dataclass, replace
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
 from tilewright.fusion.passes import axis_groups, collapsed, remove_dead
 from tilewright.fusion.plan import expand_moments
+from tilewright.fusion.program import Kernels, Program, Segment
 from tilewright.tensor_spec import TensorSpec, contiguous_strides
 
 TEMPORARY_ALIGN = 16
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One kernel.
-
-    Attributes:
-        graph: its steps, on axes of its own.
-        reads, writes: the buffer of each of the graph's inputs and outputs.
-        row: the axes of a row; None where all reductions of the graph run over the same axes.
-        lane: the axis that vectors must run along; None where any will do.
-        parts: outputs that are reductions over other axes than the row's are written in so many
-            parts, one after another in their buffer.
-        reason: why it is a kernel of its own, for people; empty for the first.
-    """
-
-    graph: Graph
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    row: tuple[int, ...] | None = None
-    lane: int | None = None
-    parts: int = 1
-    reason: str = ""
-
-    def added(self) -> dict[int, int]:
-        """By position of the output: the reduction over other axes that it holds a part of."""
-        if self.row is None:
-            return {}
-        others = {i for i in self.graph.reductions if self.graph.axes(i) != self.row}
-        return {k: i for k, (i, _) in enumerate(self.graph.outputs) if i in others}
-
-
-@dataclass(frozen=True)
-class Program:
-    """Kernels in order. Buffers are the inputs, then the outputs, then temporaries."""
-
-    segments: tuple[Segment, ...]
-    inputs: int
-    outputs: int
-    temporaries: tuple[TensorSpec, ...]
-
-    def largest(self) -> list[int]:
-        """The kernels that walk the largest space, besides those that put parts together."""
-        sizes = {
-            k: math.prod(s.graph.space)
-            for k, s in enumerate(self.segments)
-            if k == 0 or s.row is not None
-        }
-        return [k for k, size in sizes.items() if size == max(sizes.values())]
-
-    def large(self) -> int:
-        """How many those are: however many parts there are, the cut is the same."""
-        return len(self.largest())
-
-    def describe(self) -> list[str]:
-        """One line for each kernel: what it reduces, what it writes, why it is one of its own."""
-        lines = []
-        for k, s in enumerate(self.segments):
-            sets = [list(axes) for axes in s.graph.reduction_sets]
-            reduced = f", reduces axes {', '.join(map(str, sets))}" if sets else ""
-            parts = f", {s.parts} parts" if s.added() and s.parts > 1 else ""
-            why = f"; cut: {s.reason}" if s.reason else ""
-            lines.append(f"kernel {k}: space {list(s.graph.space)}{reduced}{parts}{why}")
-        return lines
-
-
-class Kernels:
-    """What a target's kernels can do. This is the C++ target's: one work item walks many rows.
-
-    Attributes:
-        across: whether rows may as well run across the order of memory.
-        extra: how many passes over large tensors splitting rows may cost.
-    """
-
-    across = False
-    extra = 0
-
-    def __init__(self, parts: int = 1):
-        self.parts = parts
-
-    def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
-        """How well rows of these axes, () if they are split, suit a graph whose rows may be split:
-        of equal progress the most; below 0 where any other progress is better."""
-        return not row
-
-    def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
-        """Whether one kernel can add its parts to all of these reductions of `graph`."""
-        return True
-
-    def divided(self, segment: Segment) -> dict[int, int]:
-        """By position of the output: into how many parts the kernel divides that reduction."""
-        return dict.fromkeys(segment.added(), self.parts)
 
 
 def cut(
@@ -164,6 +73,9 @@ class _Known:
     parts: int = 0
 
 
+_SOMEWHERE = _Known(0, Access((), "f32", 1))
+"""A value that has no buffer yet."""
+
 Store = tuple[int, int, Access]
 """A node, the buffer it is written to, and how."""
 
@@ -172,6 +84,8 @@ class _Cutter:
     def __init__(self, graph: Graph, kernels: Kernels):
         self.graph, self.kernels = graph, kernels
         self.lane = -1
+        self.walked: set[tuple[int, ...]] = set()
+        """Rows of kernels that leave a part for each: shorter ones than those of later results."""
         self.segments: list[Segment] = []
         self.temporaries: list[TensorSpec] = []
         self.awaited: dict[int, str] = {}
@@ -195,16 +109,25 @@ class _Cutter:
             needed = self.needed(remaining, known)
             self.lane = main_axis(self.graph, needed)
             row, now, added = self.best_row(remaining, needed, known, split)
-            outputs = [k for k in remaining if self.graph.outputs[k][0] in now]
+            if row and self.kernels.row_parts:
+                self.walked.add(row)
+            columns = [i for i in added if self.completes(i, row)]
+            now_or_then = now | self.following(columns, added, remaining, known)
+            outputs = [k for k in remaining if self.graph.outputs[k][0] in now_or_then]
             remaining = [k for k in remaining if k not in outputs]
+            if columns:
+                wanted = self.needed(remaining, {**known, **dict.fromkeys(added, _SOMEWHERE)})
+                added = [i for i in added if i in wanted]
             sums = {i: self.temporary(i) for i in added}
             behind = self.needed(remaining, {**known, **sums})
             crossing = {i: self.temporary(i) for i in behind if self.crosses(i, now, known)}
-            stores = [*self.stored(outputs), *_kept({**crossing, **sums})]
-            self.add(stores, known, row, reason)
+            by_row = bool(row) and self.kernels.row_parts
+            parts = self.parts_of_rows(sums, row) if by_row else _kept(sums)
+            self.add([*self.stored(outputs), *_kept(crossing), *parts], known, row, reason)
             across = (i for i in crossing if self.lane not in self.graph.axes(i))
             self.awaited |= {crossing[i].buffer: self.needs(i) for i in across}
-            known = {**known, **crossing, **self.divide(sums)}
+            divided = self.joined_by_row(sums, row) if by_row else self.divide(sums)
+            known = {**known, **crossing, **divided}
             remaining, known = self.combine(remaining, known, added)
             later = [i for i in self.needed(remaining, known) if i not in known]
             left = [i for i in later if self.graph.nodes[i].op in REDUCTIONS] or later
@@ -218,6 +141,7 @@ class _Cutter:
     ) -> tuple[tuple[int, ...], set[int], list[int]]:
         """The axes of a row that complete most, what is known then, and what is added up."""
         sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
+        sets |= self.walked
         space = _largest(self.graph.nodes[i].shape for i in needed)
         sets = {row for row in sets if any(space[a] > 1 for a in row)}  # not what is known by now
         found = []
@@ -226,7 +150,9 @@ class _Cutter:
             done = [i for i in now if self.graph.nodes[i].op in REDUCTIONS and i not in known]
             written = self.completed(outputs, now, added, known)
             contiguous = not row or self.lane in row or self.kernels.across
-            suits = self.kernels.suits(space, row, self.lane) if split else len(done)
+            by_row = bool(row) and self.kernels.row_parts
+            whole = len(done) + by_row * len(added)
+            suits = self.kernels.suits(space, row, self.lane) if split else whole
             progress = len(done) + len(added) + written
             found.append((progress > 0 <= suits, progress, contiguous, suits, row, now, added))
         *_, row, now, added = max(found, key=lambda f: f[:5])
@@ -241,7 +167,7 @@ class _Cutter:
     ) -> int:
         """How many outputs are written then, by this kernel or by the one that combines parts."""
         shapes = {self.graph.nodes[i].shape for i in added}
-        ends = {**known, **{i: _Known(0, Access((), "f32", 1)) for i in added}}
+        ends = {**known, **dict.fromkeys(added, _SOMEWHERE)}
         count = 0
         for k in outputs:
             behind = [i for i in self.needed([k], ends) if i not in now and i not in added]
@@ -306,7 +232,9 @@ class _Cutter:
 
     def needs(self, i: int) -> str:
         """Why what needs reduction `i` is a later kernel, if no row of this one holds it."""
-        rows = "a whole row" if self.lane in self.graph.axes(i) else "all rows"
+        axes = set(self.graph.axes(i))
+        along = self.lane in axes and not any(set(row) < axes for row in self.walked)
+        rows = "a whole row" if along else "all rows"
         return self.at(self.asks(i), f"a step needs a result of {rows}")
 
     def asks(self, i: int) -> int:
@@ -330,11 +258,79 @@ class _Cutter:
         segment = self.segments[-1]
         parts = {segment.writes[k]: n for k, n in self.kernels.divided(segment).items()}
         self.segments[-1] = replace(segment, parts=max(parts.values()))
-        first = len(self.graph.inputs) + len(self.graph.outputs)
-        for buffer, n in parts.items():
-            whole = self.temporaries[buffer - first]
-            self.temporaries[buffer - first] = replace(whole, shape=(n * whole.numel,))
-        return {i: replace(k, parts=parts[k.buffer]) for i, k in sums.items()}
+        return {i: self.in_parts(k, parts[k.buffer]) for i, k in sums.items()}
+
+    def in_parts(self, known: _Known, parts: int) -> _Known:
+        """The value in so many parts, with room for them."""
+        at = known.buffer - len(self.graph.inputs) - len(self.graph.outputs)
+        whole = self.temporaries[at]
+        self.temporaries[at] = replace(whole, shape=(parts * whole.numel,))
+        return replace(known, parts=parts)
+
+    # ---- rows that leave a part each ----
+
+    def completes(self, i: int, row: tuple[int, ...]) -> bool:
+        """Whether the kernel itself completes reduction `i`: over all rows, not along them."""
+        return bool(row) and self.kernels.row_parts and not set(row) < set(self.graph.axes(i))
+
+    def following(
+        self,
+        columns: list[int],
+        added: Sequence[int],
+        remaining: Sequence[int],
+        known: dict[int, _Known],
+    ) -> set[int]:
+        """The steps that follow from what the kernel completes of all rows, which it does, too."""
+        if not columns:
+            return set()
+        ends = {**known, **dict.fromkeys(added, _SOMEWHERE)}
+        return self.epilogue(self.needed(remaining, ends), ends, columns)
+
+    def parts_of_rows(self, sums: dict[int, _Known], row: tuple[int, ...]) -> list[Store]:
+        """The reductions over one row each, in their places among the parts."""
+        stores: list[Store] = []
+        for i, known in sums.items():
+            if self.completes(i, row):
+                stores.append((i, known.buffer, known.access))
+                continue
+            n = self.graph.nodes[i]
+            operand = self.graph.nodes[n.args[0]].shape
+            shape = tuple(1 if a in row else size for a, size in enumerate(operand))
+            strides, step = list(known.access.strides), math.prod(n.shape)
+            for a in reversed(self.graph.axes(i)):
+                if a not in row:
+                    strides[a], step = step, step * shape[a]
+            access = replace(known.access, strides=tuple(strides))
+            stores.append((len(self.graph.nodes), known.buffer, access))
+            self.graph = replace(self.graph, nodes=(*self.graph.nodes, replace(n, shape=shape)))
+        return stores
+
+    def joined_by_row(self, sums: dict[int, _Known], row: tuple[int, ...]) -> dict[int, _Known]:
+        """Those results in a part for each row, or in fewer parts where rows are many."""
+        found = {}
+        for i, known in sums.items():
+            across = [self.graph.space[a] for a in self.graph.axes(i) if a not in row]
+            found[i] = self.in_parts(known, 1 if self.completes(i, row) else math.prod(across))
+        numbers = [i for i in sums if math.prod(self.graph.nodes[i].shape) == 1]
+        many = [i for i in numbers if found[i].parts > self.kernels.most_joined]
+        return {**found, **self.fewer(many, found)} if many else found
+
+    def fewer(self, sums: list[int], parts: dict[int, _Known]) -> dict[int, _Known]:
+        """A kernel whose blocks each join a share of the parts of these numbers."""
+        count = parts[sums[0]].parts
+        shares = {i: self.temporary(i) for i in sums}
+        nodes: list[Node] = []
+        for n in (self.graph.nodes[i] for i in sums):
+            nodes.append(Node("load", (), n.dtype, (count,), len(nodes) // 2))
+            nodes.append(replace(n, args=(len(nodes) - 1,), shape=(1,)))
+        inputs = tuple(replace(parts[i].access, strides=(1,)) for i in sums)
+        ends = enumerate(shares.values())
+        outputs = tuple((2 * k + 1, replace(known.access, strides=(0,))) for k, known in ends)
+        graph = Graph(tuple(nodes), (count,), inputs, outputs, self.graph.scalars).check()
+        reads, writes = (tuple(known[i].buffer for i in sums) for known in (parts, shares))
+        reason = self.at(sums[0], "blocks share the parts of a result")
+        self.segments.append(Segment(graph, reads, writes, (), 0, reason=reason))
+        return self.divide(shares)
 
     def combine(
         self, remaining: list[int], known: dict[int, _Known], added: list[int]

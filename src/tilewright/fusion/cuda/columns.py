@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tilewright.fusion.cuda.column_graph import RowGraph
 from tilewright.fusion.cuda.finishing import FINISH, FinishKernel
-from tilewright.fusion.cuda.kernel import JOINS, TYPES, Finish, Launch
+from tilewright.fusion.cuda.kernel import ENTRY, JOINS, TYPES, Finish, Launch
 from tilewright.fusion.cuda.rows import RowKernel
 from tilewright.fusion.cuda.schedule import WIDEST_ACCESS, RowSchedule
 from tilewright.fusion.ir import Graph
@@ -22,9 +22,22 @@ from tilewright.fusion.plan import plan_rows
 
 def emit_columns(graph: Graph, rows: RowGraph, schedule: RowSchedule) -> tuple[str, Launch]:
     """One kernel or both: their source and how to launch them."""
+    first, second, launch = emit_both(graph, rows, schedule)
+    return first + second, launch
+
+
+def emit_both(
+    graph: Graph,
+    rows: RowGraph,
+    schedule: RowSchedule,
+    entry: str = ENTRY,
+    last_entry: str = FINISH,
+) -> tuple[str, str, Launch]:
+    """The source of the kernel, of the one that joins its partial results, if any does, and how to
+    launch them."""
     meets = schedule.combine == "grid"
-    second = FinishKernel(graph, rows, schedule.block_threads if meets else None)
-    text, launch = ColumnKernel(graph, rows, schedule, second if meets else None).emit()
+    second = FinishKernel(graph, rows, schedule.block_threads if meets else None, last_entry)
+    text, launch = ColumnKernel(graph, rows, schedule, second if meets else None, entry).emit()
     last = tuple(k for k, (i, _) in enumerate(graph.outputs) if i in second.after)
     first = tuple(k for k in range(len(graph.outputs)) if k not in last)
     # Sums are of the same rows whatever registers a compiler takes, and so are their bits.
@@ -38,19 +51,24 @@ def emit_columns(graph: Graph, rows: RowGraph, schedule: RowSchedule) -> tuple[s
         meets=meets,
     )
     if meets:
-        return text, launch
+        return text, "", launch
     inputs = tuple(second.loads)
     finish = Finish(second.slices, second.threads, second.signature(), inputs, last)
-    return text + second.emit(), replace(launch, finish=finish)
+    return text, second.emit(), replace(launch, finish=finish)
 
 
 class ColumnKernel(RowKernel):
     """Rows in, rows out, and one partial result per column; with `finish` all of them joined."""
 
     def __init__(
-        self, graph: Graph, rows: RowGraph, schedule: RowSchedule, finish: FinishKernel | None
+        self,
+        graph: Graph,
+        rows: RowGraph,
+        schedule: RowSchedule,
+        finish: FinishKernel | None,
+        entry: str,
     ):
-        super().__init__(plan_rows(rows, schedule.moments), schedule)
+        super().__init__(plan_rows(rows, schedule.moments), schedule, entry)
         self.persistent = True
         kernel_graph = self.graph
         assert isinstance(kernel_graph, RowGraph)

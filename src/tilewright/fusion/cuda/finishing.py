@@ -39,8 +39,14 @@ class FinishKernel(Kernel):
     one that left the partial results. That one calls a function, and hands it shared memory.
     """
 
-    def __init__(self, graph: Graph, rows: RowGraph, block_threads: int | None = None):
-        super().__init__(graph)
+    def __init__(
+        self,
+        graph: Graph,
+        rows: RowGraph,
+        block_threads: int | None = None,
+        entry: str = FINISH,
+    ):
+        super().__init__(graph, entry)
         self.rows = rows
         self.inside = block_threads is not None
         self.threads = block_threads or FINISH_THREADS
@@ -82,10 +88,10 @@ class FinishKernel(Kernel):
         """A kernel, or a function of the same parameters, the slice, and shared memory."""
         parameters = ", ".join(self.parameters_of_kernel())
         if self.inside:
-            head = f"TW_DEVICE void {FINISH}({parameters}, int slice, {self.kind}* shared) {{"
+            head = f"TW_DEVICE void {self.entry}({parameters}, int slice, {self.kind}* shared) {{"
         else:
             bounds = f"__launch_bounds__({self.threads}, 4)"
-            head = f'extern "C" __global__ void {bounds} {FINISH}({parameters}) {{'
+            head = f'extern "C" __global__ void {bounds} {self.entry}({parameters}) {{'
             self.line("const int slice = blockIdx.x;")
             if self.shared_bytes:
                 self.line(f"__shared__ u64 memory[{math.ceil(self.shared_bytes / 8)}];")

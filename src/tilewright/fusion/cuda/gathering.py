@@ -16,7 +16,7 @@ from tilewright.fusion.cuda.parts import PART_WORDS, SECTOR_WORDS
 from tilewright.fusion.cuda.tile_kernel import TileKernel
 from tilewright.fusion.cuda.tiles import WARP, Tiles
 from tilewright.fusion.ir import REDUCTIONS
-from tilewright.fusion.segments import Segment
+from tilewright.fusion.program import Segment
 
 
 @dataclass(frozen=True)

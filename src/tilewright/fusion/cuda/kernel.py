@@ -54,6 +54,7 @@ class Launch:
         per_block: rows, or elements of a pointwise kernel, that one block (or cluster) handles.
         persistent: blocks walk on with the stride of the grid, which need only fill the device.
         most_per_sm: so many blocks of a persistent kernel on an SM, None for as many as fit.
+        most_blocks: of a persistent kernel: there is room for what so many leave; None if for all.
         counters: zeroed words whose address follows the row count; they are zero again afterwards.
         extents: the values of dynamic sizes and strides.
         blocks_per_row: blocks that share rows without being a cluster.
@@ -72,6 +73,7 @@ class Launch:
     signature: str
     persistent: bool = False
     most_per_sm: int | None = None
+    most_blocks: int | None = None
     counters: int = 0
     extents: tuple[int, ...] = ()
     blocks_per_row: int = 1

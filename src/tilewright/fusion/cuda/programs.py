@@ -6,25 +6,33 @@ range of its blocks for each result. It starts while the kernel before it ends.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.gathering import GatheringKernel
 from tilewright.fusion.cuda.heuristics import row_heuristic
-from tilewright.fusion.cuda.kernel import ENTRY, Launch, prelude, tiles_prelude
-from tilewright.fusion.cuda.pointwise import emit_pointwise
+from tilewright.fusion.cuda.kernel import ENTRY, prelude, tiles_prelude
 from tilewright.fusion.cuda.pointwise_schedule import (
     PointwiseSchedule,
     pointwise_heuristic,
     pointwise_space,
 )
-from tilewright.fusion.cuda.schedule import (
-    RowSchedule,
-    row_space,
+from tilewright.fusion.cuda.schedule import row_space
+from tilewright.fusion.cuda.stages import (
+    MAX_GRID,
+    Schedule,
+    Stage,
+    adds_columns,
+    column_graphs,
+    column_rows,
+    column_space,
+    column_stages,
+    fits_rows,
+    plain_stage,
+    rows_last,
+    shares_rows,
 )
-from tilewright.fusion.cuda.sharing import emit_rows
 from tilewright.fusion.cuda.tile_heuristics import merit, tile_heuristic, tile_promising, tile_space
 from tilewright.fusion.cuda.tile_kernel import TileKernel
 from tilewright.fusion.cuda.tiles import (
@@ -38,71 +46,54 @@ from tilewright.fusion.cuda.tiles import (
     joining_schedule,
 )
 from tilewright.fusion.ir import Graph
-from tilewright.fusion.passes import permuted
-from tilewright.fusion.plan import plan_rows
-from tilewright.fusion.segments import Program, Segment, cut, main_axis
+from tilewright.fusion.program import Program, Segment
+from tilewright.fusion.segments import cut, main_axis
 from tilewright.space import ConfigSpace
-
-MAX_GRID = 2**31 - 1
-Schedule = TileSchedule | RowSchedule | PointwiseSchedule
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One launch of a program.
-
-    Attributes:
-        entry: the name of its kernel.
-        buffers: those whose addresses are its first arguments: inputs, outputs, temporaries.
-        launch: of a row or pointwise kernel, which takes `count` rows or elements; else None.
-        blocks, block_threads: of a tile kernel.
-        counters: zeroed words that a tile kernel takes: their address follows the buffers.
-        extents: the values of dynamic sizes and strides of a tile kernel.
-    """
-
-    entry: str
-    buffers: tuple[int, ...]
-    signature: str
-    launch: Launch | None = None
-    count: int = 0
-    blocks: int = 0
-    block_threads: int = 0
-    counters: int = 0
-    extents: tuple[int, ...] = ()
-
-    @property
-    def shared_bytes(self) -> int:
-        """Of a block, besides what its source declares."""
-        return self.launch.shared_bytes if self.launch else 0
 
 
 def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
     """The kernels under a schedule: its `parts` decide whether walks are divided."""
     tiles = schedule if isinstance(schedule, TileSchedule) else TileSchedule()
-    whole = _cut(graph, tiles)
+    whole = _cut(graph, tiles, device)
     if not isinstance(schedule, TileSchedule):
         return whole
     few = has_few_rows(whole, device)
-    divided = _cut(graph, tiles, True, device if few else None)
+    divided = _cut(graph, tiles, device, True, few)
     tiled = kind_of(whole, _main(whole)) == "tile" and divided.large() >= whole.large()
     return whole if tiled and schedule.parts == 1 else divided
 
 
 def _cut(
-    graph: Graph, tiles: TileSchedule, split: bool = False, device: DeviceSpec | None = None
+    graph: Graph, tiles: TileSchedule, device: DeviceSpec, split: bool = False, few: bool = False
 ) -> Program:
-    """The kernels with the fewest passes: a walk that adds up over different dims may spare one, or
-    begin what a row kernel would do at once."""
-    ways = (True, False) if len(graph.reduction_sets) > 1 else (True,)
-    found = [cut(graph, split=split, kernels=TileKernels(tiles, device, mixes)) for mixes in ways]
-    return min(found, key=Program.large)
+    """The kernels with the fewest passes.
+
+    A walk that adds up over different dims may spare one, or begin what a row kernel would do at
+    once. Beside reductions over a row and more, row kernels may leave a part of those for each row,
+    and add up over all rows. Where rows are not split, a reduction over everything else is one row,
+    which no more passes make worthwhile.
+    """
+    sets = graph.reduction_sets
+    ways: list[tuple[bool, ...]] = [(True,), (False,)] if len(sets) > 1 else [(True,)]
+    if any(set(row) < set(axes) for row in sets for axes in sets):
+        by_row: list[tuple[bool, ...]] = [(True, True, True), (True, True)]
+        ways = [*ways, *by_row] if split else [*by_row, *ways]
+    own = device if few else None
+    found = [cut(graph, split=split, kernels=TileKernels(tiles, own, *way)) for way in ways]
+    return min((p for p in found if _fits_columns(p, device)), key=Program.large)
+
+
+def _fits_columns(program: Program, device: DeviceSpec) -> bool:
+    """Whether there are kernels for all rows that also add up over all of them."""
+    summing = map(column_graphs, filter(adds_columns, program.segments))
+    return all(found is not None and fits_rows(found[1], device) for found in summing)
 
 
 def has_few_rows(program: Program, device: DeviceSpec) -> bool:
     """Whether the main kernel has too few rows for a device."""
     k = _main(program)
     segment, kind = program.segments[k], kind_of(program, k)
-    if kind == "pointwise" or segment.added():
+    if kind in ("pointwise", "columns") or segment.added():
         return False
     if kind == "rows":
         return shares_rows(segment.graph, device)
@@ -110,17 +101,14 @@ def has_few_rows(program: Program, device: DeviceSpec) -> bool:
     return few_rows(area.graph.space, area.walk, area.lane, device)
 
 
-def shares_rows(rows: Graph, device: DeviceSpec) -> bool:
-    """Whether rows are so few and long that more than a cluster should share one."""
-    return few_rows(rows.space, rows.reduced, rows.reduced[-1], device)
-
-
 def kind_of(program: Program, k: int) -> str:
-    """What kind of kernel does segment `k`: "tile", "rows" or "pointwise"."""
+    """What kind of kernel does segment `k`: "tile", "rows", "columns" or "pointwise"."""
     return "tile" if is_joining(program, k) else kind_of_segment(program.segments[k])
 
 
 def kind_of_segment(segment: Segment) -> str:
+    if adds_columns(segment):
+        return "columns"
     if segment.added():
         return "tile"
     if not segment.graph.reductions:
@@ -146,13 +134,6 @@ def joins_alone(program: Program) -> bool:
     return not drawn and all(set(s.reads) <= known and parts & set(s.reads) for s in others)
 
 
-def rows_last(graph: Graph) -> Graph:
-    """The graph with the axes that it reduces last, the contiguous one behind all others."""
-    lane = main_axis(graph, range(len(graph.nodes)))
-    row = sorted(graph.reduced, key=lambda a: a == lane)
-    return permuted(graph, [*graph.kept, *row])
-
-
 def _main(program: Program) -> int:
     """The kernel that the schedule is for: the first of the largest, or the first of tiles among
     them, which need a device's attention more than rows do."""
@@ -165,7 +146,8 @@ def _choices(graph: Graph, device: DeviceSpec) -> tuple[Program | None, Program 
     is, if it can be."""
     whole = program_of(graph, PointwiseSchedule(), device)
     divided = program_of(graph, TileSchedule(parts=2), device)
-    if not divided.segments[_main(divided)].added():
+    segment = divided.segments[_main(divided)]
+    if kind_of_segment(segment) == "columns" or not segment.added():
         return whole, None
     split = kind_of(whole, _main(whole)) != "tile" and has_few_rows(whole, device)
     return (None if split or divided.large() < whole.large() else whole), divided
@@ -189,6 +171,8 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
             return pointwise_space(segment.graph, device)
         case "rows":
             return row_space(rows_last(segment.graph), device)
+        case "columns":
+            return column_space(segment, device)
     whole = tile_space(_main_area(program))
     if divided is None or segment.added():
         return whole
@@ -220,6 +204,8 @@ def heuristic(graph: Graph, device: DeviceSpec) -> Any:
             return pointwise_heuristic(segment.graph, device)
         case "rows":
             return row_heuristic(rows_last(segment.graph), device)
+        case "columns":
+            return row_heuristic(column_rows(segment), device)
     area = _main_area(program)
     whole = tile_heuristic(area, device)
     if divided is None or segment.added():
@@ -272,6 +258,9 @@ def describe(graph: Graph, config: Schedule, device: DeviceSpec) -> list[str]:
     """One line for each kernel, and which of them are one launch."""
     program = program_of(graph, config, device)
     lines = program.describe()
+    for k, segment in enumerate(program.segments):
+        if adds_columns(segment):
+            lines[k] += " (and a launch that joins what its blocks summed over rows)"
     for group in _groups(program):
         for k in group if _gathers(config) and group[0] else group[1:]:
             lines[k] += f" (in one launch with kernel {0 if _gathers(config) else group[0]})"
@@ -298,13 +287,18 @@ def emit(graph: Graph, config: Schedule, device: DeviceSpec) -> tuple[str, Progr
     for group in _groups(program):
         entry = ENTRY + (str(len(stages)) if stages else "")
         kind, k = kind_of(program, group[0]), group[0]
+        own = config if k == main else None
         if kind == "tile":
-            text, stage = _tile_stage(program, group, config, entry)
+            made = [_tile_stage(program, group, config, entry)]
+        elif kind == "columns":
+            buffer = program.inputs + program.outputs + len(program.temporaries)
+            made, partials = column_stages(program.segments[k], own, device, entry, buffer)
+            program = replace(program, temporaries=(*program.temporaries, partials))
         else:
-            own = config if k == main else None
-            text, stage = _plain_stage(program.segments[k], kind, own, device, entry)
-        texts.append(f"namespace kernel{len(stages)} {{\n{text}}}\n")
-        stages.append(stage)
+            made = [plain_stage(program.segments[k], kind, own, device, entry)]
+        for text, stage in made:
+            texts.append(f"namespace kernel{len(stages)} {{\n{text}}}\n")
+            stages.append(stage)
     return "\n".join(texts), program, stages
 
 
@@ -319,28 +313,6 @@ def _groups(program: Program) -> list[list[int]]:
         else:
             groups.append([k])
     return groups
-
-
-def _plain_stage(
-    segment: Segment, kind: str, config: Schedule | None, device: DeviceSpec, entry: str
-) -> tuple[str, Stage]:
-    """A row or pointwise kernel."""
-    graph = segment.graph
-    if kind == "rows":
-        graph = rows_last(graph)
-        rows = config if isinstance(config, RowSchedule) else row_heuristic(graph, device)
-        assert rows is not None, graph
-        text, launch = emit_rows(plan_rows(graph, rows.moments, rows.recompute), rows, entry)
-        count = math.prod(graph.space[a] for a in graph.kept)
-    else:
-        fits = isinstance(config, PointwiseSchedule)
-        points = config if fits else pointwise_heuristic(graph, device)
-        assert isinstance(points, PointwiseSchedule)
-        text, launch = emit_pointwise(graph, points, entry)
-        count = math.prod(graph.space)
-    buffers = (*segment.reads, *segment.writes)
-    stage = Stage(entry, buffers, launch.signature, launch, count, 0, launch.block_threads)
-    return text.removeprefix(prelude()), stage
 
 
 def _gathering_stage(program: Program, config: Schedule, device: DeviceSpec) -> tuple[str, Stage]:

@@ -32,10 +32,12 @@ from tilewright.fusion.cuda.schedule import (
     row_space,
 )
 from tilewright.fusion.cuda.sharing import emit_rows
+from tilewright.fusion.cuda.stages import Stage, fits_rows
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import plan_rows
+from tilewright.fusion.program import Program
 from tilewright.fusion.remembered import remembered
-from tilewright.fusion.segments import Program, main_axis
+from tilewright.fusion.segments import main_axis
 from tilewright.fusion.stored import Stored
 from tilewright.impl import CompileTask, Executable, Launched, Resources, Work, allocator
 from tilewright.op import Workload
@@ -67,11 +69,7 @@ def one_pass(graph: Graph, device: DeviceSpec) -> Graph | None:
         if isinstance(found, str):
             return None
         rows = found
-    if math.prod(rows.space[a] for a in rows.kept) > programs.MAX_GRID or programs.shares_rows(
-        rows, device
-    ):
-        return None
-    return None if row_heuristic(rows, device) is None else rows
+    return rows if fits_rows(rows, device) else None
 
 
 def _shape(graph: Graph, i: int) -> tuple[int, ...]:
@@ -336,9 +334,7 @@ class ProgramKernels(Stored):
     takes_pointers = True
     any_device_current = True
 
-    def __init__(
-        self, built: Compiled, program: Program, stages: list[programs.Stage], w: Workload
-    ):
+    def __init__(self, built: Compiled, program: Program, stages: list[Stage], w: Workload):
         self.resources: Resources | None = built.resources
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.scalars = tuple(w.scalars.values())
@@ -371,6 +367,7 @@ class ProgramKernels(Stored):
         stream = torch._C._cuda_getCurrentRawStream(index)
         numbers = self.scalars if scalars is None else scalars
         grids = self.grids.get(index) or self.grids_on(index)
+        clusters = 0
         for (stage, kernel), blocks in zip(self.stages, grids, strict=True):
             launch = stage.launch
             kernel.launch(
@@ -382,14 +379,16 @@ class ProgramKernels(Stored):
                 *[pointers[b] for b in stage.buffers],
                 *([stage.count] if launch else []),
                 *self.counters_of(stage, index, stream),
+                *([clusters] if stage.finishes else []),
                 *(launch.extents if launch else stage.extents),
                 *numbers,
                 cluster=launch.cluster if launch else 1,
                 overlapping=launch is None and stage.entry != ENTRY and overlaps(index),
             )
+            clusters = blocks // launch.cluster if launch else 0
         return outs[0] if len(outs) == 1 else tuple(outs)
 
-    def counters_of(self, stage: programs.Stage, index: int, stream: int) -> list[int]:
+    def counters_of(self, stage: Stage, index: int, stream: int) -> list[int]:
         """The address of what a launch counts with."""
         count = stage.launch.counters if stage.launch else stage.counters
         return [counters.address(index, stream, count)] if count else []
@@ -417,4 +416,4 @@ def _blocks(launch: Launch, count: int, kernel: CudaKernel, device_index: int) -
         launch.cluster,
         launch.most_per_sm,
     )
-    return min(blocks, max(resident, launch.cluster))
+    return min(blocks, max(resident, launch.cluster), launch.most_blocks or blocks)

@@ -26,7 +26,8 @@ from tilewright.fusion.cuda.schedule import (
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import permuted, with_axis
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows, with_stores_last
-from tilewright.fusion.segments import Kernels, Segment, main_axis
+from tilewright.fusion.program import Kernels, Segment
+from tilewright.fusion.segments import main_axis
 from tilewright.space import param
 
 WARP = 32
@@ -51,6 +52,8 @@ LONG_ROWS = 1 << 20
 """Elements from which more passes are cheaper than a device that is mostly idle."""
 MORE_PASSES = 8
 """Over large tensors, that such rows may take."""
+MOST_JOINED = 1 << 16
+"""Parts of one number that a block joins: by 1024 threads, four loads of each under way at once."""
 MANY_LANES = 16
 """Elements along the lane that a block takes at least."""
 
@@ -328,15 +331,24 @@ class TileKernels(Kernels):
     Args:
         device: split rows that are too few for it, though each of their reductions is a pass.
         mixes: add up over different dims in one walk.
+        rows: row kernels leave a part for each row of what is reduced over rows and more.
+        columns: they also add up over all rows.
     """
 
     across = True
+    most_joined = MOST_JOINED
 
     def __init__(
-        self, schedule: TileSchedule, device: DeviceSpec | None = None, mixes: bool = True
+        self,
+        schedule: TileSchedule,
+        device: DeviceSpec | None = None,
+        mixes: bool = True,
+        rows: bool = False,
+        columns: bool = False,
     ):
         super().__init__()
         self.schedule, self.device, self.mixes = schedule, device, mixes
+        self.row_parts, self.columns = rows, columns
         self.extra = MORE_PASSES if device else 0
 
     def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
@@ -348,7 +360,11 @@ class TileKernels(Kernels):
 
     def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
         if row:
-            return False
+            others = [a for a in range(len(graph.space)) if a not in row and graph.space[a] > 1]
+            return self.row_parts and all(
+                set(row) < set(axes) or (self.columns and list(axes) == others)
+                for axes in map(graph.axes, sums)
+            )
         sets = list(dict.fromkeys(graph.axes(i) for i in sums))
         if len(sets) > 1 and not self.mixes:
             return False

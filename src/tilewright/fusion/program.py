@@ -1,0 +1,110 @@
+"""Kernels that a graph is cut into, in order, and what a target's kernels can do."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.fusion.ir import Graph
+from tilewright.tensor_spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One kernel.
+
+    Attributes:
+        graph: its steps, on axes of its own.
+        reads, writes: the buffer of each of the graph's inputs and outputs.
+        row: the axes of a row; None where all reductions of the graph run over the same axes.
+        lane: the axis that vectors must run along; None where any will do.
+        parts: outputs that are reductions over other axes than the row's are written in so many
+            parts, one after another in their buffer.
+        reason: why it is a kernel of its own, for people; empty for the first.
+    """
+
+    graph: Graph
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    row: tuple[int, ...] | None = None
+    lane: int | None = None
+    parts: int = 1
+    reason: str = ""
+
+    def added(self) -> dict[int, int]:
+        """By position of the output: the reduction over other axes that it holds a part of."""
+        if self.row is None:
+            return {}
+        others = {i for i in self.graph.reductions if self.graph.axes(i) != self.row}
+        return {k: i for k, (i, _) in enumerate(self.graph.outputs) if i in others}
+
+
+@dataclass(frozen=True)
+class Program:
+    """Kernels in order. Buffers are the inputs, then the outputs, then temporaries."""
+
+    segments: tuple[Segment, ...]
+    inputs: int
+    outputs: int
+    temporaries: tuple[TensorSpec, ...]
+
+    def largest(self) -> list[int]:
+        """The kernels that walk the largest space, besides those that put parts together."""
+        sizes = {
+            k: math.prod(s.graph.space)
+            for k, s in enumerate(self.segments)
+            if k == 0 or s.row is not None
+        }
+        return [k for k, size in sizes.items() if size == max(sizes.values())]
+
+    def large(self) -> int:
+        """How many those are: however many parts there are, the cut is the same."""
+        return len(self.largest())
+
+    def describe(self) -> list[str]:
+        """One line for each kernel: what it reduces, what it writes, why it is one of its own."""
+        lines = []
+        for k, s in enumerate(self.segments):
+            sets = [list(axes) for axes in s.graph.reduction_sets]
+            reduced = f", reduces axes {', '.join(map(str, sets))}" if sets else ""
+            parts = f", {s.parts} parts" if s.added() and s.parts > 1 else ""
+            why = f"; cut: {s.reason}" if s.reason else ""
+            lines.append(f"kernel {k}: space {list(s.graph.space)}{reduced}{parts}{why}")
+        return lines
+
+
+class Kernels:
+    """What a target's kernels can do. This is the C++ target's: one work item walks many rows.
+
+    Attributes:
+        across: whether rows may as well run across the order of memory.
+        extra: how many passes over large tensors splitting rows may cost.
+        row_parts: a kernel that walks rows completes what it adds up over all of them, and leaves
+            a part for each row of what is reduced over rows and more; else `divided` says how many
+            parts there are.
+        most_joined: parts of one number that are put together at once; of more, a kernel whose
+            blocks share them makes fewer.
+    """
+
+    across = False
+    extra = 0
+    row_parts = False
+    most_joined = sys.maxsize
+
+    def __init__(self, parts: int = 1):
+        self.parts = parts
+
+    def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
+        """How well rows of these axes, () if they are split, suit a graph whose rows may be split:
+        of equal progress the most; below 0 where any other progress is better."""
+        return not row
+
+    def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
+        """Whether one kernel can add its parts to all of these reductions of `graph`."""
+        return True
+
+    def divided(self, segment: Segment) -> dict[int, int]:
+        """By position of the output: into how many parts the kernel divides that reduction."""
+        return dict.fromkeys(segment.added(), self.parts)

@@ -1,0 +1,157 @@
+"""Reductions over rows and columns together, beside those along rows, on the GPU target: row
+kernels leave a part for each row, and read nothing twice for them."""
+
+import math
+import random
+import re
+
+import pytest
+import torch
+from fused_on_cpu import assert_verified
+
+from emulated import Emulated
+from program_graphs import WITH_TOTALS, mixed
+from random_graphs import forget
+from tilewright.compile import cxx
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
+from tilewright.dispatch.fuse import fuse
+from tilewright.fusion.cuda import programs, target, tiles
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import OPS
+from tilewright.tensor_spec import TensorSpec
+
+H200 = DEVICES["h200"]
+LARGE = ("f16", (8193, 4096))
+emulation = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+
+@pytest.fixture
+def graph_with():
+    """The graph of one of `WITH_TOTALS`, which is then no operator any more."""
+
+    def graph(*given):
+        try:
+            return graph_of(mixed(*given))
+        finally:
+            forget()
+
+    return graph
+
+
+LAUNCHES = {
+    **dict.fromkeys(WITH_TOTALS, "large join"),
+    "columns, too": "large finish join",
+    "three of columns": "large finish join",
+    "columns of columns": "large finish join row",
+    "divided by its peak": "large join large",
+    "variance": "large join large join",
+    "twice": "large finish join large join",
+}
+"""By function: those that walk all of x, and the others. A variance, or a step that asks for a
+total, takes x once more."""
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize("name", WITH_TOTALS)
+def test_totals_beside_rows_take_no_pass_of_their_own(graph_with, name, device):
+    graph, spec = graph_with(name, *LARGE), DEVICES[device]
+    config = target.heuristic(graph, spec)
+    assert config in target.space(graph, spec)
+    _, program, stages = programs.emit(graph, config, spec)
+    kinds = []
+    for stage in stages:
+        tile = "finish" if stage.finishes else "join"
+        kinds.append("large" if stage.count >= 8193 else "row" if stage.launch else tile)
+    assert " ".join(kinds) == LAUNCHES[name], program.describe()
+    walked = [s for s in program.segments if math.prod(s.graph.space) >= 8193 * 4096]
+    assert len(walked) == program.large() == kinds.count("large")
+
+
+def test_it_is_said_that_parts_of_rows_are_put_together(graph_with):
+    graph = graph_with("columns, too", *LARGE)
+    rows, total = target.describe(graph, target.heuristic(graph, H200), H200)
+    assert rows == (
+        "kernel 0: space [8193, 4096], reduces axes [1], [0]"
+        " (and a launch that joins what its blocks summed over rows)"
+    )
+    assert total.startswith("kernel 1: space [8193], reduces axes [0]; cut: the parts of a result")
+    graph = graph_with("divided by its peak", *LARGE)
+    *_, last = target.describe(graph, target.heuristic(graph, H200), H200)
+    assert "cut: a step needs a result of all rows (" in last
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize("name", WITH_TOTALS)
+def test_kernels_that_leave_parts_of_rows_compile_without_spilling(graph_with, name, device):
+    graph, spec = graph_with(name, *LARGE), DEVICES[device]
+    log = compiled(target.task(graph, target.heuristic(graph, spec), spec)).log
+    assert set(re.findall(r"(\d+) bytes spill stores", log)) == {"0"}
+
+
+def test_few_binaries_serve_all_numbers_of_rows(graph_with):
+    """Of what joins the parts, one for each count of up to four rounds, and one for more."""
+    counts = range(6000, 60000, 900)
+    graphs = [graph_with("softmax and total", "f16", (n, 512)) for n in counts]
+    sources = {target.task(g, target.heuristic(g, H200), H200).source for g in graphs}
+    assert len(sources) <= 5
+
+
+@emulation
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("f32", (36, 67)), ("bf16", (33, 70)), ("f16", (129, 24))]
+)
+@pytest.mark.parametrize("name", WITH_TOTALS)
+def test_totals_are_what_fp64_gives_on_both_targets(name, dtype, shape):
+    try:
+        assert_verified(mixed(name, dtype, shape), lucky=True)
+    finally:
+        forget()
+
+
+@emulation
+@pytest.mark.parametrize("name", ["loss", "columns, too", "over two of three", "products"])
+def test_other_schedules_give_the_same(name):
+    try:
+        w = mixed(name, "f16", (36, 96))
+        graph = graph_of(w)
+        space = target.space(graph, H200)
+        for config in space.sample(random.Random(name), 3):
+            assert_emulated(graph, config, w)
+    finally:
+        forget()
+
+
+@emulation
+@pytest.mark.parametrize("name", ["norm and peak", "columns, too", "divided by its peak"])
+def test_blocks_share_the_parts_of_many_rows(monkeypatch, name):
+    monkeypatch.setattr(tiles.TileKernels, "most_joined", 64)
+    try:
+        w = mixed(name, "f16", (1100, 256))
+        graph = graph_of(w)
+        config = target.heuristic(graph, H200)
+        lines = target.describe(graph, config, H200)
+        (shared,) = (line for line in lines if "blocks share the parts of a result" in line)
+        assert "space [1100], reduces axes [0], 2 parts" in shared
+        assert_emulated(graph, config, w)
+    finally:
+        forget()
+
+
+@emulation
+def test_a_total_in_fp64_beside_columns():
+    def function(x):
+        return torch.softmax(x, -1), x.sum(dtype=torch.float64), x.sum(0)
+
+    fuse(function, name="random_graph")
+    try:
+        assert_verified(OPS["random_graph"].workload(x=TensorSpec("f32", (40, 96))), lucky=True)
+    finally:
+        forget()
+
+
+def assert_emulated(graph, config, w):
+    found = Verifier(w, torch.device("cpu")).check(Emulated(graph, config, H200, w))
+    # How well PyTorch's own rounding errors turn out on a few elements is luck.
+    assert found.ok or "PyTorch's largest error" in found.message, (config, found.message)
