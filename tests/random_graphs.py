@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tilewright.dispatch.fuse import fuse
 from tilewright.op import OPS
-from tilewright.tensor_spec import TensorSpec
+from tilewright.tensor_spec import HALVES, TensorSpec
 
 SIZES = (1, 2, 3, 5, 17, 37)
 UNARY = {
@@ -258,19 +258,24 @@ def gradients(own, right, tensors):
 
 def assert_empty_ones_right(kinds, device, count):
     """Of `count` programs on tensors that may have no elements, with their gradients, but for
-    programs of products, whose gradients are scans."""
+    programs of products, whose gradients are scans. Where tensors of halves have elements, PyTorch
+    rounds each step of them: those are verified elsewhere."""
     empty = 0
 
-    @given(programs(dtypes=("f32",), most_steps=8, kinds=kinds, sizes=(0, 1, 3)))
+    @given(programs(most_steps=8, kinds=kinds, sizes=(0, 1, 3)))
     def check(program):
         nonlocal empty
+        halves = any(spec.dtype in HALVES for spec in program.specs)
+        if halves and any(spec.numel for spec in program.specs):
+            return
+        near = {} if halves else {"rtol": 1e-4, "atol": 1e-5}
         empty += any(spec.numel == 0 for spec in program.specs)
         learnt = not any(name in ("prod", "product") for name, *_ in program.steps)
         tensors = [apart(spec, device).requires_grad_(learnt) for spec in program.specs]
         own, right = both(program, tensors)
         torch.testing.assert_close(own, right, equal_nan=True)
         for mine, theirs in zip(*gradients(own, right, tensors), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
+            torch.testing.assert_close(mine, theirs, equal_nan=True, **near)
 
     run_examples(check, count)
     assert empty > count // 6
