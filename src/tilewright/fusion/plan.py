@@ -103,7 +103,8 @@ def plan_rows(
     """Plan a graph with reductions.
 
     Args:
-        moments: "two_pass" finds the mean in one sweep and the squared deviations in the next;
+        moments: "two_pass" finds the mean in one sweep and the squared deviations in the next, and
+            "corrected" takes what fp32 rounded of the mean out of them;
             "merge" finds both in one sweep, each warp (or thread) in two passes over what it
             holds, merged with Chan, Golub and LeVeque's formula (The American Statistician 37,
             1983); likewise the greatest value and the sum of exponentials below it (Milakov and
@@ -115,8 +116,8 @@ def plan_rows(
         row: the axes of a row; None where all reductions run over the same ones. No step may use
             the result of a reduction over others.
     """
-    if moments == "two_pass":
-        graph = expand_moments(graph)
+    if moments in ("two_pass", "corrected"):
+        graph = expand_moments(graph, moments == "corrected")
     elif moments in ("merge", "lanes"):
         graph = remove_dead(merge_exponentials(graph))
     row = graph.reduced if row is None else row
@@ -170,8 +171,29 @@ def with_stores_last(plan: Plan) -> Plan:
     return replace(plan, phases=(first, Phase((), phase.stores, kept, frozenset())))
 
 
-def expand_moments(graph: Graph) -> Graph:
-    """Write mean and m2 as sums: m2(x) = sum((x - mean(x))^2)."""
+def expand_moments(graph: Graph, corrected: bool = False) -> Graph:
+    """Write mean and m2 as sums: m2(x) = sum(d^2) of d = x - mean(x).
+
+    If `corrected`, less sum(d)^2 / n, which is zero but for what was rounded of the mean (Chan,
+    Golub and LeVeque, The American Statistician 37, 1983). Not where other steps take deviations
+    from the same mean, as in layer norm: those have its rounding, too, and lose more by it.
+    """
+    centred_elsewhere = {
+        n.args[0]
+        for n in graph.nodes
+        if n.op == "sub" and graph.nodes[n.args[1]].op == "mean"
+        and graph.nodes[n.args[1]].args[0] == n.args[0]
+    }  # fmt: skip
+
+    def correction(r: Rewriter, i: int, n: Node, total: int, centred: int) -> int:
+        """Where that leaves nothing, what is left is rounding: the square root needs no sign."""
+        rest = r.add(replace(n, op="sum", args=(centred,)))
+        inverse = r.add(Node("const", (), n.dtype, (1,) * len(n.shape), 1.0 / graph.count(i)))
+        product = r.add(replace(n, op="mul", args=(rest, rest)))
+        excess = r.add(replace(n, op="mul", args=(product, inverse)))
+        less = r.add(replace(n, op="lt", args=(excess, total), dtype="bool"))
+        found = r.add(replace(n, op="sub", args=(total, excess)))
+        return r.add(replace(n, op="where", args=(less, found, total)))
 
     def mean_of(r: Rewriter, i: int, n: Node) -> int:
         total = r.add(replace(n, op="sum", args=n.args[:1]))
@@ -185,7 +207,9 @@ def expand_moments(graph: Graph) -> Graph:
             value = r[n.args[0]]
             centred = r.add(replace(value, op="sub", args=(n.args[0], mean_of(r, i, n)), attr=None))
             square = r.add(replace(value, op="mul", args=(centred, centred), attr=None))
-            return r.add(replace(n, op="sum", args=(square,)))
+            total = r.add(replace(n, op="sum", args=(square,)))
+            plain = not corrected or graph.nodes[i].args[0] in centred_elsewhere
+            return total if plain else correction(r, i, n, total, centred)
         return None
 
     return remove_dead(merge_common(graph.rewritten(rule)))

@@ -81,6 +81,7 @@ class Kernels:
     Attributes:
         across: whether rows may as well run across the order of memory.
         extra: how many passes over large tensors splitting rows may cost.
+        corrects: squared deviations are found without what fp32 rounds of their mean.
         row_parts: a kernel that walks rows completes what it adds up over all of them, and leaves
             a part for each row of what is reduced over rows and more; else `divided` says how many
             parts there are.
@@ -90,6 +91,7 @@ class Kernels:
 
     across = False
     extra = 0
+    corrects = True
     row_parts = False
     most_joined = sys.maxsize
 

@@ -45,7 +45,7 @@ def cut(
         buffers = tuple(range(inputs + outputs))
         whole = Segment(graph, buffers[:inputs], buffers[inputs:])
         return Program((whole,), inputs, outputs, ())
-    program = _Cutter(remove_dead(expand_moments(graph)), kernels).run(split)
+    program = _Cutter(remove_dead(expand_moments(graph, kernels.corrects)), kernels).run(split)
     if split:
         other = cut(graph, parts, kernels=kernels)
         return other if program.large() > other.large() + kernels.extra else program

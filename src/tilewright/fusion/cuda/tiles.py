@@ -336,6 +336,7 @@ class TileKernels(Kernels):
     """
 
     across = True
+    corrects = False
     most_joined = MOST_JOINED
 
     def __init__(

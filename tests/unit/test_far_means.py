@@ -1,0 +1,63 @@
+"""Variances of values whose mean is far from zero, on the C++ target."""
+
+import pytest
+import torch
+
+from row_schedules import FAR
+from tilewright.compile import cxx
+from tilewright.device import spec_of
+from tilewright.dispatch.fuse import fuse
+from tilewright.impl import IMPLS
+from tilewright.op import OPS
+from tilewright.tensor_spec import TensorSpec
+
+pytestmark = [
+    pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
+    pytest.mark.usefixtures("forgets_functions"),
+]
+
+
+def wide(x):
+    return x if x.dtype == torch.float64 else x.float()
+
+
+FUNCTIONS = {
+    "rows": lambda x: torch.var_mean(wide(x), -1),
+    "columns": lambda x: torch.var_mean(wide(x), 0),
+    "all": lambda x: torch.var_mean(wide(x)),
+    "rows and columns": lambda x: (wide(x).var(-1), wide(x).mean(-1), wide(x).var(0)),
+}
+ROUNDINGS = 40
+"""Of fp32, that sums of a few hundred squares may take, relative to the sum."""
+
+
+def built(function, dtype):
+    fuse(function, name="spread")
+    w = OPS["spread"].workload(x=TensorSpec(dtype, (300, 500)))
+    fused, spec = IMPLS["fused"], spec_of(None)
+    return w, fused.build(fused.heuristic(w, spec), w, spec)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=list(FUNCTIONS))
+@pytest.mark.parametrize(("dtype", "centre", "spread"), [*FAR, ("f32", 1e5, 1.0)])
+def test_huge_means_cost_variances_nothing(function, dtype, centre, spread):
+    w, kernel = built(function, dtype)
+    (x,) = w.operator.examples(w, "random", 0, torch.device("cpu"))
+    x = (x.float() * spread + centre).to(x.dtype)
+    eps = torch.finfo(torch.float32).eps
+    for k, (own, truth) in enumerate(zip(kernel(x), function(x.double()), strict=True)):
+        truth = truth.double()
+        scale = centre if k == 1 else truth
+        assert ((own.double() - truth).abs() <= ROUNDINGS * eps * scale).all()
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6, 3e38, float("inf"), float("nan")])
+def test_deviations_of_equal_values_are_never_the_root_of_less_than_nothing(value):
+    _, kernel = built(lambda x: (x.std(-1), x.std(0)), "f32")
+    x = torch.full((300, 500), value)
+    for found in kernel(x):
+        if abs(value) <= 1e6:
+            assert (found >= 0).all()
+            assert (found <= 1e-6 * abs(value)).all()
+        else:
+            assert not (found < torch.inf).any()
