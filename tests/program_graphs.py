@@ -74,7 +74,7 @@ WITH_TOTALS = {
     "variance": lambda x: (torch.softmax(x, -1), x.var()),
     "twice": _twice,
     "over two of three": lambda x: (
-        torch.softmax(x, -1), x.unflatten(0, (-1, x.shape[0] // 3)).sum((1, 2)),
+        torch.softmax(x, -1), x.unflatten(0, (-1, 3 if x.shape[0] % 3 == 0 else 2)).sum((1, 2)),
     ),
 }  # fmt: skip
 """Of one matrix x: what is reduced along its rows, and over rows and columns together."""

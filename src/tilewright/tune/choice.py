@@ -20,6 +20,9 @@ from tilewright.record import Record
 from tilewright.results import Measured
 
 T = TypeVar("T")
+HOST_DECIDES_US = 12.0
+"""Where no contestant takes the device so long, calls from Python do not keep it busy: one kernel
+through PyTorch costs the host of an H200 8 to 15 us (aten in scatter_maskrcnn.json, 9b8614d)."""
 COMPETING = ("ok", "slower", "tied")
 """Statuses of a duel's verified contestants; only "ok" can win."""
 
@@ -57,9 +60,13 @@ def least_waited(contestants: Iterable[T], waited_us: Callable[[T], float]) -> l
 
 
 def host_us(records: Iterable[Record]) -> dict[Candidate, float]:
-    """What a call of each contestant of a duel costs the host, where that may be what a caller
-    waits for; nothing of duels that did not measure it of all those."""
+    """What a call of each contestant of a duel costs the host, where that is what a caller waits
+    for: the device is done before the next call is there. Nothing of other duels, and of those
+    that did not measure it of all contestants that are short."""
     called = [r for r in records if r.method == "events"]
+    times = [measured(r).median_us for r in called if r.status in COMPETING]
+    if not times or min(times) >= HOST_DECIDES_US:
+        return {}
     found = {candidate_of(r): r.median_us for r in called if r.status == "host" and r.median_us}
     short = [r for r in called if r.status in COMPETING and measured(r).median_us < HOST_MATTERS_US]
     return found if all(candidate_of(r) in found for r in short) else {}

@@ -159,7 +159,8 @@ def _judged(records: list[Record], trial: Trial) -> list[Record]:
     compared = [*fit, *(r for r in timed if r not in fit)]
     trial.spreads = measured_everywhere(trial.session, trial.w, compared)
     host = host_us(records)
-    worst = worst_cases(trial.spreads, host)
+    eligible = {candidate_of(r) for r in fit}
+    worst = worst_cases({c: on for c, on in trial.spreads.items() if c in eligible}, host)
     chosen = winner(robust(fit, worst), host, trial.w, trial.session.spec)
     chosen_us = measured(chosen).median_us
     aten_us = min(measured(r).median_us for r in timed)

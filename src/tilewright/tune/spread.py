@@ -108,6 +108,7 @@ def worst_cases(times: Times, host: Mapping[Candidate, float]) -> dict[Candidate
     """How far behind each candidate is at worst.
 
     Args:
+        times: of those that may be chosen.
         host: what a call costs the host, whatever the indices are: no caller waits less.
     """
     times = {

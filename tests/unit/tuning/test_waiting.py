@@ -83,6 +83,13 @@ def test_what_the_device_is_long_at_goes_to_what_it_does_fastest(w, store):
     assert best.message == ""
 
 
+def test_where_the_device_is_kept_busy_a_second_launch_costs_nothing(w, store):
+    row, best = tuned(
+        w, store, "events", {0: (14.1, 17.0), 100: (15.4, 13.4), "aten": (70.0, 40.0)}
+    )
+    assert best.config["delay_us"] == row.own.config["delay_us"] == MANY_LAUNCHES
+
+
 def test_aten_s_own_time_on_the_device_does_not_save_it_from_its_host_s(w, store):
     times = {MANY_LAUNCHES: (9.0, 9.5), ONE_LAUNCH: (50.0, 9.0), "aten": (7.0, 16.0)}
     row, best = tuned(w, store, "events", times)
@@ -109,7 +116,7 @@ def record(name, us, status="ok", method="events"):
 
 
 def test_a_duel_that_did_not_time_the_host_of_all_says_nothing_of_it():
-    timed = [record("aten", 14.0), record("fake_own", 12.0), record("slow", 400.0)]
+    timed = [record("aten", 14.0), record("fake_own", 11.0), record("slow", 400.0)]
     aten, own = record("aten", 20.0, "host"), record("fake_own", 9.0, "host")
     assert host_us([*timed, aten]) == {}
     assert host_us([*timed, aten, own]) == {candidate_of(aten): 20.0, candidate_of(own): 9.0}
