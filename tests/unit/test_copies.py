@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tilewright.device import DEVICES, spec_of
-from tilewright.dispatch import selection
+from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.copies import of_copies
-from tilewright.dispatch.selection import OperatorRecords
+from tilewright.dispatch.evidence import OperatorRecords
 from tilewright.impls._vendor import vendor
 from tilewright.op import Workload
 
@@ -37,7 +37,7 @@ def an_h200_without_records(monkeypatch):
         "device_spec_of",
         lambda d: DEVICES["h200"] if d.type == "cuda" else spec_of(None),
     )
-    monkeypatch.setattr(selection, "records_of", lambda device, op: OperatorRecords([]))
+    monkeypatch.setattr(evidence, "records_of", lambda device, op: OperatorRecords([]))
 
 
 @pytest.mark.parametrize("text", LAYOUTS)

@@ -7,8 +7,8 @@ import torch
 
 import tilewright as tw
 from tilewright.device import DEVICES, spec_of
-from tilewright.dispatch import prepared, selection
-from tilewright.dispatch.selection import OperatorRecords
+from tilewright.dispatch import evidence, prepared, selection
+from tilewright.dispatch.evidence import OperatorRecords
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS, Executable
 from tilewright.op import Workload
@@ -28,7 +28,7 @@ def records(monkeypatch):
     monkeypatch.setattr(
         selection, "device_spec_of", lambda d: H200 if d.type == "cuda" else spec_of(None)
     )
-    monkeypatch.setattr(selection, "records_of", lambda device, op: OperatorRecords(held))
+    monkeypatch.setattr(evidence, "records_of", lambda device, op: OperatorRecords(held))
     return held
 
 

@@ -6,9 +6,9 @@ from cuda_on_cpu import DEVICE, OnCpu
 
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
-from tilewright.dispatch import selection
+from tilewright.dispatch import evidence, selection
+from tilewright.dispatch.evidence import OperatorRecords
 from tilewright.dispatch.parts import of_parts, parts_of
-from tilewright.dispatch.selection import OperatorRecords
 from tilewright.errors import SharedMemory
 from tilewright.impl import IMPLS, Executable
 from tilewright.impls._vendor import vendor
@@ -159,7 +159,7 @@ def test_beyond_what_kernels_number_they_run_in_parts(monkeypatch, text, count):
         "device_spec_of",
         lambda d: DEVICES["h200"] if d.type == "cuda" else spec_of(None),
     )
-    monkeypatch.setattr(selection, "records_of", lambda device, op: OperatorRecords([]))
+    monkeypatch.setattr(evidence, "records_of", lambda device, op: OperatorRecords([]))
     choice = selection.choose(Workload.parse(text), device)
     assert len(choice.parts) == count
     assert f"in {count} parts" in choice.reason

@@ -13,7 +13,7 @@ from allocations import peak_bytes
 from indexing import moves
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
-from tilewright.dispatch import selection
+from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.prepared import HOT_CALLS
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS
@@ -260,8 +260,8 @@ def test_the_first_calls_have_the_bits_of_later_ones(text):
     ],
 )  # fmt: skip
 def test_what_runs_without_records_is_chosen_by_what_is_promised(text, first, later, monkeypatch):
-    nothing = selection.OperatorRecords([])
-    monkeypatch.setattr(selection, "records_of", lambda device, op: nothing)
+    nothing = evidence.OperatorRecords([])
+    monkeypatch.setattr(evidence, "records_of", lambda device, op: nothing)
     w = Workload.parse(text)
     assert selection.unbuilt(w, CPU).implementation == first
     assert selection.choose(w, CPU).implementation == later

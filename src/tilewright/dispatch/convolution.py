@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.overrides import _is_torch_function_mode_enabled
 
-from tilewright.dispatch import selection
+from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.call import operators
 from tilewright.impl import IMPLS
 from tilewright.ops._convolution import pair
@@ -142,4 +142,4 @@ def _in_one_pass(x: Tensor) -> bool:
     """Whether records, or the caller, speak for an implementation of both gradients."""
     if selection.any_forced() and (forced := selection.forced_for(_WITH_BIAS)) is not None:
         return IMPLS[forced.implementation].serves(_WITH_BIAS)
-    return bool(selection.records_of(x.device, _WITH_BIAS).winners)
+    return bool(evidence.records_of(x.device, _WITH_BIAS).winners)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.dispatch import selection
+from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
@@ -34,7 +34,7 @@ def generated_backward(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, boo
         if name not in OPS:
             return _PYTORCH
         tensors = [v for v in bound.values() if isinstance(v, Tensor)]
-        if not selection.records_of(tensors[0].device, name).winners:
+        if not evidence.records_of(tensors[0].device, name).winners:
             return _PYTORCH
     try:
         described = [float if n in op.scalars else description(v) for n, v in bound.items()]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.dispatch import selection
+from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.gradients import description
 from tilewright.dispatch.prepared import state
 from tilewright.errors import InvalidArgument, NoImplementation
@@ -201,7 +201,7 @@ def _may_pay(op: Op, x: Any, waived: bool) -> bool:
         return True
     backward = "scatter_add" if op.name == "gather" else "gather"
     names = op.form_of or op.name, backward
-    return any(selection.records_of(x.device, name).winners for name in names)
+    return any(evidence.records_of(x.device, name).winners for name in names)
 
 
 def _serves(op: Op, bound: Mapping[str, Any]) -> bool:

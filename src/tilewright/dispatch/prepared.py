@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tilewright.compile.cache import cached
-from tilewright.dispatch import selection
+from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.copies import of_copies
 from tilewright.dispatch.deterministic import ByMode, races
 from tilewright.dispatch.dumps import dump_built
@@ -125,7 +125,7 @@ def reload_records(store: str | None = None) -> None:
     Args:
         store: SQLAlchemy URL, from now on; None for that of the settings.
     """
-    selection.forget_records(store)
+    evidence.forget_records(store)
     state.forget()
 
 
@@ -190,7 +190,7 @@ def _runnable(
         choice = selection.choose(w, device, forced)
         if choice.implementation == "aten":
             return _vendor(w, device), choice
-        where = (selection.same(w), device)
+        where = (evidence.same(w), device)
         if forced is None and where in state.given_up:
             return _unbuilt(w, device)
         waits, asked = selection.waits(w, device, choice), choice.source == "asked"
@@ -275,7 +275,7 @@ def _give_up(w: Workload, device: torch.device, error: Exception) -> tuple[Run, 
         stacklevel=5,
     )
     with state.lock:
-        state.given_up.add((selection.same(w), device))
+        state.given_up.add((evidence.same(w), device))
         state.built.pop((w, device, None), None)
     return _unbuilt(w, device)
 
@@ -368,7 +368,7 @@ def _prepare(
     if w.scalars and floats == [*w.scalars]:
         if not is_vendor and IMPLS[choice.implementation].takes_scalars:
             prepared[_without_scalars(key)] = _with_scalars(w.operator, own)
-        elif choice.source == "default" and not selection.depends_on_scalars(w, device):
+        elif choice.source == "default" and not evidence.depends_on_scalars(w, device):
             prepared[_without_scalars(key)] = _with_scalars(w.operator, None)
     return prepared
 

@@ -13,18 +13,13 @@
    it must, of contiguous copies or by parts;
 7. aten. Without evidence the vendor runs.
 
-Nothing is measured here, and the store is read once.
+Nothing is measured here; what the records know is evidence.py's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
-import math
-import threading
-import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,21 +27,17 @@ from typing import Any
 import torch
 
 from tilewright.device import DeviceSpec, spec_of
+from tilewright.dispatch import evidence
+from tilewright.dispatch.evidence import OperatorRecords, bucket, family, same, sizes_of, spread
 from tilewright.dispatch.parts import LARGE, Part, parts_of
-from tilewright.environment import environment
-from tilewright.errors import InvalidArgument, NoImplementation, StoreError
+from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
-from tilewright.indexed import DISTRIBUTIONS
 from tilewright.op import OPS, Workload
 from tilewright.record import Record
 from tilewright.settings import nondeterministic
 from tilewright.space import NoConfig, config_dict, config_text
-from tilewright.store import Store
 from tilewright.tensor_spec import TensorSpec
 
-NUMEL_OCTAVES = 2.0
-DIM_OCTAVES = 1.0
-"""How far the nearest workload may be: total sizes within 4x, inner dims within 2x."""
 MIN_EVIDENCE = 3
 """Winners that an implementation needs, all of them its own, before its heuristic is trusted."""
 
@@ -141,7 +132,7 @@ def choose(w: Workload, device: torch.device | str, forced: Forced | None = None
         return Choice("aten", NoConfig(), "default", "there is nothing to compute")
     if forced is not None:
         return _explicit(w, device, spec, forced)
-    records = records_of(device, w.op)
+    records = evidence.records_of(device, w.op)
     if w.promises_more(device.type):
         records = records.ours
     allowed = [_in_any_order(w), w] if _may_differ(w) else [w]
@@ -292,7 +283,7 @@ def _explicit(w: Workload, device: torch.device, spec: DeviceSpec, forced: Force
             f"  {impl.name}: {reason}"
         )
     if forced.config is None:
-        recorded = _recorded(w, spec, records_of(device, w.op))
+        recorded = _recorded(w, spec, evidence.records_of(device, w.op))
         if recorded is not None and recorded.implementation == impl.name:
             return replace(
                 recorded, source="explicit", reason="asked for, with its recorded config"
@@ -318,17 +309,17 @@ def _in_any_order(w: Workload) -> Workload:
 
 def _recorded(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice | None:
     found = records.exact.get(same(w), ())
-    for other, record in sorted(found, key=lambda f: (f[0].scalars != w.scalars, _spread(f[0]))):
+    for other, record in sorted(found, key=lambda f: (f[0].scalars != w.scalars, spread(f[0]))):
         if (config := _fitting(w, spec, other, record)) is not None:
             return Choice(record.implementation, config, "record", f"fastest here: {_told(record)}")
     return None
 
 
 def _nearest(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice | None:
-    sizes = _sizes(w)
+    sizes = sizes_of(w)
     near = []
-    for other, record in records.buckets.get(_bucket(w), ()):
-        octaves = [abs(a - b) for (a, _), (b, _) in zip(sizes, _sizes(other), strict=True)]
+    for other, record in records.buckets.get(bucket(w), ()):
+        octaves = [abs(a - b) for (a, _), (b, _) in zip(sizes, sizes_of(other), strict=True)]
         if all(o <= limit for o, (_, limit) in zip(octaves, sizes, strict=True)):
             near.append((sum(octaves), str(other), other, record))
     for _, text, other, record in sorted(near, key=lambda n: n[:2]):
@@ -339,7 +330,7 @@ def _nearest(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice 
 
 
 def _by_heuristic(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice | None:
-    winners = records.winners.get(_family(w), ())
+    winners = records.winners.get(family(w), ())
     names = {record.implementation for record in winners}
     if len(names) != 1 or len(winners) < MIN_EVIDENCE:
         return None
@@ -379,139 +370,3 @@ def _told(record: Record) -> str:
     time = "" if record.median_us is None else f" took {record.median_us:.4g} us"
     runtime = ", under other versions" if record.prior else ""
     return f"{record.implementation}{time} ({record.created[:10]}{runtime})"
-
-
-# --- records -----------------------------------------------------------------------------------
-
-
-class Records:
-    """The winners on one kind of device; an operator's workloads are read at its first use."""
-
-    def __init__(self, winners: Mapping[tuple[str, str], Record]):
-        self._winners = winners
-        self._texts: dict[str, list[str]] = defaultdict(list)
-        for op, text in winners:
-            self._texts[op].append(text)
-        self._of: dict[str, OperatorRecords] = {}
-
-    def of(self, op: str) -> OperatorRecords:
-        if op not in self._of:
-            texts = self._texts.get(op, ())
-            self._of[op] = OperatorRecords(self._winners[op, text] for text in texts)
-        return self._of[op]
-
-
-class OperatorRecords:
-    """One operator's winners: by workload, by bucket, and by family."""
-
-    def __init__(self, winners: Iterable[Record]):
-        self.exact: dict[tuple, list[tuple[Workload, Record]]] = defaultdict(list)
-        self.buckets: dict[tuple, list[tuple[Workload, Record]]] = defaultdict(list)
-        self.winners: dict[tuple, list[Record]] = defaultdict(list)
-        for record in winners:
-            try:
-                w = Workload.parse(record.workload)
-            except InvalidArgument:  # written for another version of the operator
-                continue
-            self.exact[same(w)].append((w, record))
-            self.buckets[_bucket(w)].append((w, record))
-            self.winners[_family(w)].append(record)
-
-    @functools.cached_property
-    def ours(self) -> OperatorRecords:
-        """Those that implementations of ours won."""
-        winners = (r for found in self.winners.values() for r in found)
-        return OperatorRecords(
-            r
-            for r in winners
-            if r.implementation in IMPLS and IMPLS[r.implementation].keeps_promises
-        )
-
-
-_loaded: dict[str, Records] = {}
-_store_url: str | None = None
-_loading = threading.Lock()
-
-
-def records_of(device: torch.device, op: str) -> OperatorRecords:
-    """What the store knows of an operator on this kind of device; nothing if it is unreadable."""
-    key, _, versions = environment(device, compilers=False)
-    with _loading:
-        if key not in _loaded:
-            _loaded[key] = _load(key, versions)
-        return _loaded[key].of(op)
-
-
-def forget_records(store: str | None = None) -> None:
-    """Read the store at the next choice: this one, or that of the settings."""
-    global _store_url
-    with _loading:
-        _store_url = store
-        _loaded.clear()
-
-
-def _load(key: str, versions: Mapping[str, Any]) -> Records:
-    try:
-        with Store(_store_url) as store:
-            return Records(store.load_device(key, versions))
-    except StoreError as error:
-        warnings.warn(f"PyTorch's own kernels run: {error}", RuntimeWarning, stacklevel=2)
-        return Records({})
-
-
-def same(w: Workload) -> tuple:
-    """What two workloads share that run the same kernel: all but the run-time scalars, and how the
-    values of an index are spread, which no call tells."""
-    return w.op, _flags(w), tuple((n, v) for n, v in w.args if n not in w.scalars)
-
-
-def _spread(w: Workload) -> int:
-    """Which record answers a call, that tells nothing of its indices: one without the flag, then
-    in the order of the distributions."""
-    named = [flag for flag in w.flags if flag.startswith("indices=")]
-    return 1 + DISTRIBUTIONS.index(str(w.distribution)) if named else 0
-
-
-def _flags(w: Workload) -> tuple[str, ...]:
-    return tuple(f for f in w.flags if not f.startswith("indices="))
-
-
-def depends_on_scalars(w: Workload, device: torch.device) -> bool:
-    """Whether for other run-time scalars something else than aten might run."""
-    found = records_of(device, w.op).exact.get(same(w), ())
-    return any(record.implementation != "aten" for _, record in found)
-
-
-def _family(w: Workload) -> tuple:
-    """Workloads whose winners speak for a heuristic: of one dtype, contiguous alike, with TF32 or
-    without. What is fast on one layout may convert another first."""
-    return w.main.dtype, w.main.strides is None, dict(w.args).get("allow_tf32")
-
-
-def _bucket(w: Workload) -> tuple:
-    """Everything but sizes and real numbers: workloads that differ here say nothing mutually."""
-    return (w.op, _flags(w), *(_kind(name, value) for name, value in w.args))
-
-
-def _kind(name: str, value: Any) -> tuple:
-    if isinstance(value, TensorSpec):
-        return name, value.dtype, value.strides is None, value.align, value.rank > 0
-    if isinstance(value, tuple) and not _are_words(value):
-        return name, len(value)
-    return name, None if isinstance(value, float) else value
-
-
-def _are_words(value: tuple) -> bool:
-    return any(isinstance(v, str) for v in value)
-
-
-def _sizes(w: Workload) -> list[tuple[float, float]]:
-    """(log2 of a size, how far it may be from another's) for every size that matters."""
-    sizes = []
-    for _, value in w.args:
-        if isinstance(value, TensorSpec):
-            sizes.append((math.log2(max(value.numel, 1)), NUMEL_OCTAVES))
-            sizes.append((math.log2(max(1, *value.shape[-1:], 1)), DIM_OCTAVES))
-        elif isinstance(value, tuple) and not _are_words(value):
-            sizes.append((math.log2(max(math.prod(value), 1)), DIM_OCTAVES))
-    return sizes
