@@ -58,9 +58,7 @@ class Workload:
 
     @functools.cached_property
     def _key(self) -> tuple[Any, ...]:
-        # As text: 0.0 equals -0.0, which is another number, and NaN not even itself.
-        args = tuple((n, float.__repr__(v) if isinstance(v, float) else v) for n, v in self.args)
-        return self.op, args, self.flags
+        return self.op, tuple((n, _told_apart(v)) for n, v in self.args), self.flags
 
     @staticmethod
     def parse(text: str) -> Workload:
@@ -483,6 +481,14 @@ def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:
         return OPS.add(reference.__name__, Op(reference.__name__, reference, **declared))
 
     return register
+
+
+def _told_apart(value: Value) -> Any:
+    """As text, where values are equal to others: 0.0 equals -0.0 and 1 True, and NaN not even
+    itself."""
+    if isinstance(value, float):
+        return float.__repr__(value)
+    return str(value) if isinstance(value, bool) else value
 
 
 def _dtypes_for_layout(w: Workload) -> list[torch.dtype]:

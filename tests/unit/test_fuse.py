@@ -30,6 +30,17 @@ def _own_store(tmp_path, monkeypatch, forgets_functions):
     reload_records()
 
 
+def by_type_of_number(x, number):
+    return x / number if isinstance(number, float) else x * number + isinstance(number, bool)
+
+
+@pytest.mark.parametrize("numbers", [(2, 2.0), (2.0, 2), (1, True, 1.0), (True, 1.0, 1)])
+def test_numbers_that_are_equal_but_of_other_types_are_other_calls(numbers):
+    fused, x = tw.fuse(by_type_of_number), torch.randn(4, 8)
+    for number in numbers * 3:
+        assert torch.equal(fused(x, number), by_type_of_number(x, number)), number
+
+
 def gelu_of_sum(x, bias):
     return F.gelu(x + bias)
 

@@ -106,7 +106,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
                 elif kind is float or (kind not in _EXACT and isinstance(a, Real)):
                     key += _told_apart(a)
                 else:
-                    key.append(tuple(a) if kind is list else a)
+                    key.append(tuple(a) if kind is list else (a, kind) if kind is bool else a)
             else:
                 run = prepared.get(tuple(key))
         except RuntimeError:  # sparse and opaque tensors have no strides or no memory
@@ -136,10 +136,12 @@ def public_operator(op: Op) -> Callable[..., Any]:
 
 
 def _told_apart(number: Any) -> tuple[Any, ...]:
-    """A number in a key: 0.0 equals -0.0, which is another number, and NaN not even itself."""
+    """A number in a key: 2 equals 2.0 and 0.0 equals -0.0, which are others, and NaN not even
+    itself."""
     if number != number:
         return (math.nan,)  # equal to itself as an object
-    return (number, "negative") if not number and math.copysign(1.0, number) < 0 else (number,)
+    negative = not number and math.copysign(1.0, number) < 0
+    return (number, type(number), "negative") if negative else (number, type(number))
 
 
 def _casting_first(op: Op, call: Run) -> Run:
