@@ -88,6 +88,28 @@ def test_sums_below_torch_compile_have_the_same_bits_in_every_run(name):
         assert torch.equal(put(torch.zeros(PLACES), (INDEX,), values, True), expected)
 
 
+def _added(add, x, index, source):
+    x = x * 1
+    out = add(x, 0, index, source)
+    return x if add.__name__.endswith("_") else out
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", ["scatter_add", "scatter_add_", "index_add", "index_add_"])
+def test_sums_below_torch_compile_round_halves_once_and_have_gradients(name, backend, dynamic):
+    index = torch.randint(0, PLACES, (5000,), generator=torch.Generator().manual_seed(0))
+    counts = torch.bincount(index, minlength=PLACES).to(torch.bfloat16)
+    x = torch.zeros(PLACES, dtype=torch.bfloat16, requires_grad=True)
+    source = torch.ones(5000, dtype=torch.bfloat16, requires_grad=True)
+    add = torch.compile(_added, backend=backend, fullgraph=True, dynamic=dynamic)
+    out = add(getattr(tw, name), x, index, source)
+    assert torch.equal(out, counts)
+    (out * counts).sum().backward()
+    assert torch.equal(x.grad, counts)
+    assert torch.equal(source.grad, counts[index])
+
+
 @pytest.mark.parametrize("mask", [torch.tensor([True]), torch.tensor([3], dtype=torch.uint8)])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_with_a_mask_beside_an_index(mask, compiled):

@@ -2,8 +2,9 @@
 
 Inside a compiled function an operator becomes one opaque node where records speak for a kernel of
 ours on exactly known shapes. Elsewhere, and where a gradient is needed, its reference is traced,
-so that Inductor can fuse it with its neighbours as it would without this package; but an update by
-a tensor is always such a node, since its order of writes is promised.
+so that Inductor can fuse it with its neighbours as it would without this package. But an update by
+a tensor is always such a node, since its order of writes is promised, and so is a sum whose bits or
+one rounding PyTorch's kernels do not keep.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import itertools
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -143,12 +144,11 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
     if op.form_of is None and register(op, public):
         opaque = getattr(torch.ops.tilewright, op.name)
     name = op.name
-    ordered = op.indexed is not None and op.indexed.last_wins
 
     def trace(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         bound = bind(op, args, kwargs)
         tensors = [v for v in bound.values() if isinstance(v, Tensor)]
-        if ordered and _may_be_opaque(tensors) and isinstance(bound.get("src"), Tensor):
+        if op.indexed is not None and _promises_more(op, bound) and _may_be_opaque(tensors):
             if opaque is not None:
                 return opaque(**bound)
             x = bound["x"]
@@ -168,9 +168,26 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
     return trace
 
 
+def _promises_more(op: Op, bound: Mapping[str, Any]) -> bool:
+    """Whether a call with an index promises what compilers make of PyTorch's function leave open:
+    the order of writes of an update by a tensor, the bits of a sum."""
+    assert op.indexed is not None
+    if op.indexed.last_wins:
+        return isinstance(bound.get("src"), Tensor)
+    summed = bound["x" if "x" in bound else "grad"]
+    adds = bound.get("reduce", "sum") in ("sum", "mean", "prod")
+    name = op.form_of or op.name
+    return adds and _keeps_no_bits(name, summed.dtype, summed.device.type)
+
+
+def _keeps_no_bits(name: str, dtype: torch.dtype, device: str) -> bool:
+    indexed = OPS[name].indexed
+    assert indexed is not None
+    return dtype in DTYPE_NAMES and indexed.promises_values(DTYPE_NAMES[dtype], device)
+
+
 def _may_be_opaque(tensors: Sequence[Tensor]) -> bool:
-    """Whether a call that promises an order of writes, which what compilers make of PyTorch's
-    function leaves open, can stay one node: plain tensors, none of which autocast would cast."""
+    """Whether a call can stay one node: plain tensors, none of which autocast would cast."""
     one_dtype = len({t.dtype for t in tensors if t.is_floating_point()}) < 2
     return one_dtype and not is_transformed(*tensors)
 
@@ -207,3 +224,4 @@ def _is_tuned(name: str, described: tuple[tuple[str, Any], ...]) -> bool:
 
 # What torch.compiler.assume_constant_result does, less its import of all of Dynamo.
 _is_tuned._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_keeps_no_bits._dynamo_marked_constant = True  # type: ignore[attr-defined]
