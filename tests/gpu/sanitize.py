@@ -275,6 +275,7 @@ INDEXED_CASES = [
     *(Case("integer_sums", TABLES, {"private": own, "launches": 1}) for own in (False, True)),
     Case("integer_sums", INDEXED["integer_sums"] + "!donate=x", {"launches": 1}),
     Case("scatter_winner", INDEXED["scatter_winner"], {"sent": 1024, "launches": 3}),
+    Case("scatter_strided", INDEXED["scatter_strided"], {"named": True, "hashed": True}),
     Case("rows_dealt", "embedding_backward(grad=bf16[9000,96], index=i64[9000], num_weights=500)"),
     *(Case(name, text) for name, text in INDEXED.items()),
 ]

@@ -279,15 +279,31 @@ def test_an_update_of_a_part_lets_the_last_position_win_under_every_config(x, in
     assert not fault_reported()
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_of_an_update_of_a_part_what_is_out_of_range_is_skipped_and_reported(named):
+def test_few_of_many_places_have_keys_in_a_table_of_at_most_32_bytes_an_index():
+    impl = IMPLS["scatter_strided"]
+    for positions in ([48, 16, 256], [64, 3, 256]):
+        w = Workload.parse(
+            f"scatter(x=f32[64,8192,256], dim=1, index=i64{positions}, src=f32{positions})!donate=x"
+        )
+        assert impl.suits(w, DEVICE)
+        config = impl.heuristic(w, DEVICE)
+        assert config.named
+        assert config.hashed
+        _, workspace = impl.launches(w, impl.served(w), config, DEVICE)
+        assert 16 * w["index"].numel <= workspace.bytes <= 32 * w["index"].numel
+
+
+@pytest.mark.parametrize(
+    "knobs", [{}, {"named": True}, {"named": True, "hashed": True}], ids=["all", "named", "hashed"]
+)
+def test_of_an_update_of_a_part_what_is_out_of_range_is_skipped_and_reported(knobs):
     w = Workload.parse("scatter(x=f32[9,4], dim=0, index=i64[70,3], src=f32[71,4])")
     x, index, src = w.operator.examples(w, "random", 0, "cpu")
     index[5], index[-1] = 9, -1
     kept = [i for i in range(69) if i != 5]
     expected = last_written(x, 0, index[kept], src[kept])
     impl = IMPLS["scatter_strided"]
-    assert torch.equal(OnCpu(impl, impl.Config(named=named), w)(x, index, src), expected)
+    assert torch.equal(OnCpu(impl, impl.Config(**knobs), w)(x, index, src), expected)
     assert fault_reported()
 
 

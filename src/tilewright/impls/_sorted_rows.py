@@ -174,7 +174,8 @@ class SortedRows(RowKernels):
             # Elements that lie in order: a thread's own few. H200, products of 100000 rows of 64
             # into 30000: 375 us, by four lanes and 192 elements 616 us; of one place 409 us and
             # 394 us (9b8614d, 2026-11-23, tune --suite scatter_sums).
-            sums, wanted, ahead = {"lanes": 1, "vec": 1, "unrolled": 1}, 16, 1
+            sums, wanted = {"lanes": 1, "vec": 1, "unrolled": 1}, 16
+            ahead = int(p.include)
 
         def merit(c: Sums) -> tuple[float, ...]:
             at_once = device.sms * c.blocks * THREADS / c.block_threads

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.impls._elements import PLACES_BY_NAME, ElementProblem, element_problem
-from tilewright.impls._indexed import Launch, Step, Workspace
+from tilewright.impls._indexed import Launch, Step, Workspace, most_bytes
 from tilewright.impls._rows import RowProblem
 from tilewright.impls._rows_kernels import RowKernels
 from tilewright.impls._scatter import partial
@@ -24,14 +24,18 @@ PLACES_UNTUNED, CELLS_UNTUNED = 16, 2**20
 """Places a position, and places of all columns, from which on what looks only at places that are
 named is taken before what goes over all: scatter_winner moves 8 bytes of each, and this kernel
 makes four accesses for each element of the index. Reckoned, not measured."""
+WORKSPACE_PER_INDEX = 48
+"""Bytes from which on a table is taken untuned."""
+MOST_HASHED = 2**28
+"""Positions, for which slots are numbered by 32 bits."""
 TILED = ScatterTiled()
 
 
 class ScatterStrided(RowKernels):
     """For any number of places, index and src of any strides, smaller than x or not.
 
-    Workspace: 4 bytes for each place of each column of the index, none where a column has one
-    position: that wins.
+    Workspace: 4 bytes for each place of each column of the index, or 16 to 32 for each position in
+    a table; none where a column has one position: that wins.
     """
 
     name, op = "scatter_strided", "scatter"
@@ -42,6 +46,7 @@ class ScatterStrided(RowKernels):
         items: int = param(1, 2, 4)  # elements of a thread
         block_threads: int = param(128, 256, 512)
         named: bool = param(False, True)  # only places that the index names are looked at
+        hashed: bool = param(False, True)  # and only they have keys, in a table
 
     def problem(self, w: Workload) -> ElementProblem | str:
         return element_problem(w)
@@ -61,14 +66,28 @@ class ScatterStrided(RowKernels):
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = self.served(w)
         assert isinstance(p, ElementProblem)
-        return ConfigSpace(self.Config, {"named": [True] if p.length == 1 else [False, True]})
+        alone = p.length == 1
+
+        def fits(c: ScatterStrided.Config) -> str | None:
+            if c.hashed and not c.named:
+                return "a table has keys of places that are named alone"
+            return f"{p.count} positions exceed {MOST_HASHED}" if c.hashed and too_many else None
+
+        too_many = p.count > MOST_HASHED
+        ways = {
+            "named": [True] if alone else [False, True],
+            "hashed": [False] if alone else [False, True],
+        }
+        return ConfigSpace(self.Config, ways, constraint=fits)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
         p = self.served(w)
         assert isinstance(p, ElementProblem)
         # Accesses on the way, once there are enough of them for all threads that run at once.
         items = 4 if p.count >= 2 * device.sms * device.threads_per_sm else 1
-        return self.Config(items, 256, p.length == 1 or p.along >= PLACES_BY_NAME * p.length)
+        named = p.length == 1 or p.along >= PLACES_BY_NAME * p.length
+        large = 4 * cells(p) > most_bytes(WORKSPACE_PER_INDEX, p.count) and p.length > 1
+        return self.Config(items, 256, named, named and large and p.count <= MOST_HASHED)
 
     def macros(self, p: RowProblem, c: Any) -> dict[str, int | str]:
         assert isinstance(p, ElementProblem)
@@ -78,6 +97,7 @@ class ScatterStrided(RowKernels):
             "THREADS": c.block_threads,
             "ITEMS": c.items,
             "NAMED": c.named,
+            "HASHED": c.hashed,
             "ALONE": p.length == 1,
             **p.macros,
         }
@@ -90,25 +110,33 @@ class ScatterStrided(RowKernels):
         threads = c.block_threads
         elements = (math.ceil(p.count / (threads * c.items)), 1, 1)
         over = (math.ceil(cells(p) / (threads * c.items)), 1, 1)
-        cleared = (min(math.ceil(cells(p) / (4 * threads)), BLOCKS_OF_CLEAR * device.sms), 1, 1)
+        size = slots(p) if c.hashed else cells(p)
+        words = 2 * size if c.hashed else size
+        cleared = (min(math.ceil(words / (4 * threads)), BLOCKS_OF_CLEAR * device.sms), 1, 1)
+        clears = elements if c.named and not c.hashed else cleared
         column, rest, code = (p.length, inner), ("fault", *p.arguments), f"P{p.signature}"
         steps = [p.copied(device)] if p.fill else []
         keys: str | int = 0
         if p.length > 1:
             keys = "keys"
             steps += [
-                Launch("clear", f"PPiiii{code}", elements if c.named else cleared, threads, 0,
-                       ("index", keys, p.count, cells(p), *column, *rest), overlapping=bool(steps)),
-                Launch("elect", f"PPiii{code}", elements, threads, 0,
-                       ("index", keys, p.count, *column, *rest), overlapping=True),
+                Launch("clear", f"PPiiii{code}", clears, threads, 0,
+                       ("index", keys, p.count, size, *column, *rest), overlapping=bool(steps)),
+                Launch("elect", f"PPiiii{code}", elements, threads, 0,
+                       ("index", keys, p.count, size, *column, *rest), overlapping=True),
             ]  # fmt: skip
         number = 0.0 if p.number is None else p.number
-        args = ("index", "out", keys, number, p.count, cells(p), *column, *rest)
+        args = ("index", "out", keys, number, p.count, size, *column, *rest)
         written, follows = elements if c.named else over, bool(steps)
         steps.append(
             Launch(self.entry, f"PPPdiiii{code}", written, threads, 0, args, overlapping=follows)
         )
-        return steps, Workspace(keys=4 * cells(p)) if keys else Workspace()
+        return steps, Workspace(keys=4 * words) if keys else Workspace()
+
+
+def slots(p: ElementProblem) -> int:
+    """Of a table that is at most half full."""
+    return 1 << (2 * p.count - 1).bit_length()
 
 
 def cells(p: ElementProblem) -> int:

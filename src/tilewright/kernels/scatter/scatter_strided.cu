@@ -9,7 +9,8 @@
 // 3. write: each cell with a key is written, in order. Out of place x was copied before.
 //
 // NAMED: cells are many; only those that the index names are cleared, and each position that won writes
-// its element. ALONE: a column has one position, which wins; there are no keys, and write is all there is.
+// its element. HASHED: their keys are in a table of slots, at least twice as many as positions, of a cell's
+// number plus one and its key; a cell takes the first slot behind its hash that is free. ALONE: a column has one position, which wins; there are no keys, and write is all there is.
 // NUMBER: one number is written, and there is no source. A thread has ITEMS elements.
 
 #define NOWHERE 0xffffffffu
@@ -35,20 +36,38 @@ template <class... Axes> TW_DEVICE void read(Sent (&sent)[ITEMS], u32 count, u32
   }
 }
 
-extern "C" __global__ __launch_bounds__(THREADS) void clear(const INDEX* index, u32* keys, u32 count, u32 cells, u32 length, u32 inner, int* fault MORE_PARAMETERS) {
+// `size`: of the keys, in cells; of the table in slots, a power of two.
+TW_DEVICE u32 slot_behind(u32 slot, u32 size) { return (slot + 1) & (size - 1); }
+TW_DEVICE u32 first_slot(u32 cell, u32 size) { return (u32)((u64)(cell * 2654435761u) * size >> 32); }
+
+// Where a cell's key is, once it has a place.
+TW_DEVICE u32* claimed(u32* keys, u32 cell, u32 size) {
+  if (!HASHED) return keys + cell;
+  u32 slot = first_slot(cell, size);
+  for (u32 was; (was = atomicCAS(&keys[2 * slot], 0u, cell + 1)) && was != cell + 1;) slot = slot_behind(slot, size);
+  return keys + 2 * slot + 1;
+}
+TW_DEVICE u32 key_of(const u32* keys, u32 cell, u32 size) {
+  if (!HASHED) return keys[cell];
+  u32 slot = first_slot(cell, size);
+  while (keys[2 * slot] != cell + 1) slot = slot_behind(slot, size);
+  return keys[2 * slot + 1];
+}
+
+extern "C" __global__ __launch_bounds__(THREADS) void clear(const INDEX* index, u32* keys, u32 count, u32 size, u32 length, u32 inner, int* fault MORE_PARAMETERS) {
   release_next();
-  if (NAMED) {
+  if (NAMED && !HASHED) {
     Sent sent[ITEMS];
     read(sent, count, length, inner, index, fault MORE);
     TW_UNROLL for (int q = 0; q < ITEMS; ++q) if (sent[q].cell != NOWHERE) keys[sent[q].cell] = 0;
   } else {  // up to a multiple of 16 bytes
-    const u32 pieces = (cells + 3) / 4;
+    const u32 pieces = HASHED ? size / 2 : (size + 3) / 4;
     for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < pieces; i += gridDim.x * THREADS) store(keys + 4 * i, Pack<u32, 4>{});
   }
   await_previous();  // the copy of x, for which the kernels behind this one do not wait
 }
 
-extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, u32* keys, u32 count, u32 length, u32 inner, int* fault MORE_PARAMETERS) {
+extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, u32* keys, u32 count, u32 size, u32 length, u32 inner, int* fault MORE_PARAMETERS) {
   release_next();
   Sent sent[ITEMS];
   read(sent, count, length, inner, index, fault MORE);
@@ -56,11 +75,11 @@ extern "C" __global__ __launch_bounds__(THREADS) void elect(const INDEX* index, 
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
     const u32 alike = __match_any_sync(FULL_WARP, sent[q].cell);
     if (sent[q].cell == NOWHERE || alike >> threadIdx.x % 32 > 1) continue;  // a later lane's position is larger
-    atomicMax(&keys[sent[q].cell], sent[q].at.position + 1);
+    atomicMax(claimed(keys, sent[q].cell, size), sent[q].at.position + 1);
   }
 }
 
-template <class... More> TW_DEVICE void write_named(const INDEX* index, T* out, const u32* keys, T number, u32 count, u32 length, u32 inner, int* fault, const T* moved, u32 along, u32 stride, More... axes) {
+template <class... More> TW_DEVICE void write_named(const INDEX* index, T* out, const u32* keys, T number, u32 count, u32 size, u32 length, u32 inner, int* fault, const T* moved, u32 along, u32 stride, More... axes) {
   Sent sent[ITEMS];
   T value[ITEMS];
   u32 key[ITEMS];
@@ -70,7 +89,7 @@ template <class... More> TW_DEVICE void write_named(const INDEX* index, T* out, 
     if (!NUMBER && sent[q].cell != NOWHERE) value[q] = moved[sent[q].at.src];
   }
   await_previous();
-  TW_UNROLL for (int q = 0; q < ITEMS; ++q) key[q] = ALONE ? 1 : sent[q].cell == NOWHERE ? 0 : keys[sent[q].cell];
+  TW_UNROLL for (int q = 0; q < ITEMS; ++q) key[q] = ALONE ? 1 : sent[q].cell == NOWHERE ? 0 : key_of(keys, sent[q].cell, size);
   TW_UNROLL for (int q = 0; q < ITEMS; ++q)
     if (sent[q].cell != NOWHERE && key[q] == sent[q].at.position + 1) out[sent[q].at.x + sent[q].place * stride] = value[q];
 }
@@ -93,8 +112,8 @@ template <class... Axes> TW_DEVICE void write_cells(T* out, const u32* keys, T n
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) if (key[q]) out[to[q]] = value[q];
 }
 
-extern "C" __global__ __launch_bounds__(THREADS) void write(const INDEX* index, T* out, const u32* keys, double number, u32 count, u32 cells, u32 length, u32 inner, int* fault MORE_PARAMETERS) {
+extern "C" __global__ __launch_bounds__(THREADS) void write(const INDEX* index, T* out, const u32* keys, double number, u32 count, u32 size, u32 length, u32 inner, int* fault MORE_PARAMETERS) {
   const T written = Narrow<T>::of((A)number);
-  if (NAMED) write_named(index, out, keys, written, count, length, inner, fault MORE);
-  else write_cells(out, keys, written, cells, length, inner MORE);
+  if (NAMED) write_named(index, out, keys, written, count, size, length, inner, fault MORE);
+  else write_cells(out, keys, written, size, length, inner MORE);
 }
