@@ -63,7 +63,7 @@ def records(monkeypatch):
         ("scatter(x=f32[90], dim=0, index=i64[], src=2.5)", "scatter_positions"),
         ("index_add(x=f32[90,7], dim=0, index=i64[9], source=f32[9,7])", "rows_serial"),
         ("index_add(x=f32[90,7], dim=0, index=i64[9000], source=f32[9000,7])", "integer_sums"),
-        ("index_add(x=f64[90,7], dim=0, index=i64[9000], source=f64[9000,7])", "rows_sorted"),
+        ("index_add(x=f64[90,7], dim=0, index=i64[9000], source=f64[9000,7])", "integer_sums"),
         ("index_add(x=i32[90,7], dim=0, index=i64[9], source=i32[9,7])", "rows_serial"),
         ("index_add(x=i64[90,7], dim=0, index=i64[9000], source=i64[9000,7])", "rows_sorted"),
         ("scatter_reduce(x=i32[9,70000], dim=1, index=i64[9,9000], src=i32[9,9000], reduce=prod)",
@@ -72,7 +72,7 @@ def records(monkeypatch):
         ("scatter_add(x=f32[90000,7], dim=0, index=i64[900,7], src=f32[900,7])", "scatter_sorted"),
         ("scatter_add(x=f32[90,50257], dim=1, index=i64[90,1], src=f32[90,1])", "scatter_serial"),
         ("index_add(x=f32[90], dim=0, index=i64[9000], source=f32[9000])", "integer_sums"),
-        ("index_add(x=f64[90], dim=0, index=i64[9000], source=f64[9000])", "scatter_sorted"),
+        ("index_add(x=f64[90], dim=0, index=i64[9000], source=f64[9000])", "integer_sums"),
         (
             "scatter_add(x=f32[90000,70], dim=0, index=i64[90000,70], src=f32[90000,70])",
             "bucket_sums",

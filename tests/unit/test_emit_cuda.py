@@ -9,7 +9,7 @@ import pytest
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
-from tilewright.fusion.cuda import target
+from tilewright.fusion.cuda import stages, target
 from tilewright.fusion.cuda.schedule import Footprint, RowSchedule, row_space
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
@@ -234,8 +234,8 @@ def test_what_an_untuned_call_asked_of_a_graph_is_not_kept_after_it():
 def test_the_untuned_schedule_is_sought_once_however_many_configs_are_emitted(monkeypatch):
     graph = replace(graph_of(Workload.parse(NORM.format(h=1000))))
     sought = []
-    found = target.row_heuristic(graph, H200)
-    monkeypatch.setattr(target, "row_heuristic", lambda *_: sought.append(1) or found)
+    found = stages.row_heuristic(graph, H200)
+    monkeypatch.setattr(stages, "row_heuristic", lambda *_: sought.append(1) or found)
     for way in (True, False):
         target.task(graph, replace(found, rematerialize=way), H200)
     assert len(sought) == 1
