@@ -6,8 +6,34 @@ import pytest
 from dispatching import ProbeExecutable
 
 import tilewright as tw
+from program_graphs import mixed
+from random_graphs import forget
+from tilewright.dispatch.prepared import reload_records
 from tilewright.impl import IMPLS, Implementation
+from tilewright.impls.fused import graph_of
 from tilewright.space import ConfigSpace, param
+
+
+@pytest.fixture
+def records_of_its_own(tmp_path, monkeypatch, forgets_functions):
+    """For a test that fuses functions: an empty store, read afresh."""
+    monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path}/records.db")
+    reload_records()
+    yield
+    reload_records()
+
+
+@pytest.fixture
+def graph_of_mixed():
+    """The graph of one of `MIXED` or `WITH_TOTALS`, which is then no operator any more."""
+
+    def graph(*given):
+        try:
+            return graph_of(mixed(*given))
+        finally:
+            forget()
+
+    return graph
 
 
 @pytest.fixture

@@ -82,19 +82,6 @@ def test_three_gradients_of_a_broadcast_take_one_pass_and_one_launch_for_the_par
     assert joined[2].endswith("(in one launch with kernel 0)")
 
 
-@pytest.fixture
-def graph_of_mixed():
-    """The graph of one of `MIXED`, which is then no operator any more."""
-
-    def graph(*given):
-        try:
-            return graph_of(mixed(*given))
-        finally:
-            forget()
-
-    return graph
-
-
 LONG, SHORT = ("f16", (65536, 512)), ("f32", (4096, 1024))
 """Columns that leave a device idle unless they are divided, and those that blocks can keep."""
 ROWS_NEED = "cut: a step needs a result of all rows"

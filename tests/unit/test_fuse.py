@@ -10,7 +10,7 @@ from emulated import Emulated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.call import operators
-from tilewright.dispatch.prepared import FREE_COMPILATIONS, HOT_CALLS, reload_records, state
+from tilewright.dispatch.prepared import FREE_COMPILATIONS, HOT_CALLS, state
 from tilewright.errors import CompileError, InvalidArgument, NoImplementation
 from tilewright.fusion.cuda import target
 from tilewright.impl import IMPLS
@@ -19,15 +19,10 @@ from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
 H200 = DEVICES["h200"]
-pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
-
-
-@pytest.fixture(autouse=True)
-def _own_store(tmp_path, monkeypatch, forgets_functions):
-    monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path}/records.db")
-    reload_records()
-    yield
-    reload_records()
+pytestmark = [
+    pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
+    pytest.mark.usefixtures("records_of_its_own"),
+]
 
 
 def by_type_of_number(x, number):

@@ -9,23 +9,18 @@ from torch.nn import functional as F
 
 import tilewright as tw
 from tilewright.compile import cxx
-from tilewright.dispatch.prepared import reload_records, state
+from tilewright.dispatch.prepared import state
 from tilewright.errors import InvalidArgument
 from tilewright.fusion import trace
 from tilewright.op import OPS, Workload
 
-pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+pytestmark = [
+    pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
+    pytest.mark.usefixtures("records_of_its_own"),
+]
 
 FACTOR, SHIFT = 2.0, 1
 X = torch.randn(4, 5)
-
-
-@pytest.fixture(autouse=True)
-def _own_store(tmp_path, monkeypatch, forgets_functions):
-    monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{tmp_path}/records.db")
-    reload_records()
-    yield
-    reload_records()
 
 
 @pytest.fixture

@@ -27,19 +27,6 @@ LARGE = ("f16", (8193, 4096))
 emulation = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 
 
-@pytest.fixture
-def graph_with():
-    """The graph of one of `WITH_TOTALS`, which is then no operator any more."""
-
-    def graph(*given):
-        try:
-            return graph_of(mixed(*given))
-        finally:
-            forget()
-
-    return graph
-
-
 LAUNCHES = {
     **dict.fromkeys(WITH_TOTALS, "large join"),
     "columns, too": "large finish join",
@@ -55,8 +42,8 @@ total, takes x once more."""
 
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])
 @pytest.mark.parametrize("name", WITH_TOTALS)
-def test_totals_beside_rows_take_no_pass_of_their_own(graph_with, name, device):
-    graph, spec = graph_with(name, *LARGE), DEVICES[device]
+def test_totals_beside_rows_take_no_pass_of_their_own(graph_of_mixed, name, device):
+    graph, spec = graph_of_mixed(name, *LARGE), DEVICES[device]
     config = target.heuristic(graph, spec)
     assert config in target.space(graph, spec)
     _, program, stages = programs.emit(graph, config, spec)
@@ -69,31 +56,31 @@ def test_totals_beside_rows_take_no_pass_of_their_own(graph_with, name, device):
     assert len(walked) == program.large() == kinds.count("large")
 
 
-def test_it_is_said_that_parts_of_rows_are_put_together(graph_with):
-    graph = graph_with("columns, too", *LARGE)
+def test_it_is_said_that_parts_of_rows_are_put_together(graph_of_mixed):
+    graph = graph_of_mixed("columns, too", *LARGE)
     rows, total = target.describe(graph, target.heuristic(graph, H200), H200)
     assert rows == (
         "kernel 0: space [8193, 4096], reduces axes [1], [0]"
         " (and a launch that joins what its blocks summed over rows)"
     )
     assert total.startswith("kernel 1: space [8193], reduces axes [0]; cut: the parts of a result")
-    graph = graph_with("divided by its peak", *LARGE)
+    graph = graph_of_mixed("divided by its peak", *LARGE)
     *_, last = target.describe(graph, target.heuristic(graph, H200), H200)
     assert "cut: a step needs a result of all rows (" in last
 
 
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])
 @pytest.mark.parametrize("name", WITH_TOTALS)
-def test_kernels_that_leave_parts_of_rows_compile_without_spilling(graph_with, name, device):
-    graph, spec = graph_with(name, *LARGE), DEVICES[device]
+def test_kernels_that_leave_parts_of_rows_compile_without_spilling(graph_of_mixed, name, device):
+    graph, spec = graph_of_mixed(name, *LARGE), DEVICES[device]
     log = compiled(target.task(graph, target.heuristic(graph, spec), spec)).log
     assert set(re.findall(r"(\d+) bytes spill stores", log)) == {"0"}
 
 
-def test_few_binaries_serve_all_numbers_of_rows(graph_with):
+def test_few_binaries_serve_all_numbers_of_rows(graph_of_mixed):
     """Of what joins the parts, one for each count of up to four rounds, and one for more."""
     counts = range(6000, 60000, 900)
-    graphs = [graph_with("softmax and total", "f16", (n, 512)) for n in counts]
+    graphs = [graph_of_mixed("softmax and total", "f16", (n, 512)) for n in counts]
     sources = {target.task(g, target.heuristic(g, H200), H200).source for g in graphs}
     assert len(sources) <= 5
 

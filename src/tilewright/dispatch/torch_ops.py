@@ -181,6 +181,7 @@ def _promises_more(op: Op, bound: Mapping[str, Any]) -> bool:
 
 
 def _keeps_no_bits(name: str, dtype: torch.dtype, device: str) -> bool:
+    """Whether PyTorch's kernel of such a sum keeps less than this package promises."""
     indexed = OPS[name].indexed
     assert indexed is not None
     return dtype in DTYPE_NAMES and indexed.promises_values(DTYPE_NAMES[dtype], device)
