@@ -299,6 +299,7 @@ CASES = [
             "depthwise_fma_sm90": layer(9, 64, 64, 14, 3, 64),
         }.items()
     ),
+    Case("conv2d_weight_grad_narrow_sm90", STEM, {"stages": 1, "groups": 4, "pending": 1}),
     *(
         Case(f"conv2d_weight_grad_{name}", with_bias_and_into(text))
         for name, text in {

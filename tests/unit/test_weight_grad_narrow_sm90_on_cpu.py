@@ -90,12 +90,18 @@ def test_fp32_sums_of_the_bias_are_rounded_about_once():
     assert bias_off_by(on_cpu(w, config), w) < 1 < 1.1 < bias_off_by(on_cpu(w, config, fault), w)
 
 
-@pytest.mark.parametrize(("stages", "groups"), [(2, 1), (4, 1), (1, 2), (2, 2), (3, 2)])
-def test_stages_and_rings_go_round(stages, groups):
+@pytest.mark.parametrize("pending", [0, 1])
+@pytest.mark.parametrize(
+    ("stages", "groups", "lead"),
+    [(2, 1, 2), (4, 1, 3), (1, 2, 2), (2, 2, 3), (3, 2, 2), (1, 4, 3)],
+)
+def test_stages_and_rings_go_round(stages, groups, lead, pending):
     heuristic = NARROW.heuristic(STEM, FEW)
-    config = replace(heuristic, stages=stages, producers=128, waves=0.5, groups=groups)
-    verdict = Verifier(STEM, CPU).check(on_cpu(STEM, config))
-    assert verdict.ok, verdict.message
+    knobs = {"stages": stages, "groups": groups, "lead": lead, "pending": pending}
+    config = replace(heuristic, producers=128, waves=0.5, **knobs)
+    for slow in (False, True):
+        verdict = Verifier(STEM, CPU).check(on_cpu(STEM, config, slow=slow))
+        assert verdict.ok, verdict.message
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,7 @@ def test_stages_and_rings_go_round(stages, groups):
     [
         ("wait_for_copies<STAGES - 1>();", "wait_for_copies<STAGES>();"),
         ("barrier_wait(full(shared, step), step / RING & 1);", ""),
-        ('aligned %0;" ::"n"(0)', 'aligned %0;" ::"n"(1)'),
+        ('aligned %0;" ::"n"(PARTS - 1)', 'aligned %0;" ::"n"(PARTS)'),
     ],
 )
 def test_who_waits_too_little_is_found(fault):

@@ -30,8 +30,6 @@ from tilewright.tensor_spec import TensorSpec
 
 FEATURES = 64
 """Of a block: a swizzled row of 128 bytes."""
-LEAD = 2
-"""Steps that may be unfolded before they are multiplied."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +39,17 @@ class Config(rows.Config):
         shares: of a line's pixels; warps share its taps instead.
         producers: threads that copy and unfold.
         groups: of those, which take steps in turn; each has `stages` of its steps under way.
+        lead: steps that may be unfolded before they are read.
+        pending: lines whose products are under way while the next one's taps are read.
     """
 
     stages: int = param(3, 2, 4, 1)
     shares: int = param(1)
     waves: float = param(1.0, 0.5)
     producers: int = param(256, 128)
-    groups: int = param(1, 2)
+    groups: int = param(1, 2, 4)
+    lead: int = param(2, 3)
+    pending: int = param(0, 1)
 
 
 class Conv2dWeightGradNarrowSm90(Implementation):
@@ -89,10 +91,14 @@ class Conv2dWeightGradNarrowSm90(Implementation):
         layout = _layout(w, config)
         dtypes = (w["x"].dtype, *(o.dtype for o in w.outputs))
         baked = (dtypes, w["kernel_size"], w["stride"], w["x"].shape[1])
-        return f"{config.stages} {config.groups} {layout} {baked} {copy_bytes(w)}"
+        knobs = f"{config.stages} {config.groups} {config.lead} {config.pending}"
+        return f"{knobs} {layout} {baked} {copy_bytes(w)}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
-        more = {"C": w["x"].shape[1], "COPY_BYTES": copy_bytes(w), "GROUPS": config.groups}
+        more = {
+            "C": w["x"].shape[1], "COPY_BYTES": copy_bytes(w), "GROUPS": config.groups,
+            "LEAD": config.lead, "PENDING": config.pending,
+        }  # fmt: skip
         parts, text = ("unfold", "narrow_sm90"), wgmma(w["x"].dtype)
         return rows_task(parts, w, device, _layout(w, config), config, more, text)
 
@@ -147,8 +153,8 @@ def _layout(w: Workload, config: Config) -> Layout:
     """As kernels/weight_grad_narrow_sm90.cuh computes it."""
     filter_height, chunk = w["kernel_size"][0], chunk_of(w["grad_output"].shape[3])
     warps = math.ceil(filter_height * octets_of(w) / 8) * 4
-    ring = prime(filter_height, w["stride"][0]) + 1 + LEAD
-    grads = config.stages * config.groups + 1 + LEAD
+    ring = prime(filter_height, w["stride"][0]) + 1 + config.lead
+    grads = config.stages * config.groups + 2 + config.lead
     loop_bytes = grads * (chunk * FEATURES * 2 + 8) + ring * (unfolded_bytes(w, chunk) + 16)
     loop_bytes += (config.stages + 1) * config.groups * raw_bytes(w, chunk)
     return Layout(FEATURES, chunk, warps, FEATURES // 8, loop_bytes, config.producers)

@@ -5,21 +5,23 @@
 // it reads transposed from unfolded rows into registers; grad_output is brought by the copy engine, in
 // swizzled rows of 128 bytes, which all warpgroups read. So a line costs each warp one ldmatrix for 16
 // pixels, and no other warp reads the same taps. Nothing that a
-// thread has written is read by wgmma, so that no fence is needed between the two.
+// thread has written is read by wgmma, so that no fence is needed between the two. Unfolded rows are free for the
+// next ones as soon as they are in registers; with PENDING a line's products are under way while the next one's
+// taps are read.
 //
 // Defined before this text, besides what weight_grad_unfold.cuh needs: PRODUCERS, threads that copy and
-// unfold, in GROUPS groups that take steps in turn, and `multiply`, a wgmma of 64 x FEATURES x 16 with taps
-// in registers.
+// unfold, in GROUPS groups that take steps in turn, LEAD, steps that may be unfolded before they are read, PENDING,
+// and `multiply`, a wgmma of 64 x FEATURES x 16 with taps in registers.
 
 constexpr int WARPS = (R * OCTETS + 7) / 8 * 4;  // of whole warpgroups; those past the last octet repeat it
 constexpr int FRAGMENTS = FEATURES / 8;
 constexpr int CONSUMERS = WARPS * 32;
 constexpr int THREADS = CONSUMERS + PRODUCERS;
-constexpr int LEAD = 2;                          // steps that may be unfolded before they are multiplied
 constexpr int RING = PRIME + 1 + LEAD;           // steps whose unfolded rows are kept
 constexpr int GROUP_THREADS = PRODUCERS / GROUPS;
 constexpr int AHEAD = STAGES * GROUPS;           // steps from the one that is unfolded to the one that is asked for
-constexpr int GRADS = AHEAD + 1 + LEAD;          // lines whose part of grad_output is kept, from its copy on
+constexpr int GRADS = AHEAD + 2 + LEAD;          // lines whose part of grad_output is kept, from its copy on
+constexpr int PARTS = PAIRED || CHUNK / 16 <= PENDING ? 1 : PENDING + 1;  // of a line, all but one of which may be under way
 constexpr int LINE_BYTES = CHUNK * 128;
 constexpr int RAWS = AHEAD + GROUPS;
 constexpr int STEP_BYTES = STRIDE_H * ROW_BYTES;
@@ -29,7 +31,7 @@ static_assert(FEATURES == 64 && CHUNK % 16 == 0, "swizzled rows");
 static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS, "layout");
 static_assert(BARRIERS_AT + 16 * RING + 8 * GRADS == LOOP_BYTES && SHARES == 1, "layout");
 
-// A step's rows are unfolded; they have been multiplied; a line's part of grad_output is there.
+// A step's rows are unfolded; they have been read; a line's part of grad_output is there.
 TW_DEVICE u32 full(u32 memory, int step) { return memory + BARRIERS_AT + step % RING * 16; }
 TW_DEVICE u32 done(u32 memory, int step) { return full(memory, step) + 8; }
 TW_DEVICE u32 there(u32 memory, int line) { return memory + BARRIERS_AT + RING * 16 + line % GRADS * 8; }
@@ -100,26 +102,34 @@ TW_DEVICE void consume(float (&sums)[FRAGMENTS * 4], u32 shared, const Problem& 
   const Lines lines(b);
   Walk here(b, lines.first);
   Bias<Ones>::begin();
+  u32 taps[CHUNK / 16][4];
   int line = 0;
   for (int step = 0; step < lines.steps; ++step) {
     barrier_wait(full(shared, step), step / RING & 1);
+    const auto give_back = [&]() {
+      __syncwarp();
+      if (lane == 0) barrier_arrive(done(shared, step));
+    };
+    if (here.prime > 0) give_back();
     if (here.prime == 0) {
       const u32 rows = shared + own + (step - back / STRIDE_H) % RING * STEP_BYTES;
-      u32 taps[CHUNK / 16][4];
-      TW_UNROLL for (int k = 0; k < CHUNK / 16; ++k) load_transposed(taps[k], rows + k * 16 * PIXEL_BYTES);
       const u64 features = descriptor(grad_of(shared, line));
-      barrier_wait(there(shared, line), line / GRADS & 1);
+      TW_UNROLL for (int part = 0; part < PARTS; ++part) {
+        const int first = part * (CHUNK / 16) / PARTS, end = (part + 1) * (CHUNK / 16) / PARTS;
+        TW_UNROLL for (int k = first; k < end; ++k) load_transposed(taps[k], rows + k * 16 * PIXEL_BYTES);
+        if (part == PARTS - 1) give_back();
+        if (part == 0) barrier_wait(there(shared, line), line / GRADS & 1);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        TW_UNROLL for (int k = first; k < end; ++k) multiply(sums, taps[k], features + k * 128);
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PARTS - 1) : "memory");
+      }
       ++line;
-      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-      TW_UNROLL for (int k = 0; k < CHUNK / 16; ++k) multiply(sums, taps[k], features + k * 128);
-      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-      asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(0) : "memory");
       Bias<Ones>::take_line(sums);
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(done(shared, step));
     here.advance(b);
   }
+  if (PARTS > 1) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(0) : "memory");
   Bias<Ones>::give_back(sums);
 }
 
