@@ -1,7 +1,7 @@
 """Own kernels under NVIDIA's compute-sanitizer: every way to split a weight gradient, and a config
 of each other kind of kernel and of schedule.
 
-    python tests/gpu/sanitize.py                       memcheck and racecheck of all
+    python tests/gpu/sanitize.py                       memcheck, racecheck and initcheck of all
     python tests/gpu/sanitize.py --only sm90 --tool memcheck
     python tests/gpu/sanitize.py --list --device h200  what would run there; needs no GPU
 
@@ -32,7 +32,8 @@ from tilewright.op import OPS, Workload
 from tilewright.ops._indexing import places_of_x, told_once
 from tilewright.tensor_spec import TensorSpec
 
-TOOLS = ("memcheck", "racecheck")
+TOOLS = ("memcheck", "racecheck", "initcheck")
+"""Accesses out of bounds, races in shared memory, reads of memory that nothing was written to."""
 REPORTED, LATE, LIMIT_S = 99, 124, 900
 """Exit codes where the tool reports something, and of `timeout`; seconds for one implementation."""
 NOT_FOLLOWED = {

@@ -156,16 +156,17 @@ def test_a_report_of_either_tool_is_a_failure(capsys, monkeypatch):
     assert [call[:3] for call in calls] == [
         *(("memcheck", "--run", name) for name in (*first, *names)),
         *(("racecheck", "--run", name) for name in names),
+        *(("initcheck", "--run", name) for name in (*first, *names)),
     ]
     for tool, _, _, *rest in calls:
         left_out = ["scatter", *sanitize.NOT_FOLLOWED.get(tool, ())]
         assert rest == [*only, *(word for text in left_out for word in ("--without", text))]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[4].startswith(f"racecheck {first[1]} conv2d")
-    assert "not run: its warps wait" in lines[4]
-    assert "exchange=sent: not run: racecheck misses" in lines[5]
-    assert lines[6] == "racecheck gather_cuda: reports: a race"
-    assert lines[7] == "racecheck gather_tiled: 2 clean"
+    assert all(line.startswith(f"racecheck {first[1]} conv2d") for line in lines[4:6])
+    assert all("not run: its warps wait" in line for line in lines[4:6])
+    assert "exchange=sent: not run: racecheck misses" in lines[6]
+    assert lines[7] == "racecheck gather_cuda: reports: a race"
+    assert lines[8] == "racecheck gather_tiled: 2 clean"
     assert sanitize.main([*only, "--tool", "memcheck"]) == 0
 
 
