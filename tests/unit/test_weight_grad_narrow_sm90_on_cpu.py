@@ -114,7 +114,9 @@ def test_stages_and_rings_go_round(stages, groups, lead, pending):
 )
 def test_who_waits_too_little_is_found(fault):
     """Without padding: beside padding, what became NaN would be summed again."""
-    broken = on_cpu(BARE, NARROW.heuristic(BARE, FEW), fault)
+    config = replace(NARROW.heuristic(BARE, FEW), groups=1, pending=0)
+    assert Verifier(BARE, CPU).check(on_cpu(BARE, config)).ok
+    broken = on_cpu(BARE, config, fault)
     assert fails(lambda: Verifier(BARE, CPU).check(broken).ok)
 
 

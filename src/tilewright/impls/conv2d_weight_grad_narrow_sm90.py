@@ -73,14 +73,20 @@ class Conv2dWeightGradNarrowSm90(Implementation):
         return ConfigSpace(Config, None, refusal)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
-        """The deepest pipeline that shared memory holds. Few lines leave more sums than work; many
-        pay for a second group (batch 32 and 256 of ResNet's first layer, docs/weight_gradient.md).
+        """Few lines leave more sums than work. Of ResNet's first layer two groups of unfolders were
+        best at batch 8 and 32, seven and 27 lines an SM, and four, which leave shared memory for no
+        more than a step of each, at 256 (docs/weight_gradient.md).
         """
         n, _, height, _ = w["grad_output"].shape
         lines = n * height / device.sms
-        groups, waves = 1 + (lines >= 16), 1.0 if lines >= 4 else 0.5
+        groups, lead, stages, pending = (4, 3, 1, 0) if lines >= 64 else (2, 2, 3, 1)
+        waves = 1.0 if lines >= 4 else 0.5
+        like = {"groups": groups, "waves": waves, "lead": lead, "pending": pending}
         fits = list(self.space(w, device))
-        return min(fits, key=lambda c: (c.groups != groups, c.waves != waves, abs(c.stages - 3)))
+        return min(
+            fits,
+            key=lambda c: (*(getattr(c, k) != v for k, v in like.items()), abs(c.stages - stages)),
+        )
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
         """Without a time: it has no model of that."""
