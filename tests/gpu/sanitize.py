@@ -278,6 +278,7 @@ INDEXED_CASES = [
     Case("scatter_winner", INDEXED["scatter_winner"], {"sent": 1024, "launches": 3}),
     Case("scatter_strided", INDEXED["scatter_strided"], {"named": True, "hashed": True}),
     Case("rows_dealt", "embedding_backward(grad=bf16[9000,96], index=i64[9000], num_weights=500)"),
+    Case("bucket_sums", INDEXED["bucket_sums"].replace("f32", "f64")),
     *(Case(name, text) for name, text in INDEXED.items()),
 ]
 CASES = [

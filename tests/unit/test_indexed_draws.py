@@ -92,6 +92,7 @@ MEANINGS = [
     Meaning("integer_sums", "scatter_add", "f16", "i64", in_place=True),
     Meaning("integer_sums", "scatter_add", "f64", "i32"),
     Meaning("bucket_sums", "scatter_add", "bf16", "i64", in_place=True),
+    Meaning("bucket_sums", "scatter_add", "f64", "i32"),
     Meaning("scatter_serial", "scatter_add", "f64", "i32"),
     Meaning("scatter_serial", "scatter_reduce", "i64", "i64", ", reduce=prod", in_place=True),
     Meaning("scatter_serial", "scatter_reduce", "f32", "i64", ", reduce=amin, include_self=False"),

@@ -163,6 +163,7 @@ def small(suite, name):
         ("scatter_large", "scatter_buckets"),
         ("scatter_sums", "scatter_sorted"),
         ("scatter_sums", "bucket_sums"),
+        ("scatter_dtypes", "bucket_sums"),
         ("scatter_sums", "integer_sums"),
         ("rows_small", "integer_sums"),
         ("scatter_sums", "scatter_serial"),

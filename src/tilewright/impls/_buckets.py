@@ -31,7 +31,8 @@ MIN_ELEMENTS = 2**17
 """Of a sum untuned: H200, commit 693d132, integer_sums takes 10.3 us for 12000 elements and 44 us
 for a million, bucket_sums 11.2 us and 26 us."""
 WORKSPACE_PER_INDEX = 24
-"""Bytes: tiles that are much smaller than a chunk, or chunks than the buckets, would take more."""
+"""Bytes, or three entries where these are longer: tiles that are much smaller than a chunk, or
+chunks than the buckets, would take more."""
 MAX_POSITION = 2**16
 """A position in a chunk, and a slot of a bucket, are 16 bits of an entry."""
 
@@ -43,11 +44,11 @@ def _has_large_tiles(p: ScatterProblem) -> bool:
 def worth_buckets(p: ScatterProblem) -> bool:
     """Whether untuned a sum is one for bucket_sums, where others do not take it first."""
     elements = p.outer * p.length * p.inner
-    return p.include and carries(p.dtype) and elements >= MIN_ELEMENTS and _has_large_tiles(p)
+    return p.include and is_short(p.dtype) and elements >= MIN_ELEMENTS and _has_large_tiles(p)
 
 
-def carries(dtype: str) -> bool:
-    """Whether an entry has room for a value."""
+def is_short(dtype: str) -> bool:
+    """Whether a value and where it goes make an entry of eight bytes."""
     return DTYPES[dtype].itemsize <= 4
 
 
@@ -55,7 +56,8 @@ class Buckets(Implementation):
     """Each access to memory is near its neighbours', however random the indices are.
 
     Workspace: an entry for each index, 4 bytes for each pair of a chunk and a bucket, and the slots
-    of as many buckets as may be too large for one block; 24 bytes an index at most.
+    of as many buckets as may be too large for one block; 24 bytes an index at most, or three
+    entries of twelve bytes.
     """
 
     backend = "cuda"
@@ -128,8 +130,9 @@ class Buckets(Implementation):
             if s.chunk < 1024:
                 return f"a chunk of {s.chunk} elements is too small"
             taken = s.workspace.bytes
-            if taken > most_bytes(WORKSPACE_PER_INDEX, w["index"].numel):
-                return f"{taken} bytes exceed {WORKSPACE_PER_INDEX} for each index"
+            allowed = max(WORKSPACE_PER_INDEX, 3 * s.entry_bytes)
+            if taken > most_bytes(allowed, w["index"].numel):
+                return f"{taken} bytes exceed {allowed} for each index"
             if s.runs > RUNS_OF_THREAD:
                 return f"a thread has {s.runs} of {s.chunks} runs, more than {RUNS_OF_THREAD}"
             if max(s.split_blocks, s.settle_blocks) > MAX_GRID:
@@ -214,7 +217,7 @@ class Sizes:
     """What kernels/scatter/buckets.cuh derives from its macros, by the same names.
 
     Attributes:
-        carried: entries hold the elements' values.
+        entry_bytes: 4, and more where entries hold the elements' values.
         slot_words: words of shared memory that a block has for each slot.
         joined_bytes: of each slot of a bucket that several blocks settle, for each block beside the
             first.
@@ -226,12 +229,16 @@ class Sizes:
     buckets: int
     slots: int
     share: int
-    carried: bool
+    entry_bytes: int
     runs: int
     slot_words: int
     joined_bytes: int
     split_bytes: int
     settle_bytes: int
+
+    @property
+    def carried(self) -> bool:
+        return self.entry_bytes > 4
 
     @property
     def chunks(self) -> int:
@@ -251,9 +258,9 @@ class Sizes:
 
     @property
     def workspace(self) -> Workspace:
-        heavy, entry_bytes = self.tiles * self.heavy, 8 if self.carried else 4
+        heavy = self.tiles * self.heavy
         return Workspace(
-            entries=entry_bytes * self.split_blocks * self.chunk,
+            entries=self.entry_bytes * self.split_blocks * self.chunk,
             runs=4 * self.split_blocks * self.buckets,
             common=self.joined_bytes * heavy * self.slots,
             done=4 * heavy,
@@ -265,6 +272,7 @@ def sizes(p: ScatterProblem, c: Any, carried: bool, slot_words: int, joined_byte
     chunk, slots = c.split_threads * c.items, c.width << c.shift
     buckets = -(-p.places >> c.shift)
     runs = math.ceil(math.ceil(p.length * c.width / chunk) / c.settle_threads)
+    entry_bytes = 4 + max(DTYPES[p.dtype].itemsize, 4) * carried
     return Sizes(
         tiles=p.outer * math.ceil(p.inner / c.width),
         elements=p.length * c.width,
@@ -272,10 +280,10 @@ def sizes(p: ScatterProblem, c: Any, carried: bool, slot_words: int, joined_byte
         buckets=buckets,
         slots=slots,
         share=c.share * slots,
-        carried=carried,
+        entry_bytes=entry_bytes,
         runs=runs,
         slot_words=slot_words,
         joined_bytes=joined_bytes,
-        split_bytes=4 * (32 + (buckets + 2) // 2 * 2) + (8 if carried else 4) * chunk,
+        split_bytes=4 * (32 + (buckets + 2) // 2 * 2) + entry_bytes * chunk,
         settle_bytes=4 * (slot_words * slots + 64 + 2 * (runs + 1) * c.settle_threads),
     )

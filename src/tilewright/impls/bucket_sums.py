@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._buckets import Buckets, Sizes, carries, sizes, worth_buckets
-from tilewright.impls._integers import in_tables, not_by_integers
+from tilewright.impls._buckets import Buckets, Sizes, sizes, worth_buckets
+from tilewright.impls._integers import in_tables, not_by_integers, table_bytes
 from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
 from tilewright.impls.scatter_serial import ScatterSerial
 from tilewright.impls.scatter_tiled import ScatterTiled
@@ -24,7 +24,7 @@ class BucketSums(Buckets):
     settle_registers, joined_from_zero = 64, False
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
-        return sizes(p, c, carried=True, slot_words=3, joined_bytes=16)
+        return sizes(p, c, carried=True, slot_words=table_bytes(1, p.dtype) // 4, joined_bytes=16)
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         p = scatter_problem(w)
@@ -33,8 +33,6 @@ class BucketSums(Buckets):
                 return "the old element is no term"
             if reason := not_by_integers(p.dtype, p.reduce):
                 return reason
-            if not carries(p.dtype):
-                return f"a value of {p.dtype} exceeds the four bytes that an entry has for it"
         return super().unsupported(w, device)
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:

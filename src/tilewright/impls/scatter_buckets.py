@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._buckets import Buckets, Sizes, carries, sizes
+from tilewright.impls._buckets import Buckets, Sizes, is_short, sizes
 from tilewright.impls._indexed import Launch
 from tilewright.impls._scatter import ScatterProblem, moved
 from tilewright.op import Workload
@@ -33,7 +33,7 @@ class ScatterBuckets(Buckets):
         ascending: bool = param(False, True)  # try first whether indices rise
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
-        carried = p.number is None and carries(p.dtype)
+        carried = p.number is None and is_short(p.dtype)
         return sizes(p, c, carried, 1 + carried, 8 if carried else 4)
 
     def refused(self, p: ScatterProblem, c: Any) -> str | None:

@@ -4,10 +4,21 @@
 // a bucket have units of their own: each leaves its sums, and the last adds these in the blocks' order.
 
 // Of each slot. Integers in two halves, since shared memory adds 32 bits at once.
-struct Sums { u32 *mark, *low, *high; };
-TW_DEVICE Sums sums_of(const Settling& m) { return {m.words, m.words + SLOTS, m.words + 2 * SLOTS}; }
+struct Sums {
+  u32 *mark, *halves;
+  TW_DEVICE u32* low(int part) const { return halves + 2 * part * SLOTS; }
+  TW_DEVICE u32* high(int part) const { return low(part) + SLOTS; }
+  TW_DEVICE Integer at(u32 s) const {
+    Integer r;
+    EACH_PART(p) r.part[p] = (u64)high(p)[s] << 32 | low(p)[s];
+    return r;
+  }
+};
+TW_DEVICE Sums sums_of(const Settling& m) { return {m.words, m.words + SLOTS}; }
 
-TW_DEVICE float value_of(Entry e) { return widen(of_bits<T>((u32)(e >> 32))); }
+// The mark of a value that is apart from its entry's word; else it is made where it is needed.
+TW_DEVICE u32 note_of(Carried value, u32) { return PARTS > 1 ? mark_of((Term)value) : 0; }
+TW_DEVICE u32 mark_at(const Entry& e) { return PARTS > 1 ? note_of(e) : mark_of(widen(value_of(e))); }
 
 // Whether a warp's entries are all of one slot, as where an index repeats.
 TW_DEVICE bool all_of_one(u32 slot) {
@@ -20,7 +31,7 @@ TW_DEVICE void look(const Settling& m, const Sums& sums, const List& list, const
   take_all(m, list, entries, [&](const Entry (&e)[BATCH], const u32 (&from)[BATCH]) {
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       const u32 slot = from[q] == NOWHERE ? NOWHERE : slot_of(e[q]);
-      u32 mark = slot == NOWHERE ? UNNAMED : mark_of(value_of(e[q]));
+      u32 mark = slot == NOWHERE ? UNNAMED : mark_at(e[q]);
       if (all_of_one(slot)) mark = of_first_lane(__reduce_max_sync(FULL_WARP, mark));
       if (mark != UNNAMED) atomicMax(&sums.mark[slot], mark);
     }
@@ -32,11 +43,14 @@ TW_DEVICE void add_up(const Settling& m, const Sums& sums, const List& list, con
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       const u32 slot = from[q] == NOWHERE ? NOWHERE : slot_of(e[q]), mark = slot == NOWHERE ? UNNAMED : sums.mark[slot];
       if (mark == NOT_FINITE) {
-        if (const u32 kind = kind_of(value_of(e[q]))) atomicOr(&sums.low[slot], kind);
+        if (const u32 kind = kind_of(widen(value_of(e[q])))) atomicOr(&sums.low(0)[slot], kind);
       }
-      u64 integer = adds(mark) ? integer_of(value_of(e[q]), mark, unit_bits).part[0] : 0;
-      if (all_of_one(slot)) integer = sum_of_warp(integer);
-      if (integer) add_shared(&sums.low[slot], &sums.high[slot], integer);
+      const Integer integer = adds(mark) ? integer_of(widen(value_of(e[q])), mark, unit_bits) : Integer{};
+      const bool alike = all_of_one(slot);
+      EACH_PART(p) {
+        const u64 part = alike ? sum_of_warp(integer.part[p]) : integer.part[p];
+        if (part) add_shared(&sums.low(p)[slot], &sums.high(p)[slot], part);
+      }
     }
   });
 }
@@ -66,7 +80,7 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
   const u32 unit_bits = 30 + __clz(min(list.total, (u32)LENGTH));  // so many are of one slot at most
   look(m, sums, list, entries + tile * CHUNKS * CHUNK);
   add_up(m, sums, list, entries + tile * CHUNKS * CHUNK, unit_bits);
-  const auto sum_at = [&](u32 s) { return sum_of({(u64)sums.high[s] << 32 | sums.low[s]}, sums.mark[s], unit_bits); };
+  const auto sum_at = [&](u32 s) { return sum_of(sums.at(s), sums.mark[s], unit_bits); };
   if (mine.parts > 1) {
     for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) here[s] = sum_at(s);
     if (!comes_last(m, done + tile * HEAVY + mine.heavy, mine)) return;
@@ -84,7 +98,7 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
       if (!writes[q]) continue;
       const u32 s = first + q * SETTLE_THREADS;
       const double sum = mine.parts > 1 ? sum_of_parts(parts + s, mine) : sum_at(s);
-      out[address(t, s, row, PLACES)] = Narrow<T>::of((float)((double)widen(now[q]) + sum));
+      out[address(t, s, row, PLACES)] = Narrow<T>::of((Term)((double)widen(now[q]) + sum));
     }
   }
 }

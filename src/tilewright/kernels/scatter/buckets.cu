@@ -3,6 +3,8 @@
 // Of each slot: the winner's position in the tile plus one, then its value if it is CARRIED, else winners
 // fetch them.
 
+TW_DEVICE u32 note_of(Carried, u32 position) { return position; }
+
 struct Winners { u32 *order, *value; };
 TW_DEVICE Winners winners(const Settling& m) { return {m.words, m.words + SLOTS}; }
 
@@ -12,7 +14,7 @@ TW_DEVICE void compete(const Settling& m, const Winners& w, const List& list, co
   take_all(m, list, entries, [&](const Entry (&e)[BATCH], const u32 (&from)[BATCH]) {
     u32 order[BATCH];
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
-      order[q] = from[q] == NOWHERE ? 0 : from[q] * CHUNK + 1 + ((u32)e[q] & 0xffff);
+      order[q] = from[q] == NOWHERE ? 0 : from[q] * CHUNK + 1 + note_of(e[q]);
       const u32 slot = order[q] ? slot_of(e[q]) : NOWHERE;
       int same;  // as where an index repeats, when maxima would queue up
       __match_all_sync(FULL_WARP, slot, &same);

@@ -16,6 +16,7 @@
 // ASCENDING: kernels of ascending.cuh came before, and where they wrote the result nothing is left to do.
 //
 // CARRIED: entries hold the elements' values. JOINED_FROM_ZERO: so begins what blocks join.
+// `note_of` is the settler's: 16 bits that an entry has of its value or its position in the chunk.
 
 #define TILES_ACROSS ((INNER + WIDTH - 1) / WIDTH)
 #define ELEMENTS ((u64)LENGTH * WIDTH)
@@ -30,7 +31,7 @@
 #define NOWHERE 0xffffffffu
 #define BATCH 4
 #define IN_FLIGHT (ITEMS < 8 ? ITEMS : 8)
-#define VALUES_AHEAD (CARRIED && ITEMS <= 8)
+#define VALUES_AHEAD (CARRIED && ITEMS <= (sizeof(T) > 4 ? 4 : 8))
 
 extern __shared__ __align__(16) u32 shared[];
 
@@ -38,12 +39,50 @@ extern __shared__ __align__(16) u32 shared[];
 TW_DEVICE bool rising(const u32*) { return false; }
 #endif
 
-// Value, slot in the bucket and position in the chunk, from the upper bits down.
-template <bool VALUE> struct Entries { typedef u64 Entry; };
-template <> struct Entries<false> { typedef u32 Entry; };
-typedef Entries<CARRIED>::Entry Entry;
+// Slot in the bucket and note, from the upper bits down; above them a value of up to four bytes. A wide
+// value is apart: so are those of a chunk, before all else of it.
+struct Wide { u32 where, value[2]; };
+template <int BYTES> struct Carrying { typedef u64 Entry; };
+template <> struct Carrying<0> { typedef u32 Entry; };
+template <> struct Carrying<8> { typedef Wide Entry; };
+typedef Carrying<CARRIED ? (sizeof(T) > 4 ? 8 : 4) : 0>::Entry Entry;
 // Of a slot, where blocks join what they have of a bucket.
-typedef Entry Key;
+typedef Carrying<CARRIED ? 4 : 0>::Entry Key;
+
+template <class E> struct Entries {
+  typedef u32 Carried;
+  static TW_DEVICE u32 carried(T value) { return bits_of(value); }
+  static TW_DEVICE E of(u32 bits, u32 where) { return (E)((u64)bits << 32 | where); }
+  static TW_DEVICE u32 where(E e) { return (u32)e; }
+  static TW_DEVICE T value(E e) { return of_bits<T>((u32)((u64)e >> 32)); }
+  static TW_DEVICE E at(const E* chunk, u32 i) { return chunk[i]; }
+  static TW_DEVICE void put(E* chunk, u32 i, E e) { chunk[i] = e; }
+};
+template <> struct Entries<Wide> {
+  typedef T Carried;
+  union Bits { T value; u32 words[2]; };
+  static TW_DEVICE T carried(T value) { return value; }
+  static TW_DEVICE Wide of(T value, u32 where) {
+    const Bits b = {value};
+    return {where, {b.words[0], b.words[1]}};
+  }
+  static TW_DEVICE u32 where(const Wide& e) { return e.where; }
+  static TW_DEVICE T value(const Wide& e) {
+    Bits b;
+    b.words[0] = e.value[0], b.words[1] = e.value[1];
+    return b.value;
+  }
+  static TW_DEVICE Wide at(const Wide* chunk, u32 i) { return of(((const T*)chunk)[i], ((const u32*)((const T*)chunk + CHUNK))[i]); }
+  static TW_DEVICE void put(Wide* chunk, u32 i, const Wide& e) {
+    ((T*)chunk)[i] = value(e);
+    ((u32*)((T*)chunk + CHUNK))[i] = e.where;
+  }
+};
+typedef Entries<Entry>::Carried Carried;
+TW_DEVICE u32 note_of(Carried value, u32 position);
+TW_DEVICE T value_of(const Entry& e) { return Entries<Entry>::value(e); }
+TW_DEVICE u32 slot_of(const Entry& e) { return Entries<Entry>::where(e) >> 16; }
+TW_DEVICE u32 note_of(const Entry& e) { return Entries<Entry>::where(e) & 0xffff; }
 
 struct Tile { u64 outer; u32 column; };
 TW_DEVICE Tile tile_at(u64 number) { return {number / TILES_ACROSS, (u32)(number % TILES_ACROSS) * WIDTH}; }
@@ -116,7 +155,8 @@ extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / S
   const u64 number = blockIdx.x / CHUNKS, row = blockIdx.x;
   const u32 chunk = blockIdx.x % CHUNKS;
   const Tile t = tile_at(number);
-  u32 place[ITEMS], rank[ITEMS], value[VALUES_AHEAD ? ITEMS : 1];
+  u32 place[ITEMS], rank[ITEMS];
+  Carried value[VALUES_AHEAD ? ITEMS : 1];
   TW_UNROLL for (int from = 0; from < ITEMS; from += IN_FLIGHT) {
     INDEX i[IN_FLIGHT];
     bool valid[IN_FLIGHT];
@@ -124,7 +164,7 @@ extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / S
       const u64 at = (u64)chunk * CHUNK + (from + q) * SPLIT_THREADS + threadIdx.x;
       valid[q] = at < ELEMENTS && inside(t, (u32)at);
       if (valid[q]) i[q] = __ldcs(&index[address(t, (u32)at, 0, LENGTH)]);
-      if (VALUES_AHEAD && valid[q]) value[from + q] = bits_of(source[address(t, (u32)at, 0, LENGTH)]);
+      if (VALUES_AHEAD && valid[q]) value[from + q] = Entries<Entry>::carried(source[address(t, (u32)at, 0, LENGTH)]);
     }
     if (from == 0) for (u32 b = threadIdx.x; b < BUCKETS; b += SPLIT_THREADS) next[b] = 0;
     TW_UNROLL for (int q = 0; q < IN_FLIGHT; ++q) {
@@ -143,13 +183,15 @@ extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / S
   TW_UNROLL for (int j = 0; j < ITEMS; ++j) {
     const u32 position = j * SPLIT_THREADS + threadIdx.x;
     const bool valid = place[j] != NOWHERE;
-    u32 carried = VALUES_AHEAD ? value[j] : 0;
-    if (CARRIED && !VALUES_AHEAD && valid) carried = bits_of(source[address(t, chunk * CHUNK + position, 0, LENGTH)]);
+    Carried carried = VALUES_AHEAD ? value[j] : 0;
+    if (CARRIED && !VALUES_AHEAD && valid) carried = Entries<Entry>::carried(source[address(t, chunk * CHUNK + position, 0, LENGTH)]);
     const u32 slot = (place[j] & ((1u << SHIFT) - 1)) * WIDTH + position % WIDTH;  // WIDTH divides CHUNK
-    if (valid) staged[next[place[j] >> SHIFT] + rank[j]] = (Entry)((u64)carried << 32 | slot << 16 | position);
+    const Entry e = Entries<Entry>::of(carried, slot << 16 | note_of(carried, position));
+    if (valid) Entries<Entry>::put(staged, next[place[j] >> SHIFT] + rank[j], e);
   }
   __syncthreads();
-  for (u32 i = threadIdx.x; i < filled; i += SPLIT_THREADS) entries[row * CHUNK + i] = staged[i];
+  entries += row * CHUNK;
+  for (u32 i = threadIdx.x; i < filled; i += SPLIT_THREADS) Entries<Entry>::put(entries, i, Entries<Entry>::at(staged, i));
 }
 
 // ---- settle -------------------------------------------------------------------------------------
@@ -271,14 +313,13 @@ template <class Take> TW_DEVICE void take_all(const Settling& m, const List& lis
         if (at >= end) continue;
         const u32 run = m.ahead[word] + __popc(m.heads[word] & upto) - 1;
         from[q] = m.chunk[run];
-        e[q] = entries[(u64)from[q] * CHUNK + (u32)(m.shifted[run] + start + at)];
+        e[q] = Entries<Entry>::at(entries + (u64)from[q] * CHUNK, m.shifted[run] + start + at);
       }
       take(e, from);
     }
   }
   __syncthreads();
 }
-TW_DEVICE u32 slot_of(Entry e) { return (u32)e >> 16; }
 
 // Bring near what will stay where nothing is written, a sector for each thread at a time.
 TW_DEVICE void fetch_old(const Tile& t, u32 bucket, const T* old) {
