@@ -259,6 +259,11 @@ template <class V> static V __reduce_max_sync(unsigned, V v) {
   for (int i = 0; i < 32; ++i) v = max(v, of_lane<V>(w, i));
   return v;
 }
+template <class V> static V __reduce_or_sync(unsigned, V v) {
+  const Warp w = gather(v);
+  for (int i = 0; i < 32; ++i) v |= of_lane<V>(w, i);
+  return v;
+}
 template <class V> static V __reduce_min_sync(unsigned, V v) {
   const Warp w = gather(v);
   for (int i = 0; i < 32; ++i) v = min(v, of_lane<V>(w, i));

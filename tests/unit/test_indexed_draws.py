@@ -24,7 +24,10 @@ from tilewright.tensor_spec import DTYPES
 pytestmark = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
 )
-BAKED = ("scatter_tiled", "scatter_winner", "scatter_buckets", "scatter_exchange", "bucket_sums")
+BAKED = (
+    *("scatter_tiled", "scatter_winner", "scatter_buckets", "scatter_exchange"),
+    *("bucket_sums", "bucket_products"),
+)
 """Whose binaries are for one shape."""
 ALIKE = (*BAKED, "scatter_sorted", "scatter_strided", "integer_sums", "rows_unique")
 """Whose binaries depend on how many axes there are, or how wide rows are."""
@@ -34,7 +37,7 @@ PARTIAL = ("scatter_serial", "scatter_strided")
 """Which are given indices of a part of x and src, too."""
 SORTING = ("rows_sorted", "rows_sorted_torch", "rows_unique", "scatter_sorted")
 """Whose binaries are for numbers of places that take as many bits."""
-SLOW = ("scatter_buckets", "scatter_exchange", "scatter_sorted", "bucket_sums")
+SLOW = ("scatter_buckets", "scatter_exchange", "scatter_sorted", "bucket_sums", "bucket_products")
 """Which take longest for a call here, mostly for memory that they share."""
 FEW = (*BAKED, "integer_sums", "rows_unique", "rows_serial", "scatter_serial")
 """Which are not for thousands of indices, or have several blocks for less."""
@@ -93,6 +96,15 @@ MEANINGS = [
     Meaning("integer_sums", "scatter_add", "f64", "i32"),
     Meaning("bucket_sums", "scatter_add", "bf16", "i64", in_place=True),
     Meaning("bucket_sums", "scatter_add", "f64", "i32"),
+    Meaning("bucket_products", "scatter_reduce", "f32", "i32", ", reduce=prod"),
+    Meaning(
+        "bucket_products",
+        "scatter_reduce",
+        "bf16",
+        "i64",
+        ", reduce=prod, include_self=False",
+        in_place=True,
+    ),
     Meaning("scatter_serial", "scatter_add", "f64", "i32"),
     Meaning("scatter_serial", "scatter_reduce", "i64", "i64", ", reduce=prod", in_place=True),
     Meaning("scatter_serial", "scatter_reduce", "f32", "i64", ", reduce=amin, include_self=False"),

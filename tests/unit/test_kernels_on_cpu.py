@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 CPU = torch.device("cpu")
 OWN = (
+    "bucket_products",
     "bucket_sums",
     "gather_cuda",
     "gather_tiled",
@@ -92,6 +93,10 @@ CASES = [
     "scatter_add(x=f32[900,20], dim=0, index=i64[2100,20], src=f32[2100,20])!indices=zipf",
     "scatter_reduce(x=f32[2,700], dim=1, index=i32[2,5000], src=f32[2,5000], reduce=sum)"
     "!donate=x!indices=constant",
+    "scatter_reduce(x=f32[900,20], dim=0, index=i64[2100,20], src=f32[2100,20], reduce=prod)"
+    "!indices=zipf",
+    "scatter_reduce(x=f16[2,700], dim=1, index=i32[2,5000], src=f16[2,5000], reduce=prod, "
+    "include_self=False)!donate=x!indices=few_bins",
     "index_reduce(x=i64[40,6], dim=0, index=i32[700], source=i64[700,6], reduce=amax)",
     "index_reduce(x=f32[40,6], dim=0, index=i64[700], source=f32[700,6], reduce=amin)",
     "embedding_backward(grad=f32[9,50,20], index=i64[9,50], num_weights=70, padding_idx=3)",
@@ -163,6 +168,7 @@ def small(suite, name):
         ("scatter_large", "scatter_buckets"),
         ("scatter_sums", "scatter_sorted"),
         ("scatter_sums", "bucket_sums"),
+        ("scatter_sums", "bucket_products"),
         ("scatter_dtypes", "bucket_sums"),
         ("scatter_sums", "integer_sums"),
         ("rows_small", "integer_sums"),
@@ -396,8 +402,13 @@ def test_pytorch_sorts_the_last_place_and_what_is_left_out_behind_it(places):
     assert fault_reported()
 
 
-@pytest.mark.parametrize("name", ["rows_sorted", "scatter_sorted"])
-@pytest.mark.parametrize(("dtype", "large"), [("f32", 2.0**100), ("f64", 2.0**1000)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "large"),
+    [
+        *((name, "f32", 2.0**100) for name in ("rows_sorted", "scatter_sorted", "bucket_products")),
+        *((name, "f64", 2.0**1000) for name in ("rows_sorted", "scatter_sorted")),
+    ],
+)
 @pytest.mark.parametrize("last", [1.0, -0.0, math.inf, math.nan])
 def test_a_product_leaves_the_range_of_its_dtype_only_where_the_whole_does(
     name, dtype, large, last

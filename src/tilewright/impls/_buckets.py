@@ -64,8 +64,8 @@ class Buckets(Implementation):
     files: ClassVar[tuple[str, ...]]
     settle_registers: ClassVar[int] = 48
     """Of a thread, that blocks of `settle` are counted on."""
-    joined_from_zero: ClassVar[bool] = True
-    """Whether what blocks join of a bucket has to begin as zeros."""
+    joined_zeros: ClassVar[int] = 1
+    """Keys of each slot that have to begin as zeros where blocks join what they have of it."""
 
     @dataclass(frozen=True)
     class Config:
@@ -91,7 +91,7 @@ class Buckets(Implementation):
         """Why these kernels in particular cannot take a config."""
         return None
 
-    def more_macros(self, c: Any) -> dict[str, int | str]:
+    def more_macros(self, p: ScatterProblem, c: Any) -> dict[str, int | str]:
         return {"ASCENDING": False}
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
@@ -190,8 +190,8 @@ class Buckets(Implementation):
             "SHARE": s.share,
             "CARRIED": s.carried,
             "SLOT_WORDS": s.slot_words,
-            "JOINED_FROM_ZERO": self.joined_from_zero,
-            **self.more_macros(config),
+            "JOINED_ZEROS": self.joined_zeros,
+            **self.more_macros(p, config),
         }
         before = ["ascending.cuh"] * bool(macros["ASCENDING"])
         files = [*before, "buckets.cuh", *self.files]

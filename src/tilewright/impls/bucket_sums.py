@@ -21,7 +21,7 @@ class BucketSums(Buckets):
 
     name, op = "bucket_sums", ("scatter_add", "scatter_reduce")
     files = ("integers.cuh", "bucket_sums.cu")
-    settle_registers, joined_from_zero = 64, False
+    settle_registers, joined_zeros = 64, 0
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
         return sizes(p, c, carried=True, slot_words=table_bytes(1, p.dtype) // 4, joined_bytes=16)

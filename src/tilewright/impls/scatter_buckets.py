@@ -47,7 +47,7 @@ class ScatterBuckets(Buckets):
         tried = p.outer == p.inner == 1 and p.length >= LONG
         return c.ascending == tried, *super().merit(c, p, w, device)
 
-    def more_macros(self, c: Any) -> dict[str, int | str]:
+    def more_macros(self, p: ScatterProblem, c: Any) -> dict[str, int | str]:
         return {
             "ASCENDING": c.ascending,
             "DIRECT_THREADS": DIRECT_THREADS,

@@ -20,13 +20,6 @@ TW_DEVICE Sums sums_of(const Settling& m) { return {m.words, m.words + SLOTS}; }
 TW_DEVICE u32 note_of(Carried value, u32) { return PARTS > 1 ? mark_of((Term)value) : 0; }
 TW_DEVICE u32 mark_at(const Entry& e) { return PARTS > 1 ? note_of(e) : mark_of(widen(value_of(e))); }
 
-// Whether a warp's entries are all of one slot, as where an index repeats.
-TW_DEVICE bool all_of_one(u32 slot) {
-  int same;
-  __match_all_sync(FULL_WARP, slot, &same);
-  return same;
-}
-
 TW_DEVICE void look(const Settling& m, const Sums& sums, const List& list, const Entry* entries) {
   take_all(m, list, entries, [&](const Entry (&e)[BATCH], const u32 (&from)[BATCH]) {
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {

@@ -15,7 +15,7 @@
 //
 // ASCENDING: kernels of ascending.cuh came before, and where they wrote the result nothing is left to do.
 //
-// CARRIED: entries hold the elements' values. JOINED_FROM_ZERO: so begins what blocks join.
+// CARRIED: entries hold the elements' values. JOINED_ZEROS: of a slot, where blocks join; so they begin.
 // `note_of` is the settler's: 16 bits that an entry has of its value or its position in the chunk.
 
 #define TILES_ACROSS ((INNER + WIDTH - 1) / WIDTH)
@@ -173,7 +173,7 @@ extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / S
     }
   }
   const u64 joined = (u64)OUTER * TILES_ACROSS * HEAVY, threads = (u64)gridDim.x * SPLIT_THREADS;
-  if (JOINED_FROM_ZERO) for (u64 i = row * SPLIT_THREADS + threadIdx.x; i < joined * SLOTS; i += threads) common[i] = 0;
+  for (u64 i = row * SPLIT_THREADS + threadIdx.x; i < joined * SLOTS * JOINED_ZEROS; i += threads) common[i] = 0;
   for (u64 i = row * SPLIT_THREADS + threadIdx.x; i < joined; i += threads) done[i] = 0;
   __syncthreads();
   TW_UNROLL for (int j = 0; j < ITEMS; ++j) rank[j] = reserve(next, place[j] == NOWHERE ? NOWHERE : place[j] >> SHIFT);

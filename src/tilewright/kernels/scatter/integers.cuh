@@ -83,6 +83,11 @@ TW_DEVICE double sum_of(Integer integer, u32 mark, u32 unit_bits) {
 TW_DEVICE bool adds(u32 mark) { return mark > ZEROS && mark < NOT_FINITE; }
 
 // Where a warp's terms are all of one place, to which they would queue up: of all its lanes, in the first.
+TW_DEVICE bool all_of_one(u32 place) {
+  int same;
+  __match_all_sync(FULL_WARP, place, &same);
+  return same;
+}
 TW_DEVICE u32 of_first_lane(u32 mark) { return threadIdx.x % 32 == 0 ? mark : UNNAMED; }
 TW_DEVICE u64 sum_of_warp(u64 integer) {
   TW_UNROLL for (int step = 16; step > 0; step /= 2) integer += __shfl_xor_sync(FULL_WARP, integer, step);
