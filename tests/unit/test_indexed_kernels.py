@@ -198,6 +198,8 @@ CUDA_WORKLOADS = [
     "scatter_add(x=f32[100000,256], dim=0, index=i64[100000,256], src=f32[100000,256])",
     "scatter_reduce(x=f64[90,31], dim=0, index=i64[50,30], src=f64[50,31], reduce=prod)",
     "scatter_add(x=f64[1000000], dim=0, index=i64[1000000], src=f64[1000000])",
+    "scatter_add(x=i64[1000000], dim=0, index=i64[1000000], src=i64[1000000])",
+    "scatter_add(x=i32[100000,256], dim=0, index=i64[100000,256], src=i32[100000,256])!donate=x",
     "scatter_reduce(x=f32[30000,64], dim=0, index=i64[100000,64], src=f32[100000,64], reduce=prod)",
     "scatter_reduce(x=f16[9,90000], dim=1, index=i32[9,900000], src=f16[9,900000], reduce=prod, "
     "include_self=False)!donate=x",

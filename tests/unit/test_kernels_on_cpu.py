@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 CPU = torch.device("cpu")
 OWN = (
+    "bucket_integers",
     "bucket_products",
     "bucket_sums",
     "gather_cuda",
@@ -95,6 +96,7 @@ CASES = [
     "!donate=x!indices=constant",
     "scatter_reduce(x=f32[900,20], dim=0, index=i64[2100,20], src=f32[2100,20], reduce=prod)"
     "!indices=zipf",
+    "scatter_add(x=i64[900,20], dim=0, index=i64[2100,20], src=i64[2100,20])!donate=x!indices=zipf",
     "scatter_reduce(x=f16[2,700], dim=1, index=i32[2,5000], src=f16[2,5000], reduce=prod, "
     "include_self=False)!donate=x!indices=few_bins",
     "index_reduce(x=i64[40,6], dim=0, index=i32[700], source=i64[700,6], reduce=amax)",
@@ -170,6 +172,7 @@ def small(suite, name):
         ("scatter_sums", "bucket_sums"),
         ("scatter_sums", "bucket_products"),
         ("scatter_dtypes", "bucket_sums"),
+        ("scatter_dtypes", "bucket_integers"),
         ("scatter_sums", "integer_sums"),
         ("rows_small", "integer_sums"),
         ("scatter_sums", "scatter_serial"),

@@ -20,7 +20,7 @@ class BucketSums(Buckets):
     """For more places than fit in shared memory or stay in the L2 cache."""
 
     name, op = "bucket_sums", ("scatter_add", "scatter_reduce")
-    files = ("integers.cuh", "bucket_sums.cu")
+    files = ("added.cuh", "integers.cuh", "bucket_sums.cu")
     settle_registers, joined_zeros = 64, 0
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:

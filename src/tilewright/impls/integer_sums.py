@@ -51,7 +51,7 @@ class IntegerSums(RowKernels):
 
     name = "integer_sums"
     op = ("scatter_add", "scatter_reduce", "index_add", "embedding_backward")
-    files = "integers.cuh", "elements.cuh", "integer_sums.cuh"
+    files = "added.cuh", "integers.cuh", "elements.cuh", "integer_sums.cuh"
     entry = "add"
 
     @dataclass(frozen=True)

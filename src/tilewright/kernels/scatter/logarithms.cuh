@@ -14,7 +14,7 @@ TW_DEVICE u32 kinds_of(float factor) {
   return size < 0x7f800000 ? NAMED : size > 0x7f800000 ? NAMED | HAS_NAN : NAMED | HAS_INFINITY;
 }
 
-TW_DEVICE u64 logarithm_of(float factor) {
+TW_DEVICE u64 integer_of(float factor) {
   const u64 bits = (u64)__double_as_longlong((double)factor), sign = bits >> 63 << 63;
   if (kinds_of(factor) > NAMED) return sign;
   const u64 one = 1023ull << 52, below_one = (1ull << 52) - 1;
@@ -23,8 +23,8 @@ TW_DEVICE u64 logarithm_of(float factor) {
   return ((whole << UNIT_BITS) + (u64)__double2ll_rn(log2(fraction) * two_to(UNIT_BITS))) ^ sign;
 }
 
-// The product of `old` and the factors with that sum and those kinds; it leaves the range only as a whole.
-TW_DEVICE float product_of(float old, u64 sum, u32 kinds) {
+// The product of the factors with that sum and those kinds; it leaves the range only as a whole.
+TW_DEVICE float result_of(float old, u64 sum, u32 kinds) {
   const i64 logarithm = (i64)(sum << 1) >> 1, whole = logarithm >> UNIT_BITS;
   const double infinity = Limits<double>::most();
   double size = exp2((double)(logarithm - (whole << UNIT_BITS)) * two_to(-UNIT_BITS));
@@ -32,5 +32,6 @@ TW_DEVICE float product_of(float old, u64 sum, u32 kinds) {
   if (kinds & HAS_INFINITY) size *= infinity;
   if (kinds & HAS_NAN) size = infinity - infinity;
   const bool negative = (sum >> 63 ^ sum >> 62) & 1;
-  return (float)ldexp((double)old * (negative ? -size : size), (int)whole);
+  const double first = INCLUDE ? old : 1;
+  return (float)ldexp(first * (negative ? -size : size), (int)whole);
 }
