@@ -162,6 +162,8 @@ HOPPER_SPLITS = [
 SM80, SM90 = "conv2d_weight_grad_sm80", "conv2d_weight_grad_sm90"
 SMALL = {"tile_m": 64, "tile_n": 64, "stages": 3}
 INDEXED = {
+    "bucket_extremes": "scatter_reduce(x=f64[90000], dim=0, index=i64[100000], src=f64[100000], "
+    "reduce=amax)!indices=zipf",
     "bucket_integers": "scatter_add(x=i64[90000], dim=0, index=i64[100000], src=i64[100000])"
     "!indices=zipf",
     "bucket_products": "scatter_reduce(x=f32[90000], dim=0, index=i64[100000], src=f32[100000], "

@@ -99,6 +99,9 @@ WORKLOADS = [
     "scatter_reduce(x=f16[2,5000], dim=1, index=i64[2,200000], src=f16[2,200000], reduce=sum)",
     "scatter_add(x=f64[20000,40], dim=0, index=i64[30000,40], src=f64[30000,40])!donate=x",
     "scatter_reduce(x=f32[30000,40], dim=0, index=i64[90000,40], src=f32[90000,40], reduce=prod)",
+    "scatter_reduce(x=bf16[30000,40], dim=0, index=i64[90000,40], src=bf16[90000,40], reduce=amax)",
+    "scatter_reduce(x=f64[300000], dim=0, index=i32[500000], src=f64[500000], reduce=amin, "
+    "include_self=False)!donate=x",
     "scatter_add(x=i64[30000,40], dim=0, index=i64[90000,40], src=i64[90000,40])",
     "scatter_reduce(x=i32[300000], dim=0, index=i32[500000], src=i32[500000], reduce=sum, "
     "include_self=False)!donate=x",

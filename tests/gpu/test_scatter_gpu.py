@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
 ]
 OWN = (
+    "bucket_extremes",
     "bucket_integers",
     "bucket_products",
     "bucket_sums",

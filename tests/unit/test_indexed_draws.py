@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 BAKED = (
     *("scatter_tiled", "scatter_winner", "scatter_buckets", "scatter_exchange"),
-    *("bucket_sums", "bucket_integers", "bucket_products"),
+    *("bucket_sums", "bucket_integers", "bucket_products", "bucket_extremes"),
 )
 """Whose binaries are for one shape."""
 ALIKE = (*BAKED, "scatter_sorted", "scatter_strided", "integer_sums", "rows_unique")
@@ -39,7 +39,7 @@ SORTING = ("rows_sorted", "rows_sorted_torch", "rows_unique", "scatter_sorted")
 """Whose binaries are for numbers of places that take as many bits."""
 SLOW = (
     *("scatter_buckets", "scatter_exchange", "scatter_sorted"),
-    *("bucket_sums", "bucket_integers", "bucket_products"),
+    *("bucket_sums", "bucket_integers", "bucket_products", "bucket_extremes"),
 )
 """Which take longest for a call here, mostly for memory that they share."""
 FEW = (*BAKED, "integer_sums", "rows_unique", "rows_serial", "scatter_serial")
@@ -99,6 +99,8 @@ MEANINGS = [
     Meaning("integer_sums", "scatter_add", "f64", "i32"),
     Meaning("bucket_sums", "scatter_add", "bf16", "i64", in_place=True),
     Meaning("bucket_sums", "scatter_add", "f64", "i32"),
+    Meaning("bucket_extremes", "scatter_reduce", "f64", "i32", ", reduce=amin, include_self=False"),
+    Meaning("bucket_extremes", "scatter_reduce", "f16", "i64", ", reduce=amax", in_place=True),
     Meaning("bucket_integers", "scatter_add", "i64", "i32", in_place=True),
     Meaning("bucket_integers", "scatter_reduce", "i32", "i64", ", reduce=sum, include_self=False"),
     Meaning("bucket_products", "scatter_reduce", "f32", "i32", ", reduce=prod"),

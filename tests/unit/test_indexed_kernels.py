@@ -203,6 +203,7 @@ CUDA_WORKLOADS = [
     "scatter_reduce(x=f32[30000,64], dim=0, index=i64[100000,64], src=f32[100000,64], reduce=prod)",
     "scatter_reduce(x=f16[9,90000], dim=1, index=i32[9,900000], src=f16[9,900000], reduce=prod, "
     "include_self=False)!donate=x",
+    "scatter_reduce(x=f64[30000,64], dim=0, index=i64[100000,64], src=f64[100000,64], reduce=amin)",
     "index_reduce(x=f16[9000,64], dim=0, index=i64[9000], source=f16[9000,64], reduce=prod)",
     "index_reduce(x=f64[9000,64], dim=0, index=i64[9000], source=f64[9000,64], reduce=prod)",
     "scatter(x=f32[100000000], dim=0, index=i64[100000000], src=f32[100000000])",

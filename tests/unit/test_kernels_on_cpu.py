@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 CPU = torch.device("cpu")
 OWN = (
+    "bucket_extremes",
     "bucket_integers",
     "bucket_products",
     "bucket_sums",

@@ -14,7 +14,7 @@ class BucketIntegers(Buckets):
     """For more places than fit in shared memory; an entry takes 8 bytes, or 12 of int64."""
 
     name, op = "bucket_integers", ("scatter_add", "scatter_reduce")
-    files = ("added.cuh", "whole_numbers.cuh", "bucket_added.cu")
+    files = ("added.cuh", "whole_numbers.cuh", "summed_slots.cuh", "bucket_reduced.cu")
     settle_registers, joined_zeros = 64, 2
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:

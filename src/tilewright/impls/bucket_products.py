@@ -23,7 +23,10 @@ class BucketProducts(Buckets):
     """For more places than fit in shared memory; an entry takes 8 bytes."""
 
     name, op = "bucket_products", "scatter_reduce"
-    files = ("added.cuh", "integers.cuh", "logarithms.cuh", "bucket_added.cu")
+    files = (
+        *("added.cuh", "integers.cuh", "logarithms.cuh"),
+        *("summed_slots.cuh", "bucket_reduced.cu"),
+    )
     settle_registers, joined_zeros = 64, 2
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
