@@ -158,7 +158,7 @@ def test_a_winner_in_one_launch_may_take_several_turns(text, spread, in_place, m
     expected = last_written(x, w["dim"], index, src[0] if src else 2.0)
     for threads, sent, carried in ((256, 1024, False), (1024, 0, False), (512, 4096, True)):
         config = impl.Config(0, 1, threads, carried and bool(src) and w.main.itemsize == 4, sent, 1)
-        launch, *others = launches_of(w, served_scatter(w), config, few)
+        launch, *others = launches_of(served_scatter(w), config, few)
         assert not others
         assert launch.meets
         assert max(w.main.numel, w["index"].numel) > 2 * threads * launch.grid[0]

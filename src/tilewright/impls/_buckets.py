@@ -12,7 +12,7 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, most_bytes
+from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, most_bytes
 from tilewright.impls._scatter import (
     ScatterProblem,
     moved,
@@ -43,8 +43,8 @@ def _has_large_tiles(p: ScatterProblem) -> bool:
 
 def worth_buckets(p: ScatterProblem) -> bool:
     """Whether untuned a sum is one for bucket_sums, where others do not take it first."""
-    elements = p.outer * p.length * p.inner
-    return p.include and is_short(p.dtype) and elements >= MIN_ELEMENTS and _has_large_tiles(p)
+    large = p.positions >= MIN_ELEMENTS and _has_large_tiles(p)
+    return p.include and is_short(p.dtype) and large
 
 
 def is_short(dtype: str) -> bool:
@@ -179,7 +179,6 @@ class Buckets(Implementation):
         p = served_scatter(w)
         s = self.sizes(w, p, config)
         macros = {
-            **p.macros,
             "REDUCE": 0,
             "WIDTH": config.width,
             "SHIFT": config.shift,
@@ -195,7 +194,7 @@ class Buckets(Implementation):
         }
         before = ["ascending.cuh"] * bool(macros["ASCENDING"])
         files = [*before, "buckets.cuh", *self.files]
-        return cuda_task(files, "settle", p.dtype, p.index, macros, device)
+        return p.task(files, "settle", macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_scatter(w)
@@ -209,7 +208,7 @@ class Buckets(Implementation):
             Launch("split", "PPPPPPPP", splits, config.split_threads, s.split_bytes, parts),
             Launch("settle", code, settles, config.settle_threads, s.settle_bytes, args, True),
         ]
-        return IndexedExecutable(w, built, "settle", launches, s.workspace)
+        return IndexedExecutable(w, built, "settle", p.with_beyond(launches, device), s.workspace)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,17 @@
-"""Elementwise scatters of contiguous tensors: (outer, length | places, inner)."""
+"""Elementwise scatters of contiguous tensors: (outer, length | places, inner), as the index has
+them; x and src may be wider."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilewright.build import CompileTask
 from tilewright.device import DeviceSpec
-from tilewright.impls._indexed import no_cuda
+from tilewright.impls._boxes import Beyond, Box, beyond, box_of
+from tilewright.impls._indexed import Launch, cuda_task, no_cuda
 from tilewright.op import Workload
 from tilewright.tensor_spec import TensorSpec
 
@@ -19,6 +23,8 @@ class ScatterProblem:
     """Attributes:
     reduce: "last" for scatter, else a reduction.
     number: src is one number for all places.
+    x, src: where they have what the index covers; src is `x` where there is none.
+    beyond: what else is to be copied.
     """
 
     outer: int
@@ -31,6 +37,18 @@ class ScatterProblem:
     include: bool
     number: float | None
     in_place: bool
+    x: Box
+    src: Box
+    beyond: Beyond | None
+
+    @property
+    def positions(self) -> int:
+        return self.outer * self.length * self.inner
+
+    @property
+    def cells(self) -> int:
+        """Places of all columns of the index."""
+        return self.outer * self.places * self.inner
 
     @property
     def macros(self) -> dict[str, int | str]:
@@ -41,7 +59,31 @@ class ScatterProblem:
             "INNER": self.inner,
             "NUMBER": self.number is not None,
             "IN_PLACE": self.in_place,
+            "X_DENSE": self.x.dense,
+            "X_AT(slice, row, column)": self.x.address,
+            "SOURCE_DENSE": self.src.dense,
+            "SOURCE_ROW": f"{self.src.row}ll",
+            "SOURCE_AT(slice, row, column)": self.src.address,
         }
+
+    def task(
+        self,
+        files: Sequence[str],
+        entry: str,
+        macros: Mapping[str, int | str],
+        device: DeviceSpec,
+    ) -> CompileTask:
+        given = {**self.macros, **(self.beyond.macros if self.beyond else {}), **macros}
+        more = ["beyond.cu"] if self.beyond else []
+        files = ["boxes.cuh", *files, *more]
+        return cuda_task(files, entry, self.dtype, self.index, given, device)
+
+    def with_beyond(self, launches: Sequence[Launch], device: DeviceSpec) -> list[Launch]:
+        """What a kernel launches of a call, and the copy of what it leaves out."""
+        if self.beyond is None:
+            return [*launches]
+        copy = self.beyond.copied(device)
+        return [*launches, copy._replace(overlapping=not launches[-1].meets)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -62,33 +104,25 @@ def scatter_problem(w: Workload) -> ScatterProblem | str:
             return f"{name}={t} is not contiguous"
     if w.outputs[0].strides is not None:
         return "the result is not contiguous"
-    if reason := partial(w):
-        return reason
-    inner = math.prod(x.shape[dim + 1 :])
-    if max(x.shape[dim], index.shape[dim], inner) >= 2**31 - 1:
+    inner, length = math.prod(index.shape[dim + 1 :]), index.shape[dim]
+    if max(x.shape[dim], length, inner) >= 2**31 - 1:
         return "a dim exceeds 32 bits"
+    in_place, of_x = "x" in w.donated, box_of(x, index, dim, x.shape[dim])
     return ScatterProblem(
-        outer=math.prod(x.shape[:dim]),
+        outer=math.prod(index.shape[:dim]),
         places=x.shape[dim],
-        length=index.shape[dim],
+        length=length,
         inner=inner,
         dtype=x.dtype,
         index=index.dtype,
         reduce={"scatter": "last", "scatter_add": "sum"}.get(w.op) or w["reduce"],
         include=dict(w.args).get("include_self", True),
         number=w["src"] if src is None else None,
-        in_place="x" in w.donated,
+        in_place=in_place,
+        x=of_x,
+        src=of_x if src is None else box_of(src, index, dim, length),
+        beyond=None if in_place else beyond(x, index, dim),
     )
-
-
-def partial(w: Workload) -> str | None:
-    """In words that an index of x's rank covers a part of x or of src; None if all of them."""
-    x, index, src = w["x"], w["index"], w["src"]
-    if isinstance(src, TensorSpec) and src.shape != index.shape:
-        return f"src {list(src.shape)} is larger than index {list(index.shape)}"
-    if any(index.shape[d] != n for d, n in enumerate(x.shape) if d != w["dim"]):
-        return f"index {list(index.shape)} covers only a part of x {list(x.shape)}"
-    return None
 
 
 def scatter_refusal(w: Workload, device: DeviceSpec) -> str | None:

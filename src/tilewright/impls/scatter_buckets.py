@@ -39,12 +39,14 @@ class ScatterBuckets(Buckets):
     def refused(self, p: ScatterProblem, c: Any) -> str | None:
         if c.ascending and (p.outer > 1 or p.inner > 1 or p.length < MIN_ASCENDING):
             return f"rising indices are looked for in one dim of {MIN_ASCENDING} or more"
+        if c.ascending and not (p.x.dense and p.src.dense):
+            return "rising indices are looked for where places are neighbours"
         return None
 
     def merit(
         self, c: Any, p: ScatterProblem, w: Workload, device: DeviceSpec
     ) -> tuple[float, ...]:
-        tried = p.outer == p.inner == 1 and p.length >= LONG
+        tried = p.outer == p.inner == 1 and p.x.dense and p.src.dense and p.length >= LONG
         return c.ascending == tried, *super().merit(c, p, w, device)
 
     def more_macros(self, p: ScatterProblem, c: Any) -> dict[str, int | str]:

@@ -10,7 +10,7 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task
+from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace
 from tilewright.impls._scatter import moved, scatter_problem, scatter_refusal, served_scatter
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
@@ -44,8 +44,9 @@ class ScatterExchange(Implementation):
         if reason := scatter_refusal(w, device):
             return reason
         if next(iter(self.space(w, device)), None) is None:
+            p = served_scatter(w)
             return (
-                f"{max(w.main.numel, w['index'].numel)} elements are more than {device.sms} SMs "
+                f"{max(p.cells, p.positions)} elements are more than {device.sms} SMs "
                 "keep in shared memory"
             )
         return None
@@ -55,13 +56,13 @@ class ScatterExchange(Implementation):
         return False
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
-        limit = device.shared_bytes_per_block
+        p, limit = served_scatter(w), device.shared_bytes_per_block
 
         def fits(c: ScatterExchange.Config) -> str | None:
             if c.block_threads * c.blocks > 1024:
                 return "more than 1024 threads of an SM spill"
             s = sizes(w, c, device)
-            if max(w.main.numel, w["index"].numel) >= 2**31:
+            if max(p.cells, p.positions) >= 2**31:
                 return "elements exceed 31 bits"
             if s.grid > c.block_threads:
                 return f"{s.grid} blocks, and {c.block_threads} threads to tell them of runs"
@@ -87,7 +88,6 @@ class ScatterExchange(Implementation):
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         p, s = served_scatter(w), sizes(w, config, device)
         macros = {
-            **p.macros,
             "REDUCE": 0,
             "SEGMENT": SEGMENT,
             "GRID": s.grid,
@@ -97,7 +97,7 @@ class ScatterExchange(Implementation):
             "SENT": config.sent,
             "CARRIED": s.carried,
         }
-        return cuda_task(["meet.cuh", "exchange.cu"], "exchange", p.dtype, p.index, macros, device)
+        return p.task(["meet.cuh", "exchange.cu"], "exchange", macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p, s = served_scatter(w), sizes(w, config, device)
@@ -108,7 +108,7 @@ class ScatterExchange(Implementation):
             meets=True,
         )  # fmt: skip
         built, workspace = compiled(self.task(config, w, device)), Workspace(**s.workspace)
-        return IndexedExecutable(w, built, "exchange", [launch], workspace)
+        return IndexedExecutable(w, built, "exchange", p.with_beyond([launch], device), workspace)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ class Sizes:
 
 
 def sizes(w: Workload, c: ScatterExchange.Config, device: DeviceSpec) -> Sizes:
-    p, cells, positions = served_scatter(w), w.main.numel, w["index"].numel
+    p = served_scatter(w)
+    cells, positions = p.cells, p.positions
     grid = min(device.sms * c.blocks, math.ceil(max(cells, positions) / MIN_SHARE))
     chunks = grid * math.ceil(positions / (grid * (MAX_ITEMS * c.block_threads - 32)))
     return Sizes(

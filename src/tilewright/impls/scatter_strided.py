@@ -13,7 +13,6 @@ from tilewright.impls._elements import PLACES_BY_NAME, ElementProblem, element_p
 from tilewright.impls._indexed import Launch, Step, Workspace, most_bytes
 from tilewright.impls._rows import RowProblem
 from tilewright.impls._rows_kernels import RowKernels
-from tilewright.impls._scatter import partial
 from tilewright.impls._sorted_rows import WORKSPACE_PER_INDEX
 from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
@@ -54,8 +53,6 @@ class ScatterStrided(RowKernels):
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = self.served(w)
         assert isinstance(p, ElementProblem)
-        if partial(w) is not None:
-            return True
         if any(t.strides is not None for t in w.tensors.values()):
             return False  # contiguous copies are what was measured
         if p.along < PLACES_UNTUNED * p.length or cells(p) < CELLS_UNTUNED:

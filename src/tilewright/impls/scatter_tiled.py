@@ -16,7 +16,6 @@ from tilewright.impls._indexed import (
     IndexedExecutable,
     Launch,
     Workspace,
-    cuda_task,
     sum_bytes,
 )
 from tilewright.impls._integers import few_enough, not_by_integers
@@ -77,10 +76,11 @@ class ScatterTiled(Implementation):
         return None
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        p, moved = served_scatter(w), w["index"].numel
+        p = served_scatter(w)
+        moved = p.positions
         if p.reduce == "last":
             return True
-        if w.main.numel > MOST_PLACES_AN_INDEX * moved:
+        if p.cells > MOST_PLACES_AN_INDEX * moved:
             return False
         tiled = max(
             p.length * POSITION_US,
@@ -139,7 +139,6 @@ class ScatterTiled(Implementation):
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         p = served_scatter(w)
         macros = {
-            **p.macros,
             "REDUCE": REDUCE.get(p.reduce, 0),
             "MEAN": p.reduce == "mean",
             "INCLUDE": p.include,
@@ -151,7 +150,7 @@ class ScatterTiled(Implementation):
             "HELD": config.held,
             "BLOCKS": resident(p, config, device),
         }
-        return cuda_task(["tiles.cuh", "tiled.cu"], entry(p), p.dtype, p.index, macros, device)
+        return p.task(["tiles.cuh", "tiled.cu"], entry(p), macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_scatter(w)
@@ -160,7 +159,9 @@ class ScatterTiled(Implementation):
         grid, size = (tiles(p, config), 1, 1), tile_bytes(p, config)
         launch = Launch(entry(p), "PPPPdP", grid, config.block_threads, size, args)
         built = compiled(self.task(config, w, device))
-        return IndexedExecutable(w, built, launch.entry, [launch], Workspace())
+        return IndexedExecutable(
+            w, built, launch.entry, p.with_beyond([launch], device), Workspace()
+        )
 
 
 def _by_integers(p: ScatterProblem, w: Workload, device: DeviceSpec) -> bool:

@@ -10,14 +10,7 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import (
-    AT_ONCE,
-    MOST_AT_ONCE,
-    IndexedExecutable,
-    Launch,
-    Workspace,
-    cuda_task,
-)
+from tilewright.impls._indexed import AT_ONCE, MOST_AT_ONCE, IndexedExecutable, Launch, Workspace
 from tilewright.impls._scatter import (
     ScatterProblem,
     moved,
@@ -52,7 +45,7 @@ class ScatterWinner(Implementation):
         if reason := scatter_refusal(w, device):
             return reason
         if next(iter(self.space(w, device)), None) is None:
-            return f"{w.main.numel} elements exceed a grid of {MAX_GRID} blocks"
+            return f"{served_scatter(w).cells} elements exceed a grid of {MAX_GRID} blocks"
         return None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
@@ -63,13 +56,13 @@ class ScatterWinner(Implementation):
                 return f"slab={c.slab} does not divide {p.inner} columns"
             if c.carried and (w.main.itemsize > 4 or p.number is not None):
                 return "only values of up to 4 bytes are carried"
-            if c.sent and w.main.numel >= 2**32 - 1:
-                return f"{w.main.numel} elements exceed 32 bits"
+            if c.sent and p.cells >= 2**32 - 1:
+                return f"{p.cells} elements exceed 32 bits"
             if c.block_threads == 1024 and c.items == 8:
                 return "1024 threads with 8 accesses in flight spill"
             if c.launches == 1 and c.items == 8:
                 return f"{AT_ONCE} threads of an SM with 8 accesses in flight spill"
-            blocks = max(w.main.numel, w["index"].numel) / (c.items * c.block_threads)
+            blocks = max(p.cells, p.positions) / (c.items * c.block_threads)
             return f"{blocks:.0f} blocks exceed a grid" if blocks > MAX_GRID else None
 
         return ConfigSpace(self.Config, constraint=fits)
@@ -79,14 +72,14 @@ class ScatterWinner(Implementation):
         # Keys with values, if all of them take a part of the L2 cache; else the winners of a slab,
         # and its rows of src.
         carries = w.main.itemsize <= 4 and p.number is None
-        if carries and 8 * w.main.numel <= device.l2_bytes // 4:
-            large = w.main.numel >= 2**18
-            launches = 1 if max(w.main.numel, w["index"].numel) <= MOST_AT_ONCE else 3
+        if carries and 8 * p.cells <= device.l2_bytes // 4:
+            large = p.cells >= 2**18
+            launches = 1 if max(p.cells, p.positions) <= MOST_AT_ONCE else 3
             return self.Config(ALL, 4 if large else 1, 512 if large else 256, True, 1024, launches)
         slabs = [s for s in (256, 128, 64, 32, 16) if p.inner % s == 0 and s < p.inner]
         near = [s for s in (p.inner, *slabs) if 4 * p.places * s <= device.l2_bytes // 8]
         slab = near[0] if near else slabs[-1] if slabs else p.inner
-        items = 4 if w.main.numel >= 2**20 else 1
+        items = 4 if p.cells >= 2**20 else 1
         return self.Config(ALL if slab == p.inner else slab, items)
 
     def compile_key(self, config: Any, w: Workload) -> str:
@@ -96,7 +89,6 @@ class ScatterWinner(Implementation):
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         p = served_scatter(w)
         macros = {
-            **p.macros,
             "REDUCE": 0,
             "SLAB": config.slab or p.inner,
             "ITEMS": config.items,
@@ -107,26 +99,25 @@ class ScatterWinner(Implementation):
         files = ["winner.cuh", "winner.cu"]
         if config.launches == 1:
             macros["AT_ONCE"], files = AT_ONCE, ["winner.cuh", "meet.cuh", "winner_at_once.cu"]
-        return cuda_task(files, "elect", p.dtype, p.index, macros, device)
+        return p.task(files, "elect", macros, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         p = served_scatter(w)
-        built, launches = compiled(self.task(config, w, device)), launches_of(w, p, config, device)
-        workspace = Workspace(keys=keys_bytes(w, config))
+        built = compiled(self.task(config, w, device))
+        launches = p.with_beyond(launches_of(p, config, device), device)
+        workspace = Workspace(keys=keys_bytes(p, config))
         return IndexedExecutable(w, built, "elect", launches, workspace)
 
 
-def keys_bytes(w: Workload, c: ScatterWinner.Config) -> int:
-    return (8 if c.carried else 4) * w.main.numel
+def keys_bytes(p: ScatterProblem, c: ScatterWinner.Config) -> int:
+    return (8 if c.carried else 4) * p.cells
 
 
-def launches_of(
-    w: Workload, p: ScatterProblem, c: ScatterWinner.Config, device: DeviceSpec
-) -> list[Launch]:
+def launches_of(p: ScatterProblem, c: ScatterWinner.Config, device: DeviceSpec) -> list[Launch]:
     threads, per_block = c.block_threads, c.items * c.block_threads
-    clears = min(math.ceil(keys_bytes(w, c) / (16 * threads)), 8 * device.sms), 1, 1
-    elects = math.ceil(w["index"].numel / per_block), 1, 1
-    writes = math.ceil(w.main.numel / per_block), 1, 1
+    clears = min(math.ceil(keys_bytes(p, c) / (16 * threads)), 8 * device.sms), 1, 1
+    elects = math.ceil(p.positions / per_block), 1, 1
+    writes = math.ceil(p.cells / per_block), 1, 1
     source, number = moved(p)
     if c.launches == 1:
         of_sm = min(AT_ONCE // threads, device.shared_bytes_per_sm // (8 * c.sent + 1024))

@@ -67,14 +67,14 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       const u32 s = first + q * SETTLE_THREADS;
       writes[q] = s < size && inside(t, s) && (!IN_PLACE || whole_at(m.words, s) || kinds_in(m)[s]);
-      if (writes[q]) now[q] = old[address(t, s, row, PLACES)];
+      if (writes[q]) now[q] = old[place_address(t, s, row)];
     }
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       if (!writes[q]) continue;
       const u32 s = first + q * SETTLE_THREADS, kinds = kinds_in(m)[s];
       const u64 whole = whole_at(m.words, s);
       if (whole || kinds) now[q] = Narrow<T>::of(result_of(widen(now[q]), whole, kinds));
-      out[address(t, s, row, PLACES)] = now[q];
+      out[place_address(t, s, row)] = now[q];
     }
   }
 }

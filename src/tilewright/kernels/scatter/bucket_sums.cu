@@ -85,13 +85,13 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       const u32 s = first + q * SETTLE_THREADS;
       writes[q] = s < size && inside(t, s) && !(IN_PLACE && mine.parts == 1 && sums.mark[s] == UNNAMED);
-      if (writes[q]) now[q] = old[address(t, s, row, PLACES)];
+      if (writes[q]) now[q] = old[place_address(t, s, row)];
     }
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       if (!writes[q]) continue;
       const u32 s = first + q * SETTLE_THREADS;
       const double sum = mine.parts > 1 ? sum_of_parts(parts + s, mine) : sum_at(s);
-      out[address(t, s, row, PLACES)] = Narrow<T>::of((Term)((double)widen(now[q]) + sum));
+      out[place_address(t, s, row)] = Narrow<T>::of((Term)((double)widen(now[q]) + sum));
     }
   }
 }

@@ -49,7 +49,7 @@ TW_DEVICE bool join(const Settling& m, const Winners& w, Key* common, u32* done,
 TW_DEVICE T value_at(const Winners& w, u32 slot, const Tile& t, const T* source, double number) {
   if constexpr (NUMBER) return Narrow<T>::of((A)number);
   else if constexpr (CARRIED) return of_bits<T>(w.value[slot]);
-  else return source[address(t, w.order[slot] - 1, 0, LENGTH)];
+  else return source[source_address(t, w.order[slot] - 1)];
 }
 
 extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void settle(const T* old, const T* source, T* out, const Entry* entries, const u32* runs, Key* common, u32* done, double number, const u32* state) {
@@ -81,9 +81,9 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
       if (!writes[q]) continue;
       if (w.order[s]) now[q] = value_at(w, s, t, source, number);
       else if (IN_PLACE) writes[q] = false;
-      else now[q] = old[address(t, s, row, PLACES)];
+      else now[q] = old[place_address(t, s, row)];
     }
     TW_UNROLL for (int q = 0; q < BATCH; ++q)
-      if (writes[q]) out[address(t, first + q * SETTLE_THREADS, row, PLACES)] = now[q];
+      if (writes[q]) out[place_address(t, first + q * SETTLE_THREADS, row)] = now[q];
   }
 }

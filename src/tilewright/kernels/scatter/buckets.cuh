@@ -1,9 +1,9 @@
 // Elements of an index by buckets of neighbouring places, so that every access to memory is near its
 // neighbours' however random the indices are.
 //
-// Tensors are (OUTER, LENGTH or PLACES, INNER), contiguous. A tile is WIDTH columns of INNER of one
-// outer slice; its elements and slots count in the order (row, column). A bucket is 2^SHIFT rows of
-// slots, a chunk is what one block of `split` reads.
+// Tensors are (OUTER, LENGTH or PLACES, INNER), x and src in boxes (boxes.cuh). A tile is WIDTH columns of
+// INNER of one outer slice; its elements and slots count in the order (row, column). A bucket is 2^SHIFT
+// rows of slots, a chunk is what one block of `split` reads.
 //
 // 1. split: a chunk's elements are put in the order of their buckets in shared memory and written as
 //    entries in one piece, with where the run of each bucket begins and how long it is.
@@ -90,6 +90,12 @@ TW_DEVICE bool inside(const Tile& t, u32 at) { return INNER % WIDTH == 0 || t.co
 TW_DEVICE u64 address(const Tile& t, u32 at, u32 first_row, u32 rows) {
   return (t.outer * rows + first_row + at / WIDTH) * INNER + t.column + at % WIDTH;
 }
+TW_DEVICE u64 source_address(const Tile& t, u32 at) {
+  return SOURCE_DENSE ? address(t, at, 0, LENGTH) : in_source(t.outer, at / WIDTH, t.column + at % WIDTH);
+}
+TW_DEVICE u64 place_address(const Tile& t, u32 at, u32 first_row) {
+  return X_DENSE ? address(t, at, first_row, PLACES) : in_x(t.outer, first_row + at / WIDTH, t.column + at % WIDTH);
+}
 
 // The sum of all threads before this one; `total`, of all. `of_warp`: 32 of S.
 template <int THREADS, class S> TW_DEVICE S sum_before(S mine, S* of_warp, S& total) {
@@ -164,7 +170,7 @@ extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / S
       const u64 at = (u64)chunk * CHUNK + (from + q) * SPLIT_THREADS + threadIdx.x;
       valid[q] = at < ELEMENTS && inside(t, (u32)at);
       if (valid[q]) i[q] = __ldcs(&index[address(t, (u32)at, 0, LENGTH)]);
-      if (VALUES_AHEAD && valid[q]) value[from + q] = Entries<Entry>::carried(source[address(t, (u32)at, 0, LENGTH)]);
+      if (VALUES_AHEAD && valid[q]) value[from + q] = Entries<Entry>::carried(source[source_address(t, (u32)at)]);
     }
     if (from == 0) for (u32 b = threadIdx.x; b < BUCKETS; b += SPLIT_THREADS) next[b] = 0;
     TW_UNROLL for (int q = 0; q < IN_FLIGHT; ++q) {
@@ -184,7 +190,7 @@ extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / S
     const u32 position = j * SPLIT_THREADS + threadIdx.x;
     const bool valid = place[j] != NOWHERE;
     Carried carried = VALUES_AHEAD ? value[j] : 0;
-    if (CARRIED && !VALUES_AHEAD && valid) carried = Entries<Entry>::carried(source[address(t, chunk * CHUNK + position, 0, LENGTH)]);
+    if (CARRIED && !VALUES_AHEAD && valid) carried = Entries<Entry>::carried(source[source_address(t, chunk * CHUNK + position)]);
     const u32 slot = (place[j] & ((1u << SHIFT) - 1)) * WIDTH + position % WIDTH;  // WIDTH divides CHUNK
     const Entry e = Entries<Entry>::of(carried, slot << 16 | note_of(carried, position));
     if (valid) Entries<Entry>::put(staged, next[place[j] >> SHIFT] + rank[j], e);
@@ -327,7 +333,7 @@ TW_DEVICE void fetch_old(const Tile& t, u32 bucket, const T* old) {
   const u32 row = bucket << SHIFT, size = min(1u << SHIFT, PLACES - row) * WIDTH;
   constexpr u32 SECTOR = WIDTH == 1 || WIDTH * sizeof(T) > 32 ? 32 / sizeof(T) : WIDTH;
   for (u32 s = threadIdx.x * SECTOR; s < size; s += SETTLE_THREADS * SECTOR)
-    if (inside(t, s)) asm volatile("prefetch.global.L2 [%0];" ::"l"(&old[address(t, s, row, PLACES)]));
+    if (inside(t, s)) asm volatile("prefetch.global.L2 [%0];" ::"l"(&old[place_address(t, s, row)]));
 }
 
 // What the block does, and its list; nothing of a bucket where no block beside its first is needed.

@@ -11,7 +11,8 @@
 // crowd in one region, so spread over all blocks as random ones do. What is left are places that
 // repeat: where a sample of its positions has such, a block sends the last position of a place alone.
 //
-// Elements and cells are numbered in the order of memory, in which positions of one cell rise.
+// Elements and cells are numbered in the order of their boxes (boxes.cuh), in which positions of one cell
+// rise.
 // CARRIED: entries hold the elements' values, else winners fetch them.
 
 #define POSITIONS ((u32)((u64)OUTER * LENGTH * INNER))
@@ -56,6 +57,13 @@ TW_DEVICE Memory memory_at(u32* start) {
 
 // Cell `slot` of a block, which may lie beyond the last one.
 TW_DEVICE u32 cell_of(u32 slot) { return (slot / SEGMENT * GRID + blockIdx.x) * SEGMENT + slot % SEGMENT; }
+// Where x has a cell, and src the element that has this number.
+TW_DEVICE u64 place_address(u32 cell) {
+  return X_DENSE ? cell : in_x(cell / ((u32)PLACES * INNER), cell / INNER % PLACES, cell % INNER);
+}
+TW_DEVICE u64 source_address(u32 number) {
+  return SOURCE_DENSE ? number : in_source(number / ((u32)LENGTH * INNER), number / INNER % LENGTH, number % INNER);
+}
 TW_DEVICE u32 block_of(u32 cell) { return cell / SEGMENT % GRID; }
 TW_DEVICE u32 slot_of(u32 cell) { return cell / (SEGMENT * GRID) * SEGMENT + cell % SEGMENT; }
 
@@ -72,7 +80,7 @@ TW_DEVICE void read(u32 chunk, const INDEX* index, const T* source, int* fault, 
     number[q] = position < PART && chunk * PART + position < POSITIONS ? chunk * PART + position : NOWHERE;
     if (number[q] == NOWHERE) continue;
     i[q] = __ldcs(&index[number[q]]);
-    if constexpr (CARRIED) held.value[q] = bits_of(source[number[q]]);
+    if constexpr (CARRIED) held.value[q] = bits_of(source[source_address(number[q])]);
   }
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
     held.cell[q] = NOWHERE;
@@ -228,7 +236,7 @@ TW_DEVICE void fetch_old(const T* old) {
   constexpr u32 SECTOR = 32 / sizeof(T);
   if (IN_PLACE) return;
   for (u32 s = threadIdx.x * SECTOR; s < SLOTS; s += THREADS * SECTOR)
-    if (cell_of(s) < CELLS) asm volatile("prefetch.global.L2 [%0];" ::"l"(&old[cell_of(s)]));
+    if (cell_of(s) < CELLS) asm volatile("prefetch.global.L2 [%0];" ::"l"(&old[place_address(cell_of(s))]));
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void exchange(const T* old, const INDEX* index, const T* source, T* out, Entry* entries, u32* runs, u32* counter, double number, int* fault) {
@@ -238,14 +246,14 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void exchange(const T* 
   arrive_all(counter);
   for (u32 s = threadIdx.x; s < SLOTS; s += THREADS) {
     m.order[s] = 0;
-    if (CARRIED && !IN_PLACE && cell_of(s) < CELLS) m.value[s] = bits_of(old[cell_of(s)]);
+    if (CARRIED && !IN_PLACE && cell_of(s) < CELLS) m.value[s] = bits_of(old[place_address(cell_of(s))]);
   }
   await_all(counter);
   compete(m, list_runs(runs), entries);
   for (u32 s = threadIdx.x; s < SLOTS; s += THREADS) {
     const u32 cell = cell_of(s);
     if (cell >= CELLS || IN_PLACE && !m.order[s]) continue;
-    if constexpr (CARRIED) out[cell] = of_bits<T>(m.value[s]);
-    else out[cell] = !m.order[s] ? old[cell] : NUMBER ? Narrow<T>::of((A)number) : source[m.order[s] - 1];
+    if constexpr (CARRIED) out[place_address(cell)] = of_bits<T>(m.value[s]);
+    else out[place_address(cell)] = !m.order[s] ? old[place_address(cell)] : NUMBER ? Narrow<T>::of((A)number) : source[source_address(m.order[s] - 1)];
   }
 }

@@ -1,7 +1,7 @@
 // Elementwise scatter with the scattered axis of a block of columns in shared memory: index and src
 // are read, and out is written, in one coalesced pass.
 //
-// Tiles are those of tiles.cuh.
+// Tiles are those of tiles.cuh, of an index of which x and src have boxes (boxes.cuh).
 //
 // update: the last position of a place wins, found by an integer maximum in shared memory; the
 // order in which threads come does not matter. gathered (sums and the like): each column belongs to
@@ -11,6 +11,15 @@
 // registers from one phase to the next; else BATCH elements.
 #define EACH ((ELEMENTS + THREADS - 1) / THREADS)
 #define PART (HELD ? EACH : BATCH)
+
+TW_DEVICE i64 source_address(const Tile& t, int at) {
+  if (SOURCE_DENSE) return address(t, at, LENGTH);
+  return in_source(t.outer + slab_of(at, LENGTH), row_of(at, LENGTH), t.column + column_of(at));
+}
+TW_DEVICE i64 place_address(const Tile& t, int at) {
+  if (X_DENSE) return address(t, at, PLACES);
+  return in_x(t.outer + slab_of(at, PLACES), row_of(at, PLACES), t.column + column_of(at));
+}
 
 struct Given {
   int cell[PART];  // -1: nothing, or an index out of range
@@ -24,7 +33,7 @@ TW_DEVICE void read(const Tile& t, int first, const INDEX* index, const T* sourc
     const int at = first + q * THREADS;
     if (!inside(t, at, LENGTH)) continue;
     i[q] = index[address(t, at, LENGTH)];
-    if (!NUMBER && source) g.value[q] = source[address(t, at, LENGTH)];
+    if (!NUMBER && source) g.value[q] = source[source_address(t, at)];
   }
   TW_UNROLL for (int q = 0; q < PART; ++q) {
     const int at = first + q * THREADS;
@@ -65,7 +74,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void update(const T* ol
       if (!inside(t, s, PLACES)) continue;
       const bool won = winner[s] >= 0;
       if (!won && IN_PLACE) continue;
-      to[q] = address(t, s, PLACES);
+      to[q] = place_address(t, s);
       if (won) now[q] = NUMBER ? Narrow<T>::of((A)number) : value[s];
       else now[q] = old[to[q]];
     }
@@ -79,20 +88,20 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void gathered(const T* 
   int* terms = (int*)(sums + SLOTS);
   const Tile t = tile_of_block();
   for (int s = threadIdx.x; s < SLOTS; s += THREADS) {
-    sums[s] = INCLUDE && inside(t, s, PLACES) ? (A)widen(old[address(t, s, PLACES)]) : neutral<A>();
+    sums[s] = INCLUDE && inside(t, s, PLACES) ? (A)widen(old[place_address(t, s)]) : neutral<A>();
     if (COUNTS) terms[s] = 0;
   }
   __syncthreads();
   for (int column = threadIdx.x; column < COLUMNS; column += THREADS) {
     const int top = column / WIDTH * LENGTH * WIDTH + column % WIDTH;  // its first position
     if (!inside(t, top, LENGTH)) continue;
-    const i64 start = address(t, top, LENGTH);
+    const i64 start = address(t, top, LENGTH), from = source_address(t, top);
     INDEX i[2 * BATCH];
     T given[2 * BATCH];
     const auto ask = [&](int q, int row) {
       if (row >= LENGTH) return;
       i[q] = index[start + (i64)row * INNER];
-      given[q] = source[start + (i64)row * INNER];
+      given[q] = source[from + row * SOURCE_ROW];
     };
     TW_UNROLL for (int q = 0; q < 2 * BATCH; ++q) ask(q, q);
     for (int row = 0; row < LENGTH; row += 2 * BATCH) {
@@ -111,7 +120,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void gathered(const T* 
   __syncthreads();
   for (int s = threadIdx.x; s < SLOTS; s += THREADS) {
     if (!inside(t, s, PLACES)) continue;
-    const i64 at = address(t, s, PLACES);
+    const i64 at = place_address(t, s);
     if (COUNTS && terms[s] == 0) {
       if (!IN_PLACE) out[at] = old[at];
       continue;

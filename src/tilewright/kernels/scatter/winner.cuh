@@ -1,9 +1,9 @@
 // Elementwise scatter by a pass for winners: for each place the last position that names it, by an
 // integer maximum in global memory, then one write of each place.
 //
-// Tensors are (OUTER, LENGTH or PLACES, INNER), contiguous. Blocks go through SLAB columns of INNER
-// at a time, so that the winners they meet stay in the L2 cache. A key is a winner's position plus
-// one, zero for none; CARRIED: with its value below, so that it need not be fetched again.
+// Tensors are (OUTER, LENGTH or PLACES, INNER), x and src in boxes (boxes.cuh). Blocks go through SLAB
+// columns of INNER at a time, so that the winners they meet stay in the L2 cache. A key is a winner's
+// position plus one, zero for none; CARRIED: with its value below, so that it need not be fetched again.
 //
 //   clear, elect, write: three launches (winner.cu), or parts of one (winner_at_once.cu).
 //
@@ -69,6 +69,13 @@ TW_DEVICE u32 enter(Table t, Cell& cell, u32 turn) {
   return entry;
 }
 
+TW_DEVICE u64 place_address(const Place& p) {
+  return X_DENSE ? (p.line * PLACES + p.row) * INNER + p.column : in_x(p.line, p.row, p.column);
+}
+TW_DEVICE u64 source_address(u64 line, u32 row, u32 column) {
+  return SOURCE_DENSE ? (line * LENGTH + row) * INNER + column : in_source(line, row, column);
+}
+
 // Elements first, first + THREADS, ... of a block's turn.
 TW_DEVICE u64 first_of(u64 turn) { return (turn * gridDim.x + blockIdx.x) * (THREADS * ITEMS) + threadIdx.x; }
 
@@ -86,7 +93,7 @@ template <class Await> TW_DEVICE void elect_turn(Await await, u64 first, const I
     cell[q] = p.line * PLACES * INNER + p.column;
     row[q] = p.row;
     i[q] = __ldcs(&index[at]);  // winners stay in L2
-    if (CARRIED) value[q] = NUMBER ? 0 : bits_of(source[at]);
+    if (CARRIED) value[q] = NUMBER ? 0 : bits_of(source[source_address(p.line, p.row, p.column)]);
   }
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
     if (first + q * THREADS >= POSITIONS) continue;
@@ -120,7 +127,7 @@ template <class Await> TW_DEVICE void write_turn(Await await, u64 first, const T
     if (e >= CELLS) continue;
     p[q] = decode(e, PLACES);
     cell[q] = (p[q].line * PLACES + p[q].row) * INNER + p[q].column;
-    if (!IN_PLACE && CARRIED) now[q] = old[cell[q]];
+    if (!IN_PLACE && CARRIED) now[q] = old[place_address(p[q])];
   }
   await();
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
@@ -130,15 +137,15 @@ template <class Await> TW_DEVICE void write_turn(Await await, u64 first, const T
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
     if (first + q * THREADS >= CELLS) continue;
     if (!key[q]) {
-      if (!IN_PLACE && !CARRIED) now[q] = old[cell[q]];
+      if (!IN_PLACE && !CARRIED) now[q] = old[place_address(p[q])];
     } else if (NUMBER) {
       now[q] = Narrow<T>::of((A)number);
     } else if (CARRIED) {
       now[q] = of_bits<T>((u32)key[q]);
     } else {
-      now[q] = source[(p[q].line * LENGTH + (u32)key[q] - 1) * INNER + p[q].column];
+      now[q] = source[source_address(p[q].line, (u32)key[q] - 1, p[q].column)];
     }
   }
   TW_UNROLL for (int q = 0; q < ITEMS; ++q)
-    if (first + q * THREADS < CELLS && (key[q] || !IN_PLACE)) out[cell[q]] = now[q];
+    if (first + q * THREADS < CELLS && (key[q] || !IN_PLACE)) out[place_address(p[q])] = now[q];
 }
