@@ -277,12 +277,16 @@ SCHEDULES = [
 ]
 """One of each kind that `fused` has: by row, persistent, over rows, by tiles, by element."""
 TABLES = "scatter_add(x=f32[4,300], dim=1, index=i64[4,9000], src=f32[4,9000])!indices=zipf"
+PART = "(x=f32[700,17], dim=0, index=i64[3000,16], src=f32[3001,17])"
+UPDATES = "scatter_buckets", "scatter_exchange", "scatter_tiled", "scatter_winner"
 INDEXED_CASES = [
     Case("integer_sums", TABLES, {"private": True}),
     *(Case("integer_sums", TABLES, {"private": own, "launches": 1}) for own in (False, True)),
     Case("integer_sums", INDEXED["integer_sums"] + "!donate=x", {"launches": 1}),
     Case("scatter_winner", INDEXED["scatter_winner"], {"sent": 1024, "launches": 3}),
     Case("scatter_strided", INDEXED["scatter_strided"], {"named": True, "hashed": True}),
+    *(Case(name, f"scatter{PART}") for name in UPDATES),
+    *(Case(name, f"scatter_add{PART}") for name in ("bucket_sums", "scatter_tiled")),
     Case("rows_dealt", "embedding_backward(grad=bf16[9000,96], index=i64[9000], num_weights=500)"),
     Case("bucket_sums", INDEXED["bucket_sums"].replace("f32", "f64")),
     *(Case(name, text) for name, text in INDEXED.items()),

@@ -33,7 +33,7 @@ ALIKE = (*BAKED, "scatter_sorted", "scatter_strided", "integer_sums", "rows_uniq
 """Whose binaries depend on how many axes there are, or how wide rows are."""
 BATCHES = ("rows_winner", "rows_sorted")
 """Which are given an index for each batch, too."""
-PARTIAL = ("scatter_serial", "scatter_strided")
+PARTIAL = ("scatter_serial", "scatter_strided", *BAKED)
 """Which are given indices of a part of x and src, too."""
 SORTING = ("rows_sorted", "rows_sorted_torch", "rows_unique", "scatter_sorted")
 """Whose binaries are for numbers of places that take as many bits."""
@@ -176,7 +176,12 @@ def workloads(draw, meaning):
         text = f"index={i}[{length}], source={d}{index}{more}"
         return Workload.parse(f"{meaning.op}(x={d}{x}, dim={dim}, {text}")
     source = index
-    if kernel in PARTIAL and draw(st.booleans()):
+    if kernel in BAKED and draw(st.booleans()):  # of one axis each, which come down to one shape
+        sizes = [draw(st.permutations([n, *[1] * (k - 1)])) for n, k in ((4, before), (6, behind))]
+        index = [*sizes[0], length, *sizes[1]]
+        x = [n + 2 * (n > 1) for n in index]
+        x[before], source = places, [n + (n > 1) for n in index]
+    elif kernel in PARTIAL and draw(st.booleans()):
         source = [n + draw(st.integers(0, 1)) for n in index]
         index = [draw(st.integers(max(1, n - 1), n)) for n in index]
     expanded = ",".join("1" if k == before else "0" for k in range(len(x)))

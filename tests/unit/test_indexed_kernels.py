@@ -215,6 +215,10 @@ CUDA_WORKLOADS = [
     "scatter_reduce(x=f64[8,20000,7], dim=1, index=i32[8,50000,7]@strides(50000,1,0), "
     "src=f64[8,50000,7], reduce=prod)",
     "scatter(x=f32[100000,256], dim=0, index=i64[100000,250], src=f32[100000,256])",
+    "scatter_add(x=f32[100000,256], dim=0, index=i64[100000,250], src=f32[100000,256])",
+    "scatter(x=f32[1000,256,7,7], dim=1, index=i64[900,256,7,7], src=f32[1000,256,7,7])",
+    "scatter_add(x=bf16[1000,256,7,7], dim=1, index=i32[1000,256,6,7], src=bf16[1000,256,7,7])",
+    "scatter(x=f32[1000000], dim=0, index=i64[500000], src=f32[1000000])",
     "scatter(x=f16[64,8192,9,128], dim=1, index=i32[48,16,9,120], src=2.5)!donate=x",
     "scatter(x=bf16[8192,50257], dim=1, index=i64[8192,1], src=1.0)!donate=x",
     "scatter(x=f64[9,40,5,6,7], dim=2, index=i64[8,39,50,5,6], src=f64[8,39,51,5,7])",

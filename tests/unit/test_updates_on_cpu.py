@@ -110,6 +110,47 @@ def test_an_update_of_a_part_lets_the_last_position_win_under_every_config(x, in
     assert not fault_reported()
 
 
+@pytest.mark.parametrize("spread", ["zipf", "sorted"])
+@pytest.mark.parametrize(
+    ("x", "index", "src"),
+    [
+        ([900], [700], [701]),
+        ([3, 5, 50, 3, 9], [3, 4, 90, 3, 7], [4, 4, 91, 3, 7]),
+        ([5, 40, 7], [4, 30, 7], [5, 31, 7]),
+        ([5, 9, 40, 2], [4, 7, 600, 2], [4, 7, 600, 2]),
+        ([4, 2100, 1], [2, 3000, 1], [2, 3000, 2]),
+    ],
+)
+@pytest.mark.parametrize(
+    "name",
+    ["bucket_sums", "scatter_buckets", "scatter_exchange", "scatter_tiled", "scatter_winner"],
+)
+def test_a_part_is_served_where_it_lies_by_kernels_for_contiguous_tensors(
+    name, x, index, src, spread
+):
+    dim, impl = len(x) // 2, IMPLS[name]
+    sums = not impl.serves("scatter")
+    for place in ("", "!donate=x"):
+        w = Workload.parse(
+            f"{'scatter_add' if sums else 'scatter'}(x=f32{x}, dim={dim}, index=i64{index}, "
+            f"src=f32{src}){place}!indices={spread}"
+        )
+        given, positions, values = w.operator.examples(w, "integer", 0, "cpu")
+        moved = values[tuple(map(slice, index))]
+        expected = (
+            given.scatter_add(dim, positions, moved)
+            if sums
+            else last_written(given, dim, positions, moved)
+        )
+        run = OnCpu(impl, impl.heuristic(w, DEVICE), w)
+        for _ in range(2):
+            assert torch.equal(run(given.clone(), positions, values), expected), w
+        wide = any(n < m for d, (n, m) in enumerate(zip(index, x, strict=True)) if d != dim)
+        copies = [launch for launch in run.executable.launches if launch.entry == "beyond"]
+        assert bool(copies) == (wide and not place)
+    assert not fault_reported()
+
+
 def test_few_of_many_places_have_keys_in_a_table_of_at_most_32_bytes_an_index():
     impl = IMPLS["scatter_strided"]
     for positions in ([48, 16, 256], [64, 3, 256]):
@@ -125,15 +166,24 @@ def test_few_of_many_places_have_keys_in_a_table_of_at_most_32_bytes_an_index():
 
 
 @pytest.mark.parametrize(
-    "knobs", [{}, {"named": True}, {"named": True, "hashed": True}], ids=["all", "named", "hashed"]
+    ("name", "knobs"),
+    [
+        ("scatter_strided", {}),
+        ("scatter_strided", {"named": True}),
+        ("scatter_strided", {"named": True, "hashed": True}),
+        ("scatter_exchange", {}),
+        ("scatter_tiled", {}),
+        ("scatter_winner", {}),
+        ("scatter_winner", {"launches": 1}),
+    ],
 )
-def test_of_an_update_of_a_part_what_is_out_of_range_is_skipped_and_reported(knobs):
+def test_of_an_update_of_a_part_what_is_out_of_range_is_skipped_and_reported(name, knobs):
     w = Workload.parse("scatter(x=f32[9,4], dim=0, index=i64[70,3], src=f32[71,4])")
     x, index, src = w.operator.examples(w, "random", 0, "cpu")
     index[5], index[-1] = 9, -1
     kept = [i for i in range(69) if i != 5]
     expected = last_written(x, 0, index[kept], src[kept])
-    impl = IMPLS["scatter_strided"]
+    impl = IMPLS[name]
     assert torch.equal(OnCpu(impl, impl.Config(**knobs), w)(x, index, src), expected)
     assert fault_reported()
 

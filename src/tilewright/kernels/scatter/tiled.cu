@@ -82,6 +82,9 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void update(const T* ol
   }
 }
 
+// Positions that a thread reads ahead. Addresses in a box of several axes take registers, too.
+#define AHEAD ((X_DENSE && SOURCE_DENSE ? 2 : 1) * BATCH)
+
 // INCLUDE: the old element is a term. MEAN: divide by the number of terms.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void gathered(const T* old, const INDEX* index, const T* source, T* out, double number, int* fault) {
   A* sums = (A*)shared;
@@ -96,20 +99,20 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void gathered(const T* 
     const int top = column / WIDTH * LENGTH * WIDTH + column % WIDTH;  // its first position
     if (!inside(t, top, LENGTH)) continue;
     const i64 start = address(t, top, LENGTH), from = source_address(t, top);
-    INDEX i[2 * BATCH];
-    T given[2 * BATCH];
+    INDEX i[AHEAD];
+    T given[AHEAD];
     const auto ask = [&](int q, int row) {
       if (row >= LENGTH) return;
       i[q] = index[start + (i64)row * INNER];
       given[q] = source[from + row * SOURCE_ROW];
     };
-    TW_UNROLL for (int q = 0; q < 2 * BATCH; ++q) ask(q, q);
-    for (int row = 0; row < LENGTH; row += 2 * BATCH) {
-      TW_UNROLL for (int q = 0; q < 2 * BATCH; ++q) {
+    TW_UNROLL for (int q = 0; q < AHEAD; ++q) ask(q, q);
+    for (int row = 0; row < LENGTH; row += AHEAD) {
+      TW_UNROLL for (int q = 0; q < AHEAD; ++q) {
         if (row + q >= LENGTH) continue;
         const u32 place = place_of(i[q], PLACES, NONE_SKIPPED, fault);
         const A value = (A)widen(given[q]);
-        ask(q, row + q + 2 * BATCH);
+        ask(q, row + q + AHEAD);
         if (place >= PLACES) continue;
         const int s = slot(top, place);
         sums[s] = reduce(sums[s], value);
