@@ -52,6 +52,8 @@ def records(monkeypatch):
          "scatter_tiled"),
         ("scatter(x=f32[90,7], dim=0, index=i64[9,6], src=f32[9,7])", "scatter_tiled"),
         ("scatter(x=f32[90], dim=0, index=i64[9], src=f32[10])", "scatter_tiled"),
+        ("scatter(x=f32[90,9,7], dim=1, index=i64[80,20,7]@strides(20,1,0), src=f32[90,20,7])",
+         "scatter_strided"),
         ("scatter(x=f32[90000,9], dim=0, index=i64[90000,7], src=f32[90001,8])",
          "scatter_buckets"),
         ("scatter(x=f32[64,8192,256], dim=1, index=i64[48,16,250], src=f32[64,17,256])!donate=x",

@@ -1,5 +1,5 @@
-"""Scatter of elements whose index covers a part of x or of src, or names few of many places, by
-each place's last position."""
+"""Scatter of elements of any strides, or that name few of many places, by each place's last
+position."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tilewright.impls._sorted_rows import WORKSPACE_PER_INDEX
 from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
+from tilewright.tensor_spec import TensorSpec
 
 BLOCKS_OF_CLEAR = 8
 """Per SM, of the kernel that strides over all places."""
@@ -54,7 +55,7 @@ class ScatterStrided(RowKernels):
         p = self.served(w)
         assert isinstance(p, ElementProblem)
         if any(t.strides is not None for t in w.tensors.values()):
-            return False  # contiguous copies are what was measured
+            return covers_part(w)  # contiguous copies are what was measured of a whole
         if p.along < PLACES_UNTUNED * p.length or cells(p) < CELLS_UNTUNED:
             return False
         alone = p.fill is None and p.length == 1  # and no workspace, as scatter_tiled
@@ -130,6 +131,14 @@ class ScatterStrided(RowKernels):
             Launch(self.entry, f"PPPdiiii{code}", written, threads, 0, args, overlapping=follows)
         )
         return steps, Workspace(keys=4 * words) if keys else Workspace()
+
+
+def covers_part(w: Workload) -> bool:
+    """Whether an index of x's rank is narrower than x or smaller than src."""
+    x, index, src = w["x"], w["index"], w["src"]
+    if isinstance(src, TensorSpec) and src.shape != index.shape:
+        return True
+    return any(index.shape[d] != n for d, n in enumerate(x.shape) if d != w["dim"])
 
 
 def slots(p: ElementProblem) -> int:
