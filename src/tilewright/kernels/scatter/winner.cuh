@@ -69,9 +69,7 @@ TW_DEVICE u32 enter(Table t, Cell& cell, u32 turn) {
   return entry;
 }
 
-TW_DEVICE u64 place_address(const Place& p) {
-  return X_DENSE ? (p.line * PLACES + p.row) * INNER + p.column : in_x(p.line, p.row, p.column);
-}
+TW_DEVICE u64 place_address(u64 cell, const Place& p) { return X_DENSE ? cell : in_x(p.line, p.row, p.column); }
 TW_DEVICE u64 source_address(u64 line, u32 row, u32 column) {
   return SOURCE_DENSE ? (line * LENGTH + row) * INNER + column : in_source(line, row, column);
 }
@@ -127,7 +125,7 @@ template <class Await> TW_DEVICE void write_turn(Await await, u64 first, const T
     if (e >= CELLS) continue;
     p[q] = decode(e, PLACES);
     cell[q] = (p[q].line * PLACES + p[q].row) * INNER + p[q].column;
-    if (!IN_PLACE && CARRIED) now[q] = old[place_address(p[q])];
+    if (!IN_PLACE && CARRIED) now[q] = old[place_address(cell[q], p[q])];
   }
   await();
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
@@ -137,7 +135,7 @@ template <class Await> TW_DEVICE void write_turn(Await await, u64 first, const T
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
     if (first + q * THREADS >= CELLS) continue;
     if (!key[q]) {
-      if (!IN_PLACE && !CARRIED) now[q] = old[place_address(p[q])];
+      if (!IN_PLACE && !CARRIED) now[q] = old[place_address(cell[q], p[q])];
     } else if (NUMBER) {
       now[q] = Narrow<T>::of((A)number);
     } else if (CARRIED) {
@@ -147,5 +145,5 @@ template <class Await> TW_DEVICE void write_turn(Await await, u64 first, const T
     }
   }
   TW_UNROLL for (int q = 0; q < ITEMS; ++q)
-    if (first + q * THREADS < CELLS && (key[q] || !IN_PLACE)) out[place_address(p[q])] = now[q];
+    if (first + q * THREADS < CELLS && (key[q] || !IN_PLACE)) out[place_address(cell[q], p[q])] = now[q];
 }
