@@ -69,7 +69,6 @@ def test_an_index_out_of_range_is_left_out_and_told():
     [
         ("scatter_reduce(x=i32[9], dim=0, index=i64[9], src=i32[9], reduce=mean)", "is no sum"),
         ("scatter_add(x=f32[9], dim=0, index=i64[9], src=f32[9])", "f32 is no integer"),
-        ("scatter_add(x=i32[9,9], dim=0, index=i64[9,8], src=i32[9,8])", "covers only a part"),
     ],
 )
 def test_what_is_not_added_so_is_refused(text, why):

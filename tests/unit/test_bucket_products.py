@@ -149,8 +149,6 @@ def test_no_sum_of_logarithms_exceeds_62_bits(factors):
          "more than 4194304"),
         ("scatter_reduce(x=f32[9,9]@strides(1,9), dim=0, index=i64[9,9], src=f32[9,9], "
          "reduce=prod)", "not contiguous"),
-        ("scatter_reduce(x=f32[9,9], dim=0, index=i64[9,8], src=f32[9,8], reduce=prod)",
-         "covers only a part"),
     ],
 )  # fmt: skip
 def test_what_is_not_multiplied_so_is_refused(text, why):

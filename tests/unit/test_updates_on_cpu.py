@@ -13,6 +13,7 @@ from tilewright.impls._scatter import served_scatter
 from tilewright.impls.scatter_exchange import sizes
 from tilewright.impls.scatter_winner import launches_of
 from tilewright.indexed import DISTRIBUTIONS
+from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 from tilewright.ops._indexing import last_written
 
@@ -148,6 +149,27 @@ def test_a_part_is_served_where_it_lies_by_kernels_for_contiguous_tensors(
         wide = any(n < m for d, (n, m) in enumerate(zip(index, x, strict=True)) if d != dim)
         copies = [launch for launch in run.executable.launches if launch.entry == "beyond"]
         assert bool(copies) == (wide and not place)
+    assert not fault_reported()
+
+
+@pytest.mark.parametrize("place", ["", "!donate=x"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "how"),
+    [
+        ("bucket_integers", "i32", "sum"),
+        ("bucket_products", "f32", "prod"),
+        ("bucket_extremes", "f64", "amin"),
+    ],
+)
+def test_reductions_of_a_part_are_served_where_it_lies(name, dtype, how, place):
+    impl = IMPLS[name]
+    w = Workload.parse(
+        f"scatter_reduce(x={dtype}[5,9,40,2], dim=2, index=i64[4,7,600,2], "
+        f"src={dtype}[4,8,600,2], reduce={how}){place}!indices=zipf"
+    )
+    run = OnCpu(impl, impl.heuristic(w, DEVICE), w)
+    verdict = Verifier(w, torch.device("cpu")).check(run)
+    assert verdict.ok, verdict.message
     assert not fault_reported()
 
 
