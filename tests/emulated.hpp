@@ -10,6 +10,7 @@ using std::fmin;
 
 static float rsqrtf(float x) { return 1 / sqrtf(x); }
 static double rsqrt(double x) { return 1 / sqrt(x); }
+static unsigned long __umul64hi(unsigned long a, unsigned long b) { return (unsigned long)((unsigned __int128)a * b >> 64); }
 static unsigned long __cvta_generic_to_shared(const void* p) { return (unsigned long)p; }
 
 static std::vector<std::pair<long, long>> known;

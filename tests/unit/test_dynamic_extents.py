@@ -1,6 +1,5 @@
 """One kernel serves the sizes of all dims of rows; see fusion/extents.py."""
 
-import dataclasses
 import mmap
 import tempfile
 
@@ -12,19 +11,13 @@ from torch.nn import functional as F
 
 import tilewright as tw
 from emulated import Emulated
+from on_targets import H200, LENGTHS, TARGETS, emitted, executable, made, right, written
 from tilewright.compile.cache import compiled
-from tilewright.device import DEVICES
-from tilewright.fusion import cpp_target
 from tilewright.fusion.cuda import target as cuda_target
 from tilewright.fusion.cuda.tiles import TileSchedule
 from tilewright.fusion.extents import divisor, reciprocal
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Workload
-
-H200 = DEVICES["h200"]
-CPU = dataclasses.replace(DEVICES["cpu"], threads=4)
-TARGETS = {"cuda": (cuda_target, H200), "cpp": (cpp_target, CPU)}
-LENGTHS = [3 + 7 * n % 1000 for n in range(200)]
 
 
 def shifted_rows(x, b):
@@ -89,12 +82,6 @@ def _fused():
     yield
     for name in set(OPS) - before:
         OPS.remove(name)
-
-
-def written(operator, **shapes):
-    """The workload of an operator on fp32 tensors of these shapes."""
-    tensors = (f"{name}=f32[{','.join(map(str, s))}]" for name, s in shapes.items())
-    return Workload.parse(f"{operator}({', '.join(tensors)})")
 
 
 def broadcast3(s):
@@ -188,14 +175,6 @@ def transposed(s):
     return written("beside_transposed", x=(s, 128), b=(128, s))
 
 
-def emitted(target, w):
-    """The graph, its untuned schedule, and the task that compiles it."""
-    module, device = TARGETS[target]
-    graph = graph_of(w)
-    config = module.heuristic(graph, device)
-    return graph, config, module.task(graph, config, device)
-
-
 MOST = {
     broadcast3: {"cuda": 2, "cpp": 2},
     broadcast4: {"cuda": 2, "cpp": 2},
@@ -228,22 +207,6 @@ def test_many_lengths_take_few_kernels(workload, target):
     lengths = LENGTHS if workload in (broadcast3, normed) else LENGTHS[::5]
     sources = {emitted(target, workload(s))[2].source for s in lengths}
     assert len(sources) <= MOST[workload][target]
-
-
-def right(w, tensors):
-    return w.operator.reference(**dict(zip(w.tensors, (t.double() for t in tensors), strict=True)))
-
-
-def made(w, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(t.shape, generator=generator) for t in w.tensors.values()]
-
-
-def executable(target, w):
-    graph, config, task = emitted(target, w)
-    if target == "cuda":
-        return Emulated(graph, config, H200, w)
-    return cpp_target.executable(graph, config, w, compiled(task), CPU)
 
 
 FUNCTIONS = {
@@ -321,14 +284,34 @@ def test_elements_of_a_row_may_be_more_than_32_bits_apart():
     torch.testing.assert_close(found.double(), right(w, [x, values]), rtol=1e-5, atol=1e-5)
 
 
-@given(st.integers(1, 4096) | st.integers(1, 2**31 - 1), st.integers(0, 2**31 - 1))
-def test_the_quotient_is_exact_by_any_divisor(size, n):
-    factor, shift = reciprocal(size)
-    assert factor < 2**32
-    for each in {n, n // size * size, max(n // size * size - 1, 0), 2**31 - 1}:
+@pytest.mark.parametrize("bits", [32, 64])
+@given(data=st.data())
+def test_the_quotient_is_exact_by_any_divisor(bits, data):
+    last = 2 ** (bits - 1) - 1
+    size = data.draw(st.integers(1, 4096) | st.integers(1, last))
+    n = data.draw(st.integers(0, last))
+    factor, shift = reciprocal(size, bits)
+    assert factor < 2**bits
+    for each in {n, n // size * size, max(n // size * size - 1, 0), last}:
         assert each * factor >> shift == each // size
         if size > 1:
-            assert (each * factor >> 32) >> divisor(size)[1] == each // size
+            assert (each * factor >> bits) >> divisor(size, bits)[1] == each // size
+
+
+def test_indices_of_64_bits_are_divided_by_multiplying():
+    step = 2**32
+    w = Workload.parse(f"shifted_rows(x=f32[3,5,24]@strides({step},24,1), b=f32[3,1,24])")
+    with tempfile.TemporaryFile() as sparse:
+        sparse.truncate(4 * 3 * step)
+        memory = mmap.mmap(sparse.fileno(), 0)
+    x = torch.frombuffer(memory, dtype=torch.float32).as_strided((3, 5, 24), (step, 24, 1))
+    x.copy_(torch.randn(3, 5, 24))
+    b = torch.randn(3, 1, 24)
+    task = emitted("cuda", w)[2]
+    source = task.source[task.source.index('extern "C"') :]
+    assert "u64 n2_factor" in source
+    torch.testing.assert_close(executable("cuda", w)(x, b), x + b)
+    assert compiled(task).resources.spill_bytes == 0
 
 
 def test_rows_of_one_dim_are_not_divided():

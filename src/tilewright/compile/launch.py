@@ -33,6 +33,7 @@ _CONFIG_AT, _ATTRIBUTES_AT, _ARGUMENTS_AT = 0, 56, 384
 _C_TYPES: dict[str, Any] = {
     "P": ctypes.c_void_p,
     "q": ctypes.c_int64,
+    "Q": ctypes.c_uint64,
     "i": ctypes.c_int32,
     "I": ctypes.c_uint32,
     "f": ctypes.c_float,
@@ -47,8 +48,8 @@ class CudaKernel:
     Args:
         compiled: of a task with compiler "nvrtc".
         entry: its `extern "C"` name.
-        signature: one struct code per argument: P pointer, q int64, i int32, I uint32, f float,
-            d double, T a structure of 128 bytes, passed by value, such as a tensor map.
+        signature: one struct code per argument: P pointer, q int64, Q uint64, i int32, I uint32,
+            f float, d double, T a structure of 128 bytes, passed by value, such as a tensor map.
     """
 
     def __init__(self, compiled: Compiled, entry: str, signature: str) -> None:

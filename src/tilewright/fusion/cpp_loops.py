@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilewright.fusion.extents import extents_of, several, with_extents
+from tilewright.fusion.extents import extents_of, pointwise_axes, several, with_extents
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import with_axis
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows
@@ -50,8 +50,8 @@ class Loops:
         match self.kind:
             case "columns":
                 return (*self.rows, *self.swept, self.lane)
-            case "pointwise" if several(self.rows):
-                return (*self.rows, self.lane)
+            case "pointwise":
+                return tuple(pointwise_axes(self.plan.graph, self.rows, self.lane))
         return tuple(several(self.rows))
 
     @functools.cached_property

@@ -70,6 +70,12 @@ def several(axes: Sequence[int]) -> Sequence[int]:
     return axes if len(axes) > 1 else ()
 
 
+def pointwise_axes(graph: Graph, rows: Sequence[int], lane: int) -> Sequence[int]:
+    """Axes whose sizes a kernel without reductions is given: all, where rows are divided, or are of
+    several dims, as those of x[B,S,H] beside y[S,H] are; else the size of a dim is compiled in."""
+    return (*rows, lane) if several(rows) or (rows and lane in graph.joined) else ()
+
+
 def extents_of(graph: Graph) -> Iterator[Extent]:
     """All of a graph's, sizes first."""
     accesses = [*graph.inputs, *(a for _, a in graph.outputs)]
@@ -77,20 +83,21 @@ def extents_of(graph: Graph) -> Iterator[Extent]:
         yield from (n for n in each if isinstance(n, Extent))
 
 
-def divisor(size: int) -> tuple[int, int]:
-    """The factor and shift of a division of numbers below 2^31 by `size`, at least 2: the upper 32
-    bits of the product, shifted right."""
-    factor, shift = reciprocal(size)
-    return factor, shift - 32
+def divisor(size: int, bits: int = 32) -> tuple[int, int]:
+    """The factor and shift of a division of numbers of one bit less than `bits` by `size`, at least
+    2: the upper `bits` bits of the product, shifted right."""
+    factor, shift = reciprocal(size, bits)
+    return factor, shift - bits
 
 
-def reciprocal(size: int) -> tuple[int, int]:
-    """The same for a shift of the whole product, and a size of 1, too; the factor is below 2^32.
+def reciprocal(size: int, bits: int = 32) -> tuple[int, int]:
+    """The same for a shift of the whole product, and a size of 1, too; the factor has `bits` bits.
 
-    With s bits for size - 1 the factor exceeds 2^(31+s) / size by less than 1, and the product
-    2^(31+s) times the quotient by less than 2^(31+s) / size: not so much that the quotient grows.
+    With s bits for size - 1 and b = bits - 1 the factor exceeds 2^(b+s) / size by less than 1, and
+    the product 2^(b+s) times the quotient by less than 2^(b+s) / size: not so much that the
+    quotient grows.
 
     Source: Granlund & Montgomery, Division by Invariant Integers using Multiplication, PLDI 1994.
     """
-    shift = 31 + (size - 1).bit_length()
+    shift = bits - 1 + (size - 1).bit_length()
     return -(-(1 << shift) // size), shift

@@ -78,6 +78,8 @@ class Graph:
     """Inputs behind those of the tensors: which tensor each reads, or which seed decides it."""
     tensors: tuple[int, ...] = ()
     """Of each output the tensor that it is a part of; () where each is a tensor."""
+    joined: frozenset[int] = frozenset()
+    """Axes that are several dims, which every tensor walks as one: no dim has such a size."""
 
     @functools.cached_property
     def offsets_bytes(self) -> tuple[int, ...]:

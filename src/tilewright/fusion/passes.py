@@ -282,6 +282,9 @@ def collapsed(graph: Graph, groups: list[list[int]]) -> Graph:
         space=shape(graph.space),
         inputs=tuple(access(a) for a in graph.inputs),
         outputs=tuple((i, access(a)) for i, a in graph.outputs),
+        joined=frozenset(
+            k for k, group in enumerate(groups) if len(group) > 1 or graph.joined & {*group}
+        ),
     )
 
 
@@ -300,6 +303,7 @@ def permuted(graph: Graph, order: Sequence[int]) -> Graph:
         space=moved(graph.space),
         inputs=tuple(access(a) for a in graph.inputs),
         outputs=tuple((i, access(a)) for i, a in graph.outputs),
+        joined=frozenset(k for k, a in enumerate(order) if a in graph.joined),
     )
 
 

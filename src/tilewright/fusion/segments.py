@@ -439,7 +439,8 @@ def _subgraph(
     outputs = [(new[i], replace(a, strides=(0, *a.strides))) for i, _, a in stores]
     space = (max(parts, 1), *_largest(old.nodes[i].shape for i in needed))
     accesses = tuple(inputs.values())
-    graph = Graph(tuple(nodes), space, accesses, tuple(outputs), old.scalars)
+    joined = frozenset(a + 1 for a in old.joined)
+    graph = Graph(tuple(nodes), space, accesses, tuple(outputs), old.scalars, joined=joined)
     return graph.check(), tuple(inputs)
 
 

@@ -12,8 +12,9 @@ typedef long long i64;
 #define TW_INFINITY __int_as_float(0x7f800000)
 #define TW_LOG2_E 1.4426950408889634f
 
-// n / d for n below 2^31, by what fusion/extents.py makes of d.
+// n / d for n below 2^31, or 2^63, by what fusion/extents.py makes of d.
 TW_DEVICE u32 divide(u32 n, u32 factor, u32 shift) { return (u32)((u64)n * factor >> 32) >> shift; }
+TW_DEVICE u64 divide(u64 n, u64 factor, u64 shift) { return __umul64hi(n, factor) >> shift; }
 
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };

@@ -43,6 +43,8 @@ def split(graph: Graph) -> RowGraph | str:
     row_axes = tuple(a for a in range(rank) if a not in outer[0])
     if (inner and inner[0] != row_axes) or row_axes != tuple(range(len(outer[0]), rank)):
         return "reductions over rows and columns that are no matrix in memory order"
+    if not inner and graph.joined & {*row_axes}:
+        return "sums over rows alone, in columns of several dims, which tile kernels count"
     columns = tuple(i for i in graph.reductions if graph.axes(i) == outer[0])
     after = followers(graph, columns)
     if any(graph.nodes[i].op not in JOINS for i in columns):
@@ -63,7 +65,7 @@ def split(graph: Graph) -> RowGraph | str:
     sums = [(i, Access((0,) * rank, graph.nodes[i].dtype, 16)) for i in operands]
     found = RowGraph(
         graph.nodes, graph.space, graph.inputs, (*rows, *sums), graph.scalars, graph.again,
-        row_axes=row_axes, columns=columns, first_column=len(rows),
+        joined=graph.joined, row_axes=row_axes, columns=columns, first_column=len(rows),
     )  # fmt: skip
     pruned = remove_dead(found)
     assert isinstance(pruned, RowGraph)

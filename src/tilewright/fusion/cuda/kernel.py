@@ -27,7 +27,7 @@ SEED = "i64"
 DIVISOR = ("factor", "shift")
 """What the names of those numbers end with that `divide` takes in place of a size."""
 _CODES = {"f32": "f", "f64": "d"}
-_EXTENT_CODES = {"u32": "I", "int": "i", "i64": "q"}
+_EXTENT_CODES = {"u32": "I", "int": "i", "i64": "q", "u64": "Q"}
 _FUNCTIONS = {
     "pow": "power", "neg": "neg", "abs": "absolute", "sqrt": "square_root",
     "rsqrt": "reciprocal_root", "exp": "exponential", "exp2": "exponential2", "log": "logarithm",
@@ -181,15 +181,20 @@ class Kernel:
 
     def kind_of_extent(self, name: str) -> str:
         """What holds an extent, or a number that follows from one."""
-        return self.extent_type
+        return self.index_type if name.endswith(DIVISOR) else self.extent_type
 
     def every_extent(self) -> dict[str, int]:
         """By name, what the kernel may be given."""
         every: dict[str, int] = {}
         for n in self.graph.space:
             if isinstance(n, Extent):
-                every |= zip(divisor_names(n), divisor(n), strict=True)
+                every |= self.divisor_of(n)
         return every | {e.name: int(e) for e in extents_of(self.graph)}
+
+    def divisor_of(self, size: Extent) -> dict[str, int]:
+        """By name, what `divide` takes in place of a size."""
+        bits = 32 if self.index_type == "u32" else 64
+        return dict(zip(divisor_names(size), divisor(size, bits), strict=True))
 
     def find_extents(self) -> None:
         """Note which extents the lines mention: those are arguments."""
@@ -239,18 +244,19 @@ class Kernel:
 
     def split(self, index: str, name: str, size: int, kind: str) -> str:
         """Declare `name`, what divides a linear index by `size` leaves; the quotient."""
-        if isinstance(size, Extent) and self.divides:
-            before = f"before_{name}"
-            self.line(f"const u32 {before} = divide({index}, {', '.join(divisor_names(size))});")
-            self.line(f"const {kind} {name} = (u32)({index}) - {before} * {size};")
+        if isinstance(size, Extent):
+            before, wide = f"before_{name}", self.index_type
+            factor = ", ".join(divisor_names(size))
+            self.line(f"const {wide} {before} = divide(({wide})({index}), {factor});")
+            self.line(f"const {kind} {name} = ({wide})({index}) - {before} * {size};")
             return before
         self.line(f"const {kind} {name} = ({index}) % {size};")
         return f"({index}) / {size}"
 
     @property
-    def divides(self) -> bool:
-        """Whether linear indices are below 2^31, and so divided by multiplying."""
-        return self.extent_type == "u32"
+    def index_type(self) -> str:
+        """What holds a linear index that is divided, with a bit to spare."""
+        return "u32" if self.extent_type == "u32" else "u64"
 
     def fetch(
         self, access: Access, pointer: str, vector: str, wide: int | str, stream: bool

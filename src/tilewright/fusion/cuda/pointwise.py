@@ -7,7 +7,7 @@ import math
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, Launch
 from tilewright.fusion.cuda.pointwise_schedule import PointwiseSchedule, lies_flat
 from tilewright.fusion.cuda.schedule import WIDEST_ACCESS, access_bytes
-from tilewright.fusion.extents import several, with_extents
+from tilewright.fusion.extents import pointwise_axes, with_extents
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import with_axis
 
@@ -23,7 +23,7 @@ class PointwiseKernel(Kernel):
     def __init__(self, graph: Graph, schedule: PointwiseSchedule, entry: str):
         graph = graph if graph.space else with_axis(graph)
         *rows, lane = range(len(graph.space))
-        axes = (*rows, lane) if several(rows) else ()
+        axes = pointwise_axes(graph, rows, lane) if schedule.sizes == "given" else ()
         super().__init__(with_extents(graph, axes, lane), entry)
         self.s = schedule
         # Whether a last vector may be incomplete, and is then left to single elements.

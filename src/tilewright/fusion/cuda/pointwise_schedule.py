@@ -9,6 +9,7 @@ from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.schedule import NARROW_BYTES, held_bytes, widest_vectors
+from tilewright.fusion.extents import pointwise_axes
 from tilewright.fusion.ir import Access, Graph
 from tilewright.space import ConfigSpace, param
 
@@ -22,7 +23,8 @@ class PointwiseSchedule:
 
     A vector stays within the innermost axis; or, if `flat`, within the elements in the order of
     memory, and what is broadcast to them is gathered element by element. Of a thread's loads those
-    of broadcast tensors, which all threads wait for, may come first.
+    of broadcast tensors, which all threads wait for, may come first. `sizes` that tell rows apart
+    are given when the kernel is launched, so that it serves others, too, or compiled in.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -32,6 +34,7 @@ class PointwiseSchedule:
     flat: bool = param(False, True)
     stream_stores: bool = param(False, True)
     broadcast_first: bool = param(False, True)
+    sizes: str = param("given", "compiled")
 
 
 def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSchedule]:
@@ -42,6 +45,8 @@ def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSc
     flat = longer if all(lies_flat(graph, a) for _, a in graph.outputs) else ()
 
     loads = [a for a in graph.memory if a.strides and a.strides[-1]]
+    rows = range(len(graph.space) - 1)
+    given = pointwise_axes(graph, rows, len(rows))
     elements, broadcast = math.prod(graph.space), not all(lies_flat(graph, a) for a in graph.memory)
 
     def constraint(c: PointwiseSchedule) -> str | None:
@@ -61,6 +66,7 @@ def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSc
         "vector": (*flat, *vectors),
         "flat": (False, True) if flat else (False,),
         "broadcast_first": (False, True) if broadcast else (False,),
+        "sizes": ("given", "compiled") if given else ("given",),
     }
     return ConfigSpace(PointwiseSchedule, values, constraint)
 
@@ -110,4 +116,5 @@ def pointwise_promising(graph: Graph, device: DeviceSpec) -> list[PointwiseSched
         for vector, threads, turns, loads, first in ways
     ]  # fmt: skip
     found += [replace(c, stream_stores=True) for c in found if c.stream_loads]
+    found.insert(1, replace(found[0], sizes="compiled"))
     return [c for c in dict.fromkeys(found) if c in space]

@@ -111,13 +111,20 @@ class TileKernel(TileSweeps):
         column = f"(({self.index}){place} * {t.lanes} + x) * {s.vector}"
         self.line(f"const {self.index} lane_column = {column};")
         width = self.graph.space[self.area.lane]
-        if self.area.width % (t.lanes * s.vector * s.turns) == 0:
+        if self.covers_exactly:
             self.line("const bool inside = true;")
             self.line("const i64 column = lane_column;")
         else:
             self.line(f"const bool inside = lane_column < {width};")
             self.line(f"const i64 column = inside ? lane_column : {width} - {s.vector};")
         self.column_pointers()
+
+    @property
+    def covers_exactly(self) -> bool:
+        """Whether all columns of tiles are there; of several dims only some sizes' would be."""
+        counted = self.s.sizes == "given" and self.area.lane in self.graph.joined
+        tile = self.tiles.lanes * self.s.vector * self.s.turns
+        return self.area.width % tile == 0 and not counted
 
     # ---- parts of results ----------------------------------------------------------------------
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.fusion.cuda.kernel import DIVISOR, JOINS, TYPES, Kernel, divisor_names
+from tilewright.fusion.cuda.kernel import DIVISOR, JOINS, TYPES, Kernel
 from tilewright.fusion.cuda.schedule import access_bytes
 from tilewright.fusion.cuda.tiles import WARP, Tiles
-from tilewright.fusion.extents import Extent, divisor, with_extents
+from tilewright.fusion.extents import Extent, with_extents
 from tilewright.fusion.ir import Access
 from tilewright.fusion.plan import Phase, needed_in
 
@@ -20,8 +20,9 @@ class TileSweeps(Kernel):
         # 64-bit where an index of twice the elements would not stay within 32.
         self.index = "int" if max(area.width, area.steps) < 2**30 else "i64"
         # Strides that are compiled in lie at distances that instructions hold, from one address;
-        # and a constant divides 64 bits.
+        # and a constant divides 64 bits. Those over a lane of several dims are of no dim.
         several = tiles.kept_steps or (tiles.at_once > 1 and tiles.stores_steps)
+        several = several and area.lane not in graph.joined
         compiled = tiles.s.sizes == "compiled"
         fixed = area.walk if compiled or self.index == "i64" or several else ()
         self.steps_fixed = bool(fixed)
@@ -50,18 +51,19 @@ class TileSweeps(Kernel):
     def every_extent(self) -> dict[str, int]:
         every = dict(self.counted)
         if (pieces := every.get("pieces")) is not None:
-            every |= zip(divisor_names(Extent(pieces, "pieces")), divisor(pieces), strict=True)
+            every |= self.divisor_of(Extent(pieces, "pieces"))
         return super().every_extent() | every
 
     def kind_of_extent(self, name: str) -> str:
         """A signed type: by it one instruction multiplies a coordinate and adds to an address."""
         if name.endswith(DIVISOR):
-            return "u32"
+            return self.index_type
         return "int" if self.extents[name] < 2**31 else "i64"
 
     @property
-    def divides(self) -> bool:
-        return True
+    def index_type(self) -> str:
+        """The numbers of blocks are divided."""
+        return "u32"
 
     # ---- values --------------------------------------------------------------------------------
 
