@@ -14,14 +14,21 @@ from tilewright.errors import InvalidArgument
 C = TypeVar("C")
 
 
-def param(*values: Any, default: Any = None, counts: bool = False) -> Any:
+def param(*values: Any, default: Any = None, counts: bool = False, own: bool = False) -> Any:
     """Declare one knob of a Config dataclass; the first value is its default.
 
     Args:
         counts: any number from 1 fits that the constraint lets pass; listed are those worth trying.
+        own: what is chosen for one workload says nothing of others: see `lent`.
     """
     first = values[0] if default is None else default
-    return field(default=first, metadata={"values": values, "counts": counts})
+    return field(default=first, metadata={"values": values, "counts": counts, "own": own})
+
+
+def lent(config: C) -> C:
+    """The config for another workload than that which it was tuned for."""
+    own = {f.name: f.default for f in fields(config) if f.metadata.get("own")}  # type: ignore[arg-type]
+    return replace(config, **own)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)

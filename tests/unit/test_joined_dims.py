@@ -12,9 +12,15 @@ from torch.nn import functional as F
 import tilewright as tw
 from emulated import Emulated
 from on_targets import H200, LENGTHS, TARGETS, emitted, executable, made, right, written
+from tilewright.dispatch import selection
+from tilewright.dispatch.evidence import OperatorRecords
 from tilewright.fusion.cuda import target as cuda_target
+from tilewright.fusion.cuda.pointwise_schedule import PointwiseSchedule
+from tilewright.fusion.cuda.tiles import TileSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS
+from tilewright.record import Record
+from tilewright.space import lent
 
 BATCHES = [(1 + 5 * n % 32, length) for n, length in enumerate(LENGTHS)]
 
@@ -185,3 +191,23 @@ def test_many_elements_are_divided_by_64_bits():
     kernel = source[source.index("void step(") :]
     assert "u64 n1_factor" in kernel
     assert " % " not in kernel
+
+
+def test_a_record_with_sizes_compiled_in_lends_other_sizes_a_kernel_that_counts_them():
+    for schedule in (PointwiseSchedule(4, 128), TileSchedule(2, 64)):
+        assert lent(dataclasses.replace(schedule, sizes="compiled")) == schedule
+
+
+def test_the_record_of_one_length_speaks_for_others():
+    tuned = {"vector": 4, "block_threads": 128, "sizes": "compiled"}
+    known = str(positions(8, 100))
+    records = OperatorRecords([Record(known, "shifted", "fused", tuned, "ok", H200.name)])
+
+    def choice(w):
+        found = (find(w, H200, records) for find in selection._BY_RECORDS)
+        return next((c for c in found if c), None)
+
+    choices = [choice(positions(8, s)) for s in (100, 101, 399, 401)]
+    assert [c and c.source for c in choices] == ["record", "nearest", "nearest", None]
+    assert [c.config.sizes for c in choices[:3]] == ["compiled", "given", "given"]
+    assert {c.config.block_threads for c in choices[:3]} == {128}

@@ -35,7 +35,7 @@ from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.op import OPS, Workload
 from tilewright.record import Record
 from tilewright.settings import nondeterministic
-from tilewright.space import NoConfig, config_dict, config_text
+from tilewright.space import NoConfig, config_dict, config_text, lent
 from tilewright.tensor_spec import TensorSpec
 
 MIN_EVIDENCE = 3
@@ -346,7 +346,7 @@ _BY_RECORDS = (_recorded, _nearest, _by_heuristic)
 
 def _fitting(w: Workload, spec: DeviceSpec, recorded: Workload, record: Record) -> Any | None:
     """The config of `recorded` for `w`, or None: its code or knobs may have gone since, and what it
-    counts may be of no use at another size."""
+    counts may be of no use at another size, for which no size of it is compiled in."""
     name = record.implementation
     if not _still_serves(name, w, spec):
         return None
@@ -357,9 +357,10 @@ def _fitting(w: Workload, spec: DeviceSpec, recorded: Workload, record: Record) 
         config = space.config(record.config)
     except InvalidArgument:
         return None
-    if space.why_not(config) is not None or (same(w) != same(recorded) and space.unlisted(config)):
-        return None
-    return config
+    if same(w) == same(recorded):
+        return config if space.why_not(config) is None else None
+    config = lent(config)
+    return None if space.why_not(config) is not None or space.unlisted(config) else config
 
 
 def _still_serves(name: str, w: Workload, spec: DeviceSpec) -> bool:

@@ -34,7 +34,7 @@ class PointwiseSchedule:
     flat: bool = param(False, True)
     stream_stores: bool = param(False, True)
     broadcast_first: bool = param(False, True)
-    sizes: str = param("given", "compiled")
+    sizes: str = param("given", "compiled", own=True)
 
 
 def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSchedule]:

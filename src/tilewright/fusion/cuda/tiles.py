@@ -82,7 +82,7 @@ class TileSchedule:
     stream_loads: bool = param(True, False)
     combine: str = param("kernel", "last")
     ahead: bool = param(False, True)
-    sizes: str = param("given", "compiled")
+    sizes: str = param("given", "compiled", own=True)
 
     @property
     def block_threads(self) -> int:
