@@ -274,6 +274,10 @@ SCHEDULES = [
         "lerp(x=f32[300,40], end=f32[40], weight=0.3)",
         {"vector": 2, "stream_loads": False, "block_threads": 128},
     ),
+    *(
+        ("lerp(x=f32[31,10,40], end=f32[10,40], weight=0.3)", {"vector": 4, "sizes": sizes})
+        for sizes in ("given", "compiled")
+    ),
 ]
 """One of each kind that `fused` has: by row, persistent, over rows, by tiles, by element."""
 TABLES = "scatter_add(x=f32[4,300], dim=1, index=i64[4,9000], src=f32[4,9000])!indices=zipf"
