@@ -11,7 +11,17 @@ from tilewright.build import Effort
 from tilewright.errors import InvalidArgument
 from tilewright.measure.activity import Activity
 from tilewright.record import runtime_of
-from tilewright.results import Baseline, Measured, Own, Report, Row, Verified, as_dict, validate
+from tilewright.results import (
+    Baseline,
+    Measured,
+    NoneRight,
+    Own,
+    Report,
+    Row,
+    Verified,
+    as_dict,
+    validate,
+)
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -75,6 +85,7 @@ def row_of(data: Mapping[str, Any]) -> Row:
             "own": Own(**_measured(own)) if own else None,
             **{part: Verified(**found) if found else None for part, found in verdicts.items()},
             "wrong": wrong if isinstance(wrong, Mapping) else dict.fromkeys(wrong, ""),
+            "none_right": {n: NoneRight(**r) for n, r in data.get("none_right", {}).items()},
             "activity": {name: Activity(**a) for name, a in data.get("activity", {}).items()},
         }
     )

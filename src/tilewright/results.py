@@ -83,6 +83,25 @@ class Verified:
 
 
 @dataclass(frozen=True)
+class NoneRight:
+    """That no config of an implementation was shown to be right.
+
+    Attributes:
+        configs: that were tried; 0 where the budget ended before any was, or no config has the
+            knobs that were asked for.
+        first: why the first of them was refused, or how it failed.
+    """
+
+    configs: int
+    first: str
+
+    def __str__(self) -> str:
+        if not self.configs:
+            return "no config tried: the budget ended before, or none has the knobs asked for"
+        return f"none right of {self.configs} tried; the first: {self.first}"
+
+
+@dataclass(frozen=True)
 class Row:
     """One workload timed by one method. Times are microseconds.
 
@@ -101,14 +120,17 @@ class Row:
         spreads: of an operator with indices whose distribution no flag names: candidate (an
             implementation with its config) -> distribution -> median, of those among which the best
             worst case was chosen.
-        own: the best of our own kernels; None where none supports the workload.
+        own: the best of our own kernels; None where none supports the workload, or none is right:
+            `refused` and `none_right` say which.
         chosen: the implementation that selection takes; unless aten is wrong, never slower than
             aten but where a caller waits longer for aten's host (method "events").
         candidates: distinct executables of our own that were verified.
         verified: of `own`.
         wrong: baseline whose result is wrong -> what is wrong with it, "" in files that do not
             tell; it is compared with, but never chosen.
-        refused: implementation -> why it did not take part, or how it failed.
+        refused: implementation -> why it did not take part, or how it failed; a file has it of
+            rows without `own`.
+        none_right: implementations whose configs were tried, or were to be, and gave nothing.
         activity: what one call makes the device do: of "own" and of each baseline; empty in a row
             that was read from the records.
     """
@@ -130,6 +152,7 @@ class Row:
     eager_us: dict[str, float] = field(default_factory=dict)
     others: dict[str, Measured] = field(default_factory=dict)
     unsearched: dict[str, str] = field(default_factory=dict)
+    none_right: dict[str, NoneRight] = field(default_factory=dict)
     chosen_verified: Verified | None = None
     spreads: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -169,7 +192,8 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """The row of a result file."""
         row = asdict(self)
-        del row["refused"]
+        if self.own:
+            del row["refused"]
         return row
 
 
@@ -266,7 +290,8 @@ def table_rows(report: Report) -> list[dict[str, Any]]:
             "verified": (row.chosen_verified or row.verified) is not None,
             "candidates": row.candidates,
             "wrong": row.wrong,
-            "refused": row.refused,
+            "refused": {**row.refused, **{name: str(n) for name, n in row.none_right.items()}},
+            "none_right": None if row.own else [n.configs for n in row.none_right.values()],
             "unsearched": row.unsearched,
         }
         for row in report.rows
@@ -319,6 +344,7 @@ _ROW: dict[str, Any] = {
     "candidates": int,
     "verified": (dict, type(None)),
 }
+_NONE_RIGHT: dict[str, Any] = {"configs": int, "first": str}
 _OWN: dict[str, Any] = {
     **_MEASURED,
     "implementation": str,
@@ -345,17 +371,15 @@ def validate(data: Mapping[str, Any]) -> list[str]:
         where = f"rows[{i}]"
         found = list(_mismatches(row, _ROW, where))
         if not found:
-            others = row.get("others", {})
-            if not isinstance(others, Mapping):
-                found.append(f"{where}.others is {others!r}, not an object")
-                others = {}
-            objects = ("unsearched", Mapping), ("spreads", Mapping)
-            for part, kinds in (("wrong", (Mapping, list)), *objects):
+            for part in ("wrong", "others", "refused", "none_right", "unsearched", "spreads"):
+                kinds = (Mapping, list) if part == "wrong" else Mapping
                 if not isinstance(row.get(part, {}), kinds):
                     found.append(f"{where}.{part} is {row[part]!r}, not an object")
-            for part, times in (("baselines", row["baselines"]), ("others", others)):
-                for name, measured in times.items():
-                    found += _mismatches(measured, _MEASURED, f"{where}.{part}.{name}")
+            of_each = {"baselines": _MEASURED, "others": _MEASURED, "none_right": _NONE_RIGHT}
+            for part, schema in of_each.items():
+                things = row.get(part, {})
+                for name, thing in things.items() if isinstance(things, Mapping) else ():
+                    found += _mismatches(thing, schema, f"{where}.{part}.{name}")
             verdicts = (("verified", _VERIFIED), ("chosen_verified", _VERIFIED))
             for part, schema in (("own", _OWN), *verdicts):
                 if row.get(part) is not None:

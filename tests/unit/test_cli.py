@@ -22,7 +22,7 @@ from tilewright.cli.tune import finish, refusals
 from tilewright.errors import CompileError, InvalidArgument, TilewrightError
 from tilewright.measure.verify import Verdict, verification_error
 from tilewright.op import Workload
-from tilewright.results import Baseline, Own, Report, Row, Verified, validate
+from tilewright.results import Baseline, NoneRight, Own, Report, Row, Verified, validate
 from tilewright.suite import SUITES
 
 SOFTMAX = "softmax(x=f32[64,100])"
@@ -345,6 +345,20 @@ def test_the_table_has_time_ratios_floor_and_verdict(capsys):
     assert finish("custom", report(), None) == 0
     line = next(s for s in capsys.readouterr().out.splitlines() if SOFTMAX in s)
     assert line.split()[1:] == ["fused", "10.0", "us", "2.00x", "1.50x", "0.50", "yes"]
+
+
+@pytest.mark.parametrize(("configs", "told"), [(82, "82 refused"), (0, "none tried")])
+def test_the_table_tells_what_of_ours_was_refused(configs, told, capsys):
+    found = report()
+    failed = {"fused": NoneRight(configs, "9 ulp exceeds 2" if configs else "")}
+    (row,) = found.rows
+    found.rows[:] = [
+        dataclasses.replace(row, own=None, verified=None, chosen="aten", none_right=failed)
+    ]
+    assert finish("custom", found, None) == 0
+    out, err = capsys.readouterr()
+    assert f"aten, {told}" in out
+    assert err.startswith(f"fused on {SOFTMAX}: ")
 
 
 def test_json_on_standard_output_is_all_there_is_on_it(capsys):

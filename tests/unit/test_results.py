@@ -11,7 +11,8 @@ import pytest
 
 from tilewright import results
 from tilewright.errors import InvalidArgument
-from tilewright.results import Baseline, Measured, Own, Report, Row, Verified
+from tilewright.result_files import row_of
+from tilewright.results import Baseline, Measured, NoneRight, Own, Report, Row, Verified
 
 
 def measured(us: float) -> Baseline:
@@ -85,7 +86,7 @@ def test_a_written_file_reads_back_valid_and_has_the_documented_keys(report, tmp
     assert list(data["rows"][0]) == [
         "workload", "floor_us", "copy_us", "method", "distribution", "host_us", "baselines", "own",
         "chosen", "candidates", "verified", "wrong", "activity", "eager_us", "others",
-        "unsearched", "chosen_verified", "spreads",
+        "unsearched", "none_right", "chosen_verified", "spreads",
     ]  # fmt: skip
     assert set(data["rows"][0]["own"]) == {
         "implementation", "config", "median_us", "ci_us", "resources", "workspace_bytes",
@@ -122,6 +123,8 @@ def test_a_path_that_cannot_be_written_is_named_and_the_old_file_stays(report, t
         (lambda d: d["rows"][0].update(wrong="aten"), "rows[0].wrong is 'aten'"),
         (lambda d: d["rows"][0].update(unsearched=[]), "rows[0].unsearched is []"),
         (lambda d: d["rows"][0].update(chosen_verified={}), "rows[0].chosen_verified.max_ulp"),
+        (lambda d: d["rows"][0].update(none_right={"x": {"configs": 2}}), "x.first is missing"),
+        (lambda d: d["rows"][0].update(refused=3), "rows[0].refused is 3"),
         (lambda d: d["rows"][0].update(others=None), "rows[0].others is None"),
         (lambda d: d["rows"][0].update(others={"fused": {}}), "rows[0].others.fused.median_us"),
     ],
@@ -168,6 +171,21 @@ def test_a_choice_without_a_kernel_of_ours_is_told_as_verified_too(report):
     unknown = row("d", 10.0, 20.0, None, "aten")
     report.rows[:] = [detour, unknown]
     assert [r["verified"] for r in results.table_rows(report)] == [True, False]
+
+
+def test_a_row_without_a_kernel_of_ours_tells_why_in_the_file(report):
+    failed = {"fused": NoneRight(82, "9 ulp exceeds 2"), "late": NoneRight(0, "")}
+    report.rows[:] = [replace(row("c", 40.0, 20.0, None, "inductor"), none_right=failed)]
+    data = json.loads(json.dumps(results.as_dict("s", report)))
+    assert results.validate(data) == []
+    (found,) = data["rows"]
+    assert found["none_right"]["fused"] == {"configs": 82, "first": "9 ulp exceeds 2"}
+    assert found["refused"] == {"other": "a reason"}
+    assert row_of(found) == report.rows[0]
+    (told,) = results.table_rows(report)
+    assert told["none_right"] == [82, 0]
+    assert told["refused"]["fused"] == "none right of 82 tried; the first: 9 ulp exceeds 2"
+    assert "the budget ended" in told["refused"]["late"]
 
 
 def test_table_rows_tell_the_chosen_time_against_the_baselines(report):

@@ -115,7 +115,8 @@ def shortened(texts: Sequence[str]) -> list[str]:
 def results(rows: Sequence[Mapping[str, Any]], stderr: bool = False) -> None:
     """The final table of tune and bench, from `tilewright.results.table_rows`.
 
-    A ratio to a baseline whose result is wrong is marked by a star.
+    A ratio to a baseline whose result is wrong is marked by a star. Where nothing of ours was
+    right, what was refused stands beside the choice.
     """
     workloads = shortened([row["workload"] for row in rows])
 
@@ -123,12 +124,18 @@ def results(rows: Sequence[Mapping[str, Any]], stderr: bool = False) -> None:
         ratio = times(row[f"vs_{baseline}"])
         return f"{ratio}*" if ratio and baseline in row["wrong"] else ratio
 
+    def chosen(row: Mapping[str, Any]) -> str:
+        if not row["none_right"]:
+            return row["chosen"]
+        configs = sum(row["none_right"])
+        return f"{row['chosen']}, {f'{configs} refused' if configs else 'none tried'}"
+
     table(
         ["workload", "chosen", ">time", ">x eager", ">x compile", ">of floor", "verified"],
         [
             (
                 workload,
-                row["chosen"],
+                chosen(row),
                 duration(row["us"]),
                 against(row, "aten"),
                 against(row, "inductor"),

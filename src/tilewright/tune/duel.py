@@ -15,7 +15,7 @@ from tilewright.record import BESIDE, Record
 from tilewright.results import Row
 from tilewright.search import Budget
 from tilewright.tune.choice import best_own, candidate_of, host_us, is_own, measured, winner
-from tilewright.tune.rows import FLOOR, row_of
+from tilewright.tune.rows import FLOOR, none_right, row_of
 from tilewright.tune.session import Session
 from tilewright.tune.spread import Worst, measured_everywhere, robust, worst_cases
 from tilewright.tune.trial import Entry, Trial
@@ -91,6 +91,7 @@ def duel(trial: Trial, own: Sequence[Entry], budget: Budget) -> Row:
         for c, e in by_candidate.items()
         if e.outcome and e.outcome.verdict
     }
+    names = [i.name for i in session.searched(w) if i.name not in trial.refused]
     return row_of(
         records,
         w,
@@ -99,6 +100,7 @@ def duel(trial: Trial, own: Sequence[Entry], budget: Budget) -> Row:
         trial.refused,
         exact,
         unsearched=trial.unsearched,
+        none_right=none_right(trial.records, records, names),
         spreads=trial.spreads,
     )
 

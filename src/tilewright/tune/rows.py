@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
@@ -13,7 +13,7 @@ from tilewright.measure.candidate import COPY, Candidate
 from tilewright.measure.ceilings import plain_units_us
 from tilewright.op import Workload
 from tilewright.record import BESIDE, Record
-from tilewright.results import Baseline, Own, Row, Verified
+from tilewright.results import Baseline, NoneRight, Own, Row, Verified
 from tilewright.tune.choice import (
     COMPETING,
     best_own,
@@ -28,6 +28,7 @@ from tilewright.tune.spread import Times, recorded_everywhere
 
 FLOOR = Candidate("floor")
 """Not an implementation: the workload's floor, kept beside the duel it belongs to."""
+_NO_FAULT = (*COMPETING, *BESIDE, "unsupported")
 
 
 def row_of(
@@ -39,6 +40,7 @@ def row_of(
     integer_exact: Mapping[Candidate, bool | None],
     *,
     unsearched: Mapping[str, str] | None = None,
+    none_right: Mapping[str, NoneRight] | None = None,
     spreads: Times | None = None,
 ) -> Row:
     """The row of one duel.
@@ -47,7 +49,7 @@ def row_of(
         records: all records of the duel, ceilings and host times among them.
         candidates: implementation -> distinct verified executables of it.
         integer_exact: where it is known.
-        unsearched: as `Row` has it.
+        unsearched, none_right: as `Row` has them.
         spreads: what each took on every distribution of indices.
     """
     references = {r.implementation: r.median_us for r in records if r.status == "ceiling"}
@@ -82,9 +84,28 @@ def row_of(
             for r in _fastest_of_each([r for r in timed if own and _lost_to(own, r)])
         },
         unsearched=dict(unsearched or {}),
+        none_right=dict(none_right or {}),
         chosen_verified=_verified(chosen, integer_exact),
         spreads={str(candidate): dict(times) for candidate, times in (spreads or {}).items()},
     )
+
+
+def none_right(
+    records: Sequence[Record], duel: Sequence[Record], names: Iterable[str]
+) -> dict[str, NoneRight]:
+    """Those of the implementations that have no right contestant in the duel.
+
+    Args:
+        records: what became of their configs, oldest first.
+    """
+    served = {r.implementation for r in duel if r.status in COMPETING}
+    found = {}
+    for name in names:
+        if name not in served:
+            failed = [r for r in records if r.implementation == name and r.status not in _NO_FAULT]
+            first = (failed[0].message or failed[0].status) if failed else ""
+            found[name] = NoneRight(len({candidate_of(r) for r in failed}), first)
+    return found
 
 
 def _lost_to(own: Record, r: Record) -> bool:
@@ -189,8 +210,17 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
                 and r.code_hash and r.status != "wrong_result"}  # fmt: skip
     candidates = Counter(name for name, _ in verified)
     competing = [r for r in fought if r.status in COMPETING or r.implementation == "aten"]
-    spreads = recorded_everywhere(session, w, competing)
-    return row_of(fought, w, session.spec, candidates, refused, {}, spreads=spreads)
+    names = [i.name for i in session.searched(w) if i.name not in refused]
+    return row_of(
+        fought,
+        w,
+        session.spec,
+        candidates,
+        refused,
+        {},
+        none_right=none_right(known[::-1], fought, names),
+        spreads=recorded_everywhere(session, w, competing),
+    )
 
 
 def _same_code(session: Session, w: Workload, record: Record) -> bool:

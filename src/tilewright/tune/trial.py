@@ -53,13 +53,18 @@ class Entry:
 
 
 class Trial:
-    """The candidates of one workload in one run. Every outcome becomes a record at once."""
+    """The candidates of one workload in one run. Every outcome becomes a record at once.
+
+    Attributes:
+        records: of the search, in order, kept in the store or not.
+    """
 
     def __init__(self, session: Session, w: Workload):
         self.session, self.w = session, w
         session.progress.phase("prepare")
         self.limits = session.prepare(w)
         self.entries: dict[Candidate, Entry] = {}
+        self.records: list[Record] = []
         self.refused: dict[str, str] = {}
         self.unsearched: dict[str, str] = {}
         self.spreads: Times = {}
@@ -80,7 +85,7 @@ class Trial:
         """The implementation takes no part in this workload."""
         self.refused[implementation] = reason
         candidate = Candidate(implementation)
-        self.session.add([self._record(candidate, "unsupported", message=reason)])
+        self._add([self._record(candidate, "unsupported", message=reason)])
 
     def assess(self, candidates: Sequence[Candidate], budget: Budget) -> list[float]:
         """Compile, verify and briefly time the new ones; seconds of each, infinite if it failed.
@@ -121,7 +126,7 @@ class Trial:
             self.entries[candidate] = entry
             if not entry.verified:
                 failures.append(self._failure(entry, outcome))
-        self.session.add(failures)
+        self._add(failures)
         return [entry for entry in waiting.values() if entry.verified]
 
     def thin(self, candidates: Sequence[Candidate], finalists: int, budget: Budget) -> list[Entry]:
@@ -150,7 +155,7 @@ class Trial:
     def failed(self, entry: Entry, outcome: Outcome) -> None:
         """A verified candidate failed while it was timed."""
         entry.outcome, entry.us, entry.waited_us = outcome, math.inf, math.inf
-        self.session.add([self._failure(entry, outcome)])
+        self._add([self._failure(entry, outcome)])
 
     def _built(self, candidates: Sequence[Candidate]):
         if not self.session.runner.compiles:
@@ -170,7 +175,7 @@ class Trial:
             entry = self.entries[candidate] = Entry(candidate, "", outcome=outcome)
             if isinstance(result, CompilerMissing):
                 self.refused[candidate.implementation] = str(result)
-            self.session.add([self._failure(entry, outcome)])
+            self._add([self._failure(entry, outcome)])
             return None
         self.compiled += 1
         if result is None:
@@ -182,7 +187,7 @@ class Trial:
             if self.session.options.spilled:
                 return entry
             message = f"spills {result.resources.spill_bytes} bytes per thread"
-            self.session.add([self._record(candidate, "spilled", entry, message=message)])
+            self._add([self._record(candidate, "spilled", entry, message=message)])
             return None
         return entry
 
@@ -206,7 +211,7 @@ class Trial:
                 continue
             entry.us, entry.waited_us = timing.median_us, timing.waited_us
             records.append(self._record(candidate, self._status(entry, timing), entry, timing))
-        self.session.add(records)
+        self._add(records)
         return [self.entries[c].us * 1e-6 for c in candidates]
 
     def _status(self, entry: Entry, timing: Timing) -> str:
@@ -239,6 +244,10 @@ class Trial:
             resources=entry.resources,
             timing=timing,
         )
+
+    def _add(self, records: Sequence[Record]) -> None:
+        self.records += records
+        self.session.add(records)
 
     def _tell(self) -> None:
         verified = sum(e.verified for e in self.entries.values())

@@ -18,7 +18,8 @@ from tilewright.impl import IMPLS
 from tilewright.measure.candidate import Limits
 from tilewright.measure.runner import Isolated
 from tilewright.op import Workload
-from tilewright.tune import Progress, tune
+from tilewright.results import NoneRight
+from tilewright.tune import Progress, bench, tune
 from tilewright.tune.session import Clock
 
 
@@ -288,6 +289,38 @@ def test_a_workload_that_no_kernel_of_ours_supports_still_has_a_row(runner, stor
     assert row.chosen == "aten"
     assert row.chosen_verified.deterministic
     assert row.refused["fake_own"] == "x has rank 1; fake_own takes matrices"
+
+
+def test_a_row_tells_that_none_of_our_configs_was_right_and_so_does_its_record(w, runner, store):
+    options = {"params": {"fault": ("wrong", "raise"), "delay_us": (0, 300)}, "budget_s": 100.0}
+    row = quick(w, runner, store, **options)
+    assert row.own is None
+    (failed,) = row.none_right.values()
+    assert failed.configs == 4
+    assert "got" in failed.first or "no luck" in failed.first
+    again = quick(w, runner, store, **options)
+    assert again.none_right == row.none_right
+    assert row.none_right == quick(w, runner, store, force=True, **options).none_right
+
+
+def test_a_row_tells_that_the_budget_ended_before_any_config_was_tried(
+    w, runner, store, monkeypatch
+):
+    seconds = itertools.count(step=1000)
+    monkeypatch.setattr(Clock, "seconds", lambda self: next(seconds))
+    row = quick(w, runner, store, params={"fault": ("wrong",)})
+    assert row.own is None
+    assert row.none_right == {"fake_own": NoneRight(0, "")}
+
+
+def test_a_bench_tells_that_the_untuned_config_was_refused(w, runner, store, monkeypatch):
+    fake = IMPLS["fake_own"]
+    wrong = fake.Config(fault="wrong")
+    monkeypatch.setattr(fake, "heuristic", lambda w, device: wrong, raising=False)
+    report = bench([w], runner=runner, store=store, implementations=FAKES, baselines=())
+    (row,) = report.rows
+    assert row.none_right["fake_own"].configs == 1
+    assert "got" in row.none_right["fake_own"].first
 
 
 @pytest.mark.parametrize(
