@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from tilewright.device import DEVICES, spec_of
 from tilewright.impl import IMPLS
+from tilewright.impls import aten_deterministic
 from tilewright.op import OPS, Workload
 from tilewright.suite import SUITES
 
@@ -56,6 +57,9 @@ def test_mixed_dtypes_are_differentiable():
     assert (x.grad.dtype, a.grad.dtype) == (torch.float16, torch.float32)
 
 
+LAYER = "conv2d_weight_grad(x=f32[2,3,9,9], grad_output=f32[2,5,7,7], kernel_size=3)"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -67,8 +71,49 @@ def test_mixed_dtypes_are_differentiable():
         ("scatter(x=f32[], dim=0, index=i64[], src=f32[])", "without dims"),
         ("scatter_reduce(x=f32[9], dim=0, index=i64[9], src=f32[9], reduce=sum)", None),
         ("scatter(x=f32[9], dim=0, index=i64[9], src=f32[9])", None),
+        (LAYER, None),
+        (LAYER.replace("weight", "weight_bias"), None),
+        (f"{LAYER[:-1]}, into=f32[5,3,3,3])", None),
+        ("layer_norm(x=f32[4,64])", "do not race"),
     ],
 )
 def test_the_deterministic_vendor_leaves_what_pytorch_cannot_do_in_that_mode(text, reason):
     found = IMPLS["aten_deterministic"].unsupported(Workload.parse(text), DEVICES["h200"])
     assert found is None if reason is None else reason in found
+
+
+def modes():
+    return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+
+
+@pytest.mark.parametrize(
+    ("text", "during"),
+    [
+        (LAYER, (False, True)),
+        (LAYER.replace("weight", "weight_bias"), (False, True)),
+        ("index_add(x=f32[5,8], dim=0, index=i64[9], source=f32[9,8])", (True, False)),
+    ],
+)
+def test_the_deterministic_vendor_sets_a_mode_for_its_call_alone(text, during, monkeypatch):
+    seen = []
+
+    def run(*tensors):
+        seen.append(modes())
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(aten_deterministic, "vendor", lambda w: run)
+    w = Workload.parse(text)
+    executable = IMPLS["aten_deterministic"].build(None, w, DEVICES["h200"])
+    before = modes()
+    with pytest.raises(RuntimeError, match="no memory"):
+        executable()
+    assert seen == [during]
+    assert modes() == before
+
+
+def test_the_deterministic_vendors_gradient_is_that_of_autograd():
+    w = Workload.parse(LAYER)
+    x, grad = w.operator.examples(w)
+    executable = IMPLS["aten_deterministic"].build(None, w, spec_of(None))
+    truth = torch.nn.grad.conv2d_weight(x, w.outputs[0].shape, grad)
+    torch.testing.assert_close(executable(x, grad), truth)
