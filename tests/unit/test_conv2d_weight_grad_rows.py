@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from geometries import layer
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
@@ -179,3 +180,21 @@ def test_groups_that_do_not_fit_are_refused_in_words(channels, features, groups,
     sizes = f"kernel_size={kernel}, padding={kernel // 2}, groups={groups}"
     w = weight_grad(f"8,{channels},9,9", f"8,{features},9,9", sizes)
     assert words in GROUPED.unsupported(w, H200)
+
+
+TALL = layer(8, 32, 144, 8, 157, (7, 1), (3, 2), (1, 0))
+TALL_DEPTHWISE = layer(1, 32, 32, 12, 200, (9, 1), 4, 1, more=", groups=32, out_dtype=f32")
+
+
+@pytest.mark.parametrize(
+    ("impl", "w", "device"),
+    [
+        (GROUPED, layer(1, 56, 56, 4, 97, (4, 1), (3, 1), more=", groups=56"), "h200"),
+        (HOPPER, TALL, "h200"),
+        (NARROW, TALL, "a100"),
+        (DEPTHWISE, TALL_DEPTHWISE, "a100"),
+    ],
+)
+def test_lines_that_leave_no_config_room_are_refused_in_words(impl, w, device):
+    assert not list(impl.space(w, DEVICES[device]))
+    assert "than a block has room for" in impl.unsupported(w, DEVICES[device])

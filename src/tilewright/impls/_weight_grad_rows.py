@@ -26,7 +26,7 @@ from tilewright.impls._weight_grad import (
 )
 from tilewright.op import Workload
 from tilewright.settings import workspace_limit_bytes
-from tilewright.space import param
+from tilewright.space import ConfigSpace, param
 
 ENTRY, ADD_ENTRY, ADD_THREADS = "weight_grad", "add_all_slices", 256
 LARGEST_CHUNK = 112
@@ -178,6 +178,17 @@ def rows_refusal(w: Workload, device: DeviceSpec) -> str | None:
     if grad.shape[1] % 8 or grad.align < 16:
         return f"grad_output={grad}: features are copied in eights, aligned to 16 bytes"
     return None
+
+
+def room_refusal(w: Workload, space: ConfigSpace[Any]) -> str | None:
+    """Why no config of the space fits, in words, or None."""
+    if next(iter(space), None) is not None:
+        return None
+    height, width = w["kernel_size"]
+    return (
+        f"lines of {w['grad_output'].shape[3]} pixels, and the rows of x that a filter of {height} "
+        f"x {width} meets with stride={list(w['stride'])}, are more than a block has room for"
+    )
 
 
 def shape_refusal(layout: Layout, config: Config, device: DeviceSpec) -> str | None:

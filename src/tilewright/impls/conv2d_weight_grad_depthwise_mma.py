@@ -49,7 +49,7 @@ class Conv2dWeightGradDepthwiseMma(Implementation):
             return f"{_fragments(w)} fragments of sums in each warp exceed {MOST_FRAGMENTS}"
         if as_read(w["x"]).align < 16:
             return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
-        return None
+        return rows.room_refusal(w, self.space(w, device))
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         sixteens = chunk_of(w["grad_output"].shape[3]) // 16

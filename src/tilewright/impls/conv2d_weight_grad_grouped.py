@@ -19,6 +19,7 @@ from tilewright.impls._weight_grad_rows import (
     chunk_of,
     forecast,
     prime,
+    room_refusal,
     rows_refusal,
     rows_task,
     shape_refusal,
@@ -53,7 +54,7 @@ class Conv2dWeightGradGrouped(Implementation):
             return f"a row of {w['kernel_size'][1]} taps takes more than {MOST_FRAGMENTS} fragments"
         if as_read(w["x"]).align < 16:
             return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
-        return None
+        return room_refusal(w, self.space(w, device))
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         return ConfigSpace(Config, None, lambda c: shape_refusal(_layout(w, c), c, device))

@@ -25,6 +25,7 @@ from tilewright.impls._weight_grad_rows import (
     chunk_of,
     forecast,
     prime,
+    room_refusal,
     rows_task,
     shape_refusal,
 )
@@ -46,7 +47,7 @@ class Conv2dWeightGradNarrow(Implementation):
     op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        return narrow_refusal(w, device)
+        return narrow_refusal(w, device) or room_refusal(w, self.space(w, device))
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         return ConfigSpace(Config, None, lambda c: shape_refusal(_layout(w, c), c, device))

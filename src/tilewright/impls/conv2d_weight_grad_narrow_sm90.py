@@ -62,7 +62,7 @@ class Conv2dWeightGradNarrowSm90(Implementation):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.arch != "sm_90a":
             return f"wgmma is an instruction of sm_90a, and {device.name} is {device.arch}"
-        return narrow_refusal(w, device)
+        return narrow_refusal(w, device) or rows.room_refusal(w, self.space(w, device))
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         def refusal(c: Config) -> str | None:
