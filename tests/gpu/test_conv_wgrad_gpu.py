@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from side_by_side import assert_graphs_and_threads_give
 
 import tilewright as tw
-from geometries import configs, layer, layers
+from geometries import EVERY, LAYOUTS, configs, layer, layers
 from tilewright.compile.counters import counters
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
@@ -187,11 +187,14 @@ def test_any_geometry_is_right(module):
     if sm90 is module and spec_of(0).arch != "sm_90a":
         pytest.skip("wgmma needs sm_90a")
     impl = IMPLS[NAMES[module]]
+    served = layers((8,), depths=(None, 8, 16, 32, 64), layouts=LAYOUTS)
+    if module is sm80:
+        served = layers((1, 8), dtypes=EVERY, layouts=LAYOUTS)
 
-    @settings(max_examples=40)
+    @settings(max_examples=50)
     @given(st.data())
     def check(data):
-        w = data.draw(layers((8,) if module is sm90 else (1, 8)))
+        w = data.draw(served)
         if impl.unsupported(w, spec_of(0)):
             return
         untuned, tensors = impl.heuristic(w, spec_of(0)), examples(w, "integer")

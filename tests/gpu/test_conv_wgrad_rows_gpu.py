@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from geometries import LAYOUTS, layers
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
 from tilewright.impls.conv2d_weight_grad_cutlass import Config as CutlassConfig
@@ -194,16 +195,20 @@ def test_any_narrow_geometry_is_right(name):
     assert_any_geometry_is_right(name, 50, case)
 
 
-def test_any_grouped_geometry_is_right():
-    def case(draw, data):
-        kernel, depth = draw(1, 3), data.draw(st.sampled_from([2, 4, 8, 16, 32]))
-        groups = draw(2, 12) * max(1, 8 // depth)
-        return workload(
-            draw(1, 5), groups * depth, groups * depth, draw(kernel, 30), draw(kernel, 130), kernel,
-            draw(1, kernel), draw(0, kernel), groups,
-        )  # fmt: skip
+LINES = {"layouts": LAYOUTS, "most_size": (30, 130), "most_units": 12}
 
-    assert_any_geometry_is_right(GROUPED, 40, case)
+
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        (GROUPED, layers(depths=(1, 2, 4, 8, 16, 32), most_dilation=1, **LINES)),
+        (MMA, layers(depths=(1,), most_kernel=7, most_dilation=1, **LINES)),
+        (DEPTHWISE, layers((1, 8), depths=(1,), most_kernel=7, most_dilation=3, **LINES)),
+    ],
+    ids=[GROUPED, MMA, DEPTHWISE],
+)
+def test_any_grouped_geometry_is_right(name, served):
+    assert_any_geometry_is_right(name, 40, lambda draw, data: data.draw(served))
 
 
 @pytest.mark.parametrize("name", [IMAGES, FMA])
@@ -325,6 +330,30 @@ def test_cutlass_3_is_right_in_clusters_and_alone(w):
         config = Cutlass3Config(64, 64, 64, 4, *cluster)
         if space.why_not(config) is None:
             assert verifier.check(built(CUTLASS3, w, config)).message == "", config
+
+
+@pytest.mark.parametrize(
+    ("name", "tile"),
+    [
+        (CUTLASS, {"tile_m": [64], "tile_n": [64], "tile_k": [32], "instruction_k": [16]}),
+        (CUTLASS3, {"tile_m": [64], "tile_n": [64], "tile_k": [64], "stages": [4]}),
+    ],
+)
+def test_cutlass_is_right_of_any_geometry(name, tile):
+    """Of one tile and channels in eights, whose libraries the tests above have compiled."""
+    if reason := IMPLS[name].unsupported(CUTLASS_LAYERS[0], spec_of(0)):
+        pytest.skip(reason)
+
+    @settings(max_examples=20)
+    @given(st.data())
+    def check(data):
+        w = data.draw(layers(layouts=LAYOUTS))
+        assume(IMPLS[name].unsupported(w, spec_of(0)) is None)
+        space = IMPLS[name].space(w, spec_of(0)).restricted(tile)
+        config = data.draw(st.sampled_from(list(space)))
+        assert Verifier(w, DEVICE).check(built(name, w, config)).message == "", config
+
+    check()
 
 
 def test_cutlass_runs_on_the_callers_stream_and_in_a_graph():

@@ -135,7 +135,7 @@ def test_steps_of_a_tile_are_copied_and_multiplied(w, config):
 @settings(max_examples=4)
 @given(st.data())
 def test_any_two_axes_and_any_config_are_right(data):
-    w = data.draw(layers(most_images=2, most_size=9, most_units=12))
+    w = data.draw(layers(depths=(None, 8, 32), most_images=2, most_size=9, most_units=12))
     assume(SM90.unsupported(w, DEVICE) is None)
     alone = {"combine": ["last", "kernel", SERIAL], "cluster": [1], "exchange": ["read"]}
     alone |= {"fetch": ["walk", "matrix"], "blocks": [0]}

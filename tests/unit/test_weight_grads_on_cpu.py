@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensor_cores_on_cpu import DEVICE, OnCpu, without_a_gpu
 
-from geometries import configs, layer, layers
+from geometries import EVERY, HALVES, configs, layer, layers
 from infinities import assert_infinities_stay, assert_overflow_is_infinite, with_infinities
 from on_cpu import fails
 from tilewright.compile import cxx, nvrtc
@@ -246,7 +246,7 @@ def test_any_depthwise_geometry_is_right(data):
     kernel, c = draw(1, 7), 8 * draw(1, 3)
     w = workload(
         draw(1, 3), c, c, draw(kernel, 12), draw(kernel, 36), kernel,
-        draw(1, kernel), draw(0, kernel), c,
+        draw(1, kernel), draw(0, kernel), c, data.draw(st.sampled_from(HALVES)),
     )  # fmt: skip
     impl = IMPLS["conv2d_weight_grad_depthwise_mma"]
     assume(impl.unsupported(w, FEW) is None)
@@ -265,7 +265,7 @@ def test_any_geometry_of_rows_is_right(data):
     c = 8 * groups if grouped else draw(1, 4)
     w = workload(
         draw(1, 2), c, c if grouped else 8 * draw(1, 4), draw(kernel, 8), 2 * draw(3, 12), kernel,
-        draw(1, kernel), draw(0, kernel), groups,
+        draw(1, kernel), draw(0, kernel), groups, data.draw(st.sampled_from(HALVES)),
     )  # fmt: skip
     impl = IMPLS[f"conv2d_weight_grad_{'grouped' if grouped else 'narrow'}"]
     assume(impl.unsupported(w, FEW) is None)
@@ -273,10 +273,10 @@ def test_any_geometry_of_rows_is_right(data):
     assert verdict.ok, verdict.message
 
 
-@settings(max_examples=4)
+@settings(max_examples=6)
 @given(st.data())
 def test_any_two_axes_and_any_config_of_mma_sync_are_right(data):
-    w = data.draw(layers((1, 8), most_images=2, most_size=9, most_units=10))
+    w = data.draw(layers((1, 8), dtypes=EVERY, most_images=2, most_size=9, most_units=10))
     alone = {"combine": ["last", "kernel", SERIAL]}  # blocks run one after the other here
     space = SM80.space(w, FEW).restricted(alone)
     start = replace(SM80.heuristic(w, FEW), split_k=1, combine="last", add_threads=256)
