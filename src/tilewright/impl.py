@@ -159,6 +159,11 @@ class Implementation:
         """None if this workload can be built for this device, else the reason in words."""
         return None
 
+    def only_compared(self, w: Workload) -> str | None:
+        """Why it is timed but never chosen, in words, or None: what it gives is right for operands
+        that are finite, say, and not for others."""
+        return None
+
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         """Whether it is a good choice where nothing was measured and aten must not run."""
         return True

@@ -73,6 +73,14 @@ def test_what_cutlass_does_not_take_is_refused_in_words(w, words, headers):
     assert words in CUTLASS.unsupported(w, H200)
 
 
+@pytest.mark.parametrize("name", ["conv2d_weight_grad_cutlass", "conv2d_weight_grad_cutlass3"])
+def test_it_may_be_chosen_only_where_no_padding_meets_an_infinity(name):
+    alone = weight_grad("8,64,56,56", "8,128,54,54", "kernel_size=3")
+    one_side = weight_grad("8,64,56,56", "8,128,54,56", "kernel_size=3, padding=[0,1]")
+    assert IMPLS[name].only_compared(alone) is None
+    assert "padding=[0, 1] is multiplied" in IMPLS[name].only_compared(one_side)
+
+
 def test_one_stage_compiles_but_is_wrong_and_is_rejected(headers):
     space = CUTLASS.space(SIMPLE, H200)
     assert "wrong" in space.why_not(Config(stages=1))

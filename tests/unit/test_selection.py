@@ -79,6 +79,13 @@ def test_a_record_that_the_implementation_now_refuses_is_skipped(store, probe):
     assert chosen(SOFTMAX).source == "default"
 
 
+def test_a_record_of_what_is_only_compared_with_is_skipped(store, probe, monkeypatch):
+    record(store, SOFTMAX)
+    assert chosen(SOFTMAX).source == "record"
+    monkeypatch.setattr(probe, "only_compared", lambda w: "a yardstick", raising=False)
+    assert chosen(SOFTMAX).source == "default"
+
+
 @pytest.mark.parametrize(
     "near", ["softmax(x=f32[4,16])", "softmax(x=f32[8,12])", "softmax(x=f32[2,8,16])"]
 )

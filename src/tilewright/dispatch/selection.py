@@ -364,7 +364,9 @@ def _fitting(w: Workload, spec: DeviceSpec, recorded: Workload, record: Record) 
 
 
 def _still_serves(name: str, w: Workload, spec: DeviceSpec) -> bool:
-    return name in IMPLS and IMPLS[name].unsupported(w, spec) is None
+    if name not in IMPLS or IMPLS[name].only_compared(w):
+        return False
+    return IMPLS[name].unsupported(w, spec) is None
 
 
 def _told(record: Record) -> str:

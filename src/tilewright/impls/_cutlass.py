@@ -9,6 +9,16 @@ from tilewright.op import Workload
 ELEMENTS = {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "f32": "float"}
 
 
+def only_compared(w: Workload) -> str | None:
+    """CUTLASS multiplies the padding, which our kernels compute around."""
+    if not any(w["padding"]):
+        return None
+    return (
+        f"padding={list(w['padding'])} is multiplied: beside an infinity at grad_output's border "
+        "that is NaN, in sums that the infinity is no part of"
+    )
+
+
 def packed(w: Workload, slices: int = 1, serial: bool = False) -> bytes:
     """`struct Problem` of kernels/weight_grad_cutlass_common.cuh."""
     n, c, height, width = w["x"].shape

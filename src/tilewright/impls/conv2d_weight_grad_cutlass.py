@@ -1,5 +1,5 @@
-"""CUTLASS 2.x's weight gradient, an implicit matrix product with split-K: a yardstick, and a choice
-like any other."""
+"""CUTLASS 2.x's weight gradient, an implicit matrix product with split-K: a yardstick, and where
+nothing is padded a choice like any other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.compile.launch import CppFunction
 from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation, allocate, allocator
-from tilewright.impls._cutlass import ELEMENTS, packed
+from tilewright.impls._cutlass import ELEMENTS, only_compared, packed
 from tilewright.impls._weight_grad import as_read, operand_refusal, problem_of, source
 from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_model import ADD_THREADS, SERIAL, forecast, predicted_us
@@ -105,8 +105,7 @@ class Conv2dWeightGradCutlass(Implementation):
     """Kernels instantiated from CUTLASS's headers by nvcc, all numbers of stages of a tile in one
     library; the widest accesses that channels and addresses allow.
 
-    They multiply the padding: beside an infinity at grad_output's border that is NaN, in sums that
-    the infinity is no part of.
+    They multiply the padding, so that infinities of grad_output spread: see `only_compared`.
     """
 
     name, backend, op = "conv2d_weight_grad_cutlass", "cutlass", "conv2d_weight_grad"
@@ -122,6 +121,9 @@ class Conv2dWeightGradCutlass(Implementation):
         if largest >= MAX_BYTES:
             return f"a tensor of {largest} bytes: CUTLASS takes less than {MAX_BYTES}"
         return nvcc.missing() or nvcc.cutlass_missing()
+
+    def only_compared(self, w: Workload) -> str | None:
+        return only_compared(w)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         return ConfigSpace(

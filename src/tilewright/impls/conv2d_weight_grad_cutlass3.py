@@ -1,5 +1,5 @@
 """CUTLASS 3.x's weight gradient for Hopper, an implicit matrix product by TMA and wgmma: a
-yardstick, and a choice like any other."""
+yardstick, and where nothing is padded a choice like any other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilewright.compile.launch import CppFunction
 from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation, allocate
-from tilewright.impls._cutlass import ELEMENTS, packed
+from tilewright.impls._cutlass import ELEMENTS, only_compared, packed
 from tilewright.impls._weight_grad import as_read, copy_engine_refusal, operand_refusal, source
 from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.op import Workload
@@ -76,6 +76,9 @@ class Conv2dWeightGradCutlass3(Implementation):
         if reason := copy_engine_refusal(w, MAX_REACH):
             return reason
         return nvcc.missing() or nvcc.cutlass_missing()
+
+    def only_compared(self, w: Workload) -> str | None:
+        return only_compared(w)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         return ConfigSpace(Config, {}, lambda c: _refusal(w, device, c))

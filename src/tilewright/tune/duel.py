@@ -152,7 +152,12 @@ def _of_call(
 
 def _judged(records: list[Record], trial: Trial) -> list[Record]:
     """Statuses by which "the lowest median among ok" is the choice."""
-    fit = [r for r in records if r.status == "ok"]
+    only_compared = {
+        r.implementation: reason
+        for r in records
+        if r.status not in BESIDE and (reason := IMPLS[r.implementation].only_compared(trial.w))
+    }
+    fit = [r for r in records if r.status == "ok" and r.implementation not in only_compared]
     if kept := [r for r in fit if _keeps_promises(r, trial)]:
         fit = kept
     timed = [r for r in records if r.implementation == "aten" and r.status in VENDOR_STATUSES]
@@ -174,7 +179,8 @@ def _judged(records: list[Record], trial: Trial) -> list[Record]:
             slower = is_own(record) and us > aten_us
             status = "tied" if us <= chosen_us else "slower" if slower else "ok"
         if status not in BESIDE:
-            told = record.message or _reasons(record, worst, host)
+            told = record.message or only_compared.get(record.implementation)
+            told = told or _reasons(record, worst, host)
             record = dataclasses.replace(record, status=status, message=told)
         judged.append(record)
     return judged

@@ -78,6 +78,23 @@ def test_a_library_is_searched_however_slow_it_is_untuned(w, runner, store, monk
     assert row.unsearched == {}
 
 
+def test_what_is_only_compared_with_is_timed_and_told_but_not_chosen(
+    w, runner, store, slow_aten, monkeypatch
+):
+    options = {"baselines": ("fake_library",), "params": {**FAST, "delay_us": (0,)}}
+    before = quick(w, runner, store, implementations=("fake_never",), **options)
+    assert before.chosen == "fake_library"
+    library = IMPLS["fake_library"]
+    monkeypatch.setattr(library, "only_compared", lambda w: "a yardstick", raising=False)
+    row = quick(w, runner, store, implementations=("fake_never",), **options)
+    assert row.chosen == "aten"
+    assert row.baselines["fake_library"].median_us < row.chosen_us
+    (told, *_) = store.query(implementation="fake_library", final=True)
+    assert (told.status, told.message) == ("tied", "a yardstick")
+    best = store.best(str(w), runner.describe().key, runner.describe().versions)
+    assert best.implementation == "aten"
+
+
 def test_a_library_that_was_not_asked_for_is_left_alone(w, runner, store):
     row = quick(w, runner, store, params={**FAST, "delay_us": (0,)})
     assert set(row.baselines) == {"aten"}
