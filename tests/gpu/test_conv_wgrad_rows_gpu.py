@@ -321,6 +321,16 @@ def test_cutlass_is_right_in_both_split_modes(w):
             assert verifier.check(built(CUTLASS, w, config)).message == "", config
 
 
+@pytest.mark.parametrize("tile", [(64, 64, 32), (64, 128, 64)])
+def test_cutlass_is_right_with_the_shorter_instruction(tile):
+    w = CUTLASS_LAYERS[0]
+    if reason := IMPLS[CUTLASS].unsupported(w, spec_of(0)):
+        pytest.skip(reason)
+    config = CutlassConfig(*tile, stages=2, split_k=4, instruction_k=8)
+    assert IMPLS[CUTLASS].space(w, spec_of(0)).why_not(config) is None
+    assert Verifier(w, DEVICE).check(built(CUTLASS, w, config)).message == ""
+
+
 @pytest.mark.parametrize("w", [*CUTLASS_LAYERS[:2], CUTLASS_LAYERS[-1]], ids=str)
 def test_cutlass_3_is_right_in_clusters_and_alone(w):
     if reason := IMPLS[CUTLASS3].unsupported(w, spec_of(0)):

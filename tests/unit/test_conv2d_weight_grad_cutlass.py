@@ -12,7 +12,7 @@ from tilewright.device import DEVICES
 from tilewright.errors import CompilerMissing
 from tilewright.impl import IMPLS
 from tilewright.impls._cutlass import packed
-from tilewright.impls.conv2d_weight_grad_cutlass import PROMISING, WARPS, Config
+from tilewright.impls.conv2d_weight_grad_cutlass import OLDER, PROMISING, WARPS, Config
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 
@@ -119,6 +119,15 @@ def test_a_search_begins_with_what_fills_the_device(headers):
     assert len(found) == len(set(found)) == PROMISING
     assert all(c in space for c in found)
     assert all(H200.sms / 8 <= c.split_k <= 2 * H200.sms for c in found[:8])
+
+
+def test_tiles_of_the_shorter_instruction_have_a_share_of_what_a_search_begins_with(headers):
+    found = CUTLASS.promising(SIMPLE, H200)
+    assert [c.instruction_k for c in found[:8]] == [16, 16, 16, 8] * 2
+    assert sum(c.instruction_k == 8 for c in found) == PROMISING // OLDER
+    bf16 = weight_grad("8,64,56,56", "8,128,56,56", "kernel_size=3, padding=1", dtype="bf16")
+    assert {c.instruction_k for c in CUTLASS.promising(bf16, H200)} == {16}
+    assert len(CUTLASS.promising(bf16, H200)) == PROMISING
 
 
 @pytest.mark.parametrize("w", [SIMPLE, ODD, HALF_ALIGNED, *SUITES["resnet50_v1_wgrad"].workloads()])

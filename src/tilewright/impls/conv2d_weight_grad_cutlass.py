@@ -41,6 +41,8 @@ SLICED_K = {(64, 128, 64): (1, 2, 2)}
 """The same for m16n8k8, where it differs: warps share the summed dim."""
 PROMISING = 24
 """Configs that a search measures first."""
+OLDER = 4
+"""One in so many of those is of m16n8k8."""
 SHARE = 0.5
 """Of the datasheet's tensor rate, that of wgmma, which mma.sync reaches on sm_90: a guess."""
 MAX_BYTES = 2**31
@@ -146,10 +148,16 @@ class Conv2dWeightGradCutlass(Implementation):
         return min(fits, key=lambda c: abs(math.log(c.split_k / wanted)))
 
     def promising(self, w: Workload, device: DeviceSpec) -> list[Config]:
-        """By the wave arithmetic of our own kernels: tiles and slices, three stages or four."""
+        """By the wave arithmetic of our own kernels: tiles and slices, two to four stages. It tells
+        nothing of instructions, so every fourth config has the shorter one where that is served."""
         problem, space = problem_of(w), self.space(w, device)
-        configs = (c for c in space if c.instruction_k == 16 and c.stages in (2, 3, 4))
-        return sorted(configs, key=lambda c: predicted_us(problem, device, c, SHARE))[:PROMISING]
+        configs = [c for c in space if c.stages in (2, 3, 4)]
+        configs.sort(key=lambda c: predicted_us(problem, device, c, SHARE))
+        older = [c for c in configs if c.instruction_k == 8][: PROMISING // OLDER]
+        found = [c for c in configs if c.instruction_k == 16][: PROMISING - len(older)]
+        for i, config in enumerate(older, 1):
+            found.insert(i * OLDER - 1, config)
+        return found
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
         found = forecast(problem_of(w), device, config, SHARE)
