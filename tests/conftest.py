@@ -42,3 +42,11 @@ def store(tmp_path, monkeypatch):
         yield opened
     monkeypatch.undo()
     tw.reload_records()
+
+
+@pytest.fixture
+def tf32_flag():
+    """Sets whether convolutions of fp32 on a GPU may round to TF32."""
+    before = torch.backends.cudnn.allow_tf32
+    yield lambda allowed: setattr(torch.backends.cudnn, "allow_tf32", allowed)
+    torch.backends.cudnn.allow_tf32 = before

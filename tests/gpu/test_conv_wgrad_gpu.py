@@ -375,13 +375,6 @@ def test_long_fp32_sums_of_the_bias_are_rounded_about_once(module, tile, dtype):
 FP32 = [re.sub(r"\bb?f16\[", "f32[", str(w)) for w in LAYERS + ODD]
 
 
-@pytest.fixture
-def tf32_flag():
-    before = torch.backends.cudnn.allow_tf32
-    yield lambda allowed: setattr(torch.backends.cudnn, "allow_tf32", allowed)
-    torch.backends.cudnn.allow_tf32 = before
-
-
 @pytest.mark.parametrize("text", FP32)
 def test_fp64_is_right_in_every_tile_and_split_mode(text):
     w = Workload.parse(text.replace("f32[", "f64["))

@@ -1,5 +1,6 @@
 """Verification on a GPU: PyTorch's kernels pass, planted faults do not, and it is quick."""
 
+import itertools
 import time
 
 import pytest
@@ -26,6 +27,12 @@ WORKLOADS = [
     "lerp(x=d[4096,513], end=d[513], weight=0.3)",
     "bias_layer_norm(x=d[512,5140], bias0=d[5140], bias1=d[5140], weight=d[5140], bias=d[5140])",
 ]
+CONVOLUTIONS = [
+    "conv2d_weight_grad(x=d[8,64,28,28]@channels_last, grad_output=d[8,96,28,28]@channels_last,"
+    " kernel_size=3, padding=1)",
+    "conv2d_weight_grad(x=d[4,3,64,64]@channels_last, grad_output=d[4,64,32,32]@channels_last,"
+    " kernel_size=7, stride=2, padding=3)",
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +43,9 @@ def device():
 
 
 def typed(text, dtype):
+    """ "tf32" is fp32 of which convolutions may round to TF32."""
+    if dtype == "tf32":
+        dtype, text = "f32", f"{text[:-1]}, allow_tf32=True)"
     return Workload.parse(text.replace("=d[", f"={dtype}["))
 
 
@@ -46,10 +56,28 @@ def test_pytorchs_own_result_passes(text, dtype, device):
     assert Verifier(w, device).check(vendor(w)).message == ""
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("text", WORKLOADS)
-def test_pytorchs_kernels_lie_within_the_bound_itself(text, dtype, device):
+@pytest.mark.parametrize("dtype", [*FLOATS, "tf32"])
+@pytest.mark.parametrize("text", CONVOLUTIONS)
+def test_cudnns_gradient_passes_and_with_deterministic_algorithms_in_the_same_bits(
+    text, dtype, device, tf32_flag
+):
     w = typed(text, dtype)
+    tf32_flag(dtype == "tf32")
+    assert Verifier(w, device).check(vendor(w), may_race=True).message == ""
+    executable = IMPLS["aten_deterministic"].build(None, w, spec_of(device.index))
+    assert Verifier(w, device).check(executable).message == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        *itertools.product(WORKLOADS, FLOATS),
+        *itertools.product(CONVOLUTIONS, (*FLOATS, "tf32")),
+    ],
+)
+def test_pytorchs_kernels_lie_within_the_bound_itself(text, dtype, device, tf32_flag):
+    w = typed(text, dtype)
+    tf32_flag(dtype == "tf32")
     tensors = w.operator.examples(w, "random", 0, device)
     out = vendor(w)(*tensors)
     ((value, tolerance),) = truth_and_tolerance(w, tensors)
