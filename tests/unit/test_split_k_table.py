@@ -26,8 +26,25 @@ def test_every_layer_of_the_study_has_a_line_and_their_times_add_up(batch, sums)
     ]
     assert len(layers) == 19
     assert [float(cell) for cell in last[1:5]] == sums
-    assert all(re.fullmatch(r"-|\d+(\.\d)?", cell) for row in layers for cell in row[1:])
+    assert all(re.fullmatch(r"-|refused|\d+(\.\d)?", cell) for row in layers for cell in row[1:])
     for column in range(6, 11):
         assert sum(float(row[column]) for row in layers) == pytest.approx(
             float(last[column]), rel=0.01
         )
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({}, "-"),
+        ({"none_right": {"conv2d_weight_grad_sm90": {"configs": 82, "first": "wrong"}}}, "refused"),
+        ({"none_right": {"conv2d_weight_grad_sm90": {"configs": 0, "first": ""}}}, "-"),
+    ],
+)
+def test_a_layer_without_a_time_was_refused_or_not_reached(row, told):
+    assert split_k_table.untimed((256, 512, 256, 1, 28, 2), row) == told
+
+
+def test_a_file_that_does_not_tell_what_was_refused_is_told_apart_by_hand():
+    cells = [line.split("|")[6].strip() for line in split_k_table.table(256).splitlines()[2:]]
+    assert (cells.count("refused"), cells.count("-")) == (4, 5)  # the sum is of all
