@@ -198,7 +198,8 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
     fought = [r for r in known if r.duel == last and r.final]
     if last is None or not any(r.status == "ok" for r in fought):
         return None
-    if IMPLS[chosen_of(fought).implementation].only_compared(w):
+    chosen = chosen_of(fought).implementation
+    if chosen not in IMPLS or IMPLS[chosen].only_compared(w):
         return None
     refused = {}
     for i in (*session.searched(w), *session.baselines(w)):
