@@ -220,6 +220,13 @@ def test_a_table_far_larger_than_what_is_added_is_refused():
     assert "exceed 48 for each of 576 elements" in IMPLS["integer_sums"].unsupported(w, DEVICE)
 
 
+def test_a_table_of_more_than_a_gibibyte_is_refused_with_its_bytes():
+    text = "embedding_backward(grad=bf16[32768,4096], index=i64[32768], num_weights={})"
+    large, fits = (Workload.parse(text.format(n)) for n in (128256, 20000))
+    assert f"{128256 * 4096 * 12} bytes" in IMPLS["integer_sums"].unsupported(large, DEVICE)
+    assert IMPLS["integer_sums"].unsupported(fits, DEVICE) is None
+
+
 def test_an_index_out_of_range_is_left_out_and_told():
     x, src = torch.zeros(PLACES), torch.ones(TERMS)
     index = torch.zeros(TERMS, dtype=torch.int64)

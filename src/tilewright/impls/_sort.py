@@ -60,6 +60,10 @@ class CountingSort:
         }
 
     @property
+    def allocated_bytes(self) -> int:
+        return 0
+
+    @property
     def result(self) -> str:
         """The part of the workspace that holds the sorted entries in the end."""
         return "sorted" if self.passes % 2 else "other"

@@ -29,9 +29,6 @@ WORKSPACE_PER_INDEX = 48
 """Bytes, for every shape: where rows are wide, units are long."""
 THREADS_OF_FILL = 2048
 """Per SM, that stride over the whole table."""
-MARKED_PER_INDEX = 8
-"""Places for each index up to which those that are named are marked, so that others are filled; of
-more places most are none, so all are filled before."""
 MOST_IN_FLIGHT, MOST_PRODUCTS = 32, 16
 WIDEST, WIDEST_PRODUCT = 8, 4
 """Elements of a thread, and of one access; less of products, which keep exponents as well."""
@@ -64,6 +61,10 @@ class Sort(Protocol):
         """Bytes of each part."""
 
     @property
+    def allocated_bytes(self) -> int:
+        """Of what it calls, at most, beside these parts."""
+
+    @property
     def result(self) -> str:
         """The part that holds the sorted entries in the end: 8 bytes of each index."""
 
@@ -89,6 +90,11 @@ class SortedRows(RowKernels):
 
     entry = "accumulate"
     Config: ClassVar[type[Sums]] = Sums
+    marked_per_index: ClassVar[int] = 8
+    """Places for each index up to which those that are named are marked, so that others are filled;
+    of more places most are none, so all are filled before."""
+    spare_bytes: ClassVar[int] = 0
+    """Beside the bound for each index, for however few."""
 
     def sort(self, p: RowProblem, c: Any) -> Sort:
         """Of all indices of the problem."""
@@ -112,7 +118,7 @@ class SortedRows(RowKernels):
 
     def marks(self, p: RowProblem) -> bool:
         """Whether places that are named are marked, for others to be filled in the end."""
-        return p.fill is not None and p.places <= MARKED_PER_INDEX * p.count
+        return p.fill is not None and p.places <= self.marked_per_index * p.count
 
     def filled(self, w: Workload, p: RowProblem, rows: Launch, device: DeviceSpec) -> Launch:
         """What fills all places where none is marked; `rows` does, row by row."""
@@ -274,8 +280,9 @@ class SortedRows(RowKernels):
         )
 
     def within_bounds(self, w: Workload, c: Any) -> bool:
-        index = self.served(w).count
-        return self.workspace(w, c).bytes <= most_bytes(WORKSPACE_PER_INDEX, index)
+        p = self.served(w)
+        taken = self.workspace(w, c).bytes + self.sort(p, c).allocated_bytes
+        return taken <= most_bytes(WORKSPACE_PER_INDEX, p.count) + self.spare_bytes
 
     def rows_of_units(self, w: Workload, p: RowProblem) -> list[int]:
         """The usual ones, or where rows are too wide for them the shortest that are in bounds."""

@@ -39,6 +39,9 @@ from tilewright.space import ConfigSpace, param
 
 WORKSPACE_PER_ELEMENT = 48
 """Bytes for each element of src."""
+MOST_BYTES = 2**30
+"""Whatever is added: a table many times as large as a cache loses to a sort, and leaves no memory
+to others (of a vocabulary of 128256 x 4096 it would be 6.3 GB)."""
 OTHERS = ScatterTiled(), ScatterSerial(), BucketSums(), RowsSerial(), RowsBins(), RowsDealt()
 """What untuned is asked before."""
 
@@ -46,7 +49,8 @@ OTHERS = ScatterTiled(), ScatterSerial(), BucketSums(), RowsSerial(), RowsBins()
 class IntegerSums(RowKernels):
     """For any indices, rows or separate elements, few enough to stay in the L2 cache.
 
-    Workspace: 12 bytes a place of an element, 20 in fp64; at most 48 for each element of src.
+    Workspace: 12 bytes a place of an element, 20 in fp64; at most 48 for each element of src, and
+    at most 1 GiB.
     """
 
     name = "integer_sums"
@@ -72,6 +76,8 @@ class IntegerSums(RowKernels):
         allowed = most_bytes(WORKSPACE_PER_ELEMENT, p.count)
         if (taken := table_bytes(p.places, p.dtype)) > allowed:
             return f"{taken} bytes exceed {WORKSPACE_PER_ELEMENT} for each of {p.count} elements"
+        if taken > MOST_BYTES:
+            return f"a table of {taken} bytes exceeds {MOST_BYTES}, as large as it may be"
         return None
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:

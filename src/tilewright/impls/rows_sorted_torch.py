@@ -28,11 +28,12 @@ class RowsSortedTorch(SortedRows):
     """For any indices; the sort is PyTorch's, which is CUB's radix sort.
 
     It needs a key of 1, 2 or 4 bytes twice and 8 bytes more for each index; `torch.sort` allocates
-    up to 21 itself.
+    up to 21 itself, so that little is left of the bound for partial rows and marks.
     """
 
     name, op = "rows_sorted_torch", OPERATORS
     files = ("entry.cuh", "torch_sort.cuh", "product.cuh", "rows.cu")
+    marked_per_index, spare_bytes = 2, COUNTERS
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         return False  # rows_sorted has been faster wherever both were timed (docs/scatter.md)
