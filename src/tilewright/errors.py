@@ -31,8 +31,9 @@ class IndexOutOfRange(InvalidArgument, IndexError):
     """An index tensor names a place that is not there; nothing was written."""
 
 
-class SharedMemory(InvalidArgument):
-    """What is written in place is read through another argument; nothing was written."""
+class SharedMemory(InvalidArgument, RuntimeError):
+    """What is written in place is read through another argument; nothing was written. PyTorch
+    raises a RuntimeError."""
 
 
 class NoImplementation(TilewrightError):

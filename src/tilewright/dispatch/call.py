@@ -17,7 +17,7 @@ import functools
 import inspect
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -46,6 +46,7 @@ from tilewright.dispatch.pytorch import as_pytorch, bind, or_why, outliving_indi
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
+from tilewright.impls._in_place import refuse_shared
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import DTYPE_NAMES
 
@@ -255,6 +256,8 @@ def _with_gradients(
     op.still_itself()
     bound = bind(op, args, kwargs)
     if op.indexed is not None and state.enabled:
+        if op.form_of is not None:
+            _refuse_shared(op.form_of, bound)
         if op.form_of is not None and keeps_order(op, bound.get("x")):
             return bound["x"].copy_(operators[op.form_of](**bound))
         if moves(op, bound):
@@ -287,6 +290,17 @@ def _with_gradients(
         op.workload_of(*args, **kwargs)  # dtypes that PyTorch might promote, and operators refuse
     answer = outliving_indices if state.enabled else as_pytorch
     return or_why(op, args, kwargs, lambda: answer(op, args, kwargs))
+
+
+def _refuse_shared(name: str, bound: Mapping[str, Any]) -> None:
+    """Whatever runs: some ways copy what they read before they write."""
+    tensors = {
+        n: v
+        for n, v in bound.items()
+        if type(v) in (Tensor, Parameter) and v.layout is torch.strided and v.dtype in DTYPE_NAMES
+    }
+    if "x" in tensors:
+        refuse_shared(name, "x", tensors.pop("x"), **tensors)
 
 
 # --- tensors that are not what lies at their address -------------------------------------------

@@ -31,6 +31,7 @@ from tilewright.dispatch.selection import Choice, Forced
 from tilewright.errors import IndexOutOfRange, InvalidArgument, SharedMemory, TilewrightError
 from tilewright.impl import IMPLS
 from tilewright.impls._any_index import of_any_index
+from tilewright.impls._in_place import apart
 from tilewright.impls._vendor import vendor
 from tilewright.op import Op, Workload
 from tilewright.settings import settings
@@ -244,7 +245,7 @@ def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
         return of_parts(w, [part for part, _ in choice.parts], runs)
     if choice.copied is not None:
         run = _build(choice.copied, device, replace(choice, copied=None))
-        return of_copies(w, choice.copied, run)
+        return apart(w, of_copies(w, choice.copied, run))
     spec, implementation = selection.device_spec_of(device), IMPLS[choice.implementation]
     if settings().show:
         dump_built(implementation, choice.config, w, spec)
@@ -292,6 +293,7 @@ def _vendor(w: Workload, device: torch.device) -> Run:
     if w.operator.indexed is None:
         return vendor(w)
     run = of_any_index(w) if w.operator.outlives_indices(device.type) else vendor(w)
+    run = apart(w, run)
     if races(w, device):
         run = _by_mode(w, device, run, run, selection.deterministic, HOT_CALLS - 1)
     late = bool(w.operator.destinations(w)) or w.operator.indexed.unchecked

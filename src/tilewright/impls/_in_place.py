@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -29,22 +31,30 @@ class Written:
     def __bool__(self) -> bool:
         return bool(self._pairs)
 
-    def begin(self, tensors: Sequence[torch.Tensor], starts: Sequence[int]) -> None:
-        """Hold what is written against all others, and count it as a change, as PyTorch does: what
-        autograd has saved of it is no longer what it was.
+    def refuse_shared(self, starts: Sequence[int]) -> None:
+        """Hold what is written against all others.
 
         Args:
             starts: the tensors' addresses.
 
         Raises:
             SharedMemory: it has memory of another one, too.
-            RuntimeError: an inference tensor is written to outside inference mode.
         """
         for i, j in self._pairs:
             if starts[i] < starts[j] + self._bytes[j] and starts[j] < starts[i] + self._bytes[i]:
                 if _side_by_side(self._specs[i], self._specs[j], starts[j] - starts[i]):
                     continue
                 raise _shared(self._op, self._names[i], self._names[j])
+
+    def begin(self, tensors: Sequence[torch.Tensor], starts: Sequence[int]) -> None:
+        """The same, and count it as a change, as PyTorch does: what autograd has saved of it is no
+        longer what it was.
+
+        Raises:
+            SharedMemory: as above.
+            RuntimeError: an inference tensor is written to outside inference mode.
+        """
+        self.refuse_shared(starts)
         written_to = [tensors[i] for i in self._written]
         if not torch.is_inference_mode_enabled() and any(t.is_inference() for t in written_to):
             raise RuntimeError(
@@ -52,6 +62,19 @@ class Written:
                 "clone it before the call"
             )
         torch.autograd.graph.increment_version(written_to)
+
+
+def apart(w: Workload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, which does not look itself, behind a look at the memory that it writes to."""
+    written = Written(w)
+    if not written:
+        return run
+
+    def call(*tensors: torch.Tensor) -> Any:
+        written.refuse_shared([t.data_ptr() for t in tensors])
+        return run(*tensors)
+
+    return call
 
 
 def refuse_shared(op: str, name: str, written: torch.Tensor, **read: torch.Tensor) -> None:
@@ -80,11 +103,20 @@ def _shared(op: str, written: str, other: str) -> SharedMemory:
 
 
 def _side_by_side(a: TensorSpec, b: TensorSpec, apart_bytes: int) -> bool:
-    """Whether two matrices are columns of one, and have none in common."""
-    if not (a.rank == b.rank == 2 and a.itemsize == b.itemsize):
-        return False
-    if a.real_strides != b.real_strides or a.real_strides[1] != 1:
-        return False
-    row = a.real_strides[0]
-    apart = apart_bytes // a.itemsize % row
-    return apart >= a.shape[1] and apart + b.shape[1] <= row
+    """Whether two tensors have different columns of the same rows, blocks of columns or every other
+    one, and so no element in common."""
+    steps = [
+        [(n, s * t.itemsize) for n, s in zip(t.shape, t.real_strides, strict=True) if n > 1 and s]
+        for t in (a, b)
+    ]
+    every = {step for of_tensor in steps for _, step in of_tensor}
+    for least in every:
+        row = math.gcd(*(step for step in every if step >= least))
+        widths = [
+            t.itemsize + sum((n - 1) * step for n, step in of_tensor if step < least)
+            for t, of_tensor in zip((a, b), steps, strict=True)
+        ]
+        start = apart_bytes % row
+        if widths[0] <= start and start + widths[1] <= row:
+            return True
+    return False

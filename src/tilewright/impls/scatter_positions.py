@@ -9,6 +9,7 @@ from torch import Tensor
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._any_index import beyond, outside, reported
+from tilewright.impls._in_place import Written
 from tilewright.op import Workload
 from tilewright.ops._indexing import last_written, places_of_x
 
@@ -29,11 +30,12 @@ class ScatterPositions(Implementation):
 
 class PositionsExecutable(Executable):
     def __init__(self, w: Workload):
-        self._w, self._in_place = w, "x" in w.donated
+        self._w, self._in_place, self._written = w, "x" in w.donated, Written(w)
         self._places = places_of_x(w)
         self.workspace_bytes = _bytes(w)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
+        self._written.refuse_shared([t.data_ptr() for t in tensors])
         given = self._w.call(tensors)
         skipped = reported(outside(given["index"], self._places))
         given["index"] = beyond(given["index"], skipped, 0)

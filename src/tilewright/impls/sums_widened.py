@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tilewright.device import DeviceSpec
 from tilewright.impl import CPU, Executable, Implementation, allocate
+from tilewright.impls._in_place import Written
 from tilewright.impls._rows import OPERATORS, named_source
 from tilewright.op import Workload
 from tilewright.ops._indexing import places_of_x, refuse_out_of_range
@@ -45,7 +46,7 @@ class SumsWidened(Implementation):
 
 class WidenedExecutable(Executable):
     def __init__(self, w: Workload):
-        self._w, self._in_place = w, "x" in w.donated
+        self._w, self._in_place, self._written = w, "x" in w.donated, Written(w)
         self._places = places_of_x(w) if "x" in w.tensors else w["num_weights"]
         self._scatters, index = w.op.startswith("scatter"), w["index"]
         self._elements = self._scatters and not _names_rows(index, w["dim"])
@@ -68,6 +69,7 @@ class WidenedExecutable(Executable):
     def __call__(self, *tensors: Tensor) -> Tensor:
         w = self._w
         given = w.call(tensors)
+        self._written.refuse_shared([t.data_ptr() for t in tensors])
         refuse_out_of_range(w.op, given["index"], self._places)
         if self._whole:
             sums = self._sums(**given)
