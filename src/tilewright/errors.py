@@ -18,7 +18,12 @@ class InvalidArgument(TilewrightError, ValueError):
 
 
 class InvalidType(InvalidArgument, TypeError):
-    """An argument is of a type that no implementation could accept."""
+    """An argument is of a type that no implementation could accept, missing, unknown, one too many
+    or given twice."""
+
+
+class InvalidDim(InvalidArgument, IndexError):
+    """A tensor has no such dim."""
 
 
 class PluginError(TilewrightError):
@@ -28,7 +33,7 @@ class PluginError(TilewrightError):
 
 
 class IndexOutOfRange(InvalidArgument, IndexError):
-    """An index tensor names a place that is not there; nothing was written."""
+    """An index tensor names a place that is not there; nothing was written, or read."""
 
 
 class SharedMemory(InvalidArgument, RuntimeError):

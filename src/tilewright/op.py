@@ -333,6 +333,9 @@ class Op:
                 if value.dtype not in DTYPE_NAMES:
                     raise self._of_no_dtype(name, bound)
                 value = TensorSpec.of(value)
+            elif value is True or value is False:
+                if self.indexed is not None and self.parameters[name].annotation == "float":
+                    value = float(value)  # as PyTorch takes alpha
             elif isinstance(value, Real) and not isinstance(value, (int, float)):  # of numpy
                 value = int(value) if isinstance(value, Integral) else float(value)
             if isinstance(value, torch.dtype):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.errors import InvalidArgument, InvalidType
+from tilewright.errors import InvalidType
 from tilewright.tensor_spec import TensorSpec
 from tilewright.text import value_text
 
@@ -47,11 +47,11 @@ class Signature:
         """The arguments of a call by the reference's names, in its order; some may be missing.
 
         Raises:
-            InvalidArgument: too many arguments, an unknown name, or one given twice.
+            InvalidType: too many arguments, an unknown name, or one given twice.
         """
         names = list(self.parameters)
         if len(args) > len(names):
-            raise InvalidArgument(
+            raise InvalidType(
                 f"{self.name}: {len(args)} positional arguments, but there are {len(names)}: "
                 f"{', '.join(names)}"
             )
@@ -61,7 +61,7 @@ class Signature:
             if name not in names:
                 raise self._unknown(keyword, (*names, *self.keywords))
             if name in bound:
-                raise InvalidArgument(f"{self.name}: argument {name!r} is given twice")
+                raise InvalidType(f"{self.name}: argument {name!r} is given twice")
             bound[name] = value
         return {n: bound[n] for n in names if n in bound}
 
@@ -69,8 +69,7 @@ class Signature:
         """All arguments of a workload in declaration order, with defaults filled in.
 
         Raises:
-            InvalidArgument: an unknown name, or an argument is missing.
-            InvalidType: an argument is not what its annotation says.
+            InvalidType: an unknown name, an argument is missing, or not what its annotation says.
         """
         unknown = [n for n in given if n not in self.parameters]
         if unknown:
@@ -79,16 +78,16 @@ class Signature:
         for name, parameter in self.parameters.items():
             value = given.get(name, parameter.default)
             if value is inspect.Parameter.empty:
-                raise InvalidArgument(f"{self.name}: argument {name!r} is missing")
+                raise InvalidType(f"{self.name}: argument {name!r} is missing")
             kind = parameter.annotation
             if kind and not _admits(kind, value):
                 raise InvalidType(f"{self.name}: {name}={value_text(value)} should be {kind}")
             args[name] = tuple(value) if isinstance(value, list) else value
         return args
 
-    def _unknown(self, name: str, known: Iterable[str]) -> InvalidArgument:
+    def _unknown(self, name: str, known: Iterable[str]) -> InvalidType:
         told = ", ".join(known)
-        return InvalidArgument(f"{self.name}: unknown argument {name!r}; known: {told}")
+        return InvalidType(f"{self.name}: unknown argument {name!r}; known: {told}")
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

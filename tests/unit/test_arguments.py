@@ -38,3 +38,93 @@ def test_numbers_of_numpy_are_numbers(requires_grad):
         for _ in range(3):
             written = tw.scatter(X, 0, INDEX, zero)
             assert torch.equal(written.signbit(), torch.scatter(X, 0, INDEX, zero).signbit())
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_errors_are_of_the_kinds_that_pytorch_raises(requires_grad):
+    x = X.clone().requires_grad_(requires_grad)
+    for call in (
+        lambda m: m.scatter(x, 0, INDEX),
+        lambda m: m.gather(x, 0, INDEX, 3),
+        lambda m: m.gather(x, 0, INDEX, wanted=3),
+    ):
+        for module in (torch, tw):
+            with pytest.raises(TypeError):
+                call(module)
+    for dim in (2, -3):
+        for module in (torch, tw):
+            with pytest.raises(IndexError):
+                module.gather(x, dim, INDEX)
+            with pytest.raises(IndexError):
+                module.softmax(x, dim)
+    with pytest.raises(tw.InvalidDim, match="gather: dim=2 is out of range for x of rank 2"):
+        tw.gather(x, 2, INDEX)
+
+
+def test_a_read_out_of_range_writes_nothing_to_speak_of():
+    for far in (-1, 2):
+        with pytest.raises(
+            tw.IndexOutOfRange, match=f"index {far} is .* 2 places; nothing was read"
+        ):
+            tw.gather(X, 0, torch.full((1, 3), far))
+        with pytest.raises(tw.IndexOutOfRange, match="2 places; nothing was written"):
+            tw.scatter(X, 0, torch.full((1, 3), far), SRC)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_a_factor_may_be_true(dtype):
+    x, source = X.to(dtype), SRC.to(dtype)
+    for alpha in (True, False):
+        for _ in range(2):
+            mine = tw.index_add(x, 0, ROWS, source, alpha=alpha)
+            assert torch.equal(mine, torch.index_add(x, 0, ROWS, source, alpha=alpha))
+    leaf = torch.full((2, 3), 2.0, requires_grad=True)
+    tw.index_add(X, 0, ROWS, leaf, alpha=True).sum().backward()
+    assert torch.equal(leaf.grad, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 2**31, -1e10])
+def test_a_number_that_integers_do_not_hold_is_refused_in_words(number):
+    x, source = X.int(), SRC.int()
+    with pytest.raises(
+        InvalidArgument, match=r"^index_add: alpha=.* is no i32, which x is; give a"
+    ):
+        tw.index_add(x, 0, ROWS, source, alpha=number)
+    with pytest.raises(InvalidArgument, match=r"^scatter: src=.* is no i32, which x is"):
+        tw.scatter(x, 0, INDEX, number)
+    if abs(number) < 2**63:
+        tw.scatter(x.long(), 0, INDEX, number)
+
+
+def test_what_has_no_dims_takes_a_source_and_an_index_of_none():
+    x, index = torch.tensor(1.0), torch.tensor([0])
+    assert tw.index_add(x, 0, index, x) == tw.index_add(x, 0, index[0], x) == 2.0
+    for call in (
+        lambda: tw.index_add(x, 0, index, x.reshape(1)),
+        lambda: tw.index_add(x, 0, index.repeat(2), x),
+        lambda: tw.index_add_(x, 0, index[:0], x),
+        lambda: tw.index_reduce(x, 0, index, x.reshape(1), "amax"),
+    ):
+        with pytest.raises(InvalidArgument, match="x has no dims, but source has shape"):
+            call()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_an_empty_index_of_separate_elements_is_of_any_dtype(requires_grad):
+    x, nowhere = X[0].clone().requires_grad_(requires_grad), torch.tensor([])
+    for call in (
+        lambda m: m.scatter(x, 0, nowhere, SRC[0]),
+        lambda m: m.scatter(x, 0, nowhere, 2.0),
+        lambda m: m.scatter_add(x, 0, nowhere, SRC[0]),
+        lambda m: m.scatter_reduce(x, 0, nowhere, SRC[0], "amax"),
+        lambda m: m.gather(x, 0, nowhere),
+    ):
+        assert torch.equal(call(tw), call(torch))
+    with pytest.raises(InvalidArgument, match="index is f32, expected i64 or i32"):
+        tw.index_add(X[0], 0, nowhere, nowhere)
+
+
+@pytest.mark.parametrize("form", [tw.index_put, tw.index_put_])
+def test_no_index_tensors_are_refused_in_words(form):
+    with pytest.raises(InvalidArgument, match="indices is empty; give an index tensor"):
+        form(X.clone(), (), X)

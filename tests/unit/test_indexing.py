@@ -397,7 +397,6 @@ LONG = torch.zeros(3).long()
         ((LONG, LONG, LONG), torch.ones(3)),
         ((LONG.float(),), torch.ones(3, 5)),
         ((LONG,), torch.ones(3, 5).double()),
-        ((), torch.ones(4, 5)),
     ],
 )
 def test_a_wrong_call_is_refused_in_pytorchs_words(indices, values):

@@ -28,7 +28,7 @@ from tilewright.dispatch.plain_calls import (
     refuse_others,
     under_a_default_device,
 )
-from tilewright.errors import IndexOutOfRange, InvalidType
+from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidType
 from tilewright.impls._any_index import (
     POSITIONS,
     beyond,
@@ -99,6 +99,10 @@ def _in_form(
     if isinstance(indices, Tensor):
         raise InvalidType(f"{name}: indices is one Tensor, expected a tuple: (indices,)")
     refuse_others(name, "a tuple of Tensors", (tuple, list), indices=indices)
+    if not indices:
+        raise InvalidArgument(
+            f"{name}: indices is empty; give an index tensor for one dim at least"
+        )
     for d, index in enumerate(indices):
         refuse_others(name, "a Tensor", Tensor, **{f"indices[{d}]": index})
     if is_dynamo_compiling():

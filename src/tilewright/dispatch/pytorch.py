@@ -48,7 +48,7 @@ def bind(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by the reference's names; one int for several sizes becomes a tuple.
 
     Raises:
-        InvalidArgument: too many arguments, an unknown name, or one given twice.
+        InvalidType: too many arguments, an unknown name, or one given twice.
     """
     bound = op.signature.bind(args, kwargs)
     for name, value in bound.items():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tilewright.errors import IndexOutOfRange, InvalidArgument
+from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidDim
 from tilewright.examples import random_tensors
 from tilewright.indexed import Terms, draw, expected_distinct
 from tilewright.op import Workload
@@ -20,6 +20,7 @@ from tilewright.signature import Value
 from tilewright.tensor_spec import TensorSpec
 
 NUMBERS = ("f16", "bf16", "f32", "f64", "i32", "i64")
+ELEMENTWISE = ("scatter", "scatter_add", "scatter_reduce", "gather")
 REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
@@ -30,7 +31,8 @@ def check_tensors(op: str, args: dict[str, Value], x: str, src: str | None) -> N
     """dtypes of x, src and index, as PyTorch has them."""
     if args[x].dtype not in NUMBERS:
         raise InvalidArgument(f"{op}: {x} is {args[x].dtype}, expected one of {', '.join(NUMBERS)}")
-    if args["index"].dtype not in ("i32", "i64"):
+    empty = op in ELEMENTWISE and not args["index"].numel  # of any dtype in PyTorch, too
+    if args["index"].dtype not in ("i32", "i64") and not empty:
         raise InvalidArgument(
             f"{op}: index is {args['index'].dtype}, expected i64 or i32; convert it: index.long()"
         )
@@ -43,15 +45,22 @@ def check_tensors(op: str, args: dict[str, Value], x: str, src: str | None) -> N
 def check_dim(op: str, dim: int, rank: int) -> int:
     """The dim counted from the front."""
     if not -max(rank, 1) <= dim < max(rank, 1):
-        raise InvalidArgument(
+        raise InvalidDim(
             f"{op}: dim={dim} is out of range for x of rank {rank}: "
             f"use {-max(rank, 1)} to {max(rank, 1) - 1}"
         )
     return dim % max(rank, 1)
 
 
-def number(value: float, x: TensorSpec) -> float:
+def number(op: str, name: str, value: float, x: TensorSpec) -> float:
     """A float; but beside integers a whole number that may equal none stays what it is."""
+    if x.dtype in ("i32", "i64"):
+        range_of = torch.iinfo(x.torch_dtype)
+        if not range_of.min <= value <= range_of.max:
+            raise InvalidArgument(
+                f"{op}: {name}={value} is no {x.dtype}, which x is; "
+                f"give a whole number from {range_of.min} to {range_of.max}"
+            )
     exact = isinstance(value, int) and x.dtype in ("i32", "i64") and abs(value) > 2**53
     return value if exact else float(value)
 
@@ -65,7 +74,7 @@ def check_elementwise(op: str, args: dict[str, Value], src: str | None) -> dict[
     if src and isinstance(args[src], TensorSpec):
         shapes[src] = args[src].shape
     elif src:
-        args[src] = number(args[src], x)
+        args[src] = number(op, src, args[src], x)
     if index.numel and len({max(len(s), 1) for s in shapes.values()}) > 1:
         told = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
         raise InvalidArgument(f"{op}: {told} differ in rank; give them the same number of dims")
@@ -90,7 +99,12 @@ def check_rows(op: str, args: dict[str, Value]) -> dict[str, Value]:
     dim = args["dim"] = check_dim(op, args["dim"], x.rank)
     if index.rank > 1:
         raise InvalidArgument(f"{op}: index has shape {list(index.shape)}, expected one dim")
-    wanted = (*x.shape[:dim], index.numel, *x.shape[dim + 1 :]) if x.rank else source.shape
+    if not x.rank and (source.rank or index.numel != 1):
+        raise InvalidArgument(
+            f"{op}: x has no dims, but source has shape {list(source.shape)} and there are "
+            f"{index.numel} indices; give one index, and a source of no dims: source.reshape(())"
+        )
+    wanted = (*x.shape[:dim], index.numel, *x.shape[dim + 1 :]) if x.rank else ()
     if source.shape != wanted:
         raise InvalidArgument(
             f"{op}: source has shape {list(source.shape)}, but x {list(x.shape)} and "
@@ -132,7 +146,7 @@ def refuse_out_of_range(op: str, index: Tensor, size: int) -> None:
         if least < 0 or most >= size:
             raise IndexOutOfRange(
                 f"{op}: index {least if least < 0 else most} is out of range for {size} places; "
-                "nothing was written"
+                f"nothing was {'read' if op == 'gather' else 'written'}"
             )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tilewright.errors import InvalidArgument
+from tilewright.errors import InvalidArgument, InvalidDim
 from tilewright.examples import random_tensors
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPES, HALVES, TensorSpec
@@ -101,7 +101,7 @@ def check_dim(name: str, argument: str, spec: TensorSpec, dim: int) -> int:
     """The dim counted from the end."""
     rank = max(spec.rank, 1)
     if not -rank <= dim < rank:
-        raise InvalidArgument(
+        raise InvalidDim(
             f"{name}: dim={dim} is out of range for {argument} of rank {spec.rank}: "
             f"use {-rank} to {rank - 1}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from tilewright.ops._indexing import (
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    args["alpha"] = number(args["alpha"], args["x"])
+    args["alpha"] = number("index_add", "alpha", args["alpha"], args["x"])
     return check_rows("index_add", args)
 
 
@@ -52,7 +53,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float =
     """x with alpha times the slices of source added, slice j to x.select(dim, index[j]).
 
     Args:
-        x: any shape; fp16, bf16, fp32, fp64, int32 or int64.
+        x: any shape; fp16, bf16, fp32, fp64, int32 or int64, and as PyTorch has them
+            complex numbers, bool, int8, uint8 and int16.
         dim: the dim that the indices are for; negative ones count from the end.
         index: (J,), int64 or int32; values from 0 to x.shape[dim] - 1.
         source: the shape of x, but J along dim; dtype of x.
@@ -73,4 +75,5 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float =
 
 
 def _number(x: Tensor, alpha: float) -> float | int:
-    return alpha if x.is_floating_point() else int(alpha)
+    whole = not (x.is_floating_point() or x.is_complex()) and math.isfinite(alpha)
+    return int(alpha) if whole else alpha
