@@ -39,6 +39,7 @@ from tilewright.dispatch.gradients import generated_backward
 from tilewright.dispatch.index_gradients import Moved, keeps_bits, keeps_order, moves
 from tilewright.dispatch.index_ranges import look_first
 from tilewright.dispatch.keywords import called_by, with_keywords
+from tilewright.dispatch.other_dtypes import is_of_another_dtype, of_another_dtype
 from tilewright.dispatch.outside import reading_outside
 from tilewright.dispatch.plain_calls import under_a_default_device
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
@@ -64,6 +65,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
         prepared = state.prepared.setdefault(op.name, {})
         recent = state.recent.setdefault(op.name, Recent())
     name, keywords = op.name, frozenset(op.keywords)
+    first = first_call if op.indexed is None else _first_of_an_index
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs and not keywords.isdisjoint(kwargs):
@@ -113,11 +115,11 @@ def public_operator(op: Op) -> Callable[..., Any]:
         except RuntimeError:  # sparse and opaque tensors have no strides or no memory
             leave = _unlike_plain_tensors
         except TypeError:  # an argument cannot be hashed: validation will name it
-            return first_call(op, None, args, kwargs, tensors, forced)
+            return first(op, None, args, kwargs, tensors, forced)
         if leave is not None:
             return leave(op, call, args, kwargs, forced)
         if run is None:
-            return first_call(op, tuple(key), args, kwargs, tensors, forced)
+            return first(op, tuple(key), args, kwargs, tensors, forced)
         if positional:
             with state.lock:
                 if prepared.get(tuple(key)) is run:  # else everything was forgotten meanwhile
@@ -215,6 +217,15 @@ def _signature(op: Op) -> inspect.Signature:
     return signature.replace(parameters=[*signature.parameters.values(), *more])
 
 
+def _first_of_an_index(
+    op: Op, key: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Tensor], forced: Any
+) -> Any:
+    asked = forced is not None and forced.implementation != "aten"
+    if state.enabled and not asked and is_of_another_dtype(op, args, kwargs):
+        return of_another_dtype(op, operators, bind(op, args, kwargs))
+    return first_call(op, key, args, kwargs, given, forced)
+
+
 # --- calls that PyTorch answers --------------------------------------------------------------
 
 
@@ -256,6 +267,8 @@ def _with_gradients(
     op.still_itself()
     bound = bind(op, args, kwargs)
     if op.indexed is not None and state.enabled:
+        if is_of_another_dtype(op, args, kwargs):
+            return of_another_dtype(op, operators, bound)
         if op.form_of is not None:
             _refuse_shared(op.form_of, bound)
         if op.form_of is not None and keeps_order(op, bound.get("x")):

@@ -53,7 +53,8 @@ def index_reduce(
     """x with the slices of source reduced into it, slice j into x.select(dim, index[j]).
 
     Args:
-        x: any shape; fp16, bf16, fp32, fp64, int32 or int64.
+        x: any shape; fp16, bf16, fp32, fp64, int32 or int64, and as PyTorch has them
+            int8, uint8 and int16.
         dim: the dim that the indices are for; negative ones count from the end.
         index: (J,), int64 or int32; values from 0 to x.shape[dim] - 1.
         source: the shape of x, but J along dim; dtype of x.

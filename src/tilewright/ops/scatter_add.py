@@ -50,7 +50,8 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """x with src added: out[.., index[.., j, ..], ..] += src[.., j, ..] along dim.
 
     Args:
-        x: any shape; fp16, bf16, fp32, fp64, int32 or int64.
+        x: any shape; fp16, bf16, fp32, fp64, int32 or int64, and as PyTorch has them
+            complex numbers, bool, int8, uint8 and int16.
         dim: the dim that the indices are for; negative ones count from the end.
         index: int64 or int32, rank of x; no larger than x in the other dims. Values from 0 to
             x.shape[dim] - 1. Expanded ones (stride 0) send whole rows.
