@@ -316,3 +316,22 @@ def test_without_evidence_they_are_pytorchs_own():
     assert "Gather" in type(tw.gather(x, 0, index).grad_fn).__name__
     with tw.use("aten"):
         assert not moves(OPS["gather"], {"x": x, "dim": 0, "index": index})
+
+
+@pytest.mark.parametrize("form", ["", "_"])
+@pytest.mark.parametrize("reduce", ["last", "add", "sum", "mean", "prod", "amax"])
+def test_of_a_larger_src_what_no_index_names_gets_zeros(reduce, form):
+    index = torch.tensor([[1, 0], [0, 0]])
+    name = {"last": "scatter", "add": "scatter_add"}.get(reduce, "scatter_reduce")
+    more = () if name != "scatter_reduce" else (reduce,)
+
+    def call(module, x, src):
+        return getattr(module, f"{name}{form}")(x * 1, 0, index, src, *more)
+
+    torch.manual_seed(0)
+    tensors = torch.randn(3, 2), torch.randn(4, 3)
+    mine = gradients(lambda *t: call(tw, *t), tensors)
+    theirs = gradients(lambda x, src: call(torch.Tensor, x, src[:2, :2]), tensors)
+    torch.testing.assert_close(mine, theirs)
+    assert not mine[2][2:].any()
+    assert not mine[2][:, 2:].any()

@@ -269,6 +269,8 @@ def _with_gradients(
     if op.indexed is not None and state.enabled:
         if is_of_another_dtype(op, args, kwargs):
             return of_another_dtype(op, operators, bound)
+        if (part := _named_part(bound)) is not None:
+            return call(**{**bound, "src": part})
         if op.form_of is not None:
             _refuse_shared(op.form_of, bound)
         if op.form_of is not None and keeps_order(op, bound.get("x")):
@@ -303,6 +305,18 @@ def _with_gradients(
         op.workload_of(*args, **kwargs)  # dtypes that PyTorch might promote, and operators refuse
     answer = outliving_indices if state.enabled else as_pytorch
     return or_why(op, args, kwargs, lambda: answer(op, args, kwargs))
+
+
+def _named_part(bound: Mapping[str, Any]) -> Tensor | None:
+    """Of a larger src whose gradient is wanted, what the index has positions for: the rest of it
+    gets zeros, where PyTorch's formulas fail."""
+    src, index = bound.get("src"), bound.get("index")
+    if not (isinstance(src, Tensor) and src.requires_grad and isinstance(index, Tensor)):
+        return None
+    pairs = [*zip(src.shape, index.shape, strict=False)]
+    if src.dim() != index.dim() or all(n == m for n, m in pairs) or any(n < m for n, m in pairs):
+        return None
+    return src[tuple(slice(n) for n in index.shape)]
 
 
 def _refuse_shared(name: str, bound: Mapping[str, Any]) -> None:
