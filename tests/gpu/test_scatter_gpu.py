@@ -97,7 +97,7 @@ def bits(t):
 ORDERED = [text for text in WORKLOADS if "!nondeterministic" not in text]
 
 
-@pytest.mark.parametrize("spread", ["uniform", "zipf"])
+@pytest.mark.parametrize("spread", ["uniform", "zipf", "few_bins", "constant"])
 @pytest.mark.parametrize("text", ORDERED)
 def test_twenty_runs_give_the_same_bits(text, spread):
     w = Workload.parse(f"{text}!indices={spread}")
