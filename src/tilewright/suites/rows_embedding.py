@@ -9,6 +9,7 @@ gradient that autograd makes.
 from tilewright.suite import suite
 
 TABLES = ((1_000_000, 1000, 64), (200_000, 50_000, 256), (65_536, 30_522, 768))
+SPREADS = ("uniform", "zipf", "sorted", "constant")
 
 rows_embedding = suite(
     "rows_embedding",
@@ -17,12 +18,13 @@ rows_embedding = suite(
             f"index_add(x=f32[{rows},{width}], dim=0, index=i64[{count}], "
             f"source=f32[{count},{width}])!donate=x!indices={spread}"
             for count, rows, width in TABLES
-            for spread in ("uniform", "zipf", "sorted", "constant")
+            for spread in SPREADS
         ),
         *(
             f"embedding_backward(grad=f32[{count},{width}], index=i64[{count}], "
-            f"num_weights={rows})!indices=zipf"
+            f"num_weights={rows})!indices={spread}"
             for count, rows, width in TABLES
+            for spread in SPREADS
         ),
         "embedding_backward(grad=bf16[32768,4096], index=i64[32768], num_weights=128256)"
         "!indices=zipf",
