@@ -77,6 +77,17 @@ def test_sums_leave_out_what_is_out_of_range(name, dtype, layout):
     skipped_and_told(lambda: CALLS[name](tw, x, index, src), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int16, torch.complex64])
+@pytest.mark.parametrize("name", ["scatter", "scatter_add", "index_add"])
+@pytest.mark.parametrize("form", ["", "_"])
+def test_of_other_dtypes_too_and_the_last_of_several_writes_wins(dtype, name, form):
+    index, kept = positions(spread=name != "index_add")
+    x, src = torch.zeros(5, 4).to(dtype), torch.randn(30, 4).to(dtype)
+    expected = getattr(torch, name)(x, 0, index[kept], src[kept])
+    index, src, call = index.to(CUDA), src.to(CUDA), getattr(tw, f"{name}{form}")
+    skipped_and_told(lambda: call(x.to(CUDA), 0, index, src), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spread", [True, False])
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])

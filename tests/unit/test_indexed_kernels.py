@@ -410,6 +410,7 @@ def test_what_pytorchs_sort_allocates_is_told_beside_the_parts_of_the_workspace(
         "scatter(x=f16[3,900,70], dim=1, index=i64[2,5000,7], src=2.0)",
         "scatter(x=f64[900,70], dim=-1, index=i64[0], src=f64[3])!donate=x",
         "scatter(x=f16[], dim=0, index=i64[], src=2.0)",
+        "scatter(x=f32[70], dim=0, index=f32[0], src=2.0)!donate=x",
     ],
 )
 def test_records_tell_what_is_allocated_where_pytorchs_operators_keep_the_order(text):

@@ -108,7 +108,8 @@ def beyond(index: Tensor, skipped: Tensor, place: int) -> Tensor:
 def holding(index: Tensor, number: int) -> Tensor:
     """The index in a dtype that holds `number`, too: PyTorch's arithmetic of an int32 tensor and a
     Python number beyond it wraps, or raises."""
-    return index.long() if number > torch.iinfo(index.dtype).max else index
+    narrow = index.dtype == torch.int32 and number > torch.iinfo(torch.int32).max
+    return index.long() if narrow else index
 
 
 def from_front(index: Tensor, places: int) -> Tensor:
