@@ -46,7 +46,10 @@ _IDENTITIES = (
     "copy_strided",  # strides of the outputs come from the operator, not from the trace
 )
 _FILLED = ("full", "full_like", "scalar_tensor", "zeros", "zeros_like", "ones", "ones_like")
-_EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty")
+_EMPTY = (
+    *("empty", "empty_like", "empty_permuted", "empty_strided"),
+    *("new_empty", "new_empty_strided"),
+)
 _CASTS = ("convert_element_type", "_to_copy", "to")
 _WHOLE = {"maximum": "amax", "minimum": "amin"}
 """`max` and `min` of one tensor."""
@@ -149,7 +152,7 @@ class _Lowering(PieceBuilder):
         if name in _FILLED:
             return self.filled(node, name)
         if name in _EMPTY:
-            return None  # what follows asks it for its shape only
+            return self.filled(node, "zeros")  # any number is right
         if name in ("slice", "select"):
             return self.part_of(node, name)
         if name in ("permute", "transpose", "t"):
@@ -213,8 +216,6 @@ class _Lowering(PieceBuilder):
         if isinstance(arg, fx.Node):
             if arg.op == "get_attr":
                 raise Unsupported("a tensor that is no argument of the reference: make it one")
-            if self.values[arg] is None:
-                raise Unsupported(f"{arg.target} of the reference: its values are undefined")
             if isinstance(self.values[arg], Pieces):
                 raise Unsupported(f"{arg.target} of the reference may be returned, not used again")
             return self.values[arg]
@@ -225,6 +226,8 @@ class _Lowering(PieceBuilder):
     def filled(self, node: Any, name: str) -> Value:
         """A tensor that holds one number."""
         out = node.meta["val"]
+        if out.dtype not in DTYPE_NAMES:
+            raise Unsupported(f"{node.target} gives {out.dtype}")
         fixed = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
         value = fixed[name] if name in fixed else node.args[0 if name == "scalar_tensor" else 1]
         dims = constant(out.shape)
@@ -266,11 +269,10 @@ class _Lowering(PieceBuilder):
             raise Unsupported(f"a cast to {dtype}")
         return self.converted(value, DTYPE_NAMES[dtype])
 
-    def copied(self, node: Any) -> Value:
+    def copied(self, node: Any) -> Value | Pieces:
         """What is written over another tensor, in its dtype and shape."""
         out = node.meta["val"]
-        value = self.converted(self.value(node.args[1]), DTYPE_NAMES[out.dtype])
-        return self.broadcast(value, out.shape)
+        return self.expanded(self.whole_as(node.args[1], DTYPE_NAMES[out.dtype]), out.shape)
 
     def converted(self, value: Value, dtype: str) -> Value:
         """Values stay in the arithmetic type: a narrower one that the program asks for rounds."""

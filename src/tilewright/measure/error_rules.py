@@ -440,11 +440,11 @@ def _full(arithmetic: Arithmetic, shape: Sequence[int], value: Any, **_: Any) ->
     return arithmetic.lift(value).map(lambda t: t.expand(tuple(shape)))
 
 
-@rule("empty", "empty_like", "empty_permuted", "empty_strided")
-def _empty(arithmetic: Arithmetic, like: Any, *_: Any, **__: Any) -> Pair:
+@rule("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+def _empty(arithmetic: Arithmetic, like: Any, *given: Any, **__: Any) -> Pair:
     """Memory that is filled before it is read: it stands for a shape."""
-    shape = like.value.shape if isinstance(like, Pair) else tuple(like)
-    return Pair(torch.zeros(shape, dtype=torch.float64, device=arithmetic.device))
+    sizes = (given[0] if given else like.value.shape) if isinstance(like, Pair) else like
+    return Pair(torch.zeros(tuple(sizes), dtype=torch.float64, device=arithmetic.device))
 
 
 @rule("full_like")
