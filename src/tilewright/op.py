@@ -435,11 +435,12 @@ class Op:
             NoImplementation: these are no tensors.
         """
         outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
-        for o in outs:
+        for k, o in enumerate(outs):
             if not isinstance(o, torch.Tensor):
+                which = "" if o is out else f" as element {k}"
                 raise NoImplementation(
-                    f"{self.name} returns {type(o).__name__}; it should return a tensor, or a "
-                    "tuple of them"
+                    f"{self.name} returns {type(o).__name__}{which}; it should return a tensor, or "
+                    "a tuple of them"
                 )
         return outs
 

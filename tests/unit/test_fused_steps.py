@@ -114,7 +114,8 @@ REFUSED = {
     "nonzero": lambda x: x[x > 0],
     "returns dict; it should return a tensor, or a tuple of them": lambda x: {"x": x * 2},
     "more than 2000 steps": lambda s: functools.reduce(lambda a, _: a + a.t().exp(), range(20), s),
-    "returns NoneType": lambda x: (x * 2, None),
+    "returns NoneType as element 1": lambda x: (x * 2, None),
+    "returns tuple as element 2": lambda x: [x, x * 2, torch.var_mean(x)],
 }
 
 

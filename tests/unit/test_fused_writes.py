@@ -7,6 +7,7 @@ from fused_on_cpu import assert_verified
 import tilewright as tw
 from tilewright.compile import cxx
 from tilewright.dispatch.fuse import backward_operator
+from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.op import OPS
 from tilewright.tensor_spec import TensorSpec
 
@@ -61,9 +62,18 @@ def row_over_pieces(x):
     return y
 
 
+def nothing_where_masked(x):
+    y = x.exp()
+    y = y * torch.tensor(2.0) + torch.tensor([0.1], dtype=torch.float64)
+    y[x > 0] = 0.0
+    y[:, x[0] > 1] = torch.tensor(3)
+    y[:, 0] = 0
+    return y
+
+
 WRITES = [
     *(scaled_head, moved_column, box_of_another, column_of_a_transpose, twice_the_same),
-    *(every_other_of_nothing, row_over_pieces),
+    *(every_other_of_nothing, row_over_pieces, nothing_where_masked),
 ]
 
 
@@ -79,7 +89,7 @@ def test_a_write_to_a_part_has_pytorchs_values_and_gradients(function):
     assert type(own.grad_fn).__name__ == "GeneratedBackward"
 
 
-VERIFIED = [(f, "f32") for f in (moved_column, row_over_pieces)] + [(scaled_head, "bf16")]
+VERIFIED = [(f, "f32") for f in (row_over_pieces, nothing_where_masked)] + [(scaled_head, "bf16")]
 
 
 @pytest.mark.parametrize(("function", "dtype"), VERIFIED)
@@ -89,3 +99,50 @@ def test_kernels_of_writes_verify(function, dtype):
     assert_verified(w)
     backward = backward_operator(OPS["writes"], 1)
     assert_verified(backward.workload(grad_output=w.outputs[0], x=w.main))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.clone().index_put_((x > 0,), torch.ones(1)[:0]),
+        lambda x: x.clone().index_put_((x > 0,), torch.ones(1).expand(1), accumulate=True),
+    ],
+)
+def test_what_else_a_mask_may_put_is_named(function):
+    with pytest.raises(NoImplementation, match=r"index_put.*fused_writes.py"):
+        tw.fuse(function, name="writes")(torch.randn(4, 5))
+
+
+def test_a_number_from_outside_that_is_a_tensor_may_change_and_is_refused():
+    scale = torch.tensor(2.0)
+    with pytest.raises(NoImplementation, match=r"no argument.*fused_writes.py"):
+        tw.fuse(lambda x: x * scale, name="writes")(torch.randn(4))
+
+
+def test_tensors_in_a_list_are_to_be_arguments():
+    both = tw.fuse(lambda pair, z=None: pair[0] * pair[1], name="writes")
+    pair = [torch.randn(3), torch.randn(3)]
+    for rest in ((), (torch.randn(3),)):
+        with pytest.raises(InvalidArgument, match="pair holds several tensors; make each an arg"):
+            both(pair, *rest)
+
+
+def test_an_argument_that_is_returned_as_it_came_is_copied():
+    x = torch.randn(3)
+    found = tw.fuse(lambda x: x, name="writes")(x)
+    assert torch.equal(found, x)
+    assert found.data_ptr() != x.data_ptr()
+
+
+def test_what_a_function_prints_is_printed_while_it_is_traced_alone(capsys):
+    printing = tw.fuse(lambda x: print("traced") or x * 2, name="writes")
+    printing(torch.randn(3))
+    assert capsys.readouterr().out.count("traced") > 1
+    printing(torch.randn(3))
+    assert not capsys.readouterr().out
+
+
+def test_a_function_with_a_seed_of_its_own_draws_nothing_of_ours():
+    own = tw.fuse(lambda x, seed: torch.dropout(x, 0.5, True) * seed, name="writes")
+    with pytest.raises(NoImplementation, match="seed is i64"):
+        own(torch.ones(4), torch.tensor(3))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 from tilewright.dispatch.call import operators
 from tilewright.dispatch.outside import with_outside
@@ -34,9 +35,10 @@ def fuse(
 ) -> Callable[..., Any]:
     """Make one operator of a function of tensors: generated kernels run it, differentiably.
 
-    The function is traced for the shapes it is called with, so it must not decide by values of
-    tensors. Numbers that its own code reads from globals and closures are read at each call; what
-    it takes from outside otherwise is read once for a shape, and tensors are refused.
+    The function is traced for the shapes it is called with, more than once and not at later calls,
+    so it must not decide by values of tensors, and what else it does (print) is done then. Numbers
+    that its own code reads from globals and closures are read at each call; what it takes from
+    outside otherwise is read once for a shape, and tensors are refused.
     Its steps may be arithmetic, comparisons, `where`, casts, elementary functions, sums and other
     reductions over any dims, transposes, and views that move dims of size 1. It is computed in
     fp32 where tensors are halves, and rounded where it casts and at its end. What it drops out
@@ -47,7 +49,8 @@ def fuse(
 
     Args:
         function: tensors and other values in, a tensor or a tuple of them out; a list and a named
-            tuple become a tuple, and what holds one tensor becomes that.
+            tuple become a tuple, and what holds one tensor becomes that. An argument that is
+            returned as it came is copied.
         name: of the operator; by default the function's.
         scalars: parameters whose number may change from call to call without another kernel.
         fallback: let PyTorch run what cannot be fused, compiled or launched, instead of raising.
@@ -121,7 +124,7 @@ class FusedFunction(Op):
 
     def draws(self, w: Workload) -> bool:
         try:
-            return w.seed is None and draws(w)
+            return self.seed is not None and w.seed is None and draws(w)
         except NoImplementation:  # nothing of it can be fused, masks included
             return False
 
@@ -306,6 +309,11 @@ def _differentiable(args: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _check(name: str, seed: str | None, args: dict[str, Any]) -> dict[str, Any]:
+    for n, v in args.items():
+        if not isinstance(v, TensorSpec) and any(isinstance(t, Tensor) for t in tree_leaves(v)):
+            raise InvalidArgument(
+                f"{name}: {n} holds several tensors; make each an argument of its own"
+            )
     tensors = {n: v for n, v in args.items() if isinstance(v, TensorSpec)}
     if not tensors:
         raise InvalidArgument(f"{name}: no argument is a tensor; it needs at least one")

@@ -48,6 +48,7 @@ def decompositions() -> dict[Any, Any]:
         _of_contiguous, found[aten.native_group_norm_backward.default]
     )
     found[aten.select_scatter.default] = _select_scatter
+    found[aten.index_put.default] = _put_where
     found[aten.round.decimals] = _round_decimals
     found[aten.split_with_sizes.default] = _split
     found[aten._efficientzerotensor.default] = torch.zeros
@@ -62,6 +63,19 @@ def _split(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
     ends = list(itertools.accumulate(sizes))
     pairs = zip(ends, sizes, strict=True)
     return [torch.ops.aten.slice(x, dim, end - size, end) for end, size in pairs]
+
+
+def _put_where(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """The same for all elements that a mask selects; other values follow from how many it does."""
+    *before, mask = indices
+    if mask is None or mask.dtype != torch.bool or any(i is not None for i in before):
+        return NotImplemented
+    after = x.dim() - len(before) - mask.dim()
+    if accumulate or values.dim() > after:
+        return NotImplemented
+    return torch.where(mask.reshape(*mask.shape, *[1] * after), values, x)
 
 
 def _round_decimals(x: Tensor, *, decimals: int) -> Tensor:

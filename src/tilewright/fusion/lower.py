@@ -77,9 +77,10 @@ class _Lowering(PieceBuilder):
         super().__init__(w)
         self.values: dict[fx.Node, Any] = {}
         self.arithmetics: dict[fx.Node, str] = {}
+        self.trace = trace_reference(w, runtime_scalars=True)
 
     def graph(self) -> Graph:
-        trace = trace_reference(self.w, runtime_scalars=True)
+        trace = self.trace
         inputs = list(self.w.tensors.values())
         self.arithmetics = arithmetics(self.w, trace)
         if "f64" in self.arithmetics.values():
@@ -131,6 +132,8 @@ class _Lowering(PieceBuilder):
             name = f"{name}_{mode}"
         if not isinstance(node.meta.get("val"), torch.Tensor):
             raise Unsupported(f"step {node.target} of the reference gives more than one tensor")
+        if name == "lift_fresh_copy" and (made := self.number_of(node.args[0])) is not None:
+            return made
         if name in _IDENTITIES:
             return self.whole(node.args[0])
         if name == "cat":
@@ -222,6 +225,13 @@ class _Lowering(PieceBuilder):
         if isinstance(arg, (bool, int, float)):
             return self.number(arg)
         raise Unsupported(f"argument {arg!r} of the reference")
+
+    def number_of(self, arg: fx.Node) -> Value | None:
+        """Of a tensor of one element that the reference makes of a number."""
+        made = getattr(self.trace, str(arg.target)) if arg.op == "get_attr" else None
+        if made is None or made.numel() != 1 or made.is_complex():
+            return None
+        return Value(self.number(made.item()).node, constant(made.shape))
 
     def filled(self, node: Any, name: str) -> Value:
         """A tensor that holds one number."""

@@ -408,6 +408,7 @@ VIEWS: tuple[tuple[str, Rule], ...] = (
     ("clone", lambda t: t),
     ("alias", lambda t: t),
     ("detach", lambda t: t),
+    ("lift_fresh_copy", lambda t: t),
     ("copy_strided", lambda t, strides: t),
 )
 for _view in VIEWS:
