@@ -49,6 +49,20 @@ def test_small_powers_become_products_and_roots():
         assert ops(passes.fold_constants(g)) == ["load", *steps]
 
 
+def test_reductions_beside_one_in_fp64_are_widened_and_rounded_back():
+    wide = Node("cast", (0,), "f64", ONE)
+    total, greatest = Node("sum", (1,), "f64", ROW), Node("amax", (0,), "f32", ROW)
+    g = passes.widen_reductions(graph(load(), wide, total, greatest, outputs=[2, 3]))
+    assert [(n.op, n.dtype) for n in g.nodes if n.op in ("sum", "amax")] == [
+        ("sum", "f64"),
+        ("amax", "f64"),
+    ]
+    stored = g.nodes[g.outputs[1][0]]
+    assert (stored.op, stored.dtype) == ("cast", "f32")
+    alone = graph(load(), greatest)
+    assert passes.widen_reductions(alone) is alone
+
+
 @pytest.mark.parametrize(
     ("op", "args", "chosen"), [("div", (1, 2), (2.5, 0.0)), ("sub", (2, 1), (-0.6, 0.4))]
 )
