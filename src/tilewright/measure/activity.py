@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from tilewright.settings import let_profiler_leave
 
 MARK = "spin_kernel"
 """What torch.cuda._sleep launches."""
+MOST_NAMES = 12
+LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,16 @@ class Activity:
     Attributes:
         kernels, memcpys, memsets: on the GPU; 0 on a CPU.
         allocations: of tensors' memory, outputs among them.
+        names: how often each was run: a kernel by its name, at most `LONGEST_NAME` letters of it,
+            copies and sets with their bytes where the profiler tells. After `MOST_NAMES` the rest
+            are "others".
     """
 
     kernels: int
     memcpys: int
     memsets: int
     allocations: int
+    names: dict[str, int] = field(default_factory=dict)
 
 
 def activity_of(call: Callable[..., Any], inputs: Sequence[Tensor]) -> Activity:
@@ -61,19 +69,41 @@ def activities_of(calls: Sequence[Callable[..., Any]], inputs: Sequence[Tensor])
             torch.cuda.synchronize(device)
     events = [e for e in profiled.events() if e.device_type == DeviceType.CUDA]
     events.sort(key=lambda e: e.time_range.start)
+    return [counted(*found) for found in zip(by_call(events), allocations, strict=True)]
+
+
+def by_call(events: Iterable[Any]) -> list[list[str]]:
+    """What ran behind each mark."""
     names: list[list[str]] = []
     for event in events:
         if MARK in event.name:
             names.append([])
         else:
-            names[-1].append(event.name)
-    return [_counted(*found) for found in zip(names, allocations, strict=True)]
+            names[-1].append(_named(event))
+    return names
 
 
-def _counted(names: Sequence[str], allocations: int) -> Activity:
+def _named(event: Any) -> str:
+    """With the bytes of what copies or sets memory; releases of torch may not have them."""
+    told = re.search(r'"bytes": *(\d+)', getattr(event, "_metadata_json", None) or "")
+    moves = event.name.startswith(("Memcpy", "Memset"))
+    return f"{event.name}, {told[1]} bytes" if moves and told else event.name
+
+
+def counted(names: Sequence[str], allocations: int) -> Activity:
     memcpys = sum(name.startswith("Memcpy") for name in names)
     memsets = sum(name.startswith("Memset") for name in names)
-    return Activity(len(names) - memcpys - memsets, memcpys, memsets, allocations)
+    kernels = len(names) - memcpys - memsets
+    # Copies and sets first: of many names they are those that are looked for.
+    short = Counter(_shortened(n) for n in sorted(names, key=lambda n: n[:3] != "Mem"))
+    listed = dict([*short.items()][:MOST_NAMES])
+    if rest := len(names) - sum(listed.values()):
+        listed["others"] = rest
+    return Activity(kernels, memcpys, memsets, allocations, listed)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + "..."
 
 
 def _activity_on_cpu(call: Callable[..., Any], inputs: Sequence[Tensor]) -> Activity:
