@@ -113,6 +113,17 @@ def test_what_else_a_mask_may_put_is_named(function):
         tw.fuse(function, name="writes")(torch.randn(4, 5))
 
 
+def test_a_number_that_becomes_a_tensor_is_one_on_the_device_of_the_others():
+    def made(x):
+        return torch.tensor([2.0], device=x.device).expand(3) - x * torch.ones(3, device=x.device)
+
+    tw.fuse(made, name="writes")
+    w = OPS["writes"].workload(x=TensorSpec("f16", (3,)))
+    x = torch.empty(3, dtype=torch.float16, device="meta")
+    assert w.operator.composed(w)(x).device == x.device
+    assert w.operator.truth(w, [x])[0].device == x.device
+
+
 def test_a_number_from_outside_that_is_a_tensor_may_change_and_is_refused():
     scale = torch.tensor(2.0)
     with pytest.raises(NoImplementation, match=r"no argument.*fused_writes.py"):

@@ -145,10 +145,26 @@ class FusedFunction(Op):
     def truth(self, w: Workload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The traced function in fp64; its casts from one floating dtype to another are dropped."""
         wide = [t.double() if t.is_floating_point() else t for t in tensors]
-        return tuple(_Widened(trace_truth(w)).run(*wide))
+        return tuple(_Widened(trace_truth(w))(*wide))
 
 
-class _Widened(fx.Interpreter):
+class _OnDevice(fx.Interpreter):
+    """A traced function on the device of its tensors; those of the trace are nowhere."""
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        self.device = tensors[0].device
+        return self.run(*tensors)
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().get_attr(target, args, kwargs).to(self.device)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": self.device}
+        return super().call_function(target, args, kwargs)
+
+
+class _Widened(_OnDevice):
     """A graph that was traced in one floating dtype, so that constants which follow from it are
     what they are there, computed in fp64."""
 
@@ -160,7 +176,7 @@ class _Widened(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-class _Composed(fx.Interpreter):
+class _Composed(_OnDevice):
     """The traced function, on the tensors of its workload."""
 
     def __init__(self, w: Workload):
@@ -168,17 +184,14 @@ class _Composed(fx.Interpreter):
         self.main, self.dtypes = w.main.torch_dtype, [o.torch_dtype for o in w.outputs]
 
     def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
-        self.device = tensors[0].device
         halves = (torch.float16, torch.bfloat16)
-        found = self.run(*(t.float() if t.dtype in halves else t for t in tensors))
+        found = super().__call__(*(t.float() if t.dtype in halves else t for t in tensors))
         outs = tuple(o.to(dtype) for o, dtype in zip(found, self.dtypes, strict=True))
         return outs[0] if len(outs) == 1 else outs
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target._schema.name == "tilewright::rounded":
             return args[0].to(self.main).to(args[0].dtype)
-        if "device" in kwargs:  # of the trace, whose tensors are nowhere
-            kwargs = {**kwargs, "device": self.device}
         return super().call_function(target, args, kwargs)
 
 
