@@ -176,6 +176,8 @@ INDEXED = {
     "!indices=zipf",
     "rows_atomic": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
     "!nondeterministic",
+    "rows_balanced": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
+    "!indices=zipf",
     "rows_bins": "index_add(x=f32[70,20], dim=0, index=i64[5000], source=f32[5000,20])",
     "rows_dealt": "index_add(x=f32[900,64], dim=0, index=i64[3000], source=f32[3000,64])"
     "!indices=zipf",
@@ -291,8 +293,12 @@ INDEXED_CASES = [
     Case("scatter_strided", INDEXED["scatter_strided"], {"named": True, "hashed": True}),
     *(Case(name, f"scatter{PART}") for name in UPDATES),
     *(Case(name, f"scatter_add{PART}") for name in ("bucket_sums", "scatter_tiled")),
-    Case("rows_dealt", "embedding_backward(grad=bf16[9000,96], index=i64[9000], num_weights=500)"),
     Case("bucket_sums", INDEXED["bucket_sums"].replace("f32", "f64")),
+    *(
+        Case(name, "embedding_backward(grad=bf16[9000,96], index=i64[9000], num_weights=500)")
+        for name in ("rows_balanced", "rows_dealt")
+    ),
+    Case("rows_balanced", INDEXED["rows_balanced"].replace("zipf", "constant") + "!donate=x"),
     *(Case(name, text) for name, text in INDEXED.items()),
 ]
 CASES = [

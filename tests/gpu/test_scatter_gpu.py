@@ -29,6 +29,7 @@ OWN = (
     "gather_tiled",
     "integer_sums",
     "rows_atomic",
+    "rows_balanced",
     "rows_bins",
     "rows_dealt",
     "rows_serial",

@@ -35,6 +35,7 @@ OWN = (
     "gather_tiled",
     "integer_sums",
     "rows_atomic",
+    "rows_balanced",
     "rows_bins",
     "rows_dealt",
     "rows_serial",
@@ -176,6 +177,7 @@ def small(suite, name):
         ("scatter_dtypes", "bucket_integers"),
         ("scatter_sums", "integer_sums"),
         ("rows_small", "integer_sums"),
+        ("rows_small", "rows_balanced"),
         ("scatter_sums", "scatter_serial"),
         ("scatter_partial", "scatter_strided"),
         ("scatter_partial", "scatter_sorted"),
@@ -282,7 +284,9 @@ def test_pieces_of_rows_may_be_added_in_bulk(text):
         assert not any(map(int, re.findall(r"(\d+) bytes spill stores", log)))
 
 
-@pytest.mark.parametrize("name", ["rows_bins", "rows_dealt", "rows_serial", "rows_sorted"])
+@pytest.mark.parametrize(
+    "name", ["rows_balanced", "rows_bins", "rows_dealt", "rows_serial", "rows_sorted"]
+)
 @pytest.mark.parametrize("alpha", [1.0, -2.0])
 def test_zeros_have_the_signs_of_pytorchs(name, alpha):
     text = f"index_add(x=f32[9,8], dim=0, index=i64[90], source=f32[90,8], alpha={alpha})"
@@ -312,7 +316,7 @@ def test_a_negative_zero_is_written_as_it_is(name):
 def test_a_gradient_of_minus_zeros_is_zero_as_pytorchs():
     w = Workload.parse("embedding_backward(grad=f32[90,8], index=i64[90], num_weights=9)")
     index = torch.arange(90) % 5
-    for name in ("rows_bins", "rows_dealt", "rows_serial", "rows_sorted"):
+    for name in ("rows_balanced", "rows_bins", "rows_dealt", "rows_serial", "rows_sorted"):
         run = OnCpu(IMPLS[name], IMPLS[name].heuristic(w, DEVICE), w)
         assert not run(torch.full((90, 8), -0.0), index).signbit().any()
 

@@ -124,10 +124,11 @@ class Launch(NamedTuple):
     Attributes:
         signature: of its arguments, as for CudaKernel.
         args: in that order; a name stands for an address: of a tensor of the workload, of its
-            "out", of a part of the workspace, of the "fault" flag, or of a "counter", a zero that
-            it leaves a zero.
+            "out", of a part of the workspace, of the "fault" flag, or of a "counter", the first
+            of zeros that it leaves zeros.
         overlapping: it may start while the kernel before it ends, for which it waits itself.
         meets: its blocks wait for one another, so all of them have to run at once.
+        counters: how many zeros lie at "counter", where `args` name it.
     """
 
     entry: str
@@ -138,6 +139,7 @@ class Launch(NamedTuple):
     args: tuple[float | str, ...]
     overlapping: bool = False
     meets: bool = False
+    counters: int = 1
 
 
 class TorchCall(NamedTuple):
@@ -186,7 +188,7 @@ class IndexedExecutable(Executable):
         main = next(launch for launch in kernels if launch.entry == entry)
         self.block_threads, self.shared_bytes = main.block_threads, main.shared_bytes
         self._checked = settings().check_indices
-        self._counts = any("counter" in launch.args for launch in launches)
+        self.counters = max((k.counters for k in kernels if "counter" in k.args), default=0)
         names = [*w.tensors, "out", "fault", "counter", *workspace.offsets, "memory"]
         self._offsets = tuple(workspace.offsets.values())
         self.picks, self._constants = _pickers(launches, names)
@@ -201,7 +203,7 @@ class IndexedExecutable(Executable):
 
         Args:
             pointers: the addresses of the workload's tensors.
-            fault, counter: those of the flag and of a zero.
+            fault, counter: those of the flag and of `counters` zeros.
         """
         values: list[Any] = [*pointers, out.data_ptr(), fault, counter]
         memory = None
@@ -224,7 +226,7 @@ class IndexedExecutable(Executable):
         index = device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
         out = tensors[0] if self.in_place else allocator.on(device)(*self._out)
-        counter = counters.address(index, stream, 1) if self._counts else 0
+        counter = counters.address(index, stream, self.counters) if self.counters else 0
         values = self.values(pointers, out, fault_address(), counter)
         for launch, pick in self._steps.get(index) or self._steps_on(index, stream):
             launch(stream, pick(values))
@@ -239,7 +241,7 @@ class IndexedExecutable(Executable):
         def launcher(step: Step) -> Launcher:
             if isinstance(step, TorchCall):
                 return lambda _stream, args: step.run(*args)
-            entry, _, grid, threads, shared_bytes, _, follows, meets = step
+            entry, _, grid, threads, shared_bytes, _, follows, meets, _ = step
             return self._kernels[entry].launcher(
                 device_index, grid, (threads, 1, 1), shared_bytes, 1, stream,
                 cooperative=meets, overlapping=follows and may_overlap,

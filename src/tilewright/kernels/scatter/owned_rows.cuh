@@ -6,6 +6,8 @@
 // IN_ORDER, for floating products: a group takes the whole of each run that begins in its part, so
 // that a product goes over the terms in order and no part of it overflows on its own.
 //
+// A run may have begun in a block before, or go on in one behind: its parts are joined by who has cut it.
+//
 // INCLUDE makes the old row a term; MEAN divides by the number of terms; rows without any are filled
 // with zeros if FILL_ZERO, else with the old ones.
 
@@ -67,18 +69,28 @@ template <class PlaceAt> TW_DEVICE void fill(const Problem& p, u32 length, u32 b
   }
 }
 
+// How many of `total` entries a group takes.
+TW_DEVICE u32 part_of(u32 total) { return (total + GROUPS - 1) / GROUPS; }
+// A group's sum with those that the next ones up to `upto` have left.
+TW_DEVICE Sums with_heads(Sums sums, const Sums* heads, u32 upto) {
+#pragma unroll 4
+  for (u32 g = threadIdx.x / LANES + 1; g <= upto; ++g) sums = reduce(sums, heads[g * LANES + threadIdx.x % LANES]);
+  return sums;
+}
+
 // Reduce the runs of a block: of what it owns, which `place_at` tells the places of, number k has the
-// sorted entries from begins[k] to begins[k + 1]; there are `total`. `heads` has a sum of each thread: of
-// the run that began before its part.
-template <class EntryAt, class PlaceAt> TW_DEVICE void reduce_runs(const Problem& p, u32 column, const u32* begins, u32 total, Sums* heads, EntryAt entry_at, PlaceAt place_at) {
-  const u32 part = (total + GROUPS - 1) / GROUPS, lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+// sorted entries from begins[k] to begins[k + 1]; the block has those from `first` to `last`. `heads` has a
+// sum of each thread: of the run that began before its part. What is reduced here of a run that goes on
+// behind `last` is left to `leave`.
+template <class EntryAt, class PlaceAt, class Leave> TW_DEVICE void reduce_runs(const Problem& p, u32 column, const u32* begins, u32 first, u32 last, Sums* heads, EntryAt entry_at, PlaceAt place_at, Leave leave) {
+  const u32 part = part_of(last - first), group = threadIdx.x / LANES;
   // The start of a group's part; IN_ORDER, the first run that begins there or later.
   const auto start = [&](u32 at) {
-    if (!IN_ORDER || at >= total) return min(at, total);
+    if (!IN_ORDER || at >= last) return min(at, last);
     const u32 owned = entry_at(at).place;
     return begins[owned] == at ? at : begins[owned + 1];
   };
-  const u32 begin = start(group * part), end = column < p.columns ? start((group + 1) * part) : begin;
+  const u32 begin = start(first + group * part), end = column < p.columns ? start(first + (group + 1) * part) : begin;
   const auto finish = [&](u32 owned, const Sums& sums) {
     p.write(place_at(owned), column, result_of(sums, A(begins[owned + 1] - begins[owned] + INCLUDE)));
   };
@@ -105,13 +117,12 @@ template <class EntryAt, class PlaceAt> TW_DEVICE void reduce_runs(const Problem
     }
   }
   if (IN_ORDER) return;
-  const u32 last = begin < end ? entry_at(end - 1).place : 0;
-  const bool goes_on = begin < end && begins[last + 1] > end, begins_here = begins[last] >= begin;
+  const u32 owned = begin < end ? entry_at(end - 1).place : 0;
+  const bool goes_on = begin < end && begins[owned + 1] > end, begins_here = begins[owned] >= begin;
   if (goes_on && !begins_here) heads[threadIdx.x] = sums;
   __syncthreads();
   if (!goes_on || !begins_here) return;
-  const u32 upto = (begins[last + 1] - 1) / part;
-#pragma unroll 4
-  for (u32 g = group + 1; g <= upto; ++g) sums = reduce(sums, heads[g * LANES + lane]);
-  finish(last, sums);
+  sums = with_heads(sums, heads, (min(begins[owned + 1], last) - 1 - first) / part);
+  if (begins[owned + 1] > last) leave(sums);
+  else finish(owned, sums);
 }

@@ -110,6 +110,6 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void reduce_rows(const 
   if (FILLED) fill(p, most, piece, min(piece + LANES * VEC, columns), [=](u32 k) {
     return begins[k] == begins[k + 1] && place_at(k) < p.places ? place_at(k) : NOWHERE;
   });
-  reduce_runs(p, piece + threadIdx.x % LANES * VEC, begins, begins[most], m.heads,
-              [=](u32 at) { return Entry{entries[at] >> POSITION_BITS, entries[at] & ((1u << POSITION_BITS) - 1)}; }, place_at);
+  reduce_runs(p, piece + threadIdx.x % LANES * VEC, begins, 0, begins[most], m.heads,
+              [=](u32 at) { return Entry{entries[at] >> POSITION_BITS, entries[at] & ((1u << POSITION_BITS) - 1)}; }, place_at, [](const Sums&) {});
 }

@@ -70,6 +70,6 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void reduce_rows(const INDEX
   Sums* heads = (Sums*)(chunk.seen + WARPS * BINS);
   u32* named = (u32*)(heads + THREADS);
   sort_owned(p, blockIdx.x * POSITIONS, chunk, named);
-  reduce_runs(p, (blockIdx.y * LANES + threadIdx.x % LANES) * VEC, chunk.begins, chunk.begins[POSITIONS], heads,
-              [&](u32 at) { return chunk.entries[at]; }, [=](u32 owned) { return named[owned]; });
+  reduce_runs(p, (blockIdx.y * LANES + threadIdx.x % LANES) * VEC, chunk.begins, 0, chunk.begins[POSITIONS], heads,
+              [&](u32 at) { return chunk.entries[at]; }, [=](u32 owned) { return named[owned]; }, [](const Sums&) {});
 }
