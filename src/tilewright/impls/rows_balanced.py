@@ -144,9 +144,16 @@ class RowsBalanced(RowKernels):
 
 
 def grid(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> tuple[int, int, int]:
-    """Blocks that share the positions, for each piece of a row: as many as run at once."""
+    """Blocks that share the positions, for each piece of a row: as many as run at once, if there
+    may be partial rows of so many."""
     pieces = across(p, c) * p.outer
-    return min(p.count, max(1, c.blocks * device.sms // pieces)), across(p, c), p.outer
+    leaving = most_bytes(WORKSPACE_PER_INDEX, p.count) // (pieces * bytes_left(p, c))
+    return max(1, min(p.count, c.blocks * device.sms // pieces, leaving)), across(p, c), p.outer
+
+
+def bytes_left(p: RowProblem, c: RowsBalanced.Config) -> int:
+    """Of a block's two partial rows."""
+    return 2 * c.lanes * c.vec * sum_bytes(p.dtype)
 
 
 def share(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> int:
@@ -168,7 +175,7 @@ def items(p: RowProblem, c: RowsBalanced.Config) -> int:
 
 
 def partial_bytes(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> int:
-    return 2 * math.prod(grid(p, c, device)) * c.lanes * c.vec * sum_bytes(p.dtype)
+    return math.prod(grid(p, c, device)) * bytes_left(p, c)
 
 
 def shared_bytes(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> int:
