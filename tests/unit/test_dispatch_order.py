@@ -83,6 +83,10 @@ def records(monkeypatch):
             "scatter_add(x=f32[90000,70], dim=0, index=i64[90000,70], src=f32[90000,70])",
             "bucket_sums",
         ),
+        ("scatter_add(x=f64[1000000], dim=0, index=i64[1000000], src=f64[1000000])", "bucket_sums"),
+        ("scatter_add(x=f64[9000,7], dim=0, index=i64[9000,7], src=f64[9000,7])", "integer_sums"),
+        ("scatter_reduce(x=f32[30000,64], dim=0, index=i64[90000,64], src=f32[90000,64], "
+         "reduce=prod)", "bucket_products"),
         ("gather(x=f32[90000,7], dim=0, index=i64[900,7])", "gather_cuda"),
         ("gather(x=i64[90,7]@strides(1,90), dim=1, index=i32[90,9])", "gather_cuda"),
     ],

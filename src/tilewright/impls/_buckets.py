@@ -29,7 +29,7 @@ RUNS_OF_THREAD = 8
 MIN_TILE = 8192
 MIN_ELEMENTS = 2**17
 """Of a sum untuned: H200, commit 693d132, integer_sums takes 10.3 us for 12000 elements and 44 us
-for a million, bucket_sums 11.2 us and 26 us."""
+for a million, bucket_sums 11.2 us and 26 us; in fp64 (commit 3d3c0d0) 62 us and 32 us for these."""
 WORKSPACE_PER_INDEX = 24
 """Bytes, or three entries where these are longer: tiles that are much smaller than a chunk, or
 chunks than the buckets, would take more."""
@@ -37,14 +37,18 @@ MAX_POSITION = 2**16
 """A position in a chunk, and a slot of a bucket, are 16 bits of an entry."""
 
 
-def _has_large_tiles(p: ScatterProblem) -> bool:
+def has_large_tiles(p: ScatterProblem) -> bool:
     return p.length * min(p.inner, 16) >= MIN_TILE
+
+
+def is_large(p: ScatterProblem) -> bool:
+    """Whether there is enough to split, in tiles of which a block has much to settle."""
+    return p.positions >= MIN_ELEMENTS and has_large_tiles(p)
 
 
 def worth_buckets(p: ScatterProblem) -> bool:
     """Whether untuned a sum is one for bucket_sums, where others do not take it first."""
-    large = p.positions >= MIN_ELEMENTS and _has_large_tiles(p)
-    return p.include and is_short(p.dtype) and large
+    return p.include and is_large(p)
 
 
 def is_short(dtype: str) -> bool:
@@ -109,7 +113,7 @@ class Buckets(Implementation):
         """Tiles of less are scatter_tiled's: H200, 1-D, 7.9 us of 5000 elements; from 10000 on
         scatter_tiled has one block and these have many (2026-11-21)."""
         p = scatter_problem(w)
-        return isinstance(p, ScatterProblem) and _has_large_tiles(p)
+        return isinstance(p, ScatterProblem) and has_large_tiles(p)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_scatter(w)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._buckets import Buckets, Sizes, is_short, sizes
-from tilewright.impls._scatter import ScatterProblem, scatter_problem
+from tilewright.impls._buckets import Buckets, Sizes, is_large, is_short, sizes
+from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
+from tilewright.impls.scatter_serial import ScatterSerial
+from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
 
+OTHERS = ScatterTiled(), ScatterSerial()
+"""What untuned is asked before."""
 MOST_FACTORS = 2**22
 """Of a place. Where it takes b bits to count them, logarithms are rounded to 2^(b - 55), so that
 each factor is off by 2^-32 of itself at most. So products of integers that fp32 holds are exact."""
@@ -44,8 +48,9 @@ class BucketProducts(Buckets):
         return super().unsupported(w, device)
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        """Only where it was measured, which it has not been yet."""
-        return False
+        """Of 6.4 million elements 117 us, scatter_sorted 431 (H200, commit 3d3c0d0)."""
+        others = (o for o in OTHERS if o.unsupported(w, device) is None)
+        return is_large(served_scatter(w)) and not any(o.suits(w, device) for o in others)
 
     def more_macros(self, p: ScatterProblem, c: Any) -> dict[str, int | str]:
         own = {"INCLUDE": p.include, "UNIT_BITS": unit_bits(p.length)}

@@ -9,10 +9,10 @@ from typing import Any
 from tilewright.build import CompileTask
 from tilewright.device import DeviceSpec
 from tilewright.impl import Implementation
-from tilewright.impls._indexed import NONE_SKIPPED, Launch, Step, Workspace, cuda_task, most_bytes
+from tilewright.impls._indexed import NONE_SKIPPED, Launch, Step, Workspace, cuda_task
 from tilewright.impls._rows import OPERATORS, RowProblem, across, misfit, served_rows, vectors
 from tilewright.impls._rows_kernels import RowKernels
-from tilewright.impls._sorted_rows import ARGUMENTS, MAX_GRID, WORKSPACE_PER_INDEX
+from tilewright.impls._sorted_rows import ARGUMENTS, MAX_GRID
 from tilewright.impls.rows_sorted import RowsSorted
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
@@ -30,8 +30,7 @@ class RowsUnique(RowKernels):
     `rows_sorted`, with its heuristic's config and to the same bits. They are launched in any case,
     since nobody on the host knows, and return at once where they are not wanted.
 
-    Workspace: 4 bytes for each place, at most 48 for each index, or what `rows_sorted` takes if
-    that is more.
+    Workspace: 4 bytes for each place, or what `rows_sorted` takes if that is more.
     """
 
     name, op = "rows_unique", OPERATORS
@@ -51,8 +50,6 @@ class RowsUnique(RowKernels):
     def refused(self, p: RowProblem, w: Workload) -> str | None:
         if p.count > p.places and p.skipped == NONE_SKIPPED:
             return f"of {p.count} indices of {p.places} places some repeat"
-        if (taken := POSITION_BYTES * p.places) > most_bytes(WORKSPACE_PER_INDEX, p.count):
-            return f"{taken} bytes exceed {WORKSPACE_PER_INDEX} for each of {p.count} indices"
         return None
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:

@@ -10,7 +10,7 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._buckets import worth_buckets
+from tilewright.impls._buckets import is_short, worth_buckets
 from tilewright.impls._indexed import (
     REDUCE,
     IndexedExecutable,
@@ -169,7 +169,7 @@ def _by_integers(p: ScatterProblem, w: Workload, device: DeviceSpec) -> bool:
     if not_by_integers(p.dtype, p.reduce) is not None:
         return False
     few = few_enough(w["index"].numel, p.length, w.main.numel, p.dtype, device)
-    return few or worth_buckets(p)
+    return few or (is_short(p.dtype) and worth_buckets(p))
 
 
 def entry(p: ScatterProblem) -> str:
