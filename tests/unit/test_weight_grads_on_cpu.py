@@ -95,6 +95,8 @@ CASES = {
         workload(3, 40, 40, 7, 7, 3, 1, 1, 40, more=", into=f32[40,1,3,3]@channels_last"),
         workload(2, 16, 16, 13, 40, 3, 2, 1, 16),
         workload(1, 8, 8, 5, 9, 1, 1, 0, 8),
+        workload(2, 16, 16, 9, 20, 3, 1, 0, 16),
+        workload(1, 8, 8, 4, 4, 2, 1, 0, 8),
         with_bias(workload(3, 40, 40, 7, 7, 3, 1, 1, 40), "f32"),
     ],
     "conv2d_weight_grad_sm80": [

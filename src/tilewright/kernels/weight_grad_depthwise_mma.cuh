@@ -108,7 +108,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
   }
   wait_for_copies<0>();
   __syncthreads();
-  keep<WARPS, 1>(x, grad, partial, memory, b, sums);
+  keep<WARPS, 1, true>(x, grad, partial, memory, b, sums);
 }
 
 TW_DEVICE Place place(int warp, int fragment, int row, int column) {

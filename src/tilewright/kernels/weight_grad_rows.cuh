@@ -217,10 +217,11 @@ template <int GROUP> TW_DEVICE float sum_again(const u16* x, const u16* grad, co
 }
 
 // Zeros around x are multiplied like pixels: beside an infinity of grad_output they make NaN, in sums that
-// it is no part of. So what a block's products left as NaN is summed again.
-template <int WARPS, int GROUP, int FRAGMENTS>
+// it is no part of. So what a block's products left as NaN is summed again. LINES_BESIDE: rows of x meet lines
+// of zeros beside those of a part, too, whatever the padding.
+template <int WARPS, int GROUP, bool LINES_BESIDE, int FRAGMENTS>
 TW_DEVICE void leave_padding_out(const u16* x, const u16* grad, const Problem& b, float4 (&sums)[FRAGMENTS]) {
-  if ((b.padding_h | b.padding_w) == 0) return;
+  if (!LINES_BESIDE && (b.padding_h | b.padding_w) == 0) return;
   float all = 0.0f;  // NaN if one is
   TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i) all += sums[i].x * sums[i].y + sums[i].z * sums[i].w;
   if (all == all) return;
@@ -238,7 +239,7 @@ TW_DEVICE void leave_padding_out(const u16* x, const u16* grad, const Problem& b
 
 // Sums of a block: shares are added from the last to the first, which writes them to the workspace,
 // [tile of features][slice][warp][fragment][lane].
-template <int WARPS, int GROUP, int FRAGMENTS>
+template <int WARPS, int GROUP, bool LINES_BESIDE = false, int FRAGMENTS>
 TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char* memory, const Problem& b,
                     float4 (&sums)[FRAGMENTS]) {
   release_next();
@@ -256,7 +257,7 @@ TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char
       }
   }
   if (share > 0) return;
-  leave_padding_out<WARPS, GROUP>(x, grad, b, sums);
+  leave_padding_out<WARPS, GROUP, LINES_BESIDE>(x, grad, b, sums);
   float4* own = (float4*)partial + (((long long)blockIdx.y * b.slices + blockIdx.x) * WARPS + warp) * FRAGMENTS * 32 + lane;
   TW_UNROLL for (int i = 0; i < FRAGMENTS; ++i)
     if (belongs(warp, i, lane)) own[i * 32] = sums[i];
