@@ -87,6 +87,10 @@ def records(monkeypatch):
         ("scatter_add(x=f64[9000,7], dim=0, index=i64[9000,7], src=f64[9000,7])", "integer_sums"),
         ("scatter_reduce(x=f32[30000,64], dim=0, index=i64[90000,64], src=f32[90000,64], "
          "reduce=prod)", "bucket_products"),
+        ("index_add(x=f32[5000,64], dim=0, index=i64[16384], source=f32[16384,64])",
+         "rows_balanced"),
+        ("embedding_backward(grad=bf16[4096,1024], index=i64[4096], num_weights=2000)",
+         "rows_balanced"),
         ("gather(x=f32[90000,7], dim=0, index=i64[900,7])", "gather_cuda"),
         ("gather(x=i64[90,7]@strides(1,90), dim=1, index=i32[90,9])", "gather_cuda"),
     ],
