@@ -98,7 +98,7 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
 SUITES_OF_INDICES = (
     "rows_embedding", "rows_few", "rows_gnn", "rows_unique", "scatter_moe",
     "rows_small", "scatter_large", "scatter_maskrcnn", "scatter_dtypes", "scatter_sums", "gather",
-    "scatter_partial", "rows_batched",
+    "scatter_partial", "scatter_crossover", "rows_batched",
 )  # fmt: skip
 
 
