@@ -65,6 +65,7 @@ def test_what_is_no_duration_is_refused(text):
         ("storage=registers,shared", ("storage", ("registers", "shared"))),
         ("stream_loads=True,False", ("stream_loads", (True, False))),
         ("scale=0.5", ("scale", (0.5,))),
+        ("bulk=true,False,none", ("bulk", (True, False, None))),
     ],
 )
 def test_param_takes_lists_and_ranges_with_both_ends(text, expected):

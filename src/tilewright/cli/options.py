@@ -243,9 +243,10 @@ class ConfigValues(click.ParamType):
 
 
 def literal(text: str) -> Any:
-    """An int, a float, True, False or None if it reads as one, else the text itself."""
-    if text in ("True", "False", "None"):
-        return {"True": True, "False": False, "None": None}[text]
+    """An int, a float, true, false or none (in any case) if it reads as one, else the text."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
     for number in (int, float):
         try:
             return number(text)
