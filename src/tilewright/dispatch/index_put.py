@@ -33,6 +33,7 @@ from tilewright.impls._any_index import (
     POSITIONS,
     beyond,
     from_front,
+    holding,
     outside,
     outside_both_ways,
     reported,
@@ -321,14 +322,17 @@ def _flat(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """Positions in the flattened leading dims; one out of range in any dim is out of range."""
     if len(indices) == 1:
         return from_front(indices[0], sizes[0])
-    total: Tensor | int = 0
-    valid: Tensor | bool = True
-    for index, size in zip(indices, sizes, strict=True):
-        valid = ~outside_both_ways(index, size) & valid
-        total = total * size + from_front(index, size).long()
-    assert isinstance(total, Tensor)
-    assert isinstance(valid, Tensor)
-    return torch.where(valid, total, -1)
+    flat: Tensor | None = None
+    wrong: Tensor | None = None
+    for index, size in zip(indices, sizes, strict=True):  # in few kernels: each is a launch
+        index = holding(index, size)
+        front = torch.add(index, index < 0, alpha=size)
+        far = index.clamp(-size, size - 1) != index
+        flat = front.long() if flat is None else torch.add(front, flat, alpha=size)
+        wrong = far if wrong is None else wrong | far
+    assert flat is not None
+    assert wrong is not None
+    return flat.masked_fill_(wrong, -1)
 
 
 # --- below torch.compile -------------------------------------------------------------------------
