@@ -173,6 +173,7 @@ def small(suite, name):
         ("scatter_sums", "scatter_sorted"),
         ("scatter_sums", "bucket_sums"),
         ("scatter_sums", "bucket_products"),
+        ("scatter_sums", "bucket_extremes"),
         ("scatter_dtypes", "bucket_sums"),
         ("scatter_dtypes", "bucket_integers"),
         ("scatter_sums", "integer_sums"),

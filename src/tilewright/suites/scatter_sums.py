@@ -1,8 +1,8 @@
-"""Sums and products of separate elements, each with an index of its own.
+"""Sums, products and extremes of separate elements, each with an index of its own.
 
 Histograms by column (100000 x 256), gradients of a gather along axes of Mask R-CNN's features
 (1000, 256, 7, 7) and of one logit of each token (GPT-2's vocabulary), few long columns, one of a
-million and one of a hundred million, a product.
+million and one of a hundred million, a product, a maximum, and a mean of rows.
 """
 
 from tilewright.suite import suite
@@ -23,7 +23,12 @@ scatter_sums = suite(
             f"scatter_add(x=f32[{n}], dim=0, index=i64[{n}], src=f32[{n}])"
             for n in (1000000, 100000000)
         ),
-        "scatter_reduce(x=f32[30000,64], dim=0, index=i64[100000,64], src=f32[100000,64], "
-        "reduce=prod)",
+        *(
+            "scatter_reduce(x=f32[30000,64], dim=0, index=i64[100000,64], src=f32[100000,64], "
+            f"reduce={reduce})"
+            for reduce in ("prod", "amax")
+        ),
+        "index_reduce(x=f32[30000,64], dim=0, index=i64[100000], source=f32[100000,64], "
+        "reduce=mean)",
     ],
 )
