@@ -21,16 +21,18 @@ from typing import Any
 
 import torch
 from compile_ahead import compile_all
+from flat_index_case import FlatIndexCase
+from own_memory import laid_out
 from torch.nn import functional as F
 
 import tilewright as tw
+from tilewright.build import CompileTask
 from tilewright.device import DEVICES, DeviceSpec, spec_of
 from tilewright.dispatch.fuse import fuse
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS, Implementation
 from tilewright.op import OPS, Workload
 from tilewright.ops._indexing import places_of_x, told_once
-from tilewright.tensor_spec import TensorSpec
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 """Accesses out of bounds, races in shared memory, reads of memory that nothing was written to."""
@@ -103,6 +105,25 @@ class Case:
             return heuristic
         more = {"blocks": self.knobs["blocks"] * device.sms} if "blocks" in self.knobs else {}
         return type(heuristic)(**{**self.knobs, **more})
+
+    def task(self, device: DeviceSpec) -> CompileTask | None:
+        return self.impl.task(self.config(device), self.w, device)
+
+    def run(self, device: DeviceSpec) -> None:
+        """Twice: counters are as the first call has left them.
+
+        Raises:
+            AssertionError: an index out of range was not told, or one was told where there is none.
+        """
+        executable = self.impl.build(self.config(device), self.w, device)
+        for _ in range(2):
+            executable(*(laid_out(t, "cuda") for t in self.tensors()))
+            told = False
+            try:
+                tw.check()  # which waits, and takes back what it tells
+            except IndexOutOfRange:
+                told = True
+            assert told == self.out_of_range, f"tw.check() told of an index out of range: {told}"
 
     def tensors(self) -> list[torch.Tensor]:
         """On the CPU."""
@@ -347,9 +368,18 @@ CASES = [
         "bias=f16[1024])",
     ),
 ]
+FLAT_INDICES = [
+    FlatIndexCase(("i64[26,212]",) * 4, (21, 3, 2600, 212)),
+    FlatIndexCase(("i32[50,1]", "i64[9,1,50]@strides(7,0,450)"), (9, 300)),
+]
+ALL = [
+    *CASES,
+    *FLAT_INDICES,
+    *(replace(case, out_of_range=True) for case in FLAT_INDICES),
+]
 
 
-def without(cases: Sequence[Case], texts: Sequence[str]) -> list[Case]:
+def without(cases: Sequence[Any], texts: Sequence[str]) -> list[Any]:
     """Those that hold none of the texts."""
     return [case for case in cases if not any(text in str(case) for text in texts)]
 
@@ -360,33 +390,12 @@ def sanitizer() -> str | None:
     )
 
 
-def laid_out(t: torch.Tensor, device: str) -> torch.Tensor:
-    """The same there, in memory that ends where the tensor does, copied without a kernel."""
-    end = (t.storage_offset() + TensorSpec.of(t).storage_elements) * t.element_size()
-    raw = torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage(), 0, (end,))
-    memory = raw.clone() if device == "cpu" else raw.to(device)
-    moved = torch.empty(0, dtype=t.dtype, device=device)
-    return moved.set_(memory.untyped_storage(), t.storage_offset(), t.shape, t.stride())
-
-
-def run(cases: Sequence[Case]) -> None:
-    """Each twice: counters are as the first call has left them. The last one told is at work.
-
-    Raises:
-        AssertionError: an index out of range was not told, or one was told where there is none.
-    """
+def run(cases: Sequence[Case | FlatIndexCase]) -> None:
+    """The last one told is at work."""
     spec = spec_of(0)
     for case in cases:
         print(case, flush=True)
-        executable = case.impl.build(case.config(spec), case.w, spec)
-        for _ in range(2):
-            executable(*(laid_out(t, "cuda") for t in case.tensors()))
-            told = False
-            try:
-                tw.check()  # which waits, and takes back what it tells
-            except IndexOutOfRange:
-                told = True
-            assert told == case.out_of_range, f"tw.check() told of an index out of range: {told}"
+        case.run(spec)
 
 
 def report(tool: str, program: Sequence[str], command: str) -> str | None:
@@ -409,7 +418,7 @@ def report(tool: str, program: Sequence[str], command: str) -> str | None:
     return f"{how}:\n{done.stdout}"
 
 
-def listed(cases: Sequence[Case], device: DeviceSpec) -> list[str]:
+def listed(cases: Sequence[Case | FlatIndexCase], device: DeviceSpec) -> list[str]:
     """A line for each case: what runs, or why it does not."""
     refusals = [case.refusal(device) for case in cases]
     return [
@@ -427,7 +436,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tool", action="append", choices=TOOLS, help="only this one")
     parser.add_argument("--run", metavar="I", help="one implementation's, here and by no tool")
     args = parser.parse_args(argv)
-    asked = [c for c in CASES if not args.only or any(text in str(c) for text in args.only)]
+    asked = [c for c in ALL if not args.only or any(text in str(c) for text in args.only)]
     cases = without(asked, args.without)
     if args.list and args.device:
         print("\n".join(listed(cases, DEVICES[args.device])))
@@ -446,7 +455,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (command := sanitizer()) is None:
         print("nothing is run: there is no compute-sanitizer; it comes with the CUDA toolkit")
         return 0
-    tasks = (case.impl.task(case.config(spec), case.w, spec) for case in cases)
+    tasks = (case.task(spec) for case in cases)
     compile_all(dict.fromkeys(task for task in tasks if task is not None))
     wrong = 0
     for tool in args.tool or TOOLS:

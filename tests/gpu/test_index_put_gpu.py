@@ -5,7 +5,9 @@ import pytest
 import torch
 
 import tilewright as tw
+from tilewright.dispatch.flat_index import by_operators, flat_index
 from tilewright.errors import IndexOutOfRange
+from tilewright.measure.activity import activity_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,3 +57,105 @@ def test_what_is_out_of_range_is_left_out_and_told(dtype):
     assert found.tolist() == [1, 0, 1, 0]
     with pytest.raises(IndexOutOfRange):
         tw.check()
+
+
+# --- several index tensors -----------------------------------------------------------------------
+
+SIZES = 7, 2**31 + 5, 9, 2600
+
+
+def several(kinds, shape=(5, 60, 70)):
+    """Index tensors on the CPU that broadcast to the shape, one in a hundred of them wrong."""
+    generator = torch.Generator().manual_seed(0)
+    own = [shape, shape[1:], (shape[0], 1, shape[2]), (shape[1], 1)]
+    found = []
+    for n, (kind, size) in enumerate(zip(kinds, SIZES, strict=False)):
+        near = min(size, torch.iinfo(kind).max)
+        t = torch.randint(-near, near, own[n], generator=generator, dtype=kind)
+        t[torch.randint(100, own[n], generator=generator) == 0] = torch.iinfo(kind).min
+        found.append(t.mT.contiguous().mT if n == 0 else t)
+    return found, torch.broadcast_shapes(*own[: len(kinds)])
+
+
+def by_cpu(indices, shape):
+    flat = by_operators(indices, SIZES[: len(indices)]).expand(shape).reshape(-1)
+    return torch.where(flat < SIZES[0], flat, -1).clamp(min=-1) if len(indices) == 1 else flat
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [torch.int64] * 4,
+        [torch.int32, torch.int64, torch.int64],
+        [torch.int64, torch.int32],
+        [torch.int32],
+    ],
+)
+@pytest.mark.parametrize("on", ["default", "side"])
+def test_one_launch_makes_one_index_of_several(kinds, on):
+    given, shape = several(kinds)
+    there, sizes = [t.cuda() for t in given], SIZES[: len(kinds)]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream() if on == "side" else None):
+        found = flat_index(there, sizes, shape)
+        torch.cuda.current_stream().synchronize()
+    expected = by_cpu(given, shape)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found.cpu(), expected)
+    activity = activity_of(lambda *indices: flat_index(indices, sizes, shape), there)
+    assert (activity.kernels, activity.memcpys, activity.memsets) == (1, 0, 0)
+    assert activity.allocations == 1
+
+
+def test_a_capture_has_that_launch_or_what_operators_make_where_it_is_not_built():
+    for kinds in ([torch.int64] * 3, [torch.int32, torch.int32, torch.int64]):
+        given, shape = several(kinds)
+        there, sizes = [torch.zeros_like(t, device="cuda") for t in given], SIZES[:3]
+        if kinds[0] is torch.int64:
+            flat_index(there, sizes, shape)  # loads what the capture has
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = flat_index(there, sizes, shape)
+        for t, now in zip(there, given, strict=True):
+            t.copy_(now)
+        graph.replay()
+        assert torch.equal(found.cpu(), by_cpu(given, shape))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("where", ["called", "captured"])
+def test_of_several_indices_what_is_out_of_range_in_any_is_left_out_and_told(accumulate, where):
+    shape, count = (21, 3, 26, 21), 5000
+    generator = torch.Generator().manual_seed(0)
+    good = [torch.randint(-n, n, (count,), generator=generator) for n in shape]
+    values = torch.arange(1.0, count + 1)
+    far = [t.clone() for t in good]
+    kept = torch.ones(count, dtype=torch.bool)
+    for n, (t, size) in enumerate(zip(far, shape, strict=True)):
+        t[n::97] = torch.tensor([size, -size - 1])[torch.arange(len(t[n::97])) % 2]
+        kept[n::97] = False
+    x, there, added = torch.zeros(shape, device="cuda"), [t.cuda() for t in good], values.cuda()
+
+    def call():
+        tw.index_put_(x, there, added, accumulate)
+
+    for _ in range(4):  # until what runs is built
+        call()
+    again = call
+    if where == "captured":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        again = graph.replay
+    for indices, chosen in ((good, slice(None)), (far, kept), (good, slice(None))):
+        for t, now in zip(there, indices, strict=True):
+            t.copy_(now)
+        x.zero_()
+        again()
+        if chosen is kept:
+            with pytest.raises(IndexOutOfRange):
+                tw.check()
+        tw.check()
+        named = [t[chosen] for t in indices]
+        right = tw.index_put_(torch.zeros(shape), named, values[chosen], accumulate)
+        assert torch.equal(x.cpu(), right)

@@ -33,7 +33,7 @@ class OnCpu(Executable):
 
     def __init__(self, impl, config, w):
         self.executable = impl.build(config, w, DEVICE)
-        self._library = _library(impl.task(config, w, DEVICE).source)
+        self._library = library_of(impl.task(config, w, DEVICE).source)
         self._out, self._calls = w.outputs[0], 0
 
     def __call__(self, *tensors):
@@ -55,16 +55,21 @@ class OnCpu(Executable):
         return out
 
     def _run(self, launch, args):
-        packed = [
-            ctypes.create_string_buffer(struct.pack(code, arg), 8)
-            for code, arg in zip(launch.signature, args, strict=True)
-        ]
-        addresses = (ctypes.c_void_p * len(packed))(*map(ctypes.addressof, packed))
-        grid = (ctypes.c_int * 3)(*launch.grid)
-        assert launch.shared_bytes <= DEVICE.shared_bytes_per_block
+        entry, signature, grid, threads, shared_bytes = launch[:5]
         how = "launch_together" if launch.meets else "launch"
-        run = getattr(self._library, f"{how}_{launch.entry}")
-        run(grid, launch.block_threads, addresses, ctypes.c_size_t(launch.shared_bytes))
+        run(self._library, entry, signature, grid, threads, args, shared_bytes, how)
+
+
+def run(library, entry, signature, grid, threads, args, shared_bytes=0, how="launch"):
+    """Launch a kernel of a library; a structure that it takes by value is bytes."""
+    packed = [
+        ctypes.create_string_buffer(arg if code == "T" else struct.pack(code, arg).ljust(8, b"\0"))
+        for code, arg in zip(signature, args, strict=True)
+    ]
+    addresses = (ctypes.c_void_p * len(packed))(*map(ctypes.addressof, packed))
+    assert shared_bytes <= DEVICE.shared_bytes_per_block
+    door = getattr(library, f"{how}_{entry}")
+    door((ctypes.c_int * 3)(*grid), threads, addresses, ctypes.c_size_t(shared_bytes))
 
 
 def _fault():
@@ -87,7 +92,9 @@ def fault_reported():
 
 
 @functools.cache
-def _library(source):
+def library_of(source):
+    """What launches the kernels of a source."""
+
     def in_bits(rounds):
         return f"return {{half_bits(x, {str(bool(rounds[1])).lower()})}};"
 

@@ -8,6 +8,7 @@ import torch
 
 import tilewright as tw
 from tilewright.dispatch import call, index_put, prepared
+from tilewright.dispatch.flat_index import by_operators
 from tilewright.errors import IndexOutOfRange
 from tilewright.impls._any_index import beyond, of_any_index, outside
 from tilewright.op import OPS, Op, Workload
@@ -271,7 +272,7 @@ def test_negative_int32_positions_count_from_the_end_of_any_number_of_places(pla
             named = [place if n == places else 1 for n in sizes]
             flat = named[0] * sizes[1] + named[1] if len(sizes) == 2 else named[0]
             expected.append(flat if 0 <= place < places else -1)
-        found = index_put._flat(indices, sizes)
+        found = by_operators(indices, sizes)
         outside_of_all = (found < 0) | (found.long() >= math.prod(sizes))
         assert found.masked_fill(outside_of_all, -1).tolist() == expected
 

@@ -5,10 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilewright as tw
-from tilewright.dispatch.index_put import _flat
 from tilewright.errors import IndexOutOfRange
 from tilewright.ops._indexing import NUMBERS
 from tilewright.tensor_spec import DTYPES
@@ -465,33 +463,3 @@ def test_in_place_what_is_written_may_not_be_read(accumulate):
     assert torch.equal(
         tw.index_put_(wide[:, 3:6], (torch.arange(4),), wide[:, :3], accumulate), torch.ones(4, 3)
     )
-
-
-class Counted(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.calls += 1
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("kinds", [["int64"] * 4, ["int32", "int64", "int32", "int64"]])
-def test_several_indices_are_made_one_by_six_operations_for_each(kinds):
-    sizes = (21, 3, 2600, 2**31 + 5)
-    given = [
-        torch.randint(-min(n, 9000), min(n, 9000), (5, 7), dtype=getattr(torch, kind))
-        for n, kind in zip(sizes, kinds, strict=True)
-    ]
-    given[1] = given[1][:1]  # broadcast
-    given[2] = given[2].clone()
-    given[2][0, :3] = torch.tensor([2600, -2601, 2600])
-    with Counted() as counted:
-        found = _flat(given, sizes)
-    assert counted.calls <= 6 * len(sizes) + kinds.count("int32")
-    expected = torch.zeros(5, 7, dtype=torch.int64)
-    for index, size in zip(given, sizes, strict=True):
-        expected = expected * size + torch.where(index < 0, index.long() + size, index.long())
-    expected[0, :3] = -1
-    assert torch.equal(found, expected)

@@ -9,6 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import sanitize
+from own_memory import laid_out
 
 from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
@@ -51,7 +52,7 @@ def test_every_kernel_with_an_index_has_a_case_with_indices_out_of_range(capsys)
     only = ["--only", "some indices out of range"]
     assert sanitize.main(["--list", "--device", "h200", *only]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines} == indexed
+    assert {line.split()[0] for line in lines} == {*indexed, "flat_index"}
     assert not any("not on" in line for line in lines)
 
 
@@ -65,6 +66,15 @@ def test_indices_out_of_range_are_negative_and_too_large_near_and_far(case):
     beyond = (given[1] < 0) | (given[1] >= places)
     assert set(given[1][beyond].tolist()) == {-1, places, ends.min, ends.max}
     assert beyond.double().mean() < 0.1
+
+
+@pytest.mark.parametrize("case", sanitize.FLAT_INDICES, ids=str)
+def test_index_tensors_are_in_range_or_told_to_be_out_of_it(case):
+    wrong = replace(case, out_of_range=True)
+    assert str(wrong) == f"{case}, some indices out of range"
+    for sometimes, given in ((False, case.tensors()), (True, wrong.tensors())):
+        pairs = zip(given, case.sizes, strict=True)
+        assert [bool(((t < -n) | (t >= n)).any()) for t, n in pairs] == [sometimes] * len(given)
 
 
 @pytest.mark.parametrize("case", sanitize.CASES, ids=str)
@@ -194,7 +204,7 @@ def test_what_the_tool_reports_is_told(ending, told, tmp_path, monkeypatch):
 def test_memory_ends_where_a_tensor_does(text):
     spec = parse_call(f"f(x={text})", TensorSpec)[1]["x"]
     t = spec.empty("cpu", fill=3)
-    moved = sanitize.laid_out(t, "cpu")
+    moved = laid_out(t, "cpu")
     assert torch.equal(moved, t)
     assert moved.stride() == t.stride()
     last = moved.storage_offset() + spec.storage_elements

@@ -23,6 +23,7 @@ from torch._C import (
 from torch.compiler import is_dynamo_compiling
 
 from tilewright.dispatch.call import operators
+from tilewright.dispatch.flat_index import flat_index
 from tilewright.dispatch.plain_calls import (
     is_transformed,
     refuse_others,
@@ -33,7 +34,6 @@ from tilewright.impls._any_index import (
     POSITIONS,
     beyond,
     from_front,
-    holding,
     outside,
     outside_both_ways,
     reported,
@@ -185,7 +185,7 @@ def _of_the_last(x: Tensor, indices: Sequence[Tensor], values: Tensor, shape: to
     if values.dim() <= len(rest):  # the same for all
         return values
     places = math.prod(sizes)
-    flat = _flat(indices, sizes).expand(shape).reshape(-1)
+    flat = flat_index(indices, sizes, shape)
     skipped = outside(flat, places)
     place = beyond(flat, skipped, places).long()
     position = torch.arange(len(flat), device=x.device)
@@ -310,29 +310,12 @@ def _as_rows(
         shape: that the index tensors broadcast to.
     """
     sizes, rest = x.shape[: len(indices)], x.shape[len(indices) :]
-    flat = _flat(indices, sizes).expand(shape).reshape(-1)
+    flat = flat_index(indices, sizes, shape)
     table = x
     if x.is_contiguous():
         table = x.view(math.prod(sizes), *([math.prod(rest)] if rest else []))
     rows = values.expand((*shape, *rest)).reshape(flat.numel(), *table.shape[1:])
     return table, flat, rows
-
-
-def _flat(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Positions in the flattened leading dims; one out of range in any dim is out of range."""
-    if len(indices) == 1:
-        return from_front(indices[0], sizes[0])
-    flat: Tensor | None = None
-    wrong: Tensor | None = None
-    for index, size in zip(indices, sizes, strict=True):  # in few kernels: each is a launch
-        index = holding(index, size)
-        front = torch.add(index, index < 0, alpha=size)
-        far = index.clamp(-size, size - 1) != index
-        flat = front.long() if flat is None else torch.add(front, flat, alpha=size)
-        wrong = far if wrong is None else wrong | far
-    assert flat is not None
-    assert wrong is not None
-    return flat.masked_fill_(wrong, -1)
 
 
 # --- below torch.compile -------------------------------------------------------------------------
