@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import tilewright as tw
+from allocations import peak_bytes
+from tilewright.dispatch.index_put import _as_rows
 from tilewright.errors import IndexOutOfRange
 from tilewright.ops._indexing import NUMBERS
 from tilewright.tensor_spec import DTYPES
@@ -463,3 +465,25 @@ def test_in_place_what_is_written_may_not_be_read(accumulate):
     assert torch.equal(
         tw.index_put_(wide[:, 3:6], (torch.arange(4),), wide[:, :3], accumulate), torch.ones(4, 3)
     )
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_number_for_all_rows_is_made_one_row_of(accumulate):
+    x, index = torch.zeros(6, 5, 1000), [torch.randint(n, (500,)) for n in (6, 5)]
+    value = torch.tensor(2.0)
+    assert torch.equal(
+        tw.index_put(x, index, value, accumulate), x.index_put(index, value, accumulate)
+    )
+    *_, rows = _as_rows(x, index, value, torch.Size([500]))
+    assert (rows.shape, rows.stride()) == ((500, 1000), (0, 1))  # which kernels take as it is
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_of_a_tensor_that_is_not_contiguous_one_copy_is_made(accumulate):
+    x, index = torch.zeros(400, 500).t(), [torch.randint(400, (50,)) for _ in range(2)]
+    with tw.use("aten"):
+        tw.index_put_(x, index, torch.ones(50), accumulate)
+        took = peak_bytes(lambda: tw.index_put_(x, index, torch.ones(50), accumulate))
+        assert took < 1.5 * x.nbytes
+        took = peak_bytes(lambda: tw.index_put(x, index, torch.ones(50), accumulate))
+        assert took < 2.5 * x.nbytes

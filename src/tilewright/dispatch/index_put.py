@@ -136,16 +136,14 @@ def _put(
     if x.dtype.is_complex:
         parts = torch.view_as_real(x.resolve_conj()), torch.view_as_real(values.resolve_conj())
         return torch.view_as_complex(_put(parts[0], indices, parts[1], shape, accumulate))
-    table = x.contiguous()
-    out = _moved(table, indices, values, shape, accumulate, "").view(x.shape)
-    return out if table is x else torch.empty_like(x).copy_(out)
+    out = _placed(x, indices, values, shape, accumulate)
+    return out if x.is_contiguous() else torch.empty_like(x).copy_(out)
 
 
 def _put_(
     x: Tensor, indices: Sequence[Tensor], values: Tensor, shape: torch.Size, accumulate: bool
 ) -> Tensor:
-    differentiable = torch.is_grad_enabled() and (x.requires_grad or values.requires_grad)
-    if x.is_conj() or differentiable:
+    if x.is_conj() or _is_recorded(x, values):
         return x.copy_(_put(x, indices, values, shape, accumulate))
     if x.dtype.is_complex:
         parts = torch.view_as_real(x), torch.view_as_real(values.resolve_conj())
@@ -154,9 +152,23 @@ def _put_(
     named = {f"indices[{d}]": index for d, index in enumerate(indices)}
     refuse_shared("index_put_", "input", x, values=values, **named)
     if not (x.is_contiguous() or len(indices) == 1):
-        return x.copy_(_put(x, indices, values, shape, accumulate))
+        return x.copy_(_placed(x, indices, values, shape, accumulate))
     _moved(x, indices, values, shape, accumulate, "_")
     return x
+
+
+def _placed(
+    x: Tensor, indices: Sequence[Tensor], values: Tensor, shape: torch.Size, accumulate: bool
+) -> Tensor:
+    """The result, contiguous; of a copy of x in place of that."""
+    table = x.contiguous()
+    form = "" if table is x or _is_recorded(x, values) else "_"
+    return _moved(table, indices, values, shape, accumulate, form).view(x.shape)
+
+
+def _is_recorded(x: Tensor, values: Tensor) -> bool:
+    """Whether a gradient is."""
+    return torch.is_grad_enabled() and (x.requires_grad or values.requires_grad)
 
 
 def _positions(x: Tensor, indices: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -314,6 +326,9 @@ def _as_rows(
     table = x
     if x.is_contiguous():
         table = x.view(math.prod(sizes), *([math.prod(rest)] if rest else []))
+    if values.dim() <= len(rest):  # the same row for all
+        row = values.expand(rest).contiguous().view(table.shape[1:])
+        return table, flat, row.expand(flat.numel(), *row.shape)
     rows = values.expand((*shape, *rest)).reshape(flat.numel(), *table.shape[1:])
     return table, flat, rows
 
