@@ -168,6 +168,10 @@ class Implementation:
         """Whether it is a good choice where nothing was measured and aten must not run."""
         return True
 
+    def takes_untuned(self, w: Workload, device: DeviceSpec) -> bool:
+        """Whether it serves and suits a workload: others that are asked later leave it to this."""
+        return self.serves(w.op) and self.unsupported(w, device) is None and self.suits(w, device)
+
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         """Every config that fits; the only statement of what fits."""
         return ConfigSpace(NoConfig)

@@ -77,6 +77,12 @@ def records(monkeypatch):
         ("scatter_add(x=f32[90,7], dim=1, index=i64[90,9], src=f32[90,9])", "scatter_tiled"),
         ("scatter_add(x=f32[90000,7], dim=0, index=i64[900,7], src=f32[900,7])", "scatter_sorted"),
         ("scatter_add(x=f32[90,50257], dim=1, index=i64[90,1], src=f32[90,1])", "scatter_serial"),
+        ("index_add(x=f32[64,100000], dim=1, index=i64[200000], source=f32[64,200000])",
+         "rows_sorted"),
+        ("index_add(x=i64[1000000,1], dim=0, index=i64[1000000], source=i64[1000000,1])!donate=x",
+         "rows_sorted"),
+        ("index_reduce(x=f16[64,100000], dim=1, index=i64[200000], source=f16[64,200000], "
+         "reduce=amax)", "rows_sorted"),
         ("index_add(x=f32[90], dim=0, index=i64[9000], source=f32[9000])", "integer_sums"),
         ("index_add(x=f64[90], dim=0, index=i64[9000], source=f64[9000])", "integer_sums"),
         (

@@ -83,13 +83,8 @@ class IntegerSums(RowKernels):
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = self.served(w)
         assert isinstance(p, ElementProblem)
-        for other in OTHERS:
-            if (
-                other.serves(w.op)
-                and other.unsupported(w, device) is None
-                and other.suits(w, device)
-            ):
-                return False
+        if any(other.takes_untuned(w, device) for other in OTHERS):
+            return False
         rows = row_problem(w)
         if isinstance(rows, RowProblem) and rows.columns > 1:
             return p.count <= MOST_ELEMENTS_UNTUNED and p.length <= MOST_TERMS_UNTUNED

@@ -53,9 +53,11 @@ class RowsSorted(SortedRows):
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = self.served(w)
-        if p.batch and SERIAL.unsupported(w, device) is None and SERIAL.suits(w, device):
+        if p.batch and SERIAL.takes_untuned(w, device):
             return False
-        return p.columns > 1 or w.op == "embedding_backward"  # else scatter_sorted
+        if p.columns > 1 or w.op == "embedding_backward":
+            return True
+        return not w.op.startswith("scatter") and w["x"].rank > 1  # else scatter_sorted
 
     def refused(self, p: RowProblem, w: Workload) -> str | None:
         if fewest_passes(p) > 3:

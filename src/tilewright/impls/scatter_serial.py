@@ -50,7 +50,7 @@ class ScatterSerial(RowKernels):
         assert isinstance(p, ElementProblem)
         if p.count * p.length > MOST_LOOKS_UNTUNED:
             return False
-        return TILED.unsupported(w, device) is not None or not TILED.suits(w, device)
+        return not TILED.takes_untuned(w, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = self.served(w)

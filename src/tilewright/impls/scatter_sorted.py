@@ -28,7 +28,7 @@ class ScatterSorted(RowsSorted):
     files = ("entry.cuh", "elements.cuh", "elements_sorted.cuh", *RowsSorted.files[1:])
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        return TILED.unsupported(w, device) is not None or not TILED.suits(w, device)
+        return not TILED.takes_untuned(w, device)
 
     def problem(self, w: Workload) -> ElementProblem | str:
         return element_problem(w)
