@@ -3,11 +3,15 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 from dispatching import ProbeExecutable
 
 import tilewright as tw
 from program_graphs import mixed
 from random_graphs import forget
+from tilewright.device import DEVICES, spec_of
+from tilewright.dispatch import evidence, prepared, selection
+from tilewright.dispatch.evidence import OperatorRecords
 from tilewright.dispatch.prepared import reload_records
 from tilewright.impl import IMPLS, Implementation
 from tilewright.impls.fused import graph_of
@@ -68,3 +72,32 @@ def probe(store):
 
     yield IMPLS["probe"]
     del IMPLS._things["probe"]
+
+
+@pytest.fixture
+def records(monkeypatch):
+    """What the store of an H200 holds; change it in place."""
+    held = []
+    monkeypatch.setattr(
+        selection,
+        "device_spec_of",
+        lambda d: DEVICES["h200"] if d.type == "cuda" else spec_of(None),
+    )
+    monkeypatch.setattr(evidence, "records_of", lambda device, op: OperatorRecords(held))
+    return held
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Choices that were built for a GPU; what was built returns its implementation's name."""
+    made = []
+
+    def build(w, device, choice):
+        made.append(choice)
+        return lambda *tensors: choice.implementation
+
+    monkeypatch.setattr(prepared, "_build", build)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    yield made
+    torch.use_deterministic_algorithms(False)
+    prepared.state.forget()

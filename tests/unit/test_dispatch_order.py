@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright.device import DEVICES, spec_of
-from tilewright.dispatch import evidence, prepared, selection
-from tilewright.dispatch.evidence import OperatorRecords
+from tilewright.device import DEVICES
+from tilewright.dispatch import prepared, selection
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS, Executable
 from tilewright.op import Workload
@@ -19,17 +18,6 @@ H200 = DEVICES["h200"]
 SUM = "index_add(x=f32[50,8], dim=0, index=i64[90], source=f32[90,8])"
 GATHER = "gather(x=f32[50,8], dim=0, index=i64[90,8])"
 TEXT = "scatter(x=f32[50000], dim=0, index=i64[50000], src=f32[50000])"
-
-
-@pytest.fixture
-def records(monkeypatch):
-    """What the store of an H200 holds; change it in place."""
-    held = []
-    monkeypatch.setattr(
-        selection, "device_spec_of", lambda d: H200 if d.type == "cuda" else spec_of(None)
-    )
-    monkeypatch.setattr(evidence, "records_of", lambda device, op: OperatorRecords(held))
-    return held
 
 
 @pytest.mark.parametrize(
@@ -320,22 +308,6 @@ def test_where_it_is_asked_for_indices_are_looked_at_before_pytorchs_kernel_on_a
 
 
 # --- sums under torch.use_deterministic_algorithms -----------------------------------------------
-
-
-@pytest.fixture
-def built(monkeypatch):
-    """Choices that were built for a GPU; what was built returns its implementation's name."""
-    made = []
-
-    def build(w, device, choice):
-        made.append(choice)
-        return lambda *tensors: choice.implementation
-
-    monkeypatch.setattr(prepared, "_build", build)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    yield made
-    torch.use_deterministic_algorithms(False)
-    prepared.state.forget()
 
 
 def test_a_sum_is_built_at_its_first_call_since_what_ran_until_then_would_have_other_bits(
