@@ -321,6 +321,11 @@ INDEXED_CASES = [
     *(Case(name, f"scatter{PART}") for name in UPDATES),
     *(Case(name, f"scatter_add{PART}") for name in ("bucket_sums", "scatter_tiled")),
     Case("bucket_sums", INDEXED["bucket_sums"].replace("f32", "f64")),
+    Case(
+        "bucket_sums",
+        "index_add(x=f32[90000], dim=0, index=i64[100001], source=f32[100001]@strides(0), "
+        "alpha=-2.0)!donate=x",
+    ),
     *(
         Case(name, "embedding_backward(grad=bf16[9000,96], index=i64[9000], num_weights=500)")
         for name in ("rows_balanced", "rows_dealt")

@@ -1,13 +1,17 @@
 """tw.index_put on a GPU: the last of several writes to one place wins, whatever the dtype, wherever
 the indices are, and below torch.compile; what is out of range is left out."""
 
+import math
+
 import pytest
 import torch
 
 import tilewright as tw
+from tilewright.dispatch import prepared, selection
 from tilewright.dispatch.flat_index import by_operators, flat_index
 from tilewright.errors import IndexOutOfRange
 from tilewright.measure.activity import activity_of
+from tilewright.op import Workload
 
 pytestmark = [
     pytest.mark.gpu,
@@ -159,3 +163,54 @@ def test_of_several_indices_what_is_out_of_range_in_any_is_left_out_and_told(acc
         named = [t[chosen] for t in indices]
         right = tw.index_put_(torch.zeros(shape), named, values[chosen], accumulate)
         assert torch.equal(x.cpu(), right)
+
+
+# --- an index tensor for each dim ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "accumulate", "expected"),
+    [
+        ((1000, 1000), 300_000, True, "bucket_sums"),
+        ((8, 3, 1000, 1000), 200_000, True, "bucket_sums"),
+        ((64, 1024, 1024), 131_072, True, "scatter_sorted"),
+        ((64, 1024, 1024), 131_072, False, "scatter_strided"),
+        ((1000, 1000), 300_000, False, "scatter_buckets"),
+    ],
+)
+@pytest.mark.parametrize("values", ["each", "one"])
+def test_separate_elements_go_by_how_few_of_all_places_are_named(
+    shape, count, accumulate, expected, values
+):
+    generator = torch.Generator().manual_seed(0)
+    indices = [torch.randint(-n, n, (count,), generator=generator) for n in shape]
+    indices = [torch.cat([i, i[: count // 7]]) for i in indices]
+    each = torch.randint(-99, 99, indices[0].shape, generator=generator).float()
+    given = each if values == "each" else torch.tensor(3.0)
+    n = math.prod(shape)
+    op, src = ("index_add", "source") if accumulate else ("scatter", "src")
+    w = Workload.parse(
+        f"{op}(x=f32[{n}], dim=0, index=i64[{len(each)}], {src}=f32[{len(each)}])!donate=x"
+    )
+    assert selection.choose(w, "cuda:0").implementation == expected
+    x, there = torch.zeros(shape, device="cuda"), [i.cuda() for i in indices]
+    right = tw.index_put_(torch.zeros(shape), indices, given, accumulate)
+    for _ in range(4):  # until what runs is built, and then
+        assert torch.equal(tw.index_put_(x.zero_(), there, given.cuda(), accumulate).cpu(), right)
+    if accumulate:
+        halved = (given / 3).cuda()
+        found = [tw.index_put(x, there, halved, True) for _ in range(2)]
+        assert torch.equal(*found)
+
+
+def test_a_binary_of_sums_serves_as_many_positions_as_there_happen_to_be():
+    x = torch.zeros(700, 1000, device="cuda")
+    generator = torch.Generator().manual_seed(0)
+    op = "index_add", torch.device("cuda:0")
+    before = prepared.state.compiled[op]
+    for count in range(200_000, 230_000, 977):
+        i, j = (torch.randint(n, (count,), generator=generator) for n in x.shape)
+        found = tw.index_put_(x.zero_(), (i.cuda(), j.cuda()), torch.ones((), device="cuda"), True)
+        right = torch.bincount(i * 1000 + j, minlength=x.numel())
+        assert torch.equal(found.view(-1).cpu(), right.float())
+    assert prepared.state.compiled[op] - before <= 3

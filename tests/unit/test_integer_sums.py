@@ -256,3 +256,61 @@ def test_blocks_that_share_a_bucket_have_the_same_bits_in_any_order(dtype, width
     off, near = (found.double() - truth).abs(), 1e-12 if dtype == "f64" else 1e-6
     assert (off <= truth.abs() * torch.finfo(x.dtype).eps + near).all()
     assert torch.equal(found, run(x, index, src))  # threads and blocks going backwards
+
+
+PLACES_OF_ONE, LEAST, MOST = 9000, 2817, 3072
+"""Numbers of positions for which there is one binary."""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+@pytest.mark.parametrize("more", ["", "@strides(0), alpha=-2.0", "@strides(3)"])
+@pytest.mark.parametrize("flag", ["", "!donate=x"])
+def test_a_binary_of_index_add_serves_as_many_positions_as_there_happen_to_be(dtype, more, flag):
+    impl, compiled_for = IMPLS["bucket_sums"], set()
+
+    def workload(count, spread):
+        text = f"x={dtype}[{PLACES_OF_ONE}], dim=0, index=i64[{count}], source={dtype}[{count}]"
+        return Workload.parse(f"index_add({text}{more}){flag}!indices={spread}")
+
+    @settings(max_examples=6, deadline=None)
+    @given(
+        st.sampled_from([LEAST, MOST]) | st.integers(LEAST, MOST),
+        st.sampled_from(["uniform", "zipf", "constant"]),
+        st.integers(0, 9),
+    )
+    def check(count, spread, seed):
+        w = workload(count, spread)
+        config = impl.heuristic(w, DEVICE)
+        compiled_for.add(impl.task(config, w, DEVICE).source)
+        x, index, source = w.operator.examples(w, "random", seed, "cpu")
+        expected = w.operator.indexed.terms(w, [x, index, source])
+        index[7] = PLACES_OF_ONE
+        if source.stride(0):  # else it is all
+            source[7] = math.nan
+        kept = torch.arange(count) != 7
+        left = w.operator.reference(
+            x=x.double(), dim=0, index=index[kept], source=source[kept].double(),
+            alpha=dict(w.args)["alpha"],
+        )  # fmt: skip
+        run = OnCpu(impl, config, w)
+        found = [run(x.clone(), index, source) for _ in range(2)]
+        assert cuda_on_cpu.fault_reported()
+        assert torch.equal(*found)
+        off = (found[0].double() - left).abs()
+        allowed = left.abs() * torch.finfo(x.dtype).eps + expected.magnitude * 2.0**-30
+        assert (off <= allowed + torch.finfo(x.dtype).tiny).all()
+
+    check()
+    assert len(compiled_for) == 1
+    other = workload(MOST + 1, "uniform")
+    assert impl.task(impl.heuristic(other, DEVICE), other, DEVICE).source not in compiled_for
+
+
+def test_rows_and_numbers_that_are_no_fp64_are_refused_in_words():
+    impl = IMPLS["bucket_sums"]
+    for text, words in (
+        ("x=f32[9000,1], dim=0, index=i64[9000], source=f32[9000,1]", "rows, not elements"),
+        ("x=f32[9000], dim=0, index=i64[9000]@strides(2), source=f32[9000]", "not contiguous"),
+        ("x=i64[9000], dim=0, index=i64[9000], source=i64[9000]", "i64 is none of"),
+    ):
+        assert words in impl.unsupported(Workload.parse(f"index_add({text})"), DEVICE)

@@ -7,7 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tilewright.device import DEVICES
-from tilewright.dispatch import selection
+from tilewright.dispatch import prepared, selection
+from tilewright.impl import IMPLS
+from tilewright.impls._scatter import bound
 from tilewright.impls.scatter_buckets import PLACES_IN_PLACE
 from tilewright.op import Workload
 
@@ -56,3 +58,69 @@ def test_an_update_of_columns_goes_as_that_of_its_elements_as_one_column_does(
     assert taken[1] == few
     if rows * places > MOST_PLACES_OF_A_TILE:
         assert taken[0] == few
+
+
+@pytest.mark.parametrize(
+    ("dtype", "places", "positions", "flag", "expected"),
+    [
+        *((d, 1000000, 1000000, "", "bucket_sums") for d in ("f16", "bf16", "f32", "f64")),
+        ("f32", 60000, 60000, "", "bucket_sums"),
+        ("f32", 90, 900000, "", "integer_sums"),
+        ("f32", 30000, 30000, "", "integer_sums"),
+        ("f32", 34725600, 551200, "!donate=x", "bucket_sums"),
+        ("f32", 2**27, 2**18, "!donate=x", "scatter_sorted"),
+        ("f32", 2**27, 2**18, "", "bucket_sums"),
+        ("f32", 2**27, 2**22, "!donate=x", "bucket_sums"),
+        ("i64", 1000000, 1000000, "", "scatter_sorted"),
+    ],
+)
+def test_index_add_of_one_dim_goes_as_scatter_add_does(
+    records, dtype, places, positions, flag, expected
+):
+    text = f"x={dtype}[{places}], dim=0, index=i64[{positions}]"
+    src = f"{dtype}[{positions}]"
+    assert chosen(f"scatter_add({text}, src={src}){flag}") == expected
+    for source in (src, f"{src}@strides(0)", f"{src}, alpha=2"):
+        assert chosen(f"index_add({text}, source={source}){flag}") == expected
+
+
+@given(st.integers(1, 2**31))
+def test_a_binary_is_for_an_eighth_more_positions_at_most(length):
+    assert length <= bound(length) <= length * 1.125
+    assert bound(bound(length)) == bound(length)
+    assert len({bound(n) for n in range(length, 2 * length, max(1, length // 64))}) <= 9
+
+
+def test_index_put_of_many_sizes_compiles_so_many_kernels_and_then_takes_one_for_any_shape(
+    records, built, monkeypatch
+):
+    """Each of so many places; positions of up to twice as many share eight binaries."""
+    sources = set()
+
+    def compiles(w, device, choice):
+        impl = IMPLS[choice.implementation]
+        if impl.any_shape:
+            return False
+        source = impl.task(choice.config, w, H200).source
+        sources.add(source)
+        return len(sources) > known
+
+    monkeypatch.setattr(prepared, "_compiles", compiles)
+
+    def ran(places, positions):
+        text = f"x=f32[{places}], dim=0, index=i64[{positions}], source=f32[{positions}]"
+        w = Workload.parse(f"index_add({text})!donate=x")
+        return prepared._runnable(w, torch.device("cuda:0"), None)[0]()
+
+    for positions in range(2**18 + 1, 2**19 + 1, 5801):
+        known = len(sources)
+        assert ran(900000, positions) == "bucket_sums"
+    assert len(sources) == prepared.state.compiled["index_add", torch.device("cuda:0")] == 8
+    names = []
+    for places in range(500000, 500040):
+        known = len(sources)
+        names.append(ran(places, 200000))
+    free = prepared.FREE_COMPILATIONS - 8
+    assert names == ["bucket_sums"] * free + ["rows_sorted"] * (40 - free)
+    assert IMPLS["rows_sorted"].any_shape
+    prepared.state.compiled.clear()

@@ -13,6 +13,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, most_bytes
+from tilewright.impls._integers import MOST_TERMS_UNTUNED
 from tilewright.impls._scatter import (
     ScatterProblem,
     moved,
@@ -30,6 +31,12 @@ MIN_TILE = 8192
 MIN_ELEMENTS = 2**17
 """Of a sum untuned: H200, commit 693d132, integer_sums takes 10.3 us for 12000 elements and 44 us
 for a million, bucket_sums 11.2 us and 26 us; in fp64 (commit 3d3c0d0) 62 us and 32 us for these."""
+CELL_US, POSITION_US = 2.5e-6, 5e-5
+SORT_US, SORTED_POSITION_US = 95.0, 1.3e-4
+"""What a sum in place takes by buckets, and by scatter_sorted, which goes by positions alone.
+Reckoned: H200, commit 4f86109, fp32, out of place, 2^21 positions of 2^25 places take 227 us and
+426 us, 2^18 of 2^22 28 us and 140 us, of which a copy of x is 64 us and 8 us; scatter_buckets takes
+154 us of the former, and in place of 134 million places 1.7e-6 us for each (3d3c0d0)."""
 WORKSPACE_PER_INDEX = 24
 """Bytes, or three entries where these are longer: tiles that are much smaller than a chunk, or
 chunks than the buckets, would take more."""
@@ -47,8 +54,17 @@ def is_large(p: ScatterProblem) -> bool:
 
 
 def worth_buckets(p: ScatterProblem) -> bool:
-    """Whether untuned a sum is one for bucket_sums, where others do not take it first."""
-    return p.include and is_large(p)
+    """Whether untuned a sum is one for bucket_sums, where others do not take it first: it has too
+    many positions for integer_sums, and in place not too few for all the places."""
+    if not p.include or not has_large_tiles(p) or (p.in_place and is_sparse(p)):
+        return False
+    return p.positions >= MIN_ELEMENTS or p.length > MOST_TERMS_UNTUNED
+
+
+def is_sparse(p: ScatterProblem) -> bool:
+    """Whether to sort a sum's positions takes less time than blocks for all places do."""
+    sort_us = SORT_US + p.positions * SORTED_POSITION_US
+    return p.cells * CELL_US + p.positions * POSITION_US > sort_us
 
 
 def is_short(dtype: str) -> bool:
@@ -205,11 +221,12 @@ class Buckets(Implementation):
         built, s = compiled(self.task(config, w, device)), self.sizes(w, p, config)
         source, _ = moved(p)
         parts = ("index", source, "entries", "runs", "common", "done", "fault", "state")
+        given = (*parts, p.counted * config.width)
         code, args = self.settle(p)
         splits, settles = (s.split_blocks, 1, 1), (s.settle_blocks, 1, 1)
         launches = [
             *self.before(p, config),
-            Launch("split", "PPPPPPPP", splits, config.split_threads, s.split_bytes, parts),
+            Launch("split", "PPPPPPPPq", splits, config.split_threads, s.split_bytes, given),
             Launch("settle", code, settles, config.settle_threads, s.settle_bytes, args, True),
         ]
         return IndexedExecutable(w, built, "settle", p.with_beyond(launches, device), s.workspace)

@@ -1,12 +1,12 @@
 """Elementwise scatters of contiguous tensors: (outer, length | places, inner), as the index has
-them; x and src may be wider."""
+them; x and src may be wider. An index_add of one dimension is one of them, too."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilewright.build import CompileTask
 from tilewright.device import DeviceSpec
@@ -21,8 +21,12 @@ OPERATORS = ("scatter", "scatter_add", "scatter_reduce")
 @dataclass(frozen=True)
 class ScatterProblem:
     """Attributes:
+    length: positions of a column, in an index_add so many at most.
     reduce: "last" for scatter, else a reduction.
     number: src is one number for all places.
+    alpha: factor of the sum.
+    source: the argument whose elements are moved, where that is no number.
+    counted: positions of a column that a call has.
     x, src: where they have what the index covers; src is `x` where there is none.
     beyond: what else is to be copied.
     """
@@ -36,14 +40,17 @@ class ScatterProblem:
     reduce: str
     include: bool
     number: float | None
+    alpha: float
     in_place: bool
     x: Box
     src: Box
     beyond: Beyond | None
+    source: str = field(repr=False)
+    counted: int = field(repr=False)
 
     @property
     def positions(self) -> int:
-        return self.outer * self.length * self.inner
+        return self.outer * self.counted * self.inner
 
     @property
     def cells(self) -> int:
@@ -89,18 +96,22 @@ class ScatterProblem:
 @functools.lru_cache(maxsize=1024)
 def scatter_problem(w: Workload) -> ScatterProblem | str:
     """The workload, or in words why the kernels for contiguous scatters do not fit it."""
-    if w.op not in OPERATORS:
-        return f"it scatters elements: {', '.join(OPERATORS)}"
+    if w.op not in (*OPERATORS, "index_add"):
+        return f"it scatters elements: {', '.join(OPERATORS)}, index_add of one dimension"
     x, index, dim = w["x"], w["index"], w["dim"]
+    source = "source" if w.op == "index_add" else "src"
     if x.rank == 0:
         return "x is a scalar"
-    if isinstance(w["src"], int):
-        return f"src={w['src']} may be no fp64, as which kernels are given numbers"
-    src = w["src"] if isinstance(w["src"], TensorSpec) else None
+    if w.op == "index_add" and x.rank > 1:
+        return "its index sends rows, not elements"
+    for name, number in ((source, w[source]), ("alpha", dict(w.args).get("alpha", 1.0))):
+        if isinstance(number, int):
+            return f"{name}={number} may be no fp64, as which kernels are given numbers"
+    src = w[source] if isinstance(w[source], TensorSpec) else None
     if index.rank != x.rank or (src is not None and src.rank != x.rank):
         return "index or src is a scalar"
     for name, t in w.tensors.items():
-        if t.strides is not None:
+        if t.strides is not None and name != "source":
             return f"{name}={t} is not contiguous"
     if w.outputs[0].strides is not None:
         return "the result is not contiguous"
@@ -111,18 +122,28 @@ def scatter_problem(w: Workload) -> ScatterProblem | str:
     return ScatterProblem(
         outer=math.prod(index.shape[:dim]),
         places=x.shape[dim],
-        length=length,
+        length=bound(length) if w.op == "index_add" else length,
         inner=inner,
         dtype=x.dtype,
         index=index.dtype,
-        reduce={"scatter": "last", "scatter_add": "sum"}.get(w.op) or w["reduce"],
+        reduce="last" if w.op == "scatter" else dict(w.args).get("reduce", "sum"),
         include=dict(w.args).get("include_self", True),
-        number=w["src"] if src is None else None,
+        number=w[source] if src is None else None,
+        alpha=dict(w.args).get("alpha", 1.0),
         in_place=in_place,
         x=of_x,
         src=of_x if src is None else box_of(src, index, dim, length),
         beyond=None if in_place else beyond(x, index, dim),
+        source=source,
+        counted=length,
     )
+
+
+def bound(length: int) -> int:
+    """So many positions at most, by which a binary goes: eight bounds from one power of two to the
+    next, since index_put comes with as many positions as there happen to be."""
+    step = 1 << max(length.bit_length() - 4, 0)
+    return -(-length // step) * step
 
 
 def scatter_refusal(w: Workload, device: DeviceSpec) -> str | None:
@@ -142,4 +163,4 @@ def served_scatter(w: Workload) -> ScatterProblem:
 
 def moved(p: ScatterProblem) -> tuple[str | int, float]:
     """The argument whose elements are moved, a null pointer for a number; and the number."""
-    return ("src", 0.0) if p.number is None else (0, p.number)
+    return (p.source, 0.0) if p.number is None else (0, p.number)

@@ -19,7 +19,7 @@ OTHERS = ScatterTiled(), ScatterSerial()
 class BucketSums(Buckets):
     """For more places than fit in shared memory or stay in the L2 cache."""
 
-    name, op = "bucket_sums", ("scatter_add", "scatter_reduce")
+    name, op = "bucket_sums", ("scatter_add", "scatter_reduce", "index_add")
     files = ("added.cuh", "integers.cuh", "bucket_sums.cu")
     settle_registers, joined_zeros = 64, 0
 
@@ -41,7 +41,10 @@ class BucketSums(Buckets):
             w["index"].numel, p.length, w.main.numel, p.dtype, device
         ) or not worth_buckets(p):
             return False
-        return not any(o.unsupported(w, device) is None and o.suits(w, device) for o in OTHERS)
+        return not any(other.takes_untuned(w, device) for other in OTHERS)
 
     def settle(self, p: ScatterProblem) -> tuple[str, tuple[float | str, ...]]:
-        return "PPPPPP", ("x", "out", "entries", "runs", "common", "done")
+        return "PPPPPPd", ("x", "out", "entries", "runs", "common", "done", p.alpha)
+
+    def more_macros(self, p: ScatterProblem, c: Any) -> dict[str, int | str]:
+        return {**super().more_macros(p, c), "SCALED": p.alpha != 1}

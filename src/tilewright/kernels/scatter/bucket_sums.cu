@@ -2,6 +2,7 @@
 //
 // A block goes over its list twice, for the marks of its slots and for their integers. Blocks that share
 // a bucket have units of their own: each leaves its sums, and the last adds these in the blocks' order.
+// SCALED: alpha times the sum is added.
 
 // Of each slot. Integers in two halves, since shared memory adds 32 bits at once.
 struct Sums {
@@ -56,7 +57,7 @@ TW_DEVICE double sum_of_parts(const double* parts, const Share& mine) {
   return sum;
 }
 
-extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void settle(const T* old, T* out, const Entry* entries, const u32* runs, double* common, u32* done) {
+extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void settle(const T* old, T* out, const Entry* entries, const u32* runs, double* common, u32* done, double alpha) {
   const Settling m = settling();
   const Sums sums = sums_of(m);
   const u64 tile = blockIdx.x / (BUCKETS + HEAVY);
@@ -90,7 +91,8 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       if (!writes[q]) continue;
       const u32 s = first + q * SETTLE_THREADS;
-      const double sum = mine.parts > 1 ? sum_of_parts(parts + s, mine) : sum_at(s);
+      double sum = mine.parts > 1 ? sum_of_parts(parts + s, mine) : sum_at(s);
+      if (SCALED) sum *= alpha;
       out[place_address(t, s, row)] = Narrow<T>::of((Term)((double)widen(now[q]) + sum));
     }
   }

@@ -1,7 +1,8 @@
 // Elements of an index by buckets of neighbouring places, so that every access to memory is near its
 // neighbours' however random the indices are.
 //
-// Tensors are (OUTER, LENGTH or PLACES, INNER), x and src in boxes (boxes.cuh). A tile is WIDTH columns of
+// Tensors are (OUTER, LENGTH or PLACES, INNER), x and src in boxes (boxes.cuh); in one dimension LENGTH may
+// be more than there are, and a call tells how many elements it has of a tile. A tile is WIDTH columns of
 // INNER of one outer slice; its elements and slots count in the order (row, column). A bucket is 2^SHIFT
 // rows of slots, a chunk is what one block of `split` reads.
 //
@@ -153,7 +154,7 @@ TW_DEVICE void begin_runs(u32* next, u32* of_warp, u32* runs) {
   __syncthreads();
 }
 
-extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / SPLIT_THREADS) void split(const INDEX* index, const T* source, Entry* entries, u32* runs, Key* common, u32* done, int* fault, const u32* state) {
+extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / SPLIT_THREADS) void split(const INDEX* index, const T* source, Entry* entries, u32* runs, Key* common, u32* done, int* fault, const u32* state, u64 elements) {
   release_next();
   if (rising(state)) return;
   u32 *of_warp = shared, *next = shared + 32;
@@ -168,7 +169,7 @@ extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / S
     bool valid[IN_FLIGHT];
     TW_UNROLL for (int q = 0; q < IN_FLIGHT; ++q) {
       const u64 at = (u64)chunk * CHUNK + (from + q) * SPLIT_THREADS + threadIdx.x;
-      valid[q] = at < ELEMENTS && inside(t, (u32)at);
+      valid[q] = at < elements && inside(t, (u32)at);
       if (valid[q]) i[q] = __ldcs(&index[address(t, (u32)at, 0, LENGTH)]);
       if (VALUES_AHEAD && valid[q]) value[from + q] = Entries<Entry>::carried(source[source_address(t, (u32)at)]);
     }
