@@ -3,7 +3,7 @@
 New positions of some sequences in a cache of keys (in place, and few of its places are named), most
 columns of a long matrix, most images of Mask R-CNN's features (1000, 256, 7, 7), and the front of a
 longer source; sums of the same columns and images. And updates in place of all sequences of that
-cache, and of one logit of each token (GPT-2's vocabulary).
+cache, of one logit of each token (GPT-2's vocabulary), and of one place in 63, which is sums' too.
 """
 
 from tilewright.suite import suite
@@ -23,5 +23,9 @@ scatter_partial = suite(
         "scatter(x=f32[1000000], dim=0, index=i64[500000], src=f32[1000000])",
         "scatter(x=f32[64,8192,256], dim=1, index=i64[64,16,256], src=f32[64,16,256])!donate=x",
         "scatter(x=f32[8192,50257], dim=1, index=i64[8192,1], src=1.0)!donate=x",
+        *(
+            f"{op}(x=f32[34725600], dim=0, index=i64[551200], src=f32[551200])!donate=x"
+            for op in ("scatter", "scatter_add")
+        ),
     ],
 )
