@@ -1,7 +1,7 @@
 """The planner's passes over memory, held against those of every plan for the same graph."""
 
 from fewest_kernels import fewest, passes
-from hypothesis import given
+from hypothesis import given, seed
 
 from random_graphs import Program, forget, programs, run_examples, workload
 from tilewright.fusion.segments import cut
@@ -19,38 +19,45 @@ def graph_of_program(program):
 
 
 def planned(graph):
-    return passes(cut(graph, 2).segments)
+    return passes(cut(graph, 2))
 
 
 def test_random_graphs_take_as_many_passes_as_the_best_plan():
-    """Where the planner takes three or more, it may take one more than that: see the next test."""
-    held, more = {}, 0
+    held = {}
 
-    @given(programs(most_steps=8, kinds=KINDS, dtypes=("f32",), sizes=(2, 3, 5, 7)))
+    @seed(2)
+    @given(programs(most_steps=10, kinds=KINDS, dtypes=("f32",), sizes=(2, 3, 5, 7)))
     def check(program):
-        nonlocal more
         graph = graph_of_program(program)
         ours = planned(graph)
         if ours > 1:
             least = fewest(graph, ours + 1)  # so the search itself has to find a plan as good
             if least is not None:
                 held[ours] = held.get(ours, 0) + 1
-                assert least == ours or (least == ours - 1 and ours > 2), program
-                more += least < ours
+                assert least == ours, program
 
-    run_examples(check, 250, shrink=False)
+    run_examples(check, 300, derandomize=False, shrink=False)
     assert held[2] > 20
-    assert held[3] > 1
-    assert more <= 1
+    assert sum(held.values()) - held[2] > 5
 
 
-def test_a_row_that_completes_most_now_may_cost_a_pass_later():
+def test_a_row_that_completes_most_now_is_not_taken_where_it_costs_a_pass_later():
     """The row (0, 1) completes two reductions, one of the other's result, while a third, which a
-    fourth waits for, has its pass afterwards. Both waited for could be added up in one pass."""
+    fourth waits for, has its pass afterwards. Both waited for can be added up in one pass."""
     x, y = TensorSpec("f32", (7, 3, 7)), TensorSpec("f32", (1, 1, 7))
     greatest, product = ("amax", (0,), (0, 1)), ("mul", (0, 1), ())
     least = ("amin", (4,), (0, 1))
     chain = (("any", (0,), (0,)), ("mean", (6,), (0, 1)))
     steps = (greatest, product, ("add", (3, 2), ()), least, chain[0], chain[1])
     graph = graph_of_program(Program((x, y), steps, (7, 5)))
-    assert (planned(graph), fewest(graph, 4, most=3000)) == (3, 2)
+    assert (planned(graph), fewest(graph, 3)) == (2, 2)
+
+
+def test_a_graph_of_many_passes_takes_the_fewest():
+    """What gets most done first takes four."""
+    x, y = TensorSpec("f32", (5, 2, 3)), TensorSpec("f32", (1, 2, 3))
+    spread = (("lerp", (0, 0), ()), ("var", (2,), (0, 1)), ("least of all", (2,), ()))
+    rows = (("var", (2,), (1,)), ("maximum", (5, 5), ()), ("mul", (3, 1), ()))
+    ends = (("any", (5,), (0, 1, 2)), ("maximum", (8, 7), ()))
+    graph = graph_of_program(Program((x, y), (*spread, *rows, *ends), (9, 4, 5, 6)))
+    assert (planned(graph), fewest(graph, 3)) == (3, 3)  # and none takes two

@@ -9,7 +9,7 @@ and the exponentials of softmax are as good as the dtype that is stored needs th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -253,14 +253,16 @@ def collapse_dims(graph: Graph) -> Graph:
     return collapsed(graph, axis_groups(graph))
 
 
-def axis_groups(graph: Graph) -> list[list[int]]:
-    """The axes, in groups that can be walked as one."""
+def axis_groups(graph: Graph, row: Collection[int] = ()) -> list[list[int]]:
+    """The axes, in groups that can be walked as one, those of a row apart from others."""
     accesses = [*graph.inputs, *(a for _, a in graph.outputs)]
     groups: list[list[int]] = []
     for axis, n in enumerate(graph.space):
         if n == 1:
             continue
-        if groups and _mergeable(graph, accesses, groups[-1][-1], axis):
+        before = groups[-1][-1] if groups else axis
+        alike = (before in row) == (axis in row)
+        if groups and alike and _mergeable(graph, accesses, before, axis):
             groups[-1].append(axis)
         else:
             groups.append([axis])

@@ -51,12 +51,8 @@ class Program:
     temporaries: tuple[TensorSpec, ...]
 
     def largest(self) -> list[int]:
-        """The kernels that walk the largest space, besides those that put parts together."""
-        sizes = {
-            k: math.prod(s.graph.space)
-            for k, s in enumerate(self.segments)
-            if k == 0 or s.row is not None
-        }
+        """The kernels that walk the largest space."""
+        sizes = {k: math.prod(self.segments[k].graph.space) for k in walking(self.segments)}
         return [k for k, size in sizes.items() if size == max(sizes.values())]
 
     def large(self) -> int:
@@ -73,6 +69,11 @@ class Program:
             why = f"; cut: {s.reason}" if s.reason else ""
             lines.append(f"kernel {k}: space {list(s.graph.space)}{reduced}{parts}{why}")
         return lines
+
+
+def walking(segments: Sequence[Segment]) -> list[int]:
+    """The kernels that are passes over tensors: all but those that put parts together."""
+    return [k for k, s in enumerate(segments) if k == 0 or s.row is not None]
 
 
 class Kernels:

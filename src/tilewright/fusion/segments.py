@@ -10,18 +10,30 @@ the inputs is computed again from them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
-from tilewright.fusion.passes import axis_groups, collapsed, remove_dead
+from tilewright.fusion.passes import remove_dead
 from tilewright.fusion.plan import expand_moments
-from tilewright.fusion.program import Kernels, Program, Segment
+from tilewright.fusion.program import Kernels, Program, Segment, walking
+from tilewright.fusion.subgraphs import (
+    Known,
+    Store,
+    ancestor_space,
+    ancestors,
+    compact,
+    largest,
+    subgraph,
+)
 from tilewright.tensor_spec import TensorSpec, contiguous_strides
 
 TEMPORARY_ALIGN = 16
+MOST_TRIED = 1000
+"""Programs, of which few are ever made: they are given up with the pass that is too many."""
 
 
 def cut(
@@ -37,7 +49,7 @@ def cut(
         kernels: what the target can do; None is the C++ target with so many `parts`.
     """
     kernels = kernels or Kernels(parts)
-    spaces = {_ancestor_space(graph, i) for i, _ in graph.outputs}
+    spaces = {ancestor_space(graph, i) for i, _ in graph.outputs}
     lane = main_axis(graph, range(len(graph.nodes)))
     simple = not graph.reductions or (graph.reduction_sets == (graph.reduced,) and not split)
     if len(spaces) == 1 and simple and (lane in graph.reduced or not graph.reductions):
@@ -45,11 +57,30 @@ def cut(
         buffers = tuple(range(inputs + outputs))
         whole = Segment(graph, buffers[:inputs], buffers[inputs:])
         return Program((whole,), inputs, outputs, ())
-    program = _Cutter(remove_dead(expand_moments(graph, kernels.corrects)), kernels).run(split)
+    in_sums = remove_dead(expand_moments(graph, kernels.corrects))
+    program = _Cutter(in_sums, kernels).run(split)
     if split:
         other = cut(graph, parts, kernels=kernels)
         return other if program.large() > other.large() + kernels.extra else program
-    return program
+    return _with_fewest_passes(in_sums, kernels, program)
+
+
+def _with_fewest_passes(graph: Graph, kernels: Kernels, best: Program) -> Program:
+    """`best`, or what takes fewer passes: what gets most done now may leave more for later."""
+    rows = [0]
+    for _ in range(MOST_TRIED):
+        cutter = _Cutter(graph, kernels, rows, len(walking(best.segments)))
+        with contextlib.suppress(_Hopeless):
+            program = cutter.run(split=False)
+            best = program if program.large() <= best.large() else best
+        chosen = cutter.chosen
+        while chosen and chosen[-1][0] + 1 == chosen[-1][1]:
+            chosen.pop()
+        if not chosen:
+            break
+        rows = [k for k, _ in chosen]
+        rows[-1] += 1
+    return best
 
 
 def main_axis(graph: Graph, needed: Iterable[int]) -> int:
@@ -64,25 +95,29 @@ def main_axis(graph: Graph, needed: Iterable[int]) -> int:
     return max(contiguous, key=lambda a: (contiguous[a], a), default=-1)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """A value that an earlier kernel left in a buffer, in `parts` parts to be combined."""
-
-    buffer: int
-    access: Access
-    parts: int = 0
-
-
-_SOMEWHERE = _Known(0, Access((), "f32", 1))
+_SOMEWHERE = Known(0, Access((), "f32", 1))
 """A value that has no buffer yet."""
 
-Store = tuple[int, int, Access]
-"""A node, the buffer it is written to, and how."""
+
+class _Hopeless(Exception):
+    """Another program takes no more passes."""
 
 
 class _Cutter:
-    def __init__(self, graph: Graph, kernels: Kernels):
+    """Kernels, one after another, each of which walks the rows that get most done.
+
+    Args:
+        rows: which row each kernel walks instead: of those that get anything done, most first.
+        most: passes that are too many.
+    """
+
+    def __init__(
+        self, graph: Graph, kernels: Kernels, rows: Sequence[int] = (), most: float = math.inf
+    ):
         self.graph, self.kernels = graph, kernels
+        self.rows, self.most = rows, most
+        self.chosen: list[tuple[int, int]] = []
+        """Which row each kernel walks, and of how many."""
         self.lane = -1
         self.walked: set[tuple[int, ...]] = set()
         """Rows of kernels that leave a part for each: shorter ones than those of later results."""
@@ -94,7 +129,7 @@ class _Cutter:
     def run(self, split: bool) -> Program:
         by_space: dict[tuple[int, ...], list[int]] = {}
         for k, (i, _) in enumerate(self.graph.outputs):
-            by_space.setdefault(_ancestor_space(self.graph, i), []).append(k)
+            by_space.setdefault(ancestor_space(self.graph, i), []).append(k)
         for outputs in by_space.values():
             self.group(outputs, split)
         sizes = len(self.graph.inputs), len(self.graph.outputs)
@@ -104,7 +139,7 @@ class _Cutter:
         """Kernels for outputs that depend on values of one iteration space."""
         last = self.graph.outputs[remaining[0]][0]
         reason = self.at(last, "it reads other dims than the kernels before")
-        known: dict[int, _Known] = {}
+        known: dict[int, Known] = {}
         while remaining:
             needed = self.needed(remaining, known)
             self.lane = main_axis(self.graph, needed)
@@ -137,12 +172,13 @@ class _Cutter:
     # ---- which rows ----
 
     def best_row(
-        self, outputs: Sequence[int], needed: Sequence[int], known: dict[int, _Known], split: bool
+        self, outputs: Sequence[int], needed: Sequence[int], known: dict[int, Known], split: bool
     ) -> tuple[tuple[int, ...], set[int], list[int]]:
-        """The axes of a row that complete most, what is known then, and what is added up."""
+        """The axes of a row, of those that complete most unless `rows` says otherwise, what is
+        known then, and what is added up."""
         sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
-        sets |= self.walked
-        space = _largest(self.graph.nodes[i].shape for i in needed)
+        sets |= self.walked if self.kernels.row_parts else {(self.lane,)}
+        space = largest(self.graph.nodes[i].shape for i in needed)
         sets = {row for row in sets if any(space[a] > 1 for a in row)}  # not what is known by now
         found = []
         for row in (*sets, ()):
@@ -154,16 +190,26 @@ class _Cutter:
             whole = len(done) + by_row * len(added)
             suits = self.kernels.suits(space, row, self.lane) if split else whole
             progress = len(done) + len(added) + written
-            found.append((progress > 0 <= suits, progress, contiguous, suits, row, now, added))
-        *_, row, now, added = max(found, key=lambda f: f[:5])
+            useful, reduces = progress > 0 <= suits, bool(done or by_row or not row)
+            found.append((useful, reduces, progress, contiguous, suits, row, now, added))
+        found.sort(key=lambda f: f[:6], reverse=True)
+        *_, row, now, added = found[self.choose(max(sum(useful for useful, *_ in found), 1))]
         return row, now, added
+
+    def choose(self, count: int) -> int:
+        """Which of so many rows the next kernel walks."""
+        if len(walking(self.segments)) + 1 >= self.most:
+            raise _Hopeless
+        at = len(self.chosen)
+        self.chosen.append((self.rows[at] if at < len(self.rows) else 0, count))
+        return self.chosen[-1][0]
 
     def completed(
         self,
         outputs: Sequence[int],
         now: set[int],
         added: Sequence[int],
-        known: dict[int, _Known],
+        known: dict[int, Known],
     ) -> int:
         """How many outputs are written then, by this kernel or by the one that combines parts."""
         shapes = {self.graph.nodes[i].shape for i in added}
@@ -181,9 +227,9 @@ class _Cutter:
         return count
 
     def reach(
-        self, row: tuple[int, ...], needed: Sequence[int], known: dict[int, _Known]
+        self, row: tuple[int, ...], needed: Sequence[int], known: dict[int, Known]
     ) -> tuple[set[int], list[int]]:
-        space = _largest(self.graph.nodes[i].shape for i in needed)
+        space = largest(self.graph.nodes[i].shape for i in needed)
         now: set[int] = set()
         added: list[int] = []
         for i in needed:
@@ -218,17 +264,17 @@ class _Cutter:
     def add(
         self,
         stores: list[Store],
-        known: dict[int, _Known],
+        known: dict[int, Known],
         row: tuple[int, ...] | None,
         reason: str,
     ) -> None:
-        graph, reads = _subgraph(self.graph, stores, known)
+        graph, reads = subgraph(self.graph, stores, known)
         writes = tuple(buffer for _, buffer, _ in stores)
         if row is not None:
             reason = next((self.awaited[b] for b in reads if b in self.awaited), reason)
         reason = reason if self.segments else ""
         lane = self.lane if row is not None else None
-        self.segments.append(_compact(Segment(graph, reads, writes, row, lane, reason=reason)))
+        self.segments.append(compact(Segment(graph, reads, writes, row, lane, reason=reason)))
 
     def needs(self, i: int) -> str:
         """Why what needs reduction `i` is a later kernel, if no row of this one holds it."""
@@ -251,7 +297,7 @@ class _Cutter:
         line = self.graph.nodes[i].line
         return f"{reason} ({line})" if line else reason
 
-    def divide(self, sums: dict[int, _Known]) -> dict[int, _Known]:
+    def divide(self, sums: dict[int, Known]) -> dict[int, Known]:
         """Room for the parts into which the last kernel divides these results."""
         if not sums:
             return {}
@@ -260,7 +306,7 @@ class _Cutter:
         self.segments[-1] = replace(segment, parts=max(parts.values()))
         return {i: self.in_parts(k, parts[k.buffer]) for i, k in sums.items()}
 
-    def in_parts(self, known: _Known, parts: int) -> _Known:
+    def in_parts(self, known: Known, parts: int) -> Known:
         """The value in so many parts, with room for them."""
         at = known.buffer - len(self.graph.inputs) - len(self.graph.outputs)
         whole = self.temporaries[at]
@@ -278,7 +324,7 @@ class _Cutter:
         columns: list[int],
         added: Sequence[int],
         remaining: Sequence[int],
-        known: dict[int, _Known],
+        known: dict[int, Known],
     ) -> set[int]:
         """The steps that follow from what the kernel completes of all rows, which it does, too."""
         if not columns:
@@ -286,7 +332,7 @@ class _Cutter:
         ends = {**known, **dict.fromkeys(added, _SOMEWHERE)}
         return self.epilogue(self.needed(remaining, ends), ends, columns)
 
-    def parts_of_rows(self, sums: dict[int, _Known], row: tuple[int, ...]) -> list[Store]:
+    def parts_of_rows(self, sums: dict[int, Known], row: tuple[int, ...]) -> list[Store]:
         """The reductions over one row each, in their places among the parts."""
         stores: list[Store] = []
         for i, known in sums.items():
@@ -305,7 +351,7 @@ class _Cutter:
             self.graph = replace(self.graph, nodes=(*self.graph.nodes, replace(n, shape=shape)))
         return stores
 
-    def joined_by_row(self, sums: dict[int, _Known], row: tuple[int, ...]) -> dict[int, _Known]:
+    def joined_by_row(self, sums: dict[int, Known], row: tuple[int, ...]) -> dict[int, Known]:
         """Those results in a part for each row, or in fewer parts where rows are many."""
         found = {}
         for i, known in sums.items():
@@ -315,7 +361,7 @@ class _Cutter:
         many = [i for i in numbers if found[i].parts > self.kernels.most_joined]
         return {**found, **self.fewer(many, found)} if many else found
 
-    def fewer(self, sums: list[int], parts: dict[int, _Known]) -> dict[int, _Known]:
+    def fewer(self, sums: list[int], parts: dict[int, Known]) -> dict[int, Known]:
         """A kernel whose blocks each join a share of the parts of these numbers."""
         count = parts[sums[0]].parts
         shares = {i: self.temporary(i) for i in sums}
@@ -333,8 +379,8 @@ class _Cutter:
         return self.divide(shares)
 
     def combine(
-        self, remaining: list[int], known: dict[int, _Known], added: list[int]
-    ) -> tuple[list[int], dict[int, _Known]]:
+        self, remaining: list[int], known: dict[int, Known], added: list[int]
+    ) -> tuple[list[int], dict[int, Known]]:
         """Kernels that put parts together, one for all results of the same dims; returns the
         outputs that are still to be computed, and what is known then."""
         by_shape: dict[tuple[int, ...], list[int]] = {}
@@ -358,7 +404,7 @@ class _Cutter:
         return remaining, known
 
     def epilogue(
-        self, needed: Sequence[int], known: dict[int, _Known], sums: Sequence[int]
+        self, needed: Sequence[int], known: dict[int, Known], sums: Sequence[int]
     ) -> set[int]:
         """Steps that follow from these results and from parameters of their shape alone."""
         shape = self.graph.nodes[sums[0]].shape
@@ -379,10 +425,10 @@ class _Cutter:
 
     # ---- values ----
 
-    def needed(self, outputs: Iterable[int], known: dict[int, _Known]) -> list[int]:
-        return _ancestors(self.graph, (self.graph.outputs[k][0] for k in outputs), known)
+    def needed(self, outputs: Iterable[int], known: dict[int, Known]) -> list[int]:
+        return ancestors(self.graph, (self.graph.outputs[k][0] for k in outputs), known)
 
-    def crosses(self, i: int, now: set[int], known: dict[int, _Known]) -> bool:
+    def crosses(self, i: int, now: set[int], known: dict[int, Known]) -> bool:
         return self.graph.nodes[i].op in REDUCTIONS and i in now and i not in known
 
     def stored(self, outputs: list[int]) -> list[Store]:
@@ -390,7 +436,7 @@ class _Cutter:
         first = len(self.graph.inputs)
         return [(i, first + k, a) for k, (i, a) in zip(outputs, given, strict=True)]
 
-    def temporary(self, i: int) -> _Known:
+    def temporary(self, i: int) -> Known:
         """A buffer for node `i`, contiguous along the lane axis."""
         n = self.graph.nodes[i]
         inside = [a for a in range(len(n.shape)) if n.shape[a] != 1]
@@ -400,82 +446,12 @@ class _Cutter:
             strides[a] = step
         buffer = len(self.graph.inputs) + len(self.graph.outputs) + len(self.temporaries)
         self.temporaries.append(TensorSpec(n.dtype, (math.prod(n.shape),)))
-        return _Known(buffer, Access(tuple(strides), n.dtype, TEMPORARY_ALIGN))
+        return Known(buffer, Access(tuple(strides), n.dtype, TEMPORARY_ALIGN))
 
 
-def _kept(known: dict[int, _Known]) -> list[Store]:
+def _kept(known: dict[int, Known]) -> list[Store]:
     return [(i, k.buffer, k.access) for i, k in known.items()]
-
-
-def _subgraph(
-    old: Graph, stores: list[Store], known: dict[int, _Known]
-) -> tuple[Graph, tuple[int, ...]]:
-    """The steps behind `stores`, as a graph with a leading axis of parts, and what it reads."""
-    needed = _ancestors(old, (i for i, _, _ in stores), known)
-    parts = max((known[i].parts for i in needed if i in known), default=1)
-    nodes: list[Node] = []
-    inputs: dict[int, Access] = {}
-    new: dict[int, int] = {}
-
-    def load(dtype: str, shape: tuple[int, ...], buffer: int, access: Access, step: int) -> None:
-        inputs.setdefault(buffer, replace(access, strides=(step, *access.strides)))
-        nodes.append(Node("load", (), dtype, shape, list(inputs).index(buffer)))
-
-    for i in needed:
-        n = old.nodes[i]
-        if i in known:
-            k = known[i]
-            several = k.parts > 1
-            step = math.prod(n.shape) if several else 0
-            load(n.dtype, (max(k.parts, 1), *n.shape), k.buffer, k.access, step)
-            if several:
-                nodes.append(replace(n, args=(len(nodes) - 1,), shape=(1, *n.shape)))
-        elif n.op == "load":
-            load(n.dtype, (1, *n.shape), n.attr, old.inputs[n.attr], 0)
-        else:
-            args = tuple(new[a] for a in n.args)
-            nodes.append(replace(n, args=args, shape=(1, *n.shape)))
-        new[i] = len(nodes) - 1
-    outputs = [(new[i], replace(a, strides=(0, *a.strides))) for i, _, a in stores]
-    space = (max(parts, 1), *_largest(old.nodes[i].shape for i in needed))
-    accesses = tuple(inputs.values())
-    joined = frozenset(a + 1 for a in old.joined)
-    graph = Graph(tuple(nodes), space, accesses, tuple(outputs), old.scalars, joined=joined)
-    return graph.check(), tuple(inputs)
-
-
-def _compact(segment: Segment) -> Segment:
-    """The same on as few axes as its tensors need; `row` and `lane` were given without the leading
-    axis of parts."""
-    groups = axis_groups(segment.graph)
-    graph, row, lane = collapsed(segment.graph, groups), segment.row, segment.lane
-    if row is not None:
-        row = tuple(k for k, group in enumerate(groups) if group[0] - 1 in row)
-        lanes = [k for k, group in enumerate(groups) if lane in [a - 1 for a in group]]
-        lane = lanes[0] if lanes else None
-    return replace(segment, graph=graph, row=row, lane=lane)
 
 
 def _pairs(graph: Graph, i: int, shape: tuple[int, ...]) -> Iterable[tuple[int, int]]:
     return zip(graph.nodes[i].shape, shape, strict=True)
-
-
-def _ancestors(graph: Graph, of: Iterable[int], known: dict[int, _Known]) -> list[int]:
-    """The steps that `of` need, themselves included, in order; what is known needs no others."""
-    found: set[int] = set()
-    stack = list(of)
-    while stack:
-        i = stack.pop()
-        if i not in found:
-            found.add(i)
-            if i not in known:
-                stack += graph.nodes[i].args
-    return sorted(found)
-
-
-def _ancestor_space(graph: Graph, i: int) -> tuple[int, ...]:
-    return _largest(graph.nodes[a].shape for a in _ancestors(graph, [i], {}))
-
-
-def _largest(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))

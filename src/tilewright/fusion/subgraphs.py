@@ -1,0 +1,95 @@
+"""A part of a graph as a kernel's: the steps behind some values, on as few axes as they need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tilewright.fusion.ir import Access, Graph, Node
+from tilewright.fusion.passes import axis_groups, collapsed
+from tilewright.fusion.program import Segment
+
+
+@dataclass(frozen=True)
+class Known:
+    """A value that an earlier kernel left in a buffer, in `parts` parts to be combined."""
+
+    buffer: int
+    access: Access
+    parts: int = 0
+
+
+Store = tuple[int, int, Access]
+"""A node, the buffer it is written to, and how."""
+
+
+def subgraph(
+    old: Graph, stores: list[Store], known: dict[int, Known]
+) -> tuple[Graph, tuple[int, ...]]:
+    """The steps behind `stores`, as a graph with a leading axis of parts, and what it reads."""
+    needed = ancestors(old, (i for i, _, _ in stores), known)
+    parts = max((known[i].parts for i in needed if i in known), default=1)
+    nodes: list[Node] = []
+    inputs: dict[int, Access] = {}
+    new: dict[int, int] = {}
+
+    def load(dtype: str, shape: tuple[int, ...], buffer: int, access: Access, step: int) -> None:
+        inputs.setdefault(buffer, replace(access, strides=(step, *access.strides)))
+        nodes.append(Node("load", (), dtype, shape, list(inputs).index(buffer)))
+
+    for i in needed:
+        n = old.nodes[i]
+        if i in known:
+            k = known[i]
+            several = k.parts > 1
+            step = math.prod(n.shape) if several else 0
+            load(n.dtype, (max(k.parts, 1), *n.shape), k.buffer, k.access, step)
+            if several:
+                nodes.append(replace(n, args=(len(nodes) - 1,), shape=(1, *n.shape)))
+        elif n.op == "load":
+            load(n.dtype, (1, *n.shape), n.attr, old.inputs[n.attr], 0)
+        else:
+            args = tuple(new[a] for a in n.args)
+            nodes.append(replace(n, args=args, shape=(1, *n.shape)))
+        new[i] = len(nodes) - 1
+    outputs = [(new[i], replace(a, strides=(0, *a.strides))) for i, _, a in stores]
+    space = (max(parts, 1), *largest(old.nodes[i].shape for i in needed))
+    accesses = tuple(inputs.values())
+    joined = frozenset(a + 1 for a in old.joined)
+    graph = Graph(tuple(nodes), space, accesses, tuple(outputs), old.scalars, joined=joined)
+    return graph.check(), tuple(inputs)
+
+
+def compact(segment: Segment) -> Segment:
+    """The same on as few axes as its tensors and rows need; `row` and `lane` were given without the
+    leading axis of parts."""
+    swept = segment.row if segment.row and segment.graph.reductions else ()
+    groups = axis_groups(segment.graph, {a + 1 for a in swept})
+    graph, row, lane = collapsed(segment.graph, groups), segment.row, segment.lane
+    if row is not None:
+        row = tuple(k for k, group in enumerate(groups) if group[0] - 1 in row)
+        lanes = [k for k, group in enumerate(groups) if lane in [a - 1 for a in group]]
+        lane = lanes[0] if lanes else None
+    return replace(segment, graph=graph, row=row, lane=lane)
+
+
+def ancestors(graph: Graph, of: Iterable[int], known: dict[int, Known]) -> list[int]:
+    """The steps that `of` need, themselves included, in order; what is known needs no others."""
+    found: set[int] = set()
+    stack = list(of)
+    while stack:
+        i = stack.pop()
+        if i not in found:
+            found.add(i)
+            if i not in known:
+                stack += graph.nodes[i].args
+    return sorted(found)
+
+
+def ancestor_space(graph: Graph, i: int) -> tuple[int, ...]:
+    return largest(graph.nodes[a].shape for a in ancestors(graph, [i], {}))
+
+
+def largest(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
