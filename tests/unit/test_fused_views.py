@@ -15,7 +15,7 @@ from tilewright.dispatch.fuse import backward_operator, fuse
 from tilewright.errors import NoImplementation
 from tilewright.fusion.axes import refined
 from tilewright.fusion.cuda import target
-from tilewright.fusion.pieces import boxed, common, others, within
+from tilewright.fusion.pieces import boxed, common, in_boxes, others, within
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS
@@ -189,3 +189,16 @@ def test_elements_of_a_dim_are_a_box_of_its_factors_or_none():
                 found = [i + stride * k for i in found for k in r]
             assert found == list(elements)
     assert boxes > len(RANGES)
+
+
+def test_elements_of_a_dim_are_boxes_of_its_factors_one_after_another():
+    several = 0
+    for sizes in ([3, 4], [2, 3, 2], [12], [2, 6]):
+        for elements in filter(None, RANGES):
+            found = in_boxes(elements, sizes, 12)
+            assert [i for r in found for i in r] == list(elements)
+            assert None not in [boxed(r, sizes) for r in found]
+            several += len(found) > 1
+    assert several > len(RANGES) // 4
+    assert len(in_boxes(range(3, 60), [6, 10], 64)) == 2
+    assert in_boxes(range(0, 6000, 7), [600, 10], 64) is None

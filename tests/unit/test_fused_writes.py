@@ -71,9 +71,38 @@ def nothing_where_masked(x):
     return y
 
 
+def stretch_of_merged_dims(x):
+    y = x * 2
+    y.view(-1)[3:9] = x.view(-1)[:6]
+    return y
+
+
+def rows_of_merged_dims(x):
+    y = x * 2
+    y.view(-1)[3:27] = x.view(-1)[20:44].exp()
+    y.view(-1)[10:30] += 1
+    return y
+
+
+def every_seventh_of_merged_dims(x):
+    y = x.exp() + 1
+    y.view(-1)[::7] = 0.5
+    return y.sum(0)
+
+
+def twice_in_merged_dims(x):
+    y = x * 2
+    y.view(-1)[3:27].mul_(3)
+    y.view(2, 3, 10)[:, 1] *= 3
+    y.flatten(0, 1)[5] += 1
+    return y
+
+
 WRITES = [
     *(scaled_head, moved_column, box_of_another, column_of_a_transpose, twice_the_same),
     *(every_other_of_nothing, row_over_pieces, nothing_where_masked),
+    *(stretch_of_merged_dims, rows_of_merged_dims, every_seventh_of_merged_dims),
+    twice_in_merged_dims,
 ]
 
 
@@ -89,7 +118,9 @@ def test_a_write_to_a_part_has_pytorchs_values_and_gradients(function):
     assert type(own.grad_fn).__name__ == "GeneratedBackward"
 
 
-VERIFIED = [(f, "f32") for f in (row_over_pieces, nothing_where_masked)] + [(scaled_head, "bf16")]
+VERIFIED = [(f, "f32") for f in (row_over_pieces, nothing_where_masked, rows_of_merged_dims)] + [
+    (scaled_head, "bf16")
+]
 
 
 @pytest.mark.parametrize(("function", "dtype"), VERIFIED)
@@ -99,6 +130,17 @@ def test_kernels_of_writes_verify(function, dtype):
     assert_verified(w)
     backward = backward_operator(OPS["writes"], 1)
     assert_verified(backward.workload(grad_output=w.outputs[0], x=w.main))
+
+
+def test_merged_dims_that_pieces_cut_otherwise_are_named():
+    def overlapping(x):
+        y = x * 2
+        y.view(-1)[3:27].mul_(3)
+        y.view(-1)[8:33].mul_(3)
+        return y
+
+    with pytest.raises(NoImplementation, match=r"merged differently.*fused_writes.py"):
+        tw.fuse(overlapping, name="writes")(torch.randn(6, 10))
 
 
 @pytest.mark.parametrize(

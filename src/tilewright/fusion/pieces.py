@@ -143,3 +143,34 @@ def boxed(elements: range, sizes: Sequence[int]) -> Box | None:
             return None
     rest = boxed(ordinary(inside), sizes[1:])
     return None if rest is None else (ordinary(outer), *rest)
+
+
+def in_boxes(elements: range, sizes: Sequence[int], most: int) -> list[range] | None:
+    """The elements of a dim in ranges, one after another, each of which is a box of its factors;
+    None where that takes more than so many."""
+    if boxed(elements, sizes) is not None:
+        return [elements]
+    inner = math.prod(sizes[1:])
+    first, last = elements[0] // inner, elements[-1] // inner
+    if first == last:
+        start = first * inner
+        inside = range(elements.start - start, elements.stop - start, elements.step)
+        found = in_boxes(inside, sizes[1:], most)
+        return found and [range(r.start + start, r.stop + start, r.step) for r in found]
+    ends = [-((elements.start - row * inner) // elements.step) for row in (first + 1, last)]
+    ends = [0, *ends, len(elements)]  # the first row, whole ones, and the last
+    for a, b in ((1, 3), (0, 2), (1, 2)):
+        whole = elements[ends[a] : ends[b]]
+        if whole and boxed(whole, sizes) is not None:
+            rest = [elements[: ends[a]], whole, elements[ends[b] :]]
+            break
+    else:
+        if last - first >= most:
+            return None
+        cuts = [
+            -((elements.start - row * inner) // elements.step) for row in range(first, last + 2)
+        ]
+        rest = [elements[max(i, 0) : j] for i, j in itertools.pairwise(cuts)]
+    split = [in_boxes(r, sizes, most) for r in rest if r]
+    found = [r for ranges in split for r in ranges or ()]
+    return None if None in split or len(found) > most else found

@@ -9,7 +9,18 @@ from dataclasses import replace
 
 from tilewright.fusion.axes import Value, grouped, refined
 from tilewright.fusion.builder import GraphBuilder
-from tilewright.fusion.pieces import Box, Pieces, apart, boxed, common, met, others, within
+from tilewright.fusion.pieces import (
+    Box,
+    Pieces,
+    apart,
+    boxed,
+    common,
+    in_boxes,
+    met,
+    ordinary,
+    others,
+    within,
+)
 from tilewright.fusion.steps import Unsupported
 
 Held = Value | Pieces
@@ -30,7 +41,8 @@ class PieceBuilder(GraphBuilder):
         given = [self.spread(held, sizes) for held in operands]
         boxes: list[Box] = [tuple(map(range, flat))]
         for parts in given:
-            boxes = [b for box in boxes for other, _ in parts if (b := met(box, other))]
+            meets = [(b, v, o) for box in boxes for o, v in parts if (b := met(box, o))]
+            boxes = [b for box, v, o in meets for b in self.boxes_inside(v, box, o)]
         found = []
         for box in boxes:
             inside = (next((o, v) for o, v in parts if met(box, o)) for parts in given)
@@ -52,6 +64,8 @@ class PieceBuilder(GraphBuilder):
         """A tensor in which some elements of a dim are others."""
         if not elements:
             return into
+        if len(self.merged(into, d)) > 1:
+            return self.replaced_in_boxes(into, part, d, elements)
         size = into.shape[d]
         sizes = self.sizes_of(into.shape, [into, part], d)
         at = sum(len(factors) for factors in sizes[:d])
@@ -60,14 +74,49 @@ class PieceBuilder(GraphBuilder):
             for left in others(elements, size):
                 if kept := common(box[at], left):
                     smaller = (*box[:at], kept, *box[at + 1 :])
-                    found.append((smaller, self.inside(value, smaller, box)))
+                    found += self.insides(value, smaller, box)
         return self.put_together(sizes, found)
+
+    def replaced_in_boxes(self, into: Held, part: Held, d: int, elements: range) -> Held:
+        """The same for a dim that is several: their boxes are replaced, one after another."""
+
+        def put(whole: Held, some: Held, k: int, box: Box) -> Held:
+            if len(box) > 1:
+                some = put(self.elements(whole, k, box[0]), some, k + 1, box[1:])
+            return self.replaced(whole, some, k, box[0])
+
+        factors, shape, first = self.merged(into, d), into.shape, 0
+        whole = self.regrouped(into, [*shape[:d], *factors, *shape[d + 1 :]])
+        for some in self.in_boxes(elements, factors):
+            box = boxed(some, factors)
+            assert box is not None, (some, factors)
+            own = self.elements(part, d, range(first, first + len(some)))
+            own = self.regrouped(own, [*shape[:d], *map(len, box), *shape[d + 1 :]])
+            whole, first = put(whole, own, d, box), first + len(some)
+        return self.regrouped(whole, shape)
+
+    def merged(self, held: Held, d: int) -> tuple[int, ...]:
+        """The sizes of the dims that a dim is and cannot be walked as one."""
+        if isinstance(held, Pieces):
+            return held.sizes[d]
+        dim = self.axes.factors(held.dims[d])
+        one = all(f.axis is None for f in dim) or self.run(held, d) is not None
+        return held.shape[d : d + 1] if one else tuple(f.size for f in dim)
+
+    def in_boxes(self, elements: range, factors: Sequence[int]) -> list[range]:
+        found = in_boxes(elements, factors, MOST_PIECES)
+        if found is None:
+            raise Unsupported(f"{len(elements)} elements of merged dims of {list(factors)}")
+        return found
 
     def elements(self, held: Held, d: int, elements: range) -> Held:
         """Some elements of a dim."""
+        factors = self.merged(held, d)
+        if len(factors) > 1 and elements and boxed(elements, factors) is None:
+            boxes = self.in_boxes(elements, factors)
+            return self.concatenated([self.elements(held, d, some) for some in boxes], d)
         if isinstance(held, Value):
             return self.part(held, d, elements)
-        factors = held.sizes[d]
         target = boxed(elements, factors) if len(factors) > 1 else (elements,) * len(factors)
         if target is None or not elements:
             raise Unsupported(f"{len(elements)} elements of merged dims of {list(factors)}")
@@ -78,8 +127,8 @@ class PieceBuilder(GraphBuilder):
         found = []
         for box, value in held.parts:
             if meet := met(box, wanted):
-                there = tuple(map(within, meet, wanted))
-                found.append((there, self.inside(value, meet, box)))
+                for inside, part in self.insides(value, meet, box):
+                    found.append((tuple(map(within, inside, wanted)), part))
         sizes = [*held.sizes]
         sizes[d] = tuple(map(len, target))
         return self.put_together(sizes, found)
@@ -94,11 +143,14 @@ class PieceBuilder(GraphBuilder):
         parts = grouped(fine, fine, held.factors)
         found = []
         for box, value in held.parts:
-            split = [boxed(elements, sizes) for elements, sizes in zip(box, parts, strict=True)]
-            if None in split:
-                raise Unsupported(f"a view from {list(held.shape)} to {list(shape)} of pieces")
-            into = tuple(r for ranges in split if ranges is not None for r in ranges)
-            found.append((into, self.view(value, [*map(len, into)])))
+            split = [self.in_boxes(*pair) for pair in zip(box, parts, strict=True)]
+            smaller = [x for b in itertools.product(*split) for x in self.insides(value, b, box)]
+            for part, inside in smaller:
+                boxes = [boxed(*pair) for pair in zip(part, parts, strict=True)]
+                if None in boxes:
+                    raise Unsupported(f"a view from {list(held.shape)} to {list(shape)} of pieces")
+                into = tuple(r for ranges in boxes for r in ranges or ())
+                found.append((into, self.view(inside, [*map(len, into)])))
         return Pieces(tuple(grouped(fine, fine, shape)), tuple(found))
 
     def moved(self, held: Held, order: Sequence[int]) -> Held:
@@ -230,6 +282,19 @@ class PieceBuilder(GraphBuilder):
             if value.dims[d]:
                 value = self.part(value, d, within(elements, of))
         return value
+
+    def insides(self, value: Value, box: Box, whole: Box) -> list[Part]:
+        """The same in as many parts as it takes along dims that are several."""
+        return [(b, self.inside(value, b, whole)) for b in self.boxes_inside(value, box, whole)]
+
+    def boxes_inside(self, value: Value, box: Box, whole: Box) -> list[Box]:
+        split = [[elements] for elements in box]
+        for d, of in enumerate(whole):
+            factors = self.merged(value, d) if value.dims[d] else ()
+            if len(factors) > 1:
+                parts = self.in_boxes(within(box[d], of), factors)
+                split[d] = [ordinary(of[r.start : r.stop : r.step]) for r in parts]
+        return list(itertools.product(*split))
 
     def put_together(self, sizes: Sequence[tuple[int, ...]], parts: list[Part]) -> Held:
         """The pieces as one tensor, or as a value if there is but one."""
