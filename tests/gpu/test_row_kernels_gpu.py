@@ -307,3 +307,55 @@ def test_more_blocks_than_run_at_once_are_refused_rather_than_awaited(meeting, d
     executable.grids[device.index] = (64 * blocks, 1, 1)
     with pytest.raises(LaunchError):
         executable(*tensors)
+
+
+HUGE_SHAPE, HUGE_GIB = (524300, 4100), 18
+"""Of more than 2^31 elements, and memory that three such tensors of halves take beside what is
+compared at once."""
+
+
+def assert_norms_gradients(run, shape, device, chunk):
+    """dx of some rows, and the sums over all of them, against fp64; `chunk` rows at once."""
+    rows, width = shape
+    generator = torch.Generator(device).manual_seed(0)
+    tensors = {"generator": generator, "dtype": torch.half, "device": device}
+    grad, x = (torch.randn(rows, width, **tensors) for _ in range(2))
+    weight = torch.randn(width, **tensors)
+    parts = list(range(0, rows, chunk))
+    mean = torch.cat([x[k : k + chunk].double().mean(-1, keepdim=True) for k in parts]).float()
+    deviations = [x[k : k + chunk].double().std(-1, keepdim=True, correction=0) for k in parts]
+    rstd = torch.cat(deviations).add(1e-5).reciprocal().float()
+    dx, dweight, dbias = run(grad, x, mean, rstd, weight)
+
+    def doubles(some):
+        normed = (x[some].double() - mean[some].double()) * rstd[some].double()
+        return grad[some].double(), normed
+
+    sums = torch.zeros(2, width, dtype=torch.float64, device=device)
+    for k in parts:
+        g, normed = doubles(slice(k, k + chunk))
+        sums += torch.stack([(g * normed).sum(0), g.sum(0)])
+    for found, right in zip((dweight, dbias), sums, strict=True):
+        torch.testing.assert_close(found.double(), right, rtol=1e-3, atol=0.02)
+    middle = min(2**31 // width, rows - 2)  # rows before, on and behind the 2^31st element
+    ends = [0, 1, middle - 1, middle, middle + 1, rows - 2, rows - 1]
+    sample = torch.cat([torch.tensor(ends), torch.randperm(rows)[:1000]]).unique().to(device)
+    g, normed = doubles(sample)
+    g = g * weight.double()
+    of_rows = g.mean(-1, keepdim=True) + normed * (g * normed).mean(-1, keepdim=True)
+    right = rstd[sample].double() * (g - of_rows)
+    torch.testing.assert_close(dx[sample].double(), right, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.alone
+def test_layer_norms_gradients_of_more_than_two_to_the_31_elements(device):
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info(device)[0] < HUGE_GIB << 30:
+        pytest.skip(f"less than {HUGE_GIB} GiB of memory are free")
+    w, spec, fused = workload(BACKWARD, *HUGE_SHAPE, "f16"), spec_of(device.index), IMPLS["fused"]
+    assert w["x"].numel > 2**31
+    try:
+        executable = fused.build(fused.heuristic(w, spec), w, spec)
+        assert_norms_gradients(executable, HUGE_SHAPE, device, chunk=8192)
+    finally:
+        torch.cuda.empty_cache()
