@@ -193,7 +193,7 @@ MOST = {
     columns_of_sums: {"cuda": 9, "cpp": 3},
     middle_broadcast: {"cuda": 5, "cpp": 2},
     batches_of_broadcast: {"cuda": 3, "cpp": 2},
-    batches_of_channels: {"cuda": 24, "cpp": 3},
+    batches_of_channels: {"cuda": 16, "cpp": 3},
     masked_gradients: {"cpp": 5},
     images_of_groups: {"cuda": 4, "cpp": 2},
     gradients_of_groups: {"cuda": 10, "cpp": 3},

@@ -37,6 +37,10 @@ def gated_norm(x, p, m, w, b):
     return F.layer_norm((x + p) * m, x.shape[-1:], w, b)
 
 
+def scaled(x, g):
+    return x * g
+
+
 def scaled_softmax(x, b):
     return torch.softmax(x * b, -1)
 
@@ -48,7 +52,7 @@ def softmax_over_rows(x):
 @pytest.fixture(scope="module", autouse=True)
 def _fused():
     before = set(OPS)
-    for function in (shifted, masked_norm, gated_norm, scaled_softmax, softmax_over_rows):
+    for function in (shifted, scaled, masked_norm, gated_norm, scaled_softmax, softmax_over_rows):
         tw.fuse(function)
     yield
     for name in set(OPS) - before:
@@ -69,6 +73,10 @@ def mask_of_scores(b, s):
 
 def gradients_of_positions(b, s):
     return written("shifted_backward", grad_output=(b, s, 64), x=(b, s, 64), y=(s, 64))
+
+
+def gradients_of_gates(b, s):
+    return written("scaled_backward", grad_output=(b, s, 768), x=(b, s, 768), g=(b, 1, 768))
 
 
 def normed_positions(b, s):
@@ -100,10 +108,11 @@ MOST_OF_BATCHES = {
     positions: {"cuda": 2, "cpp": 2},
     positions_of_heads: {"cuda": 2, "cpp": 2},
     mask_of_scores: {"cuda": 4, "cpp": 2},
-    gradients_of_positions: {"cuda": 24, "cpp": 3},
+    gradients_of_positions: {"cuda": 16, "cpp": 3},
+    gradients_of_gates: {"cuda": 24, "cpp": 7},
     normed_positions: {"cuda": 9, "cpp": 3},
-    normed_and_gated: {"cuda": 9, "cpp": 3},
-    gradients_of_normed_positions: {"cuda": 14, "cpp": 4},
+    normed_and_gated: {"cuda": 4, "cpp": 3},
+    gradients_of_normed_positions: {"cuda": 13, "cpp": 4},
     padded_softmax: {"cuda": 4, "cpp": 3},
     masked_softmax: {"cuda": 2, "cpp": 2},
     softmax_over_channels: {"cuda": 10, "cpp": 4},

@@ -194,7 +194,8 @@ class Tiles:
         chunks: blocks among which a walk is divided, each with so many `chunk_steps`.
         pieces: blocks side by side along the lane.
         kept_steps: steps whose values a thread keeps: all of its walk, or none.
-        at_once: steps that a thread has in flight where it keeps none.
+        at_once: steps that a thread has in flight where it keeps none: a power of two, so that few
+            kernels serve walks of all lengths. What is past the end is the last step again.
         rounds: how often a walk takes those, if its kernel is for so many alone; else 0.
     """
 
@@ -206,7 +207,7 @@ class Tiles:
         self.pieces = math.ceil(area.width / (self.lanes * s.vector * s.turns))
         self.blocks = area.cells * self.chunks * self.pieces
         own = math.ceil(self.chunk_steps / self.shares)
-        self.at_once = min(s.unroll, own) if area.walk else 1
+        self.at_once = min(s.unroll, _power_above(own)) if area.walk else 1
         rounds = math.ceil(own / self.at_once)
         self.rounds = rounds if self.chunks == 1 and rounds <= MOST_ROUNDS else 0
         self.kept_steps = (
