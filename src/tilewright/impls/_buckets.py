@@ -13,7 +13,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, most_bytes
-from tilewright.impls._integers import MOST_TERMS_UNTUNED
+from tilewright.impls._integers import MOST_TERMS_UNTUNED, too_large
 from tilewright.impls._scatter import (
     ScatterProblem,
     moved,
@@ -30,7 +30,8 @@ RUNS_OF_THREAD = 8
 MIN_TILE = 8192
 MIN_ELEMENTS = 2**17
 """Of a sum untuned: H200, commit 693d132, integer_sums takes 10.3 us for 12000 elements and 44 us
-for a million, bucket_sums 11.2 us and 26 us; in fp64 (commit 3d3c0d0) 62 us and 32 us for these."""
+for a million, bucket_sums 11.2 us and 26 us; in fp64 (commit 3d3c0d0) 62 us and 32 us for these. Of
+what integer_sums refuses, 32768 into 524288 take 13.8 us, by scatter_sorted 91 us (4f86109)."""
 CELL_US, POSITION_US = 2.5e-6, 5e-5
 SORT_US, SORTED_POSITION_US = 95.0, 1.3e-4
 """What a sum in place takes by buckets, and by scatter_sorted, which goes by positions alone.
@@ -53,12 +54,16 @@ def is_large(p: ScatterProblem) -> bool:
     return p.positions >= MIN_ELEMENTS and has_large_tiles(p)
 
 
-def worth_buckets(p: ScatterProblem) -> bool:
+def worth_buckets(w: Workload) -> bool:
     """Whether untuned a sum is one for bucket_sums, where others do not take it first: it has too
-    many positions for integer_sums, and in place not too few for all the places."""
-    if not p.include or not has_large_tiles(p) or (p.in_place and is_sparse(p)):
+    many positions for integer_sums, and in place not too few for all the places; or so few that
+    integer_sums has no table of all places, but too many to sort them."""
+    p = served_scatter(w)
+    if not p.include or not has_large_tiles(p):
         return False
-    return p.positions >= MIN_ELEMENTS or p.length > MOST_TERMS_UNTUNED
+    if p.positions >= MIN_ELEMENTS or p.length > MOST_TERMS_UNTUNED:
+        return not (p.in_place and is_sparse(p))
+    return bool(too_large(w.main.numel, w["index"].numel, p.dtype)) and not is_sparse(p)
 
 
 def is_sparse(p: ScatterProblem) -> bool:

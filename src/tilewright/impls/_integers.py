@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.device import DeviceSpec
+from tilewright.impls._indexed import most_bytes
 
 MARK_BYTES = 4
 SUM_BYTES = {"f16": 8, "bf16": 8, "f32": 8, "f64": 16}
@@ -15,6 +16,11 @@ many are together off by 2^-21 of the largest at most, by far less as a rule, an
 MOST_ELEMENTS_UNTUNED, MOST_TERMS_UNTUNED = 2**21, 2**15
 """Of rows, or without tables of blocks: H200, commit 693d132, 64 us for four million, rows_sorted
 33 us. Terms of one place queue up. A million of fp64: 63 us, rows_sorted 114 us (48ee703)."""
+WORKSPACE_PER_ELEMENT = 48
+"""Bytes for each element of src."""
+MOST_BYTES = 2**30
+"""Whatever is added: a table many times as large as a cache loses to a sort, and leaves no memory
+to others (of a vocabulary of 128256 x 4096 it would be 6.3 GB)."""
 
 TERMS_FOR_TABLES = 64
 """Of a place, from which on it pays untuned that each block has a table of all places: as many
@@ -24,6 +30,16 @@ blocks add theirs up."""
 def table_bytes(places: int, dtype: str) -> int:
     """Of marks and integers."""
     return (MARK_BYTES + SUM_BYTES[dtype]) * places
+
+
+def too_large(places: int, elements: int, dtype: str) -> str | None:
+    """Why so many elements are not added in a table of all places in device memory, or None."""
+    allowed = most_bytes(WORKSPACE_PER_ELEMENT, elements)
+    if (taken := table_bytes(places, dtype)) > allowed:
+        return f"{taken} bytes exceed {WORKSPACE_PER_ELEMENT} for each of {elements} elements"
+    if taken > MOST_BYTES:
+        return f"a table of {taken} bytes exceeds {MOST_BYTES}, as large as it may be"
+    return None
 
 
 def takes_tables(terms: int, places: int, dtype: str, device: DeviceSpec) -> bool:

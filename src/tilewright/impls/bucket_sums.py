@@ -39,7 +39,7 @@ class BucketSums(Buckets):
         p = served_scatter(w)
         if in_tables(
             w["index"].numel, p.length, w.main.numel, p.dtype, device
-        ) or not worth_buckets(p):
+        ) or not worth_buckets(w):
             return False
         return not any(other.takes_untuned(w, device) for other in OTHERS)
 

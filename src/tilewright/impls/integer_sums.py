@@ -14,7 +14,7 @@ from tilewright.impls._elements import (
     element_problem,
     rows_as_elements,
 )
-from tilewright.impls._indexed import AT_ONCE, MOST_AT_ONCE, Launch, Step, Workspace, most_bytes
+from tilewright.impls._indexed import AT_ONCE, MOST_AT_ONCE, Launch, Step, Workspace
 from tilewright.impls._integers import (
     MARK_BYTES,
     MOST_ELEMENTS_UNTUNED,
@@ -24,6 +24,7 @@ from tilewright.impls._integers import (
     not_by_integers,
     table_bytes,
     takes_tables,
+    too_large,
     unit_bits,
 )
 from tilewright.impls._rows import RowProblem, row_problem
@@ -37,11 +38,6 @@ from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
-WORKSPACE_PER_ELEMENT = 48
-"""Bytes for each element of src."""
-MOST_BYTES = 2**30
-"""Whatever is added: a table many times as large as a cache loses to a sort, and leaves no memory
-to others (of a vocabulary of 128256 x 4096 it would be 6.3 GB)."""
 OTHERS = ScatterTiled(), ScatterSerial(), BucketSums(), RowsSerial(), RowsBins(), RowsDealt()
 """What untuned is asked before."""
 
@@ -73,12 +69,7 @@ class IntegerSums(RowKernels):
         assert isinstance(p, ElementProblem)
         if reason := not_by_integers(p.dtype, p.reduce, p.length):
             return reason
-        allowed = most_bytes(WORKSPACE_PER_ELEMENT, p.count)
-        if (taken := table_bytes(p.places, p.dtype)) > allowed:
-            return f"{taken} bytes exceed {WORKSPACE_PER_ELEMENT} for each of {p.count} elements"
-        if taken > MOST_BYTES:
-            return f"a table of {taken} bytes exceeds {MOST_BYTES}, as large as it may be"
-        return None
+        return too_large(p.places, p.count, p.dtype)
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = self.served(w)

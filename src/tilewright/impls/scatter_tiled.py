@@ -169,7 +169,7 @@ def _by_integers(p: ScatterProblem, w: Workload, device: DeviceSpec) -> bool:
     if not_by_integers(p.dtype, p.reduce) is not None:
         return False
     few = few_enough(w["index"].numel, p.length, w.main.numel, p.dtype, device)
-    return few or (is_short(p.dtype) and worth_buckets(p))
+    return few or (is_short(p.dtype) and worth_buckets(w))
 
 
 def entry(p: ScatterProblem) -> str:
