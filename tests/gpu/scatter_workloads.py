@@ -110,4 +110,8 @@ WORKLOADS = [
     "scatter_reduce(x=f16[50,31], dim=0, index=i64[80,31], src=f16[80,31], reduce=mean)",
     "scatter_reduce(x=f32[50,31], dim=1, index=i64[50,80], src=f32[50,80], reduce=amax, "
     "include_self=False)",
+    "index_add(x=f32[100000,50], dim=1, index=i64[60], source=f32[100000,60])",
+    "index_reduce(x=f32[70000,9,2], dim=1, index=i64[60], source=f32[70000,60,2], reduce=prod)"
+    "!donate=x",
+    "index_add(x=f32[10,3000001], dim=0, index=i64[60], source=f32[60,3000001])!donate=x",
 ]

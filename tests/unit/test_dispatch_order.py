@@ -67,6 +67,16 @@ TEXT = "scatter(x=f32[50000], dim=0, index=i64[50000], src=f32[50000])"
         ("scatter_add(x=f32[90,50257], dim=1, index=i64[90,1], src=f32[90,1])", "scatter_serial"),
         ("index_add(x=f32[64,100000], dim=1, index=i64[200000], source=f32[64,200000])",
          "rows_sorted"),
+        ("index_add(x=f32[100000,50], dim=1, index=i64[60], source=f32[100000,60])", "rows_sorted"),
+        ("index_add(x=f16[3000000,50], dim=1, index=i64[60], source=f16[3000000,60])!donate=x",
+         "rows_sorted"),
+        ("index_reduce(x=f64[70000,50,2], dim=1, index=i32[60], source=f64[70000,60,2], "
+         "reduce=prod, include_self=False)", "rows_sorted"),
+        ("index_add(x=f32[10,3000001], dim=0, index=i64[60], source=f32[60,3000001])",
+         "rows_sorted"),
+        ("embedding_backward(grad=f32[60,3000001], index=i64[60], num_weights=10)", "rows_sorted"),
+        ("scatter_add(x=f32[100000,50,8], dim=1, index=i64[100000,60,8]@strides(0,1,0), "
+         "src=f32[100000,60,8])", "rows_sorted"),
         ("index_add(x=i64[1000000,1], dim=0, index=i64[1000000], source=i64[1000000,1])!donate=x",
          "rows_sorted"),
         ("index_reduce(x=f16[64,100000], dim=1, index=i64[200000], source=f16[64,200000], "

@@ -255,16 +255,17 @@ def across(p: RowProblem, c: Moved) -> int:
     return math.ceil(p.columns / (c.lanes * c.vec))
 
 
-def misfit(p: RowProblem, c: Moved, narrowest: int = 4) -> str | None:
+def misfit(p: RowProblem, c: Moved, narrowest: int = 4, most: int = MAX_GRID_YZ) -> str | None:
     """Why rows do not come apart into pieces for groups of lanes, or None.
 
     Args:
         narrowest: lanes of the group that takes rows of any width.
+        most: pieces of a row at most.
     """
     if c.lanes > narrowest and c.lanes * c.vec >= 2 * p.columns:
         return f"{c.lanes} threads of {c.vec} are twice a row of {p.columns} columns"
-    if (pieces := across(p, c)) > MAX_GRID_YZ:
-        return f"{pieces} pieces of a row exceed a grid of {MAX_GRID_YZ}"
+    if (pieces := across(p, c)) > most:
+        return f"{pieces} pieces of a row exceed a grid of {most}"
     return None
 
 

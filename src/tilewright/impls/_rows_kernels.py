@@ -26,13 +26,14 @@ class RowKernels(Implementation):
 
     `files` are these (`sources`, where configs differ in them), and `entry` is the kernel whose
     resources stand for the whole. `batches` says that they take an index for each batch
-    (kernels/scatter/batches.cuh).
+    (kernels/scatter/batches.cuh), and `most_outer` how long the outer axis may be.
     """
 
     backend = "cuda"
     files: ClassVar[tuple[str, ...]]
     entry: ClassVar[str]
     batches: ClassVar[bool] = False
+    most_outer: ClassVar[int] = MAX_GRID_YZ
     executable: ClassVar[type[IndexedExecutable]] = IndexedExecutable
 
     def problem(self, w: Workload) -> RowProblem | str:
@@ -75,7 +76,7 @@ class RowKernels(Implementation):
             return reason
         if max(p.count, p.places) >= 2**31 - 1:
             return f"{p.count} indices of {p.places} places exceed 32 bits"
-        if p.outer > MAX_GRID_YZ or next(iter(self.space(w, device)), None) is None:
+        if p.outer > self.most_outer or next(iter(self.space(w, device)), None) is None:
             return f"{p.outer} x {p.places} x {p.columns} exceed a grid, or a block's memory"
         return None
 

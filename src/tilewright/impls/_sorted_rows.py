@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._indexed import SUM, Launch, Step, Workspace, most_bytes, sum_bytes
+from tilewright.impls._indexed import (
+    MAX_GRID_YZ,
+    SUM,
+    Launch,
+    Step,
+    Workspace,
+    most_bytes,
+    sum_bytes,
+)
 from tilewright.impls._rows import (
     RowProblem,
     across,
@@ -35,7 +43,7 @@ WIDEST, WIDEST_PRODUCT = 8, 4
 LONGEST_CHAIN = 16
 """Terms that are added one after the other, where none are in flight together to be added as a
 tree: more round worse than PyTorch's kernels do."""
-ARGUMENTS = "PPPPPPPiiiiqqqqqqd"
+ARGUMENTS = "PPPPPPPiiiiiqqqqqqd"
 """Of the kernels of rows.cu."""
 
 
@@ -88,7 +96,7 @@ class SortedRows(RowKernels):
     and a byte for each place out of place, of up to eight an index.
     """
 
-    entry = "accumulate"
+    entry, most_outer = "accumulate", MAX_GRID
     Config: ClassVar[type[Sums]] = Sums
     marked_per_index: ClassVar[int] = 8
     """Places for each index up to which those that are named are marked, so that others are filled;
@@ -134,7 +142,7 @@ class SortedRows(RowKernels):
         def fits(c: Any) -> str | None:
             if reason := self.sort_refused(p, c):
                 return reason
-            if reason := misfit(p, c):
+            if reason := misfit(p, c, most=MAX_GRID):
                 return reason
             if c.ahead and not p.include:
                 return "there is no old row to read ahead"
@@ -222,8 +230,8 @@ class SortedRows(RowKernels):
         """Of the kernels of rows.cu."""
         return (
             *(wanted, named_source(w), named_old(p), "out", self.sort(p, c).result, "partials"),
-            *("touched" if self.marks(p) else 0, p.count, p.places, p.columns, spans_of(p, c)),
-            *(*p.source, *(p.old or (0, 0)), *p.out, p.alpha),
+            *("touched" if self.marks(p) else 0, p.outer, p.count, p.places, p.columns),
+            *(spans_of(p, c), *p.source, *(p.old or (0, 0)), *p.out, p.alpha),
         )
 
     def launches(
@@ -240,14 +248,12 @@ class SortedRows(RowKernels):
         def rows(entry: str, blocks: int, threads: int, follows: bool = True) -> Launch:
             """With shared memory for a piece of a row of each group of threads, and a word."""
             size = threads * c.vec * partial_bytes(p) + 4 * threads // c.lanes
-            grid = blocks, across(p, c), p.outer
-            return Launch(entry, ARGUMENTS, grid, threads, size, args, follows)
+            return Launch(entry, ARGUMENTS, (blocks, *slices(p)), threads, size, args, follows)
 
         def filling(threads: int) -> int:
-            """Blocks for each piece of a row, which stride over the whole table together."""
+            """Blocks that stride over the whole table of a slice together."""
             wanted = math.ceil(p.places * c.lanes / threads)
-            blocks = min(wanted, THREADS_OF_FILL * device.sms // threads) if p.fill else 0
-            return math.ceil(blocks / across(p, c))
+            return min(wanted, THREADS_OF_FILL * device.sms // threads) if p.fill else 0
 
         launches: list[Step] = []
         if p.fill and not marks:
@@ -256,10 +262,9 @@ class SortedRows(RowKernels):
         cleared, words = ("touched", -(-p.places // 4)) if marks else (0, 0)
         follows = bool(launches or wanted)
         launches += self.sort(p, c).launches(follows, cleared, words, wanted)
-        accumulate = rows("accumulate", 1, c.block_threads)
-        launches.append(accumulate._replace(grid=(spans * across(p, c), 1, p.outer)))
+        launches.append(rows("accumulate", spans * across(p, c), c.block_threads))
         threads = combine_threads(p, c)
-        combining = math.ceil(spans * c.lanes / threads) if spans > 1 else 0
+        combining = math.ceil(spans * c.lanes / threads) * across(p, c) if spans > 1 else 0
         if last := combining + filling(threads) * marks:
             launches.append(rows("combine", last, threads))
         return launches, self.workspace(w, c)
@@ -313,6 +318,12 @@ def partial_bytes(p: RowProblem) -> int:
 
 def combine_threads(p: RowProblem, c: Sums) -> int:
     return 1024 if c.vec * partial_bytes(p) <= 16 and not is_wide(p) else 512
+
+
+def slices(p: RowProblem) -> tuple[int, int]:
+    """Of the outer axis, by two axes of a grid: few more than there are."""
+    groups = math.ceil(p.outer / MAX_GRID_YZ)
+    return math.ceil(p.outer / groups), groups
 
 
 def spans_of(p: RowProblem, c: Sums) -> int:

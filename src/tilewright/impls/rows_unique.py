@@ -12,7 +12,7 @@ from tilewright.impl import Implementation
 from tilewright.impls._indexed import NONE_SKIPPED, Launch, Step, Workspace, cuda_task
 from tilewright.impls._rows import OPERATORS, RowProblem, across, misfit, served_rows, vectors
 from tilewright.impls._rows_kernels import RowKernels
-from tilewright.impls._sorted_rows import ARGUMENTS, MAX_GRID
+from tilewright.impls._sorted_rows import ARGUMENTS, MAX_GRID, slices
 from tilewright.impls.rows_sorted import RowsSorted
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
@@ -35,7 +35,7 @@ class RowsUnique(RowKernels):
 
     name, op = "rows_unique", OPERATORS
     files = (*SORTED.files, "positions.cuh", "rows_unique.cu")
-    entry = "add"
+    entry, most_outer = "add", MAX_GRID
 
     @dataclass(frozen=True)
     class Config:
@@ -59,7 +59,7 @@ class RowsUnique(RowKernels):
         p = served_rows(w)
 
         def fits(c: RowsUnique.Config) -> str | None:
-            if reason := misfit(p, c):
+            if reason := misfit(p, c, most=MAX_GRID):
                 return reason
             if c.unrolled * c.vec > 32:
                 return f"{c.unrolled} x {c.vec} elements in flight, and their old ones, spill"
@@ -98,7 +98,7 @@ class RowsUnique(RowKernels):
         looked_at = p.count if p.fill is None else p.places
         prepares = min(math.ceil(looked_at / THREADS), BLOCKS_OF_PREPARE * device.sms), 1, 1
         looks = math.ceil(p.count / THREADS), 1, 1
-        adds = blocks(p, c) * across(p, c), 1, p.outer
+        adds = blocks(p, c) * across(p, c), *slices(p)
         found = ("index", "positions", p.count, p.places, p.skipped, "fault", repeats)
         looked_up = ("index", "positions", p.skipped, "fault")
         added = (*SORTED.arguments(w, p, general, repeats), *looked_up)

@@ -33,13 +33,16 @@ typedef Pack<A, VEC> Sums;
 // Rows of a tensor (outer, rows, columns) with unit stride along columns.
 struct Rows { i64 outer, row; };
 
+// Of the outer axis, which two axes of a grid have: as many blocks as there are, and some that return.
+#define SLICE (blockIdx.z * gridDim.y + blockIdx.y)
+
 // The arguments of the kernels below, and how they become a Problem.
 #define ARGUMENTS                                                                                 \
   const u32 *wanted, const T *source, const T *old, T *out, const Entry *sorted, A *partials,     \
-      u8 *touched, u32 count, u32 places, u32 columns, u32 spans, i64 source_outer,               \
+      u8 *touched, u32 outer, u32 count, u32 places, u32 columns, u32 spans, i64 source_outer,    \
       i64 source_row, i64 old_outer, i64 old_row, i64 out_outer, i64 out_row, double alpha
 #define PROBLEM                                                                                   \
-  {source, old, out, sorted, partials, touched, count, places, columns, spans,                    \
+  {source, old, out, sorted, partials, touched, SLICE, count, places, columns, spans,             \
    {source_outer, source_row}, {old_outer, old_row}, {out_outer, out_row}, alpha}
 
 struct Problem {
@@ -49,20 +52,20 @@ struct Problem {
   const Entry* sorted;
   A* partials;  // (outer, span, border, columns), the first border alone if FIRST_IN_OUT
   u8* touched;  // places with an index; null where nobody asks
-  u32 count, places, columns, spans;
+  u32 slice, count, places, columns, spans;
   Rows in_source, in_old, in_out;
   double alpha;
 
   TW_DEVICE u32 place(u64 i) const { return sorted[i].place; }
   TW_DEVICE Entry entry(u64 i, u32 end) const { return i < end ? sorted[i] : Entry{NOWHERE, 0}; }
   TW_DEVICE const T* old_at(u32 place, u32 column) const {
-    return old + blockIdx.z * in_old.outer + place * in_old.row + column;
+    return old + slice * in_old.outer + place * in_old.row + column;
   }
   TW_DEVICE T* out_at(u32 place, u32 column) const {
-    return out + blockIdx.z * in_out.outer + place * in_out.row + column;
+    return out + slice * in_out.outer + place * in_out.row + column;
   }
   TW_DEVICE A* partial(u32 span, int border, u32 column) const {
-    return partials + (((u64)blockIdx.z * spans + span) * (FIRST_IN_OUT ? 1 : 2) + border) * columns + column;
+    return partials + (((u64)slice * spans + span) * (FIRST_IN_OUT ? 1 : 2) + border) * columns + column;
   }
 };
 
@@ -76,7 +79,7 @@ TW_DEVICE u32 first_not_below(const Problem& p, u64 place) {
 }
 
 TW_DEVICE void mark(const Problem& p, u32 place, u32 column) {
-  if (p.touched && column == 0 && blockIdx.z == 0) p.touched[place] = 1;
+  if (p.touched && column == 0 && p.slice == 0) p.touched[place] = 1;
 }
 
 // What of a run a row of `out` gets: all, or its first part, or the rest beside the first, in `kept`.
@@ -138,7 +141,7 @@ TW_DEVICE bool follow(const Heads& heads, u32 group, Sums& sums) {
 }
 
 extern "C" __global__ __launch_bounds__(SUM_THREADS, SUM_BLOCKS) void accumulate(ARGUMENTS) {
-  if (!follow_wanted(wanted)) return;
+  if (!follow_wanted(wanted) || SLICE >= outer) return;
   const Problem p = PROBLEM;
   const Heads heads = heads_at(shared);
   const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
@@ -147,7 +150,7 @@ extern "C" __global__ __launch_bounds__(SUM_THREADS, SUM_BLOCKS) void accumulate
   const u32 unit = span * GROUPS + group, column = (blockIdx.x % pieces * LANES + lane) * VEC;
   const bool inside = column < p.columns;
   const u32 begin = min((u64)unit * ROWS, (u64)p.count), end = min((u64)begin + ROWS, (u64)p.count);
-  const T* rows = p.source + blockIdx.z * p.in_source.outer + column;
+  const T* rows = p.source + p.slice * p.in_source.outer + column;
   u32 current = NOWHERE, before = NOWHERE, after = NOWHERE;
   if (begin < end) {
     if (begin > 0) before = p.place(begin - 1);
@@ -253,11 +256,10 @@ template <int COUNT> TW_DEVICE bool take(const Problem& p, u64 first, u32 step, 
   return part[COUNT - 1];
 }
 
-// Rows that no index names, or all of them where such are not marked; by `blocks` of WIDTH threads for
-// each piece of a row. A group writes whole rows, FILLED at a time: memory is written in long stretches.
+// Rows that no index names, or all of them where such are not marked; by `blocks` of WIDTH threads. A group writes whole rows, FILLED at a time: memory is written in long stretches.
 template <int WIDTH> TW_DEVICE void fill_rows(const Problem& p, u32 block, u32 blocks) {
   constexpr u32 EACH = WIDTH / LANES;
-  const u64 first = ((u64)blockIdx.y * blocks + block) * EACH + threadIdx.x / LANES, step = (u64)gridDim.y * blocks * EACH;
+  const u64 first = (u64)block * EACH + threadIdx.x / LANES, step = (u64)blocks * EACH;
   for (u64 place = first; place < p.places; place += FILLED * step) {
     bool wanted[FILLED];
     TW_UNROLL for (int q = 0; q < FILLED; ++q)
@@ -275,23 +277,25 @@ template <int WIDTH> TW_DEVICE void fill_rows(const Problem& p, u32 block, u32 b
 }
 
 extern "C" __global__ __launch_bounds__(THREADS) void fill(ARGUMENTS) {
-  if (!follow_wanted(wanted)) return;
+  if (!follow_wanted(wanted) || SLICE >= outer) return;
   const Problem p = PROBLEM;
   fill_rows<THREADS>(p, blockIdx.x, gridDim.x);
 }
 
-// Of as many blocks as spans want, if they are several, and beside these as many as are to fill.
+// Of as many blocks as spans want, if they are several, for each piece of a row, and beside these as
+// many as are to fill.
 extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMENTS) {
-  if (!follow_wanted(wanted)) return;
+  if (!follow_wanted(wanted) || SLICE >= outer) return;
   const Problem p = PROBLEM;
-  const u32 combining = spans > 1 ? (spans + COMBINE_GROUPS - 1) / COMBINE_GROUPS : 0;
+  const u32 pieces = (columns + LANES * VEC - 1) / (LANES * VEC);
+  const u32 combining = spans > 1 ? (spans + COMBINE_GROUPS - 1) / COMBINE_GROUPS * pieces : 0;
   if (blockIdx.x >= combining) return fill_rows<COMBINE_THREADS>(p, blockIdx.x - combining, gridDim.x - combining);
   Sums* joined = (Sums*)shared;
   u32* longer = (u32*)(joined + COMBINE_THREADS);
   const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
-  const u32 column = (blockIdx.y * LANES + lane) * VEC;
+  const u32 block = blockIdx.x / pieces, column = (blockIdx.x % pieces * LANES + lane) * VEC;
   const bool inside = column < p.columns;
-  const u64 span = (u64)blockIdx.x * COMBINE_GROUPS + group, begin = span * SPAN, end = begin + SPAN;
+  const u64 span = (u64)block * COMBINE_GROUPS + group, begin = span * SPAN, end = begin + SPAN;
   u32 place = NOWHERE;
   if (end < p.count) {
     place = p.place(end - 1);
@@ -319,7 +323,7 @@ extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMEN
   for (int g = 0; g < COMBINE_GROUPS; ++g) {
     const u32 common = longer[g];
     if (common == NOWHERE) continue;
-    const u64 first = (u64)blockIdx.x * COMBINE_GROUPS + g;
+    const u64 first = (u64)block * COMBINE_GROUPS + g;
     Sums sums = nothing<A, VEC>();
     u64 next = first + 1 + group;
     while (take<4>(p, next, COMBINE_GROUPS, common, column, inside, sums)) next += 4 * COMBINE_GROUPS;

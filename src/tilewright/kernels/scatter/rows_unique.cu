@@ -28,8 +28,8 @@ extern "C" __global__ __launch_bounds__(ADD_THREADS) void add(ARGUMENTS, const I
   const u32 pieces = (columns + ADD_LANES * VEC - 1) / (ADD_LANES * VEC);
   const u32 column = (blockIdx.x % pieces * ADD_LANES + threadIdx.x % ADD_LANES) * VEC;
   const u64 first = ((u64)(blockIdx.x / pieces) * ADD_THREADS + threadIdx.x) / ADD_LANES * ADD_UNROLLED;
-  if (repeats || column >= columns) return;
-  const T* rows = source + blockIdx.z * source_outer + column;
+  if (repeats || column >= columns || SLICE >= outer) return;
+  const T* rows = source + SLICE * source_outer + column;
   u32 place[ADD_UNROLLED];
   bool named[ADD_UNROLLED];
   Stored row[ADD_UNROLLED], kept[ADD_UNROLLED];
