@@ -1,5 +1,10 @@
 """What unit and GPU tests share."""
 
+import os
+
+# Before torch: threads of OpenMP that wait would spin, on cores that other workers could use.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
