@@ -8,6 +8,7 @@ take turns whenever none of one's threads can go on.
 """
 
 import ctypes
+import functools
 import math
 import re
 from functools import partial
@@ -262,15 +263,22 @@ def _span(t):
     return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
 
 
-def _library(source, entries, clusters):
+@functools.cache
+def _start(several):
+    """What kernels begin with, those of `several` blocks that wait for one another apart."""
     start = prelude()
     for pattern, new in REPLACED.items():
         start, count = re.subn(pattern, lambda _, new=new: new, start)
         assert count == 1, pattern
     start = re.sub(r"asm volatile\((?:[^()]|\([^()]*\))*\);", "", start)
-    shared = "extern __shared__ Quad on_chip[];"
-    body = source.removeprefix(prelude()).replace(shared, "")
     memory = f"alignas(16) static PER_BLOCK Quad on_chip[{SHARED_BYTES // 16}];"
+    before = ["#define PER_BLOCK thread_local"] if several else []
+    after = [CLUSTERS] if several else []
+    return "\n".join([*before, HEADER, MEMORY, start, memory, *after])
+
+
+def _library(source, entries, clusters):
+    body = source.removeprefix(prelude()).replace("extern __shared__ Quad on_chip[];", "")
     doors = [
         f'extern "C" const char* run{n}(int grid, int threads, void** args) {{'
         f" return {'launch_clusters' if blocks > 1 else 'launch'}(body_of({entry}, args),"
@@ -278,8 +286,5 @@ def _library(source, entries, clusters):
         f"{f', {blocks}' if blocks > 1 else ''}); }}"
         for n, (entry, blocks) in enumerate(zip(entries, clusters, strict=True))
     ]
-    several = max(clusters) > 1
-    before = ["#define PER_BLOCK thread_local"] if several else []
-    after = [CLUSTERS] if several else []
-    text = "\n".join([*before, HEADER, MEMORY, start, memory, *after, body, *doors])
-    return library(text, [f"run{n}" for n in range(len(entries))])
+    names = [f"run{n}" for n in range(len(entries))]
+    return library("\n".join([body, *doors]), names, _start(max(clusters) > 1))

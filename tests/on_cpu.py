@@ -1,6 +1,8 @@
 """CUDA C++ as a library for the CPU, and its launches; see cuda_on_cpu.hpp."""
 
+import contextlib
 import ctypes
+import functools
 import re
 from pathlib import Path
 
@@ -22,14 +24,35 @@ class GivenUp(AssertionError):
     """An emulated kernel did what a GPU might not survive: it would wait for ever, say."""
 
 
-def library(text, doors):
-    """The library of a source whose functions `doors` launch kernels, and raise GivenUp."""
-    text = SPIN.sub(r"\1 give_way();", text)
-    found = ctypes.CDLL(str(compiled(CompileTask("cxx", text, FLAGS, doors[0])).path))
+def library(text, doors, start=HEADER):
+    """The library of a source whose functions `doors` launch kernels, and raise GivenUp.
+
+    Args:
+        start: what the source begins with: compiled once for all sources that share it.
+    """
+    flags = (*FLAGS, "-include", str(_precompiled(start)))
+    task = CompileTask("cxx", _patient(text), flags, doors[0])
+    found = ctypes.CDLL(str(compiled(task).path))
     for door in doors:
         function = getattr(found, door)
         function.restype, function.errcheck = ctypes.c_char_p, _raised
     return found
+
+
+@functools.cache
+def _precompiled(start):
+    """A header that has its compiled form beside it, where compilers look for one."""
+    start = _patient(start)
+    built = compiled(CompileTask("cxx", start, (*FLAGS, "-x", "c++-header"), "start")).path
+    header = built.with_suffix(".hpp")
+    header.write_text(start)
+    with contextlib.suppress(FileExistsError):
+        Path(f"{header}.gch").symlink_to(built)
+    return header
+
+
+def _patient(text):
+    return SPIN.sub(r"\1 give_way();", text)
 
 
 def _raised(trouble, function, args):

@@ -9,7 +9,7 @@ import struct
 
 import torch
 
-from on_cpu import HEADER, library
+from on_cpu import library
 from tilewright.compile.faults import fault_address
 from tilewright.device import DEVICES
 from tilewright.impl import Executable, allocate
@@ -118,4 +118,4 @@ def library_of(source):
         for how in ("launch", "launch_together")
     }
     direction = 'extern "C" void go_backwards(bool now) { backwards = now; }'
-    return library("\n".join([HEADER, plain, direction, *doors.values()]), list(doors))
+    return library("\n".join([plain, direction, *doors.values()]), list(doors))

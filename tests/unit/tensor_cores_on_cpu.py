@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from on_cpu import HEADER, library
+from on_cpu import library
 from tilewright.device import DEVICES
 from tilewright.impl import Executable
 from tilewright.impls import _weight_grad_layout as layout
@@ -104,7 +104,7 @@ def _library(source):
         f"#define SHARED_BYTES {DEVICE.shared_bytes_per_block}\n"
         f"#define BRAIN {int('#define DTYPE bf16' in source)}\n"
     )
-    text = "\n".join([defined, HEADER, INSTRUCTIONS, plain, *doors.values()])
+    text = "\n".join([defined, INSTRUCTIONS, plain, *doors.values()])
     return library(text, list(doors))
 
 

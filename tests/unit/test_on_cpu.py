@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from on_cpu import HEADER, GivenUp, fails, library
+from on_cpu import GivenUp, fails, library
 from tilewright.compile import cxx
 
 pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason="no C++ compiler")
@@ -30,7 +30,7 @@ def run():
         for name, body in KERNELS.items()
     ]
     named = "using u32 = unsigned;"
-    emulated = library("\n".join([HEADER, named, *doors]), [f"run_{name}" for name in KERNELS])
+    emulated = library("\n".join([named, *doors]), [f"run_{name}" for name in KERNELS])
 
     def launched(name):
         found = (ctypes.c_uint32 * BLOCKS)()
