@@ -4,9 +4,12 @@ import contextlib
 import ctypes
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 from tilewright.build import CompileTask
+from tilewright.compile import cache
 from tilewright.compile.cache import compiled
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.hpp").read_text()
@@ -58,6 +61,14 @@ def _patient(text):
 def _raised(trouble, function, args):
     if trouble:
         raise GivenUp(trouble.decode())
+
+
+def built_for_a_cpu(impl, config, w, device):
+    """An implementation's executable with no binary for a GPU: its kernels' source runs here."""
+    nvrtc = cache._COMPILERS["nvrtc"]
+    none = replace(nvrtc, identity=tuple, compile=lambda *_: (b"", ""), resources=None)
+    with mock.patch.dict(cache._COMPILERS, nvrtc=none):
+        return impl.build(config, w, device)
 
 
 def fails(check):

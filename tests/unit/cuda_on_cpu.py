@@ -9,7 +9,7 @@ import struct
 
 import torch
 
-from on_cpu import library
+from on_cpu import built_for_a_cpu, library
 from tilewright.compile.faults import fault_address
 from tilewright.device import DEVICES
 from tilewright.impl import Executable, allocate
@@ -32,7 +32,7 @@ class OnCpu(Executable):
     """
 
     def __init__(self, impl, config, w):
-        self.executable = impl.build(config, w, DEVICE)
+        self.executable = built_for_a_cpu(impl, config, w, DEVICE)
         self._library = library_of(impl.task(config, w, DEVICE).source)
         self._out, self._calls = w.outputs[0], 0
 

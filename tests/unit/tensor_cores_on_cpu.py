@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from on_cpu import library
+from on_cpu import built_for_a_cpu, library
 from tilewright.device import DEVICES
 from tilewright.impl import Executable
 from tilewright.impls import _weight_grad_layout as layout
@@ -37,7 +37,7 @@ class OnCpu(Executable):
     """
 
     def __init__(self, impl, config, w, fault=("", ""), device=DEVICE):
-        self.executable = kernels = impl.build(config, w, device)
+        self.executable = kernels = built_for_a_cpu(impl, config, w, device)
         if isinstance(kernels, Converted):
             kernels = kernels.kernel
             for conversion in (self.executable.before, self.executable.after):

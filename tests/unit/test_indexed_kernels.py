@@ -95,6 +95,17 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
     assert not any(spills)
 
 
+@needs_nvrtc
+@pytest.mark.parametrize("name", sorted({impl.name for impl, _, _ in cuda_cases()}))
+def test_any_config_compiles(name):
+    """What is emulated elsewhere is not compiled there."""
+    impl, draw = IMPLS[name], random.Random(name)
+    served = [(w, device) for i, w, device in cuda_cases() if i is impl]
+    for w, device in draw.sample(served, 3):
+        config = draw.choice(list(impl.space(w, device)))
+        assert compiled(impl.task(config, w, device)).resources.registers > 0
+
+
 SUITES_OF_INDICES = (
     "rows_embedding", "rows_few", "rows_gnn", "rows_unique", "scatter_moe",
     "rows_small", "scatter_large", "scatter_maskrcnn", "scatter_dtypes", "scatter_sums", "gather",
