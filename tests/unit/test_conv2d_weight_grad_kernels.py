@@ -8,6 +8,7 @@ from convolutions import RESNET50, SIMPLE, fp32, weight_grad, with_bias
 from hypothesis import given
 from hypothesis import strategies as st
 
+from axes_of_cases import pairs
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.dispatch.selection import _fitting
@@ -105,13 +106,17 @@ def bias_too(dtype="f16", more=""):
     return Workload.parse(text)
 
 
-@pytest.mark.parametrize("tile", sm90.WARPGROUPS)
 @pytest.mark.parametrize(
-    "more",
-    [{"combine": "grid"}, {"combine": MARKED}, {"combine": SERIAL}, {"cluster": 4, "stages": 4}],
-)
-@pytest.mark.parametrize(
-    "w", [bias_too(), with_bias(SIMPLE, "f16"), with_bias(SIMPLE, "f32")], ids=str
+    ("tile", "more", "w"),
+    pairs(
+        sm90.WARPGROUPS,
+        [
+            *({"combine": how} for how in ("grid", MARKED, SERIAL)),
+            {"cluster": 4, "stages": 4},
+        ],
+        [bias_too(), with_bias(SIMPLE, "f16"), with_bias(SIMPLE, "f32")],
+    ),
+    ids=str,
 )
 def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, more, w):
     config = sm90.Config(*tile, **{"stages": 2, "split_k": 24, **more})
@@ -126,24 +131,26 @@ def test_every_tile_sums_the_bias_without_spills_or_serialised_products(tile, mo
 
 
 @pytest.mark.parametrize(
-    "w",
-    [
-        bias_too(),
-        bias_too("f32"),
-        bias_too("f32", ", allow_tf32=True"),
-        bias_too("f64"),
-        with_bias(SIMPLE, "f32"),
-    ],
+    ("w", "tile", "device"),
+    pairs(
+        [
+            bias_too(),
+            bias_too("f32"),
+            bias_too("f32", ", allow_tf32=True"),
+            bias_too("f64"),
+            with_bias(SIMPLE, "f32"),
+        ],
+        sm80.WARPS,
+        ["a100", "h200", "b200"],
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
-def test_every_portable_tile_sums_the_bias_without_spills(w, device):
+def test_every_portable_tile_sums_the_bias_without_spills(w, tile, device):
     step = sm80.STEPS[w.main.itemsize]
     assert SM80.unsupported(w, DEVICES[device]) is None
-    for tile in sm80.WARPS:
-        config = sm80.Config(*tile, step, stages=3, split_k=2, combine="kernel")
-        if config.sums <= sm80.LARGEST[step]:
-            assert compiled(SM80.task(config, w, DEVICES[device])).resources.spill_bytes == 0
+    config = sm80.Config(*tile, step, stages=3, split_k=2, combine="kernel")
+    if config.sums <= sm80.LARGEST[step]:
+        assert compiled(SM80.task(config, w, DEVICES[device])).resources.spill_bytes == 0
 
 
 def test_blocks_that_wait_for_each_other_run_at_once_beside_sums_of_the_bias():

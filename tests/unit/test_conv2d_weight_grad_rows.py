@@ -118,11 +118,12 @@ def test_what_is_no_small_depthwise_filter_is_refused_in_words(sizes, words):
     assert words in DEPTHWISE.unsupported(weight_grad("8,24,9,9", "8,24,9,9", sizes), H200)
 
 
-@pytest.mark.parametrize("w", STEMS, ids=str)
-def test_no_config_for_hopper_spills(w):
+@pytest.mark.parametrize(("n", "w"), list(enumerate(STEMS)), ids=str)
+def test_no_config_for_hopper_spills(n, w):
+    """Of each workload's configs every third, and not the same of two."""
     space = HOPPER.space(w, H200)
     assert space.why_not(HOPPER.heuristic(w, H200)) is None
-    for config in {replace(c, waves=1.0) for c in space}:
+    for config in sorted({replace(c, waves=1.0) for c in space}, key=str)[n % 3 :: 3]:
         assert compiled(HOPPER.task(config, w, H200)).resources.spill_bytes == 0, config
 
 

@@ -13,6 +13,7 @@ from cuda_on_cpu import DEVICE, OnCpu, fault_reported
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from axes_of_cases import pairs
 from indexing import DTYPES
 from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
@@ -251,9 +252,10 @@ def test_one_launch_of_parts_that_are_alike_in_little_memory(suite):
 
 
 @pytest.mark.skipif(nvrtc.missing() is not None, reason="NVRTC is not installed")
-@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
-@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax"])
-@pytest.mark.parametrize("dtype", ["bf16", "f32", "f64", "i64"])
+@pytest.mark.parametrize(
+    ("dtype", "reduce", "device"),
+    pairs(["bf16", "f32", "f64", "i64"], ["sum", "prod", "mean", "amax"], ["a100", "h200", "b200"]),
+)
 def test_as_many_rows_in_flight_as_are_allowed_do_not_spill(dtype, reduce, device):
     text = f"x={dtype}[400,256], dim=0, index=i64[30000], source={dtype}[30000,256]"
     more = f"index_reduce({text}, reduce={reduce})"

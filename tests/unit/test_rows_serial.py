@@ -9,6 +9,7 @@ import pytest
 import torch
 from cuda_on_cpu import DEVICE, OnCpu, fault_reported
 
+from axes_of_cases import pairs
 from indexing import DTYPES
 from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
@@ -237,9 +238,10 @@ def test_one_launch_of_blocks_that_run_at_once_and_no_workspace(count, columns):
 
 @pytest.mark.skipif(nvrtc.missing() is not None, reason="NVRTC is not installed")
 @pytest.mark.parametrize(("impl", "count"), [(IMPL, 2000), (DEALT, 16000)])
-@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
-@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax"])
-@pytest.mark.parametrize("dtype", ["bf16", "f32", "f64", "i64"])
+@pytest.mark.parametrize(
+    ("dtype", "reduce", "device"),
+    pairs(["bf16", "f32", "f64", "i64"], ["sum", "prod", "mean", "amax"], ["a100", "h200", "b200"]),
+)
 def test_as_many_rows_in_flight_as_are_allowed_do_not_spill(dtype, reduce, device, impl, count):
     text = f"x={dtype}[400,256], dim=0, index=i64[{count}], source={dtype}[{count},256]"
     more = f"index_reduce({text}, reduce={reduce})"
