@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from on_cpu import HEADER, library
+from on_cpu import HEADER, PER_BLOCK, library
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DEVICES
 from tilewright.fusion.cuda import programs, target
@@ -272,9 +272,8 @@ def _start(several):
         assert count == 1, pattern
     start = re.sub(r"asm volatile\((?:[^()]|\([^()]*\))*\);", "", start)
     memory = f"alignas(16) static PER_BLOCK Quad on_chip[{SHARED_BYTES // 16}];"
-    before = ["#define PER_BLOCK thread_local"] if several else []
-    after = [CLUSTERS] if several else []
-    return "\n".join([*before, HEADER, MEMORY, start, memory, *after])
+    text = "\n".join([HEADER, MEMORY, start, memory])
+    return f"{PER_BLOCK}{text}\n{CLUSTERS}" if several else text
 
 
 def _library(source, entries, clusters):

@@ -1,4 +1,4 @@
-"""CUDA C++ as a library for the CPU, and its launches; see cuda_on_cpu.hpp."""
+"""CUDA C++ as a library for the CPU, and its launches; see cuda_on_cpu.hpp, fibers_on_cpu.cpp."""
 
 import contextlib
 import ctypes
@@ -13,6 +13,9 @@ from tilewright.compile import cache
 from tilewright.compile.cache import compiled
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.hpp").read_text()
+FIBERS = Path(__file__).with_name("fibers_on_cpu.cpp").read_text()
+PER_BLOCK = "#define PER_BLOCK thread_local\n"
+"""What sources begin with whose blocks run side by side."""
 FLAGS = (
     *("-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"),
     "-U_FORTIFY_SOURCE",  # jumps between stacks
@@ -33,7 +36,8 @@ def library(text, doors, start=HEADER):
     Args:
         start: what the source begins with: compiled once for all sources that share it.
     """
-    flags = (*FLAGS, "-include", str(_precompiled(start)))
+    fibers = _fibers(start.startswith(PER_BLOCK))
+    flags = (*FLAGS, str(fibers), "-include", str(_precompiled(start)))
     task = CompileTask("cxx", _patient(text), flags, doors[0])
     found = ctypes.CDLL(str(compiled(task).path))
     for door in doors:
@@ -52,6 +56,13 @@ def _precompiled(start):
     with contextlib.suppress(FileExistsError):
         Path(f"{header}.gch").symlink_to(built)
     return header
+
+
+@functools.cache
+def _fibers(side_by_side):
+    """The object file that every library has a copy of."""
+    text = "\n".join([PER_BLOCK if side_by_side else "", HEADER, FIBERS])
+    return compiled(CompileTask("cxx", text, (*FLAGS, "-c"), "fibers")).path
 
 
 def _patient(text):
