@@ -1,6 +1,6 @@
 # make tune       install, then tune the quickstart suite on the GPU if torch sees one, else on the CPU
 # make test       install, then run every check that needs no GPU: what CI runs
-# make test-gpu   install, then the tests of this machine's GPU, those that measure time last
+# make test-gpu   install, then the tests of this machine's GPU, those that want it to themselves last
 # make sanitize   install, then kernels of ours on this machine's GPU under compute-sanitizer
 #
 # Both work on a fresh clone. PYTHON picks the interpreter, ARGS goes to `tilewright tune`,

@@ -221,22 +221,17 @@ def lerps_gradients(shape):
     )
 
 
-HUGE, HUGE_GIB = 2**31 + 8, 28
+HUGE, HUGE_BYTES = 2**31 + 8, 30e9
 """Elements, and memory that their five tensors take beside what is compared at once."""
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("shape", [(HUGE,), (HUGE // 8, 8)], ids=["of a number", "of columns"])
-def test_lerps_gradients_of_more_than_two_to_the_31_elements(shape):
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < HUGE_GIB << 30:
-        pytest.skip(f"less than {HUGE_GIB} GiB of memory are free")
+def test_lerps_gradients_of_more_than_two_to_the_31_elements(shape, needs_memory):
+    needs_memory(HUGE_BYTES)
     w, spec, fused = lerps_gradients(shape), spec_of(0), IMPLS["fused"]
-    try:
-        executable = fused.build(fused.heuristic(w, spec), w, spec)
-        assert_lerps_gradients(executable, shape, "cuda")
-    finally:
-        torch.cuda.empty_cache()
+    executable = fused.build(fused.heuristic(w, spec), w, spec)
+    assert_lerps_gradients(executable, shape, "cuda")
 
 
 @pytest.mark.parametrize("forced", [None, "fused"])

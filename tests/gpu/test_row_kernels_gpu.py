@@ -309,7 +309,7 @@ def test_more_blocks_than_run_at_once_are_refused_rather_than_awaited(meeting, d
         executable(*tensors)
 
 
-HUGE_SHAPE, HUGE_GIB = (524300, 4100), 18
+HUGE_SHAPE, HUGE_BYTES = (524300, 4100), 20e9
 """Of more than 2^31 elements, and memory that three such tensors of halves take beside what is
 compared at once."""
 
@@ -348,14 +348,9 @@ def assert_norms_gradients(run, shape, device, chunk):
 
 
 @pytest.mark.alone
-def test_layer_norms_gradients_of_more_than_two_to_the_31_elements(device):
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info(device)[0] < HUGE_GIB << 30:
-        pytest.skip(f"less than {HUGE_GIB} GiB of memory are free")
+def test_layer_norms_gradients_of_more_than_two_to_the_31_elements(device, needs_memory):
+    needs_memory(HUGE_BYTES)
     w, spec, fused = workload(BACKWARD, *HUGE_SHAPE, "f16"), spec_of(device.index), IMPLS["fused"]
     assert w["x"].numel > 2**31
-    try:
-        executable = fused.build(fused.heuristic(w, spec), w, spec)
-        assert_norms_gradients(executable, HUGE_SHAPE, device, chunk=8192)
-    finally:
-        torch.cuda.empty_cache()
+    executable = fused.build(fused.heuristic(w, spec), w, spec)
+    assert_norms_gradients(executable, HUGE_SHAPE, device, chunk=8192)

@@ -349,7 +349,9 @@ def test_pieces_of_rows_may_be_added_in_bulk(dtype, spread):
         "scatter({x}, index=i64[4000,64], src=f32[4000,64])",
     ],
 )
-def test_elements_beyond_32_bits_are_reached_and_no_others(moved):
+@pytest.mark.alone
+def test_elements_beyond_32_bits_are_reached_and_no_others(moved, needs_memory):
+    needs_memory(12e9)
     w = Workload.parse(moved.format(x="x=f32[36000000,64], dim=0") + "!donate=x")
     source = torch.randn(4000, 64, device=CUDA)
     places = w["x"].shape[0] - 1 - torch.arange(4000, device=CUDA) // 2
@@ -377,10 +379,9 @@ def test_elements_beyond_32_bits_are_reached_and_no_others(moved):
         "scatter({x}, dim=1, index={i}, src=2.5)!donate=x",
     ],
 )
-def test_positions_beyond_32_bits_are_reached(moved):
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < 45e9:
-        pytest.skip("less than 45 GB of memory are free")
+@pytest.mark.alone
+def test_positions_beyond_32_bits_are_reached(moved, needs_memory):
+    needs_memory(45e9)
     n = 1_080_000_000  # two lines of which have more than 2^31 elements
     w = Workload.parse(moved.format(x=f"x=f16[2,{n}]", i=f"i32[2,{n}]"))
     line = torch.arange(n, device=CUDA, dtype=torch.int32)
