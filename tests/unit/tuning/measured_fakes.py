@@ -99,7 +99,7 @@ HEURISTIC = {"delay_us": 300, "fault": "none"}
 
 
 def quick(w: Workload, runner, store, **changed) -> Row:
-    options = {"budget_s": 2.0, "baselines": (), "params": FAST, "strategy": "exhaustive"}
+    options = {"budget_s": 6.0, "baselines": (), "params": FAST, "strategy": "exhaustive"}
     options["implementations"] = FAKES
     report = tune([w], runner=runner, store=store, **{**options, **changed})
     assert not report.failed, report.failed
