@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from tilewright.errors import InvalidArgument
 
 SHOWN = ("source", "ptx", "sass", "resources", "schedule")
 """What `explain --show` and TILEWRIGHT_SHOW give of a candidate."""
@@ -55,6 +58,7 @@ class Settings:
 
 
 def settings() -> Settings:
+    """Raises InvalidArgument, naming the variable, for a value that cannot be read."""
     env = os.environ
     cache_dir, cutlass = env.get("TILEWRIGHT_CACHE_DIR"), env.get("TILEWRIGHT_CUTLASS")
     return Settings(
@@ -64,10 +68,10 @@ def settings() -> Settings:
         cxx=env.get("TILEWRIGHT_CXX") or None,
         nvcc=env.get("TILEWRIGHT_NVCC") or None,
         cutlass=Path(cutlass) if cutlass else None,
-        compile_timeout_s=float(env.get("TILEWRIGHT_COMPILE_TIMEOUT", "120")),
+        compile_timeout_s=_number("TILEWRIGHT_COMPILE_TIMEOUT", 120, "seconds"),
         workspace_limit_bytes=workspace_limit_bytes(),
-        enabled=env.get("TILEWRIGHT_ENABLED", "1") != "0",
-        check_indices=env.get("TILEWRIGHT_CHECK_INDICES") == "1",
+        enabled=_switch("TILEWRIGHT_ENABLED") is not False,
+        check_indices=_switch("TILEWRIGHT_CHECK_INDICES") is True,
         trusts_indices=trusts_indices(),
         nondeterministic=nondeterministic(),
         show=tuple(s for s in env.get("TILEWRIGHT_SHOW", "").split(",") if s),
@@ -82,17 +86,40 @@ def plugin_dirs() -> tuple[Path, ...]:
 
 def workspace_limit_bytes() -> int:
     """`settings().workspace_limit_bytes` alone, which choosing a config asks for."""
-    return int(os.environ.get("TILEWRIGHT_WORKSPACE_BYTES") or 1 << 29)
+    return int(_number("TILEWRIGHT_WORKSPACE_BYTES", 1 << 29, "bytes"))
 
 
 def nondeterministic() -> bool:
     """`settings().nondeterministic` alone, which choosing what runs asks for."""
-    return os.environ.get("TILEWRIGHT_NONDETERMINISTIC", "0") == "1"
+    return _switch("TILEWRIGHT_NONDETERMINISTIC") is True
 
 
 def trusts_indices() -> bool:
     """`settings().trusts_indices` alone, which choosing what runs asks for."""
-    return os.environ.get("TILEWRIGHT_CHECK_INDICES") == "0"
+    return _switch("TILEWRIGHT_CHECK_INDICES") is False
+
+
+def _switch(name: str) -> bool | None:
+    """None where it is not set."""
+    text = os.environ.get(name)
+    if not text:
+        return None
+    if text not in ("0", "1"):
+        raise InvalidArgument(f"{name}={text} should be 0 or 1")
+    return text == "1"
+
+
+def _number(name: str, default: float, unit: str) -> float:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise InvalidArgument(f"{name}={text} should be a number of {unit}, such as {default}")
+    return number
 
 
 def _user_dir(kind: str) -> Path:
