@@ -56,12 +56,13 @@ def __getattr__(name: str) -> Any:
 def _operator(name: str) -> tuple[Any, bool]:
     """The operator, and whether another may get its name: one of tw.fuse."""
     from tilewright.dispatch.call import operators
+    from tilewright.errors import known_names
     from tilewright.op import OPS
 
     base = name.removesuffix("_")
     if name not in OPS and (base == name or base not in OPS or OPS[base].inplace is None):
         raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}; its operators are {', '.join(OPS)}"
+            f"module {__name__!r} has no attribute {name!r}; {known_names(name, OPS)}"
         )
     return operators[name], name in OPS and OPS[name].fused
 

@@ -4,6 +4,8 @@ A message says what was found, what was expected and what to do, with values.
 `exit_code` is what the command line ends with: 2 for bad input, 1 for work that failed.
 """
 
+from collections.abc import Iterable
+
 
 class TilewrightError(Exception):
     """Base of all errors of this package."""
@@ -79,3 +81,14 @@ class InvalidMeasurement(TilewrightError):
 
 class StoreError(TilewrightError):
     """The record store cannot be read or written."""
+
+
+def known_names(name: str, names: Iterable[str]) -> str:
+    """How a message about an unknown name ends: what it may have been meant for, and all there
+    are."""
+    import difflib
+
+    names = list(names)
+    near = difflib.get_close_matches(name, names, cutoff=0.65)
+    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{guess}known: {', '.join(names) or 'none'}"

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tilewright.errors import InvalidArgument, StoreError
+from tilewright.errors import InvalidArgument, StoreError, known_names
 
 SCHEMA = 1
 """Raised when a column is added or changes meaning."""
@@ -205,11 +205,11 @@ def best_by(
         InvalidArgument: nothing was timed, or no config has such a knob.
     """
     timed = [r for r in records if r.median_us is not None and r.status not in BESIDE]
-    known = sorted({name for r in timed for name in r.config})
-    if unknown := [name for name in knobs if name not in known]:
-        raise InvalidArgument(
-            f"no timed record has the knob {unknown[0]!r}; known: {', '.join(known) or 'none'}"
-        )
+    there = sorted({name for r in timed for name in r.config})
+    for name in knobs:
+        if name not in there:
+            names = known_names(name, there)
+            raise InvalidArgument(f"no timed record has the knob {name!r}; {names}")
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for r in timed:
         if all(name in r.config for name in knobs):
@@ -264,7 +264,7 @@ def _record(where: str, line: str) -> Record:
             raise InvalidArgument(f"{where}: the record has no {name!r}")
     for name, value in given.items():
         if name not in FIELDS:
-            raise InvalidArgument(f"{where}: unknown field {name!r}; known: {', '.join(FIELDS)}")
+            raise InvalidArgument(f"{where}: unknown field {name!r}; {known_names(name, FIELDS)}")
         if not _fits(value, TYPES[name]):
             wanted = " or ".join(t.__name__ for t in TYPES[name])
             raise InvalidArgument(f"{where}: {name}={value!r} should be {wanted}")

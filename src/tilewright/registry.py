@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from tilewright.errors import InvalidArgument, PluginError
+from tilewright.errors import InvalidArgument, PluginError, known_names
 from tilewright.settings import plugin_dirs
 
 T = TypeVar("T")
@@ -55,8 +55,8 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         found = self.get(name)
         if found is None:
-            known = ", ".join(sorted(self._things))
-            raise InvalidArgument(f"unknown {self.noun} {name!r}; known: {known}{self._hint}")
+            names = known_names(name, sorted(self._things))
+            raise InvalidArgument(f"unknown {self.noun} {name!r}; {names}{self._hint}")
         return found
 
     def __contains__(self, name: object) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.errors import InvalidType
+from tilewright.errors import InvalidType, known_names
 from tilewright.tensor_spec import TensorSpec
 from tilewright.text import value_text
 
@@ -85,9 +85,8 @@ class Signature:
             args[name] = tuple(value) if isinstance(value, list) else value
         return args
 
-    def _unknown(self, name: str, known: Iterable[str]) -> InvalidType:
-        told = ", ".join(known)
-        return InvalidType(f"{self.name}: unknown argument {name!r}; known: {told}")
+    def _unknown(self, name: str, names: Iterable[str]) -> InvalidType:
+        return InvalidType(f"{self.name}: unknown argument {name!r}; {known_names(name, names)}")
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

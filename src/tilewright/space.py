@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
-from tilewright.errors import InvalidArgument
+from tilewright.errors import InvalidArgument, known_names
 
 C = TypeVar("C")
 
@@ -142,18 +142,18 @@ class ConfigSpace(Generic[C]):
         """The space with some knobs pinned to `chosen` values (`--param NAME=VALUES`)."""
         for name in chosen:
             if name not in self.values:
-                known = ", ".join(self.values) or "none"
                 raise InvalidArgument(
-                    f"unknown knob {name!r} of {self.config_type.__name__}; known: {known}"
+                    f"unknown knob {name!r} of {self.config_type.__name__}; "
+                    f"{known_names(name, self.values)}"
                 )
         pinned = dict.fromkeys((*self.pinned, *chosen))
         return ConfigSpace(self.config_type, {**self.values, **chosen}, self.constraint, pinned)
 
     def config(self, given: Mapping[str, Any]) -> C:
         """The config with these values (others at their default). Raises InvalidArgument."""
-        unknown = [n for n in given if n not in self.values]
-        if unknown:
-            raise InvalidArgument(f"unknown knob {unknown[0]!r}; known: {', '.join(self.values)}")
+        for name in given:
+            if name not in self.values:
+                raise InvalidArgument(f"unknown knob {name!r}; {known_names(name, self.values)}")
         return self.config_type(**given)
 
 

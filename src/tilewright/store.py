@@ -41,7 +41,7 @@ from tilewright.database import (
     sqlite_path,
 )
 from tilewright.environment import environment
-from tilewright.errors import InvalidArgument, StoreError
+from tilewright.errors import InvalidArgument, StoreError, known_names
 from tilewright.record import (
     FIELDS,
     SCHEMA,
@@ -232,7 +232,7 @@ class Store:
         conditions = []
         for name, value in equal.items():
             if name not in FIELDS:
-                raise InvalidArgument(f"records have no {name!r}; known: {', '.join(FIELDS)}")
+                raise InvalidArgument(f"records have no {name!r}; {known_names(name, FIELDS)}")
             conditions.append(RECORDS.c[name] == (to_json(value) if name in JSON_FIELDS else value))
         if since is not None:
             conditions.append(RECORDS.c.created >= utc_text(since))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tilewright.errors import InvalidArgument
+from tilewright.errors import InvalidArgument, known_names
 
 DTYPES: dict[str, torch.dtype] = {
     "f16": torch.float16,
@@ -39,7 +39,9 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise InvalidArgument(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+            raise InvalidArgument(
+                f"unknown dtype {self.dtype!r}; {known_names(self.dtype, DTYPES)}"
+            )
         if any(n < 0 for n in self.shape):
             raise InvalidArgument(f"negative size in shape {list(self.shape)}")
         if self.strides is not None:

@@ -148,7 +148,10 @@ def _parse_tensor(
                 f"{where}: layout {layouts!r} is not one of @channels_last (rank 4), "
                 "@strides(10280,1), @align8"
             )
-    return tensor_spec(dtype, shape, strides, **options)
+    try:
+        return tensor_spec(dtype, shape, strides, **options)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}: {error}") from None
 
 
 def _ints(where: str, text: str) -> tuple[int, ...]:

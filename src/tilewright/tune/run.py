@@ -12,7 +12,7 @@ from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile.pool import CompilePool
-from tilewright.errors import CompileError, InvalidArgument, NoImplementation
+from tilewright.errors import CompileError, InvalidArgument, NoImplementation, known_names
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.candidate import AsCalled, Candidate
 from tilewright.measure.runner import Isolated, Runner
@@ -364,11 +364,11 @@ def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> lis
 
 def _check_params(session: Session, w: Workload, supporting: Sequence[Implementation]) -> None:
     """Each knob to restrict belongs to an implementation that takes part."""
-    known = {name for i in supporting for name in i.space(w, session.spec).values}
+    knobs = {name for i in supporting for name in i.space(w, session.spec).values}
     for name in session.options.params:
-        if supporting and name not in known:
+        if supporting and name not in knobs:
             raise InvalidArgument(
-                f"unknown knob {name!r} for {w}; known: {', '.join(sorted(known)) or 'none'}"
+                f"unknown knob {name!r} for {w}; {known_names(name, sorted(knobs))}"
             )
 
 
