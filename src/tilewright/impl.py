@@ -130,7 +130,8 @@ class Implementation:
     `any_shape` says that a binary of it serves all shapes that are alike in kind, and any indices
     as well as others.
     `races` says that two runs on the same inputs may differ: it serves workloads that say
-    `!nondeterministic`, and who asks for it by name has said so.
+    `!nondeterministic`, and who asks for it by name has said so. `yields_to` names others that are
+    taken before it where nothing was measured and they would be taken at all.
     """
 
     name: ClassVar[str]
@@ -140,6 +141,7 @@ class Implementation:
     stands_in: ClassVar[bool] = False
     any_shape: ClassVar[bool] = False
     races: ClassVar[bool] = False
+    yields_to: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -169,8 +171,11 @@ class Implementation:
         return True
 
     def takes_untuned(self, w: Workload, device: DeviceSpec) -> bool:
-        """Whether it serves and suits a workload: others that are asked later leave it to this."""
-        return self.serves(w.op) and self.unsupported(w, device) is None and self.suits(w, device)
+        """Whether it serves and suits a workload that none of `yields_to` takes."""
+        if not self.serves(w.op) or self.unsupported(w, device) is not None:
+            return False
+        before = (IMPLS[name] for name in self.yields_to)
+        return self.suits(w, device) and not any(i.takes_untuned(w, device) for i in before)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         """Every config that fits; the only statement of what fits."""

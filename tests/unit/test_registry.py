@@ -1,11 +1,17 @@
 """Registries of plug-ins: loading from several threads, and files that cannot be imported."""
 
+import ast
 import threading
+from pathlib import Path
 
 import pytest
 
 import tilewright as tw
+from tilewright.impl import IMPLS
 from tilewright.registry import Registry
+
+PACKAGE = Path(tw.__file__).parent
+KINDS = ("ops", "impls", "devices", "strategies", "suites")
 
 BROKEN = """
 from tilewright.op import op
@@ -65,3 +71,34 @@ def test_a_plug_in_may_look_up_others_while_it_is_imported(tmp_path, monkeypatch
     from tilewright.suite import SUITES
 
     assert "quickstart" in list(SUITES)
+
+
+def imported_by(path: Path) -> set[str]:
+    """Modules that a file imports, also those it names as `from package import module`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_plug_in_is_imported_by_its_neighbours(kind):
+    files = sorted((PACKAGE / kind).glob("*.py"))
+    plug_ins = {f"tilewright.{kind}.{f.stem}" for f in files if not f.stem.startswith("_")}
+    assert plug_ins
+    assert {f.name: hit for f in files if (hit := imported_by(f) & plug_ins)} == {}
+
+
+def test_whom_an_implementation_yields_to_is_there_and_never_yields_to_it():
+    for name in IMPLS:
+        before, seen = list(IMPLS[name].yields_to), set()
+        while before:
+            other = before.pop()
+            assert other in IMPLS
+            assert other != name
+            if other not in seen:
+                seen.add(other)
+                before += IMPLS[other].yields_to

@@ -220,10 +220,13 @@ def contiguous(w: Workload, kept: Iterable[str] = ()) -> Workload:
 def _untuned(
     w: Workload, spec: DeviceSpec, source: str, reason: str, any_shape: bool = False
 ) -> Choice | None:
+    def taken(i: Implementation) -> bool:
+        if any_shape:
+            return i.any_shape and i.unsupported(w, spec) is None
+        return i.takes_untuned(w, spec)
+
     for i in implementations(w):
-        if i.backend not in OWN_BACKENDS or i.unsupported(w, spec) is not None:
-            continue
-        if i.any_shape if any_shape else i.suits(w, spec):
+        if i.backend in OWN_BACKENDS and taken(i):
             return Choice(i.name, i.heuristic(w, spec), source, reason)
     return None
 

@@ -8,11 +8,16 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from tilewright.device import DeviceSpec
 from tilewright.impls._indexed import MAX_GRID_YZ, NONE_SKIPPED, REDUCE
 from tilewright.op import Workload
 from tilewright.tensor_spec import TensorSpec
 
 OPERATORS = ("index_add", "index_reduce", "embedding_backward", "scatter_add", "scatter_reduce")
+MOST_INDICES_TINY, SHARE_OF_L2_TINY = 1024, 8
+"""Of what is tiny; and what it moves takes at most one part of the L2 cache in so many."""
+MOST_FILLED = 2**17
+"""Places of a result out of place whose rows one launch fills beside its sums."""
 
 
 class Batch(NamedTuple):
@@ -239,6 +244,14 @@ def served_rows(w: Workload) -> RowProblem:
     p = row_problem(w)
     assert isinstance(p, RowProblem), p
     return p
+
+
+def is_tiny(p: RowProblem, itemsize: int, device: DeviceSpec) -> bool:
+    """Whether a single launch is worth that every block reads all indices."""
+    rows = p.count + (p.places if p.fill else 0)
+    moved = p.outer * rows * p.columns * itemsize
+    few = p.count <= MOST_INDICES_TINY and (not p.fill or p.places <= MOST_FILLED)
+    return few and moved <= device.l2_bytes // SHARE_OF_L2_TINY
 
 
 class Moved(Protocol):

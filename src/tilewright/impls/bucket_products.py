@@ -7,12 +7,8 @@ from typing import Any
 from tilewright.device import DeviceSpec
 from tilewright.impls._buckets import Buckets, Sizes, is_large, is_short, sizes
 from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
-from tilewright.impls.scatter_serial import ScatterSerial
-from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
 
-OTHERS = ScatterTiled(), ScatterSerial()
-"""What untuned is asked before."""
 MOST_FACTORS = 2**22
 """Of a place. Where it takes b bits to count them, logarithms are rounded to 2^(b - 55), so that
 each factor is off by 2^-32 of itself at most. So products of integers that fp32 holds are exact."""
@@ -32,6 +28,7 @@ class BucketProducts(Buckets):
         *("summed_slots.cuh", "bucket_reduced.cu"),
     )
     settle_registers, joined_zeros = 64, 2
+    yields_to = ("scatter_tiled", "scatter_serial")
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
         return sizes(p, c, carried=True, slot_words=3, joined_bytes=16)
@@ -49,8 +46,7 @@ class BucketProducts(Buckets):
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         """Of 6.4 million elements 117 us, scatter_sorted 431 (H200, commit 3d3c0d0)."""
-        others = any(other.takes_untuned(w, device) for other in OTHERS)
-        return is_large(served_scatter(w)) and not others
+        return is_large(served_scatter(w))
 
     def more_macros(self, p: ScatterProblem, c: Any) -> dict[str, int | str]:
         own = {"INCLUDE": p.include, "UNIT_BITS": unit_bits(p.length)}

@@ -8,12 +8,7 @@ from tilewright.device import DeviceSpec
 from tilewright.impls._buckets import Buckets, Sizes, sizes, worth_buckets
 from tilewright.impls._integers import in_tables, not_by_integers, table_bytes
 from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
-from tilewright.impls.scatter_serial import ScatterSerial
-from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
-
-OTHERS = ScatterTiled(), ScatterSerial()
-"""What untuned is asked before."""
 
 
 class BucketSums(Buckets):
@@ -22,6 +17,7 @@ class BucketSums(Buckets):
     name, op = "bucket_sums", ("scatter_add", "scatter_reduce", "index_add")
     files = ("added.cuh", "integers.cuh", "bucket_sums.cu")
     settle_registers, joined_zeros = 64, 0
+    yields_to = ("scatter_tiled", "scatter_serial")
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
         return sizes(p, c, carried=True, slot_words=table_bytes(1, p.dtype) // 4, joined_bytes=16)
@@ -37,11 +33,8 @@ class BucketSums(Buckets):
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = served_scatter(w)
-        if in_tables(
-            w["index"].numel, p.length, w.main.numel, p.dtype, device
-        ) or not worth_buckets(w):
-            return False
-        return not any(other.takes_untuned(w, device) for other in OTHERS)
+        tables = in_tables(w["index"].numel, p.length, w.main.numel, p.dtype, device)
+        return worth_buckets(w) and not tables
 
     def settle(self, p: ScatterProblem) -> tuple[str, tuple[float | str, ...]]:
         return "PPPPPPd", ("x", "out", "entries", "runs", "common", "done", p.alpha)

@@ -29,17 +29,8 @@ from tilewright.impls._integers import (
 )
 from tilewright.impls._rows import RowProblem, row_problem
 from tilewright.impls._rows_kernels import RowKernels
-from tilewright.impls.bucket_sums import BucketSums
-from tilewright.impls.rows_bins import RowsBins
-from tilewright.impls.rows_dealt import RowsDealt
-from tilewright.impls.rows_serial import RowsSerial
-from tilewright.impls.scatter_serial import ScatterSerial
-from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
-
-OTHERS = ScatterTiled(), ScatterSerial(), BucketSums(), RowsSerial(), RowsBins(), RowsDealt()
-"""What untuned is asked before."""
 
 
 class IntegerSums(RowKernels):
@@ -53,6 +44,10 @@ class IntegerSums(RowKernels):
     op = ("scatter_add", "scatter_reduce", "index_add", "embedding_backward")
     files = "added.cuh", "integers.cuh", "elements.cuh", "integer_sums.cuh"
     entry = "add"
+    yields_to = (
+        *("scatter_tiled", "scatter_serial", "bucket_sums"),
+        *("rows_serial", "rows_bins", "rows_dealt"),
+    )
 
     @dataclass(frozen=True)
     class Config:
@@ -74,8 +69,6 @@ class IntegerSums(RowKernels):
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = self.served(w)
         assert isinstance(p, ElementProblem)
-        if any(other.takes_untuned(w, device) for other in OTHERS):
-            return False
         rows = row_problem(w)
         if isinstance(rows, RowProblem) and rows.columns > 1:
             return p.count <= MOST_ELEMENTS_UNTUNED and p.length <= MOST_TERMS_UNTUNED

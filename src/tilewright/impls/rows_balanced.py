@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DeviceSpec
+from tilewright.impl import IMPLS
 from tilewright.impls._indexed import Launch, Workspace, most_bytes, sum_bytes
 from tilewright.impls._rows import (
     OPERATORS,
@@ -20,8 +21,6 @@ from tilewright.impls._rows import (
     vectors,
 )
 from tilewright.impls._rows_kernels import RowKernels
-from tilewright.impls.rows_bins import RowsBins
-from tilewright.impls.rows_dealt import RowsDealt
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -37,8 +36,8 @@ LEAST_WHOLE, SHARE_WHOLE = 16, 4
 """Positions of a run that is never cut: some, and one part of a block's in so many."""
 PART_WORDS = 7
 WORKSPACE_PER_INDEX = 48
-FEW_UNTUNED, OTHERS = 1024, (RowsDealt(), RowsBins())
-"""Indices that are rows_dealt's untuned, and what is asked before."""
+FEW_UNTUNED = 1024
+"""Indices that are rows_dealt's untuned."""
 FEW_INDICES = 4096
 """Untuned, more take all threads that a block may have."""
 
@@ -54,6 +53,7 @@ class RowsBalanced(RowKernels):
     name, op = "rows_balanced", OPERATORS
     files = "entry.cuh", "owned_rows.cuh", "rows_balanced.cu"
     entry = "reduce_rows"
+    yields_to = ("rows_bins",)
 
     @dataclass(frozen=True)
     class Config:
@@ -68,8 +68,8 @@ class RowsBalanced(RowKernels):
         d280a3a, uniform, zipf and equal indices: 16384 rows of 64 fp32 15.7, 23.1 and 23.4 us, by
         rows_dealt 18.0, 50.3 and 145; 4096 of 1024 bf16 16.9, 19.8 and 18.2, by rows_dealt 14.9,
         26.6 and 49.5; 1000 of 128 fp32 8.8, 12.0 and 11.8, by rows_dealt 7.9, 11.7 and 18.9."""
-        dealt, bins = (other.takes_untuned(w, device) for other in OTHERS)
-        return dealt and not bins and served_rows(w).count > FEW_UNTUNED
+        dealt = IMPLS["rows_dealt"].takes_untuned(w, device)
+        return dealt and served_rows(w).count > FEW_UNTUNED
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_rows(w)

@@ -12,6 +12,7 @@ from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
     across,
+    is_tiny,
     misfit,
     named_old,
     named_source,
@@ -19,7 +20,6 @@ from tilewright.impls._rows import (
     vectors,
 )
 from tilewright.impls._rows_kernels import RowKernels
-from tilewright.impls.rows_serial import is_tiny
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 

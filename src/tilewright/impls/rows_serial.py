@@ -11,9 +11,11 @@ from tilewright.impl import IMPLS
 from tilewright.impls._indexed import Launch, Workspace, sum_bytes
 from tilewright.impls._integers import MOST_ELEMENTS_UNTUNED
 from tilewright.impls._rows import (
+    MOST_FILLED,
     OPERATORS,
     RowProblem,
     across,
+    is_tiny,
     misfit,
     named_old,
     named_source,
@@ -27,13 +29,10 @@ from tilewright.space import ConfigSpace, param
 
 MOST_INDICES = 2048
 """That a block sorts."""
-MOST_FILLED = 2**17
-"""Places of a result out of place."""
-MOST_INDICES_UNTUNED, MOST_BESIDE_INTEGERS = 1024, 400
-"""The second where integer_sums takes the sum: H200, commit 4ad1c76, 2026-11-22, 7.3 us and its 9.2
-for 50 rows of 64, 14.1 and 11.3 for 1000 rows of 128, lines through which meet at 430 rows."""
-SHARE_OF_L2_UNTUNED = 8
-"""What is moved takes at most one part in so many."""
+MOST_BESIDE_INTEGERS = 400
+"""Indices, untuned, where integer_sums takes the sum: H200, commit 4ad1c76, 2026-11-22, 7.3 us and
+its 9.2 for 50 rows of 64, 14.1 and 11.3 for 1000 rows of 128, lines through which meet at 430
+rows."""
 BLOCKS_OF_SM = 2
 """Each reads the whole index: more take longer over that than they gain."""
 VECTORS_FILLED = 8
@@ -123,14 +122,6 @@ class RowsSerial(RowKernels):
             (*tensors, *sizes, *strides, p.skipped, p.alpha, "fault"),
         )
         return [launch], Workspace()
-
-
-def is_tiny(p: RowProblem, itemsize: int, device: DeviceSpec) -> bool:
-    """Whether a single launch is worth that every block reads all indices."""
-    rows = p.count + (p.places if p.fill else 0)
-    moved = p.outer * rows * p.columns * itemsize
-    few = p.count <= MOST_INDICES_UNTUNED and (not p.fill or p.places <= MOST_FILLED)
-    return few and moved <= device.l2_bytes // SHARE_OF_L2_UNTUNED
 
 
 def _by_integers(p: RowProblem, w: Workload, device: DeviceSpec) -> bool:

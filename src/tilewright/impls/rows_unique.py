@@ -9,18 +9,19 @@ from typing import Any
 from tilewright.build import CompileTask
 from tilewright.device import DeviceSpec
 from tilewright.impl import Implementation
+from tilewright.impls._counting_sorted_rows import CountingSortedRows
 from tilewright.impls._indexed import NONE_SKIPPED, Launch, Step, Workspace, cuda_task
 from tilewright.impls._rows import OPERATORS, RowProblem, across, misfit, served_rows, vectors
 from tilewright.impls._rows_kernels import RowKernels
 from tilewright.impls._sorted_rows import ARGUMENTS, MAX_GRID, slices
-from tilewright.impls.rows_sorted import RowsSorted
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
 THREADS, POSITION_BYTES = 256, 4
 BLOCKS_OF_PREPARE = 8
 """Blocks per SM of the kernel that strides over all places."""
-SORTED = RowsSorted()
+SORTED = CountingSortedRows()
+"""What rows_sorted launches."""
 
 
 class RowsUnique(RowKernels):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.impl import IMPLS
 from tilewright.impls._buckets import Buckets, Sizes, is_short, sizes
 from tilewright.impls._indexed import Launch
 from tilewright.impls._scatter import ScatterProblem, moved, served_scatter
-from tilewright.impls.scatter_strided import ScatterStrided
 from tilewright.op import Workload
 from tilewright.space import param
 
@@ -25,7 +25,6 @@ that are named. H200: it takes 1.2e-4 us a position (4f86109, 2^21 of 2^25 place
 x) to 1.5e-4 us (3d3c0d0, 2^18 of 2^27 in place, 39 us), and buckets 1.7e-6 us a place in the latter
 case, 227 us. So they meet at 44 to 86 places a position, if a position costs buckets from 5e-5 us
 down to nothing beside that; where either will do, binaries of the other are for any shape."""
-STRIDED = ScatterStrided()
 SAMPLED = 1024
 """Positions, a thread each, that a guess is made from."""
 
@@ -43,7 +42,9 @@ class ScatterBuckets(Buckets):
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = served_scatter(w)
         few = p.in_place and p.places >= PLACES_IN_PLACE * p.length
-        return super().suits(w, device) and not (few and STRIDED.takes_untuned(w, device))
+        if few and IMPLS["scatter_strided"].takes_untuned(w, device):
+            return False
+        return super().suits(w, device)
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
         carried = p.number is None and is_short(p.dtype)

@@ -12,7 +12,6 @@ from tilewright.impls._elements import OPERATORS, ElementProblem, element_proble
 from tilewright.impls._indexed import Launch, Step, Workspace
 from tilewright.impls._rows import RowProblem
 from tilewright.impls._rows_kernels import RowKernels
-from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -20,7 +19,6 @@ MOST_POSITIONS = 128
 """Of a column, all of which each of its elements reads."""
 MOST_LOOKS_UNTUNED = 2**26
 """Of all elements together, each at its column."""
-TILED = ScatterTiled()
 
 
 class ScatterSerial(RowKernels):
@@ -30,6 +28,7 @@ class ScatterSerial(RowKernels):
 
     name, op = "scatter_serial", OPERATORS
     files, entry = ("elements.cuh", "scatter_serial.cu"), "reduce_elements"
+    yields_to = ("scatter_tiled",)
 
     @dataclass(frozen=True)
     class Config:
@@ -48,9 +47,7 @@ class ScatterSerial(RowKernels):
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = self.served(w)
         assert isinstance(p, ElementProblem)
-        if p.count * p.length > MOST_LOOKS_UNTUNED:
-            return False
-        return not TILED.takes_untuned(w, device)
+        return p.count * p.length <= MOST_LOOKS_UNTUNED
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = self.served(w)

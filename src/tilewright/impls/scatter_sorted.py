@@ -6,18 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.impls._counting_sorted_rows import CountingSortedRows
 from tilewright.impls._elements import OPERATORS, ElementProblem, element_problem
 from tilewright.impls._indexed import Launch, sum_bytes
 from tilewright.impls._rows import RowProblem, row_problem
 from tilewright.impls._sort import CountingSort
-from tilewright.impls.rows_sorted import RowsSorted
-from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
 
-TILED = ScatterTiled()
 
-
-class ScatterSorted(RowsSorted):
+class ScatterSorted(CountingSortedRows):
     """For any indices and any number of places; index and src may be smaller than x and strided.
 
     Elements of up to four bytes are sorted themselves, in place of their positions: src is read in
@@ -25,10 +22,9 @@ class ScatterSorted(RowsSorted):
     """
 
     name, op = "scatter_sorted", OPERATORS
-    files = ("entry.cuh", "elements.cuh", "elements_sorted.cuh", *RowsSorted.files[1:])
-
-    def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        return not TILED.takes_untuned(w, device)
+    files = ("entry.cuh", "elements.cuh", "elements_sorted.cuh", *CountingSortedRows.files[1:])
+    any_shape = True
+    yields_to = ("scatter_tiled",)
 
     def problem(self, w: Workload) -> ElementProblem | str:
         return element_problem(w)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.impl import IMPLS
 from tilewright.impls._elements import PLACES_BY_NAME, ElementProblem, element_problem
 from tilewright.impls._indexed import Launch, Step, Workspace, most_bytes
 from tilewright.impls._rows import RowProblem
 from tilewright.impls._rows_kernels import RowKernels
 from tilewright.impls._sorted_rows import WORKSPACE_PER_INDEX
-from tilewright.impls.scatter_tiled import ScatterTiled
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
@@ -28,7 +28,6 @@ of all places, scatter_winner 392 us, scatter_buckets 227 us (9b8614d, 2026-11-2
 meet is reckoned, and a table of keys is not timed."""
 MOST_HASHED = 2**28
 """Positions, for which slots are numbered by 32 bits."""
-TILED = ScatterTiled()
 
 
 class ScatterStrided(RowKernels):
@@ -59,7 +58,7 @@ class ScatterStrided(RowKernels):
         if p.along < PLACES_UNTUNED * p.length or cells(p) < CELLS_UNTUNED:
             return False
         alone = p.fill is None and p.length == 1  # and no workspace, as scatter_tiled
-        return alone or TILED.unsupported(w, device) is not None
+        return alone or IMPLS["scatter_tiled"].unsupported(w, device) is not None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = self.served(w)
