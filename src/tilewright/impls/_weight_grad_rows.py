@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from tilewright.build import CompileTask
-from tilewright.compile.cache import Compiled
+from tilewright.compile.cache import Compiled, compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, allocator
+from tilewright.impl import Executable, Implementation, allocator
 from tilewright.impls._weight_grad import (
     Results,
     addresses,
@@ -24,11 +24,14 @@ from tilewright.impls._weight_grad import (
     returned,
     source,
 )
+from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.op import Workload
 from tilewright.settings import workspace_limit_bytes
 from tilewright.space import ConfigSpace, param
 
 ENTRY, ADD_ENTRY, ADD_THREADS = "weight_grad", "add_all_slices", 256
+MOST_FRAGMENTS = 40
+"""16 x 8 sums of a warp, four registers each."""
 LARGEST_CHUNK = 112
 """Pixels of a row of the output that a step multiplies at once."""
 SUMS_BESIDE = 56
@@ -180,6 +183,13 @@ def rows_refusal(w: Workload, device: DeviceSpec) -> str | None:
     return None
 
 
+def channels_refusal(w: Workload) -> str | None:
+    """Why x cannot be copied as it lies, in words, or None."""
+    if as_read(w["x"]).align < 16:
+        return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
+    return None
+
+
 def room_refusal(w: Workload, space: ConfigSpace[Any]) -> str | None:
     """Why no config of the space fits, in words, or None."""
     if next(iter(space), None) is not None:
@@ -321,3 +331,34 @@ class MappedKernel(RowsKernel):
     def operands(self, x: torch.Tensor, grad_output: torch.Tensor) -> tuple[Any, ...]:
         pointers = x.data_ptr(), grad_output.data_ptr()
         return (*self.maps(*pointers), *pointers)
+
+
+class WeightGradByRows(Implementation):
+    """A kernel that walks rows: what follows from the layout of its blocks."""
+
+    backend = "cuda"
+    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
+
+    def layout(self, w: Workload, config: Any) -> Layout:
+        """How a block is made, as the kernel's own source computes it."""
+        raise NotImplementedError
+
+    def kernel(
+        self, built: Compiled, w: Workload, device: DeviceSpec, layout: Layout, config: Any
+    ) -> RowsKernel:
+        return RowsKernel(built, w, device, layout, config)
+
+    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
+        return ConfigSpace(Config, constraint=lambda c: shape_refusal(self.layout(w, c), c, device))
+
+    def forecast(self, config: Any, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        """Without a time, where it has no model of that."""
+        return forecast(w, device, self.layout(w, config), config)
+
+    def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
+        raise NotImplementedError
+
+    def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
+        built = compiled(self.task(config, w, device))
+        kernel = self.kernel(built, w, device, self.layout(w, config), config)
+        return in_any_layout(kernel, w, device)

@@ -9,13 +9,17 @@ from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile import tensor_map
-from tilewright.compile.cache import compiled
+from tilewright.compile.cache import Compiled
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, Implementation
 from tilewright.impls import _weight_grad_rows as rows
-from tilewright.impls._weight_grad import as_read, depthwise_refusal
-from tilewright.impls._weight_grad_layout import in_any_layout
-from tilewright.impls._weight_grad_rows import Layout, MappedKernel, rows_task
+from tilewright.impls._weight_grad import depthwise_refusal
+from tilewright.impls._weight_grad_rows import (
+    Layout,
+    MappedKernel,
+    RowsKernel,
+    WeightGradByRows,
+    rows_task,
+)
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
@@ -100,12 +104,11 @@ class FmaLayout(Layout):
         return self.chunks
 
 
-class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
+class Conv2dWeightGradDepthwiseFmaSm90(WeightGradByRows):
     """The copy engine brings each pixel once; threads have channels, and multiply a pixel of x with
     all pixels of grad_output that meet it in a line."""
 
-    name, backend = "conv2d_weight_grad_depthwise_fma_sm90", "cuda"
-    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
+    name = "conv2d_weight_grad_depthwise_fma_sm90"
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.arch != "sm_90a":
@@ -114,8 +117,8 @@ class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
             return reason
         if w["stride"][1] > min(MOST_STRIDE, w["kernel_size"][1]):
             return f"stride={list(w['stride'])}: beyond {MOST_STRIDE}, or the filter's width"
-        if as_read(w["x"]).align < 16:
-            return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
+        if reason := rows.channels_refusal(w):
+            return reason
         if not _has_room(w, device):
             height, width = w["kernel_size"]
             return f"a filter of {height} x {width} leaves no room for the sums of two channels"
@@ -135,6 +138,9 @@ class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
             found.setdefault((c.channels, c.lines, c.features, c.whole), c)
         return list(found.values())
 
+    def layout(self, w: Workload, config: Config) -> FmaLayout:
+        return _layout(w, config)
+
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
         us = LAUNCHES_US + _cycles(w, config, device) / device.clock_hz * 1e6
         return rows.forecast(w, device, _layout(w, config), config, predicted_us=round(us, 2))
@@ -152,11 +158,11 @@ class Conv2dWeightGradDepthwiseFmaSm90(Implementation):
         files = ("depthwise_fma_sm90", "depthwise_sums")
         return rows_task(files, w, device, layout, config, more)
 
-    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        built, layout = compiled(self.task(config, w, device)), _layout(w, config)
+    def kernel(
+        self, built: Compiled, w: Workload, device: DeviceSpec, layout: Layout, config: Any
+    ) -> RowsKernel:
         maps = functools.partial(_maps, w, layout)
-        kernel = MappedKernel(built, w, device, layout, config, maps)
-        return in_any_layout(kernel, w, device)
+        return MappedKernel(built, w, device, layout, config, maps)
 
 
 def _maps(w: Workload, layout: Layout, x: int, grad_output: int) -> tuple[bytes, bytes]:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from tilewright.build import CompileTask
-from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, Implementation
 from tilewright.impls import _weight_grad_rows as rows
-from tilewright.impls._weight_grad import as_read, depthwise_refusal
-from tilewright.impls._weight_grad_layout import in_any_layout
-from tilewright.impls._weight_grad_rows import Layout, RowsKernel, chunk_of, prime, rows_task
+from tilewright.impls._weight_grad import depthwise_refusal
+from tilewright.impls._weight_grad_rows import (
+    MOST_FRAGMENTS,
+    Layout,
+    WeightGradByRows,
+    chunk_of,
+    prime,
+    rows_task,
+)
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
-MOST_FRAGMENTS = 40
-"""16 x 8 sums of a warp, four registers each."""
 WARPS, FEW_FRAGMENTS, WARPS_OF_MANY = 16, 12, 8
 """Of a block; and where a warp has more fragments than that."""
 
@@ -35,21 +36,18 @@ class Config(rows.Config):
     waves: float = param(1.0, 0.5, 2.0)
 
 
-class Conv2dWeightGradDepthwiseMma(Implementation):
+class Conv2dWeightGradDepthwiseMma(WeightGradByRows):
     """Eight channels of two lines of grad_output meet the same channels of a row of x: of a product
     of 16 x 8 sums sixteen are wanted, and x is read once for all lines that meet it."""
 
-    name, backend = "conv2d_weight_grad_depthwise_mma", "cuda"
-    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
+    name = "conv2d_weight_grad_depthwise_mma"
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := rows.rows_refusal(w, device) or depthwise_refusal(w):
             return reason
         if _fragments(w) > MOST_FRAGMENTS:
             return f"{_fragments(w)} fragments of sums in each warp exceed {MOST_FRAGMENTS}"
-        if as_read(w["x"]).align < 16:
-            return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
-        return rows.room_refusal(w, self.space(w, device))
+        return rows.channels_refusal(w) or rows.room_refusal(w, self.space(w, device))
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         sixteens = chunk_of(w["grad_output"].shape[3]) // 16
@@ -66,9 +64,8 @@ class Conv2dWeightGradDepthwiseMma(Implementation):
         fits = list(self.space(w, device))
         return min(fits, key=lambda c: (abs(c.waves - 1.0), abs(c.stages - 3)))
 
-    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
-        """Without a time: it has no model of that."""
-        return rows.forecast(w, device, _layout(w, config), config)
+    def layout(self, w: Workload, config: Config) -> Layout:
+        return _layout(w, config)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and the chunk of a row are baked in."""
@@ -77,10 +74,6 @@ class Conv2dWeightGradDepthwiseMma(Implementation):
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         return rows_task(("depthwise_mma",), w, device, _layout(w, config), config, {})
-
-    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        built = compiled(self.task(config, w, device))
-        return in_any_layout(RowsKernel(built, w, device, _layout(w, config), config), w, device)
 
 
 def _fragments(w: Workload) -> int:

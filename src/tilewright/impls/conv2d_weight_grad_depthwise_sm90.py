@@ -10,13 +10,17 @@ from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile import tensor_map
-from tilewright.compile.cache import compiled
+from tilewright.compile.cache import Compiled
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, Implementation
 from tilewright.impls import _weight_grad_rows as rows
-from tilewright.impls._weight_grad import as_read, depthwise_refusal
-from tilewright.impls._weight_grad_layout import in_any_layout
-from tilewright.impls._weight_grad_rows import Layout, MappedKernel, rows_task
+from tilewright.impls._weight_grad import depthwise_refusal
+from tilewright.impls._weight_grad_rows import (
+    Layout,
+    MappedKernel,
+    RowsKernel,
+    WeightGradByRows,
+    rows_task,
+)
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
@@ -78,12 +82,11 @@ class ImagesLayout(Layout):
         return self.together
 
 
-class Conv2dWeightGradDepthwiseSm90(Implementation):
+class Conv2dWeightGradDepthwiseSm90(WeightGradByRows):
     """Of one channel, pixels of x and of grad_output are the rows and columns of a product that
     sums over images, so that each of its diagonals is a tap: nothing is shifted or transposed."""
 
-    name, backend = "conv2d_weight_grad_depthwise_sm90", "cuda"
-    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
+    name = "conv2d_weight_grad_depthwise_sm90"
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.arch != "sm_90a":
@@ -98,9 +101,7 @@ class Conv2dWeightGradDepthwiseSm90(Implementation):
             return f"stride={list(w['stride'])}: beyond {MOST_STRIDE}, or the filter's width"
         if (lags := math.ceil(filter_width / stride)) > MOST_LAGS:
             return f"{lags} taps of a row, one stride apart, exceed {MOST_LAGS}"
-        if as_read(w["x"]).align < 16:
-            return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
-        return _room_refusal(w, SMALLEST, device)
+        return rows.channels_refusal(w) or _room_refusal(w, SMALLEST, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         width = w["grad_output"].shape[3]
@@ -127,9 +128,8 @@ class Conv2dWeightGradDepthwiseSm90(Implementation):
             found.setdefault((c.own, c.blocks, c.keeps, c.features), c)
         return list(found.values())
 
-    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
-        """Without a time: its model compares configs alone."""
-        return rows.forecast(w, device, _layout(w, config), config)
+    def layout(self, w: Workload, config: Config) -> ImagesLayout:
+        return _layout(w, config)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and what a block has are baked in."""
@@ -143,11 +143,11 @@ class Conv2dWeightGradDepthwiseSm90(Implementation):
         more |= {"ROWS": layout.ring, "KEEPS": int(config.keeps)}
         return rows_task(("depthwise_sm90", "depthwise_sums"), w, device, layout, config, more)
 
-    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        built, layout = compiled(self.task(config, w, device)), _layout(w, config)
+    def kernel(
+        self, built: Compiled, w: Workload, device: DeviceSpec, layout: Layout, config: Any
+    ) -> RowsKernel:
         maps = functools.partial(_maps, w, layout)
-        kernel = MappedKernel(built, w, device, layout, config, maps)
-        return in_any_layout(kernel, w, device)
+        return MappedKernel(built, w, device, layout, config, maps)
 
 
 def _maps(w: Workload, layout: Layout, x: int, grad_output: int) -> tuple[bytes, bytes]:

@@ -4,42 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 from tilewright.build import CompileTask
-from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, Implementation
-from tilewright.impls._weight_grad import as_read
-from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_rows import (
+    MOST_FRAGMENTS,
     Config,
     Layout,
-    RowsKernel,
+    WeightGradByRows,
+    channels_refusal,
     chunk_of,
-    forecast,
     prime,
     room_refusal,
     rows_refusal,
     rows_task,
-    shape_refusal,
 )
 from tilewright.op import Workload
-from tilewright.space import ConfigSpace
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
-MOST_FRAGMENTS = 40
-"""16 x 8 sums of a warp, four registers each."""
 MOST_FEATURES, MOST_WITH_PARTS = 64, 32
 """Of a block; and where warps share the filter's rows."""
 
 
-class Conv2dWeightGradGrouped(Implementation):
+class Conv2dWeightGradGrouped(WeightGradByRows):
     """16 features at a time meet the channels of their groups, at every tap, in one pass, and a
     column of ones for the bias's gradient."""
 
-    name, backend = "conv2d_weight_grad_grouped", "cuda"
-    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
+    name = "conv2d_weight_grad_grouped"
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if reason := rows_refusal(w, device):
@@ -52,12 +43,10 @@ class Conv2dWeightGradGrouped(Implementation):
             )
         if _fragments(w, w["kernel_size"][0]) > MOST_FRAGMENTS:
             return f"a row of {w['kernel_size'][1]} taps takes more than {MOST_FRAGMENTS} fragments"
-        if as_read(w["x"]).align < 16:
-            return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
-        return room_refusal(w, self.space(w, device))
+        return channels_refusal(w) or room_refusal(w, self.space(w, device))
 
-    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
-        return ConfigSpace(Config, None, lambda c: shape_refusal(_layout(w, c), c, device))
+    def layout(self, w: Workload, config: Config) -> Layout:
+        return _layout(w, config)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         """As many threads for each SM as there can be, then as many loads under way."""
@@ -69,10 +58,6 @@ class Conv2dWeightGradGrouped(Implementation):
 
         return min(self.space(w, device), key=rank)
 
-    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
-        """Without a time: it has no model of that."""
-        return forecast(w, device, _layout(w, config), config)
-
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter, groups and the chunk of a row are baked in."""
         layout = _layout(w, config)
@@ -82,10 +67,6 @@ class Conv2dWeightGradGrouped(Implementation):
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         more = {"DEPTH": _depth(w), "PARTS": _parts(w)}
         return rows_task(("grouped",), w, device, _layout(w, config), config, more)
-
-    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        built = compiled(self.task(config, w, device))
-        return in_any_layout(RowsKernel(built, w, device, _layout(w, config), config), w, device)
 
 
 def _depth(w: Workload) -> int:

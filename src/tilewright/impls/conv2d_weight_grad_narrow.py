@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tilewright.build import CompileTask
-from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, Implementation
-from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_narrow import (
     copy_bytes,
     narrow_refusal,
@@ -21,36 +17,32 @@ from tilewright.impls._weight_grad_rows import (
     SUMS_BESIDE,
     Config,
     Layout,
-    RowsKernel,
+    WeightGradByRows,
     chunk_of,
-    forecast,
     prime,
     room_refusal,
     rows_task,
-    shape_refusal,
 )
 from tilewright.op import Workload
-from tilewright.space import ConfigSpace
 
 WIDE_BIAS = 16
 """Registers that fp32 sums of the bias take besides."""
 
 
-class Conv2dWeightGradNarrow(Implementation):
+class Conv2dWeightGradNarrow(WeightGradByRows):
     """Rows of x are unfolded once in shared memory and meet every row of grad_output that needs
     them: taps and channels of a filter row together fill the columns that channels alone do not.
 
     The bias's gradient is one column more.
     """
 
-    name, backend = "conv2d_weight_grad_narrow", "cuda"
-    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
+    name = "conv2d_weight_grad_narrow"
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         return narrow_refusal(w, device) or room_refusal(w, self.space(w, device))
 
-    def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
-        return ConfigSpace(Config, None, lambda c: shape_refusal(_layout(w, c), c, device))
+    def layout(self, w: Workload, config: Config) -> Layout:
+        return _layout(w, config)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         """Two blocks for each SM and most loads under way; few lines leave more sums than work."""
@@ -65,10 +57,6 @@ class Conv2dWeightGradNarrow(Implementation):
 
         return min(fits, key=rank)
 
-    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
-        """Without a time: it has no model of that."""
-        return forecast(w, device, _layout(w, config), config)
-
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and the chunk of a row are baked in."""
         layout = _layout(w, config)
@@ -79,10 +67,6 @@ class Conv2dWeightGradNarrow(Implementation):
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         more = {"C": w["x"].shape[1], "COPY_BYTES": copy_bytes(w)}
         return rows_task(("unfold", "narrow"), w, device, _layout(w, config), config, more)
-
-    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        built = compiled(self.task(config, w, device))
-        return in_any_layout(RowsKernel(built, w, device, _layout(w, config), config), w, device)
 
 
 def _layout(w: Workload, config: Config) -> Layout:

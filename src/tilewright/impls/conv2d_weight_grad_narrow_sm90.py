@@ -11,11 +11,9 @@ import torch
 
 from tilewright.build import CompileTask
 from tilewright.compile import tensor_map
-from tilewright.compile.cache import Compiled, compiled
+from tilewright.compile.cache import Compiled
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, Implementation
 from tilewright.impls import _weight_grad_rows as rows
-from tilewright.impls._weight_grad_layout import in_any_layout
 from tilewright.impls._weight_grad_narrow import (
     copy_bytes,
     narrow_refusal,
@@ -23,7 +21,14 @@ from tilewright.impls._weight_grad_narrow import (
     raw_bytes,
     unfolded_bytes,
 )
-from tilewright.impls._weight_grad_rows import Layout, RowsKernel, chunk_of, prime, rows_task
+from tilewright.impls._weight_grad_rows import (
+    Layout,
+    RowsKernel,
+    WeightGradByRows,
+    chunk_of,
+    prime,
+    rows_task,
+)
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
@@ -52,12 +57,11 @@ class Config(rows.Config):
     pending: int = param(0, 1)
 
 
-class Conv2dWeightGradNarrowSm90(Implementation):
+class Conv2dWeightGradNarrowSm90(WeightGradByRows):
     """As `conv2d_weight_grad_narrow`, with taps as rows of the product: warpgroups multiply them,
     from registers, with one tile of grad_output that all of them read."""
 
-    name, backend = "conv2d_weight_grad_narrow_sm90", "cuda"
-    op = ("conv2d_weight_grad", "conv2d_weight_bias_grad")
+    name = "conv2d_weight_grad_narrow_sm90"
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.arch != "sm_90a":
@@ -88,9 +92,8 @@ class Conv2dWeightGradNarrowSm90(Implementation):
             key=lambda c: (*(getattr(c, k) != v for k, v in like.items()), abs(c.stages - stages)),
         )
 
-    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
-        """Without a time: it has no model of that."""
-        return rows.forecast(w, device, _layout(w, config), config)
+    def layout(self, w: Workload, config: Config) -> Layout:
+        return _layout(w, config)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes of images are arguments; the filter and the chunk of a row are baked in."""
@@ -108,9 +111,10 @@ class Conv2dWeightGradNarrowSm90(Implementation):
         parts, text = ("unfold", "narrow_sm90"), wgmma(w["x"].dtype)
         return rows_task(parts, w, device, _layout(w, config), config, more, text)
 
-    def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
-        built = compiled(self.task(config, w, device))
-        return in_any_layout(NarrowKernel(built, w, device, _layout(w, config), config), w, device)
+    def kernel(
+        self, built: Compiled, w: Workload, device: DeviceSpec, layout: Layout, config: Any
+    ) -> RowsKernel:
+        return NarrowKernel(built, w, device, layout, config)
 
 
 class NarrowKernel(RowsKernel):
