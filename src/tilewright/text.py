@@ -1,4 +1,4 @@
-"""The text form of a workload: a small grammar, read without torch.
+"""Texts for people, written and read without torch; first the grammar of a workload.
 
 workload := name "(" [argument ("," argument)*] ")" flag*
 argument := name "=" (tensor | number | "None" | "True" | "False" | list | word)
@@ -159,3 +159,12 @@ def _ints(where: str, text: str) -> tuple[int, ...]:
         return tuple(int(n) for n in text.split(",") if n.strip())
     except ValueError:
         raise InvalidArgument(f"{where}: [{text}] should be a list of whole numbers") from None
+
+
+def duration_text(us: float) -> str:
+    """Microseconds in the unit that reads best."""
+    if us < 1:
+        return f"{us:.2g} us"
+    if us < 1000:
+        return f"{us:.1f} us"
+    return f"{us / 1e3:.2f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"

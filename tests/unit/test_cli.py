@@ -438,6 +438,17 @@ def test_a_wrong_result_names_the_command_that_shows_it_again():
     assert again["config"] == {"rows": 2, "unroll": 1}
 
 
+def test_what_cannot_be_built_is_not_called_wrong(monkeypatch, capsys):
+    monkeypatch.setenv("TILEWRIGHT_CXX", "no_such_compiler")
+    assert cli.main(["verify", SOFTMAX, "--impl", "fused", "--device", "cpu"]) == 1
+    out, err = capsys.readouterr()
+    (line,) = (line for line in out.splitlines() if "fused" in line)
+    assert line.split("fused")[1].split() == [*["-"] * 9, "not", "run"]
+    assert "softmax.fused did not run on" in err
+    assert "CompilerMissing: TILEWRIGHT_CXX=no_such_compiler is not a program" in err
+    assert "wrong" not in err
+
+
 def test_an_interrupt_ends_a_real_tune_with_130_and_no_traceback(tmp_path):
     command = [sys.executable, "-m", "tilewright.cli", "tune", SOFTMAX, "--device", "cpu"]
     process = subprocess.Popen(

@@ -35,7 +35,7 @@ def bench(
     store_url: str | None,
     json_target: str | None,
 ) -> int:
-    """Measure what is chosen now, untuned kernels and every baseline; no search, no records."""
+    """Measure what is chosen now, untuned kernels and every baseline. No search, no records."""
     targets = options.read_targets(workloads, suites, from_file, only, without)
     from tilewright import tune as engine
     from tilewright.cli.progress import shown

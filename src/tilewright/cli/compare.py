@@ -23,7 +23,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @options.json_option
 def compare(old: Path, new: Path, tolerance: float, json_target: str | None) -> int:
-    """What became of the rows of result file OLD in NEW; exit code 1 if any is slower or gone.
+    """What became of the rows of result file OLD in NEW. Exit code 1 if any is slower or gone.
 
     A row is slower if its time, its time over each baseline and its time over the floor all grew,
     each beyond their confidence intervals: a slower machine and another PyTorch are no

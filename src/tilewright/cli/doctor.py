@@ -16,7 +16,7 @@ from tilewright.cli import options, render
 def doctor(
     device: str | None, store_url: str | None, quick: bool, measure: bool, json_target: str | None
 ) -> None:
-    """What is here: devices, compilers, versions, ceilings, records; what is missing."""
+    """What is here, and what is missing. Devices, compilers, versions, ceilings, records."""
     from tilewright.profiling.doctor import diagnose
 
     found = diagnose(device, store_url, measure, quick)

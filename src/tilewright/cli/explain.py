@@ -44,7 +44,7 @@ def explain(
     store_url: str | None,
     json_target: str | None,
 ) -> None:
-    """Which implementation runs WORKLOAD and why; what limits it; what was measured."""
+    """Which implementation runs WORKLOAD, and why. What limits it, and what was measured."""
     from tilewright.profiling import explain as engine
 
     w = options.read_workload(workload)
@@ -65,8 +65,8 @@ def explain(
 
 
 def _render(found: Explanation) -> None:
-    floor = f"{found.floor_us:.1f} us" if found.floor_us else "not measured here"
-    hard = f"{found.hard_limit_us:.1f} us" if found.hard_limit_us else "unknown"
+    floor = render.duration(found.floor_us or None) or "not measured here"
+    hard = render.duration(found.hard_limit_us or None) or "unknown"
     render.table(
         [found.workload, ""],
         [
@@ -132,7 +132,10 @@ def _render_forecasts(forecasts: list[dict[str, Any]]) -> None:
 def _gigabytes_per_s(found: Explanation, median_us: float | None) -> str | None:
     """Decimal gigabytes that the workload must read and write, per second of its time."""
     moved = found.read_bytes + found.written_bytes
-    return f"{moved / median_us / 1e3:,.0f}" if median_us else None
+    if not median_us:
+        return None
+    rate = moved / median_us / 1e3
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _candidate(c: CandidateFacts) -> tuple[Any, ...]:

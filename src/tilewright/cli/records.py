@@ -33,7 +33,7 @@ def given(**values: Any) -> dict[str, Any]:
 
 @click.group()
 def records() -> None:
-    """What was measured: list it, move it between machines, thin it out."""
+    """What was measured: list it, move it elsewhere, thin it out."""
 
 
 @records.command("list")
@@ -96,7 +96,7 @@ def study(
     store_url: str | None,
     json_target: str | None,
 ) -> None:
-    """How the time of one WORKLOAD depends on some knobs: the best config for each value.
+    """How the time of one WORKLOAD depends on some knobs. The best config for each value.
 
     With --across, each place of the table has the best time and its registers, spilled bytes too.
     """
@@ -173,7 +173,7 @@ def export(
 @options.store_option
 @options.json_option
 def import_(path: Path, store_url: str | None, json_target: str | None) -> None:
-    """Add the rows of a file that export wrote, all or none; known ones are left out."""
+    """Add the rows of a file that export wrote. All or none; known ones are left out."""
     from tilewright.store import Store
 
     with Store(store_url) as store:

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tilewright.text import duration_text
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -76,12 +78,7 @@ def diagnosis(found: Diagnosis) -> None:
 
 
 def duration(us: float | None) -> str | None:
-    """Microseconds in the unit that reads best."""
-    if us is None:
-        return None
-    if us < 1000:
-        return f"{us:.1f} us"
-    return f"{us / 1e3:.2f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
+    return None if us is None else duration_text(us)
 
 
 def times(ratio: float | None) -> str | None:
@@ -208,7 +205,7 @@ def summary(data: Mapping[str, Any], stderr: bool = False) -> None:
         "geomean_vs_inductor": "{:.2f}x torch.compile",
         "geomean_vs_quack": "{:.2f}x Quack",
         "geomean_of_floor": "{:.2f} of the floor",
-        "geomean_heuristic_vs_own": "{:.2f} of the tuned speed untuned",
+        "geomean_heuristic_vs_own": "untuned {:.2f} of the tuned speed",
         "without_heuristic": "{:.0f} not told untuned, as where that is not right",
         "geomean_eager_vs_graph": "{:.2f} of the graph's time in calls one after the other",
         "geomean_events_vs_graph": "{:.2f} of the graph's time called from PyTorch",

@@ -30,7 +30,7 @@ def summary(
     without: tuple[str, ...],
     json_target: str | None,
 ) -> None:
-    """What result FILES say together: those of one suite, measured in parts, become one.
+    """What result FILES say together. Those of one suite, measured in parts, become one.
 
     Without --by the suite's own groups are shown.
     """

@@ -74,16 +74,17 @@ def _render(found: list[tuple[Workload, str, dict[str, Any], Verdict]]) -> None:
             (
                 short[str(w)],
                 name,
-                _of_each(f"{a.ulp:.2f}" for a in v.outputs) or f"{v.max_ulp:.2f}",
+                _of_each(f"{a.ulp:.2f}" for a in v.outputs)
+                or (f"{v.max_ulp:.2f}" if v.ran else None),
                 _of_each(f"{a.vendor_ulp:.2f}{'' if a.vendor_within else '*'}" for a in v.outputs),
                 _of_each(f"{a.apart_ulp:.2f}" for a in v.outputs),
-                f"{v.bound_ulp:.2f}",
+                f"{v.bound_ulp:.2f}" if v.ran else None,
                 _of_each(f"{a.differing:.1%}" for a in v.outputs),
                 _of_each(f"{a.misrounded:.1%}" for a in v.outputs),
                 _of_each(f"{a.vendor_misrounded:.1%}" for a in v.outputs),
                 {None: None, True: "exact", False: "WRONG"}[v.integer_exact],
-                render.yes(v.deterministic),
-                render.yes(v.ok),
+                render.yes(v.deterministic) if v.ran else None,
+                render.yes(v.ok) if v.ran else "not run",
             )
             for w, name, _, v in found
         ],

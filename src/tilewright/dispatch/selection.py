@@ -37,6 +37,7 @@ from tilewright.record import Record
 from tilewright.settings import nondeterministic
 from tilewright.space import NoConfig, config_dict, config_text, lent
 from tilewright.tensor_spec import TensorSpec
+from tilewright.text import duration_text
 
 MIN_EVIDENCE = 3
 """Winners that an implementation needs, all of them its own, before its heuristic is trusted."""
@@ -373,6 +374,6 @@ def _still_serves(name: str, w: Workload, spec: DeviceSpec) -> bool:
 
 
 def _told(record: Record) -> str:
-    time = "" if record.median_us is None else f" took {record.median_us:.4g} us"
+    time = "" if record.median_us is None else f" took {duration_text(record.median_us)}"
     runtime = ", under other versions" if record.prior else ""
     return f"{record.implementation}{time} ({record.created[:10]}{runtime})"

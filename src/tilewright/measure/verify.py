@@ -79,6 +79,7 @@ class Verdict:
         deterministic: whether two runs on the same inputs gave the same bits.
         message: empty if ok, else what is wrong, with the coordinate and both values.
         outputs: of each floating output that was measured.
+        ran: whether it could be built and run at all; the numbers mean nothing where it could not.
     """
 
     ok: bool
@@ -88,6 +89,12 @@ class Verdict:
     deterministic: bool
     message: str
     outputs: tuple[Accuracy, ...] = ()
+    ran: bool = True
+
+    @staticmethod
+    def not_run(message: str) -> Verdict:
+        """Of what could not be built or run, for the reason that is told."""
+        return Verdict(False, float("inf"), 0.0, None, False, message, ran=False)
 
 
 @dataclass
@@ -370,9 +377,10 @@ def verification_error(
         seed: of the verifier.
     """
     with_config = f" with {config.replace(',', ' ')}" if config else ""
+    what = "is wrong" if verdict.ran else "did not run"
     flags = f" --impl {implementation}" + (f" --config {config}" if config else "")
     return VerificationError(
-        f"{w.op}.{implementation} is wrong on {w}{with_config}: {verdict.message} (seed {seed})\n"
+        f"{w.op}.{implementation} {what} on {w}{with_config}: {verdict.message} (seed {seed})\n"
         f'  reproduce: tilewright verify "{w}"{flags} --seed {seed}'
     )
 

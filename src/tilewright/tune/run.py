@@ -22,6 +22,7 @@ from tilewright.results import Report, Row
 from tilewright.search import STRATEGIES, Budget, run_search
 from tilewright.space import ConfigSpace
 from tilewright.store import Store
+from tilewright.text import duration_text
 from tilewright.tune.choice import candidate_of, is_of_ours
 from tilewright.tune.duel import VENDOR_STATUSES, duel
 from tilewright.tune.progress import Progress
@@ -157,8 +158,7 @@ def verify_all(
         config: of `implementation`; None for the heuristic's.
 
     Returns:
-        (implementation, config, verdict); a verdict whose message names an error stands for what
-        could not be built or run.
+        (implementation, config, verdict).
 
     Raises:
         InvalidArgument: an unknown implementation or knob, or a config without implementation.
@@ -186,8 +186,8 @@ def verify_all(
             candidates.append(Candidate.of(i.name, chosen))
         found = []
         for candidate, outcome in runner.verify(workload, candidates, seed=seed):
-            failed = Verdict(False, math.inf, 0.0, None, False, outcome.message)
-            found.append((candidate.implementation, candidate.values, outcome.verdict or failed))
+            verdict = outcome.verdict or Verdict.not_run(outcome.message)
+            found.append((candidate.implementation, candidate.values, verdict))
         return found
 
 
@@ -224,13 +224,13 @@ def _run(
 
 def tune_one(session: Session, w: Workload) -> Row:
     """One workload: from the records if they still stand, else search and duel."""
+    _check_params(session, w)
     if not session.options.force and (row := recorded_row(session, w)):
         return row
     if session.overlap and session.runner.compiles:
         session.pool.ahead(_first_tasks(session, w))
     trial = Trial(session, w)
     supporting = _supporting(trial)
-    _check_params(session, w, supporting)
     finalists = _hopeless(trial, supporting)
     budget = session.share()  # from here on: what a device's first use costs is no search
     searched = [
@@ -290,7 +290,7 @@ def _first_tasks(session: Session, w: Workload) -> Iterator[CompileTask]:
     """What a search will compile first, so that compilers begin while the device makes inputs and
     truth: the heuristics' configs, then the promising ones."""
     spec = session.spec
-    able = [i for i in session.searched(w) if i.unsupported(w, spec) is None]
+    able = _able(session, w)
     spaces = {i: session.space(i, w) for i in able}
     untuned = ((i, config) for i in able for config in [i.heuristic(w, spec)])
     promising = ((i, config) for i in able for config in i.promising(w, spec))
@@ -301,8 +301,13 @@ def _first_tasks(session: Session, w: Workload) -> Iterator[CompileTask]:
                     yield task
 
 
+def _able(session: Session, w: Workload) -> list[Implementation]:
+    """Implementations with configs that support the workload."""
+    return [i for i in session.searched(w) if i.unsupported(w, session.spec) is None]
+
+
 def _supporting(trial: Trial) -> list[Implementation]:
-    """Implementations with configs that support the workload; the others' reasons are recorded."""
+    """The same; the others' reasons are recorded."""
     supporting = []
     for implementation in trial.session.searched(trial.w):
         reason = implementation.unsupported(trial.w, trial.session.spec)
@@ -330,8 +335,8 @@ def _hopeless(trial: Trial, supporting: Sequence[Implementation]) -> list[Entry]
         if HOPELESS * best_us < e.us < math.inf and is_of_ours(e.candidate.implementation)
     ]
     trial.unsearched |= {
-        e.candidate.implementation: f"not searched: its untuned config takes {e.us:.4g} us, "
-        f"{e.us / best_us:.1f} times as long as the best untuned one"
+        e.candidate.implementation: "not searched: its untuned config takes "
+        f"{duration_text(e.us)}, {e.us / best_us:.1f} times as long as the best untuned one"
         for e in hopeless
     }
     return hopeless
@@ -362,11 +367,14 @@ def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> lis
     ]
 
 
-def _check_params(session: Session, w: Workload, supporting: Sequence[Implementation]) -> None:
+def _check_params(session: Session, w: Workload) -> None:
     """Each knob to restrict belongs to an implementation that takes part."""
-    knobs = {name for i in supporting for name in i.space(w, session.spec).values}
+    if not session.options.params:
+        return
+    able = _able(session, w)
+    knobs = {name for i in able for name in i.space(w, session.spec).values}
     for name in session.options.params:
-        if supporting and name not in knobs:
+        if able and name not in knobs:
             raise InvalidArgument(
                 f"unknown knob {name!r} for {w}; {known_names(name, sorted(knobs))}"
             )

@@ -354,3 +354,9 @@ def test_a_bench_tells_that_the_untuned_config_was_refused(w, runner, store, mon
 def test_bad_options_are_named(w, runner, store, wrong, said):
     with pytest.raises(InvalidArgument, match=said):
         quick(w, runner, store, **wrong)
+
+
+def test_a_knob_that_nobody_has_is_named_although_records_still_stand(w, runner, store):
+    quick(w, runner, store)
+    with pytest.raises(InvalidArgument, match="unknown knob 'tile_q'"):
+        quick(w, runner, store, params={"tile_q": (1,)})
