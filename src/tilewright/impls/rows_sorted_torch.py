@@ -36,7 +36,8 @@ class RowsSortedTorch(SortedRows):
     marked_per_index, spare_bytes = 2, COUNTERS
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        return False  # rows_sorted has been faster wherever both were timed (docs/scatter.md)
+        """rows_sorted has been faster wherever both were timed (docs/scatter_measured.md)."""
+        return False
 
     def sort(self, p: RowProblem, c: Any) -> TorchSort:
         return TorchSort(p.count, p.places, p.skipped)
