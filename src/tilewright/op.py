@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 
-from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.errors import InvalidArgument
 from tilewright.examples import random_tensors
 from tilewright.fakes import without_hooks, without_memory
 from tilewright.indexed import Indexed
+from tilewright.outputs import dtypes_like, specs_of, tensors_of
 from tilewright.registry import Registry
 from tilewright.settings import trusts_indices
 from tilewright.signature import Signature, Value
@@ -366,26 +367,12 @@ class Op:
         dtypes: Sequence[torch.dtype] = [o.dtype for o in outs]
         if self.outputs_like is not None:
             dtypes = self.output_dtypes(dict(w.args))
-        for dtype in dtypes:
-            if dtype not in DTYPE_NAMES:
-                known = ", ".join(DTYPE_NAMES.values())
-                raise NoImplementation(f"{self.name} returns {dtype}; results may be {known}")
-        return tuple(
-            TensorSpec(DTYPE_NAMES[dtype], tuple(o.shape), tuple(o.stride()))
-            for o, dtype in zip(outs, dtypes, strict=True)
-        )
+        return specs_of(self.name, outs, dtypes)
 
     def output_dtypes(self, args: Mapping[str, Any]) -> list[torch.dtype]:
         """The dtype of each output, from `outputs_like`; `args` holds tensors or their specs."""
         assert self.outputs_like is not None
-        main = next(v for v in args.values() if hasattr(v, "dtype"))
-        main_dtype = DTYPES.get(main.dtype, main.dtype)
-        half = main_dtype in (torch.float16, torch.bfloat16)
-        found = []
-        for name in self.outputs_like(args):
-            dtype: Any = args[name].dtype if name else torch.float32 if half else main_dtype
-            found.append(DTYPES[dtype] if isinstance(dtype, str) else dtype)
-        return found
+        return dtypes_like(self.outputs_like(args), args)
 
     def outlives_indices(self, device: str) -> bool:
         """Whether an index out of range has to leave the process the use of the device: PyTorch's
@@ -429,20 +416,8 @@ class Op:
         return self.returned(self.reference(**w.call(wide)))
 
     def returned(self, out: Any) -> tuple[torch.Tensor, ...]:
-        """The tensors that the reference returned.
-
-        Raises:
-            NoImplementation: these are no tensors.
-        """
-        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
-        for k, o in enumerate(outs):
-            if not isinstance(o, torch.Tensor):
-                which = "" if o is out else f" as element {k}"
-                raise NoImplementation(
-                    f"{self.name} returns {type(o).__name__}{which}; it should return a tensor, or "
-                    "a tuple of them"
-                )
-        return outs
+        """The tensors that the reference returned. Raises NoImplementation if these are none."""
+        return tensors_of(self.name, out)
 
 
 class Operators(Registry[Op]):
