@@ -208,6 +208,11 @@ class Implementation:
         """What `build` will compile, so that a tuner can compile many at once beforehand."""
         return None
 
+    def resources(self, config: Any, log: str) -> Resources | None:
+        """Of a config's kernel, from the compiler's log, where that is of a library with kernels of
+        several configs."""
+        return None
+
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         """Compile (or find in the cache) and wrap. Needs no GPU until it is called.
 

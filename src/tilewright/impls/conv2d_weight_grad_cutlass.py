@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tilewright.build import CompileTask
+from tilewright.build import CompileTask, Resources
 from tilewright.compile import nvcc
 from tilewright.compile.cache import Compiled, compiled
 from tilewright.compile.counters import COUNTERS, counters
@@ -77,6 +77,11 @@ class Config:
     def warps(self) -> tuple[int, int, int]:
         sliced = SLICED_K.get(self.tile) if self.instruction_k == 8 else None
         return sliced or WARPS[self.tile]
+
+    @property
+    def kernel(self) -> str:
+        """Its name in the library."""
+        return f"weight_grad_kernel_{self.stages}"
 
     cluster = blocks_together = 1
     blocks = 0  # slices are cut, ranges are not
@@ -181,6 +186,9 @@ class Conv2dWeightGradCutlass(Implementation):
         text = defined + common + source("weight_grad_cutlass.cu") + kernels
         return CompileTask("nvcc", text, flags, "weight_grad")
 
+    def resources(self, config: Config, log: str) -> Resources:
+        return parse_ptxas(log, config.kernel)
+
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         kernel = CutlassKernel(compiled(self.task(config, w, device)), config, w)
         return in_any_layout(kernel, w, device)
@@ -190,7 +198,7 @@ class CutlassKernel(Executable):
     """One launch, or two where slices are added, or sums of one are rounded, by another kernel."""
 
     def __init__(self, built: Compiled, config: Config, w: Workload):
-        self.resources = parse_ptxas(built.log, f"weight_grad_kernel_{config.stages}")
+        self.resources = parse_ptxas(built.log, config.kernel)
         self.block_threads, self.shared_bytes = config.threads, config.shared_bytes
         self.function = CppFunction(built, f"weight_grad_{config.stages}", "PPPPPPiP", checked=True)
         self.output = as_read(w.outputs[0])

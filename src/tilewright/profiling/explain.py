@@ -216,7 +216,8 @@ def _registers(
         return known.resources.get("registers")
     task = impl.task(config, w, spec)
     found = cached(task) if task else None
-    return found.resources.registers if found and found.resources else None
+    resources = found and (found.resources or impl.resources(config, found.log))
+    return resources.registers if resources else None
 
 
 def _facts(impl: Implementation, w: Workload, spec: DeviceSpec, choice: Choice) -> CandidateFacts:

@@ -180,13 +180,16 @@ class Trial:
         self.compiled += 1
         if result is None:
             return self.entry(candidate)
-        entry = Entry(candidate, result.key, result.resources)
-        if result.resources and result.resources.spill_bytes:
+        resources = result.resources or IMPLS[candidate.implementation].resources(
+            candidate.resolve(self.w, self.session.spec), result.log
+        )
+        entry = Entry(candidate, result.key, resources)
+        if resources and resources.spill_bytes:
             self.entries[candidate] = entry
             self._spilled.append(entry)
             if self.session.options.spilled:
                 return entry
-            message = f"spills {result.resources.spill_bytes} bytes per thread"
+            message = f"spills {resources.spill_bytes} bytes per thread"
             self._add([self._record(candidate, "spilled", entry, message=message)])
             return None
         return entry

@@ -101,6 +101,25 @@ def test_spillers_are_tried_where_nothing_else_is_left(w, runner, store, monkeyp
     assert row.own.resources["spill_bytes"] == 8
 
 
+def test_spills_of_one_of_a_librarys_kernels_are_read_off_its_log(w, runner, store, monkeypatch):
+    def resources(config, log):
+        assert log == "of all kernels"
+        return Resources(255, 8 * (config.delay_us == 100), 0, 0)
+
+    with_tasks(monkeypatch)
+    monkeypatch.setattr(Pool, "compile", _one_library)
+    monkeypatch.setattr(IMPLS["fake_own"], "resources", resources, raising=False)
+    row = tune_one(session(runner, store, params={**FAST, "delay_us": (0, 100)}), w)
+    assert row.own.resources["registers"] == 255
+    (spilled,) = store.query(status="spilled")
+    assert (spilled.config["delay_us"], spilled.message) == (100, "spills 8 bytes per thread")
+
+
+def _one_library(self, tasks):
+    for task in tasks:
+        yield task, Compiled("library", Path("/nowhere"), None, "of all kernels", 0.0)
+
+
 def _slow_ones_spill(self, tasks):
     for task in tasks:
         resources = Resources(255, 8 * ("delay_us=100" in task.source), 0, 0)
