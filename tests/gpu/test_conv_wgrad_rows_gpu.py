@@ -336,8 +336,9 @@ def test_cutlass_3_is_right_in_clusters_and_alone(w):
     if reason := IMPLS[CUTLASS3].unsupported(w, spec_of(0)):
         pytest.skip(reason)
     verifier, space = Verifier(w, DEVICE), IMPLS[CUTLASS3].space(w, spec_of(0))
-    for cluster in ((1, 1), (2, 1), (1, 2)):
-        config = Cutlass3Config(64, 64, 64, 4, *cluster)
+    clusters = ((1, 1), (2, 1), (1, 2))
+    configs = [Cutlass3Config(64, 64, 64, stages, *c) for stages in (4, 14) for c in clusters]
+    for config in (*configs, IMPLS[CUTLASS3].heuristic(w, spec_of(0))):
         if space.why_not(config) is None:
             assert verifier.check(built(CUTLASS3, w, config)).message == "", config
 

@@ -66,6 +66,7 @@ def test_versions_of_compiler_and_headers_are_known(headers):
     [
         (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1", dtype="f32"), "x is f32"),
         (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1, groups=2"), "no grouped"),
+        (weight_grad("8,64,8,8", "8,64,8,8", "kernel_size=1, into=f16[64,64,1,1]"), "not add"),
         (weight_grad("256,64,256,256", "256,8,256,256", "kernel_size=1"), "less than 2147483648"),
     ],
 )

@@ -65,12 +65,18 @@ def architecture(arch: str) -> str:
     return f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}"
 
 
-def cutlass_missing() -> str | None:
-    """Why CUTLASS's headers cannot be used here and how to get them, or None if they can."""
-    if _headers():
+def cutlass_missing(utilities: bool = False) -> str | None:
+    """Why CUTLASS's headers cannot be used here and how to get them, or None if they can.
+
+    Args:
+        utilities: also those of its tools, which 3.x's convolutions need.
+    """
+    folder = _headers()
+    if folder and (not utilities or any((f / "cutlass/util").is_dir() for f in _tools(folder))):
         return None
+    lacking = f"cutlass/util is not beside {folder}" if folder else "they are not on this machine"
     return (
-        "CUTLASS's headers are not on this machine; pip install --no-deps nvidia-cutlass==4.2.0.0, "
+        f"CUTLASS's headers: {lacking}; pip install --no-deps nvidia-cutlass==4.2.0.0, "
         "or set TILEWRIGHT_CUTLASS to the include folder of a CUTLASS checkout"
     )
 
@@ -79,15 +85,20 @@ def cutlass_flags(utilities: bool = False) -> tuple[str, ...]:
     """The include folder of CUTLASS's headers, and their version for the cache's sake.
 
     Args:
-        utilities: also the folder of its tools' headers, which 3.x's convolutions need.
+        utilities: as above.
 
     Raises:
         CompilerMissing: they are not on this machine.
     """
     if (folder := _headers()) is None:
         raise CompilerMissing(str(cutlass_missing()))
-    tools = (f"-I{folder.parent / UTILITIES}",) if utilities else ()
-    return (f"-I{folder}", *tools, f"-DTW_CUTLASS_VERSION={_header_version(folder)}")
+    folders = _tools(folder) if utilities else (folder,)
+    return (*(f"-I{f}" for f in folders), f"-DTW_CUTLASS_VERSION={_header_version(folder)}")
+
+
+def _tools(folder: Path) -> tuple[Path, Path]:
+    """Where the tools' headers may be: installed with the others, or in a folder of their own."""
+    return folder, folder.parent / UTILITIES
 
 
 def _headers() -> Path | None:

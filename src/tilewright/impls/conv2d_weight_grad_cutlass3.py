@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from tilewright.build import CompileTask
+from tilewright.build import CompileTask, Resources
 from tilewright.compile import nvcc
 from tilewright.compile.cache import Compiled, compiled
 from tilewright.compile.launch import CppFunction
@@ -17,8 +18,17 @@ from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation, allocate
 from tilewright.impls._cutlass import ELEMENTS, only_compared, packed
-from tilewright.impls._weight_grad import as_read, copy_engine_refusal, operand_refusal, source
+from tilewright.impls._weight_grad import (
+    PANEL,
+    Problem,
+    as_read,
+    copy_engine_refusal,
+    operand_refusal,
+    problem_of,
+    source,
+)
 from tilewright.impls._weight_grad_layout import in_any_layout
+from tilewright.impls._weight_grad_model import ADD_THREADS, COMBINES, forecast, predicted_us
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -26,7 +36,11 @@ THREADS = 256
 """A warpgroup that multiplies, and one of which a warp copies."""
 MOST_SUMS = 128 * 128
 """Of a tile: 128 sums of a thread."""
-CLUSTERS = ((1, 1), (2, 1), (1, 2))
+LIBRARIES = (("1x1",), ("2x1", "1x2"))
+"""Clusters whose kernels are compiled together. The first kernel takes six times as long as each
+further one; the untuned config is of a library of one, which is there soonest."""
+BESIDE_STAGES = 1024
+"""Bytes of shared memory for barriers and alignment."""
 MAX_REACH = 254
 
 
@@ -36,29 +50,57 @@ class Config:
     Attributes:
         tile_m, tile_n: output channels, and channels of one filter tap, of one block.
         tile_k: output pixels of a step.
-        stages: steps in shared memory.
+        stages: steps in shared memory: all that one block on an SM has room for, as CUTLASS's own
+            instances have them, or each of two or three.
         cluster_m, cluster_n: blocks that copy their common boxes to each other.
     """
 
     tile_m: int = param(128, 64, 256)
     tile_n: int = param(128, 64, 256)
     tile_k: int = param(64)
-    stages: int = param(4, 3, 6)
+    stages: int = param(7, 4, 5, 9, 14)
     cluster_m: int = param(1, 2)
     cluster_n: int = param(1, 2)
 
-    @property
-    def shared_bytes(self) -> int:
-        """Operands; barriers and alignment."""
-        return 2 * self.stages * (self.tile_m + self.tile_n) * self.tile_k + 1024
+    # what the model of our own kernels asks for besides
+    split_k = cluster = 1
+    blocks = 0
+    combine, add_threads = COMBINES[0], ADD_THREADS[0]
+    threads = THREADS
+    sum_bytes, beside_sums, static_bytes, alone_with_bias = 4, 41, 0, False
 
     @property
-    def cluster(self) -> str:
+    def cluster_text(self) -> str:
         return f"{self.cluster_m}x{self.cluster_n}"
+
+    @property
+    def kernel(self) -> str:
+        """Its name in the library."""
+        return f"weight_grad_kernel_{self.cluster_text}"
+
+    @property
+    def blocks_together(self) -> int:
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def sums(self) -> int:
+        return self.tile_m * self.tile_n // 128
+
+    @property
+    def stage_bytes(self) -> int:
+        return 2 * (self.tile_m + self.tile_n) * self.tile_k
+
+    @property
+    def operand_bytes(self) -> int:
+        return self.stages * self.stage_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.operand_bytes + BESIDE_STAGES
 
 
 class Conv2dWeightGradCutlass3(Implementation):
-    """Kernels instantiated from CUTLASS's headers by nvcc, all clusters of a tile in one library.
+    """Kernels instantiated from CUTLASS's headers by nvcc: see LIBRARIES.
 
     CUTLASS has no split-K, stream-K or persistent schedule for convolutions on sm_90: tiles that
     are fewer than SMs leave SMs idle.
@@ -75,7 +117,7 @@ class Conv2dWeightGradCutlass3(Implementation):
             return f"groups={w['groups']}: CUTLASS has no grouped weight gradient"
         if reason := copy_engine_refusal(w, MAX_REACH):
             return reason
-        return nvcc.missing() or nvcc.cutlass_missing()
+        return nvcc.missing() or nvcc.cutlass_missing(utilities=True)
 
     def only_compared(self, w: Workload) -> str | None:
         return only_compared(w)
@@ -84,23 +126,32 @@ class Conv2dWeightGradCutlass3(Implementation):
         return ConfigSpace(Config, {}, lambda c: _refusal(w, device, c))
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
-        """The largest tile that is mostly full."""
-        tile_m = 128 if w["grad_output"].shape[1] > 64 else 64
-        tile_n = 128 if w["x"].shape[1] > 64 else 64
-        return Config(tile_m, tile_n)
+        return self.promising(w, device)[0]
+
+    def promising(self, w: Workload, device: DeviceSpec) -> list[Config]:
+        """The whole space, which is small, by the wave arithmetic of our own kernels."""
+        configs = self.space(w, device)
+        return sorted(configs, key=lambda c: predicted_us(_problem(w, c), device, c))
+
+    def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
+        return forecast(_problem(w, config), device, config)
 
     def compile_key(self, config: Config, w: Workload) -> str:
         """Sizes are arguments: one library serves every layer."""
-        return f"{_defined(config, w)} {config.cluster}"
+        return f"{_defined(config, w)} {config.cluster_text}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         defined = _defined(config, w).items()
         text = "".join(f"#define {name} {value}\n" for name, value in defined)
         text += source("weight_grad_cutlass_common.cuh") + source("weight_grad_cutlass3.cu")
-        text += "".join(f"WEIGHT_GRAD({m}, {n})\n" for m, n in CLUSTERS)
+        (together,) = (clusters for clusters in LIBRARIES if config.cluster_text in clusters)
+        text += "".join(f"WEIGHT_GRAD({c.replace('x', ', ')})\n" for c in together)
         folders = nvcc.cutlass_flags(utilities=True)
         flags = (*nvcc.DEFAULT_FLAGS, nvcc.architecture(device.arch), *folders)
         return CompileTask("nvcc", text, flags, "weight_grad")
+
+    def resources(self, config: Config, log: str) -> Resources:
+        return parse_ptxas(log, config.kernel)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:
         kernel = Cutlass3Kernel(compiled(self.task(config, w, device)), config, w)
@@ -111,10 +162,11 @@ class Cutlass3Kernel(Executable):
     """One launch."""
 
     def __init__(self, built: Compiled, config: Config, w: Workload):
-        self.resources = parse_ptxas(built.log, f"weight_grad_kernel_{config.cluster}")
+        self.resources = parse_ptxas(built.log, config.kernel)
         self.block_threads, self.shared_bytes = THREADS, config.shared_bytes
-        entry = f"weight_grad_{config.cluster}"
-        self.function = CppFunction(built, entry, "PPPPiP", checked=True)
+        self.function = CppFunction(
+            built, f"weight_grad_{config.cluster_text}", "PPPPiP", checked=True
+        )
         self.output = as_read(w.outputs[0])
         problem = packed(w)
         self._problem = ctypes.create_string_buffer(problem, len(problem))
@@ -137,16 +189,31 @@ def _refusal(w: Workload, device: DeviceSpec, c: Config) -> str | None:
         return f"a tile of {c.tile_m} x {c.tile_n} is too large for one warpgroup"
     if c.shared_bytes > device.shared_bytes_per_block:
         return f"{c.shared_bytes} bytes of shared memory are more than a block has"
-    if (c.cluster_m, c.cluster_n) not in CLUSTERS:
-        return f"clusters of {c.cluster} are not among {CLUSTERS}"
+    together = _blocks_per_sm(device, c)
+    if together == _blocks_per_sm(device, replace(c, stages=c.stages + 1)):
+        return f"{c.stages + 1} stages let as many blocks share an SM, {together}"
+    if c.cluster_text not in (known := sum(LIBRARIES, ())):
+        return f"clusters of {c.cluster_text} are not among {', '.join(known)}"
     features, channels = w["grad_output"].shape[1], w["x"].shape[1]
     if c.tile_m >= 2 * max(features, 64) or c.tile_n >= 2 * max(channels, 64):
         return "a tile half as large has room for all features and channels"
     rows = math.ceil(features / c.tile_m)
     columns = math.ceil(channels / c.tile_n) * math.prod(w["kernel_size"])
     if rows % c.cluster_m or columns % c.cluster_n:
-        return f"{rows} x {columns} tiles do not fill clusters of {c.cluster}"
+        return f"{rows} x {columns} tiles do not fill clusters of {c.cluster_text}"
     return None
+
+
+def _blocks_per_sm(device: DeviceSpec, c: Config) -> int:
+    if c.shared_bytes > device.shared_bytes_per_block:
+        return 0
+    return device.occupancy(c.threads, c.sums + c.beside_sums, c.shared_bytes)[0]
+
+
+def _problem(w: Workload, c: Config) -> Problem:
+    """A tile's columns are channels of one tap, of which the last tile may be partly empty."""
+    per_tap = math.ceil(w["x"].shape[1] / c.tile_n) * (c.tile_n // PANEL)
+    return replace(problem_of(w), panels_per_tap=per_tap)
 
 
 def _defined(c: Config, w: Workload) -> dict[str, object]:
