@@ -98,11 +98,33 @@ def twice_in_merged_dims(x):
     return y
 
 
+def across_what_was_written(x):
+    y = x * 2
+    y.view(-1)[3:27].mul_(3)
+    y.view(-1)[8:33].mul_(3)
+    y.view(-1)[1:58:2] += 1
+    return y
+
+
+def added_across_rows_that_were_cut(x):
+    y = x.exp() + 1
+    y.view(-1)[13:43] *= 2
+    y.view(-1)[8:49] += x.view(-1)[9:50]
+    return y
+
+
+def read_across_what_was_written(x):
+    y = x * 1
+    y[1:3, 2:5] *= 2
+    return (y.view(-1)[7:39] * 3).exp()
+
+
 WRITES = [
     *(scaled_head, moved_column, box_of_another, column_of_a_transpose, twice_the_same),
     *(every_other_of_nothing, row_over_pieces, nothing_where_masked),
     *(stretch_of_merged_dims, rows_of_merged_dims, every_seventh_of_merged_dims),
-    twice_in_merged_dims,
+    *(twice_in_merged_dims, across_what_was_written, added_across_rows_that_were_cut),
+    read_across_what_was_written,
 ]
 
 
@@ -132,15 +154,15 @@ def test_kernels_of_writes_verify(function, dtype):
     assert_verified(backward.workload(grad_output=w.outputs[0], x=w.main))
 
 
-def test_merged_dims_that_pieces_cut_otherwise_are_named():
-    def overlapping(x):
+def test_merged_dims_that_writes_cut_into_too_many_pieces_are_named():
+    def scattered(x):
         y = x * 2
-        y.view(-1)[3:27].mul_(3)
-        y.view(-1)[8:33].mul_(3)
+        y.view(-1)[::3] = 0
+        y.view(-1)[1:990:5] *= 3
         return y
 
-    with pytest.raises(NoImplementation, match=r"merged differently.*fused_writes.py"):
-        tw.fuse(overlapping, name="writes")(torch.randn(6, 10))
+    with pytest.raises(NoImplementation, match=r"64 p.*fused_writes.py"):
+        tw.fuse(scattered, name="writes")(torch.randn(100, 10))
 
 
 @pytest.mark.parametrize(

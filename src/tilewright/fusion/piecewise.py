@@ -39,10 +39,14 @@ class PieceBuilder(GraphBuilder):
         sizes = self.sizes_of(shape, operands)
         flat = [n for factors in sizes for n in factors]
         given = [self.spread(held, sizes) for held in operands]
-        boxes: list[Box] = [tuple(map(range, flat))]
-        for parts in given:
-            meets = [(b, v, o) for box in boxes for o, v in parts if (b := met(box, o))]
-            boxes = [b for box, v, o in meets for b in self.boxes_inside(v, box, o)]
+
+        def smaller(boxes: list[Box]) -> list[Box]:
+            for parts in given:
+                meets = [(b, v, o) for box in boxes for o, v in parts if (b := met(box, o))]
+                boxes = [b for box, v, o in meets for b in self.boxes_inside(v, box, o)]
+            return boxes
+
+        boxes = smallest([tuple(map(range, flat))], smaller)
         found = []
         for box in boxes:
             inside = (next((o, v) for o, v in parts if met(box, o)) for parts in given)
@@ -106,7 +110,10 @@ class PieceBuilder(GraphBuilder):
     def in_boxes(self, elements: range, factors: Sequence[int]) -> list[range]:
         found = in_boxes(elements, factors, MOST_PIECES)
         if found is None:
-            raise Unsupported(f"{len(elements)} elements of merged dims of {list(factors)}")
+            raise Unsupported(
+                f"{len(elements)} elements of merged dims of {list(factors)}, which are more than "
+                f"{MOST_PIECES} pieces"
+            )
         return found
 
     def elements(self, held: Held, d: int, elements: range) -> Held:
@@ -114,7 +121,8 @@ class PieceBuilder(GraphBuilder):
         factors = self.merged(held, d)
         if len(factors) > 1 and elements and boxed(elements, factors) is None:
             boxes = self.in_boxes(elements, factors)
-            return self.concatenated([self.elements(held, d, some) for some in boxes], d)
+            every = [self.elements(held, d, some) for some in boxes]
+            return self.concatenated([v for part in every for v in self.uncut(part, d)], d)
         if isinstance(held, Value):
             return self.part(held, d, elements)
         target = boxed(elements, factors) if len(factors) > 1 else (elements,) * len(factors)
@@ -133,6 +141,26 @@ class PieceBuilder(GraphBuilder):
         sizes[d] = tuple(map(len, target))
         return self.put_together(sizes, found)
 
+    def uncut(self, held: Held, d: int) -> list[Held]:
+        """Parts, one after another along a dim, of which none is cut along several factors of it:
+        rows between those where pieces begin and end, or single ones."""
+        if isinstance(held, Value) or len(held.sizes[d]) < 2:
+            return [held]
+        at = sum(len(factors) for factors in held.sizes[:d])
+        rows = [box[at] for box, _ in held.parts]
+        ends = {0, held.sizes[d][0], *(e for r in rows for e in (r.start, r.stop) if r.step == 1)}
+        ends |= {e for r in rows if r.step > 1 for i in r for e in (i, i + 1)}
+        if len(ends) == 2:
+            ends = {*range(held.sizes[d][0] + 1)}
+        if len(ends) > MOST_PIECES + 1:
+            raise Unsupported(
+                f"merged dims of {list(held.sizes[d])} in more than {MOST_PIECES} parts"
+            )
+        inner = math.prod(held.sizes[d][1:])
+        between = itertools.pairwise(sorted(ends))
+        parts = [self.elements(held, d, range(a * inner, b * inner)) for a, b in between]
+        return [v for part in parts for v in self.uncut(part, d)]
+
     def regrouped(self, held: Held, shape: Sequence[int]) -> Held:
         """The elements, in row-major order, along other dims."""
         if isinstance(held, Value):
@@ -143,13 +171,18 @@ class PieceBuilder(GraphBuilder):
         parts = grouped(fine, fine, held.factors)
         found = []
         for box, value in held.parts:
-            split = [self.in_boxes(*pair) for pair in zip(box, parts, strict=True)]
-            smaller = [x for b in itertools.product(*split) for x in self.insides(value, b, box)]
-            for part, inside in smaller:
+
+            def smaller(boxes: list[Box], value: Value = value, whole: Box = box) -> list[Box]:
+                pairs = [zip(b, parts, strict=True) for b in boxes]
+                split = [itertools.product(*(self.in_boxes(*p) for p in b)) for b in pairs]
+                every = itertools.chain(*split)
+                return [b for each in every for b in self.boxes_inside(value, each, whole)]
+
+            for part in smallest([box], smaller):
                 boxes = [boxed(*pair) for pair in zip(part, parts, strict=True)]
-                if None in boxes:
-                    raise Unsupported(f"a view from {list(held.shape)} to {list(shape)} of pieces")
+                assert None not in boxes, (part, parts)
                 into = tuple(r for ranges in boxes for r in ranges or ())
+                inside = self.inside(value, part, box)
                 found.append((into, self.view(inside, [*map(len, into)])))
         return Pieces(tuple(grouped(fine, fine, shape)), tuple(found))
 
@@ -309,3 +342,13 @@ class PieceBuilder(GraphBuilder):
         if len(found) == 1:
             return self.view(found[0][1], [*map(math.prod, left)])
         return Pieces(left, tuple(found))
+
+
+def smallest(boxes: list[Box], smaller: Callable[[list[Box]], list[Box]]) -> list[Box]:
+    """Boxes cut until that is over: what one tensor cuts may be no box of another's factors."""
+    known = 0
+    while known < len(boxes):
+        known, boxes = len(boxes), smaller(boxes)
+        if len(boxes) > MOST_PIECES:
+            raise Unsupported(f"a tensor of more than {MOST_PIECES} pieces")
+    return boxes
