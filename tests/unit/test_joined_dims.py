@@ -41,6 +41,10 @@ def scaled(x, g):
     return x * g
 
 
+def modulated(x, scale, shift):
+    return x * (1 + scale) + shift
+
+
 def scaled_softmax(x, b):
     return torch.softmax(x * b, -1)
 
@@ -52,7 +56,8 @@ def softmax_over_rows(x):
 @pytest.fixture(scope="module", autouse=True)
 def _fused():
     before = set(OPS)
-    for function in (shifted, scaled, masked_norm, gated_norm, scaled_softmax, softmax_over_rows):
+    pointwise, normed = (shifted, scaled, modulated), (masked_norm, gated_norm)
+    for function in (*pointwise, *normed, scaled_softmax, softmax_over_rows):
         tw.fuse(function)
     yield
     for name in set(OPS) - before:
@@ -77,6 +82,11 @@ def gradients_of_positions(b, s):
 
 def gradients_of_gates(b, s):
     return written("scaled_backward", grad_output=(b, s, 768), x=(b, s, 768), g=(b, 1, 768))
+
+
+def gradients_of_modulation(b, s):
+    x, g = (b, s, 768), (b, 1, 768)
+    return written("modulated_backward", grad_output=x, x=x, scale=g, shift=g)
 
 
 def normed_positions(b, s):
@@ -108,14 +118,15 @@ MOST_OF_BATCHES = {
     positions: {"cuda": 2, "cpp": 2},
     positions_of_heads: {"cuda": 2, "cpp": 2},
     mask_of_scores: {"cuda": 4, "cpp": 2},
-    gradients_of_positions: {"cuda": 16, "cpp": 3},
-    gradients_of_gates: {"cuda": 24, "cpp": 7},
+    gradients_of_positions: {"cuda": 11, "cpp": 3},
+    gradients_of_gates: {"cuda": 11, "cpp": 7},
+    gradients_of_modulation: {"cuda": 9, "cpp": 7},
     normed_positions: {"cuda": 9, "cpp": 3},
     normed_and_gated: {"cuda": 4, "cpp": 3},
-    gradients_of_normed_positions: {"cuda": 13, "cpp": 4},
-    padded_softmax: {"cuda": 4, "cpp": 3},
+    gradients_of_normed_positions: {"cuda": 8, "cpp": 4},
+    padded_softmax: {"cuda": 2, "cpp": 3},
     masked_softmax: {"cuda": 2, "cpp": 2},
-    softmax_over_channels: {"cuda": 10, "cpp": 4},
+    softmax_over_channels: {"cuda": 6, "cpp": 4},
 }
 
 

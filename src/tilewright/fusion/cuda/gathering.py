@@ -9,13 +9,13 @@ own parts are there.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.fusion.cuda.kernel import JOINS, TYPES, Kernel, input_parameter
 from tilewright.fusion.cuda.parts import PART_WORDS, SECTOR_WORDS
 from tilewright.fusion.cuda.tile_kernel import TileKernel
 from tilewright.fusion.cuda.tiles import WARP, Tiles
-from tilewright.fusion.ir import REDUCTIONS
+from tilewright.fusion.ir import REDUCTIONS, Access
 from tilewright.fusion.program import Segment
 
 
@@ -218,20 +218,40 @@ class GatheringKernel(TileKernel):
         """What follows from joined values at one element of theirs, and the stores."""
         graph, steps = segment.graph, Kernel(segment.graph)
         called = {b: name for b, (_, name) in self.buffers().items()}
-        at = {a: f"(element / {step} % {n})" for a, n, step in _axes(segment, names)}
+        at = self.coordinates_of_element(segment, names)
         for i, n in enumerate(graph.nodes):
             buffer = segment.reads[n.attr] if n.op == "load" else None
             if i in names or buffer in self.ends_at:
                 continue
             if buffer is not None:
-                offset = self.offset(graph.inputs[n.attr], list(at), at)
+                offset = self.offset_in(segment, called[buffer], graph.inputs[n.attr], at)
                 value = f"load_one({called[buffer]} + {offset})"
             else:
                 value = steps.expression(n, [names[a] for a in n.args], None)
             self.line(f"const {TYPES[n.dtype]} f{i} = {value};")
             names[i] = f"f{i}"
         for b, (i, access) in zip(segment.writes, graph.outputs, strict=True):
-            self.line(f"{called[b]}[{self.offset(access, list(at), at)}] = {names[i]};")
+            offset = self.offset_in(segment, called[b], access, at)
+            self.line(f"{called[b]}[{offset}] = {names[i]};")
+
+    def coordinates_of_element(self, segment: Segment, names: dict[int, str]) -> dict[int, str]:
+        """By axis; along the outermost `element` is within the joined value."""
+        found, axes, of = {}, _axes(segment, names), segment.writes[0]
+        furthest = max((step for *_, step in axes), default=1)
+        for a, n, step in axes:
+            place = "element"
+            if step > 1:
+                place += f" / {self.given(f'join{of}_step{a}', step)}"
+            if step < furthest:
+                place += f" % {self.given(f'join{of}_size{a}', n)}"
+            found[a] = f"({place})"
+        return found
+
+    def offset_in(self, segment: Segment, name: str, access: Access, at: dict[int, str]) -> str:
+        """Of an element of what `name` points to."""
+        of = f"join{segment.writes[0]}_{name}"
+        strides = [self.given(f"{of}_stride{a}", s) for a, s in enumerate(access.strides)]
+        return self.offset(replace(access, strides=tuple(strides)), list(at), at)
 
 
 def _axes(segment: Segment, names: dict[int, str]) -> list[tuple[int, int, int]]:

@@ -30,6 +30,11 @@ REREAD = 0.97, 0.7
 same timings, and where it does not."""
 MANY_WORDS = 50
 """Parts that a thread joins in as long as all else takes, for about 10 us of it."""
+LEEWAY = 0.87
+"""Of what the model expects of the best schedule: one that reaches as much is taken in its place if
+more sizes share it. The gradients of gates of 100 sizes have 14 kernels so, without it 33."""
+USUAL_BYTES, USUAL_PIECE_BYTES = 8, 128
+"""Of a thread's vector, and of a block's piece of a row: a line of a cache."""
 PROMISING = 10
 """So many of the model's choices a search begins with, for each of the widest vectors, half of them
 for either storage: how narrow ones fare beside them it does not tell."""
@@ -104,7 +109,9 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     most = PROMISING * 3 // max(len(kinds), 3)
     of_kind = [[c for *_, c in found if (c.vector, c.storage) == kind][:most] for kind in kinds]
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*of_kind))
-    best = [found[0][-1], *(c for c in in_turn if c is not None)]
+    near = [c for reached, *_, c in found if reached >= LEEWAY * found[0][0]]
+    usual = min(near, key=lambda c: _unusual(c, _itemsize(area)))
+    best = [usual, found[0][-1], *(c for c in in_turn if c is not None)]
     first = _undivided(area, device)
     others = [replace(c, combine="kernel") for c in best if c.storage == "reread"][:4]
     others += [replace(c, ahead=True) for c in best]
@@ -114,6 +121,20 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     return list(dict.fromkeys([*found_first, *(c for c in others if c in space)]))
 
 
+def _unusual(c: TileSchedule, itemsize: int) -> tuple[float, ...]:
+    """How far a schedule is from the one that comes near the best for most sizes. Sizes that differ
+    a little share a schedule then, and with it a kernel."""
+    return (
+        c.combine != "kernel",
+        c.block_threads,
+        abs(math.log2(c.vector * itemsize / USUAL_BYTES)),
+        abs(math.log2(c.lanes * c.vector * itemsize / USUAL_PIECE_BYTES)),
+        c.parts > 1,
+        -c.unroll * c.vector,
+        c.storage != "reread",
+    )
+
+
 def merit(tiles: Tiles, device: DeviceSpec) -> float:
     """The fraction of a device's bandwidth that a schedule may hope for: its threads must be
     enough, with enough bytes in flight each, spread evenly over the SMs, in pieces of many
@@ -121,8 +142,7 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     parts to be read again. Of two blocks on an SM one loads while the other computes.
     """
     area, s = tiles.area, tiles.s
-    full = [a for a in area.graph.memory if _reads_all(area, a)] or area.graph.memory
-    itemsize = max((a.itemsize for a in full), default=4)
+    full, itemsize = _full(area), _itemsize(area)
     shares = min(tiles.shares, tiles.chunk_steps)
     steps = math.ceil(tiles.chunk_steps / tiles.shares) * s.turns
     ahead = min(s.unroll if area.added else max(s.unroll, tiles.kept_steps), steps)
@@ -153,6 +173,15 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
             moving_s = moved_bytes / device.dram_bytes_per_s
             overlaps *= moving_s / (moving_s + (LAST_BLOCK_S if last else SECOND_LAUNCH_S))
     return busy * even * wide * used**0.5 * joining * kept * overlaps / (1 + again)
+
+
+def _full(area: Area) -> list[Access]:
+    """The tensors that are read or written most."""
+    return [a for a in area.graph.memory if _reads_all(area, a)] or area.graph.memory
+
+
+def _itemsize(area: Area) -> int:
+    return max((a.itemsize for a in _full(area)), default=4)
 
 
 def _reads_all(area: Area, access: Access) -> bool:

@@ -51,7 +51,7 @@ class TileKernel(TileSweeps):
         t = self.tiles
         self.line(f"const int x = threadIdx.x % {t.lanes}, y = threadIdx.x / {t.lanes};")
         rest = "block"
-        for name, count in (("piece", self.pieces), ("chunk", t.chunks)):
+        for name, count in (("piece", self.pieces), ("chunk", self.chunks)):
             if count == 1:
                 self.line(f"const int {name} = 0;")
             else:
@@ -72,6 +72,10 @@ class TileKernel(TileSweeps):
     @property
     def pieces(self) -> int:
         return self.given("pieces", self.tiles.pieces)
+
+    @property
+    def chunks(self) -> int:
+        return self.given("chunks", self.tiles.chunks)
 
     def pointers(self) -> None:
         """Where the block's own coordinates lead in every tensor."""
@@ -103,7 +107,7 @@ class TileKernel(TileSweeps):
     def size_of(self, coordinate: str, count: int) -> int:
         """How many there are of what numbers parts: `count`, as the kernel knows it."""
         known = {f"grid{a}": self.graph.space[a] for a in self.area.grid}
-        return {**known, "piece": self.pieces}.get(coordinate, count)
+        return {**known, "piece": self.pieces, "chunk": self.chunks}.get(coordinate, count)
 
     def open_columns(self, turn: str = "") -> None:
         s, t = self.s, self.tiles

@@ -50,8 +50,8 @@ class TileSweeps(Kernel):
 
     def every_extent(self) -> dict[str, int]:
         every = dict(self.counted)
-        if (pieces := every.get("pieces")) is not None:
-            every |= self.divisor_of(Extent(pieces, "pieces"))
+        for name in {"pieces", "chunks"} & set(every):
+            every |= self.divisor_of(Extent(every[name], name))
         return super().every_extent() | every
 
     def kind_of_extent(self, name: str) -> str:
@@ -200,9 +200,7 @@ class TileSweeps(Kernel):
 
     def surely(self) -> str:
         """Which of the steps that are kept every thread has: they need no address of their own."""
-        t = self.tiles
-        least = self.area.steps - (t.chunks - 1) * t.chunk_steps
-        sure = max(least // t.shares, 0) if t.kept_steps else 0
+        sure = self.tiles.sure_steps
         return f"u < {sure} || " if sure else ""
 
     def load_steps(self, loads: list[int], name: str, count: int, first: str) -> None:

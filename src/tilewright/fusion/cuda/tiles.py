@@ -31,6 +31,9 @@ from tilewright.fusion.segments import main_axis
 from tilewright.space import param
 
 WARP = 32
+JOIN_SHARES, FEW_COLUMNS = 8, 1 << 17
+"""Shares of a block that puts few parts together, also where there are fewer parts than that, if
+the results have so few elements in all: one kernel serves them."""
 JOIN_THREADS = 1024
 """Threads of a block that puts parts together: their loads are all the parallelism there is."""
 FEW_PARTS = 32
@@ -38,6 +41,9 @@ FEW_PARTS = 32
 that leave the parts, have all of them under way at once."""
 KEPT_STEPS = 32
 """Steps of a walk that a thread unrolls to keep their values in registers."""
+KEPT_KINDS = 8
+"""Of numbers of steps that are kept between a power of two and the next, twice as many have kernels
+of their own."""
 MOST_ROUNDS = 4
 """Of a walk, that compilers unroll if they know how many there are: loads of all are then under
 way. Of f16[64,512,768] over dim 1 that is four rounds, and 8 loads of 16 bytes instead of 2."""
@@ -194,9 +200,13 @@ class Tiles:
         chunks: blocks among which a walk is divided, each with so many `chunk_steps`.
         pieces: blocks side by side along the lane.
         kept_steps: steps whose values a thread keeps: all of its walk, or none.
+        sure_steps: of those, so many that every thread has.
         at_once: steps that a thread has in flight where it keeps none: a power of two, so that few
             kernels serve walks of all lengths. What is past the end is the last step again.
         rounds: how often a walk takes those, if its kernel is for so many alone; else 0.
+
+    Where sizes are given to the kernel, steps that are kept and rounds are those of the longest
+    walk of several, which it serves.
     """
 
     def __init__(self, area: Area, s: TileSchedule):
@@ -208,11 +218,16 @@ class Tiles:
         self.blocks = area.cells * self.chunks * self.pieces
         own = math.ceil(self.chunk_steps / self.shares)
         self.at_once = min(s.unroll, _power_above(own)) if area.walk else 1
-        rounds = math.ceil(own / self.at_once)
+        rounds, apart = math.ceil(own / self.at_once), 1
+        last = area.steps - (self.chunks - 1) * self.chunk_steps
+        sure = min(self.chunk_steps, max(last, 0)) // self.shares
+        if s.sizes == "given":
+            rounds, apart = _power_above(rounds), max(_power_above(own) // KEPT_KINDS, 1)
+            own = math.ceil(own / apart) * apart
+            sure = min(own - apart, sure // apart * apart)
         self.rounds = rounds if self.chunks == 1 and rounds <= MOST_ROUNDS else 0
-        self.kept_steps = (
-            math.ceil(self.chunk_steps / self.shares) if s.storage == "registers" else 0
-        )
+        keeps = s.storage == "registers"
+        self.kept_steps, self.sure_steps = (own, sure) if keeps else (0, 0)
 
     def parts_of(self, i: int) -> list[tuple[str, int]]:
         """What numbers the parts of reduction `i`, outermost first: a coordinate and its size."""
@@ -430,6 +445,8 @@ def joining_schedule(area: Area, most: int) -> TileSchedule:
     launch have as many threads; `most` are the parts of one result of any of them."""
     steps = _power_above(area.steps)
     threads = JOIN_THREADS if most > FEW_PARTS else JOIN_THREADS // 4
+    if area.cells * area.width <= FEW_COLUMNS:
+        steps = max(steps, JOIN_SHARES)
     shares = min(threads // min(_power_above(area.width), WARP), steps)
     return TileSchedule(1, threads // shares, shares, 1, max(min(4, steps // shares), 1))
 
