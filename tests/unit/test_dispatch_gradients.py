@@ -212,6 +212,6 @@ def test_the_choice_of_a_backward_is_made_once_for_equal_calls(store, monkeypatc
     record(store, text)
     x, w, b = leaves(*shapes)
     bound = {"x": x, "normalized_shape": (H,), "weight": w, "bias": b}
-    assert generated_backward(OPS["layer_norm"], bound) == (OPS["layer_norm_backward"], False)
+    assert generated_backward(OPS["layer_norm"], bound) == (OPS["layer_norm_backward"], False, None)
     monkeypatch.setattr("tilewright.dispatch.gradients._choose", None)
-    assert generated_backward(OPS["layer_norm"], bound) == (OPS["layer_norm_backward"], False)
+    assert generated_backward(OPS["layer_norm"], bound) == (OPS["layer_norm_backward"], False, None)

@@ -1,5 +1,7 @@
 """tw.fuse: a person's function as one operator, with gradients, refusals and fallbacks."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -412,6 +414,11 @@ def test_what_no_operator_can_be_is_refused_at_once():
         tw.fuse(lambda x: x * 2)
     with pytest.raises(InvalidArgument, match=r"sums takes \*x; give each argument a name"):
         tw.fuse(lambda *x: sum(x), name="sums")
+    with pytest.raises(InvalidArgument, match="halves takes 'x' by place alone"):
+        tw.fuse(lambda x, /: x / 2, name="halves")
+    for other in (functools.partial(F.gelu, approximate="tanh"), F.gelu, torch.nn.ReLU()):
+        with pytest.raises(InvalidArgument, match=r"gelu|ReLU.*no function of Python's own"):
+            tw.fuse(other)
     with pytest.raises(InvalidArgument, match=r"torch.float16: a dtype is no argument"):
         tw.fuse(lambda x, dtype: x.to(dtype), name="cast_to")(torch.ones(2), torch.float16)
 

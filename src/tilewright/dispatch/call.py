@@ -47,6 +47,7 @@ from tilewright.dispatch.pytorch import as_pytorch, bind, or_why, outliving_indi
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
+from tilewright.fusion.trace import reached
 from tilewright.impls._in_place import refuse_shared
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import DTYPE_NAMES
@@ -285,19 +286,27 @@ def _with_gradients(
             w, tensors = op.workload_of(*args, **kwargs)
             return Recomputed.apply(op, operators[op.name], *w.call(tensors).values())
     if forced is None and state.enabled and op.form_of is None:
-        backward, draws = generated_backward(op, bound)
+        backward, draws, reach = generated_backward(op, bound)
         if backward is not None:
+            if reach is not None:
+                bound = reach.given(bound)
             if draws:
                 first = next(v for v in bound.values() if isinstance(v, Tensor))
                 bound[str(op.seed)] = fresh_seed(first.device)
             everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
-            return Generated.apply(op, backward, operators, *everything)
+            found = Generated.apply(op, backward, operators, *everything)
+            return found if reach is None else reach.returned(found)
     if forced is not None and state.enabled and op.form_of is None:
         w, tensors = op.workload_of(*args, **kwargs)
         given = w.call(tensors)
         if op.draws(w):
             given[str(op.seed)] = fresh_seed(tensors[0].device)
-        return Recomputed.apply(op, operators[op.name], *given.values())
+        wanted = tuple(n for n, v in given.items() if isinstance(v, Tensor) and v.requires_grad)
+        reach = reached(w, wanted) if op.fused else None
+        if reach is not None:
+            given = reach.given(given)
+        found = Recomputed.apply(op, operators[op.name], *given.values())
+        return found if reach is None else reach.returned(found)
     if op.indexed is not None and state.enabled:
         look_first(op, bound)
     dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from tilewright.dispatch.outside import with_outside
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import SEED, SPEC, draws, with_seed
 from tilewright.errors import InvalidArgument, NoImplementation
-from tilewright.fusion.trace import by_shapes, trace_reference, trace_truth
+from tilewright.fusion.trace import by_shapes, reached, trace_reference, trace_truth
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import HALVES, TensorSpec
@@ -56,8 +57,9 @@ def fuse(
         fallback: let PyTorch run what cannot be fused, compiled or launched, instead of raising.
 
     Raises:
-        InvalidArgument: the name is taken by another operator, or is none, or the function takes
-            any number of arguments, or a number named seed or grads from outside. At a call:
+        InvalidArgument: it is no Python function (a module, a partial), or takes any number of
+            arguments, or some by place alone, or a number named seed or grads from outside; the
+            name is taken by another operator, or is none. At a call:
             another function was fused under its name since.
             The function raises, called with tensors of these shapes; the message names the line.
         NoImplementation: at the call, naming the step that cannot be fused and its line.
@@ -65,12 +67,20 @@ def fuse(
     """
     if function is None:
         return functools.partial(fuse, name=name, scalars=scalars, fallback=fallback)
+    if not isinstance(inspect.unwrap(function), (types.FunctionType, types.MethodType)):
+        raise InvalidArgument(
+            f"fuse: {function!r} is no function of Python's own; fuse one that calls it"
+        )
     name = name or function.__name__
     if not name.isidentifier():
         raise InvalidArgument(f"fuse: {name!r} cannot name an operator; give name=")
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise InvalidArgument(f"fuse: {name} takes {parameter}; give each argument a name")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise InvalidArgument(
+                f"fuse: {name} takes {parameter.name!r} by place alone; leave out the '/' behind it"
+            )
     outside_too, outside = with_outside(function)
     if outside is not None and (clash := [n for n in outside() if _OWN_NAMES.fullmatch(n)]):
         raise InvalidArgument(
@@ -302,6 +312,7 @@ def _register(op: Op) -> None:
         state.disown(name)
     graph_of.cache_clear()
     draws.cache_clear()
+    reached.cache_clear()
     _floating_outputs.cache_clear()
     state.forget()
     OPS.add(op.name, op)

@@ -12,19 +12,21 @@ from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.fusion.trace import Reach, reached
 from tilewright.op import OPS, Op
 from tilewright.tensor_spec import TensorSpec
 
 _MAX_KEYS = 4096
-_PYTORCH = None, False
-_found: dict[tuple, tuple[Op | None, bool]] = {}
-"""By operator and description of a call: the backward that runs it, or None for PyTorch's; and
-whether the call draws and was given no seed."""
+Way = tuple[Op | None, bool, Reach | None]
+_PYTORCH = None, False, None
+_found: dict[tuple, Way] = {}
+"""By operator and description of a call: the backward that runs it, or None for PyTorch's; whether
+the call draws and was given no seed; what has gradients, or None for all that is asked for."""
 
 
-def generated_backward(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, bool]:
+def generated_backward(op: Op, bound: Mapping[str, Any]) -> Way:
     """The gradient operator for a call with these arguments, where one runs faster than PyTorch's;
-    and whether forward and backward need a seed.
+    whether forward and backward need a seed; and what of a person's function has gradients.
 
     A record must speak for an implementation of it other than aten; for a function that tw.fuse
     was asked to fuse, none is needed.
@@ -56,7 +58,7 @@ def description(value: Any) -> Any:
     return value
 
 
-def _choose(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, bool]:
+def _choose(op: Op, bound: Mapping[str, Any]) -> Way:
     device = next(v.device for v in bound.values() if isinstance(v, Tensor))
     if device.type not in ("cpu", "cuda") or any(
         type(v) not in (Tensor, torch.nn.Parameter) for v in bound.values() if isinstance(v, Tensor)
@@ -66,6 +68,7 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, bool]:
     specs: dict[str, Any] = {
         n: TensorSpec.of(v) if isinstance(v, Tensor) else v for n, v in bound.items()
     }
+    reach = None
     try:
         w = op.workload(**specs)
         given_seed = seeded(w, device)
@@ -77,8 +80,10 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, bool]:
                 return _PYTORCH
             floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
             backward = backward_operator(op, len(floats))
-            if not floats:
-                return backward, given_seed is not None
+            reach = reached(w, tuple(wanted))
+            wanted = [n for n in wanted if n in reach.arguments]
+            if not wanted:
+                return backward, given_seed is not None, reach
         else:
             backward = OPS[f"{op.name}_backward"]
         forward = OPS[f"{op.name}_forward"].workload(**dict(w.args)) if backward.wide else w
@@ -95,4 +100,4 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> tuple[Op | None, bool]:
         return _PYTORCH
     if choice.implementation == "aten" and not op.fused:
         return _PYTORCH
-    return backward, given_seed is not None
+    return backward, given_seed is not None, reach

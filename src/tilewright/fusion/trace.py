@@ -10,7 +10,8 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,6 +79,62 @@ def trace_reference(
     traced.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
     traced.recompile()
     return traced
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What autograd sees of a function: a step may be detached, or run without gradients.
+
+    Attributes:
+        outputs: which have a gradient.
+        arguments: the names of those that one flows to.
+    """
+
+    outputs: tuple[bool, ...]
+    arguments: frozenset[str]
+
+    def given(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of which the others have no gradient."""
+        own, tensor = self.arguments, torch.Tensor
+        return {
+            n: v.detach() if isinstance(v, tensor) and n not in own else v for n, v in bound.items()
+        }
+
+    def returned(self, found: Any) -> Any:
+        """Outputs of which the others have none."""
+        if isinstance(found, torch.Tensor):
+            return found if self.outputs[0] else found.detach()
+        return tuple(o if r else o.detach() for o, r in zip(found, self.outputs, strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
+    """What autograd would see if these arguments required gradients.
+
+    Raises:
+        NoImplementation, InvalidArgument: as trace_reference does.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    grads = torch.inference_mode(False), torch.enable_grad(), without_hooks()
+    with _tracing, contextlib.ExitStack() as inside:
+        for context in (*grads, traced_roundings(), FakeTensorMode(allow_non_fake_inputs=True)):
+            inside.enter_context(context)
+        specs = w.tensors.values()
+        fakes = [torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype) for s in specs]
+        given = w.call(fakes)
+        leaves = {n: given[n].requires_grad_() for n in wanted}
+        with by_shapes(w.operator, w):
+            outs = w.operator.returned(w.operator.reference(**given))
+        behind, known = [o.grad_fn for o in outs], set[Any]()
+        while behind:
+            step = behind.pop()
+            if step is not None and step not in known:
+                known.add(step)
+                behind += [before for before, _ in step.next_functions]
+        ends = [step.variable for step in known if hasattr(step, "variable")]
+        found = [n for n, leaf in leaves.items() if any(leaf is v for v in (*ends, *outs))]
+        return Reach(tuple(o.requires_grad for o in outs), frozenset(found))
 
 
 def trace_truth(w: Workload) -> fx.GraphModule:

@@ -1,0 +1,62 @@
+"""What of a fused function has gradients is what PyTorch's autograd says, and nothing else has."""
+
+import pytest
+import torch
+
+import tilewright as tw
+from tilewright.compile import cxx
+
+pytestmark = [
+    pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
+    pytest.mark.usefixtures("forgets_functions"),
+]
+
+
+def scaled_by_detached(x, y, m):
+    scale = x.detach().abs().amax(-1, keepdim=True)
+    with torch.no_grad():
+        total = (x * y).sum()
+    return x / scale, scale, total, m.float().mean(), y > 0
+
+
+def ignoring(x, y, m):
+    return x.exp()
+
+
+def of_positions(x, y, m):
+    with torch.no_grad():
+        return x.max(-1).values
+
+
+@pytest.fixture
+def tensors():
+    x, y = (torch.randn(4, 8, requires_grad=True) for _ in range(2))
+    return x, y, torch.rand(4, 8) > 0.5
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_outputs_without_a_gradient_require_none(tensors, forced):
+    fused = tw.fuse(scaled_by_detached, name="detached")
+    with tw.use("fused", op="detached") if forced else torch.enable_grad():
+        own = fused(*tensors)
+    right = scaled_by_detached(*tensors)
+    assert [o.requires_grad for o in own] == [True, False, False, False, False]
+    for a, b in zip(own, right, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach())
+    weights = torch.randn(4, 8)
+    found, rest = torch.autograd.grad(own[0], tensors[:2], weights, allow_unused=True)
+    assert rest is None
+    torch.testing.assert_close(found, torch.autograd.grad(right[0], tensors[0], weights)[0])
+
+
+def test_an_argument_that_no_gradient_flows_to_has_none(tensors):
+    x, y, _ = tensors
+    tw.fuse(ignoring, name="detached")(*tensors).sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().exp())
+    assert y.grad is None
+
+
+def test_a_gradient_that_nothing_asks_for_need_not_be_fused(tensors):
+    found = tw.fuse(of_positions, name="detached")(*tensors)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, of_positions(*tensors))
