@@ -115,3 +115,43 @@ def test_a_function_of_booleans_is_verified():
     w = Workload.parse("attention_bias(m=bool[6,8])")
     run = FUSED.build(FUSED.heuristic(w, spec_of(None)), w, spec_of(None))
     assert Verifier(w, torch.device("cpu")).check(run).message == ""
+
+
+def orders(m, k, x, y):
+    return m < k, m <= k, m > k, m >= k, m == k, m != k, m < True
+
+
+def bounds(m, k, x, y):
+    return m.clamp(min=k), m.clamp(-0.5, 0.5), torch.fmax(m, k), torch.fmin(m, k), m.signbit()
+
+
+def of_masks_of_two_widths(m, k, x, y):
+    a, b = x > 0, y > 0
+    return a != b, a == b, a ^ b, a < b, torch.where(m, a, b), torch.where(a < b, x, 0.0)
+
+
+def of_results_of_rows(m, k, x, y):
+    return m.any(-1) < k.any(-1), (m < k).sum(-1), m.all(0) == k.any(0), x.clamp(min=y)
+
+
+def divided_doubles(m, k, x, y):
+    return y % 0.7, y // 0.7, torch.remainder(y, -0.7), x % y, y % x, (y % x) > x
+
+
+@pytest.mark.parametrize("kernel", ["cpu", "h200"])
+@pytest.mark.parametrize(
+    "function", [orders, bounds, of_masks_of_two_widths, of_results_of_rows, divided_doubles]
+)
+def test_steps_of_booleans_beside_numbers_of_either_width_are_pytorchs(function, kernel):
+    if function.__name__ not in OPS:
+        fuse(function)
+    w = Workload.parse(f"{function.__name__}(m=bool[5,19], k=bool[5,19], x=f32[5,19], y=f64[5,19])")
+    m, k = (torch.rand(5, 19) > 0.5 for _ in range(2))
+    tensors = m, k, torch.randn(5, 19), torch.randn(5, 19, dtype=torch.float64)
+    spec, graph = spec_of(None), graph_of(w)
+    if kernel == "cpu":
+        run = FUSED.build(FUSED.heuristic(w, spec), w, spec)
+    else:
+        run = Emulated(graph, target.heuristic(graph, H200), H200, w)
+    for own, right in zip(run(*tensors), function(*tensors), strict=True):
+        torch.testing.assert_close(own, right)

@@ -22,6 +22,8 @@ class GraphBuilder(Steps):
     def combine(self, name: str, values: list[Value]) -> Value:
         """One step of values that broadcast. A value that cannot run along the axes of those before
         it, as a tensor beside its transpose, is computed again along axes of its own."""
+        if name in _LOGIC and all(self.steps[v.node].dtype == "bool" for v in values):
+            return _LOGIC[name](self, *values)
         dims, placed = values[0].dims, values[:1]
         for value in values[1:]:
             joined = self.joined(dims, value.dims)
@@ -213,6 +215,30 @@ class GraphBuilder(Steps):
             args = tuple(new[a] for a in step.args)
             new[i] = self.add(step.op, args, step.dtype, map(other, axes), attr)
         return Value(new[value.node], tuple(along(self.axes.factors(dim)) for dim in value.dims))
+
+
+def _logic(joined: str, negated: int) -> Callable[..., Value]:
+    def step(b: GraphBuilder, *both: Value) -> Value:
+        values = list(both)
+        values[negated] = b.combine("not", [values[negated]])
+        return b.combine(joined, values)
+
+    return step
+
+
+def _chosen(b: GraphBuilder, mask: Value, x: Value, y: Value) -> Value:
+    beside = b.combine("not", [mask])
+    return b.binary("or", b.binary("and", mask, x), b.binary("and", beside, y))
+
+
+_LOGIC: dict[str, Callable[..., Value]] = {
+    "maximum": lambda b, x, y: b.binary("or", x, y),
+    "minimum": lambda b, x, y: b.binary("and", x, y),
+    **{"lt": _logic("and", 0), "le": _logic("or", 0)},
+    **{"gt": _logic("and", 1), "ge": _logic("or", 1)},
+    "where": _chosen,
+}
+"""What steps of numbers are of booleans, which in vectors are masks: all bits or none."""
 
 
 def _constant(sizes: Iterable[int]) -> Dim:

@@ -387,8 +387,11 @@ class _Emitter:
             args[0] = self.name(n.args[0], r)
         if n.op in ("maximum", "minimum") and {*self.nodes[n.args[1]].shape} <= {1}:
             args.reverse()  # of two zeros they give the second: not the bound, as PyTorch's clamp
-        from_mask = vector and n.op == "cast" and self.nodes[n.args[0]].dtype == "bool"
-        return expression(n, args, from_mask)
+        of_booleans = bool(n.args) and self.nodes[n.args[0]].dtype == "bool"
+        if of_booleans and n.op in ("eq", "ne"):
+            differ = f"differing({', '.join(args)})"
+            return differ if n.op == "ne" else f"negated({differ})"
+        return expression(n, args, vector and n.op == "cast" and of_booleans)
 
 
 def _linear(axes: Iterable[int]) -> str:

@@ -29,7 +29,10 @@ _LOGICAL = {
     **{f"{kind}_{name}": name for kind in ("logical", "bitwise") for name in ("and", "or", "not")},
     **{f"{kind}_xor": "ne" for kind in ("logical", "bitwise")},
 }
-_OF_BOOLEANS = {"add": "or", "maximum": "or", "mul": "and", "minimum": "and"}
+_OF_BOOLEANS = {
+    **dict.fromkeys(("add", "maximum", "fmax"), "or"),
+    **dict.fromkeys(("mul", "minimum", "fmin"), "and"),
+}
 """What arithmetic makes of two booleans."""
 _VIEWS = (
     "broadcast_in_dim",
@@ -162,11 +165,12 @@ class _Lowering(PieceBuilder):
             return self.permuted(node, name)
         if name in ("sum", "amax", "amin", "prod", "mean", "var", *_OVER_BOOLEANS):
             return self.reduction(node, name)
-        if name in COMPOSED:
+        of_booleans = node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS
+        if name in COMPOSED and not of_booleans:
             return COMPOSED[name](self, *self.operands(node, name))
         if name == "clamp":
             return self.clamped(node)
-        if name in POINTWISE or name in _LOGICAL:
+        if name in POINTWISE or name in _LOGICAL or of_booleans:
             result = self.pointwise(node, name)
             if _name(node).endswith("_"):
                 self.values[node.args[0]] = result
@@ -299,10 +303,12 @@ class _Lowering(PieceBuilder):
         return Value(self.add("cast", (value.node,), dtype, step.axes), value.dims)
 
     def clamped(self, node: Any) -> Value:
-        value = self.value(node.args[0])
-        for bound, name in zip(node.args[1:], ("maximum", "minimum"), strict=False):
+        of_booleans = node.meta["val"].dtype == torch.bool
+        given = [None if a is None else self.value(a) for a in node.args]
+        value, *bounds = (v and self.alike([v], of_booleans)[0] for v in given)
+        for bound, name in zip(bounds, ("maximum", "minimum"), strict=False):
             if bound is not None:
-                value = self.binary(name, value, self.value(bound))
+                value = self.binary(name, value, bound)
         return value
 
     def viewed(self, node: Any, name: str) -> Value | Pieces:
@@ -334,7 +340,8 @@ class _Lowering(PieceBuilder):
         if dtype == torch.bool and name in _OF_BOOLEANS:
             return values
         first = 1 if name == "where" else 0
-        return [*values[:first], *self.alike(values[first:], dtype == torch.bool)]
+        booleans = dtype == torch.bool and name not in COMPOSED
+        return [*values[:first], *self.alike(values[first:], booleans)]
 
     def pointwise(self, node: Any, name: str) -> Value:
         values = self.operands(node, name)

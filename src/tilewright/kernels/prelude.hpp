@@ -107,6 +107,10 @@ template <class A, class B> TW_INLINE A either(A a, B b) {
   if constexpr (is_scalar<A>) return a | b;
   else return a | mask_as<A>(b);
 }
+template <class A, class B> TW_INLINE A differing(A a, B b) {
+  if constexpr (is_scalar<A>) return a != b;
+  else return a ^ mask_as<A>(b);
+}
 template <class A> TW_INLINE A negated(A a) {
   if constexpr (is_scalar<A>) return !a;
   else return ~a;
