@@ -304,11 +304,14 @@ class _Lowering(PieceBuilder):
 
     def clamped(self, node: Any) -> Value:
         of_booleans = node.meta["val"].dtype == torch.bool
-        given = [None if a is None else self.value(a) for a in node.args]
-        value, *bounds = (v and self.alike([v], of_booleans)[0] for v in given)
-        for bound, name in zip(bounds, ("maximum", "minimum"), strict=False):
+
+        def operand(argument: Any) -> Value:
+            return self.alike([self.value(argument)], of_booleans)[0]
+
+        value = operand(node.args[0])
+        for bound, name in zip(node.args[1:], ("maximum", "minimum"), strict=False):
             if bound is not None:
-                value = self.binary(name, value, bound)
+                value = self.binary(name, value, operand(bound))
         return value
 
     def viewed(self, node: Any, name: str) -> Value | Pieces:
