@@ -12,7 +12,7 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, most_bytes
+from tilewright.impls._indexed import MAX_GRID, IndexedExecutable, Launch, Workspace, most_bytes
 from tilewright.impls._integers import MOST_TERMS_UNTUNED, too_large
 from tilewright.impls._scatter import (
     ScatterProblem,
@@ -25,7 +25,6 @@ from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import DTYPES
 
-MAX_GRID = 2**31 - 1
 RUNS_OF_THREAD = 8
 MIN_TILE = 8192
 MIN_ELEMENTS = 2**17
@@ -235,6 +234,22 @@ class Buckets(Implementation):
             Launch("settle", code, settles, config.settle_threads, s.settle_bytes, args, True),
         ]
         return IndexedExecutable(w, built, "settle", p.with_beyond(launches, device), s.workspace)
+
+
+class ReducedBuckets(Buckets):
+    """Those that kernels/scatter/bucket_reduced.cu settles; `files` before it say what a slot holds
+    and how two are joined."""
+
+    settle_registers, joined_zeros = 64, 2
+
+    def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
+        return sizes(p, c, carried=True, slot_words=3, joined_bytes=16)
+
+    def more_macros(self, p: ScatterProblem, c: Any) -> dict[str, int | str]:
+        return {**super().more_macros(p, c), "INCLUDE": p.include}
+
+    def settle(self, p: ScatterProblem) -> tuple[str, tuple[float | str, ...]]:
+        return "PPPPPP", ("x", "out", "entries", "runs", "common", "done")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from tilewright.impls._in_place import Written
 from tilewright.op import Workload
 from tilewright.settings import settings
 
-MAX_GRID_YZ = 65535
+MAX_GRID, MAX_GRID_YZ = 2**31 - 1, 65535
+"""Blocks of a grid along x, and along y or z."""
 ELEMENT = {
     "f16": "f16",
     "bf16": "bf16",

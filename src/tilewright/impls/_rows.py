@@ -282,6 +282,12 @@ def misfit(p: RowProblem, c: Moved, narrowest: int = 4, most: int = MAX_GRID_YZ)
     return None
 
 
+def items(p: RowProblem, threads: int) -> int:
+    """Indices of a thread, of a block that reads all: a power of two, so that few kernels serve all
+    counts."""
+    return 1 << (math.ceil(p.count / threads) - 1).bit_length()
+
+
 def named_source(w: Workload) -> str:
     """The argument that is reduced."""
     return next(n for n in ("source", "src", "grad") if n in w.tensors)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from tilewright.device import DeviceSpec
 from tilewright.impls._indexed import (
+    MAX_GRID,
     MAX_GRID_YZ,
     SUM,
     Launch,
@@ -31,7 +32,6 @@ from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import HALVES
 
-MAX_GRID = 2**31 - 1
 UNITS = (8, 16, 32, 64, 96, 128, 192, 256)
 WORKSPACE_PER_INDEX = 48
 """Bytes, for every shape: where rows are wide, units are long."""

@@ -6,8 +6,8 @@ import math
 from typing import Protocol
 
 from tilewright.device import DeviceSpec
+from tilewright.impls._indexed import MAX_GRID
 
-MAX_GRID = 2**31 - 1
 ALL = 0
 """As a width: all columns of an outer slice."""
 

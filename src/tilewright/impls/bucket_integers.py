@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilewright.device import DeviceSpec
-from tilewright.impls._buckets import Buckets, Sizes, sizes
+from tilewright.impls._buckets import ReducedBuckets
 from tilewright.impls._scatter import ScatterProblem, scatter_problem
 from tilewright.op import Workload
 
 
-class BucketIntegers(Buckets):
+class BucketIntegers(ReducedBuckets):
     """For more places than fit in shared memory; an entry takes 8 bytes, or 12 of int64."""
 
     name, op = "bucket_integers", ("scatter_add", "scatter_reduce")
     files = ("added.cuh", "whole_numbers.cuh", "summed_slots.cuh", "bucket_reduced.cu")
-    settle_registers, joined_zeros = 64, 2
-
-    def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
-        return sizes(p, c, carried=True, slot_words=3, joined_bytes=16)
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         p = scatter_problem(w)
@@ -33,9 +27,3 @@ class BucketIntegers(Buckets):
         """Only by a record: one size was timed (H200, 3d3c0d0, a million int64: 25.3 us, torch
         26.6), and nothing says from which on it pays."""
         return False
-
-    def more_macros(self, p: ScatterProblem, c: Any) -> dict[str, int | str]:
-        return {**super().more_macros(p, c), "INCLUDE": p.include}
-
-    def settle(self, p: ScatterProblem) -> tuple[str, tuple[float | str, ...]]:
-        return "PPPPPP", ("x", "out", "entries", "runs", "common", "done")

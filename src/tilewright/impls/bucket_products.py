@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls._buckets import Buckets, Sizes, is_large, is_short, sizes
+from tilewright.impls._buckets import ReducedBuckets, is_large, is_short
 from tilewright.impls._scatter import ScatterProblem, scatter_problem, served_scatter
 from tilewright.op import Workload
 
@@ -19,7 +19,7 @@ def unit_bits(factors: int) -> int:
     return 54 - factors.bit_length()
 
 
-class BucketProducts(Buckets):
+class BucketProducts(ReducedBuckets):
     """For more places than fit in shared memory; an entry takes 8 bytes."""
 
     name, op = "bucket_products", "scatter_reduce"
@@ -27,11 +27,7 @@ class BucketProducts(Buckets):
         *("added.cuh", "integers.cuh", "logarithms.cuh"),
         *("summed_slots.cuh", "bucket_reduced.cu"),
     )
-    settle_registers, joined_zeros = 64, 2
     yields_to = ("scatter_tiled", "scatter_serial")
-
-    def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
-        return sizes(p, c, carried=True, slot_words=3, joined_bytes=16)
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         p = scatter_problem(w)
@@ -49,8 +45,4 @@ class BucketProducts(Buckets):
         return is_large(served_scatter(w))
 
     def more_macros(self, p: ScatterProblem, c: Any) -> dict[str, int | str]:
-        own = {"INCLUDE": p.include, "UNIT_BITS": unit_bits(p.length)}
-        return {**super().more_macros(p, c), **own}
-
-    def settle(self, p: ScatterProblem) -> tuple[str, tuple[float | str, ...]]:
-        return "PPPPPP", ("x", "out", "entries", "runs", "common", "done")
+        return {**super().more_macros(p, c), "UNIT_BITS": unit_bits(p.length)}

@@ -11,11 +11,17 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._gather import GatherProblem, gather_problem, served_gather
-from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
+from tilewright.impls._indexed import (
+    MAX_GRID,
+    IndexedExecutable,
+    Launch,
+    Workspace,
+    cuda_task,
+    no_cuda,
+)
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
-MAX_GRID = 2**31 - 1
 ALL = 0
 """As a slab: the whole last axis."""
 HELD_BYTES = 128

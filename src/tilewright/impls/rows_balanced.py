@@ -14,6 +14,7 @@ from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
     across,
+    items,
     misfit,
     named_old,
     named_source,
@@ -127,7 +128,7 @@ class RowsBalanced(RowKernels):
             "FILLED": p.fill is not None,
             "THREADS": c.block_threads,
             "BLOCKS": max(c.blocks, WITH_MOST_REGISTERS // c.block_threads),
-            "ITEMS": items(p, c),
+            "ITEMS": items(p, c.block_threads),
             "LANES": c.lanes,
             "VEC": c.vec,
             "UNROLLED": c.unrolled,
@@ -176,11 +177,6 @@ def whole(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> int:
 
 def most_of_part(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> int:
     return min(p.count, share(p, c, device) + whole(p, c, device))
-
-
-def items(p: RowProblem, c: RowsBalanced.Config) -> int:
-    """Indices of a thread: a power of two, so that few kernels serve all counts."""
-    return 1 << (math.ceil(p.count / c.block_threads) - 1).bit_length()
 
 
 def partial_bytes(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> int:

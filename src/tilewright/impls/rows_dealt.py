@@ -13,6 +13,7 @@ from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
     across,
+    items,
     misfit,
     named_old,
     named_source,
@@ -118,7 +119,7 @@ class RowsDealt(RowKernels):
             "FILLED": p.fill is not None,
             "THREADS": c.block_threads,
             "BLOCKS": MOST_BLOCK_THREADS // c.block_threads,
-            "ITEMS": items(p, c),
+            "ITEMS": items(p, c.block_threads),
             "LANES": c.lanes,
             "VEC": c.vec,
             "UNROLLED": c.unrolled,
@@ -151,13 +152,12 @@ def places_of_block(p: RowProblem, c: RowsDealt.Config, device: DeviceSpec) -> i
     return math.ceil(p.places / owners_of(p, c, device))
 
 
-def items(p: RowProblem, c: RowsDealt.Config) -> int:
-    """Indices of a thread: a power of two, so that few kernels serve all counts."""
-    return 1 << (math.ceil(p.count / c.block_threads) - 1).bit_length()
-
-
 def shared_bytes(p: RowProblem, c: RowsDealt.Config, device: DeviceSpec) -> int:
     """A sum of each thread, the entries, and for each place its first and what warps have seen."""
     most, warps = places_of_block(p, c, device), c.block_threads // 32
     sums = c.block_threads * c.vec * sum_bytes(p.dtype)
-    return sums + 4 * (c.block_threads * items(p, c) + most + 1 + warps) + 2 * warps * most
+    return (
+        sums
+        + 4 * (c.block_threads * items(p, c.block_threads) + most + 1 + warps)
+        + 2 * warps * most
+    )

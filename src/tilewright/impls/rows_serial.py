@@ -16,6 +16,7 @@ from tilewright.impls._rows import (
     RowProblem,
     across,
     is_tiny,
+    items,
     misfit,
     named_old,
     named_source,
@@ -97,7 +98,7 @@ class RowsSerial(RowKernels):
         return {
             **p.meaning,
             "IN_ORDER": p.in_order,
-            "ITEMS": items(p),
+            "ITEMS": items(p, THREADS),
             "DIGIT_BITS": digit_bits(c),
             "POSITIONS": c.positions,
             "LANES": c.lanes,
@@ -137,11 +138,6 @@ def owners(p: RowProblem, c: RowsSerial.Config) -> int:
     return math.ceil(p.count / c.positions)
 
 
-def items(p: RowProblem) -> int:
-    """Indices of a thread: a power of two, so that few kernels serve all counts."""
-    return 1 << (math.ceil(p.count / THREADS) - 1).bit_length()
-
-
 def digit_bits(c: RowsSerial.Config) -> int:
     """To number the positions of a block, and one more for what it does not own."""
     return int(c.positions).bit_length()
@@ -151,7 +147,7 @@ def owned_bytes(p: RowProblem, c: RowsSerial.Config) -> int:
     """Shared memory: the sorted positions, a sum of each thread, and a table of places."""
     bins = 2 ** digit_bits(c)
     sums = THREADS * c.vec * sum_bytes(p.dtype)
-    return chunk_bytes(digit_bits(c), items(p)) + sums + 4 * (c.positions + 2 * bins)
+    return chunk_bytes(digit_bits(c), items(p, THREADS)) + sums + 4 * (c.positions + 2 * bins)
 
 
 def rows_filled(p: RowProblem, c: RowsSerial.Config, device: DeviceSpec) -> int:

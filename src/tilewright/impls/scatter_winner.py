@@ -10,7 +10,14 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import AT_ONCE, MOST_AT_ONCE, IndexedExecutable, Launch, Workspace
+from tilewright.impls._indexed import (
+    AT_ONCE,
+    MAX_GRID,
+    MOST_AT_ONCE,
+    IndexedExecutable,
+    Launch,
+    Workspace,
+)
 from tilewright.impls._scatter import (
     ScatterProblem,
     moved,
@@ -21,7 +28,6 @@ from tilewright.impls._scatter import (
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
-MAX_GRID = 2**31 - 1
 ALL = 0
 """As a slab: all columns."""
 

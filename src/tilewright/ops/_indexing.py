@@ -243,6 +243,12 @@ def reduced(
     return Terms(value, magnitude, count + 1)
 
 
+def rows_counts(w: Workload, tensors: Sequence[Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """What `reduced` counts the terms of an index_add or index_reduce by."""
+    args = w.call(tensors)
+    return lambda x, source: torch.index_add(x, args["dim"], args["index"], source)
+
+
 def last_written(
     x: Tensor,
     dim: int,

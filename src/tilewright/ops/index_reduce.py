@@ -16,6 +16,7 @@ from tilewright.ops._indexing import (
     examples,
     reduced,
     rows_batch,
+    rows_counts,
     rows_draws,
     rows_traffic,
 )
@@ -27,12 +28,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
-    args = w.call(tensors)
-
-    def counts(x: Tensor, source: Tensor) -> Tensor:
-        return torch.index_add(x, args["dim"], args["index"], source)
-
-    return reduced(w, tensors, w["reduce"], counts, "source")
+    return reduced(w, tensors, w["reduce"], rows_counts(w, tensors), "source")
 
 
 @op(
