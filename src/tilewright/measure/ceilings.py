@@ -122,12 +122,6 @@ class Ceilings:
             **{c: [list(point) for point in getattr(self, c)] for c in ("copy", "read", "write")},
         }
 
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Ceilings:
-        curves = {c: tuple((int(b), float(us)) for b, us in values[c])
-                  for c in ("copy", "read", "write")}  # fmt: skip
-        return Ceilings(**{**values, **curves})
-
 
 def _cell(sizes: Sequence[int], size: int) -> tuple[int, float]:
     """The interval of `sizes` that holds `size`, and the place in it from 0 to 1."""
