@@ -17,6 +17,7 @@ from tilewright.op import OPS, Op
 from tilewright.tensor_spec import TensorSpec
 
 _MAX_KEYS = 4096
+"""Kinds of calls that are remembered; all are forgotten beyond, so that memory has a bound."""
 Way = tuple[Op | None, bool, Reach | None]
 _PYTORCH = None, False, None
 _found: dict[tuple, Way] = {}

@@ -25,6 +25,7 @@ from tilewright.settings import nondeterministic, trusts_indices
 from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 _MAX_KEYS = 4096
+"""Kinds of calls that are remembered; all are forgotten beyond, so that memory has a bound."""
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HALVES = (torch.float16, torch.bfloat16)
 _found: dict[tuple, bool] = {}

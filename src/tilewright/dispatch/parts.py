@@ -23,6 +23,7 @@ from tilewright.tensor_spec import HALVES, TensorSpec
 LARGE = 2**31 - 1
 """Elements of a tensor from which on kernels may refuse a workload for its size."""
 MOST_PARTS = 256
+"""Each is a launch or more; a tensor that fits a GPU, of 2^37 bytes say, has fewer in any dtype."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch.nn import Parameter
 MAX_ALIKE = 6
 """Calls kept of those that share their first tensor's shape and dtype."""
 MAX_KINDS = 4096
+"""Kinds of calls that are remembered; all are forgotten beyond, so that memory has a bound."""
 
 Run = Callable[..., Any]
 Found = tuple[Run, tuple[Tensor, ...], dict[str, Any]]

@@ -34,8 +34,9 @@ from tilewright.measure.timing_clocks import ClockState
 Call = Callable[..., Any]
 LARGEST_KEPT_BYTES = (32 << 20) - (8 << 10)
 """glibc never keeps a buffer of 32 MiB or more (DEFAULT_MMAP_THRESHOLD_MAX); less its header."""
-SHORT_CALL_US = 20.0
-SHORT_SAMPLE_US = 50.0
+SHORT_CALL_US, SHORT_SAMPLE_US = 20.0, 50.0
+"""Calls shorter than the first are repeated within a sample, which then takes about the second: one
+alone would be timed with the clock's own resolution and cost."""
 
 
 class CpuSampler:

@@ -40,6 +40,7 @@ OPENED, BUILDING, RUNNING = "opened", "building", "running"
 
 T = TypeVar("T")
 EXECUTABLES_KEPT = 512
+"""Built ones of a workload, of which each holds a loaded module of the device."""
 DRAWS_OTHERWISE = "its masks come from PyTorch's generator, not from the seed: they are not ours"
 
 

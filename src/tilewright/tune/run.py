@@ -33,6 +33,7 @@ from tilewright.tune.trial import Entry, Trial
 SEARCH_SHARE = 0.65
 """Of a workload's budget; the rest is for thinning out the candidates and for the duel."""
 FINALISTS = 3
+"""Of each implementation, that fight the duel."""
 HOPELESS = 2.0
 """Where several implementations serve a workload, those of ours whose heuristic's config takes this
 many times as long as the best one's are not searched, and the row says so. Libraries always are: a
