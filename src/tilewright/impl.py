@@ -130,8 +130,8 @@ class Implementation:
     `any_shape` says that a binary of it serves all shapes that are alike in kind, and any indices
     as well as others.
     `races` says that two runs on the same inputs may differ: it serves workloads that say
-    `!nondeterministic`, and who asks for it by name has said so. `yields_to` names others that are
-    taken before it where nothing was measured and they would be taken at all.
+    `!nondeterministic`, and who asks for it by name has said so. `yields_to` names others that come
+    before it where nothing was measured and they claim the workload, too.
     """
 
     name: ClassVar[str]
@@ -170,12 +170,14 @@ class Implementation:
         """Whether it is a good choice where nothing was measured and aten must not run."""
         return True
 
+    def claims(self, w: Workload, device: DeviceSpec) -> bool:
+        """Whether it serves, supports and suits a workload."""
+        return self.serves(w.op) and self.unsupported(w, device) is None and self.suits(w, device)
+
     def takes_untuned(self, w: Workload, device: DeviceSpec) -> bool:
-        """Whether it serves and suits a workload that none of `yields_to` takes."""
-        if not self.serves(w.op) or self.unsupported(w, device) is not None:
-            return False
-        before = (IMPLS[name] for name in self.yields_to)
-        return self.suits(w, device) and not any(i.takes_untuned(w, device) for i in before)
+        """Whether it claims a workload and none of `yields_to` does."""
+        others = (IMPLS[name] for name in self.yields_to)
+        return self.claims(w, device) and not any(i.claims(w, device) for i in others)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         """Every config that fits; the only statement of what fits."""

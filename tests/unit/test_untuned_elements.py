@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from tilewright.device import DEVICES
 from tilewright.dispatch import prepared, selection
-from tilewright.impl import IMPLS
+from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
 from tilewright.impls._scatter import bound
 from tilewright.impls.scatter_buckets import PLACES_IN_PLACE
 from tilewright.op import Workload
+from tilewright.suite import SUITES
 
 H200, CUDA = DEVICES["h200"], torch.device("cuda:0")
 MOST_PLACES_OF_A_TILE = H200.shared_bytes_per_block // 8
@@ -132,3 +133,18 @@ def test_index_put_of_many_sizes_compiles_so_many_kernels_and_then_takes_one_for
     assert names == ["bucket_sums"] * free + ["rows_sorted"] * (40 - free)
     assert IMPLS["rows_sorted"].any_shape
     prepared.state.compiled.clear()
+
+
+INDEXED = [
+    name for name in SUITES if any(w.operator.indexed is not None for w in SUITES[name].workloads())
+]
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_a_workload_of_a_suite_is_taken_by_one_implementation_and_no_other(name):
+    for w in SUITES[name].workloads():
+        if w.operator.indexed is None:
+            continue
+        own = (i for i in implementations(w) if i.backend in OWN_BACKENDS)
+        taken_by = [i.name for i in own if i.takes_untuned(w, H200)]
+        assert len(taken_by) == 1, (str(w), taken_by)

@@ -22,6 +22,7 @@ class GatherTiled(Implementation):
     memory is fetched for one element. One launch, no workspace."""
 
     name, backend, op = "gather_tiled", "cuda", "gather"
+    yields_to = ("gather_cuda",)
 
     @dataclass(frozen=True)
     class Config:

@@ -69,7 +69,7 @@ class RowsBalanced(RowKernels):
         d280a3a, uniform, zipf and equal indices: 16384 rows of 64 fp32 15.7, 23.1 and 23.4 us, by
         rows_dealt 18.0, 50.3 and 145; 4096 of 1024 bf16 16.9, 19.8 and 18.2, by rows_dealt 14.9,
         26.6 and 49.5; 1000 of 128 fp32 8.8, 12.0 and 11.8, by rows_dealt 7.9, 11.7 and 18.9."""
-        dealt = IMPLS["rows_dealt"].takes_untuned(w, device)
+        dealt = IMPLS["rows_dealt"].claims(w, device)
         return dealt and served_rows(w).count > FEW_UNTUNED
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:

@@ -51,6 +51,7 @@ class RowsDealt(RowKernels):
     name, op = "rows_dealt", OPERATORS
     files = "entry.cuh", "owned_rows.cuh", "rows_dealt.cu"
     entry = "reduce_rows"
+    yields_to = ("rows_bins", "rows_balanced")
 
     @dataclass(frozen=True)
     class Config:

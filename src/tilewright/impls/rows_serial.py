@@ -50,6 +50,7 @@ class RowsSerial(RowKernels):
     name, op = "rows_serial", OPERATORS
     files = "entry.cuh", "chunk.cuh", "owned_rows.cuh", "rows_serial.cu"
     entry = "reduce_rows"
+    yields_to = ("rows_dealt",)
 
     @dataclass(frozen=True)
     class Config:

@@ -14,6 +14,7 @@ class RowsSorted(CountingSortedRows):
 
     name, op = "rows_sorted", OPERATORS
     any_shape = True
+    yields_to = ("rows_bins", "rows_balanced", "rows_dealt", "rows_serial", "integer_sums")
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = self.served(w)

@@ -54,7 +54,8 @@ class RowsUnique(RowKernels):
         return None
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        return w.distribution == "unique"
+        """Only by a record: a call does not tell whether its indices repeat."""
+        return False
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_rows(w)

@@ -42,7 +42,7 @@ class ScatterBuckets(Buckets):
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = served_scatter(w)
         few = p.in_place and p.places >= PLACES_IN_PLACE * p.length
-        if few and IMPLS["scatter_strided"].takes_untuned(w, device):
+        if few and IMPLS["scatter_strided"].claims(w, device):
             return False
         return super().suits(w, device)
 

@@ -24,7 +24,10 @@ class ScatterSorted(CountingSortedRows):
     name, op = "scatter_sorted", OPERATORS
     files = ("entry.cuh", "elements.cuh", "elements_sorted.cuh", *CountingSortedRows.files[1:])
     any_shape = True
-    yields_to = ("scatter_tiled",)
+    yields_to = (
+        *("scatter_tiled", "scatter_serial"),
+        *("bucket_sums", "bucket_products", "integer_sums"),
+    )
 
     def problem(self, w: Workload) -> ElementProblem | str:
         return element_problem(w)

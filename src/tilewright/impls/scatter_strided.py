@@ -39,6 +39,7 @@ class ScatterStrided(RowKernels):
 
     name, op = "scatter_strided", "scatter"
     files, entry = ("elements.cuh", "scatter_strided.cu"), "write"
+    yields_to = ("scatter_buckets",)
 
     @dataclass(frozen=True)
     class Config:

@@ -59,6 +59,7 @@ class ScatterTiled(Implementation):
     """
 
     name, backend, op = "scatter_tiled", "cuda", OPERATORS
+    yields_to = ("rows_dealt", "rows_serial", "scatter_buckets", "scatter_strided")
 
     @dataclass(frozen=True)
     class Config:

@@ -37,6 +37,7 @@ class ScatterWinner(Implementation):
     value is carried in it, else 4."""
 
     name, backend, op = "scatter_winner", "cuda", "scatter"
+    yields_to = ("scatter_tiled", "scatter_buckets", "scatter_strided")
 
     @dataclass(frozen=True)
     class Config:
