@@ -88,6 +88,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
             return _under_modes(op, args, kwargs)
         if _is_any_autocast_enabled():
             return _under_autocast(op, call, args, kwargs)
+        # Not a function of its own: each such call would pay for calling it.
         key: list[Any] = [forced, *kwargs]
         tensors = []
         leave = None
@@ -128,6 +129,11 @@ def public_operator(op: Op) -> Callable[..., Any]:
         return run(*tensors)
 
     traced = torch_ops.traced(op, call)
+    return _as_public(op, call)
+
+
+def _as_public(op: Op, call: Run) -> Run:
+    """The call by the name, the signature and the documentation of PyTorch's function."""
     public = _casting_first(op, call) if op.casts_first else call
     public = _naming_dtypes(call) if "out_dtype" in op.parameters else public
     public = _asking_for_tf32(op, public) if "allow_tf32" in op.parameters else public
