@@ -28,6 +28,7 @@ from tilewright.fusion.trace import arithmetics, trace_truth
 from tilewright.indexed import Terms
 from tilewright.measure import (  # noqa: F401 - their rules register
     error_rules_convolution,
+    error_rules_reductions,
     error_rules_steps,
 )
 from tilewright.measure.error_rules import RULES, SAFETY, Arithmetic, Pair

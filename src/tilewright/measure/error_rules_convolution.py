@@ -15,8 +15,8 @@ from tilewright.measure.error_rules import (
     magnitude,
     plus,
     rule,
-    sum_growth,
 )
+from tilewright.measure.error_rules_reductions import sum_growth
 
 TENSOR_CORE_STEP, TF32_STEP = 16, 8
 """Products of halves, and of TF32, that a tensor core adds at once; it then truncates the sum to
