@@ -20,11 +20,12 @@ from tilewright.settings import settings
 UTILITIES = "tools/util/include"
 """Beside the include folder, in CUTLASS's checkout and wheel."""
 DEFAULT_FLAGS = (
-    "-std=c++17", "-O3", "-shared", "-cudart=static", "--expt-relaxed-constexpr", "-Xptxas=-v",
-    "-Xcompiler=-fPIC", "-Xcompiler=-fno-gnu-unique",
+    "-std=c++17", "-O3", "-DNDEBUG", "-shared", "-cudart=static", "--expt-relaxed-constexpr",
+    "-Xptxas=-v", "-Xcompiler=-fPIC", "-Xcompiler=-fno-gnu-unique",
 )  # fmt: skip
-"""Flags for every library. The CUDA runtime is linked in, so that any machine can load it; no name
-is unique in the process, since several libraries are made of the same templates."""
+"""Flags for every library. CUTLASS's assertions are left out, as in releases of it. The CUDA
+runtime is linked in, so that any machine can load it; no name is unique in the process, since
+several libraries are made of the same templates."""
 
 
 def missing() -> str | None:

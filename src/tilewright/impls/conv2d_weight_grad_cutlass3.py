@@ -36,9 +36,8 @@ THREADS = 256
 """A warpgroup that multiplies, and one of which a warp copies."""
 MOST_SUMS = 128 * 128
 """Of a tile: 128 sums of a thread."""
-LIBRARIES = (("1x1",), ("2x1", "1x2"))
-"""Clusters whose kernels are compiled together. The first kernel takes six times as long as each
-further one; the untuned config is of a library of one, which is there soonest."""
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
+"""Their kernels are compiled together: the first takes ten times as long as each further one."""
 BESIDE_STAGES = 1024
 """Bytes of shared memory for barriers and alignment."""
 MAX_REACH = 254
@@ -100,7 +99,8 @@ class Config:
 
 
 class Conv2dWeightGradCutlass3(Implementation):
-    """Kernels instantiated from CUTLASS's headers by nvcc: see LIBRARIES.
+    """Kernels instantiated from CUTLASS's headers by nvcc, all clusters of a tile and number of
+    stages in one library.
 
     CUTLASS has no split-K, stream-K or persistent schedule for convolutions on sm_90: tiles that
     are fewer than SMs leave SMs idle.
@@ -144,8 +144,7 @@ class Conv2dWeightGradCutlass3(Implementation):
         defined = _defined(config, w).items()
         text = "".join(f"#define {name} {value}\n" for name, value in defined)
         text += source("weight_grad_cutlass_common.cuh") + source("weight_grad_cutlass3.cu")
-        (together,) = (clusters for clusters in LIBRARIES if config.cluster_text in clusters)
-        text += "".join(f"WEIGHT_GRAD({c.replace('x', ', ')})\n" for c in together)
+        text += "".join(f"WEIGHT_GRAD({m}, {n})\n" for m, n in CLUSTERS)
         folders = nvcc.cutlass_flags(utilities=True)
         flags = (*nvcc.DEFAULT_FLAGS, nvcc.architecture(device.arch), *folders)
         return CompileTask("nvcc", text, flags, "weight_grad")
@@ -192,8 +191,8 @@ def _refusal(w: Workload, device: DeviceSpec, c: Config) -> str | None:
     together = _blocks_per_sm(device, c)
     if together == _blocks_per_sm(device, replace(c, stages=c.stages + 1)):
         return f"{c.stages + 1} stages let as many blocks share an SM, {together}"
-    if c.cluster_text not in (known := sum(LIBRARIES, ())):
-        return f"clusters of {c.cluster_text} are not among {', '.join(known)}"
+    if (c.cluster_m, c.cluster_n) not in CLUSTERS:
+        return f"clusters of {c.cluster_text} are not among {CLUSTERS}"
     features, channels = w["grad_output"].shape[1], w["x"].shape[1]
     if c.tile_m >= 2 * max(features, 64) or c.tile_n >= 2 * max(channels, 64):
         return "a tile half as large has room for all features and channels"

@@ -1,4 +1,4 @@
-// CUTLASS 3.x's implicit-GEMM weight gradients for sm_90, of one tile shape: a kernel for each cluster that is asked for.
+// CUTLASS 3.x's implicit-GEMM weight gradients for sm_90, of one tile shape: a kernel for each cluster.
 //
 // grad_output comes by TMA, x by TMA in im2col mode; one warp copies, one warpgroup multiplies. A tile of columns
 // is TILE_N channels of one filter tap. There is no split-K and no persistent schedule for
