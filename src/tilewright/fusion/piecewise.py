@@ -55,6 +55,7 @@ class PieceBuilder(GraphBuilder):
 
     def concatenated(self, operands: list[Held], d: int) -> Held:
         """Tensors one after another along a dim."""
+        operands = [part for held in operands for part in self.uncut(held, d)]
         ends = [*itertools.accumulate(held.shape[d] for held in operands)]
         shape = [*operands[0].shape[:d], ends[-1], *operands[0].shape[d + 1 :]]
         sizes = self.sizes_of(shape, operands, d)
@@ -70,7 +71,7 @@ class PieceBuilder(GraphBuilder):
             return into
         if len(self.merged(into, d)) > 1:
             return self.replaced_in_boxes(into, part, d, elements)
-        size = into.shape[d]
+        size, part = into.shape[d], self.concatenated([part], d)
         sizes = self.sizes_of(into.shape, [into, part], d)
         at = sum(len(factors) for factors in sizes[:d])
         found = self.placed_in(part, sizes, d, elements)
@@ -121,8 +122,7 @@ class PieceBuilder(GraphBuilder):
         factors = self.merged(held, d)
         if len(factors) > 1 and elements and boxed(elements, factors) is None:
             boxes = self.in_boxes(elements, factors)
-            every = [self.elements(held, d, some) for some in boxes]
-            return self.concatenated([v for part in every for v in self.uncut(part, d)], d)
+            return self.concatenated([self.elements(held, d, some) for some in boxes], d)
         if isinstance(held, Value):
             return self.part(held, d, elements)
         target = boxed(elements, factors) if len(factors) > 1 else (elements,) * len(factors)
