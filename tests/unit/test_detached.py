@@ -60,3 +60,11 @@ def test_a_gradient_that_nothing_asks_for_need_not_be_fused(tensors):
     found = tw.fuse(of_positions, name="detached")(*tensors)
     assert not found.requires_grad
     torch.testing.assert_close(found, of_positions(*tensors))
+
+
+def test_pytorch_differentiates_what_decides_by_values_where_it_is_named(tensors):
+    x = tensors[0]
+    decided = tw.fuse(lambda x: x * x.sum().item(), name="detached")
+    with tw.use("aten", op="detached"):
+        decided(x).sum().backward()
+    torch.testing.assert_close(x.grad, x.sum().detach().expand_as(x))

@@ -35,7 +35,7 @@ from torch.nn import Parameter
 
 from tilewright.dispatch import torch_ops
 from tilewright.dispatch.autograd import Generated, Recomputed
-from tilewright.dispatch.gradients import generated_backward
+from tilewright.dispatch.gradients import generated_backward, known_reach
 from tilewright.dispatch.index_gradients import Moved, keeps_bits, keeps_order, moves
 from tilewright.dispatch.index_ranges import look_first
 from tilewright.dispatch.keywords import called_by, with_keywords
@@ -47,7 +47,6 @@ from tilewright.dispatch.pytorch import as_pytorch, bind, or_why, outliving_indi
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
-from tilewright.fusion.trace import reached
 from tilewright.impls._in_place import refuse_shared
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import DTYPE_NAMES
@@ -307,8 +306,7 @@ def _with_gradients(
         given = w.call(tensors)
         if op.draws(w):
             given[str(op.seed)] = fresh_seed(tensors[0].device)
-        wanted = tuple(n for n, v in given.items() if isinstance(v, Tensor) and v.requires_grad)
-        reach = reached(w, wanted) if op.fused else None
+        reach = known_reach(w, given)
         if reach is not None:
             given = reach.given(given)
         found = Recomputed.apply(op, operators[op.name], *given.values())

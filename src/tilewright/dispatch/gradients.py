@@ -13,7 +13,7 @@ from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.trace import Reach, reached
-from tilewright.op import OPS, Op
+from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import TensorSpec
 
 _MAX_KEYS = 4096
@@ -52,6 +52,22 @@ def generated_backward(op: Op, bound: Mapping[str, Any]) -> Way:
     return _found[key]
 
 
+def known_reach(w: Workload, given: Mapping[str, Any]) -> Reach | None:
+    """What has gradients of a call that an implementation was named for, whatever can be fused;
+    None for all that is asked for."""
+    if not w.operator.fused:
+        return None
+    try:
+        return reached(w, _requiring(given))
+    except (InvalidArgument, NoImplementation):  # only a run with values tells
+        return None
+
+
+def _requiring(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The arguments whose gradients are wanted."""
+    return tuple(n for n, v in given.items() if isinstance(v, Tensor) and v.requires_grad)
+
+
 def description(value: Any) -> Any:
     """All that a choice depends on: a tensor without its values, and anything else as it is."""
     if isinstance(value, Tensor):
@@ -65,7 +81,7 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way:
         type(v) not in (Tensor, torch.nn.Parameter) for v in bound.values() if isinstance(v, Tensor)
     ):
         return _PYTORCH
-    wanted = [n for n, v in bound.items() if isinstance(v, Tensor) and v.requires_grad]
+    wanted = _requiring(bound)
     specs: dict[str, Any] = {
         n: TensorSpec.of(v) if isinstance(v, Tensor) else v for n, v in bound.items()
     }
@@ -81,8 +97,8 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way:
                 return _PYTORCH
             floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
             backward = backward_operator(op, len(floats))
-            reach = reached(w, tuple(wanted))
-            wanted = [n for n in wanted if n in reach.arguments]
+            reach = reached(w, wanted)
+            wanted = tuple(n for n in wanted if n in reach.arguments)
             if not wanted:
                 return backward, given_seed is not None, reach
         else:
