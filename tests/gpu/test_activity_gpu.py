@@ -1,5 +1,7 @@
 """Kernels, copies and sets that the profiler counts on a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -26,7 +28,8 @@ def test_kernels_copies_and_sets_are_told_apart():
 def test_calls_that_share_a_profile_are_told_apart():
     x = torch.randn(1000, 1000, device="cuda")
     calls = [torch.relu, lambda t: t.clone(), lambda t: t.view(-1), lambda t: t.relu().neg()]
-    assert activities_of(calls, [x]) == [
+    found = [replace(a, names={}) for a in activities_of(calls, [x])]
+    assert found == [
         Activity(1, 0, 0, 1),
         Activity(0, 1, 0, 1),
         Activity(0, 0, 0, 0),

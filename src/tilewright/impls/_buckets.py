@@ -42,6 +42,8 @@ Reckoned: H200, commit 4f86109, fp32, out of place, 2^21 positions of 2^25 place
 WORKSPACE_PER_INDEX = 24
 """Bytes, or three entries where these are longer: tiles that are much smaller than a chunk, or
 chunks than the buckets, would take more."""
+MIN_CHUNK = 1024
+"""Elements."""
 MAX_POSITION = 2**16
 """A position in a chunk, and a slot of a bucket, are 16 bits of an entry."""
 
@@ -153,7 +155,7 @@ class Buckets(Implementation):
                 return f"a chunk or a bucket exceeds {MAX_POSITION}"
             if s.split_bytes > limit or s.settle_bytes > limit:
                 return f"{max(s.split_bytes, s.settle_bytes)} bytes, a block has {limit}"
-            if s.chunk < 1024:
+            if s.chunk < MIN_CHUNK:
                 return f"a chunk of {s.chunk} elements is too small"
             taken = s.workspace.bytes
             allowed = max(WORKSPACE_PER_INDEX, 3 * s.entry_bytes)
@@ -174,14 +176,15 @@ class Buckets(Implementation):
     def merit(
         self, c: Any, p: ScatterProblem, w: Workload, device: DeviceSpec
     ) -> tuple[float, ...]:
-        # Every SM busy in both kernels; rows of two sectors; runs of a bucket in a chunk that
-        # are near a sector; then buckets of 8192 slots and chunks of 4096 elements: H200, 1e6
-        # places 21.6 us, 100000 x 256 368 us, 1e8 2145 us (torch 25.9, 1468, 6345; 2026-11-21).
+        # Every SM busy in both kernels, if there is a chunk for each; rows of two sectors; runs
+        # of a bucket in a chunk that are near a sector; then buckets of 8192 slots and chunks of
+        # 4096 elements: H200, 1e6 places 21.6 us, 100000 x 256 368 us, 1e8 2145 us (torch 25.9,
+        # 1468, 6345; 2026-11-21).
         s = self.sizes(w, p, c)
         alone = s.tiles * s.buckets <= 2 * device.sms or self.resident(s, c, device) == 1
         threads = 1024 if alone and s.slots >= 8192 else 512
         return (
-            min(s.split_blocks, s.settle_blocks, 0.7 * device.sms),
+            min(s.split_blocks, s.settle_blocks, 0.7 * device.sms, p.positions / MIN_CHUNK),
             min(c.width * w.main.itemsize, 64),
             min(s.chunk * s.slots / s.elements, 2.5),
             -abs(math.log2(s.slots / 8192)),

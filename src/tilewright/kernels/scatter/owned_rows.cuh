@@ -13,6 +13,7 @@
 
 #define GROUPS (THREADS / LANES)
 #define NOWHERE 0xffffffffu
+#define JOINED_FIRST 8
 
 typedef Pack<T, VEC> Stored;
 typedef Pack<A, VEC> Sums;
@@ -71,10 +72,16 @@ template <class PlaceAt> TW_DEVICE void fill(const Problem& p, u32 length, u32 b
 
 // How many of `total` entries a group takes.
 TW_DEVICE u32 part_of(u32 total) { return (total + GROUPS - 1) / GROUPS; }
-// A group's sum with those that the next ones up to `upto` have left.
+// A group's sum with those that the next ones up to `upto` have left: few at a time are joined with one
+// another first, as a long sum loses less by a large term than by many small ones.
 TW_DEVICE Sums with_heads(Sums sums, const Sums* heads, u32 upto) {
+  const auto head = [=](u32 g) { return heads[g * LANES + threadIdx.x % LANES]; };
+  for (u32 g = threadIdx.x / LANES + 1; g <= upto; g += JOINED_FIRST) {
+    Sums few = head(g);
 #pragma unroll 4
-  for (u32 g = threadIdx.x / LANES + 1; g <= upto; ++g) sums = reduce(sums, heads[g * LANES + threadIdx.x % LANES]);
+    for (u32 q = g + 1; q < min(g + JOINED_FIRST, upto + 1); ++q) few = reduce(few, head(q));
+    sums = reduce(sums, few);
+  }
   return sums;
 }
 
