@@ -24,7 +24,7 @@ from tilewright.op import Workload
 BENCHMARKS = Path(__file__).parent
 PAGE = BENCHMARKS.parent / "docs" / "split_k_study.md"
 RESULTS = BENCHMARKS / "results" / "h200"
-CUTLASS = "conv2d_weight_grad_cutlass"
+CUTLASS, CUTLASS_3 = "conv2d_weight_grad_cutlass", "conv2d_weight_grad_cutlass3"
 THEIRS = ("no_split_us", "tuned_us", "called_us", "cudnn_us")
 REFUSED = {
     (256, 64, 256, 1, 56, 1),
@@ -37,7 +37,7 @@ so: fp32 chains of 802816 products are wrong by more than the bound allows."""
 MARKED = re.compile(r"(<!-- batch (\d+) -->\n).*?(<!-- end -->)", re.DOTALL)
 COLUMNS = [
     *("no split", "kernel", "called", "cuDNN, called"),
-    *("no split", "kernel", "called", "CUTLASS 2.x", "cuDNN", "cuDNN, called"),
+    *("no split", "kernel", "called", "CUTLASS 2.x", "CUTLASS 3.x", "cuDNN", "cuDNN, called"),
 ]
 
 
@@ -58,19 +58,22 @@ def table(batch: int) -> str:
         study = list(csv.DictReader(file))
     measured = {layer(w): row for w, row in rows_of("resnet50_v1_wgrad").items()}
     unsplit = {layer(w): row for w, row in rows_of("resnet50_v1_wgrad_no_split").items()}
+    newer = {layer(w): row for w, row in rows_of("resnet50_v1_wgrad_cutlass3").items()}
     lines = [f"| layer | {' | '.join(COLUMNS)} |", "|--" + "|--:" * len(COLUMNS) + "|"]
     sums = [0.0] * len(COLUMNS)
     for theirs in study:
         n, channels, features, kernel, size, stride = key = tuple(map(int, [*theirs.values()][:6]))
         if n != batch:
             continue
-        row, split_less = measured[key], unsplit[key]
+        row, split_less, by_newer = measured[key], unsplit[key], newer[key]
         times = [
             *(float(theirs[name]) for name in THEIRS),
             split_less["own"]["median_us"] if split_less["own"] else untimed(key, split_less),
             row["own"]["median_us"],
             row["eager_us"]["own"],
-            *(row["baselines"][name]["median_us"] for name in (CUTLASS, "aten")),
+            row["baselines"][CUTLASS]["median_us"],
+            by_newer["baselines"].get(CUTLASS_3, {}).get("median_us") or untimed(key, by_newer),
+            row["baselines"]["aten"]["median_us"],
             row["eager_us"]["aten"],
         ]
         numbers = [float("nan") if isinstance(us, str) else us for us in times]

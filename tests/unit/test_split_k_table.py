@@ -27,7 +27,9 @@ def test_every_layer_of_the_study_has_a_line_and_their_times_add_up(batch, sums)
     assert len(layers) == 19
     assert [float(cell) for cell in last[1:5]] == sums
     assert all(re.fullmatch(r"-|refused|\d+(\.\d)?", cell) for row in layers for cell in row[1:])
-    for column in range(6, 11):
+    timed = [column for column in range(6, 12) if last[column] != "-"]
+    assert len(timed) >= 5
+    for column in timed:
         assert sum(float(row[column]) for row in layers) == pytest.approx(
             float(last[column]), rel=0.01
         )
