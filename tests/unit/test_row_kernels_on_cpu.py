@@ -345,3 +345,22 @@ def test_softmax_in_shared_memory_takes_one_row_of_it():
     text, config = "softmax(x=f32[5,768])", RowSchedule(4, 32, 4, 1, "shared", "two_pass", 1, 1)
     check(text, config)
     assert Footprint(graph_of(Workload.parse(text))).shared_bytes(config) == 4 * 768 * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "vector", "copies"),
+    [
+        ("softmax(x=f32[5,769])", 1, 1),
+        ("softmax(x=f16[5,514])", 2, 1),
+        ("softmax(x=f16[5,515])", 1, 0),
+        ("rms_norm(x=bf16[5,776], weight=bf16[776])", 8, 1),
+        ("softmax_backward(grad_output=f32[5,260], output=f32[5,260])", 4, 0),
+    ],
+)  # fmt: skip
+def test_rows_come_into_shared_memory_at_once_where_copies_are_wide_enough(text, vector, copies):
+    config = RowSchedule(vector, 32, 4, 1, "shared", "two_pass", 1, 1)
+    check(text, config)
+    source = target.task(graph_of(Workload.parse(text)), config, DEVICES["h200"]).source
+    kernel = source.partition("fused(")[2]
+    assert kernel.count("enqueue<") == copies
+    assert kernel.count("await_batch<0>();") == min(copies, 1)

@@ -6,7 +6,7 @@ from tilewright.compile.nvrtc import capped
 from tilewright.fusion.cuda.kernel import TYPES, Launch
 from tilewright.fusion.cuda.moments import Moments
 from tilewright.fusion.cuda.residents import Residents
-from tilewright.fusion.cuda.schedule import access_bytes
+from tilewright.fusion.cuda.schedule import LEAST_COPY, access_bytes
 from tilewright.fusion.plan import Phase
 from tilewright.tensor_spec import HALVES
 
@@ -143,7 +143,9 @@ class RowKernel(Moments, Residents):
         for name, join, dtype in sums:
             self.line(f"{TYPES[dtype]} {name}[{rows}];")
             self.line(f"{self.each_row()} {name}[r] = {join}::start<{TYPES[dtype]}>();")
-        early = self.load_ahead(p, steps) if registers else {}
+        kept = carried - known
+        early = self.load_ahead(p, steps) if registers else self.copy_ahead(steps, kept)
+        kept = kept if registers else kept - set(early)
         if lanes:
             self.weigh_lanes()
             self.declare_lanes(lanes)
@@ -151,7 +153,7 @@ class RowKernel(Moments, Residents):
         values = self.steps(steps, known, early, per_row=False)
         self.open(self.each_row())
         values |= self.steps(steps, known, early, per_row=True, values=values)
-        for i in sorted(carried - known):
+        for i in sorted(kept):
             self.line(f"{self.kept_name(i)} = {values[i]};")
         for (name, join, _), source in zip(sums, self.sum_sources(phase), strict=True):
             narrow = self.narrow_extreme(join, source, values, known)
@@ -227,6 +229,26 @@ class RowKernel(Moments, Residents):
         self.close()
         self.close_turns()
         return {i: f"ahead{p}_{i}[r][k]" for i in loads}
+
+    def copy_ahead(self, steps: list[int], kept: frozenset[int]) -> dict[int, str]:
+        """Copy the row's own loads to where they are kept, if all of them are kept as they are: all
+        turns are on their way at once, and take no registers."""
+        loads = [i for i in steps if self.reads_row(i)]
+        accesses = {i: self.graph.inputs[self.graph.nodes[i].attr] for i in loads}
+        wide = {i: access_bytes(a, self.s.vector) for i, a in accesses.items()}
+        own = all(i in kept and self.plan.slots[i] == i for i in loads)
+        if self.s.shifted or not own or min(wide.values(), default=0) < LEAST_COPY:
+            return {}
+        self.open_turns(True)
+        self.open(self.each_row())
+        for i, access in accesses.items():
+            pointer = self.pointer("in", self.graph.nodes[i].attr, access)
+            self.line(f"enqueue<{self.s.vector}, {wide[i]}>(&{self.kept_name(i)}, {pointer});")
+        self.close()
+        self.close_turns()
+        self.line("close_batch();")
+        self.line("await_batch<0>();")
+        return {i: self.kept_name(i) for i in loads}
 
     def store(self, k: int, value: str) -> None:
         _, access = self.graph.outputs[k]

@@ -19,8 +19,8 @@ from tilewright.fusion.remembered import remembered
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import HALVES, TensorSpec
 
-WIDEST_ACCESS = 16
-"""Bytes of the widest memory access of one thread."""
+LEAST_COPY, WIDEST_ACCESS = 4, 16
+"""Bytes of the narrowest copy into shared memory, and of the widest access, of one thread."""
 NARROW_BYTES = 8
 """Accesses narrower than this leave bandwidth unused."""
 BULK_BYTES = 16
@@ -422,8 +422,8 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         bounded = footprint.columns or not c.max_registers  # any cap lets as many threads run
         if bounded and c.min_blocks * c.block_threads < PERSISTENT_THREADS:
             return f"fewer than {PERSISTENT_THREADS} threads on an SM"
-        if c.stages and any(access_bytes(a, c.vector) < 4 for a in footprint.queued):
-            return "rows are copied ahead in pieces of at least 4 bytes"
+        if c.stages and any(access_bytes(a, c.vector) < LEAST_COPY for a in footprint.queued):
+            return f"rows are copied ahead in pieces of at least {LEAST_COPY} bytes"
     return None
 
 
