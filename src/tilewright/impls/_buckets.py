@@ -176,10 +176,11 @@ class Buckets(Implementation):
     def merit(
         self, c: Any, p: ScatterProblem, w: Workload, device: DeviceSpec
     ) -> tuple[float, ...]:
-        # Every SM busy in both kernels, if there is a chunk for each; rows of two sectors; runs
-        # of a bucket in a chunk that are near a sector; then buckets of 8192 slots and chunks of
-        # 4096 elements: H200, 1e6 places 21.6 us, 100000 x 256 368 us, 1e8 2145 us (torch 25.9,
-        # 1468, 6345; 2026-11-21).
+        # Every SM busy in both kernels, if there is a chunk for each: of 32768 positions into
+        # 524288 places of 64 columns 13.2 us, in tiles of one column 27.5 us (fb7d0f8); rows of
+        # two sectors; runs of a bucket in a chunk that are near a sector; then buckets of 8192
+        # slots and chunks of 4096 elements: H200, 1e6 places 21.6 us, 100000 x 256 368 us, 1e8
+        # 2145 us (torch 25.9, 1468, 6345; 2026-11-21).
         s = self.sizes(w, p, c)
         alone = s.tiles * s.buckets <= 2 * device.sms or self.resident(s, c, device) == 1
         threads = 1024 if alone and s.slots >= 8192 else 512
