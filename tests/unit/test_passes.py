@@ -1,5 +1,7 @@
 """Each rewrite of the fusion compiler, alone on a graph made for it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,9 +16,11 @@ from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload
+from tilewright.tensor_spec import DTYPES
 
 ONE = (8, 40)
 ROW = (8, 1)
+needs_cxx = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 
 
 def graph(*nodes, outputs=None, space=ONE):
@@ -129,10 +133,40 @@ def test_a_sum_over_other_dims_than_the_variance_is_no_mean_of_it():
     assert "mean" not in ops(passes.merge_moments(graph(*nodes)))
 
 
-def test_division_by_a_power_of_two_is_a_product_and_by_three_is_not():
-    for value, expected in ((4.0, "mul"), (3.0, "div")):
-        g = graph(load(), const(value), Node("div", (0, 1), "f32", ONE))
-        assert ops(passes.multiply_by_reciprocals(g))[-1] == expected
+FAR = {"f32": 2.0**-130, "f64": 2.0**-1074}
+"""Powers of two whose reciprocals are infinite."""
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [(4.0, "f32", "mul"), (-0.5, "f64", "mul"), (2.0**-126, "f32", "mul"), (3.0, "f32", "div"),
+     (0.0, "f32", "div"), (2.0**-130, "f64", "mul"), (FAR["f32"], "f32", "div"),
+     (-FAR["f64"], "f64", "div"), (2.0**127, "f32", "div")],
+)  # fmt: skip
+def test_division_is_a_product_by_powers_of_two_of_which_the_reciprocal_is_one(
+    value, dtype, expected
+):
+    g = graph(load(dtype), const(value, dtype), Node("div", (0, 1), dtype, ONE))
+    assert ops(passes.multiply_by_reciprocals(g))[-1] == expected
+
+
+def test_rows_are_divided_by_their_sum_of_exponentials_once_and_by_other_sums_at_each_element():
+    divided = Node("div", (4, 5), "f32", ONE)
+    g = passes.remove_dead(passes.multiply_by_reciprocals(softmaxed(SUM, divided)))
+    assert [(n.op, n.shape) for n in g.nodes[-2:]] == [("reciprocal", ROW), ("mul", ONE)]
+    other = replace(SUM, args=(3,))  # may be 0
+    assert ops(passes.multiply_by_reciprocals(softmaxed(other, divided)))[-1] == "div"
+
+
+@needs_cxx
+@pytest.mark.parametrize("dtype", FAR)
+def test_a_quotient_is_in_range_where_the_reciprocal_is_not(dtype):
+    x, quotients = torch.tensor([0.0, FAR[dtype], -(2.0**-20)], dtype=DTYPES[dtype]), "quotients"
+    try:
+        far = fuse(lambda x: x / FAR[dtype], name=quotients)
+        assert torch.equal(far(x), x / FAR[dtype])
+    finally:
+        OPS.remove(quotients)
 
 
 def softmaxed(*after, dtype="f16"):
@@ -145,6 +179,7 @@ def softmaxed(*after, dtype="f16"):
 
 SUM = Node("sum", (4,), "f32", ROW)
 INVERSE = Node("reciprocal", (5,), "f32", ROW)
+TOTAL = Node("sum", (4,), "f32", (1, 1))
 
 
 @pytest.mark.parametrize(
@@ -174,9 +209,6 @@ def test_exponentials_that_are_rounded_to_halves_are_quick(after, expected):
 def test_softmax_has_the_exponentials_that_its_type_allows(dtype, expected):
     found = ops(graph_of(Workload.parse(f"softmax(x={dtype}[8,640])")))
     assert [op for op in found if op.endswith("exp")] == [expected]
-
-
-TOTAL = Node("sum", (4,), "f32", (1, 1))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +288,7 @@ def test_relaxed_workloads_have_fewer_roundings():
     assert narrow[1] < narrow[0]
 
 
-@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+@needs_cxx
 def test_a_relaxed_kernel_passes_where_roundings_may_be_dropped_and_an_exact_one_everywhere():
     fused, spec = IMPLS["fused"], spec_of(None)
     for flag in ("", "!relaxed"):

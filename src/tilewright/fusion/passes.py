@@ -169,8 +169,15 @@ def multiply_by_reciprocals(graph: Graph) -> Graph:
     """Division by a row's sum of exp(v - max v) becomes a product with its reciprocal.
 
     That sum is at least 1 (or NaN), so the reciprocal neither overflows nor loses range; a
-    division costs about ten times a product. Division by a constant power of two is exact.
+    division costs about ten times a product. Division by a constant power of two is exact, unless
+    its reciprocal is out of range.
     """
+
+    def is_exact(divisor: Node) -> bool:
+        if divisor.op != "const" or not divisor.attr or abs(math.frexp(divisor.attr)[0]) != 0.5:
+            return False
+        range_ = torch.finfo(DTYPES[divisor.dtype])
+        return range_.tiny <= abs(1.0 / divisor.attr) <= range_.max
 
     def at_least_one(nodes: list[Node], i: int) -> bool:
         total = nodes[i]
@@ -185,7 +192,7 @@ def multiply_by_reciprocals(graph: Graph) -> Graph:
         if n.op != "div":
             return None
         divisor = r[n.args[1]]
-        if divisor.op == "const" and divisor.attr and math.frexp(divisor.attr)[0] in (0.5, -0.5):
+        if is_exact(divisor):
             inverse = r.add(replace(divisor, attr=1.0 / divisor.attr))
             return r.add(replace(n, op="mul", args=(n.args[0], inverse)))
         if at_least_one(r.nodes, n.args[1]):
