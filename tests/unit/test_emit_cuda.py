@@ -6,14 +6,16 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
+from tilewright.dispatch.fuse import fuse
 from tilewright.fusion.cuda import stages, target
 from tilewright.fusion.cuda.schedule import Footprint, RowSchedule, row_space
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
-from tilewright.op import Workload
+from tilewright.op import OPS, Workload
 from tilewright.suite import SUITES
 
 NORM = "bias_layer_norm(x=f16[8192,{h}], bias0=f16[{h}], bias1=f16[{h}], weight=f16[{h}], bias=f16[{h}])"  # noqa: E501
@@ -171,6 +173,24 @@ def test_a_search_begins_with_one_block_of_even_groups_on_each_sm_that_does_not_
     assert 0 in spilled
     groups = {c.rows_per_block for c in found}
     assert any(-(-8192 // (spec.sms * n)) * spec.sms * n < 1.1 * 8192 for n in groups)
+
+
+def two_sums(x):
+    scaled = torch.tanh(x)
+    first = scaled.sum(0)
+    return scaled.softmax(-1), first, (x * x).sum(0)
+
+
+def test_the_kernel_that_joins_sums_over_rows_is_at_the_lines_of_the_sums():
+    fuse(two_sums)
+    try:
+        graph, spec = graph_of(Workload.parse("two_sums(x=f32[4096,768])")), DEVICES["h200"]
+        rows, joined = target.describe(graph, target.heuristic(graph, spec), spec)
+        line = two_sums.__code__.co_firstlineno
+        assert rows.endswith("reduces axes [1], [0]") or rows.endswith("reduces axes [0], [1]")
+        assert joined.endswith(f"sees all rows ({__file__}:{line + 2}, {__file__}:{line + 3})")
+    finally:
+        OPS.remove("two_sums")
 
 
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])

@@ -124,7 +124,9 @@ def describe(graph: Graph, config: Any, device: DeviceSpec) -> list[str]:
     if isinstance(rows, RowGraph) and config.combine == "grid":
         lines[0] += "; its blocks meet, then join what each summed over rows"
     elif isinstance(rows, RowGraph):
+        at = ", ".join(dict.fromkeys(filter(None, (graph.nodes[i].line for i in rows.columns))))
         lines.append("kernel 1: joins what blocks summed over rows; cut: no block sees all rows")
+        lines[1] += f" ({at})" if at else ""
     return lines
 
 
