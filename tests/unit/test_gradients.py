@@ -258,6 +258,20 @@ def test_every_subset_of_gradients_is_that_part_of_all(name):
             assert_equal(found, whole)
 
 
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL)
+def test_kernels_of_every_subset_of_gradients_are_right(name):
+    arguments = FULL[name].replace("f64", "f32")
+    whole = Workload.parse(f"{name}({arguments})")["grads"]
+    for size in range(1, len(whole) + 1):
+        for subset in itertools.combinations(whole, size):
+            w = Workload.parse(f"{name}({arguments}, grads=[{','.join(subset)}])")
+            for made in (cpu_kernel, emulated_kernel):
+                message = Verifier(w, torch.device("cpu")).check(made(w)).message
+                assert message == "" or "PyTorch's largest error" in message, (str(w), message)
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_a_gradient_that_is_not_asked_for_costs_no_traffic_and_no_step(name):
     whole = Workload.parse(f"{name}({FULL[name]})")
