@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright.errors import InvalidArgument
+from tilewright.errors import InvalidArgument, InvalidType
 
 X = torch.arange(6.0).reshape(2, 3)
 INDEX = torch.tensor([[0, 1, 1], [0, 1, 0]])
@@ -128,3 +128,28 @@ def test_an_empty_index_of_separate_elements_is_of_any_dtype(requires_grad):
 def test_no_index_tensors_are_refused_in_words(form):
     with pytest.raises(InvalidArgument, match="indices is empty; give an index tensor"):
         form(X.clone(), (), X)
+
+
+@pytest.mark.usefixtures("forgets_functions")
+@pytest.mark.parametrize("other", [np.ones(2), {"a": 1}, {1}, [[1], [2]]], ids=str)
+def test_what_is_neither_a_tensor_nor_a_number_is_named_or_left_to_pytorch(other):
+    counted = tw.fuse(lambda x, by: x * 2, name="counted")
+    for args in ((X, other), (other, X)):
+        with pytest.raises(InvalidType, match=r"counted: (x|by) is or holds.*; give a tensor"):
+            counted(*args)
+    left = tw.fuse(lambda x, by: x * len(by), name="left", fallback=True)
+    assert torch.equal(left(X, other), X * len(other))
+
+
+@pytest.mark.usefixtures("forgets_functions")
+def test_an_argument_of_a_fused_function_too_many_is_told_from_a_seed():
+    product = tw.fuse(lambda x, y: x * y, name="product")
+    with pytest.raises(InvalidArgument, match=r"seed=f32\[2,3\] should.*; other arguments: x, y"):
+        product(X, X, X)
+
+
+@pytest.mark.usefixtures("forgets_functions")
+@pytest.mark.parametrize(("scalars", "named"), [(["alhpa"], "alhpa"), ("alpha", "a")])
+def test_scalars_of_a_fused_function_are_parameters_of_it(scalars, named):
+    with pytest.raises(InvalidArgument, match=rf"no parameter '{named}'; .*known: x, alpha$"):
+        tw.fuse(lambda x, alpha: x * alpha, name="scaled_by", scalars=scalars)

@@ -18,7 +18,7 @@ from tilewright.dispatch.call import operators
 from tilewright.dispatch.outside import with_outside
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import SEED, SPEC, draws, with_seed
-from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.errors import InvalidArgument, InvalidType, NoImplementation, known_names
 from tilewright.fusion.trace import by_shapes, reached, trace_reference, trace_truth
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
@@ -59,7 +59,7 @@ def fuse(
     Raises:
         InvalidArgument: it is no Python function (a module, a partial), or takes any number of
             arguments, or some by place alone, or a number named seed or grads from outside; the
-            name is taken by another operator, or is none. At a call:
+            name is taken by another operator, or is none; `scalars` names no parameter. At a call:
             another function was fused under its name since.
             The function raises, called with tensors of these shapes; the message names the line.
         NoImplementation: at the call, naming the step that cannot be fused and its line.
@@ -74,13 +74,19 @@ def fuse(
     name = name or function.__name__
     if not name.isidentifier():
         raise InvalidArgument(f"fuse: {name!r} cannot name an operator; give name=")
-    for parameter in inspect.signature(function).parameters.values():
+    parameters = inspect.signature(function).parameters
+    for parameter in parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise InvalidArgument(f"fuse: {name} takes {parameter}; give each argument a name")
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise InvalidArgument(
                 f"fuse: {name} takes {parameter.name!r} by place alone; leave out the '/' behind it"
             )
+    if unknown := [n for n in scalars if n not in parameters]:
+        raise InvalidArgument(
+            f"fuse: scalars={scalars!r}: {name} has no parameter {unknown[0]!r}; "
+            f"{known_names(unknown[0], parameters)}"
+        )
     outside_too, outside = with_outside(function)
     if outside is not None and (clash := [n for n in outside() if _OWN_NAMES.fullmatch(n)]):
         raise InvalidArgument(
@@ -334,17 +340,27 @@ def _differentiable(args: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _check(name: str, seed: str | None, args: dict[str, Any]) -> dict[str, Any]:
     for n, v in args.items():
-        if not isinstance(v, TensorSpec) and any(isinstance(t, Tensor) for t in tree_leaves(v)):
+        if isinstance(v, TensorSpec):
+            continue
+        if any(isinstance(t, Tensor) for t in tree_leaves(v)):
             raise InvalidArgument(
                 f"{name}: {n} holds several tensors; make each an argument of its own"
             )
+        try:
+            hash(v)  # a workload is known by its arguments
+        except TypeError:
+            found = f"{name}: {n} is or holds what cannot be hashed ({type(v).__name__})"
+            raise InvalidType(f"{found}; give a tensor, a number or a list of numbers") from None
     tensors = {n: v for n, v in args.items() if isinstance(v, TensorSpec)}
     if not tensors:
         raise InvalidArgument(f"{name}: no argument is a tensor; it needs at least one")
     if seed is not None and args[seed] is not None:
         spec = tensors.pop(seed, args[seed])
         if not isinstance(spec, TensorSpec) or (spec.dtype, spec.shape) != ("i64", ()):
-            raise InvalidArgument(f"{name}: {seed}={spec} should be an int64 scalar tensor")
+            own = ", ".join(n for n in args if n != seed)
+            raise InvalidArgument(
+                f"{name}: {seed}={spec} should be an int64 scalar tensor; other arguments: {own}"
+            )
         args = {**args, seed: SPEC}
     return args
 
