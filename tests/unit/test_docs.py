@@ -12,6 +12,7 @@ import torch
 
 from tilewright.cli import cli
 from tilewright.op import Workload
+from tilewright.record import best_by, read_lines
 from tilewright.suite import SUITES
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,28 @@ def test_readme_and_pictures_are_in_step_with_the_result_files():
     script = ROOT / "benchmarks" / "readme_table.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_study_of_register_caps_says_what_its_records_say():
+    rows = read_lines(ROOT / "benchmarks" / "results" / "h200" / "study_5140.jsonl")
+    found = best_by(rows, ("rows_per_thread", "tail", "max_registers"))
+    records = {tuple(map(str, values)): r for values, r, _ in found}
+    table = (
+        (ROOT / "docs" / "row_kernels.md").read_text().partition("| rows per thread, tail | none ")
+    )
+    caps, _, *lines = (table[1] + table[2]).partition("\n\n")[0].replace("none", "0").splitlines()
+    for line in lines:
+        name, *cells = line.strip("| ").replace("*", "").split(" | ")
+        for cap, cell in zip(caps.strip("| ").split(" | ")[1:], cells, strict=True):
+            told = re.fullmatch(r"([\d.]+)(?: us)? \((\d+)(?:, ([\d.]+ k?B))?\)", cell)
+            assert told is not None, cell
+            time, registers, spilled = told.groups()
+            r = records.pop((*name.split(", "), cap))
+            assert time in (f"{r.median_us:.1f}", f"{r.median_us:.0f}"), (name, cap)
+            assert int(registers) == r.resources["registers"], (name, cap)
+            bytes_ = r.resources["spill_bytes"]
+            assert spilled in (f"{bytes_} B" if bytes_ else None, f"{bytes_ / 1000:.1f} kB")
+    assert not records
 
 
 def test_the_example_in_the_readme_runs(monkeypatch, tmp_path):
