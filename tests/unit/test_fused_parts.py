@@ -4,6 +4,7 @@ import pytest
 import torch
 from fused_on_cpu import assert_verified
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 import tilewright as tw
 from tilewright.compile import cxx
@@ -117,6 +118,24 @@ def test_a_call_and_its_gradient_take_tensors_that_begin_anywhere():
         found = torch.autograd.grad(own.square().sum(), x)
         expected = torch.autograd.grad(right.square().sum(), x)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+EMPTY_PARTS = {
+    "none is left": (lambda x: x[1:] + x[:-1], (1, 3)),
+    "differences of one": (lambda x: x.diff(), (3, 1)),
+    "beside another": (lambda x: (x[1:] * 2, x.sum(-1)), (1, 3)),
+    "halves": (lambda x: (x[1:], x.exp()), (1, 3)),
+}
+
+
+@pytest.mark.parametrize("case", EMPTY_PARTS)
+def test_results_without_elements_are_pytorchs(case):
+    function, shape = EMPTY_PARTS[case]
+    fused = tw.fuse(function, name="empty_part")
+    x = torch.randn(shape, dtype=torch.float16 if case == "halves" else None, requires_grad=True)
+    torch.testing.assert_close(fused(x), function(x))
+    totals = [sum(o.sum() for o in tree_leaves(f(x))) for f in (fused, function)]
+    torch.testing.assert_close(*(torch.autograd.grad(total, x) for total in totals))
 
 
 def test_a_variance_along_what_was_put_together_is_refused_with_its_line():

@@ -32,6 +32,7 @@ from tilewright.dispatch.evidence import OperatorRecords, bucket, family, same, 
 from tilewright.dispatch.parts import LARGE, Part, parts_of
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
+from tilewright.impls.fused import EMPTY
 from tilewright.op import OPS, Workload
 from tilewright.record import Record
 from tilewright.settings import nondeterministic
@@ -155,6 +156,8 @@ def _asked_for(w: Workload, spec: DeviceSpec) -> Choice | None:
     reason = fused.unsupported(w, spec)
     if reason is not None and w.operator.draws(w):
         return Choice("aten", NoConfig(), "default", "it draws, and was given no seed")
+    if reason == EMPTY:  # a result, of tensors that are not
+        return Choice("aten", NoConfig(), "default", "there is nothing to compute")
     if reason is None:
         config = fused.heuristic(w, spec)
         return Choice("fused", config, "asked", "tw.fuse asks for a generated kernel")

@@ -22,7 +22,7 @@ from tilewright.impl import CompileTask, Executable, Implementation
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
 
-_EMPTY = "a tensor is empty: there is nothing to compute"
+EMPTY = "a tensor is empty: there is nothing to compute"
 
 
 class Fused(Implementation):
@@ -38,7 +38,7 @@ class Fused(Implementation):
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if any(t.numel == 0 for t in w.tensors.values()):
-            return _EMPTY
+            return EMPTY
         if w.operator.training_of is not None:
             return (
                 "a training step is no one kernel: its gradients start when the forward has ended; "
@@ -48,7 +48,7 @@ class Fused(Implementation):
         if isinstance(graph, str):
             return graph
         if any(o.numel == 0 for o in w.outputs):
-            return _EMPTY
+            return EMPTY
         return target(device).unsupported(graph, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
