@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tilewright.cli import cli
+from tilewright.fusion import passes
 from tilewright.op import Workload
 from tilewright.record import best_by, read_lines
 from tilewright.suite import SUITES
@@ -82,6 +83,14 @@ def test_make_targets_named_in_the_documentation_exist():
 def test_paths_in_backticks_exist(page):
     paths = re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[\w./-]+)`", page.read_text())
     assert [p for p in paths if not (ROOT / p).exists()] == []
+
+
+def test_the_table_of_passes_is_the_compilers_list():
+    section = (ROOT / "docs" / "fusion.md").read_text().partition("\n## Passes\n")[2]
+    rows = re.findall(r"^\| (`.*?`) \| ", section, re.M)
+    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    run = {p.__name__ for p in (passes.drop_roundings, *passes.PASSES)}
+    assert sorted(told) == sorted(run)
 
 
 def test_readme_and_pictures_are_in_step_with_the_result_files():
