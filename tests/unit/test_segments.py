@@ -17,6 +17,7 @@ from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload
 from tilewright.suite import SUITES
+from tilewright.tensor_spec import TensorSpec
 
 CPU = dataclasses.replace(DEVICES["cpu"], threads=2)
 LAYER_NORM = (
@@ -182,6 +183,28 @@ def test_a_split_row_gives_what_torch_gives():
     for unroll, parts in itertools.product((1, 4), (2, 8)):
         config = dataclasses.replace(start, split=True, unroll=unroll, parts=parts)
         assert_right(verifier, fused.build(config, w, CPU), config)
+
+
+@needs_compiler
+def test_more_elements_than_32_bits_count_are_summed():
+    """Of two small tensors, the second of them greater throughout but for its last column."""
+
+    def maxima(x, y):
+        return torch.maximum(x[:, None], y).sum(0) / 65536, (x[:, None] - y).amax()
+
+    fuse(maxima)
+    try:
+        x, y = TensorSpec("f32", (65536,)), TensorSpec("f32", (32769,))
+        assert x.numel * y.numel > 2**31
+        w = OPS["maxima"].workload(x=x, y=y)
+        x, y = torch.full((65536,), 0.5), torch.ones(32769)
+        x[-1], y[-1] = 0.75, 0.25
+        sums, greatest = IMPLS["fused"].build(IMPLS["fused"].heuristic(w, CPU), w, CPU)(x, y)
+        assert torch.equal(sums[:-1], torch.ones(32768))
+        assert sums[-1].item() == pytest.approx(0.5 + 0.25 / 65536, abs=1e-7)
+        assert greatest == 0.5
+    finally:
+        OPS.remove("maxima")
 
 
 @needs_compiler
