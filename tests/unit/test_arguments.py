@@ -146,6 +146,9 @@ def test_an_argument_of_a_fused_function_too_many_is_told_from_a_seed():
     product = tw.fuse(lambda x, y: x * y, name="product")
     with pytest.raises(InvalidArgument, match=r"seed=f32\[2,3\] should.*; other arguments: x, y"):
         product(X, X, X)
+    for call in (tw.fuse(lambda x, y: x * y, name="left", fallback=True), torch.vmap(product)):
+        with pytest.raises(InvalidType, match="seed should be an int64 scalar tensor"):
+            call(X, X, X)
 
 
 @pytest.mark.usefixtures("forgets_functions")

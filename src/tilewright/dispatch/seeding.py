@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewright.dispatch import selection
+from tilewright.errors import InvalidType
 from tilewright.fusion.trace import by_shapes
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
@@ -38,6 +39,8 @@ def with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
         seed = args[place] if len(args) > place else kwargs.pop(SEED, None)
         if seed is None:
             return function(*args[:place], **kwargs)
+        if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or seed.dim():
+            raise InvalidType(f"{function.__name__}: {SEED} should be an int64 scalar tensor")
         with Seeded(seed):
             return function(*args[:place], **kwargs)
 
