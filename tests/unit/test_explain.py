@@ -82,6 +82,25 @@ def test_of_a_gpu_that_is_not_here_the_choice_is_the_best_by_the_models():
 
 
 @needs_nvrtc
+@pytest.mark.parametrize(
+    ("text", "runs", "because"),
+    [
+        ("scatter(x=f32[900000], dim=0, index=i64[900000], src=f32[900000])",
+         "scatter_buckets", "the last of several writes"),
+        ("index_add(x=f32[20,64], dim=0, index=i64[50], source=f32[50,64])",
+         "rows_dealt", "the same bits in every run"),
+        ("scatter(x=f32[50,60]@strides(1,50), dim=0, index=i64[50,60], src=f32[50,60])",
+         "scatter_tiled", "of contiguous copies"),
+    ],
+)  # fmt: skip
+def test_of_a_gpu_that_is_not_here_what_keeps_a_promise_untuned_runs(text, runs, because):
+    found = explain(Workload.parse(text), device_spec="h200")
+    assert (found.chosen, found.source) == (runs, "ordered")
+    assert found.reason.startswith("h200 is not measured here; untuned: ")
+    assert because in found.reason
+
+
+@needs_nvrtc
 def test_a_row_of_the_model_has_the_expected_time_the_measured_one_and_registers():
     spec = DEVICES["h200"]
     untuned = SM90.heuristic(WEIGHT_GRAD, spec)

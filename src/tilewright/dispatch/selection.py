@@ -142,9 +142,7 @@ def choose(w: Workload, device: torch.device | str, forced: Forced | None = None
     return (
         next((choice for choice in found if choice is not None), None)
         or _asked_for(w, spec)
-        or _ordered(w, device, spec)
-        or _of_copies(w, device, spec)
-        or _of_parts(w, device, spec)
+        or as_promised(w, device, spec)
         or unbuilt(w, device)
     )
 
@@ -167,6 +165,11 @@ def _asked_for(w: Workload, spec: DeviceSpec) -> Choice | None:
             "change that step, or let PyTorch run it: tw.fuse(..., fallback=True)"
         )
     return Choice("aten", NoConfig(), "default", f"it cannot be fused: {reason}")
+
+
+def as_promised(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
+    """What runs without a record where more is promised than PyTorch's kernels keep."""
+    return _ordered(w, device, spec) or _of_copies(w, device, spec) or _of_parts(w, device, spec)
 
 
 def _ordered(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:

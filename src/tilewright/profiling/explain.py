@@ -13,7 +13,7 @@ from tilewright.build import Resources
 from tilewright.compile.cache import cached
 from tilewright.device import DEVICES, DeviceSpec, current_device
 from tilewright.dispatch.dumps import Occupancy, dump, kernels
-from tilewright.dispatch.selection import Choice, choose
+from tilewright.dispatch.selection import Choice, as_promised, choose
 from tilewright.environment import environment
 from tilewright.errors import CompileError, InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
@@ -157,7 +157,11 @@ def _choice(
 
 
 def _untuned(w: Workload, spec: DeviceSpec) -> Choice:
-    """The best of our own by their models, the first of those without one."""
+    """What a promise is kept by; else the best of our own by their models, the first of those
+    without one."""
+    away = f"{spec.name} is not measured here"
+    if (promised := as_promised(w, torch.device(spec.kind), spec)) is not None:
+        return replace(promised, reason=f"{away}; untuned: {promised.reason}")
     ours = [i for i in implementations(w) if i.backend in OWN_BACKENDS]
     able = [(i, i.heuristic(w, spec)) for i in ours if i.unsupported(w, spec) is None]
     if not able:
@@ -165,8 +169,7 @@ def _untuned(w: Workload, spec: DeviceSpec) -> Choice:
         return Choice("aten", NoConfig(), "default", reason)
     expected = [i.forecast(config, w, spec).get("predicted_us", math.inf) for i, config in able]
     impl, config = able[expected.index(min(expected))]
-    reason = f"{spec.name} is not measured here: the heuristic's config is shown"
-    return Choice(impl.name, config, "heuristic", reason)
+    return Choice(impl.name, config, "heuristic", f"{away}: the heuristic's config is shown")
 
 
 def _records(w: Workload, device: str, store_url: str | None) -> list[Record]:
@@ -258,8 +261,8 @@ def show(
 
     Args:
         what: one of SHOWN.
-        implementation, config: the candidate; by default what is chosen on `device`, or the
-            first own implementation with its heuristic's config.
+        implementation, config: the candidate; by default what is chosen on `device`, or what of our
+            own runs untuned.
         max_registers: compile a CUDA kernel with at most so many registers a thread.
 
     Raises:
