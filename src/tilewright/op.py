@@ -306,8 +306,12 @@ class Op:
             raise InvalidArgument(f"{self.name}: '!indices=' is for operators with an index tensor")
         return replace(w, flags=self.indexed.named(w))
 
-    def _of_no_dtype(self, name: str, given: Mapping[str, Any]) -> InvalidArgument:
-        """A tensor of a dtype that nothing here has: which ones the call could be made in."""
+    def _of_no_dtype(self, name: str, given: Mapping[str, Any]) -> TensorSpec:
+        """A tensor of a dtype that nothing here has, which does not matter of an empty index.
+
+        Raises:
+            InvalidArgument: it matters; the message tells which ones the call could be made in.
+        """
         taken = []
         for dtype in DTYPES:
             specs: dict[str, Any] = {
@@ -321,8 +325,10 @@ class Op:
                 taken.append(dtype)
         wanted = f"one of {', '.join(taken or DTYPES)}"
         if self.indexed is not None and name == "index":
+            if len(taken) == len(DTYPES):
+                return specs[name]
             wanted = "i64 or i32; convert it: index.long()"
-        return InvalidArgument(f"{self.name}: {name} is {given[name].dtype}, expected {wanted}")
+        raise InvalidArgument(f"{self.name}: {name} is {given[name].dtype}, expected {wanted}")
 
     def workload_of(self, /, *args: Any, **kwargs: Any) -> tuple[Workload, list[torch.Tensor]]:
         """The workload of a call with real tensors, and those tensors in order."""
@@ -331,9 +337,8 @@ class Op:
         for name, value in bound.items():
             if isinstance(value, torch.Tensor):
                 tensors.append(value)
-                if value.dtype not in DTYPE_NAMES:
-                    raise self._of_no_dtype(name, bound)
-                value = TensorSpec.of(value)
+                known = value.dtype in DTYPE_NAMES
+                value = TensorSpec.of(value) if known else self._of_no_dtype(name, bound)
             elif value is True or value is False:
                 if self.indexed is not None and self.parameters[name].annotation == "float":
                     value = float(value)  # as PyTorch takes alpha

@@ -109,19 +109,28 @@ def test_what_has_no_dims_takes_a_source_and_an_index_of_none():
             call()
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_an_empty_index_of_separate_elements_is_of_any_dtype(requires_grad):
-    x, nowhere = X[0].clone().requires_grad_(requires_grad), torch.tensor([])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.uint8, torch.complex64])
+@pytest.mark.parametrize(
+    ("x", "src"),
+    [
+        (X[0], SRC[0]),
+        (X[0].clone().requires_grad_(), SRC[0]),
+        (X[0].to(torch.complex64), SRC[0].to(torch.complex64)),
+    ],
+    ids=["floats", "differentiable", "complex"],
+)
+def test_an_empty_index_of_separate_elements_is_of_any_dtype(x, src, dtype):
+    nowhere = torch.tensor([], dtype=dtype)
     for call in (
-        lambda m: m.scatter(x, 0, nowhere, SRC[0]),
+        lambda m: m.scatter(x, 0, nowhere, src),
         lambda m: m.scatter(x, 0, nowhere, 2.0),
-        lambda m: m.scatter_add(x, 0, nowhere, SRC[0]),
-        lambda m: m.scatter_reduce(x, 0, nowhere, SRC[0], "amax"),
+        lambda m: m.scatter_add(x, 0, nowhere, src),
+        lambda m: m.scatter_reduce(x, 0, nowhere, src, "prod"),
         lambda m: m.gather(x, 0, nowhere),
     ):
         assert torch.equal(call(tw), call(torch))
-    with pytest.raises(InvalidArgument, match="index is f32, expected i64 or i32"):
-        tw.index_add(X[0], 0, nowhere, nowhere)
+    with pytest.raises(InvalidArgument, match=r"index is .*, expected i64 or i32"):
+        tw.index_add(X[0], 0, nowhere, X[0, :0])
 
 
 @pytest.mark.parametrize("form", [tw.index_put, tw.index_put_])

@@ -241,8 +241,9 @@ def test_without_a_second_look_at_indices_that_are_in_range(monkeypatch):
 
 @pytest.mark.parametrize("differentiable", [False, True])
 @pytest.mark.parametrize("far", [6, -1])
-def test_an_embedding_names_the_index_that_is_out_of_range(differentiable, far):
-    weight = torch.zeros(6, 3, requires_grad=differentiable)
+@pytest.mark.parametrize("width", [3, 0])
+def test_an_embedding_names_the_index_that_is_out_of_range(differentiable, far, width):
+    weight = torch.zeros(6, width, requires_grad=differentiable)
     with pytest.raises(IndexOutOfRange, match=f"embedding: index {far} is out of range for 6"):
         tw.embedding(torch.tensor([[0], [far]]), weight)
 

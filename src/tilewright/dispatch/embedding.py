@@ -125,7 +125,7 @@ def _looked_up(
     if not OPS["gather"].outlives_indices(index.device.type):
         try:
             return run(index, weight)
-        except IndexError:
+        except (IndexError, RuntimeError):  # the latter of rows without columns
             if index.device.type == "cpu":
                 refuse_out_of_range("embedding", index, len(weight))
             raise

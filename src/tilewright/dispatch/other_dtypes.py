@@ -68,7 +68,9 @@ def _check(op: Op, given: Mapping[str, Any]) -> None:
     for n, value in given.items():
         if isinstance(value, Tensor):
             dtype = "f32" if value.dtype == x.dtype else DTYPE_NAMES.get(value.dtype)
-            if dtype is None or (n == "index" and value.dtype == x.dtype and value.numel()):
+            if n == "index" and not value.numel():
+                dtype = dtype or "f32"  # which one does not matter
+            elif dtype is None or (n == "index" and value.dtype == x.dtype):
                 raise InvalidArgument(
                     f"{op.name}: {n} is {value.dtype}, expected i64 or i32; convert it: {n}.long()"
                 )
@@ -115,7 +117,7 @@ def _as_pairs(op: Op, operators: Any, given: dict[str, Any]) -> Tensor:
 
 def _by_pytorch(op: Op, given: dict[str, Any]) -> Tensor:
     x, index = given["x"], given["index"]
-    if op.indexed is not None and op.indexed.last_wins and x.is_cuda:
+    if op.indexed is not None and op.indexed.last_wins and x.is_cuda and index.numel():
         places = x.shape[given["dim"]] if x.dim() else 1
         skipped = reported(outside(index, places))
         given["dim"] = check_dim(op.name, given["dim"], x.dim())
