@@ -13,8 +13,9 @@ class TilewrightError(Exception):
     exit_code = 1
 
 
-class InvalidArgument(TilewrightError, ValueError):
-    """The caller passed something that no implementation could accept."""
+class InvalidArgument(TilewrightError, ValueError, RuntimeError):
+    """The caller passed something that no implementation could accept. PyTorch raises a
+    RuntimeError for most of that."""
 
     exit_code = 2
 
@@ -38,9 +39,8 @@ class IndexOutOfRange(InvalidArgument, IndexError):
     """An index tensor names a place that is not there; nothing was written, or read."""
 
 
-class SharedMemory(InvalidArgument, RuntimeError):
-    """What is written in place is read through another argument; nothing was written. PyTorch
-    raises a RuntimeError."""
+class SharedMemory(InvalidArgument):
+    """What is written in place is read through another argument; nothing was written."""
 
 
 class NoImplementation(TilewrightError):

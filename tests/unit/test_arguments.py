@@ -133,6 +133,46 @@ def test_an_empty_index_of_separate_elements_is_of_any_dtype(x, src, dtype):
         tw.index_add(X[0], 0, nowhere, X[0, :0])
 
 
+FAR = INDEX + 9
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("scatter", (X, 0, INDEX.short(), SRC)),
+        ("scatter", (X, 0, INDEX[0], SRC[0])),
+        ("scatter", (X, 0, INDEX, SRC[:1])),
+        ("scatter", (X, 0, INDEX, SRC.double())),
+        ("scatter", (X.int(), 0, INDEX, 2**40)),
+        ("scatter", (X, 0, FAR, SRC)),
+        ("scatter", (X, 2, INDEX, SRC)),
+        ("scatter_add", (X[:, :2], 0, INDEX, SRC)),
+        ("scatter_add", (X, 0, FAR, SRC)),
+        ("scatter_reduce", (X, 0, INDEX, SRC, "multiply")),
+        ("scatter_reduce", (X, 0, FAR, SRC, "amax")),
+        ("gather", (X[:, :2], 0, INDEX)),
+        ("gather", (X, 0, FAR)),
+        ("gather", (X, 0, INDEX.float())),
+        ("index_add", (X, 0, ROWS, SRC[:, :2])),
+        ("index_add", (X, 0, ROWS + 9, SRC)),
+        ("index_reduce", (X, 0, ROWS, SRC, "sum")),
+        ("index_reduce", (X, 0, ROWS, SRC.half(), "amin")),
+        ("index_put", (X, (ROWS + 9,), SRC)),
+        ("index_put", (X, (ROWS,), SRC[:, :2])),
+        ("index_put", (X, (ROWS,), SRC.half())),
+    ],
+)
+def test_what_catches_pytorchs_errors_catches_ours(name, args):
+    for form in [""] if name == "gather" else ["", "_"]:
+        theirs, ours = getattr(torch.Tensor, name + form), getattr(tw, name + form)
+        x = args[0].clone()
+        with pytest.raises((RuntimeError, IndexError)) as raised:
+            theirs(x.clone(), *args[1:])
+        with pytest.raises(raised.type):
+            ours(x, *args[1:])
+        assert torch.equal(x, args[0])
+
+
 @pytest.mark.parametrize("form", [tw.index_put, tw.index_put_])
 def test_no_index_tensors_are_refused_in_words(form):
     with pytest.raises(InvalidArgument, match="indices is empty; give an index tensor"):
