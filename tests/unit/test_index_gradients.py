@@ -100,6 +100,26 @@ def test_rows_that_are_added_get_the_rows_of_the_gradient(moving, dim, alpha):
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("x", "index", "source"),
+    [((2, 3), (), (1, 3)), ((3,), (), (1,)), ((), (), ()), ((), (1,), ())],
+)
+def test_an_index_or_x_of_no_dims_has_gradients(x, index, source, dtype, always, request):
+    if always:
+        request.getfixturevalue("moving")
+    torch.manual_seed(0)
+    tensors = torch.randn(x, dtype=dtype), torch.randn(source, dtype=dtype)
+    place = torch.full(index, x[0] - 1 if x else 0)
+    found, expected = (
+        gradients(lambda x, s, m=m: m.index_add(x, 0, place, s, alpha=2.0), tensors)
+        for m in (tw, torch)
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
 def test_rows_that_are_reduced_have_pytorchs_gradients(reduce, include_self):

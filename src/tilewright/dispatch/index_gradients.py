@@ -245,6 +245,7 @@ def _backward(w: Workload, wanted: list[str]) -> list[Workload]:
     if wanted == ["x"]:
         return []
     if w.op == "index_add":
-        strides = [index.real_strides[0] if d == w["dim"] else 0 for d in range(out.rank)]
+        along = sum(index.real_strides)  # an index of no dims is one of one position
+        strides = [along if d == w["dim"] else 0 for d in range(out.rank)]
         index = TensorSpec(index.dtype, w["source"].shape, tuple(strides))
     return [OPS["gather"].workload(x=out, dim=w["dim"], index=index)]
