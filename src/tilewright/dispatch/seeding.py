@@ -57,7 +57,7 @@ def draws(w: Workload) -> bool:
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [
-            torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype)
+            torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype, device="cpu")
             for s in w.tensors.values()
         ]
         with Seeded(SPEC.empty("cpu")) as counted, by_shapes(w.operator, w):

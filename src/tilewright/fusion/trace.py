@@ -59,10 +59,12 @@ def trace_reference(
                 s.shape,
                 s.real_strides,
                 dtype=traced_as(s),
+                device="cpu",
             )
             for s in w.tensors.values()
         ]
-        fakes += [torch.empty((), dtype=DTYPES[dtype or w.arithmetic]) for _ in scalars]
+        kind = DTYPES[dtype or w.arithmetic]
+        fakes += [torch.empty((), dtype=kind, device="cpu") for _ in scalars]
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = w.call(tensors[: len(w.tensors)])
@@ -121,7 +123,10 @@ def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
         for context in (*grads, traced_roundings(), FakeTensorMode(allow_non_fake_inputs=True)):
             inside.enter_context(context)
         specs = w.tensors.values()
-        fakes = [torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype) for s in specs]
+        fakes = [
+            torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype, device="cpu")
+            for s in specs
+        ]
         given = w.call(fakes)
         leaves = {n: given[n].requires_grad_() for n in wanted}
         with by_shapes(w.operator, w):
@@ -181,8 +186,10 @@ def by_shapes(op: Op, w: Workload) -> Iterator[None]:
     from torch._subclasses import fake_tensor
 
     lines = _Lines(op.reference)
+    # Under a default device calls disable modes, ours too; and it need not be these tensors'.
+    enabled, at_home = torch._C._EnableTorchFunction(), torch.device("cpu")
     try:
-        with lines, _told_once(fake_tensor.log):
+        with enabled, at_home, lines, _told_once(fake_tensor.log):
             yield
     except (
         fake_tensor.DataDependentOutputException,
