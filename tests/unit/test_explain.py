@@ -100,6 +100,14 @@ def test_of_a_gpu_that_is_not_here_what_keeps_a_promise_untuned_runs(text, runs,
     assert because in found.reason
 
 
+def test_of_a_gpu_that_is_not_here_what_stands_in_for_aten_runs_where_nothing_of_ours_does():
+    n = 3 * 2**30
+    w = Workload.parse(f"scatter(x=f32[{n}], dim=0, index=i64[{n}], src=f32[{n}])")
+    found = explain(w, device_spec="h200")
+    assert (found.chosen, found.source) == ("scatter_positions", "default")
+    assert found.reason == "no own implementation supports it on h200"
+
+
 @needs_nvrtc
 def test_a_row_of_the_model_has_the_expected_time_the_measured_one_and_registers():
     spec = DEVICES["h200"]

@@ -250,10 +250,10 @@ def deterministic(w: Workload, device: torch.device) -> Choice | None:
     return _untuned(w, device_spec_of(device), "heuristic", reason)
 
 
-def unbuilt(w: Workload, device: torch.device) -> Choice:
+def unbuilt(w: Workload, device: torch.device, spec: DeviceSpec | None = None) -> Choice:
     """What runs where no kernel of ours is built, yet or at all: aten, or what stands in for it."""
     if w.promises_values(device.type):
-        stand_in = _stand_in(w, device_spec_of(device))
+        stand_in = _stand_in(w, spec or device_spec_of(device))
         if stand_in is not None:
             reason = f"no kernel of ours is built for it: {_promise(w, device)}"
             return Choice(stand_in.name, NoConfig(), "default", reason)

@@ -13,14 +13,14 @@ from tilewright.build import Resources
 from tilewright.compile.cache import cached
 from tilewright.device import DEVICES, DeviceSpec, current_device
 from tilewright.dispatch.dumps import Occupancy, dump, kernels
-from tilewright.dispatch.selection import Choice, as_promised, choose
+from tilewright.dispatch.selection import Choice, as_promised, choose, unbuilt
 from tilewright.environment import environment
 from tilewright.errors import CompileError, InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.ceilings import hard_limit_us, measure_ceilings
 from tilewright.op import Workload
 from tilewright.record import BESIDE, Record, as_dict
-from tilewright.space import NoConfig, config_dict
+from tilewright.space import config_dict
 from tilewright.store import Store
 
 
@@ -166,7 +166,7 @@ def _untuned(w: Workload, spec: DeviceSpec) -> Choice:
     able = [(i, i.heuristic(w, spec)) for i in ours if i.unsupported(w, spec) is None]
     if not able:
         reason = f"no own implementation supports it on {spec.name}"
-        return Choice("aten", NoConfig(), "default", reason)
+        return replace(unbuilt(w, torch.device(spec.kind), spec), reason=reason)
     expected = [i.forecast(config, w, spec).get("predicted_us", math.inf) for i, config in able]
     impl, config = able[expected.index(min(expected))]
     return Choice(impl.name, config, "heuristic", f"{away}: the heuristic's config is shown")
