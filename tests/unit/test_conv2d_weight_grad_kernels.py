@@ -66,6 +66,14 @@ def test_every_tile_compiles_without_spills_or_serialised_products(tile, more):
     assert "serialized" not in built.log
 
 
+@pytest.mark.parametrize("tile", sm90.WARPGROUPS)
+def test_the_smallest_operands_of_the_space_compile(tile):
+    w = weight_grad("8,256,28,28", "8,256,28,28", "kernel_size=3, padding=1")
+    configs = [sm90.Config(*tile, 32, stages) for stages in sorted(sm90.STAGES)]
+    least = next(c for c in configs if SM90.space(w, H200).why_not(c) is None)
+    assert compiled(SM90.task(least, w, H200)).resources.spill_bytes == 0
+
+
 @pytest.mark.parametrize("split_k", [1, 3])
 @pytest.mark.parametrize("more", ["out_dtype=f32", "into=f16[128,64,3,3]", "into=f32[128,64,3,3]"])
 @pytest.mark.parametrize("impl", [SM80, SM90])
@@ -358,6 +366,7 @@ def test_the_space_says_why_a_config_does_not_fit():
     assert "is no matrix" in space.why_not(sm90.Config(tile_n=128, fetch="shared"))
     assert "without neighbours" in space.why_not(sm90.Config(exchange="sent"))
     assert "is not asked for" in space.why_not(sm90.Config(tile_n=192, halo=1, warm=True))
+    assert "gathered there" in space.why_not(sm90.Config(128, 128, 32, 2))
 
 
 @pytest.mark.parametrize("impl", [SM80, SM90])
