@@ -29,7 +29,7 @@ static Barrier& barrier_at(unsigned offset) { return *(Barrier*)shared_at(offset
 inline void turn_if_complete(Barrier& b) {
   if (b.missing == 0 && b.bytes == 0) b.phase ^= 1, b.missing = b.members;
 }
-inline void mbarrier_init_shared_cta_b64(unsigned at, unsigned members) { barrier_at(at) = {members, 0, (int)members, 0}; }
+inline void mbarrier_init_shared_cta_b64(unsigned at, unsigned members = 1) { barrier_at(at) = {members, 0, (int)members, 0}; }
 inline void mbarrier_arrive_shared_cta_b64(unsigned at) {
   Barrier& b = barrier_at(at);
   --b.missing, turn_if_complete(b);
@@ -43,7 +43,25 @@ inline void unpack(unsigned& open, unsigned at, unsigned parity) {  // try_wait
   if (open) ++steps_made;
   else give_way();
 }
-inline void unpack(unsigned, int) { give_up("arrives at a neighbour's barrier"); }
+inline void unpack(unsigned at, int rank) {  // arrive at a neighbour's
+  Barrier& b = *(Barrier*)shared_of(rank, at, sizeof(Barrier));
+  --b.missing, turn_if_complete(b);
+}
+inline void unpack(unsigned at) {  // try_wait for the first phase, until it ends
+  while (barrier_at(at).phase == 0) give_way();
+  ++steps_made;
+}
+inline void unpack(float& x, float& y, float& z, float& w, unsigned from, int rank) {  // ld.shared::cluster
+  float all[4];
+  std::memcpy(all, shared_of(rank, from, 16), 16);
+  x = all[0], y = all[1], z = all[2], w = all[3];
+}
+inline void unpack(unsigned to, unsigned at, int rank, float x, float y, float z, float w) {  // st.async
+  const float all[4] = {x, y, z, w};
+  std::memcpy(shared_of(rank, to, 16), all, 16);
+  Barrier& b = *(Barrier*)shared_of(rank, at, sizeof(Barrier));
+  b.bytes -= 16, turn_if_complete(b);
+}
 inline void bar_consumers(int threads) { sync_group(1, threads); }
 inline void bar_group(int group, int threads) { sync_group(group, threads); }
 inline void bar_everyone(int threads) { sync_group(2, threads); }
@@ -54,10 +72,10 @@ inline void bar_arrive(int threads) {
   if (++m.here == threads) m.here = 0, ++m.round;
 }
 
-inline void copied(unsigned to, int row, const uint16_t* from, int columns) {
-  uint16_t* const line = (uint16_t*)shared_at(to + row * 128, 128);
-  for (int c = 0; c < 64; ++c) line[c] = c < columns ? from[c] : 0;
+inline void copied(unsigned char* to, const uint16_t* from, int columns) {
+  for (int c = 0; c < 64; ++c) ((uint16_t*)to)[c] = c < columns ? from[c] : 0;
 }
+inline void copied(unsigned to, int row, const uint16_t* from, int columns) { copied(shared_at(to + row * 128, 128), from, columns); }
 inline void arrived(unsigned at, const Box& box) {
   Barrier& b = barrier_at(at);
   b.bytes -= box.pixels * 128, turn_if_complete(b);
@@ -114,7 +132,16 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_im2col_mbarrier_comple
   }
   arrived(at, box);
 }
-template <class... T> void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(T...) { give_up("copies to neighbours"); }
+inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(unsigned to, const void* map, unsigned at, int column, int pixel, unsigned ranks) {
+  const Box& box = *(const Box*)map;
+  for (int rank = 0; ranks >> rank; ++rank) {
+    if (!(ranks >> rank & 1)) continue;
+    for (int i = 0; i < box.pixels; ++i)
+      copied(shared_of(rank, to + i * 128, 128), box.base + (long long)(pixel + i) * box.columns + column, pixel + i < box.width ? box.columns - column : 0);
+    Barrier& b = *(Barrier*)shared_of(rank, at, sizeof(Barrier));
+    b.bytes -= box.pixels * 128, turn_if_complete(b);
+  }
+}
 inline void ld_shared_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned from) {
   unsigned words[4];
   std::memcpy(words, shared_at(from, 16), 16);
@@ -130,16 +157,17 @@ inline void prefetch_tensormap(const void*) {}
 inline void prefetch_global_L2(const void*) {}
 inline void fence_mbarrier_init_release_cluster() {}
 inline void fence_proxy_async_shared_cta() {}
-inline void barrier_cluster_arrive_release_aligned() { give_up("meets neighbours"); }
-inline void barrier_cluster_arrive_relaxed_aligned() { give_up("meets neighbours"); }
-inline void barrier_cluster_wait_acquire_aligned() { give_up("meets neighbours"); }
+inline void barrier_cluster_arrive_release_aligned() { arrive_at_cluster(); }
+inline void barrier_cluster_arrive_relaxed_aligned() { arrive_at_cluster(); }
+inline void barrier_cluster_wait_acquire_aligned() { wait_for_cluster(); }
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 
 struct Product { float* sums; int count; uint64_t a, b; std::vector<unsigned> rows; bool begins; };
 using Groups = std::vector<std::vector<Product>>;  // the last one is open
 static std::vector<Groups> under_way;  // of each thread
-static const bool products_forgotten = (at_block_begin.push_back([] { under_way.assign(block.fibers.size(), Groups(1)); }), true);
+static const bool products_forgotten =
+    (at_block_begin.push_back([] { under_way.assign(block.fibers.size(), Groups(1)); }), at_change.push_back(change_places<under_way>), true);
 inline Groups& products() { return under_way[threadIdx.x]; }
 inline float operand(uint64_t descriptor, int column, int k) {
   if (descriptor >> 62 == 0) return 1;  // no box: ones, of which the bias is summed

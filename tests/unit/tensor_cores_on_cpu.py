@@ -1,6 +1,7 @@
 """The weight-gradient kernels of mma.sync and plain multiply-adds, run on a CPU.
 
-See cuda_on_cpu.hpp for threads and tensor_cores_on_cpu.hpp for instructions.
+See cuda_on_cpu.hpp for threads, tensor_cores_on_cpu.hpp for instructions, and blocks_on_cpu.hpp for
+blocks that wait for one another.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from tilewright.impl import Executable
 from tilewright.impls import _weight_grad_layout as layout
 from tilewright.impls._weight_grad_layout import Converted
 
-INSTRUCTIONS = Path(__file__).with_name("tensor_cores_on_cpu.hpp").read_text()
+INSTRUCTIONS, BLOCKS = (
+    Path(__file__).with_name(f"{name}_on_cpu.hpp").read_text()
+    for name in ("tensor_cores", "blocks")
+)
 DEVICE = DEVICES["h200"]
 ALIGNED = 128
 """Bytes; structures that kernels take by value are aligned to 64."""
 
 _ASM = re.compile(r'asm(?: volatile)?\(((?:\s*(?:"[^"]*"|[A-Z]+))+)(.*?)\);', re.S)
-_OPERAND = re.compile(r'"[=+]?\w"\s*\(((?:[^()]|\([^()]*\))*)\)')
+_OPERAND = re.compile(r'"[=+]?\w"\s*\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)')
 
 
 class OnCpu(Executable):
@@ -65,11 +69,15 @@ class _Kernel:
         self._run = getattr(library, f"on_cpu_{entry}")
         self._signature = kernel.signature
 
-    def launch(self, grid, block, shared_bytes, stream, index, *args, **how):
+    def launch(
+        self, grid, block, shared_bytes, stream, index, *args,
+        cluster=1, cooperative=False, overlapping=False,
+    ):  # fmt: skip
         packed = [_packed(code, arg) for code, arg in zip(self._signature, args, strict=True)]
         addresses = (ctypes.c_void_p * len(packed))(*(address for address, _ in packed))
         shape = (ctypes.c_int * 3)(*grid)
-        self._run(shape, block[0], addresses, ctypes.c_size_t(shared_bytes))
+        together = cluster if cooperative or cluster > 1 else 0
+        self._run(shape, block[0], addresses, ctypes.c_size_t(shared_bytes), together)
 
 
 def _packed(code, arg):
@@ -84,7 +92,7 @@ def _packed(code, arg):
 @functools.cache
 def _library(source):
     entries = re.findall(r'extern "C" __global__[^{]*?(\w+)\(\w[^()]*\)\s*\{', source)
-    plain = _ASM.sub(_call, source)
+    plain = _ASM.sub(_call, source).replace("waits = true;", "waits = true, give_way();")
     plain = plain.replace('extern "C" __global__', "static")
     plain = re.sub(
         r"extern __shared__ __align__\(\d+\) unsigned char memory\[\];",
@@ -93,18 +101,19 @@ def _library(source):
     )
     doors = {
         f"on_cpu_{entry}": f'extern "C" const char* on_cpu_{entry}'
-        "(const int* g, int threads, void** args, size_t bytes) {\n"
+        "(const int* g, int threads, void** args, size_t bytes, int together) {\n"
         "  blockDim = {(unsigned)threads, 1, 1}, dynamic_bytes = bytes;\n"
         "  backwards = !backwards;\n"
-        f"  return launch(body_of({entry}, args),"
-        " {{g[0], g[1], g[2]}, threads, dynamic_shared, bytes});\n}\n"
+        "  const Launch l = {{g[0], g[1], g[2]}, threads, dynamic_shared, bytes};\n"
+        f"  const Body kernel = body_of({entry}, args);\n"
+        "  return together ? launch_in_turn(kernel, l, together) : launch(kernel, l);\n}\n"
         for entry in entries
     }
     defined = (
         f"#define SHARED_BYTES {DEVICE.shared_bytes_per_block}\n"
         f"#define BRAIN {int('#define DTYPE bf16' in source)}\n"
     )
-    text = "\n".join([defined, INSTRUCTIONS, plain, *doors.values()])
+    text = "\n".join([defined, INSTRUCTIONS, BLOCKS, plain, *doors.values()])
     return library(text, list(doors))
 
 

@@ -21,7 +21,7 @@ from tilewright.impl import IMPLS
 from tilewright.impls import _weight_grad_launch
 from tilewright.impls import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls._weight_grad import problem_of
-from tilewright.impls._weight_grad_model import SERIAL
+from tilewright.impls._weight_grad_model import MARKED, SERIAL
 from tilewright.impls._weight_grad_stream import halo_of
 from tilewright.op import Workload
 
@@ -127,9 +127,65 @@ RANGES = [
 ]
 
 
+TALL = weight_grad("3,136,7,8", "3,200,7,8", "kernel_size=1")
+SMALL, PAIRS = sm90.Config(64, 64, 32, 3), sm90.Config(64, 64, 64, 3, cluster=2)
+TOGETHER = [
+    (PLAIN, replace(SMALL, split_k=3, combine="grid")),
+    (STRIDED, sm90.Config(128, 128, 32, 3, split_k=2, combine="grid", pending=0)),
+    (BIAS_F32, replace(SMALL, split_k=2, combine="grid")),
+    (PLAIN, replace(SMALL, split_k=3, combine=MARKED)),
+    (with_bias(PLAIN, "f32"), replace(SMALL, split_k=2, combine=MARKED)),
+    (PLAIN, replace(PAIRS, split_k=2)),
+    (MATRIX, replace(PAIRS, tile_k=32, stages=5, split_k=4)),
+    (MATRIX, replace(PAIRS, tile_k=32, stages=5, split_k=4, combine="grid")),
+    (MATRIX, replace(PAIRS, tile_k=32, stages=5, split_k=4, combine="kernel")),
+    (BIAS_F32, replace(PAIRS, split_k=2)),
+    (with_bias(MATRIX, "f16"), replace(PAIRS, cluster=3, split_k=3)),
+    (Workload.parse(str(MATRIX)[:-1] + ", out_dtype=f32)"), replace(PAIRS, cluster=3, split_k=3)),
+    (GROUPS, replace(PAIRS, split_k=2)),
+    (PLAIN, sm90.Config(64, 192, 64, 3, 2, 2, halo=halo_of(problem_of(PLAIN), 192, 64))),
+    (PLAIN, replace(PAIRS, split_k=2, exchange="sent")),
+    (MATRIX, replace(PAIRS, cluster=3, split_k=3, exchange="sent")),
+    (MATRIX, replace(PAIRS, tile_k=32, stages=5, split_k=4, exchange="sent")),
+    (MATRIX, replace(PAIRS, tile_k=32, stages=5, split_k=4, exchange="sent", combine="grid")),
+    (TALL, sm90.Config(64, 128, 32, 3, fetch="shared")),
+    (TALL, sm90.Config(128, 128, 32, 3, split_k=2, fetch="shared", combine="grid")),
+]
+
+
 @pytest.mark.parametrize(("w", "config"), WHOLE, ids=str)
 def test_steps_of_a_tile_are_copied_and_multiplied(w, config):
     assert check(w, config)
+
+
+@pytest.mark.parametrize(("w", "config"), TOGETHER, ids=str)
+def test_blocks_add_each_others_slices_and_share_boxes(w, config):
+    assert check(w, config)
+
+
+MEETS = "while (*(volatile u32*)counter < t.groups) {}"
+ENDS = "cluster_arrive_relaxed();  // what was read has been stored: no load is under way"
+
+
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    [
+        (0, (MEETS, "")),
+        (0, ("t.rank * t.groups + t.group;", "t.rank * t.groups;")),
+        (3, ("if (is_marked(v[i][j]))", "if (false)")),
+        (5, ("cluster_arrive();\n  cluster_wait();\n  Quad* group", "Quad* group")),
+        (5, (f"{ENDS}\n  cluster_wait();", "")),
+        (6, ("own + (begin + i * THREADS) * 16", "own + begin * 16")),
+        (14, ("(CLUSTER - 1) * (part_of(rank + 1)", "(CLUSTER - 2) * (part_of(rank + 1)")),
+        (14, ("cluster_wait();  // until all barriers are there", "")),
+        (18, ("CONSUMERS * SHARE", "CONSUMERS")),
+        (18, ("j % SHARE) load_rows_everywhere", "j % SHARE) load_rows")),
+    ],
+)
+def test_blocks_that_do_not_wait_or_add_other_parts_are_found(place, fault, counters):
+    w, config = TOGETHER[place]
+    assert fails(lambda: check(w, config, fault))
+    counters.zero_()  # who is given up leaves them as they were
 
 
 @settings(max_examples=4)
@@ -137,9 +193,8 @@ def test_steps_of_a_tile_are_copied_and_multiplied(w, config):
 def test_any_two_axes_and_any_config_are_right(data):
     w = data.draw(layers(depths=(None, 8, 32), most_images=2, most_size=9, most_units=12))
     assume(SM90.unsupported(w, DEVICE) is None)
-    alone = {"combine": ["last", "kernel", SERIAL], "cluster": [1], "exchange": ["read"]}
-    alone |= {"fetch": ["walk", "matrix"], "blocks": [0]}
-    config = data.draw(configs(SM90.space(w, DEVICE).restricted(alone), sm90.Config(stages=2)))
+    space = SM90.space(w, DEVICE).restricted({"blocks": [0]})
+    config = data.draw(configs(space, sm90.Config(stages=2)))
     assert check(w, config), (w, config)
 
 
@@ -152,13 +207,16 @@ LONG = with_fp32_bias(weight_grad("6,8,32,32", "6,72,32,32", "kernel_size=1"))
     [
         {},
         {"split_k": 24, "combine": "kernel"},
+        {"split_k": 24, "combine": "grid"},
+        {"split_k": 24, "combine": MARKED},
+        {"split_k": 24, "cluster": 2},
         {"split_k": 24, "combine": SERIAL},
         {"split_k": 24, "combine": SERIAL, "pending": 0},
         {"blocks": 5},
     ],
 )
 def test_fp32_sums_of_the_bias_are_rounded_about_once(more):
-    assert bias_off_by(on_cpu(LONG, sm90.Config(64, 64, 64, 2, **more)), LONG) < 1.2
+    assert bias_off_by(on_cpu(LONG, sm90.Config(64, 64, 64, 3, **more)), LONG) < 1.2
 
 
 @pytest.mark.parametrize(
