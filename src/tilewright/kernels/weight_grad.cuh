@@ -274,6 +274,14 @@ TW_DEVICE void store_pair(Out* to, const Problem& p, const Panel& panel, int c, 
   }
 }
 
+// What a lane holds of a fragment, rounded.
+TW_DEVICE void store_fragment(const Results& out, const Panel* panels, const Problem& p, const Tile& t, const Fragment& f, Quad sum) {
+  const Panel panel = panels[f.column / PANEL];
+  const int k = t.row + f.row, c = f.column % PANEL;
+  if (k < p.features && of_one_group(f.row, c)) store_pair(out.weight + row_of(p, k) + panel.at, p, panel, c, sum.x, sum.y);
+  if (k + 8 < p.features && of_one_group(f.row + 8, c)) store_pair(out.weight + row_of(p, k + 8) + panel.at, p, panel, c, sum.z, sum.w);
+}
+
 // A quad of a tile's results, rounded.
 TW_DEVICE void store_quad(const Results& out, const Panel* panels, const Problem& p, const Tile& t, int at, Quad sum) {
   if (BIAS && at >= QUADS) {
@@ -287,11 +295,7 @@ TW_DEVICE void store_quad(const Results& out, const Panel* panels, const Problem
     return;
   }
   const int fragment = at / 32;
-  const Fragment f(fragment / (BLOCKS * FRAGMENTS), fragment / FRAGMENTS % BLOCKS, fragment % FRAGMENTS, at % 32);
-  const Panel panel = panels[f.column / PANEL];
-  const int k = t.row + f.row, c = f.column % PANEL;
-  if (k < p.features && of_one_group(f.row, c)) store_pair(out.weight + row_of(p, k) + panel.at, p, panel, c, sum.x, sum.y);
-  if (k + 8 < p.features && of_one_group(f.row + 8, c)) store_pair(out.weight + row_of(p, k + 8) + panel.at, p, panel, c, sum.z, sum.w);
+  store_fragment(out, panels, p, t, Fragment(fragment / (BLOCKS * FRAGMENTS), fragment / FRAGMENTS % BLOCKS, fragment % FRAGMENTS, at % 32), sum);
 }
 
 // The tile's results, rounded and gathered in shared memory, so that rows are written in whole

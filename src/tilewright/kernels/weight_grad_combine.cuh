@@ -264,10 +264,13 @@ TW_DEVICE void combine(const Results& out, Sum* partial, u32* counters, const un
 // Sums are rounded once, after what they are added to.
 TW_DEVICE void store_quads(const Results& out, const Panel* panels, const Problem& p, const Tile& t, int warp,
                            const Sum (&d)[BLOCKS][COLUMNS / 2]) {
+  int lane = threadIdx.x % 32;
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
-    TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j)
-      store_quad(out, panels, p, t, ((warp * BLOCKS + m) * FRAGMENTS + j) * 32 + threadIdx.x % 32,
-                 Quad{d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]});
+    TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j) {
+      if (j % 4 == 0) asm volatile("" : "+r"(lane));  // addresses are found again, rather than kept in registers
+      store_fragment(out, panels, p, t, Fragment(warp, m, j, lane),
+                     Quad{d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]});
+    }
 }
 
 // What a warp does with its sums once the last product is done: the result is written, or partial
