@@ -105,7 +105,8 @@ class _Emitter:
     def item(self, replicas: int) -> str:
         """The function that computes `replicas` rows (or vectors of columns)."""
         self.lines, self.replicas = [], replicas
-        parameters, template = "const Arguments& a, i64 outer, i64 at", ""
+        outer = [f"i64 c{axis}" for axis in self.loops.outer]
+        parameters, template = ", ".join(["const Arguments& a", *outer, "i64 at"]), ""
         if self.loops.kind == "pointwise":
             parameters += ", i64 begin, i64 end"
         elif self.loops.kind == "rows":
@@ -126,9 +127,6 @@ class _Emitter:
     def pointers(self) -> None:
         """Where each tensor's part begins, and the memory for kept values."""
         self.lines += [f"const i64 {name} = a.{name};" for name in self.loops.extents]
-        for axis in reversed(self.loops.outer[1:]):
-            self.lines.append(f"const i64 c{axis} = outer % n{axis}; outer /= n{axis};")
-        self.lines += [f"const i64 c{axis} = outer;" for axis in self.loops.outer[:1]]
         accesses = [(f"x{k}", a) for k, a in enumerate(self.graph.inputs)]
         accesses += [(f"y{k}", a) for k, (_, a) in enumerate(self.graph.outputs)]
         walked, each = self.loops.walked, " * LANES" if self.loops.kind == "columns" else ""

@@ -79,7 +79,7 @@ class Conv2dWeightGradNarrowSm90(WeightGradByRows):
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         """Few lines leave more sums than work. Of ResNet's first layer two groups of unfolders were
         best at batch 8 and 32, seven and 27 lines an SM, and four, which leave shared memory for no
-        more than a step of each, at 256 (docs/weight_gradient.md).
+        more than a step of each, at 256 (docs/weight_gradient_kernels.md).
         """
         n, _, height, _ = w["grad_output"].shape
         lines = n * height / device.sms
