@@ -107,7 +107,8 @@ LONG = [
     *((name, OWN, 96) for name in (DEPTHWISE, MMA, IMAGES, FMA)),
 ]
 ULPS = {name: 4.6 if name in (MMA, IMAGES, FMA) else 2.5 for name, *_ in LONG}
-"""Of such a sum: that of as many threads' in a tree is up to 4.6 off (docs/weight_gradient_kernels.md)."""
+"""Of such a sum: that of as many threads' in a tree is up to 4.6 off: see
+docs/weight_gradient_kernels.md."""
 IN_PLACE = workload(2, 3, 64, 12, 20, 7, 2, 3, more=", into=f32[64,3,7,7]@channels_last")
 
 

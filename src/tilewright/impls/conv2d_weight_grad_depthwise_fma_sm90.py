@@ -49,7 +49,8 @@ ADD_CYCLES, SUM_CYCLES = 26, 0.7
 LAUNCHES_US = 2.5
 """What the shortest of 32 layers took on an H200 beyond their cycles (depthwise_wgrad.json)."""
 LATENCY = 2270
-"""Clock cycles from asking for a step's pixels until they are there (docs/weight_gradient_kernels.md)."""
+"""Clock cycles from asking for a step's pixels until they are there: see
+docs/weight_gradient_kernels.md."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ FEW_WARPS = 12
 FEED_BYTES = 40
 """That an SM is fed in a clock cycle."""
 LATENCY = 2100
-"""Clock cycles from asking for a step's pixels until they are there (docs/weight_gradient_kernels.md)."""
+"""Clock cycles from asking for a step's pixels until they are there: see
+docs/weight_gradient_kernels.md."""
 
 
 @dataclass(frozen=True)
