@@ -11,6 +11,9 @@ from typing import Any
 from tilewright.errors import InvalidArgument
 from tilewright.registry import Registry
 
+MAX_GRID, MAX_GRID_YZ = 2**31 - 1, 65535
+"""Blocks of a CUDA grid along x, and along y or z."""
+
 
 @dataclass(frozen=True)
 class DeviceSpec:

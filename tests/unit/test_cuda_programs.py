@@ -27,7 +27,7 @@ from random_graphs import (
 )
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
-from tilewright.device import DEVICES
+from tilewright.device import DEVICES, MAX_GRID
 from tilewright.dispatch.fuse import fuse
 from tilewright.fusion.cuda import programs as kernels
 from tilewright.fusion.cuda import target, tiles
@@ -369,7 +369,7 @@ def test_grids_have_one_axis_and_fit_beyond_two_to_the_31_rows(text):
     else:
         _, launch = target.emit(graph, config, H200)
         blocks = [launch.blocks(math.prod(graph.space))]
-    assert all(0 < n <= kernels.MAX_GRID for n in blocks)
+    assert all(0 < n <= MAX_GRID for n in blocks)
 
 
 def test_a_grid_that_would_not_fit_is_refused_in_words():

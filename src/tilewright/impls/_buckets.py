@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
-from tilewright.device import DeviceSpec
+from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import MAX_GRID, IndexedExecutable, Launch, Workspace, most_bytes
+from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, most_bytes
 from tilewright.impls._integers import MOST_TERMS_UNTUNED, too_large
 from tilewright.impls._scatter import (
     ScatterProblem,

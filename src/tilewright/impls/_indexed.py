@@ -21,8 +21,6 @@ from tilewright.impls._in_place import Written
 from tilewright.op import Workload
 from tilewright.settings import settings
 
-MAX_GRID, MAX_GRID_YZ = 2**31 - 1, 65535
-"""Blocks of a grid along x, and along y or z."""
 ELEMENT = {
     "f16": "f16",
     "bf16": "bf16",
@@ -34,6 +32,8 @@ ELEMENT = {
 SUM = {**ELEMENT, "f16": "float", "bf16": "float"}
 INDEX = {"i32": "int", "i64": "i64"}
 REDUCE = {"sum": 0, "mean": 0, "prod": 1, "amax": 2, "amin": 3}
+WORKSPACE_PER_INDEX = 48
+"""Bytes of workspace that a sum behind a sort, or by partial rows, may take, of every shape."""
 LEAST_BOUND = 2**16
 """Bytes of workspace that any number of indices may take: counters of a sort have a least size."""
 NONE_SKIPPED = -(2**63)

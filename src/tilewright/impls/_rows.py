@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from tilewright.device import DeviceSpec
-from tilewright.impls._indexed import MAX_GRID_YZ, NONE_SKIPPED, REDUCE
+from tilewright.device import MAX_GRID_YZ, DeviceSpec
+from tilewright.impls._indexed import NONE_SKIPPED, REDUCE
 from tilewright.op import Workload
 from tilewright.tensor_spec import TensorSpec
 

@@ -7,16 +7,9 @@ from typing import Any, ClassVar
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
-from tilewright.device import DeviceSpec
+from tilewright.device import MAX_GRID_YZ, DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import (
-    MAX_GRID_YZ,
-    IndexedExecutable,
-    Step,
-    Workspace,
-    cuda_task,
-    no_cuda,
-)
+from tilewright.impls._indexed import IndexedExecutable, Step, Workspace, cuda_task, no_cuda
 from tilewright.impls._rows import RowProblem, row_problem
 from tilewright.op import Workload
 

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from tilewright.device import DeviceSpec
+from tilewright.device import MAX_GRID, MAX_GRID_YZ, DeviceSpec
 from tilewright.impls._indexed import (
-    MAX_GRID,
-    MAX_GRID_YZ,
     SUM,
+    WORKSPACE_PER_INDEX,
     Launch,
     Step,
     Workspace,
@@ -33,8 +32,6 @@ from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import HALVES
 
 UNITS = (8, 16, 32, 64, 96, 128, 192, 256)
-WORKSPACE_PER_INDEX = 48
-"""Bytes, for every shape: where rows are wide, units are long."""
 THREADS_OF_FILL = 2048
 """Per SM, that stride over the whole table."""
 MOST_IN_FLIGHT, MOST_PRODUCTS = 32, 16

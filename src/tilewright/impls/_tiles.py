@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from tilewright.device import DeviceSpec
-from tilewright.impls._indexed import MAX_GRID
+from tilewright.device import MAX_GRID, DeviceSpec
 
 ALL = 0
 """As a width: all columns of an outer slice."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from tilewright.compile.counters import COUNTERS
-from tilewright.device import DeviceSpec
+from tilewright.device import MAX_GRID_YZ, DeviceSpec
 from tilewright.impls._weight_grad import PANEL, Problem
 
 COMBINES = ("last", "grid", "kernel")
@@ -112,7 +112,7 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return f"{c.stages} stages are smaller than a tile's sums, which a cluster keeps there"
     if c.add_threads != ADD_THREADS[0] and c.combine != "kernel":
         return "no second kernel adds slices"
-    if problem.column_tiles(c.tile_n) > 65535:
+    if problem.column_tiles(c.tile_n) > MAX_GRID_YZ:
         return f"{problem.column_tiles(c.tile_n)} columns of tiles are more than a grid has"
     if c.blocks:
         return _why_not_in_ranges(problem, device, c)

@@ -8,17 +8,10 @@ from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
-from tilewright.device import DeviceSpec
+from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._gather import GatherProblem, gather_problem, served_gather
-from tilewright.impls._indexed import (
-    MAX_GRID,
-    IndexedExecutable,
-    Launch,
-    Workspace,
-    cuda_task,
-    no_cuda,
-)
+from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, cuda_task, no_cuda
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 

@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DeviceSpec
 from tilewright.impl import IMPLS
-from tilewright.impls._indexed import Launch, Workspace, most_bytes, sum_bytes
+from tilewright.impls._indexed import WORKSPACE_PER_INDEX, Launch, Workspace, most_bytes, sum_bytes
 from tilewright.impls._rows import (
     OPERATORS,
     RowProblem,
@@ -36,7 +36,6 @@ MOST_INDICES, MOST_PLACES = 2**15, 2**16 - 1
 LEAST_WHOLE, SHARE_WHOLE = 16, 4
 """Positions of a run that is never cut: some, and one part of a block's in so many."""
 PART_WORDS = 7
-WORKSPACE_PER_INDEX = 48
 FEW_UNTUNED = 1024
 """Indices that are rows_dealt's untuned."""
 FEW_INDICES = 4096

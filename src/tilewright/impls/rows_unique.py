@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.build import CompileTask
-from tilewright.device import DeviceSpec
+from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.impl import Implementation
 from tilewright.impls._counting_sorted_rows import CountingSortedRows
-from tilewright.impls._indexed import MAX_GRID, NONE_SKIPPED, Launch, Step, Workspace, cuda_task
+from tilewright.impls._indexed import NONE_SKIPPED, Launch, Step, Workspace, cuda_task
 from tilewright.impls._rows import OPERATORS, RowProblem, across, misfit, served_rows, vectors
 from tilewright.impls._rows_kernels import RowKernels
 from tilewright.impls._sorted_rows import ARGUMENTS, slices

@@ -11,10 +11,9 @@ from typing import Any
 from tilewright.device import DeviceSpec
 from tilewright.impl import IMPLS
 from tilewright.impls._elements import PLACES_BY_NAME, ElementProblem, element_problem
-from tilewright.impls._indexed import Launch, Step, Workspace, most_bytes
+from tilewright.impls._indexed import WORKSPACE_PER_INDEX, Launch, Step, Workspace, most_bytes
 from tilewright.impls._rows import RowProblem
 from tilewright.impls._rows_kernels import RowKernels
-from tilewright.impls._sorted_rows import WORKSPACE_PER_INDEX
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec

@@ -8,16 +8,9 @@ from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
-from tilewright.device import DeviceSpec
+from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._indexed import (
-    AT_ONCE,
-    MAX_GRID,
-    MOST_AT_ONCE,
-    IndexedExecutable,
-    Launch,
-    Workspace,
-)
+from tilewright.impls._indexed import AT_ONCE, MOST_AT_ONCE, IndexedExecutable, Launch, Workspace
 from tilewright.impls._scatter import (
     ScatterProblem,
     moved,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tilewright.device import DeviceSpec
+from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.fusion.cuda.gathering import GatheringKernel
 from tilewright.fusion.cuda.heuristics import row_heuristic
 from tilewright.fusion.cuda.kernel import ENTRY, prelude, tiles_prelude
@@ -20,7 +20,6 @@ from tilewright.fusion.cuda.pointwise_schedule import (
 )
 from tilewright.fusion.cuda.schedule import row_space
 from tilewright.fusion.cuda.stages import (
-    MAX_GRID,
     Schedule,
     Stage,
     adds_columns,

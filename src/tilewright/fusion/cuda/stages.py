@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from tilewright.device import DeviceSpec
+from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.fusion.cuda.column_graph import RowGraph, split
 from tilewright.fusion.cuda.columns import emit_both
 from tilewright.fusion.cuda.finishing import FINISH
@@ -25,7 +25,6 @@ from tilewright.fusion.segments import main_axis
 from tilewright.space import ConfigSpace
 from tilewright.tensor_spec import TensorSpec
 
-MAX_GRID = 2**31 - 1
 Schedule = TileSchedule | RowSchedule | PointwiseSchedule
 
 
