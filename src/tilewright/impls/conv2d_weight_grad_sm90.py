@@ -399,13 +399,14 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
     full = c.threads > MOST_THREADS_IN_RANGES or (problem.bias and c.sums == MOST_SUMS)
     if c.combine == SERIAL and full:
         return "a thread has too few registers to add to its sums what other blocks left"
-    if c.tile_m * (2 * c.tile_n + 16) > c.operand_bytes:
-        return f"{c.stages} stages are smaller than a tile's results, which are gathered there"
     if c.halo:
         if c.warm:
             return "a stream of padded pixels is not asked for ahead"
         if c.halo != halo_of(problem, c.tile_n, c.tile_k) or c.fetch != "walk":
             return f"taps of tiles of {c.tile_n} share no copy of x {c.halo} chunks longer"
+    if c.tile_m * (2 * c.tile_n + 16) > c.operand_bytes:
+        return f"{c.stages} stages are smaller than a tile's results, which are gathered there"
+    if c.halo:
         return why_not(stream_of(problem), device, c)
     if c.fetch != "walk" and not problem.pointwise:
         return "x is no matrix under a filter of several taps, or with stride or padding"
