@@ -306,7 +306,7 @@ class Op:
             raise InvalidArgument(f"{self.name}: '!indices=' is for operators with an index tensor")
         return replace(w, flags=self.indexed.named(w))
 
-    def _of_no_dtype(self, name: str, given: Mapping[str, Any]) -> TensorSpec:
+    def _of_unknown_dtype(self, name: str, given: Mapping[str, Any]) -> TensorSpec:
         """A tensor of a dtype that nothing here has, which does not matter of an empty index.
 
         Raises:
@@ -338,7 +338,7 @@ class Op:
             if isinstance(value, torch.Tensor):
                 tensors.append(value)
                 known = value.dtype in DTYPE_NAMES
-                value = TensorSpec.of(value) if known else self._of_no_dtype(name, bound)
+                value = TensorSpec.of(value) if known else self._of_unknown_dtype(name, bound)
             elif value is True or value is False:
                 if self.indexed is not None and self.parameters[name].annotation == "float":
                     value = float(value)  # as PyTorch takes alpha

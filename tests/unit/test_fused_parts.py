@@ -1,5 +1,7 @@
 """Parts of tensors in fused functions, and results put together of parts, on both targets."""
 
+import math
+
 import pytest
 import torch
 from fused_on_cpu import assert_verified
@@ -136,6 +138,32 @@ def test_results_without_elements_are_pytorchs(case):
     torch.testing.assert_close(fused(x), function(x))
     totals = [sum(o.sum() for o in tree_leaves(f(x))) for f in (fused, function)]
     torch.testing.assert_close(*(torch.autograd.grad(total, x) for total in totals))
+
+
+OF_NOTHING = {
+    "sum": lambda none: none.sum(0),
+    "mean": lambda none: none.mean(0),
+    "product": lambda none: none.prod(0),
+    "any": lambda none: none.any(0),
+    "all": lambda none: (none > 0).all(),
+    "count": lambda none: (none > 0).sum(0),
+    "softmax": lambda none: none.softmax(0).sum(),
+    "greatest of each": lambda none: none.amax(1).sum(),
+    "two": lambda none: (none.softmax(0) + none.softmax(1)).sum(),
+}
+
+
+@pytest.mark.parametrize("case", OF_NOTHING)
+def test_a_reduction_over_no_elements_is_pytorchs(case):
+    def function(x):
+        return torch.where(x > 0, OF_NOTHING[case](x[1:]) + x, x)
+
+    fused = tw.fuse(function, name="of_nothing")
+    x = torch.tensor([[0.5, math.inf, -2.0, 3.0, 0.0]], requires_grad=True)
+    torch.testing.assert_close(fused(x), function(x), equal_nan=True)
+    totals = [f(x).sum() for f in (fused, function)]
+    gradients = [torch.autograd.grad(total, x)[0] for total in totals]
+    torch.testing.assert_close(*gradients, equal_nan=True)
 
 
 def test_a_variance_along_what_was_put_together_is_refused_with_its_line():

@@ -63,6 +63,12 @@ _JOINED = {
     **dict.fromkeys(("amin", "all"), "minimum"),
 }
 """What makes one result of those of parts."""
+_OF_NOTHING = {
+    **dict.fromkeys(("sum", "any"), 0),
+    **dict.fromkeys(("prod", "all"), 1),
+    **dict.fromkeys(("mean", "var"), math.nan),
+}
+"""What a reduction makes of no elements; `amax` and `amin` make none of them."""
 
 
 def lower(w: Workload) -> Graph:
@@ -244,12 +250,15 @@ class _Lowering(PieceBuilder):
             raise Unsupported(f"{node.target} gives {out.dtype}")
         fixed = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
         value = fixed[name] if name in fixed else node.args[0 if name == "scalar_tensor" else 1]
-        dims = constant(out.shape)
         if isinstance(value, fx.Node):
-            return Value(self.value(value).node, dims)
-        if out.dtype == torch.bool:
-            return Value(self.add("const", (), "bool", (), bool(value)), dims)
-        return Value(self.add("const", (), DTYPE_NAMES[out.dtype], (), value), dims)
+            return Value(self.value(value).node, constant(out.shape))
+        return self.holding(value, node)
+
+    def holding(self, value: float, node: Any) -> Value:
+        """One number in the dtype and the shape of a step's result."""
+        out = node.meta["val"]
+        number = bool(value) if out.dtype == torch.bool else value
+        return Value(self.add("const", (), DTYPE_NAMES[out.dtype], (), number), constant(out.shape))
 
     def part_of(self, node: Any, name: str) -> Value | Pieces:
         """Some elements of a dim, or one, whose dim is dropped."""
@@ -365,6 +374,8 @@ class _Lowering(PieceBuilder):
         return [self.converted(v, self.arithmetic) for v in values]
 
     def reduction(self, node: Any, name: str) -> Value | Pieces:
+        if not node.args[0].meta["val"].numel():
+            return self.holding(_OF_NOTHING.get(name, 0), node)
         whole = self.whole(node.args[0])
         if isinstance(whole, Value):
             return self.reduced(node, name, whole)

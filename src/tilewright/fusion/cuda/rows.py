@@ -145,7 +145,8 @@ class RowKernel(Moments, Residents):
             self.line(f"{self.each_row()} {name}[r] = {join}::start<{TYPES[dtype]}>();")
         kept = carried - known
         early = self.load_ahead(p, steps) if registers else self.copy_ahead(steps, kept)
-        kept = kept if registers else kept - set(early)
+        if not registers:
+            kept -= set(early)
         if lanes:
             self.weigh_lanes()
             self.declare_lanes(lanes)
