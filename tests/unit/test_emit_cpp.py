@@ -330,6 +330,11 @@ def test_every_schedule_gives_what_torch_gives(text):
         "softmax(x=bf16[5,77])",
         "layer_norm(x=f16[5,77], weight=f16[77], bias=f16[77])",
         "softmax(x=f64[3,9,21], dim=1)",
+        *(
+            f"lerp_backward(grad_output=f32[512,{n}], x=f32[512,{n}], end=f32[512,1], "
+            f"weight=f32[512,{n}])"
+            for n in (1000, 4096)
+        ),
     ],
 )
 def test_kernels_for_older_processors_give_what_torch_gives(text, march):

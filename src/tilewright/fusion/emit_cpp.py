@@ -41,8 +41,9 @@ from tilewright.fusion.program import Program
 from tilewright.fusion.segments import cut
 from tilewright.tensor_spec import HALVES
 
-LONG_ROW = 4096
-"""Elements beyond which a row's sums are added up in blocks."""
+LONG_ROW = 256
+"""Elements beyond which a row's sums are added up in blocks where vectors have four of them: how
+many they have the compiler knows. Chains of 256 additions are refused beside PyTorch's sums."""
 
 
 def program_of(graph: Graph, schedule: LoopSchedule) -> Program:
@@ -277,11 +278,19 @@ class _Emitter:
         folded = self.loops.kind != "columns"
         return folded and self.nodes[i].op in ("sum", "prod") and width > LONG_ROW
 
+    @property
+    def several_blocks(self) -> str:
+        """Whether a row has more than one, a constant of the source."""
+        if self.loops.kind == "pointwise" or self.loops.swept != (self.loops.lane,):
+            return "true"
+        return f"(n{self.loops.lane} > BLOCK<{self.schedule.unroll}>)"
+
     def raised(self, i: int, r: int, level: str, to: str) -> str:
         join, identity = COMBINE[self.nodes[i].op]
         kind = C_TYPES[self.nodes[i].dtype]
         function = f"[](auto p, auto q) TW_LAMBDA {{ return {join}(p, q); }}"
-        return f"raise({level}{i}_{r}, {to}{i}_{r}, splat(({kind}){identity}), {function});"
+        several = f"raise<{self.several_blocks}>"
+        return f"{several}({level}{i}_{r}, {to}{i}_{r}, splat(({kind}){identity}), {function});"
 
     def accumulator(self, i: int, r: int) -> str:
         kind, (_, identity) = C_TYPES[self.nodes[i].dtype], COMBINE[self.nodes[i].op]

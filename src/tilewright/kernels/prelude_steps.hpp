@@ -160,13 +160,13 @@ template <int Unroll, class F> TW_INLINE void sweep(i64 begin, i64 end, F body) 
   if (j < end) body(First{end - j}, j, Index<0>{});
 }
 // A long sum in three levels: blocks of 64 vectors in a row, groups of 32 blocks, and the groups.
-// Its rounding errors then grow as those of a short one.
+// Its rounding errors then grow as those of a short one. Where there is one block nothing is joined.
 template <int Unroll> constexpr i64 BLOCK = 64 * Unroll * LANES;
 constexpr i64 TURNS = 32;
-template <class V, int Unroll, class F>
+template <bool Several, class V, int Unroll, class F>
 TW_INLINE void raise(V (&from)[Unroll], V (&to)[Unroll], V start, F join) {
   for (int u = 0; u < Unroll; ++u) {
-    to[u] = join(to[u], from[u]);
+    to[u] = Several ? join(to[u], from[u]) : from[u];
     from[u] = start;
   }
 }
