@@ -41,9 +41,11 @@ from tilewright.fusion.program import Program
 from tilewright.fusion.segments import cut
 from tilewright.tensor_spec import HALVES
 
-LONG_ROW = 256
-"""Elements beyond which a row's sums are added up in blocks where vectors have four of them: how
-many they have the compiler knows. Chains of 256 additions are refused beside PyTorch's sums."""
+CHAIN = 64
+"""Additions one after another, beyond which sums are added up in blocks and blocks in groups: of a
+thousand in a chain verification refuses the roundings."""
+FEWEST_LANES = 4
+"""Of a vector, which the compiler knows: 16 bytes."""
 
 
 def program_of(graph: Graph, schedule: LoopSchedule) -> Program:
@@ -60,7 +62,7 @@ def emit(graph: Graph, schedule: LoopSchedule) -> str:
     """
     program = program_of(graph, schedule)
     wide = any(n.dtype in ("f64", "i64") for n in graph.nodes)
-    lines = [f"#define TW_WORD_BYTES {8 if wide else 4}", _prelude()]
+    lines = [f"#define TW_WORD_BYTES {8 if wide else 4}", f"#define TW_CHAIN {CHAIN}", _prelude()]
     loops = loops_of(program, schedule)
     for k, (each, own) in enumerate(loops):
         kernel = _Emitter(each, own).source()
@@ -199,12 +201,18 @@ class _Emitter:
                 f"const i64 j = {_linear([*outer, lane])};",
             ]
         self.body(phase)
-        self.lines.append("}" if self.loops.kind == "columns" else "});")
-        if high:
-            self.lines += [self.raised(i, r, "a", "b") for i, r in high]
-            self.lines.append(f"if ({turn} % TURNS == TURNS - 1) {{")
-            self.lines += [*(self.raised(i, r, "b", "c") for i, r in high), "}", "}"]
-            self.lines += [self.raised(i, r, "b", "c") for i, r in high]
+        blocks = [self.raised(i, r, "a", "b") for i, r in high]
+        groups = [self.raised(i, r, "b", "c") for i, r in high]
+        if self.loops.kind != "columns":
+            self.lines.append("});")
+            if high:
+                self.lines += [*blocks, f"if ({turn} % TURNS == TURNS - 1) {{", *groups, "}", "}"]
+                self.lines += groups
+        else:
+            if high:
+                self.lines += [f"if (++{turn} % CHAIN == 0) {{", *blocks]
+                self.lines += [f"if ({turn} % (CHAIN * TURNS) == 0) {{", *groups, "}", "}"]
+            self.lines += ["}", *blocks, *groups]
         self.lines += [self.folded(i, r) for i, r in sums]
         for k, i in self.loops.added.items():
             if i in folds:
@@ -275,8 +283,8 @@ class _Emitter:
         """Whether a sum's chains of additions would be so long that their roundings show: then it
         is added up in blocks, and the blocks in groups."""
         width = POINTWISE_BLOCK if self.loops.kind == "pointwise" else self.loops.row_width
-        folded = self.loops.kind != "columns"
-        return folded and self.nodes[i].op in ("sum", "prod") and width > LONG_ROW
+        together = 1 if self.loops.kind == "columns" else FEWEST_LANES
+        return self.nodes[i].op in ("sum", "prod") and width > CHAIN * together
 
     @property
     def several_blocks(self) -> str:
@@ -295,22 +303,22 @@ class _Emitter:
     def accumulator(self, i: int, r: int) -> str:
         kind, (_, identity) = C_TYPES[self.nodes[i].dtype], COMBINE[self.nodes[i].op]
         start = f"splat(({kind}){identity})"
+        levels = [f"{level}{i}_{r}" for level in ("abc" if self.is_long(i) else "a")]
         if self.loops.kind == "columns":
-            return f"Vec<{kind}> a{i}_{r} = {start};"
+            return f"Vec<{kind}> {', '.join(f'{level} = {start}' for level in levels)};"
         starts = ", ".join([start] * self.schedule.unroll)
-        levels = "abc" if self.is_long(i) else "a"
-        sums = [f"{level}{i}_{r}[{self.schedule.unroll}] = {{{starts}}}" for level in levels]
+        sums = [f"{level}[{self.schedule.unroll}] = {{{starts}}}" for level in levels]
         return f"Vec<{kind}> {', '.join(sums)};"
 
     def folded(self, i: int, r: int) -> str:
         combine, _ = COMBINE[self.nodes[i].op]
         name = f"v{i}_{r}"
+        level = "c" if self.is_long(i) else "a"
         if self.loops.kind == "columns":
             alike = "" if self.loops.is_vector(i) else "[0]"  # of columns that are all the same
-            return f"const auto {name} = a{i}_{r}{alike};"
+            return f"const auto {name} = {level}{i}_{r}{alike};"
         function = f"[](auto p, auto q) TW_LAMBDA {{ return {combine}(p, q); }}"
         kind = C_TYPES[self.nodes[i].dtype]
-        level = "c" if self.is_long(i) else "a"
         return f"const {kind} {name} = fold<{kind}>({level}{i}_{r}, {function});"
 
     # ---- steps ----

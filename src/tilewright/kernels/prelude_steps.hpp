@@ -159,16 +159,17 @@ template <int Unroll, class F> TW_INLINE void sweep(i64 begin, i64 end, F body) 
     for (; j + LANES <= end; j += LANES) body(All{}, j, Index<0>{});
   if (j < end) body(First{end - j}, j, Index<0>{});
 }
-// A long sum in three levels: blocks of 64 vectors in a row, groups of 32 blocks, and the groups.
+// A long sum in three levels: blocks of CHAIN vectors, groups of TURNS blocks, and the groups.
 // Its rounding errors then grow as those of a short one. Where there is one block nothing is joined.
-template <int Unroll> constexpr i64 BLOCK = 64 * Unroll * LANES;
-constexpr i64 TURNS = 32;
+constexpr i64 CHAIN = TW_CHAIN, TURNS = 32;
+template <int Unroll> constexpr i64 BLOCK = CHAIN * Unroll * LANES;
+template <bool Several, class V, class F> TW_INLINE void raise(V& from, V& to, V start, F join) {
+  to = Several ? join(to, from) : from;
+  from = start;
+}
 template <bool Several, class V, int Unroll, class F>
 TW_INLINE void raise(V (&from)[Unroll], V (&to)[Unroll], V start, F join) {
-  for (int u = 0; u < Unroll; ++u) {
-    to[u] = Several ? join(to[u], from[u]) : from[u];
-    from[u] = start;
-  }
+  for (int u = 0; u < Unroll; ++u) raise<Several>(from[u], to[u], start, join);
 }
 template <class V, class T> TW_INLINE V live(V v, T identity, First lanes) {
   for (i64 k = lanes.n; k < LANES; ++k) v[k] = identity;
