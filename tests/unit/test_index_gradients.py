@@ -255,7 +255,8 @@ def test_views_that_may_not_be_written_to_are_left_as_they_were(moving):
     whole = torch.randn(2, 6, 3, requires_grad=True) * 1
     with torch.no_grad():
         made_without = whole[0]
-    for view in (whole.unbind(0)[0], made_without):
+    leaf = torch.randn(2, 6, 3)[0].requires_grad_()
+    for view in (whole.unbind(0)[0], made_without, leaf):
         before = view.detach().clone()
         with pytest.raises(RuntimeError, match=r"[Ii]nplace|in-place"):
             tw.index_add_(view, 0, index, src)

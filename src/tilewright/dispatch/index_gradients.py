@@ -181,12 +181,14 @@ def keeps_order(op: Op, x: Any) -> bool:
 
 
 def _may_be_written(x: Any) -> bool:
-    """Whether autograd lets x be written to: no leaf whose gradient is wanted and no view of one,
-    nor a view that was made without gradients or beside others."""
+    """Whether autograd lets x be written to: no leaf whose gradient is wanted, a view of other
+    memory or not, no view of one, nor a view that was made without gradients or beside others."""
     if not isinstance(x, Tensor):
         return True
+    if x.is_leaf and x.requires_grad:
+        return False
     if not x._is_view():
-        return not (x.is_leaf and x.requires_grad)
+        return True
     made = torch._C._autograd._get_creation_meta(x)
     base = x._base
     plain = made == torch._C._autograd.CreationMeta.DEFAULT
