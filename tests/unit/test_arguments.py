@@ -96,6 +96,28 @@ def test_a_number_that_integers_do_not_hold_is_refused_in_words(number):
         tw.scatter(x.long(), 0, INDEX, number)
 
 
+@pytest.mark.parametrize("number", [10**400, -(10**400)])
+def test_a_number_that_no_float_holds_is_refused_in_words(number):
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.int16, torch.bool):
+        with pytest.raises(InvalidArgument, match=r"^index_add: alpha is larger than any float"):
+            tw.index_add(X.to(dtype), 0, ROWS, SRC.to(dtype), alpha=number)
+    with pytest.raises(InvalidArgument, match=r"^scatter: src is larger than any float"):
+        tw.scatter(X, 0, INDEX, number)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.bool])
+def test_beside_small_integers_pytorch_says_what_is_no_factor(dtype):
+    given = X.to(dtype), 0, ROWS, SRC.to(dtype)
+    for alpha in (1e30, 2j):
+        found = []
+        for m in (torch, tw):
+            try:
+                found.append(m.index_add(*given, alpha=alpha).tolist())
+            except RuntimeError as error:
+                found.append(str(error))
+        assert found[0] == found[1]
+
+
 def test_what_has_no_dims_takes_a_source_and_an_index_of_none():
     x, index = torch.tensor(1.0), torch.tensor([0])
     assert tw.index_add(x, 0, index, x) == tw.index_add(x, 0, index[0], x) == 2.0

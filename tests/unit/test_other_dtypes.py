@@ -69,6 +69,11 @@ def test_numbers_and_tensors_of_no_dims_do_too():
     place = torch.tensor(0)
     assert_close(tw.scatter_add(one, 0, place, one), torch.tensor(4j))
     assert_close(tw.gather(one, -1, place), one)
+    assert_close(tw.gather(one, 0, place[None]), one[None])
+    for name in ("scatter", "scatter_add", "index_add"):
+        written = torch.tensor(1j)
+        assert getattr(tw, f"{name}_")(written, 0, place, one) is written
+        assert_close(written, getattr(torch, name)(torch.tensor(1j), 0, place, one))
     source = drawn([2], torch.complex64)
     for alpha in (2j, 2.0, 3):
         assert_close(

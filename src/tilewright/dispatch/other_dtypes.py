@@ -19,7 +19,7 @@ from tilewright.errors import InvalidArgument
 from tilewright.impls._any_index import beyond, outside, reference, reported
 from tilewright.impls._in_place import refuse_shared
 from tilewright.op import Op
-from tilewright.ops._indexing import check_dim, last_written
+from tilewright.ops._indexing import check_dim, last_written, number
 from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 _SMALL = (torch.bool, torch.int8, torch.uint8, torch.int16)
@@ -56,8 +56,9 @@ def _moved(given: Mapping[str, Any]) -> str | None:
     return next((n for n in ("src", "source") if n in given), None)
 
 
-def _check(op: Op, given: Mapping[str, Any]) -> None:
-    """As for an x of a dtype that operators have."""
+def _check(op: Op, given: dict[str, Any]) -> None:
+    """As for an x of a dtype that operators have; whole numbers that 64 bits do not hold are floats
+    from here on."""
     x, name = given["x"], _moved(given)
     moved = given.get(name or "")
     if isinstance(moved, Tensor) and moved.dtype != x.dtype:
@@ -76,6 +77,8 @@ def _check(op: Op, given: Mapping[str, Any]) -> None:
                 )
             value = TensorSpec(dtype, tuple(value.shape), tuple(value.stride()))
         elif isinstance(value, Number) and n in (name, "alpha"):
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                given[n] = number(op.name, n, value, TensorSpec("f32", ()))
             value = 1.0  # PyTorch says what x's dtype does not hold
         specs[n] = value
     op.workload(**specs)
@@ -94,7 +97,10 @@ def _as_pairs(op: Op, operators: Any, given: dict[str, Any]) -> Tensor:
     x, index, name = given["x"], given["index"], _moved(given)
     if not x.dim():
         flat = {n: v.reshape(-1) if isinstance(v, Tensor) else v for n, v in given.items()}
-        return _as_pairs(op, operators, flat).view(())
+        out = _as_pairs(op, operators, flat)
+        if op.form_of is not None:
+            return x
+        return out.view(index.shape if name is None else ())
     if op.form_of is not None and x.is_conj():
         return x.copy_(_as_pairs(op, operators, {**given, "x": x.resolve_conj()}))
     given["dim"] = check_dim(op.name, given["dim"], x.dim())

@@ -53,7 +53,17 @@ def check_dim(op: str, dim: int, rank: int) -> int:
 
 
 def number(op: str, name: str, value: float, x: TensorSpec) -> float:
-    """A float; but beside integers a whole number that may equal none stays what it is."""
+    """A float; but beside integers a whole number that may equal none stays what it is.
+
+    Raises:
+        InvalidArgument: no float holds it, or x's integers do not.
+    """
+    try:
+        as_float = float(value)
+    except OverflowError:
+        raise InvalidArgument(
+            f"{op}: {name} is larger than any float; give a smaller number"
+        ) from None
     if x.dtype in ("i32", "i64"):
         range_of = torch.iinfo(x.torch_dtype)
         if not range_of.min <= value <= range_of.max:
@@ -62,7 +72,7 @@ def number(op: str, name: str, value: float, x: TensorSpec) -> float:
                 f"give a whole number from {range_of.min} to {range_of.max}"
             )
     exact = isinstance(value, int) and x.dtype in ("i32", "i64") and abs(value) > 2**53
-    return value if exact else float(value)
+    return value if exact else as_float
 
 
 def check_elementwise(op: str, args: dict[str, Value], src: str | None) -> dict[str, Value]:

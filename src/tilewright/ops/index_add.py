@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -71,5 +71,6 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float =
 
 
 def _number(x: Tensor, alpha: float) -> float | int:
-    whole = not (x.is_floating_point() or x.is_complex()) and math.isfinite(alpha)
-    return int(alpha) if whole else alpha
+    """A whole number beside integers, where 64 bits hold it; of others PyTorch says why not."""
+    real = x.is_floating_point() or x.is_complex() or not isinstance(alpha, Real)
+    return alpha if real or not -(2**63) <= alpha < 2**63 else int(alpha)
