@@ -225,6 +225,41 @@ def test_int32_indices_that_are_expanded_are_read_right():
     assert leaf.grad.sum(1).tolist() == [4, 0, 4]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+def test_an_expanded_index_that_is_narrower_than_x_names_its_columns_alone(kind, dtype):
+    """PyTorch's own sums take it for one of all columns (2.13, on a CPU)."""
+    torch.manual_seed(0)
+    index = torch.tensor([0, 2, 1, 1, 2])
+    x, src = torch.randn(4, 24, dtype=dtype), torch.randn(5, 16, dtype=dtype)
+    narrow, whole = index.to(kind)[:, None].expand(5, 16), index[:, None].repeat(1, 16)
+    calls = [
+        lambda m, x, s, i: m.gather(x, 0, i) * s,
+        lambda m, x, s, i: m.scatter_add(x, 0, i, s),
+        lambda m, x, s, i: getattr(m, "Tensor", m).scatter_add_(x * 1, 0, i, s),
+    ]
+    for reduce in ("sum", "mean", "prod", "amax", "amin")[: 2 if dtype.is_complex else 5]:
+        more = {"reduce": reduce, "include_self": reduce in ("mean", "amin")}
+        calls += [
+            lambda m, x, s, i, more=more: m.scatter_reduce(x, 0, i, s, **more),
+            lambda m, x, s, i, more=more: getattr(m, "Tensor", m).scatter_reduce_(
+                x * 1, 0, i, s, **more
+            ),
+        ]
+    tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype == torch.bfloat16 else {}
+    for call_of in calls:
+        expected = call_of(torch, x, src, whole)
+        torch.testing.assert_close(call_of(tw, x, src, narrow), expected, **tolerance)
+        if dtype.is_complex:
+            continue
+        found, expected = (
+            gradients(lambda x, s, i=i, m=m: call_of(m, x, s, i), (x, src))  # noqa: B023
+            for m, i in ((tw, narrow), (torch, whole))
+        )
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, **tolerance)
+
+
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize(
     ("name", "more"),

@@ -8,6 +8,7 @@ Two kinds. Elementwise: `index` has the rank of x, each of its elements sends on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,6 +135,26 @@ def readable(index: Tensor) -> Tensor:
     if index.dtype != torch.int32 or index.device.type != "cpu" or 0 not in index.stride():
         return index
     return told_once(index).long().expand(index.shape)
+
+
+def columns_of(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """x, or the part of it that PyTorch's sums on a CPU, gather's gradients among them, read the
+    index right for: one that is expanded and narrower than x they take for one of all of x (2.13).
+    """
+    if x.device.type != "cpu" or 0 not in index.stride() or x.dim() != index.dim():
+        return x
+    dim %= x.dim()
+    if x.shape[:dim] == index.shape[:dim] and x.shape[dim + 1 :] == index.shape[dim + 1 :]:
+        return x
+    return x[tuple(slice(None if d == dim else n) for d, n in enumerate(index.shape))]
+
+
+def reduced_into(
+    run: Callable[..., Any], x: Tensor, dim: int, index: Tensor, *args: Any, **more: Any
+) -> Tensor:
+    """x, which `run`, PyTorch's scatter_add_ or scatter_reduce_, has written to."""
+    run(columns_of(x, dim, index), dim, readable(index), *args, **more)
+    return x
 
 
 def told_once(index: Tensor) -> Tensor:

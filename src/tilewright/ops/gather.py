@@ -13,6 +13,7 @@ from tilewright.op import Workload, op
 from tilewright.ops._indexing import (
     along_dim,
     check_elementwise,
+    columns_of,
     copies,
     elementwise_batch,
     elementwise_draws,
@@ -70,4 +71,4 @@ def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
     Source: PyTorch's torch.gather.
     """
-    return torch.gather(x, dim, readable(index))
+    return torch.gather(columns_of(x, dim, index), dim, readable(index))

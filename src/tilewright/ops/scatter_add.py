@@ -13,12 +13,14 @@ from tilewright.op import Workload, op
 from tilewright.ops._indexing import (
     along_dim,
     check_elementwise,
+    columns_of,
     elementwise_batch,
     elementwise_draws,
     elementwise_traffic,
     examples,
     readable,
     reduced,
+    reduced_into,
 )
 
 
@@ -30,7 +32,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     args = w.call(tensors)
 
     def counts(x: Tensor, src: Tensor) -> Tensor:
-        return torch.scatter_add(x, args["dim"], args["index"], src)
+        return reduced_into(Tensor.scatter_add_, x.clone(), args["dim"], args["index"], src)
 
     return reduced(w, tensors, "sum", counts, "src")
 
@@ -43,7 +45,7 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     integer_exact=True,
     aliases={"input": "x"},
     keywords=("out",),
-    inplace=lambda x, dim, index, src: x.scatter_add_(dim, readable(index), src),
+    inplace=lambda x, dim, index, src: reduced_into(Tensor.scatter_add_, x, dim, index, src),
     indexed=Indexed(terms, elementwise_draws, elementwise_batch),
 )
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
@@ -68,4 +70,7 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
     Source: PyTorch's torch.scatter_add.
     """
+    if columns_of(x, dim, index) is not x:
+        copy = x.clone(memory_format=torch.contiguous_format)
+        return reduced_into(Tensor.scatter_add_, copy, dim, index, src)
     return torch.scatter_add(x, dim, readable(index), src)

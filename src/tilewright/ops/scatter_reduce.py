@@ -15,12 +15,14 @@ from tilewright.ops._indexing import (
     along_dim,
     check_elementwise,
     check_reduction,
+    columns_of,
     elementwise_batch,
     elementwise_draws,
     elementwise_traffic,
     examples,
     readable,
     reduced,
+    reduced_into,
 )
 
 
@@ -33,7 +35,8 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     args = w.call(tensors)
 
     def counts(x: Tensor, src: Tensor) -> Tensor:
-        return torch.scatter_add(x, args["dim"], args["index"].long(), src)
+        index = args["index"].long()
+        return reduced_into(Tensor.scatter_add_, x.clone(), args["dim"], index, src)
 
     return reduced(w, tensors, w["reduce"], counts, "src")
 
@@ -45,8 +48,8 @@ def terms(w: Workload, tensors: Sequence[Tensor]) -> Terms:
     examples=examples(along_dim),
     aliases={"input": "x"},
     keywords=("out",),
-    inplace=lambda x, dim, index, src, reduce, include_self=True: x.scatter_reduce_(
-        dim, readable(index), src, reduce, include_self=include_self
+    inplace=lambda x, dim, index, src, reduce, include_self=True: reduced_into(
+        Tensor.scatter_reduce_, x, dim, index, src, reduce, include_self=include_self
     ),
     indexed=Indexed(
         terms, elementwise_draws, elementwise_batch, exact=lambda w: w["reduce"] in ("amax", "amin")
@@ -78,4 +81,7 @@ def scatter_reduce(
 
     Source: PyTorch's torch.scatter_reduce.
     """
+    if columns_of(x, dim, index) is not x:
+        copy, run = x.clone(memory_format=torch.contiguous_format), Tensor.scatter_reduce_
+        return reduced_into(run, copy, dim, index, src, reduce, include_self=include_self)
     return torch.scatter_reduce(x, dim, readable(index), src, reduce, include_self=include_self)
