@@ -129,3 +129,43 @@ def test_what_is_wrong_is_said_in_words_as_for_other_dtypes():
     with tw.use("rows_cpp"), pytest.raises(tw.InvalidArgument, match=r"x is torch\.int8, expected"):
         tw.index_add(x, 0, index, ones)
     assert not x.any()
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "reduce", "words"),
+    [
+        (torch.complex64, "amax", r"reduce=amax of torch\.complex64, which has no order"),
+        (torch.complex128, "amin", "has no order"),
+        (torch.bool, "mean", r"a mean of torch\.bool is none; convert x"),
+    ],
+)
+def test_what_has_no_such_reduction_is_not_written(dtype, reduce, words, include_self):
+    index, src = torch.tensor([1, 1]), torch.zeros(2, dtype=dtype)
+    for name in ("scatter_reduce", "index_reduce"):
+        x = torch.ones(3, dtype=dtype)
+        for form in ("", "_"):
+            with pytest.raises(tw.InvalidArgument, match=words):
+                getattr(tw, name + form)(x, 0, index, src, reduce, include_self=include_self)
+        assert torch.equal(x, torch.ones(3, dtype=dtype))
+
+
+def test_booleans_take_any_factor_but_zero_for_true():
+    x, index, source = torch.zeros(3, dtype=torch.bool), torch.tensor([1]), torch.tensor([True])
+    for alpha in (0.1, -0.5, 2, 0.0, 0, True):
+        for call in (tw.index_add, tw.index_add_):
+            found = call(x.clone(), 0, index, source, alpha=alpha)
+            assert torch.equal(found, torch.index_add(x, 0, index, source, alpha=alpha))
+
+
+def test_products_have_gradients_of_a_source_that_is_larger_than_the_index():
+    x, src = drawn([4, 5], torch.complex128), drawn([4, 5], torch.complex128)
+    index = torch.tensor([[1, 0, 1], [0, 0, 3]])
+    results = []
+    for narrowed in (False, True):
+        leaves = x.clone().requires_grad_(), src.clone().requires_grad_()
+        given = leaves[1][:2, :3] if narrowed else leaves[1]
+        out = tw.scatter_reduce_(leaves[0] * 1, 0, index, given, "prod")
+        results.append(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+    for mine, theirs in zip(*results, strict=True):
+        assert_close(mine, theirs)

@@ -273,10 +273,10 @@ def _with_gradients(
     op.still_itself()
     bound = bind(op, args, kwargs)
     if op.indexed is not None and state.enabled:
-        if is_of_another_dtype(op, args, kwargs):
-            return of_another_dtype(op, operators, bound)
         if (part := _named_part(bound)) is not None:
             return call(**{**bound, "src": part})
+        if is_of_another_dtype(op, args, kwargs):
+            return of_another_dtype(op, operators, bound)
         if op.form_of is not None:
             _refuse_shared(op.form_of, bound)
         if op.form_of is not None and keeps_order(op, bound.get("x")):

@@ -46,6 +46,7 @@ def of_another_dtype(op: Op, operators: Any, bound: Mapping[str, Any]) -> Tensor
     defaults = {n: p.default for n, p in op.parameters.items() if p.default is not p.empty}
     given = {**defaults, **bound}
     _check(op, given)
+    _refuse_unordered(op, given)
     adds = given.get("reduce", "sum") in ("sum", "mean") and not op.name.startswith("index_reduce")
     if given["x"].dtype.is_complex and adds:
         return _as_pairs(op, operators, given)
@@ -86,6 +87,19 @@ def _check(op: Op, given: dict[str, Any]) -> None:
         tensors = {n: v for n, v in given.items() if isinstance(v, Tensor) and n != "x"}
         known = {n: _known(t) for n, t in tensors.items()}
         refuse_shared(op.form_of, "x", _known(x), **known)
+
+
+def _refuse_unordered(op: Op, given: Mapping[str, Any]) -> None:
+    """What PyTorch's kernels find out that they do not have once they have written to x."""
+    x, reduce = given["x"], given.get("reduce")
+    if x.dtype.is_complex and reduce in ("amax", "amin"):
+        raise InvalidArgument(
+            f"{op.name}: reduce={reduce} of {x.dtype}, which has no order; reduce x.abs() or a part"
+        )
+    if x.dtype == torch.bool and reduce == "mean":
+        raise InvalidArgument(
+            f"{op.name}: a mean of torch.bool is none; convert x and src: x.float()"
+        )
 
 
 def _known(t: Tensor) -> Tensor:

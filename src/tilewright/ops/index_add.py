@@ -72,5 +72,7 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float =
 
 def _number(x: Tensor, alpha: float) -> float | int:
     """A whole number beside integers, where 64 bits hold it; of others PyTorch says why not."""
-    real = x.is_floating_point() or x.is_complex() or not isinstance(alpha, Real)
-    return alpha if real or not -(2**63) <= alpha < 2**63 else int(alpha)
+    integers = x.dtype != torch.bool and not (x.is_floating_point() or x.is_complex())
+    if integers and isinstance(alpha, Real) and -(2**63) <= alpha < 2**63:
+        return int(alpha)
+    return alpha
