@@ -30,7 +30,7 @@ def shapes(draw, most):
 def moves(draw, dtypes=DTYPES):
     """What brings values to places: any operator, reduction, rank from 1 to 6, dim, dtype, kind and
     distribution of indices, up to 200 or thousands, in place or not; a scatter's index may be
-    expanded over its rows, all of them or those of a batch, or be smaller than x and src."""
+    expanded over its rows, all of them or those of a batch, or smaller than x and src, or both."""
     op = draw(st.sampled_from(ROWS))
     t, kind = draw(st.sampled_from(dtypes)), draw(st.sampled_from(["i32", "i64"]))
     flags = "!donate=x" if draw(st.booleans()) else ""
@@ -56,6 +56,7 @@ def moves(draw, dtypes=DTYPES):
         kinds = [f"{moved}@strides({s})" for s in (expanded, batched)] + [f"{moved}", "smaller"]
         if (index := draw(st.sampled_from(kinds))) == "smaller":
             index = f"{[draw(st.integers(max(1, n - 1), n)) for n in moved]}"
+            index += f"@strides({expanded})" if draw(st.booleans()) else ""
             moved = [n + draw(st.integers(0, 1)) for n in moved]
     source = f"{'src' if op.startswith('scatter') else 'source'}={t}{moved}"
     if op.endswith("reduce"):
