@@ -28,13 +28,15 @@ def without_memory(fake: bool) -> Iterator[str]:
 @contextlib.contextmanager
 def without_hooks() -> Iterator[None]:
     """Inside, autograd saves tensors as they are: a trace is nothing that activation checkpointing,
-    whose hooks they are, should know of."""
+    whose hooks they are, should know of. Nor has it values in which anomaly detection could look
+    for NaN."""
     hooks = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(top)
         torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
-        yield
+        with torch.autograd.set_detect_anomaly(False):
+            yield
     finally:
         for pack, unpack in reversed(hooks):
             torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)

@@ -288,7 +288,7 @@ class Op:
         """All arguments in declaration order, with defaults filled in and checked."""
         return self.check(self.signature.complete(given))
 
-    def workload(self, *, flags: Iterable[str] = (), **given: Value) -> Workload:
+    def workload(self, /, *, flags: Iterable[str] = (), **given: Value) -> Workload:
         """A workload of this operator. Raises InvalidArgument for what PyTorch would refuse."""
         args = self.resolve(given)
         tensors = [name for name, value in args.items() if isinstance(value, TensorSpec)]

@@ -18,6 +18,8 @@ def tensors_of(name: str, out: Any) -> tuple[torch.Tensor, ...]:
         NoImplementation: these are no tensors.
     """
     outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+    if not outs:
+        raise NoImplementation(f"{name} returns no tensors; it should return at least one")
     for k, o in enumerate(outs):
         if not isinstance(o, torch.Tensor):
             which = "" if o is out else f" as element {k}"

@@ -8,7 +8,7 @@ when a key is met for the first time.
 PyTorch's own function runs instead, and differentiates, where a gradient is needed and no backward
 of ours is known to be faster (a forward without its backward would make PyTorch compute the forward
 twice), under autocast where that may cast, function transforms, forward-mode gradients, dispatch
-modes such as fake tensors, and for tensor subclasses.
+modes such as fake tensors, in torch.jit.trace, and for tensor subclasses.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch._C import (
 )
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.jit import is_tracing
 from torch.nn import Parameter
 
 from tilewright.dispatch import torch_ops
@@ -271,6 +272,8 @@ def _with_gradients(
     op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
     op.still_itself()
+    if is_tracing():
+        return as_pytorch(op, args, kwargs)
     bound = bind(op, args, kwargs)
     if op.indexed is not None and state.enabled:
         if (part := _named_part(bound)) is not None:

@@ -58,9 +58,10 @@ def fuse(
 
     Raises:
         InvalidArgument: it is no Python function (a module, a partial), or takes any number of
-            arguments, or some by place alone, or a number named seed or grads from outside; the
-            name is taken by another operator, or is none; `scalars` names no parameter. At a call:
-            another function was fused under its name since.
+            arguments, or some by place alone, or a number named seed or grads from outside, or
+            one named flags; the name is taken by another operator, or is none; `scalars` names no
+            parameter. At a call: another function was fused under its name since.
+            Gradients are asked for, and a parameter is named as one of theirs (grads, grad_output).
             The function raises, called with tensors of these shapes; the message names the line.
         NoImplementation: at the call, naming the step that cannot be fused and its line.
         CompileError, CompilerMissing: at the call, if a kernel cannot be compiled.
@@ -75,6 +76,10 @@ def fuse(
     if not name.isidentifier():
         raise InvalidArgument(f"fuse: {name!r} cannot name an operator; give name=")
     parameters = inspect.signature(function).parameters
+    if "flags" in parameters:
+        raise InvalidArgument(
+            f"fuse: {name} takes 'flags', which names those of its workloads; give it another name"
+        )
     for parameter in parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise InvalidArgument(f"fuse: {name} takes {parameter}; give each argument a name")
@@ -230,6 +235,11 @@ def backward_operator(op: Op, outputs: int | None = None) -> Op:
     if ours and outputs in (None, len(ours.gradients)):
         return ours
     gradients = _names_of_gradients(1 if outputs is None else outputs)
+    if clash := [n for n in (*gradients, "grads") if n in op.parameters]:
+        raise InvalidArgument(
+            f"{op.name} takes {clash[0]!r}, which names a parameter of its gradients' operator; "
+            "give it another name"
+        )
     backward = FusedFunction(
         name,
         _gradient(op, gradients),

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.jit import is_tracing
 
 from tilewright.compile.cache import cached
 from tilewright.dispatch import evidence, selection
@@ -142,7 +143,7 @@ def first_call(
     forced: Forced | None,
 ) -> Any:
     """Validate, choose, build, run, and keep what was built for the next call with this key."""
-    if not state.enabled:
+    if not state.enabled or is_tracing():
         return as_pytorch(op, args, kwargs)
     if op.scalars and key is not None:
         rebound = state.prepared[op.name].get(_without_scalars(key))

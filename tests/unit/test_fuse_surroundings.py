@@ -1,0 +1,71 @@
+"""Fused functions where PyTorch runs otherwise, as methods, and names that they cannot have."""
+
+import pytest
+import torch
+
+import tilewright as tw
+from tilewright.compile import cxx
+from tilewright.errors import InvalidArgument, NoImplementation
+
+pytestmark = [
+    pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
+    pytest.mark.usefixtures("records_of_its_own"),
+]
+
+
+def scaled_softmax(x, w):
+    return (x * w).softmax(-1) * x.std(0)
+
+
+def test_gradients_are_found_while_anomalies_are_detected():
+    fused, w = tw.fuse(scaled_softmax), torch.randn(7)
+    x = torch.randn(3, 7, requires_grad=True)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        found = torch.autograd.grad(fused(x, w).square().sum(), x)
+        assert torch.is_anomaly_enabled()
+        assert torch.is_anomaly_check_nan_enabled()
+    torch.testing.assert_close(found, torch.autograd.grad(scaled_softmax(x, w).square().sum(), x))
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_a_traced_program_holds_pytorchs_steps(differentiable):
+    fused, w = tw.fuse(scaled_softmax), torch.randn(7, requires_grad=differentiable)
+    x, other = torch.randn(2, 3, 7)
+    for _ in range(3):
+        fused(x, w)
+    program = torch.jit.trace(fused, (x, w))
+    torch.testing.assert_close(program(other, w), scaled_softmax(other, w))
+
+
+def test_a_method_is_fused_with_its_object_as_an_argument():
+    class Scale:
+        factor = 3.0
+
+        @tw.fuse(name="scale")
+        def __call__(self, x):
+            return x.exp() * self.factor
+
+    x = torch.randn(5, requires_grad=True)
+    out = Scale()(x)
+    torch.testing.assert_close(out, x.exp() * 3.0)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x), (x.exp() * 3.0,))
+
+
+def test_names_that_its_workloads_or_gradients_have_are_refused():
+    with pytest.raises(InvalidArgument, match="takes 'flags'"):
+        tw.fuse(lambda x, flags: x * flags, name="flagged")
+    x = torch.randn(5)
+    for name, function in {
+        "grads": lambda x, grads: x * grads,
+        "grad_output": lambda grad_output, x: x * grad_output,
+    }.items():
+        fused = tw.fuse(function, name="chained")
+        torch.testing.assert_close(fused(x, x), x * x)
+        with pytest.raises(InvalidArgument, match=f"takes '{name}', which names"):
+            fused(x.clone().requires_grad_(), x)
+
+
+def test_a_function_without_results_is_refused():
+    fused = tw.fuse(lambda x: (), name="nothing")
+    with pytest.raises(NoImplementation, match="nothing returns no tensors"):
+        fused(torch.randn(5))
