@@ -166,6 +166,34 @@ def test_a_reduction_over_no_elements_is_pytorchs(case):
     torch.testing.assert_close(*gradients, equal_nan=True)
 
 
+WRITES_TO_NOTHING = {
+    "a slice": (lambda y, x: y[:, 1:1].add_(x[:, :0]), (4, 2)),
+    "a mask": (lambda y, x: y[:, :0].masked_fill_(y[:, :0] > 0, 0.3), (4, 2)),
+    "a view": (lambda y, x: y[:, :0].view(-1)[0:0].copy_(x[0, :0]), (4, 2)),
+    "of one column": (lambda y, x: y[:, :-3].mul_(x), (4, 1)),
+    "rows": (lambda y, x: y[4:].copy_(x[4:].softmax(0)), (4, 2)),
+}
+
+
+@pytest.mark.parametrize("case", WRITES_TO_NOTHING)
+def test_writes_to_no_elements_change_nothing(case):
+    write, shape = WRITES_TO_NOTHING[case]
+
+    def function(x):
+        y = x * 2
+        y[:, -1] = 0.25
+        write(y, x)
+        y[1] *= 3.0
+        empty = y[:, :-3] * x.sum()
+        return y + empty.sum(), empty
+
+    fused = tw.fuse(function, name="written_nowhere")
+    x = torch.randn(shape, requires_grad=True)
+    torch.testing.assert_close(fused(x), function(x))
+    totals = [sum(o.sum() for o in f(x)) for f in (fused, function)]
+    torch.testing.assert_close(*(torch.autograd.grad(total, x) for total in totals))
+
+
 def test_a_variance_along_what_was_put_together_is_refused_with_its_line():
     def doubled(x):
         both = torch.cat((x, x), -1)

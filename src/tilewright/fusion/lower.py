@@ -130,6 +130,9 @@ class _Lowering(PieceBuilder):
     def step(self, node: Any) -> Value | Pieces | None:
         if _name(node) == "copy_" and node.args[0].op == "placeholder":
             raise Unsupported("it writes to an argument: return the new value instead")
+        out = node.meta.get("val")
+        if isinstance(out, torch.Tensor) and not out.numel():
+            return self.filled(node, "zeros")  # any number is right
         name = _name(node).rstrip("_")
         name = _RENAMED.get(name, name)
         elementwise = name in (*POINTWISE, *_LOGICAL, *COMPOSED, *_CASTS, "clamp")
@@ -139,7 +142,7 @@ class _Lowering(PieceBuilder):
             return self.piecewise(node)
         if (mode := node.kwargs.get("rounding_mode")) is not None:
             name = f"{name}_{mode}"
-        if not isinstance(node.meta.get("val"), torch.Tensor):
+        if not isinstance(out, torch.Tensor):
             raise Unsupported(f"step {node.target} of the reference gives more than one tensor")
         if name == "lift_fresh_copy" and (made := self.number_of(node.args[0])) is not None:
             return made
@@ -171,7 +174,7 @@ class _Lowering(PieceBuilder):
             return self.permuted(node, name)
         if name in ("sum", "amax", "amin", "prod", "mean", "var", *_OVER_BOOLEANS):
             return self.reduction(node, name)
-        of_booleans = node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS
+        of_booleans = out.dtype == torch.bool and name in _OF_BOOLEANS
         if name in COMPOSED and not of_booleans:
             return COMPOSED[name](self, *self.operands(node, name))
         if name == "clamp":
