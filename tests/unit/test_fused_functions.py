@@ -216,3 +216,45 @@ def test_casts_to_whole_numbers_truncate():
 
 def test_reductions_that_torch_takes_apart_are_within_what_fp64_allows():
     assert_verified(all_of(OVER_ROWS), "over_rows", x=TensorSpec("f32", (6, 50)))
+
+
+def mask_of_the_greatest(x, y, z):
+    product = x * y
+    value = product + z
+    return value == value.amax(-1, keepdim=True), product
+
+
+def less_than_the_greatest(x, y, z):
+    value = torch.addcmul(z + z, x, y, value=0.5)
+    return value - value.amax(0, keepdim=True), value[-1:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_greatest_of_what_is_computed_is_among_it(dtype):
+    given = torch.randn(3, 64, 33, dtype=dtype)
+    fused = fuse(mask_of_the_greatest)
+    torch.testing.assert_close(fused(*given), mask_of_the_greatest(*given))
+    fused, given = fuse(less_than_the_greatest), torch.randn(3, 2, 5000, dtype=dtype)
+    given = [t.requires_grad_() for t in given]
+    totals = [sum(o.sum() for o in f(*given)) for f in (fused, less_than_the_greatest)]
+    found, right = (torch.autograd.grad(total, given) for total in totals)
+    torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
+
+
+def test_products_are_contracted_unless_sums_meet_their_extremes():
+    spec, h200 = TensorSpec("f32", (64, 128)), H200
+    met = {
+        "mask": (mask_of_the_greatest, True),
+        "softmax": (lambda x, y, z: (x * y + z).softmax(-1), False),
+        "log_softmax": (lambda x, y, z: (x * y + z).log_softmax(-1), False),
+        "logsumexp": (lambda x, y, z: (x * y + z).logsumexp(-1), False),
+        "root": (lambda x, y, z: ((w := x * y + z).amax(-1, True) - w).sqrt(), True),
+        "of inputs": (lambda x, y, z: (x == x.amax(-1, True)) * y + z, False),
+    }
+    for name, (function, expected) in met.items():
+        op = f"meeting_{name}".replace(" ", "_")
+        fuse(function, name=op)
+        graph = graph_of(OPS[op].workload(x=spec, y=spec, z=spec))
+        assert graph.meets_extremes is expected, name
+        task = target.task(graph, target.heuristic(graph, h200), h200)
+        assert ("--fmad=false" in task.flags) is expected, name

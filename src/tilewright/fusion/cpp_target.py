@@ -58,7 +58,8 @@ def describe(graph: Graph, config: LoopSchedule, device: DeviceSpec) -> list[str
 
 
 def task(graph: Graph, config: LoopSchedule, device: DeviceSpec) -> CompileTask:
-    return CompileTask("cxx", emit(graph, config), FLAGS, ENTRY)
+    flags = (*FLAGS, "-ffp-contract=off") if graph.meets_extremes else FLAGS
+    return CompileTask("cxx", emit(graph, config), flags, ENTRY)
 
 
 def executable(

@@ -34,6 +34,11 @@ POINTWISE = (
     *("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "log10"),
     "where",
 )
+CONTINUOUS = (
+    *("add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "where", "cast", "broadcast"),
+    *("exp", "quick_exp", "shifted_exp", "tanh"),
+)
+"""Steps that make no more of a difference by a rounding than such a difference."""
 REDUCTIONS = ("sum", "mean", "m2", "amax", "amin", "prod", "sum_exp")
 """m2 is the sum of squared deviations from the mean, sum_exp that of exponentials of what the
 greatest element leaves (attr: by which operator); NaN wins in amax and amin, as in torch."""
@@ -144,6 +149,26 @@ class Graph:
     @property
     def reduced_size(self) -> int:
         return math.prod(self.space[a] for a in self.reduced)
+
+    @functools.cached_property
+    def meets_extremes(self) -> bool:
+        """Whether sums meet the greatest or least of them where a rounding decides: are compared
+        with it, say, as its gradient goes to what equals it. They are computed anew there, and
+        compilers must not contract products into some of these sums and not into others."""
+        computed, extreme = set[int](), set[int]()
+        for i, n in enumerate(self.nodes):
+            if n.op in ("amax", "amin"):
+                if not (computed | extreme).isdisjoint(n.args):
+                    extreme.add(i)
+            elif n.op not in REDUCTIONS:
+                of_both = not (computed.isdisjoint(n.args) or extreme.isdisjoint(n.args))
+                if of_both and n.op not in CONTINUOUS:
+                    return True
+                if n.op in ("add", "sub") or not computed.isdisjoint(n.args):
+                    computed.add(i)
+                if not extreme.isdisjoint(n.args):
+                    extreme.add(i)
+        return False
 
     def users(self, i: int) -> list[int]:
         return [j for j, n in enumerate(self.nodes) if i in n.args]

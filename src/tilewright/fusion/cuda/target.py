@@ -135,8 +135,10 @@ def task(graph: Graph, config: Any, device: DeviceSpec) -> CompileTask:
         source, *_ = programs.emit(graph, config, device)
     else:
         source, _ = emit(graph, config, device)
-    flags = (f"--gpu-architecture={device.arch}", "--std=c++17", "--ptxas-options=-v")
-    return CompileTask("nvrtc", source, flags, ENTRY)
+    flags = [f"--gpu-architecture={device.arch}", "--std=c++17", "--ptxas-options=-v"]
+    if graph.meets_extremes:
+        flags.append("--fmad=false")
+    return CompileTask("nvrtc", source, tuple(flags), ENTRY)
 
 
 def executable(
