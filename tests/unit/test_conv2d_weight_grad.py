@@ -4,6 +4,7 @@ import contextlib
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from convolutions import RESNET50, SIMPLE, fp32, weight_grad
@@ -543,6 +544,9 @@ def test_autocast_casts_as_for_pytorchs_convolution_and_leaves_the_choice(dtype)
         {"padding": -1},
         {"padding": "full"},
         {"padding": "same", "stride": 2},
+        {"padding": "same", "stride": np.int64(2)},
+        {"padding": "same", "stride": np.array([1, 1])},
+        {"padding": np.array([1, 1])},
         {"dilation": 0},
         {"dilation": 9},
         {"groups": 3},
@@ -568,3 +572,22 @@ def test_sizes_that_pytorch_makes_sense_of_are_taken():
     x, weight = torch.randn(2, 4, 6, 6), torch.randn(3, 4, 3, 3, requires_grad=True)
     expected = torch.nn.functional.conv2d(x, weight, stride=2)
     assert torch.equal(tw.conv2d(x, weight, stride=torch.tensor(2)), expected)
+
+
+@pytest.mark.parametrize("groups", [torch.tensor(2), np.int64(2)], ids=repr)
+def test_groups_that_pytorch_takes_are_taken_by_the_backward_too(groups):
+    x, weight, bias = torch.randn(2, 4, 6, 6), torch.randn(6, 2, 3, 3), torch.randn(6)
+    found = gradients(tw.conv2d, x, weight, bias, groups=groups)
+    expected = gradients(torch.nn.functional.conv2d, x, weight, bias, groups=2)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 6, 6), (2, 0, 6, 6)])
+def test_empty_tensors_are_pytorchs_with_their_gradients(shape):
+    """Without channels PyTorch gives no features either, whatever the weight has."""
+    x, weight, bias = torch.randn(shape), torch.randn(3, shape[1], 3, 3), torch.randn(3)
+    found = gradients(tw.conv2d, x, weight, bias, padding=1)
+    expected = gradients(torch.nn.functional.conv2d, x, weight, bias, padding=1)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)

@@ -43,8 +43,8 @@ def conv2d(
     `tw.conv2d_weight_grad`'s: of the implementation that the records speak for; with the bias's it
     is `tw.conv2d_weight_bias_grad`'s where there are records of that. Where that is of no use (no
     gradient of the weight is needed, under torch.compile and transforms, for tensor subclasses,
-    complex tensors, one image without a batch and padding that differs from side to side) PyTorch's
-    function runs as it is. Autocast casts as it does there.
+    complex and empty tensors, one image without a batch and padding that differs from side to side)
+    PyTorch's function runs as it is. Autocast casts as it does there.
 
     Args:
         input: (N, C, H, W), or (C, H, W).
@@ -62,7 +62,8 @@ def conv2d(
         or (bias is not None and type(bias) not in _PLAIN)
         or not (torch.is_grad_enabled() and weight.requires_grad)
         or input.dim() != 4
-        or not input.is_floating_point()
+        or not (input.is_floating_point() and input.numel() and weight.numel())
+        or type(groups) is not int
         or (geometry := _geometry(weight, stride, padding, dilation)) is None
         or _len_torch_dispatch_stack()
         or _is_torch_function_mode_enabled()
@@ -86,14 +87,16 @@ def _geometry(
 ) -> tuple[tuple[int, int], ...] | None:
     """Stride, padding and dilation by height and width; None where "same" is more on one side, and
     for what PyTorch may refuse."""
-    if padding == "valid":
-        padding = 0
-    if padding == "same" and stride in (1, (1, 1), [1, 1]) and _are_sizes(dilation):
-        sizes = zip(pair(dilation), weight.shape[2:], strict=False)
-        around = [d * (k - 1) for d, k in sizes]
-        padding = padding if any(n % 2 for n in around) else [n // 2 for n in around]
-    given = (stride, padding, dilation)
-    return tuple(map(pair, given)) if all(map(_are_sizes, given)) else None
+    if not (_are_sizes(stride) and _are_sizes(dilation)):
+        return None
+    if isinstance(padding, str):
+        if padding == "valid":
+            padding = 0
+        elif padding == "same" and pair(stride) == (1, 1):
+            sizes = zip(pair(dilation), weight.shape[2:], strict=False)
+            around = [d * (k - 1) for d, k in sizes]
+            padding = None if any(n % 2 for n in around) else [n // 2 for n in around]
+    return (pair(stride), pair(padding), pair(dilation)) if _are_sizes(padding) else None
 
 
 def _are_sizes(value: Any) -> bool:
