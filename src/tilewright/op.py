@@ -16,7 +16,6 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from tilewright.indexed import Indexed
 from tilewright.outputs import dtypes_like, specs_of, tensors_of
 from tilewright.registry import Registry
 from tilewright.settings import trusts_indices
-from tilewright.signature import Signature, Value
+from tilewright.signature import Signature, Value, of_python
 from tilewright.tensor_spec import (
     DEFAULT_ALIGN,
     DTYPE_NAMES,
@@ -342,8 +341,10 @@ class Op:
             elif value is True or value is False:
                 if self.indexed is not None and self.parameters[name].annotation == "float":
                     value = float(value)  # as PyTorch takes alpha
-            elif isinstance(value, Real) and not isinstance(value, (int, float)):  # of numpy
-                value = int(value) if isinstance(value, Integral) else float(value)
+            elif isinstance(value, (list, tuple)):
+                value = tuple(of_python(v) for v in value)
+            else:
+                value = of_python(value)
             if isinstance(value, torch.dtype):
                 if self.fused:
                     raise InvalidArgument(
@@ -351,7 +352,7 @@ class Op:
                         "write it inside"
                     )
                 value = DTYPE_NAMES.get(value, str(value))
-            given[name] = tuple(value) if isinstance(value, (list, torch.Size)) else value
+            given[name] = value
         devices = {t.device for t in tensors}
         if len(devices) > 1:
             found = ", ".join(sorted(map(str, devices)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from tilewright.errors import InvalidType, known_names
@@ -87,6 +88,13 @@ class Signature:
 
     def _unknown(self, name: str, names: Iterable[str]) -> InvalidType:
         return InvalidType(f"{self.name}: unknown argument {name!r}; {known_names(name, names)}")
+
+
+def of_python(value: Any) -> Any:
+    """A number of numpy as one of Python; other values as they are."""
+    if isinstance(value, (int, float)) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

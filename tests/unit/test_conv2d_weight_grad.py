@@ -252,6 +252,7 @@ def test_the_result_has_the_layout_of_the_inputs(layout):
         ("2,8,9,9", "2,8,7,7", "kernel_size=3, padding=same", "padding=same should be tuple"),
         ("2,8,9,9", "2,8,7,7", "kernel_size=3, padding=[0,-1]", "padding=.*at least 0"),
         ("2,8,2,2", "2,8,1,1", "kernel_size=5", "grad_output has shape"),
+        ("2,8,9,9", "2,0,7,7", "kernel_size=3", "grad_output has no channels, expected 1 or more"),
     ],
 )
 def test_arguments_that_belong_to_no_convolution_are_refused(x, grad, rest, words):
@@ -262,6 +263,44 @@ def test_arguments_that_belong_to_no_convolution_are_refused(x, grad, rest, word
 def test_sizes_are_whole_numbers():
     with pytest.raises(InvalidArgument, match=r"stride=\[1.0,1.0\] should be tuple\[int"):
         tw.conv2d_weight_grad(*HALF_PAIR, 3, stride=(1.0, 1.0), padding=1)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_sizes_may_be_numbers_of_numpy(requires_grad):
+    x, grad = torch.randn(2, 4, 8, 8), torch.randn(2, 6, 8, 8)
+    expected = tw.conv2d_weight_grad(x, grad, 3, padding=1)
+    x.requires_grad_(requires_grad)
+    for three, one in ((np.int64(3), np.int8(1)), ((3, np.int64(3)), [np.int32(1)])):
+        found = tw.conv2d_weight_grad(x, grad, three, padding=one, groups=np.int64(1))
+        torch.testing.assert_close(found.detach(), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 8, 8), (0, 4, 8, 8)])
+@pytest.mark.parametrize("add", [False, True])
+def test_the_bias_gradient_is_that_of_grad_output_whatever_x_has(shape, add):
+    grad = torch.randn(shape[0], 6, shape[2] + 2, 10)
+    into = {"into": torch.ones(6, shape[1], 3, 3), "into_bias": torch.ones(6)} if add else {}
+    weight, bias = tw.conv2d_weight_bias_grad(torch.randn(shape), grad, 3, padding=2, **into)
+    torch.testing.assert_close(bias, grad.sum((0, 2, 3)) + add)
+    assert torch.equal(weight, torch.full((6, shape[1], 3, 3), float(add)))
+
+
+@pytest.mark.parametrize(
+    ("kernel_size", "into", "words"),
+    [(3, (6, 4, 3, 3), r"gives \[2, 6, 6, 6\]"), (1, (1,), r"\[6, 4, 1, 1\]")],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_does_not_fit_is_refused_under_transforms_and_compile(
+    compiled, kernel_size, into, words
+):
+    def run(x, grad, into):
+        return tw.conv2d_weight_grad(x, grad, kernel_size, into=into)
+
+    x, grad, into = torch.randn(2, 4, 8, 8), torch.randn(2, 6, 8, 8), torch.zeros(into)
+    given = (x.requires_grad_(), grad, into) if compiled else (x[None], grad[None], into[None])
+    run = torch.compile(run, backend="eager") if compiled else torch.func.vmap(run)
+    with pytest.raises(InvalidArgument, match=words):
+        run(*given)
 
 
 def test_ranks_and_dtypes_are_held_together():

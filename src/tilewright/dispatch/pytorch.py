@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -45,13 +46,18 @@ def or_why(op: Op, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[]
 
 
 def bind(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by the reference's names; one int for several sizes becomes a tuple.
+    """The arguments by the reference's names; one number for several sizes becomes a tuple.
 
     Raises:
         InvalidType: too many arguments, an unknown name, or one given twice.
     """
     bound = op.signature.bind(args, kwargs)
     for name, value in bound.items():
-        if type(value) is int and "tuple" in op.parameters[name].annotation:
-            bound[name] = (value,)
+        if "tuple" in op.parameters[name].annotation and _is_whole(value):
+            bound[name] = (value if type(value) is int else int(value),)
     return bound
+
+
+def _is_whole(value: Any) -> bool:
+    """Python's (also one that a trace has no value of) and numpy's; True is no number."""
+    return type(value) is int or (isinstance(value, Integral) and type(value) is not bool)

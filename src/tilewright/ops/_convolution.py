@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active
+from torch.compiler import is_dynamo_compiling
 
 from tilewright.errors import InvalidArgument
 from tilewright.op import Workload
@@ -100,16 +101,30 @@ def check_weight_grad(name: str, args: dict[str, Any]) -> dict[str, Any]:
                 f"{name}: {argument} has {spec.shape[1]} channels, which groups={groups} do not "
                 "divide"
             )
-    sizes = output_size(x.shape[2:], *(args[n] for n in GEOMETRY))
+    if grad.shape[1] < groups:
+        raise InvalidArgument(f"{name}: grad_output has no channels, expected {groups} or more")
+    check_sizes(name, x, grad, *(args[n] for n in GEOMETRY))
+    return args
+
+
+def check_sizes(
+    name: str,
+    x: Any,
+    grad: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> None:
+    """Hold the shape of grad_output to that of x; both are tensors, or their specs."""
+    sizes = output_size(x.shape[2:], kernel_size, stride, padding, dilation)
     expected = (x.shape[0], grad.shape[1], *sizes)
-    if min(sizes) < 1 or grad.shape != expected:
+    if min(sizes) < 1 or tuple(grad.shape) != expected:
         raise InvalidArgument(
             f"{name}: grad_output has shape {list(grad.shape)}, but the convolution of "
-            f"x {list(x.shape)} with kernel_size={list(args['kernel_size'])}, "
-            f"stride={list(args['stride'])}, padding={list(args['padding'])}, "
-            f"dilation={list(args['dilation'])} gives {list(expected)}"
+            f"x {list(x.shape)} with kernel_size={list(kernel_size)}, stride={list(stride)}, "
+            f"padding={list(padding)}, dilation={list(dilation)} gives {list(expected)}"
         )
-    return args
 
 
 def check_results(name: str, args: dict[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
@@ -200,13 +215,31 @@ def gradients(
     shape = (features, x.shape[1] // groups, *pair(kernel_size))
     weight = x.new_empty(1).expand(shape)  # only its shape is read
     sizes = pair(stride), pair(padding), pair(dilation)
+    if is_dynamo_compiling() or _are_functorch_transforms_active():  # nothing has checked the call
+        check_sizes("conv2d_weight_grad", x, grad_output, pair(kernel_size), *sizes)
     _, dw, db = torch.ops.aten.convolution_backward(
         grad_output, x, weight, [features] if bias else None, *sizes, False, (0, 0), groups,
         (False, True, bias),
     )  # fmt: skip
+    if bias and not x.numel():  # PyTorch's is zero: without x its convolution has no features
+        db = grad_output.sum((0, 2, 3))
     if not _are_functorch_transforms_active():  # vmap cannot tell or give a memory format
         dw = dw.contiguous(memory_format=_weight_format(x, grad_output))
     return dw, db
+
+
+def added(into: Tensor, found: Tensor) -> Tensor:
+    """Their sum; nothing is broadcast.
+
+    Raises:
+        InvalidArgument: their shapes differ.
+    """
+    if into.shape != found.shape:
+        raise InvalidArgument(
+            f"a gradient of shape {list(found.shape)} is to be added to one of "
+            f"{list(into.shape)}; give one of its shape"
+        )
+    return into + found
 
 
 def widened(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tilewright.op import Workload, op
 from tilewright.ops._convolution import (
+    added,
     bytes_moved,
     check_results,
     check_weight_grad,
@@ -92,7 +93,8 @@ def conv2d_weight_bias_grad(
 
     Returns:
         (K, C / groups, R, S) and (K), dtype of x, `out_dtype` or that of `into`; the first
-        channels_last if x or grad_output is, else contiguous. Halves are accumulated in fp32.
+        channels_last if x or grad_output is, else contiguous, and beside `into` laid out as
+        PyTorch's sum with that. Halves are accumulated in fp32.
 
     Raises:
         InvalidArgument: the shapes do not belong to one convolution, or the dtypes do not fit.
@@ -103,4 +105,4 @@ def conv2d_weight_bias_grad(
     weight, bias = gradients(x, grad_output, *geometry, bias=True)
     if into is None or into_bias is None:
         return weight, bias
-    return into + weight, into_bias + bias
+    return added(into, weight), added(into_bias, bias)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tilewright.op import op
 from tilewright.ops._convolution import (
+    added,
     bytes_moved,
     check_results,
     check_weight_grad,
@@ -84,11 +85,12 @@ def conv2d_weight_grad(
 
     Returns:
         (K, C / groups, R, S), dtype of x, `out_dtype` or that of `into`; channels_last if x or
-        grad_output is, else contiguous. Halves are accumulated in fp32.
+        grad_output is, else contiguous, and beside `into` laid out as PyTorch's sum with that.
+        Halves are accumulated in fp32.
 
     Raises:
         InvalidArgument: the shapes do not belong to one convolution, or the dtypes do not fit.
     """
     geometry = (kernel_size, stride, padding, dilation, groups)
     found, _ = gradients(x, grad_output, *geometry, bias=False)
-    return found if into is None else into + found
+    return found if into is None else added(into, found)
