@@ -68,7 +68,7 @@ _OF_NOTHING = {
     **dict.fromkeys(("prod", "all"), 1),
     **dict.fromkeys(("mean", "var"), math.nan),
 }
-"""What a reduction makes of no elements; `amax` and `amin` make none of them."""
+"""What a reduction makes of no elements; PyTorch refuses `amax` and `amin` of none."""
 
 
 def lower(w: Workload) -> Graph:
@@ -378,7 +378,7 @@ class _Lowering(PieceBuilder):
 
     def reduction(self, node: Any, name: str) -> Value | Pieces:
         if not node.args[0].meta["val"].numel():
-            return self.holding(_OF_NOTHING.get(name, 0), node)
+            return self.holding(_OF_NOTHING[name], node)
         whole = self.whole(node.args[0])
         if isinstance(whole, Value):
             return self.reduced(node, name, whole)
