@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import tilewright as tw
 from tilewright.dispatch import prepared
+from tilewright.errors import InvalidArgument
 from tilewright.op import OPS, Workload
 
 # --- leaving the fast path -----------------------------------------------------------------------
@@ -266,3 +267,13 @@ def test_custom_operators_are_well_formed(name, probe):
     torch.library.opcheck(target, args[name])
     first, *rest = args[name]
     torch.library.opcheck(target, (first.requires_grad_(), *rest))
+
+
+def test_what_one_operator_refuses_under_torch_compile_leaves_the_others_in_one_graph():
+    torch._dynamo.reset()
+    x = torch.randn(2, 4, 8, 8)
+    with pytest.raises(InvalidArgument, match="gives"):
+        torch.compile(tw.conv2d_weight_grad, backend="eager")(x.requires_grad_(), x, 3)
+    doubled = tw.fuse(lambda x: x * 2, name="doubled")
+    found = torch.compile(doubled, backend="eager", fullgraph=True)(x.detach())
+    assert torch.equal(found, x * 2)

@@ -129,7 +129,11 @@ def public_operator(op: Op) -> Callable[..., Any]:
         return run(*tensors)
 
     traced = torch_ops.traced(op, call)
-    return _as_public(op, call)
+    public = _as_public(op, call)
+    # Dynamo keeps by code object what it compiled, how often, and what it gave up on.
+    for function in (call, public):
+        function.__code__ = function.__code__.replace()  # type: ignore[attr-defined]
+    return public
 
 
 def _as_public(op: Op, call: Run) -> Run:
