@@ -3,8 +3,11 @@ that they compile for every architecture."""
 
 import itertools
 import math
+import os
 import random
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -375,3 +378,28 @@ def test_grids_have_one_axis_and_fit_beyond_two_to_the_31_rows(text):
 def test_a_grid_that_would_not_fit_is_refused_in_words():
     graph = graph_of(Workload.parse("softmax(x=f16[4000000000000,3,17], dim=1)"))
     assert "tiles exceed a grid of 2147483647" in target.unsupported(graph, H200)
+
+
+def test_sources_are_the_same_in_every_process():
+    """What one process compiled is found by others, whatever the order of their sets of strings."""
+    emitting = """if True:
+        from tilewright.device import DEVICES
+        from tilewright.fusion.cuda import target
+        from tilewright.impls.fused import graph_of
+        from tilewright.op import Workload
+
+        x = "f32[304,3,32,64]"
+        operands = f"grad_output={x}, x={x}, end={x}, weight=f32[1,3,1,1]"
+        graph, device = graph_of(Workload.parse(f"lerp_backward({operands})")), DEVICES["h200"]
+        print(target.task(graph, target.heuristic(graph, device), device).source)
+    """
+    sources = [
+        subprocess.run(
+            [sys.executable, "-c", emitting], env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE, check=True, text=True,
+        ).stdout
+        for seed in "01"
+    ]  # fmt: skip
+    assert sources[0] == sources[1]
+    assert "chunks_factor" in sources[0]
+    assert "pieces_factor" in sources[0]

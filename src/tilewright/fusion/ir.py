@@ -117,9 +117,15 @@ class Graph:
 
     def axes(self, i: int) -> tuple[int, ...]:
         """The axes that reduction `i` runs over, outermost first."""
-        operand = self.nodes[self.nodes[i].args[0]].shape
-        sizes = zip(operand, self.nodes[i].shape, strict=True)
-        return tuple(a for a, (before, after) in enumerate(sizes) if before != after)
+        return self._axes[i]
+
+    @functools.cached_property
+    def _axes(self) -> dict[int, tuple[int, ...]]:
+        found = {}
+        for i in self.reductions:
+            sizes = zip(self.nodes[self.nodes[i].args[0]].shape, self.nodes[i].shape, strict=True)
+            found[i] = tuple(a for a, (before, after) in enumerate(sizes) if before != after)
+        return found
 
     def count(self, i: int) -> int:
         """How many elements reduction `i` makes one of."""

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tilewright.fusion.ir import Graph
 from tilewright.tensor_spec import TensorSpec
@@ -79,6 +80,8 @@ def walking(segments: Sequence[Segment]) -> list[int]:
 class Kernels:
     """What a target's kernels can do. This is the C++ target's: one work item walks many rows.
 
+    Equal ones cut a graph in the same places: they may differ in how many parts there are.
+
     Attributes:
         across: whether rows may as well run across the order of memory.
         extra: how many passes over large tensors splitting rows may cost.
@@ -98,6 +101,16 @@ class Kernels:
 
     def __init__(self, parts: int = 1):
         self.parts = parts
+
+    def kind(self) -> tuple[Any, ...]:
+        """What decides where a graph is cut."""
+        return (type(self),)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Kernels) and self.kind() == other.kind()
+
+    def __hash__(self) -> int:
+        return hash(self.kind())
 
     def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
         """How well rows of these axes, () if they are split, suit a graph whose rows may be split:

@@ -15,11 +15,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
 from tilewright.fusion.passes import remove_dead
 from tilewright.fusion.plan import expand_moments
 from tilewright.fusion.program import Kernels, Program, Segment, walking
+from tilewright.fusion.remembered import remembered
 from tilewright.fusion.subgraphs import (
     Known,
     Store,
@@ -58,21 +60,28 @@ def cut(
         whole = Segment(graph, buffers[:inputs], buffers[inputs:])
         return Program((whole,), inputs, outputs, ())
     in_sums = remove_dead(expand_moments(graph, kernels.corrects))
+    if not split:
+        return _Cutter(in_sums, kernels, _rows_of_fewest_passes(graph, kernels)).run(split)
     program = _Cutter(in_sums, kernels).run(split)
-    if split:
-        other = cut(graph, parts, kernels=kernels)
-        return other if program.large() > other.large() + kernels.extra else program
-    return _with_fewest_passes(in_sums, kernels, program)
+    other = cut(graph, parts, kernels=kernels)
+    return other if program.large() > other.large() + kernels.extra else program
 
 
-def _with_fewest_passes(graph: Graph, kernels: Kernels, best: Program) -> Program:
-    """`best`, or what takes fewer passes: what gets most done now may leave more for later."""
-    rows = [0]
+@remembered
+def _rows_of_fewest_passes(graph: Graph, kernels: Kernels) -> tuple[int, ...]:
+    """Which row each kernel walks: what gets most done now may leave more for later."""
+    in_sums = remove_dead(expand_moments(graph, kernels.corrects))
+    best: tuple[int, ...] = ()
+    rows: list[int] = []
+    fewest = most = math.inf
+    found: dict[tuple[int, ...], list[_Row]] = {}
     for _ in range(MOST_TRIED):
-        cutter = _Cutter(graph, kernels, rows, len(walking(best.segments)))
+        cutter = _Cutter(in_sums, kernels, rows, most, found)
         with contextlib.suppress(_Hopeless):
             program = cutter.run(split=False)
-            best = program if program.large() <= best.large() else best
+            if program.large() <= fewest:
+                best = tuple(k for k, _ in cutter.chosen)
+                fewest, most = program.large(), len(walking(program.segments))
         chosen = cutter.chosen
         while chosen and chosen[-1][0] + 1 == chosen[-1][1]:
             chosen.pop()
@@ -99,6 +108,22 @@ _SOMEWHERE = Known(0, Access((), "f32", 1))
 """A value that has no buffer yet."""
 
 
+class _Row(NamedTuple):
+    """The axes of a row that a kernel may walk, and what it gets done.
+
+    Attributes:
+        useful: it gets anything done.
+        now: what is known then.
+        added: what is added up.
+    """
+
+    useful: bool
+    merit: tuple[float, ...]
+    axes: tuple[int, ...]
+    now: set[int]
+    added: list[int]
+
+
 class _Hopeless(Exception):
     """Another program takes no more passes."""
 
@@ -109,13 +134,20 @@ class _Cutter:
     Args:
         rows: which row each kernel walks instead: of those that get anything done, most first.
         most: passes that are too many.
+        found: by the rows that kernels before walk those that the next may: cutters may share it.
     """
 
     def __init__(
-        self, graph: Graph, kernels: Kernels, rows: Sequence[int] = (), most: float = math.inf
+        self,
+        graph: Graph,
+        kernels: Kernels,
+        rows: Sequence[int] = (),
+        most: float = math.inf,
+        found: dict[tuple[int, ...], list[_Row]] | None = None,
     ):
         self.graph, self.kernels = graph, kernels
         self.rows, self.most = rows, most
+        self.found = {} if found is None else found
         self.chosen: list[tuple[int, int]] = []
         """Which row each kernel walks, and of how many."""
         self.lane = -1
@@ -143,7 +175,7 @@ class _Cutter:
         while remaining:
             needed = self.needed(remaining, known)
             self.lane = main_axis(self.graph, needed)
-            row, now, added = self.best_row(remaining, needed, known, split)
+            _, _, row, now, added = self.best_row(remaining, needed, known, split)
             if row and self.kernels.row_parts:
                 self.walked.add(row)
             columns = [i for i in added if self.completes(i, row)]
@@ -173,9 +205,22 @@ class _Cutter:
 
     def best_row(
         self, outputs: Sequence[int], needed: Sequence[int], known: dict[int, Known], split: bool
-    ) -> tuple[tuple[int, ...], set[int], list[int]]:
-        """The axes of a row, of those that complete most unless `rows` says otherwise, what is
-        known then, and what is added up."""
+    ) -> _Row:
+        """Of the rows that complete most, unless `rows` says otherwise."""
+        if len(walking(self.segments)) + 1 >= self.most:
+            raise _Hopeless
+        before = tuple(k for k, _ in self.chosen)
+        if before not in self.found:
+            self.found[before] = self.ranked(outputs, needed, known, split)
+        found = self.found[before]
+        at = self.rows[len(before)] if len(before) < len(self.rows) else 0
+        self.chosen.append((at, max(sum(row.useful for row in found), 1)))
+        return found[at]
+
+    def ranked(
+        self, outputs: Sequence[int], needed: Sequence[int], known: dict[int, Known], split: bool
+    ) -> list[_Row]:
+        """The rows that the next kernel may walk; those that get most done come first."""
         sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
         sets |= self.walked if self.kernels.row_parts else {(self.lane,)}
         space = largest(self.graph.nodes[i].shape for i in needed)
@@ -191,18 +236,9 @@ class _Cutter:
             suits = self.kernels.suits(space, row, self.lane) if split else whole
             progress = len(done) + len(added) + written
             useful, reduces = progress > 0 <= suits, bool(done or by_row or not row)
-            found.append((useful, reduces, progress, contiguous, suits, row, now, added))
-        found.sort(key=lambda f: f[:6], reverse=True)
-        *_, row, now, added = found[self.choose(max(sum(useful for useful, *_ in found), 1))]
-        return row, now, added
-
-    def choose(self, count: int) -> int:
-        """Which of so many rows the next kernel walks."""
-        if len(walking(self.segments)) + 1 >= self.most:
-            raise _Hopeless
-        at = len(self.chosen)
-        self.chosen.append((self.rows[at] if at < len(self.rows) else 0, count))
-        return self.chosen[-1][0]
+            merit = (reduces, progress, contiguous, suits)
+            found.append(_Row(useful, merit, row, now, added))
+        return sorted(found, key=lambda f: f[:3], reverse=True)
 
     def completed(
         self,

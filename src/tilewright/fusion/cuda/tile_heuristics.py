@@ -9,7 +9,6 @@ from dataclasses import replace
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.schedule import ARITHMETIC_REGISTERS, WIDEST_ACCESS
 from tilewright.fusion.cuda.tiles import WARP, Area, Tiles, TileSchedule, fitted
-from tilewright.fusion.ir import Access
 from tilewright.space import ConfigSpace
 
 IN_FLIGHT_BYTES, MOST_IN_FLIGHT_BYTES = 32, 128
@@ -142,11 +141,11 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     parts to be read again. Of two blocks on an SM one loads while the other computes.
     """
     area, s = tiles.area, tiles.s
-    full, itemsize = _full(area), _itemsize(area)
+    itemsize, whole_bytes = _itemsize(area), sum(a.itemsize for a in area.whole)
     shares = min(tiles.shares, tiles.chunk_steps)
     steps = math.ceil(tiles.chunk_steps / tiles.shares) * s.turns
     ahead = min(s.unroll if area.added else max(s.unroll, tiles.kept_steps), steps)
-    flying = min(s.vector * sum(a.itemsize for a in full) * ahead, MOST_IN_FLIGHT_BYTES)
+    flying = min(s.vector * whole_bytes * ahead, MOST_IN_FLIGHT_BYTES)
     wanted = device.sms * device.threads_per_sm * IN_FLIGHT_BYTES
     busy = min(1.0, tiles.blocks * tiles.lanes * shares * flying / wanted) ** 0.3
     even = tiles.blocks / (math.ceil(tiles.blocks / device.sms) * device.sms)
@@ -159,7 +158,7 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     partial = sum(tiles.count_of_parts(i) * math.prod(nodes[i].shape) for i in area.added.values())
     again = 8 * partial / math.prod(area.graph.space)
     joining = steps / (steps + 0.5)
-    moved_bytes = sum(a.itemsize for a in full) * math.prod(area.graph.space)
+    moved_bytes = whole_bytes * math.prod(area.graph.space)
     kept = REREAD[moved_bytes > device.l2_bytes] if area.carried else 1.0
     kept = 1.0 if s.storage == "registers" else kept
     registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
@@ -175,14 +174,5 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     return busy * even * wide * used**0.5 * joining * kept * overlaps / (1 + again)
 
 
-def _full(area: Area) -> list[Access]:
-    """The tensors that are read or written most."""
-    return [a for a in area.graph.memory if _reads_all(area, a)] or area.graph.memory
-
-
 def _itemsize(area: Area) -> int:
-    return max((a.itemsize for a in _full(area)), default=4)
-
-
-def _reads_all(area: Area, access: Access) -> bool:
-    return all(s or n == 1 for s, n in zip(access.strides, area.graph.space, strict=True))
+    return max((a.itemsize for a in area.whole), default=4)

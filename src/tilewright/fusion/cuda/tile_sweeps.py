@@ -50,8 +50,9 @@ class TileSweeps(Kernel):
 
     def every_extent(self) -> dict[str, int]:
         every = dict(self.counted)
-        for name in {"pieces", "chunks"} & set(every):
-            every |= self.divisor_of(Extent(every[name], name))
+        for name in ("pieces", "chunks"):
+            if name in every:
+                every |= self.divisor_of(Extent(every[name], name))
         return super().every_extent() | every
 
     def kind_of_extent(self, name: str) -> str:

@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DeviceSpec
@@ -23,10 +24,11 @@ from tilewright.fusion.cuda.schedule import (
     held_bytes,
     widest_vectors,
 )
-from tilewright.fusion.ir import Graph
+from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import permuted, with_axis
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows, with_stores_last
 from tilewright.fusion.program import Kernels, Segment
+from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import main_axis
 from tilewright.space import param
 
@@ -97,13 +99,13 @@ class TileSchedule:
 
 def loads_bytes(graph: Graph, c: TileSchedule) -> int:
     """What one block may have on its way at once, of tensors that vary over all axes."""
-    whole = [
-        a.itemsize
-        for a in graph.memory
-        if all(stride or n == 1 for stride, n in zip(a.strides, graph.space, strict=True))
-    ]
+    whole = [a.itemsize for a in graph.memory if _varies_everywhere(a, graph)]
     steps = c.unroll * (2 if c.ahead else 1)
     return c.block_threads * c.turns * c.vector * steps * sum(whole)
+
+
+def _varies_everywhere(access: Access, graph: Graph) -> bool:
+    return all(stride or n == 1 for stride, n in zip(access.strides, graph.space, strict=True))
 
 
 class Area:
@@ -144,6 +146,23 @@ class Area:
 
     def along_lane(self, i: int) -> bool:
         return self.lane in self.graph.axes(i)
+
+    @remembered
+    def step_bytes(self, vector: int) -> tuple[int, int, int]:
+        """Of a thread's step: what it loads, what it may keep, and what it adds up."""
+        nodes = self.plan.graph.nodes
+        loads = [n for n in nodes if n.op == "load" and self.varies(n.shape)]
+        loaded = sum(held_bytes(n.dtype, vector) for n in loads)
+        kept = sum(held_bytes(nodes[i].dtype, vector) for i in self.carried)
+        kept += sum(held_bytes(nodes[i].dtype, 1) for i in self.parameters)
+        sums = sum(held_bytes(nodes[i].dtype, vector) for i in self.plan.graph.reductions)
+        return loaded, kept, sums
+
+    @functools.cached_property
+    def whole(self) -> list[Access]:
+        """The tensors that are read or written most: those that vary over all axes, if any do."""
+        memory = self.graph.memory
+        return [a for a in memory if _varies_everywhere(a, self.graph)] or memory
 
     @functools.cached_property
     def turning(self) -> bool:
@@ -242,6 +261,7 @@ class Tiles:
                 found.append((f"(x / {WARP})", math.ceil(self.lanes / WARP)))
         return [(name, n) for name, n in found if n > 1]
 
+    @remembered
     def count_of_parts(self, i: int) -> int:
         return math.prod(n for _, n in self.parts_of(i))
 
@@ -306,19 +326,12 @@ class Tiles:
         tickets = sum(self.blocks // self.count_of_parts(i) for i in shapes)
         return PART_WORDS * parts + tickets + 2 * SECTOR_WORDS * len(shapes)
 
-    @property
+    @functools.cached_property
     def held_bytes(self) -> int:
         """Of one thread: what it adds up, and what it keeps or has in flight, whichever is more."""
-        graph, vector = self.area.plan.graph, self.s.vector
-        nodes = [n for n in graph.nodes if n.op == "load" and self.area.varies(n.shape)]
-        flying = (1 + self.s.ahead) * self.s.unroll
-        flying *= sum(held_bytes(n.dtype, vector) for n in nodes)
-        carried = [graph.nodes[i] for i in self.area.carried]
-        kept = sum(held_bytes(n.dtype, vector) for n in carried)
-        kept += sum(held_bytes(graph.nodes[i].dtype, 1) for i in self.area.parameters)
-        kept *= self.kept_steps
-        sums = sum(held_bytes(graph.nodes[i].dtype, vector) for i in graph.reductions)
-        return max(kept, flying) + sums
+        loaded, kept, sums = self.area.step_bytes(self.s.vector)
+        flying = (1 + self.s.ahead) * self.s.unroll * loaded
+        return max(kept * self.kept_steps, flying) + sums
 
 
 def blocks_of_sm(tiles: Tiles, device: DeviceSpec) -> int:
@@ -367,6 +380,9 @@ class TileKernels(Kernels):
         self.schedule, self.device, self.mixes = schedule, device, mixes
         self.row_parts, self.columns = rows, columns
         self.extra = MORE_PASSES if device else 0
+
+    def kind(self) -> tuple[Any, ...]:
+        return (*super().kind(), self.device, self.mixes, self.row_parts, self.columns)
 
     def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
         if not row:
