@@ -1,5 +1,6 @@
 """What the documentation points at exists, and what it says to type is accepted."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -19,6 +20,10 @@ from tilewright.suite import SUITES
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)[^)]*\)")
+HASHES = r"[0-9a-f]{7}(?:(?:, | and )[0-9a-f]{7})*"
+NAMED = re.compile(rf"\[({HASHES})\]\(([^)]*results/[^)]*\.json)\)")
+BEHIND = re.compile(rf"\]\(([^)]*results/[^)]*\.json)\)\)?,?\s+\(?(?:commits? )?({HASHES})")
+"""A result file and its commits, in its link or behind it."""
 CODE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -50,6 +55,15 @@ def commands() -> list:
 @pytest.mark.parametrize(("page", "target"), pages_with(LINK))
 def test_link_points_at_a_file_of_the_repository(page, target):
     assert (page.parent / target).exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commits_named_beside_a_result_file_are_those_it_was_measured_at(page):
+    text = page.read_text()
+    found = [*NAMED.findall(text), *(m[::-1] for m in BEHIND.findall(text))]
+    for named, target in found:
+        measured = json.loads((page.parent / target).read_text())["commit"]
+        assert set(re.findall(r"\w{7}", named)) <= {c[:7] for c in measured.split(", ")}, target
 
 
 @pytest.mark.parametrize("line", commands())
