@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import tilewright as tw
 from tilewright.dispatch import prepared
 from tilewright.errors import InvalidArgument
-from tilewright.op import OPS, Workload
+from tilewright.op import Workload
 
 # --- leaving the fast path -----------------------------------------------------------------------
 
@@ -247,29 +247,9 @@ def test_symbolic_shapes_trace_without_a_break(store, probe):
     torch.testing.assert_close(y, torch.lerp(F.softmax(x, -1), x, 0.3))
 
 
-@pytest.mark.parametrize("name", list(OPS))
-def test_custom_operators_are_well_formed(name, probe):
-    op, x, v = OPS[name], torch.randn(4, 8), torch.randn(8)
-    args = {
-        "layer_norm": (x, None, v, v),
-        "rms_norm": (x, [8], v),
-        "softmax": (x,),
-        "lerp": (x, v, 0.5),
-        "bias_layer_norm": (x, v, v, v, v),
-        "conv2d_weight_grad": (torch.randn(1, 2, 4, 4), torch.randn(1, 3, 2, 2), [3, 3]),
-        "conv2d_weight_bias_grad": (torch.randn(1, 2, 4, 4), torch.randn(1, 3, 2, 2), [3, 3]),
-    }
-    if name not in args:
-        pytest.skip(f"no arguments are listed for {op.name}")
-    getattr(tw, name)
-    packet = getattr(torch.ops.tilewright, name)
-    target = packet.overload1 if name == "lerp" else packet.default
-    torch.library.opcheck(target, args[name])
-    first, *rest = args[name]
-    torch.library.opcheck(target, (first.requires_grad_(), *rest))
-
-
-def test_what_one_operator_refuses_under_torch_compile_leaves_the_others_in_one_graph():
+def test_what_one_operator_refuses_under_torch_compile_leaves_the_others_in_one_graph(
+    forgets_functions,
+):
     torch._dynamo.reset()
     x = torch.randn(2, 4, 8, 8)
     with pytest.raises(InvalidArgument, match="gives"):

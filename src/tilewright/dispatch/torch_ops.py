@@ -30,6 +30,11 @@ from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 _libraries: dict[str, torch.library.Library] = {}
 """By operator: a function that is fused again is another one under its name."""
+_KEYS = (
+    torch._C._dispatch_tls_local_include_set(),
+    torch._C._dispatch_tls_local_exclude_set(),
+)
+"""What dispatch includes and leaves out where nobody asked for anything."""
 _SCHEMA_TYPES = {
     Tensor: "Tensor",
     float: "float",
@@ -110,9 +115,15 @@ def register(op: Op, public: Callable[..., Any]) -> list[str] | None:
         library.impl(name, functools.partial(_above_autograd, op, public, target), "Autograd")
         library.impl(name, functools.partial(_no_grad, public), "CompositeExplicitAutograd")
         torch.library.register_fake(
-            f"tilewright::{name}", lambda *args: as_pytorch(op, args, {}), lib=library
+            f"tilewright::{name}", functools.partial(_without_values, op), lib=library
         )
     return listed
+
+
+def _without_values(op: Op, *args: Any) -> Any:
+    """References that take gradients by torch.func need keys that are left out below autograd."""
+    with torch._C._ForceDispatchKeyGuard(*_KEYS):
+        return as_pytorch(op, args, {})
 
 
 def _above_autograd(op: Op, public: Callable[..., Any], target: Any, *args: Any) -> Any:
@@ -140,8 +151,9 @@ def _no_grad(public: Callable[..., Any], *args: Any) -> Any:
 
 def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[str, Any]], Any]:
     """What torch.compile traces in place of the public function; everything here is traced too."""
-    opaque = None  # an in-place form is PyTorch's there: its mutation is known to the trace
-    if op.form_of is None and register(op, public):
+    # The trace knows what an in-place form changes, and a training step is two operators there.
+    opaque = None
+    if op.form_of is None and op.training_of is None and register(op, public):
         opaque = getattr(torch.ops.tilewright, op.name)
     name = op.name
 
@@ -199,7 +211,9 @@ def _is_known(value: Any) -> bool:
 
     if isinstance(value, Tensor):
         return all(has_static_value(n) for n in (*value.shape, *value.stride()))
-    return not isinstance(value, float) or has_static_value(value)
+    if isinstance(value, (tuple, list)):
+        return all(_is_known(v) for v in value)
+    return not isinstance(value, (int, float)) or has_static_value(value)
 
 
 def _description(value: Any) -> Any:
