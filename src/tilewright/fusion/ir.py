@@ -195,7 +195,8 @@ class Graph:
         """A graph in which `rule` replaced nodes: it returns the new index, or None to keep."""
         rewriter = Rewriter(self)
         for i, n in enumerate(self.nodes):
-            mapped = replace(n, args=tuple(rewriter.map[a] for a in n.args))
+            args = tuple(rewriter.map[a] for a in n.args)
+            mapped = n if args == n.args else replace(n, args=args)
             rewriter.line = n.line
             new = rule(rewriter, i, mapped)
             rewriter.map[i] = rewriter.add(mapped) if new is None else new
@@ -253,7 +254,8 @@ class Rewriter:
     line: str | None = None
 
     def add(self, node: Node) -> int:
-        self.nodes.append(node if node.line else replace(node, line=self.line))
+        known = node.line or not self.line
+        self.nodes.append(node if known else replace(node, line=self.line))
         return len(self.nodes) - 1
 
     def __getitem__(self, i: int) -> Node:
