@@ -142,3 +142,14 @@ def test_a_tensor_may_come_where_a_number_was():
     for _ in range(3):
         assert tw.scatter(x, 0, index, 2.0).tolist() == [0, 2, 0, 2, 0]
         assert tw.scatter(x, 0, index, src).tolist() == [0, 7, 0, 8, 0]
+
+
+def test_a_nested_tensor_is_not_held_against_what_came_before():
+    nested = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(2, 16)])
+    found = kept(*ARGS)
+    assert found.find((nested, *ARGS[1:]), False) is None
+    for _ in range(4):
+        tw.layer_norm(*ARGS)
+    mine, theirs = (f(nested, (16,), W, B) for f in (tw.layer_norm, torch.layer_norm))
+    for m, t in zip(mine.unbind(), theirs.unbind(), strict=True):
+        assert torch.equal(m, t)

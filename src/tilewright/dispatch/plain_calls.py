@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C import (
     _are_functorch_transforms_active,
@@ -29,7 +30,10 @@ def is_traced(*tensors: Tensor) -> bool:
 def is_transformed(*tensors: Tensor) -> bool:
     """Whether the call is under function transforms, forward-mode gradients or modes, or on tensors
     that are not plain."""
-    if any(type(t) not in _PLAIN for t in tensors) or _are_functorch_transforms_active():
+    if (
+        not all(type(t) in _PLAIN and is_in_memory(t) for t in tensors)
+        or _are_functorch_transforms_active()
+    ):
         return True
     if is_dynamo_compiling():  # whose trace is under modes of its own
         return False
@@ -38,6 +42,13 @@ def is_transformed(*tensors: Tensor) -> bool:
         or _is_torch_function_mode_enabled()
         or forward_ad._current_level >= 0
     )
+
+
+def is_in_memory(value: Any) -> bool:
+    """Whether a tensor has an address and strides: it is not sparse, opaque, nested, or on meta."""
+    if not isinstance(value, Tensor):
+        return True
+    return value.layout is torch.strided and not (value.is_nested or value.is_meta)
 
 
 def under_a_default_device() -> bool:

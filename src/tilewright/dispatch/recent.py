@@ -8,9 +8,8 @@ inference) and the thread's dispatch state (autocast, transforms) besides, in 0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from numbers import Real
-from operator import itemgetter, or_
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -57,8 +56,9 @@ def answering(args: tuple[Any, ...], run: Run, recorded: bool) -> Answer:
         if not check(*tensors):
             return None
         pointers = [*map(address, tensors)]
-        if reduce(or_, pointers) & 15:
-            return None
+        for pointer in pointers:
+            if pointer & 15:
+                return None
         return run, tensors, {"pointers": pointers} if takes_pointers else NOTHING
 
     return answer
@@ -81,10 +81,11 @@ class Recent:
         `differentiable` is whether gradients are recorded. Those of an entry made while they are
         not may require one.
         """
-        last = self.last
+        first, last = args[0], self.last
+        if first.is_nested:  # it has no strides, and guards that read them end the process
+            return None
         if last is not None and (found := last(args, differentiable)) is not None:
             return found
-        first = args[0]
         for answer in self.kept.get((first.shape, first.dtype, len(args)), ()):
             if answer is not last and (found := answer(args, differentiable)) is not None:
                 return found

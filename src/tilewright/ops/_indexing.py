@@ -132,16 +132,23 @@ def check_reduction(op: str, args: dict[str, Value], known: Sequence[str]) -> No
 def readable(index: Tensor) -> Tensor:
     """The index as PyTorch reads it right: its gather on a CPU, by which gradients go too, takes
     expanded int32 indices for int64 ones (2.13)."""
-    if index.dtype != torch.int32 or index.device.type != "cpu" or 0 not in index.stride():
+    if index.dtype != torch.int32 or index.device.type != "cpu" or not _is_expanded(index):
         return index
     return told_once(index).long().expand(index.shape)
+
+
+def _is_expanded(index: Tensor) -> bool:
+    try:
+        return 0 in index.stride()
+    except RuntimeError:  # sparse and nested tensors have no strides, and PyTorch's words for that
+        return False
 
 
 def columns_of(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """x, or the part of it that PyTorch's sums on a CPU, gather's gradients among them, read the
     index right for: one that is expanded and narrower than x they take for one of all of x (2.13).
     """
-    if x.device.type != "cpu" or 0 not in index.stride() or x.dim() != index.dim():
+    if x.device.type != "cpu" or not _is_expanded(index) or x.dim() != index.dim():
         return x
     dim %= x.dim()
     if x.shape[:dim] == index.shape[:dim] and x.shape[dim + 1 :] == index.shape[dim + 1 :]:
