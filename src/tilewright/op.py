@@ -338,13 +338,12 @@ class Op:
                 tensors.append(value)
                 known = value.dtype in DTYPE_NAMES
                 value = TensorSpec.of(value) if known else self._of_unknown_dtype(name, bound)
-            elif value is True or value is False:
-                if self.indexed is not None and self.parameters[name].annotation == "float":
-                    value = float(value)  # as PyTorch takes alpha
             elif isinstance(value, (list, tuple)):
                 value = tuple(of_python(v) for v in value)
-            else:
+            elif (kind := self.parameters[name].annotation) != "bool":
                 value = of_python(value)
+                if isinstance(value, bool) and kind == "float" and self.indexed is not None:
+                    value = float(value)  # as PyTorch takes alpha
             if isinstance(value, torch.dtype):
                 if self.fused:
                     raise InvalidArgument(

@@ -92,9 +92,13 @@ class Signature:
 
 def of_python(value: Any) -> Any:
     """A number of numpy as one of Python; other values as they are."""
-    if isinstance(value, (int, float)) or not isinstance(value, Real):
+    if isinstance(value, (int, float)):
         return value
-    return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    kind = type(value)
+    is_bool = kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")  # no Real
+    return bool(value) if is_bool else value
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

@@ -1,11 +1,14 @@
 """Names, numbers and counts of the arguments that the public functions take."""
 
+import re
+from decimal import Decimal
+
 import numpy as np
 import pytest
 import torch
 
 import tilewright as tw
-from tilewright.errors import InvalidArgument, InvalidType
+from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidDim, InvalidType
 
 X = torch.arange(6.0).reshape(2, 3)
 INDEX = torch.tensor([[0, 1, 1], [0, 1, 0]])
@@ -38,6 +41,70 @@ def test_numbers_of_numpy_are_numbers(requires_grad):
         for _ in range(3):
             written = tw.scatter(X, 0, INDEX, zero)
             assert torch.equal(written.signbit(), torch.scatter(X, 0, INDEX, zero).signbit())
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int8, torch.complex64])
+def test_booleans_of_numpy_are_numbers_where_pytorch_has_them(dtype, requires_grad):
+    wanted = requires_grad and (dtype.is_floating_point or dtype.is_complex)
+    x, source = X.clone().to(dtype).requires_grad_(wanted), SRC.to(dtype)
+    for value in (np.True_, np.False_):
+        for call in (
+            lambda m, v: m.index_add(x, 0, ROWS, source, alpha=v),
+            lambda m, v: m.scatter(x, 0, INDEX, v),
+            lambda m, v: m.scatter(x, 0, INDEX, v, reduce="add"),
+        ):
+            assert torch.equal(call(tw, value), call(torch, value))
+        with pytest.raises(TypeError):
+            tw.gather(x, value, INDEX)
+        with pytest.raises(TypeError):
+            tw.scatter_reduce(x, 0, INDEX, source, "sum", include_self=value)
+
+
+def test_small_integers_are_indexed_by_a_dim_of_numpy():
+    x = X.to(torch.int8)
+    assert torch.equal(tw.gather(x, np.int64(1), INDEX), torch.gather(x, 1, INDEX))
+
+
+@pytest.mark.parametrize("other", [np.True_, 1 + 0j, Decimal(1)], ids=repr)
+def test_what_equals_a_number_is_none_also_after_a_call_with_the_number(other):
+    for _ in range(3):
+        tw.gather(X, dim=1, index=INDEX)
+        tw.gather(X, 1, INDEX)
+    with pytest.raises(TypeError, match="should be int"):
+        tw.gather(X, dim=other, index=INDEX)
+    with pytest.raises(TypeError, match="should be int"):
+        tw.gather(X, other, INDEX)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("huge", [2**63, 2**64, -(2**70)])
+def test_a_number_that_64_bits_do_not_hold_is_refused_in_words(huge, requires_grad):
+    x = X.clone().requires_grad_(requires_grad)
+    with pytest.raises(InvalidDim, match=f"dim={huge} is out of range"):
+        tw.gather(x, huge, INDEX)
+    with pytest.raises(InvalidArgument, match=f"num_weights={huge} is (no i64|negative)"):
+        tw.embedding_backward(x, ROWS, huge)
+    with pytest.raises(InvalidArgument, match=f"padding_idx={huge} is no i64: give a number"):
+        tw.embedding_backward(x, ROWS, 4, huge)
+    with pytest.raises(InvalidArgument, match=f"padding_idx={huge} is out of range for 2 rows"):
+        tw.embedding(ROWS, x, huge)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
+def test_a_gradient_of_no_floats_names_the_floats(dtype):
+    words = "expected f16, bf16, f32 or f64; convert it: grad.float()"
+    with pytest.raises(InvalidArgument, match=re.escape(words)):
+        tw.embedding_backward(SRC.to(dtype), ROWS, 4)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(("reduce", "meant"), [("max", "amax"), ("min", "amin")])
+def test_an_unknown_reduction_names_the_one_that_was_meant(reduce, meant, requires_grad):
+    x = X.clone().requires_grad_(requires_grad)
+    for name, index in (("scatter_reduce", INDEX), ("index_reduce", ROWS)):
+        with pytest.raises(InvalidArgument, match=f"did you mean {meant}\\? known: "):
+            getattr(tw, name)(x, 0, index, SRC, reduce)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -193,6 +260,61 @@ def test_what_catches_pytorchs_errors_catches_ours(name, args):
         with pytest.raises(raised.type):
             ours(x, *args[1:])
         assert torch.equal(x, args[0])
+
+
+@pytest.mark.parametrize("accumulate", [1, None, "yes", np.True_], ids=repr)
+@pytest.mark.parametrize("form", [tw.index_put, tw.index_put_])
+def test_whether_index_put_adds_is_a_bool(form, accumulate):
+    with pytest.raises(TypeError, match=r"accumulate is of type .*, expected a bool"):
+        form(X.clone(), (ROWS,), SRC, accumulate)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int8, torch.complex64])
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0)])
+def test_what_is_empty_is_written_in_place_as_pytorch_does(shape, dtype, requires_grad):
+    requires_grad &= dtype.is_floating_point or dtype.is_complex
+    for index in (
+        torch.tensor([0]),
+        torch.tensor([7]),
+        torch.tensor([0, 1]),
+        torch.tensor([0])[:0],
+    ):
+        rows = torch.ones(len(index), *shape[1:], dtype=dtype, requires_grad=requires_grad)
+        one = torch.ones((), dtype=dtype)
+        places = index.view(-1, *[1] * (len(shape) - 1)).expand(rows.shape)
+        for name, args in (
+            ("index_add_", (0, index, rows)),
+            ("index_reduce_", (0, index, rows, "prod")),
+            ("index_put_", ((index,), rows)),
+            ("index_put_", ((index,), one, True)),
+            ("scatter_", (0, places, rows)),
+            ("scatter_add_", (0, places, rows)),
+            ("scatter_reduce_", (0, places, rows, "sum")),
+        ):
+            found = [torch.empty(shape, dtype=dtype) for _ in range(2)]
+            try:
+                getattr(found[1], name)(*args)
+            except (RuntimeError, IndexError) as error:
+                with pytest.raises((type(error), NotImplementedError)):
+                    getattr(tw, name)(found[0], *args)
+            else:
+                assert getattr(tw, name)(found[0], *args) is found[0]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("padding", [None, 0])
+def test_a_table_without_rows_is_read_nowhere(padding, requires_grad):
+    tables = [torch.ones(0, 3, requires_grad=requires_grad) for _ in range(2)]
+    embeddings = tw.embedding, torch.nn.functional.embedding
+    for table, embedding in zip(tables, embeddings, strict=True):
+        found = embedding(torch.empty(2, 0).long(), table, padding)
+        assert found.shape == (2, 0, 3)
+        if requires_grad:
+            found.sum().backward()
+            assert table.grad.shape == (0, 3)
+    with pytest.raises(IndexOutOfRange, match=r"index 0 is out of range .* nothing was read"):
+        tw.embedding(torch.tensor([0]), tables[0], padding)
 
 
 @pytest.mark.parametrize("form", [tw.index_put, tw.index_put_])

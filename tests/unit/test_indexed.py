@@ -214,7 +214,7 @@ def test_in_place_only_the_rows_that_are_hit_count_as_traffic():
         ("gather(x=f32[4], dim=0, index=i64[4])!indices=wide", "'!indices=wide' should be one of"),
         (
             "scatter_reduce(x=f32[4], dim=0, index=i64[4], src=f32[4], reduce=max)",
-            "reduce=max is not one of sum, prod, mean, amax, amin",
+            "unknown reduce=max; did you mean amax? known: sum, prod, mean, amax, amin",
         ),
         (
             "index_add(x=f32[4,5], dim=0, index=i64[7], source=f32[6,5])",

@@ -111,7 +111,8 @@ def public_operator(op: Op) -> Callable[..., Any]:
                 elif kind is float or (kind not in _EXACT and isinstance(a, Real)):
                     key += _told_apart(a)
                 else:
-                    key.append(tuple(a) if kind is list else (a, kind) if kind is bool else a)
+                    told = kind is bool or kind not in _EXACT  # 1 equals True, and Decimal(1)
+                    key.append((a, kind) if told else tuple(a) if kind is list else a)
             else:
                 run = prepared.get(tuple(key))
         except RuntimeError:  # sparse and opaque tensors have no strides or no memory

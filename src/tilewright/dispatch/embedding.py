@@ -87,7 +87,7 @@ def embedding(
     ):
         return run(input, weight, max_norm=max_norm)
     rows = weight.shape[0]
-    if padding_idx is not None and not -rows <= padding_idx < rows:
+    if padding_idx is not None and padding_idx and not -rows <= padding_idx < rows:
         raise InvalidArgument(
             f"embedding: padding_idx={padding_idx} is out of range for {rows} rows"
         )
@@ -95,7 +95,7 @@ def embedding(
         _renormalise(input, weight.detach(), max_norm, norm_type)
     wanted = torch.is_grad_enabled() and weight.requires_grad
     if wanted and not sparse and DTYPE_NAMES.get(weight.dtype) in NUMBERS:
-        skipped = -1 if padding_idx is None else padding_idx % rows
+        skipped = -1 if padding_idx is None else padding_idx % max(rows, 1)
         return _Embedding.apply(input, weight, skipped, scale_grad_by_freq)
     return _looked_up(input, weight, run, by_pytorch=wanted)
 

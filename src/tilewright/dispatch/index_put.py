@@ -106,6 +106,7 @@ def _in_form(
         )
     for d, index in enumerate(indices):
         refuse_others(name, "a Tensor", Tensor, **{f"indices[{d}]": index})
+    refuse_others(name, "a bool", bool, accumulate=accumulate)
     if is_dynamo_compiling():
         if is_transformed(x, values, *indices):
             return pytorchs(x, tuple(indices), values, accumulate)
@@ -249,7 +250,7 @@ def _checked(put: Callable[..., Tensor], x: Tensor, indices: Sequence[Tensor], *
     """PyTorch's kernels on a CPU find an index out of range on the way."""
     if x.device.type != "cpu":
         return put(x, tuple(indices), *how)
-    if put is Tensor.index_put_:
+    if put is Tensor.index_put_ and x.numel():
         _refuse_far_indices(x, indices)
     try:
         return put(x, tuple(indices), *how)

@@ -55,10 +55,11 @@ def look_first(op: Op, bound: Mapping[str, Any]) -> None:
     Raises:
         IndexOutOfRange: nothing was written.
     """
-    index = bound.get("index")
+    index, x = bound.get("index"), bound.get("x")
     if not isinstance(index, Tensor) or (index.is_cuda and not settings().check_indices):
         return
-    if op.form_of is not None or index.is_cuda or "x" not in bound:
+    written = op.form_of is not None and not (isinstance(x, Tensor) and not x.numel())
+    if written or index.is_cuda or x is None:
         _look_at(op, bound)
 
 
@@ -80,5 +81,5 @@ def _look_at(op: Op, bound: Mapping[str, Any]) -> None:
     if isinstance(x, Tensor) and isinstance(dim, Integral):
         if not x.dim() or -x.dim() <= int(dim) < x.dim():
             refuse_out_of_range(op.name, index, x.shape[int(dim)] if x.dim() else 1)
-    elif isinstance(rows := bound.get("num_weights"), Integral):
+    elif isinstance(rows := bound.get("num_weights"), Integral) and 0 <= int(rows) < 2**63:
         refuse_out_of_range(op.name, index, int(rows))

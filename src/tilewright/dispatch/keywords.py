@@ -19,6 +19,7 @@ from tilewright.errors import InvalidArgument
 from tilewright.impls._any_index import gather
 from tilewright.op import Op
 from tilewright.ops._indexing import readable
+from tilewright.signature import of_python
 
 
 def with_keywords(op: Op, operators: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -84,7 +85,7 @@ def _reducing(
             f"{op.name}: reduce={reduce} is not one of add, multiply; "
             f"scatter_reduce{form} knows others"
         )
-    bound = bind(op, args, kwargs)
+    bound = {n: of_python(v) for n, v in bind(op, args, kwargs).items()}
     x, index, src = (bound.get(n) for n in ("x", "index", "src"))
     if isinstance(src, Real) and isinstance(x, Tensor) and isinstance(index, Tensor):
         bound["src"] = x.new_full((), bound["src"]).expand(index.shape)

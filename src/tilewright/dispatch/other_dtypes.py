@@ -20,6 +20,7 @@ from tilewright.impls._any_index import beyond, outside, reference, reported
 from tilewright.impls._in_place import refuse_shared
 from tilewright.op import Op
 from tilewright.ops._indexing import check_dim, last_written, number
+from tilewright.signature import of_python
 from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 _SMALL = (torch.bool, torch.int8, torch.uint8, torch.int16)
@@ -44,7 +45,8 @@ def of_another_dtype(op: Op, operators: Any, bound: Mapping[str, Any]) -> Tensor
         InvalidArgument: PyTorch would refuse the call.
     """
     defaults = {n: p.default for n, p in op.parameters.items() if p.default is not p.empty}
-    given = {**defaults, **bound}
+    kinds = {n: p.annotation for n, p in op.parameters.items()}
+    given = {n: v if kinds[n] == "bool" else of_python(v) for n, v in {**defaults, **bound}.items()}
     _check(op, given)
     _refuse_unordered(op, given)
     adds = given.get("reduce", "sum") in ("sum", "mean") and not op.name.startswith("index_reduce")

@@ -297,7 +297,8 @@ def _vendor(w: Workload, device: torch.device) -> Run:
     run = apart(w, run)
     if races(w, device):
         run = _by_mode(w, device, run, run, selection.deterministic, HOT_CALLS - 1)
-    late = bool(w.operator.destinations(w)) or w.operator.indexed.unchecked
+    written = w.operator.destinations(w) and w.main.numel  # of an empty one there is nothing
+    late = bool(written) or w.operator.indexed.unchecked
     if device.type == "cpu":
         return in_range_first(w, run) if late else in_range_after(w, run)
     return in_range_first(w, run) if settings().check_indices else run

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidDim
+from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidDim, known_names
 from tilewright.examples import random_tensors
 from tilewright.indexed import Terms, draw, expected_distinct
 from tilewright.op import Workload
@@ -126,7 +126,9 @@ def check_rows(op: str, args: dict[str, Value]) -> dict[str, Value]:
 
 def check_reduction(op: str, args: dict[str, Value], known: Sequence[str]) -> None:
     if args["reduce"] not in known:
-        raise InvalidArgument(f"{op}: reduce={args['reduce']} is not one of {', '.join(known)}")
+        raise InvalidArgument(
+            f"{op}: unknown reduce={args['reduce']}; {known_names(args['reduce'], known)}"
+        )
 
 
 def readable(index: Tensor) -> Tensor:
@@ -184,7 +186,7 @@ def refuse_out_of_range(op: str, index: Tensor, size: int) -> None:
         if least < 0 or most >= size:
             raise IndexOutOfRange(
                 f"{op}: index {least if least < 0 else most} is out of range for {size} places; "
-                f"nothing was {'read' if op == 'gather' else 'written'}"
+                f"nothing was {'read' if op in ('gather', 'embedding') else 'written'}"
             )
 
 

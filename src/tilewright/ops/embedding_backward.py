@@ -15,10 +15,13 @@ from tilewright.ops._indexing import check_tensors, examples
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    check_tensors("embedding_backward", args, "grad", None)
     grad, index = args["grad"], args["index"]
-    if grad.dtype in ("i32", "i64"):
-        raise InvalidArgument(f"embedding_backward: grad is {grad.dtype}, expected a float dtype")
+    if not grad.torch_dtype.is_floating_point:
+        raise InvalidArgument(
+            f"embedding_backward: grad is {grad.dtype}, expected f16, bf16, f32 or f64; "
+            "convert it: grad.float()"
+        )
+    check_tensors("embedding_backward", args, "grad", None)
     if grad.shape[:-1] != index.shape or not grad.rank:
         raise InvalidArgument(
             f"embedding_backward: grad has shape {list(grad.shape)}, but index "
@@ -26,6 +29,11 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
         )
     if args["num_weights"] < 0:
         raise InvalidArgument(f"embedding_backward: num_weights={args['num_weights']} is negative")
+    for name in ("num_weights", "padding_idx"):
+        if not -(2**63) <= args[name] < 2**63:
+            raise InvalidArgument(
+                f"embedding_backward: {name}={args[name]} is no i64: give a number of 64 bits"
+            )
     return args
 
 
