@@ -6,6 +6,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import tilewright as tw
 from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidDim, InvalidType
@@ -145,6 +146,9 @@ def test_a_factor_may_be_true(dtype):
         for _ in range(2):
             mine = tw.index_add(x, 0, ROWS, source, alpha=alpha)
             assert torch.equal(mine, torch.index_add(x, 0, ROWS, source, alpha=alpha))
+    torch._dynamo.reset()
+    traced = torch.compile(tw.index_add, backend="eager", fullgraph=True)
+    assert torch.equal(traced(x, 0, ROWS, source, True), torch.index_add(x, 0, ROWS, source))
     leaf = torch.full((2, 3), 2.0, requires_grad=True)
     tw.index_add(X, 0, ROWS, leaf, alpha=True).sum().backward()
     assert torch.equal(leaf.grad, torch.ones(2, 3))
@@ -315,6 +319,15 @@ def test_a_table_without_rows_is_read_nowhere(padding, requires_grad):
             assert table.grad.shape == (0, 3)
     with pytest.raises(IndexOutOfRange, match=r"index 0 is out of range .* nothing was read"):
         tw.embedding(torch.tensor([0]), tables[0], padding)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_an_expanded_tensor_is_written_as_pytorch_does(accumulate):
+    found = [torch.zeros(3).expand(4, 3) for _ in range(2)]
+    for x, put in zip(found, (tw.index_put_, Tensor.index_put_), strict=True):
+        with pytest.warns(UserWarning, match="expanded tensors is deprecated"):
+            put(x, (torch.tensor([2]),), torch.tensor(2.0), accumulate)
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("form", [tw.index_put, tw.index_put_])

@@ -169,3 +169,30 @@ def test_products_have_gradients_of_a_source_that_is_larger_than_the_index():
         results.append(torch.autograd.grad(out, leaves, torch.ones_like(out)))
     for mine, theirs in zip(*results, strict=True):
         assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [*SMALL, torch.complex64])
+def test_below_torch_compile_they_are_pytorchs(dtype):
+    torch._dynamo.reset()
+    x, src, index = drawn((5, 3), dtype), drawn((4, 3), dtype), torch.randint(4, (4, 3))
+    for call in (
+        lambda m, x: m.gather(x, 0, index),
+        lambda m, x: m.scatter_add(x, 0, index, src),
+        lambda m, x: m.index_add(x, 0, index[:, 0], src),
+    ):
+        traced = torch.compile(lambda x, call=call: call(tw, x), backend="eager", fullgraph=True)
+        assert_close(traced(x), call(torch, x))
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.jacfwd])
+def test_two_dtypes_are_refused_below_transforms_too(transform):
+    index, src = torch.tensor([0, 1, 1]), torch.ones(3, dtype=torch.bfloat16)
+    x = torch.ones((2, 3) if transform is torch.vmap else 3)
+    for call in (
+        lambda m, x: m.scatter_add(x, -1, index, src),
+        lambda m, x: m.scatter_reduce(x, -1, index, src, "sum"),
+        lambda m, x: m.index_add(x, -1, index, src),
+    ):
+        for m in (torch, tw):
+            with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
+                transform(lambda x, m=m, call=call: call(m, x))(x)

@@ -144,6 +144,8 @@ def _put(
 def _put_(
     x: Tensor, indices: Sequence[Tensor], values: Tensor, shape: torch.Size, accumulate: bool
 ) -> Tensor:
+    if any(n > 1 and not s for n, s in zip(x.shape, x.stride(), strict=True)):
+        return _by_pytorch(Tensor.index_put_, x, indices, values, accumulate)  # which warns
     if x.is_conj() or _is_recorded(x, values):
         return x.copy_(_put(x, indices, values, shape, accumulate))
     if x.dtype.is_complex:

@@ -24,6 +24,7 @@ from tilewright.dispatch import selection
 from tilewright.dispatch.autograd import Recomputed
 from tilewright.dispatch.plain_calls import is_transformed
 from tilewright.dispatch.pytorch import as_pytorch, bind
+from tilewright.errors import InvalidArgument
 from tilewright.impls._vendor import call_reference
 from tilewright.op import OPS, Op
 from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
@@ -233,8 +234,11 @@ def _is_tuned(name: str, described: tuple[tuple[str, Any], ...]) -> bool:
                 return False
             given[n] = TensorSpec(DTYPE_NAMES[dtype], shape, strides)
     assert device is not None
-    choice = selection.choose(OPS[name].workload(**given), device, selection.forced_for(name))
-    return choice.implementation != "aten"
+    try:
+        w = OPS[name].workload(**given)
+    except InvalidArgument:  # PyTorch computes it, or says in the trace what is wrong
+        return False
+    return selection.choose(w, device, selection.forced_for(name)).implementation != "aten"
 
 
 # What torch.compiler.assume_constant_result does, less its import of all of Dynamo.

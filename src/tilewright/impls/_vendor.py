@@ -30,7 +30,7 @@ def call_reference(op: Op, args: Mapping[str, Any]) -> Result:
     dtypes = {t.dtype for t in floating.values()}
     if len(dtypes) == 1 and (promised := _wider(op, args, *dtypes)):
         return op.reference(**{**args, **{n: t.to(promised) for n, t in floating.items()}})
-    if len(dtypes) < 2 or op.fused:
+    if len(dtypes) < 2 or op.fused or op.indexed is not None:
         return _typed(op, args, op.reference(**args))
     assert main is not None
     wide = max(dtypes, key=lambda dtype: dtype.itemsize)
