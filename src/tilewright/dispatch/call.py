@@ -42,7 +42,7 @@ from tilewright.dispatch.index_ranges import look_first
 from tilewright.dispatch.keywords import called_by, with_keywords
 from tilewright.dispatch.other_dtypes import is_of_another_dtype, of_another_dtype
 from tilewright.dispatch.outside import reading_outside
-from tilewright.dispatch.plain_calls import is_in_memory, under_a_default_device
+from tilewright.dispatch.plain_calls import any_without_memory, under_a_default_device
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import as_pytorch, bind, or_why, outliving_indices
 from tilewright.dispatch.recent import Recent
@@ -277,7 +277,7 @@ def _with_gradients(
     op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
     op.still_itself()
-    if is_tracing() or not all(is_in_memory(a) for a in (*args, *kwargs.values())):
+    if is_tracing() or any_without_memory((*args, *kwargs.values())):
         return as_pytorch(op, args, kwargs)
     bound = bind(op, args, kwargs)
     if op.indexed is not None and state.enabled:

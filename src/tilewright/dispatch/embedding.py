@@ -18,7 +18,12 @@ from torch.nn import functional as F
 
 from tilewright.dispatch.call import operators
 from tilewright.dispatch.index_gradients import run_beside
-from tilewright.dispatch.plain_calls import is_traced, refuse_others, under_a_default_device
+from tilewright.dispatch.plain_calls import (
+    any_without_memory,
+    is_traced,
+    refuse_others,
+    under_a_default_device,
+)
 from tilewright.dispatch.pytorch import outliving_indices
 from tilewright.errors import InvalidArgument
 from tilewright.impls._any_index import POSITIONS, beyond, outside, reported, with_room
@@ -94,7 +99,8 @@ def embedding(
     if max_norm is not None:
         _renormalise(input, weight.detach(), max_norm, norm_type)
     wanted = torch.is_grad_enabled() and weight.requires_grad
-    if wanted and not sparse and DTYPE_NAMES.get(weight.dtype) in NUMBERS:
+    ours = not sparse and DTYPE_NAMES.get(weight.dtype) in NUMBERS
+    if wanted and ours and not any_without_memory((input, weight)):
         skipped = -1 if padding_idx is None else padding_idx % max(rows, 1)
         return _Embedding.apply(input, weight, skipped, scale_grad_by_freq)
     return _looked_up(input, weight, run, by_pytorch=wanted)
@@ -126,7 +132,7 @@ def _looked_up(
         try:
             return run(index, weight)
         except (IndexError, RuntimeError):  # the latter of rows without columns
-            if index.device.type == "cpu":
+            if index.device.type == "cpu" and not any_without_memory([index]):
                 refuse_out_of_range("embedding", index, len(weight))
             raise
     empty = not (index.numel() and weight.numel())

@@ -25,6 +25,7 @@ from torch.compiler import is_dynamo_compiling
 from tilewright.dispatch.call import operators
 from tilewright.dispatch.flat_index import flat_index
 from tilewright.dispatch.plain_calls import (
+    any_without_memory,
     is_transformed,
     refuse_others,
     under_a_default_device,
@@ -118,7 +119,8 @@ def _in_form(
     if _is_any_autocast_enabled() and values.dtype == x.dtype:  # which changes nothing
         with torch._C._DisableAutocast():
             return _in_form(name, put, pytorchs, x, indices, values, accumulate)
-    if is_transformed(x, values, *indices) or _is_any_autocast_enabled():
+    others = is_transformed(x, values, *indices) or any_without_memory((x, values, *indices))
+    if others or _is_any_autocast_enabled():
         return pytorchs(x, tuple(indices), values, accumulate)
     indices = _positions(x, indices)
     shape = _common_shape(x, indices, values)

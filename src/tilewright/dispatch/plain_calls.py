@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,10 +31,7 @@ def is_traced(*tensors: Tensor) -> bool:
 def is_transformed(*tensors: Tensor) -> bool:
     """Whether the call is under function transforms, forward-mode gradients or modes, or on tensors
     that are not plain."""
-    if (
-        not all(type(t) in _PLAIN and is_in_memory(t) for t in tensors)
-        or _are_functorch_transforms_active()
-    ):
+    if any(type(t) not in _PLAIN for t in tensors) or _are_functorch_transforms_active():
         return True
     if is_dynamo_compiling():  # whose trace is under modes of its own
         return False
@@ -44,11 +42,13 @@ def is_transformed(*tensors: Tensor) -> bool:
     )
 
 
-def is_in_memory(value: Any) -> bool:
-    """Whether a tensor has an address and strides: it is not sparse, opaque, nested, or on meta."""
-    if not isinstance(value, Tensor):
-        return True
-    return value.layout is torch.strided and not (value.is_nested or value.is_meta)
+def any_without_memory(values: Iterable[Any]) -> bool:
+    """Whether a tensor is among them that has no address or no strides: a sparse, opaque or nested
+    one, or one on meta."""
+    for v in values:
+        if isinstance(v, Tensor) and (v.is_nested or v.is_meta or v.layout is not torch.strided):
+            return True
+    return False
 
 
 def under_a_default_device() -> bool:
