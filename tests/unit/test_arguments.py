@@ -92,6 +92,16 @@ def test_a_number_that_64_bits_do_not_hold_is_refused_in_words(huge, requires_gr
         tw.embedding(ROWS, x, huge)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("norm", [tw.layer_norm, tw.rms_norm])
+def test_no_dims_are_normalised_nowhere(norm, requires_grad):
+    x = X.clone().requires_grad_(requires_grad)
+    with pytest.raises(InvalidArgument, match=r"normalized_shape=\[\] does not end x's shape"):
+        norm(x, ())
+    with pytest.raises(RuntimeError, match="at least 1-dimensional"):
+        torch.vmap(lambda row: norm(row, ()))(x)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
 def test_a_gradient_of_no_floats_names_the_floats(dtype):
     words = "expected f16, bf16, f32 or f64; convert it: grad.float()"

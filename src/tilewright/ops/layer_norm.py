@@ -36,4 +36,5 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, Layer Normalization, arXiv 1607.06450.
     """
-    return F.layer_norm(x, normalized_shape or x.shape[-1:], weight, bias, eps)
+    shape = x.shape[-1:] if normalized_shape is None else normalized_shape
+    return F.layer_norm(x, shape, weight, bias, eps)

@@ -64,7 +64,7 @@ def layer_norm_backward(
 
     Source: PyTorch's autograd (native_layer_norm_backward) and its decomposition.
     """
-    shape = list(normalized_shape or x.shape[-1:])
+    shape = list(x.shape[-1:] if normalized_shape is None else normalized_shape)
     grads = grads or (("x",) if weight is None else ("x", "weight", "bias"))
     weight = beside_statistics(weight, x, mean, shape)
     mask = [name in grads for name in ("x", "weight", "bias")]

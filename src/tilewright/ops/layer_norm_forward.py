@@ -34,5 +34,5 @@ def layer_norm_forward(
 
     Source: torch.native_layer_norm, which PyTorch's autograd runs.
     """
-    shape = list(normalized_shape or x.shape[-1:])
+    shape = list(x.shape[-1:] if normalized_shape is None else normalized_shape)
     return torch.ops.aten.native_layer_norm(x, shape, weight, bias, eps)

@@ -35,7 +35,7 @@ def layer_norm_training(
 
     Source: torch.nn.functional.layer_norm and PyTorch's autograd of it.
     """
-    shape = list(normalized_shape or x.shape[-1:])
+    shape = list(x.shape[-1:] if normalized_shape is None else normalized_shape)
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return torch.nn.functional.layer_norm(x, shape, weight, bias, eps)

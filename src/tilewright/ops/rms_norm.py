@@ -35,4 +35,5 @@ def rms_norm(
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467.
     """
-    return F.rms_norm(x, normalized_shape or x.shape[-1:], weight, eps)
+    shape = x.shape[-1:] if normalized_shape is None else normalized_shape
+    return F.rms_norm(x, shape, weight, eps)

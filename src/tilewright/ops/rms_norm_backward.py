@@ -61,7 +61,7 @@ def rms_norm_backward(
 
     Source: PyTorch's autograd (_fused_rms_norm_backward) and its decomposition.
     """
-    shape = list(normalized_shape or x.shape[-1:])
+    shape = list(x.shape[-1:] if normalized_shape is None else normalized_shape)
     grads = grads or (("x",) if weight is None else ("x", "weight"))
     mask = [name in grads for name in ("x", "weight")]
     found = rms_norm_gradients(grad_output, x, shape, rstd, weight, mask)

@@ -32,4 +32,6 @@ def rms_norm_forward(
 
     Source: torch's _fused_rms_norm, which PyTorch's autograd runs on a GPU.
     """
-    return rms_norm_with_statistic(x, list(normalized_shape or x.shape[-1:]), weight, eps)
+    return rms_norm_with_statistic(
+        x, list(x.shape[-1:] if normalized_shape is None else normalized_shape), weight, eps
+    )

@@ -34,7 +34,7 @@ def rms_norm_training(
 
     Source: torch.nn.functional.rms_norm and PyTorch's autograd of it.
     """
-    shape = list(normalized_shape or x.shape[-1:])
+    shape = list(x.shape[-1:] if normalized_shape is None else normalized_shape)
 
     def forward(x: Tensor, weight: Tensor | None) -> Tensor:
         return torch.nn.functional.rms_norm(x, shape, weight, eps)
