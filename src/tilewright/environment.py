@@ -41,16 +41,28 @@ def environment(
         "torch": torch.__version__,
         "tilewright": _own_version(),
     }
+    info, key = _device(device)
     if device.type == "cpu":
-        info, key = _cpu(torch.get_num_threads())
         if compilers:
             versions["compiler"] = _cxx_version()
         return key, dict(info), versions
-    info, key = _gpu(torch.cuda.current_device() if device.index is None else device.index)
     versions |= {"cuda": torch.version.cuda, "driver": driver_version()}
     if compilers:
         versions |= {"nvrtc": _nvrtc_version(), **_baseline_versions()}
     return key, dict(info), versions
+
+
+def device_key(device: torch.device) -> str:
+    """The device's key alone: what dispatch asks for at calls."""
+    return _device(device)[1]
+
+
+def _device(device: torch.device) -> tuple[dict[str, Any], str]:
+    import torch
+
+    if device.type == "cpu":
+        return _cpu(torch.get_num_threads())
+    return _gpu(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @functools.cache

@@ -28,6 +28,13 @@ def records_of_its_own(tmp_path, monkeypatch, forgets_functions):
 
 
 @pytest.fixture
+def conv2d_chooses(store):
+    """An implementation for the weight's gradient of `tw.conv2d`, whatever records there are."""
+    with tw.use("conv2d_weight_grad_contiguous", op="conv2d_weight_grad"):
+        yield
+
+
+@pytest.fixture
 def graph_of_mixed():
     """The graph of one of `MIXED` or `WITH_TOTALS`, which is then no operator any more."""
 

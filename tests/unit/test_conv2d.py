@@ -1,6 +1,7 @@
 """tw.conv2d, and the weight gradient under autograd, transforms and torch.compile."""
 
 import contextlib
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 import tilewright as tw
 from tilewright.impl import IMPLS
 from tilewright.op import OPS
+
+pytestmark = pytest.mark.usefixtures("conv2d_chooses")
 
 
 def gradients(convolve, x, weight, bias, **geometry):
@@ -255,3 +258,37 @@ def test_empty_tensors_are_pytorchs_with_their_gradients(shape):
     expected = gradients(torch.nn.functional.conv2d, x, weight, bias, padding=1)
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
+
+
+FORMATS = (torch.contiguous_format, torch.channels_last)
+LAYERS = {
+    "3x3": ((2, 4, 9, 8), (6, 4, 3, 3), {"padding": 1}),
+    "1x1": ((2, 4, 9, 8), (6, 4, 1, 1), {}),
+    "groups": ((2, 4, 9, 8), (6, 2, 3, 3), {"groups": 2}),
+    "depthwise": ((2, 4, 9, 8), (4, 1, 3, 3), {"groups": 4}),
+    "one channel": ((2, 1, 9, 8), (6, 1, 3, 3), {}),
+    "one feature": ((2, 4, 9, 8), (1, 4, 3, 3), {}),
+}
+
+
+@pytest.mark.parametrize("accumulated", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_weights_gradient_is_laid_out_as_pytorchs(layer, dtype, accumulated):
+    """But for the strides of dims of one element, where the weight's own are right as well."""
+    sizes, shape, geometry = LAYERS[layer]
+    for formats in product(FORMATS, repeat=3):
+        strides = []
+        for f in (tw.conv2d, torch.nn.functional.conv2d):
+            x, w = (
+                torch.ones(s, dtype=dtype).to(memory_format=m)
+                for s, m in zip((sizes, shape), formats, strict=False)
+            )
+            out = f(x, w.requires_grad_(), **geometry)
+            grad = torch.ones_like(out).to(memory_format=formats[2])
+            if accumulated:
+                out.backward(grad)
+            (found,) = [w.grad] if accumulated else torch.autograd.grad(out, w, grad)
+            strides.append([(n, s) for n, s in zip(found.shape, found.stride(), strict=True)])
+        assert all(a == b for a, b in zip(*strides, strict=True) if a[0] > 1), formats
+        assert [s for _, s in strides[0]] in ([s for _, s in strides[1]], [*w.stride()]), formats

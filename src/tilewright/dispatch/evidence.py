@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tilewright.environment import environment
+from tilewright.environment import device_key, environment
 from tilewright.errors import InvalidArgument, StoreError
 from tilewright.impl import IMPLS
 from tilewright.indexed import DISTRIBUTIONS
@@ -63,6 +63,11 @@ class OperatorRecords:
             self.winners[family(w)].append(record)
 
     @functools.cached_property
+    def beat_aten(self) -> bool:
+        """Whether any of them is of another implementation than PyTorch's own."""
+        return any(r.implementation != "aten" for found in self.winners.values() for r in found)
+
+    @functools.cached_property
     def ours(self) -> OperatorRecords:
         """Those that implementations of ours won."""
         winners = (r for found in self.winners.values() for r in found)
@@ -80,9 +85,10 @@ _loading = threading.Lock()
 
 def records_of(device: torch.device, op: str) -> OperatorRecords:
     """What the store knows of an operator on this kind of device; nothing if it is unreadable."""
-    key, _, versions = environment(device, compilers=False)
+    key = device_key(device)
     with _loading:
         if key not in _loaded:
+            _, _, versions = environment(device, compilers=False)
             _loaded[key] = _load(key, versions)
         return _loaded[key].of(op)
 

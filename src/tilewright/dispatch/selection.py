@@ -76,9 +76,9 @@ class Forced:
     config: tuple[tuple[str, Any], ...] | None
 
 
-_forced: contextvars.ContextVar[Mapping[str | None, Forced] | None] = contextvars.ContextVar(
-    "forced", default=None
-)
+Asked = Mapping[str | None, Forced] | None
+"""What holds in a thread, by operator; None as a key for all of them."""
+_forced: contextvars.ContextVar[Asked] = contextvars.ContextVar("forced", default=None)
 any_forced = _forced.get
 
 
@@ -86,6 +86,16 @@ def forced_for(op: str) -> Forced | None:
     """What the innermost `use` that covers the operator asks for."""
     context = any_forced() or {}
     return context.get(op) or context.get(None)
+
+
+@contextlib.contextmanager
+def as_asked(asked: Asked) -> Iterator[None]:
+    """Inside, what `use` asked for where `any_forced` gave this, maybe in another thread."""
+    token = _forced.set(asked)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
 
 
 @contextlib.contextmanager
