@@ -34,6 +34,7 @@ from tilewright.tensor_spec import (
     DTYPES,
     HALVES,
     TensorSpec,
+    other_layout,
 )
 from tilewright.text import canonical_flags, parse_call, split_flags, value_text
 
@@ -336,6 +337,10 @@ class Op:
         for name, value in bound.items():
             if isinstance(value, torch.Tensor):
                 tensors.append(value)
+                if (kind := other_layout(value)) is not None:
+                    raise InvalidArgument(
+                        f"{self.name}: {name} is {kind}, expected a strided tensor; convert it"
+                    )
                 known = value.dtype in DTYPE_NAMES
                 value = TensorSpec.of(value) if known else self._of_unknown_dtype(name, bound)
             elif isinstance(value, (list, tuple)):

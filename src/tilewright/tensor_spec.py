@@ -117,6 +117,11 @@ class TensorSpec:
         return text
 
 
+def other_layout(t: torch.Tensor) -> str | None:
+    """What a tensor is that is not elements at strides: sparse, nested or opaque; else None."""
+    return "nested" if t.is_nested else None if t.layout is torch.strided else str(t.layout)
+
+
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     strides, step = [], 1
     for n in reversed(shape):

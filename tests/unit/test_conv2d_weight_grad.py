@@ -16,6 +16,7 @@ from tilewright.device import DEVICES
 from tilewright.dispatch.call import _asking_for_tf32
 from tilewright.dispatch.pytorch import bind
 from tilewright.errors import InvalidArgument
+from tilewright.impl import implementations
 from tilewright.measure.ceilings import Ceilings
 from tilewright.op import OPS, Workload
 from tilewright.suite import SUITES
@@ -268,6 +269,126 @@ def test_sizes_may_be_numbers_of_numpy(requires_grad):
     for three, one in ((np.int64(3), np.int8(1)), ((3, np.int64(3)), [np.int32(1)])):
         found = tw.conv2d_weight_grad(x, grad, three, padding=one, groups=np.int64(1))
         torch.testing.assert_close(found.detach(), expected)
+
+
+PADDING = np.int64(1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_numbers_of_numpy_are_taken_under_compile_too(requires_grad, backend):
+    """Those of the function itself within one graph; a value from outside a trace does not know."""
+    x, grad = torch.randn(2, 4, 8, 8, requires_grad=requires_grad), torch.randn(2, 6, 8, 8)
+    own = [np.int64(3), (np.int64(1), 1)]
+    functions = [
+        lambda x, g: tw.conv2d_weight_grad(x, g, np.int64(3), padding=(np.int64(1), 1)),
+        lambda x, g: tw.conv2d_weight_grad(x, g, 3, padding=PADDING),
+        lambda x, g: tw.conv2d_weight_grad(x, g, own[0], padding=own[1]),
+    ]
+    for i, function in enumerate(functions):
+        found = torch.compile(function, backend=backend, fullgraph=i == 0)(x, grad)
+        torch.testing.assert_close(found, function(x, grad))
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match=r"a number of numpy .* make it one of Python"):
+        torch.compile(functions[1], backend=backend, fullgraph=True)(x, grad)
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "requires_grad"), [(False, False), (False, True), (True, True)]
+)
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"x": torch.half}, "grad_output is f32, but x is f16; convert one of them"),
+        ({"grad_output": torch.half}, "grad_output is f16, but x is f32; convert one of them"),
+        ({"out_dtype": torch.float64}, "out_dtype=f64 should be f32 beside x of f32"),
+        ({"into": torch.float64}, "into.* f32"),
+        ({"padding": 1, "stride": 0}, "stride=0 should be one or two whole numbers"),
+        ({"padding": True}, r"padding=True should be tuple\[int"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_is_refused_under_compile_too(given, words, dynamic, requires_grad):
+    if dynamic and not {"x", "grad_output", "out_dtype", "into"} & {*given}:
+        pytest.skip("PyTorch's own words")
+
+    def run(x, grad_output, into):
+        more = {n: v for n, v in given.items() if n not in ("x", "grad_output", "into")}
+        x, grad_output = x.to(given.get("x")), grad_output.to(given.get("grad_output"))
+        more["into"] = into.to(given["into"]) if "into" in given else None
+        return tw.conv2d_weight_grad(x, grad_output, 3, **{"padding": 1, **more})
+
+    tensors = (
+        torch.randn(2, 4, 8, 8, requires_grad=requires_grad),
+        torch.randn(2, 6, 8, 8),
+        torch.randn(6, 4, 3, 3),
+    )
+    with pytest.raises(InvalidArgument, match=words):
+        run(*tensors)
+    with pytest.raises(InvalidArgument, match=words):
+        torch.compile(run, backend="aot_eager", dynamic=dynamic)(*tensors)
+    torch._dynamo.reset()
+    compiled = torch.compile(run, backend="eager", dynamic=dynamic, fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="InvalidArgument"):
+        compiled(*tensors)
+
+
+@pytest.mark.parametrize("given", [{"x": torch.half}, {"out_dtype": torch.float64}], ids=str)
+def test_dtypes_that_do_not_fit_are_refused_under_transforms_too(given):
+    def run(x, grad):
+        more = {n: v for n, v in given.items() if n != "x"}
+        return tw.conv2d_weight_grad(x.to(given.get("x")), grad, 3, padding=1, **more)
+
+    with pytest.raises(InvalidArgument, match=r"f16; convert one of them|out_dtype=f64 should be"):
+        torch.func.vmap(run)(torch.randn(5, 2, 4, 8, 8), torch.randn(5, 2, 6, 8, 8))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("argument", ["x", "grad_output", "into"])
+@pytest.mark.parametrize(
+    ("convert", "kind"),
+    [
+        (torch.Tensor.to_sparse, r"torch\.sparse_coo"),
+        (lambda t: t.to_mkldnn(), r"torch\._mkldnn"),
+        (lambda t: torch.nested.nested_tensor(list(t)), "nested"),
+        (lambda t: torch.nested.nested_tensor(list(t), layout=torch.jagged), "nested"),
+    ],
+    ids=["sparse", "mkldnn", "nested", "jagged"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_without_strides_are_refused(convert, kind, argument, requires_grad):
+    given = {
+        "x": torch.randn(2, 4, 8, 8),
+        "grad_output": torch.randn(2, 6, 8, 8),
+        "into": torch.randn(6, 4, 3, 3),
+    }
+    if argument == "grad_output" and kind.endswith("mkldnn") and not requires_grad:
+        pytest.skip("PyTorch's kernel takes it")
+    given[argument] = convert(given[argument])
+    other = "grad_output" if argument == "x" else "x"
+    given[other].requires_grad_(requires_grad)
+    with pytest.raises(InvalidArgument, match=f"{argument} is {kind}, expected a strided tensor"):
+        tw.conv2d_weight_grad(**given, kernel_size=3, padding=1)
+
+
+@pytest.mark.parametrize("name", ["kernel_size", "stride", "padding", "dilation"])
+def test_sizes_of_more_than_64_bits_are_refused(name):
+    sizes = {"kernel_size": 1, "stride": 8, name: 2**63}
+    with pytest.raises(InvalidArgument, match=f"{name}=9223372036854775808 should be below 2\\^63"):
+        tw.conv2d_weight_grad(torch.randn(2, 4, 8, 8), torch.randn(2, 6, 1, 1), **sizes)
+
+
+def test_kernels_have_sizes_in_32_bits_and_others_in_64():
+    x, grad = torch.randn(2, 4, 8, 8), torch.randn(2, 6, 1, 1)
+    expected = tw.conv2d_weight_grad(x, grad, 3, stride=8)
+    torch.testing.assert_close(tw.conv2d_weight_grad(x, grad, 3, stride=2**33), expected)
+    for channels, groups in ((64, 1), (64, 64), (64, 2), (3, 1)):
+        w = Workload.parse(
+            f"conv2d_weight_grad(x=f16[2,{channels},8,8]@channels_last, grad_output=f16[2,64,1,1], "
+            f"kernel_size=[3,3], stride=[8589934592,8], groups={groups})"
+        )
+        for i in implementations(w):
+            assert i.backend not in ("cuda", "cutlass") or i.unsupported(w, H200), i.name
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 8, 8), (0, 4, 8, 8)])

@@ -50,7 +50,7 @@ from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
 from tilewright.impls._in_place import refuse_shared
 from tilewright.op import OPS, Op, Workload
-from tilewright.tensor_spec import DTYPE_NAMES
+from tilewright.tensor_spec import DTYPE_NAMES, other_layout
 
 _EXACT = frozenset({int, bool, str, tuple, list, types.NoneType})
 """Arguments that are equal only where they are the same."""
@@ -270,7 +270,10 @@ def _under_function_modes(op: Op, call: Run, args: Sequence[Any], kwargs: dict[s
 def _unlike_plain_tensors(
     op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
-    return as_pytorch(op, args, kwargs)
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    if op.outputs_like is None or all(other_layout(t) is None for t in tensors):
+        return as_pytorch(op, args, kwargs)  # in PyTorch's words too, where it has the function
+    return or_why(op, args, kwargs, lambda: as_pytorch(op, args, kwargs))
 
 
 def _with_gradients(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from tilewright.dispatch.plain_calls import is_transformed
 from tilewright.dispatch.pytorch import as_pytorch, bind
 from tilewright.errors import InvalidArgument
 from tilewright.impls._vendor import call_reference
-from tilewright.op import OPS, Op
+from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 _libraries: dict[str, torch.library.Library] = {}
@@ -36,6 +37,8 @@ _KEYS = (
     torch._C._dispatch_tls_local_exclude_set(),
 )
 """What dispatch includes and leaves out where nobody asked for anything."""
+_ARRAY = getattr(sys.modules.get("numpy"), "ndarray", None)
+"""PyTorch imports numpy where it is installed."""
 _SCHEMA_TYPES = {
     Tensor: "Tensor",
     float: "float",
@@ -158,7 +161,19 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
         opaque = getattr(torch.ops.tilewright, op.name)
     name = op.name
 
+    def untraced(*args: Any, **kwargs: Any) -> Any:
+        # A trace has no guard on the values of numpy's numbers, and would keep the first.
+        return torch.compiler.disable(public)(*args, **kwargs)
+
+    untraced._torchdynamo_disable = True  # type: ignore[attr-defined]
+    untraced._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+        f"a trace does not know a number of numpy that {name} was given; make it one of Python"
+    )
+
     def trace(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = [_plain(a) for a in args], {n: _plain(a) for n, a in kwargs.items()}
+        if any(_is_unknown_number(a) for a in (*args, *kwargs.values())):
+            return untraced(*args, **kwargs)
         bound = bind(op, args, kwargs)
         tensors = [v for v in bound.values() if isinstance(v, Tensor)]
         if op.indexed is not None and _promises_more(op, bound) and _may_be_opaque(tensors):
@@ -170,12 +185,16 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
             return x.copy_(getattr(torch.ops.tilewright, str(op.form_of))(**bound))
         if op.autocasts and any(torch.is_autocast_enabled(t.device.type) for t in tensors):
             return op.reference(**bound)
-        if opaque is None or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        if opaque is None or (differentiable and (op.outputs_like is None or op.fused)):
             return call_reference(op, bound)
-        if all(_is_known(v) for v in bound.values()) and _is_tuned(
-            name, tuple([(n, _description(v)) for n, v in bound.items()])
-        ):
-            return opaque(**bound)
+        if all(_is_known(v) for v in bound.values()):
+            described = tuple([(n, _description(v)) for n, v in bound.items()])
+            why_not = _refusal(name, described)
+            if why_not is not None and not op.fallback and op.indexed is None:
+                raise InvalidArgument(why_not)
+            if why_not is None and not differentiable and _is_tuned(name, described):
+                return opaque(**bound)
         return call_reference(op, bound)
 
     return trace
@@ -223,24 +242,70 @@ def _description(value: Any) -> Any:
     return value
 
 
-def _is_tuned(name: str, described: tuple[tuple[str, Any], ...]) -> bool:
-    """Whether an implementation other than aten would run, for constants of the trace."""
-    given, device = {}, None
+def _plain(value: Any) -> Any:
+    """Numbers of numpy are arrays to Dynamo, which has the values of those that the traced function
+    makes itself."""
+    if isinstance(value, (tuple, list)):
+        return tuple([_plain(v) for v in value])
+    if not _is_array(value):
+        return value
+    number = value.tolist()
+    return number if _is_constant(number) else value
+
+
+def _is_unknown_number(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(_is_unknown_number(v) for v in value)
+    return _is_array(value)
+
+
+def _is_array(value: Any) -> bool:
+    return _ARRAY is not None and isinstance(value, _ARRAY)
+
+
+def _is_constant(number: Any) -> bool:
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return isinstance(number, (int, float)) and has_static_value(number)
+
+
+def _workload(name: str, described: tuple[tuple[str, Any], ...]) -> Workload | None:
+    """That of constants of the trace; None for dtypes and devices that are PyTorch's alone."""
+    given = {}
     for n, value in described:
         given[n] = value
         if isinstance(value, tuple) and value and isinstance(value[0], torch.dtype):
             dtype, shape, strides, device = value
             if dtype not in DTYPE_NAMES or device.type not in ("cpu", "cuda"):
-                return False
+                return None
             given[n] = TensorSpec(DTYPE_NAMES[dtype], shape, strides)
-    assert device is not None
+    return OPS[name].workload(**given)
+
+
+def _refusal(name: str, described: tuple[tuple[str, Any], ...]) -> str | None:
+    """Why the operator does not take such arguments, or None."""
     try:
-        w = OPS[name].workload(**given)
-    except InvalidArgument:  # PyTorch computes it, or says in the trace what is wrong
+        _workload(name, described)
+    except InvalidArgument as error:
+        return str(error)
+    return None
+
+
+def _is_tuned(name: str, described: tuple[tuple[str, Any], ...]) -> bool:
+    """Whether an implementation other than aten would run."""
+    w = _workload(name, described)
+    devices = [v[-1] for _, v in described if isinstance(v, tuple) and v and _is_device(v[-1])]
+    if w is None or not devices:
         return False
-    return selection.choose(w, device, selection.forced_for(name)).implementation != "aten"
+    choice = selection.choose(w, devices[-1], selection.forced_for(name))
+    return choice.implementation != "aten"
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device)
 
 
 # What torch.compiler.assume_constant_result does, less its import of all of Dynamo.
+_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _is_tuned._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _keeps_no_bits._dynamo_marked_constant = True  # type: ignore[attr-defined]

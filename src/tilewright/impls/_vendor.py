@@ -22,43 +22,44 @@ def call_reference(op: Op, args: Mapping[str, Any]) -> Result:
     dtype of the first tensor, as autocast does: PyTorch's CUDA kernels refuse the mix. Where an
     operator promises a result wider than its tensors, they are widened: PyTorch's kernels round.
     """
+    promised = None if op.outputs_like is None else op.output_dtypes(args)
     floating = {
         n: v for n, v in args.items() if isinstance(v, torch.Tensor) and v.is_floating_point()
     }
     main = next((t.dtype for t in floating.values()), None)
     floating = {n: t for n, t in floating.items() if n not in op.wide}
     dtypes = {t.dtype for t in floating.values()}
-    if len(dtypes) == 1 and (promised := _wider(op, args, *dtypes)):
-        return op.reference(**{**args, **{n: t.to(promised) for n, t in floating.items()}})
+    if len(dtypes) == 1 and op.gradient_of is None and (wider := _wider(promised, *dtypes)):
+        return op.reference(**{**args, **{n: t.to(wider) for n, t in floating.items()}})
     if len(dtypes) < 2 or op.fused or op.indexed is not None:
-        return _typed(op, args, op.reference(**args))
+        return _typed(op.reference(**args), promised)
     assert main is not None
     wide = max(dtypes, key=lambda dtype: dtype.itemsize)
     tracing = torch.compiler.is_dynamo_compiling()
     with contextlib.nullcontext() if tracing else roundings_to(main):
         out = op.reference(**{**args, **{n: t.to(wide) for n, t in floating.items()}})
-    if op.outputs_like is not None:
-        return _typed(op, args, out)
+    if promised is not None:
+        return _typed(out, promised)
     if isinstance(out, torch.Tensor):
         return _narrowed(out, main)
     return tuple(_narrowed(o, main) for o in out)
 
 
-def _wider(op: Op, args: Mapping[str, Any], given: torch.dtype) -> torch.dtype | None:
+def _wider(promised: Sequence[torch.dtype] | None, given: torch.dtype) -> torch.dtype | None:
     """The dtype of the outputs, if each is wider than the tensors."""
-    if op.outputs_like is None or op.gradient_of is not None:
+    if promised is None:
         return None
-    promised = {d for d in op.output_dtypes(args) if d.is_floating_point}
-    widest = max(promised, key=lambda dtype: dtype.itemsize, default=given)
-    return widest if all(d.itemsize > given.itemsize for d in promised) else None
+    floating = {d for d in promised if d.is_floating_point}
+    widest = max(floating, key=lambda dtype: dtype.itemsize, default=given)
+    return widest if all(d.itemsize > given.itemsize for d in floating) else None
 
 
-def _typed(op: Op, args: Mapping[str, Any], out: Result) -> Result:
+def _typed(out: Result, promised: Sequence[torch.dtype] | None) -> Result:
     """Outputs in the dtypes that the operator promises, where PyTorch's kernels give others."""
-    if op.outputs_like is None:
+    if promised is None:
         return out
     outs = (out,) if isinstance(out, torch.Tensor) else out
-    typed = tuple(o.to(d) for o, d in zip(outs, op.output_dtypes(args), strict=True))
+    typed = tuple(o.to(d) for o, d in zip(outs, promised, strict=True))
     return typed[0] if isinstance(out, torch.Tensor) else typed
 
 

@@ -232,6 +232,8 @@ def operand_refusal(
     pixels = max(s.numel // s.shape[1] for s in (w["x"], w["grad_output"]))
     if pixels >= 2**31 - 1024:
         return f"{pixels} pixels exceed 2^31"
+    if (largest := max(*w["stride"], *w["padding"], *w["dilation"])) >= 2**30:
+        return f"a stride, padding or dilation of {largest} exceeds 2^30"
     return None
 
 

@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from tilewright.errors import InvalidArgument
 from tilewright.op import Workload
 from tilewright.ops._normalization import check_float
-from tilewright.tensor_spec import HALVES
+from tilewright.tensor_spec import DTYPE_NAMES, HALVES
 
 GEOMETRY = ("kernel_size", "stride", "padding", "dilation")
 _LEAST = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
@@ -35,6 +35,8 @@ def check_geometry(name: str, args: dict[str, Any]) -> None:
             raise InvalidArgument(
                 f"{name}: {argument}={given} should be one or two whole numbers of at least {least}"
             )
+        if max(sizes) >= 2**63:
+            raise InvalidArgument(f"{name}: {argument}={given} should be below 2^63")
         args[argument] = pair(sizes)
     if args["groups"] < 1:
         raise InvalidArgument(f"{name}: groups={args['groups']} should be at least 1")
@@ -83,10 +85,7 @@ def check_weight_grad(name: str, args: dict[str, Any]) -> dict[str, Any]:
                 f"{name}: {argument} has rank {spec.rank}, expected 4: batch, channels, height, "
                 "width"
             )
-    if grad.dtype != x.dtype:
-        raise InvalidArgument(
-            f"{name}: grad_output is {grad.dtype}, but x is {x.dtype}; convert one of them"
-        )
+    check_dtypes(name, args)
     check_geometry(name, args)
     if args["allow_tf32"] is False:
         raise InvalidArgument(
@@ -105,6 +104,24 @@ def check_weight_grad(name: str, args: dict[str, Any]) -> dict[str, Any]:
         raise InvalidArgument(f"{name}: grad_output has no channels, expected {groups} or more")
     check_sizes(name, x, grad, *(args[n] for n in GEOMETRY))
     return args
+
+
+def check_dtypes(name: str, args: Mapping[str, Any]) -> tuple[str, ...]:
+    """Hold the dtypes of x and grad_output together, tensors or their specs; returns those that
+    results may have."""
+    x, grad = (_dtype_name(args[argument]) for argument in ("x", "grad_output"))
+    if grad != x:
+        raise InvalidArgument(f"{name}: grad_output is {grad}, but x is {x}; convert one of them")
+    allowed, asked = (x, "f32") if x in HALVES else (x,), args.get("out_dtype")
+    if asked is not None and asked not in allowed:
+        raise InvalidArgument(
+            f"{name}: out_dtype={asked} should be {' or '.join(allowed)} beside x of {x}"
+        )
+    return allowed
+
+
+def _dtype_name(t: Any) -> str:
+    return t.dtype if isinstance(t.dtype, str) else DTYPE_NAMES.get(t.dtype, str(t.dtype))
 
 
 def check_sizes(
@@ -134,11 +151,7 @@ def check_results(name: str, args: dict[str, Any], shapes: Mapping[str, Sequence
         shapes: of each argument to which a gradient is added; all are given, or none.
     """
     x, asked = args["x"], args["out_dtype"]
-    allowed = (x.dtype, "f32") if x.dtype in HALVES else (x.dtype,)
-    if asked is not None and asked not in allowed:
-        raise InvalidArgument(
-            f"{name}: out_dtype={asked} should be {' or '.join(allowed)} beside x of {x.dtype}"
-        )
+    allowed = check_dtypes(name, args)
     into = {argument: args[argument] for argument in shapes if args[argument] is not None}
     args["out_dtype"] = None if asked == x.dtype or into else asked
     if not into:
@@ -167,9 +180,16 @@ def check_results(name: str, args: dict[str, Any], shapes: Mapping[str, Sequence
             )
 
 
-def results_like(args: Mapping[str, Any], names: Sequence[str]) -> list[str | None]:
+def results_like(name: str, args: Mapping[str, Any], names: Sequence[str]) -> list[str | None]:
     """For each gradient the argument whose dtype it has, of those that it may be added to; None for
-    the arithmetic type."""
+    the arithmetic type. Under transforms and in traces nothing else has checked the dtypes."""
+    allowed = check_dtypes(name, args)
+    for argument in names:
+        into = args.get(argument)
+        if into is not None and _dtype_name(into) not in allowed:
+            raise InvalidArgument(
+                f"{name}: {argument} is {_dtype_name(into)}, expected {' or '.join(allowed)}"
+            )
     if args.get(names[0]) is not None:
         return list(names)
     return ["x" if args.get("out_dtype") is None else None] * len(names)

@@ -29,7 +29,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def outputs_like(args: Mapping[str, Any]) -> list[str | None]:
-    return results_like(args, INTO)
+    return results_like(NAME, args, INTO)
 
 
 def accumulate(*args: Any, **kwargs: Any) -> Tensor:
