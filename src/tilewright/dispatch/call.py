@@ -280,8 +280,10 @@ def _with_gradients(
     op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
     op.still_itself()
-    if is_tracing() or any_without_memory((*args, *kwargs.values())):
+    if is_tracing():
         return as_pytorch(op, args, kwargs)
+    if any_without_memory((*args, *kwargs.values())):
+        return _unlike_plain_tensors(op, call, args, kwargs, forced)
     bound = bind(op, args, kwargs)
     if op.indexed is not None and state.enabled:
         if (part := _named_part(bound)) is not None:

@@ -1,11 +1,10 @@
-"""What `tw.embedding` and `tw.index_put`, which are no operators of their own, ask of a call."""
+"""What calls ask of their arguments before any is read; see `tw.embedding`, `tw.index_put`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._C import (
     _are_functorch_transforms_active,
@@ -19,6 +18,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from tilewright.errors import InvalidType
+from tilewright.tensor_spec import other_layout
 
 _PLAIN = (Tensor, Parameter)
 
@@ -45,10 +45,8 @@ def is_transformed(*tensors: Tensor) -> bool:
 def any_without_memory(values: Iterable[Any]) -> bool:
     """Whether a tensor is among them that has no address or no strides: a sparse, opaque or nested
     one, or one on meta."""
-    for v in values:
-        if isinstance(v, Tensor) and (v.is_nested or v.is_meta or v.layout is not torch.strided):
-            return True
-    return False
+    tensors = (v for v in values if isinstance(v, Tensor))
+    return any(t.is_meta or other_layout(t) is not None for t in tensors)
 
 
 def under_a_default_device() -> bool:
