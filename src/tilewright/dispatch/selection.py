@@ -110,8 +110,9 @@ def use(
             heuristic's.
         op: only for this operator; None for all.
 
-    It holds for the calling thread (and asyncio task). Contexts nest: the inner one wins, and
-    one that names the operator wins over one that does not.
+    It holds for the calling thread (and asyncio task). A backward on a GPU runs in a thread of
+    autograd's, where it holds for `tw.conv2d` alone. Contexts nest: the inner one wins, and one
+    that names the operator wins over one that does not.
 
     Raises:
         InvalidArgument: no such implementation or operator, now; a config that does not fit the

@@ -83,6 +83,11 @@ def check_float(name: str, argument: str, spec: TensorSpec) -> None:
         )
 
 
+def normalized_dims(x: torch.Tensor, normalized_shape: Sequence[int] | None) -> list[int]:
+    """The sizes of the dims to normalise: None is the last one; none at all are refused later."""
+    return list(x.shape[-1:] if normalized_shape is None else normalized_shape)
+
+
 def check_parameter(
     name: str, argument: str, spec: TensorSpec, x: TensorSpec, shape: tuple[int, ...]
 ) -> None:

@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tilewright.op import op
-from tilewright.ops._normalization import check_normalization
+from tilewright.ops._normalization import check_normalization, normalized_dims
 
 
 @op(
@@ -36,5 +36,4 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, Layer Normalization, arXiv 1607.06450.
     """
-    shape = x.shape[-1:] if normalized_shape is None else normalized_shape
-    return F.layer_norm(x, shape, weight, bias, eps)
+    return F.layer_norm(x, normalized_dims(x, normalized_shape), weight, bias, eps)

@@ -7,7 +7,12 @@ from torch import Tensor
 
 from tilewright.op import op
 from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
-from tilewright.ops._normalization import beside_statistics, check_normalization, with_statistics
+from tilewright.ops._normalization import (
+    beside_statistics,
+    check_normalization,
+    normalized_dims,
+    with_statistics,
+)
 
 _check = check_normalization("layer_norm_backward", ["grad_output"], ["mean", "rstd"])
 _NORMALISED = ("grad_output", "x", "mean", "rstd")
@@ -64,7 +69,7 @@ def layer_norm_backward(
 
     Source: PyTorch's autograd (native_layer_norm_backward) and its decomposition.
     """
-    shape = list(x.shape[-1:] if normalized_shape is None else normalized_shape)
+    shape = normalized_dims(x, normalized_shape)
     grads = grads or (("x",) if weight is None else ("x", "weight", "bias"))
     weight = beside_statistics(weight, x, mean, shape)
     mask = [name in grads for name in ("x", "weight", "bias")]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tilewright.op import op
-from tilewright.ops._normalization import check_normalization
+from tilewright.ops._normalization import check_normalization, normalized_dims
 
 
 @op(
@@ -34,5 +34,5 @@ def layer_norm_forward(
 
     Source: torch.native_layer_norm, which PyTorch's autograd runs.
     """
-    shape = list(x.shape[-1:] if normalized_shape is None else normalized_shape)
+    shape = normalized_dims(x, normalized_shape)
     return torch.ops.aten.native_layer_norm(x, shape, weight, bias, eps)

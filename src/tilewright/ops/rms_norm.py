@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tilewright.op import op
-from tilewright.ops._normalization import check_normalization
+from tilewright.ops._normalization import check_normalization, normalized_dims
 
 
 @op(
@@ -35,5 +35,4 @@ def rms_norm(
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467.
     """
-    shape = x.shape[-1:] if normalized_shape is None else normalized_shape
-    return F.rms_norm(x, shape, weight, eps)
+    return F.rms_norm(x, normalized_dims(x, normalized_shape), weight, eps)

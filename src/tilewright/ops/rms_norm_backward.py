@@ -6,7 +6,12 @@ from torch import Tensor
 
 from tilewright.op import op
 from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
-from tilewright.ops._normalization import check_normalization, rms_norm_gradients, with_statistics
+from tilewright.ops._normalization import (
+    check_normalization,
+    normalized_dims,
+    rms_norm_gradients,
+    with_statistics,
+)
 
 _check = check_normalization("rms_norm_backward", ["grad_output"], ["rstd"])
 _NORMALISED = ("grad_output", "x", "rstd")
@@ -61,7 +66,7 @@ def rms_norm_backward(
 
     Source: PyTorch's autograd (_fused_rms_norm_backward) and its decomposition.
     """
-    shape = list(x.shape[-1:] if normalized_shape is None else normalized_shape)
+    shape = normalized_dims(x, normalized_shape)
     grads = grads or (("x",) if weight is None else ("x", "weight"))
     mask = [name in grads for name in ("x", "weight")]
     found = rms_norm_gradients(grad_output, x, shape, rstd, weight, mask)

@@ -3,7 +3,11 @@
 from torch import Tensor
 
 from tilewright.op import op
-from tilewright.ops._normalization import check_normalization, rms_norm_with_statistic
+from tilewright.ops._normalization import (
+    check_normalization,
+    normalized_dims,
+    rms_norm_with_statistic,
+)
 
 
 @op(
@@ -32,6 +36,4 @@ def rms_norm_forward(
 
     Source: torch's _fused_rms_norm, which PyTorch's autograd runs on a GPU.
     """
-    return rms_norm_with_statistic(
-        x, list(x.shape[-1:] if normalized_shape is None else normalized_shape), weight, eps
-    )
+    return rms_norm_with_statistic(x, normalized_dims(x, normalized_shape), weight, eps)

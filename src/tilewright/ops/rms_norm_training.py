@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tilewright.ops._normalization import normalized_dims
 from tilewright.ops._training import step, training_of
 
 
@@ -34,7 +35,7 @@ def rms_norm_training(
 
     Source: torch.nn.functional.rms_norm and PyTorch's autograd of it.
     """
-    shape = list(x.shape[-1:] if normalized_shape is None else normalized_shape)
+    shape = normalized_dims(x, normalized_shape)
 
     def forward(x: Tensor, weight: Tensor | None) -> Tensor:
         return torch.nn.functional.rms_norm(x, shape, weight, eps)
