@@ -39,7 +39,7 @@ PIECE, PIECE_CYCLES = 64, 3.85
 """Bytes that the copy engine brings at once, aligned, and clock cycles of an SM that it takes."""
 CYCLES, BUBBLES = 0.84, 1.4
 """Of a scheduler for an instruction that is counted here, and how many warps' turns it loses in one
-of all warps. Like the other cycles fitted to tests/unit/depthwise_h200.csv."""
+of all warps. Like the other cycles fitted to tests/unit/weight_gradient/depthwise_h200.csv."""
 STEP_INSTRUCTIONS, ROW_INSTRUCTIONS = 76, 6
 """Of a thread, beside those for columns."""
 LINE, APART = 256, 0.25

@@ -415,7 +415,7 @@ def test_verify_lays_the_differences_to_pytorch_out_as_the_documentation_does(ca
     args = ["verify", text, "--impl", "conv2d_weight_grad_f32", "--device", "cpu"]
     assert cli.main(args) == 0
     header, _, line = filter(str.strip, capsys.readouterr().out.splitlines())
-    page = (Path(__file__).parents[2] / "docs" / "weight_gradient.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "weight_gradient.md").read_text()
     (table,) = re.findall(r"^\| column \|.*?\n\n", page, re.M | re.S)
     told = re.findall(r"`(.+?)`", "".join(re.findall(r"^\| `.*?\|", table, re.M)))
     assert header.split() == ["workload", "implementation", *told, *header.split()[-3:]]

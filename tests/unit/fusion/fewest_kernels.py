@@ -7,7 +7,7 @@ from tilewright.fusion.ir import REDUCTIONS
 from tilewright.fusion.passes import remove_dead
 from tilewright.fusion.plan import expand_moments
 from tilewright.fusion.program import Kernels, walking
-from tilewright.fusion.segments import _Cutter, _Hopeless
+from tilewright.fusion.segments import _Cutter, _Hopeless, _Row
 from tilewright.fusion.subgraphs import largest
 
 
@@ -19,7 +19,7 @@ def passes(program):
 class _Chosen(_Cutter):
     """At each kernel: any axes as the row, and any of the reductions that it could add up."""
 
-    def best_row(self, outputs, needed, known, split):
+    def ranked(self, outputs, needed, known, split):
         space = largest(self.graph.nodes[i].shape for i in needed)
         axes = [a for a, n in enumerate(space) if n > 1]
         rows = [row for k in range(len(axes) + 1) for row in itertools.combinations(axes, k)]
@@ -32,10 +32,10 @@ class _Chosen(_Cutter):
                     reduced = [i for i in done if self.graph.nodes[i].op in REDUCTIONS]
                     written = self.completed(outputs, now, some, known)
                     if reduced or some or written:
-                        found.append((row, now, [*some]))
+                        found.append(_Row(True, (), row, now, [*some]))
         if not found:
             raise _Hopeless
-        return found[self.choose(len(found))]
+        return found
 
 
 def fewest(graph, bound, most=2000):

@@ -462,7 +462,7 @@ def test_every_suite_names_real_convolutions(name):
 
 
 def test_differences_to_cudnn_are_told_of_the_layers_of_a_suite_in_its_order():
-    page = (Path(__file__).parents[2] / "docs" / "weight_gradient.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "weight_gradient.md").read_text()
     (table,) = re.findall(r"^\| layer \| pixels \|.*?\n\n", page, re.M | re.S)
     told = [(int(batch), int(pixels)) for batch, pixels in
             re.findall(r"batch (\d+) \| (\d+) \|", table)]  # fmt: skip

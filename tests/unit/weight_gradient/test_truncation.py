@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 from convolutions import weight_grad
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import truncation
 
