@@ -4,6 +4,7 @@ import math
 
 from hypothesis import strategies as st
 
+from tilewright.impl import IMPLS
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.op import Workload
 
@@ -16,6 +17,12 @@ ROWS = (
     "scatter_reduce",
     "scatter",
 )
+
+
+def cuda_kernels(w, device):
+    """Implementations in CUDA that serve a workload on a device."""
+    cuda = [impl for impl in IMPLS.values() if impl.backend == "cuda" and impl.serves(w.op)]
+    return [impl for impl in cuda if impl.unsupported(w, device) is None]
 
 
 @st.composite

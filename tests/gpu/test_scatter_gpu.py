@@ -8,6 +8,7 @@ from compile_ahead import compile_all
 from scatter_workloads import LARGE_SUM, LARGE_UPDATE, SUM, UPDATE, WORKLOADS
 
 import tilewright as tw
+from indexing import cuda_kernels
 from tilewright.compile.faults import fault_address
 from tilewright.device import spec_of
 from tilewright.errors import IndexOutOfRange, NoImplementation
@@ -20,38 +21,12 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
 ]
-OWN = (
-    "bucket_extremes",
-    "bucket_integers",
-    "bucket_products",
-    "bucket_sums",
-    "gather_cuda",
-    "gather_tiled",
-    "integer_sums",
-    "rows_atomic",
-    "rows_balanced",
-    "rows_bins",
-    "rows_dealt",
-    "rows_serial",
-    "rows_sorted",
-    "rows_sorted_torch",
-    "rows_unique",
-    "rows_winner",
-    "scatter_buckets",
-    "scatter_exchange",
-    "scatter_serial",
-    "scatter_sorted",
-    "scatter_strided",
-    "scatter_tiled",
-    "scatter_winner",
-)
 CUDA = torch.device("cuda:0")
 SPREADS = ("uniform", "unique", "zipf", "sorted", "constant", "few_bins")
 
 
 def supporting(w):
-    spec = spec_of(0)
-    return [IMPLS[n] for n in OWN if IMPLS[n].serves(w.op) and not IMPLS[n].unsupported(w, spec)]
+    return cuda_kernels(w, spec_of(0))
 
 
 def cases():

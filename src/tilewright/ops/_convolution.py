@@ -236,7 +236,8 @@ def gradients(
     weight = x.new_empty(1).expand(shape)  # only its shape is read
     sizes = pair(stride), pair(padding), pair(dilation)
     if is_dynamo_compiling() or _are_functorch_transforms_active():  # nothing has checked the call
-        check_sizes("conv2d_weight_grad", x, grad_output, pair(kernel_size), *sizes)
+        name = "conv2d_weight_bias_grad" if bias else "conv2d_weight_grad"
+        check_sizes(name, x, grad_output, pair(kernel_size), *sizes)
     _, dw, db = torch.ops.aten.convolution_backward(
         grad_output, x, weight, [features] if bias else None, *sizes, False, (0, 0), groups,
         (False, True, bias),

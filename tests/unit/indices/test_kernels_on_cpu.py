@@ -11,7 +11,7 @@ import torch
 from cuda_on_cpu import DEVICE, OnCpu, fault_reported
 from hypothesis import given, settings
 
-from indexing import gathers
+from indexing import cuda_kernels, gathers
 from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.impl import IMPLS
@@ -26,31 +26,6 @@ pytestmark = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
 )
 CPU = torch.device("cpu")
-OWN = (
-    "bucket_extremes",
-    "bucket_integers",
-    "bucket_products",
-    "bucket_sums",
-    "gather_cuda",
-    "gather_tiled",
-    "integer_sums",
-    "rows_atomic",
-    "rows_balanced",
-    "rows_bins",
-    "rows_dealt",
-    "rows_serial",
-    "rows_sorted",
-    "rows_sorted_torch",
-    "rows_unique",
-    "rows_winner",
-    "scatter_buckets",
-    "scatter_exchange",
-    "scatter_serial",
-    "scatter_sorted",
-    "scatter_strided",
-    "scatter_tiled",
-    "scatter_winner",
-)
 SKEWED = "index_add(x=f32[50,36], dim=0, index=i64[900], source=f32[900,36])!donate=x!indices=zipf"
 CASES = [
     "scatter(x=f32[9000], dim=0, index=i64[5000], src=f32[5000])!indices=zipf",
@@ -120,12 +95,10 @@ SEARCHED = CASES[0], SKEWED
 def cases():
     for text in CASES:
         w = Workload.parse(text)
-        for name in OWN:
-            impl = IMPLS[name]
-            if impl.serves(w.op) and impl.unsupported(w, DEVICE) is None:
-                others = impl.space(w, DEVICE).sample(random.Random(1), text in SEARCHED)
-                for config in dict.fromkeys([impl.heuristic(w, DEVICE), *others]):
-                    yield pytest.param(impl, config, w, id=f"{name} {config} {w}")
+        for impl in cuda_kernels(w, DEVICE):
+            others = impl.space(w, DEVICE).sample(random.Random(1), text in SEARCHED)
+            for config in dict.fromkeys([impl.heuristic(w, DEVICE), *others]):
+                yield pytest.param(impl, config, w, id=f"{impl.name} {config} {w}")
 
 
 @pytest.mark.parametrize(("impl", "config", "w"), list(cases()))
@@ -385,10 +358,7 @@ def test_old_rows_may_be_read_ahead_of_their_runs_end(ahead):
 @pytest.mark.parametrize("text", [CASES[0], SKEWED])
 def test_an_index_out_of_range_is_skipped_and_reported(text):
     w = Workload.parse(text.replace("!donate=x", ""))
-    for name in OWN:
-        impl = IMPLS[name]
-        if not impl.serves(w.op) or impl.unsupported(w, DEVICE) is not None:
-            continue
+    for impl in cuda_kernels(w, DEVICE):
         run = OnCpu(impl, impl.heuristic(w, DEVICE), w)
         x, index, src = w.operator.examples(w, "random", 0, "cpu")
         index[:2] = torch.tensor([-1, 2**40])

@@ -419,6 +419,13 @@ def test_what_does_not_fit_is_refused_under_transforms_and_compile(
         run(*given)
 
 
+def test_a_refusal_under_transforms_names_the_operator():
+    x, grad = torch.randn(1, 2, 4, 8, 8), torch.randn(1, 2, 6, 8, 8)
+    for name in ("conv2d_weight_grad", "conv2d_weight_bias_grad"):
+        with pytest.raises(InvalidArgument, match=f"^{name}: grad_output has shape"):
+            torch.func.vmap(lambda x, grad: getattr(tw, name)(x, grad, 3))(x, grad)  # noqa: B023
+
+
 def test_ranks_and_dtypes_are_held_together():
     with pytest.raises(InvalidArgument, match="x has rank 3, expected 4"):
         weight_grad("2,8,9", "2,8,7,7", "kernel_size=3", layout="")

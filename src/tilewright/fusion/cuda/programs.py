@@ -46,7 +46,6 @@ from tilewright.fusion.cuda.tiles import (
 )
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Program, Segment
-from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import cut, main_axis
 from tilewright.space import ConfigSpace
 
@@ -63,7 +62,6 @@ def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
     return whole if tiled and schedule.parts == 1 else divided
 
 
-@remembered
 def _cut(
     graph: Graph, tiles: TileSchedule, device: DeviceSpec, split: bool = False, few: bool = False
 ) -> Program:
