@@ -78,10 +78,13 @@ class Problem:
     def tiles(self, tile_m: int, tile_n: int) -> int:
         return self.row_tiles(tile_m) * self.column_tiles(tile_n)
 
-    def packed(self, tile_m: int, tile_k: int, split_k: int, tiles: int = 1) -> bytes:
-        """`struct Problem` of kernels/weight_grad.cuh; parts are of the steps of so many tiles."""
+    def packed(
+        self, tile_m: int, tile_k: int, split_k: int, tiles: int = 1, whole: bool = False
+    ) -> bytes:
+        """`struct Problem` of kernels/weight_grad.cuh; parts are of the steps of so many tiles, or
+        `whole` tiles."""
         out_height, out_width, filter_width, *rest = self.geometry
-        steps, longer = divmod(tiles * self.steps(tile_k), split_k)
+        steps, longer = divmod(tiles * (1 if whole else self.steps(tile_k)), split_k)
         rows, walk_q = divmod(tile_k, out_width)
         walk_n, walk_p = divmod(rows, out_height)
         fields = (

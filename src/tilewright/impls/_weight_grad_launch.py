@@ -48,11 +48,11 @@ class WeightGradKernel(Executable):
         rows, columns = problem.row_tiles(config.tile_m), problem.column_tiles(config.tile_n)
         groups, tiles = config.split_k // config.cluster, rows * columns
         self.results, self.combine = Results(w), config.combine
-        self.split = groups > 1 or config.blocks > 0
+        self.split = groups > 1 or (config.blocks > 0 and not config.whole)
         self.grid, self.cluster = (rows * config.cluster, columns, groups), config.blocks_together
-        self.counters, parts = tiles * config.cluster, (config.split_k, 1)
+        self.counters, parts = tiles * config.cluster, (config.split_k, 1, False)
         if config.blocks:
-            self.grid, parts = (config.blocks, 1, 1), (config.blocks, tiles)
+            self.grid, parts = (config.blocks, 1, 1), (config.blocks, tiles, config.whole)
         self.waits = self.split and (config.blocks > 0 or self.combine in ("grid", MARKED))
         self.last = (*constants, problem.packed(config.tile_m, config.tile_k, *parts))
         tile = config.tile_m * config.tile_n

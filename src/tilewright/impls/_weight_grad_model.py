@@ -54,6 +54,10 @@ class Split(Protocol):
         """Of stream-K, which walk equal ranges of all tiles' steps; 0 where slices are cut."""
 
     @property
+    def whole(self) -> bool:
+        """Those blocks walk whole tiles."""
+
+    @property
     def threads(self) -> int: ...
     @property
     def sums(self) -> int: ...
@@ -116,6 +120,8 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return f"{problem.column_tiles(c.tile_n)} columns of tiles are more than a grid has"
     if c.blocks:
         return _why_not_in_ranges(problem, device, c)
+    if c.whole:
+        return "without ranges every block has one tile, or a slice of it"
     if c.split_k == 1:
         return None if c.combine == COMBINES[0] else "one slice needs no combining"
     if c.split_k > problem.steps(c.tile_k):
@@ -146,6 +152,8 @@ def _why_not_in_ranges(problem: Problem, device: DeviceSpec, c: Split) -> str | 
     if c.split_k > 1 or c.cluster > 1 or c.combine != COMBINES[0]:
         return "ranges of steps are cut by blocks, not by slices"
     tiles = problem.tiles(c.tile_m, c.tile_n)
+    if c.whole and c.blocks >= tiles:
+        return f"{tiles} tiles are one or none for each of {c.blocks} blocks"
     steps = tiles * problem.steps(c.tile_k)
     if not c.blocks <= steps < 2**31:
         return f"{steps} steps are no ranges of {c.blocks} blocks"
@@ -153,17 +161,21 @@ def _why_not_in_ranges(problem: Problem, device: DeviceSpec, c: Split) -> str | 
         return f"{c.blocks} blocks cannot run at once"
     if workspace_bytes(problem, c) > problem.workspace_limit_bytes:
         return f"partial sums of {c.blocks} blocks exceed {problem.workspace_limit_bytes} bytes"
-    return f"{tiles} tiles exceed {COUNTERS} counters" if tiles > COUNTERS else None
+    if tiles > COUNTERS and not c.whole:
+        return f"{tiles} tiles exceed {COUNTERS} counters"
+    return None
 
 
 def in_ranges(problem: Problem, device: DeviceSpec, bases: Iterable[C]) -> list[C]:
-    """Each of the configs with as many blocks of stream-K as run at once, or fewer."""
+    """Each of the configs with as many blocks of stream-K, or persistent ones, as run at once, or
+    fewer."""
     found = []
     for base in bases:
         for together in range(blocks_per_sm(problem, device, base), 0, -1):
-            config = replace(base, blocks=together * device.sms)  # type: ignore[type-var]
-            if why_not(problem, device, config) is None:
-                found.append(config)
+            for whole in (False, True):
+                config = replace(base, blocks=together * device.sms, whole=whole)  # type: ignore[type-var]
+                if why_not(problem, device, config) is None:
+                    found.append(config)
     return found
 
 
@@ -228,7 +240,7 @@ def longest_chain(problem: Problem, device: DeviceSpec) -> float:
 
 def chain(problem: Problem, c: Split) -> float:
     """Pixels that a thread of a config sums one behind the other."""
-    if not c.blocks:
+    if not c.blocks or c.whole:
         return problem.pixels / c.split_k
     return min(problem.pixels, problem.pixels * problem.tiles(c.tile_m, c.tile_n) / c.blocks)
 
@@ -298,7 +310,7 @@ def forecast(
     return {
         "tile": f"{c.tile_m}x{c.tile_n}x{c.tile_k}",
         "tiles": tiles,
-        "slices": round(c.blocks / tiles, 2) if c.blocks else c.split_k,
+        "slices": round(c.blocks / tiles, 2) if c.blocks and not c.whole else c.split_k,
         "waves": round(waves, 2),
         "tail": round(1 - waves / math.ceil(waves), 2),
         "workspace_bytes": workspace_bytes(problem, c),
@@ -331,13 +343,15 @@ def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 
     multiply_us = 2 * tile * c.tile_k / rate * device.sms
     step_us = max(multiply_us, (multiply_us + STEP_US) / together)
     turn_us = TURN_US / max(c.stages - HELD, 0.5) / together
+    stores = math.ceil(tiles / c.blocks) if c.blocks else 1
     steps = math.ceil(problem.steps(c.tile_k) * tiles / (c.blocks or tiles * c.split_k))
+    if c.whole:
+        steps = stores * problem.steps(c.tile_k)
     memory_us = _traffic(problem, device, c) / (MEMORY * device.dram_bytes_per_s) * 1e6
     total_us = LAUNCH_US + FILL_US * math.ceil(waves / together)
     total_us += max(waves * steps * max(step_us, turn_us), memory_us)
-    stores = math.ceil(tiles / c.blocks) if c.blocks else 1
     total_us += STORE_US * waves * stores * tile / 128**2 / c.cluster
-    if c.blocks:
+    if c.blocks and not c.whole:
         read = 1.1 / c.tile_m + 0.9 / c.tile_n  # boxes of x take longer than those of grad_output
         total_us *= 1 + SCATTERED * max(0.0, read - READ_FREELY)
         return total_us + _joining_us(problem, c, steps)
@@ -373,7 +387,7 @@ def _traffic(problem: Problem, device: DeviceSpec, c: Split) -> float:
     """Bytes from memory: each operand once, and a part of what further tiles read of it; where
     blocks walk ranges, which begin anywhere, what half of L2 does not hold of the operands."""
     again = AGAIN if c.cluster == 1 else AGAIN_IN_CLUSTERS
-    if c.blocks:
+    if c.blocks and not c.whole:
         again = max(AGAIN, 1 - device.l2_bytes / (2 * problem.read_bytes))
     x_bytes = problem.read_bytes - problem.grad_bytes
     further = (problem.column_tiles(c.tile_n) - 1) * problem.grad_bytes
@@ -384,7 +398,7 @@ def _traffic(problem: Problem, device: DeviceSpec, c: Split) -> float:
 def partial_sums(problem: Problem, c: Split) -> int:
     """How many the workspace holds: whole tiles, and a row of the bias's beside each."""
     tiles, tile, groups = _amounts(problem, c)
-    slots = c.blocks
+    slots = 0 if c.whole else c.blocks
     if groups > 1:
         slots = tiles * (1 if c.combine == SERIAL else groups)
     return slots * (tile + c.tile_m * problem.bias)

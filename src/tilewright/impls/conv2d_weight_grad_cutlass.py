@@ -84,7 +84,7 @@ class Config:
         return f"weight_grad_kernel_{self.stages}"
 
     cluster = blocks_together = 1
-    blocks = 0  # slices are cut, ranges are not
+    blocks, whole = 0, False  # slices are cut, ranges are not
     add_threads = ADD_THREADS[0]
     sum_bytes, beside_sums, static_bytes, alone_with_bias = 4, 48, 0, False
 

@@ -63,7 +63,7 @@ class Config:
 
     # what the model of our own kernels asks for besides
     split_k = cluster = 1
-    blocks = 0
+    blocks, whole = 0, False
     combine, add_threads = COMBINES[0], ADD_THREADS[0]
     threads = THREADS
     sum_bytes, beside_sums, static_bytes, alone_with_bias = 4, 41, 0, False

@@ -84,6 +84,10 @@ class Config:
         return 0
 
     @property
+    def whole(self) -> bool:
+        return False
+
+    @property
     def threads(self) -> int:
         return THREADS
 

@@ -102,6 +102,7 @@ class Config:
             with 0, a stage is free as soon as it can be, and other warpgroups fill the gap.
         blocks: 0, or stream-K: so many blocks have an equal number of steps each, of one tile
             after the other, and a tile is added by the block that has its first step.
+        whole: those blocks have whole tiles each, and nothing is left to add: persistent blocks.
     """
 
     tile_m: int = param(64, 128, 256)
@@ -118,6 +119,7 @@ class Config:
     warm: bool = param(False, True)
     pending: int = param(1, 0)
     blocks: int = param(0)
+    whole: bool = param(False, True)
 
     @property
     def blocks_together(self) -> int:
@@ -263,6 +265,7 @@ class Conv2dWeightGradSm90(Implementation):
             "WARM": int(config.warm),
             "PENDING": config.pending,
             "STREAM_K": int(config.blocks > 0),
+            "WHOLE": int(config.whole),
             "MIN_BLOCKS": max(1, blocks_per_sm(problem, device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
@@ -392,10 +395,13 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
         return "a block without neighbours sends nothing"
     if c.blocks and (c.warm or c.split_k > 1 or c.blocks_together > 1):
         return "blocks that take parts of several tiles cut no slices, and stand alone, unwarmed"
-    if c.blocks and c.threads > MOST_THREADS_IN_RANGES:
+    adds_parts = c.blocks and not c.whole
+    if adds_parts and c.threads > MOST_THREADS_IN_RANGES:
         return f"{c.threads} threads have too few registers to add parts of tiles beside their sums"
-    if c.blocks and problem.bias > 1 and c.sums > MOST_SUMS_BESIDE_BIAS:
+    if adds_parts and problem.bias > 1 and c.sums > MOST_SUMS_BESIDE_BIAS:
         return "a thread has too few registers for fp32 sums of the bias beside parts of tiles"
+    if c.whole and problem.bias and c.sums == MOST_SUMS:
+        return "a thread has too few registers for tile after tile beside sums of the bias"
     full = c.threads > MOST_THREADS_IN_RANGES or (problem.bias and c.sums == MOST_SUMS)
     if c.combine == SERIAL and full:
         return "a thread has too few registers to add to its sums what other blocks left"

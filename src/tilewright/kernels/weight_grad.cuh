@@ -86,7 +86,7 @@ struct alignas(64) Problem {  // 128 bytes, passed by value
   int panels, panels_per_tap;       // of all columns; ceil(C / 64)
   int row_length, filter_width;     // R * S * C, S
   int row_tiles;                    // a tile's number is column_tile * row_tiles + row_tile
-  int slices, steps, longer;        // parts of the pixels, or of all tiles' steps; steps of each, the first `longer` have one more
+  int slices, steps, longer;        // parts of the pixels, or of all tiles' steps, or of all tiles; so many each, the first `longer` have one more
   int pixels;                       // N * P * Q
   int out_height, out_width;        // P, Q
   int walk_n, walk_p, walk_q;       // one step, in images, rows and pixels

@@ -14,12 +14,12 @@
 // the image), and a tap is a number of pixels by which x is ahead of grad_output. Chunks of TILE_K
 // pixels of x fill a ring; columns of neighbouring taps are the same rows of shared memory, one row on.
 //
-// With STREAM_K a block has parts of several tiles, one after the other: stages go round through all of
+// With STREAM_K a block has parts of several tiles, or WHOLE ones, one after the other: stages go round through all of
 // them, so that the next part's pixels come while sums of the last one are written.
 //
 // Defined before this text, besides what weight_grad.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
 // WARPGROUPS_N, MATRIX, SHARE, HALO, chunks by which the last tap is ahead, WARM, PENDING, steps
-// whose products may be under way when the next one is waited for, STREAM_K, MIN_BLOCKS, and `multiply`, one
+// whose products may be under way when the next one is waited for, STREAM_K, WHOLE, MIN_BLOCKS, and `multiply`, one
 // wgmma of 64 x COLUMNS x 16, or, for the bias, of 64 x 8 x 16, and `begin`, which adds it to nothing. A warpgroup has
 // BLOCKS times 64 rows.
 

@@ -3,21 +3,24 @@
 // As many blocks as run at once walk the same number of steps, however many tiles there are; the warp that
 // loads goes on to the next tile while the others write theirs. Whole tiles are written at once. A tile whose steps fall to several
 // blocks is written by the one that has its first step, which comes to it last: the others' sums, each block's first,
-// are waiting in the workspace by then, and are added in the order of pixels.
+// are waiting in the workspace by then, and are added in the order of pixels. WHOLE ranges end where tiles do.
 
-TW_DEVICE int range_begin(const Problem& p, int block) { return block * p.steps + min(block, p.longer); }
+TW_DEVICE int steps_of_tile(const Problem& p) { return (p.pixels + TILE_K - 1) / TILE_K; }
+TW_DEVICE int range_begin(const Problem& p, int block) {
+  return (block * p.steps + min(block, p.longer)) * (WHOLE ? steps_of_tile(p) : 1);
+}
 
 // The part of a tile that begins at step `at` of all tiles and ends with the tile, or with this block's range.
 TW_DEVICE Tile part_at(const Problem& p, int at) {
-  const int steps = (p.pixels + TILE_K - 1) / TILE_K;
+  const int steps = steps_of_tile(p);
   Tile t(p, at / steps);
-  t.first = at - t.tile * steps;
-  t.steps = min(steps - t.first, range_begin(p, blockIdx.x + 1) - at);
+  t.first = WHOLE ? 0 : at - t.tile * steps;
+  t.steps = WHOLE ? steps : min(steps - t.first, range_begin(p, blockIdx.x + 1) - at);
   return t;
 }
 // How many blocks the rest of the tile falls to.
 TW_DEVICE int later_blocks(const Problem& p, const Tile& t) {
-  const int end = (t.tile + 1) * ((p.pixels + TILE_K - 1) / TILE_K);
+  const int end = (t.tile + 1) * steps_of_tile(p);
   int later = 0;
   while (range_begin(p, blockIdx.x + 1 + later) < end) ++later;
   return later;
@@ -51,21 +54,23 @@ TW_DEVICE void store_halves(Out* out, const Panel* panels, const Problem& p, con
 template <int ADDERS>
 TW_DEVICE void finish_part(const Results& out, Sum* partial, u32* counters, const Panel* panels, const Problem& p, const Tile& t,
                            int warp, Sum (&d)[BLOCKS][COLUMNS / 2], Sum (&bias)[BLOCKS][4]) {
-  u32* counter = counters + t.tile;  // 0 before and after
-  if (t.first > 0) {
-    store_sums(sums_of_block(partial, blockIdx.x), warp, d, bias);
-    asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
-    if (threadIdx.x == 0) fence(), atomicAdd(counter, 1);
-    return;
-  }
-  if (const int later = later_blocks(p, t)) {
-    if (threadIdx.x == 0) {  // all blocks run at once
-      while (*(volatile u32*)counter < later) {}
-      fence();
-      *(volatile u32*)counter = 0;
+  if constexpr (!WHOLE) {
+    u32* counter = counters + t.tile;  // 0 before and after
+    if (t.first > 0) {
+      store_sums(sums_of_block(partial, blockIdx.x), warp, d, bias);
+      asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
+      if (threadIdx.x == 0) fence(), atomicAdd(counter, 1);
+      return;
     }
-    asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
-    for (int i = 1; i <= later; ++i) add_part<8>(sums_of_block(partial, blockIdx.x + i), t, warp, d, bias);
+    if (const int later = later_blocks(p, t)) {
+      if (threadIdx.x == 0) {  // all blocks run at once
+        while (*(volatile u32*)counter < later) {}
+        fence();
+        *(volatile u32*)counter = 0;
+      }
+      asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
+      for (int i = 1; i <= later; ++i) add_part<8>(sums_of_block(partial, blockIdx.x + i), t, warp, d, bias);
+    }
   }
   if (t.panel == 0) each_bias(warp, bias, [&](int row, Sum sum, Sum rest) { store_bias(out.bias, p, t.row + row, sum, rest); });
   if constexpr (ADDS || sizeof(Out) >= 4) store_quads(out, panels, p, t, warp, d);

@@ -194,6 +194,7 @@ inline void wgmma_commit_group_sync_aligned() { products().emplace_back(); }
 inline void wgmma_wait_group_sync_aligned(int later) {
   for (auto& own = products(); (int)own.size() - 1 > later; own.erase(own.begin()))
     for (const Product& p : own.front()) multiplied(p);
+  __syncwarp();  // the lane that frees the stage frees it for all
 }
 }  // namespace ptx
 template <int COUNT> static void multiply(float (&sums)[COUNT], uint64_t a, uint64_t b) {

@@ -123,6 +123,8 @@ RANGES = [
     (with_bias(PLAIN, "f32"), sm90.Config(64, 128, 32, 2, blocks=5)),
     (STRIDED, sm90.Config(128, 64, 32, 2, blocks=4)),
     (MATRIX, sm90.Config(64, 64, 32, 4, blocks=5, fetch="matrix")),
+    (BIAS, sm90.Config(64, 64, 32, 3, blocks=4, whole=True)),
+    (STRIDED, sm90.Config(64, 64, 32, 2, blocks=2, whole=True, pending=0)),
     (PLAIN, sm90.Config(64, 192, 64, 2, blocks=5, halo=halo_of(problem_of(PLAIN), 192, 64))),
 ]
 

@@ -1,4 +1,5 @@
-"""Stream-K of the Hopper weight gradient: blocks that walk equal ranges of all tiles' steps."""
+"""Stream-K of the Hopper weight gradient: blocks that walk equal ranges of all tiles' steps, or of
+whole tiles."""
 
 import struct
 from dataclasses import replace
@@ -26,6 +27,8 @@ H200 = DEVICES["h200"]
 DEEP = weight_grad("256,512,7,7", "256,512,7,7", "kernel_size=3, padding=1")
 """Of 72 tiles of 128 x 256, which fill an H200's SMs badly."""
 TILES = [tile for tile in sm90.WARPGROUPS if tile != (64, 576)]
+MANY = weight_grad("32,1024,14,14", "32,1024,14,14", "kernel_size=3, padding=1")
+"""Of 288 tiles of 128 x 256: three for some of an H200's SMs, and two for the others."""
 KERNEL = """
 extern "C" __global__ void __launch_bounds__(THREADS) weight_grad(const u16* x, const u16* grad,
     Out* weight, Out* bias, float* partial, u32* counters, int phase,
@@ -70,8 +73,9 @@ LAYERS = [
 ]
 
 
-def on_cpu(w, tile, blocks, fault=("", "")):
-    return epilogue_on_cpu(w, KERNEL, *tile, 32, 4, blocks=blocks, phases=2, fault=fault)
+def on_cpu(w, tile, blocks, fault=("", ""), whole=False):
+    more = {"blocks": blocks, "whole": whole}
+    return epilogue_on_cpu(w, KERNEL, *tile, 32, 4, phases=2, fault=fault, **more)
 
 
 @pytest.mark.skipif(
@@ -86,6 +90,11 @@ def test_parts_of_tiles_add_up_to_the_gradient(w, monkeypatch):
         assert verdict.ok, verdict.message
         assert verdict.deterministic
         assert not zeros.any()
+    persistent = on_cpu(w, (64, 64), 3, whole=True)
+    verdict = Verifier(w, torch.device("cpu")).check(persistent)
+    assert verdict.ok, verdict.message
+    assert persistent.executable.workspace_bytes == 0
+    assert not persistent.executable.waits
 
 
 @pytest.mark.skipif(
@@ -97,7 +106,7 @@ def test_a_part_that_is_not_added_is_found(monkeypatch):
     assert fails(lambda: Verifier(SMALL, torch.device("cpu")).check(lost).ok)
 
 
-@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("tile", sm90.WARPGROUPS)
 @pytest.mark.parametrize(
     "w",
     [
@@ -107,7 +116,16 @@ def test_a_part_that_is_not_added_is_found(monkeypatch):
     ids=str,
 )
 def test_every_tile_compiles_without_spills_or_serialised_products(tile, w):
-    config = sm90.Config(*tile, stages=4, blocks=132)
+    whole = sm90.Config(*tile, stages=4, blocks=132, whole=True)
+    if tile == (64, 576):
+        whole = replace(whole, tile_k=32)
+    if whole.sums < sm90.MOST_SUMS or not problem_of(w).bias:
+        built = compiled(SM90.task(whole, w, H200))
+        assert built.resources.spill_bytes == 0
+        assert "serialized" not in built.log
+    if tile not in TILES:
+        return
+    config = replace(whole, whole=False)
     if w.tensors.get("into_bias") and w["into_bias"].dtype == "f32" and config.sums > 64:
         why = SM90.space(w, H200).restricted({"blocks": [132]}).why_not(replace(config, stages=2))
         assert "too few registers for fp32 sums of the bias" in why
@@ -153,6 +171,16 @@ def test_what_does_not_go_with_ranges_is_refused_in_words():
     assert "by blocks, not by slices" in space.why_not(replace(ranges, combine="grid"))
     assert "cannot run at once" in space.why_not(replace(ranges, blocks=264))
     assert "too few registers" in space.why_not(replace(ranges, tile_m=64, tile_n=576, stages=2))
+    assert "tiles are one or none for each of 132 blocks" in space.why_not(
+        replace(ranges, whole=True)
+    )
+    assert "without ranges" in space.why_not(replace(ranges, blocks=0, whole=True))
+    many = SM90.space(MANY, H200).restricted({"blocks": [132], "split_k": [1, 2]})
+    persistent = sm90.Config(128, 256, stages=2, blocks=132, whole=True)
+    assert many.why_not(persistent) is None
+    with_sums = SM90.space(with_bias(MANY, None), H200).restricted({"blocks": [132]})
+    assert "tile after tile beside sums" in with_sums.why_not(persistent)
+    assert "cut no slices" in many.why_not(replace(persistent, split_k=2))
     small = weight_grad("1,64,8,8", "1,64,8,8", "kernel_size=1")
     assert "no ranges of 132 blocks" in SM90.space(small, H200).why_not(
         sm90.Config(64, 64, stages=4, blocks=132)
@@ -171,11 +199,24 @@ def test_ranges_are_forecast_to_fill_what_tiles_do_not():
     assert SM90.heuristic(DEEP, H200).blocks == H200.sms
 
 
+def test_persistent_blocks_are_forecast_and_tried_where_tiles_are_many():
+    problem = problem_of(MANY)
+    persistent = sm90.Config(128, 256, stages=4, blocks=132, whole=True)
+    found = SM90.forecast(persistent, MANY, H200)
+    assert (found["tiles"], found["slices"], found["workspace_bytes"]) == (288, 1, 0)
+    one_by_one = replace(persistent, blocks=0, whole=False)
+    assert 0 < found["predicted_us"] < predicted_us(problem, H200, one_by_one)
+    assert found["predicted_us"] > 0.9 * predicted_us(problem, H200, one_by_one)
+    assert any(c.whole for c in SM90.promising(MANY, H200))
+    assert not any(c.whole for c in SM90.promising(DEEP, H200))
+
+
 def test_one_binary_serves_every_number_of_blocks():
     few, many = sm90.Config(64, 64, blocks=132), sm90.Config(64, 64, blocks=264)
     assert SM90.task(few, SIMPLE, H200) == SM90.task(many, SIMPLE, H200)
     assert SM90.compile_key(few, SIMPLE) == SM90.compile_key(many, SIMPLE)
     assert SM90.compile_key(few, SIMPLE) != SM90.compile_key(sm90.Config(64, 64), SIMPLE)
+    assert SM90.compile_key(few, SIMPLE) != SM90.compile_key(replace(few, whole=True), SIMPLE)
 
 
 @settings(max_examples=40)
@@ -197,3 +238,10 @@ def test_ranges_meet_every_step_once_and_leave_one_part_for_others(tiles, steps,
             at += min(steps - first, begins[block + 1] - at)
         assert at == begins[block + 1]
         assert all(first == 0 for first in parts[1:])
+    blocks = min(blocks, tiles)
+    packed = problem_of(weight_grad(shape, shape, "kernel_size=1")).packed(
+        64, 64, blocks, tiles, True
+    )
+    each, longer = struct.unpack_from("2i", packed, 8 * 4)
+    assert each * blocks + longer == tiles
+    assert 0 <= longer < blocks
