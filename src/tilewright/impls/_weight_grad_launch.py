@@ -11,7 +11,13 @@ from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel
 from tilewright.impl import Executable, allocator
 from tilewright.impls._weight_grad import Problem, Results, addresses, returned
-from tilewright.impls._weight_grad_model import MARKED, Split, partial_sums, workspace_bytes
+from tilewright.impls._weight_grad_model import (
+    MARKED,
+    Split,
+    cuts_tiles,
+    partial_sums,
+    workspace_bytes,
+)
 from tilewright.op import Workload
 
 ENTRY, ADD_ENTRY = "weight_grad", "add_all_slices"
@@ -48,7 +54,7 @@ class WeightGradKernel(Executable):
         rows, columns = problem.row_tiles(config.tile_m), problem.column_tiles(config.tile_n)
         groups, tiles = config.split_k // config.cluster, rows * columns
         self.results, self.combine = Results(w), config.combine
-        self.split = groups > 1 or (config.blocks > 0 and not config.whole)
+        self.split = groups > 1 or cuts_tiles(config)
         self.grid, self.cluster = (rows * config.cluster, columns, groups), config.blocks_together
         self.counters, parts = tiles * config.cluster, (config.split_k, 1, False)
         if config.blocks:

@@ -161,9 +161,14 @@ def _why_not_in_ranges(problem: Problem, device: DeviceSpec, c: Split) -> str | 
         return f"{c.blocks} blocks cannot run at once"
     if workspace_bytes(problem, c) > problem.workspace_limit_bytes:
         return f"partial sums of {c.blocks} blocks exceed {problem.workspace_limit_bytes} bytes"
-    if tiles > COUNTERS and not c.whole:
+    if cuts_tiles(c) and tiles > COUNTERS:
         return f"{tiles} tiles exceed {COUNTERS} counters"
     return None
+
+
+def cuts_tiles(c: Split) -> bool:
+    """Whether ranges of steps end inside tiles, whose parts are then left to add."""
+    return c.blocks > 0 and not c.whole
 
 
 def in_ranges(problem: Problem, device: DeviceSpec, bases: Iterable[C]) -> list[C]:
@@ -240,7 +245,7 @@ def longest_chain(problem: Problem, device: DeviceSpec) -> float:
 
 def chain(problem: Problem, c: Split) -> float:
     """Pixels that a thread of a config sums one behind the other."""
-    if not c.blocks or c.whole:
+    if not cuts_tiles(c):
         return problem.pixels / c.split_k
     return min(problem.pixels, problem.pixels * problem.tiles(c.tile_m, c.tile_n) / c.blocks)
 
@@ -310,7 +315,7 @@ def forecast(
     return {
         "tile": f"{c.tile_m}x{c.tile_n}x{c.tile_k}",
         "tiles": tiles,
-        "slices": round(c.blocks / tiles, 2) if c.blocks and not c.whole else c.split_k,
+        "slices": round(c.blocks / tiles, 2) if cuts_tiles(c) else c.split_k,
         "waves": round(waves, 2),
         "tail": round(1 - waves / math.ceil(waves), 2),
         "workspace_bytes": workspace_bytes(problem, c),
@@ -351,7 +356,7 @@ def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = 
     total_us = LAUNCH_US + FILL_US * math.ceil(waves / together)
     total_us += max(waves * steps * max(step_us, turn_us), memory_us)
     total_us += STORE_US * waves * stores * tile / 128**2 / c.cluster
-    if c.blocks and not c.whole:
+    if cuts_tiles(c):
         read = 1.1 / c.tile_m + 0.9 / c.tile_n  # boxes of x take longer than those of grad_output
         total_us *= 1 + SCATTERED * max(0.0, read - READ_FREELY)
         return total_us + _joining_us(problem, c, steps)
@@ -387,7 +392,7 @@ def _traffic(problem: Problem, device: DeviceSpec, c: Split) -> float:
     """Bytes from memory: each operand once, and a part of what further tiles read of it; where
     blocks walk ranges, which begin anywhere, what half of L2 does not hold of the operands."""
     again = AGAIN if c.cluster == 1 else AGAIN_IN_CLUSTERS
-    if c.blocks and not c.whole:
+    if cuts_tiles(c):
         again = max(AGAIN, 1 - device.l2_bytes / (2 * problem.read_bytes))
     x_bytes = problem.read_bytes - problem.grad_bytes
     further = (problem.column_tiles(c.tile_n) - 1) * problem.grad_bytes
@@ -398,7 +403,7 @@ def _traffic(problem: Problem, device: DeviceSpec, c: Split) -> float:
 def partial_sums(problem: Problem, c: Split) -> int:
     """How many the workspace holds: whole tiles, and a row of the bias's beside each."""
     tiles, tile, groups = _amounts(problem, c)
-    slots = 0 if c.whole else c.blocks
+    slots = c.blocks if cuts_tiles(c) else 0
     if groups > 1:
         slots = tiles * (1 if c.combine == SERIAL else groups)
     return slots * (tile + c.tile_m * problem.bias)

@@ -32,6 +32,7 @@ from tilewright.impls._weight_grad_model import (
     WAYS,
     blocks_per_sm,
     challengers,
+    cuts_tiles,
     exact,
     forecast,
     in_ranges,
@@ -395,10 +396,9 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
         return "a block without neighbours sends nothing"
     if c.blocks and (c.warm or c.split_k > 1 or c.blocks_together > 1):
         return "blocks that take parts of several tiles cut no slices, and stand alone, unwarmed"
-    adds_parts = c.blocks and not c.whole
-    if adds_parts and c.threads > MOST_THREADS_IN_RANGES:
+    if cuts_tiles(c) and c.threads > MOST_THREADS_IN_RANGES:
         return f"{c.threads} threads have too few registers to add parts of tiles beside their sums"
-    if adds_parts and problem.bias > 1 and c.sums > MOST_SUMS_BESIDE_BIAS:
+    if cuts_tiles(c) and problem.bias > 1 and c.sums > MOST_SUMS_BESIDE_BIAS:
         return "a thread has too few registers for fp32 sums of the bias beside parts of tiles"
     if c.whole and problem.bias and c.sums == MOST_SUMS:
         return "a thread has too few registers for tile after tile beside sums of the bias"
