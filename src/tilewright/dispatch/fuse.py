@@ -20,6 +20,7 @@ from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import SEED, SPEC, draws, with_seed
 from tilewright.errors import InvalidArgument, InvalidType, NoImplementation, known_names
 from tilewright.fusion.trace import by_shapes, reached, trace_reference, trace_truth
+from tilewright.impls._vendor import tracked
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import HALVES, TensorSpec
@@ -246,7 +247,9 @@ def backward_operator(op: Op, outputs: int | None = None) -> Op:
         flops=_steps,
         check=functools.partial(_check_gradient, name, op, gradients),
         scalars=op.scalars,
-        outputs_like=lambda args: args["grads"],
+        outputs_like=lambda args: (
+            args.get("grads") or _differentiable({n: args.get(n) for n in op.parameters})
+        ),
         gradient_of=op.name,
         fused=True,
         fallback=op.fallback,
@@ -264,7 +267,8 @@ def _names_of_gradients(outputs: int) -> tuple[str, ...]:
 
 def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
     def reference(**args: Any) -> tuple[Tensor, ...]:
-        given = {n: _tracked(args[n]) for n in op.parameters}
+        args = {**defaults, **args}
+        given = {n: tracked(args[n]) for n in op.parameters}
         wanted = list(args["grads"] or _differentiable(given))
 
         def call(*values: Tensor) -> tuple[Tensor, ...]:
@@ -282,6 +286,7 @@ def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
     optional = ["grads"] if op.seed is None else [op.seed, "grads"]
     parameters += [inspect.Parameter(n, kind, default=None) for n in optional]
     parameters += [op.parameters[n].replace(kind=kind) for n in outside]
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     reference.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     reference.__annotations__ = op.reference.__annotations__
     reference.__wrapped__ = op.reference  # type: ignore[attr-defined]  # steps are at its lines
@@ -289,19 +294,11 @@ def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
     return reference
 
 
-def _tracked(value: Any) -> Any:
-    """What autograd may keep: of a tensor of inference mode, a copy."""
-    if torch.compiler.is_compiling() or not isinstance(value, Tensor) or not value.is_inference():
-        return value
-    with torch.inference_mode(False):
-        return value.clone()
-
-
 def _pulled_back(
     call: Callable[..., tuple[Tensor, ...]], at: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """The gradients of what is called, from those of its results."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         outs, pullback = torch.func.vjp(call, *at)  # type: ignore[misc]
         given = zip(gradients, outs, strict=False)
         return tuple(pullback(tuple(g.to(o.dtype) for g, o in given)))

@@ -110,6 +110,15 @@ def without_seed(w: Workload, run: Callable[..., Result]) -> Callable[..., Resul
     return run if at is None else lambda *tensors: run(*tensors[:at], *tensors[at + 1 :])
 
 
+def tracked(value: Any) -> Any:
+    """What autograd may keep: of a tensor of inference mode, a copy."""
+    compiling = torch.compiler.is_compiling()
+    if compiling or not isinstance(value, torch.Tensor) or not value.is_inference():
+        return value
+    with torch.inference_mode(False):
+        return value.clone()
+
+
 class TrainingStep:
     """A forward and its backward, as PyTorch's users run them: by autograd.
 
@@ -126,9 +135,9 @@ class TrainingStep:
         self._grad_output = given.index("grad_output")
 
     def __call__(self, *tensors: torch.Tensor) -> Result:
-        taken = [tensors[i].detach() for i in self._takes]
-        leaves = [taken[i].requires_grad_() for i in self._wanted]
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
+            taken = [tracked(tensors[i]).detach() for i in self._takes]
+            leaves = [taken[i].requires_grad_() for i in self._wanted]
             out = self.forward(*taken)
         assert isinstance(out, torch.Tensor)
         return out.detach(), *torch.autograd.grad(out, leaves, tensors[self._grad_output])

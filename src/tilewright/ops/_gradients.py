@@ -26,11 +26,25 @@ def wanted_gradients(name: str, args: dict[str, Any], possible: Iterable[str]) -
     return tuple(n for n in possible if n in asked)
 
 
-def like_arguments(**others: str) -> Any:
+Possible = Callable[[Mapping[str, Any]], tuple[str, ...]]
+"""(arguments by name, those that a call left out missing) -> the gradients that there are."""
+
+
+def weighted(*possible: str) -> Possible:
+    """The first alone without a weight."""
+    return lambda args: possible if args.get("weight") is not None else possible[:1]
+
+
+def of_tensors(*names: str) -> Possible:
+    """Those of arguments that are tensors, or their specs, rather than numbers or absent."""
+    return lambda args: tuple(n for n in names if hasattr(args.get(n), "dtype"))
+
+
+def like_arguments(possible: Possible, **others: str) -> Any:
     """For Op.outputs_like: a gradient has the dtype of its argument, or of `others[argument]`."""
 
     def like(args: Mapping[str, Any]) -> list[str]:
-        return [others.get(n, n) for n in args["grads"]]
+        return [others.get(n, n) for n in args.get("grads") or possible(args)]
 
     return like
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from tilewright.errors import InvalidArgument
 from tilewright.op import OPS, Op, Workload, op
-from tilewright.ops._gradients import wanted_gradients
-from tilewright.tensor_spec import TensorSpec
+from tilewright.ops._gradients import of_tensors, wanted_gradients
 
 
 def step(
@@ -69,11 +68,16 @@ def flops(w: Workload) -> int:
 
 def training_of(of: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Op]:
     """Declare the training step of operator `of` by decorating its reference."""
+
+    def outputs_like(args: Mapping[str, Any]) -> tuple[str, ...]:
+        tensors = of_tensors(*(n for n in args if n != "grad_output"))
+        return "x", *(args.get("grads") or tensors(args))
+
     return op(
         flops=flops,
         check=_check(f"{of}_training", of),
         bytes=traffic,
-        outputs_like=lambda args: ("x", *args["grads"]),
+        outputs_like=outputs_like,
         training_of=of,
     )
 
@@ -91,8 +95,7 @@ def _check(name: str, of: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
                 f"but {of} gives {out.dtype}{list(out.shape)}"
             )
         args = {**args, **dict(plain.args)}
-        possible = [n for n in forward.parameters if isinstance(args[n], TensorSpec)]
-        args["grads"] = wanted_gradients(name, args, possible)
+        args["grads"] = wanted_gradients(name, args, of_tensors(*forward.parameters)(args))
         return args
 
     return check

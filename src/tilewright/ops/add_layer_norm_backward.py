@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tilewright.op import op
-from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
+from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients, weighted
 from tilewright.ops._normalization import beside_statistics, check_normalization, with_statistics
 from tilewright.rounding import rounded
 
@@ -14,6 +14,7 @@ _check = check_normalization(
     "add_layer_norm_backward", ["grad_output", "grad_output_total"], ["mean", "rstd"], of="total"
 )
 _NORMALISED = ("grad_output", "total", "mean", "rstd")
+_possible = weighted("x", "weight", "bias")
 _READS = {
     "x": (*_NORMALISED, "grad_output_total", "weight"),
     "weight": _NORMALISED,
@@ -22,8 +23,7 @@ _READS = {
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    possible = ("x",) if args["weight"] is None else ("x", "weight", "bias")
-    args["grads"] = wanted_gradients("add_layer_norm_backward", args, possible)
+    args["grads"] = wanted_gradients("add_layer_norm_backward", args, _possible(args))
     return _check(args)
 
 
@@ -33,7 +33,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     bytes=bytes_of(_READS),
     examples=with_statistics("total"),
     wide=("mean", "rstd"),
-    outputs_like=like_arguments(x="total", bias="weight"),
+    outputs_like=like_arguments(_possible, x="total", bias="weight"),
     gradient_of="add_layer_norm",
     same_gradient={"residual": "x"},
 )
@@ -72,7 +72,7 @@ def add_layer_norm_backward(
     Source: PyTorch's autograd of add_layer_norm (native_layer_norm_backward).
     """
     shape = list(total.shape[-1:])
-    grads = grads or (("x",) if weight is None else ("x", "weight", "bias"))
+    grads = grads or _possible({"weight": weight})
     scale = beside_statistics(weight, total, mean, shape)
     mask = [name in grads for name in ("x", "weight", "bias")]
     through, dweight, dbias = torch.ops.aten.native_layer_norm_backward(

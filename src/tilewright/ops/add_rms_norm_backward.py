@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from tilewright.op import op
-from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
+from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients, weighted
 from tilewright.ops._normalization import check_normalization, rms_norm_gradients, with_statistics
 from tilewright.rounding import rounded
 
@@ -13,12 +13,12 @@ _check = check_normalization(
     "add_rms_norm_backward", ["grad_output", "grad_output_total"], ["rstd"], of="total"
 )
 _NORMALISED = ("grad_output", "total", "rstd")
+_possible = weighted("x", "weight")
 _READS = {"x": (*_NORMALISED, "grad_output_total", "weight"), "weight": _NORMALISED}
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    possible = ("x",) if args["weight"] is None else ("x", "weight")
-    args["grads"] = wanted_gradients("add_rms_norm_backward", args, possible)
+    args["grads"] = wanted_gradients("add_rms_norm_backward", args, _possible(args))
     return _check(args)
 
 
@@ -28,7 +28,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     bytes=bytes_of(_READS),
     examples=with_statistics("total"),
     wide=("rstd",),
-    outputs_like=like_arguments(x="total"),
+    outputs_like=like_arguments(_possible, x="total"),
     gradient_of="add_rms_norm",
     same_gradient={"residual": "x"},
 )
@@ -65,7 +65,7 @@ def add_rms_norm_backward(
 
     Source: PyTorch's autograd of add_rms_norm (_fused_rms_norm_backward) and its decomposition.
     """
-    grads = grads or (("x",) if weight is None else ("x", "weight"))
+    grads = grads or _possible({"weight": weight})
     mask = [name in grads for name in ("x", "weight")]
     through, dweight = rms_norm_gradients(
         grad_output, total, list(total.shape[-1:]), rstd, weight, mask

@@ -43,7 +43,7 @@ def examples(w: Workload, *args: Any, **kwargs: Any) -> list[Tensor]:
     bytes=bytes_of(_READS),
     examples=examples,
     wide=("mean", "rstd"),
-    outputs_like=like_arguments(bias="weight"),
+    outputs_like=like_arguments(lambda args: _POSSIBLE, bias="weight"),
     gradient_of="bias_layer_norm",
 )
 def bias_layer_norm_backward(

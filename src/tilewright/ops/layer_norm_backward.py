@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tilewright.op import op
-from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
+from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients, weighted
 from tilewright.ops._normalization import (
     beside_statistics,
     check_normalization,
@@ -16,12 +16,12 @@ from tilewright.ops._normalization import (
 
 _check = check_normalization("layer_norm_backward", ["grad_output"], ["mean", "rstd"])
 _NORMALISED = ("grad_output", "x", "mean", "rstd")
+_possible = weighted("x", "weight", "bias")
 _READS = {"x": (*_NORMALISED, "weight"), "weight": _NORMALISED, "bias": ("grad_output",)}
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    possible = ("x",) if args["weight"] is None else ("x", "weight", "bias")
-    args["grads"] = wanted_gradients("layer_norm_backward", args, possible)
+    args["grads"] = wanted_gradients("layer_norm_backward", args, _possible(args))
     return _check(args)
 
 
@@ -32,7 +32,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     bytes=bytes_of(_READS),
     examples=with_statistics("x"),
     wide=("mean", "rstd"),
-    outputs_like=like_arguments(bias="weight"),
+    outputs_like=like_arguments(_possible, bias="weight"),
     gradient_of="layer_norm",
 )
 def layer_norm_backward(
@@ -70,7 +70,7 @@ def layer_norm_backward(
     Source: PyTorch's autograd (native_layer_norm_backward) and its decomposition.
     """
     shape = normalized_dims(x, normalized_shape)
-    grads = grads or (("x",) if weight is None else ("x", "weight", "bias"))
+    grads = grads or _possible({"weight": weight})
     weight = beside_statistics(weight, x, mean, shape)
     mask = [name in grads for name in ("x", "weight", "bias")]
     found = torch.ops.aten.native_layer_norm_backward(

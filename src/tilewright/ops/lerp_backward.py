@@ -8,10 +8,11 @@ from torch import Tensor
 
 from tilewright.errors import InvalidArgument
 from tilewright.op import op
-from tilewright.ops._gradients import bytes_of, like_arguments, wanted_gradients
+from tilewright.ops._gradients import bytes_of, like_arguments, of_tensors, wanted_gradients
 from tilewright.ops._lerp import check_lerp
 from tilewright.tensor_spec import TensorSpec
 
+_possible = of_tensors("x", "end", "weight")
 _READS = {
     "x": ("grad_output", "weight"),
     "end": ("grad_output", "weight"),
@@ -30,7 +31,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
             f"lerp_backward: grad_output is {given.dtype}{list(given.shape)}, "
             f"but lerp gives {x.dtype}{list(shape)}"
         )
-    args["grads"] = wanted_gradients("lerp_backward", args, tensors)
+    args["grads"] = wanted_gradients("lerp_backward", args, _possible(args))
     return args
 
 
@@ -41,7 +42,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     bytes=bytes_of(_READS),
     scalars=("weight",),
     integer_exact=True,
-    outputs_like=like_arguments(),
+    outputs_like=like_arguments(_possible),
     gradient_of="lerp",
 )
 def lerp_backward(
@@ -73,8 +74,7 @@ def lerp_backward(
     Source: PyTorch's autograd of torch.lerp.
     """
     operands = {"x": x, "end": end, "weight": weight}
-    tensors = [n for n, v in operands.items() if isinstance(v, Tensor)]
-    wanted = tensors if grads is None else list(grads)
+    wanted = list(_possible(operands) if grads is None else grads)
     call = functools.partial(_lerp_of, operands, wanted)
     _, pullback = torch.func.vjp(call, *(operands[n] for n in wanted))  # type: ignore[misc]
     return tuple(pullback(grad_output))

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from tilewright.op import op
-from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
+from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients, weighted
 from tilewright.ops._normalization import (
     check_normalization,
     normalized_dims,
@@ -15,12 +15,12 @@ from tilewright.ops._normalization import (
 
 _check = check_normalization("rms_norm_backward", ["grad_output"], ["rstd"])
 _NORMALISED = ("grad_output", "x", "rstd")
+_possible = weighted("x", "weight")
 _READS = {"x": (*_NORMALISED, "weight"), "weight": _NORMALISED}
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    possible = ("x",) if args["weight"] is None else ("x", "weight")
-    args["grads"] = wanted_gradients("rms_norm_backward", args, possible)
+    args["grads"] = wanted_gradients("rms_norm_backward", args, _possible(args))
     return _check(args)
 
 
@@ -31,7 +31,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     bytes=bytes_of(_READS),
     examples=with_statistics("x"),
     wide=("rstd",),
-    outputs_like=like_arguments(),
+    outputs_like=like_arguments(_possible),
     gradient_of="rms_norm",
 )
 def rms_norm_backward(
@@ -67,7 +67,7 @@ def rms_norm_backward(
     Source: PyTorch's autograd (_fused_rms_norm_backward) and its decomposition.
     """
     shape = normalized_dims(x, normalized_shape)
-    grads = grads or (("x",) if weight is None else ("x", "weight"))
+    grads = grads or _possible({"weight": weight})
     mask = [name in grads for name in ("x", "weight")]
     found = rms_norm_gradients(grad_output, x, shape, rstd, weight, mask)
     return chosen(grads, dict(zip(("x", "weight"), found, strict=True)))
