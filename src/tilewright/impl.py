@@ -30,23 +30,28 @@ class Work:
     Attributes:
         blocks: of the grid; of a persistent kernel the most, it takes what runs at once.
         most_per_sm: blocks of a persistent kernel on an SM; None for as many as fit.
-        loads_bytes: of input that a block may have on its way at once.
+        loads_bytes: of input that a block may have on its way at once; None where nobody reckons.
+        most_blocks: of a persistent kernel on the device; None for as many as fit.
+        cluster: blocks of a cluster.
     """
 
     blocks: int
     persistent: bool
     most_per_sm: int | None
-    loads_bytes: int
+    loads_bytes: int | None = None
+    most_blocks: int | None = None
+    cluster: int = 1
 
 
 @dataclass(frozen=True)
 class Launched:
-    """One kernel of a call: its name, threads of a block, and shared memory asked for at launch, in
-    bytes per block."""
+    """One kernel of a call: its name, threads of a block, shared memory asked for at launch, in
+    bytes per block, and its grid."""
 
     entry: str
     block_threads: int
     shared_bytes: int = 0
+    work: Work | None = None
 
 
 class Executable:
@@ -71,7 +76,7 @@ class Executable:
     estimated_registers: int = 0
     """Of a thread, as a space's constraint reckons before anything is compiled; 0: it does not."""
     work: Work | None = None
-    """Of its kernel, where that is one generated kernel of a GPU."""
+    """Of its first kernel, where that is a generated one of a GPU."""
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Outputs for the tensor arguments of the workload, in their order."""

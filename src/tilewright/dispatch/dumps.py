@@ -59,7 +59,8 @@ def kernels(
     """
     found = compiled(task) if task else None
     entry = task.entry if task else ""
-    first = Launched(entry, executable.block_threads, executable.shared_bytes)
+    threads, shared_bytes = executable.block_threads, executable.shared_bytes
+    first = Launched(entry, threads, shared_bytes, executable.work)
     if found is None or found.resources is None:
         return [_facts(first, executable.resources, spec)] if executable.resources else []
     every = (first, *executable.later)
@@ -129,24 +130,22 @@ def dump_built(impl: Implementation, config: Any, w: Workload, spec: DeviceSpec)
 
 
 def _resources(executable: Executable, task: CompileTask, spec: DeviceSpec) -> str:
-    """Of each kernel of a call; the first one's are told more of."""
+    """Of each kernel of a call; what was reckoned before is that of the first."""
     found = kernels(executable, task, spec)
     if not found:
         return "the compiler reports no resources for this target"
     lines = []
     for k, kernel in enumerate(found):
-        told = _told(kernel)
+        told = _told(kernel, spec)
         if k == 0 and executable.estimated_registers:
             told.insert(1, f"estimated_registers = {executable.estimated_registers}")
-        if k == 0 and executable.work and kernel.occupancy:
-            told += _eligible(executable.work, kernel.occupancy, executable.block_threads, spec)
         if len(found) > 1:
             told.insert(0, f"launch {k}: {kernel.launched.entry}")
         lines += told
     return "\n".join(lines)
 
 
-def _told(kernel: KernelFacts) -> list[str]:
+def _told(kernel: KernelFacts, spec: DeviceSpec) -> list[str]:
     lines = [f"{name} = {value}" for name, value in asdict(kernel.resources).items()]
     if held := kernel.occupancy:
         lines += [
@@ -155,6 +154,8 @@ def _told(kernel: KernelFacts) -> list[str]:
             f"occupancy = {held.blocks_per_sm} blocks per SM, limited by {held.limiter}, "
             f"{held.warps_fraction:.0%} of its warps",
         ]
+        if work := kernel.launched.work:
+            lines += _eligible(work, held, kernel.launched.block_threads, spec)
     return lines
 
 
@@ -164,16 +165,20 @@ def _eligible(work: Work, held: Occupancy, block_threads: int, spec: DeviceSpec)
     if work.persistent:
         resident = min(resident, work.most_per_sm or resident)
     resident = min(resident, math.ceil(work.blocks / spec.sms))
-    blocks = min(work.blocks, resident * spec.sms) if work.persistent else work.blocks
+    blocks = work.blocks
+    if work.persistent:
+        blocks = min(blocks, resident * spec.sms, work.most_blocks or blocks)
+        blocks = max(blocks // work.cluster, 1) * work.cluster
+        resident = min(resident, math.ceil(blocks / spec.sms))
     waves = (
         "persistent" if work.persistent else f"{blocks / (held.blocks_per_sm * spec.sms):.1f} waves"
     )
+    clusters = f", in clusters of {work.cluster}" if work.cluster > 1 else ""
     warps = resident * block_threads / spec.warp / spec.schedulers_per_sm
-    return [
-        f"blocks = {blocks}, {waves}",
-        f"eligible_work = at most {warps:g} warps for each scheduler, "
-        f"{resident * work.loads_bytes:,} bytes of loads on their way to an SM",
-    ]
+    eligible = f"eligible_work = at most {warps:g} warps for each scheduler"
+    if work.loads_bytes is not None:
+        eligible += f", {resident * work.loads_bytes:,} bytes of loads on their way to an SM"
+    return [f"blocks = {blocks}, {waves}{clusters}", eligible]
 
 
 def _machine_code(task: CompileTask, what: str) -> str:

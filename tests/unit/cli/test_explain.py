@@ -196,6 +196,11 @@ def test_a_register_cap_makes_the_compiler_spill_and_the_estimate_stands_beside(
             ["blocks = 264, persistent", "at most 8 warps for each scheduler, 32,768 bytes"],
         ),
         (
+            "layer_norm(x=f16[8192,65536])",
+            {"row_threads": 512, "cluster": 8, "stages": 2, "min_blocks": 1},
+            ["blocks = 392, persistent, in clusters of 8", "at most 12 warps for each scheduler, "],
+        ),
+        (
             "softmax(x=f16[64,1000,49], dim=1)",
             {"vector": 1, "lanes": 32, "shares": 8, "turns": 1, "unroll": 4, "parts": 1},
             ["blocks = 128, 0.2 waves", "at most 2 warps for each scheduler, 2,048 bytes"],
@@ -227,6 +232,9 @@ def test_each_kernel_of_several_has_its_resources_and_the_row_the_most_of_any(te
     assert [part.split("\n")[0] for part in parts] == entries
     registers = [int(re.search(r"^registers = (\d+)", part, re.M)[1]) for part in parts]
     assert all("limited by" in part for part in parts)
+    assert all(re.search(r"^blocks = \d+, ", part, re.M) for part in parts)
+    assert all("warps for each scheduler" in part for part in parts)
+    assert parts[0].count("bytes of loads") == 1
     assert len(set(registers)) > 1
     assert fused.build(fused.heuristic(w, spec), w, spec).resources.registers == max(registers)
     facts = next(

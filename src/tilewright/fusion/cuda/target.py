@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -149,8 +150,8 @@ def executable(
         _, program, stages = programs.emit(graph, config, device)
         several = ProgramKernels(built, program, stages, w)
         if isinstance(config, tiles.TileSchedule) and stages[0].launch is None:
-            loaded = tiles.loads_bytes(graph, config)
-            several.work = Work(stages[0].blocks, False, None, loaded)
+            assert several.work is not None
+            several.work = replace(several.work, loads_bytes=tiles.loads_bytes(graph, config))
         return several
     _, launch = emit(graph, config, device)
     axes = rows.kept if rows.reduced else range(len(graph.space))
@@ -162,7 +163,7 @@ def executable(
         loaded = Footprint(rows).loads_bytes(config)
     else:
         loaded = loads_bytes(graph, config)
-    kernel.work = Work(launch.blocks(count), launch.persistent, launch.most_per_sm, loaded)
+    kernel.work = replace(_work(launch, count), loads_bytes=loaded)
     return kernel
 
 
@@ -303,7 +304,8 @@ class TwoKernels(SummingKernel):
         assert launch.finish is not None
         self.finish = launch.finish
         self.second = CudaKernel(built, FINISH, launch.finish.signature)
-        self.later = (Launched(FINISH, launch.finish.block_threads),)
+        joins = Work(launch.finish.blocks, False, None)
+        self.later = (Launched(FINISH, launch.finish.block_threads, work=joins),)
 
     def enqueue(
         self,
@@ -343,8 +345,17 @@ class ProgramKernels(Stored):
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.scalars = tuple(w.scalars.values())
         self.stages = [(s, CudaKernel(built, s.entry, s.signature)) for s in stages]
-        first, *later = [Launched(s.entry, s.block_threads, s.shared_bytes) for s in stages]
+        first, *later = [
+            Launched(
+                s.entry,
+                s.block_threads,
+                s.shared_bytes,
+                _work(s.launch, s.count) if s.launch else Work(s.blocks, False, None),
+            )
+            for s in stages
+        ]
         self.block_threads, self.shared_bytes = first.block_threads, first.shared_bytes
+        self.work = first.work
         self.later = tuple(later)
         self.offsets, size = [], 0
         for spec in program.temporaries:
@@ -406,6 +417,17 @@ class ProgramKernels(Stored):
             for stage, kernel in self.stages
         ]
         return self.grids[device_index]
+
+
+def _work(launch: Launch, count: int) -> Work:
+    """What `_blocks` makes a grid of."""
+    return Work(
+        launch.blocks(count),
+        launch.persistent,
+        launch.most_per_sm,
+        most_blocks=launch.most_blocks,
+        cluster=launch.cluster,
+    )
 
 
 def _blocks(launch: Launch, count: int, kernel: CudaKernel, device_index: int) -> int:
