@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,10 @@ from torch.utils._pytree import tree_leaves
 from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
 from tilewright.fakes import without_hooks
 from tilewright.fusion.decompositions import decompositions
+from tilewright.fusion.given_dtypes import Calls, Following, Noting
 from tilewright.op import Op, Workload
 from tilewright.rounding import traced_roundings
-from tilewright.tensor_spec import DTYPES, TensorSpec
+from tilewright.tensor_spec import DTYPES, HALVES, TensorSpec
 
 
 def trace_reference(
@@ -66,11 +67,21 @@ def trace_reference(
         kind = DTYPES[dtype or w.arithmetic]
         fakes += [torch.empty((), dtype=kind, device="cpu") for _ in scalars]
 
-    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def call(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         given = w.call(tensors[: len(w.tensors)])
         given.update(zip(scalars, tensors[len(w.tensors) :], strict=True))
+        return w.operator.returned(w.operator.reference(**given))
+
+    calls = _calls_as_given(w, call, fakes) if w.operator.fused else None
+
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with _WithoutScans(), by_shapes(w.operator, w):
-            return w.operator.returned(w.operator.reference(**given))
+            if calls is None:
+                return call(tensors)
+            with Following(calls) as following:
+                out = call(tensors)
+            following.finish()
+            return out
 
     outside = torch.inference_mode(False)  # in which nothing is differentiated
     with outside, _tracing, traced_roundings(), preserve_node_meta(), without_hooks():
@@ -81,6 +92,28 @@ def trace_reference(
     traced.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
     traced.recompile()
     return traced
+
+
+def _calls_as_given(
+    w: Workload, call: Callable[[Sequence[torch.Tensor]], Any], traced: Sequence[torch.Tensor]
+) -> Calls | None:
+    """The steps of a function in its tensors' own dtypes, where a trace has halves in another."""
+    if not any(s.dtype in HALVES for s in w.tensors.values()):
+        return None
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    calls = Calls(getattr(inspect.unwrap(w.operator.reference), "__code__", None))
+    own = [s.torch_dtype for s in w.tensors.values()]
+    dtypes = [*own, *(t.dtype for t in traced[len(own) :])]
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.inference_mode(False), _tracing, traced_roundings(), without_hooks(), fake:
+        given = [
+            torch.empty_strided(t.shape, t.stride(), dtype=d, device="cpu")
+            for t, d in zip(traced, dtypes, strict=True)
+        ]
+        with _WithoutScans(), by_shapes(w.operator, w), Noting(calls):
+            call(given)
+    return calls
 
 
 @dataclass(frozen=True)

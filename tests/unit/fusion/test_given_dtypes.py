@@ -1,0 +1,95 @@
+"""What a fused function makes of its tensors' dtypes, though halves are traced in fp32."""
+
+import math
+
+import pytest
+import torch
+from fused_on_cpu import assert_verified
+
+import tilewright as tw
+from tilewright.compile import cxx
+from tilewright.errors import NoImplementation
+from tilewright.op import Workload
+
+pytestmark = [
+    pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
+    pytest.mark.usefixtures("forgets_functions"),
+]
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def masked_by_the_least(x):
+    y = x + 0
+    return y.masked_fill(y.isnan(), torch.finfo(y.dtype).min)
+
+
+def factor_of_a_dtype(x):
+    return x * {torch.float16: 2, torch.bfloat16: 3.0}.get(x.dtype, 5)
+
+
+def rounded_where_the_weight_is_a_half(x):
+    """As transformers' T5LayerNorm has it."""
+    y = x.to(torch.float32).square()
+    if x.dtype in (torch.float16, torch.bfloat16):
+        y = y.to(x.dtype)
+    return y - 1
+
+
+FUNCTIONS = {
+    "nan_to_num": lambda x: x.nan_to_num(),
+    "of_what_was_computed": lambda x: torch.nan_to_num(x * 1, 2.0, neginf=-7.0),
+    "of_fp32": lambda x: x.float().nan_to_num(),
+    "masked_by_the_least": masked_by_the_least,
+    "factor_of_a_dtype": factor_of_a_dtype,
+    "rounded_where_the_weight_is_a_half": rounded_where_the_weight_is_a_half,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_numbers_that_follow_from_a_dtype_are_those_of_the_dtype_that_was_given(name, dtype):
+    function = FUNCTIONS[name]
+    x = torch.tensor([1.0, -3.0, math.inf, -math.inf, math.nan, 0.0], dtype=dtype).repeat(2, 1)
+    own, right = tw.fuse(function, name=name)(x), function(x)
+    assert own.dtype == right.dtype
+    torch.testing.assert_close(own, right, equal_nan=True)
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    tw.fuse(function, name=name)(leaves[0]).sum().backward()
+    function(leaves[1]).sum().backward()
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_kernels_of_both_targets_have_these_numbers(dtype):
+    tw.fuse(masked_by_the_least)
+    assert_verified(Workload.parse(f"masked_by_the_least(x={dtype}[9,40])"))
+
+
+def other_steps_for_halves(x):
+    y = x * 2
+    if x.dtype == torch.float32:
+        return y.exp()
+    return y.sin()
+
+
+def one_more_step_for_halves(x):
+    y = x * 2
+    return y if x.dtype == torch.float32 else y.sin()
+
+
+def one_step_less_for_halves(x):
+    y = x * 2
+    return y.sin() if x.dtype == torch.float32 else y
+
+
+@pytest.mark.parametrize(
+    "function", [other_steps_for_halves, one_more_step_for_halves, one_step_less_for_halves]
+)
+def test_other_steps_for_halves_are_refused_with_their_line_or_left_to_pytorch(function):
+    fused, x = tw.fuse(function), torch.randn(3, 5)
+    torch.testing.assert_close(fused(x), function(x))
+    for given in (x.half(), x.bfloat16().requires_grad_()):
+        with pytest.raises(NoImplementation, match=r"dtype.*test_given_dtypes\.py:\d+.*fallback="):
+            fused(given)
+    left = tw.fuse(function, name="left_to_pytorch", fallback=True)
+    assert torch.equal(left(x.half()), function(x.half()))
