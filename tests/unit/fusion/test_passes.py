@@ -90,6 +90,14 @@ def test_a_cast_to_what_a_value_is_or_was_widened_from_folds():
     assert ops(passes.fold_casts(g)) == ["load"]
 
 
+@pytest.mark.parametrize(("kept", "through"), [("bf16", "f16"), ("f16", "bf16"), ("f32", "i32")])
+def test_a_cast_through_a_dtype_that_does_not_hold_the_value_is_kept(kept, through):
+    to, back = Node("cast", (0,), through, ONE), Node("cast", (1,), kept, ONE)
+    g = graph(load(kept), to, back)
+    for run in (passes.fold_casts, passes.drop_roundings):
+        assert ops(run(g)) == ["load", "cast", "cast"], run.__name__
+
+
 def test_a_cast_that_rounds_is_kept():
     g = graph(load(), Node("cast", (0,), "f16", ONE), Node("cast", (1,), "f32", ONE))
     assert ops(passes.fold_casts(g)) == ["load", "cast", "cast"]

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from tilewright.device import DEVICES, spec_of
 from tilewright.impl import IMPLS
 from tilewright.impls import aten_deterministic
+from tilewright.impls._vendor import vendor
 from tilewright.op import OPS, Workload
 from tilewright.suite import SUITES
 
@@ -37,6 +38,30 @@ def test_halves_beside_fp32_parameters_are_computed_in_fp32(dtype):
     y = run(str(w), x, a, b)
     assert y.dtype == x.dtype == w.outputs[0].torch_dtype
     assert torch.equal(y, F.layer_norm(x.float(), (64,), a, b).to(x.dtype))
+
+
+@pytest.mark.parametrize(
+    ("text", "dropped"),
+    [
+        (
+            "lerp_backward(grad_output=f32[4,8], x=f32[4,8], end=f32[4,8], weight=f32[8],"
+            " grads=[end])",
+            {"lerp", "rsub", "sub", "neg"},
+        ),
+        (
+            "bias_layer_norm_backward(grad_output=f32[4,64], x=f32[4,64], bias0=f32[64],"
+            " bias1=f32[64], mean=f32[4,1], rstd=f32[4,1], weight=f32[64], grads=[x])",
+            {"sum"},
+        ),
+    ],
+)
+def test_pytorch_takes_no_step_that_the_wanted_gradients_do_not_need(text, dropped):
+    w = Workload.parse(text)
+    steps = vendor(w).graph(w.operator.examples(w, "random", 0, "cpu")).graph.nodes
+    calls = [n for n in steps if n.op == "call_function"]
+    assert calls
+    assert all(n.users for n in calls)
+    assert not dropped & {n.target.__name__.split(".")[0] for n in calls}
 
 
 def test_written_roundings_stay_where_parameters_are_wider():
