@@ -441,3 +441,16 @@ def test_the_greatest_of_widened_halves_is_found_among_the_halves():
     assert "Max::join(acc2[r], cast<float>(fold_pairs<Max>(v0)))" in text
     in_fp32 = source("softmax(x=f32[64,2048])", replace(config, vector=4))
     assert "cast<float>(fold_pairs" not in in_fp32
+
+
+def test_turns_that_are_full_are_peeled_off_the_last_or_checked_like_it():
+    w = Workload.parse("softmax(x=f16[64,5140])")
+    config = IMPLS["fused"].heuristic(w, H200)
+    peeled, predicated = (
+        IMPLS["fused"].task(replace(config, tail=tail), w, H200).source
+        for tail in ("peeled", "predicated")
+    )
+    vectors = 5140 // config.vector
+    full = vectors // (config.row_threads * config.cluster)
+    assert f"if (k < {full} || vector < {vectors})" in peeled
+    assert predicated == peeled.replace(f"k < {full} || vector", "vector")
