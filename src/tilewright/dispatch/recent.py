@@ -39,26 +39,25 @@ def answering(args: tuple[Any, ...], run: Run, recorded: bool) -> Answer:
     tensors_of, others_of = _picking(args)
     tensors = tensors_of(args)
     check = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    count, others = len(args), _copied(others_of(args))
-    kinds = [*map(type, others)]
+    kinds, others = [*map(type, args)], _copied(others_of(args))
     takes_pointers = getattr(run, "takes_pointers", False)
-    address = Tensor.data_ptr
 
     def answer(args: tuple[Any, ...], differentiable: bool) -> Found | None:
-        if len(args) != count or differentiable is not recorded:
+        # Types first: no tensor is held against a number, and no subclass is asked anything.
+        if differentiable is not recorded or [*map(type, args)] != kinds:
             return None
-        if others:
-            given = others_of(args)
-            # Types first: no tensor is held against a number.
-            if [*map(type, given)] != kinds or given != others:
-                return None
         tensors = tensors_of(args)
-        if not check(*tensors):
+        for tensor in tensors:
+            if tensor.is_nested:  # it has no strides, and guards that read them end the process
+                return None
+        if not check(*tensors) or (others and others_of(args) != others):
             return None
-        pointers = [*map(address, tensors)]
-        for pointer in pointers:
+        pointers = []
+        for tensor in tensors:
+            pointer = tensor.data_ptr()
             if pointer & 15:
                 return None
+            pointers.append(pointer)
         return run, tensors, {"pointers": pointers} if takes_pointers else NOTHING
 
     return answer
@@ -82,11 +81,13 @@ class Recent:
         not may require one.
         """
         first, last = args[0], self.last
-        if first.is_nested:  # it has no strides, and guards that read them end the process
-            return None
         if last is not None and (found := last(args, differentiable)) is not None:
             return found
-        for answer in self.kept.get((first.shape, first.dtype, len(args)), ()):
+        try:
+            alike = self.kept.get((first.shape, first.dtype, len(args)), ())
+        except RuntimeError:  # nested tensors have no shape
+            return None
+        for answer in alike:
             if answer is not last and (found := answer(args, differentiable)) is not None:
                 return found
         return None

@@ -148,6 +148,8 @@ def test_a_nested_tensor_is_not_held_against_what_came_before():
     nested = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(2, 16)])
     found = kept(*ARGS)
     assert found.find((nested, *ARGS[1:]), False) is None
+    for place in (2, 3):
+        assert found.find((*ARGS[:place], nested, *ARGS[place + 1 :]), False) is None
     for _ in range(4):
         tw.layer_norm(*ARGS)
     mine, theirs = (f(nested, (16,), W, B) for f in (tw.layer_norm, torch.layer_norm))
