@@ -26,7 +26,7 @@ class InvalidType(InvalidArgument, TypeError):
 
 
 class InvalidDim(InvalidArgument, IndexError):
-    """A tensor has no such dim."""
+    """A tensor has no such dim, or too many."""
 
 
 class PluginError(TilewrightError):

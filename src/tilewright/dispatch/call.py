@@ -44,7 +44,13 @@ from tilewright.dispatch.other_dtypes import is_of_another_dtype, of_another_dty
 from tilewright.dispatch.outside import reading_outside
 from tilewright.dispatch.plain_calls import any_without_memory, under_a_default_device
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
-from tilewright.dispatch.pytorch import as_pytorch, bind, or_why, outliving_indices
+from tilewright.dispatch.pytorch import (
+    as_pytorch,
+    bind,
+    or_why,
+    outliving_indices,
+    with_numbers_read,
+)
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
@@ -232,6 +238,8 @@ def _signature(op: Op) -> inspect.Signature:
 def _first_of_an_index(
     op: Op, key: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Tensor], forced: Any
 ) -> Any:
+    if state.enabled and (read := with_numbers_read(op, args, kwargs)) is not None:
+        return operators[op.name](**read)
     asked = forced is not None and forced.implementation != "aten"
     if state.enabled and not asked and is_of_another_dtype(op, args, kwargs):
         return of_another_dtype(op, operators, bind(op, args, kwargs))
@@ -286,6 +294,8 @@ def _with_gradients(
         return _unlike_plain_tensors(op, call, args, kwargs, forced)
     bound = bind(op, args, kwargs)
     if op.indexed is not None and state.enabled:
+        if (read := with_numbers_read(op, args, kwargs)) is not None:
+            return call(**read)
         if (part := _named_part(bound)) is not None:
             return call(**{**bound, "src": part})
         if is_of_another_dtype(op, args, kwargs):

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.dispatch.pytorch import bind, or_why
-from tilewright.errors import InvalidArgument
+from tilewright.dispatch.pytorch import bind, or_why, with_numbers_read
+from tilewright.errors import InvalidArgument, InvalidType
 from tilewright.impls._any_index import gather
 from tilewright.op import Op
 from tilewright.ops._indexing import readable
@@ -48,7 +48,7 @@ def called_by(op: Op) -> Iterator[str]:
 def _copied(op: Op, operators: Any, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Into `out`, which is left as it was where the call raises, and may overlap any argument."""
     if not isinstance(out, Tensor):
-        raise InvalidArgument(f"{op.name}: out is of type {type(out).__name__}, expected a Tensor")
+        raise InvalidType(f"{op.name}: out is of type {type(out).__name__}, expected a Tensor")
     tensors = [t for t in (out, *args, *kwargs.values()) if isinstance(t, Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         raise InvalidArgument(
@@ -85,7 +85,8 @@ def _reducing(
             f"{op.name}: reduce={reduce} is not one of add, multiply; "
             f"scatter_reduce{form} knows others"
         )
-    bound = {n: of_python(v) for n, v in bind(op, args, kwargs).items()}
+    given = with_numbers_read(op, args, kwargs) or bind(op, args, kwargs)
+    bound = {n: of_python(v) for n, v in given.items()}
     x, index, src = (bound.get(n) for n in ("x", "index", "src"))
     if isinstance(src, Real) and isinstance(x, Tensor) and isinstance(index, Tensor):
         bound["src"] = x.new_full((), bound["src"]).expand(index.shape)
@@ -99,7 +100,7 @@ def _sparse_gradient(
 ) -> Any:
     """PyTorch's gather where x needs a gradient, which is then a sparse tensor."""
     if type(wanted) is not bool:
-        raise InvalidArgument(f"{op.name}: sparse_grad={wanted} should be bool")
+        raise InvalidType(f"{op.name}: sparse_grad={wanted} should be bool")
     bound = bind(op, args, kwargs)
     given: list[Any] = [bound.get(n) for n in op.parameters]
     x, dim, index = given

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -16,7 +16,8 @@ from tilewright.op import Op
 
 def as_pytorch(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What PyTorch gives for a call of the public function, without validation of ours."""
-    return call_reference(op, bind(op, args, kwargs))
+    read = with_numbers_read(op, args, kwargs) if "value" in kwargs else None
+    return call_reference(op, read or bind(op, args, kwargs))
 
 
 def outliving_indices(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -45,7 +46,7 @@ def or_why(op: Op, args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[]
         raise
 
 
-def bind(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def bind(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments by the reference's names; one number for several sizes becomes a tuple.
 
     Raises:
@@ -56,6 +57,39 @@ def bind(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         if "tuple" in op.parameters[name].annotation and _is_whole(value):
             bound[name] = (value if type(value) is int else int(value),)
     return bound
+
+
+def with_numbers_read(
+    op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The arguments of a call that has tensors in place of numbers, with these read; else None."""
+    names = in_place_of_numbers(op, args, kwargs)
+    if not names:
+        return None
+    bound = bind(op, args, kwargs)
+    return {**bound, **{n: bound[n].item() for n in names}}
+
+
+def in_place_of_numbers(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """Parameters whose number is in a tensor of no dims, as PyTorch takes it. Not of one on a GPU:
+    to read it would wait."""
+    if not any(_is_readable(v) for v in (*args, *kwargs.values())):
+        return []
+    by_alias = {op.aliases[n] for n in kwargs if n == "value" and n in op.aliases}
+    return [
+        n
+        for n, v in bind(op, args, kwargs).items()
+        if _is_readable(v) and (n in by_alias or "Tensor" not in op.parameters[n].annotation)
+    ]
+
+
+def _is_readable(value: Any) -> bool:
+    return (
+        type(value) is Tensor
+        and not value.dim()
+        and value.device.type == "cpu"
+        and not value.requires_grad
+    )
 
 
 def _is_whole(value: Any) -> bool:

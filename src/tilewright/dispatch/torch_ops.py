@@ -24,7 +24,7 @@ from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
 from tilewright.dispatch import selection
 from tilewright.dispatch.autograd import Recomputed
 from tilewright.dispatch.plain_calls import is_transformed
-from tilewright.dispatch.pytorch import as_pytorch, bind
+from tilewright.dispatch.pytorch import as_pytorch, bind, in_place_of_numbers
 from tilewright.errors import InvalidArgument
 from tilewright.impls._vendor import call_reference
 from tilewright.op import OPS, Op, Workload
@@ -162,12 +162,14 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
     name = op.name
 
     def untraced(*args: Any, **kwargs: Any) -> Any:
-        # A trace has no guard on the values of numpy's numbers, and would keep the first.
+        # A trace has no guard on the values of numpy's numbers, and would keep the first; nodes of
+        # ours take none that a tensor has.
         return torch.compiler.disable(public)(*args, **kwargs)
 
     untraced._torchdynamo_disable = True  # type: ignore[attr-defined]
     untraced._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-        f"a trace does not know a number of numpy that {name} was given; make it one of Python"
+        f"a trace does not know a number of numpy, or one in a tensor, that {name} was given; "
+        "make it one of Python"
     )
 
     def trace(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -177,6 +179,8 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
         bound = bind(op, args, kwargs)
         tensors = [v for v in bound.values() if isinstance(v, Tensor)]
         if op.indexed is not None and _promises_more(op, bound) and _may_be_opaque(tensors):
+            if in_place_of_numbers(op, args, kwargs):
+                return untraced(*args, **kwargs)
             if opaque is not None:
                 return opaque(**bound)
             x = bound["x"]

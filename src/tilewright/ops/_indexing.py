@@ -109,7 +109,7 @@ def check_rows(op: str, args: dict[str, Value]) -> dict[str, Value]:
     x, index, source = args["x"], args["index"], args["source"]
     dim = args["dim"] = check_dim(op, args["dim"], x.rank)
     if index.rank > 1:
-        raise InvalidArgument(f"{op}: index has shape {list(index.shape)}, expected one dim")
+        raise InvalidDim(f"{op}: index has shape {list(index.shape)}, expected one dim")
     if not x.rank and (source.rank or index.numel != 1):
         raise InvalidArgument(
             f"{op}: x has no dims, but source has shape {list(source.shape)} and there are "

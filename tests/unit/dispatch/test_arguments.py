@@ -44,6 +44,49 @@ def test_numbers_of_numpy_are_numbers(requires_grad):
             assert torch.equal(written.signbit(), torch.scatter(X, 0, INDEX, zero).signbit())
 
 
+IN_TENSORS = {
+    "gather": lambda m, x, n: m.gather(x, torch.tensor(n - 2, dtype=torch.uint8), INDEX),
+    "scatter": lambda m, x, n: m.scatter(x, torch.tensor(n - 4), INDEX, SRC.to(x.dtype)),
+    "value": lambda m, x, n: m.scatter(x, 0, INDEX, value=torch.tensor(float(n))),
+    "reduce": lambda m, x, n: m.scatter(x, 0, INDEX, value=torch.tensor(n), reduce="add"),
+    "scatter_add": lambda m, x, n: m.scatter_add(x, torch.tensor(0), INDEX, SRC.to(x.dtype)),
+    "index_add": lambda m, x, n: m.index_add(
+        x, torch.tensor(0), ROWS, SRC.to(x.dtype), alpha=torch.tensor(n)
+    ),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("name", IN_TENSORS)
+def test_numbers_in_tensors_of_no_dims_are_read(name, dtype, requires_grad):
+    call, x = IN_TENSORS[name], X.clone().to(dtype).requires_grad_(requires_grad)
+    for n in (2, 3, 3, 2):
+        assert torch.equal(call(tw, x, n), call(torch, x, n))
+    compiled = torch.compile(lambda x: call(tw, x, 2), backend="eager")
+    assert torch.equal(compiled(x), call(torch, x, 2))
+    if requires_grad and name != "reduce":  # which PyTorch does not differentiate
+        out = (call(m, x, 3) for m in (tw, torch))
+        mine, theirs = (torch.autograd.grad(o.abs().sum(), x)[0] for o in out)
+        assert torch.equal(mine, theirs)
+    assert torch.equal(torch.vmap(lambda x: call(tw, x, 2))(x[None])[0], call(torch, x, 2))
+
+
+def test_tensors_are_numbers_only_where_pytorch_reads_them():
+    two = torch.tensor(2.0)
+    for m in (tw, torch):
+        for dim in (two, torch.tensor(False), torch.tensor([0])):
+            with pytest.raises(TypeError):
+                m.gather(X, dim, INDEX)
+        with pytest.raises(TypeError):
+            m.index_add(X, 0, ROWS, SRC, alpha=two.clone().requires_grad_())
+        with pytest.raises(RuntimeError, match=r"rank|number of dim"):
+            m.scatter(X, 0, INDEX, two)
+    assert tw.scatter(X, 0, INDEX, value=torch.tensor(-0.0))[0, 0].signbit()
+    table = tw.embedding_backward(SRC, ROWS, torch.tensor(4), torch.tensor(-1))
+    assert torch.equal(table, tw.embedding_backward(SRC, ROWS, 4, -1))
+
+
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int8, torch.complex64])
 def test_booleans_of_numpy_are_numbers_where_pytorch_has_them(dtype, requires_grad):
@@ -372,3 +415,11 @@ def test_an_argument_of_a_fused_function_too_many_is_told_from_a_seed():
 def test_scalars_of_a_fused_function_are_parameters_of_it(scalars, named):
     with pytest.raises(InvalidArgument, match=rf"no parameter '{named}'; .*known: x, alpha$"):
         tw.fuse(lambda x, alpha: x * alpha, name="scaled_by", scalars=scalars)
+
+
+@pytest.mark.parametrize("name", ["index_add", "index_reduce"])
+def test_an_index_of_rows_has_one_dim(name):
+    more = {"index_add": (), "index_reduce": ("prod",)}[name]
+    for m in (tw, torch):
+        with pytest.raises(IndexError):
+            getattr(m, name)(X, 0, INDEX, SRC, *more)
