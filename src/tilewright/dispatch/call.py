@@ -238,10 +238,12 @@ def _signature(op: Op) -> inspect.Signature:
 def _first_of_an_index(
     op: Op, key: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Tensor], forced: Any
 ) -> Any:
-    if state.enabled and (read := with_numbers_read(op, args, kwargs)) is not None:
+    if not state.enabled or is_tracing():
+        return as_pytorch(op, args, kwargs)
+    if (read := with_numbers_read(op, args, kwargs)) is not None:
         return operators[op.name](**read)
     asked = forced is not None and forced.implementation != "aten"
-    if state.enabled and not asked and is_of_another_dtype(op, args, kwargs):
+    if not asked and is_of_another_dtype(op, args, kwargs):
         return of_another_dtype(op, operators, bind(op, args, kwargs))
     return first_call(op, key, args, kwargs, given, forced)
 

@@ -21,9 +21,11 @@ from torch._C import (
     _len_torch_dispatch_stack,
 )
 from torch.compiler import is_dynamo_compiling
+from torch.jit import is_tracing
 
 from tilewright.dispatch.call import operators
 from tilewright.dispatch.flat_index import flat_index
+from tilewright.dispatch.index_gradients import Moved
 from tilewright.dispatch.plain_calls import (
     any_without_memory,
     is_transformed,
@@ -120,7 +122,7 @@ def _in_form(
         with torch._C._DisableAutocast():
             return _in_form(name, put, pytorchs, x, indices, values, accumulate)
     others = is_transformed(x, values, *indices) or any_without_memory((x, values, *indices))
-    if others or _is_any_autocast_enabled():
+    if others or is_tracing() or _is_any_autocast_enabled():
         return pytorchs(x, tuple(indices), values, accumulate)
     indices = _positions(x, indices)
     shape = _common_shape(x, indices, values)
@@ -281,6 +283,9 @@ def _moved(
 
 def _move(table: Tensor, flat: Tensor, rows: Tensor, accumulate: bool, form: str) -> Tensor:
     if accumulate:
+        if _is_recorded(table, rows):  # torch.index_add would keep its source
+            out: Tensor = Moved.apply(OPS["index_add"], operators, table, 0, flat, rows, 1)
+            return out
         return operators[f"index_add{form}"](table, 0, flat, rows)
     index = flat.view(-1, *[1] * (rows.dim() - 1)).expand(rows.shape)
     return operators[f"scatter{form}"](table, 0, index, rows)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.jit import is_tracing
 
 from tilewright.dispatch.pytorch import bind, or_why, with_numbers_read
 from tilewright.errors import InvalidArgument, InvalidType
@@ -104,7 +105,8 @@ def _sparse_gradient(
     bound = bind(op, args, kwargs)
     given: list[Any] = [bound.get(n) for n in op.parameters]
     x, dim, index = given
-    if not (wanted and torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad):
+    needed = isinstance(x, Tensor) and torch.is_grad_enabled() and x.requires_grad
+    if not (wanted and (needed or is_tracing())):
         return operators[op.name](*args, **kwargs)
 
     def run(x: Any, dim: Any, index: Any) -> Tensor:

@@ -13,6 +13,7 @@ from torch._C import (
 )
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.jit import is_tracing
 from torch.nn import Parameter
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
@@ -24,8 +25,8 @@ _PLAIN = (Tensor, Parameter)
 
 
 def is_traced(*tensors: Tensor) -> bool:
-    """Whether the call is traced by torch.compile, or `is_transformed`."""
-    return is_dynamo_compiling() or is_transformed(*tensors)
+    """Whether the call is traced, by torch.compile or torch.jit, or `is_transformed`."""
+    return is_dynamo_compiling() or is_tracing() or is_transformed(*tensors)
 
 
 def is_transformed(*tensors: Tensor) -> bool:

@@ -411,6 +411,38 @@ def test_a_wrong_call_is_refused_in_pytorchs_words(indices, values):
     assert messages[0] == messages[1]
 
 
+def test_backward_of_a_sum_by_index_put_does_without_the_values():
+    x, values = (torch.randn(n, 3, requires_grad=True) for n in (4, 2))
+    found = []
+    for m in (tw, torch):
+        given = values * 1
+        out = m.index_put(x, (torch.tensor([1, -3]),), given, True)
+        with torch.no_grad():
+            given.add_(1)
+        found.append(torch.autograd.grad(out.square().sum(), (x, values)))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m, x, i: m.index_put(x, (i,), torch.ones(3), True),
+        lambda m, x, i: m.index_put(x, (i,), torch.ones(3)),
+        lambda m, x, i: m.gather(x, 0, i.view(-1, 1), sparse_grad=True),
+        lambda m, x, i: (m.embedding if m is tw else F.embedding)(i, x),
+    ],
+)
+def test_a_jit_trace_with_gradients_has_pytorchs_nodes(call):
+    x, index = torch.randn(4, 3, requires_grad=True), torch.tensor([2, 0, 2])
+    mine = torch.jit.trace(lambda x, i: call(tw, x, i), (x, index))
+    theirs = torch.jit.trace(lambda x, i: call(torch, x, i), (x, index))
+    kinds = [[n.kind() for n in traced.graph.nodes()] for traced in (mine, theirs)]
+    assert kinds[0] == kinds[1]
+    assert torch.equal(mine(x, index), theirs(x, index))
+
+
 def test_a_leaf_is_not_written_in_place():
     leaf = torch.zeros(5, 2, requires_grad=True)
     for accumulate in (False, True):
