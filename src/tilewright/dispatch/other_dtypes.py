@@ -120,6 +120,8 @@ def _as_pairs(op: Op, operators: Any, given: dict[str, Any]) -> Tensor:
     if op.form_of is not None and x.is_conj():
         return x.copy_(_as_pairs(op, operators, {**given, "x": x.resolve_conj()}))
     given["dim"] = check_dim(op.name, given["dim"], x.dim())
+    if x.dim() == 1 and not x.numel():
+        look_after(op, given)  # as PyTorch does, which looks at no index of rows without elements
     if name is not None:
         moved = given[name]
         if not isinstance(moved, Tensor):

@@ -196,3 +196,13 @@ def test_two_dtypes_are_refused_below_transforms_too(transform):
         for m in (torch, tw):
             with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
                 transform(lambda x, m=m, call=call: call(m, x))(x)
+
+
+@pytest.mark.parametrize("name", ["index_add", "index_add_"])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float32, torch.int8])
+def test_nothing_has_no_places_to_add_to(name, dtype):
+    x, index = torch.zeros(0, dtype=dtype), torch.tensor([0, 7])
+    for add in (getattr(tw, name), getattr(torch.Tensor, name)):
+        with pytest.raises(IndexError):
+            add(x, 0, index, torch.ones(2, dtype=dtype))
+        assert add(x, 0, index[:0], x.clone()).shape == (0,)
