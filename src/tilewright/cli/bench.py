@@ -17,7 +17,8 @@ from tilewright.cli.tune import finish
     "--budget",
     "budget_s",
     type=options.Seconds(),
-    help="Time for all workloads together, compiling the baselines not counted: 60s, 5m.",
+    help="Time for all workloads together, compiling the baselines not counted: 60s, 5m. Nothing "
+    "is left out for want of time, only measured less often.",
 )
 @options.measuring
 def bench(

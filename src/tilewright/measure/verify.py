@@ -39,8 +39,9 @@ RACING_RUNS = 5
 of a lot, and the largest of so many is what an implementation is held against."""
 
 FEW = 32
-"""Elements of full size. The largest error of fewer is the draw of a lot, too; a product of many
-factors may have one such element. PyTorch's is that of so many draws then."""
+"""Elements that may have the largest error. That of fewer is the draw of a lot, too: a product of
+many factors may have one such element, a sum by a skewed index a few. PyTorch's is that of so many
+draws then."""
 
 
 @dataclass(frozen=True)

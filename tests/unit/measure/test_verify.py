@@ -1,5 +1,6 @@
 """The verifier's machinery: verdicts, guarded memory, examples, chunks and messages."""
 
+import functools
 import threading
 
 import pytest
@@ -163,6 +164,24 @@ def test_one_product_in_another_order_counts_against_pytorchs_largest_error_of_s
         assert verifier.check(permuted).message == ""
         off = verifier.check(lambda *tensors: permuted(*tensors) * (1 + 4 * factors * 2**-23))
         assert "exceeds" in off.message
+
+
+def test_sums_of_many_beside_those_of_few_count_against_pytorchs_largest_error_of_several():
+    w = Workload.parse(
+        "scatter_add(x=f32[30000], dim=0, index=i64[50000], src=f32[50000])!indices=zipf"
+    )
+    verifier = Verifier(w, CPU)
+
+    def permuted(x, index, src, seed, off=0.0):
+        order = torch.randperm(index.numel(), generator=torch.Generator().manual_seed(seed))
+        out = vendor(w)(x, index[order], src[order])
+        out[index.bincount().argmax()] += off
+        return out
+
+    for seed in range(12):
+        assert verifier.check(functools.partial(permuted, seed=seed)).message == ""
+    off = verifier.check(functools.partial(permuted, seed=0, off=2e-3))
+    assert "exceeds" in off.message
 
 
 RACING = "!nondeterministic"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -328,6 +329,20 @@ def test_a_row_tells_that_the_budget_ended_before_any_config_was_tried(
     row = quick(w, runner, store, params={"fault": ("wrong",)})
     assert row.own is None
     assert row.none_right == {"fake_own": NoneRight(0, "")}
+
+
+def test_bench_leaves_no_implementation_out_however_short_its_budget(w, runner, store, monkeypatch):
+    verify, budgets_s = runner.verify, []
+
+    def noting(w, candidates, *, seed, budget_s):
+        budgets_s.append(budget_s)
+        return verify(w, candidates, seed=seed, budget_s=budget_s)
+
+    monkeypatch.setattr(runner, "verify", noting)
+    options = {"implementations": FAKES, "baselines": (), "budget_s": 1.0}
+    bench([w], runner=runner, store=store, **options)
+    assert budgets_s
+    assert set(budgets_s) == {math.inf}
 
 
 def test_a_bench_tells_that_the_untuned_config_was_refused(w, runner, store, monkeypatch):
