@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
-from tilewright.impl import Executable, Implementation
+from tilewright.impl import IMPLS, Executable, Implementation
 from tilewright.impls._buckets import is_short, worth_buckets
 from tilewright.impls._indexed import (
     REDUCE,
@@ -31,6 +31,7 @@ from tilewright.impls._tiles import ALL, columns, none_fits, tiles, why_not, wid
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
+SECTOR_BYTES = 32
 MAX_HELD = 16
 MOST_PLACES_AN_INDEX = 8
 """Of a sum untuned: a tile moves all of its places."""
@@ -114,10 +115,9 @@ class ScatterTiled(Implementation):
             # Every SM busy first; then rows of whole 32-byte sectors; then two blocks of an SM, of
             # which one moves data while the other waits; then few, large tiles.
             size = tile_bytes(p, c)
-            row_bytes = w.main.itemsize * (columns(p, c) if p.inner == 1 else width(p, c))
             return (
                 min(tiles(p, c), device.sms),
-                min(row_bytes, 32),
+                min(row_bytes(p, c, w), SECTOR_BYTES),
                 c.held,
                 min(device.shared_bytes_per_sm // (size + 1024), 2),
                 columns(p, c),
@@ -173,6 +173,20 @@ def _by_integers(p: ScatterProblem, w: Workload, device: DeviceSpec) -> bool:
     return few or (is_short(p.dtype) and worth_buckets(w))
 
 
+def streams(w: Workload, device: DeviceSpec) -> bool:
+    """Whether untuned an update is one pass at the speed of memory: threads hold its tiles, rows
+    of tiles are whole sectors, and of an SM's two blocks one moves data while the other waits.
+
+    H200, commit 1462c2b: (1000, 256, 7, 7) along dim 0 take 100 us so, and 175 us by buckets.
+    """
+    tiled = IMPLS["scatter_tiled"]
+    if tiled.unsupported(w, device) is not None:
+        return False
+    p, c = served_scatter(w), tiled.heuristic(w, device)
+    busy = resident(p, c, device) >= 2 and tiles(p, c) >= 2 * device.sms
+    return busy and c.held and row_bytes(p, c, w) >= SECTOR_BYTES
+
+
 def entry(p: ScatterProblem) -> str:
     return "update" if p.reduce == "last" else "gathered"
 
@@ -180,6 +194,11 @@ def entry(p: ScatterProblem) -> str:
 def counts(p: ScatterProblem) -> bool:
     """Whether the number of terms of each place is needed."""
     return p.reduce == "mean" or not p.include
+
+
+def row_bytes(p: ScatterProblem, c: ScatterTiled.Config, w: Workload) -> int:
+    """That lie side by side in a tile."""
+    return w.main.itemsize * (columns(p, c) if p.inner == 1 else width(p, c))
 
 
 def each(p: ScatterProblem, c: ScatterTiled.Config) -> int:

@@ -42,6 +42,21 @@ def test_an_update_in_place_of_few_of_many_places_looks_at_those_alone(
     assert chosen(f"scatter(x=f32{x}, dim=0, index=i64{index}, src={src}){more}") == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "dim", "expected"),
+    [
+        ([1000, 256, 7, 7], 0, "scatter_tiled"),
+        ([3, 1000, 5000], 1, "scatter_tiled"),
+        ([3000, 256, 7, 7], 0, "scatter_buckets"),  # a thread would hold too many elements
+        ([1000, 1000], 0, "scatter_buckets"),  # a block for each SM, not two
+    ],
+)
+def test_an_update_is_one_pass_where_each_sm_has_two_blocks_that_hold_their_tiles(
+    records, shape, dim, expected
+):
+    assert chosen(f"scatter(x=f32{shape}, dim={dim}, index=i64{shape}, src=f32{shape})") == expected
+
+
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(2048, 9000), st.sampled_from([16, 64, 100]), st.integers(4, 400))
 def test_an_update_of_columns_goes_as_that_of_its_elements_as_one_column_does(
