@@ -72,7 +72,8 @@ def test_a_tuned_operator_costs_the_host_little(store, text):
     public, args = getattr(tw, w.op), list(w.call(tensors).values())
     with torch.no_grad():
         public(*args)
-        assert eager([lambda: public(*args)], torch.device("cuda")).host_us <= HOST_LIMIT_US
+        hosts_us = [eager([lambda: public(*args)], torch.device("cuda")).host_us for _ in range(3)]
+    assert min(hosts_us) <= HOST_LIMIT_US  # a host that was just started is slower for seconds
 
 
 @pytest.mark.parametrize("text", TEXTS)
