@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active
 
 from tilewright.dispatch.pytorch import as_pytorch, outliving_indices
+from tilewright.dispatch.selection import any_forced, as_before
 from tilewright.op import OPS, Op
 
 
@@ -48,6 +49,7 @@ class Generated(torch.autograd.Function):
     def forward(ctx: Any, op: Op, backward: Op, operators: Any, *args: Any) -> Any:
         """`args` are the reference's, in its order; `operators` the public functions by name."""
         ctx.op, ctx.backward_op, ctx.operators = op, backward, operators
+        ctx.asked = any_forced()
         found = operators[f"{op.name}_forward" if backward.wide else op.name](*args)
         outs = found if isinstance(found, tuple) else (found,)
         named = dict(zip((*op.returns, *backward.wide), outs, strict=False))
@@ -79,16 +81,16 @@ class Generated(torch.autograd.Function):
         given.update(zip(ctx.extra, saved, strict=True))
         like = next(a for a in args if isinstance(a, Tensor) and a.is_floating_point())
         floats = [i for i, is_float in enumerate(ctx.floats) if is_float]
-        names = [n for n in ctx.backward_op.parameters if n.startswith("grad_output")]
-        for name, i in zip(names, floats, strict=True):
+        outputs = [n for n in ctx.backward_op.parameters if n.startswith("grad_output")]
+        for output, i in zip(outputs, floats, strict=True):
             gradient = grads[i]
-            given[name] = like.new_zeros(ctx.shapes[i]) if gradient is None else gradient
+            given[output] = like.new_zeros(ctx.shapes[i]) if gradient is None else gradient
         call = {n: v for n, v in given.items() if n in ctx.backward_op.parameters}
         same = ctx.backward_op.same_gradient
         asked = ctx.backward_op.gradients_for(ctx.names[i] for i in wanted)
         if "grads" in ctx.backward_op.parameters:
             call["grads"] = asked
-        found = ctx.operators[ctx.backward_op.name](**call)
+        found = as_before(ctx.asked, ctx.operators[name])(**call)
         by_name = dict(zip(asked, found if isinstance(found, tuple) else (found,), strict=True))
         by_place = {i: by_name[same.get(ctx.names[i], ctx.names[i])] for i in wanted}
         return (None, None, None, *(by_place.get(i) for i in range(len(args))))

@@ -198,9 +198,7 @@ class _Convolution(torch.autograd.Function):
                     grad, x, weight, ctx.bias, *sizes, False, (0, 0), ctx.geometry[3], mask
                 )
         if ours:
-            run = operators[_WITH_BIAS if both else _ALONE]
-            if asked is not selection.any_forced():  # on a GPU this is a thread of autograd's
-                run = selection.as_asked(asked)(run)
+            run = selection.as_before(asked, operators[_WITH_BIAS if both else _ALONE])
             dw = run(x, grad, tuple(weight.shape[2:]), *ctx.geometry)
             if both:
                 dw, db = dw

@@ -42,7 +42,7 @@ class Moved(torch.autograd.Function):
     def forward(ctx: Any, op: Op, operators: Any, *args: Any) -> Tensor:
         """`args` are the reference's, in its order; `operators` the public functions by name."""
         given = dict(zip(op.parameters, args, strict=True))
-        ctx.op, ctx.operators = op, operators
+        ctx.op, ctx.operators, ctx.asked = op, operators, selection.any_forced()
         ctx.given = {n: v.shape if isinstance(v, Tensor) else v for n, v in given.items()}
         ctx.save_for_backward(given["index"])
         if op.form_of is not None:
@@ -53,7 +53,7 @@ class Moved(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (index,) = grads, ctx.saved_tensors
 
-        run = functools.partial(run_beside, ctx.operators)
+        run = functools.partial(selection.as_before(ctx.asked, run_beside), ctx.operators)
         gradients = _FORMULAS[ctx.op.form_of or ctx.op.name](run, grad, index, ctx.given)
         wanted = zip(ctx.op.parameters, ctx.needs_input_grad[2:], strict=True)
         return (None, None, *(gradients[n]() if needed else None for n, needed in wanted))

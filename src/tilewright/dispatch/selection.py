@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,6 +98,12 @@ def as_asked(asked: Asked) -> Iterator[None]:
         _forced.reset(token)
 
 
+def as_before(asked: Asked, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` under what `use` asked for around a forward, whose backward may have a thread of
+    autograd's; where it asked for nothing, under what it asks for now."""
+    return run if asked is None or asked is any_forced() else as_asked(asked)(run)
+
+
 @contextlib.contextmanager
 def use(
     implementation: str, config: Mapping[str, Any] | Any = None, *, op: str | None = None
@@ -110,9 +116,9 @@ def use(
             heuristic's.
         op: only for this operator; None for all.
 
-    It holds for the calling thread (and asyncio task). A backward on a GPU runs in a thread of
-    autograd's, where it holds for `tw.conv2d` alone. Contexts nest: the inner one wins, and one
-    that names the operator wins over one that does not.
+    It holds for the calling thread (and asyncio task), and for the backward of what is called
+    inside, in whatever thread that runs. Contexts nest: the inner one wins, and one that names the
+    operator wins over one that does not.
 
     Raises:
         InvalidArgument: no such implementation or operator, now; a config that does not fit the

@@ -1,6 +1,7 @@
 """Calls that need gradients: an own backward runs where records speak for it, else PyTorch's."""
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -152,6 +153,29 @@ def test_many_gradients_are_computed_at_once(implementation, node, gradients, st
             rtol=1e-4,
             atol=1e-4,
         )
+
+
+def test_what_is_asked_for_around_the_forward_holds_in_another_threads_backward(store):
+    text, shapes, own, _ = CASES["layer_norm"]
+    record(store, text)
+    with tw.use("inductor_max", op="layer_norm_backward"):
+        out = own(*leaves(*shapes)).sum()
+    with (
+        ThreadPoolExecutor(1) as thread,
+        pytest.raises(tw.NoImplementation, match="max-autotune tunes Triton"),
+    ):
+        thread.submit(out.backward).result()
+
+
+def test_what_is_asked_for_around_the_backward_holds_there(store):
+    text, shapes, own, _ = CASES["layer_norm"]
+    record(store, text)
+    out = own(*leaves(*shapes)).sum()
+    with (
+        tw.use("inductor_max", op="layer_norm_backward"),
+        pytest.raises(tw.NoImplementation, match="max-autotune tunes Triton"),
+    ):
+        out.backward()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,5 +1,7 @@
 """Gradients of the operators with an index: PyTorch's, by the implementations that are chosen."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -317,11 +319,13 @@ def test_in_place_an_update_whose_order_pytorch_does_not_keep_is_copied(value, m
 
 
 @pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
-def test_backward_runs_the_gather_that_is_asked_for():
+def test_backward_runs_the_gather_that_is_asked_for_in_another_thread_too():
     x, src = torch.zeros(40, 8), torch.randn(90, 8, requires_grad=True)
     index = torch.randint(40, (90, 8))
     with tw.use("gather_cpp", op="gather"):
-        tw.scatter_add(x, 0, index, src).square().sum().backward()
+        out = tw.scatter_add(x, 0, index, src).square().sum()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(out.backward).result()
     ran = {w.op: choice.implementation for (w, _, _), (_, choice) in prepared.state.built.items()}
     assert ran["gather"] == "gather_cpp"
     expected = 2 * x.scatter_add(0, index, src.detach()).gather(0, index)
