@@ -16,6 +16,9 @@ Value = Any
 """An argument of a workload: TensorSpec, None, bool, int, float, str, or a tuple of ints or
 strings."""
 
+MOST_TOLD = 80
+"""Characters of a value in a message."""
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -82,7 +85,7 @@ class Signature:
                 raise InvalidType(f"{self.name}: argument {name!r} is missing")
             kind = parameter.annotation
             if kind and not _admits(kind, value):
-                raise InvalidType(f"{self.name}: {name}={value_text(value)} should be {kind}")
+                raise InvalidType(f"{self.name}: {_told(name, value)} should be {kind}")
             args[name] = tuple(value) if isinstance(value, list) else value
         return args
 
@@ -99,6 +102,17 @@ def of_python(value: Any) -> Any:
     kind = type(value)
     is_bool = kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")  # no Real
     return bool(value) if is_bool else value
+
+
+def _told(name: str, value: Any) -> str:
+    """`name=value`; what would read like a value of another type is quoted, and what fills lines is
+    told by its type."""
+    if isinstance(value, str) and not value.isidentifier():
+        return f"{name}={value!r}"
+    text = value_text(value)
+    if len(text) > MOST_TOLD:
+        return f"{name} is of type {type(value).__name__} and"
+    return f"{name}={text}"
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

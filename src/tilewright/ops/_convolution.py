@@ -136,7 +136,12 @@ def check_sizes(
     """Hold the shape of grad_output to that of x; both are tensors, or their specs."""
     sizes = output_size(x.shape[2:], kernel_size, stride, padding, dilation)
     expected = (x.shape[0], grad.shape[1], *sizes)
-    if min(sizes) < 1 or tuple(grad.shape) != expected:
+    if min(sizes) < 1:
+        raise InvalidArgument(
+            f"{name}: a filter of kernel_size={list(kernel_size)}, dilation={list(dilation)} is "
+            f"larger than x {list(x.shape)} with padding={list(padding)}"
+        )
+    if tuple(grad.shape) != expected:
         raise InvalidArgument(
             f"{name}: grad_output has shape {list(grad.shape)}, but the convolution of "
             f"x {list(x.shape)} with kernel_size={list(kernel_size)}, stride={list(stride)}, "

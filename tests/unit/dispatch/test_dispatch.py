@@ -275,6 +275,8 @@ BAD_CALLS = [
     ("softmax", (X, {}), {}, "dim={} should be int"),
     ("softmax", (X.long(),), {}, "x is i64"),
     ("softmax", ("x",), {}, "x=x should be"),
+    ("softmax", (X, "1"), {}, "dim='1' should be int"),
+    ("softmax", (X.numpy(),), {}, "x is of type ndarray and should be .*Tensor"),
     ("lerp", (X, X), {}, "weight"),
     ("lerp", (X, X[:, :7], 0.5), {}, "do not broadcast"),
     ("lerp", (X, X.half(), 0.5), {}, "end is f16, but x is f32"),

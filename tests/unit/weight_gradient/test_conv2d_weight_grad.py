@@ -247,7 +247,13 @@ def test_the_result_has_the_layout_of_the_inputs(layout):
         ("2,8,9,9", "2,8,7,7", "kernel_size=3, stride=0", "stride=0 .*at least 1"),
         ("2,8,9,9", "2,8,7,7", "kernel_size=3, padding=same", "padding=same should be tuple"),
         ("2,8,9,9", "2,8,7,7", "kernel_size=3, padding=[0,-1]", "padding=.*at least 0"),
-        ("2,8,2,2", "2,8,1,1", "kernel_size=5", "grad_output has shape"),
+        (
+            "2,8,2,2",
+            "2,8,1,1",
+            "kernel_size=5",
+            r"kernel_size=\[5, 5\].* is larger than x \[2, 8, 2",
+        ),
+        ("2,8,9,9", "2,8,1,1", "kernel_size=3, dilation=5", r"dilation=\[5, 5\] is larger than"),
         ("2,8,9,9", "2,0,7,7", "kernel_size=3", "grad_output has no channels, expected 1 or more"),
     ],
 )
