@@ -158,6 +158,7 @@ def with_bias_and_into(text):
 
 
 PLAIN, MATRIX = layer(4, 64, 136, 13, 3), layer(4, 128, 128, 13, 1)
+MANY_TILES = layer(4, 384, 640, 7, 3)
 BOTH = {
     dtype: layer(
         4, 64, 136, 13, 3, name="weight_bias",
@@ -339,6 +340,7 @@ CASES = [
     *(Case(SM80, text) for text in (CONTIGUOUS, *WIDE, TF32)),
     *(Case(SM90, w, {**SMALL, **split}) for split in SPLITS for w in (PLAIN, *BOTH.values())),
     *(Case(SM90, PLAIN, {**SMALL, **split}) for split in HOPPER_SPLITS),
+    Case(SM90, MANY_TILES, {**SMALL, "blocks": 1, "whole": True}),
     Case(SM90, PLAIN, {**SMALL, "tile_n": 192, "halo": 1, "split_k": 3, "combine": "grid"}),
     *(Case(SM90, MATRIX, {**SMALL, "tile_n": 128, "fetch": how}) for how in ("matrix", "shared")),
     *(

@@ -12,7 +12,7 @@ from tilewright.device import DEVICES
 from tilewright.errors import CompilerMissing
 from tilewright.impl import IMPLS
 from tilewright.impls._cutlass import packed
-from tilewright.impls.conv2d_weight_grad_cutlass import OLDER, PROMISING, WARPS, Config
+from tilewright.impls.conv2d_weight_grad_cutlass import OLDER, PROMISING, Config
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 
@@ -138,11 +138,31 @@ def test_the_heuristics_config_is_in_the_space(w, headers):
         assert CUTLASS.space(w, device).why_not(CUTLASS.heuristic(w, device)) is None
 
 
+OF_SM75 = {
+    (256, 128, 32): (4, 2, 1), (128, 256, 32): (2, 4, 1), (128, 128, 32): (2, 2, 1),
+    (64, 128, 32): (2, 2, 1), (128, 64, 32): (2, 2, 1), (64, 64, 32): (2, 2, 1),
+    (64, 128, 64): (1, 2, 2),
+}  # fmt: skip
+"""Tiles of m16n8k8 and their warps, in two stages, that apache/tvm PR 10185 searched."""
+OF_SM80 = {
+    (256, 128, 32): (3,), (128, 256, 32): (3,), (256, 64, 32): (4,), (64, 256, 32): (4,),
+    (128, 128, 32): (3, 4, 5), (128, 64, 32): (6,), (64, 128, 32): (6,), (64, 64, 32): (10,),
+    (256, 128, 64): (3,), (128, 256, 64): (3,), (256, 64, 64): (4,), (64, 256, 64): (4,),
+    (128, 128, 64): (4,), (128, 64, 64): (3,), (64, 128, 64): (3,), (64, 64, 64): (5,),
+}  # fmt: skip
+"""Those of m16n8k16, and their stages."""
+
+
 def test_every_tile_of_the_original_system_and_more_is_there():
-    fits = [t for t in WARPS if CUTLASS.space(SIMPLE, H200).why_not(Config(*t, stages=2)) is None]
-    stages = {(c.tile, c.stages, c.instruction_k) for c in CUTLASS.space(SIMPLE, H200)}
-    assert len(fits) == 16
-    assert len(stages) > 60
+    searched = [Config(*t, 2, instruction_k=8) for t in OF_SM75]
+    searched += [Config(*t, stages) for t, found in OF_SM80.items() for stages in found]
+    space = CUTLASS.space(SIMPLE, H200)
+    assert len(searched) == 25
+    assert [c for c in searched if c not in space] == []
+    assert {c.tile: c.warps for c in searched[:7]} == OF_SM75
+    kernels = {(c.tile, c.stages, c.instruction_k) for c in space}
+    assert len(kernels) > 60
+    assert {(c.tile, c.stages, c.instruction_k) for c in searched} < kernels
 
 
 def test_accesses_are_as_wide_as_channels_and_addresses_allow(headers):
