@@ -12,7 +12,8 @@ from tilewright.impl import IMPLS
 from tilewright.impls._buckets import Buckets, Sizes, is_short, sizes
 from tilewright.impls._indexed import Launch
 from tilewright.impls._scatter import ScatterProblem, moved, served_scatter
-from tilewright.impls.scatter_tiled import streams
+from tilewright.impls.scatter_tiled import holds_small_tiles, streams
+from tilewright.impls.scatter_winner import comes_first
 from tilewright.op import Workload
 from tilewright.space import param
 
@@ -45,7 +46,9 @@ class ScatterBuckets(Buckets):
         few = p.in_place and p.places >= PLACES_IN_PLACE * p.length
         if few and IMPLS["scatter_strided"].claims(w, device):
             return False
-        return super().suits(w, device) and not streams(w, device)
+        if comes_first(w) or not super().suits(w, device):
+            return False
+        return not (holds_small_tiles(w, device) or streams(w, device))
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
         carried = p.number is None and is_short(p.dtype)

@@ -28,11 +28,18 @@ from tilewright.impls._scatter import (
     served_scatter,
 )
 from tilewright.impls._tiles import ALL, columns, none_fits, tiles, why_not, width
+from tilewright.impls.scatter_winner import comes_first
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
 SECTOR_BYTES = 32
 MAX_HELD = 16
+SMALL_TILE = 2**12
+"""Elements that an untuned tile of an update has at most where nothing else comes before it. H200,
+4f86109, uniform indices and the slowest of six distributions: 512 positions of each of 64 columns
+into 512 places 8.6 and 8.7 us, by buckets 9.9 and 10.8, into 32 places 7.8 and 8.2, 9.8 and 10.4;
+fp64 8.8 and 8.8, 9.9 and 10.7, and 7.0 and 7.2, 10.0 and 10.2; one column of 4096 8.4 and 10.8, 9.9
+and 11.4, by scatter_winner 8.7 and 9.7."""
 MOST_PLACES_AN_INDEX = 8
 """Of a sum untuned: a tile moves all of its places."""
 LONG_COLUMN = 512
@@ -81,7 +88,7 @@ class ScatterTiled(Implementation):
         p = served_scatter(w)
         moved = p.positions
         if p.reduce == "last":
-            return True
+            return holds_small_tiles(w, device) or not comes_first(w)
         if p.cells > MOST_PLACES_AN_INDEX * moved:
             return False
         tiled = max(
@@ -171,6 +178,15 @@ def _by_integers(p: ScatterProblem, w: Workload, device: DeviceSpec) -> bool:
         return False
     few = few_enough(w["index"].numel, p.length, w.main.numel, p.dtype, device)
     return few or (is_short(p.dtype) and worth_buckets(w))
+
+
+def holds_small_tiles(w: Workload, device: DeviceSpec) -> bool:
+    """Whether untuned a block moves so little of an update that one launch is quickest."""
+    tiled = IMPLS["scatter_tiled"]
+    if tiled.unsupported(w, device) is not None:
+        return False
+    p, c = served_scatter(w), tiled.heuristic(w, device)
+    return columns(p, c) * max(p.length, p.places) <= SMALL_TILE
 
 
 def streams(w: Workload, device: DeviceSpec) -> bool:

@@ -23,7 +23,7 @@ TEXT = "scatter(x=f32[50000], dim=0, index=i64[50000], src=f32[50000])"
 @pytest.mark.parametrize(
     ("text", "implementation"),
     [
-        (TEXT, "scatter_buckets"),
+        (TEXT, "scatter_winner"),
         ("scatter(x=f32[50], dim=0, index=i64[1], src=1.5)", "scatter_tiled"),
         ("scatter(x=f32[9000,7], dim=1, index=i64[9000,5], src=f32[9000,5])", "scatter_tiled"),
         ("scatter(x=f32[9000,64], dim=0, index=i64[900,64]@strides(1,0), src=f32[900,64])",
@@ -240,7 +240,7 @@ def test_until_a_shape_comes_back_nothing_is_compiled_and_the_order_is_kept(reco
     w = Workload.parse(TEXT)
     for _ in range(prepared.HOT_CALLS):
         prepared._runnable(w, torch.device("cuda:0"), None)
-    assert asked == ["scatter_positions"] * (prepared.HOT_CALLS - 1) + ["scatter_buckets"]
+    assert asked == ["scatter_positions"] * (prepared.HOT_CALLS - 1) + ["scatter_winner"]
     prepared.state.forget()
 
 

@@ -11,6 +11,7 @@ from tilewright.dispatch import prepared, selection
 from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
 from tilewright.impls._scatter import bound
 from tilewright.impls.scatter_buckets import PLACES_IN_PLACE
+from tilewright.impls.scatter_winner import CELLS_FIRST, MOST_FIRST
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 
@@ -57,6 +58,31 @@ def test_an_update_is_one_pass_where_each_sm_has_two_blocks_that_hold_their_tile
     assert chosen(f"scatter(x=f32{shape}, dim={dim}, index=i64{shape}, src=f32{shape})") == expected
 
 
+@pytest.mark.parametrize(
+    ("dtype", "x", "index", "expected"),
+    [
+        *(("f32", [n], [n], "scatter_tiled") for n in (50, 4096)),
+        *(("f32", [n], [n], "scatter_winner") for n in (5000, 10000, 50000, 2**18, 500000)),
+        *(("f32", [n], [n], "scatter_buckets") for n in (100000, 1000000)),
+        *(("f32", [n], [32768], "scatter_winner") for n in (2048, 2**19)),
+        ("f32", [2**14], [2**18], "scatter_buckets"),
+        ("f32", [2**22], [2**18], "scatter_buckets"),
+        *((dtype, [512, 64], [512, 64], "scatter_tiled") for dtype in ("f16", "f32", "f64")),
+        ("f32", [32, 64], [512, 64], "scatter_tiled"),
+        ("f32", [1024, 64], [64, 64], "scatter_winner"),
+        ("f32", [8192, 64], [512, 64], "scatter_winner"),
+        ("f32", [4096, 64], [4096, 64], "scatter_buckets"),
+        ("f64", [32768], [32768], "scatter_buckets"),  # keys carry no more than four bytes
+        ("f64", [1024, 64], [64, 64], "scatter_tiled"),
+    ],
+)
+def test_an_update_is_what_takes_least_by_uniform_indices_and_the_worst_there_are(
+    records, dtype, x, index, expected
+):
+    """As scatter_crossover and scatter_maskrcnn have them."""
+    assert chosen(f"scatter(x={dtype}{x}, dim=0, index=i64{index}, src={dtype}{index})") == expected
+
+
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(2048, 9000), st.sampled_from([16, 64, 100]), st.integers(4, 400))
 def test_an_update_of_columns_goes_as_that_of_its_elements_as_one_column_does(
@@ -71,6 +97,8 @@ def test_an_update_of_columns_goes_as_that_of_its_elements_as_one_column_does(
         )
     ]
     few = "scatter_strided" if places >= PLACES_IN_PLACE else "scatter_buckets"
+    if rows * columns <= MOST_FIRST and rows * places * columns <= CELLS_FIRST:
+        few = "scatter_winner"
     assert taken[1] == few
     if rows * places > MOST_PLACES_OF_A_TILE:
         assert taken[0] == few
