@@ -29,10 +29,17 @@ RUNS_OF_THREAD = 8
 """Pieces that chunks have of a bucket, of which a thread of `settle` looks so many up at most."""
 MIN_TILE = 8192
 """Elements that a tile has before it is split untuned: below, `scatter_tiled` holds all places."""
-MIN_ELEMENTS = 2**17
-"""Of a sum untuned: H200, commit 693d132, integer_sums takes 10.3 us for 12000 elements and 44 us
-for a million, bucket_sums 11.2 us and 26 us; in fp64 (commit 3d3c0d0) 62 us and 32 us for these. Of
-what integer_sums refuses, 32768 into 524288 take 13.8 us, by scatter_sorted 91 us (4f86109)."""
+LARGE = 2**17
+"""Elements of a product untuned, and of a sum that is sorted in place alone."""
+MIN_ELEMENTS = 2**15
+"""Of a sum untuned: H200, commit 4f86109, uniform indices and the slowest of six distributions:
+integer_sums takes 11.0 and 12.6 us for 4096 elements, 12.8 and 25.2 us for 32768, bucket_sums 11.1
+and 14.0 us, 11.5 and 19.7 us; of 512 x 64 12.0 and 16.5 us, 11.6 and 11.8 us."""
+MIN_REFUSED, MIN_LENGTH_REFUSED, MOST_PLACES_REFUSED = 2**12, 64, 16
+"""Elements, positions of a column and places a position of a sum in small tiles that integer_sums
+refuses. H200, commit 4f86109, uniform indices and the slowest: 4096 into 65536 12.5 and 13.5 us, by
+scatter_sorted 34.6 and 37.0; 64 x 64 into 1024 x 64 13.5 and 13.5 us, by scatter_serial 13.2 and
+38.5. In large tiles 32768 into 524288 take 13.8 us, by scatter_sorted 91 us."""
 CELL_US, POSITION_US = 2.5e-6, 5e-5
 SORT_US, SORTED_POSITION_US = 95.0, 1.3e-4
 """What a sum in place takes by buckets, and by scatter_sorted, which goes by positions alone.
@@ -54,7 +61,7 @@ def has_large_tiles(p: ScatterProblem) -> bool:
 
 def is_large(p: ScatterProblem) -> bool:
     """Whether there is enough to split, in tiles of which a block has much to settle."""
-    return p.positions >= MIN_ELEMENTS and has_large_tiles(p)
+    return p.positions >= LARGE and has_large_tiles(p)
 
 
 def worth_buckets(w: Workload) -> bool:
@@ -62,10 +69,13 @@ def worth_buckets(w: Workload) -> bool:
     many positions for integer_sums, and in place not too few for all the places; or so few that
     integer_sums has no table of all places, but too many to sort them."""
     p = served_scatter(w)
-    if not p.include or not has_large_tiles(p):
+    if not p.include:
         return False
-    if p.positions >= MIN_ELEMENTS or p.length > MOST_TERMS_UNTUNED:
-        return not (p.in_place and is_sparse(p))
+    if has_large_tiles(p) and (p.positions >= MIN_ELEMENTS or p.length > MOST_TERMS_UNTUNED):
+        return not ((p.in_place or p.positions < LARGE) and is_sparse(p))
+    few = p.positions < MIN_REFUSED or p.length < MIN_LENGTH_REFUSED
+    if not has_large_tiles(p) and (few or p.cells > MOST_PLACES_REFUSED * p.positions):
+        return False
     return bool(too_large(w.main.numel, w["index"].numel, p.dtype)) and not is_sparse(p)
 
 

@@ -17,7 +17,7 @@ class BucketSums(Buckets):
     name, op = "bucket_sums", ("scatter_add", "scatter_reduce", "index_add")
     files = ("added.cuh", "integers.cuh", "bucket_sums.cu")
     settle_registers, joined_zeros = 64, 0
-    yields_to = ("scatter_tiled", "scatter_serial")
+    yields_to = ("scatter_tiled",)
 
     def sizes(self, w: Workload, p: ScatterProblem, c: Any) -> Sizes:
         return sizes(p, c, carried=True, slot_words=table_bytes(1, p.dtype) // 4, joined_bytes=16)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.impl import IMPLS
 from tilewright.impls._elements import OPERATORS, ElementProblem, element_problem
 from tilewright.impls._indexed import Launch, Step, Workspace
+from tilewright.impls._integers import few_in_long_columns
 from tilewright.impls._rows import RowProblem
 from tilewright.impls._rows_kernels import RowKernels
 from tilewright.op import Workload
@@ -28,7 +30,7 @@ class ScatterSerial(RowKernels):
 
     name, op = "scatter_serial", OPERATORS
     files, entry = ("elements.cuh", "scatter_serial.cu"), "reduce_elements"
-    yields_to = ("scatter_tiled",)
+    yields_to = ("scatter_tiled", "bucket_sums")
 
     @dataclass(frozen=True)
     class Config:
@@ -47,6 +49,8 @@ class ScatterSerial(RowKernels):
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = self.served(w)
         assert isinstance(p, ElementProblem)
+        if few_in_long_columns(p.count, p.length) and IMPLS["integer_sums"].claims(w, device):
+            return False
         return p.count * p.length <= MOST_LOOKS_UNTUNED
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:

@@ -18,7 +18,7 @@ from tilewright.impls._indexed import (
     Workspace,
     sum_bytes,
 )
-from tilewright.impls._integers import few_enough, not_by_integers
+from tilewright.impls._integers import few_enough, few_in_long_columns, not_by_integers
 from tilewright.impls._scatter import (
     OPERATORS,
     ScatterProblem,
@@ -96,6 +96,8 @@ class ScatterTiled(Implementation):
             moved * (ELEMENT_US if p.length <= LONG_COLUMN else ELEMENT_OF_LONG_COLUMN_US),
         )
         if _by_integers(p, w, device):
+            if p.inner > 1 and few_in_long_columns(moved, p.length):
+                return False
             return tiled <= OTHERS_US + moved * OTHERS_ELEMENT_US
         return tiled <= SORT_US + moved * SORTED_ELEMENT_US
 

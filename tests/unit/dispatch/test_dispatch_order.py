@@ -88,7 +88,7 @@ TEXT = "scatter(x=f32[50000], dim=0, index=i64[50000], src=f32[50000])"
             "bucket_sums",
         ),
         ("scatter_add(x=f64[1000000], dim=0, index=i64[1000000], src=f64[1000000])", "bucket_sums"),
-        ("scatter_add(x=f64[9000,7], dim=0, index=i64[9000,7], src=f64[9000,7])", "integer_sums"),
+        ("scatter_add(x=f64[9000,7], dim=0, index=i64[9000,7], src=f64[9000,7])", "bucket_sums"),
         ("scatter_reduce(x=f32[30000,64], dim=0, index=i64[90000,64], src=f32[90000,64], "
          "reduce=prod)", "bucket_products"),
         ("index_add(x=f32[5000,64], dim=0, index=i64[16384], source=f32[16384,64])",
