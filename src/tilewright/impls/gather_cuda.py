@@ -28,6 +28,7 @@ class GatherCuda(Implementation):
     """
 
     name, backend, op = "gather_cuda", "cuda", "gather"
+    yields_to = ("gather_tiled",)
 
     @dataclass(frozen=True)
     class Config:

@@ -27,12 +27,11 @@ from tilewright.impls._scatter import (
     scatter_refusal,
     served_scatter,
 )
-from tilewright.impls._tiles import ALL, columns, none_fits, tiles, why_not, width
+from tilewright.impls._tiles import ALL, SECTOR_BYTES, columns, none_fits, tiles, why_not, width
 from tilewright.impls.scatter_winner import comes_first
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
-SECTOR_BYTES = 32
 MAX_HELD = 16
 SMALL_TILE = 2**12
 """Elements that an untuned tile of an update has at most where nothing else comes before it. H200,

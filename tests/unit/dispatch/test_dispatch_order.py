@@ -96,6 +96,12 @@ TEXT = "scatter(x=f32[50000], dim=0, index=i64[50000], src=f32[50000])"
         ("embedding_backward(grad=bf16[4096,1024], index=i64[4096], num_weights=2000)",
          "rows_balanced"),
         ("gather(x=f32[90000,7], dim=0, index=i64[900,7])", "gather_cuda"),
+        *((f"gather(x=f32[1000,256,7,7], dim={dim}, index=i64[1000,256,7,7])", "gather_tiled")
+          for dim in (0, 1)),
+        *((f"gather(x=f32[1000,256,7,7], dim={dim}, index=i64[1000,256,7,7])", "gather_cuda")
+          for dim in (2, 3)),
+        ("gather(x=f32[1000,256,7,7], dim=0, index=i64[900,256,7,7])", "gather_cuda"),
+        ("gather(x=f32[100,256,7,7], dim=0, index=i64[100,256,7,7])", "gather_cuda"),
         ("gather(x=i64[90,7]@strides(1,90), dim=1, index=i32[90,9])", "gather_cuda"),
     ],
 )  # fmt: skip
