@@ -14,6 +14,7 @@ from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._indexed import IndexedExecutable, Launch, Workspace, most_bytes
 from tilewright.impls._integers import MOST_TERMS_UNTUNED, too_large
+from tilewright.impls._rows import sorts_positions
 from tilewright.impls._scatter import (
     ScatterProblem,
     moved,
@@ -41,8 +42,9 @@ refuses. H200, commit 4f86109, uniform indices and the slowest: 4096 into 65536 
 scatter_sorted 34.6 and 37.0; 64 x 64 into 1024 x 64 13.5 and 13.5 us, by scatter_serial 13.2 and
 38.5. In large tiles 32768 into 524288 take 13.8 us, by scatter_sorted 91 us."""
 CELL_US, POSITION_US = 2.5e-6, 5e-5
-SORT_US, SORTED_POSITION_US = 95.0, 1.3e-4
-"""What a sum in place takes by buckets, and by scatter_sorted, which goes by positions alone.
+SORT_US, SORT_OF_POSITIONS_US, SORTED_POSITION_US = 95.0, 40.0, 1.3e-4
+"""What a sum in place takes by buckets, and by scatter_sorted, or rows_sorted where positions are
+sorted, which go by positions alone.
 Reckoned: H200, commit 4f86109, fp32, out of place, 2^21 positions of 2^25 places take 227 us and
 426 us, 2^18 of 2^22 28 us and 140 us, of which a copy of x is 64 us and 8 us; scatter_buckets takes
 154 us of the former, and in place of 134 million places 1.7e-6 us for each (3d3c0d0)."""
@@ -81,7 +83,10 @@ def worth_buckets(w: Workload) -> bool:
 
 def is_sparse(p: ScatterProblem) -> bool:
     """Whether to sort a sum's positions takes less time than blocks for all places do."""
-    sort_us = SORT_US + p.positions * SORTED_POSITION_US
+    copied = 0 if p.in_place else p.cells
+    of_column = p.outer * p.inner == 1
+    of_positions = of_column and sorts_positions(p.positions, copied, p.dtype, p.reduce)
+    sort_us = (SORT_OF_POSITIONS_US if of_positions else SORT_US) + p.positions * SORTED_POSITION_US
     return p.cells * CELL_US + p.positions * POSITION_US > sort_us
 
 

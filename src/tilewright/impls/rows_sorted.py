@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.device import DeviceSpec
 from tilewright.impl import IMPLS
 from tilewright.impls._counting_sorted_rows import CountingSortedRows
-from tilewright.impls._rows import OPERATORS
+from tilewright.impls._rows import OPERATORS, sorts_positions
 from tilewright.op import Workload
 
 
@@ -23,4 +23,9 @@ class RowsSorted(CountingSortedRows):
             return False
         if p.columns > 1 or w.op == "embedding_backward":
             return True
-        return not w.op.startswith("scatter") and w["x"].rank > 1  # else scatter_sorted
+        if w["x"].rank > 1:
+            return not w.op.startswith("scatter")  # else scatter_sorted
+        first = (IMPLS[name] for name in IMPLS["scatter_sorted"].yields_to)
+        copied = p.places if p.fill else 0
+        of_positions = sorts_positions(p.count, copied, p.dtype, p.reduce)
+        return of_positions and not any(i.claims(w, device) for i in first)

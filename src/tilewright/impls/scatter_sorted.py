@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.impl import IMPLS
 from tilewright.impls._counting_sorted_rows import CountingSortedRows
 from tilewright.impls._elements import OPERATORS, ElementProblem, element_problem
 from tilewright.impls._indexed import Launch, sum_bytes
@@ -28,6 +29,11 @@ class ScatterSorted(CountingSortedRows):
         *("scatter_tiled", "scatter_serial"),
         *("bucket_sums", "bucket_products", "integer_sums"),
     )
+
+    def suits(self, w: Workload, device: DeviceSpec) -> bool:
+        p = row_problem(w)
+        one_dim = w["x"].rank == 1 and isinstance(p, RowProblem)
+        return not (one_dim and IMPLS["rows_sorted"].claims(w, device))
 
     def problem(self, w: Workload) -> ElementProblem | str:
         return element_problem(w)

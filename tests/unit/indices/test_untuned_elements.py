@@ -140,10 +140,10 @@ def test_an_update_of_columns_goes_as_that_of_its_elements_as_one_column_does(
         ("f32", 2**17, 32768, "!donate=x", "bucket_sums"),
         ("f64", 2**17, 32768, "!donate=x", "bucket_sums"),
         ("f32", 2**19, 4000, "!donate=x", "scatter_sorted"),
-        ("f32", 2**26, 32768, "!donate=x", "scatter_sorted"),
+        ("f32", 2**26, 32768, "!donate=x", "rows_sorted"),
         ("f32", 2**26, 32768, "", "scatter_sorted"),
-        ("f32", 34725600, 551200, "!donate=x", "bucket_sums"),
-        ("f32", 2**27, 2**18, "!donate=x", "scatter_sorted"),
+        ("f32", 34725600, 551200, "!donate=x", "rows_sorted"),
+        ("f32", 2**27, 2**18, "!donate=x", "rows_sorted"),
         ("f32", 2**27, 2**18, "", "bucket_sums"),
         ("f32", 2**27, 2**22, "!donate=x", "bucket_sums"),
         ("i64", 1000000, 1000000, "", "scatter_sorted"),
@@ -155,8 +155,29 @@ def test_index_add_of_one_dim_goes_as_scatter_add_does(
     text = f"x={dtype}[{places}], dim=0, index=i64[{positions}]"
     src = f"{dtype}[{positions}]"
     assert chosen(f"scatter_add({text}, src={src}){flag}") == expected
-    for source in (src, f"{src}@strides(0)", f"{src}, alpha=2"):
+    for source in (src, f"{src}, alpha=2"):
         assert chosen(f"index_add({text}, source={source}){flag}") == expected
+    taken = chosen(f"index_add({text}, source={src}@strides(0)){flag}")
+    assert taken == ("scatter_sorted" if expected == "rows_sorted" else expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "positions", "src", "reduce", "expected"),
+    [
+        *(("f32", n, n, "amax", "rows_sorted") for n in (5000, 32768, 2**20)),
+        *(("f32", n, n, "amax", "scatter_sorted") for n in (4096, 2**21)),
+        ("bf16", 32768, 32768, "mean", "rows_sorted"),
+        ("f64", 32768, 32768, "amax", "scatter_sorted"),  # has no elements sorted, either
+        ("f64", 32768, 32768, "prod", "scatter_sorted"),
+        ("f32", 32768, 32768, "prod, include_self=False", "scatter_sorted"),
+        ("f32", 32768, 40000, "amax", "scatter_sorted"),  # no rows of the index's
+    ],
+)
+def test_reductions_of_one_dim_that_are_sorted_have_positions_or_elements_sorted(
+    records, dtype, positions, src, reduce, expected
+):
+    text = f"x={dtype}[{2**19}], dim=0, index=i64[{positions}], src={dtype}[{src}]"
+    assert chosen(f"scatter_reduce({text}, reduce={reduce})!donate=x") == expected
 
 
 @given(st.integers(1, 2**31))
