@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.impl import IMPLS
 from tilewright.impls._indexed import Launch, Workspace
 from tilewright.impls._rows import (
     RowProblem,
@@ -17,6 +18,7 @@ from tilewright.impls._rows import (
     vectors,
 )
 from tilewright.impls._rows_kernels import RowKernels
+from tilewright.impls.scatter_strided import writes_alone
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
@@ -44,6 +46,8 @@ class RowsWinner(RowKernels):
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = row_problem(w)
+        if writes_alone(w) and IMPLS["scatter_strided"].claims(w, device):
+            return False
         return isinstance(p, RowProblem) and p.columns * w.main.itemsize >= 16
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:

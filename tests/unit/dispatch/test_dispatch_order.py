@@ -30,7 +30,7 @@ TEXT = "scatter(x=f32[50000], dim=0, index=i64[50000], src=f32[50000])"
          "rows_winner"),
         ("scatter(x=f32[9000,64], dim=0, index=i64[900,64]@strides(1,0), src=2.5)", "rows_winner"),
         ("scatter(x=f32[8,90,64], dim=1, index=i64[8,1,64]@strides(1,1,0), src=f32[8,1,64])"
-         "!donate=x", "rows_winner"),
+         "!donate=x", "scatter_strided"),
         ("scatter_add(x=f32[8,2000,64], dim=1, index=i64[8,5000,64]@strides(5000,1,0), "
          "src=f32[8,5000,64])", "rows_sorted"),
         ("scatter_reduce(x=f32[8,90,64], dim=1, index=i64[8,50,64]@strides(50,1,0), "

@@ -83,6 +83,23 @@ def test_an_update_is_what_takes_least_by_uniform_indices_and_the_worst_there_ar
     assert chosen(f"scatter(x={dtype}{x}, dim=0, index=i64{index}, src={dtype}{index})") == expected
 
 
+@pytest.mark.parametrize(
+    ("batches", "rows", "flag", "expected"),
+    [
+        (64, 1, "!donate=x", "scatter_strided"),
+        (64, 1, "", "rows_winner"),
+        (64, 2, "!donate=x", "rows_winner"),
+        (65, 1, "!donate=x", "rows_winner"),  # more than were measured
+    ],
+)
+def test_a_row_in_place_of_each_batch_is_written_by_one_launch(
+    records, batches, rows, flag, expected
+):
+    index = f"i64[{batches},{rows},8,128]@strides({rows},1,0,0)"
+    x, src = f"bf16[{batches},8192,8,128]", f"bf16[{batches},{rows},8,128]"
+    assert chosen(f"scatter(x={x}, dim=1, index={index}, src={src}){flag}") == expected
+
+
 @pytest.mark.parametrize("dtype", ["f16", "f32", "f64"])
 @pytest.mark.parametrize(
     ("x", "index", "expected"),
