@@ -27,7 +27,8 @@ class ScatterSorted(CountingSortedRows):
     any_shape = True
     yields_to = (
         *("scatter_tiled", "scatter_serial"),
-        *("bucket_sums", "bucket_products", "integer_sums"),
+        *("bucket_sums", "bucket_products", "bucket_extremes", "bucket_integers"),
+        "integer_sums",
     )
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:

@@ -84,6 +84,25 @@ def test_an_update_is_what_takes_least_by_uniform_indices_and_the_worst_there_ar
 
 
 @pytest.mark.parametrize(
+    ("op", "dtype", "rows", "more", "expected"),
+    [
+        *(
+            ("scatter_reduce", d, 100000, ", reduce=amax", "bucket_extremes")
+            for d in ("f32", "i64")
+        ),
+        ("scatter_reduce", "f32", 99999, ", reduce=amin", "scatter_sorted"),
+        *(("scatter_add", d, 15625, "", "bucket_integers") for d in ("i32", "i64")),
+        ("scatter_add", "i64", 15624, "", "scatter_sorted"),
+    ],
+)
+def test_maxima_and_sums_of_integers_go_by_buckets_from_what_was_timed_on(
+    records, op, dtype, rows, more, expected
+):
+    text = f"x={dtype}[30000,64], dim=0, index=i64[{rows},64], src={dtype}[{rows},64]{more}"
+    assert chosen(f"{op}({text})") == expected
+
+
+@pytest.mark.parametrize(
     ("batches", "rows", "flag", "expected"),
     [
         (64, 1, "!donate=x", "scatter_strided"),
@@ -163,7 +182,7 @@ def test_an_update_of_columns_goes_as_that_of_its_elements_as_one_column_does(
         ("f32", 2**27, 2**18, "!donate=x", "rows_sorted"),
         ("f32", 2**27, 2**18, "", "bucket_sums"),
         ("f32", 2**27, 2**22, "!donate=x", "bucket_sums"),
-        ("i64", 1000000, 1000000, "", "scatter_sorted"),
+        ("i64", 999999, 999999, "", "scatter_sorted"),
     ],
 )
 def test_index_add_of_one_dim_goes_as_scatter_add_does(
