@@ -26,15 +26,13 @@ ALL = 0
 """As a slab: all columns."""
 FEWEST_FIRST, MOST_FIRST, CELLS_FIRST = 2**12, 2**16, 2**19
 """Positions and places of all columns for which untuned it comes before buckets, and before tiles
-of many elements. H200, uniform indices and the slowest of six distributions: 32768 positions into
-524288 places 10.5 and 13.1 us, by scatter_buckets 11.8 and 22.7; into 2048 9.8 and 10.0, 12.4 and
-14.8; 4096 into 65536 of 64 columns 8.9 and 9.2, by scatter_tiled 13.8 and 14.0 (4f86109); 50000 of
-one column into as many 9.9 and 12.3, by scatter_buckets 10.5 and 15.2, but 100000 11.0 and 15.6,
-10.4 and 15.2 (1462c2b)."""
-FEWEST_OF_A_COLUMN = 2**18
-"""Positions from which on it does so again, of one column with a place for each. H200, 262144 11.5
-and 19.0 us, by scatter_buckets 13.3 and 20.6 (4f86109); 500000 15.8 and 29.3, 20.5 and 33.6, but a
-million 24.3 and 47.3, 21.9 and 41.4 (1462c2b); 262144 into 16384 11.7 and 26.3, 16.2 and 22.2."""
+of many elements; of one column with a place for each, any number of positions. H200, uniform
+indices and the slowest of six distributions: 32768 positions into 524288 places 10.5 and 13.1 us,
+by scatter_buckets 11.8 and 22.7; into 2048 9.8 and 10.0, 12.4 and 14.8; 262144 into 16384 11.7 and
+26.3, 16.2 and 22.2; 4096 into 65536 of 64 columns 8.9 and 9.2, by scatter_tiled 13.8 and 14.0
+(4f86109). Of one column into as many places 50000 9.9 and 12.3, by scatter_buckets 10.5 and 15.2,
+100000 11.0 and 15.6, 10.4 and 15.2, 500000 15.8 and 29.3, 20.5 and 33.6, but a million 24.3 and
+47.3, 21.9 and 41.4 (1462c2b)."""
 
 
 class ScatterWinner(Implementation):
@@ -128,9 +126,8 @@ def comes_first(w: Workload) -> bool:
     if p.reduce != "last" or p.number is not None or not is_short(p.dtype):
         return False
     whole = p.x.dense and p.src.dense and p.beyond is None
-    few = FEWEST_FIRST <= p.positions <= MOST_FIRST
-    of_a_column = p.outer * p.inner == 1 and FEWEST_OF_A_COLUMN <= p.positions <= p.places
-    return whole and p.cells <= CELLS_FIRST and (few or of_a_column)
+    few = p.positions <= MOST_FIRST or (p.outer * p.inner == 1 and p.positions <= p.places)
+    return whole and few and FEWEST_FIRST <= p.positions and p.cells <= CELLS_FIRST
 
 
 def keys_bytes(p: ScatterProblem, c: ScatterWinner.Config) -> int:

@@ -62,8 +62,8 @@ def test_an_update_is_one_pass_where_each_sm_has_two_blocks_that_hold_their_tile
     ("dtype", "x", "index", "expected"),
     [
         *(("f32", [n], [n], "scatter_tiled") for n in (50, 4096)),
-        *(("f32", [n], [n], "scatter_winner") for n in (5000, 10000, 50000, 2**18, 500000)),
-        *(("f32", [n], [n], "scatter_buckets") for n in (100000, 1000000)),
+        *(("f32", [n], [n], "scatter_winner") for n in (5000, 50000, 100000, 500000)),
+        ("f32", [1000000], [1000000], "scatter_buckets"),
         *(("f32", [n], [32768], "scatter_winner") for n in (2048, 2**19)),
         ("f32", [2**14], [2**18], "scatter_buckets"),
         ("f32", [2**22], [2**18], "scatter_buckets"),
