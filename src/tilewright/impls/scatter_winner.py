@@ -26,7 +26,7 @@ ALL = 0
 """As a slab: all columns."""
 FEWEST_FIRST, MOST_FIRST, CELLS_FIRST = 2**12, 2**16, 2**19
 """Positions and places of all columns for which untuned it comes before buckets, and before tiles
-of many elements; of one column with a place for each, any number of positions. H200, uniform
+of many elements; of one column with a place or two for each, any number of positions. H200, uniform
 indices and the slowest of six distributions: 32768 positions into 524288 places 10.5 and 13.1 us,
 by scatter_buckets 11.8 and 22.7; into 2048 9.8 and 10.0, 12.4 and 14.8; 262144 into 16384 11.7 and
 26.3, 16.2 and 22.2; 4096 into 65536 of 64 columns 8.9 and 9.2, by scatter_tiled 13.8 and 14.0
@@ -126,8 +126,9 @@ def comes_first(w: Workload) -> bool:
     if p.reduce != "last" or p.number is not None or not is_short(p.dtype):
         return False
     whole = p.x.dense and p.src.dense and p.beyond is None
-    few = p.positions <= MOST_FIRST or (p.outer * p.inner == 1 and p.positions <= p.places)
-    return whole and few and FEWEST_FIRST <= p.positions and p.cells <= CELLS_FIRST
+    of_a_column = p.outer * p.inner == 1 and p.positions <= p.places <= 2 * p.positions
+    few = p.positions <= MOST_FIRST or of_a_column
+    return whole and few and p.positions >= FEWEST_FIRST and p.cells <= CELLS_FIRST
 
 
 def keys_bytes(p: ScatterProblem, c: ScatterWinner.Config) -> int:
