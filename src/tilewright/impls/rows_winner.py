@@ -18,7 +18,7 @@ from tilewright.impls._rows import (
     vectors,
 )
 from tilewright.impls._rows_kernels import RowKernels
-from tilewright.impls.scatter_strided import writes_alone
+from tilewright.impls._updates import writes_alone
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 

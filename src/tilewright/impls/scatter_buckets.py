@@ -12,8 +12,7 @@ from tilewright.impl import IMPLS
 from tilewright.impls._buckets import Buckets, Sizes, is_short, sizes
 from tilewright.impls._indexed import Launch
 from tilewright.impls._scatter import ScatterProblem, moved, served_scatter
-from tilewright.impls.scatter_tiled import holds_small_tiles, streams
-from tilewright.impls.scatter_winner import comes_first
+from tilewright.impls._updates import comes_first, holds_small_tiles, streams
 from tilewright.op import Workload
 from tilewright.space import param
 

@@ -14,6 +14,7 @@ from tilewright.impls._elements import PLACES_BY_NAME, ElementProblem, element_p
 from tilewright.impls._indexed import WORKSPACE_PER_INDEX, Launch, Step, Workspace, most_bytes
 from tilewright.impls._rows import RowProblem
 from tilewright.impls._rows_kernels import RowKernels
+from tilewright.impls._updates import writes_alone
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
@@ -25,10 +26,6 @@ PLACES_UNTUNED, CELLS_UNTUNED = 16, 2**20
 named is taken before what goes over all. H200, 262144 of 134 million places, in place: 39 us, by a
 table of keys, 47 us by keys of all places (9b8614d), scatter_winner 401 us, scatter_buckets 227 us
 (3d3c0d0, 2026-11-23); where the two meet is reckoned."""
-MOST_ALONE = 2**16
-"""Elements of an expanded index that has one position a column, written in place by one launch.
-H200, commit 9b8614d: one row of 8 x 128 in each of 64 batches, bf16, 6.1 us, by uniform indices and
-the slowest 6.2; by the three launches of rows_winner 8.5 and 9.3."""
 MOST_HASHED = 2**28
 """Positions, for which slots are numbered by 32 bits."""
 
@@ -144,14 +141,6 @@ def covers_part(w: Workload) -> bool:
     if isinstance(src, TensorSpec) and src.shape != index.shape:
         return True
     return any(index.shape[d] != n for d, n in enumerate(x.shape) if d != w["dim"])
-
-
-def writes_alone(w: Workload) -> bool:
-    """Whether untuned one launch in place writes all there is, of an index that is expanded."""
-    p, strides = element_problem(w), w["index"].strides
-    if isinstance(p, str) or strides is None or 0 not in strides:
-        return False
-    return p.fill is None and p.length == 1 and p.count <= MOST_ALONE
 
 
 def slots(p: ElementProblem) -> int:

@@ -9,14 +9,13 @@ from typing import Any
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
-from tilewright.impl import IMPLS, Executable, Implementation
+from tilewright.impl import Executable, Implementation
 from tilewright.impls._buckets import is_short, worth_buckets
 from tilewright.impls._indexed import (
     REDUCE,
     IndexedExecutable,
     Launch,
     Workspace,
-    sum_bytes,
 )
 from tilewright.impls._integers import few_enough, few_in_long_columns, not_by_integers
 from tilewright.impls._scatter import (
@@ -28,17 +27,18 @@ from tilewright.impls._scatter import (
     served_scatter,
 )
 from tilewright.impls._tiles import ALL, SECTOR_BYTES, columns, none_fits, tiles, why_not, width
-from tilewright.impls.scatter_winner import comes_first
+from tilewright.impls._updates import (
+    comes_first,
+    counts,
+    holds_small_tiles,
+    resident,
+    row_bytes,
+    tile_bytes,
+)
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
 
 MAX_HELD = 16
-SMALL_TILE = 2**12
-"""Elements that an untuned tile of an update has at most where nothing else comes before it. H200,
-4f86109, uniform indices and the slowest of six distributions: 512 positions of each of 64 columns
-into 512 places 8.6 and 8.7 us, by buckets 9.9 and 10.8, into 32 places 7.8 and 8.2, 9.8 and 10.4;
-fp64 8.8 and 8.8, 9.9 and 10.7, and 7.0 and 7.2, 10.0 and 10.2; one column of 4096 8.4 and 10.8, 9.9
-and 11.4, by scatter_winner 8.7 and 9.7."""
 MOST_PLACES_AN_INDEX = 8
 """Of a sum untuned: a tile moves all of its places."""
 LONG_COLUMN = 512
@@ -181,60 +181,10 @@ def _by_integers(p: ScatterProblem, w: Workload, device: DeviceSpec) -> bool:
     return few or (is_short(p.dtype) and worth_buckets(w))
 
 
-def holds_small_tiles(w: Workload, device: DeviceSpec) -> bool:
-    """Whether untuned a block moves so little of an update that one launch is quickest."""
-    tiled = IMPLS["scatter_tiled"]
-    if tiled.unsupported(w, device) is not None:
-        return False
-    p, c = served_scatter(w), tiled.heuristic(w, device)
-    return columns(p, c) * max(p.length, p.places) <= SMALL_TILE
-
-
-def streams(w: Workload, device: DeviceSpec) -> bool:
-    """Whether untuned an update is one pass at the speed of memory: threads hold its tiles, rows
-    of tiles are whole sectors, and of an SM's two blocks one moves data while the other waits.
-
-    H200, commit 1462c2b: (1000, 256, 7, 7) along dim 0 take 100 us so, and 175 us by buckets.
-    """
-    tiled = IMPLS["scatter_tiled"]
-    if tiled.unsupported(w, device) is not None:
-        return False
-    p, c = served_scatter(w), tiled.heuristic(w, device)
-    busy = resident(p, c, device) >= 2 and tiles(p, c) >= 2 * device.sms
-    return busy and c.held and row_bytes(p, c, w) >= SECTOR_BYTES
-
-
 def entry(p: ScatterProblem) -> str:
     return "update" if p.reduce == "last" else "gathered"
-
-
-def counts(p: ScatterProblem) -> bool:
-    """Whether the number of terms of each place is needed."""
-    return p.reduce == "mean" or not p.include
-
-
-def row_bytes(p: ScatterProblem, c: ScatterTiled.Config, w: Workload) -> int:
-    """That lie side by side in a tile."""
-    return w.main.itemsize * (columns(p, c) if p.inner == 1 else width(p, c))
 
 
 def each(p: ScatterProblem, c: ScatterTiled.Config) -> int:
     """Elements of a tile for each thread."""
     return math.ceil(columns(p, c) * p.length / c.block_threads)
-
-
-def resident(p: ScatterProblem, c: ScatterTiled.Config, device: DeviceSpec) -> int:
-    """Blocks of an SM, with 64 registers for each thread."""
-    fit = device.shared_bytes_per_sm // (tile_bytes(p, c) + 1024)
-    return max(1, min(fit, device.registers_per_sm // 64 // c.block_threads, device.blocks_per_sm))
-
-
-def tile_bytes(p: ScatterProblem, c: ScatterTiled.Config) -> int:
-    """A position and a value for each place, or a sum and perhaps a count."""
-    itemsize = {"f16": 2, "bf16": 2, "f64": 8, "i64": 8}.get(p.dtype, 4)
-    if p.reduce == "last":
-        each = 4 + (0 if p.number is not None else itemsize)
-        return -(-4 * columns(p, c) * p.places // 8) * 8 + (each - 4) * columns(p, c) * p.places
-    else:
-        each = sum_bytes(p.dtype) + (4 if counts(p) else 0)
-    return each * columns(p, c) * p.places

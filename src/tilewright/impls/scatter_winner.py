@@ -10,7 +10,6 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls._buckets import is_short
 from tilewright.impls._indexed import AT_ONCE, MOST_AT_ONCE, IndexedExecutable, Launch, Workspace
 from tilewright.impls._scatter import (
     ScatterProblem,
@@ -24,15 +23,6 @@ from tilewright.space import ConfigSpace, param
 
 ALL = 0
 """As a slab: all columns."""
-FEWEST_FIRST, MOST_FIRST, CELLS_FIRST = 2**12, 2**16, 2**19
-"""Positions and places of all columns for which untuned it comes before buckets, and before tiles
-of many elements; of one column with a place or two for each, any number of positions. H200, uniform
-indices and the slowest of six distributions: 32768 positions into 524288 places 10.5 and 13.1 us,
-by scatter_buckets 11.8 and 22.7; into 2048 9.8 and 10.0, 12.4 and 14.8; 262144 into 16384 11.7 and
-26.3, 16.2 and 22.2; 4096 into 65536 of 64 columns 8.9 and 9.2, by scatter_tiled 13.8 and 14.0
-(4f86109). Of one column into as many places 50000 9.9 and 12.3, by scatter_buckets 10.5 and 15.2,
-100000 11.0 and 15.6, 10.4 and 15.2, 500000 15.8 and 29.3, 20.5 and 33.6, but a million 24.3 and
-47.3, 21.9 and 41.4 (1462c2b)."""
 
 
 class ScatterWinner(Implementation):
@@ -117,18 +107,6 @@ class ScatterWinner(Implementation):
         launches = p.with_beyond(launches_of(p, config, device), device)
         workspace = Workspace(keys=keys_bytes(p, config))
         return IndexedExecutable(w, built, "elect", launches, workspace)
-
-
-def comes_first(w: Workload) -> bool:
-    """Whether untuned an update of values that keys carry is its own, where it takes less than
-    buckets and large tiles do."""
-    p = served_scatter(w)
-    if p.reduce != "last" or p.number is not None or not is_short(p.dtype):
-        return False
-    whole = p.x.dense and p.src.dense and p.beyond is None
-    of_a_column = p.outer * p.inner == 1 and p.positions <= p.places <= 2 * p.positions
-    few = p.positions <= MOST_FIRST or of_a_column
-    return whole and few and p.positions >= FEWEST_FIRST and p.cells <= CELLS_FIRST
 
 
 def keys_bytes(p: ScatterProblem, c: ScatterWinner.Config) -> int:

@@ -10,8 +10,8 @@ from tilewright.device import DEVICES
 from tilewright.dispatch import prepared, selection
 from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
 from tilewright.impls._scatter import bound
+from tilewright.impls._updates import CELLS_FIRST, MOST_FIRST
 from tilewright.impls.scatter_buckets import PLACES_IN_PLACE
-from tilewright.impls.scatter_winner import CELLS_FIRST, MOST_FIRST
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 
