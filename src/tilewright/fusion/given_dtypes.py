@@ -3,84 +3,167 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, NoneType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from tilewright.errors import NoImplementation
 
 _CASTS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16"})
-"""Steps that a function takes for some dtypes alone, and that leave values as they are."""
+"""What a function may do for some dtypes alone, where floats become floats."""
+_HALVES = (torch.float16, torch.bfloat16)
+_CONSTANTS = (int, float, str, NoneType, torch.dtype)
+
+Label = tuple[Any, ...]
+"""Which tensor: an argument by its place, a step's result, or another by when it was first met."""
+
+
+@dataclass
+class Step:
+    """A call that makes or writes a tensor; `given` has labels where tensors were."""
+
+    name: str
+    form: TreeSpec
+    given: list[Any]
 
 
 @dataclass
 class Calls:
-    """The steps of a function that was called with tensors of the dtypes that were given."""
+    """The steps of a function that was called with tensors of the dtypes that were given.
+
+    Attributes:
+        casts: of each tensor that was cast, from which dtypes to which.
+    """
 
     code: CodeType | None
-    names: list[str] = field(default_factory=list)
-    numbers: list[list[Any]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    casts: dict[Label, list[tuple[torch.dtype, torch.dtype]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
 
 
-class Noting(TorchFunctionMode):
-    """Notes each step's name, and the numbers that it was given."""
+class _Labelling(TorchFunctionMode):
+    """Knows tensors again; a cast of one is the same."""
 
-    def __init__(self, calls: Calls):
+    def __init__(self, calls: Calls, tensors: Sequence[Tensor]):
         super().__init__()
         self.calls = calls
+        self.labels: dict[int, tuple[Label, Tensor]] = {}  # by ids, of what is kept alive
+        self.others = 0
+        for place, t in enumerate(tensors):
+            self.name(t, ("argument", place))
+
+    def name(self, t: Tensor, label: Label) -> None:
+        self.labels[id(t)] = label, t
+
+    def label(self, t: Tensor) -> Label:
+        if id(t) not in self.labels:
+            self.name(t, ("other", self.others))
+            self.others += 1
+        return self.labels[id(t)][0]
+
+    def name_results(self, step: int, out: Any) -> None:
+        for place, t in enumerate(tree_leaves(out)):
+            if isinstance(t, Tensor):
+                self.name(t, ("step", step, place))
+
+    def step(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Step:
+        leaves, form = tree_flatten((args, kwargs))
+        given = [self.label(v) if isinstance(v, Tensor) else v for v in leaves]
+        return Step(_name(function), form, given)
+
+    def outside(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call that is not the function's."""
+        out = function(*args, **kwargs)
+        if _name(function) == "detach":  # what is differentiated is given so
+            self.name(out, self.label(args[0]))
+        return out
+
+
+class Noting(_Labelling):
+    """Notes each step, and casts."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, kwargs = _explicit(function, args, kwargs or {})
+        if not _line_of(self.calls.code):
+            return self.outside(function, args, kwargs)
+        step = self.step(function, args, kwargs)
         out = function(*args, **kwargs)
-        if _line_of(self.calls.code) and _is_step(function, out):
-            self.calls.names.append(function.__name__)
-            self.calls.numbers.append([n for n in tree_leaves((args, kwargs)) if _is_number(n)])
+        if _is_cast(function, args, out):
+            label = self.label(args[0])
+            self.calls.casts[label].append((args[0].dtype, out.dtype))
+            self.name(out, label)
+        elif _is_step(function, out):
+            self.name_results(len(self.calls.steps), out)
+            self.calls.steps.append(step)
         return out
 
 
-class Following(TorchFunctionMode):
+class Following(_Labelling):
     """Gives each step the numbers that were noted: `torch.finfo(x.dtype).min` is that of a half.
+
+    What was cast to a half is rounded to it; a cast that was not taken is none.
 
     Raises:
         NoImplementation: at another step than was noted, naming its line.
     """
 
-    def __init__(self, calls: Calls):
-        super().__init__()
-        self.calls, self.next, self.last = calls, 0, ""
+    def __init__(self, calls: Calls, tensors: Sequence[Tensor]):
+        super().__init__(calls, tensors)
+        self.next, self.last = 0, ""
+        self.cast = Counter[Label]()
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, kwargs = _explicit(function, args, kwargs or {})
         line, k = _line_of(self.calls.code), self.next
-        if not line or _name(function) in _CASTS or k >= len(self.calls.names):
-            out = function(*args, **kwargs)
-            if line and _is_step(function, out):
-                raise self._other(line)
-            return out
-        leaves, form = tree_flatten((args, kwargs))
-        at = [i for i, n in enumerate(leaves) if _is_number(n)]
-        if self.calls.names[k] == _name(function) and len(at) == len(self.calls.numbers[k]):
-            for i, number in zip(at, self.calls.numbers[k], strict=True):
-                leaves[i] = number
-            args, kwargs = tree_unflatten(leaves, form)
+        if not line:
+            return self.outside(function, args, kwargs)
+        step = self.step(function, args, kwargs)
+        noted = self.calls.steps[k] if k < len(self.calls.steps) else None
+        if noted is not None and _alike(step, noted):
+            leaves = tree_leaves((args, kwargs))
+            for i, value in enumerate(noted.given):
+                if isinstance(value, _CONSTANTS) and value not in _HALVES:
+                    leaves[i] = value
+            args, kwargs = tree_unflatten(leaves, step.form)
         out = function(*args, **kwargs)
+        if _is_cast(function, args, out):
+            return self.as_noted(args[0], out)
         if _is_step(function, out):
-            if self.calls.names[k] != _name(function):
+            if noted is None or not _alike(step, noted):
                 raise self._other(line)
+            self.name_results(k, out)
             self.next, self.last = k + 1, line
         return out
 
+    def as_noted(self, x: Tensor, out: Tensor) -> Tensor:
+        label = self.label(x)
+        noted, k = self.calls.casts[label], self.cast[label]
+        self.cast[label] += 1
+        if k >= len(noted):
+            return x
+        before, after = noted[k]
+        if before != after:
+            if after in _HALVES and out.dtype not in _HALVES:
+                out = out.to(after).to(out.dtype)
+            elif out is x:
+                out = x.clone()
+        self.name(out, label)
+        return out
+
     def finish(self) -> None:
-        if self.next < len(self.calls.names):
+        if self.next < len(self.calls.steps):
             raise self._other(self.last)
 
     def _other(self, line: str) -> NoImplementation:
@@ -89,6 +172,14 @@ class Following(TorchFunctionMode):
             f"it decides by a tensor's dtype which steps it takes{where}, and halves are traced as "
             "fp32: fuse a function for each"
         )
+
+
+def _alike(step: Step, noted: Step) -> bool:
+    """The same step of the same tensors, whatever its numbers are."""
+    if (step.name, step.form) != (noted.name, noted.form):
+        return False
+    pairs = zip(step.given, noted.given, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, tuple) or isinstance(b, tuple))
 
 
 def _explicit(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -110,13 +201,15 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", "")
 
 
+def _is_cast(function: Any, args: Any, out: Any) -> bool:
+    if _name(function) not in _CASTS or not isinstance(out, Tensor):
+        return False
+    return args[0].is_floating_point() and out.is_floating_point()
+
+
 def _is_step(function: Any, out: Any) -> bool:
-    """It makes a tensor."""
-    return _name(function) not in _CASTS and any(isinstance(t, Tensor) for t in tree_leaves(out))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
+    """It makes a tensor, or writes to one."""
+    return _name(function) == "__setitem__" or any(isinstance(t, Tensor) for t in tree_leaves(out))
 
 
 def _line_of(code: CodeType | None) -> str:

@@ -78,7 +78,7 @@ def trace_reference(
         with _WithoutScans(), by_shapes(w.operator, w):
             if calls is None:
                 return call(tensors)
-            with Following(calls) as following:
+            with Following(calls, tensors) as following:
                 out = call(tensors)
             following.finish()
             return out
@@ -111,7 +111,7 @@ def _calls_as_given(
             torch.empty_strided(t.shape, t.stride(), dtype=d, device="cpu")
             for t, d in zip(traced, dtypes, strict=True)
         ]
-        with _WithoutScans(), by_shapes(w.operator, w), Noting(calls):
+        with _WithoutScans(), by_shapes(w.operator, w), Noting(calls, given):
             call(given)
     return calls
 

@@ -35,6 +35,27 @@ def rounded_where_the_weight_is_a_half(x):
     return y - 1
 
 
+def written_at_places(x):
+    y = x + 0
+    y[:, 0] = torch.finfo(y.dtype).min
+    return y
+
+
+def without_a_bound_of_halves(x):
+    return x.clamp(min=0.0 if x.dtype == torch.float32 else None, max=1.0)
+
+
+def summed_in_fp64_of_halves(x):
+    return x.nan_to_num(0, 1, 2).sum(-1, dtype=None if x.dtype == torch.float32 else torch.float64)
+
+
+def cast_and_written_to(x):
+    y = x + 0
+    wide = y.float()
+    wide.mul_(2)
+    return wide + y
+
+
 FUNCTIONS = {
     "nan_to_num": lambda x: x.nan_to_num(),
     "of_what_was_computed": lambda x: torch.nan_to_num(x * 1, 2.0, neginf=-7.0),
@@ -42,6 +63,10 @@ FUNCTIONS = {
     "masked_by_the_least": masked_by_the_least,
     "factor_of_a_dtype": factor_of_a_dtype,
     "rounded_where_the_weight_is_a_half": rounded_where_the_weight_is_a_half,
+    "written_at_places": written_at_places,
+    "without_a_bound_of_halves": without_a_bound_of_halves,
+    "summed_in_fp64_of_halves": summed_in_fp64_of_halves,
+    "cast_and_written_to": cast_and_written_to,
 }
 
 
@@ -57,6 +82,48 @@ def test_numbers_that_follow_from_a_dtype_are_those_of_the_dtype_that_was_given(
     tw.fuse(function, name=name)(leaves[0]).sum().backward()
     function(leaves[1]).sum().backward()
     torch.testing.assert_close(leaves[0].grad, leaves[1].grad, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_what_is_widened_may_be_written_to(dtype):
+    def centred(x):
+        wide = x.float()
+        wide -= 1
+        return wide * x
+
+    x = torch.randn(5, 33, dtype=dtype)
+    torch.testing.assert_close(tw.fuse(centred)(x), centred(x))
+
+
+def test_a_cast_of_what_is_wide_is_none_of_halves():
+    """bf16 has numbers that fp16 does not hold."""
+
+    def narrowed_where_it_is_wide(x):
+        y = x * 4e4
+        return (y.half() if y.dtype == torch.float32 else y) / 4e4
+
+    x = torch.randn(5, 33, dtype=torch.bfloat16)
+    own, right = tw.fuse(narrowed_where_it_is_wide)(x), narrowed_where_it_is_wide(x)
+    assert own.dtype == right.dtype
+    torch.testing.assert_close(own, right)
+
+
+ROUNDED = {
+    "error_of_a_cast": lambda x, like: x - x.to(like.dtype).float(),
+    "error_of_a_cast_as_another": lambda x, like: x - x.type_as(like),
+    "rounded_and_returned": lambda x, like: x.to(like).float(),
+    "rounded_twice": lambda x, like: (x.to(like.dtype).float() * 3).to(like.dtype).double() + x,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ROUNDED)
+def test_what_is_cast_to_a_dtype_that_was_given_is_rounded_to_it(name, dtype):
+    function, like = ROUNDED[name], torch.ones((), dtype=dtype)
+    x = torch.randn(5, 33)
+    own, right = tw.fuse(function, name=name)(x, like), function(x, like)
+    assert own.dtype == right.dtype
+    torch.testing.assert_close(own, right, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
@@ -82,8 +149,31 @@ def one_step_less_for_halves(x):
     return y.sin() if x.dtype == torch.float32 else y
 
 
+def other_operands_for_halves(x):
+    y = x * 2
+    return x - y.exp() if x.dtype == torch.float32 else y.exp() - x
+
+
+def whole_numbers_of_halves(x):
+    y = x * 2
+    return (y if x.dtype == torch.float32 else y.to(torch.int32)) * 0.5
+
+
+def other_arguments_for_halves(x):
+    y = x * 2
+    return y.var(-1) if x.dtype == torch.float32 else y.var(-1, correction=0)
+
+
 @pytest.mark.parametrize(
-    "function", [other_steps_for_halves, one_more_step_for_halves, one_step_less_for_halves]
+    "function",
+    [
+        other_steps_for_halves,
+        one_more_step_for_halves,
+        one_step_less_for_halves,
+        other_operands_for_halves,
+        whole_numbers_of_halves,
+        other_arguments_for_halves,
+    ],
 )
 def test_other_steps_for_halves_are_refused_with_their_line_or_left_to_pytorch(function):
     fused, x = tw.fuse(function), torch.randn(3, 5)
