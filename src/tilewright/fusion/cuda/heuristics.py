@@ -147,7 +147,7 @@ def _many_row_candidates(
                 stream_loads=False, rematerialize=packed,
             )  # fmt: skip
             return
-    if footprint.itemsize == 2:
+    if footprint.itemsize <= 4:
         yield from widest_clusters(space, footprint, device, vector)
     for c in persistent_candidates(space, footprint, device, vector):
         if c.block_threads <= 512:

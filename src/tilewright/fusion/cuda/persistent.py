@@ -65,7 +65,9 @@ def widest_clusters(
     With 8192 rows on an H200, layer norm with two more biases took 128.9 us of 16384 halves, 161.6
     of 20480, 256.7 of 32768 and 514.0 of 65536 (f21b0e2): 0.97 of the floor each. Layer norm in
     clusters of two or four took 150.8 us of 16384, 296.2 of 32768 and 579.3 of 65536 (c3f46f9), and
-    RMS norm of 16384 130.0 us, 139.0 us in one block (2c7c317).
+    RMS norm of 16384 130.0 us, 139.0 us in one block (2c7c317). Of fp32, layer norm of 16384 took
+    256.2 us, 291.5 in clusters of four, and of 32768 511.6 and 572.6; RMS norm 256.1 us of 16384,
+    260.8 in clusters of two, and 510.3 of 32768, 516.6 in clusters of four (00bca26).
 
     With 512 rows, layer norm took 10.9, 12.8, 19.9 and 37.6 us; by 512 threads on an SM 11.2, 14.2,
     22.2 and 40.7. Of 32768 those with 64 threads a block must come in turn (22.6 us if dealt out),
