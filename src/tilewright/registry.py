@@ -92,10 +92,20 @@ class Registry(Generic[T]):
             for path in sorted((folder / self.kind).glob("[!_]*.py")):
                 _import_file(f"tilewright_plugins.{self.kind}.{path.stem}", path)
             return
-        package = importlib.import_module(f"tilewright.{self.kind}")
-        for info in pkgutil.iter_modules(package.__path__):
-            if not info.name.startswith("_"):
-                importlib.import_module(f"{package.__name__}.{info.name}")
+        _import_package(f"tilewright.{self.kind}")
+
+
+def _import_package(name: str) -> None:
+    """All modules of a package and of those in it, but for those that plug-ins share."""
+    package = importlib.import_module(name)
+    for info in pkgutil.iter_modules(package.__path__):
+        if info.name.startswith("_"):
+            continue
+        inner = f"{name}.{info.name}"
+        if info.ispkg:
+            _import_package(inner)
+        else:
+            importlib.import_module(inner)
 
 
 @functools.cache

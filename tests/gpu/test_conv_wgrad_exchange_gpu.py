@@ -8,7 +8,7 @@ from compile_ahead import compile_ahead
 
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 

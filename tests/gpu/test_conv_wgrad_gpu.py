@@ -14,9 +14,9 @@ from geometries import EVERY, LAYOUTS, configs, layer, layers
 from tilewright.compile.counters import counters
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
-from tilewright.impls import conv2d_weight_grad_sm80 as sm80
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad_model import COMBINES, MARKED, SERIAL
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm80 as sm80
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls.weight_gradient._model import COMBINES, MARKED, SERIAL
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 from tilewright.suite import SUITES

@@ -7,8 +7,8 @@ from compile_ahead import compile_ahead
 from infinities import assert_infinities_stay, with_infinities
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
-from tilewright.impls import conv2d_weight_grad_sm80 as sm80
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm80 as sm80
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90
 from tilewright.op import Workload
 
 pytestmark = [

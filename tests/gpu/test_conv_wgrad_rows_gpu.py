@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from geometries import LAYOUTS, layers
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
-from tilewright.impls.conv2d_weight_grad_cutlass import Config as CutlassConfig
-from tilewright.impls.conv2d_weight_grad_cutlass3 import Config as Cutlass3Config
+from tilewright.impls.weight_gradient.conv2d_weight_grad_cutlass import Config as CutlassConfig
+from tilewright.impls.weight_gradient.conv2d_weight_grad_cutlass3 import Config as Cutlass3Config
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 

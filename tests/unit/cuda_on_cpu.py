@@ -13,7 +13,7 @@ from on_cpu import built_for_a_cpu, library
 from tilewright.compile.faults import fault_address
 from tilewright.device import DEVICES
 from tilewright.impl import Executable, allocate
-from tilewright.impls._indexed import TorchCall
+from tilewright.impls.indices._indexed import TorchCall
 
 DEVICE = DEVICES["h200"]
 IN_BULK = """  for (u32 i = 0; i < elements; ++i) add_to(at + i, slot[i]);

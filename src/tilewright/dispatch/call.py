@@ -54,7 +54,7 @@ from tilewright.dispatch.pytorch import (
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
-from tilewright.impls._in_place import refuse_shared
+from tilewright.impls.indices._in_place import refuse_shared
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import DTYPE_NAMES, other_layout
 

@@ -26,7 +26,7 @@ from tilewright.dispatch.plain_calls import (
 )
 from tilewright.dispatch.pytorch import outliving_indices
 from tilewright.errors import InvalidArgument
-from tilewright.impls._any_index import POSITIONS, beyond, outside, reported, with_room
+from tilewright.impls.indices._any_index import POSITIONS, beyond, outside, reported, with_room
 from tilewright.op import OPS
 from tilewright.ops._indexing import NUMBERS, refuse_out_of_range
 from tilewright.tensor_spec import DTYPE_NAMES

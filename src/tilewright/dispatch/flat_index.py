@@ -11,8 +11,8 @@ from torch import Tensor
 from tilewright.dispatch.prepared import MAX_KEYS, state
 from tilewright.dispatch.selection import device_spec_of
 from tilewright.errors import TilewrightError
-from tilewright.impls._any_index import from_front, holding
-from tilewright.impls._flat_index import FlatIndex, serves
+from tilewright.impls.indices._any_index import from_front, holding
+from tilewright.impls.indices._flat_index import FlatIndex, serves
 from tilewright.tensor_spec import TensorSpec
 
 _built: dict[tuple, FlatIndex] = {}

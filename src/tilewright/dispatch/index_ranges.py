@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tilewright.impls._any_index import POSITIONS
+from tilewright.impls.indices._any_index import POSITIONS
 from tilewright.op import Op, Workload
 from tilewright.ops._indexing import places_of_x, refuse_out_of_range
 from tilewright.settings import settings

@@ -17,7 +17,7 @@ from torch.jit import is_tracing
 
 from tilewright.dispatch.pytorch import bind, or_why, with_numbers_read
 from tilewright.errors import InvalidArgument, InvalidType
-from tilewright.impls._any_index import gather
+from tilewright.impls.indices._any_index import gather
 from tilewright.op import Op
 from tilewright.ops._indexing import readable
 from tilewright.signature import of_python

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tilewright.dispatch.index_ranges import look_after, look_first
 from tilewright.errors import InvalidArgument
-from tilewright.impls._any_index import beyond, outside, reference, reported
-from tilewright.impls._in_place import refuse_shared
+from tilewright.impls.indices._any_index import beyond, outside, reference, reported
+from tilewright.impls.indices._in_place import refuse_shared
 from tilewright.op import Op
 from tilewright.ops._indexing import check_dim, last_written, number
 from tilewright.signature import of_python

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from tilewright.impl import allocate
-from tilewright.impls._in_place import refuse_shared
+from tilewright.impls.indices._in_place import refuse_shared
 from tilewright.op import Workload
 from tilewright.tensor_spec import HALVES, TensorSpec
 

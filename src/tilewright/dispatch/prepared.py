@@ -31,9 +31,9 @@ from tilewright.dispatch.seeding import drawing, seeded
 from tilewright.dispatch.selection import Choice, Forced
 from tilewright.errors import IndexOutOfRange, InvalidArgument, SharedMemory, TilewrightError
 from tilewright.impl import IMPLS
-from tilewright.impls._any_index import of_any_index
-from tilewright.impls._in_place import apart
 from tilewright.impls._vendor import vendor
+from tilewright.impls.indices._any_index import of_any_index
+from tilewright.impls.indices._in_place import apart
 from tilewright.op import Op, Workload
 from tilewright.settings import settings
 

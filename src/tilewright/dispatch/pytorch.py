@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from tilewright.dispatch.index_ranges import look_after
-from tilewright.impls import _any_index
 from tilewright.impls._vendor import call_reference
+from tilewright.impls.indices import _any_index
 from tilewright.op import Op
 
 

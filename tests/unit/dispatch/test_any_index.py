@@ -10,7 +10,7 @@ import tilewright as tw
 from tilewright.dispatch import call, index_put, prepared
 from tilewright.dispatch.flat_index import by_operators
 from tilewright.errors import IndexOutOfRange
-from tilewright.impls._any_index import beyond, of_any_index, outside
+from tilewright.impls.indices._any_index import beyond, of_any_index, outside
 from tilewright.op import OPS, Op, Workload
 from tilewright.ops._indexing import told_once
 

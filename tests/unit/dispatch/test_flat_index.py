@@ -17,7 +17,7 @@ from tilewright.device import DEVICES
 from tilewright.dispatch import flat_index as dispatch
 from tilewright.dispatch.flat_index import by_operators, flat_index
 from tilewright.errors import CompilerMissing
-from tilewright.impls._flat_index import (
+from tilewright.impls.indices._flat_index import (
     ENTRY,
     MOST_AXES,
     MOST_TENSORS,

@@ -15,8 +15,8 @@ from tilewright.device import DEVICES
 from tilewright.dispatch import selection
 from tilewright.errors import NoImplementation
 from tilewright.impl import IMPLS
-from tilewright.impls._indexed import Launch, TorchCall, most_bytes
-from tilewright.impls.rows_sorted_torch import COUNTERS, TorchSort
+from tilewright.impls.indices._indexed import Launch, TorchCall, most_bytes
+from tilewright.impls.indices.rows_sorted_torch import COUNTERS, TorchSort
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 

@@ -8,7 +8,7 @@ import torch
 from tilewright.device import DEVICES
 from tilewright.errors import InvalidArgument
 from tilewright.impl import IMPLS
-from tilewright.impls import _indexed
+from tilewright.impls.indices import _indexed
 from tilewright.op import Workload
 
 H200 = DEVICES["h200"]

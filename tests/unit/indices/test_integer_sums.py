@@ -15,7 +15,7 @@ from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
-from tilewright.impls._integers import MOST_TERMS, unit_bits
+from tilewright.impls.indices._integers import MOST_TERMS, unit_bits
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPES
 

@@ -18,9 +18,9 @@ from tilewright.fusion.cuda.pointwise_schedule import PointwiseSchedule
 from tilewright.fusion.cuda.schedule import RowSchedule
 from tilewright.fusion.cuda.tiles import TileSchedule
 from tilewright.impl import IMPLS
-from tilewright.impls import conv2d_weight_grad_sm80 as sm80
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad_model import WAYS
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm80 as sm80
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls.weight_gradient._model import WAYS
 from tilewright.op import OPS
 from tilewright.tensor_spec import TensorSpec
 from tilewright.text import parse_call

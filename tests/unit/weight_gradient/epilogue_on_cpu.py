@@ -6,10 +6,10 @@ from tensor_cores_on_cpu import OnCpu
 
 from tilewright.compile.cache import compiled
 from tilewright.impl import IMPLS
-from tilewright.impls import _weight_grad_launch
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad import problem_of
-from tilewright.impls._weight_grad_stream import stream_of
+from tilewright.impls.weight_gradient import _launch
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls.weight_gradient._problem import problem_of
+from tilewright.impls.weight_gradient._stream import stream_of
 
 SM90 = IMPLS["conv2d_weight_grad_sm90"]
 
@@ -46,7 +46,7 @@ def epilogue_on_cpu(w, kernel, *config, phases=0, fault=("", ""), **more):
         built = compiled(SM90.task(sm90.Config(**vars(config)), w, device))
         problem = stream_of(problem_of(w)) if config.halo else problem_of(w)
         constants = (0,) if phases else ()
-        return _weight_grad_launch.WeightGradKernel(built, "PP", config, w, problem, constants)
+        return _launch.WeightGradKernel(built, "PP", config, w, problem, constants)
 
     def task(config, w, device):
         common = SM90.task(config, w, device).source.split("TW_DEVICE void multiply(")[0]

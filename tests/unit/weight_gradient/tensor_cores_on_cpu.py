@@ -17,8 +17,8 @@ import torch
 from on_cpu import built_for_a_cpu, library
 from tilewright.device import DEVICES
 from tilewright.impl import Executable
-from tilewright.impls import _weight_grad_layout as layout
-from tilewright.impls._weight_grad_layout import Converted
+from tilewright.impls.weight_gradient import _layout as layout
+from tilewright.impls.weight_gradient._layout import Converted
 
 INSTRUCTIONS, BLOCKS = (
     Path(__file__).with_name(f"{name}_on_cpu.hpp").read_text()

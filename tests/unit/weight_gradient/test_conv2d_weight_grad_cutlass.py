@@ -11,8 +11,8 @@ from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DEVICES
 from tilewright.errors import CompilerMissing
 from tilewright.impl import IMPLS
-from tilewright.impls._cutlass import packed
-from tilewright.impls.conv2d_weight_grad_cutlass import OLDER, PROMISING, Config
+from tilewright.impls.weight_gradient._cutlass import packed
+from tilewright.impls.weight_gradient.conv2d_weight_grad_cutlass import OLDER, PROMISING, Config
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 

@@ -7,7 +7,7 @@ from tilewright.compile import nvcc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
-from tilewright.impls.conv2d_weight_grad_cutlass3 import Config
+from tilewright.impls.weight_gradient.conv2d_weight_grad_cutlass3 import Config
 
 H200 = DEVICES["h200"]
 CUTLASS3 = IMPLS["conv2d_weight_grad_cutlass3"]

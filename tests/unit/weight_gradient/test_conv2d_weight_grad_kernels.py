@@ -14,15 +14,15 @@ from tilewright.device import DEVICES
 from tilewright.dispatch.selection import _fitting
 from tilewright.errors import InvalidArgument
 from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
-from tilewright.impls import conv2d_weight_grad_sm80 as sm80
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad import Results, problem_of
-from tilewright.impls._weight_grad_model import (
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm80 as sm80
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls.weight_gradient._model import (
     ADD_THREADS,
     COMBINES,
     MARKED,
     SERIAL,
 )
+from tilewright.impls.weight_gradient._problem import Results, problem_of
 from tilewright.op import Workload
 from tilewright.record import Record
 from tilewright.space import config_dict

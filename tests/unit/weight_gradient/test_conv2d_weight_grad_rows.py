@@ -13,8 +13,10 @@ from geometries import layer
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
-from tilewright.impls import conv2d_weight_grad_depthwise_fma_sm90 as depthwise_fma_sm90
-from tilewright.impls._weight_grad_rows import Config, chunk_of
+from tilewright.impls.weight_gradient import (
+    conv2d_weight_grad_depthwise_fma_sm90 as depthwise_fma_sm90,
+)
+from tilewright.impls.weight_gradient._rows import Config, chunk_of
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 

@@ -13,9 +13,9 @@ from tensor_cores_on_cpu import DEVICE, OnCpu, on_cpu, without_a_gpu
 from tilewright.compile import cxx, nvrtc
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
-from tilewright.impls import _weight_grad_launch
-from tilewright.impls._weight_grad import as_read
-from tilewright.impls._weight_grad_layout import Batch, Conversion, Converted, Transposition
+from tilewright.impls.weight_gradient import _launch
+from tilewright.impls.weight_gradient._layout import Batch, Conversion, Converted, Transposition
+from tilewright.impls.weight_gradient._problem import as_read
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 from tilewright.tensor_spec import TensorSpec
@@ -29,7 +29,7 @@ FEW = replace(DEVICE, sms=2)
 
 @pytest.fixture(autouse=True)
 def counters(monkeypatch):
-    return without_a_gpu(monkeypatch, _weight_grad_launch)
+    return without_a_gpu(monkeypatch, _launch)
 
 
 def guarded(spec, kind):

@@ -7,8 +7,8 @@ from epilogue_on_cpu import epilogue_on_cpu
 from tensor_cores_on_cpu import without_a_gpu
 
 from tilewright.compile import cxx, nvrtc
-from tilewright.impls import _weight_grad_launch
-from tilewright.impls._weight_grad_model import MARKED
+from tilewright.impls.weight_gradient import _launch
+from tilewright.impls.weight_gradient._model import MARKED
 
 pytestmark = pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
@@ -56,7 +56,7 @@ def combined(w, tile, split_k, combine):
 @pytest.mark.parametrize(("tile", "splits"), [((64, 64), (2, 5, 12)), ((128, 128), (3, 8))])
 @pytest.mark.parametrize("w", LAYERS, ids=str)
 def test_marked_places_give_the_bits_of_a_second_kernel(w, tile, splits, monkeypatch):
-    zeros = without_a_gpu(monkeypatch, _weight_grad_launch)
+    zeros = without_a_gpu(monkeypatch, _launch)
     for split_k in splits:
         pairs = zip(*(combined(w, tile, split_k, how) for how in (MARKED, "kernel")), strict=True)
         for marked, expected in pairs:

@@ -10,9 +10,8 @@ from convolutions import RESNET50, SIMPLE, fp32, weight_grad
 
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad import problem_of
-from tilewright.impls._weight_grad_model import (
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls.weight_gradient._model import (
     MARKED,
     SERIAL,
     chain,
@@ -20,6 +19,7 @@ from tilewright.impls._weight_grad_model import (
     predicted_us,
     split_choices,
 )
+from tilewright.impls.weight_gradient._problem import problem_of
 from tilewright.suite import SUITES
 
 H200 = DEVICES["h200"]

@@ -15,8 +15,8 @@ from infinities import assert_infinities_stay, assert_overflow_is_infinite, with
 from on_cpu import fails
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
-from tilewright.impls import _weight_grad_launch
-from tilewright.impls import conv2d_weight_grad_narrow_sm90 as narrow_sm90
+from tilewright.impls.weight_gradient import _launch
+from tilewright.impls.weight_gradient import conv2d_weight_grad_narrow_sm90 as narrow_sm90
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
@@ -56,7 +56,7 @@ def tiled(dtype, address, sizes, strides, box):
 @pytest.fixture(autouse=True)
 def counters(monkeypatch):
     monkeypatch.setattr(narrow_sm90.tensor_map, "tiled", tiled)
-    zeros = without_a_gpu(monkeypatch, _weight_grad_launch)
+    zeros = without_a_gpu(monkeypatch, _launch)
     yield zeros
     assert not zeros.any()
 

@@ -8,9 +8,9 @@ from tensor_cores_on_cpu import without_a_gpu
 
 from infinities import assert_infinities_stay, with_infinities
 from tilewright.compile import cxx, nvrtc
-from tilewright.impls import _weight_grad_launch
-from tilewright.impls._weight_grad import problem_of
-from tilewright.impls._weight_grad_stream import halo_of
+from tilewright.impls.weight_gradient import _launch
+from tilewright.impls.weight_gradient._problem import problem_of
+from tilewright.impls.weight_gradient._stream import halo_of
 from tilewright.measure.verify import Verifier
 
 pytestmark = pytest.mark.skipif(
@@ -69,7 +69,7 @@ def mended(w, tile, even="NAN", **how):
 
 @pytest.fixture(autouse=True)
 def counters(monkeypatch):
-    zeros = without_a_gpu(monkeypatch, _weight_grad_launch)
+    zeros = without_a_gpu(monkeypatch, _launch)
     yield zeros
     assert not zeros.any()
 

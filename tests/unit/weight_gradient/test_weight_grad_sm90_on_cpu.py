@@ -18,11 +18,11 @@ from infinities import assert_infinities_stay, assert_overflow_is_infinite, with
 from on_cpu import fails
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
-from tilewright.impls import _weight_grad_launch
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad import problem_of
-from tilewright.impls._weight_grad_model import MARKED, SERIAL
-from tilewright.impls._weight_grad_stream import halo_of
+from tilewright.impls.weight_gradient import _launch
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls.weight_gradient._model import MARKED, SERIAL
+from tilewright.impls.weight_gradient._problem import problem_of
+from tilewright.impls.weight_gradient._stream import halo_of
 from tilewright.op import Workload
 
 pytestmark = pytest.mark.skipif(
@@ -53,7 +53,7 @@ def im2col(dtype, address, sizes, strides, lower, upper, channels, pixels, strid
 def counters(monkeypatch):
     monkeypatch.setattr(sm90.tensor_map, "tiled", tiled)
     monkeypatch.setattr(sm90.tensor_map, "im2col", im2col)
-    zeros = without_a_gpu(monkeypatch, _weight_grad_launch)
+    zeros = without_a_gpu(monkeypatch, _launch)
     yield zeros
     assert not zeros.any()
 

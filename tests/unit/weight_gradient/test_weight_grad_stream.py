@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad import problem_of
-from tilewright.impls._weight_grad_stream import ROW_TAPS, halo_of, stream_of
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls.weight_gradient._problem import problem_of
+from tilewright.impls.weight_gradient._stream import ROW_TAPS, halo_of, stream_of
 
 H200 = DEVICES["h200"]
 SM90 = IMPLS["conv2d_weight_grad_sm90"]

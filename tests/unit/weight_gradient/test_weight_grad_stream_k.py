@@ -16,10 +16,10 @@ from on_cpu import fails
 from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
-from tilewright.impls import _weight_grad_launch
-from tilewright.impls import conv2d_weight_grad_sm90 as sm90
-from tilewright.impls._weight_grad import problem_of
-from tilewright.impls._weight_grad_model import predicted_us
+from tilewright.impls.weight_gradient import _launch
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90
+from tilewright.impls.weight_gradient._model import predicted_us
+from tilewright.impls.weight_gradient._problem import problem_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
@@ -83,7 +83,7 @@ def on_cpu(w, tile, blocks, fault=("", ""), whole=False):
 )
 @pytest.mark.parametrize("w", LAYERS, ids=str)
 def test_parts_of_tiles_add_up_to_the_gradient(w, monkeypatch):
-    zeros = without_a_gpu(monkeypatch, _weight_grad_launch)
+    zeros = without_a_gpu(monkeypatch, _launch)
     more = [((64, 128), 13), ((128, 128), 3)]
     for tile, blocks in [((64, 64), 7), *(more if w is SMALL else [])]:
         verdict = Verifier(w, torch.device("cpu")).check(on_cpu(w, tile, blocks))
@@ -101,7 +101,7 @@ def test_parts_of_tiles_add_up_to_the_gradient(w, monkeypatch):
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
 )
 def test_a_part_that_is_not_added_is_found(monkeypatch):
-    without_a_gpu(monkeypatch, _weight_grad_launch)
+    without_a_gpu(monkeypatch, _launch)
     lost = on_cpu(SMALL, (64, 64), 7, ("int i = 1; i <= later", "int i = 2; i <= later"))
     assert fails(lambda: Verifier(SMALL, torch.device("cpu")).check(lost).ok)
 

@@ -14,8 +14,8 @@ from infinities import assert_infinities_stay, assert_overflow_is_infinite, with
 from on_cpu import fails
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
-from tilewright.impls import _weight_grad_launch
-from tilewright.impls._weight_grad_model import SERIAL
+from tilewright.impls.weight_gradient import _launch
+from tilewright.impls.weight_gradient._model import SERIAL
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
@@ -29,7 +29,7 @@ FEW = replace(DEVICE, sms=2)
 
 @pytest.fixture(autouse=True)
 def counters(monkeypatch):
-    zeros = without_a_gpu(monkeypatch, _weight_grad_launch)
+    zeros = without_a_gpu(monkeypatch, _launch)
     yield zeros
     assert not zeros.any()
 

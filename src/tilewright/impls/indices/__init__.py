@@ -1,0 +1,1 @@
+"""Operators with an index: scatters, gathers, and sums of rows."""

@@ -1,0 +1,1 @@
+"""The weight gradient of a convolution: vendor detours, our kernels, CUTLASS's."""
