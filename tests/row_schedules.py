@@ -34,3 +34,21 @@ def assert_far_means_right(w, executable, centre, spread, device):
     rounding = 2 * centre / spreads * torch.finfo(torch.float32).eps * weight.double().abs()
     far = (executable(*tensors).double() - truth).abs()
     assert (far <= rounding + eps * (truth.abs() + bias.double().abs()) + 1e-5).all(), far.max()
+
+
+STRIDED = [
+    *(
+        f"layer_norm_backward(grad_output={d}[300,256]{g}, x={d}[300,256]{x}, mean=f32[300,1], "
+        f"rstd=f32[300,1], weight={d}[256])"
+        for d, g, x in (
+            ("f16", "", "@strides(512,2)"),
+            ("f32", "@strides(512,2)", ""),
+            ("f32", "@strides(1,300)", "@strides(1,300)"),
+        )
+    ),
+    "rms_norm_backward(grad_output=f16[300,256], x=f16[300,256]@strides(512,2), rstd=f32[300,1], "
+    "weight=f16[256])",
+    "layer_norm(x=f16[600,16384]@strides(32768,2), weight=f16[16384], bias=f16[16384])",
+    "softmax(x=f32[40,4096]@strides(8192,2))",
+]
+"""Rows whose elements are apart in memory."""

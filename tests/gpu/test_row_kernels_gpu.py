@@ -8,7 +8,14 @@ import pytest
 import torch
 from side_by_side import assert_streams_keep_apart
 
-from row_schedules import FAR, MIXED, MIXED_SCHEDULES, PERSISTENT, assert_far_means_right
+from row_schedules import (
+    FAR,
+    MIXED,
+    MIXED_SCHEDULES,
+    PERSISTENT,
+    STRIDED,
+    assert_far_means_right,
+)
 from row_schedules import NORM as ONE_NORM
 from tilewright.compile.cache import compiled
 from tilewright.compile.counters import counters
@@ -83,6 +90,17 @@ def test_schedules_of_every_kind_pass_verification(text, rows, width, dtype, dev
         assert found.ok or excused, (config, found.message)
         count += 1
     assert count or target.unsupported(graph_of(w), spec)
+
+
+@pytest.mark.parametrize("text", STRIDED)
+def test_rows_whose_elements_are_apart_pass_verification(text, device):
+    w, spec = Workload.parse(text), spec_of(device.index)
+    verifier, untuned = Verifier(w, device), IMPLS["fused"].heuristic(w, spec)
+    for config, executable in (
+        (untuned, IMPLS["fused"].build(untuned, w, spec)),
+        *executables(w, spec, kinds=6),
+    ):
+        assert verifier.check(executable).ok, config
 
 
 @pytest.mark.parametrize("text", [NORM, BACKWARD], ids=["forward", "backward"])

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from emulated import Emulated
-from row_schedules import FAR, MIXED, MIXED_SCHEDULES, PERSISTENT, assert_far_means_right
+from row_schedules import (
+    FAR,
+    MIXED,
+    MIXED_SCHEDULES,
+    PERSISTENT,
+    STRIDED,
+    assert_far_means_right,
+)
 from row_schedules import NORM as ONE_NORM
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
@@ -269,6 +276,40 @@ def test_moments_that_are_merged_hold_for_rows_of_any_kind(moments, width, dtype
     assert torch.equal(found.isnan(), truth.isnan())
     near = {"f16": 2e-3, "f32": 2e-4, "f64": 1e-9}[dtype]
     assert torch.allclose(found, truth, rtol=near, atol=near, equal_nan=True)
+
+
+@pytest.mark.parametrize("text", STRIDED)
+def test_untuned_rows_whose_elements_are_apart_are_right(text):
+    w = Workload.parse(text)
+    check(text, target.heuristic(graph_of(w), H200))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"storage": where} for where in ("registers", "shared", "reread")),
+        *({"vector": 1, "stages": n, "row_threads": 256, "rows_per_block": 1} for n in (1, 2)),
+        {"parameters": "registers"},
+        {"parameters": "shared"},
+        {"contiguous": True},
+    ],
+    ids=str,
+)
+def test_rows_whose_elements_are_apart_are_right_under_every_schedule(changed):
+    text = "layer_norm(x=f32[600,1024]@strides(2048,2), weight=f32[1024], bias=f32[1024])"
+    w = Workload.parse(text)
+    c = replace(RowSchedule(4, 128, 1, 1, "registers", "two_pass", 1, 4), **changed)
+    space = target.space(graph_of(w), H200)
+    assert c in space, space.why_not(c)
+    check(text, c)
+
+
+def test_rows_whose_elements_are_apart_are_not_copied_ahead_in_vectors():
+    w = Workload.parse("rms_norm(x=f32[600,1024]@strides(2048,2), weight=f32[1024])")
+    c = replace(PERSISTENT, row_threads=256, rows_per_block=1)
+    space = target.space(graph_of(w), H200)
+    assert "side by side" in space.why_not(c)
+    assert replace(c, vector=1) in space
 
 
 BACKWARD = (

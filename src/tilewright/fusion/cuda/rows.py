@@ -6,7 +6,7 @@ from tilewright.compile.nvrtc import capped
 from tilewright.fusion.cuda.kernel import TYPES, Launch
 from tilewright.fusion.cuda.moments import Moments
 from tilewright.fusion.cuda.residents import Residents
-from tilewright.fusion.cuda.schedule import LEAST_COPY, access_bytes
+from tilewright.fusion.cuda.schedule import LEAST_COPY, access_bytes, side_by_side
 from tilewright.fusion.plan import Phase
 from tilewright.tensor_spec import HALVES
 
@@ -239,6 +239,8 @@ class RowKernel(Moments, Residents):
         wide = {i: access_bytes(a, self.s.vector) for i, a in accesses.items()}
         own = all(i in kept and self.plan.slots[i] == i for i in loads)
         if self.s.shifted or not own or min(wide.values(), default=0) < LEAST_COPY:
+            return {}
+        if self.s.vector > 1 and not all(map(side_by_side, accesses.values())):
             return {}
         self.open_turns(True)
         self.open(self.each_row())

@@ -142,6 +142,11 @@ def access_bytes(access: Access, vector: int) -> int:
     return max(math.gcd(whole, access.align, WIDEST_ACCESS, *steps), access.itemsize)
 
 
+def side_by_side(access: Access) -> bool:
+    """Whether a vector's elements follow one another in memory, so that a copy can move them."""
+    return access.strides[-1] == 1
+
+
 def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     """The row schedules that fit `graph` on `device`.
 
@@ -424,6 +429,8 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
             return f"fewer than {PERSISTENT_THREADS} threads on an SM"
         if c.stages and any(access_bytes(a, c.vector) < LEAST_COPY for a in footprint.queued):
             return f"rows are copied ahead in pieces of at least {LEAST_COPY} bytes"
+        if c.stages and c.vector > 1 and not all(map(side_by_side, footprint.queued)):
+            return "rows are copied ahead in vectors of elements that lie side by side"
     return None
 
 
