@@ -28,8 +28,9 @@ _EMPTY = object()
 class Outside:
     """The numbers that a function's own code reads from its globals and its closure.
 
-    Those are of `int`, `float`, `bool`, `str` and `None`, or not there yet. What is another object
-    at a call counts as None: only what the function is given for it tells calls apart.
+    Those are of `int`, `float`, `bool`, `str` and `None`, or not there yet. Where one has become
+    another object, its type tells calls apart, and nothing in it. What was not there yet, and is
+    another object at a call, such as a function that is defined further down, counts as None.
     """
 
     def __init__(self, function: types.FunctionType):
@@ -41,6 +42,9 @@ class Outside:
         self.globals = [n for n, v in read.items() if n not in taken and _is_number(n, v)]
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         self.cells = {n: c for n, c in cells if _is_number(n, _content(c))}
+        contents = {n: _content(c) for n, c in self.cells.items()}
+        self._later = {n for n, v in (*read.items(), *contents.items()) if v is _EMPTY}
+        self._others: dict[str, Any] = {}
         self._last: tuple[list[Any], dict[str, Any]] = [], {}
 
     def __call__(self) -> dict[str, Any]:
@@ -50,15 +54,31 @@ class Outside:
             found += map(_content, self.cells.values())
         last, values = self._last
         if len(last) != len(found) or not all(map(is_, found, last)):
-            values = dict(zip((*self.globals, *self.cells), map(_as_argument, found), strict=True))
+            names = (*self.globals, *self.cells)
+            values = {n: self._as_argument(n, v) for n, v in zip(names, found, strict=True)}
             self._last = found, values
         return values
+
+    def _as_argument(self, name: str, value: Any) -> Any:
+        """As a workload has it: a number of numpy is one of Python, another object its type."""
+        if type(value) in (bool, int, str):
+            return value
+        if isinstance(value, Real):
+            return int(value) if isinstance(value, Integral) else _Fixed(value)
+        if isinstance(value, str):
+            return str(value)
+        if value is None or value is _EMPTY or name in self._later:
+            return None
+        told = f"a_{type(value).__name__}"
+        self._others[told] = value
+        return told
 
     def bound(self, values: Mapping[str, Any]) -> Callable[..., Any]:
         """The function where its numbers are these."""
         now = self()
         if all(repr(values[n]) == repr(now[n]) for n in values):
             return self.function
+        values = {n: self._others.get(v, v) for n, v in values.items()}
         function, cells = self.function, {n: types.CellType(values[n]) for n in self.cells}
         free = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         other = types.FunctionType(
@@ -135,15 +155,6 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return _EMPTY
-
-
-def _as_argument(value: Any) -> Any:
-    """As a workload has it: a number of numpy is one of Python, what is no number None."""
-    if type(value) in (bool, int, str):
-        return value
-    if isinstance(value, Real):
-        return int(value) if isinstance(value, Integral) else _Fixed(value)
-    return str(value) if isinstance(value, str) else None
 
 
 class _Fixed(float):

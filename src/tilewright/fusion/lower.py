@@ -130,6 +130,8 @@ class _Lowering(PieceBuilder):
     def step(self, node: Any) -> Value | Pieces | None:
         if _name(node) == "copy_" and node.args[0].op == "placeholder":
             raise Unsupported("it writes to an argument: return the new value instead")
+        if node.target is torch.ops.aten.view.dtype:
+            raise Unsupported("view(dtype) reads the bits of one dtype as another: use to(dtype)")
         out = node.meta.get("val")
         if isinstance(out, torch.Tensor) and not out.numel():
             return self.filled(node, "zeros")  # any number is right

@@ -267,6 +267,9 @@ def _told_once(log: logging.Logger) -> Iterator[None]:
         log.removeFilter(silent)
 
 
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
 class _Lines(TorchFunctionMode):
     """Notes for each step of a trace which line of the reference it comes from."""
 
@@ -292,6 +295,8 @@ class _Lines(TorchFunctionMode):
         if frame is None:
             return function(*args, **(kwargs or {}))
         self.last = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if function == _SET_DATA:  # each look-up makes another object
+            raise NoImplementation(f"a write to .data of a tensor is not traced ({self.last})")
         set_stack_trace([self.last])
         out = function(*args, **(kwargs or {}))
         self.note([t.grad_fn for t in tree_leaves(out) if isinstance(t, torch.Tensor)], [self.last])

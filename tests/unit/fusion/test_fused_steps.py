@@ -112,6 +112,8 @@ REFUSED = {
     "decides by values": lambda x: x if x.sum() > 0 else -x,
     "_local_scalar_dense.default of the reference decides by values": lambda x: x * x.sum().item(),
     "nonzero": lambda x: x[x > 0],
+    "reads the bits of one dtype as another": lambda x: x.view(torch.int32) >> 23,
+    "reads the bits": lambda x: x.half().view(torch.int16) < 0,
     "returns dict; it should return a tensor, or a tuple of them": lambda x: {"x": x * 2},
     "more than 2000 steps": lambda s: functools.reduce(lambda a, _: a + a.t().exp(), range(20), s),
     "returns NoneType as element 1": lambda x: (x * 2, None),

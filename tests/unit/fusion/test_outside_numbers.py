@@ -102,6 +102,32 @@ def test_a_backward_has_the_numbers_of_its_forward(monkeypatch):
         torch.testing.assert_close(found, 7 * (X * 7).exp())
 
 
+def either(x):
+    return x * 2 if FACTOR is None else x * FACTOR[1]
+
+
+def test_a_number_that_becomes_another_object_is_another_workload_and_so_is_its_backward(
+    monkeypatch,
+):
+    monkeypatch.setitem(globals(), "FACTOR", None)
+    fused = tw.fuse(either)
+    for value, factor in ((None, 2.0), ([3.0, 5.0], 5.0), ((1.0, 7.0), 7.0), (None, 2.0)):
+        monkeypatch.setitem(globals(), "FACTOR", value)
+        for _ in range(2):
+            torch.testing.assert_close(fused(X), X * factor)
+        x = X.clone().requires_grad_()
+        y = fused(x)
+        monkeypatch.setitem(globals(), "FACTOR", 1.0)
+        assert torch.autograd.grad(y.sum(), x)[0].eq(factor).all()
+
+
+def test_a_function_that_is_defined_further_down_is_no_number(monkeypatch, traces):
+    fused = tw.fuse(lambda x: further_down(x) + 1, name="of_a_helper")  # noqa: F821
+    monkeypatch.setitem(globals(), "further_down", lambda x: x * 3)
+    torch.testing.assert_close(fused(X), X * 3 + 1)
+    assert traces[-1] == "of_a_helper(x=f32[4,5])"
+
+
 def test_what_is_not_there_yet_is_read_when_it_is(monkeypatch):
     fused = tw.fuse(lambda x: x * LATER, name="later")  # noqa: F821
     with pytest.raises(InvalidArgument, match="NameError"):
