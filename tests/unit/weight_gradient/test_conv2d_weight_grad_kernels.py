@@ -407,9 +407,17 @@ CAPPED = [
         1 << 20,
     ),
     (
-        "depthwise",
-        weight_grad("8,96,28,28", "8,96,28,28", "kernel_size=7, padding=3, groups=96"),
+        "narrow_sm90",
+        weight_grad("8,3,64,64", "8,64,32,32", "kernel_size=7, padding=3, stride=2"),
         1 << 20,
+    ),
+    *(
+        (
+            f"depthwise{way}",
+            weight_grad("8,96,28,28", "8,96,28,28", "kernel_size=7, padding=3, groups=96"),
+            1 << bits,
+        )
+        for way, bits in {"": 20, "_mma": 20, "_sm90": 19, "_fma_sm90": 19}.items()
     ),
 ]
 
@@ -426,6 +434,27 @@ def test_no_untuned_config_needs_more_workspace_than_is_allowed(name, w, limit, 
     free = needed()
     monkeypatch.setenv("TILEWRIGHT_WORKSPACE_BYTES", str(limit))
     assert needed() <= limit < free
+
+
+@pytest.mark.parametrize(("name", "w"), [case[:2] for case in CAPPED[2:]], ids=str)
+def test_kernels_that_keep_the_sums_of_each_slice_refuse_less_room_than_one_takes(
+    name, w, monkeypatch
+):
+    impl = IMPLS[f"conv2d_weight_grad_{name}"]
+    monkeypatch.setenv("TILEWRIGHT_WORKSPACE_BYTES", "4096")
+    assert "exceed the 4096 of TILEWRIGHT_WORKSPACE_BYTES" in impl.unsupported(w, H200)
+
+
+@pytest.mark.parametrize("impl", [SM90, SM80], ids=lambda impl: impl.name)
+def test_slices_are_not_more_than_a_grid_has(impl):
+    w = weight_grad("256,64,112,112", "256,64,112,112", "kernel_size=1")
+    config = replace(impl.heuristic(w, H200), tile_m=64, tile_n=64, tile_k=32, stages=3)
+    config = replace(config, split_k=65536, combine=SERIAL)
+    config = replace(config, cluster=1, halo=0, fetch="walk", blocks=0) if impl is SM90 else config
+    space = impl.space(w, H200)
+    assert "than a grid has" in space.restricted({"split_k": [65536]}).why_not(config)
+    config = replace(config, split_k=65535)
+    assert space.restricted({"split_k": [65535]}).why_not(config) is None
 
 
 @pytest.mark.parametrize("impl", [SM90, SM80], ids=lambda impl: impl.name)

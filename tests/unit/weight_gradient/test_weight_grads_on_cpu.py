@@ -237,6 +237,19 @@ def test_what_is_added_in_place_is_right():
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.parametrize("rows", [32, 33, 49])
+def test_filters_of_more_rows_than_a_word_has_bits_are_right(rows):
+    padding, height = rows // 2, rows + 20
+    w = Workload.parse(
+        f"conv2d_weight_grad(x=f16[2,8,{height},20]@channels_last, "
+        f"grad_output=f16[2,8,{height + 2 * padding - rows + 1},20]@channels_last, "
+        f"kernel_size=[{rows},1], padding=[{padding},0], groups=8)"
+    )
+    impl = IMPLS["conv2d_weight_grad_depthwise"]
+    verdict = Verifier(w, CPU).check(OnCpu(impl, impl.heuristic(w, FEW), w, device=FEW))
+    assert verdict.ok, verdict.message
+
+
 @settings(max_examples=4)
 @given(st.data())
 def test_any_depthwise_geometry_is_right(data):

@@ -118,6 +118,8 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return "no second kernel adds slices"
     if problem.column_tiles(c.tile_n) > MAX_GRID_YZ:
         return f"{problem.column_tiles(c.tile_n)} columns of tiles are more than a grid has"
+    if c.split_k > MAX_GRID_YZ:
+        return f"{c.split_k} slices are more than a grid has"
     if c.blocks:
         return _why_not_in_ranges(problem, device, c)
     if c.whole:

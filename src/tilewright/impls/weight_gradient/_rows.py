@@ -34,6 +34,8 @@ MOST_FRAGMENTS = 40
 """16 x 8 sums of a warp, four registers each."""
 LARGEST_CHUNK = 112
 """Pixels of a row of the output that a step multiplies at once."""
+MOST_PADDING = 64
+"""Times that a slice's sums, of whole tiles, are more than the result, at most."""
 SUMS_BESIDE = 56
 """Registers of a thread besides its sums: operands, addresses, the way through the rows."""
 
@@ -188,6 +190,17 @@ def channels_refusal(w: Workload) -> str | None:
     if as_read(w["x"]).align < 16:
         return f"x={w['x']}: channels are copied in eights, aligned to 16 bytes"
     return None
+
+
+def sums_refusal(impl: Implementation, w: Workload, device: DeviceSpec) -> str | None:
+    """Why not even one slice's sums may be kept, in words, or None."""
+    limit = workspace_limit_bytes()
+    if 4 * MOST_PADDING * math.prod(w.outputs[0].shape) <= limit:
+        return None
+    needed = impl.forecast(impl.heuristic(w, device), w, device)["workspace_bytes"]
+    if needed <= limit:
+        return None
+    return f"sums of {needed} bytes exceed the {limit} of TILEWRIGHT_WORKSPACE_BYTES"
 
 
 def room_refusal(w: Workload, space: ConfigSpace[Any]) -> str | None:

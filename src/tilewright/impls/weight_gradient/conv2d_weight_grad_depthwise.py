@@ -24,7 +24,7 @@ from tilewright.impls.weight_gradient._problem import (
     returned,
     source,
 )
-from tilewright.impls.weight_gradient._rows import Split
+from tilewright.impls.weight_gradient._rows import Split, sums_refusal
 from tilewright.op import Workload
 from tilewright.settings import workspace_limit_bytes
 from tilewright.space import ConfigSpace, param
@@ -70,7 +70,7 @@ class Conv2dWeightGradDepthwise(Implementation):
             return f"more than {LARGEST_FILTER} taps, or a stride above 4, exceed the registers"
         if _kept(w) > MOST_KEPT:
             return f"a row of the filter reaches {_kept(w)} outputs, more than {MOST_KEPT}"
-        return None
+        return sums_refusal(self, w, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         return ConfigSpace(Config)

@@ -123,7 +123,7 @@ class Conv2dWeightGradDepthwiseFmaSm90(WeightGradByRows):
         if not _has_room(w, device):
             height, width = w["kernel_size"]
             return f"a filter of {height} x {width} leaves no room for the sums of two channels"
-        return None
+        return rows.sums_refusal(self, w, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         return ConfigSpace(Config, None, lambda c: _refusal(w, c, device))

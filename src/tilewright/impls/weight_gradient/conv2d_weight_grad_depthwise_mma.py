@@ -47,7 +47,11 @@ class Conv2dWeightGradDepthwiseMma(WeightGradByRows):
             return reason
         if _fragments(w) > MOST_FRAGMENTS:
             return f"{_fragments(w)} fragments of sums in each warp exceed {MOST_FRAGMENTS}"
-        return rows.channels_refusal(w) or rows.room_refusal(w, self.space(w, device))
+        return (
+            rows.channels_refusal(w)
+            or rows.room_refusal(w, self.space(w, device))
+            or rows.sums_refusal(self, w, device)
+        )
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         sixteens = chunk_of(w["grad_output"].shape[3]) // 16

@@ -102,7 +102,11 @@ class Conv2dWeightGradDepthwiseSm90(WeightGradByRows):
             return f"stride={list(w['stride'])}: beyond {MOST_STRIDE}, or the filter's width"
         if (lags := math.ceil(filter_width / stride)) > MOST_LAGS:
             return f"{lags} taps of a row, one stride apart, exceed {MOST_LAGS}"
-        return rows.channels_refusal(w) or _room_refusal(w, SMALLEST, device)
+        return (
+            rows.channels_refusal(w)
+            or _room_refusal(w, SMALLEST, device)
+            or rows.sums_refusal(self, w, device)
+        )
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         width = w["grad_output"].shape[3]

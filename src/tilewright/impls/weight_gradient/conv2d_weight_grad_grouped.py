@@ -18,6 +18,7 @@ from tilewright.impls.weight_gradient._rows import (
     room_refusal,
     rows_refusal,
     rows_task,
+    sums_refusal,
 )
 from tilewright.op import Workload
 
@@ -43,7 +44,11 @@ class Conv2dWeightGradGrouped(WeightGradByRows):
             )
         if _fragments(w, w["kernel_size"][0]) > MOST_FRAGMENTS:
             return f"a row of {w['kernel_size'][1]} taps takes more than {MOST_FRAGMENTS} fragments"
-        return channels_refusal(w) or room_refusal(w, self.space(w, device))
+        return (
+            channels_refusal(w)
+            or room_refusal(w, self.space(w, device))
+            or sums_refusal(self, w, device)
+        )
 
     def layout(self, w: Workload, config: Config) -> Layout:
         return _layout(w, config)

@@ -22,6 +22,7 @@ from tilewright.impls.weight_gradient._rows import (
     prime,
     room_refusal,
     rows_task,
+    sums_refusal,
 )
 from tilewright.op import Workload
 
@@ -39,7 +40,11 @@ class Conv2dWeightGradNarrow(WeightGradByRows):
     name = "conv2d_weight_grad_narrow"
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        return narrow_refusal(w, device) or room_refusal(w, self.space(w, device))
+        return (
+            narrow_refusal(w, device)
+            or room_refusal(w, self.space(w, device))
+            or sums_refusal(self, w, device)
+        )
 
     def layout(self, w: Workload, config: Config) -> Layout:
         return _layout(w, config)

@@ -66,7 +66,11 @@ class Conv2dWeightGradNarrowSm90(WeightGradByRows):
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         if device.arch != "sm_90a":
             return f"wgmma is an instruction of sm_90a, and {device.name} is {device.arch}"
-        return narrow_refusal(w, device) or rows.room_refusal(w, self.space(w, device))
+        return (
+            narrow_refusal(w, device)
+            or rows.room_refusal(w, self.space(w, device))
+            or rows.sums_refusal(self, w, device)
+        )
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         def refusal(c: Config) -> str | None:
