@@ -87,6 +87,8 @@ def tune(
             spilled=spilled,
             progress=progress,
         )
+    if params and report.rows and not any(r.own or r.none_right for r in report.rows):
+        click.echo("--param restricts nothing: no implementation with knobs takes part", err=True)
     return finish(targets.name, report, json_target)
 
 

@@ -199,3 +199,11 @@ def test_a_compiler_that_hangs_costs_its_time_limit_and_is_recorded(
         found = [r for r in opened.query() if r.status == "timeout"]
     assert found
     assert "TILEWRIGHT_COMPILE_TIMEOUT" in found[0].message
+
+
+def test_a_knob_that_restricts_nothing_is_told(url, capfd):
+    args = ["tune", SOFTMAX, "--device", "cpu", "--budget", "0.5s", "--baseline", "aten"]
+    assert cli.main([*args, "--impl", "rows_cpp", "--param", "method=sorted"]) == 0
+    assert "--param restricts nothing" in capfd.readouterr().err
+    assert cli.main([*args, "--impl", "fused", "--param", "unroll=1", "--force"]) == 0
+    assert "restricts nothing" not in capfd.readouterr().err

@@ -1,5 +1,7 @@
 """Kernels for indices on a CPU, and what in-place forms keep."""
 
+import time
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -33,6 +35,11 @@ CPU_WORKLOADS = [
     "embedding_backward(grad=f32[9,10,37], index=i64[9,10], num_weights=50, padding_idx=3)",
     "embedding_backward(grad=f16[90,37], index=i64[90], num_weights=50, "
     "scale_grad_by_freq=True)!indices=zipf",
+    "index_add(x=bf16[70000,3], dim=0, index=i32[900], source=bf16[900,3])!donate=x"
+    "!indices=few_bins",
+    "index_add(x=f32[5000000,2], dim=0, index=i64[70000], source=f32[70000,2])!donate=x",
+    "embedding_backward(grad=f16[90,5], index=i64[90], num_weights=3000, padding_idx=7, "
+    "scale_grad_by_freq=True)!indices=zipf",
 ]
 
 
@@ -51,6 +58,39 @@ def test_every_method_is_right_with_any_number_of_threads(text):
                 assert verdict.ok, f"{config}: {verdict.message}"
     finally:
         torch.set_num_threads(before)
+
+
+def workspace_bytes(method, places, count, dtype="f32", columns=2):
+    table, source = f"{dtype}[{places},{columns}]", f"{dtype}[{count},{columns}]"
+    w = Workload.parse(f"index_add(x={table}, dim=0, index=i64[{count}], source={source})")
+    config = ROWS.space(w, spec_of(None)).config({"method": method, "threads": "all"})
+    return ROWS.build(config, w, spec_of(None)).workspace_bytes
+
+
+def test_what_a_method_keeps_is_told_and_is_of_the_indices_where_places_are_many():
+    many, few = 10_000_000, 1000
+    assert workspace_bytes("columns", many, few) == 0
+    assert workspace_bytes("owners", many, few) == 8 * few
+    assert 24 * few <= workspace_bytes("sorted", many, few, "bf16") <= 24 * few + 8
+    assert workspace_bytes("sorted", few, few, "bf16") <= 24 * (few + 1)
+    tables = 4 * 2 * few * torch.get_num_threads()
+    assert workspace_bytes("private", few, many) == tables
+
+
+def test_a_few_halves_into_many_places_look_at_no_place_that_is_not_named():
+    """By the kernel that later calls have, as by the one that the first ones do without."""
+    x, index = torch.zeros(20_000_000, dtype=torch.bfloat16), torch.tensor([7, 19_999_999, 7])
+    w = Workload.parse("index_add(x=bf16[20000000], dim=0, index=i64[3], source=bf16[3])!donate=x")
+    run = ROWS.build(ROWS.heuristic(w, spec_of(None)), w, spec_of(None))
+    source, spans = torch.ones(3, dtype=torch.bfloat16), []
+    for _ in range(5):
+        start = time.perf_counter()
+        run(x, index, source)
+        spans.append(time.perf_counter() - start)
+    assert x[7] == 10
+    assert x[-1] == 5
+    assert x.count_nonzero() == 2
+    assert min(spans) < 2e-3  # to count all places takes 20 ms and more
 
 
 @settings(max_examples=12)

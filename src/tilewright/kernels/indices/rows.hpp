@@ -8,7 +8,8 @@
 //            the order of threads;
 //   SORTED   as OWNERS, over positions sorted by place: each row is summed in a buffer of type A
 //            and written once. The only one for halves, means, and tables that are no term.
-// The source that includes this defines T, A, INDEX, REDUCE, METHOD, INCLUDE, MEAN and FILL.
+// The source that includes this defines T, A, INDEX, REDUCE, METHOD, INCLUDE, MEAN, FILL and SPARSE: as many times more
+// places than positions are not counted.
 
 #include <algorithm>
 #include <cmath>
@@ -19,6 +20,8 @@
 #include <vector>
 
 typedef std::int64_t i64;
+
+constexpr int DIGIT = 11;  // bits; its counts stay in the first cache
 
 enum { SUM, PROD, AMAX, AMIN };
 enum { COLUMNS, OWNERS, PRIVATE, SORTED };
@@ -125,14 +128,9 @@ static void run(const Problem& p, bool rising) {
 }
 #endif
 
-// Places at which threads begin, so that each has about as many positions.
-static std::vector<i64> ranges(const std::vector<i64>& starts, i64 places, int threads) {
-  std::vector<i64> cuts(threads + 1, places);
-  for (int t = 0; t < threads; ++t)
-    cuts[t] = std::lower_bound(starts.begin(), starts.begin() + places, starts[places] * t / threads) - starts.begin();
-  cuts[0] = 0;
-  return cuts;
-}
+// Whether places are so many more than positions that a look at each of them takes longest.
+static bool sparse(const Problem& p) { return p.places > SPARSE * p.count; }
+
 static std::vector<i64> counted(const Problem& p) {
   std::vector<i64> starts(p.places + 1, 0);
   for (i64 j = 0; j < p.count; ++j)
@@ -155,9 +153,27 @@ static void run_rising(const Problem& p) {
         if (!p.left_out(j)) add(p.to(z, p.index[j]), p.from(z, j), p.alpha, p.columns);
   }
 }
+// Places at which threads begin, so that each has about as many positions.
+static std::vector<i64> ranges(const Problem& p) {
+  std::vector<i64> cuts(p.threads + 1, p.places);
+  cuts[0] = 0;
+  if (sparse(p)) {
+    std::vector<i64> places;
+    for (i64 j = 0; j < p.count; ++j)
+      if (!p.left_out(j)) places.push_back(p.index[j]);
+    std::sort(places.begin(), places.end());
+    const i64 total = places.size();
+    for (int t = 1; t < p.threads && total; ++t) cuts[t] = places[total * t / p.threads];
+    return cuts;
+  }
+  const std::vector<i64> starts = counted(p);
+  for (int t = 1; t < p.threads; ++t)
+    cuts[t] = std::lower_bound(starts.begin(), starts.begin() + p.places, starts[p.places] * t / p.threads) - starts.begin();
+  return cuts;
+}
 static void run(const Problem& p, bool rising) {
   if (rising) return run_rising(p);
-  const std::vector<i64> cuts = ranges(counted(p), p.places, p.threads);
+  const std::vector<i64> cuts = ranges(p);
 #pragma omp parallel for num_threads(p.threads) schedule(static, 1)
   for (int t = 0; t < p.threads; ++t)
     for (i64 z = 0; z < p.outer; ++z)
@@ -195,23 +211,59 @@ static void run(const Problem& p, bool rising) {
 #endif
 
 #if METHOD == 3
-static void run(const Problem& p, bool rising) {
-  const std::vector<i64> starts = counted(p);
-  std::vector<i64> next(starts.begin(), starts.end() - 1), positions(starts[p.places]);
+// Positions by their places, one digit of these after the other, the lowest first.
+static std::vector<i64> by_digits(const Problem& p) {
+  std::vector<i64> found;
   for (i64 j = 0; j < p.count; ++j)
-    if (!p.left_out(j)) positions[next[p.index[j]]++] = j;
-  const std::vector<i64> cuts = ranges(starts, p.places, p.threads);
+    if (!p.left_out(j)) found.push_back(j);
+  std::vector<i64> other(found.size());
+  for (int low = 0; (p.places - 1) >> low; low += DIGIT) {
+    i64 starts[(1 << DIGIT) + 1] = {};
+    const auto digit = [&](i64 j) { return p.index[j] >> low & ((1 << DIGIT) - 1); };
+    for (const i64 j : found) ++starts[digit(j) + 1];
+    for (int d = 0; d < 1 << DIGIT; ++d) starts[d + 1] += starts[d];
+    for (const i64 j : found) other[starts[digit(j)]++] = j;
+    found.swap(other);
+  }
+  return found;
+}
+
+// Positions by their places, those of one place in their own order; and where the positions of each place that has
+// some begin, with an end behind the last.
+struct Sorted { std::vector<i64> positions, starts; };
+static Sorted sorted(const Problem& p) {
+  Sorted s;
+  if (sparse(p)) {
+    s.positions = by_digits(p);
+  } else {
+    std::vector<i64> next = counted(p);
+    s.positions.resize(next[p.places]);
+    for (i64 j = 0; j < p.count; ++j)
+      if (!p.left_out(j)) s.positions[next[p.index[j]]++] = j;
+  }
+  const i64 total = s.positions.size();
+  for (i64 j = 0; j < total; ++j)
+    if (!j || p.index[s.positions[j]] != p.index[s.positions[j - 1]]) s.starts.push_back(j);
+  s.starts.push_back(total);
+  return s;
+}
+static void run(const Problem& p, bool rising) {
+  const Sorted s = sorted(p);
+  const i64 filled = s.starts.size() - 1, total = s.positions.size();
+  const auto border = [&](int t) {
+    return std::lower_bound(s.starts.begin(), s.starts.end() - 1, total * t / p.threads) - s.starts.begin();
+  };
 #pragma omp parallel for num_threads(p.threads) schedule(static, 1)
   for (int t = 0; t < p.threads; ++t) {
     std::vector<A> sums(p.columns);
+    const i64 first = border(t), last = t + 1 < p.threads ? border(t + 1) : filled;
     for (i64 z = 0; z < p.outer; ++z)
-      for (i64 k = cuts[t]; k < cuts[t + 1]; ++k) {
-        const i64 terms = starts[k + 1] - starts[k];
-        if (!terms) continue;
-        T* to = p.to(z, k);
-        const T* before = p.old ? p.old + z * p.in_old.outer + k * p.in_old.row : to;
+      for (i64 k = first; k < last; ++k) {
+        const i64 terms = s.starts[k + 1] - s.starts[k], place = p.index[s.positions[s.starts[k]]];
+        T* to = p.to(z, place);
+        const T* before = p.old ? p.old + z * p.in_old.outer + place * p.in_old.row : to;
         for (i64 c = 0; c < p.columns; ++c) sums[c] = INCLUDE ? A(widen(before[c])) : neutral<A>();
-        for (i64 j = starts[k]; j < starts[k + 1]; ++j) add(sums.data(), p.from(z, positions[j]), p.alpha, p.columns);
+        for (i64 j = s.starts[k]; j < s.starts[k + 1]; ++j) add(sums.data(), p.from(z, s.positions[j]), p.alpha, p.columns);
         for (i64 c = 0; c < p.columns; ++c) narrow(MEAN ? divided(sums[c], A(terms + INCLUDE)) : sums[c], to[c]);
       }
   }
