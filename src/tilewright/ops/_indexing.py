@@ -7,6 +7,7 @@ Two kinds. Elementwise: `index` has the rank of x, each of its elements sends on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def number(op: str, name: str, value: float, x: TensorSpec) -> float:
     """A float; but beside integers a whole number that may equal none stays what it is.
 
     Raises:
-        InvalidArgument: no float holds it, or x's integers do not.
+        InvalidArgument: no float holds it, or x's dtype does not.
     """
     try:
         as_float = float(value)
@@ -71,6 +72,13 @@ def number(op: str, name: str, value: float, x: TensorSpec) -> float:
             raise InvalidArgument(
                 f"{op}: {name}={value} is no {x.dtype}, which x is; "
                 f"give a whole number from {range_of.min} to {range_of.max}"
+            )
+    if x.torch_dtype.is_floating_point:
+        most = torch.finfo(x.torch_dtype).max
+        if most < abs(as_float) < math.inf:
+            raise InvalidArgument(
+                f"{op}: {name}={value} is no {x.dtype}, which x is; "
+                f"give a number from {-most:g} to {most:g}"
             )
     exact = isinstance(value, int) and x.dtype in ("i32", "i64") and abs(value) > 2**53
     return value if exact else as_float

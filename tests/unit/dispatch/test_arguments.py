@@ -1,5 +1,6 @@
 """Names, numbers and counts of the arguments that the public functions take."""
 
+import math
 import re
 from decimal import Decimal
 
@@ -423,3 +424,23 @@ def test_an_index_of_rows_has_one_dim(name):
     for m in (tw, torch):
         with pytest.raises(IndexError):
             getattr(m, name)(X, 0, INDEX, SRC, *more)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["index_add", "scatter"])
+def test_a_number_beyond_the_dtype_of_x_is_refused_as_by_pytorch(name, dtype):
+    x, index = torch.zeros(4, dtype=dtype), torch.tensor([1])
+    most = torch.finfo(dtype).max
+
+    def call(module, value):
+        if name == "scatter":
+            return module.scatter(x, 0, index, value)
+        return module.index_add(x, 0, index, torch.ones(1, dtype=dtype), alpha=value)
+
+    for value in (most, -most, math.inf, -math.inf):
+        assert torch.equal(call(tw, value), call(torch, value))
+    for value in (most * 1.01, -most * 2):
+        with pytest.raises(RuntimeError, match="without overflow"):
+            call(torch, value)
+        with pytest.raises(InvalidArgument, match="which x is; give a number from -"):
+            call(tw, value)
