@@ -3,7 +3,7 @@
 # make test-gpu   install, then the tests of this machine's GPU, those that want it to themselves last
 # make sanitize   install, then kernels of ours on this machine's GPU under compute-sanitizer
 #
-# Both work on a fresh clone. PYTHON picks the interpreter, ARGS goes to `tilewright tune`,
+# All work on a fresh clone. PYTHON picks the interpreter, ARGS goes to `tilewright tune`,
 # or to tests/gpu/sanitize.py.
 
 VENV := .venv

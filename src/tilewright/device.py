@@ -26,6 +26,9 @@ class DeviceSpec:
         matches: parts of the driver's device name, the longest match wins: ("H200",).
         flops: peak rate of the unit that does the work, by dtype; "f16_tensor" and the like for
             tensor cores.
+
+    Raises:
+        InvalidArgument: the kind is another, or a GPU is told without its memories.
     """
 
     name: str
@@ -54,7 +57,12 @@ class DeviceSpec:
     """Worker threads of a CPU."""
 
     def __post_init__(self) -> None:
-        assert self.kind in ("cuda", "cpu"), self.kind
+        if self.kind not in ("cuda", "cpu"):
+            raise InvalidArgument(f"device {self.name}: kind={self.kind!r} is neither cuda nor cpu")
+        needed = ("shared_bytes_per_sm", "shared_bytes_per_block", "l2_bytes", "dram_bytes_per_s")
+        missing = [n for n in needed if self.kind == "cuda" and not getattr(self, n)]
+        if missing:
+            raise InvalidArgument(f"device {self.name}: a GPU's spec needs {', '.join(missing)}")
 
     @property
     def capability(self) -> int:

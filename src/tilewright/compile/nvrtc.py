@@ -15,7 +15,7 @@ from tilewright.errors import CompileError, CompilerMissing
 DEFAULT_FLAGS = ("--std=c++17",)
 """Flags for every kernel; `--gpu-architecture=sm_90a` and the like come beside them."""
 
-_REMEDY = "pip install 'tilewright[cuda]'"
+_REMEDY = "pip install 'tilewright[cuda]', or in a clone pip install -e '.[cuda]'"
 
 
 def missing() -> str | None:

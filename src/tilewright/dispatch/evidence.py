@@ -5,12 +5,13 @@ The store is read once, an operator's workloads at its first use.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -99,6 +100,19 @@ def forget_records(store: str | None = None) -> None:
     with _loading:
         _store_url = store
         _loaded.clear()
+
+
+@contextlib.contextmanager
+def records_in(store: str | None) -> Iterator[None]:
+    """Choices by the records of this store; None for those that are used anyway."""
+    before = _store_url
+    if store is not None:
+        forget_records(store)
+    try:
+        yield
+    finally:
+        if store is not None:
+            forget_records(before)
 
 
 def _load(key: str, versions: Mapping[str, Any]) -> Records:

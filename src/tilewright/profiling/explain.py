@@ -13,6 +13,7 @@ from tilewright.build import Resources
 from tilewright.compile.cache import cached
 from tilewright.device import DEVICES, DeviceSpec, current_device
 from tilewright.dispatch.dumps import Occupancy, dump, kernels
+from tilewright.dispatch.evidence import records_in
 from tilewright.dispatch.selection import Choice, as_promised, choose, unbuilt
 from tilewright.environment import environment
 from tilewright.errors import CompileError, InvalidArgument, NoImplementation
@@ -98,7 +99,8 @@ def explain(
         InvalidArgument: no such device, or the named candidate does not fit.
     """
     name, spec = _device(device, device_spec)
-    choice = _choice(w, name, spec, implementation, config)
+    with records_in(store_url):
+        choice = _choice(w, name, spec, implementation, config)
     floor_us, records, forecasts = None, [], []
     if name:
         records = _records(w, name, store_url)

@@ -10,6 +10,7 @@ from dispatching import record
 from tilewright import cli
 from tilewright.compile import nvrtc
 from tilewright.device import DEVICES, current_device
+from tilewright.dispatch import evidence
 from tilewright.dispatch.dumps import dump_built
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
@@ -295,6 +296,17 @@ def test_what_was_recorded_is_shown_with_decimal_gigabytes_a_second(capsys, monk
     assert "GB/s" in heads
     assert [row for row in rows if row[0] == "inductor" and "20" in row[1:]]
     assert [row for row in rows if row[0] == "aten" and "10" in row[1:]]
+
+
+def test_a_store_that_is_named_decides_what_runs_and_is_left_again(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path / 'others.db'}"
+    monkeypatch.setattr(evidence, "_loaded", {})
+    with Store(url) as store:
+        record(store, str(W), "inductor", us=9.877)
+    found = explain(W, "cpu", store_url=url, measure=False)
+    assert (found.chosen, found.source) == ("inductor", "record")
+    assert found.records
+    assert explain(W, "cpu", measure=False).chosen == "aten"
 
 
 def test_json_holds_what_the_tables_show(capsys):

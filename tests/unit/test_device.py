@@ -1,0 +1,28 @@
+"""What a device's spec must tell."""
+
+import dataclasses
+
+import pytest
+
+from tilewright.device import DEVICES, DeviceSpec
+from tilewright.errors import InvalidArgument
+
+
+def test_a_gpu_without_its_memories_is_refused_by_name():
+    with pytest.raises(
+        InvalidArgument, match="device l40s: a GPU's spec needs shared_bytes_per_sm"
+    ):
+        DeviceSpec(name="l40s", kind="cuda", arch="sm_89", sms=142)
+
+
+@pytest.mark.parametrize(
+    "field", ["shared_bytes_per_sm", "shared_bytes_per_block", "l2_bytes", "dram_bytes_per_s"]
+)
+def test_each_of_them_is_needed(field):
+    with pytest.raises(InvalidArgument, match=f"needs {field}$"):
+        dataclasses.replace(DEVICES["h200"], **{field: 0})
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(InvalidArgument, match="kind='tpu' is neither cuda nor cpu"):
+        DeviceSpec(name="v5", kind="tpu", arch="v5")
