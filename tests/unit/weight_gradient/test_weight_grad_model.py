@@ -10,6 +10,7 @@ from convolutions import RESNET50, SIMPLE, fp32, weight_grad
 
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
+from tilewright.impls.weight_gradient import conv2d_weight_grad_sm80 as sm80
 from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90
 from tilewright.impls.weight_gradient._model import (
     MARKED,
@@ -43,6 +44,28 @@ def test_promising_configs_are_in_the_space_and_best_first(w):
         and c.combine not in (MARKED, SERIAL)
     ]
     expected = [SM90.forecast(c, w, H200)["predicted_us"] for c in known]
+    assert expected == sorted(expected)
+
+
+WIDE = SUITES["resnet50_v15_wgrad_f32"].workloads()[1::5]
+
+
+@pytest.mark.parametrize("device", ["h200", "a100"])
+@pytest.mark.parametrize("w", [*LAYERS[:3], *WIDE], ids=str)
+def test_a_search_of_mma_sync_begins_with_the_models_best_and_with_no_sm_idle(w, device):
+    device = DEVICES[device]
+    configs, space = SM80.promising(w, device), SM80.space(w, device)
+    assert len(configs) == len(set(configs)) >= 4
+    assert configs[0] == SM80.heuristic(w, device)
+    assert all(space.why_not(c) is None for c in configs)
+    problem = sm80._problem(w)
+
+    def blocks(c):
+        return problem.tiles(c.tile_m, c.tile_n) * c.split_k
+
+    against = 2 if blocks(configs[0]) < device.sms else 0
+    assert all(blocks(c) >= device.sms for c in configs[1 : 1 + against])
+    expected = [SM80.forecast(c, w, device)["predicted_us"] for c in configs[1 + against :]]
     assert expected == sorted(expected)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -207,11 +207,11 @@ def likely(
     return found
 
 
-def ranked(problem: Problem, device: DeviceSpec, configs: Iterable[C], most: int) -> list[C]:
+def ranked(configs: Iterable[C], us: Callable[[C], float], most: int) -> list[C]:
     """The configs that should be fastest, at most two alike but for slices and who adds them."""
     found: list[C] = []
     alike: Counter[C] = Counter()
-    for config in sorted(configs, key=lambda c: predicted_us(problem, device, c)):
+    for config in sorted(configs, key=us):
         kind = replace(config, split_k=config.cluster, combine=COMBINES[0])  # type: ignore[type-var]
         alike[kind] += 1
         if alike[kind] <= 2:
@@ -262,14 +262,18 @@ CHALLENGERS = 2
 
 
 def challengers(
-    problem: Problem, device: DeviceSpec, first: Split, configs: Iterable[C]
+    problem: Problem,
+    device: DeviceSpec,
+    first: Split,
+    configs: Iterable[C],
+    us: Callable[[C], float],
 ) -> list[C]:
     """The best configs with a block for each SM where the one to take untuned leaves SMs without:
     a search measures them, whatever the model says of its choice."""
     if _blocks(problem, first) >= device.sms:
         return []
     filling = (c for c in configs if _blocks(problem, c) >= device.sms)
-    return heapq.nsmallest(CHALLENGERS, filling, key=lambda c: predicted_us(problem, device, c))
+    return heapq.nsmallest(CHALLENGERS, filling, key=us)
 
 
 def _blocks(problem: Problem, c: Split) -> int:

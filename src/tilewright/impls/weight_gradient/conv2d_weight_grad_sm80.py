@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +18,12 @@ from tilewright.impls.weight_gradient._model import (
     SERIAL,
     WAYS,
     blocks_per_sm,
+    challengers,
     exact,
     forecast,
     likely,
     predicted_us,
+    ranked,
     split_choices,
     why_not,
 )
@@ -47,6 +50,7 @@ WARPS = {
 """(tile_m, tile_n) -> warps along each; at most 128 sums a thread."""
 LARGEST = {32: 128, 16: 64, 8: 48}
 """Sums of a thread beside its operands, by the pixels of a step."""
+PROMISING = 16
 SHARE_OF_WGMMA = 0.5
 """Of the tensor rate that mma.sync reaches where there is wgmma; without, it reaches all of it."""
 
@@ -151,20 +155,14 @@ class Conv2dWeightGradSm80(Implementation):
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Config]:
         problem = _problem(w)
-        tiles = {problem.tiles(*shape) for shape in WARPS}
-        tile_k = STEPS[w.main.itemsize]
-        values = {"split_k": split_choices(problem, device, tiles, tile_k), "tile_k": [tile_k]}
+        values = {"split_k": _splits(w, problem, device), "tile_k": [STEPS[w.main.itemsize]]}
         return ConfigSpace(Config, values, lambda c: _refusal(problem, device, c))
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
-        problem, space = _problem(w), self.space(w, device)
-        bases, tile_k = [], STEPS[w.main.itemsize]
-        for tile in WARPS:
-            configs = [Config(*tile, tile_k, stages) for stages in (4, 3, 2)]
-            bases += [c for c in configs if _refusal(problem, device, c) is None][:1]
-        configs = likely(problem, device, bases, space.values["split_k"])
-        configs = exact(problem, device, configs)
-        return min(configs, key=lambda c: predicted_us(problem, device, c, _share(w, device, c)))
+        return _ranking(w, _problem(w), device)[0]
+
+    def promising(self, w: Workload, device: DeviceSpec) -> list[Config]:
+        return list(_ranking(w, _problem(w), device))
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
         return forecast(_problem(w), device, config, _share(w, device, config))
@@ -216,6 +214,32 @@ class Conv2dWeightGradSm80(Implementation):
         channels = (w["x"].shape[1],)
         kernel = WeightGradKernel(built, "PP", config, w, _problem(w), channels)
         return in_any_layout(kernel, w, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _ranking(w: Workload, problem: Problem, device: DeviceSpec) -> tuple[Config, ...]:
+    """Configs by the model, the one to take untuned first."""
+
+    def us(c: Config) -> float:
+        return predicted_us(problem, device, c, _share(w, device, c))
+
+    deepest, others, tile_k = [], [], STEPS[w.main.itemsize]
+    for tile in WARPS:
+        configs = [Config(*tile, tile_k, stages) for stages in (4, 3, 2)]
+        fits = [c for c in configs if _refusal(problem, device, c) is None]
+        deepest += fits[:1]
+        others += fits[1:]
+    splits = _splits(w, problem, device)
+    configs = likely(problem, device, deepest, splits)
+    first = min(exact(problem, device, configs), key=us)
+    against = challengers(problem, device, first, configs, us)
+    configs += likely(problem, device, others, splits)
+    return tuple(dict.fromkeys([first, *against, *ranked(configs, us, PROMISING)]))
+
+
+def _splits(w: Workload, problem: Problem, device: DeviceSpec) -> list[int]:
+    tiles = {problem.tiles(*shape) for shape in WARPS}
+    return split_choices(problem, device, tiles, STEPS[w.main.itemsize])
 
 
 def _is_aligned(w: Workload, name: str) -> bool:

@@ -359,13 +359,13 @@ def _ranking(w: Workload, problem: Problem, device: DeviceSpec) -> tuple[Config,
         return predicted_us(_walked(w, config), device, config)
 
     configs = likely(problem, device, deepest, splits)
-    found = ranked(problem, device, configs, PROMISING)
+    found = ranked(configs, us, PROMISING)
     stream, streamed = stream_of(problem), []
     if stream.pixels < MOST_PADDING * problem.pixels:
         deep = likely(stream, device, _deepest(problem, device, streams=True), splits)
-        streamed = ranked(stream, device, deep, STREAMED)
+        streamed = ranked(deep, us, STREAMED)
     walks = (c for c in in_ranges(problem, device, deepest) if _fits(problem, device, c))
-    ranges = ranked(problem, device, walks, RANGES)
+    ranges = ranked(walks, us, RANGES)
     if problem.keeps_sums:
         first = min(exact(problem, device, (*configs, *streamed)), key=us)
     else:
@@ -375,11 +375,11 @@ def _ranking(w: Workload, problem: Problem, device: DeviceSpec) -> tuple[Config,
     for way, usual in ((MARKED, "grid"), (SERIAL, "kernel")):
         alike = (replace(c, combine=way) for c in configs if c.combine == usual)
         fits = (c for c in alike if _fits(problem, device, c))
-        ranges += ranked(problem, device, fits, MARKING)
+        ranges += ranked(fits, us, MARKING)
     others += [c for c in ranges if us(c) < 1.1 * us(found[0])]
     fetched = [replace(c, fetch=fetch) for c in found[:FETCHED] for fetch in FETCHES[1:]]
     others += [c for c in fetched if _fits(problem, device, c)]
-    against = challengers(problem, device, first, configs)
+    against = challengers(problem, device, first, configs, us)
     return tuple(dict.fromkeys([first, *against, *found[:FETCHED], *others, *found[FETCHED:]]))
 
 
