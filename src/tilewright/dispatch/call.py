@@ -151,7 +151,7 @@ def _as_public(op: Op, call: Run) -> Run:
     public = reading_outside(op, public) if op.outside is not None else public
     public.__name__ = public.__qualname__ = op.name
     public.__module__ = "tilewright"
-    public.__doc__ = op.__doc__
+    public.__doc__ = op.reference.__doc__
     public.__signature__ = _signature(op)  # type: ignore[attr-defined]
     return public
 

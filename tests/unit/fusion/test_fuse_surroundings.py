@@ -69,3 +69,14 @@ def test_a_function_without_results_is_refused():
     fused = tw.fuse(lambda x: (), name="nothing")
     with pytest.raises(NoImplementation, match="nothing returns no tensors"):
         fused(torch.randn(5))
+
+
+def test_a_fused_function_keeps_its_name_and_documentation():
+    def doubled_and_told(x):
+        """Twice x."""
+        return x * 2
+
+    fused = tw.fuse(doubled_and_told)
+    assert fused.__doc__ == "Twice x."
+    assert fused.__name__ == "doubled_and_told"
+    assert "doubled_and_told" in tw.doubled_and_told_backward.__doc__
