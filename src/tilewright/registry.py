@@ -89,8 +89,10 @@ class Registry(Generic[T]):
     def _import_all(self, folder: Path | None) -> None:
         """The plug-ins of a folder, or the package's own."""
         if folder is not None:
-            for path in sorted((folder / self.kind).glob("[!_]*.py")):
-                _import_file(f"tilewright_plugins.{self.kind}.{path.stem}", path)
+            for path in sorted((folder / self.kind).rglob("*.py")):
+                parts = path.relative_to(folder).with_suffix("").parts
+                if not any(part.startswith("_") for part in parts):
+                    _import_file(".".join(("tilewright_plugins", *parts)), path)
             return
         _import_package(f"tilewright.{self.kind}")
 

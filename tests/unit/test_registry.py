@@ -10,6 +10,7 @@ import pytest
 import tilewright as tw
 from tilewright.impl import IMPLS
 from tilewright.registry import Registry
+from tilewright.suite import SUITES
 
 PACKAGE = Path(tw.__file__).parent
 KINDS = ("ops", "impls", "devices", "strategies", "suites")
@@ -69,9 +70,21 @@ def test_a_plug_in_may_look_up_others_while_it_is_imported(tmp_path, monkeypatch
         "from tilewright.suite import SUITES\nseen = list(SUITES)\n"
     )
     monkeypatch.setenv("TILEWRIGHT_PLUGINS", str(tmp_path))
-    from tilewright.suite import SUITES
 
     assert "quickstart" in list(SUITES)
+
+
+def test_plug_ins_may_lie_in_folders_and_what_they_share_is_none(tmp_path, monkeypatch):
+    suite = 'from tilewright.suite import suite\nsuite("{}", ["softmax(x=f32[4,4])"])\n'
+    for name in ("of_a_folder", "_shared", "_private/of_a_private_folder"):
+        path = tmp_path / "suites" / "mine" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(suite.format(path.stem))
+    monkeypatch.setenv("TILEWRIGHT_PLUGINS", str(tmp_path))
+    assert "of_a_folder" in SUITES
+    SUITES._things.pop("of_a_folder")
+    assert "_shared" not in SUITES
+    assert "of_a_private_folder" not in SUITES
 
 
 def imported_by(path: Path) -> set[str]:
