@@ -118,8 +118,6 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return "no second kernel adds slices"
     if problem.column_tiles(c.tile_n) > MAX_GRID_YZ:
         return f"{problem.column_tiles(c.tile_n)} columns of tiles are more than a grid has"
-    if c.split_k > MAX_GRID_YZ:
-        return f"{c.split_k} slices are more than a grid has"
     if c.blocks:
         return _why_not_in_ranges(problem, device, c)
     if c.whole:
@@ -128,6 +126,8 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
         return None if c.combine == COMBINES[0] else "one slice needs no combining"
     if c.split_k > problem.steps(c.tile_k):
         return f"{problem.pixels} pixels are fewer than {c.split_k} slices of {c.tile_k}"
+    if c.split_k > MAX_GRID_YZ:
+        return f"{c.split_k} slices are more than a grid has"
     groups, tiles = c.split_k // c.cluster, problem.tiles(c.tile_m, c.tile_n)
     if groups == 1:
         return None if c.combine == COMBINES[0] else "a cluster adds all slices"
