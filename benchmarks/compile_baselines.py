@@ -1,7 +1,7 @@
 """Compiles the baselines of torch.compile by many processes, ahead of a large suite's bench.
 
-One after the other they take 3 to 8 s each on a GPU, longer than measuring them. What is made here
-lies in torch.compile's own cache afterwards. Where Triton's autotuning times kernels, one process
+One after the other they take most of a bench's time on a GPU. What is made here lies in
+torch.compile's own cache afterwards. Where Triton's autotuning times kernels, one process
 at a time does, behind a lock.
 
     python benchmarks/compile_baselines.py --suite norms_sweep --only "x=f32["
