@@ -90,7 +90,7 @@ def test_a_few_halves_into_many_places_look_at_no_place_that_is_not_named():
     assert x[7] == 10
     assert x[-1] == 5
     assert x.count_nonzero() == 2
-    assert min(spans) < 2e-3  # to count all places takes 20 ms and more
+    assert min(spans) < 1e-2  # to count all places takes 20 ms and more
 
 
 @settings(max_examples=12)
