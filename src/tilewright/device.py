@@ -59,7 +59,7 @@ class DeviceSpec:
     def __post_init__(self) -> None:
         if self.kind not in ("cuda", "cpu"):
             raise InvalidArgument(f"device {self.name}: kind={self.kind!r} is neither cuda nor cpu")
-        needed = ("shared_bytes_per_sm", "shared_bytes_per_block", "l2_bytes", "dram_bytes_per_s")
+        needed = ("shared_bytes_per_sm", "shared_bytes_per_block", "dram_bytes_per_s")
         missing = [n for n in needed if self.kind == "cuda" and not getattr(self, n)]
         if missing:
             raise InvalidArgument(f"device {self.name}: a GPU's spec needs {', '.join(missing)}")

@@ -16,7 +16,7 @@ def test_a_gpu_without_its_memories_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    "field", ["shared_bytes_per_sm", "shared_bytes_per_block", "l2_bytes", "dram_bytes_per_s"]
+    "field", ["shared_bytes_per_sm", "shared_bytes_per_block", "dram_bytes_per_s"]
 )
 def test_each_of_them_is_needed(field):
     with pytest.raises(InvalidArgument, match=f"needs {field}$"):
