@@ -32,6 +32,8 @@ from tilewright.space import ConfigSpace, param
 ENTRY, ADD_ENTRY, ADD_THREADS = "weight_grad", "add_all_slices", 256
 LARGEST_FILTER = 49
 """Taps whose sums, two channels each, stay in registers."""
+MOST_ROWS = 32
+"""Of a filter: a bit of a word says of each whether it lies inside x."""
 MOST_KEPT = 16
 """Values of grad_output that a pixel of x meets along a row, two channels each, stay there, too."""
 
@@ -68,6 +70,8 @@ class Conv2dWeightGradDepthwise(Implementation):
             return reason
         if math.prod(w["kernel_size"]) > LARGEST_FILTER or w["stride"][1] > 4:
             return f"more than {LARGEST_FILTER} taps, or a stride above 4, exceed the registers"
+        if w["kernel_size"][0] > MOST_ROWS:
+            return f"a filter of {w['kernel_size'][0]} rows has more than {MOST_ROWS}"
         if _kept(w) > MOST_KEPT:
             return f"a row of the filter reaches {_kept(w)} outputs, more than {MOST_KEPT}"
         return sums_refusal(self, w, device)

@@ -52,13 +52,6 @@ struct alignas(64) Problem {  // 128 bytes, passed by value
   int stretches, stretch;     // of a row; outputs in each
 };
 
-// A bit for each row of the filter: whether it lies inside x.
-#if R > 32
-typedef unsigned long long RowSet;
-#else
-typedef u32 RowSet;
-#endif
-
 // A thread's channels of one pixel; of an odd number of channels the last thread has one.
 TW_DEVICE float2 load(const u16* pixel, bool two) {
   if (PAIRED) return DTYPE::widen(__ldg((const u32*)pixel));
@@ -68,7 +61,7 @@ TW_DEVICE float2 load(const u16* pixel, bool two) {
 // Outputs m - j for j < KEPT meet the pixels of x from STRIDE_W * m on. GUARDED: some of them may not
 // be among the `count` from `begin` on.
 template <bool GUARDED>
-TW_DEVICE void meet(float2 (&sums)[SUMS], const float2 (&kept)[KEPT], const u16* row, bool two, RowSet rows_in,
+TW_DEVICE void meet(float2 (&sums)[SUMS], const float2 (&kept)[KEPT], const u16* row, bool two, int rows_in,
                     const Problem& p, int m, int begin, int count) {
   TW_UNROLL for (int e = 0; e < STRIDE_W; ++e) {
     const int w = STRIDE_W * m + e - p.padding_w;
@@ -92,8 +85,8 @@ TW_DEVICE void walk(float2 (&sums)[SUMS], const u16* x, const u16* grad, bool tw
   const int row = number / p.stretches, begin = (number - row * p.stretches) * p.stretch;
   const int count = min(p.stretch, p.out_width - begin), end = begin + count;
   const int n = row / p.out_height, h = (row - n * p.out_height) * p.stride_h - p.padding_h;
-  RowSet rows_in = 0;
-  TW_UNROLL for (int r = 0; r < R; ++r) rows_in |= (RowSet)((unsigned)(h + r * DILATION_H) < (unsigned)p.height) << r;
+  int rows_in = 0;
+  TW_UNROLL for (int r = 0; r < R; ++r) rows_in |= ((unsigned)(h + r * DILATION_H) < (unsigned)p.height) << r;
   x += ((long long)n * p.height + h) * p.width * p.channels;
   grad += (long long)row * p.out_width * p.channels;
   float2 kept[KEPT] = {};
