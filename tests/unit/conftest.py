@@ -1,5 +1,6 @@
 """Fixtures of the unit tests."""
 
+import ctypes
 from dataclasses import dataclass
 
 import pytest
@@ -13,9 +14,29 @@ from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch import evidence, prepared, selection
 from tilewright.dispatch.evidence import OperatorRecords
 from tilewright.dispatch.prepared import reload_records
-from tilewright.impl import IMPLS, Implementation
+from tilewright.impl import IMPLS, Implementation, allocator
 from tilewright.impls.fused import graph_of
 from tilewright.space import ConfigSpace, param
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """Outputs and workspace on a CPU are of ones: not the right results of an earlier call."""
+    plain = allocator.on
+
+    def on(device):
+        empty = plain(device)
+        if device.type != "cpu":
+            return empty
+
+        def poisoned(shape, strides, dtype):
+            t = empty(shape, strides, dtype)
+            ctypes.memset(t.data_ptr(), 0xFF, t.untyped_storage().nbytes())
+            return t
+
+        return poisoned
+
+    monkeypatch.setattr(allocator, "on", on)
 
 
 @pytest.fixture
