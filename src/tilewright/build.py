@@ -14,12 +14,16 @@ class CompileTask:
         source: the complete source text.
         flags: the complete flags, architecture included.
         entry: name of the kernel or function.
+        shared: characters at the start of a source for NVRTC which others may begin with as well;
+            what follows defines kernels and no macros, so that it may stand in a namespace beside
+            theirs. 0 if it is compiled alone.
     """
 
     compiler: str
     source: str
     flags: tuple[str, ...]
     entry: str
+    shared: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tilewright.build import CompileTask, Resources
-from tilewright.compile import cxx, nvcc, nvrtc
+from tilewright.compile import cxx, nvcc, nvrtc, together
 from tilewright.compile.resources import call_resources
 from tilewright.errors import CacheError, CompileError, CompilerMissing
 from tilewright.settings import settings
@@ -31,10 +31,11 @@ class Compiled:
 
     Attributes:
         key: digest of compiler, version, source, flags and entry (and the CPU's ISA for cxx).
-        path: the .cubin or .so.
+        path: the .cubin or .so; several tasks' kernels may be in one.
         resources: from the compiler's log; None for a library.
         log: what the compiler said.
         compile_s: what it cost when it was compiled.
+        symbols: what its kernels are called in the binary, by their names, where that differs.
     """
 
     key: str
@@ -42,6 +43,7 @@ class Compiled:
     resources: Resources | None
     log: str
     compile_s: float
+    symbols: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,40 @@ def compiled(task: CompileTask) -> Compiled:
     started = time.perf_counter()
     binary, log = compiler.compile(task.source, task.flags, task.entry)
     compile_s = time.perf_counter() - started
-    resources = compiler.resources(log, task.entry) if compiler.resources else None
-    return _write(key, task, compiler, binary, resources, log, compile_s)
+    (found,) = _written([task], [key], compiler, binary, [log], [{}], compile_s)
+    return found
+
+
+def compiled_together(tasks: Sequence[CompileTask]) -> list[Compiled | CompileError]:
+    """The same of tasks that `together.may_join` allows to be made in one go, or the error of each.
+
+    Raises:
+        CacheError: as above.
+    """
+    if len(tasks) > 1:
+        try:
+            return _joined(tasks)
+        except CompileError:
+            pass  # one of them is rejected; the others are not
+    return [_or_error(task) for task in tasks]
+
+
+def _joined(tasks: Sequence[CompileTask]) -> list[Compiled | CompileError]:
+    compiler = _COMPILERS[tasks[0].compiler]
+    keys = [_key(task, compiler) for task in tasks]
+    source, symbols = together.joined(tasks)
+    started = time.perf_counter()
+    binary, log = compiler.compile(source, tasks[0].flags, tasks[0].entry)
+    compile_s = (time.perf_counter() - started) / len(tasks)
+    logs = [together.log_of(own, log) for own in symbols]
+    return [*_written(tasks, keys, compiler, binary, logs, symbols, compile_s)]
+
+
+def _or_error(task: CompileTask) -> Compiled | CompileError:
+    try:
+        return compiled(task)
+    except CompileError as error:
+        return error
 
 
 def cached(task: CompileTask) -> Compiled | None:
@@ -105,53 +139,63 @@ def _read(key: str, compiler: _Compiler) -> Compiled | None:
     description = _description(key)
     try:
         entry = json.loads(description.read_bytes())
-        path = description.with_name(entry["binary"])
+        path = Path(os.path.normpath(description.parent / entry["binary"]))
         if hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
             return None
         log = entry["log"]
         resources = compiler.resources(log, entry["entry"]) if compiler.resources else None
-        return Compiled(key, path, resources, log, entry["compile_s"])
+        symbols = entry.get("symbols", {})
+        return Compiled(key, path, resources, log, entry["compile_s"], symbols)
     except (OSError, ValueError, KeyError, TypeError, CompileError):
         return None  # absent or damaged: either way it is compiled again
 
 
-def _write(
-    key: str,
-    task: CompileTask,
+def _written(
+    tasks: Sequence[CompileTask],
+    keys: Sequence[str],
     compiler: _Compiler,
     binary: bytes,
-    resources: Resources | None,
-    log: str,
+    logs: Sequence[str],
+    symbols: Sequence[Mapping[str, str]],
     compile_s: float,
-) -> Compiled:
-    description = _description(key)
+) -> list[Compiled]:
+    """An entry for each task; the binary lies beside the first one's."""
+    named = list(zip(tasks, logs, strict=True))
+    resources = [
+        compiler.resources(log, t.entry) if compiler.resources else None for t, log in named
+    ]
     digest = hashlib.sha256(binary).hexdigest()
-    path = description.with_name(f"{key[:32]}-{digest[:16]}{compiler.suffix}")
-    entry: dict[str, Any] = {
-        "binary": path.name,
-        "sha256": digest,
-        "compiler": [task.compiler, *compiler.identity()],
-        "flags": task.flags,
-        "entry": task.entry,
-        "log": log,
-        "compile_s": compile_s,
-    }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, binary)
+    path = _description(keys[0]).with_name(f"{keys[0][:32]}-{digest[:16]}{compiler.suffix}")
+    _replace(path, binary)
+    entries = []
+    for task, key, log, own, found in zip(tasks, keys, logs, symbols, resources, strict=True):
+        description = _description(key)
+        entry: dict[str, Any] = {
+            "binary": os.path.relpath(path, description.parent),
+            "sha256": digest,
+            "compiler": [task.compiler, *compiler.identity()],
+            "flags": task.flags,
+            "entry": task.entry,
+            "log": log,
+            "compile_s": compile_s,
+            "symbols": dict(own),
+        }
         _replace(description, json.dumps(entry, indent=1).encode())
-    except OSError as error:
-        raise CacheError(
-            f"cannot keep compiled code in {settings().cache_dir}: {error.strerror}; free space "
-            "there, or set TILEWRIGHT_CACHE_DIR to a folder that can be written"
-        ) from error
-    return Compiled(key, path, resources, log, compile_s)
+        entries.append(Compiled(key, path, found, log, compile_s, own))
+    return entries
 
 
 def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"cannot keep compiled code in {settings().cache_dir}: {error.strerror}; free space "
+            "there, or set TILEWRIGHT_CACHE_DIR to a folder that can be written"
+        ) from error

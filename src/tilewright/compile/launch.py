@@ -47,7 +47,7 @@ class CudaKernel:
 
     Args:
         compiled: of a task with compiler "nvrtc".
-        entry: its `extern "C"` name.
+        entry: its `extern "C"` name in the task's source.
         signature: one struct code per argument: P pointer, q int64, Q uint64, i int32, I uint32,
             f float, d double, T a structure of 128 bytes, passed by value, such as a tensor map.
     """
@@ -245,13 +245,14 @@ class CudaKernel:
                 f"{self.entry}: {self.compiled.path} left the cache ({error.strerror}); build again"
             ) from error
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        symbol = self.compiled.symbols.get(self.entry, self.entry).encode()
         subject = f"{self.entry} on cuda:{device_index}"
         status = library.cuModuleLoadData(ctypes.byref(module), image)
         if status in (cuda.INVALID_IMAGE, cuda.NO_BINARY):
             subject += " (compiled for another architecture, or by a newer NVRTC than the driver)"
         cuda.check(status, f"loading {subject}")
         cuda.check(
-            library.cuModuleGetFunction(ctypes.byref(function), module, self.entry.encode()),
+            library.cuModuleGetFunction(ctypes.byref(function), module, symbol),
             f"finding {subject}",
         )
         static = ctypes.c_int()

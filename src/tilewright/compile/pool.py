@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import resource
 import signal
@@ -10,13 +12,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from tilewright.build import CompileTask, Effort
-from tilewright.compile.cache import Compiled, cached, compiled
+from tilewright.compile import together
+from tilewright.compile.cache import Compiled, cached, compiled_together
 from tilewright.errors import CompileError, CompileTimeout, TilewrightError
 from tilewright.settings import settings
 
@@ -78,7 +81,7 @@ class CompilePool:
         results: deque[Result] = deque()
         try:
             while True:
-                results.extend(self._collect(block=not results))
+                results.extend(self._collect(queue, block=not results))
                 results.extend(self._start(queue, room=self.jobs - len(results)))
                 if results:
                     yield results.popleft()
@@ -92,62 +95,86 @@ class CompilePool:
 
         Only tasks of NVRTC, as many as there are workers: nothing else ends soon by itself.
         """
-        self._collect(block=False)
-        for task in _distinct(tasks):
-            if len(self._busy) >= self.jobs:
-                return
-            known = any(job.task == task for job in self._busy.values())
-            if task.compiler == "nvrtc" and not known and not cached(task):
-                self._give(task).leave()
+        queue = _Distinct(tasks)
+        self._collect(queue, block=False)
+        while len(self._busy) < self.jobs and (task := queue.take()):
+            if task.compiler == "nvrtc" and not self._job_of(task) and not cached(task):
+                self._give([task]).leave()
 
     def _start(self, queue: _Distinct, room: int) -> list[Result]:
-        """Give every free worker a task; tasks found in the cache, at most about `room`."""
+        """Give free workers something to do; tasks found in the cache, at most about `room`."""
         found: list[Result] = []
         while len(found) <= room and (task := queue.first()):
-            under_way = next((j for j in self._busy.values() if j.task == task), None)
-            if under_way:
-                under_way.deadline_s = None
+            if job := self._job_of(task):
+                job.want(task)
+                queue.take()
             elif hit := cached(task):
                 found.append((task, hit))
+                queue.take()
             elif len(self._busy) < self.jobs:
-                self._give(task)
+                self._give(self._share(queue))
             else:
                 break
-            queue.take()
         return found
 
-    def _give(self, task: CompileTask) -> _Job:
-        """Have a worker that is free, or a new one, begin a task."""
+    def _share(self, queue: _Distinct) -> list[CompileTask]:
+        """What a free worker does next: one task, or several that are made in one go.
+
+        The more were given out before, the more they are: whoever waits for the first has them
+        soon. And no more than leave the other workers as much to do.
+        """
+        most = min(together.MOST, 1 + queue.given // self.jobs)
+        waiting = queue.ahead(most * self.jobs)
+        first, *others = waiting[: math.ceil(len(waiting) / self.jobs)]
+        joining = [
+            task
+            for task in others
+            if together.may_join(first, task) and not self._job_of(task) and not cached(task)
+        ]
+        tasks = [first] if first in queue.alone else [first, *joining]
+        queue.give(tasks)
+        return tasks
+
+    def _job_of(self, task: CompileTask) -> _Job | None:
+        return next((job for job in self._busy.values() if task in job.tasks), None)
+
+    def _give(self, tasks: Sequence[CompileTask]) -> _Job:
+        """Have a worker that is free, or a new one, begin some tasks."""
         worker = self._idle.pop() if self._idle else _Worker()
         try:
-            worker.connection.send(task)
+            worker.connection.send(tasks)
         except OSError:  # it died while idle
             _stop([worker])
             worker = _Worker()
-            worker.connection.send(task)
-        job = self._busy[worker.connection] = _Job(worker, task)
+            worker.connection.send(tasks)
+        job = self._busy[worker.connection] = _Job(worker, tasks, set(tasks))
         return job
 
-    def _collect(self, block: bool) -> list[Result]:
+    def _collect(self, queue: _Distinct, block: bool) -> list[Result]:
+        """What workers have finished; tasks of one that died in company come back to the queue."""
         results: list[Result] = []
         for connection in self._ready(block):
             assert isinstance(connection, Connection)
             job = self._busy.pop(connection)
             try:
-                result: Compiled | TilewrightError
-                result, cpu_s = connection.recv()
+                found, cpu_s = connection.recv()
             except (EOFError, OSError):
-                result = job.worker.cause_of_death(job.task)
+                cause = job.worker.cause_of_death(job.tasks[0])
+                if len(job.tasks) > 1:  # any of them may be to blame
+                    queue.put_back([task for task in job.tasks if task in job.wanted])
+                    continue
+                found = [cause]
             else:
                 self._idle.append(job.worker)
-                effort = self.effort.setdefault(job.task.compiler, Effort())
-                effort.kernels += isinstance(result, Compiled)
+                effort = self.effort.setdefault(job.tasks[0].compiler, Effort())
+                effort.kernels += sum(isinstance(result, Compiled) for result in found)
                 effort.cpu_s += cpu_s
-            if not job.wanted:
-                continue
-            if isinstance(result, TilewrightError) and not isinstance(result, CompileError):
-                raise result
-            results.append((job.task, result))
+            for task, result in zip(job.tasks, found, strict=True):
+                if task not in job.wanted:
+                    continue
+                if not isinstance(result, Compiled | CompileError):
+                    raise result
+                results.append((task, result))
         return results
 
     def _ready(self, block: bool) -> list[Any]:
@@ -165,7 +192,7 @@ class CompilePool:
         """Nobody waits any more for what is under way."""
         others = []
         for job in self._busy.values():
-            if job.task.compiler == "nvrtc":
+            if job.tasks[0].compiler == "nvrtc":
                 job.leave()
             else:
                 others.append(job)
@@ -174,25 +201,29 @@ class CompilePool:
     def _stop(self, jobs: list[_Job]) -> None:
         for job in jobs:
             del self._busy[job.worker.connection]
-            if job.task.compiler == "nvrtc":  # deaf to SIGTERM, and without processes of its own
+            if (
+                job.tasks[0].compiler == "nvrtc"
+            ):  # deaf to SIGTERM, and without processes of its own
                 job.worker.process.kill()
         _stop([job.worker for job in jobs])
 
 
 @dataclass
 class _Job:
-    """What a worker does; with a deadline, nobody waits for it."""
+    """What a worker does, and what of it somebody waits for: if nothing, until a deadline."""
 
     worker: _Worker
-    task: CompileTask
+    tasks: Sequence[CompileTask]
+    wanted: set[CompileTask]
     deadline_s: float | None = None
 
-    @property
-    def wanted(self) -> bool:
-        return self.deadline_s is None
+    def want(self, task: CompileTask) -> None:
+        self.wanted.add(task)
+        self.deadline_s = None
 
     def leave(self) -> None:
         if self.wanted:
+            self.wanted.clear()
             self.deadline_s = time.monotonic() + _LINGER_S
 
     def is_late(self, now_s: float) -> bool:
@@ -240,6 +271,43 @@ def _stop(workers: Iterable[_Worker]) -> None:
             worker.process.wait()
 
 
+class _Distinct:
+    """Each task once, in order; those to come can be looked at before they are given out.
+
+    Attributes:
+        given: how many were.
+        alone: those that must not be made with others.
+    """
+
+    def __init__(self, tasks: Iterable[CompileTask]) -> None:
+        self.given = 0
+        self.alone: set[CompileTask] = set()
+        self._rest = _distinct(tasks)
+        self._ahead: deque[CompileTask] = deque()
+
+    def ahead(self, most: int) -> list[CompileTask]:
+        """The next ones, at most so many."""
+        self._ahead.extend(itertools.islice(self._rest, max(most - len(self._ahead), 0)))
+        return list(itertools.islice(self._ahead, most))
+
+    def first(self) -> CompileTask | None:
+        return next(iter(self.ahead(1)), None)
+
+    def take(self) -> CompileTask | None:
+        found = self.first()
+        if found is not None:
+            self._ahead.popleft()
+        return found
+
+    def give(self, tasks: Sequence[CompileTask]) -> None:
+        self.given += len(tasks)
+        self._ahead = deque(task for task in self._ahead if task not in tasks)
+
+    def put_back(self, tasks: Sequence[CompileTask]) -> None:
+        self.alone.update(tasks)
+        self._ahead.extendleft(reversed(tasks))
+
+
 def _distinct(tasks: Iterable[CompileTask]) -> Iterator[CompileTask]:
     seen: set[CompileTask] = set()
     for task in tasks:
@@ -248,42 +316,26 @@ def _distinct(tasks: Iterable[CompileTask]) -> Iterator[CompileTask]:
             yield task
 
 
-class _Distinct:
-    """Each task once; the first of those left can be looked at before it is taken."""
-
-    def __init__(self, tasks: Iterable[CompileTask]) -> None:
-        self._rest = _distinct(tasks)
-        self._first: CompileTask | None = None
-
-    def first(self) -> CompileTask | None:
-        if self._first is None:
-            self._first = next(self._rest, None)
-        return self._first
-
-    def take(self) -> None:
-        self._first = None
-
-
 def serve(descriptor: int) -> None:
     """What a worker process does: compile the tasks that arrive, until the caller is gone."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     connection = Connection(descriptor)
     while True:
         try:
-            task = connection.recv()
+            tasks = connection.recv()
         except (EOFError, OSError):
             return
         # The alarm's default action ends this process even while NVRTC holds it.
         signal.setitimer(signal.ITIMER_REAL, settings().compile_timeout_s + _GRACE_S)
-        result: Compiled | TilewrightError
         before_s = _cpu_s()
+        found: Sequence[Compiled | TilewrightError]
         try:
-            result = compiled(task)
+            found = compiled_together(tasks)
         except TilewrightError as error:
-            result = error
+            found = [error] * len(tasks)
         signal.setitimer(signal.ITIMER_REAL, 0)
         try:
-            connection.send((result, _cpu_s() - before_s))
+            connection.send((found, _cpu_s() - before_s))
         except OSError:
             return
 

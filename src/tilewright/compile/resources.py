@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import astuple
 from pathlib import Path
 
@@ -73,25 +74,32 @@ def ptx(task: CompileTask) -> str:
     return nvrtc.compile_ptx(task.source, task.flags, task.entry)
 
 
-def sass(path: Path) -> str:
-    """The machine code of a cubin as text.
+def sass(task: CompileTask) -> str:
+    """The machine code of an NVRTC task as text, compiled now: in the cache there may be others'
+    kernels beside it.
 
     Raises:
         CompilerMissing: neither nvdisasm nor cuobjdump is on this machine.
-        CompileError: the file is not a cubin.
+        CompileError: the compiler refused, or the tool cannot read what it made.
     """
+    assert task.compiler == "nvrtc", task.compiler
     if tool := find_tool("nvdisasm"):
-        command = [tool, "--print-code", str(path)]
+        command = [tool, "--print-code"]
     elif tool := find_tool("cuobjdump"):
-        command = [tool, "--dump-sass", str(path)]
+        command = [tool, "--dump-sass"]
     else:
         raise CompilerMissing(
             "SASS needs nvdisasm or cuobjdump, and neither is on PATH or in this environment; "
             "pip install triton brings both"
         )
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    binary, _ = nvrtc.compile_cubin(task.source, task.flags, task.entry)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        done = subprocess.run([*command, file.name], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise CompileError(f"{Path(tool).name} cannot read {path}: {done.stderr.strip()}")
+        name = Path(tool).name
+        raise CompileError(f"{name} cannot read the cubin of {task.entry}: {done.stderr.strip()}")
     return done.stdout
 
 

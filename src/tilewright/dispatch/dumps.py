@@ -186,4 +186,4 @@ def _machine_code(task: CompileTask, what: str) -> str:
         raise InvalidArgument(
             f"--show {what} is for CUDA kernels; name a GPU, such as --device-spec h200"
         )
-    return ptx(task) if what == "ptx" else sass(compiled(task).path)
+    return ptx(task) if what == "ptx" else sass(task)

@@ -3,6 +3,7 @@
 import ctypes
 import struct
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -153,6 +154,17 @@ def kernel(tmp_path):
     cubin = tmp_path / "scale.cubin"
     cubin.write_bytes(b"\x7fELF\0image")
     return CudaKernel(Compiled("key", cubin, None, "", 0.1), "scale", SIGNATURE)
+
+
+def test_a_kernel_is_found_under_the_name_that_it_has_in_the_binary(driver, tmp_path):
+    cubin = tmp_path / "several.cubin"
+    cubin.write_bytes(b"\x7fELF\0image")
+    several = Compiled("key", cubin, None, "", 0.1, {"own": "scale"})
+    assert sum_through(CudaKernel(several, "own", SIGNATURE)) == sum_through(
+        CudaKernel(replace(several, symbols={}), "scale", SIGNATURE)
+    )
+    with pytest.raises(LaunchError, match="finding own"):
+        sum_through(CudaKernel(replace(several, symbols={}), "own", SIGNATURE))
 
 
 def sum_through(kernel, device_index=0, **options):

@@ -220,7 +220,7 @@ def test_what_was_begun_ahead_is_compiled_once_by_who_waits_for_it(monkeypatch):
     begun = []
     give = CompilePool._give
     monkeypatch.setattr(
-        CompilePool, "_give", lambda pool, task: begun.append(task) or give(pool, task)
+        CompilePool, "_give", lambda pool, tasks: begun.extend(tasks) or give(pool, tasks)
     )
     first, second = for_nvrtc(30), for_nvrtc(31)
     with CompilePool(jobs=1) as workers:

@@ -137,6 +137,12 @@ def tiles_prelude() -> str:
     return _read("prelude_tiles.cuh")
 
 
+def prelude_of(source: str) -> str:
+    """What a source has in common with those of other graphs."""
+    tiles = "\n".join([prelude(), tiles_prelude()])
+    return tiles if source.startswith(tiles) else prelude()
+
+
 def _read(name: str) -> str:
     return resources.files("tilewright").joinpath("kernels", name).read_text()
 

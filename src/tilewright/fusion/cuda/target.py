@@ -18,7 +18,7 @@ from tilewright.fusion.cuda.column_graph import RowGraph, split
 from tilewright.fusion.cuda.columns import emit_columns
 from tilewright.fusion.cuda.finishing import FINISH
 from tilewright.fusion.cuda.heuristics import row_heuristic, row_promising
-from tilewright.fusion.cuda.kernel import ENTRY, Launch
+from tilewright.fusion.cuda.kernel import ENTRY, Launch, prelude_of
 from tilewright.fusion.cuda.pointwise import emit_pointwise
 from tilewright.fusion.cuda.pointwise_schedule import (
     loads_bytes,
@@ -139,7 +139,8 @@ def task(graph: Graph, config: Any, device: DeviceSpec) -> CompileTask:
     flags = [f"--gpu-architecture={device.arch}", "--std=c++17", "--ptxas-options=-v"]
     if graph.meets_extremes:
         flags.append("--fmad=false")
-    return CompileTask("nvrtc", source, tuple(flags), ENTRY)
+    shared = prelude_of(source)
+    return CompileTask("nvrtc", source, tuple(flags), ENTRY, len(shared))
 
 
 def executable(
