@@ -7,7 +7,7 @@ import torch
 from emulated import Emulated
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
-from tilewright.fusion import cpp_target
+from tilewright.fusion.cpp import target as cpp_target
 from tilewright.fusion.cuda import target as cuda_target
 from tilewright.impls.fused import graph_of
 from tilewright.op import Workload

@@ -6,7 +6,7 @@ import random
 import torch
 from torch.nn import functional as F
 
-from tilewright.dispatch.fuse import fuse
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.op import OPS
 from tilewright.tensor_spec import TensorSpec
 

@@ -1,6 +1,7 @@
 """Random functions of up to fifteen steps, on inputs of random broadcast shapes and layouts."""
 
 import math
+import re
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from tilewright.dispatch.fuse import fuse
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.op import OPS
 from tilewright.tensor_spec import HALVES, TensorSpec
 
@@ -157,8 +159,32 @@ MANY_TOTALS = ("unary", "binary", "total", "total")
 RARE_STEPS = (*MANY_MOVES, "rare unary", "rare binary", "rare reduce")
 
 
+SMOOTH = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "lerp",
+    "neg",
+    "tanh",
+    "sigmoid",
+    "gaussian",
+    "affine",
+    "erf",
+    "cube",
+    "half",
+    "sum",
+    "mean",
+    "var",
+    "softmax",
+    "summed",
+    *MOVES,
+)
+"""Steps whose gradients do not jump, whatever the rounding of what they are of."""
+
+
 @st.composite
-def programs(draw, dtypes=DTYPES, most_steps=15, kinds=KINDS_OF_STEPS, sizes=SIZES):
+def programs(draw, dtypes=DTYPES, most_steps=15, kinds=KINDS_OF_STEPS, sizes=SIZES, steps=None):
     rank = draw(st.integers(1, 4))
     full = [draw(st.sampled_from(sizes)) for _ in range(rank)]
     while math.prod(full) > MOST_ELEMENTS:
@@ -170,10 +196,12 @@ def programs(draw, dtypes=DTYPES, most_steps=15, kinds=KINDS_OF_STEPS, sizes=SIZ
     kinds_of = st.sampled_from([dtype, *beside])
     specs = tuple(draw(tensors(full, draw(kinds_of))) for _ in range(draw(st.integers(1, 3))))
     values = [torch.empty(s.shape, dtype=s.torch_dtype, device="meta") for s in specs]
-    steps = []
+    allowed, steps = steps, []
     for _ in range(draw(st.integers(1, most_steps))):
         step = draw(steps_on(values, draw(st.sampled_from(kinds))))
         name, operands, dims = step
+        if allowed is not None and name not in allowed:
+            continue
         try:
             out = computed(name, [values[i] for i in operands], dims)
         except (IndexError, RuntimeError):  # the greatest of no elements
@@ -230,6 +258,17 @@ def tensors(draw, full, dtype):
     return TensorSpec(dtype, tuple(shape), tuple(strides))
 
 
+MISFIT = (
+    "sizes (that )?do not fit|dims of .* that are merged|merged dims of|were merged differently"
+)
+"""What random views of random sizes are refused for."""
+
+
+def is_misfit(reason):
+    """Whether a refusal, if it is one, names what random views of random sizes may run into."""
+    return reason is not None and bool(re.search(f"{MISFIT}|is empty", reason))
+
+
 def workload(program):
     """The program as the operator `random_graph`, with a seed if it drops something out."""
     fuse(program.function(), name="random_graph")
@@ -237,6 +276,14 @@ def workload(program):
     drawn = any(name == "dropout" for name, *_ in program.steps)
     seed = {"seed": TensorSpec("i64", ())} if drawn else {}
     return op.workload(**dict(zip(op.parameters, program.specs, strict=False)), **seed)
+
+
+def gradient_workload(program):
+    """The gradients of a program, all that it has, as a workload of their operator."""
+    w = workload(program)
+    floating = [o for o in w.outputs if o.torch_dtype.is_floating_point]
+    op = backward_operator(w.operator, len(floating))
+    return op.workload(**dict(zip(op.gradients, floating, strict=True)), **dict(w.args))
 
 
 def both(program, tensors):

@@ -2,7 +2,7 @@
 
 import torch
 
-from tilewright.fusion.cuda.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
 
 PERSISTENT = RowSchedule(4, 64, 4, 1, "registers", "two_pass", 1, 1, stages=2, parameters="shared")
 MIXED = "layer_norm(x={half}[{rows},520], weight=f32[520], bias={half}[520])"

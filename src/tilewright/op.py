@@ -210,7 +210,7 @@ class Op:
         seed: the int64 scalar that decides what the reference draws (philox.py); without it, None
             in a workload, PyTorch's generator does.
         outside: of a fused function: reads what its last parameters are now, by name; the public
-            function passes them (dispatch/outside.py).
+            function passes them (dispatch/functions/outside.py).
         training_of: the operator of which it is the forward and, after that, the backward.
         returns: its outputs' names, for a backward that takes one of them as a parameter;
             `<name>_forward` returns them, and after them what its backward names `wide`.

@@ -15,6 +15,7 @@ import pkgutil
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -38,6 +39,7 @@ class Registry(Generic[T]):
         self._loaded: set[str] = set()
         self._lock = threading.RLock()
         self._loading = False
+        self._when_removed: list[Callable[[str], None]] = []
 
     def add(self, name: str, thing: T) -> T:
         assert name not in self._things or self._things[name] is thing, f"{self.noun} {name} twice"
@@ -47,6 +49,12 @@ class Registry(Generic[T]):
     def remove(self, name: str) -> None:
         """Take back what `add` added, if anything; for things that a person makes at run time."""
         self._things.pop(name, None)
+        for forget in self._when_removed:
+            forget(name)
+
+    def when_removed(self, forget: Callable[[str], None]) -> None:
+        """Have a function called with each name that is taken back: it knows things by name too."""
+        self._when_removed.append(forget)
 
     def get(self, name: str) -> T | None:
         self._load()

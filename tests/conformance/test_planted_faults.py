@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from tilewright.fusion.trace import trace_reference
+from tilewright.fusion.frontend.trace import trace_reference
 from tilewright.impl import allocate
 from tilewright.impls._vendor import vendor
 from tilewright.measure.error_bound import truth_and_tolerance

@@ -9,7 +9,7 @@ from own_memory import laid_out
 
 from tilewright.build import CompileTask
 from tilewright.device import DeviceSpec
-from tilewright.dispatch.flat_index import by_operators
+from tilewright.dispatch.indices.flat_index import by_operators
 from tilewright.impls.indices._flat_index import FlatIndex
 from tilewright.tensor_spec import TensorSpec
 from tilewright.text import parse_call

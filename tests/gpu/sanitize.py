@@ -28,7 +28,7 @@ from torch.nn import functional as F
 import tilewright as tw
 from tilewright.build import CompileTask
 from tilewright.device import DEVICES, DeviceSpec, spec_of
-from tilewright.dispatch.fuse import fuse
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS, Implementation
 from tilewright.op import OPS, Workload

@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from tilewright.device import spec_of
-from tilewright.dispatch.fuse import backward_operator, fuse
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import tilewright as tw
 from tilewright.device import spec_of
-from tilewright.dispatch.fuse import backward_operator
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload

@@ -8,7 +8,7 @@ import torch
 
 import tilewright as tw
 from tilewright.dispatch import prepared, selection
-from tilewright.dispatch.flat_index import by_operators, flat_index
+from tilewright.dispatch.indices.flat_index import by_operators, flat_index
 from tilewright.errors import IndexOutOfRange
 from tilewright.measure.activity import activity_of
 from tilewright.op import Workload

@@ -5,7 +5,7 @@ import torch
 
 import tilewright as tw
 from tilewright.dispatch import prepared, selection
-from tilewright.dispatch.parts import of_parts, parts_of
+from tilewright.dispatch.indices.parts import of_parts, parts_of
 from tilewright.errors import IndexOutOfRange
 from tilewright.op import Workload
 

@@ -12,19 +12,33 @@ from random_graphs import (
     MANY_MOVES,
     MANY_REDUCTIONS,
     MANY_TOTALS,
+    MANY_VIEWS,
     RARE_STEPS,
+    SMOOTH,
     assert_empty_ones_right,
+    both,
     forget,
+    gradient_workload,
+    gradients,
+    is_misfit,
     programs,
     run_examples,
     workload,
 )
 from tilewright.device import spec_of
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier
-from tilewright.op import Workload
+from tilewright.op import OPS, Workload
 
 pytestmark = pytest.mark.gpu
+OF_BOOLEANS = {
+    "logic": lambda m, x: (m & (x > 0), m | ~(x < 1), m ^ (x == x), m.logical_not()),
+    "orders": lambda m, x: (m < (x > 0), m >= (x > 1), m == (x > 0), x.isnan()),
+    "rows": lambda m, x: (m.any(-1), m.all(-1), m.sum(-1), (x > 0).sum(0), m & ~m.any(-1, True)),
+    "choices": lambda m, x: (torch.where(m, x, 0.0), torch.where(m, 3, 4), 1.0 - m * 0.5, m / 3),
+}
+"""Functions of booleans and a tensor of fp32, whose results are booleans or numbers."""
 RANDOM_GRAPHS, PARTS, RARE_PARTS = 120, 12, 4
 FUSED = IMPLS["fused"]
 
@@ -89,6 +103,61 @@ def test_random_graphs_give_what_fp64_gives(part, device):
             forget()
 
     run_examples(check, RANDOM_GRAPHS // PARTS, derandomize=False, shrink=False)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_graphs_with_views_give_what_fp64_gives(part, device):
+    @seed(part)
+    @given(programs(kinds=MANY_VIEWS, most_steps=8))
+    def check(program):
+        w = workload(program)
+        try:
+            if not is_misfit(FUSED.unsupported(w, spec_of(device.index))):
+                assert_right(w, device)
+        finally:
+            forget()
+
+    run_examples(check, 12, derandomize=False, shrink=False)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
+def test_gradients_of_random_graphs_give_what_fp64_gives(dtype, device):
+    @given(programs(dtypes=(dtype,), most_steps=8, kinds=MANY_MOVES, steps=SMOOTH))
+    def check(program):
+        try:
+            assert_right(gradient_workload(program), device)
+        finally:
+            forget()
+
+    run_examples(check, 15, shrink=False)
+
+
+def test_calls_of_random_graphs_have_autograds_gradients(device):
+    @given(programs(dtypes=("f64",), most_steps=8, kinds=MANY_MOVES))
+    def check(program):
+        tensors = workload(program).operator.examples(workload(program), "random", 0, device)
+        tensors = [t.requires_grad_() for t in tensors]
+        try:
+            own, right = both(program, tensors)
+            for mine, theirs in zip(*gradients(own, right, tensors), strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+        finally:
+            forget()
+
+    run_examples(check, 15, shrink=False)
+
+
+@pytest.mark.parametrize("name", OF_BOOLEANS)
+def test_functions_of_booleans_are_pytorchs_bit_for_bit(name, device):
+    function, made = OF_BOOLEANS[name], f"{name}_of_booleans"
+    x, m = torch.randn(333, 40, device=device), torch.rand(333, 40, device=device) > 0.5
+    try:
+        found, right = fuse(function, name=made)(m, x), function(m, x)
+        for mine, theirs in zip(found, right, strict=True):
+            assert mine.dtype == theirs.dtype
+            assert torch.equal(mine, theirs)
+    finally:
+        OPS.remove(made)
 
 
 def test_random_graphs_of_totals_give_what_fp64_gives(device):

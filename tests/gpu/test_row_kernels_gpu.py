@@ -23,7 +23,7 @@ from tilewright.compile.launch import overlaps
 from tilewright.device import spec_of
 from tilewright.errors import LaunchError
 from tilewright.fusion.cuda import target
-from tilewright.fusion.cuda.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier

@@ -166,7 +166,7 @@ def _written(
     ]
     digest = hashlib.sha256(binary).hexdigest()
     path = _description(keys[0]).with_name(f"{keys[0][:32]}-{digest[:16]}{compiler.suffix}")
-    _replace(path, binary)
+    _keep(path, binary)
     entries = []
     for task, key, log, own, found in zip(tasks, keys, logs, symbols, resources, strict=True):
         description = _description(key)
@@ -180,7 +180,7 @@ def _written(
             "compile_s": compile_s,
             "symbols": dict(own),
         }
-        _replace(description, json.dumps(entry, indent=1).encode())
+        _keep(description, json.dumps(entry, indent=1).encode())
         entries.append(Compiled(key, path, found, log, compile_s, own))
     return entries
 
@@ -188,12 +188,16 @@ def _written(
 def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _keep(path: Path, content: bytes) -> None:
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(content)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        _replace(path, content)
     except OSError as error:
         raise CacheError(
             f"cannot keep compiled code in {settings().cache_dir}: {error.strerror}; free space "

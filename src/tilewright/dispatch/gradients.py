@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from tilewright.dispatch import evidence, selection
+from tilewright.dispatch.functions.operator import backward_operator
+from tilewright.dispatch.functions.seeding import seeded
 from tilewright.dispatch.prepared import state
-from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
-from tilewright.fusion.trace import Reach, reached
+from tilewright.fusion.frontend.trace import Reach, reached
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import TensorSpec
 
@@ -91,8 +92,6 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way:
         given_seed = seeded(w, device)
         w = given_seed or w
         if op.fused:
-            from tilewright.dispatch.fuse import backward_operator
-
             if selection.choose(w, device).source == "default":  # or it says what is not taken
                 return _PYTORCH
             floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]

@@ -23,18 +23,18 @@ from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.copies import of_copies
 from tilewright.dispatch.deterministic import ByMode, races
 from tilewright.dispatch.dumps import dump_built
-from tilewright.dispatch.index_ranges import in_range_after, in_range_first
-from tilewright.dispatch.parts import of_parts
+from tilewright.dispatch.functions.seeding import drawing, seeded
+from tilewright.dispatch.indices.parts import of_parts
+from tilewright.dispatch.indices.ranges import in_range_after, in_range_first
 from tilewright.dispatch.pytorch import as_pytorch
 from tilewright.dispatch.recent import Recent
-from tilewright.dispatch.seeding import drawing, seeded
 from tilewright.dispatch.selection import Choice, Forced
 from tilewright.errors import IndexOutOfRange, InvalidArgument, SharedMemory, TilewrightError
 from tilewright.impl import IMPLS
 from tilewright.impls._vendor import vendor
 from tilewright.impls.indices._any_index import of_any_index
 from tilewright.impls.indices._in_place import apart
-from tilewright.op import Op, Workload
+from tilewright.op import OPS, Op, Workload
 from tilewright.settings import settings
 
 MAX_KEYS = 4096
@@ -107,6 +107,7 @@ class State:
 
 
 state = State()
+OPS.when_removed(state.disown)
 
 
 def enable() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tilewright.dispatch.index_ranges import look_after
+from tilewright.dispatch.indices.ranges import look_after
 from tilewright.impls._vendor import call_reference
 from tilewright.impls.indices import _any_index
 from tilewright.op import Op

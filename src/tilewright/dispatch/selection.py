@@ -29,7 +29,7 @@ import torch
 from tilewright.device import DeviceSpec, spec_of
 from tilewright.dispatch import evidence
 from tilewright.dispatch.evidence import OperatorRecords, bucket, family, same, sizes_of, spread
-from tilewright.dispatch.parts import LARGE, Part, parts_of
+from tilewright.dispatch.indices.parts import LARGE, Part, parts_of
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.impls.fused import EMPTY

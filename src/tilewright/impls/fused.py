@@ -11,12 +11,12 @@ import torch
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.errors import NoImplementation
-from tilewright.fusion import cpp_target
+from tilewright.fusion.cpp import target as cpp_target
 from tilewright.fusion.cuda import target as cuda_target
+from tilewright.fusion.frontend.lower import lower
+from tilewright.fusion.frontend.steps import Unsupported
 from tilewright.fusion.ir import Graph
-from tilewright.fusion.lower import lower
 from tilewright.fusion.passes import optimise
-from tilewright.fusion.steps import Unsupported
 from tilewright.fusion.stored import Stored
 from tilewright.impl import CompileTask, Executable, Implementation
 from tilewright.op import Workload
@@ -28,8 +28,8 @@ EMPTY = "a tensor is empty: there is nothing to compute"
 class Fused(Implementation):
     """The fusion compiler: any reference made of pointwise, broadcast, cast and reduction steps.
 
-    The config is the target's schedule: fusion/cuda/schedule.py for CUDA,
-    fusion/cpp_schedule.py for the CPU.
+    The config is the target's schedule: one of fusion/cuda/*/schedule.py for CUDA,
+    fusion/cpp/schedule.py for the CPU.
     """
 
     name = "fused"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.errors import TilewrightError
-from tilewright.fusion.trace import arithmetics, trace_truth
+from tilewright.fusion.frontend.trace import arithmetics, trace_truth
 from tilewright.indexed import Terms
 from tilewright.measure import (  # noqa: F401 - their rules register
     error_rules_convolution,

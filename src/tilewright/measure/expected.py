@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tilewright.fusion.trace import trace_truth
+from tilewright.fusion.frontend.trace import trace_truth
 from tilewright.measure.error_bound import bounds, truth_and_tolerance
 from tilewright.measure.examples import Batch
 from tilewright.op import Workload

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright.dispatch import call, index_put, prepared
-from tilewright.dispatch.flat_index import by_operators
+from tilewright.dispatch import call, prepared
+from tilewright.dispatch.indices import put as index_put
+from tilewright.dispatch.indices.flat_index import by_operators
 from tilewright.errors import IndexOutOfRange
 from tilewright.impls.indices._any_index import beyond, of_any_index, outside
 from tilewright.op import OPS, Op, Workload

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.compile import cxx, nvrtc
 from tilewright.device import DEVICES
-from tilewright.dispatch import flat_index as dispatch
-from tilewright.dispatch.flat_index import by_operators, flat_index
+from tilewright.dispatch.indices import flat_index as dispatch
+from tilewright.dispatch.indices.flat_index import by_operators, flat_index
 from tilewright.errors import CompilerMissing
 from tilewright.impls.indices._flat_index import (
     ENTRY,

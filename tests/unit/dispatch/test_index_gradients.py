@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 import tilewright as tw
 from tilewright.compile import cxx
 from tilewright.device import spec_of
-from tilewright.dispatch import call, index_gradients, prepared
+from tilewright.dispatch import call, prepared
 from tilewright.dispatch.autograd import Recomputed
-from tilewright.dispatch.index_gradients import moves
+from tilewright.dispatch.indices import gradients as index_gradients
+from tilewright.dispatch.indices.gradients import moves
 from tilewright.environment import environment
 from tilewright.impl import IMPLS
 from tilewright.indexed import Indexed

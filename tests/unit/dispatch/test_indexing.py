@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import tilewright as tw
 from allocations import peak_bytes
-from tilewright.dispatch.index_put import _as_rows
+from tilewright.dispatch.indices.put import _as_rows
 from tilewright.errors import IndexOutOfRange
 from tilewright.ops._indexing import NUMBERS
 from tilewright.tensor_spec import DTYPES
@@ -224,7 +224,7 @@ def test_out_of_place_the_error_is_the_same_one(name, args, differentiable):
 
 
 def test_without_a_second_look_at_indices_that_are_in_range(monkeypatch):
-    from tilewright.dispatch import index_ranges
+    from tilewright.dispatch.indices import ranges as index_ranges
 
     looks = []
     monkeypatch.setattr(index_ranges, "refuse_out_of_range", lambda *call: looks.append(call))

@@ -8,7 +8,7 @@ from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.evidence import OperatorRecords
-from tilewright.dispatch.parts import of_parts, parts_of
+from tilewright.dispatch.indices.parts import of_parts, parts_of
 from tilewright.errors import SharedMemory
 from tilewright.impl import IMPLS, Executable
 from tilewright.impls._vendor import vendor

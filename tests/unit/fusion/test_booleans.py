@@ -9,7 +9,7 @@ import torch
 from emulated import Emulated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
-from tilewright.dispatch.fuse import fuse
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import target
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of

@@ -31,10 +31,11 @@ from random_graphs import (
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES, MAX_GRID
-from tilewright.dispatch.fuse import fuse
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import programs as kernels
-from tilewright.fusion.cuda import target, tiles
-from tilewright.fusion.cuda.tiles import TileSchedule
+from tilewright.fusion.cuda import target
+from tilewright.fusion.cuda.tiles import schedule as tiles
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload

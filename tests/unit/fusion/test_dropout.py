@@ -18,7 +18,7 @@ from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.prepared import reload_records
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.cuda import target
-from tilewright.fusion.cuda.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.runner import InProcess
@@ -156,7 +156,7 @@ WORKLOADS = [
 def test_kernels_of_both_targets_are_right(text, fused):
     made = text.partition("_backward")[0]
     if made in fused:
-        tw.dispatch.fuse.backward_operator(OPS[made], 1)
+        tw.dispatch.functions.operator.backward_operator(OPS[made], 1)
     w = Workload.parse(text)
     verifier = Verifier(w, CPU)
     assert verifier.check(built(w)).message == ""
@@ -311,7 +311,7 @@ def test_verifying_holds_no_baseline_against_the_seeds_mask(fused):
     ],
 )
 def test_the_heuristics_kernels_compile_without_spilling(text, device, fused):
-    tw.dispatch.fuse.backward_operator(OPS["dropped_norm"], 1)
+    tw.dispatch.functions.operator.backward_operator(OPS["dropped_norm"], 1)
     graph, spec = graph_of(Workload.parse(text)), DEVICES[device]
     log = compiled(target.task(graph, target.heuristic(graph, spec), spec)).log
     assert set(re.findall(r"(\d+) bytes spill stores", log)) == {"0"}

@@ -14,7 +14,7 @@ from emulated import Emulated
 from on_targets import H200, LENGTHS, TARGETS, emitted, executable, made, right, written
 from tilewright.compile.cache import compiled
 from tilewright.fusion.cuda import target as cuda_target
-from tilewright.fusion.cuda.tiles import TileSchedule
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.extents import divisor, reciprocal
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Workload

@@ -14,13 +14,13 @@ import torch
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
-from tilewright.fusion import cpp_target
-from tilewright.fusion.cpp_entry import ENTRY
-from tilewright.fusion.cpp_loops import arrange
-from tilewright.fusion.cpp_schedule import LoopSchedule
-from tilewright.fusion.emit_cpp import emit, loops_of, program_of
+from tilewright.fusion.cpp import target as cpp_target
+from tilewright.fusion.cpp.emit import emit, loops_of, program_of
+from tilewright.fusion.cpp.entry import ENTRY
+from tilewright.fusion.cpp.loops import arrange
+from tilewright.fusion.cpp.schedule import LoopSchedule
+from tilewright.fusion.frontend.lower import lower
 from tilewright.fusion.ir import Access, Graph, Node
-from tilewright.fusion.lower import lower
 from tilewright.fusion.passes import optimise
 from tilewright.impl import CompileTask
 from tilewright.op import Workload

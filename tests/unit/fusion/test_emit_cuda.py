@@ -10,9 +10,11 @@ import torch
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
-from tilewright.dispatch.fuse import fuse
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import stages, target
-from tilewright.fusion.cuda.schedule import Footprint, RowSchedule, row_space
+from tilewright.fusion.cuda.rows.footprint import Footprint
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Workload

@@ -6,7 +6,7 @@ import torch
 from row_schedules import FAR
 from tilewright.compile import cxx
 from tilewright.device import spec_of
-from tilewright.dispatch.fuse import fuse
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.impl import IMPLS
 from tilewright.op import OPS
 from tilewright.tensor_spec import TensorSpec

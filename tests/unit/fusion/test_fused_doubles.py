@@ -11,7 +11,8 @@ from emulated import Emulated
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES, spec_of
-from tilewright.dispatch.fuse import backward_operator, fuse
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.fusion.cuda import target
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 import tilewright as tw
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
-from tilewright.dispatch.fuse import backward_operator, fuse
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.errors import NoImplementation
 from tilewright.fusion.cuda import target
 from tilewright.impl import IMPLS

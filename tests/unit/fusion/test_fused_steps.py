@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from tilewright.compile import cxx
 from tilewright.device import spec_of
-from tilewright.dispatch.fuse import backward_operator, fuse
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.errors import NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier

@@ -11,11 +11,12 @@ from torch.nn import functional as F
 import tilewright as tw
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
-from tilewright.dispatch.fuse import backward_operator, fuse
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.errors import NoImplementation
-from tilewright.fusion.axes import refined
 from tilewright.fusion.cuda import target
-from tilewright.fusion.pieces import boxed, common, in_boxes, others, within
+from tilewright.fusion.frontend.axes import refined
+from tilewright.fusion.frontend.pieces import boxed, common, in_boxes, others, within
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS

@@ -6,7 +6,7 @@ from fused_on_cpu import assert_verified
 
 import tilewright as tw
 from tilewright.compile import cxx
-from tilewright.dispatch.fuse import backward_operator
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.op import OPS
 from tilewright.tensor_spec import TensorSpec

@@ -12,9 +12,9 @@ from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DEVICES
-from tilewright.dispatch.fuse import fuse
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import programs, target
-from tilewright.fusion.cuda.tiles import TileSchedule
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload

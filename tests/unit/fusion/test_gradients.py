@@ -12,7 +12,7 @@ from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.errors import InvalidArgument
 from tilewright.fusion.cuda import target
-from tilewright.fusion.lower import lower
+from tilewright.fusion.frontend.lower import lower
 from tilewright.fusion.passes import optimise
 from tilewright.impl import IMPLS
 from tilewright.impls._vendor import vendor

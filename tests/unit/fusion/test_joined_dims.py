@@ -15,8 +15,8 @@ from on_targets import H200, LENGTHS, TARGETS, emitted, executable, made, right,
 from tilewright.dispatch import selection
 from tilewright.dispatch.evidence import OperatorRecords
 from tilewright.fusion.cuda import target as cuda_target
-from tilewright.fusion.cuda.pointwise_schedule import PointwiseSchedule
-from tilewright.fusion.cuda.tiles import TileSchedule
+from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS
 from tilewright.record import Record

@@ -11,7 +11,7 @@ import tilewright as tw
 from tilewright.compile import cxx
 from tilewright.dispatch.prepared import state
 from tilewright.errors import InvalidArgument
-from tilewright.fusion import trace
+from tilewright.fusion.frontend import trace
 from tilewright.op import OPS, Workload
 
 pytestmark = [
@@ -33,7 +33,7 @@ def traces(monkeypatch):
         found.append(str(w))
         return run(w, *args, **kwargs)
 
-    monkeypatch.setattr("tilewright.fusion.lower.trace_reference", counted)
+    monkeypatch.setattr("tilewright.fusion.frontend.lower.trace_reference", counted)
     return found
 
 

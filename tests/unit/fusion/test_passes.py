@@ -7,10 +7,10 @@ import torch
 
 from tilewright.compile import cxx
 from tilewright.device import spec_of
-from tilewright.dispatch.fuse import fuse
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion import passes
+from tilewright.fusion.frontend.lower import lower
 from tilewright.fusion.ir import Access, Graph, Node
-from tilewright.fusion.lower import lower
 from tilewright.fusion.plan import plan_rows
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of

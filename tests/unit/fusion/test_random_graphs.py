@@ -11,12 +11,16 @@ from random_graphs import (
     KINDS_OF_STEPS,
     MANY_MOVES,
     MANY_VIEWS,
+    MISFIT,
     RARE_STEPS,
+    SMOOTH,
     Program,
     assert_empty_ones_right,
     both,
     forget,
+    gradient_workload,
     gradients,
+    is_misfit,
     programs,
     run_examples,
     workload,
@@ -33,7 +37,7 @@ DEVICE = dataclasses.replace(DEVICES["cpu"], threads=2)
 pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 
 
-def verdict(program):
+def verdict(program, workload=workload):
     w = workload(program)
     fused = IMPLS["fused"]
     assert fused.unsupported(w, DEVICE) is None, fused.unsupported(w, DEVICE)
@@ -57,21 +61,13 @@ def test_random_graphs_give_what_fp64_gives(kinds):
     run_examples(check, 25)
 
 
-MISFIT = (
-    "sizes (that )?do not fit|dims of .* that are merged|merged dims of|were merged differently"
-)
-"""What random views of random sizes are refused for."""
-
-
 def test_random_graphs_with_views_give_what_fp64_gives():
     taken = 0
 
     @given(programs(kinds=MANY_VIEWS, most_steps=8))
     def check(program):
         nonlocal taken
-        w = workload(program)
-        reason = IMPLS["fused"].unsupported(w, DEVICE)
-        if reason is not None and (re.search(MISFIT, reason) or "is empty" in reason):
+        if is_misfit(IMPLS["fused"].unsupported(workload(program), DEVICE)):
             return
         found = verdict(program)
         assert found.ok, found.message
@@ -139,5 +135,15 @@ def test_gradients_of_random_graphs_are_autograds():
         own, right = both(program, tensors)
         for mine, theirs in zip(*gradients(own, right, tensors), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+
+    run_examples(check, 12)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_gradients_of_random_graphs_are_as_good_as_pytorchs(dtype):
+    @given(programs(dtypes=(dtype,), most_steps=8, kinds=MANY_MOVES, steps=SMOOTH))
+    def check(program):
+        found = verdict(program, gradient_workload)
+        assert found.ok, found.message
 
     run_examples(check, 12)

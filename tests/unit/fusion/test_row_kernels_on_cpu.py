@@ -17,10 +17,11 @@ from row_schedules import (
 from row_schedules import NORM as ONE_NORM
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
-from tilewright.dispatch.fuse import fuse
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import target
-from tilewright.fusion.cuda.rows import RowKernel
-from tilewright.fusion.cuda.schedule import Footprint, RowSchedule
+from tilewright.fusion.cuda.rows.footprint import Footprint
+from tilewright.fusion.cuda.rows.kernel import RowKernel
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier

@@ -9,8 +9,8 @@ import torch
 
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
-from tilewright.dispatch.fuse import fuse
-from tilewright.fusion.emit_cpp import program_of
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.fusion.cpp.emit import program_of
 from tilewright.fusion.segments import cut
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of

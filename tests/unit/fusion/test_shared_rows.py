@@ -11,10 +11,10 @@ from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DEVICES
-from tilewright.dispatch.fuse import fuse
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.parts import words_of_row
-from tilewright.fusion.cuda.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload

@@ -15,8 +15,9 @@ from random_graphs import forget
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
-from tilewright.dispatch.fuse import fuse
-from tilewright.fusion.cuda import programs, target, tiles
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.fusion.cuda import programs, target
+from tilewright.fusion.cuda.tiles import schedule as tiles
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS

@@ -14,9 +14,9 @@ from own_memory import laid_out
 from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
-from tilewright.fusion.cuda.pointwise_schedule import PointwiseSchedule
-from tilewright.fusion.cuda.schedule import RowSchedule
-from tilewright.fusion.cuda.tiles import TileSchedule
+from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.impl import IMPLS
 from tilewright.impls.weight_gradient import conv2d_weight_grad_sm80 as sm80
 from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90

@@ -10,15 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from tilewright.device import MAX_GRID, DeviceSpec
-from tilewright.fusion.cuda.gathering import GatheringKernel
-from tilewright.fusion.cuda.heuristics import row_heuristic
 from tilewright.fusion.cuda.kernel import ENTRY, prelude, tiles_prelude
-from tilewright.fusion.cuda.pointwise_schedule import (
+from tilewright.fusion.cuda.pointwise.schedule import (
     PointwiseSchedule,
     pointwise_heuristic,
     pointwise_space,
 )
-from tilewright.fusion.cuda.schedule import row_space
+from tilewright.fusion.cuda.rows.heuristics import row_heuristic
+from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.stages import (
     Schedule,
     Stage,
@@ -32,9 +31,15 @@ from tilewright.fusion.cuda.stages import (
     rows_last,
     shares_rows,
 )
-from tilewright.fusion.cuda.tile_heuristics import merit, tile_heuristic, tile_promising, tile_space
-from tilewright.fusion.cuda.tile_kernel import TileKernel
-from tilewright.fusion.cuda.tiles import (
+from tilewright.fusion.cuda.tiles.gathering import GatheringKernel
+from tilewright.fusion.cuda.tiles.heuristics import (
+    merit,
+    tile_heuristic,
+    tile_promising,
+    tile_space,
+)
+from tilewright.fusion.cuda.tiles.kernel import TileKernel
+from tilewright.fusion.cuda.tiles.schedule import (
     Area,
     TileKernels,
     Tiles,

@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 
 from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.fusion.cuda.column_graph import RowGraph, split
-from tilewright.fusion.cuda.columns import emit_both
 from tilewright.fusion.cuda.finishing import FINISH
-from tilewright.fusion.cuda.heuristics import row_heuristic
 from tilewright.fusion.cuda.kernel import Launch, prelude
-from tilewright.fusion.cuda.pointwise import emit_pointwise
-from tilewright.fusion.cuda.pointwise_schedule import PointwiseSchedule, pointwise_heuristic
-from tilewright.fusion.cuda.schedule import RowSchedule, row_space
-from tilewright.fusion.cuda.sharing import emit_rows
-from tilewright.fusion.cuda.tiles import TileSchedule, few_rows
+from tilewright.fusion.cuda.pointwise.kernel import emit_pointwise
+from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule, pointwise_heuristic
+from tilewright.fusion.cuda.rows.columns import emit_both
+from tilewright.fusion.cuda.rows.heuristics import row_heuristic
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.sharing import emit_rows
+from tilewright.fusion.cuda.rows.space import row_space
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule, few_rows
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import permuted
 from tilewright.fusion.plan import plan_rows

@@ -13,27 +13,25 @@ from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel, overlaps
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda import programs, tiles
+from tilewright.fusion.cuda import programs
 from tilewright.fusion.cuda.column_graph import RowGraph, split
-from tilewright.fusion.cuda.columns import emit_columns
 from tilewright.fusion.cuda.finishing import FINISH
-from tilewright.fusion.cuda.heuristics import row_heuristic, row_promising
 from tilewright.fusion.cuda.kernel import ENTRY, Launch, prelude_of
-from tilewright.fusion.cuda.pointwise import emit_pointwise
-from tilewright.fusion.cuda.pointwise_schedule import (
+from tilewright.fusion.cuda.pointwise.kernel import emit_pointwise
+from tilewright.fusion.cuda.pointwise.schedule import (
     loads_bytes,
     pointwise_heuristic,
     pointwise_promising,
     pointwise_space,
 )
-from tilewright.fusion.cuda.schedule import (
-    Footprint,
-    RowSchedule,
-    estimated_registers,
-    row_space,
-)
-from tilewright.fusion.cuda.sharing import emit_rows
+from tilewright.fusion.cuda.rows.columns import emit_columns
+from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
+from tilewright.fusion.cuda.rows.heuristics import row_heuristic, row_promising
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.sharing import emit_rows
+from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.stages import Stage, fits_rows
+from tilewright.fusion.cuda.tiles import schedule as tiles
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.program import Program

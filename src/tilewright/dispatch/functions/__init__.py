@@ -1,0 +1,1 @@
+"""tw.fuse: functions that a person wrote as operators."""

@@ -1,0 +1,93 @@
+"""Seeds for functions that draw: where a call's masks come from."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.dispatch import selection
+from tilewright.errors import InvalidType
+from tilewright.fusion.frontend.trace import by_shapes
+from tilewright.impl import IMPLS
+from tilewright.op import Workload
+from tilewright.philox import Seeded
+from tilewright.tensor_spec import TensorSpec
+
+SEED = "seed"
+SPEC = TensorSpec("i64", ())
+_LEAST, _END = -(2**63), 2**63 - 1
+
+
+def with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with one more parameter, which decides what it draws; None leaves it to
+    PyTorch. One that has a parameter of that name stays as it is."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if SEED in signature.parameters:
+        return function
+    place = sum(p.kind <= p.POSITIONAL_OR_KEYWORD for p in parameters)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    added = inspect.Parameter(SEED, kind, default=None, annotation=Tensor | None)
+
+    @functools.wraps(function)
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        seed = args[place] if len(args) > place else kwargs.pop(SEED, None)
+        if seed is None:
+            return function(*args[:place], **kwargs)
+        if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or seed.dim():
+            raise InvalidType(f"{function.__name__}: {SEED} should be an int64 scalar tensor")
+        with Seeded(seed):
+            return function(*args[:place], **kwargs)
+
+    listed = [*parameters[:place], added, *parameters[place:]]
+    reference.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
+    reference.__annotations__ = {**function.__annotations__, SEED: Tensor | None}
+    return reference
+
+
+@functools.lru_cache(maxsize=4096)
+def draws(w: Workload) -> bool:
+    """Whether the reference draws masks for these shapes that a seed could decide."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fakes = [
+            torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype, device="cpu")
+            for s in w.tensors.values()
+        ]
+        with Seeded(SPEC.empty("cpu")) as counted, by_shapes(w.operator, w):
+            w.operator.reference(**w.call(fakes))
+    return counted.calls > 0
+
+
+def seeded(w: Workload, device: torch.device) -> Workload | None:
+    """The same with a seed, where the function draws and a kernel of ours may run it."""
+    if not w.operator.draws(w):
+        return None
+    given = w.with_args(**{SEED: SPEC})
+    if not w.operator.fallback:
+        return given
+    reason = IMPLS["fused"].unsupported(given, selection.device_spec_of(device))
+    return given if reason is None else None
+
+
+def fresh_seed(device: torch.device) -> Tensor:
+    """From PyTorch's default generator of the device: torch.manual_seed repeats it, and a captured
+    CUDA graph draws another with each replay."""
+    return torch.randint(_LEAST, _END, (), dtype=torch.int64, device=device)
+
+
+def drawing(run: Callable[..., Any], w: Workload, device: torch.device) -> Callable[..., Any]:
+    """What runs the workload `w`, which has a seed, as a function of its other tensors."""
+    place = w.seed
+    assert place is not None
+
+    def call(*tensors: Tensor, **scalars: Any) -> Any:
+        return run(*tensors[:place], fresh_seed(device), *tensors[place:], **scalars)
+
+    return call

@@ -1,0 +1,1 @@
+"""The C++ target of the fusion compiler: loops with OpenMP."""

@@ -1,0 +1,120 @@
+"""The fusion compiler's CPU target: schedule space, compiler tasks, and calling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilewright.compile.cache import Compiled
+from tilewright.compile.cxx import DEFAULT_FLAGS
+from tilewright.compile.launch import PackedCppFunction
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cpp.emit import emit, loops_of, program_of
+from tilewright.fusion.cpp.entry import ENTRY, signature
+from tilewright.fusion.cpp.schedule import LoopSchedule, loop_heuristic, loop_space
+from tilewright.fusion.ir import Graph
+from tilewright.fusion.stored import Stored
+from tilewright.impl import CPU, CompileTask, Executable, allocator
+from tilewright.op import Workload
+from tilewright.space import ConfigSpace
+
+FLAGS = (
+    *DEFAULT_FLAGS,
+    "-ffp-contract=fast",  # a * b + c rounds once; every rounding the program wrote is explicit
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fwrapv",
+)
+
+ALIGN = 64
+"""Bytes to which temporaries are aligned: a cache line."""
+
+
+def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
+    for i, access in graph.outputs:
+        shape = graph.nodes[i].shape
+        if any(stride and n == 1 for stride, n in zip(access.strides, shape, strict=True)):
+            return "an output repeats one value along a dim"
+    return None
+
+
+def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
+    return loop_space(graph, device)
+
+
+def heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
+    return loop_heuristic(graph, device)
+
+
+def promising(graph: Graph, device: DeviceSpec) -> list[LoopSchedule]:
+    return []
+
+
+def describe(graph: Graph, config: LoopSchedule, device: DeviceSpec) -> list[str]:
+    return program_of(graph, config).describe()
+
+
+def task(graph: Graph, config: LoopSchedule, device: DeviceSpec) -> CompileTask:
+    flags = (*FLAGS, "-ffp-contract=off") if graph.meets_extremes else FLAGS
+    return CompileTask("cxx", emit(graph, config), flags, ENTRY)
+
+
+def executable(
+    graph: Graph, config: LoopSchedule, w: Workload, built: Compiled, device: DeviceSpec
+) -> Executable:
+    return FusedLoops(graph, config, w, built)
+
+
+class LoopKernels:
+    """The kernels of a graph as one function of pointers, with memory for what they pass on."""
+
+    def __init__(self, graph: Graph, config: LoopSchedule, built: Compiled):
+        program = program_of(graph, config)
+        self.extents = [n for loops, _ in loops_of(program, config) for n in loops.extents.values()]
+        codes = signature(program, len(self.extents), graph.scalars)
+        self.function = PackedCppFunction(built, ENTRY, codes)
+        self.offsets, size = [], 0
+        for spec in program.temporaries:
+            self.offsets.append(size)
+            size += math.ceil(spec.numel * spec.itemsize / ALIGN) * ALIGN
+        self.workspace_bytes = size + ALIGN if size else 0
+
+    def __call__(
+        self, pointers: list[int], scalars: Sequence[float], threads: int, huge_pages: bool
+    ) -> None:
+        if self.workspace_bytes:
+            size = (self.workspace_bytes,)
+            memory = allocator.on(CPU)(size, (1,), torch.uint8)
+            start = -(-memory.data_ptr() // ALIGN) * ALIGN
+            pointers += [start + offset for offset in self.offsets]
+        self.function(*pointers, *self.extents, *scalars, threads, huge_pages)
+
+
+class FusedLoops(Stored):
+    """One call of a generated function; outputs come fresh from the allocator."""
+
+    def __init__(self, graph: Graph, config: LoopSchedule, w: Workload, built: Compiled):
+        self.kernels = LoopKernels(graph, config, built)
+        self.workspace_bytes = self.kernels.workspace_bytes
+        self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
+        self.scalars = tuple(w.scalars.values())
+        self.parallel, self.huge_pages = config.threads == "all", config.huge_pages
+
+    def __call__(
+        self,
+        *tensors: torch.Tensor,
+        scalars: tuple[float, ...] | None = None,
+        pointers: list[int] | None = None,
+    ) -> Any:
+        empty = allocator.on(CPU)
+        outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
+        self.kernels(
+            [*(pointers or (t.data_ptr() for t in tensors)), *self.addresses(outs)],
+            self.scalars if scalars is None else scalars,
+            torch.get_num_threads() if self.parallel else 1,
+            self.huge_pages,
+        )
+        return outs[0] if len(outs) == 1 else tuple(outs)

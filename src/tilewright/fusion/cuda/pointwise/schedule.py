@@ -1,0 +1,120 @@
+"""Schedules of kernels without reductions: the knobs, which of them fit, and good ones."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.vectors import NARROW_BYTES, held_bytes, widest_vectors
+from tilewright.fusion.extents import pointwise_axes
+from tilewright.fusion.ir import Access, Graph
+from tilewright.space import ConfigSpace, param
+
+FEW_REGISTERS = 24
+"""What a pointwise kernel needs besides its vectors."""
+
+
+@dataclass(frozen=True)
+class PointwiseSchedule:
+    """How a kernel without reductions walks its elements: vectors, several for each thread.
+
+    A vector stays within the innermost axis; or, if `flat`, within the elements in the order of
+    memory, and what is broadcast to them is gathered element by element. Of a thread's loads those
+    of broadcast tensors, which all threads wait for, may come first. `sizes` that tell rows apart
+    are given when the kernel is launched, so that it serves others, too, or compiled in.
+    """
+
+    vector: int = param(8, 4, 2, 1)
+    block_threads: int = param(256, 128, 512, 1024)
+    vectors_per_thread: int = param(1, 2, 3, 4, 5, 6, 8, 12, 16)
+    stream_loads: bool = param(True, False)
+    flat: bool = param(False, True)
+    stream_stores: bool = param(False, True)
+    broadcast_first: bool = param(False, True)
+    sizes: str = param("given", "compiled", own=True)
+
+
+def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSchedule]:
+    """The pointwise schedules that fit: several axes need vectors that divide the innermost."""
+    inner = graph.space[-1] if len(graph.space) > 1 else 0
+    vectors = widest_vectors(graph, inner)
+    longer = tuple(v for v in widest_vectors(graph, 0) if v > vectors[0])
+    flat = longer if all(lies_flat(graph, a) for _, a in graph.outputs) else ()
+
+    loads = [a for a in graph.memory if a.strides and a.strides[-1]]
+    rows = range(len(graph.space) - 1)
+    given = pointwise_axes(graph, rows, len(rows))
+    elements, broadcast = math.prod(graph.space), not all(lies_flat(graph, a) for a in graph.memory)
+
+    def constraint(c: PointwiseSchedule) -> str | None:
+        if c.flat == (c.vector in vectors):
+            return f"vector={c.vector} of {inner} elements: flat={c.flat}"
+        if c.vectors_per_thread == 1:
+            return None
+        flying = c.vectors_per_thread * sum(held_bytes(a.dtype, c.vector) for a in loads) // 4
+        room = device.registers_per_sm // c.block_threads - FEW_REGISTERS
+        if flying > min(room, device.registers_per_thread - FEW_REGISTERS):
+            return f"{flying} registers of vectors on their way exceed {room}"
+        if c.block_threads * c.vectors_per_thread * c.vector * device.sms > 2 * elements:
+            return f"{c.vectors_per_thread} vectors a thread leave more than half of the SMs idle"
+        return None
+
+    values: dict[str, tuple[Any, ...]] = {
+        "vector": (*flat, *vectors),
+        "flat": (False, True) if flat else (False,),
+        "broadcast_first": (False, True) if broadcast else (False,),
+        "sizes": ("given", "compiled") if given else ("given",),
+    }
+    return ConfigSpace(PointwiseSchedule, values, constraint)
+
+
+def loads_bytes(graph: Graph, c: PointwiseSchedule) -> int:
+    """What one block may have on its way at once, of tensors that are not broadcast."""
+    itemsizes = [a.itemsize for a in graph.memory if lies_flat(graph, a)]
+    return c.block_threads * c.vectors_per_thread * c.vector * sum(itemsizes)
+
+
+def lies_flat(graph: Graph, access: Access) -> bool:
+    """Whether a tensor holds the elements of the whole space one after another."""
+    axes = [a for a, n in enumerate(graph.space) if n != 1]
+    return all(access.strides[a] == math.prod(graph.space[b] for b in axes if b > a) for a in axes)
+
+
+def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
+    """The widest vectors and 256 threads; two vectors a thread once every SM is busy, unless some
+    tensor is broadcast. Flat where the innermost axis has only vectors narrower than eight bytes.
+    """
+    space = pointwise_space(graph, device)
+    inner = graph.space[-1] if len(graph.space) > 1 else 0
+    vector = widest_vectors(graph, inner)[0]
+    narrow = vector * min(a.itemsize for _, a in graph.outputs) < NARROW_BYTES
+    flat = narrow and True in space.values["flat"]
+    vector = space.values["vector"][0] if flat else vector
+    vectors = math.prod(graph.space) // vector
+    busy = vectors >= 4 * device.sms * device.threads_per_sm
+    if busy and any(not lies_flat(graph, a) for a in graph.memory):
+        return PointwiseSchedule(vector, 256, 1, stream_loads=False, flat=flat)
+    return PointwiseSchedule(vector, 256, 2 if busy else 1, flat=flat)
+
+
+def pointwise_promising(graph: Graph, device: DeviceSpec) -> list[PointwiseSchedule]:
+    """Schedules for a search to begin with: the widest vectors, few or many for each thread, and
+    the ways to load and to store that the heuristic does not choose between."""
+    space, untuned = pointwise_space(graph, device), pointwise_heuristic(graph, device)
+    widths = (untuned.vector, max(untuned.vector // 2, 1))
+    ways = itertools.product(
+        widths, (256, 512, 128), (1, 2, 4, 3, 6), (True, False), space.values["broadcast_first"]
+    )
+    found = [
+        PointwiseSchedule(
+            vector, threads, turns, loads, untuned.flat and vector == untuned.vector,
+            broadcast_first=first,
+        )
+        for vector, threads, turns, loads, first in ways
+    ]  # fmt: skip
+    found += [replace(c, stream_stores=True) for c in found if c.stream_loads]
+    found.insert(1, replace(found[0], sizes="compiled"))
+    return [c for c in dict.fromkeys(found) if c in space]

@@ -1,0 +1,1 @@
+"""Kernels that reduce rows, and those that also add up over all rows."""

@@ -1,0 +1,172 @@
+"""What a row kernel keeps on chip under a schedule, and has on its way from memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.finishing import finish_bytes
+from tilewright.fusion.cuda.parts import parts_of_row
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.shifting import vectors_of
+from tilewright.fusion.cuda.vectors import ARITHMETIC_REGISTERS, access_bytes, held_bytes
+from tilewright.fusion.ir import Graph
+from tilewright.fusion.plan import plan_rows
+from tilewright.fusion.remembered import remembered
+from tilewright.tensor_spec import HALVES, TensorSpec
+
+BULK_BYTES = 16
+"""The copy engine moves whole ones, from and to multiples of it."""
+KEEPING_REGISTERS = 16
+"""The same where sweeps compute nothing again: 80 suffice beside 64 kept values."""
+SHARING_REGISTERS = 20
+"""The same of a kernel whose rows are shared by blocks: it reads a row once, in one sweep."""
+REGISTER_STEP = 8
+"""A thread has registers by eights."""
+COLUMN_ITEMSIZE = 4
+"""Bytes of what is added up over rows: fp32 for halves and fp32."""
+COSTLY = (
+    *("exp", "quick_exp", "shifted_exp", "tanh", "erf", "erfc", "pow", "sin", "cos", "tan"),
+    *("asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "fmod"),
+)
+"""Steps that take the units for special functions, a quarter as wide as those for arithmetic."""
+
+
+class Footprint:
+    """What a row kernel of a graph keeps on chip, per thread and schedule."""
+
+    def __init__(self, graph: Graph):
+        self.width = graph.reduced_size
+        self.rows = math.prod(graph.space[a] for a in graph.kept)
+        along = [a for a in graph.memory if any(a.strides[k] for k in graph.reduced)]
+        over_rows = [a for a in along if not graph.kept or any(a.strides[k] for k in graph.kept)]
+        self.queued = over_rows
+        self.parameters = [a for a in along if a not in over_rows]
+        self.itemsize = min((a.itemsize for a in over_rows or along), default=4)
+        scalars = [a for a in graph.memory if a not in along and any(a.strides)]
+        self.queued_scalars = [a for a in scalars if a.itemsize >= 4]
+        self.columns = getattr(graph, "columns", ())
+        self.has_moments = any(n.op == "m2" for n in graph.nodes)
+        self.parts = 0 if self.columns else parts_of_row(graph)
+        self.graph = graph
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of one row, from memory."""
+        return self.width * sum(a.itemsize for a in self.queued)
+
+    @remembered
+    def carried(self, moments: str) -> list[str]:
+        """Dtypes of the slots in which sweeps keep something for later ones."""
+        plan = plan_rows(self.graph, moments)
+        return [plan.graph.nodes[i].dtype for i in sorted({*plan.slots.values()})]
+
+    @functools.cached_property
+    def keeps_costly_steps(self) -> bool:
+        """Whether sweeps, kept from computing again, would keep what more than arithmetic made."""
+        if self.columns:
+            return False
+        plan = plan_rows(self.graph, "two_pass", recompute=False)
+        kept = frozenset[int]().union(*(phase.carried_out for phase in plan.phases))
+        return any(plan.graph.nodes[i].op in COSTLY for i in kept)
+
+    @remembered
+    def kept_at_once(self, moments: str, recompute: bool = True) -> int:
+        """Bytes of one element that are kept between two sweeps, at most."""
+        plan = plan_rows(self.graph, moments, recompute)
+        dtypes = [[plan.graph.nodes[i].dtype for i in p.carried_out] for p in plan.phases]
+        return max(sum(TensorSpec(d, ()).itemsize for d in kept) for kept in dtypes)
+
+    @property
+    def reads_more_parameters(self) -> bool:
+        """Whether a row takes more bytes of what rows have in common than of its own."""
+        return self.width * sum(a.itemsize for a in self.parameters) > self.queued_bytes
+
+    def comes_in_bulk(self, device: DeviceSpec) -> bool:
+        """Whether the copy engine can fetch pieces of rows: whole 16 bytes, side by side."""
+        return (
+            device.capability >= 90
+            and len(self.graph.reduced) == 1
+            and bool(self.queued)
+            and all(
+                a.strides[self.graph.reduced[0]] == 1
+                and access_bytes(a, BULK_BYTES // a.itemsize) == BULK_BYTES
+                and self.width * a.itemsize % BULK_BYTES == 0
+                for a in self.queued
+            )
+        )
+
+    def loads_bytes(self, c: RowSchedule) -> int:
+        """Of rows, that one block may have on their way at once."""
+        rows = c.rows_per_block * c.rows_per_thread * max(c.stages, 1)
+        return rows * self.queued_bytes // c.row_blocks
+
+    def turns(self, c: RowSchedule) -> int:
+        vectors = vectors_of(self.width, c.vector, c.shifted)
+        return math.ceil(vectors / (c.row_threads * c.row_blocks))
+
+    def fills(self, c: RowSchedule) -> bool:
+        """Whether every thread takes part in every turn."""
+        vectors = vectors_of(self.width, c.vector, c.shifted)
+        return vectors % (c.row_threads * c.row_blocks) == 0
+
+    def kept_bytes(self, c: RowSchedule) -> int:
+        """Of one thread: the row's own narrowest values."""
+        if not c.recompute:
+            kept = self.kept_at_once(c.moments, recompute=False)
+            return self.turns(c) * c.rows_per_thread * max(c.vector * kept, 4)
+        row = c.vector * max(self.itemsize, self.kept_at_once(c.moments))
+        if self.columns:
+            row = max(row, sum(held_bytes(a.dtype, c.vector) for a in self.queued))
+        return self.turns(c) * c.rows_per_thread * max(row, 4)
+
+    def parameter_bytes(self, c: RowSchedule) -> int:
+        """Of one thread, for all parameter vectors."""
+        dtypes = ("f32" if c.widened and a.dtype in HALVES else a.dtype for a in self.parameters)
+        return self.turns(c) * sum(held_bytes(dtype, c.vector) for dtype in dtypes)
+
+    def column_bytes(self, c: RowSchedule) -> int:
+        """Of one thread: what it adds up over rows."""
+        return self.turns(c) * len(self.columns) * c.vector * COLUMN_ITEMSIZE
+
+    def shared_bytes(self, c: RowSchedule) -> int:
+        """Of one block, besides the few bytes that its warps exchange."""
+        found = 8 * c.stages * c.rows_per_block if c.bulk else 0  # barriers
+        if c.storage == "shared":
+            kept = sum(held_bytes(dtype, c.vector) for dtype in self.carried(c.moments))
+            found += self.turns(c) * kept * c.block_threads
+        if c.parameters == "shared":
+            found += self.parameter_bytes(c) * c.row_threads
+        row = self.turns(c) * sum(held_bytes(a.dtype, c.vector) for a in self.queued)
+        row += sum(a.itemsize for a in self.queued_scalars)
+        found += c.stages * c.rows_per_thread * row * c.block_threads
+        found = max(found, (c.rows_per_block - 1) * self.column_bytes(c) * c.row_threads)
+        if c.combine == "grid":
+            columns = len(self.columns)
+            joining = finish_bytes(self.width, columns, c.block_threads, COLUMN_ITEMSIZE)
+            found = max(found, joining)
+        return found
+
+
+def estimated_registers(c: RowSchedule, footprint: Footprint) -> int:
+    """What a thread needs, as far as a schedule tells; the compiler's own count decides."""
+    needed = footprint.kept_bytes(c)
+    if footprint.columns:  # what is added up is fp32, and so is what is kept while it is added
+        widened = needed // 4 if c.rematerialize else needed
+        needed += widened + footprint.column_bytes(c)
+    if c.parameters in ("ahead", "registers"):
+        needed += footprint.parameter_bytes(c)
+    if c.blocks_per_row > 1:  # what rows have in common is on its way with them, or read again
+        needed += footprint.parameter_bytes(c) // 2
+    others = ARITHMETIC_REGISTERS if c.recompute else KEEPING_REGISTERS
+    others = SHARING_REGISTERS if c.blocks_per_row > 1 else others
+    return (needed if c.storage == "registers" else 0) // 4 + others
+
+
+def register_cap(c: RowSchedule, device: DeviceSpec) -> int:
+    warps = c.min_blocks * max(c.block_threads // device.warp, 1)
+    of_one = math.ceil(warps / device.schedulers_per_sm)
+    left = device.registers_per_sm // (device.schedulers_per_sm * of_one * device.warp)
+    cap = left // REGISTER_STEP * REGISTER_STEP
+    return min(device.registers_per_thread, cap, c.max_registers or cap)

@@ -1,0 +1,384 @@
+"""Schedules that are good without tuning, and those that a search should try first."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import zip_longest
+from operator import itemgetter
+from typing import Any
+
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.rows.few_rows import (
+    MANY_ROWS,
+    SPARE_REGISTERS,
+    WIDE_ROW_BYTES,
+    few_row_candidates,
+    few_row_heuristic,
+    keeping,
+    moments_at_once,
+    shared_candidates,
+    shared_variations,
+)
+from tilewright.fusion.cuda.rows.footprint import (
+    COLUMN_ITEMSIZE,
+    Footprint,
+    estimated_registers,
+    register_cap,
+)
+from tilewright.fusion.cuda.rows.persistent import (
+    LANE_BYTES,
+    persistent_candidates,
+    widest_clusters,
+)
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.small_blocks import small_block_candidates, small_block_variations
+from tilewright.fusion.cuda.rows.space import COLUMN_GROUPS, row_space
+from tilewright.fusion.cuda.vectors import NARROW_BYTES
+from tilewright.fusion.ir import Graph
+from tilewright.space import ConfigSpace
+
+Kind = tuple[Iterable[RowSchedule], int, Callable[[RowSchedule], Iterable[RowSchedule]]]
+"""Candidates, how many of them a search begins with, and the ways in which each is varied."""
+COLUMN_BLOCKS = ((81, 256), (81, 384), (96, 256), (96, 384), (64, 256), (64, 384), (32, 512))
+"""Of kernels that sum over rows: what a thread keeps of a row, and the threads of an SM."""
+WIDE_COLUMN_BYTES = 1 << 15
+"""Of a row that blocks of a cluster share where they sum over rows."""
+HALF_ACCESS_BYTES = 8
+ROOMY_REGISTERS = 200
+"""As estimated: up to here a kernel that sums over rows holds its parameters, too, and does not
+spill."""
+
+
+def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
+    """A schedule from device numbers: the first of a list that fits, or None.
+
+    Where there are many rows: of 4 to 24 KiB, blocks of a row each; else a persistent kernel of
+    few threads with many registers, whose clusters take their rows in turn. Else, or where that
+    does not fit, the widest vectors, a row by one warp while a thread keeps at most 64
+    bytes, else by enough threads to keep that (registers then allow 32 or more warps per SM);
+    beyond 1024 threads a thread keeps up to 128 bytes, then clusters share the row, and
+    re-reading is the last resort. Measured as the best single rules over `bias_layer_norm_gpt` on
+    an H200. Rows that would be read less than eight bytes at a time have shifted vectors. Rows so
+    few and wide that clusters would leave SMs idle are shared by blocks anywhere, in one wave; for
+    other few rows see few_rows.
+    """
+    space = row_space(graph, device)
+    footprint = Footprint(graph)
+    vector = _whole_vector(space, footprint)
+    choices = [
+        *shared_candidates(space, footprint, device, vector),
+        *few_row_heuristic(space, footprint, device, vector),
+        *_column_block_candidates(space, footprint, device, vector),
+        *_few_wide_candidates(space, footprint, device, vector),
+        *_small_blocks_alone(space, footprint, device, vector),
+        *_many_row_candidates(space, footprint, device, vector),
+        *_persistent_and_keeping(space, footprint, device, vector),
+        *_roomy(_row_candidates(space, footprint, vector), footprint),
+    ]
+    if vector * footprint.itemsize < NARROW_BYTES and True in space.values["shifted"]:
+        wide = _row_candidates(space, footprint, space.values["vector"][0])
+        choices = [*(replace(c, shifted=True, moments="two_pass") for c in wide), *choices]
+    return next((config for config in choices if config in space), None)
+
+
+def _roomy(found: Iterable[RowSchedule], footprint: Footprint) -> Iterator[RowSchedule]:
+    """Of kernels that sum over rows those with registers to spare: RMS norm's gradients of 16384
+    halves spill for sm_80 at the 232 that are reckoned."""
+    for c in found:
+        if not footprint.columns or estimated_registers(c, footprint) <= ROOMY_REGISTERS:
+            yield c
+
+
+def _small_blocks_alone(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """Without parameter vectors, which persistent kernels keep on chip."""
+    if footprint.columns or footprint.parameters:
+        return
+    least = LANE_BYTES * device.warp if footprint.keeps_costly_steps else WIDE_ROW_BYTES
+    if footprint.width * footprint.itemsize > least:
+        yield from small_block_candidates(space, footprint, device, vector)
+
+
+def _few_wide_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """Of a few hundred rows those that one block does not keep, or whose parameters are more than
+    the row: with 512 rows on an H200, RMS norm of 32768 halves took 18.6 us, 20.5 us by small
+    blocks (2c7c317); of 16384 one block took 10.4 us, but layer norm 11.2, and 10.9 so."""
+    walking = persistent_candidates(space, footprint, device, vector)
+    alone = next((c.cluster == 1 for c in walking if c in space), False)
+    many = footprint.rows >= MANY_ROWS * device.sms
+    if not many and (footprint.reads_more_parameters or not alone):
+        yield from widest_clusters(space, footprint, device, vector)
+
+
+def _persistent_and_keeping(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """What is costly is kept: with 8192 rows of 768 halves on an H200, softmax took 7.9 us, and
+    8.3 us if it was not. A few hundred rows exchange their moments at once: layer norm of 512 rows
+    of 65536 halves, in clusters, took 38.5 us, and 45.2 us in two passes (c4d3930)."""
+    for c in persistent_candidates(space, footprint, device, vector):
+        if footprint.rows < MANY_ROWS * device.sms and footprint.has_moments:
+            yield replace(c, moments=moments_at_once(footprint))
+        yield keeping(c, space)
+
+
+def _many_row_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """By 128 or 256 threads that keep at most 96 bytes of a row, 1024 of all rows on an SM; wider
+    ones are taken in turn. Two rows at a time share what is loaded of parameter vectors."""
+    row_bytes = footprint.width * footprint.itemsize
+    if footprint.rows < MANY_ROWS * device.sms or footprint.columns or row_bytes < 4096:
+        return
+    kept_bytes = footprint.width * footprint.kept_at_once("two_pass")
+    rows = 2 if footprint.parameters else 1
+    packed = True in space.values["rematerialize"]
+    for threads in (128, 256):
+        if max(row_bytes, kept_bytes) <= 96 * threads:
+            yield RowSchedule(
+                vector, threads, 1, rows, "registers", "two_pass", 1, 1024 // threads // rows,
+                stream_loads=False, rematerialize=packed,
+            )  # fmt: skip
+            return
+    if footprint.itemsize <= 4:
+        yield from widest_clusters(space, footprint, device, vector)
+    for c in persistent_candidates(space, footprint, device, vector):
+        if c.block_threads <= 512:
+            yield replace(c, rows_per_thread=rows, stages=1, in_turn=True)
+
+
+def _row_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
+) -> Iterator[RowSchedule]:
+    moments = "merge" if footprint.has_moments else "two_pass"
+    width, itemsize = footprint.width, footprint.itemsize
+    for kept_bytes in (64, 128):
+        threads = math.ceil(width * itemsize / kept_bytes)
+        for cluster in space.values["cluster"]:
+            fits = [t for t in space.values["row_threads"] if t * cluster >= threads and t >= 32]
+            if fits:
+                rows = max(1, 128 // fits[0]) if cluster == 1 else 1
+                way = "two_pass" if fits[0] <= 32 else moments
+                for blocks in (rows, 1):
+                    yield RowSchedule(vector, fits[0], blocks, 1, "registers", way, cluster, 1)
+    small = [
+        t
+        for t in space.values["row_threads"]
+        if t * vector <= max(width, 4 * vector) and width * itemsize <= 128 * t
+    ]
+    for threads in reversed(small):
+        for rows in (8, 4, 2, 1):
+            yield RowSchedule(vector, threads, rows, 1, "registers", "two_pass", 1, 1)
+    for threads in (1024, 512, 256):
+        yield RowSchedule(vector, threads, 1, 1, "shared", "two_pass", 1, 1)
+        yield RowSchedule(vector, threads, 1, 1, "reread", "two_pass", 1, 1)
+
+
+def _block_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
+) -> Iterator[RowSchedule]:
+    """A block for each row, of threads that keep little of it, and several of them on an SM: the
+    best of all on an H200 where a row has 2048 to 12288 halves."""
+    for resident, kept_bytes in itertools.product((512, 768), (32, 64, 96)):
+        least = max(64, footprint.width * footprint.itemsize / kept_bytes)
+        threads = next((t for t in space.values["row_threads"] if t >= least), None)
+        if threads is not None:
+            blocks = max(b for b in space.values["min_blocks"] if b == 1 or b * threads <= resident)
+            yield RowSchedule(
+                vector, threads, 1, 1, "registers", "two_pass", 1, blocks, stream_loads=False
+            )
+
+
+def _column_block_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """Sums over rows: 256 threads on an SM, each with 40 to 96 bytes of a row and the parameters in
+    registers. They are one block, which leaves the fewest partial results, or a small one of each
+    of the clusters that share a row of 32 KiB or more. With 128 threads or more those take two rows
+    at once, in bulk, to wait for one another half as often.
+
+    So were the best found of `layer_norm_backward_gpt` on an H200, 2026-11-21: 2048 columns take
+    31.1 us, with two blocks on an SM 31.7, with four 32.0; 65536 take 860 us, without bulk 899,
+    and row by row 927.
+    """
+    if not footprint.columns:
+        return
+    row_bytes = footprint.width * footprint.itemsize
+    cluster = max(space.values["cluster"]) if row_bytes >= WIDE_COLUMN_BYTES else 1
+    narrow = min(max(vector // 2, HALF_ACCESS_BYTES // footprint.itemsize), vector)
+    held = "registers" if footprint.parameters else "reload"
+    for kept_bytes, resident in COLUMN_BLOCKS:
+        least = max(row_bytes / cluster / kept_bytes, 64 if cluster > 1 else 32)
+        threads = next((t for t in space.values["row_threads"] if t >= least), None)
+        if threads is None:
+            continue
+        groups = max((256 if cluster == 1 else 64) // threads, 1)
+        blocks = [b for b in space.values["min_blocks"] if b * groups * threads <= resident]
+        c = RowSchedule(
+            narrow, threads, groups, 1, "registers", "two_pass", cluster, max(blocks, default=1),
+            stages=2, parameters="shared" if footprint.parameters else "reload",
+        )  # fmt: skip
+        if cluster > 1 and threads >= 128 and footprint.itemsize == 2:
+            yield replace(
+                c, vector=vector, rows_per_block=max(256 // threads, 1), rows_per_thread=2,
+                min_blocks=1, parameters=held, rematerialize=True,
+                bulk=True in space.values["bulk"],
+            )  # fmt: skip
+        for varied in (replace(c, parameters=held), c):
+            needed = estimated_registers(varied, footprint)
+            roomy = varied is c or needed <= ROOMY_REGISTERS
+            if roomy and needed + SPARE_REGISTERS <= register_cap(varied, device):
+                yield varied
+
+
+def _column_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> list[RowSchedule]:
+    """Sums over rows: of each way to cut a row the best schedule, then the second of each, ...
+
+    They move little (within 5%), and then have many threads. A thread keeps 32 to 96 bytes of a
+    row: wider pieces leave few threads, narrower ones have to be joined too often. A cluster shares
+    rows of which each block has 4 KiB or more.
+    """
+    found: dict[Any, list[tuple[int, int, RowSchedule]]] = {}
+    dims = (COLUMN_GROUPS, (1, 2, 3, 4), (1, 2))
+    row_bytes = footprint.width * footprint.itemsize
+    least_bytes = max(footprint.rows * footprint.queued_bytes, 1)
+    clusters = [c for c in space.values["cluster"] if c == 1 or row_bytes >= 4096 * c]
+    for cluster, kept_bytes in itertools.product(clusters, (32, 48, 64, 96)):
+        least = max(row_bytes / cluster / kept_bytes, 32)
+        threads = next((t for t in space.values["row_threads"] if t >= least), 2048)
+        for wide, groups, blocks, rows in itertools.product((vector // 2, vector), *dims):
+            c = RowSchedule(
+                max(wide, 1), threads, groups, rows, "registers", "two_pass", cluster, blocks,
+                stages=2, parameters="shared" if footprint.parameters else "reload",
+                rematerialize=True in space.values["rematerialize"],
+            )  # fmt: skip
+            if 256 <= c.block_threads * blocks <= 768 and c in space:
+                moved = round(20 * _column_bytes(c, footprint, device) / least_bytes)
+                cut = (c.vector, c.row_threads, c.cluster)
+                found.setdefault(cut, []).append((moved, -c.block_threads * blocks, c))
+    ranks = zip_longest(*(sorted(each, key=itemgetter(0, 1)) for each in found.values()))
+    return [each[-1] for rank in ranks for each in rank if each is not None]
+
+
+def _column_bytes(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> int:
+    """What a candidate above moves."""
+    clusters = device.sms * c.min_blocks // c.cluster
+    at_once = clusters * c.rows_per_block * c.rows_per_thread
+    walked = math.ceil(footprint.rows / at_once) * at_once
+    partials = clusters * footprint.width * len(footprint.columns)
+    return walked * footprint.queued_bytes + 2 * partials * COLUMN_ITEMSIZE
+
+
+def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
+    """Schedules for a search to begin with: the heuristic's own, then a few of each kind, each in
+    the ways that it does not choose between."""
+    space, footprint = row_space(graph, device), Footprint(graph)
+    vector = _whole_vector(space, footprint)
+    persistent = list(persistent_candidates(space, footprint, device, vector))
+    walking: Kind = (persistent, 3, _variations)
+    kinds: list[Kind]
+    if footprint.columns:
+        columns = _column_candidates(space, footprint, device, vector)
+        small = _column_block_candidates(space, footprint, device, vector)
+        kinds = [
+            (small, 4, _column_block_variations),
+            (persistent, 1, _variations),
+            (columns, 3, _column_variations),
+        ]
+    else:
+        few = list(few_row_candidates(space, footprint, device, vector))
+        many = footprint.rows >= MANY_ROWS * device.sms
+        if not many:
+            few += persistent[:2]
+        rows = _row_candidates(space, footprint, vector)
+        small = small_block_candidates(space, footprint, device, vector)
+        kinds = [
+            (widest_clusters(space, footprint, device, vector), 2, _way_variations),
+            (small, 4, lambda c: small_block_variations(c, space)),
+            (few, 6, _few_row_variations),
+            walking,
+            (rows, 2, _variations),
+            (_block_candidates(space, footprint, vector), 5, _variations),
+            (shared_candidates(space, footprint, device, vector), 12, shared_variations),
+        ]
+    untuned = None if footprint.columns else row_heuristic(graph, device)
+    found = [] if untuned is None else list(_untuned_variations(untuned))
+    for candidates, most, variations in kinds:
+        fitting = [c for c in dict.fromkeys(candidates) if c in space][:most]
+        varied = [variations(c) for c in fitting]
+        if footprint.columns:
+            found += itertools.chain.from_iterable(varied)
+        else:  # of each the first, then of each the second: a short search sees all of them
+            found += [c for rank in zip_longest(*varied) for c in rank if c is not None]
+    return [c for c in dict.fromkeys(found) if c in space]
+
+
+def _untuned_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    yield c
+    if c.moments == "lanes" and not c.stages:
+        yield replace(c, moments="two_pass")
+    if not c.stages:
+        yield replace(c, stream_loads=not c.stream_loads)
+    yield replace(c, recompute=False, rematerialize=False, moments="two_pass")
+
+
+def _way_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    yield from (c, replace(c, moments="lanes"), replace(c, moments="two_pass"))
+
+
+def _few_row_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    yield c
+    yield replace(c, stream_loads=not c.stream_loads)
+    for way in ("two_pass", "merge"):
+        yield replace(c, moments=way, recompute=c.recompute or way == "merge")
+    if c.stages:
+        yield replace(c, bulk=True)
+
+
+def _variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    moments = dict.fromkeys((c.moments, "two_pass", "tensor_cores"))
+    yield c
+    yield replace(c, recompute=False, rematerialize=False)
+    yield replace(c, in_turn=True)
+    yield replace(c, in_turn=True, bulk=True)
+    yield replace(c, rows_per_thread=2)
+    ways = itertools.product((False, True), (False, True), {c.rows_per_thread: 0, 2: 0}, moments)
+    for in_turn, contiguous, rows, way in ways:
+        yield replace(c, in_turn=in_turn, contiguous=contiguous, rows_per_thread=rows, moments=way)
+    for rows, way in itertools.product((1, 2), moments):
+        yield replace(c, in_turn=True, bulk=True, rows_per_thread=rows, moments=way)
+
+
+def _column_block_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    """Also in blocks of half and of a quarter of the threads, which leave more partial results and
+    wait less for one another."""
+    yield from (c, replace(c, early=True), replace(c, widened=True), replace(c, bulk=not c.bulk))
+    yield replace(c, vector=2 * c.vector, rows_per_thread=2, rematerialize=True)
+    cuts = [
+        (c.rows_per_block // n, c.min_blocks * n) for n in (1, 2, 4) if c.rows_per_block % n == 0
+    ]
+    for (groups, blocks), stages, packed in itertools.product(cuts, (2, 3), (False, True)):
+        yield replace(
+            c, rows_per_block=groups, min_blocks=blocks, stages=stages, rematerialize=packed
+        )
+
+
+def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:
+    held = replace(c, parameters="registers" if c.parameters != "reload" else "reload")
+    meeting = replace(c, combine="grid")
+    kept = dict.fromkeys((c, meeting, held, replace(held, rematerialize=False)))
+    for varied, stages, bulk in itertools.product(kept, (2, 3), (False, True)):
+        yield replace(varied, stages=stages, bulk=bulk)
+
+
+def _whole_vector(space: ConfigSpace[RowSchedule], footprint: Footprint) -> int:
+    """The widest vector that divides a row."""
+    return next(v for v in space.values["vector"] if footprint.width % v == 0)

@@ -1,0 +1,95 @@
+"""Schedules of persistent kernels: parameters on chip, and the next rows on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.rows.few_rows import MANY_ROWS, WIDE_ROW_BYTES
+from tilewright.fusion.cuda.rows.footprint import Footprint
+from tilewright.fusion.cuda.rows.schedule import ON_CHIP, RowSchedule
+from tilewright.space import ConfigSpace
+
+LANE_BYTES = 64
+"""Of a row, by a lane of a warp that has it to itself, at most."""
+FEW_THREADS_BYTES = 80
+"""Of one of many rows, by each of 64 threads of a block, at most."""
+TWO_ROWS_BYTES = 128
+"""Of each of two rows that a thread takes at once, at most."""
+
+
+def persistent_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """Parameter vectors on chip, the next rows on their way, 512 threads on an SM.
+
+    A thread keeps about 64 bytes of its row, and 32 beside sums over rows. A cluster shares a row
+    whose parameter vectors would fill more than a quarter of an SM's shared memory. A few hundred
+    rows, if wide, are dealt out: with 512 of them on an H200 that took 10.4 us for RMS norm of
+    16384 halves, in turn it was 12.5 us (9461804).
+    """
+    resident, kept_bytes = 512, 32 if footprint.columns else 64
+    few = footprint.rows < MANY_ROWS * device.sms and not footprint.columns
+    wide = footprint.width * footprint.itemsize > WIDE_ROW_BYTES
+    if few and (footprint.rows <= device.sms or not wide):
+        return
+    column_bytes = sum(a.itemsize for a in footprint.parameters)
+    for cluster in space.values["cluster"]:
+        width = footprint.width / cluster
+        least = max(32 if cluster == 1 else 64, width * footprint.itemsize / kept_bytes)
+        if few and resident < least <= 1.5 * resident:
+            least = resident
+        threads = next((t for t in space.values["row_threads"] if t >= least), None)
+        if threads is None or (few and threads > resident):
+            continue
+        rows = max(r for r in (1, 2, 4, 8) if r == 1 or r * threads <= resident)
+        blocks = max(b for b in (1, 2, 4) if b == 1 or b * rows * threads <= resident)
+        of_thread = width / threads * column_bytes
+        little = of_thread <= (128 if few else 96)
+        crowded = 4 * width * column_bytes > device.shared_bytes_per_sm and cluster < 8
+        if crowded and not (few and of_thread <= 160):
+            continue
+        for parameters in ON_CHIP if little else ("shared",):
+            for stages in (2, 1):
+                yield RowSchedule(
+                    vector, threads, rows, 1, "registers", "two_pass", cluster, blocks,
+                    stages=stages, parameters=parameters if footprint.parameters else "reload",
+                )  # fmt: skip
+
+
+def widest_clusters(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """Wide rows whose parameters the blocks of the largest cluster share: few threads, which take
+    two rows at a time.
+
+    With 8192 rows on an H200, layer norm with two more biases took 128.9 us of 16384 halves, 161.6
+    of 20480, 256.7 of 32768 and 514.0 of 65536 (f21b0e2): 0.97 of the floor each. Layer norm in
+    clusters of two or four took 150.8 us of 16384, 296.2 of 32768 and 579.3 of 65536 (c3f46f9), and
+    RMS norm of 16384 130.0 us, 139.0 us in one block (2c7c317). Of fp32, layer norm of 16384 took
+    256.2 us, 291.5 in clusters of four, and of 32768 511.6 and 572.6; RMS norm 256.1 us of 16384,
+    260.8 in clusters of two, and 510.3 of 32768, 516.6 in clusters of four (00bca26).
+
+    With 512 rows, layer norm took 10.9, 12.8, 19.9 and 37.6 us; by 512 threads on an SM 11.2, 14.2,
+    22.2 and 40.7. Of 32768 those with 64 threads a block must come in turn (22.6 us if dealt out),
+    and blocks that fill an SM are best dealt out: RMS norm took 19.0 us, 20.1 in turn (2c7c317).
+    """
+    cluster = max(space.values["cluster"])
+    kept_bytes = footprint.width * footprint.itemsize / cluster
+    if cluster == 1 or not footprint.parameters or kept_bytes <= WIDE_ROW_BYTES // cluster:
+        return
+    few = footprint.rows < MANY_ROWS * device.sms
+    if footprint.rows <= device.sms or footprint.columns or footprint.keeps_costly_steps:
+        return
+    threads = 64 if kept_bytes <= 64 * (TWO_ROWS_BYTES if few else FEW_THREADS_BYTES) else 128
+    groups = 1 if threads == 64 else 4 if kept_bytes <= threads * LANE_BYTES else 2
+    if kept_bytes > threads * TWO_ROWS_BYTES:
+        return
+    way = "two_pass" if not footprint.has_moments else "lanes" if few else "merge"
+    packed = few and device.capability >= 100 and True in space.values["rematerialize"]
+    for stages in (2, 1) if groups == 2 else (1,):
+        yield RowSchedule(
+            vector, threads, groups, 2, "registers", way, cluster, 6 if groups == 1 else 1,
+            stages=stages, parameters="shared", in_turn=groups == 1 or not few,
+            rematerialize=packed,  # else the compiler for sm_100a spills what it widened
+        )  # fmt: skip

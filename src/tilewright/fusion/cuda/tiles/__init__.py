@@ -1,0 +1,1 @@
+"""Kernels that reduce dims that are no rows: blocks walk tiles of the space."""

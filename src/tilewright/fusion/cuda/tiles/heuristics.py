@@ -1,0 +1,178 @@
+"""Which schedules of tile kernels fit an area, and which a simple model expects most of."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.tiles.schedule import WARP, Area, Tiles, TileSchedule, fitted
+from tilewright.fusion.cuda.vectors import ARITHMETIC_REGISTERS, WIDEST_ACCESS
+from tilewright.space import ConfigSpace
+
+IN_FLIGHT_BYTES, MOST_IN_FLIGHT_BYTES = 32, 128
+"""Of every thread that a device can hold: what hides the latency of its memory; of one thread."""
+MOST_ELEMENTS = 16
+"""Of one tensor that a thread has in flight: more take registers from other blocks."""
+SECTOR_BYTES = 32
+"""What memory is read in: a piece that begins anywhere shares half of one with its neighbours."""
+SECOND_LAUNCH_S, LAST_BLOCK_S = 1.5e-6, 2e-6
+"""What a kernel that puts parts together takes on a GPU, however little it does, and what the last
+block does in its place: 14.59 and 16.0 us, 14.86 and 15.36 us for the same tiles of lerp_backward
+(16, 3, 244, 244) with all gradients, H200, 2026-11-21, commit 77fc060."""
+SUMS_OF_A_THREAD = 6.4
+"""With so many columns a thread, joining them within a block takes as long as all else: of the same
+timings, vectors of 1 and 2 elements take 14.6 to 16.0 us, those of 4 take 17.2 to 23.9 us."""
+REREAD = 0.97, 0.7
+"""Of storage "registers", what reading twice reaches where everything stays in the L2 cache, by the
+same timings, and where it does not."""
+MANY_WORDS = 50
+"""Parts that a thread joins in as long as all else takes, for about 10 us of it."""
+LEEWAY = 0.87
+"""Of what the model expects of the best schedule: one that reaches as much is taken in its place if
+more sizes share it. The gradients of gates of 100 sizes have 14 kernels so, without it 33."""
+USUAL_BYTES, USUAL_PIECE_BYTES = 8, 128
+"""Of a thread's vector, and of a block's piece of a row: a line of a cache."""
+PROMISING = 10
+"""So many of the model's choices a search begins with, for each of the widest vectors, half of them
+for either storage: how narrow ones fare beside them it does not tell."""
+
+
+def tile_space(area: Area) -> ConfigSpace[TileSchedule]:
+    """The schedules that fit."""
+    divides = bool(area.added and area.walk)
+    return ConfigSpace(
+        TileSchedule,
+        {
+            "vector": area.vectors,
+            "turns": (1, 2, 4, 8, 16) if area.turning else (1,),
+            "parts": tuple(2**k for k in range(11)) if divides else (1,),
+            "storage": ("reread", "registers") if area.carried else ("reread",),
+            "combine": ("kernel", "last") if area.gathers else ("kernel",),
+        },
+        lambda c: Tiles(area, c).misfit(),
+    )
+
+
+def tile_heuristic(area: Area, device: DeviceSpec) -> TileSchedule:
+    """The schedule of which a simple model expects most, see `merit`, or an undivided walk."""
+    return tile_promising(area, device)[0]
+
+
+def _undivided(area: Area, device: DeviceSpec) -> list[TileSchedule]:
+    """For sums over different dims: warps within a row, walks that leave the fewest parts, and the
+    widest vectors of which there are yet two blocks for each SM; without those, nothing.
+
+    For lerp's gradients of all operands (`lerp_paddle`, config C) the best of 15 schedules on an
+    H200: 14.6 us by vectors of one; by wider ones 14.9 us and more, by warps over several rows 15.7
+    to 23.9 us (77fc060, 2026-11-21, by events).
+    """
+    if len({area.along_lane(i) for i in area.added.values()}) < 2 or not area.walk:
+        return []
+    found = []
+    for vector, ahead, shares in itertools.product(area.vectors, (False, True), (8, 16)):
+        unroll = 2 if ahead else min(MOST_ELEMENTS // vector, 8)
+        s = TileSchedule(vector, WARP, shares, 1, unroll, ahead=ahead)
+        tiles = Tiles(area, s)
+        if tiles.misfit() is None and tiles.blocks >= device.sms:
+            found.append((tiles.blocks < 2 * device.sms, s))
+    found.sort(key=lambda f: f[0])
+    if not found or found[0][0]:
+        return []
+    ways = ("kernel", "last") if area.gathers else ("kernel",)
+    every = [replace(s, combine=way) for _, s in found for way in ways]
+    return [s for s in every if Tiles(area, s).misfit() is None]
+
+
+def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
+    """Those of which the model expects most, the best first."""
+    space, found = tile_space(area), []
+    choices = itertools.product(
+        area.vectors[:3], (4, 8, 16, 32, 64), (256, 512, 1024), space.values["turns"], (8, 4, 2, 1),
+        space.values["parts"], space.values["storage"], space.values["combine"],
+    )  # fmt: skip
+    for vector, lanes, threads, turns, unroll, parts, storage, combine in choices:
+        if vector * unroll > MOST_ELEMENTS:
+            continue
+        schedule = TileSchedule(
+            vector, lanes, threads // lanes, turns, unroll, parts, storage, combine=combine
+        )
+        tiles = Tiles(area, schedule)
+        if tiles.misfit() is None:
+            found.append((merit(tiles, device), -threads, vector, schedule))
+    if not found:
+        return [fitted(TileSchedule(), area)]
+    found.sort(key=lambda f: f[:3], reverse=True)
+    kinds = list(itertools.product(area.vectors[:3], reversed(space.values["storage"])))
+    most = PROMISING * 3 // max(len(kinds), 3)
+    of_kind = [[c for *_, c in found if (c.vector, c.storage) == kind][:most] for kind in kinds]
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*of_kind))
+    near = [c for reached, *_, c in found if reached >= LEEWAY * found[0][0]]
+    usual = min(near, key=lambda c: _unusual(c, _itemsize(area)))
+    best = [usual, found[0][-1], *(c for c in in_turn if c is not None)]
+    first = _undivided(area, device)
+    others = [replace(c, combine="kernel") for c in best if c.storage == "reread"][:4]
+    others += [replace(c, ahead=True) for c in best]
+    foremost = [*first[:1], *best[:1]]
+    compiled = [replace(c, sizes="compiled") for c in foremost]
+    found_first = [*foremost, *compiled, *first[1:], *best]
+    return list(dict.fromkeys([*found_first, *(c for c in others if c in space)]))
+
+
+def _unusual(c: TileSchedule, itemsize: int) -> tuple[float, ...]:
+    """How far a schedule is from the one that comes near the best for most sizes. Sizes that differ
+    a little share a schedule then, and with it a kernel."""
+    return (
+        c.combine != "kernel",
+        c.block_threads,
+        abs(math.log2(c.vector * itemsize / USUAL_BYTES)),
+        abs(math.log2(c.lanes * c.vector * itemsize / USUAL_PIECE_BYTES)),
+        c.parts > 1,
+        -c.unroll * c.vector,
+        c.storage != "reread",
+    )
+
+
+def merit(tiles: Tiles, device: DeviceSpec) -> float:
+    """The fraction of a device's bandwidth that a schedule may hope for: its threads must be
+    enough, with enough bytes in flight each, spread evenly over the SMs, in pieces of many
+    sectors, few of them idle, on walks that are long beside their joining, and must leave few
+    parts to be read again. Of two blocks on an SM one loads while the other computes.
+    """
+    area, s = tiles.area, tiles.s
+    itemsize, whole_bytes = _itemsize(area), sum(a.itemsize for a in area.whole)
+    shares = min(tiles.shares, tiles.chunk_steps)
+    steps = math.ceil(tiles.chunk_steps / tiles.shares) * s.turns
+    ahead = min(s.unroll if area.added else max(s.unroll, tiles.kept_steps), steps)
+    flying = min(s.vector * whole_bytes * ahead, MOST_IN_FLIGHT_BYTES)
+    wanted = device.sms * device.threads_per_sm * IN_FLIGHT_BYTES
+    busy = min(1.0, tiles.blocks * tiles.lanes * shares * flying / wanted) ** 0.3
+    even = tiles.blocks / (math.ceil(tiles.blocks / device.sms) * device.sms)
+    used = area.width / (tiles.pieces * tiles.lanes * s.vector * s.turns)
+    used *= area.steps / (tiles.chunks * tiles.shares * math.ceil(tiles.chunk_steps / tiles.shares))
+    piece_bytes = min(tiles.lanes * s.vector, area.width) * itemsize
+    wide = piece_bytes / (piece_bytes + SECTOR_BYTES / 2)
+    wide *= min(1.0, s.vector * itemsize / WIDEST_ACCESS) ** 0.1
+    nodes = area.graph.nodes
+    partial = sum(tiles.count_of_parts(i) * math.prod(nodes[i].shape) for i in area.added.values())
+    again = 8 * partial / math.prod(area.graph.space)
+    joining = steps / (steps + 0.5)
+    moved_bytes = whole_bytes * math.prod(area.graph.space)
+    kept = REREAD[moved_bytes > device.l2_bytes] if area.carried else 1.0
+    kept = 1.0 if s.storage == "registers" else kept
+    registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
+    places = min(device.threads_per_sm, device.registers_per_sm // registers) // s.block_threads
+    overlaps = 1.0 if places > 1 else 0.8
+    if area.added:
+        overlaps /= 1 + (s.vector / SUMS_OF_A_THREAD) ** 2
+        last = s.combine == "last"
+        overlaps /= 1 + last * tiles.joined_words / MANY_WORDS
+        if device.dram_bytes_per_s:
+            moving_s = moved_bytes / device.dram_bytes_per_s
+            overlaps *= moving_s / (moving_s + (LAST_BLOCK_S if last else SECOND_LAUNCH_S))
+    return busy * even * wide * used**0.5 * joining * kept * overlaps / (1 + again)
+
+
+def _itemsize(area: Area) -> int:
+    return max((a.itemsize for a in area.whole), default=4)

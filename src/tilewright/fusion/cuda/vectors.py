@@ -1,0 +1,40 @@
+"""Vectors that a thread loads, stores and holds, whatever kind its kernel is of."""
+
+from __future__ import annotations
+
+import math
+
+from tilewright.fusion.ir import Access, Graph
+from tilewright.tensor_spec import TensorSpec
+
+WIDEST_ACCESS = 16
+"""Bytes of the widest access of one thread."""
+NARROW_BYTES = 8
+"""Accesses narrower than this leave bandwidth unused."""
+ARITHMETIC_REGISTERS = 40
+"""What a row kernel needs besides the values it keeps: addresses, counters, a step's operands."""
+
+
+def access_bytes(access: Access, vector: int) -> int:
+    """The widest aligned access to `vector` consecutive elements, wherever a row starts."""
+    steps = [s * access.itemsize for s in access.strides if s > 1]
+    whole = vector * access.itemsize
+    return max(math.gcd(whole, access.align, WIDEST_ACCESS, *steps), access.itemsize)
+
+
+def side_by_side(access: Access) -> bool:
+    """Whether a vector's elements follow one another in memory, so that a copy can move them."""
+    return access.strides[-1] == 1
+
+
+def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:
+    """Vector lengths that divide the innermost axis, widest first."""
+    narrowest = min(a.itemsize for a in (*graph.memory, *(o for _, o in graph.outputs)))
+    widest = WIDEST_ACCESS // narrowest
+    return tuple(v for v in (8, 4, 2, 1) if v <= widest and inner % v == 0)
+
+
+def held_bytes(dtype: str, vector: int) -> int:
+    """Bytes that a thread's vector takes in registers or shared memory: halves go in pairs."""
+    itemsize = TensorSpec(dtype, ()).itemsize
+    return vector * itemsize if itemsize >= 4 else 4 * math.ceil(vector * itemsize / 4)

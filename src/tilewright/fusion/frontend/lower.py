@@ -1,0 +1,464 @@
+"""From a torch.fx trace to the fusion compiler's graph."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.fusion.frontend.axes import Value, constant
+from tilewright.fusion.frontend.composed import COMPOSED
+from tilewright.fusion.frontend.pieces import Pieces
+from tilewright.fusion.frontend.piecewise import PieceBuilder
+from tilewright.fusion.frontend.steps import Unsupported
+from tilewright.fusion.frontend.trace import arithmetics, trace_reference
+from tilewright.fusion.ir import POINTWISE, Draw, Graph
+from tilewright.op import Workload
+from tilewright.tensor_spec import DTYPE_NAMES, HALVES, TensorSpec
+
+_RENAMED = {
+    "true_divide": "div",
+    "max": "maximum",
+    "min": "minimum",
+}
+_LOGICAL = {
+    **{f"{kind}_{name}": name for kind in ("logical", "bitwise") for name in ("and", "or", "not")},
+    **{f"{kind}_xor": "ne" for kind in ("logical", "bitwise")},
+}
+_OF_BOOLEANS = {
+    **dict.fromkeys(("add", "maximum", "fmax"), "or"),
+    **dict.fromkeys(("mul", "minimum", "fmin"), "and"),
+}
+"""What arithmetic makes of two booleans."""
+_VIEWS = (
+    "broadcast_in_dim",
+    "expand",
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "unsqueeze",
+    "squeeze",
+    "repeat",
+)
+_IDENTITIES = (
+    *("clone", "alias", "detach", "view_of", "contiguous", "lift_fresh_copy"),
+    "copy_strided",  # strides of the outputs come from the operator, not from the trace
+)
+_FILLED = ("full", "full_like", "scalar_tensor", "zeros", "zeros_like", "ones", "ones_like")
+_EMPTY = (
+    *("empty", "empty_like", "empty_permuted", "empty_strided"),
+    *("new_empty", "new_empty_strided"),
+)
+_CASTS = ("convert_element_type", "_to_copy", "to")
+_WHOLE = {"maximum": "amax", "minimum": "amin"}
+"""`max` and `min` of one tensor."""
+_OVER_BOOLEANS = {"any": "amax", "all": "amin"}
+_JOINED = {
+    **{"sum": "add", "prod": "mul"},
+    **dict.fromkeys(("amax", "any"), "maximum"),
+    **dict.fromkeys(("amin", "all"), "minimum"),
+}
+"""What makes one result of those of parts."""
+_OF_NOTHING = {
+    **dict.fromkeys(("sum", "any"), 0),
+    **dict.fromkeys(("prod", "all"), 1),
+    **dict.fromkeys(("mean", "var"), math.nan),
+}
+"""What a reduction makes of no elements; PyTorch refuses `amax` and `amin` of none."""
+
+
+def lower(w: Workload) -> Graph:
+    """The workload's graph: inputs upcast to the arithmetic type, outputs cast to theirs.
+
+    Raises:
+        Unsupported: naming the first step that is neither pointwise nor a reduction, cast, view,
+            part or concatenation, with its line.
+    """
+    return _Lowering(w).graph()
+
+
+class _Lowering(PieceBuilder):
+    def __init__(self, w: Workload):
+        super().__init__(w)
+        self.values: dict[fx.Node, Any] = {}
+        self.arithmetics: dict[fx.Node, str] = {}
+        self.trace = trace_reference(w, runtime_scalars=True)
+
+    def graph(self) -> Graph:
+        trace = self.trace
+        inputs = list(self.w.tensors.values())
+        self.arithmetics = arithmetics(self.w, trace)
+        if "f64" in self.arithmetics.values():
+            self.scalar = "f64"
+        placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
+        for i, node in enumerate(placeholders):
+            if i == self.w.seed:
+                self.values[node] = None  # masks that follow from it stand for it
+            elif i < len(inputs):
+                self.values[node] = self.load(i, inputs[i])
+            else:
+                index = self.add("scalar", (), self.scalar, (), i - len(inputs))
+                self.values[node] = Value(index, ())
+        outputs: list[Value | Pieces] = []
+        for node in trace.graph.nodes:
+            if node.op == "call_function":
+                if node.users or _name(node).endswith("_"):
+                    self.values[node] = self.placed(node)
+            elif node.op == "output":
+                outputs = [self.whole(o) for o in node.args[0]]
+        return self.finish(outputs, len(placeholders) - len(inputs))
+
+    def drawn(self, node: Any) -> Value:
+        """A mask: an input whose buffer is the seed."""
+        _, call, threshold, shape = node.args
+        assert self.w.seed is not None, node
+        return self.load(self.w.seed, TensorSpec("bool", tuple(shape)), Draw(call, threshold))
+
+    def placed(self, node: Any) -> Value | Pieces | None:
+        """The step's value; what cannot be lowered is named with its line."""
+        self.line = _written(node).meta.get("stack_trace")
+        self.arithmetic = self.arithmetics[node]
+        try:
+            return self.step(node)
+        except Unsupported as reason:
+            raise Unsupported(f"{reason} ({self.line})" if self.line else str(reason)) from None
+
+    def step(self, node: Any) -> Value | Pieces | None:
+        if _name(node) == "copy_" and node.args[0].op == "placeholder":
+            raise Unsupported("it writes to an argument: return the new value instead")
+        if node.target is torch.ops.aten.view.dtype:
+            raise Unsupported("view(dtype) reads the bits of one dtype as another: use to(dtype)")
+        out = node.meta.get("val")
+        if isinstance(out, torch.Tensor) and not out.numel():
+            return self.filled(node, "zeros")  # any number is right
+        name = _name(node).rstrip("_")
+        name = _RENAMED.get(name, name)
+        elementwise = name in (*POINTWISE, *_LOGICAL, *COMPOSED, *_CASTS, "clamp")
+        if elementwise and any(
+            isinstance(self.values.get(n), Pieces) for n in node.all_input_nodes
+        ):
+            return self.piecewise(node)
+        if (mode := node.kwargs.get("rounding_mode")) is not None:
+            name = f"{name}_{mode}"
+        if not isinstance(out, torch.Tensor):
+            raise Unsupported(f"step {node.target} of the reference gives more than one tensor")
+        if name == "lift_fresh_copy" and (made := self.number_of(node.args[0])) is not None:
+            return made
+        if name in _IDENTITIES:
+            return self.whole(node.args[0])
+        if name == "cat":
+            return self.together(node)
+        if name == "slice_scatter":
+            return self.written_over(node)
+        if name in _WHOLE and len(node.args) == 1:
+            return self.reduction(node, _WHOLE[name])
+        if name in _VIEWS:
+            return self.viewed(node, name)
+        if name == "rounded":
+            return self.rounded(self.value(node.args[0]), self.w.main.dtype)
+        if name == "philox_bernoulli":
+            return self.drawn(node)
+        if name == "copy":
+            return self.copied(node)
+        if name in _CASTS:
+            return self.cast(node)
+        if name in _FILLED:
+            return self.filled(node, name)
+        if name in _EMPTY:
+            return self.filled(node, "zeros")  # any number is right
+        if name in ("slice", "select"):
+            return self.part_of(node, name)
+        if name in ("permute", "transpose", "t"):
+            return self.permuted(node, name)
+        if name in ("sum", "amax", "amin", "prod", "mean", "var", *_OVER_BOOLEANS):
+            return self.reduction(node, name)
+        of_booleans = out.dtype == torch.bool and name in _OF_BOOLEANS
+        if name in COMPOSED and not of_booleans:
+            return COMPOSED[name](self, *self.operands(node, name))
+        if name == "clamp":
+            return self.clamped(node)
+        if name in POINTWISE or name in _LOGICAL or of_booleans:
+            result = self.pointwise(node, name)
+            if _name(node).endswith("_"):
+                self.values[node.args[0]] = result
+            return result
+        raise Unsupported(
+            f"step {node.target} of the reference is neither pointwise nor a reduction"
+        )
+
+    def whole(self, arg: Any) -> Value | Pieces:
+        """What may be returned: a value, or pieces of one."""
+        found = self.values.get(arg) if isinstance(arg, fx.Node) else None
+        return found if isinstance(found, Pieces) else self.value(arg)
+
+    def together(self, node: Any) -> Value | Pieces:
+        """Tensors one after another along a dim."""
+        given = node.args[0]
+        dim = (node.args[1] if len(node.args) > 1 else 0) % node.meta["val"].dim()
+        dtype = DTYPE_NAMES[node.meta["val"].dtype]
+        if any(n.meta["val"].dim() != node.meta["val"].dim() for n in given):
+            raise Unsupported("cat of tensors of different ranks")
+        some = [n for n in given if n.meta["val"].shape[dim]]
+        return self.concatenated([self.whole_as(n, dtype) for n in some], dim)
+
+    def written_over(self, node: Any) -> Value | Pieces:
+        """A tensor with some elements of a dim replaced."""
+        out, given = node.meta["val"], _arguments(node)
+        into, part = (self.whole_as(given[n], DTYPE_NAMES[out.dtype]) for n in ("self", "src"))
+        dim = given.get("dim", 0) % out.dim()
+        ends = slice(given.get("start"), given.get("end"), given.get("step"))
+        return self.replaced(into, part, dim, range(out.shape[dim])[ends])
+
+    def whole_as(self, arg: Any, dtype: str) -> Value | Pieces:
+        return self.mapped(self.whole(arg), lambda value: self.converted(value, dtype))
+
+    def piecewise(self, node: Any) -> Value | Pieces:
+        """A step of each piece, with the same part of the other operands."""
+        given = {n: self.values[n] for n in node.all_input_nodes}
+
+        def step(values: list[Value]) -> Value:
+            self.values.update(zip(given, values, strict=True))
+            piece = self.step(node)
+            assert isinstance(piece, Value), node
+            return piece
+
+        found = self.of_each(step, list(given.values()), tuple(node.meta["val"].shape))
+        self.values.update(given)
+        return found
+
+    def value(self, arg: Any) -> Value:
+        if isinstance(arg, fx.Node):
+            if arg.op == "get_attr":
+                raise Unsupported("a tensor that is no argument of the reference: make it one")
+            if isinstance(self.values[arg], Pieces):
+                raise Unsupported(f"{arg.target} of the reference may be returned, not used again")
+            return self.values[arg]
+        if isinstance(arg, (bool, int, float)):
+            return self.number(arg)
+        raise Unsupported(f"argument {arg!r} of the reference")
+
+    def number_of(self, arg: fx.Node) -> Value | None:
+        """Of a tensor of one element that the reference makes of a number."""
+        made = getattr(self.trace, str(arg.target)) if arg.op == "get_attr" else None
+        if made is None or made.numel() != 1 or made.is_complex():
+            return None
+        return Value(self.number(made.item()).node, constant(made.shape))
+
+    def filled(self, node: Any, name: str) -> Value:
+        """A tensor that holds one number."""
+        out = node.meta["val"]
+        if out.dtype not in DTYPE_NAMES:
+            raise Unsupported(f"{node.target} gives {out.dtype}")
+        fixed = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
+        value = fixed[name] if name in fixed else node.args[0 if name == "scalar_tensor" else 1]
+        if isinstance(value, fx.Node):
+            return Value(self.value(value).node, constant(out.shape))
+        return self.holding(value, node)
+
+    def holding(self, value: float, node: Any) -> Value:
+        """One number in the dtype and the shape of a step's result."""
+        out = node.meta["val"]
+        number = bool(value) if out.dtype == torch.bool else value
+        return Value(self.add("const", (), DTYPE_NAMES[out.dtype], (), number), constant(out.shape))
+
+    def part_of(self, node: Any, name: str) -> Value | Pieces:
+        """Some elements of a dim, or one, whose dim is dropped."""
+        whole, size = self.whole(node.args[0]), node.args[0].meta["val"].shape
+        dim = (node.args[1] if len(node.args) > 1 else 0) % len(size)
+        if name == "select":
+            one = range(size[dim])[node.args[2]]
+            part = self.elements(whole, dim, range(one, one + 1))
+            return self.regrouped(part, node.meta["val"].shape)
+        return self.elements(whole, dim, range(size[dim])[slice(*node.args[2:5])])
+
+    def permuted(self, node: Any, name: str) -> Value | Pieces:
+        whole = self.whole(node.args[0])
+        order = list(range(len(whole.shape)))
+        if name == "permute":
+            order = [d % len(order) for d in node.args[1]]
+        elif len(order) > 1:
+            a, b = node.args[1:3] if name == "transpose" else (0, 1)
+            order[a], order[b] = order[b], order[a]
+        return self.moved(whole, order)
+
+    def rounded(self, value: Value, dtype: str) -> Value:
+        if dtype == "f64":
+            return value
+        narrow = self.add("cast", (value.node,), dtype, self.steps[value.node].axes)
+        return Value(self.upcast(narrow), value.dims)
+
+    def cast(self, node: Any) -> Value:
+        value, dtype = self.value(node.args[0]), node.meta["val"].dtype
+        if dtype not in DTYPE_NAMES:
+            raise Unsupported(f"a cast to {dtype}")
+        return self.converted(value, DTYPE_NAMES[dtype])
+
+    def copied(self, node: Any) -> Value | Pieces:
+        """What is written over another tensor, in its dtype and shape."""
+        out = node.meta["val"]
+        return self.expanded(self.whole_as(node.args[1], DTYPE_NAMES[out.dtype]), out.shape)
+
+    def converted(self, value: Value, dtype: str) -> Value:
+        """Values stay in the arithmetic type: a narrower one that the program asks for rounds."""
+        step = self.steps[value.node]
+        if dtype == step.dtype:
+            return value
+        if dtype in HALVES or (dtype, self.arithmetic) == ("f32", "f64"):
+            return self.rounded(self.converted(value, self.arithmetic), dtype)
+        if dtype in ("i32", "i64"):  # a whole number in the arithmetic type
+            number = self.converted(value, self.arithmetic)
+            return number if step.dtype == "bool" else self.combine("trunc", [number])
+        if dtype not in (self.arithmetic, "bool"):
+            raise Unsupported(f"a cast to {dtype} among values of {self.arithmetic}")
+        return Value(self.add("cast", (value.node,), dtype, step.axes), value.dims)
+
+    def clamped(self, node: Any) -> Value:
+        of_booleans = node.meta["val"].dtype == torch.bool
+
+        def operand(argument: Any) -> Value:
+            return self.alike([self.value(argument)], of_booleans)[0]
+
+        value = operand(node.args[0])
+        for bound, name in zip(node.args[1:], ("maximum", "minimum"), strict=False):
+            if bound is not None:
+                value = self.binary(name, value, operand(bound))
+        return value
+
+    def viewed(self, node: Any, name: str) -> Value | Pieces:
+        whole, shape = self.whole(node.args[0]), tuple(node.meta["val"].shape)
+        if name == "repeat":
+            whole = self.expanded(whole, [1] * (len(shape) - len(whole.shape)) + [*whole.shape])
+            pairs = [*zip(node.args[1], whole.shape, strict=True)]
+            whole = self.regrouped(whole, [n for _, size in pairs for n in (1, size)])
+            whole = self.expanded(whole, [n for pair in pairs for n in pair])
+        elif name == "broadcast_in_dim":
+            own = dict(zip(node.args[2], whole.shape, strict=True))
+            whole = self.regrouped(whole, [own.get(d, 1) for d in range(len(shape))])
+        if name in ("expand", "broadcast_in_dim"):
+            return self.expanded(whole, shape)
+        return self.regrouped(whole, shape)
+
+    def operands(self, node: Any, name: str) -> list[Value]:
+        """Of a step of elements, in one dtype: booleans are 0 and 1 beside numbers."""
+        known = {"alpha", "dtype", "layout", "device", "pin_memory", "rounding_mode"}
+        if unknown := [n for n, v in node.kwargs.items() if n not in known and v is not None]:
+            raise Unsupported(f"{node.target} with {unknown[0]}={node.kwargs[unknown[0]]!r}")
+        values = [self.value(a) for a in node.args]
+        dtype = node.meta["val"].dtype
+        chosen = name == "where" and all(self.steps[v.node].op == "const" for v in values[1:])
+        if not (dtype.is_floating_point or dtype == torch.bool or chosen):
+            raise Unsupported(f"{node.target} gives {dtype}: integer arithmetic")
+        if name in _LOGICAL:
+            return [self.converted(v, "bool") for v in values]
+        if dtype == torch.bool and name in _OF_BOOLEANS:
+            return values
+        first = 1 if name == "where" else 0
+        booleans = dtype == torch.bool and name not in COMPOSED
+        return [*values[:first], *self.alike(values[first:], booleans)]
+
+    def pointwise(self, node: Any, name: str) -> Value:
+        values = self.operands(node, name)
+        if name in _LOGICAL:
+            return self.combine(_LOGICAL[name], values)
+        if node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS:
+            return self.combine(_OF_BOOLEANS[name], values)
+        alpha = node.kwargs.get("alpha", 1)
+        if alpha != 1:
+            scaled = self.binary("mul", values[1], self.value(float(alpha)))
+            values = [values[0], scaled]
+        return self.combine(name, values)
+
+    def alike(self, values: list[Value], booleans: bool) -> list[Value]:
+        """Booleans become 0 and 1 beside numbers, and where a number is made of them."""
+        if booleans and all(self.steps[v.node].dtype == "bool" for v in values):
+            return values
+        return [self.converted(v, self.arithmetic) for v in values]
+
+    def reduction(self, node: Any, name: str) -> Value | Pieces:
+        if not node.args[0].meta["val"].numel():
+            return self.holding(_OF_NOTHING[name], node)
+        whole = self.whole(node.args[0])
+        if isinstance(whole, Value):
+            return self.reduced(node, name, whole)
+        dims, keepdim, _ = _reduction_arguments(node, name, len(whole.shape))
+        if name == "mean" and whole.are_cut(dims):
+            total = self.reduction(node, "sum")
+            count = self.number(float(math.prod(whole.shape[d] for d in dims)))
+            return self.mapped(total, lambda v: self.binary("div", v, count))
+        step = _JOINED.get(name)
+        if node.meta["val"].dtype == torch.bool and step is not None:
+            step = _OF_BOOLEANS[step]
+        join = functools.partial(self.binary, step) if step is not None else None
+        reduced = functools.partial(self.reduced, node, name)
+        return self.reduced_by_piece(whole, dims, keepdim, reduced, join)
+
+    def reduced(self, node: Any, name: str, value: Value) -> Value:
+        out = node.meta["val"].dtype
+        booleans = out == torch.bool
+        if booleans:
+            value, name = self.converted(value, "bool"), _OVER_BOOLEANS.get(name, name)
+        # A count is a whole number in the arithmetic type, which holds a boolean as 0 or 1.
+        counts = name == "sum" and self.steps[value.node].dtype == "bool"
+        if not (out.is_floating_point or booleans or counts):
+            raise Unsupported(f"{node.target} gives {out}: integer arithmetic")
+        asked = node.kwargs.get("dtype")
+        if asked is not None and asked.is_floating_point:
+            value = self.converted(value, DTYPE_NAMES[asked])
+        value = self.converted(value, self.arithmetic)
+        given, keepdim, correction = _reduction_arguments(node, name, len(value.dims))
+        within = [f for d in given for f in self.axes.factors(value.dims[d])]
+        over = self.axes.roots(f.axis for f in within)
+        # A dim that the value was expanded along holds the same elements many times.
+        repeats = math.prod(f.size for f in within if f.axis is None)
+        left = [() if d in given else dim for d, dim in enumerate(value.dims)]
+        dims = tuple(dim for d, dim in enumerate(left) if keepdim or d not in given)
+        dtype, rest = self.arithmetic, self.axes.along(dims)
+        count = math.prod(f.size for f in within)
+        if name == "var":
+            # One element deviates from its own mean by x - x: 0, or NaN where x is not finite.
+            inside = (value.node,) if over else (value.node, value.node)
+            m2 = self.add("m2" if over else "sub", inside, dtype, rest)
+            scaled = self.scaled("mul", m2, repeats, dtype, rest)
+            degrees = max(count - correction, 0.0)
+            return Value(self.scaled("div", scaled, degrees, dtype, rest), dims)
+        result = self.add(name, (value.node,), dtype, rest) if over else value.node
+        if name in ("sum", "prod"):
+            result = self.scaled("mul" if name == "sum" else "pow", result, repeats, dtype, rest)
+        return self.converted(Value(result, dims), "bool" if booleans else dtype)
+
+    def scaled(self, op: str, i: int, by: float, dtype: str, axes: Iterable[int]) -> int:
+        if by == 1 and op != "div":
+            return i
+        return self.add(op, (i, self.add("const", (), dtype, (), float(by))), dtype, axes)
+
+
+def _arguments(node: Any) -> dict[str, Any]:
+    """By name, those that are given."""
+    names = (a.name for a in node.target._schema.arguments)
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _reduction_arguments(node: Any, name: str, rank: int) -> tuple[list[int], bool, float]:
+    """The dims that a reduction runs over, whether it keeps them, and var's correction."""
+    given = _arguments(node)
+    dims = given.get("dim", given.get("dims"))
+    listed = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    correction = given.get("correction")
+    unbiased = given.get("unbiased", True)
+    degrees = float(unbiased) if correction is None else float(correction)
+    return [d % rank for d in listed if rank], bool(given.get("keepdim", False)), degrees
+
+
+def _written(node: Any) -> Any:
+    """The step that a write to an argument comes from, which has its line; any other by itself."""
+    return node.args[1] if _name(node) == "copy_" else node
+
+
+def _name(node: fx.Node) -> str:
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload), target
+    return target._schema.name.split("::")[1]

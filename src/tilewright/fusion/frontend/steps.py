@@ -1,0 +1,210 @@
+"""The steps of a graph that is being lowered, and how they are put in order at its end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewright.fusion.frontend.axes import AxisTable, Dim, Dims, Factor, Value, constant
+from tilewright.fusion.frontend.pieces import Pieces, part_of, split_of
+from tilewright.fusion.ir import Access, Draw, Graph, Node
+from tilewright.op import Workload
+from tilewright.tensor_spec import DEFAULT_ALIGN, HALVES, TensorSpec
+
+
+class Unsupported(Exception):
+    """The graph holds a step that the fusion compiler cannot take; the message names it."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node to be: `axes` are those along which it varies."""
+
+    op: str
+    args: tuple[int, ...]
+    dtype: str
+    axes: frozenset[int]
+    attr: Any = None
+    line: str | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """A tensor of the workload, by its place, or a part of it from `offset` on, as a step reads
+    it; or a mask, which a seed there decides."""
+
+    place: int
+    spec: TensorSpec
+    dims: Dims
+    draw: Draw | None = None
+    offset: int = 0
+
+    def part(self, d: int, elements: range, dim: Dim) -> Load:
+        """Some elements of a dim, which run along another one."""
+        if self.draw is not None and len(elements) < self.spec.shape[d]:
+            raise Unsupported("a part of what holds a random mask")
+        spec, offset = part_of(self.spec, d, elements)
+        dims = (*self.dims[:d], dim, *self.dims[d + 1 :])
+        return replace(self, spec=spec, dims=dims, offset=self.offset + offset)
+
+    def split(self) -> Load:
+        """With a dim for each factor."""
+        spec = split_of(self.spec, [[f.size for f in dim] for dim in self.dims])
+        return replace(self, spec=spec, dims=tuple((f,) for dim in self.dims for f in dim))
+
+
+class Steps:
+    """Those that are known so far. What runs along the same dim of a result is one axis.
+
+    Attributes:
+        line: of the reference's source, in which steps stand that are added now.
+        arithmetic: the dtype in which they are computed.
+        scalar: that of the run-time scalars.
+    """
+
+    def __init__(self, w: Workload):
+        self.w = w
+        self.arithmetic = self.scalar = w.arithmetic
+        self.steps: list[Step] = []
+        self.loads: list[Load] = []
+        self.axes = AxisTable()
+        self.line: str | None = None
+
+    def add(
+        self,
+        op: str,
+        args: tuple[int, ...],
+        dtype: str,
+        axes: Iterable[int | None],
+        attr: Any = None,
+    ) -> int:
+        self.steps.append(Step(op, args, dtype, self.axes.roots(axes), attr, self.line))
+        return len(self.steps) - 1
+
+    def load(self, place: int, spec: TensorSpec, draw: Draw | None = None) -> Value:
+        """An input; it does not vary along dims that it was expanded along, of stride 0."""
+        sizes_and_strides = zip(spec.shape, spec.real_strides, strict=True)
+        dims = tuple(
+            (Factor(n, self.axes.new(n, d - spec.rank) if stride else None),) if n != 1 else ()
+            for d, (n, stride) in enumerate(sizes_and_strides)
+        )
+        self.loads.append(Load(place, spec, dims, draw))
+        step = self.add("load", (), spec.dtype, self.axes.along(dims), len(self.loads) - 1)
+        return Value(self.upcast(step), dims)
+
+    def upcast(self, i: int) -> int:
+        step = self.steps[i]
+        narrow = step.dtype in HALVES or (step.dtype, self.arithmetic) == ("f32", "f64")
+        return self.add("cast", (i,), self.arithmetic, step.axes) if narrow else i
+
+    def ancestors(self, of: Iterable[int]) -> list[int]:
+        """The steps that `of` need, themselves included, in order."""
+        needed = set(of)
+        for i in reversed(range(len(self.steps))):
+            if i in needed:
+                needed.update(self.steps[i].args)
+        return sorted(needed)
+
+    def finish(self, outputs: list[Value | Pieces], scalars: int) -> Graph:
+        given = [
+            (k, *part)
+            for k, (out, spec) in enumerate(zip(outputs, self.w.outputs, strict=True))
+            for part in (out.of(spec) if isinstance(out, Pieces) else [(out, spec, 0)])
+        ]
+        shared = self.share(self.ancestors(v.node for _, v, *_ in given))
+        stores = [(*self.stored(v, spec, shared), spec, offset) for _, v, spec, offset in given]
+        live = self.ancestors(out for out, *_ in stores)
+        space = self.axes.ordered(a for i in live for a in self.steps[i].axes)
+        accesses, again, slots = self.inputs(live, space)
+        new = {i: k for k, i in enumerate(live)}
+        nodes = []
+        for step in map(self.steps.__getitem__, live):
+            varies = self.axes.roots(step.axes)
+            shape = tuple(self.axes.size(a) if a in varies else 1 for a in space)
+            attr = slots[step.attr] if step.op == "load" else step.attr
+            args = tuple(new[a] for a in step.args)
+            nodes.append(Node(step.op, args, step.dtype, shape, attr, step.line))
+        written = tuple(
+            (new[out], replace(self.access(spec, dims, space), offset=offset))
+            for out, dims, spec, offset in stores
+        )
+        tensors = tuple(k for k, *_ in given) if len(given) > len(outputs) else ()
+        sizes = tuple(map(self.axes.size, space))
+        numbers = (self.scalar,) * scalars
+        found = Graph(tuple(nodes), sizes, tuple(accesses), written, numbers, again, tensors)
+        return found.check()
+
+    def share(self, live: list[int]) -> list[int]:
+        """Make axes one that no step runs along both of, first those at one place: what reads
+        different tensors may then be one sweep. Returns those that are left."""
+        along = [self.steps[i].axes for i in live]
+        every = list(itertools.chain(*along))
+        for anywhere in (False, True):
+            for a, b in itertools.combinations(self.axes.ordered(every), 2):
+                near = anywhere or self.axes.home(a) == self.axes.home(b)
+                if near and self.axes.size(a) == self.axes.size(b):
+                    self.axes.join([(a, b)], along)
+        return self.axes.ordered(every)
+
+    def stored(self, value: Value, spec: TensorSpec, shared: list[int]) -> tuple[int, Dims]:
+        """The output's last steps: to its dtype, and along dims on which it does not vary, for
+        which it takes the axes of others."""
+        out = value.node
+        dims: list[Dim] = []
+        taken = set(self.axes.along(value.dims))
+        given = zip(value.dims or constant(spec.shape), spec.shape, spec.real_strides, strict=True)
+        for d, (dim, n, stride) in enumerate(given):
+            found = []
+            for f in self.axes.factors(dim) or constant([n])[0]:
+                if f.axis is None and stride:  # PyTorch too expands what holds one value
+                    free = [a for a in shared if self.axes.size(a) == f.size and a not in taken]
+                    free.sort(key=lambda a: self.axes.home(a) != d - spec.rank, reverse=True)
+                    if not free:
+                        free = [self.axes.new(f.size, d - spec.rank)]
+                        shared += free
+                    f = Factor(f.size, free[-1])
+                    taken.add(free[-1])
+                found.append(f)
+            dims.append(tuple(found))
+        if self.steps[out].dtype != spec.dtype:
+            out = self.add("cast", (out,), spec.dtype, self.steps[out].axes)
+        along = self.axes.along(tuple(dims))
+        if along != self.axes.roots(self.steps[out].axes):
+            out = self.add("broadcast", (out,), spec.dtype, along)
+        return out, tuple(dims)
+
+    def inputs(
+        self, live: list[int], space: list[int]
+    ) -> tuple[list[Access], tuple[int, ...], dict[int, int]]:
+        """How each tensor is read, then how some are read besides, of which tensors that is, and
+        the place in the list of each of `self.loads`."""
+        accesses = [Access((0,) * len(space), s.dtype, s.align) for s in self.w.tensors.values()]
+        if self.w.seed is not None:
+            accesses[self.w.seed] = Access((0,) * len(space), "bool", DEFAULT_ALIGN, Draw(0, 0))
+        again: list[int] = []
+        known: dict[tuple[int, Access], int] = {}
+        slots: dict[int, int] = {}
+        for number in (self.steps[i].attr for i in live if self.steps[i].op == "load"):
+            load = self.loads[number]
+            plain = self.access(load.spec, load.dims, space)
+            access = replace(plain, draw=load.draw, offset=load.offset)
+            if (load.place, access) not in known:
+                slot = load.place
+                if slot in known.values():
+                    slot = len(accesses)
+                    again.append(load.place)
+                accesses[slot : slot + 1] = [access]
+                known[load.place, access] = slot
+            slots[number] = known[load.place, access]
+        return accesses, tuple(again), slots
+
+    def access(self, spec: TensorSpec, dims: Dims, space: list[int]) -> Access:
+        strides = dict.fromkeys(space, 0)
+        for dim, stride in zip(dims, spec.real_strides, strict=True):
+            for size, axis in reversed(self.axes.factors(dim)):
+                if axis is not None and stride:
+                    strides[axis] = stride
+                stride *= size
+        return Access(tuple(strides.values()), spec.dtype, spec.align)

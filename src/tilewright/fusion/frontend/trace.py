@@ -1,0 +1,361 @@
+"""Trace an operator's reference to torch.fx, over torch's own decompositions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.traceback import preserve_node_meta, set_stack_trace
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
+from tilewright.fakes import without_hooks
+from tilewright.fusion.frontend.decompositions import decompositions
+from tilewright.fusion.frontend.given_dtypes import Calls, Following, Noting
+from tilewright.op import Op, Workload
+from tilewright.rounding import traced_roundings
+from tilewright.tensor_spec import DTYPES, HALVES, TensorSpec
+
+
+def trace_reference(
+    w: Workload, dtype: str | None = None, runtime_scalars: bool = False
+) -> fx.GraphModule:
+    """The reference as a graph of core aten and prims operators.
+
+    Every floating tensor is traced as `dtype` (default: what it is computed in, fp32 for halves),
+    so that the graph holds no casts but those the program wrote: `rounded(t)` appears as
+    a `tilewright.rounded` node. Placeholders stand in the order of `w.tensors`, followed, with
+    `runtime_scalars`, by one 0-d tensor for each of `w.scalars`. Every node's `meta["val"]` is a
+    fake tensor with its shape; its `meta["stack_trace"]` names the line of the reference, of a
+    gradient's steps that of the step which they differentiate.
+
+    Raises:
+        NoImplementation: the reference decides by a tensor's values, or returns no tensors.
+        InvalidArgument: it is a person's function, and raises.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def traced_as(s: TensorSpec) -> torch.dtype:
+        if not s.torch_dtype.is_floating_point:
+            return s.torch_dtype
+        return DTYPES[dtype or ("f64" if s.dtype == "f64" else "f32")]
+
+    scalars = w.scalars if runtime_scalars else {}
+    with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True):
+        fakes = [
+            torch.empty_strided(
+                s.shape,
+                s.real_strides,
+                dtype=traced_as(s),
+                device="cpu",
+            )
+            for s in w.tensors.values()
+        ]
+        kind = DTYPES[dtype or w.arithmetic]
+        fakes += [torch.empty((), dtype=kind, device="cpu") for _ in scalars]
+
+    def call(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        given = w.call(tensors[: len(w.tensors)])
+        given.update(zip(scalars, tensors[len(w.tensors) :], strict=True))
+        return w.operator.returned(w.operator.reference(**given))
+
+    calls = _calls_as_given(w, call, fakes) if w.operator.fused else None
+
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with _WithoutScans(), by_shapes(w.operator, w):
+            if calls is None:
+                return call(tensors)
+            with Following(calls, tensors) as following:
+                out = call(tensors)
+            following.finish()
+            return out
+
+    outside = torch.inference_mode(False)  # in which nothing is differentiated
+    with outside, _tracing, traced_roundings(), preserve_node_meta(), without_hooks():
+        differentiated = make_fx(run)(*fakes)
+        again = fx.Interpreter(differentiated).run  # it passes lines on
+        functional = torch.func.functionalize(again, remove="mutations")
+        traced = make_fx(functional, decomposition_table=decompositions())(*fakes)
+    traced.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
+    traced.recompile()
+    return traced
+
+
+def _calls_as_given(
+    w: Workload, call: Callable[[Sequence[torch.Tensor]], Any], traced: Sequence[torch.Tensor]
+) -> Calls | None:
+    """The steps of a function in its tensors' own dtypes, where a trace has halves in another."""
+    if not any(s.dtype in HALVES for s in w.tensors.values()):
+        return None
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    calls = Calls(getattr(inspect.unwrap(w.operator.reference), "__code__", None))
+    own = [s.torch_dtype for s in w.tensors.values()]
+    dtypes = [*own, *(t.dtype for t in traced[len(own) :])]
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.inference_mode(False), _tracing, traced_roundings(), without_hooks(), fake:
+        given = [
+            torch.empty_strided(t.shape, t.stride(), dtype=d, device="cpu")
+            for t, d in zip(traced, dtypes, strict=True)
+        ]
+        with _WithoutScans(), by_shapes(w.operator, w), Noting(calls, given):
+            call(given)
+    return calls
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What autograd sees of a function: a step may be detached, or run without gradients.
+
+    Attributes:
+        outputs: which have a gradient.
+        arguments: the names of those that one flows to.
+    """
+
+    outputs: tuple[bool, ...]
+    arguments: frozenset[str]
+
+    def given(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of which the others have no gradient."""
+        own, tensor = self.arguments, torch.Tensor
+        return {
+            n: v.detach() if isinstance(v, tensor) and n not in own else v for n, v in bound.items()
+        }
+
+    def returned(self, found: Any) -> Any:
+        """Outputs of which the others have none."""
+        if isinstance(found, torch.Tensor):
+            return found if self.outputs[0] else found.detach()
+        return tuple(o if r else o.detach() for o, r in zip(found, self.outputs, strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
+    """What autograd would see if these arguments required gradients.
+
+    Raises:
+        NoImplementation, InvalidArgument: as trace_reference does.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    grads = torch.inference_mode(False), torch.enable_grad(), without_hooks()
+    with _tracing, contextlib.ExitStack() as inside:
+        for context in (*grads, traced_roundings(), FakeTensorMode(allow_non_fake_inputs=True)):
+            inside.enter_context(context)
+        specs = w.tensors.values()
+        fakes = [
+            torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype, device="cpu")
+            for s in specs
+        ]
+        given = w.call(fakes)
+        leaves = {n: given[n].requires_grad_() for n in wanted}
+        with by_shapes(w.operator, w):
+            outs = w.operator.returned(w.operator.reference(**given))
+        behind, known = [o.grad_fn for o in outs], set[Any]()
+        while behind:
+            step = behind.pop()
+            if step is not None and step not in known:
+                known.add(step)
+                behind += [before for before, _ in step.next_functions]
+        ends = [step.variable for step in known if hasattr(step, "variable")]
+        found = [n for n, leaf in leaves.items() if any(leaf is v for v in (*ends, *outs))]
+        return Reach(tuple(o.requires_grad for o in outs), frozenset(found))
+
+
+def trace_truth(w: Workload) -> fx.GraphModule:
+    """The reference as it is computed in fp64 to be held against.
+
+    A person's function may follow from its dtype (rms_norm's default eps): it is traced in its own.
+    """
+    return trace_reference(w, None if w.operator.fused else "f64")
+
+
+def arithmetics(w: Workload, trace: fx.GraphModule) -> dict[fx.Node, str]:
+    """What each step of a trace is computed in: fp64 where the program asks for it, else what the
+    workload is. Whole numbers and booleans are found in what they are made of."""
+    found: dict[fx.Node, str] = {}
+    for node in trace.graph.nodes:
+        dtype = _promoted([node]) or _promoted(node.all_input_nodes)
+        wide = dtype == torch.float64
+        if dtype is None:
+            wide = "f64" in {found[n] for n in node.all_input_nodes}
+        found[node] = "f64" if wide and w.operator.fused else w.arithmetic
+    return found
+
+
+def _promoted(nodes: list[fx.Node]) -> torch.dtype | None:
+    """As PyTorch promotes floating tensors: one without dims widens no other. None of none."""
+    tensors = [n.meta.get("val") for n in nodes]
+    floating = [t for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    dtypes = [t.dtype for t in ([t for t in floating if t.dim()] or floating)]
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else None
+
+
+_tracing = threading.RLock()
+"""make_fx replaces global functions while it runs."""
+
+
+@contextlib.contextmanager
+def by_shapes(op: Op, w: Workload) -> Iterator[None]:
+    """While the operator's reference is called on tensors that have no values.
+
+    Raises:
+        NoImplementation: naming the line at which it asks for one.
+        InvalidArgument: it is a person's function, and raises; naming the line.
+    """
+    from torch._subclasses import fake_tensor
+
+    lines = _Lines(op.reference)
+    # Under a default device calls disable modes, ours too; and it need not be these tensors'.
+    enabled, at_home = torch._C._EnableTorchFunction(), torch.device("cpu")
+    try:
+        with enabled, at_home, lines, _told_once(fake_tensor.log):
+            yield
+    except (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+    ) as reason:
+        raise _by_values(str(reason.func), lines.last) from None
+    except TilewrightError:
+        raise
+    except Exception as error:  # whatever a person's function raises
+        if not op.fused:
+            raise
+        told = str(error).split("\n")[0]
+        if asked := _ASKED_OF_A_TRACE.search(told):
+            raise _by_values(asked[1], lines.last) from None
+        where = f" ({line})" if (line := lines.raising(error)) else ""
+        raise InvalidArgument(
+            f"{op.name} raises {type(error).__name__}{': ' * bool(told)}{told}{where}, called with "
+            f"{', '.join(f'{n}={v}' for n, v in w.tensors.items())}"
+        ) from error
+
+
+_ASKED_OF_A_TRACE = re.compile("get value out of a tracing tensor with (\\S+)")
+"""make_fx has no exception of its own for the steps that fake tensors would answer."""
+
+
+def _by_values(step: str, line: str | None) -> NoImplementation:
+    where = f" ({line})" if line else ""
+    return NoImplementation(f"{step} of the reference decides by values of a tensor{where}")
+
+
+@contextlib.contextmanager
+def _told_once(log: logging.Logger) -> Iterator[None]:
+    """Without the stack traces that torch logs of what it raises as well."""
+
+    def silent(record: logging.LogRecord) -> bool:
+        return not record.exc_info
+
+    log.addFilter(silent)
+    try:
+        yield
+    finally:
+        log.removeFilter(silent)
+
+
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class _Lines(TorchFunctionMode):
+    """Notes for each step of a trace which line of the reference it comes from."""
+
+    def __init__(self, reference: Callable[..., Any]):
+        super().__init__()
+        self.code = getattr(inspect.unwrap(reference), "__code__", None)
+        self.last: str | None = None
+        self.noted: set[Any] = set()
+
+    def raising(self, error: BaseException) -> str | None:
+        """The line of the reference that raised."""
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            if frame.f_code is self.code:
+                return f"{frame.f_code.co_filename}:{number}"
+        return self.last
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code is not self.code:
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None:
+            return function(*args, **(kwargs or {}))
+        self.last = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if function == _SET_DATA:  # each look-up makes another object
+            raise NoImplementation(f"a write to .data of a tensor is not traced ({self.last})")
+        set_stack_trace([self.last])
+        out = function(*args, **(kwargs or {}))
+        self.note([t.grad_fn for t in tree_leaves(out) if isinstance(t, torch.Tensor)], [self.last])
+        return out
+
+    def note(self, behind: list[Any], line: list[str]) -> None:
+        """Give what differentiates the last step its line, too."""
+        while behind:
+            step = behind.pop()
+            if step is not None and step not in self.noted:
+                self.noted.add(step)
+                step.register_prehook(lambda gradients: set_stack_trace(line))
+                behind += [before for before, _ in step.next_functions]
+
+
+class _WithoutScans(TorchFunctionMode):
+    """Inside, products are differentiated by reductions; PyTorch's formula scans."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        taken = {"input", "dim", "keepdim", "dtype"}
+        if function not in (torch.prod, torch.Tensor.prod) or not taken.issuperset(kwargs):
+            return function(*args, **kwargs)
+        x, dim, keepdim, dtype = _product_of(*args, **kwargs)
+        return _Product.apply(x if dtype is None else x.to(dtype), dim, keepdim)
+
+
+def _product_of(
+    input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> tuple[Any, int | None, bool, Any]:
+    return input, dim, keepdim, dtype
+
+
+class _Product(torch.autograd.Function):
+    """A product over a dim, or over all."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
+        return x.prod() if dim is None else x.prod(dim, keepdim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.dim, _ = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Each factor's gradient is the product of the others: none of them may be zero."""
+        (x,) = ctx.saved_tensors
+        dims = range(x.dim()) if ctx.dim is None else [ctx.dim % max(x.dim(), 1)]
+        kept = [1 if d in dims else n for d, n in enumerate(x.shape)]
+        gradient = gradient.reshape(kept)
+        if kept == list(x.shape):  # of one factor
+            return gradient, None, None
+        zero = x == 0
+        factors = torch.where(zero, 1.0, x)
+        product = (factors.prod() if ctx.dim is None else factors.prod(ctx.dim)).reshape(kept)
+        zeros = zero.to(x.dtype).sum(list(dims), keepdim=True)
+        others = torch.where(zeros == zero.to(x.dtype), product / factors, 0.0)
+        return gradient * others, None, None
