@@ -1,0 +1,97 @@
+"""Rows that hold NaN or infinity, or do not vary, and more than 2^31 elements, on a GPU."""
+
+import pytest
+import torch
+
+import tilewright as tw
+from extreme_rows import (
+    NORMS,
+    ON_ROWS,
+    assert_constant_rows_right,
+    assert_rows_stay_by_themselves,
+    workload,
+)
+from tilewright.device import spec_of
+from tilewright.impl import IMPLS
+
+pytestmark = pytest.mark.gpu
+FUSED = IMPLS["fused"]
+WIDTHS = {520: 40, 5140: 300, 16384: 33}
+"""Rows by their width: none that is a multiple of anything."""
+
+
+@pytest.fixture(scope="module")
+def device():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return torch.device("cuda:0")
+
+
+def executable(w, device):
+    spec = spec_of(device.index)
+    return FUSED.build(FUSED.heuristic(w, spec), w, spec)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ON_ROWS)
+def test_rows_of_nan_and_infinity_stay_by_themselves(name, width, dtype, device):
+    w = workload(name, dtype, WIDTHS[width], width)
+    assert_rows_stay_by_themselves(w, executable(w, device), device)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
+@pytest.mark.parametrize("name", NORMS)
+def test_rows_that_do_not_vary_are_right(name, dtype, device):
+    w = workload(name, dtype)
+    assert_constant_rows_right(w, executable(w, device), device)
+
+
+HUGE = (524300, 4100)
+"""Rows and width of more than 2^31 elements; of halves 4.3 GB."""
+
+
+def sample(device):
+    """The first and last rows, those around the 2^31st element, and some others."""
+    rows, middle = HUGE[0], 2**31 // HUGE[1]
+    ends = torch.tensor([0, 1, middle - 1, middle, middle + 1, rows - 2, rows - 1])
+    return torch.cat([ends, torch.randperm(rows)[:500]]).unique().to(device)
+
+
+def scaled_sum(x, y):
+    return (x * y).sum(-1), x + y
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm", "add_rms_norm", "lerp"])
+def test_results_of_more_than_two_to_the_31_elements(name, device, needs_memory):
+    needs_memory(20e9)
+    w, rows = workload(name, "f16", *HUGE), sample(device)
+    assert w.main.numel > 2**31
+    generator = torch.Generator(device).manual_seed(0)
+    tensors = [
+        torch.randn(t.shape, generator=generator, dtype=t.torch_dtype, device=device)
+        for t in w.tensors.values()
+    ]
+    found = executable(w, device)(*tensors)
+    few = workload(name, "f16", len(rows), HUGE[1])
+    given = [t[rows] if t.shape[0] == HUGE[0] else t for t in tensors]
+    found = found if isinstance(found, tuple) else (found,)
+    for mine, right in zip(found, few.operator.truth(few, given), strict=True):
+        torch.testing.assert_close(mine[rows].double(), right, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.alone
+def test_a_fused_function_of_more_than_two_to_the_31_elements(device, needs_memory):
+    needs_memory(20e9)
+    generator, rows = torch.Generator(device).manual_seed(0), sample(device)
+    x, y = (
+        torch.randn(*HUGE, generator=generator, dtype=torch.half, device=device) for _ in range(2)
+    )
+    try:
+        dots, sums = tw.fuse(scaled_sum, name="huge_scaled_sum")(x, y)
+        a, b = x[rows].double(), y[rows].double()
+        torch.testing.assert_close(sums[rows].double(), a + b, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(dots[rows].double(), (a * b).sum(-1), rtol=2e-3, atol=0.1)
+    finally:
+        tw.op.OPS.remove("huge_scaled_sum")
