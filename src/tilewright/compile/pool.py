@@ -166,7 +166,7 @@ class CompilePool:
                 found = [cause]
             else:
                 self._idle.append(job.worker)
-                effort = self.effort.setdefault(job.tasks[0].compiler, Effort())
+                effort = self.effort.setdefault(job.compiler, Effort())
                 effort.kernels += sum(isinstance(result, Compiled) for result in found)
                 effort.cpu_s += cpu_s
             for task, result in zip(job.tasks, found, strict=True):
@@ -192,7 +192,7 @@ class CompilePool:
         """Nobody waits any more for what is under way."""
         others = []
         for job in self._busy.values():
-            if job.tasks[0].compiler == "nvrtc":
+            if job.compiler == "nvrtc":
                 job.leave()
             else:
                 others.append(job)
@@ -201,9 +201,7 @@ class CompilePool:
     def _stop(self, jobs: list[_Job]) -> None:
         for job in jobs:
             del self._busy[job.worker.connection]
-            if (
-                job.tasks[0].compiler == "nvrtc"
-            ):  # deaf to SIGTERM, and without processes of its own
+            if job.compiler == "nvrtc":  # deaf to SIGTERM, and without processes of its own
                 job.worker.process.kill()
         _stop([job.worker for job in jobs])
 
@@ -216,6 +214,10 @@ class _Job:
     tasks: Sequence[CompileTask]
     wanted: set[CompileTask]
     deadline_s: float | None = None
+
+    @property
+    def compiler(self) -> str:
+        return self.tasks[0].compiler
 
     def want(self, task: CompileTask) -> None:
         self.wanted.add(task)
@@ -326,7 +328,8 @@ def serve(descriptor: int) -> None:
         except (EOFError, OSError):
             return
         # The alarm's default action ends this process even while NVRTC holds it.
-        signal.setitimer(signal.ITIMER_REAL, settings().compile_timeout_s + _GRACE_S)
+        limit_s = settings().compile_timeout_s * len(tasks)
+        signal.setitimer(signal.ITIMER_REAL, limit_s + _GRACE_S)
         before_s = _cpu_s()
         found: Sequence[Compiled | TilewrightError]
         try:
