@@ -51,20 +51,25 @@ from tilewright.fusion.cuda.tiles.schedule import (
 )
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Program, Segment
+from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import cut, main_axis
 from tilewright.space import ConfigSpace
 
 
 def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
     """The kernels under a schedule: its `parts` decide whether walks are divided."""
-    tiles = schedule if isinstance(schedule, TileSchedule) else TileSchedule()
-    whole = _cut(graph, tiles, device)
     if not isinstance(schedule, TileSchedule):
-        return whole
+        return _untiled(graph, device)
+    whole = _cut(graph, schedule, device)
     few = has_few_rows(whole, device)
-    divided = _cut(graph, tiles, device, True, few)
+    divided = _cut(graph, schedule, device, True, few)
     tiled = kind_of(whole, _main(whole)) == "tile" and divided.large() >= whole.large()
     return whole if tiled and schedule.parts == 1 else divided
+
+
+@remembered
+def _untiled(graph: Graph, device: DeviceSpec) -> Program:
+    return _cut(graph, TileSchedule(), device)
 
 
 def _cut(
@@ -145,6 +150,7 @@ def _main(program: Program) -> int:
     return next((k for k in largest if kind_of(program, k) == "tile"), largest[0])
 
 
+@remembered
 def _choices(graph: Graph, device: DeviceSpec) -> tuple[Program | None, Program | None]:
     """The kernels where no walk is divided, unless that is worse, and those where the main one's
     is, if it can be."""
