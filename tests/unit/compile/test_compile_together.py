@@ -49,7 +49,7 @@ def empty_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def tasks_of(texts, spec, most=4):
+def tasks_of(texts, spec, most=2):
     fused, found = IMPLS["fused"], {}
     for text in texts:
         w = Workload.parse(text)
