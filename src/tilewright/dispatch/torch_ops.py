@@ -178,6 +178,9 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
             return untraced(*args, **kwargs)
         bound = bind(op, args, kwargs)
         tensors = [v for v in bound.values() if isinstance(v, Tensor)]
+        value = kwargs.get("value")  # a number, which a tensor of another dtype is to PyTorch, too
+        if isinstance(value, Tensor) and any(value.dtype != t.dtype for t in tensors[:1]):
+            return untraced(*args, **kwargs)
         if op.indexed is not None and _promises_more(op, bound) and _may_be_opaque(tensors):
             if in_place_of_numbers(op, args, kwargs):
                 return untraced(*args, **kwargs)

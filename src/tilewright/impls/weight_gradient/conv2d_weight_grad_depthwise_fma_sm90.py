@@ -21,6 +21,7 @@ from tilewright.impls.weight_gradient._rows import (
     rows_task,
 )
 from tilewright.op import Workload
+from tilewright.settings import workspace_limit_bytes
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
 
@@ -130,12 +131,12 @@ class Conv2dWeightGradDepthwiseFmaSm90(WeightGradByRows):
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Config:
         """The least time by what an SM is fed, reads, multiplies and waits for."""
-        return _ranked(w, device)[0]
+        return _ranked(w, device, workspace_limit_bytes())[0]
 
     def promising(self, w: Workload, device: DeviceSpec) -> list[Config]:
         """By the same measure, the best of each part of an image that a block may have."""
         found: dict[tuple[int, ...], Config] = {}
-        for c in _ranked(w, device):
+        for c in _ranked(w, device, workspace_limit_bytes()):
             found.setdefault((c.channels, c.lines, c.features, c.whole), c)
         return list(found.values())
 
@@ -296,8 +297,8 @@ def _has_room(w: Workload, device: DeviceSpec) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _ranked(w: Workload, device: DeviceSpec) -> tuple[Config, ...]:
-    """By the model's time; each with as many stages as fit."""
+def _ranked(w: Workload, device: DeviceSpec, limit_bytes: int) -> tuple[Config, ...]:
+    """By the model's time, for so much workspace; each with as many stages as fit."""
     more = STAGES[:0:-1]
 
     def with_most_stages(c: Config) -> Config:
