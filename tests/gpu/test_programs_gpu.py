@@ -43,6 +43,12 @@ RANDOM_GRAPHS, PARTS, RARE_PARTS = 120, 12, 4
 FUSED = IMPLS["fused"]
 
 
+@pytest.fixture(autouse=True)
+def _forget():
+    yield
+    forget()
+
+
 @pytest.fixture(scope="module")
 def device():
     if not torch.cuda.is_available():
@@ -79,10 +85,7 @@ def test_every_kind_of_program_passes_verification(text, device):
 )
 @pytest.mark.parametrize("name", [*MIXED, *WITH_TOTALS])
 def test_reductions_along_rows_and_across_them_pass_verification(name, dtype, shape, device):
-    try:
-        assert_right(mixed(name, dtype, shape), device, tried=2)
-    finally:
-        forget()
+    assert_right(mixed(name, dtype, shape), device, tried=2)
 
 
 def test_lerps_gradients_are_right_for_every_kind_of_broadcast(device):
@@ -97,10 +100,7 @@ def test_random_graphs_give_what_fp64_gives(part, device):
     @seed(part)
     @given(programs(kinds=kinds))
     def check(program):
-        try:
-            assert_right(workload(program), device)
-        finally:
-            forget()
+        assert_right(workload(program), device)
 
     run_examples(check, RANDOM_GRAPHS // PARTS, derandomize=False, shrink=False)
 
@@ -111,11 +111,8 @@ def test_random_graphs_with_views_give_what_fp64_gives(part, device):
     @given(programs(kinds=MANY_VIEWS, most_steps=8))
     def check(program):
         w = workload(program)
-        try:
-            if not is_misfit(FUSED.unsupported(w, spec_of(device.index))):
-                assert_right(w, device)
-        finally:
-            forget()
+        if not is_misfit(FUSED.unsupported(w, spec_of(device.index))):
+            assert_right(w, device)
 
     run_examples(check, 12, derandomize=False, shrink=False)
 
@@ -124,10 +121,7 @@ def test_random_graphs_with_views_give_what_fp64_gives(part, device):
 def test_gradients_of_random_graphs_give_what_fp64_gives(dtype, device):
     @given(programs(dtypes=(dtype,), most_steps=8, kinds=MANY_MOVES, steps=SMOOTH))
     def check(program):
-        try:
-            assert_right(gradient_workload(program), device)
-        finally:
-            forget()
+        assert_right(gradient_workload(program), device)
 
     run_examples(check, 15, shrink=False)
 
@@ -137,12 +131,9 @@ def test_calls_of_random_graphs_have_autograds_gradients(device):
     def check(program):
         tensors = workload(program).operator.examples(workload(program), "random", 0, device)
         tensors = [t.requires_grad_() for t in tensors]
-        try:
-            own, right = both(program, tensors)
-            for mine, theirs in zip(*gradients(own, right, tensors), strict=True):
-                torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
-        finally:
-            forget()
+        own, right = both(program, tensors)
+        for mine, theirs in zip(*gradients(own, right, tensors), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
 
     run_examples(check, 15, shrink=False)
 
@@ -163,28 +154,19 @@ def test_functions_of_booleans_are_pytorchs_bit_for_bit(name, device):
 def test_random_graphs_of_totals_give_what_fp64_gives(device):
     @given(programs(kinds=MANY_TOTALS))
     def check(program):
-        try:
-            assert_right(workload(program), device)
-        finally:
-            forget()
+        assert_right(workload(program), device)
 
     run_examples(check, 30, shrink=False)
 
 
 @pytest.mark.parametrize("kinds", [MANY_MOVES, (*MANY_MOVES, "rare reduce", "rare binary")])
 def test_random_graphs_of_empty_tensors_give_what_pytorch_gives(kinds, device):
-    try:
-        assert_empty_ones_right(kinds, device, 60)
-    finally:
-        forget()
+    assert_empty_ones_right(kinds, device, 60)
 
 
 @pytest.mark.parametrize("name", WITH_TOTALS)
 def test_captured_totals_are_what_called_ones_are(name, device):
-    try:
-        assert_captured(mixed(name, "f16", (8192, 1024)), device)
-    finally:
-        forget()
+    assert_captured(mixed(name, "f16", (8192, 1024)), device)
 
 
 @pytest.mark.parametrize("text", KINDS)

@@ -160,10 +160,8 @@ def _written(
     compile_s: float,
 ) -> list[Compiled]:
     """An entry for each task; the binary lies beside the first one's."""
-    named = list(zip(tasks, logs, strict=True))
-    resources = [
-        compiler.resources(log, t.entry) if compiler.resources else None for t, log in named
-    ]
+    of = compiler.resources
+    resources = [of(log, t.entry) if of else None for t, log in zip(tasks, logs, strict=True)]
     digest = hashlib.sha256(binary).hexdigest()
     path = _description(keys[0]).with_name(f"{keys[0][:32]}-{digest[:16]}{compiler.suffix}")
     _keep(path, binary)

@@ -126,12 +126,10 @@ class CompilePool:
         most = min(together.MOST, 1 + queue.given // self.jobs)
         waiting = queue.ahead(most * self.jobs)
         first, *others = waiting[: math.ceil(len(waiting) / self.jobs)]
-        joining = [
-            task
-            for task in others
-            if together.may_join(first, task) and not self._job_of(task) and not cached(task)
-        ]
-        tasks = [first] if first in queue.alone else [first, *joining]
+        tasks = [first]
+        if first not in queue.alone:
+            joining = (task for task in others if together.may_join(first, task))
+            tasks += [task for task in joining if not self._job_of(task) and not cached(task)]
         queue.give(tasks)
         return tasks
 
