@@ -12,6 +12,7 @@ h100 = device_spec(
         shared_bytes_per_sm=233472,
         shared_bytes_per_block=232448,
         max_cluster=8,
+        cluster_sms={3: 117, 4: 120, 6: 102, 8: 120},  # cuOccupancyMaxActiveClusters on one of them
         l2_bytes=52428800,
         dram_bytes_per_s=3.35e12,
         clock_hz=1.98e9,
