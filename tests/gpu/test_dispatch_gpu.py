@@ -165,6 +165,22 @@ def test_tensors_on_different_devices_are_refused():
 
 
 @pytest.mark.parametrize("implementation", ["aten", "fused"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lerps_weight_of_no_dims_may_lie_on_the_cpu(implementation, device, dtype):
+    x, end = (torch.randn(64, 768, device="cuda") for _ in range(2))
+    weight = torch.tensor(0.25, device=device, dtype=dtype)
+    with tw.use(implementation):
+        y = tw.lerp(x, end, weight)
+        z = tw.lerp(x.requires_grad_(), end, weight.requires_grad_())
+    torch.testing.assert_close(y, torch.lerp(x, end, weight))
+    assert torch.equal(y, z)
+    z.sum().backward()
+    assert (weight.grad.device, weight.grad.dtype) == (weight.device, dtype)
+    assert torch.equal(x.grad, torch.full_like(x, 0.75))
+
+
+@pytest.mark.parametrize("implementation", ["aten", "fused"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_beside_fp32_parameters(implementation, dtype):
     x = torch.randn(64, 768, device="cuda", dtype=dtype)

@@ -51,6 +51,7 @@ from tilewright.dispatch.pytorch import (
     or_why,
     outliving_indices,
     with_numbers_read,
+    with_scalars_alike,
 )
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
@@ -72,7 +73,8 @@ def public_operator(op: Op) -> Callable[..., Any]:
         prepared = state.prepared.setdefault(op.name, {})
         recent = state.recent.setdefault(op.name, Recent())
     name, keywords = op.name, frozenset(op.keywords)
-    first = first_call if op.indexed is None else _first_of_an_index
+    first = _first_of_an_index if op.indexed is not None else first_call
+    first = _first_of_scalars if op.scalars else first
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs and not keywords.isdisjoint(kwargs):
@@ -248,6 +250,14 @@ def _first_of_an_index(
     return first_call(op, key, args, kwargs, given, forced)
 
 
+def _first_of_scalars(
+    op: Op, key: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Tensor], forced: Any
+) -> Any:
+    if state.enabled and (alike := with_scalars_alike(op, args, kwargs)) is not None:
+        return operators[op.name](**alike)
+    return first_call(op, key, args, kwargs, given, forced)
+
+
 # --- calls that PyTorch answers --------------------------------------------------------------
 
 
@@ -294,6 +304,8 @@ def _with_gradients(
         return as_pytorch(op, args, kwargs)
     if any_without_memory((*args, *kwargs.values())):
         return _unlike_plain_tensors(op, call, args, kwargs, forced)
+    if state.enabled and (alike := with_scalars_alike(op, args, kwargs)) is not None:
+        return call(**alike)
     bound = bind(op, args, kwargs)
     if op.indexed is not None and state.enabled:
         if (read := with_numbers_read(op, args, kwargs)) is not None:

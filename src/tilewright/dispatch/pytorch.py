@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from tilewright.dispatch.indices.ranges import look_after
 from tilewright.impls._vendor import call_reference
@@ -81,6 +82,39 @@ def in_place_of_numbers(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         for n, v in bind(op, args, kwargs).items()
         if _is_readable(v) and (n in by_alias or "Tensor" not in op.parameters[n].annotation)
     ]
+
+
+def with_scalars_alike(
+    op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The arguments of a call in which a tensor of no dims that stands for a number (`op.scalars`)
+    has another dtype or device than the first tensor, in those as PyTorch has it; else None."""
+    if not op.scalars or not any(
+        isinstance(v, Tensor) and not v.dim() for v in (*args, *kwargs.values())
+    ):
+        return None
+    bound = bind(op, args, kwargs)
+    first = next(iter(bound.values()), None)
+    if not isinstance(first, Tensor) or not first.is_floating_point():
+        return None
+    alike = {n: _alike(bound[n], first) for n in op.scalars if _is_unlike(bound.get(n), first)}
+    return {**bound, **alike} if alike else None
+
+
+def _is_unlike(value: Any, first: Tensor) -> bool:
+    if not isinstance(value, Tensor) or value.dim() or value.is_complex():
+        return False
+    return value.dtype != first.dtype or (value.device != first.device and value.is_cpu)
+
+
+def _alike(value: Tensor, first: Tensor) -> Tensor | float:
+    """What lies on the CPU is read, so that captures have no copy of it, but where a gradient or a
+    trace needs the tensor."""
+    cast = value.to(first.dtype)
+    if first.device == value.device:
+        return cast
+    kept = value.requires_grad or is_dynamo_compiling()
+    return cast.to(first.device) if kept else cast.item()
 
 
 def _is_readable(value: Any) -> bool:

@@ -24,7 +24,12 @@ from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
 from tilewright.dispatch import selection
 from tilewright.dispatch.autograd import Recomputed
 from tilewright.dispatch.plain_calls import is_transformed
-from tilewright.dispatch.pytorch import as_pytorch, bind, in_place_of_numbers
+from tilewright.dispatch.pytorch import (
+    as_pytorch,
+    bind,
+    in_place_of_numbers,
+    with_scalars_alike,
+)
 from tilewright.errors import InvalidArgument
 from tilewright.impls._vendor import call_reference
 from tilewright.op import OPS, Op, Workload
@@ -176,7 +181,7 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
         args, kwargs = [_plain(a) for a in args], {n: _plain(a) for n, a in kwargs.items()}
         if any(_is_unknown_number(a) for a in (*args, *kwargs.values())):
             return untraced(*args, **kwargs)
-        bound = bind(op, args, kwargs)
+        bound = with_scalars_alike(op, args, kwargs) or bind(op, args, kwargs)
         tensors = [v for v in bound.values() if isinstance(v, Tensor)]
         value = kwargs.get("value")  # a number, which a tensor of another dtype is to PyTorch, too
         if isinstance(value, Tensor) and any(value.dtype != t.dtype for t in tensors[:1]):

@@ -15,6 +15,7 @@ from tilewright.ops._lerp import check_lerp
     aliases={"input": "x"},
     integer_exact=True,
     scalars=("weight",),
+    keywords=("out",),
 )
 def lerp(x: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
     """Move from x to end by weight: x + weight * (end - x).
@@ -25,7 +26,8 @@ def lerp(x: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
     Args:
         x: where weight is 0; fp16, bf16, fp32 or fp64.
         end: where weight is 1; dtype of x, broadcast with x.
-        weight: a number, or a tensor of the dtype of x, broadcast with both.
+        weight: a number, or a tensor of the dtype of x, broadcast with both; one of no dims may
+            have any real dtype, which is cast, and lie on the CPU.
 
     Returns:
         The broadcast shape, dtype of x. Halves are computed in fp32 and rounded once.
