@@ -79,6 +79,11 @@ class Workload:
     def operator(self) -> Op:
         return OPS.named(self.op, self._by_name)
 
+    @property
+    def program(self) -> str:
+        """What tells a person's function from others of its name; empty for other operators."""
+        return self.operator.program(self)
+
     def promises_more(self, device: str) -> bool:
         """Whether it promises what PyTorch's kernel on a kind of device does not keep."""
         return self.operator.outlives_indices(device) or self.promises_values(device)
@@ -416,6 +421,10 @@ class Op:
     def draws(self, w: Workload) -> bool:
         """Whether the reference draws random masks that a seed could decide, and none is given."""
         return False
+
+    def program(self, w: Workload) -> str:
+        """A hash of what it computes, where its name does not say: records hold it."""
+        return ""
 
     def truth(self, w: Workload, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The reference in fp64, on the tensors' own device; of an operator with an index tensor,

@@ -69,7 +69,8 @@ class Record:
         max_ulp, bound_ulp, deterministic: the verdict against the fp64 truth.
         method, distribution, cold: how it was timed, on what kind of data, with caches flushed.
         final, duel: measured interleaved with the vendor's; rows of one duel share its id.
-        device, device_info, versions: as `environment` gives them.
+        device, device_info, versions: as `environment` gives them; among the versions is the
+            `program` of a person's function.
         created: UTC, ISO 8601.
         prior: set by the store on what it returns: measured with another torch, CUDA or driver
             than asked for. It is not stored.
@@ -112,6 +113,11 @@ class Record:
     def id(self) -> str:
         """Hash of the content, so that a record imported twice is one row."""
         return hashlib.sha256(to_json(as_dict(self)).encode()).hexdigest()[:32]
+
+    @property
+    def program(self) -> str:
+        """Which function of its name was measured, as `Workload.program` has it."""
+        return str(self.versions.get("program", ""))
 
 
 FIELDS = tuple(f.name for f in dataclasses.fields(Record) if f.name != "prior")

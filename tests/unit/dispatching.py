@@ -32,6 +32,7 @@ def record(store, text, implementation="probe", config=None, us=10.0, **more):
     """The winner of a duel against aten, which took 20 us."""
     key, info, versions = environment(CPU)
     w = tw.Workload.parse(text)
+    versions = versions | ({"program": w.program} if w.program else {})
     common = {"status": "ok", "device": key, "device_info": info, "versions": versions}
     common |= {"final": True, "duel": text, **more}
     if config is None:

@@ -53,7 +53,7 @@ class OperatorRecords:
     def __init__(self, winners: Iterable[Record]):
         self.exact: dict[tuple, list[tuple[Workload, Record]]] = defaultdict(list)
         self.buckets: dict[tuple, list[tuple[Workload, Record]]] = defaultdict(list)
-        self.winners: dict[tuple, list[Record]] = defaultdict(list)
+        self.winners: dict[tuple, list[tuple[Workload, Record]]] = defaultdict(list)
         for record in winners:
             try:
                 w = Workload.parse(record.workload)
@@ -61,17 +61,17 @@ class OperatorRecords:
                 continue
             self.exact[same(w)].append((w, record))
             self.buckets[bucket(w)].append((w, record))
-            self.winners[family(w)].append(record)
+            self.winners[family(w)].append((w, record))
 
     @functools.cached_property
     def beat_aten(self) -> bool:
         """Whether any of them is of another implementation than PyTorch's own."""
-        return any(r.implementation != "aten" for found in self.winners.values() for r in found)
+        return any(r.implementation != "aten" for found in self.winners.values() for _, r in found)
 
     @functools.cached_property
     def ours(self) -> OperatorRecords:
         """Those that implementations of ours won."""
-        winners = (r for found in self.winners.values() for r in found)
+        winners = (r for found in self.winners.values() for _, r in found)
         return OperatorRecords(
             r
             for r in winners

@@ -357,7 +357,8 @@ def _nearest(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice 
 
 
 def _by_heuristic(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Choice | None:
-    winners = records.winners.get(family(w), ())
+    known = records.winners.get(family(w), ())
+    winners = [record for other, record in known if record.program == other.program]
     names = {record.implementation for record in winners}
     if len(names) != 1 or len(winners) < MIN_EVIDENCE:
         return None
@@ -375,6 +376,8 @@ def _fitting(w: Workload, spec: DeviceSpec, recorded: Workload, record: Record) 
     """The config of `recorded` for `w`, or None: its code or knobs may have gone since, and what it
     counts may be of no use at another size, for which no size of it is compiled in."""
     name = record.implementation
+    if record.program != recorded.program:
+        return None  # another function had this name
     if not _still_serves(name, w, spec):
         return None
     if recorded.scalars != w.scalars and name != "aten" and not IMPLS[name].takes_scalars:

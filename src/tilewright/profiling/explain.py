@@ -177,7 +177,8 @@ def _untuned(w: Workload, spec: DeviceSpec) -> Choice:
 def _records(w: Workload, device: str, store_url: str | None) -> list[Record]:
     key, _, _ = environment(device)
     with Store(store_url) as store:
-        return store.query(workload=str(w), device=key)
+        found = store.query(workload=str(w), device=key)
+    return [record for record in found if record.program == w.program]
 
 
 def _fastest_first(records: list[Record]) -> list[Record]:

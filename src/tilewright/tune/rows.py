@@ -194,6 +194,7 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
         versions=session.device.versions,
         method=session.method,
     )
+    known = [r for r in known if r.program == w.program]
     last = next((r.duel for r in known if r.final), None)
     fought = [r for r in known if r.duel == last and r.final]
     if last is None or not any(r.status == "ok" for r in fought):

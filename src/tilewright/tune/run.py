@@ -254,7 +254,7 @@ def bench_one(session: Session, w: Workload) -> Row:
     heuristics = [_heuristic(trial, i) for i in supporting]
     candidates = heuristics.copy()
     best = session.store.best(str(w), session.device.key, session.device.versions)
-    if best and best.implementation in {i.name for i in supporting}:
+    if best and best.program == w.program and best.implementation in {i.name for i in supporting}:
         candidates.insert(0, candidate_of(best))
     trial.assess(candidates, Budget(clock=session.clock.seconds))  # none is left out: no search
     entries = [trial.entries[c] for c in dict.fromkeys(candidates) if c in trial.entries]

@@ -229,7 +229,7 @@ class Session:
             code_hash=code_hash,
             device=self.device.key,
             device_info=self.device.info,
-            versions=self.device.versions,
+            versions=self.device.versions | ({"program": w.program} if w.program else {}),
             method=self.method,
             distribution=w.distribution,
             cold=self.spec.kind != "cpu",

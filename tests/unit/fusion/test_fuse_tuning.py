@@ -1,15 +1,21 @@
 """A person's function on the command line: imported, tuned forward and backward, then run so."""
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 
+import dispatching as recording
 import pytest
+import torch
 
+import tilewright as tw
 from tilewright import cli, registry
 from tilewright.compile import cxx
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.op import OPS, Workload
+from tilewright.profiling import explain
 
 FILE = """
 import torch
@@ -87,6 +93,60 @@ def test_a_function_is_tuned_forward_and_backward_and_later_calls_run_by_the_rec
     assert "fused" in shown.stdout
     verified = tilewright(folder, "verify", FORWARD, BACKWARD, PAIR, *on, "--impl", "fused")
     assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_records_of_another_function_of_the_name_do_not_speak_for_it(folder, store):
+    """What was measured is found by its name, but is used for what it measured alone."""
+
+    def chosen(function, text="renamed(x=f32[8,96])"):
+        fuse(function, name="renamed")
+        tw.reload_records()
+        return recording.chosen(text).source
+
+    def softmax(x):
+        return torch.softmax(x, -1)
+
+    def scaled(x, factor=2.0):
+        return x * factor
+
+    try:
+        assert chosen(softmax) == "asked"
+        for rows in (7, 8, 9):  # as many as a heuristic needs
+            recording.record(store, f"renamed(x=f32[{rows},96])", "aten")
+        assert chosen(softmax) == "record"
+        assert chosen(softmax, "renamed(x=f32[10,96])") == "nearest"
+        assert chosen(softmax, "renamed(x=f32[10,9600])") == "heuristic"
+        for text in ("renamed(x=f32[8,96])", "renamed(x=f32[10,96])", "renamed(x=f32[10,9600])"):
+            OPS.remove("renamed")
+            assert chosen(scaled, text) == "asked"
+        w = Workload.parse("renamed(x=f32[8,96])")
+        assert explain.explain(w, device="cpu", measure=False).records == []
+    finally:
+        OPS.remove("renamed")
+
+
+def test_a_program_is_what_is_computed_not_its_numbers_names_or_lines():
+    constants = [torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])]
+    functions = {
+        "scaled": lambda x, a: x * a,
+        "scaled_too": lambda y, a: a * y if False else y * a,
+        "with_constants": lambda x, a: x * constants[0],
+        "with_others": lambda x, a: x * constants[1],
+        "shifted": lambda x, a: x + a,
+    }
+    try:
+        programs = {}
+        for name, function in functions.items():
+            first = next(iter(inspect.signature(function).parameters))
+            fuse(function, name=name, scalars=["a"])
+            found = {Workload.parse(f"{name}({first}=f32[4,2], a={a})").program for a in (1.0, 2.0)}
+            (programs[name],) = found
+        assert programs.pop("scaled_too") == programs["scaled"]
+        assert len(set(programs.values())) == len(programs)
+    finally:
+        for name in functions:
+            OPS.remove(name)
+    assert Workload.parse("softmax(x=f32[4,2])").program == ""
 
 
 def test_a_plug_in_folder_may_hold_functions_too(folder):

@@ -234,7 +234,9 @@ def test_exponentials_share_a_factor_only_where_their_rows_sum_divides_it_out(af
     assert ("shifted_exp" in found) is expected
 
 
-@pytest.mark.parametrize(("op", "narrow"), [("add", True), ("mul", True), ("div", False)])
+@pytest.mark.parametrize(
+    ("op", "narrow"), [("add", True), ("sub", True), ("mul", True), ("div", False)]
+)
 def test_arithmetic_of_upcast_halves_that_is_rounded_back_is_native(op, narrow):
     nodes = [load("f16"), load("f16", 1), *(Node("cast", (i,), "f32", ONE) for i in (0, 1))]
     nodes += [Node(op, (2, 3), "f32", ONE), Node("cast", (4,), "f16", ONE)]

@@ -16,7 +16,13 @@ from torch.utils._pytree import tree_leaves
 from tilewright.dispatch.functions.seeding import SPEC, draws
 from tilewright.dispatch.prepared import state
 from tilewright.errors import InvalidArgument, InvalidType, NoImplementation
-from tilewright.fusion.frontend.trace import by_shapes, reached, trace_reference, trace_truth
+from tilewright.fusion.frontend.trace import (
+    by_shapes,
+    program_of,
+    reached,
+    trace_reference,
+    trace_truth,
+)
 from tilewright.impls._vendor import tracked
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
@@ -56,6 +62,9 @@ class FusedFunction(Op):
             return _Composed(w)
         except NoImplementation:  # PyTorch's result is all that there is
             return None
+
+    def program(self, w: Workload) -> str:
+        return program_of(w)
 
     def truth(self, w: Workload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The traced function in fp64; its casts from one floating dtype to another are dropped."""
@@ -215,6 +224,7 @@ def register(op: Op) -> None:
     for name in (op.name, f"{op.name}_backward"):
         OPS.remove(name)
     graph_of.cache_clear()
+    program_of.cache_clear()
     draws.cache_clear()
     reached.cache_clear()
     _floating_outputs.cache_clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import logging
 import re
@@ -92,6 +93,19 @@ def trace_reference(
     traced.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
     traced.recompile()
     return traced
+
+
+@functools.lru_cache(maxsize=1024)
+def program_of(w: Workload) -> str:
+    """A hash of the traced steps and of the constants among them; empty where there are none."""
+    try:
+        traced = trace_reference(w, runtime_scalars=True)
+    except NoImplementation:
+        return ""
+    found = hashlib.sha256(traced.code.encode())
+    for name, constant in [*traced.named_parameters(), *traced.named_buffers()]:
+        found.update(f"{name} {constant.dtype} {constant.tolist()}".encode())
+    return found.hexdigest()[:16]
 
 
 def _calls_as_given(
