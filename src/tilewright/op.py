@@ -486,6 +486,8 @@ def _told_apart(value: Value) -> Any:
     itself."""
     if isinstance(value, float):
         return float.__repr__(value)
+    if isinstance(value, tuple):
+        return tuple([_told_apart(v) for v in value])
     return str(value) if isinstance(value, bool) else value
 
 

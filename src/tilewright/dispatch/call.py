@@ -53,7 +53,7 @@ from tilewright.dispatch.pytorch import (
     with_numbers_read,
     with_scalars_alike,
 )
-from tilewright.dispatch.recent import Recent
+from tilewright.dispatch.recent import Recent, is_exact
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
 from tilewright.impls.indices._in_place import refuse_shared
 from tilewright.op import OPS, Op, Workload
@@ -73,8 +73,9 @@ def public_operator(op: Op) -> Callable[..., Any]:
         prepared = state.prepared.setdefault(op.name, {})
         recent = state.recent.setdefault(op.name, Recent())
     name, keywords = op.name, frozenset(op.keywords)
-    first = _first_of_an_index if op.indexed is not None else first_call
-    first = _first_of_scalars if op.scalars else first
+    first = first_call if op.indexed is None else _first_of_an_index
+    if op.scalars:
+        first = _first_of_scalars
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs and not keywords.isdisjoint(kwargs):
@@ -97,7 +98,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
         if _is_any_autocast_enabled():
             return _under_autocast(op, call, args, kwargs)
         # Not a function of its own: each such call would pay for calling it.
-        key: list[Any] = [forced, *kwargs]
+        key: list[Any] = [forced, len(kwargs), *kwargs]  # a keyword is no word given by place
         tensors = []
         leave = None
         try:
@@ -120,7 +121,8 @@ def public_operator(op: Op) -> Callable[..., Any]:
                     key += _told_apart(a)
                 else:
                     told = kind is bool or kind not in _EXACT  # 1 equals True, and Decimal(1)
-                    key.append((a, kind) if told else tuple(a) if kind is list else a)
+                    sequence = kind is tuple or kind is list
+                    key.append((a, kind) if told else _elements(a) if sequence else a)
             else:
                 run = prepared.get(tuple(key))
         except RuntimeError:  # sparse and opaque tensors have no strides or no memory
@@ -165,6 +167,19 @@ def _told_apart(number: Any) -> tuple[Any, ...]:
         return (math.nan,)  # equal to itself as an object
     negative = not number and math.copysign(1.0, number) < 0
     return (number, type(number), "negative") if negative else (number, type(number))
+
+
+def _elements(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Numbers within a sequence, told apart in the same way; sizes and words are as they are."""
+    if is_exact(values):
+        return tuple(values)
+    told: list[Any] = []
+    for v in values:
+        if isinstance(v, (tuple, list)):
+            told.append(_elements(v))
+        else:
+            told.append(_told_apart(v) if isinstance(v, Real) else (v, type(v)))
+    return tuple(told)
 
 
 def _casting_first(op: Op, call: Run) -> Run:

@@ -161,13 +161,13 @@ def bucket(w: Workload) -> tuple:
 def _kind(name: str, value: Any) -> tuple:
     if isinstance(value, TensorSpec):
         return name, value.dtype, value.strides is None, value.align, value.rank > 0
-    if isinstance(value, tuple) and not _are_words(value):
+    if isinstance(value, tuple) and _are_numbers(value):
         return name, len(value)
     return name, None if isinstance(value, float) else value
 
 
-def _are_words(value: tuple) -> bool:
-    return any(isinstance(v, str) for v in value)
+def _are_numbers(value: tuple) -> bool:
+    return all(isinstance(v, (int, float)) for v in value)
 
 
 def sizes_of(w: Workload) -> list[tuple[float, float]]:
@@ -177,6 +177,6 @@ def sizes_of(w: Workload) -> list[tuple[float, float]]:
         if isinstance(value, TensorSpec):
             sizes.append((math.log2(max(value.numel, 1)), NUMEL_OCTAVES))
             sizes.append((math.log2(max(1, *value.shape[-1:], 1)), DIM_OCTAVES))
-        elif isinstance(value, tuple) and not _are_words(value):
+        elif isinstance(value, tuple) and _are_numbers(value):
             sizes.append((math.log2(max(math.prod(value), 1)), DIM_OCTAVES))
     return sizes

@@ -111,7 +111,7 @@ def _alike(value: Tensor, first: Tensor) -> Tensor | float:
     """What lies on the CPU is read, so that captures have no copy of it, but where a gradient or a
     trace needs the tensor."""
     cast = value.to(first.dtype)
-    if first.device == value.device:
+    if first.device == value.device or not value.is_cpu:
         return cast
     kept = value.requires_grad or is_dynamo_compiling()
     return cast.to(first.device) if kept else cast.item()

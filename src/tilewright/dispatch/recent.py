@@ -7,7 +7,7 @@ inference) and the thread's dispatch state (autocast, transforms) besides, in 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Real
 from operator import itemgetter
 from typing import Any
@@ -40,6 +40,7 @@ def answering(args: tuple[Any, ...], run: Run, recorded: bool) -> Answer:
     tensors = tensors_of(args)
     check = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     kinds, others = [*map(type, args)], _copied(others_of(args))
+    sequences = any(type(a) in (tuple, list) for a in others)
     takes_pointers = getattr(run, "takes_pointers", False)
 
     def answer(args: tuple[Any, ...], differentiable: bool) -> Found | None:
@@ -51,6 +52,8 @@ def answering(args: tuple[Any, ...], run: Run, recorded: bool) -> Answer:
             if tensor.is_nested:  # it has no strides, and guards that read them end the process
                 return None
         if not check(*tensors) or (others and others_of(args) != others):
+            return None
+        if sequences and not _are_exact(others_of(args)):  # (True,) equals (1,)
             return None
         pointers = []
         for tensor in tensors:
@@ -95,7 +98,8 @@ class Recent:
     def keep(self, args: tuple[Any, ...], run: Run, differentiable: bool) -> None:
         """Let `run` answer calls like this one, if there is room and its tensors are aligned.
 
-        Numbers that are zero are left to those who tell 0.0 from -0.0.
+        Numbers that are zero are left to those who tell 0.0 from -0.0, sequences of other things
+        than sizes and words to those who tell 1.0 from 1.
         """
         first = args[0]
         kind = (first.shape, first.dtype, len(args))
@@ -103,6 +107,8 @@ class Recent:
         if len(alike) >= MAX_ALIKE or any(a.data_ptr() % 16 for a in args if type(a) in PLAIN):
             return
         if any(isinstance(a, Real) and not isinstance(a, int) and not a for a in args):
+            return
+        if not _are_exact(args):
             return
         if len(self.kept) >= MAX_KINDS:
             self.clear()
@@ -126,6 +132,15 @@ def _picking(args: tuple[Any, ...]) -> tuple[Pick, Pick]:
     return picking([i for i, p in enumerate(plain) if p]), picking(
         [i for i, p in enumerate(plain) if not p]
     )
+
+
+def is_exact(values: Iterable[Any]) -> bool:
+    """Whether elements are sizes and words, which are equal only where they are the same."""
+    return all(type(v) is int or type(v) is str for v in values)
+
+
+def _are_exact(args: tuple[Any, ...]) -> bool:
+    return all(is_exact(a) for a in args if type(a) is tuple or type(a) is list)
 
 
 def _copied(others: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tilewright as tw
+from tilewright.compile import cxx
 from tilewright.errors import InvalidArgument
 
 REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool]
@@ -42,6 +43,7 @@ def test_the_weights_gradient_has_its_dtype(of_weight):
     assert torch.equal(x.grad, torch.full_like(x, 0.75))
 
 
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 def test_a_forced_implementation_gets_it_too():
     (x, end), weight = pair(), torch.tensor(0.3, dtype=torch.float64)
     with tw.use("fused"):

@@ -95,7 +95,8 @@ def test_a_function_is_tuned_forward_and_backward_and_later_calls_run_by_the_rec
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-def test_records_of_another_function_of_the_name_do_not_speak_for_it(folder, store):
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_records_of_another_function_of_the_name_do_not_speak_for_it(store):
     """What was measured is found by its name, but is used for what it measured alone."""
 
     def chosen(function, text="renamed(x=f32[8,96])"):
@@ -107,6 +108,8 @@ def test_records_of_another_function_of_the_name_do_not_speak_for_it(folder, sto
         return torch.softmax(x, -1)
 
     def scaled(x, factor=2.0):
+        if x.shape[0] == 9:
+            raise ValueError("of these rows there was only softmax")
         return x * factor
 
     try:

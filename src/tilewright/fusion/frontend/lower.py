@@ -56,6 +56,8 @@ _EMPTY = (
 _CASTS = ("convert_element_type", "_to_copy", "to")
 _WHOLE = {"maximum": "amax", "minimum": "amin"}
 """`max` and `min` of one tensor."""
+_COUNTED = {"f32": 2**24, "f64": 2**53}
+"""Whole numbers to these are exact."""
 _OVER_BOOLEANS = {"any": "amax", "all": "amin"}
 _JOINED = {
     **{"sum": "add", "prod": "mul"},
@@ -311,7 +313,10 @@ class _Lowering(PieceBuilder):
             return self.rounded(self.converted(value, self.arithmetic), dtype)
         if dtype in ("i32", "i64"):  # a whole number in the arithmetic type
             number = self.converted(value, self.arithmetic)
-            return number if step.dtype == "bool" else self.combine("trunc", [number])
+            if step.dtype == "bool":
+                return number
+            whole = self.combine("trunc", [number])
+            return self.combine("add", [whole, self.number(0.0)])  # integers have no -0
         if dtype not in (self.arithmetic, "bool"):
             raise Unsupported(f"a cast to {dtype} among values of {self.arithmetic}")
         return Value(self.add("cast", (value.node,), dtype, step.axes), value.dims)
@@ -405,6 +410,12 @@ class _Lowering(PieceBuilder):
         counts = name == "sum" and self.steps[value.node].dtype == "bool"
         if not (out.is_floating_point or booleans or counts):
             raise Unsupported(f"{node.target} gives {out}: integer arithmetic")
+        counted = node.args[0].meta["val"].numel() // max(node.meta["val"].numel(), 1)
+        if counts and counted > _COUNTED[self.arithmetic]:
+            raise Unsupported(
+                f"a count of {counted} elements in {self.arithmetic}, which holds whole numbers to "
+                f"{_COUNTED[self.arithmetic]}"
+            )
         asked = node.kwargs.get("dtype")
         if asked is not None and asked.is_floating_point:
             value = self.converted(value, DTYPE_NAMES[asked])

@@ -97,11 +97,11 @@ def trace_reference(
 
 @functools.lru_cache(maxsize=1024)
 def program_of(w: Workload) -> str:
-    """A hash of the traced steps and of the constants among them; empty where there are none."""
+    """A hash of the traced steps and of the constants among them."""
     try:
         traced = trace_reference(w, runtime_scalars=True)
-    except NoImplementation:
-        return ""
+    except (NoImplementation, InvalidArgument):  # another of its name may have taken such tensors
+        return "untraced"
     found = hashlib.sha256(traced.code.encode())
     for name, constant in [*traced.named_parameters(), *traced.named_buffers()]:
         found.update(f"{name} {constant.dtype} {constant.tolist()}".encode())

@@ -1,0 +1,87 @@
+"""Calls of fused functions that are equal to others in Python and yet not the same; what fp32 does
+not tell apart."""
+
+import pytest
+import torch
+
+from tilewright.compile import cxx
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.errors import NoImplementation
+from tilewright.op import OPS
+from tilewright.tensor_spec import TensorSpec
+
+pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+
+@pytest.fixture
+def fused():
+    made = []
+
+    def make(function, **options):
+        name = f"told_apart{len(made)}"
+        made.append(name)
+        return fuse(function, name=name, **options)
+
+    yield make
+    for name in made:
+        OPS.remove(name)
+
+
+@pytest.mark.parametrize("sequence", [tuple, list])
+@pytest.mark.parametrize("numbers", [(0.0, -0.0), (2.0, 2), (2, 2.5, 2), (-0.0, 0, 0.0)])
+def test_numbers_within_a_sequence_that_are_equal(fused, sequence, numbers):
+    f, x = fused(lambda x, k: x / k[0]), torch.ones(3)
+    for number in numbers * 2:
+        for _ in range(3):
+            assert torch.equal(f(x, sequence([number])), x / number), number
+
+
+def test_a_boolean_within_a_sequence_is_no_number(fused):
+    f, m = fused(lambda m, k: m * k[0]), torch.tensor([True, False])
+    for number in (True, 1.0, True, 1.0):
+        for _ in range(3):
+            found = f(m, (number,))
+            assert found.dtype == (m * number).dtype
+            assert torch.equal(found, m * number)
+
+
+@pytest.mark.parametrize("given", [((1, 2), 3), (None, 3), ("no", 3)])
+def test_sequences_of_other_things_than_numbers(fused, given):
+    f, x = fused(lambda x, t: x * t[1]), torch.ones(3)
+    assert torch.equal(f(x, given), 3 * x)
+    assert torch.equal(f(x, (given[0], 4)), 4 * x)
+
+
+def test_a_keyword_is_no_word_given_by_place(fused):
+    def act(kind="relu", x=None):
+        return x.relu() if kind == "relu" else x * 100
+
+    f, x = fused(act), -torch.ones(3)
+    for _ in range(2):
+        assert torch.equal(f(x=x), torch.zeros(3))
+        assert torch.equal(f("x", x), 100 * x)
+
+
+def test_workloads_tell_numbers_within_tuples_apart(fused):
+    fused(lambda x, k: x * k[0])
+    x, numbers = TensorSpec("f32", (3,)), (0.0, -0.0, 1, 1.0, True)
+    made = [OPS["told_apart0"].workload(x=x, k=(number,)) for number in numbers]
+    assert len(set(made)) == len(made)
+
+
+def test_integers_have_no_negative_zero(fused):
+    f = fused(lambda x: (x.int(), 1 / x.int().float(), x.long().float()))
+    x = torch.tensor([-0.5, -0.0, 0.0, -3.7, 3.7])
+    right = (x.int(), 1 / x.int().float(), x.long().float())
+    for mine, expected in zip(f(x), right, strict=True):
+        assert torch.equal(mine, expected)
+        assert torch.equal(mine.signbit(), expected.signbit())
+
+
+@pytest.mark.parametrize("count", [lambda m: m.sum(), lambda m: m.sum(0)])
+def test_counts_are_exact_or_refused(fused, count):
+    f, m = fused(count), torch.ones(2**24 + 3, dtype=torch.bool)
+    assert f(m[: 2**24]).item() == 2**24
+    with pytest.raises(NoImplementation, match="a count of 16777219 elements in f32"):
+        f(m)
+    assert fused(count, fallback=True)(m).item() == 2**24 + 3
