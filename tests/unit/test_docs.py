@@ -24,6 +24,8 @@ HASHES = r"[0-9a-f]{7}(?:(?:, | and )[0-9a-f]{7})*"
 NAMED = re.compile(rf"\[({HASHES})\]\(([^)]*results/[^)]*\.json)\)")
 BEHIND = re.compile(rf"\]\(([^)]*results/[^)]*\.json)\)\)?,?\s+\(?(?:commits? )?({HASHES})")
 """A result file and its commits, in its link or behind it."""
+FILE = re.compile(r"`((?:\w+/)+\w+\.(?:py|cuh|cu|hpp|h))`")
+FOLDERS = ("src", "tests", "benchmarks")
 CODE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -55,6 +57,11 @@ def commands() -> list:
 @pytest.mark.parametrize(("page", "target"), pages_with(LINK))
 def test_link_points_at_a_file_of_the_repository(page, target):
     assert (page.parent / target).exists()
+
+
+@pytest.mark.parametrize(("page", "file"), pages_with(FILE))
+def test_file_of_ours_is_where_it_is_said_to_be(page, file):
+    assert any(source.match(file) for folder in FOLDERS for source in (ROOT / folder).rglob("*.*"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -70,7 +70,6 @@ class Graph:
         space: sizes of the iteration axes.
         inputs: per input, element strides over the axes (0: does not vary) and dtype.
         outputs: per output, (node, strides over the axes, dtype).
-        aligns: base alignment in bytes of each input.
     """
 
     nodes: tuple[Node, ...]

@@ -30,9 +30,10 @@ def fuse(
     The function is traced for the shapes it is called with, more than once and not at later calls,
     so it must not decide by values of tensors, and what else it does (print) is done then. Numbers
     that its own code reads from globals and closures are read at each call; what it takes from
-    outside otherwise is read once for a shape, and tensors are refused.
+    outside otherwise (as a method, or behind a decorator) is read once for a shape, and tensors
+    are refused.
     Its steps may be arithmetic, comparisons, `where`, casts, elementary functions, sums and other
-    reductions over any dims, transposes, and views that move dims of size 1. It is computed in
+    reductions over any dims, and views (docs/fusion.md lists them). It is computed in
     fp32 where tensors are halves, and rounded where it casts and at its end. What it drops out
     follows from a seed (docs/fusion.md), drawn anew for each call or given as `seed=`, an int64
     scalar on the tensors' device. Its gradients are
