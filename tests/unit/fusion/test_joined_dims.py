@@ -220,8 +220,11 @@ def test_a_record_with_sizes_compiled_in_lends_other_sizes_a_kernel_that_counts_
 
 def test_the_record_of_one_length_speaks_for_others():
     tuned = {"vector": 4, "block_threads": 128, "sizes": "compiled"}
-    known = str(positions(8, 100))
-    records = OperatorRecords([Record(known, "shifted", "fused", tuned, "ok", H200.name)])
+    known = positions(8, 100)
+    versions = {"program": known.program}
+    records = OperatorRecords(
+        [Record(str(known), "shifted", "fused", tuned, "ok", H200.name, versions=versions)]
+    )
 
     def choice(w):
         found = (find(w, H200, records) for find in selection._BY_RECORDS)
