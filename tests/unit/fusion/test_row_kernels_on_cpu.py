@@ -390,6 +390,21 @@ def test_softmax_in_shared_memory_takes_one_row_of_it():
 
 
 @pytest.mark.parametrize(
+    ("text", "tried"),
+    [
+        ("softmax(x=f32[8192,1024])", True),
+        ("softmax(x=f16[8192,2048])", True),
+        ("softmax(x=f32[8192,1025])", False),
+        ("softmax(x=f32[512,1024])", False),
+    ],
+)
+def test_a_search_tries_two_rows_of_a_block_in_shared_memory_up_to_4_kib(text, tried):
+    begins_with = target.promising(graph_of(Workload.parse(text)), DEVICES["h200"])[:8]
+    shared = {(c.row_threads, c.rows_per_block) for c in begins_with if c.storage == "shared"}
+    assert ((32, 2) in shared) == tried
+
+
+@pytest.mark.parametrize(
     ("text", "vector", "copies"),
     [
         ("softmax(x=f32[5,769])", 1, 1),

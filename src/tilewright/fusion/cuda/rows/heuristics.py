@@ -12,6 +12,7 @@ from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.rows.few_rows import (
+    FULL_ROW_BYTES,
     MANY_ROWS,
     SPARE_REGISTERS,
     WIDE_ROW_BYTES,
@@ -34,7 +35,11 @@ from tilewright.fusion.cuda.rows.persistent import (
     widest_clusters,
 )
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
-from tilewright.fusion.cuda.rows.small_blocks import small_block_candidates, small_block_variations
+from tilewright.fusion.cuda.rows.small_blocks import (
+    shared_pair_candidates,
+    small_block_candidates,
+    small_block_variations,
+)
 from tilewright.fusion.cuda.rows.space import COLUMN_GROUPS, row_space
 from tilewright.fusion.cuda.vectors import NARROW_BYTES
 from tilewright.fusion.ir import Graph
@@ -134,7 +139,7 @@ def _many_row_candidates(
     """By 128 or 256 threads that keep at most 96 bytes of a row, 1024 of all rows on an SM; wider
     ones are taken in turn. Two rows at a time share what is loaded of parameter vectors."""
     row_bytes = footprint.width * footprint.itemsize
-    if footprint.rows < MANY_ROWS * device.sms or footprint.columns or row_bytes < 4096:
+    if footprint.rows < MANY_ROWS * device.sms or footprint.columns or row_bytes < FULL_ROW_BYTES:
         return
     kept_bytes = footprint.width * footprint.kept_at_once("two_pass")
     rows = 2 if footprint.parameters else 1
@@ -299,7 +304,10 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
         if not many:
             few += persistent[:2]
         rows = _row_candidates(space, footprint, vector)
-        small = small_block_candidates(space, footprint, device, vector)
+        small = itertools.chain(
+            small_block_candidates(space, footprint, device, vector),
+            shared_pair_candidates(footprint, device, vector),
+        )
         kinds = [
             (widest_clusters(space, footprint, device, vector), 2, _way_variations),
             (small, 4, lambda c: small_block_variations(c, space)),

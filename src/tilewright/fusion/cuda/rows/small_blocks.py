@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.rows.few_rows import (
+    FULL_ROW_BYTES,
     MANY_ROWS,
     WIDE_ROW_BYTES,
     is_streamed,
@@ -49,7 +50,7 @@ def small_block_candidates(
     65536 in an access took 35.2 us, eight 35.6 (1a5ce5c).
     """
     row_bytes = footprint.width * footprint.itemsize
-    narrow = row_bytes < 4096
+    narrow = row_bytes < FULL_ROW_BYTES
     many = footprint.rows >= MANY_ROWS * device.sms
     if footprint.columns or footprint.rows <= device.sms:
         return
@@ -105,9 +106,20 @@ def _of_warps(
         ahead = replace(c, parameters="ahead", stream_loads=False)
         filled = (replace(ahead, min_blocks=n) for n in reversed(space.values["min_blocks"]))
         yield from itertools.islice((c for c in filled if c in space), 1)
-    # In shared memory an SM has most rows at once, in blocks that soon make room for others: of 768
-    # fp32 on an H200 softmax took 13.55 us, a copy 13.59 us (e2ab544); of eight rows 13.83 us.
-    yield replace(c, rows_per_block=ROWS_IN_SHARED, storage="shared", stream_loads=False)
+    yield from shared_pair_candidates(footprint, device, vector)
+
+
+def shared_pair_candidates(
+    footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """Two rows a block, copied asynchronously to shared memory: an SM has most rows at once, in
+    blocks that soon make room for others. Of 768 fp32 on an H200 softmax took 13.55 us, a copy
+    13.59 us (e2ab544); of eight rows 13.83 us. Of 4 KiB a search tries them."""
+    many = footprint.rows >= MANY_ROWS * device.sms
+    if many and footprint.width * footprint.itemsize <= FULL_ROW_BYTES:
+        yield RowSchedule(
+            vector, device.warp, ROWS_IN_SHARED, 1, "shared", "two_pass", 1, 1, stream_loads=False
+        )
 
 
 def _filling(
