@@ -68,6 +68,11 @@ WITH_GRADIENTS = {
     "some of softmax": (lambda x: x.softmax(-1)[:, 1:] * 2, "f32", (6, 33)),
     "normed together": (lambda x, y: (lambda both: both - both.mean(-1, keepdim=True))(
                             torch.cat((x, y.exp()), -1)), "f32", (6, 13), (6, 20)),
+    "padded": (lambda x, y: (F.pad(x, (2, 1, 0, 3), value=-1.5) + y).softmax(-1),
+               "f32", (5, 17), (8, 20)),
+    "padded and cut": (lambda x: F.pad(x * 2, (-3, 2, 1, -1)).exp(), "bf16", (6, 20)),
+    "rolled": (lambda x: (x.roll((1, -2), (0, 1)) - x).softmax(-1), "f32", (5, 17)),
+    "rolled without dims": (lambda x: x.roll(-4) * x, "f16", (5, 17)),
 }  # fmt: skip
 VALUES = {
     "an end": (lambda x: x[..., 1:] * 2 - x[..., :-1], "f32", (6, 33)),
@@ -121,6 +126,25 @@ def test_a_call_and_its_gradient_take_tensors_that_begin_anywhere():
         found = torch.autograd.grad(own.square().sum(), x)
         expected = torch.autograd.grad(right.square().sum(), x)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.pad(x, (2, 2), value=-math.inf).amax(-1),
+        lambda x: F.pad(x > 0, (1, 1), value=True),
+        lambda x: F.pad(x, (0, 0)),
+        lambda x: F.pad(x, (1, 0))[:, :-1] * 2,
+        lambda x: F.pad(x, (-3, -2)),
+        lambda x: x.roll(14, 1) + 1,
+        lambda x: x.roll(-15, (1,)) + 1,
+        lambda x: x.roll((1, 1), (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("shape", [(4, 7), (0, 7)])
+def test_pads_and_rolls_are_pytorchs(function, shape):
+    x = torch.randn(shape)
+    assert torch.equal(tw.fuse(function, name="padded_or_rolled")(x), function(x))
 
 
 EMPTY_PARTS = {

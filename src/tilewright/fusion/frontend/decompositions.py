@@ -50,6 +50,8 @@ def decompositions() -> dict[Any, Any]:
     found[aten.select_scatter.default] = _select_scatter
     found[aten.index_put.default] = _put_where
     found[aten.round.decimals] = _round_decimals
+    found[aten.constant_pad_nd.default] = _padded
+    found[aten.roll.default] = _rolled
     found[aten.split_with_sizes.default] = _split
     found[aten._efficientzerotensor.default] = torch.zeros
     return found
@@ -63,6 +65,30 @@ def _split(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
     ends = list(itertools.accumulate(sizes))
     pairs = zip(ends, sizes, strict=True)
     return [torch.ops.aten.slice(x, dim, end - size, end) for end, size in pairs]
+
+
+def _padded(x: Tensor, widths: Sequence[int], number: float = 0) -> Tensor:
+    """With a number before and after the elements of the last dims, of which a negative width
+    leaves some out."""
+    for k, (before, after) in enumerate(zip(widths[::2], widths[1::2], strict=True), 1):
+        dim = x.dim() - k
+        x = torch.ops.aten.slice(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
+        shapes = ([*x.shape[:dim], max(n, 0), *x.shape[dim + 1 :]] for n in (before, after))
+        first, last = (torch.full(s, number, dtype=x.dtype, device=x.device) for s in shapes)
+        x = torch.cat([part for part in (first, x, last) if part.shape[dim]], dim)
+    return x
+
+
+def _rolled(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """The last elements of a dim before the others; without dims, of all elements."""
+    if not dims:
+        return _rolled(x.flatten(), shifts, [0]).reshape(x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.shape[dim]
+        left = size - shift % max(size, 1)
+        parts = (torch.ops.aten.slice(x, dim, *ends) for ends in ((left, size), (0, left)))
+        x = torch.cat([part for part in parts if part.shape[dim]], dim) if left < size else x
+    return x
 
 
 def _put_where(
