@@ -25,6 +25,22 @@ def test_kernels_copies_and_sets_are_told_apart():
     assert found.allocations == 3
 
 
+def test_a_copy_is_named_with_the_operator_that_launched_it():
+    x = torch.randn(1000, 1000, device="cuda")
+
+    def call(t):
+        copied = torch.empty_like(t)
+        with torch.profiler.record_function("a range of the program"):
+            copied.copy_(t)
+        return copied.relu()
+
+    found = activity_of(call, [x])
+    assert (found.kernels, found.memcpys, found.memsets) == (1, 1, 0)
+    copy, _ = found.names
+    assert copy.startswith("Memcpy DtoD")
+    assert copy.endswith(", aten::copy_")
+
+
 def test_calls_that_share_a_profile_are_told_apart():
     x = torch.randn(1000, 1000, device="cuda")
     calls = [torch.relu, lambda t: t.clone(), lambda t: t.view(-1), lambda t: t.relu().neg()]

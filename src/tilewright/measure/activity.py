@@ -29,8 +29,9 @@ class Activity:
         kernels, memcpys, memsets: on the GPU; 0 on a CPU.
         allocations: of tensors' memory, outputs among them.
         names: how often each was run: a kernel by its name, at most `LONGEST_NAME` letters of it,
-            copies and sets with their bytes where the profiler tells. After `MOST_NAMES` the rest
-            are "others".
+            copies and sets with their bytes and the innermost of PyTorch's operators that launched
+            them (`Memset (Device), 1048576 bytes, aten::zero_`), where the profiler tells. After
+            `MOST_NAMES` the rest are "others".
     """
 
     kernels: int
@@ -59,7 +60,8 @@ def activities_of(calls: Sequence[Callable[..., Any]], inputs: Sequence[Tensor])
         return [_activity_on_cpu(call, inputs) for call in calls]
     torch.cuda.synchronize(device)
     allocations = []
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+    # The CPU's activities are the operators, by which copies and sets are named.
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         for call in calls:
             torch.cuda._sleep(1)
             before = _allocations(device)
@@ -67,27 +69,50 @@ def activities_of(calls: Sequence[Callable[..., Any]], inputs: Sequence[Tensor])
             allocations.append(_allocations(device) - before)
             del outputs
             torch.cuda.synchronize(device)
-    events = [e for e in profiled.events() if e.device_type == DeviceType.CUDA]
-    events.sort(key=lambda e: e.time_range.start)
-    return [counted(*found) for found in zip(by_call(events), allocations, strict=True)]
+    found = by_call(profiled.events() or ())
+    return [counted(*each) for each in zip(found, allocations, strict=True)]
 
 
 def by_call(events: Iterable[Any]) -> list[list[str]]:
-    """What ran behind each mark."""
+    """What ran on the device behind each mark, of all events of a profile."""
+    events = list(events)
+    launchers = _launchers(events)
+    # A range that a program names, as torch.compile's code does, is shown on the device too.
+    on_device = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
     names: list[list[str]] = []
-    for event in events:
+    for event in sorted(on_device, key=lambda e: e.time_range.start):
         if MARK in event.name:
             names.append([])
         else:
-            names[-1].append(_named(event))
+            names[-1].append(_named(event, launchers.get(event.id)))
     return names
 
 
-def _named(event: Any) -> str:
-    """With the bytes of what copies or sets memory; releases of torch may not have them."""
+def _launchers(events: Iterable[Any]) -> dict[int, str]:
+    """By correlation id of a call of the CUDA runtime or driver: the innermost operator around it.
+
+    Operators have ids of their own, which may equal a correlation id.
+    """
+    calls = [e for e in events if e.device_type == DeviceType.CPU and e.name.startswith("cu")]
+    around = {call.id: _operator_around(call) for call in calls}
+    return {id: name for id, name in around.items() if name}
+
+
+def _operator_around(event: Any) -> str | None:
+    while event := event.cpu_parent:
+        if event.name.startswith("aten::"):
+            return str(event.name)
+    return None
+
+
+def _named(event: Any, launcher: str | None) -> str:
+    """Of what copies or sets memory with its bytes and launcher; some releases of torch do not
+    tell them."""
+    if not event.name.startswith(("Memcpy", "Memset")):
+        return str(event.name)
     told = re.search(r'"bytes": *(\d+)', getattr(event, "_metadata_json", None) or "")
-    moves = event.name.startswith(("Memcpy", "Memset"))
-    return f"{event.name}, {told[1]} bytes" if moves and told else event.name
+    size = f"{told[1]} bytes" if told else None
+    return ", ".join(filter(None, (event.name, size, launcher)))
 
 
 def counted(names: Sequence[str], allocations: int) -> Activity:
