@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -40,3 +41,21 @@ def without_hooks() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(hooks):
             torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextlib.contextmanager
+def tracing_lock() -> Iterator[None]:
+    """Inside, no other thread traces: make_fx and Dynamo replace global functions while they run.
+
+    It is the lock of torch.compile, which a thread may take again.
+    """
+    from torch._dynamo.convert_frame import compile_lock  # as fake tensors import it anyway
+
+    with compile_lock:
+        yield
+
+
+def traces_here() -> bool:
+    """Whether this thread holds that lock, here or within torch.compile."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    return dynamo is not None and dynamo.compile_lock._is_owned()

@@ -43,14 +43,17 @@ def generated_backward(op: Op, bound: Mapping[str, Any]) -> Way:
     try:
         described = [float if n in op.scalars else description(v) for n, v in bound.items()]
         key = (op.name, state.generation, *bound, *described)
-        known = key in _found
+        found = _found.get(key)
     except (RuntimeError, TypeError):  # no strides, or no hash: PyTorch will say what is wrong
         return _PYTORCH
-    if not known:
+    if found is not None:
+        return found
+    with state.building.holding(key):
+        found = _found.get(key) or _choose(op, bound)  # maybe by whom we waited for
         if len(_found) >= _MAX_KEYS:
             _found.clear()
-        _found[key] = _choose(op, bound)
-    return _found[key]
+        _found[key] = found
+    return found
 
 
 def known_reach(w: Workload, given: Mapping[str, Any]) -> Reach | None:

@@ -1,8 +1,9 @@
 """What was prepared for calls that come again: keys of calls -> built implementations.
 
 A key that is met for the first time is validated, a choice is made, the choice is built, and the
-result is kept under the key. Nothing is built during CUDA graph capture, and what cannot be built
-or launched is replaced by PyTorch's own kernel, with one warning.
+result is kept under the key. Threads that meet the same one wait until it is built; all other calls
+run meanwhile. Nothing is built during CUDA graph capture, and what cannot be built or launched is
+replaced by PyTorch's own kernel, with one warning.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tilewright.dispatch.dumps import dump_built
 from tilewright.dispatch.functions.seeding import drawing, seeded
 from tilewright.dispatch.indices.parts import of_parts
 from tilewright.dispatch.indices.ranges import in_range_after, in_range_first
+from tilewright.dispatch.keyed_locks import KeyedLocks
 from tilewright.dispatch.pytorch import as_pytorch
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.selection import Choice, Forced
@@ -47,12 +49,16 @@ FREE_COMPILATIONS = 32
 need another wait for HOT_CALLS, too, or take a kernel whose binaries serve any shape."""
 
 Run = Callable[..., Any]
+Built = tuple[Run, Choice]
 
 
 class State:
-    """What is shared by every operator and thread; changes hold `lock`.
+    """What is shared by every operator and thread; changes hold `lock`, which nobody holds for
+    long: prepared calls take it, too.
 
     Attributes:
+        building: what a thread chooses and builds, by the keys of `built`.
+        generation: how often everything was forgotten. What was begun before is not kept.
         prepared: operator -> key of a call -> what runs it.
         recent: operator -> the same for calls that come again and again.
         built: what was built for a workload; kept beside `prepared`, since many keys share one.
@@ -64,11 +70,12 @@ class State:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.building = KeyedLocks()
         self.enabled = settings().enabled
         self.generation = 0
         self.prepared: dict[str, dict[tuple, Run]] = {}
         self.recent: dict[str, Recent] = {}
-        self.built: dict[tuple[Workload, torch.device, Forced | None], tuple[Run, Choice]] = {}
+        self.built: dict[tuple[Workload, torch.device, Forced | None], Built] = {}
         self.calls: Counter[tuple] = Counter()
         self.given_up: set[tuple] = set()
         self.compiled: Counter[tuple[str, torch.device]] = Counter()
@@ -83,10 +90,29 @@ class State:
                     self.prepared[op].clear()
                 self.prepared[op].update(prepared)
 
+    def keep_built(
+        self, w: Workload, device: torch.device, forced: Forced | None, built: Built, since: int
+    ) -> None:
+        """Unless everything was forgotten since that generation."""
+        with self.lock:
+            if since == self.generation:
+                if len(self.built) >= MAX_KEYS:
+                    self.built.clear()
+                self.built[w, device, forced] = built
+
+    def count_call(self, where: tuple) -> int:
+        """How often it came, this time included."""
+        with self.lock:
+            if len(self.calls) >= MAX_KEYS:
+                self.calls.clear()
+            self.calls[where] += 1
+            return self.calls[where]
+
     def disown(self, op: str) -> None:
         """Leave an operator's prepared calls, which `forget` empties, to the function that has
         them: another one will be made under its name."""
         with self.lock:
+            self.generation += 1
             self.prepared.pop(op, {}).clear()
             if op in self.recent:
                 self.recent.pop(op).clear()
@@ -169,7 +195,7 @@ def first_call(
     except TilewrightError as error:
         if _ours_only(w, forced):
             raise
-        run, choice = _give_up(w, device, error)
+        run, choice = _give_up(w, device, error, generation)
         out = run(*tensors)
     if choice is not None and key is not None:
         names = [*op.parameters][: len(args)] + [op.aliases.get(n, n) for n in kwargs]
@@ -182,49 +208,50 @@ def _runnable(
     w: Workload, device: torch.device, forced: Forced | None
 ) -> tuple[Run, Choice | None]:
     """What to run now, and the choice behind it; None if the next call must choose again."""
-    with state.lock:
-        if (built := state.built.get((w, device, forced))) is not None:
-            return built
-        by_name = forced.implementation if forced else None
-        given = None if by_name == "aten" else seeded(w, device)
-        if given is not None:
-            run, chosen = _runnable(given, device, forced)
-            return drawing(run, given, device), chosen
-        choice = selection.choose(w, device, forced)
-        if choice.implementation == "aten":
-            return _vendor(w, device), choice
-        where = (evidence.same(w), device)
-        if forced is None and where in state.given_up:
-            return _unbuilt(w, device)
-        waits, asked = selection.waits(w, device, choice), choice.source == "asked"
-        at_once = asked or (choice.source == "ordered" and not waits)
-        compiles = at_once and _compiles(w, device, choice)
-        too_many = compiles and state.compiled[w.op, device] >= FREE_COMPILATIONS
-        if too_many and asked:
-            _warn_of_compilations(w, device)
-        elif too_many:
-            other = selection.of_any_shape(choice.copied or w, device)
-            choice = replace(other, copied=choice.copied) if other else choice
-        if waits or (too_many and asked):
-            if len(state.calls) >= MAX_KEYS:
-                state.calls.clear()
-            state.calls[where] += 1
-            if state.calls[where] < HOT_CALLS:
-                return _unbuilt(w, device)[0], None
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            _warn_of_capture(w, choice)
-            return _unbuilt(w, device)[0], None
-        try:
-            built = _build(w, device, choice), choice
-        except (TilewrightError, OSError) as error:
-            if _ours_only(w, forced):
-                raise
-            return _give_up(w, device, error)
-        state.compiled[w.op, device] += compiles
-        if len(state.built) >= MAX_KEYS:
-            state.built.clear()
-        state.built[w, device, forced] = built
+    if (built := state.built.get((w, device, forced))) is not None:
         return built
+    with state.building.holding((w, device, forced)):
+        built = state.built.get((w, device, forced))  # maybe by whom we waited for
+        return built or _chosen(w, device, forced)
+
+
+def _chosen(w: Workload, device: torch.device, forced: Forced | None) -> tuple[Run, Choice | None]:
+    generation = state.generation
+    by_name = forced.implementation if forced else None
+    given = None if by_name == "aten" else seeded(w, device)
+    if given is not None:
+        run, chosen = _runnable(given, device, forced)
+        return drawing(run, given, device), chosen
+    choice = selection.choose(w, device, forced)
+    if choice.implementation == "aten":
+        return _vendor(w, device), choice
+    where = (evidence.same(w), device)
+    if forced is None and where in state.given_up:
+        return _unbuilt(w, device)
+    waits, asked = selection.waits(w, device, choice), choice.source == "asked"
+    at_once = asked or (choice.source == "ordered" and not waits)
+    compiles = at_once and _compiles(w, device, choice)
+    too_many = compiles and state.compiled[w.op, device] >= FREE_COMPILATIONS
+    if too_many and asked:
+        _warn_of_compilations(w, device)
+    elif too_many:
+        other = selection.of_any_shape(choice.copied or w, device)
+        choice = replace(other, copied=choice.copied) if other else choice
+    if (waits or (too_many and asked)) and state.count_call(where) < HOT_CALLS:
+        return _unbuilt(w, device)[0], None
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _warn_of_capture(w, choice)
+        return _unbuilt(w, device)[0], None
+    try:
+        built = _build(w, device, choice), choice
+    except (TilewrightError, OSError) as error:
+        if _ours_only(w, forced):
+            raise
+        return _give_up(w, device, error, generation)
+    with state.lock:
+        state.compiled[w.op, device] += compiles
+    state.keep_built(w, device, forced, built, generation)
+    return built
 
 
 def _ours_only(w: Workload, forced: Forced | None) -> bool:
@@ -270,20 +297,25 @@ def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
     return on_its_device
 
 
-def _give_up(w: Workload, device: torch.device, error: Exception) -> tuple[Run, Choice]:
-    """Remember that the vendor runs this workload from now on, and say why."""
+def _give_up(w: Workload, device: torch.device, error: Exception, since: int) -> Built:
+    """Remember that the vendor runs this workload from now on, and say why.
+
+    Args:
+        since: the generation in which it was chosen.
+    """
     warnings.warn(
         f"PyTorch's own kernel runs {w} on {device} from now on: {type(error).__name__}: {error}",
         RuntimeWarning,
-        stacklevel=5,
+        stacklevel=6,
     )
     with state.lock:
-        state.given_up.add((evidence.same(w), device))
-        state.built.pop((w, device, None), None)
+        if since == state.generation:
+            state.given_up.add((evidence.same(w), device))
+            state.built.pop((w, device, None), None)
     return _unbuilt(w, device)
 
 
-def _unbuilt(w: Workload, device: torch.device) -> tuple[Run, Choice]:
+def _unbuilt(w: Workload, device: torch.device) -> Built:
     choice = selection.unbuilt(w, device)
     own = choice.implementation != "aten"
     run = _build(w, device, choice) if own else w.operator.composed(w) or _vendor(w, device)
@@ -314,6 +346,7 @@ def _by_mode(
     cold_calls: int,
 ) -> Run:
     """`run`, but what `choose` finds under PyTorch's deterministic mode."""
+    generation = state.generation
 
     def build() -> Run | None:
         choice = choose(w, device)
@@ -322,33 +355,36 @@ def _by_mode(
                 return None
             return _build(w, device, choice)
         except (TilewrightError, OSError) as error:
-            _give_up(w, device, error)
+            _give_up(w, device, error, generation)
             return None
 
     return ByMode(run, cold, build, cold_calls)
 
 
 def _warn_of_compilations(w: Workload, device: torch.device) -> None:
-    if (w.op, device) not in state.slowed:
+    with state.lock:
+        told = (w.op, device) in state.slowed
         state.slowed.add((w.op, device))
+    if not told:
         warnings.warn(
             f"{FREE_COMPILATIONS} kernels were compiled for calls of {w.op} on {device}: from now "
             f"on PyTorch runs each shape that needs another until it has come {HOT_CALLS} times, "
             f"as does {w}. Tune the shapes that matter (tilewright tune --import FILE), pad sizes "
             "to a few, or name numbers that change in tw.fuse(..., scalars=[...])",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
 def _warn_of_capture(w: Workload, choice: Choice) -> None:
-    if not state.warned_of_capture:
-        state.warned_of_capture = True
+    with state.lock:
+        told, state.warned_of_capture = state.warned_of_capture, True
+    if not told:
         warnings.warn(
             f"PyTorch's own kernel is captured for {w}: {choice.implementation} is not built yet, "
             "and nothing is built during CUDA graph capture; call it once before capturing",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

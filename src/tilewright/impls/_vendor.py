@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tilewright.fakes import tracing_lock
 from tilewright.op import Op, Workload
 from tilewright.ops._training import forward_of
 from tilewright.rounding import roundings_to
@@ -177,7 +178,8 @@ class Backward:
         def run(*given: torch.Tensor) -> Result:
             return call_reference(op, {**constants, **dict(zip(names, given, strict=True))})
 
-        traced = make_fx(run, tracing_mode="fake")(*(t.detach() for t in tensors))
+        with tracing_lock():
+            traced = make_fx(run, tracing_mode="fake")(*(t.detach() for t in tensors))
         _drop_unused(traced.graph)
         traced.recompile()
         return traced

@@ -5,7 +5,6 @@ import errno
 import pickle
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
@@ -240,27 +239,6 @@ def test_a_list_may_be_changed_between_calls():
         tw.layer_norm(x, shape)
     shape[:] = [8, 16]
     torch.testing.assert_close(tw.layer_norm(x, shape), F.layer_norm(x, [8, 16]))
-
-
-def test_threads_get_their_results_and_build_once(store, probe):
-    record(store, SOFTMAX)
-    inputs = [torch.randn(8, 16) for _ in range(8)]
-    outputs = [None] * len(inputs)
-    start = threading.Barrier(len(inputs))
-
-    def work(i):
-        start.wait()
-        for _ in range(50):
-            outputs[i] = tw.softmax(inputs[i])
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    for x, y in zip(inputs, outputs, strict=True):
-        assert torch.equal(y, F.softmax(x, -1))
-    assert probe.builds == 1
 
 
 # --- errors --------------------------------------------------------------------------------------

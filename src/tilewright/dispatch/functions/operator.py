@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ from tilewright.impls._vendor import tracked
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import HALVES, TensorSpec
+
+_registering = threading.RLock()
+"""One operator is put in the place of another by one thread at a time."""
 
 
 @dataclass(frozen=True)
@@ -133,17 +137,24 @@ def backward_operator(op: Op, outputs: int | None = None) -> Op:
         outputs: how many are floating; None for as many as it was made for, at first one.
     """
     name = f"{op.name}_backward"
-    made = OPS.get(name)
-    ours = made if isinstance(made, FusedFunction) and made.gradient_of == op.name else None
-    if ours and outputs in (None, len(ours.gradients)):
-        return ours
-    gradients = _names_of_gradients(1 if outputs is None else outputs)
+    with _registering:
+        made = OPS.get(name)
+        ours = made if isinstance(made, FusedFunction) and made.gradient_of == op.name else None
+        if ours and outputs in (None, len(ours.gradients)):
+            return ours
+        backward = _of_gradients(op, name, 1 if outputs is None else outputs)
+        register(backward)
+        return backward
+
+
+def _of_gradients(op: Op, name: str, outputs: int) -> FusedFunction:
+    gradients = _names_of_gradients(outputs)
     if clash := [n for n in (*gradients, "grads") if n in op.parameters]:
         raise InvalidArgument(
             f"{op.name} takes {clash[0]!r}, which names a parameter of its gradients' operator; "
             "give it another name"
         )
-    backward = FusedFunction(
+    return FusedFunction(
         name,
         _gradient(op, gradients),
         flops=steps,
@@ -159,8 +170,6 @@ def backward_operator(op: Op, outputs: int | None = None) -> Op:
         outside=op.outside,
         gradients=gradients,
     )
-    register(backward)
-    return backward
 
 
 def _names_of_gradients(outputs: int) -> tuple[str, ...]:
@@ -218,18 +227,19 @@ def _pulled_back(
 
 def register(op: Op) -> None:
     """Add an operator, in the place of one that the same function made before."""
-    earlier = OPS.get(op.name)
-    if earlier is not None and not (earlier.fused and _origin(earlier) == _origin(op)):
-        raise InvalidArgument(f"fuse: there is an operator {op.name!r} already; give name=")
-    for name in (op.name, f"{op.name}_backward"):
-        OPS.remove(name)
-    graph_of.cache_clear()
-    program_of.cache_clear()
-    draws.cache_clear()
-    reached.cache_clear()
-    _floating_outputs.cache_clear()
-    state.forget()
-    OPS.add(op.name, op)
+    with _registering:
+        earlier = OPS.get(op.name)
+        if earlier is not None and not (earlier.fused and _origin(earlier) == _origin(op)):
+            raise InvalidArgument(f"fuse: there is an operator {op.name!r} already; give name=")
+        for name in (op.name, f"{op.name}_backward"):
+            OPS.remove(name)
+        OPS.add(op.name, op)
+        graph_of.cache_clear()
+        program_of.cache_clear()
+        draws.cache_clear()
+        reached.cache_clear()
+        _floating_outputs.cache_clear()
+        state.forget()
 
 
 def _origin(op: Op) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tilewright.dispatch import selection
 from tilewright.errors import InvalidType
+from tilewright.fakes import tracing_lock
 from tilewright.fusion.frontend.trace import by_shapes
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
@@ -55,7 +56,7 @@ def draws(w: Workload) -> bool:
     """Whether the reference draws masks for these shapes that a seed could decide."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with tracing_lock(), FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [
             torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype, device="cpu")
             for s in w.tensors.values()

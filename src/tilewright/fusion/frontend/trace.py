@@ -9,7 +9,6 @@ import inspect
 import logging
 import re
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
-from tilewright.fakes import without_hooks
+from tilewright.fakes import tracing_lock, without_hooks
 from tilewright.fusion.frontend.decompositions import decompositions
 from tilewright.fusion.frontend.given_dtypes import Calls, Following, Noting
 from tilewright.op import Op, Workload
@@ -85,7 +84,7 @@ def trace_reference(
             return out
 
     outside = torch.inference_mode(False)  # in which nothing is differentiated
-    with outside, _tracing, traced_roundings(), preserve_node_meta(), without_hooks():
+    with outside, tracing_lock(), traced_roundings(), preserve_node_meta(), without_hooks():
         differentiated = make_fx(run)(*fakes)
         again = fx.Interpreter(differentiated).run  # it passes lines on
         functional = torch.func.functionalize(again, remove="mutations")
@@ -120,7 +119,8 @@ def _calls_as_given(
     own = [s.torch_dtype for s in w.tensors.values()]
     dtypes = [*own, *(t.dtype for t in traced[len(own) :])]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.inference_mode(False), _tracing, traced_roundings(), without_hooks(), fake:
+    outside = torch.inference_mode(False)
+    with outside, tracing_lock(), traced_roundings(), without_hooks(), fake:
         given = [
             torch.empty_strided(t.shape, t.stride(), dtype=d, device="cpu")
             for t, d in zip(traced, dtypes, strict=True)
@@ -166,7 +166,7 @@ def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     grads = torch.inference_mode(False), torch.enable_grad(), without_hooks()
-    with _tracing, contextlib.ExitStack() as inside:
+    with tracing_lock(), contextlib.ExitStack() as inside:
         for context in (*grads, traced_roundings(), FakeTensorMode(allow_non_fake_inputs=True)):
             inside.enter_context(context)
         specs = w.tensors.values()
@@ -216,10 +216,6 @@ def _promoted(nodes: list[fx.Node]) -> torch.dtype | None:
     floating = [t for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point()]
     dtypes = [t.dtype for t in ([t for t in floating if t.dim()] or floating)]
     return functools.reduce(torch.promote_types, dtypes) if dtypes else None
-
-
-_tracing = threading.RLock()
-"""make_fx replaces global functions while it runs."""
 
 
 @contextlib.contextmanager
