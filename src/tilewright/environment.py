@@ -7,7 +7,10 @@ import importlib.metadata
 import platform
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from tilewright.errors import CompileError
 
 if TYPE_CHECKING:  # the store is read without torch, as `tilewright records` does
     import torch
@@ -17,24 +20,24 @@ BASELINE_PACKAGES = ("quack-kernels",)
 
 
 def environment(
-    device: torch.device | str, *, compilers: bool = True
+    device: torch.device | str,
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """The device's key, its facts and the versions that go into every record of it.
 
     The key names what makes two devices interchangeable for measured times: a GPU's name, number
     of SMs (a MIG slice has fewer) and memory; a CPU's model, instruction set and threads in use.
 
-    Args:
-        compilers: False leaves out the compilers' versions, so that none is loaded or started:
-            enough to look a record up.
+    Compilers are loaded or started to ask for their versions; `device_key` needs none.
 
     Returns:
         (key, info, versions): `info` has name, sms and memory_bytes, or name, isa and threads;
-        `versions` has torch and tilewright, for a GPU cuda, driver and nvrtc, for a CPU compiler.
-        A version is None where the thing is not there. Packages whose kernels are baselines on a
-        GPU are named where they are installed.
+        `versions` has torch and tilewright, for a GPU cuda, driver, nvrtc, nvcc and triton, for a
+        CPU compiler. A version is None where the thing is not there, or does not answer. Packages
+        whose kernels are baselines on a GPU are named where they are installed.
     """
     import torch
+
+    from tilewright.compile import cxx, nvcc, nvrtc
 
     device = torch.device(device)
     versions: dict[str, Any] = {
@@ -43,12 +46,11 @@ def environment(
     }
     info, key = _device(device)
     if device.type == "cpu":
-        if compilers:
-            versions["compiler"] = _cxx_version()
+        versions["compiler"] = _version_of(cxx)
         return key, dict(info), versions
     versions |= {"cuda": torch.version.cuda, "driver": driver_version()}
-    if compilers:
-        versions |= {"nvrtc": _nvrtc_version(), **_baseline_versions()}
+    versions |= {"nvrtc": _version_of(nvrtc), "nvcc": _version_of(nvcc)}
+    versions |= {"triton": installed_version("triton"), **_baseline_versions()}
     return key, dict(info), versions
 
 
@@ -123,15 +125,8 @@ def driver_version(proc: Path = Path("/proc/driver/nvidia/version")) -> str | No
     return f"CUDA {torch._C._cuda_getDriverVersion()}"  # type: ignore[attr-defined]
 
 
-@functools.cache
-def _nvrtc_version() -> str | None:
-    from tilewright.compile import nvrtc
-
-    return None if nvrtc.missing() else nvrtc.version()
-
-
-@functools.cache
-def _cxx_version() -> str | None:
-    from tilewright.compile import cxx
-
-    return None if cxx.missing() else cxx.version()
+def _version_of(compiler: ModuleType) -> str | None:
+    try:
+        return str(compiler.version())
+    except CompileError:
+        return None

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,12 @@ HEADER = "tilewright_records"
 BESIDE = ("ceiling", "host", "eager")
 """Statuses of what is kept beside a duel and does not compete: floor and copy, and what eager calls
 cost the host and take."""
+
+
+RUNTIME = ("torch", "cuda", "driver")
+"""Versions that every record tells."""
+NOT_RUNTIME = ("tilewright", "program")
+"""The code that is measured, which a record's `code_hash` and `program` tell apart."""
 
 
 def utc_now() -> str:
@@ -73,7 +80,7 @@ class Record:
             `program` of a person's function.
         created: UTC, ISO 8601.
         prior: set by the store on what it returns: measured with another torch, CUDA or driver
-            than asked for. It is not stored.
+            than asked for, or another compiler or library. It is not stored.
     """
 
     workload: str
@@ -147,8 +154,21 @@ def to_json(value: Any) -> str:
 
 
 def runtime_of(versions: Mapping[str, Any]) -> str:
-    """What a measured time depends on besides device and code: torch, CUDA and driver."""
-    return " ".join(f"{name}={versions.get(name)}" for name in ("torch", "cuda", "driver"))
+    """What a measured time depends on besides device and code, as text: torch, CUDA and driver,
+    and of compilers and libraries those that are there."""
+    others = sorted(name for name in versions if name not in (*RUNTIME, *NOT_RUNTIME))
+    known = [name for name in others if versions[name] is not None]
+    return " ".join(f"{name}={versions.get(name)}" for name in (*RUNTIME, *known))
+
+
+@functools.lru_cache(1024)
+def same_runtime(one: str, other: str) -> bool:
+    """Whether times measured under two runtimes can stand beside each other.
+
+    A compiler or library that only one of them knows tells nothing: it was not there, or not asked.
+    """
+    a, b = (dict(re.findall(r"([\w-]+)=(.*?)(?= [\w-]+=|$)", text)) for text in (one, other))
+    return all(a.get(name) == b.get(name) for name in (*RUNTIME, *(a.keys() & b.keys())))
 
 
 def header_line() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from tilewright.build import Effort
 from tilewright.errors import InvalidArgument
 from tilewright.measure.activity import Activity
-from tilewright.record import runtime_of
+from tilewright.record import runtime_of, same_runtime
 from tilewright.results import (
     Baseline,
     Measured,
@@ -45,14 +45,17 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     The seconds of tuning, and what was compiled, add up; commits that differ are all named.
 
     Raises:
-        InvalidArgument: they differ in suite, device, torch, CUDA or driver: their times cannot
-            stand beside each other.
+        InvalidArgument: they differ in suite, device, torch, CUDA, driver, or a compiler or library
+            that both tell: their times cannot stand beside each other.
     """
     last = max(files, key=lambda data: data["date"])
     for data in files:
         for what, of in _COMPARABLE.items():
             if of(data) != of(last):
                 raise InvalidArgument(f"the files differ in {what}: {of(data)} and {of(last)}")
+        one, other = runtime_of(data["versions"]), runtime_of(last["versions"])
+        if not same_runtime(one, other):
+            raise InvalidArgument(f"the files differ in versions: {one} and {other}")
     rows = {(row["workload"], row["method"]): row for data in files for row in data["rows"]}
     tuning_s = sum(data["tuning_s"] for data in files)
     compiling: dict[str, Effort] = {}
@@ -69,7 +72,6 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 _COMPARABLE = {
     "suite": lambda data: data["suite"],
     "device": lambda data: data["device"]["name"],
-    "versions": lambda data: runtime_of(data["versions"]),
 }
 
 

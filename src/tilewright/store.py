@@ -9,9 +9,9 @@ How a winner is decided, here, in selection and on the command line alike:
 2. The latest duel of the workload on this kind of device decides, and in it the lowest median
    among the rows with status "ok". Whoever judges the duel marks what noise cannot tell from
    something simpler "tied", and the rest "slower". Times of different duels are never compared.
-3. Duels under this torch, CUDA and driver come first. Without one, the latest duel under others
-   decides, and its winner is marked `prior`: likely still good, worth measuring again.
-   Another kind of device counts for nothing.
+3. Duels under these versions come first: torch, CUDA and driver, and the compilers and libraries
+   that both know. Without one, the latest duel under others decides, and its winner is marked
+   `prior`: likely still good, worth measuring again. Another kind of device counts for nothing.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from tilewright.record import (
     append_lines,
     read_lines,
     runtime_of,
+    same_runtime,
     to_json,
     utc_text,
     write_lines,
@@ -66,7 +67,7 @@ class Winners(Mapping[tuple[str, str], Record]):
 
     def __getitem__(self, key: tuple[str, str]) -> Record:
         row = self._rows[key]
-        return record_of(row, prior=row.runtime != self._runtime)
+        return record_of(row, prior=not same_runtime(row.runtime, self._runtime))
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return iter(self._rows)
@@ -181,7 +182,8 @@ class Store:
             before: created earlier than this date or time (ISO 8601, UTC unless it says else).
             superseded: a later row of the same candidate, workload, device, versions and way of
                 measuring exists. Winners stay as they are.
-            other_versions_than: measured with another torch, CUDA or driver than these.
+            other_versions_than: measured with another torch, CUDA, driver, compiler or library
+                than these.
         """
         conditions: list[sa.ColumnElement[bool]] = []
         if before is not None:
@@ -189,7 +191,11 @@ class Store:
         if superseded:
             conditions.append(RECORDS.c.id.in_(_superseded()))
         if other_versions_than is not None:
-            conditions.append(RECORDS.c.runtime != runtime_of(other_versions_than))
+            runtime = runtime_of(other_versions_than)
+            known = [row.runtime for row in self._select(sa.select(RECORDS.c.runtime).distinct())]
+            conditions.append(
+                RECORDS.c.runtime.in_([r for r in known if not same_runtime(r, runtime)])
+            )
         if not conditions:
             raise InvalidArgument(
                 "prune: say what to delete: older than a date, superseded, or other versions"
@@ -208,6 +214,10 @@ class Store:
         runtime = runtime_of(versions)
         return next(iter(Winners(_winners(rows, runtime), runtime).values()), None)
 
+    def has_duels(self, device: str) -> bool:
+        """Whether there is any winner of a device."""
+        return bool(self._select(_dueled(device).limit(1)))
+
     def load_device(self, device: str, versions: Mapping[str, Any]) -> Winners:
         """Every winner of a device in one read: what the run-time selection keeps."""
         runtime = runtime_of(versions)
@@ -225,7 +235,7 @@ class Store:
 
         Args:
             since: created at this date or time or later.
-            versions: with the torch, CUDA and driver of these.
+            versions: with the torch, CUDA, driver, compilers and libraries of these.
             limit: at most so many.
             equal: a field's name and its value: `op="softmax", status="ok", final=True`.
         """
@@ -236,13 +246,13 @@ class Store:
             conditions.append(RECORDS.c[name] == (to_json(value) if name in JSON_FIELDS else value))
         if since is not None:
             conditions.append(RECORDS.c.created >= utc_text(since))
-        if versions is not None:
-            conditions.append(RECORDS.c.runtime == runtime_of(versions))
-        newest_first = (RECORDS.c.created.desc(), RECORDS.c.id)
-        rows = self._select(
-            sa.select(RECORDS).where(*conditions).order_by(*newest_first).limit(limit)
-        )
-        return [record_of(row) for row in rows]
+        newest_first = sa.select(RECORDS).order_by(RECORDS.c.created.desc(), RECORDS.c.id)
+        statement = newest_first.where(*conditions)
+        if versions is None:
+            return [record_of(row) for row in self._select(statement.limit(limit))]
+        runtime = runtime_of(versions)
+        rows = [row for row in self._select(statement) if same_runtime(row.runtime, runtime)]
+        return [record_of(row) for row in rows[:limit]]
 
     def _select(self, statement: sa.Select[Any]) -> list[Any]:
         with self._faults("read"):
@@ -313,7 +323,12 @@ def _winners(rows: Sequence[Any], runtime: str) -> dict[tuple[str, str], Any]:
     chosen: dict[tuple[str, str], tuple[Any, Any]] = {}
     for row in rows:
         # The id last: equal medians are decided alike on every machine.
-        merit = (row.runtime == runtime, ended[row.workload, row.duel], -row.median_us, row.id)
+        merit = (
+            same_runtime(row.runtime, runtime),
+            ended[row.workload, row.duel],
+            -row.median_us,
+            row.id,
+        )
         key = row.op, row.workload
         if key not in chosen or merit > chosen[key][0]:
             chosen[key] = merit, row

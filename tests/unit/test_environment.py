@@ -10,6 +10,7 @@ import torch
 from tilewright import environment as module
 from tilewright.device import DEVICES
 from tilewright.environment import cpu_model, driver_version, environment
+from tilewright.errors import CompilerMissing
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def gpu(monkeypatch):
 
 
 def test_a_gpu_is_named_by_name_sms_and_memory(gpu):
-    key, info, versions = environment("cuda:0", compilers=False)
+    key, info, versions = environment("cuda:0")
     assert key == "NVIDIA H200, 132 SMs, 140 GiB"
     assert info == {"name": "NVIDIA H200", "sms": 132, "memory_bytes": 150_110_011_392}
     assert (versions["cuda"], versions["driver"]) == ("13.0", "580.95.05")
@@ -43,32 +44,31 @@ def test_a_baselines_package_is_named_where_it_is_installed(gpu, monkeypatch):
     module._baseline_versions.cache_clear()
     try:
         assert environment("cuda:0")[2]["quack-kernels"] == "0.6.5"
-        assert "quack-kernels" not in environment("cuda:0", compilers=False)[2]
     finally:
         module._baseline_versions.cache_clear()
 
 
 def test_without_an_index_the_current_gpu_is_meant(gpu):
-    assert environment(torch.device("cuda"), compilers=False)[0].endswith("16 SMs, 17 GiB")
+    assert environment(torch.device("cuda"))[0].endswith("16 SMs, 17 GiB")
 
 
 def test_a_cpu_is_named_by_model_instruction_set_and_threads():
-    key, info, versions = environment("cpu", compilers=False)
+    key, info, versions = environment("cpu")
     assert set(info) == {"name", "isa", "threads"}
     assert key == f"{cpu_model()}, {info['isa']}, {torch.get_num_threads()} threads"
     assert versions["torch"] == torch.__version__
-    assert set(versions) == {"torch", "tilewright"}
+    assert set(versions) == {"torch", "tilewright", "compiler"}
 
 
 def test_another_number_of_threads_is_another_device():
     threads = torch.get_num_threads()
-    before = environment("cpu", compilers=False)[0]
+    before = environment("cpu")[0]
     try:
         torch.set_num_threads(threads + 1)
-        assert environment("cpu", compilers=False)[0] != before
+        assert environment("cpu")[0] != before
     finally:
         torch.set_num_threads(threads)
-    assert environment("cpu", compilers=False)[0] == before
+    assert environment("cpu")[0] == before
 
 
 def test_the_compilers_version_is_recorded_if_one_is_there():
@@ -76,6 +76,24 @@ def test_the_compilers_version_is_recorded_if_one_is_there():
 
     version = environment("cpu")[2]["compiler"]
     assert (version is None) == (cxx.missing() is not None)
+
+
+def test_a_compiler_that_does_not_answer_has_no_version(monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CXX", "/bin/false")
+    assert environment("cpu")[2]["compiler"] is None
+
+
+def test_a_gpus_record_tells_the_versions_of_what_compiles_for_it(gpu, monkeypatch):
+    from tilewright.compile import nvcc, nvrtc
+
+    def missing():
+        raise CompilerMissing("no nvcc")
+
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.1")
+    monkeypatch.setattr(nvcc, "version", missing)
+    monkeypatch.setattr(module, "installed_version", {"triton": "3.7.1"}.get)
+    versions = environment("cuda:0")[2]
+    assert (versions["nvrtc"], versions["nvcc"], versions["triton"]) == ("13.1", None, "3.7.1")
 
 
 def test_the_cpu_model_is_read_or_falls_back(tmp_path):

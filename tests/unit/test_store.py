@@ -60,6 +60,7 @@ def test_times_outside_a_duel_never_win(store):
     store.add(many(3))
     assert store.best(SOFTMAX, DEVICE, NOW) is None
     assert not store.load_device(DEVICE, NOW)
+    assert not store.has_duels(DEVICE)
 
 
 def test_the_latest_duel_decides_whatever_earlier_ones_measured(store):
@@ -88,6 +89,36 @@ def test_each_of_torch_cuda_and_driver_makes_a_prior(store, name):
     store.add(duel("d", {"fused": 1.0}))
     assert store.best(SOFTMAX, DEVICE, {**NOW, name: "other"}).prior
     assert not store.best(SOFTMAX, DEVICE, {**NOW, "tilewright": "other"}).prior
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("nvrtc", "13.1"),
+        ("nvcc", "13.0.88"),
+        ("triton", "3.6.0"),
+        ("compiler", "g++ (Debian 14.2.0-19) 14.2.0"),
+        ("quack-kernels", "0.6.6"),
+    ],
+)
+def test_another_compiler_makes_a_prior_and_one_that_is_not_known_does_not(store, name, version):
+    other = "g++ (Debian 12.2.0-14) 12.2.0"
+    store.add(duel("d", {"fused": 1.0}, versions={**NOW, name: version}))
+    store.add(duel("e", {"aten": 1.0}, 1, versions={**NOW, name: other}))
+    best = store.best(SOFTMAX, DEVICE, {**NOW, name: version})
+    assert (best.duel, best.prior) == ("d", False)
+    assert store.best(SOFTMAX, DEVICE, {**NOW, name: "later"}).prior
+    without = {**NOW, name: None}
+    assert [r.duel for r in store.query(versions=without)] == ["e", "d"]
+    assert [r.duel for r in store.query(versions={**NOW, name: version}, limit=1)] == ["d"]
+    assert store.prune(other_versions_than=without) == 0
+    assert store.prune(other_versions_than={**NOW, name: version}) == 1
+
+
+def test_a_record_from_before_compilers_were_told_stands(store):
+    before = {name: NOW[name] for name in ("torch", "cuda", "driver")}
+    store.add(duel("d", {"fused": 1.0}, versions=before))
+    assert not store.best(SOFTMAX, DEVICE, NOW).prior
 
 
 def test_another_device_counts_for_nothing(store):

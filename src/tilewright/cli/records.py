@@ -184,7 +184,9 @@ def import_(path: Path, store_url: str | None, json_target: str | None) -> None:
 @click.option("--before", metavar="DATE", help="Created before this date (ISO 8601).")
 @click.option("--superseded", is_flag=True, help="Measured again later in the same way.")
 @click.option(
-    "--other-versions", is_flag=True, help="Measured with another torch, CUDA or driver than here."
+    "--other-versions",
+    is_flag=True,
+    help="Measured with another torch, CUDA, driver, compiler or library than here.",
 )
 @options.device_option
 @options.store_option

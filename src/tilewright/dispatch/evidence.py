@@ -89,8 +89,7 @@ def records_of(device: torch.device, op: str) -> OperatorRecords:
     key = device_key(device)
     with _loading:
         if key not in _loaded:
-            _, _, versions = environment(device, compilers=False)
-            _loaded[key] = _load(key, versions)
+            _loaded[key] = _load(key, device)
         return _loaded[key].of(op)
 
 
@@ -115,9 +114,12 @@ def records_in(store: str | None) -> Iterator[None]:
             forget_records(before)
 
 
-def _load(key: str, versions: Mapping[str, Any]) -> Records:
+def _load(key: str, device: torch.device) -> Records:
     try:
         with Store(_store_url) as store:
+            if not store.has_duels(key):  # nor need a compiler be asked for its version
+                return Records({})
+            _, _, versions = environment(device)
             return Records(store.load_device(key, versions))
     except StoreError as error:
         warnings.warn(f"PyTorch's own kernels run: {error}", RuntimeWarning, stacklevel=2)

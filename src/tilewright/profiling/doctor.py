@@ -120,7 +120,7 @@ def _versions(device: torch.device) -> Iterator[Finding]:
         if version:
             yield Finding(name, str(version))
     for package in ("triton", "cuda-bindings", "nvidia-ml-py", *BASELINE_PACKAGES):
-        if package not in versions:
+        if not versions.get(package):
             yield Finding(package, installed_version(package) or "not installed")
 
 

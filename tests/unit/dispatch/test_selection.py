@@ -5,6 +5,7 @@ import torch
 from dispatching import SOFTMAX, assert_softmaxes, chosen, record
 
 import tilewright as tw
+from tilewright.dispatch import evidence
 
 # --- selection -----------------------------------------------------------------------------------
 
@@ -57,10 +58,18 @@ def test_a_record_from_another_device_says_nothing(store, probe):
     assert chosen(SOFTMAX).source == "default"
 
 
-def test_a_record_from_other_versions_is_a_prior_and_says_so(store, probe):
-    record(store, SOFTMAX, versions={"torch": "1.0"})
+@pytest.mark.parametrize(
+    "versions", [{"torch": "1.0"}, {"torch": torch.__version__, "compiler": "g++ 1.0"}]
+)
+def test_a_record_from_other_versions_is_a_prior_and_says_so(store, probe, versions):
+    record(store, SOFTMAX, versions=versions)
     assert chosen(SOFTMAX).source == "record"
     assert "other versions" in chosen(SOFTMAX).reason
+
+
+def test_without_records_no_compiler_is_started_for_its_version(store, monkeypatch):
+    monkeypatch.setattr(evidence, "environment", None)
+    assert chosen(SOFTMAX).source == "default"
 
 
 @pytest.mark.parametrize(

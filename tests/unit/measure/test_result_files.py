@@ -14,7 +14,7 @@ from tilewright.results import Baseline, Measured, Own, Report, Row, Verified
 from tilewright.suite import SUITES
 from tilewright.summaries import summary_by
 
-VERSIONS = {"torch": "2.11", "cuda": "13.0", "driver": "580", "tilewright": "0.1"}
+VERSIONS = {"torch": "2.11", "cuda": "13.0", "driver": "580", "nvrtc": "13.0", "tilewright": "0.1"}
 
 
 def measured(us: float) -> Measured:
@@ -147,6 +147,7 @@ def test_parts_of_a_suite_become_one_file_and_the_later_row_counts(tmp_path):
         ({"suite": "quickstart"}, "suite"),
         ({"device": {"name": "NVIDIA A100"}}, "device"),
         ({"versions": {**VERSIONS, "torch": "2.12"}}, "versions"),
+        ({"versions": {**VERSIONS, "nvrtc": "13.1"}}, "versions"),
     ],
 )
 def test_times_that_cannot_stand_beside_each_other_are_not_put_together(tmp_path, changes, said):

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from measured_fakes import FAKES, FAST, quick, statuses
 
+from tilewright import environment
+from tilewright.compile import cxx
 from tilewright.errors import InvalidArgument
 from tilewright.impl import IMPLS
 from tilewright.measure.candidate import Limits
-from tilewright.measure.runner import Isolated
+from tilewright.measure.runner import InProcess, Isolated
 from tilewright.op import Workload
 from tilewright.results import NoneRight
 from tilewright.tune import Progress, bench, tune
@@ -191,6 +193,15 @@ def test_force_and_a_new_implementation_search_again(w, runner, store, monkeypat
     assert duels() == 2
     quick(w, runner, store, force=True)
     assert duels() == 3
+
+
+def test_under_another_compiler_a_workload_is_measured_again(w, runner, store, monkeypatch):
+    quick(w, runner, store, implementations=())
+    monkeypatch.setattr(environment, "_version_of", lambda compiler: "g++ 1.0")
+    with InProcess("cpu") as later:
+        quick(w, later, store, implementations=())
+    final = store.query(final=True, implementation="aten", status="ok")
+    assert [r.versions["compiler"] for r in final] == ["g++ 1.0", cxx.version()]
 
 
 def test_a_budget_in_configs_is_kept(w, runner, store):
