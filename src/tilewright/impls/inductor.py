@@ -13,22 +13,34 @@ import torch
 from tilewright.compile import cxx
 from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError
+from tilewright.fakes import tracing_lock
 from tilewright.impl import Executable, Implementation
 from tilewright.impls._vendor import Backward, TrainingStep, unseeded, vendor, without_seed
 from tilewright.op import Workload
 
 _serial = itertools.count()
+_REFUSED = "using FX to symbolically trace a dynamo-optimized function"
 
 
 class InductorExecutable(Executable):
-    """One compiled function. Grad mode and parameters are normalised: each is a guard of it."""
+    """One compiled function. Grad mode and parameters are normalised: each is a guard of it.
+
+    While a thread traces, PyTorch refuses compiled functions in all of them: such a call waits.
+    """
 
     def __init__(self, compiled: Callable[..., Any]):
         self.compiled = compiled
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        plain = [t if type(t) is torch.Tensor else t.detach() for t in tensors]
         with torch.no_grad():
-            return self.compiled(*(t if type(t) is torch.Tensor else t.detach() for t in tensors))
+            try:
+                return self.compiled(*plain)
+            except RuntimeError as error:
+                if _REFUSED not in str(error):
+                    raise
+            with tracing_lock():
+                return self.compiled(*plain)
 
 
 class Inductor(Implementation):

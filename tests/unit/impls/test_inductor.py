@@ -1,5 +1,8 @@
 """torch.compile as an implementation. Most tests stop at Dynamo, since g++ takes seconds."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -7,6 +10,7 @@ from torch.nn import functional as F
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.errors import CompileError
+from tilewright.fakes import tracing_lock
 from tilewright.impl import IMPLS
 from tilewright.impls import _vendor, inductor
 from tilewright.op import OPS, Workload
@@ -94,6 +98,36 @@ def test_what_dynamo_refuses_is_a_compile_error(graphs, monkeypatch):
     monkeypatch.setattr(inductor, "vendor", breaking)
     with pytest.raises(CompileError, match="inductor: softmax"):
         build(SOFTMAX)
+
+
+def test_a_call_waits_while_another_thread_traces(graphs):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    executable, x = build(SOFTMAX), torch.randn(4, 16)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def traced(x):
+        begun.set()
+        assert go_on.wait(30)
+        return x + 1
+
+    def trace():
+        with tracing_lock():
+            make_fx(traced)(x)
+
+    with ThreadPoolExecutor(2) as pool:
+        tracing = pool.submit(trace)
+        assert begun.wait(30)
+        try:
+            with pytest.raises(RuntimeError, match="symbolically trace"):
+                executable.compiled(x)
+            call = pool.submit(executable, x)
+            assert not call.done()
+        finally:
+            go_on.set()
+        assert torch.equal(call.result(30), F.softmax(x, -1))
+        tracing.result(30)
+    assert len(graphs) == 1
 
 
 def test_max_autotune_is_for_gpus():
