@@ -176,9 +176,11 @@ class Workload:
         return f"{self.op}({inside})" + "".join(f"!{flag}" for flag in self.flags)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Op:
     """An operator: a reference in plain PyTorch plus what the engine must know about it.
+
+    It equals itself alone: another one may have its name later, see `tw.fuse`.
 
     Attributes:
         name: as in `tw.<name>` and in the text of workloads.

@@ -188,6 +188,7 @@ def first_call(
         if op.fallback:
             return as_pytorch(op, args, kwargs)
         raise
+    op.still_itself()  # else another function may have been built in its place
     try:
         out = run(*tensors)
     except (IndexOutOfRange, SharedMemory):  # the caller's fault, not the kernel's

@@ -1,10 +1,12 @@
-"""Results of a method that live as long as its object."""
+"""Results of a method that live as long as its object, and those of functions of a workload."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from tilewright.op import Op, Workload
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,3 +30,23 @@ def remembered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
         return results[key]
 
     return call
+
+
+class ByOperator(Generic[P, R]):
+    """A function of a workload that computes each result once for the operator of the workload's
+    name: a person may fuse another function under it, even while this one runs.
+
+    The last 1024 results are kept.
+    """
+
+    def __init__(self, function: Callable[Concatenate[Workload, P], R]):
+        @functools.lru_cache(maxsize=1024)
+        def of(op: Op, w: Workload, *args: P.args, **kwargs: P.kwargs) -> R:
+            return function(w, *args, **kwargs)
+
+        self._of = of
+        self.cache_clear = of.cache_clear
+        functools.update_wrapper(self, function)
+
+    def __call__(self, w: Workload, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._of(w.operator, w, *args, **kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +16,7 @@ from tilewright.fusion.frontend.lower import lower
 from tilewright.fusion.frontend.steps import Unsupported
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import optimise
+from tilewright.fusion.remembered import ByOperator
 from tilewright.fusion.stored import Stored
 from tilewright.impl import CompileTask, Executable, Implementation
 from tilewright.op import Workload
@@ -109,7 +109,7 @@ def target(device: DeviceSpec) -> ModuleType:
     return cuda_target if device.kind == "cuda" else cpp_target
 
 
-@functools.lru_cache(maxsize=1024)
+@ByOperator
 def graph_of(w: Workload) -> Graph | str:
     """The optimised graph of a workload, or in words why there is none."""
     for name, spec in w.tensors.items():

@@ -12,6 +12,7 @@ import tilewright as tw
 from tilewright.dispatch.keyed_locks import KeyedLocks
 from tilewright.dispatch.prepared import state
 from tilewright.fakes import tracing_lock
+from tilewright.impls.fused import graph_of
 
 OTHER = "softmax(x=f32[8,99])"
 WAIT_S = 30.0
@@ -152,6 +153,56 @@ def test_gradients_of_a_function_are_made_once_by_threads_that_ask_at_once(
     for x, grad in zip(inputs, pool.map(gradient, inputs), strict=True):
         assert torch.equal(grad, x.detach())
     assert len([w for w, *_ in state.built if w.op == "halved_square_backward"]) == 1
+
+
+def rescaling(factor, traced=lambda: None):
+    @tw.fuse
+    def rescaled(x):
+        traced()
+        return x * factor
+
+    return rescaled
+
+
+def test_a_function_fused_anew_while_the_old_one_is_traced_runs_its_own_graph(
+    records_of_its_own, pool
+):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def traced():
+        begun.set()
+        assert go_on.wait(WAIT_S)
+
+    old, x = rescaling(2.0, traced), torch.randn(4, 8)
+    w = tw.Workload.parse("rescaled(x=f32[4,8])")
+    graph = pool.submit(graph_of, w)
+    assert begun.wait(WAIT_S)
+    new = rescaling(3.0)
+    go_on.set()
+    stale = graph.result(WAIT_S)
+    assert graph_of(w) is graph_of(w) is not stale
+    assert torch.equal(new(x), x * 3.0)
+    with pytest.raises(tw.InvalidArgument, match="another function was fused"):
+        old(x)
+
+
+def test_a_first_call_of_a_function_that_is_fused_anew_meanwhile_is_refused(
+    records_of_its_own, pool
+):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def traced():
+        begun.set()
+        assert go_on.wait(WAIT_S)
+
+    call = pool.submit(rescaling(2.0, traced), torch.randn(4, 8))
+    assert begun.wait(WAIT_S)
+    new = rescaling(3.0)
+    go_on.set()
+    with pytest.raises(tw.InvalidArgument, match="another function was fused"):
+        call.result(WAIT_S)
+    x = torch.randn(4, 8)
+    assert torch.equal(new(x), x * 3.0)
 
 
 # --- locks by key ------------------------------------------------------------------------------

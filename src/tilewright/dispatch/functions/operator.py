@@ -24,6 +24,7 @@ from tilewright.fusion.frontend.trace import (
     trace_reference,
     trace_truth,
 )
+from tilewright.fusion.remembered import ByOperator
 from tilewright.impls._vendor import tracked
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
@@ -33,7 +34,7 @@ _registering = threading.RLock()
 """One operator is put in the place of another by one thread at a time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FusedFunction(Op):
     """What tw.fuse makes of a function, or what its gradients are.
 
@@ -302,7 +303,7 @@ def _check_gradient(
     return check(name, op.seed, {**args, "grads": tuple(n for n in possible if n in wanted)})
 
 
-@functools.lru_cache(maxsize=1024)
+@ByOperator
 def _floating_outputs(w: Workload) -> tuple[TensorSpec, ...]:
     return tuple(o for o in w.outputs if o.torch_dtype.is_floating_point)
 

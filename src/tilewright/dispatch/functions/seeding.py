@@ -14,6 +14,7 @@ from tilewright.dispatch import selection
 from tilewright.errors import InvalidType
 from tilewright.fakes import tracing_lock
 from tilewright.fusion.frontend.trace import by_shapes
+from tilewright.fusion.remembered import ByOperator
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
 from tilewright.philox import Seeded
@@ -51,7 +52,7 @@ def with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
     return reference
 
 
-@functools.lru_cache(maxsize=4096)
+@ByOperator
 def draws(w: Workload) -> bool:
     """Whether the reference draws masks for these shapes that a seed could decide."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -24,6 +24,7 @@ from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
 from tilewright.fakes import tracing_lock, without_hooks
 from tilewright.fusion.frontend.decompositions import decompositions
 from tilewright.fusion.frontend.given_dtypes import Calls, Following, Noting
+from tilewright.fusion.remembered import ByOperator
 from tilewright.op import Op, Workload
 from tilewright.rounding import traced_roundings
 from tilewright.tensor_spec import DTYPES, HALVES, TensorSpec
@@ -94,7 +95,7 @@ def trace_reference(
     return traced
 
 
-@functools.lru_cache(maxsize=1024)
+@ByOperator
 def program_of(w: Workload) -> str:
     """A hash of the traced steps and of the constants among them."""
     try:
@@ -156,7 +157,7 @@ class Reach:
         return tuple(o if r else o.detach() for o, r in zip(found, self.outputs, strict=True))
 
 
-@functools.lru_cache(maxsize=1024)
+@ByOperator
 def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
     """What autograd would see if these arguments required gradients.
 
