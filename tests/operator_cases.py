@@ -310,6 +310,19 @@ CASES = {
         "bias_layer_norm_training(x={d}[6,37], grad_output={d}[6,37], bias0={d}[37],"
         " bias1={d}[37], weight={d}[37], bias={d}[37], grads=[bias0])",
     ],
+    **{
+        f"add_{kind}_training": [
+            f"add_{kind}_training(x={{d}}[6,{n}], residual={{d}}[6,{n}], grad_output={{d}}[6,{n}],"
+            f" grad_output_total={{d}}[6,{n}]{rest})"
+            for n, rest in (
+                (40, "".join(f", {name}={{d}}[40]" for name in parameters)),
+                (37, ", weight={d}[37], grads=[x]"),
+                (37, ", weight={d}[37], grads=[weight]"),
+                (37, ""),
+            )
+        ]
+        for kind, parameters in (("layer_norm", ("weight", "bias")), ("rms_norm", ("weight",)))
+    },
     "lerp_training": [
         "lerp_training(x={d}[6,40], end={d}[6,40], grad_output={d}[6,40], weight=0.3)",
         "lerp_training(x={d}[4,1,1,1], end={d}[4,3,5,7], grad_output={d}[4,3,5,7],"

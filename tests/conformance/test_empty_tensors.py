@@ -25,12 +25,18 @@ NORM = "x={d}[{a},{b},{c}]"
 GRADIENT = "grad_output={d}[{a},{b},{c}], x={d}[{a},{b},{c}]"
 MEAN, RSTD = "mean=f32[{a},{b},1]", "rstd=f32[{a},{b},1]"
 TOTAL = "grad_output_total={d}[{a},{b},{c}], total={d}[{a},{b},{c}]"
+ADDED = (
+    "x={d}[{a},{b},{c}], residual={d}[{a},{b},{c}], grad_output={d}[{a},{b},{c}],"
+    " grad_output_total={d}[{a},{b},{c}]"
+)
 TEXTS = (
     f"layer_norm({NORM}, weight={{d}}[{{c}}], bias={{d}}[{{c}}])",
     f"layer_norm_forward({NORM}, weight={{d}}[{{c}}], bias={{d}}[{{c}}])",
     f"layer_norm_backward({GRADIENT}, {MEAN}, {RSTD}, weight={{d}}[{{c}}])",
     f"layer_norm_training({GRADIENT}, weight={{d}}[{{c}}], bias={{d}}[{{c}}])",
     f"rms_norm_training({GRADIENT}, weight={{d}}[{{c}}])",
+    f"add_layer_norm_training({ADDED}, weight={{d}}[{{c}}], bias={{d}}[{{c}}])",
+    f"add_rms_norm_training({ADDED}, weight={{d}}[{{c}}])",
     f"softmax_training({GRADIENT}, dim=1)",
     f"rms_norm({NORM}, weight={{d}}[{{c}}])",
     f"rms_norm_backward({GRADIENT}, {RSTD}, weight={{d}}[{{c}}])",

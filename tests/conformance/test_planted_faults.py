@@ -110,6 +110,14 @@ WORKLOADS = {
         "bias_layer_norm_training(x=d[7,37], grad_output=d[7,37], bias0=d[37], bias1=d[37],"
         " weight=d[37], bias=d[37])"
     ],
+    "add_layer_norm_training": [
+        "add_layer_norm_training(x=d[7,37], residual=d[7,37], grad_output=d[7,37],"
+        " grad_output_total=d[7,37], weight=d[37], bias=d[37])"
+    ],
+    "add_rms_norm_training": [
+        "add_rms_norm_training(x=d[7,37], residual=d[7,37], grad_output=d[7,37],"
+        " grad_output_total=d[7,37], weight=d[37])"
+    ],
     "lerp_training": ["lerp_training(x=d[5,1], end=d[37], grad_output=d[5,37], weight=d[5,37])"],
 }
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -486,6 +494,14 @@ LAYOUTS = {
     "bias_layer_norm_training": [
         "bias_layer_norm_training(x=d[6,40]@strides(1,6), grad_output=d[6,40], bias0=d[40],"
         " bias1=d[40], weight=d[40], bias=d[40], grads=[x,bias1])"
+    ],
+    "add_layer_norm_training": [
+        "add_layer_norm_training(x=d[6,40]@strides(1,6), residual=d[6,40], grad_output=d[6,40],"
+        " grad_output_total=d[6,40]@strides(50,1), weight=d[40], grads=[weight])"
+    ],
+    "add_rms_norm_training": [
+        "add_rms_norm_training(x=d[2,3,40], residual=d[2,3,40]@strides(40,80,1),"
+        " grad_output=d[2,3,40], grad_output_total=d[2,3,40]@strides(0,0,0))"
     ],
     "lerp_training": [
         "lerp_training(x=d[6,40]@strides(1,6), end=d[40], grad_output=d[6,40], weight=0.3)"

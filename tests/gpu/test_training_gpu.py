@@ -15,6 +15,8 @@ TEXTS = [
     "rms_norm_training(x=f16[512,5140], grad_output=f16[512,5140], weight=f16[5140])",
     "softmax_training(x=f16[512,5140], grad_output=f16[512,5140])",
     "bias_layer_norm_training(x=f16[512,768], grad_output=f16[512,768], bias0=f16[768], bias1=f16[768], weight=f16[768], bias=f16[768])",  # noqa: E501
+    "add_layer_norm_training(x=f16[512,5140], residual=f16[512,5140], grad_output=f16[512,5140], grad_output_total=f16[512,5140], weight=f16[5140], bias=f16[5140])",  # noqa: E501
+    "add_rms_norm_training(x=f16[512,768], residual=f16[512,768], grad_output=f16[512,768], grad_output_total=f16[512,768], weight=f16[768])",  # noqa: E501
     "lerp_training(x=f32[16,1,1,1], end=f32[16,3,24,24], weight=f32[3,1,24], grad_output=f32[16,3,24,24])",  # noqa: E501
 ]
 

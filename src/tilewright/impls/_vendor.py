@@ -10,7 +10,7 @@ import torch
 
 from tilewright.fakes import tracing_lock
 from tilewright.op import Op, Workload
-from tilewright.ops._training import forward_of
+from tilewright.ops._training import forward_of, gradient_arguments
 from tilewright.rounding import roundings_to
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
@@ -133,15 +133,17 @@ class TrainingStep:
         self.forward = vendor(plain)
         self._takes = [given.index(n) for n in plain.tensors]
         self._wanted = [list(plain.tensors).index(n) for n in w["grads"]]
-        self._grad_output = given.index("grad_output")
+        self._grad_outputs = [given.index(n) for n in gradient_arguments(given)]
 
     def __call__(self, *tensors: torch.Tensor) -> Result:
         with torch.inference_mode(False), torch.enable_grad():
             taken = [tracked(tensors[i]).detach() for i in self._takes]
             leaves = [taken[i].requires_grad_() for i in self._wanted]
             out = self.forward(*taken)
-        assert isinstance(out, torch.Tensor)
-        return out.detach(), *torch.autograd.grad(out, leaves, tensors[self._grad_output])
+        outs = (out,) if isinstance(out, torch.Tensor) else out
+        given = zip(outs, (tensors[i] for i in self._grad_outputs), strict=True)
+        reached, gradients = zip(*(pair for pair in given if pair[0].requires_grad), strict=True)
+        return *(o.detach() for o in outs), *torch.autograd.grad(reached, leaves, gradients)
 
 
 class Backward:

@@ -10,7 +10,7 @@ import torch
 
 from tilewright.device import DeviceSpec
 from tilewright.impl import IMPLS, Executable, Implementation
-from tilewright.op import Workload
+from tilewright.op import OPS, Workload
 from tilewright.ops._training import halves, saved_names
 from tilewright.space import ConfigSpace, config_text, param
 
@@ -28,6 +28,7 @@ class FusedTraining(Implementation):
     backend = "fused"
     op = (
         *("layer_norm_training", "rms_norm_training", "bias_layer_norm_training"),
+        *("add_layer_norm_training", "add_rms_norm_training"),
         *("softmax_training", "lerp_training"),
     )
 
@@ -85,6 +86,7 @@ class TrainingStep(Executable):
         given = list(w.tensors)
         self.takes = [given.index(n) for n in first.tensors]
         names = [*given, *saved_names(w)]
+        self.outputs = len(OPS[str(w.operator.training_of)].returns)
         self.gives = [names.index(n) for n in second.tensors]
 
     @property
@@ -96,4 +98,5 @@ class TrainingStep(Executable):
         saved = (found,) if isinstance(found, torch.Tensor) else found
         every = (*tensors, *saved)
         gradients = self.backward(*[every[i] for i in self.gives])
-        return saved[0], *((gradients,) if isinstance(gradients, torch.Tensor) else gradients)
+        outs = saved[: self.outputs]
+        return *outs, *((gradients,) if isinstance(gradients, torch.Tensor) else gradients)

@@ -1,12 +1,12 @@
 """What operators that are a whole training step share: a forward, then its backward.
 
-The gradient of the output arrives when the forward has ended, so the two are separate kernels that
+The gradients of the outputs arrive when the forward has ended, so the two are separate kernels that
 read their inputs twice, though the operator has both as arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tilewright.errors import InvalidArgument
 from tilewright.op import OPS, Op, Workload, op
-from tilewright.ops._gradients import of_tensors, wanted_gradients
+from tilewright.ops._gradients import Possible, of_tensors, wanted_gradients
 
 
 def step(
@@ -51,9 +51,14 @@ def halves(w: Workload) -> tuple[Workload, Workload]:
 
 
 def saved_names(w: Workload) -> tuple[str, ...]:
-    """What the forward of `halves` returns, as its backward names it: the output, statistics."""
+    """What the forward of `halves` returns, as its backward names it: the outputs, statistics."""
     forward = OPS[str(w.operator.training_of)]
     return (*forward.returns, *OPS[f"{forward.name}_backward"].wide)
+
+
+def gradient_arguments(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of arguments that are the gradients of outputs, in the outputs' order."""
+    return tuple(n for n in names if n.startswith("grad_output"))
 
 
 def traffic(w: Workload) -> tuple[int, int]:
@@ -70,8 +75,7 @@ def training_of(of: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Op]:
     """Declare the training step of operator `of` by decorating its reference."""
 
     def outputs_like(args: Mapping[str, Any]) -> tuple[str, ...]:
-        tensors = of_tensors(*(n for n in args if n != "grad_output"))
-        return "x", *(args.get("grads") or tensors(args))
+        return *("x" for _ in OPS[of].returns), *(args.get("grads") or _possible(of)(args))
 
     return op(
         flops=flops,
@@ -82,20 +86,27 @@ def training_of(of: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Op]:
     )
 
 
+def _possible(of: str) -> Possible:
+    """The gradients of operator `of`, each once: the arguments that are tensors."""
+    same = OPS[f"{of}_backward"].same_gradient
+    return of_tensors(*(n for n in OPS[of].parameters if n not in same))
+
+
 def _check(name: str, of: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Hold the arguments against those of operator `of` and of its gradients."""
 
     def check(args: dict[str, Any]) -> dict[str, Any]:
         forward = OPS[of]
         plain = forward.workload(**{n: args[n] for n in forward.parameters})
-        out, given = plain.outputs[0], args["grad_output"]
-        if (given.shape, given.dtype) != (out.shape, out.dtype):
-            raise InvalidArgument(
-                f"{name}: grad_output is {given.dtype}{list(given.shape)}, "
-                f"but {of} gives {out.dtype}{list(out.shape)}"
-            )
+        for argument, out in zip(gradient_arguments(args), plain.outputs, strict=True):
+            given = args[argument]
+            if (given.shape, given.dtype) != (out.shape, out.dtype):
+                raise InvalidArgument(
+                    f"{name}: {argument} is {given.dtype}{list(given.shape)}, "
+                    f"but {of} gives {out.dtype}{list(out.shape)}"
+                )
         args = {**args, **dict(plain.args)}
-        args["grads"] = wanted_gradients(name, args, of_tensors(*forward.parameters)(args))
+        args["grads"] = wanted_gradients(name, args, _possible(of)(args))
         return args
 
     return check

@@ -18,11 +18,15 @@ THREE_WIDTHS = (768, 5140, 16384)
 
 
 def row_steps(h: int) -> tuple[str, ...]:
-    rows, row = f"x=f16[8192,{h}], grad_output=f16[8192,{h}]", f"f16[{h}]"
+    block, row = f"f16[8192,{h}]", f"f16[{h}]"
+    rows = f"x={block}, grad_output={block}"
+    added = f"x={block}, residual={block}, grad_output={block}, grad_output_total={block}"
     return (
         f"rms_norm_training({rows}, weight={row})",
         f"softmax_training({rows})",
         f"bias_layer_norm_training({rows}, bias0={row}, bias1={row}, weight={row}, bias={row})",
+        f"add_layer_norm_training({added}, weight={row}, bias={row})",
+        f"add_rms_norm_training({added}, weight={row})",
     )
 
 

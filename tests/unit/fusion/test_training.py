@@ -11,18 +11,25 @@ from tilewright.impl import IMPLS
 from tilewright.impls._vendor import vendor
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
-from tilewright.ops._training import forward_of, halves
+from tilewright.ops._training import forward_of, gradient_arguments, halves
 from tilewright.suite import SUITES
 
 CPU = torch.device("cpu")
 NORM = "layer_norm_training(x={d}[{s}], grad_output={d}[{s}], weight={d}[{h}], bias={d}[{h}])"
 LERP = "lerp_training(x=f32[16,1,1,1], end=f32[16,3,24,24], weight=f32[3,1,24], grad_output=f32[16,3,24,24])"  # noqa: E501
+ADDED = ", ".join(
+    f"{name}={{d}}[37,200]" for name in ("x", "residual", "grad_output", "grad_output_total")
+)
 STEPS = (
     "rms_norm_training(x={d}[37,200], grad_output={d}[37,200], weight={d}[200])",
     "softmax_training(x={d}[37,200], grad_output={d}[37,200])",
     "softmax_training(x={d}[5,33,7], grad_output={d}[5,33,7], dim=1)",
     "bias_layer_norm_training(x={d}[37,200], grad_output={d}[37,200], bias0={d}[200],"
     " bias1={d}[200], weight={d}[200], bias={d}[200])",
+    f"add_layer_norm_training({ADDED}, weight={{d}}[200], bias={{d}}[200])",
+    f"add_layer_norm_training({ADDED}, weight={{d}}[200], grads=[weight])",
+    f"add_rms_norm_training({ADDED}, weight={{d}}[200])",
+    f"add_rms_norm_training({ADDED})",
 )
 runs = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 
@@ -93,6 +100,13 @@ def test_a_gradient_of_another_shape_or_of_nothing_is_refused():
     text = "layer_norm_training(x=f32[6,40], grad_output=f32[6,40], grads=[bias])"
     with pytest.raises(InvalidArgument, match="no gradient of 'bias'; ask for some of x"):
         Workload.parse(text)
+    given = "x=f32[6,40], residual=f32[6,40], grad_output=f32[6,40]"
+    text = f"add_rms_norm_training({given}, grad_output_total=f16[6,40])"
+    with pytest.raises(InvalidArgument, match=r"grad_output_total is f16\[6, 40\], but add_rms"):
+        Workload.parse(text)
+    text = f"add_rms_norm_training({given}, grad_output_total=f32[6,40], grads=[residual])"
+    with pytest.raises(InvalidArgument, match="no gradient of 'residual'; ask for some of x"):
+        Workload.parse(text)
 
 
 def test_the_backward_of_softmax_reads_the_output_of_its_forward():
@@ -110,8 +124,10 @@ def test_a_step_is_its_forward_and_what_autograd_makes_of_it(text):
     plain = forward_of(w)
     leaves = {n: t.requires_grad_() for n, t in zip(w.tensors, tensors, strict=True)}
     out = plain.operator.reference(**plain.call([leaves[n] for n in plain.tensors]))
+    outs = (out,) if isinstance(out, torch.Tensor) else out
+    given = [leaves[n] for n in gradient_arguments(w.tensors)]
     wanted = [leaves[n] for n in w["grads"]]
-    expected = (out, *torch.autograd.grad(out, wanted, leaves["grad_output"]))
+    expected = (*outs, *torch.autograd.grad(outs, wanted, given))
     detached = [t.detach() for t in tensors]
     for found in (vendor(w)(*detached), w.operator.reference(**w.call(detached))):
         torch.testing.assert_close(found, expected)

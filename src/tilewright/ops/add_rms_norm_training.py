@@ -1,0 +1,48 @@
+"""A residual addition, RMS normalisation, and the gradients: one step of training."""
+
+from torch import Tensor
+
+from tilewright.ops._training import training_of
+from tilewright.ops.add_rms_norm_backward import add_rms_norm_backward
+from tilewright.ops.add_rms_norm_forward import add_rms_norm_forward
+
+
+@training_of("add_rms_norm")
+def add_rms_norm_training(
+    x: Tensor,
+    residual: Tensor,
+    grad_output: Tensor,
+    grad_output_total: Tensor,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    grads: tuple[str, ...] | None = None,
+) -> tuple[Tensor, ...]:
+    """add_rms_norm, and then its gradients: what a training step takes of both together.
+
+    It is for measuring. The backward starts when the forward has ended, as it must where the
+    gradients of the outputs follow from the outputs: those of the normalised rows through the
+    layers that read them, those of the sum through the blocks that follow.
+
+    Args:
+        x, residual, weight, eps: as for add_rms_norm.
+        grad_output: the shape and dtype of x, of the normalised rows.
+        grad_output_total: likewise, of the sum.
+        grads: which gradients: some of "x" (the residual's, too), "weight"; None means
+            those of all tensors.
+
+    Returns:
+        The normalised rows and the sum, then the gradients that were asked for, in this order, with
+        the shape and dtype of their argument.
+
+    Raises:
+        InvalidArgument: a shape or dtype does not fit.
+
+    Source: the block of LLaMA, arXiv 2302.13971, and PyTorch's autograd of it.
+    """
+    given = {"x": x, "weight": weight}
+    output, total, rstd = add_rms_norm_forward.reference(x, residual, weight, eps)
+    wanted = grads or tuple(n for n, v in given.items() if v is not None)
+    gradients = add_rms_norm_backward.reference(
+        grad_output, grad_output_total, total, rstd, weight, wanted
+    )
+    return output, total, *gradients
