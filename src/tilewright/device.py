@@ -146,11 +146,13 @@ def current_device(name: str | None = None) -> tuple[str, DeviceSpec]:
     kind, _, digits = name.partition(":")
     if kind == "cpu":
         return "cpu", spec_of(None)
+    here = ", ".join(["cpu", *(f"cuda:{i}" for i in range(found))])
+    away = "kernels for other devices are compiled by tilewright explain --device-spec"
+    if name in DEVICES:
+        raise InvalidArgument(f"{name!r} is a kind of device; use one of {here}; {away} {name}")
     if kind != "cuda" or (digits and not digits.isdigit()):
         raise InvalidArgument(f"unknown device {name!r}; use cpu, cuda or cuda:<index>")
     index = int(digits or 0)
     if index >= found:
-        raise InvalidArgument(
-            f"device {name!r} is not here: torch sees {found} GPUs; use --device cpu"
-        )
+        raise InvalidArgument(f"device {name!r} is not here; use one of {here}; {away} NAME")
     return f"cuda:{index}", spec_of(index)

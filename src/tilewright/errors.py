@@ -30,7 +30,7 @@ class InvalidDim(InvalidArgument, IndexError):
 
 
 class PluginError(TilewrightError):
-    """A file of a plug-in folder cannot be imported."""
+    """A folder of plug-ins is not there, or a file of one cannot be imported."""
 
     exit_code = 2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,9 +11,10 @@ from torch._C._dynamo import guards
 
 from tilewright.build import CompileTask, Resources
 from tilewright.device import DeviceSpec
+from tilewright.errors import InvalidArgument
 from tilewright.op import Workload
 from tilewright.registry import Registry
-from tilewright.space import ConfigSpace, NoConfig
+from tilewright.space import ConfigSpace, NoConfig, config_dict, config_text
 from tilewright.tensor_spec import TensorSpec
 
 OWN_BACKENDS = ("fused", "cuda", "cpp")
@@ -191,6 +192,21 @@ class Implementation:
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
         """A config of the space that is good untuned, from device numbers."""
         return NoConfig()
+
+    def completed(self, given: Mapping[str, Any], w: Workload, device: DeviceSpec) -> Any:
+        """The config with the values that a person gave, and the heuristic's of all other knobs.
+
+        Raises:
+            InvalidArgument: there is no such knob, or the config does not fit.
+        """
+        space = self.space(w, device)
+        all_given = space.values.keys() <= given.keys()
+        others = {} if all_given else config_dict(self.heuristic(w, device))
+        config = space.config({**others, **given})
+        if reason := space.why_not(config):
+            told = f"{self.name}({config_text(config)})"
+            raise InvalidArgument(f"{w.op}: {told} does not fit: {reason}")
+        return config
 
     def promising(self, w: Workload, device: DeviceSpec) -> list[Any]:
         """Configs that a search measures first, best first by the implementation's own model."""

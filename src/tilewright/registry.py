@@ -29,8 +29,8 @@ class Registry(Generic[T]):
     """Named things of one kind, loaded on first use.
 
     Iterating gives the names in alphabetical order, so results never depend on import order.
-    A plug-in that cannot be imported makes every look-up raise PluginError: a list without it would
-    hide it. Threads may look up at once.
+    A plug-in that cannot be imported, or a folder that is not there, makes every look-up raise
+    PluginError: a list without it would hide it. Threads may look up at once.
     """
 
     def __init__(self, kind: str, noun: str, hint: str = ""):
@@ -97,6 +97,11 @@ class Registry(Generic[T]):
     def _import_all(self, folder: Path | None) -> None:
         """The plug-ins of a folder, or the package's own."""
         if folder is not None:
+            if not folder.is_dir():
+                raise PluginError(
+                    f"TILEWRIGHT_PLUGINS names {folder}, which is no folder; "
+                    "correct it or take it out"
+                )
             for path in sorted((folder / self.kind).rglob("*.py")):
                 parts = path.relative_to(folder).with_suffix("").parts
                 if not any(part.startswith("_") for part in parts):

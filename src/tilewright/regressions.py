@@ -52,7 +52,10 @@ def changes(
     """
     for what, of in (("suite", lambda d: d["suite"]), ("device", lambda d: d["device"]["name"])):
         if of(old) != of(new):
-            raise InvalidArgument(f"the files differ in {what}: {of(old)} and {of(new)}")
+            raise InvalidArgument(
+                f"the files differ in {what}: {of(old)} and {of(new)}; "
+                f"give two files of the same {what}"
+            )
     later = {(row["workload"], row["method"]): row for row in new["rows"]}
     return [
         _change(row, later.get((row["workload"], row["method"])), tolerance)

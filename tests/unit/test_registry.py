@@ -1,6 +1,7 @@
 """Registries of plug-ins: loading from several threads, and files that cannot be imported."""
 
 import ast
+import os
 import sys
 import threading
 from pathlib import Path
@@ -62,6 +63,16 @@ def test_a_plug_in_that_cannot_be_imported_is_named_at_every_look_up(tmp_path, m
 
     OPS._things.pop("before_the_fault")
     assert tw.Workload.parse("softmax(x=f32[4,8])").op == "softmax"
+
+
+def test_a_folder_of_plug_ins_that_is_not_there_is_named_at_every_look_up(tmp_path, monkeypatch):
+    missing = tmp_path / "missing"
+    with monkeypatch.context() as patch:
+        patch.setenv("TILEWRIGHT_PLUGINS", f"{tmp_path}{os.pathsep}{missing}")
+        for _ in range(2):
+            with pytest.raises(tw.PluginError, match=f"TILEWRIGHT_PLUGINS names {missing}, which"):
+                "quickstart" in SUITES  # noqa: B015
+    assert "quickstart" in SUITES
 
 
 def test_a_plug_in_may_look_up_others_while_it_is_imported(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ RECORDS = 20
 @options.import_option
 @click.option("--show", type=click.Choice(SHOWN), help="One candidate in full, as text.")
 @click.option("--impl", "implementation", metavar="I", help="The candidate's implementation.")
-@click.option("--config", type=options.ConfigValues(), help="The candidate's config.")
+@click.option("--config", type=options.ConfigValues(), help="Its knobs; others are untuned.")
 @options.device_option
 @click.option("--device-spec", metavar="NAME", help="Compile for a device that is not here: h200.")
 @click.option(

@@ -109,10 +109,13 @@ def shortened(texts: Sequence[str]) -> list[str]:
     ]
 
 
-def results(rows: Sequence[Mapping[str, Any]], stderr: bool = False) -> None:
+def results(
+    rows: Sequence[Mapping[str, Any]], stderr: bool = False, winner: str = "chosen"
+) -> None:
     """The final table of tune and bench, from `tilewright.results.table_rows`.
 
-    A ratio to a baseline whose result is wrong is marked by a star. Where nothing of ours was
+    `winner` is the heading of who won: tune's is chosen from now on, bench's only the fastest. A
+    ratio to a baseline whose result is wrong is marked by a star. Where nothing of ours was
     right, what was refused stands beside the choice.
     """
     workloads = shortened([row["workload"] for row in rows])
@@ -128,7 +131,7 @@ def results(rows: Sequence[Mapping[str, Any]], stderr: bool = False) -> None:
         return f"{row['chosen']}, {f'{configs} refused' if configs else 'none tried'}"
 
     table(
-        ["workload", "chosen", ">time", ">x eager", ">x compile", ">of floor", "verified"],
+        ["workload", winner, ">time", ">x eager", ">x compile", ">of floor", "verified"],
         [
             (
                 workload,
@@ -145,22 +148,28 @@ def results(rows: Sequence[Mapping[str, Any]], stderr: bool = False) -> None:
     )
 
 
-def groups(fields: str, lines: Sequence[Mapping[str, Any]], stderr: bool = False) -> None:
+def groups(
+    fields: str,
+    lines: Sequence[Mapping[str, Any]],
+    stderr: bool = False,
+    winner: str = "chosen",
+) -> None:
     """One line for each group of workloads, from `tilewright.summaries.summary_by`: geometric means
-    of our own kernels and, in brackets, the worst of the group."""
+    of our own kernels and, in brackets, the worst of the group. `winner` as for `results`."""
     names = [name.strip() for name in fields.split(",")]
     known = {"aten": "eager", "inductor": "compile"}
     vs = "geomean_vs_"
     baselines = dict.fromkeys(k.removeprefix(vs) for line in lines for k in line if vs in k)
     columns = [(f">x {known.get(b, b)}", f"vs_{b}", "{:.2f}x") for b in baselines]
     columns += [(">of copy", "of_copy", "{:.2f}"), (">of floor", "of_floor", "{:.2f}")]
-    network = [k for k in ("network_us_chosen", "network_us_aten") if any(k in x for x in lines)]
+    networks = {"network_us_chosen": winner, "network_us_aten": "aten"}
+    network = {k: of for k, of in networks.items() if any(k in x for x in lines)}
     table(
         [
             *names,
             ">workloads",
             *(heading for heading, _, _ in columns),
-            *(f">network, {k.removeprefix('network_us_')}" for k in network),
+            *(f">network, {of}" for of in network.values()),
         ],
         [
             (

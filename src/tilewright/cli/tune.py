@@ -92,7 +92,7 @@ def tune(
     return finish(targets.name, report, json_target)
 
 
-def finish(suite: str, report: Report, json_target: str | None) -> int:
+def finish(suite: str, report: Report, json_target: str | None, winner: str = "chosen") -> int:
     """Print and write what a run found; the exit code that says how it went."""
     from tilewright import results
 
@@ -104,9 +104,9 @@ def finish(suite: str, report: Report, json_target: str | None) -> int:
     rows = results.table_rows(report)
     to_stderr = json_target == "-"
     if rows:
-        render.results(rows, to_stderr)
+        render.results(rows, to_stderr, winner)
         for fields, lines in data.get("summary_by", {}).items():
-            render.groups(fields, lines, to_stderr)
+            render.groups(fields, lines, to_stderr, winner)
         render.summary(data, to_stderr)
     for line in (*wrong_baselines(rows), *refusals(rows)):
         click.echo(line, err=True)

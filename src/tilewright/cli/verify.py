@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.targets
 @click.option("--impl", "implementation", metavar="I", help="Only this implementation.")
-@click.option("--config", type=options.ConfigValues(), help="Its config; other knobs untuned.")
+@click.option("--config", type=options.ConfigValues(), help="Its knobs; others are untuned.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the example inputs.")
 @options.device_option
 @options.json_option

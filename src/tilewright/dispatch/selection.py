@@ -36,7 +36,7 @@ from tilewright.impls.fused import EMPTY
 from tilewright.op import OPS, Workload
 from tilewright.record import Record
 from tilewright.settings import nondeterministic
-from tilewright.space import NoConfig, config_dict, config_text, lent
+from tilewright.space import NoConfig, config_dict, lent
 from tilewright.tensor_spec import TensorSpec
 from tilewright.text import duration_text
 
@@ -112,8 +112,8 @@ def use(
 
     Args:
         implementation: its name: "aten", "inductor", "fused", ...
-        config: knob values, or a config of its space; None takes the recorded one, else the
-            heuristic's.
+        config: knob values, the others being the heuristic's, or a config of its space; None takes
+            the recorded one, else the heuristic's.
         op: only for this operator; None for all.
 
     It holds for the calling thread (and asyncio task), and for the backward of what is called
@@ -317,10 +317,7 @@ def _explicit(w: Workload, device: torch.device, spec: DeviceSpec, forced: Force
             )
         config = impl.heuristic(w, spec)
         return Choice(impl.name, config, "explicit", "asked for, with its heuristic config")
-    space = impl.space(w, spec)
-    config = space.config(dict(forced.config))
-    if why_not := space.why_not(config):
-        raise InvalidArgument(f"{w.op}: {impl.name}({config_text(config)}) does not fit: {why_not}")
+    config = impl.completed(dict(forced.config), w, spec)
     return Choice(impl.name, config, "explicit", "asked for")
 
 

@@ -92,7 +92,8 @@ def explain(
         device: of this machine, as for `current_device`.
         device_spec: a known device that need not be here, instead of `device`; it has no records
             here, so the choice is the heuristic of the first own implementation.
-        implementation, config: look at this candidate instead of the choice.
+        implementation, config: look at this candidate instead of the choice; knobs that the config
+            leaves out are the heuristic's.
         measure: whether to measure ceilings coarsely (seconds) for the floor.
 
     Raises:
@@ -151,11 +152,7 @@ def _choice(
         raise NoImplementation(f"{impl.name} does not support {w} on {spec.name}: {reason}")
     if not config:
         return Choice(impl.name, impl.heuristic(w, spec), "explicit", "asked for, untuned")
-    space = impl.space(w, spec)
-    chosen = space.config(config)
-    if reason := space.why_not(chosen):
-        raise InvalidArgument(f"{impl.name} on {w}: {reason}")
-    return Choice(impl.name, chosen, "explicit", "asked for")
+    return Choice(impl.name, impl.completed(config, w, spec), "explicit", "asked for")
 
 
 def _untuned(w: Workload, spec: DeviceSpec) -> Choice:

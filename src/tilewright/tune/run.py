@@ -156,7 +156,7 @@ def verify_all(
     """Numerics of every implementation that supports the workload, or of one; no timing.
 
     Args:
-        config: of `implementation`; None for the heuristic's.
+        config: of `implementation`; knobs that it leaves out are the heuristic's.
 
     Returns:
         (implementation, config, verdict).
@@ -176,24 +176,14 @@ def verify_all(
             raise NoImplementation(f"no implementation of {workload} on {spec.name}:{lines}")
         if config and not implementation:
             raise InvalidArgument("a config belongs to one implementation: name it (--impl)")
-        candidates = []
-        for i in supported:
-            chosen = i.heuristic(workload, spec)
-            if config:
-                space = i.space(workload, spec)
-                chosen = space.config({**_values(chosen), **config})
-                if reason := space.why_not(chosen):
-                    raise InvalidArgument(f"{i.name}: {chosen} does not fit: {reason}")
-            candidates.append(Candidate.of(i.name, chosen))
+        candidates = [
+            Candidate.of(i.name, i.completed(config or {}, workload, spec)) for i in supported
+        ]
         found = []
         for candidate, outcome in runner.verify(workload, candidates, seed=seed):
             verdict = outcome.verdict or Verdict.not_run(outcome.message)
             found.append((candidate.implementation, candidate.values, verdict))
         return found
-
-
-def _values(config: Any) -> dict[str, Any]:
-    return Candidate.of("", config).values
 
 
 def _why_not(implementation: Implementation, w: Workload, spec) -> str | None:

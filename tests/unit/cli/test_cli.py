@@ -184,7 +184,10 @@ def test_no_target_at_all_names_the_suites():
         (["bench", "softmax(x=i64[4,4])"], "x is i64, expected one of f16"),
         (["bench", "softmax(x=fp32[4,4])"], "softmax: x: unknown dtype 'fp32'; did you mean f32?"),
         (["verify", SOFTMAX, "--impl", "no_such"], "unknown implementation 'no_such'"),
-        (["tune", SOFTMAX, "--device", "tpu"], "unknown device 'tpu'"),
+        (["tune", SOFTMAX, "--device", "tpu"], "unknown device 'tpu'; use cpu, cuda or cuda:<ind"),
+        (["tune", SOFTMAX, "--device", "h200"], "'h200' is a kind of device; use one of cpu"),
+        (["tune", SOFTMAX, "--device", "h200"], "tilewright explain --device-spec h200"),
+        (["tune", SOFTMAX, "--device", "cuda:99"], "device 'cuda:99' is not here; use one of cpu"),
         (["tune", SOFTMAX, "--strategy", "no_such"], "unknown strategy 'no_such'"),
         (["explain", SOFTMAX, "--device-spec", "no_such"], "unknown device 'no_such'"),
         (["tune", "--json", SOFTMAX], "reads as a workload, not as a file"),
@@ -390,9 +393,12 @@ def test_an_interrupted_run_shows_its_rows_and_ends_with_130(capsys):
 def test_bench_measures_without_a_record_and_keeps_none(capsys):
     args = ["bench", SOFTMAX, "--device", "cpu", "--budget", "0.5s", "--baseline", "aten"]
     assert cli.main([*args, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    out, table = capsys.readouterr()
+    found = json.loads(out)
     assert validate(found) == []
     assert [row["workload"] for row in found["rows"]] == [SOFTMAX]
+    assert "fastest" in table
+    assert "chosen" not in table  # nothing was
     assert cli.main(["records", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 

@@ -12,12 +12,15 @@ from tilewright.compile import nvrtc
 from tilewright.device import DEVICES, current_device
 from tilewright.dispatch import evidence
 from tilewright.dispatch.dumps import dump_built
+from tilewright.dispatch.selection import Forced, choose
 from tilewright.impl import IMPLS
+from tilewright.measure.runner import InProcess
 from tilewright.op import Workload
 from tilewright.profiling.explain import _forecasts, explain, show
 from tilewright.record import Record
 from tilewright.space import config_dict
 from tilewright.store import Store
+from tilewright.tune import verify_all
 
 W = Workload.parse("layer_norm(x=f16[64,768], weight=f16[768], bias=f16[768])")
 SM80, SM90 = (IMPLS[f"conv2d_weight_grad_sm{n}0"] for n in (8, 9))
@@ -193,17 +196,39 @@ def test_a_register_cap_makes_the_compiler_spill_and_the_estimate_stands_beside(
         ),
         (
             "layer_norm(x=f16[8192,4096], weight=f16[4096], bias=f16[4096])",
-            {"row_threads": 512, "stages": 2, "parameters": "registers", "min_blocks": 1},
+            {
+                "row_threads": 512,
+                "stages": 2,
+                "parameters": "registers",
+                "min_blocks": 1,
+                "rows_per_thread": 1,
+                "rematerialize": False,
+            },
             ["blocks = 264, persistent", "at most 8 warps for each scheduler, 32,768 bytes"],
         ),
         (
             "layer_norm(x=f16[8192,65536])",
-            {"row_threads": 512, "cluster": 8, "stages": 2, "min_blocks": 1},
+            {
+                "row_threads": 512,
+                "cluster": 8,
+                "stages": 2,
+                "min_blocks": 1,
+                "moments": "two_pass",
+                "rematerialize": False,
+            },
             ["blocks = 392, persistent, in clusters of 8", "at most 12 warps for each scheduler, "],
         ),
         (
             "softmax(x=f16[64,1000,49], dim=1)",
-            {"vector": 1, "lanes": 32, "shares": 8, "turns": 1, "unroll": 4, "parts": 1},
+            {
+                "vector": 1,
+                "lanes": 32,
+                "shares": 8,
+                "turns": 1,
+                "unroll": 4,
+                "parts": 1,
+                "storage": "reread",
+            },
             ["blocks = 128, 0.2 waves", "at most 2 warps for each scheduler, 2,048 bytes"],
         ),
     ],
@@ -307,6 +332,20 @@ def test_a_store_that_is_named_decides_what_runs_and_is_left_again(tmp_path, mon
     assert (found.chosen, found.source) == ("inductor", "record")
     assert found.records
     assert explain(W, "cpu", measure=False).chosen == "aten"
+
+
+def test_a_config_given_in_part_is_completed_alike_wherever_it_is_given():
+    w, spec = Workload.parse("softmax(x=f32[8,16])"), current_device("cpu")[1]
+    config = replace(IMPLS["fused"].heuristic(w, spec), split=True)
+    assert config != IMPLS["fused"].space(w, spec).config({"split": True})
+    found = explain(w, "cpu", implementation="fused", config={"split": True}, measure=False)
+    assert next(c.config for c in found.candidates if c.implementation == "fused") == config_dict(
+        config
+    )
+    assert choose(w, "cpu", Forced("fused", (("split", True),))).config == config
+    with InProcess("cpu") as runner:
+        ((_, verified, _),) = verify_all(w, "fused", {"split": True}, runner=runner)
+    assert verified == config_dict(config)
 
 
 def test_json_holds_what_the_tables_show(capsys):
