@@ -170,7 +170,7 @@ class Workload:
         for name in list(given):
             rest = {n: v for n, v in given.items() if n != name}
             with contextlib.suppress(InvalidArgument, KeyError, TypeError):
-                if operator.resolve(rest)[name] == self[name]:
+                if _told_apart(operator.resolve(rest)[name]) == _told_apart(self[name]):
                     given = rest
         inside = ", ".join(f"{n}={value_text(v)}" for n, v in given.items())
         return f"{self.op}({inside})" + "".join(f"!{flag}" for flag in self.flags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -13,8 +14,8 @@ from tilewright.tensor_spec import TensorSpec
 from tilewright.text import value_text
 
 Value = Any
-"""An argument of a workload: TensorSpec, None, bool, int, float, str, or a tuple of ints or
-strings."""
+"""An argument of a workload: TensorSpec, None, bool, int, float, str, or a tuple of
+numbers or strings."""
 
 MOST_TOLD = 80
 """Characters of a value in a message."""
@@ -133,6 +134,7 @@ def _admits(kind: str, value: Value) -> bool:
         return "float" in kind or ("int" in kind and isinstance(value, int))
     if isinstance(value, (tuple, list)):
         kinds = {type(v) for v in value}
-        fits = kinds == {str} if "str" in kind else kinds <= {int}
+        numbers = {int, float} if re.search(r"(tuple|list)\[float", kind) else {int}
+        fits = kinds == {str} if "str" in kind else kinds <= numbers
         return fits and ("tuple" in kind or "list" in kind)
     return isinstance(value, str) and "str" in kind

@@ -1,14 +1,16 @@
 """Texts for people, written and read without torch; first the grammar of a workload.
 
 workload := name "(" [argument ("," argument)*] ")" flag*
-argument := name "=" (tensor | number | "None" | "True" | "False" | list | word)
-list     := "[" (number | word) ["," ...] "]"
+argument := name "=" (tensor | scalar | list)
+scalar   := number | "None" | "True" | "False" | word
+list     := "[" [scalar ("," scalar)*] "]"
 tensor   := dtype "[" sizes "]" ("@channels_last" | "@strides(" sizes ")" | "@align" n)*
 flag     := "!" name ["=" names]
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -19,6 +21,7 @@ _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*", re.DOTALL)
 _TENSOR = re.compile(r"([a-z]+\d*)\[([\d,\s]*)\]((?:@\w+(?:\([\d,\s-]*\))?)*)")
 _LAYOUT = re.compile(r"@(\w+?)(?:\(([\d,\s-]*)\)|(\d+))?(?=@|$)")
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_CONSTANTS = {"None": None, "True": True, "False": False}
 FLAGS = ("nondeterministic", "relaxed")
 LIST_FLAGS = ("donate",)
 VALUE_FLAGS = {
@@ -105,21 +108,27 @@ def _split_arguments(inside: str) -> list[str]:
 def parse_value(where: str, text: str, tensor_spec: Callable[..., Any]) -> Any:
     if match := _TENSOR.fullmatch(text):
         return _parse_tensor(tensor_spec, where, *match.groups())
-    if text in ("None", "True", "False"):
-        return {"None": None, "True": True, "False": False}[text]
-    if text.startswith("[") and text.endswith("]"):
-        words = tuple(part.strip() for part in text[1:-1].split(","))
-        return words if all(map(_WORD.fullmatch, words)) else _ints(where, text[1:-1])
+    try:
+        if text.startswith("[") and text.endswith("]"):
+            return tuple(_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip())
+        return _scalar(text)
+    except ValueError:
+        raise InvalidArgument(
+            f"{where}={text!r} is neither a tensor such as f16[8192,768], a number nor a list of "
+            "numbers or words"
+        ) from None
+
+
+def _scalar(text: str) -> Any:
+    """Raises ValueError."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     for number in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return number(text)
-        except ValueError:
-            continue
     if _WORD.fullmatch(text):
         return text
-    raise InvalidArgument(
-        f"{where}={text!r} is neither a tensor such as f16[8192,768], a number nor a list"
-    )
+    raise ValueError(text)
 
 
 def value_text(value: Any) -> str:

@@ -7,15 +7,31 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import Workload
+from tilewright.op import OPS, Op, Workload
 from tilewright.suite import SUITES
 from tilewright.tensor_spec import DTYPES, HALVES, TensorSpec, channels_last_strides
-from tilewright.text import parse_value
+from tilewright.text import parse_value, value_text
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 sizes = st.integers(0, 70_000)
 shapes = st.lists(sizes, max_size=5).map(tuple)
 scalars = st.floats(-1e30, 1e30) | st.integers(-9, 9) | st.just(float("inf"))
+
+words = st.from_regex(r"[A-Za-z_]\w{0,8}", fullmatch=True).filter(
+    lambda word: word.lower() not in ("none", "true", "false", "nan", "inf", "infinity")
+)
+elements = st.integers() | st.floats() | st.booleans() | st.none() | words
+
+
+@pytest.fixture(scope="module")
+def scaled():
+    """An operator with parameters that are tuples: of anything, and of numbers."""
+
+    def scaled(x, anything=(), numbers: "tuple[float, ...]" = (1, 2.0)):
+        return x
+
+    yield OPS.add("scaled", Op("scaled", scaled, flops=lambda w: 0))
+    OPS.remove("scaled")
 
 
 @st.composite
@@ -92,6 +108,37 @@ def arguments(given):
 @given(specs())
 def test_a_tensor_survives_its_text(spec):
     assert parse_value("x", str(spec), TensorSpec) == spec
+
+
+def typed(values):
+    """Values that are told apart where Python holds them equal: 1, 1.0 and True, 0.0 and -0.0."""
+    return [(type(v), repr(v)) for v in values]
+
+
+@given(st.lists(elements).map(tuple))
+def test_a_tuple_survives_its_text(values):
+    again = parse_value("x", value_text(values), TensorSpec)
+    assert isinstance(again, tuple)
+    assert typed(again) == typed(values)
+
+
+@given(st.lists(elements).map(tuple), st.lists(st.integers() | st.floats()).map(tuple))
+def test_a_workload_with_tuples_survives_its_text(scaled, anything, numbers):
+    w = scaled.workload(x=TensorSpec("f32", (8, 16)), anything=anything, numbers=numbers)
+    again = Workload.parse(str(w))
+    assert again == w
+    assert str(again) == str(w)
+    assert typed(again["anything"]) == typed(anything)
+    assert typed(again["numbers"]) == typed(numbers)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [((1, 2.0), ""), ((1.0, 2.0), ", numbers=[1.0,2.0]"), ((), ", numbers=[]")],
+)
+def test_a_tuple_is_shown_unless_it_is_the_default_with_its_types(scaled, numbers, text):
+    w = scaled.workload(x=TensorSpec("f32", (8, 16)), numbers=numbers)
+    assert str(w) == f"scaled(x=f32[8,16]{text})"
 
 
 @given(workloads())
@@ -176,6 +223,9 @@ X = "x=f32[4,8]"
         (f"softmax({X}, dim=None)", "softmax: dim=None should be int"),
         (f"layer_norm({X}, normalized_shape=[4])", "normalized_shape=[4] does not end x's shape"),
         (f"layer_norm({X}, normalized_shape=[a])", "normalized_shape=[a] should be tuple[int"),
+        (f"layer_norm({X}, normalized_shape=[8.0])", "normalized_shape=[8.0] should be tuple[int"),
+        (f"layer_norm({X}, normalized_shape=[8;])", "is neither a tensor such as f16[8192,768], a"),
+        (f"scaled({X}, numbers=[True,2.0])", "numbers=[True,2.0] should be tuple[float, ...]"),
         (f"layer_norm({X}, weight=f32[4])", "weight has shape [4], but a row of x is [8]"),
         (f"layer_norm({X}, weight=f16[8])", "weight is f16 beside x of f32; convert it to f32"),
         ("lerp(x=f32[4], end=f32[3], weight=0)", "x [4], end [3] do not broadcast: aligned"),
@@ -187,7 +237,7 @@ X = "x=f32[4,8]"
         (f"softmax({X})!relaxed=x", "softmax: unknown flag '!relaxed=x'; known: "),
     ],
 )
-def test_an_error_names_what_was_wrong(text, message):
+def test_an_error_names_what_was_wrong(scaled, text, message):
     with pytest.raises(InvalidArgument) as caught:
         Workload.parse(text)
     assert message in str(caught.value)

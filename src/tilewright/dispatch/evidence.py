@@ -163,13 +163,13 @@ def bucket(w: Workload) -> tuple:
 def _kind(name: str, value: Any) -> tuple:
     if isinstance(value, TensorSpec):
         return name, value.dtype, value.strides is None, value.align, value.rank > 0
-    if isinstance(value, tuple) and _are_numbers(value):
-        return name, len(value)
+    if isinstance(value, tuple):
+        return name, len(value) if _are_sizes(value) else tuple(_kind(name, v) for v in value)
     return name, None if isinstance(value, float) else value
 
 
-def _are_numbers(value: tuple) -> bool:
-    return all(isinstance(v, (int, float)) for v in value)
+def _are_sizes(value: tuple) -> bool:
+    return all(type(v) is int for v in value)
 
 
 def sizes_of(w: Workload) -> list[tuple[float, float]]:
@@ -179,6 +179,6 @@ def sizes_of(w: Workload) -> list[tuple[float, float]]:
         if isinstance(value, TensorSpec):
             sizes.append((math.log2(max(value.numel, 1)), NUMEL_OCTAVES))
             sizes.append((math.log2(max(1, *value.shape[-1:], 1)), DIM_OCTAVES))
-        elif isinstance(value, tuple) and _are_numbers(value):
+        elif isinstance(value, tuple) and _are_sizes(value):
             sizes.append((math.log2(max(math.prod(value), 1)), DIM_OCTAVES))
     return sizes

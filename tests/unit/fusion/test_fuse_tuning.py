@@ -179,6 +179,18 @@ def here(folder, monkeypatch):
             del sys.modules[name]
 
 
+def test_a_function_of_a_tuple_of_numbers_is_worked_on_by_its_text(here, capsys):
+    (here / "scaling.py").write_text(
+        "import tilewright as tw\n\n\n@tw.fuse\ndef scaled(x, by=(1, 2)):\n"
+        "    return x * by[0] + by[1]\n"
+    )
+    text = "scaled(x=f32[4,8], by=[0.5,-1e-07])"
+    args = ["verify", "--import", "scaling.py", text, "--impl", "fused", "--device", "cpu"]
+    assert cli.main([*args, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["workload"], row["ok"]) == (text, True)
+
+
 @pytest.mark.parametrize(
     ("source", "content", "message"),
     [
