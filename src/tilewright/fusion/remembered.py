@@ -49,4 +49,4 @@ class ByOperator(Generic[P, R]):
         functools.update_wrapper(self, function)
 
     def __call__(self, w: Workload, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._of(w.operator, w, *args, **kwargs)
+        return self._of(w.operator, w, *args, **kwargs)  # type: ignore[arg-type]
