@@ -286,7 +286,7 @@ def table_rows(report: Report) -> list[dict[str, Any]]:
             "vs_inductor": row.baselines["inductor"].median_us / row.chosen_us
             if "inductor" in row.baselines
             else None,
-            "of_floor": row.floor_us / row.chosen_us if row.floor_us else None,
+            "chosen_of_floor": row.floor_us / row.chosen_us if row.floor_us else None,
             "verified": (row.chosen_verified or row.verified) is not None,
             "candidates": row.candidates,
             "wrong": row.wrong,

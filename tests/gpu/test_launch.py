@@ -47,7 +47,7 @@ N = 1000
 
 
 def kernel(entry, signature, source=SOURCE):
-    flags = (*nvrtc.DEFAULT_FLAGS, f"--gpu-architecture={spec_of(0).arch}")
+    flags = nvrtc.flags_for(spec_of(0).arch)
     return CudaKernel(compiled(CompileTask("nvrtc", source, flags, entry)), entry, signature)
 
 

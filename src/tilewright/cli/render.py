@@ -139,7 +139,7 @@ def results(
                 duration(row["us"]),
                 against(row, "aten"),
                 against(row, "inductor"),
-                None if row["of_floor"] is None else f"{row['of_floor']:.2f}",
+                None if row["chosen_of_floor"] is None else f"{row['chosen_of_floor']:.2f}",
                 yes(row["verified"]),
             )
             for workload, row in zip(workloads, rows, strict=True)

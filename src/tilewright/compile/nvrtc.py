@@ -12,9 +12,6 @@ from typing import Any
 
 from tilewright.errors import CompileError, CompilerMissing
 
-DEFAULT_FLAGS = ("--std=c++17",)
-"""Flags for every kernel; `--gpu-architecture=sm_90a` and the like come beside them."""
-
 _REMEDY = "pip install 'tilewright[cuda]', or in a clone pip install -e '.[cuda]'"
 
 
@@ -36,12 +33,17 @@ def version() -> str:
     return _load()[1]
 
 
+def flags_for(arch: str) -> tuple[str, ...]:
+    """What every kernel for an architecture such as sm_90a is compiled with."""
+    return f"--gpu-architecture={arch}", "--std=c++17"
+
+
 def compile_cubin(source: str, flags: Sequence[str], name: str) -> tuple[bytes, str]:
     """The cubin for the real architecture among `flags`, and the log with the ptxas report.
 
     Args:
         source: CUDA C++ that includes nothing, or whose include folders are among the flags.
-        flags: NVRTC options, `--gpu-architecture=sm_...` among them.
+        flags: NVRTC options, those of `flags_for` among them.
         name: of the kernel, for messages.
 
     Raises:

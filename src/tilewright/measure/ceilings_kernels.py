@@ -99,8 +99,7 @@ def stream_calls(device: torch.device) -> dict[str, Call]:
 
 
 def stream_task(arch: str) -> CompileTask:
-    flags = (f"--gpu-architecture={arch}", "--std=c++17")
-    return CompileTask("nvrtc", SOURCE, flags, "copy_1")
+    return CompileTask("nvrtc", SOURCE, nvrtc.flags_for(arch), "copy_1")
 
 
 def _own_calls(device: torch.device) -> dict[str, Call]:

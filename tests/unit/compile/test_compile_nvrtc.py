@@ -41,8 +41,7 @@ extern "C" __global__ void hungry(float* p, int n) {
 
 
 def task(source, entry, *flags, arch="sm_90a"):
-    flags = (*nvrtc.DEFAULT_FLAGS, f"--gpu-architecture={arch}", *flags)
-    return CompileTask("nvrtc", source, flags, entry)
+    return CompileTask("nvrtc", source, (*nvrtc.flags_for(arch), *flags), entry)
 
 
 @pytest.fixture(autouse=True)

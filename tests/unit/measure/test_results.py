@@ -192,7 +192,7 @@ def test_table_rows_tell_the_chosen_time_against_the_baselines(report):
     first, second = results.table_rows(report)
     assert (first["chosen"], first["us"], first["vs_aten"]) == ("fused", 10.0, 4.0)
     assert (second["chosen"], second["us"], second["vs_aten"]) == ("aten", 10.0, 1.0)
-    assert first["of_floor"] == 0.5
+    assert first["chosen_of_floor"] == 0.5
     assert first["verified"] is True
 
 

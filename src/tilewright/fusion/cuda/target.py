@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tilewright.compile import nvrtc
 from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel, overlaps
@@ -134,7 +135,7 @@ def task(graph: Graph, config: Any, device: DeviceSpec) -> CompileTask:
         source, *_ = programs.emit(graph, config, device)
     else:
         source, _ = emit(graph, config, device)
-    flags = [f"--gpu-architecture={device.arch}", "--std=c++17", "--ptxas-options=-v"]
+    flags = [*nvrtc.flags_for(device.arch), "--ptxas-options=-v"]
     if graph.meets_extremes:
         flags.append("--fmad=false")
     shared = prelude_of(source)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tilewright.build import CompileTask
+from tilewright.compile import nvrtc
 from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.faults import fault_address, raise_fault
@@ -74,7 +75,7 @@ def cuda_task(
     """
     types = {"T": ELEMENT[dtype], "A": SUM[dtype], "INDEX": INDEX[index]}
     source = source_text({**types, **macros}, "common.cuh", *files)
-    return CompileTask("nvrtc", source, (f"--gpu-architecture={device.arch}", "--std=c++17"), entry)
+    return CompileTask("nvrtc", source, nvrtc.flags_for(device.arch), entry)
 
 
 def no_cuda(w: Workload, device: DeviceSpec) -> str | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from tilewright.build import CompileTask
+from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
@@ -183,5 +184,5 @@ def _task(batches: Sequence[Batch], device: DeviceSpec) -> CompileTask:
         "WHOLE": listed([b.whole for b in batches]),
     }
     text = "".join(f"#define {key} {value}\n" for key, value in defined.items())
-    flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
+    flags = nvrtc.flags_for(device.arch)
     return CompileTask("nvrtc", text + source("layout.cuh"), flags, ENTRY)

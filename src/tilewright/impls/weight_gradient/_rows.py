@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tilewright.build import CompileTask
+from tilewright.compile import nvrtc
 from tilewright.compile.cache import Compiled, compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
@@ -259,7 +260,7 @@ def rows_task(
     macros = "".join(f"#define {key} {value}\n" for key, value in defined.items())
     files = "".join(source(f"{part}.cuh") for part in parts)
     common = "".join(source(f"{part}.cuh") for part in ("hopper", "long_sum", "rows"))
-    flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
+    flags = nvrtc.flags_for(device.arch)
     return CompileTask("nvrtc", macros + common + text + files, flags, ENTRY)
 
 

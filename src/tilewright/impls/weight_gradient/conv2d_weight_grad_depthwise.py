@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tilewright.build import CompileTask
+from tilewright.compile import nvrtc
 from tilewright.compile.cache import Compiled, compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import DeviceSpec
@@ -109,7 +110,7 @@ class Conv2dWeightGradDepthwise(Implementation):
             "MIN_BLOCKS": _blocks_per_sm(config, w, device),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
-        flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
+        flags = nvrtc.flags_for(device.arch)
         text += source("long_sum.cuh") + source("depthwise.cuh")
         return CompileTask("nvrtc", text, flags, ENTRY)
 

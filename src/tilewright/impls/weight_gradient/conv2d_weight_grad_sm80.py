@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.build import CompileTask
+from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
@@ -203,7 +204,7 @@ class Conv2dWeightGradSm80(Implementation):
             "ALIGNED_ROWS": int(_is_aligned(w, "grad_output")),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
-        flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
+        flags = nvrtc.flags_for(device.arch)
         products = "halves" if dtype in HALVES else "wide"
         names = ("hopper", "long_sum", "common", "combine", "padding", "sm80", f"sm80_{products}")
         own = "".join(source(f"{name}.cuh") for name in names)

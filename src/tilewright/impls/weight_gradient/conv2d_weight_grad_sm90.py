@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tilewright.build import CompileTask
-from tilewright.compile import tensor_map
+from tilewright.compile import nvrtc, tensor_map
 from tilewright.compile.cache import Compiled, compiled
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
@@ -275,7 +275,7 @@ class Conv2dWeightGradSm90(Implementation):
         text += "".join(source(f"{part}.cuh") for part in parts)
         text += wgmma(columns, dtype) + wgmma(8, dtype) + wgmma(8, dtype, begins=True)
         text += source("sm90.cuh")
-        flags = (f"--gpu-architecture={device.arch}", "--std=c++17")
+        flags = nvrtc.flags_for(device.arch)
         return CompileTask("nvrtc", text, flags, ENTRY)
 
     def build(self, config: Config, w: Workload, device: DeviceSpec) -> Executable:

@@ -249,13 +249,13 @@ def _column_candidates(
 
     They move little (within 5%), and then have many threads. A thread keeps 32 to 96 bytes of a
     row: wider pieces leave few threads, narrower ones have to be joined too often. A cluster shares
-    rows of which each block has 4 KiB or more.
+    rows of which each block has `FULL_ROW_BYTES` or more.
     """
     found: dict[Any, list[tuple[int, int, RowSchedule]]] = {}
     dims = (COLUMN_GROUPS, (1, 2, 3, 4), (1, 2))
     row_bytes = footprint.width * footprint.itemsize
     least_bytes = max(footprint.rows * footprint.queued_bytes, 1)
-    clusters = [c for c in space.values["cluster"] if c == 1 or row_bytes >= 4096 * c]
+    clusters = [c for c in space.values["cluster"] if c == 1 or row_bytes >= FULL_ROW_BYTES * c]
     for cluster, kept_bytes in itertools.product(clusters, (32, 48, 64, 96)):
         least = max(row_bytes / cluster / kept_bytes, 32)
         threads = next((t for t in space.values["row_threads"] if t >= least), 2048)

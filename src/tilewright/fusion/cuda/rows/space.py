@@ -62,7 +62,9 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     def constraint(c: RowSchedule) -> str | None:
         return (
             _misplaced(c, graph, device)
-            or _combined_wrongly(c, footprint)
+            or _spread_wrongly(c, footprint)
+            or _kept_wrongly(c)
+            or _queued_wrongly(c, footprint)
             or _capped_in_vain(c, footprint, device)
             or _too_many_registers(c, footprint, device)
             or _too_much_shared(c, footprint, device)
@@ -161,13 +163,25 @@ def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
     return None
 
 
-def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
+def _spread_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
+    """Whose a row is, and how its vectors lie among them."""
     if c.early and c.combine != "kernel":
         return "there is no second kernel to let in early"
     if c.blocks_per_row > 1 and (c.cluster > 1 or c.rows_per_block > 1 or c.rows_per_thread > 1):
         return "blocks that share a row without being a cluster take that row only"
     if c.blocks_per_row > 1 and (c.persistent or c.storage == "shared" or c.contiguous):
         return "a row that blocks anywhere share is read once, by vectors of all blocks in turn"
+    if c.shifted and (c.rows_per_thread > 1 or c.persistent or c.moments != "two_pass"):
+        return "shifted rows are walked one by one, by kernels that do not persist, in two passes"
+    if c.contiguous and c.row_threads * c.cluster <= 32:
+        return "the only warp has the whole row to itself anyway"
+    if c.tail == "predicated" and (c.contiguous or footprint.fills(c)):
+        return "there is no tail to predicate"
+    return None
+
+
+def _kept_wrongly(c: RowSchedule) -> str | None:
+    """Where a row and its parameters are kept, and what is computed of them again."""
     if c.storage != "registers" and c.rows_per_thread > 1:
         return f"storage={c.storage} walks rows one by one"
     if c.storage == "reread" and c.moments != "two_pass":
@@ -182,30 +196,30 @@ def _combined_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return "parameters come ahead beside an aligned row in registers, once for a kernel"
     if c.parameters == "ahead" and c.blocks_per_row > 1:
         return "blocks that share a row load what rows have in common first anyway"
-    if c.shifted and (c.rows_per_thread > 1 or c.persistent or c.moments != "two_pass"):
-        return "shifted rows are walked one by one, by kernels that do not persist, in two passes"
-    if c.contiguous and c.row_threads * c.cluster <= 32:
-        return "the only warp has the whole row to itself anyway"
-    if c.tail == "predicated" and (c.contiguous or footprint.fills(c)):
-        return "there is no tail to predicate"
     if not c.recompute and (c.storage != "registers" or c.moments != "two_pass" or c.shifted):
         return "what is used is kept by registers, between two passes over aligned rows"
     if c.rematerialize and c.storage != "registers":
         return "what is read again from memory is widened again"
+    return None
+
+
+def _queued_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
+    """How a persistent kernel takes its rows."""
     if c.bulk and (not c.stages or c.contiguous or c.row_threads < 32):
         return "rows come in bulk where warps take the vectors of a queued row side by side"
     if c.in_turn and (not c.persistent or footprint.columns or c.row_threads < 32):
         return "rows are taken in turn by warps of a persistent kernel that adds up no columns"
-    if c.persistent or footprint.columns:
-        if c.storage != "registers":
-            return "a persistent kernel keeps its row in registers"
-        bounded = footprint.columns or not c.max_registers  # any cap lets as many threads run
-        if bounded and c.min_blocks * c.block_threads < PERSISTENT_THREADS:
-            return f"fewer than {PERSISTENT_THREADS} threads on an SM"
-        if c.stages and any(access_bytes(a, c.vector) < LEAST_COPY for a in footprint.queued):
-            return f"rows are copied ahead in pieces of at least {LEAST_COPY} bytes"
-        if c.stages and c.vector > 1 and not all(map(side_by_side, footprint.queued)):
-            return "rows are copied ahead in vectors of elements that lie side by side"
+    if not (c.persistent or footprint.columns):
+        return None
+    if c.storage != "registers":
+        return "a persistent kernel keeps its row in registers"
+    bounded = footprint.columns or not c.max_registers  # any cap lets as many threads run
+    if bounded and c.min_blocks * c.block_threads < PERSISTENT_THREADS:
+        return f"fewer than {PERSISTENT_THREADS} threads on an SM"
+    if c.stages and any(access_bytes(a, c.vector) < LEAST_COPY for a in footprint.queued):
+        return f"rows are copied ahead in pieces of at least {LEAST_COPY} bytes"
+    if c.stages and c.vector > 1 and not all(map(side_by_side, footprint.queued)):
+        return "rows are copied ahead in vectors of elements that lie side by side"
     return None
 
 
