@@ -177,17 +177,27 @@ class _Emitter:
         sums = [(i, r) for i in phase.reductions for r in self.copies(i)]
         sums += [(i, r) for i in folds for r in self.copies(self.nodes[i].args[0])]
         self.lines += [self.accumulator(i, r) for i, r in sums]
-        swept, lane, unroll = self.loops.swept, self.loops.lane, self.schedule.unroll
-        outer = [a for a in swept if a != lane]
         high = [(i, r) for i, r in sums if self.is_long(i)]
         turn = f"turn{high[0][0]}" if high else ""  # phases share a scope
-        self.lines += [f"i64 {turn} = 0;"] if high else []
+        self.open_walk(turn)
+        self.body(phase)
+        self.close_walk(turn, high)
+        self.lines += [self.folded(i, r) for i, r in sums]
+        for k, i in self.loops.added.items():
+            if i in folds:
+                self.add_up(k, i, f"v{i}_{{}}".format, "")
+
+    def open_walk(self, turn: str) -> None:
+        """The loops over a row; of long sums in blocks, which `turn` counts."""
+        swept, lane, unroll = self.loops.swept, self.loops.lane, self.schedule.unroll
+        outer = [a for a in swept if a != lane]
+        self.lines += [f"i64 {turn} = 0;"] if turn else []
         self.lines += [f"for (i64 i{a} = 0; i{a} < n{a}; ++i{a})" for a in outer]
         if self.loops.kind == "columns":
             self.lines += ["{", f"const i64 j = {_linear(swept)} * LANES;"]
         else:
             first, last = ("begin", "end") if self.loops.kind == "pointwise" else ("0", f"n{lane}")
-            if high:
+            if turn:
                 self.lines += [
                     f"for (i64 from = {first}; from < {last}; "
                     f"from += BLOCK<{unroll}>, ++{turn}) {{",
@@ -200,7 +210,9 @@ class _Emitter:
                 f"      [&](auto lanes, i64 i{lane}, auto u) TW_LAMBDA {{",
                 f"const i64 j = {_linear([*outer, lane])};",
             ]
-        self.body(phase)
+
+    def close_walk(self, turn: str, high: list[tuple[int, int]]) -> None:
+        """Ends what `open_walk` began. Of the long sums `high` blocks are joined by levels."""
         blocks = [self.raised(i, r, "a", "b") for i, r in high]
         groups = [self.raised(i, r, "b", "c") for i, r in high]
         if self.loops.kind != "columns":
@@ -213,10 +225,6 @@ class _Emitter:
                 self.lines += [f"if (++{turn} % CHAIN == 0) {{", *blocks]
                 self.lines += [f"if ({turn} % (CHAIN * TURNS) == 0) {{", *groups, "}", "}"]
             self.lines += ["}", *blocks, *groups]
-        self.lines += [self.folded(i, r) for i, r in sums]
-        for k, i in self.loops.added.items():
-            if i in folds:
-                self.add_up(k, i, f"v{i}_{{}}".format, "")
 
     def is_folded(self, i: int) -> bool:
         """Whether a sweep adds up a reduction over other axes in registers, lanes and all."""

@@ -127,7 +127,7 @@ class RowKernel(Moments, Residents):
     # -- one sweep over the row ------------------------------------------------------------------
 
     def sweep(self, p: int, phase: Phase) -> None:
-        rows, registers = self.s.rows_per_thread, self.s.storage == "registers"
+        registers = self.s.storage == "registers"
         wanted = {self.graph.nodes[i].args[0] for i in phase.reductions}
         wanted |= {self.graph.outputs[k][0] for k in phase.stores}
         known = phase.carried_in if self.s.storage != "reread" else frozenset()
@@ -140,10 +140,7 @@ class RowKernel(Moments, Residents):
             for op in ("m2", "sum_exp")
         )
         lanes = moments if self.s.moments == "lanes" else []
-        sums = self.accumulators(phase)
-        for name, join, dtype in sums:
-            self.line(f"{TYPES[dtype]} {name}[{rows}];")
-            self.line(f"{self.each_row()} {name}[r] = {join}::start<{TYPES[dtype]}>();")
+        self.start_sums(phase)
         kept = carried - known
         early = self.load_ahead(p, steps) if registers else self.copy_ahead(steps, kept)
         if not registers:
@@ -157,13 +154,7 @@ class RowKernel(Moments, Residents):
         values |= self.steps(steps, known, early, per_row=True, values=values)
         for i in sorted(kept):
             self.line(f"{self.kept_name(i)} = {values[i]};")
-        for (name, join, _), source in zip(sums, self.sum_sources(phase), strict=True):
-            narrow = self.narrow_extreme(join, source, values, known)
-            folded = narrow or self.folded(join, self.value_of(source, values, known))
-            self.line(f"{name}[r] = {join}::join({name}[r], {folded});")
-        for i in lanes:
-            value = self.value_of(self.graph.nodes[i].args[0], values, known)
-            self.line(f"add_vector(total{i}[r], squares{i}[r], {value}, k);")
+        self.join_sums(phase, lanes, values, known)
         for k in phase.stores:
             self.store(k, self.value_of(self.graph.outputs[k][0], values, known))
         self.close()
@@ -174,6 +165,24 @@ class RowKernel(Moments, Residents):
             self.warp_moments(moments, carried | known)
         if exponentials:
             self.warp_exponentials(exponentials, carried | known)
+
+    def start_sums(self, phase: Phase) -> None:
+        for name, join, dtype in self.accumulators(phase):
+            self.line(f"{TYPES[dtype]} {name}[{self.s.rows_per_thread}];")
+            self.line(f"{self.each_row()} {name}[r] = {join}::start<{TYPES[dtype]}>();")
+
+    def join_sums(
+        self, phase: Phase, lanes: list[int], values: dict[int, str], known: frozenset[int]
+    ) -> None:
+        """What this thread has of each sum, with the vector at hand; lanes have moments apart."""
+        sums = self.accumulators(phase)
+        for (name, join, _), source in zip(sums, self.sum_sources(phase), strict=True):
+            narrow = self.narrow_extreme(join, source, values, known)
+            folded = narrow or self.folded(join, self.value_of(source, values, known))
+            self.line(f"{name}[r] = {join}::join({name}[r], {folded});")
+        for i in lanes:
+            value = self.value_of(self.graph.nodes[i].args[0], values, known)
+            self.line(f"add_vector(total{i}[r], squares{i}[r], {value}, k);")
 
     def narrow_extreme(
         self, join: str, i: int, values: dict[int, str], known: frozenset[int]
