@@ -1,6 +1,8 @@
 """Which kernel of ours takes updates and sums of separate elements where no record speaks: it goes
 by how many there are, and in place by how few of all places they can name."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from tilewright.device import DEVICES
 from tilewright.dispatch import prepared, selection
 from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
+from tilewright.impls.indices._indexed import streamed_us
 from tilewright.impls.indices._scatter import bound
 from tilewright.impls.indices._updates import CELLS_FIRST, MOST_FIRST
 from tilewright.impls.indices.scatter_buckets import PLACES_IN_PLACE
@@ -41,6 +44,36 @@ def test_an_update_in_place_of_few_of_many_places_looks_at_those_alone(
 ):
     """But where there are more elements than it numbers."""
     assert chosen(f"scatter(x=f32{x}, dim=0, index=i64{index}, src={src}){more}") == expected
+
+
+@pytest.mark.parametrize(
+    ("workload", "fast", "slow"),
+    [
+        (
+            "scatter_add(x=f32[90000000], dim=0, index=i64[2097152], src=f32[2097152])!donate=x",
+            "bucket_sums",
+            "scatter_sorted",
+        ),
+        (
+            "scatter_add(x=f32[500,2400], dim=0, index=i64[500,2400], src=f32[500,2400])",
+            "integer_sums",
+            "scatter_tiled",
+        ),
+    ],
+    ids=["launches of a sort beside all places", "a chain of positions beside all elements"],
+)
+def test_what_memory_takes_counts_for_more_where_it_is_slower(workload, fast, slow):
+    w = Workload.parse(workload)
+    for device, expected in (("h200", fast), ("a100", slow)):
+        untuned = [i.name for i in implementations(w) if i.takes_untuned(w, DEVICES[device])]
+        assert expected in untuned
+        assert (slow if expected == fast else fast) not in untuned
+
+
+def test_times_of_memory_are_as_they_were_measured_on_an_h200():
+    assert streamed_us(95.3, H200) == 95.3
+    half = dataclasses.replace(H200, dram_bytes_per_s=H200.dram_bytes_per_s / 2)
+    assert streamed_us(95.3, half) == 2 * 95.3
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,13 @@ from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
 from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.impl import Executable, Implementation
-from tilewright.impls.indices._indexed import IndexedExecutable, Launch, Workspace, most_bytes
+from tilewright.impls.indices._indexed import (
+    IndexedExecutable,
+    Launch,
+    Workspace,
+    most_bytes,
+    streamed_us,
+)
 from tilewright.impls.indices._integers import MOST_TERMS_UNTUNED, too_large
 from tilewright.impls.indices._rows import sorts_positions
 from tilewright.impls.indices._scatter import (
@@ -66,7 +72,7 @@ def is_large(p: ScatterProblem) -> bool:
     return p.positions >= LARGE and has_large_tiles(p)
 
 
-def worth_buckets(w: Workload) -> bool:
+def worth_buckets(w: Workload, device: DeviceSpec) -> bool:
     """Whether untuned a sum is one for bucket_sums, where others do not take it first: it has too
     many positions for integer_sums, and in place not too few for all the places; or so few that
     integer_sums has no table of all places, but too many to sort them."""
@@ -74,20 +80,21 @@ def worth_buckets(w: Workload) -> bool:
     if not p.include:
         return False
     if has_large_tiles(p) and (p.positions >= MIN_ELEMENTS or p.length > MOST_TERMS_UNTUNED):
-        return not ((p.in_place or p.positions < LARGE) and is_sparse(p))
+        return not ((p.in_place or p.positions < LARGE) and is_sparse(p, device))
     few = p.positions < MIN_REFUSED or p.length < MIN_LENGTH_REFUSED
     if not has_large_tiles(p) and (few or p.cells > MOST_PLACES_REFUSED * p.positions):
         return False
-    return bool(too_large(w.main.numel, w["index"].numel, p.dtype)) and not is_sparse(p)
+    return bool(too_large(w.main.numel, w["index"].numel, p.dtype)) and not is_sparse(p, device)
 
 
-def is_sparse(p: ScatterProblem) -> bool:
+def is_sparse(p: ScatterProblem, device: DeviceSpec) -> bool:
     """Whether to sort a sum's positions takes less time than blocks for all places do."""
     copied = 0 if p.in_place else p.cells
     of_column = p.outer * p.inner == 1
     of_positions = of_column and sorts_positions(p.positions, copied, p.dtype, p.reduce)
-    sort_us = (SORT_OF_POSITIONS_US if of_positions else SORT_US) + p.positions * SORTED_POSITION_US
-    return p.cells * CELL_US + p.positions * POSITION_US > sort_us
+    buckets_us = streamed_us(p.cells * CELL_US + p.positions * POSITION_US, device)
+    sorted_us = streamed_us(p.positions * SORTED_POSITION_US, device)
+    return buckets_us > (SORT_OF_POSITIONS_US if of_positions else SORT_US) + sorted_us
 
 
 def is_short(dtype: str) -> bool:

@@ -37,6 +37,8 @@ WORKSPACE_PER_INDEX = 48
 """Bytes of workspace that a sum behind a sort, or by partial rows, may take, of every shape."""
 LEAST_BOUND = 2**16
 """Bytes of workspace that any number of indices may take: counters of a sort have a least size."""
+MEASURED_BYTES_PER_S = 4.8e12
+"""Of the memory beside which heuristics' times of elements were measured."""
 NONE_SKIPPED = -(2**63)
 """No index has this value, so none is left out."""
 Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -76,6 +78,12 @@ def cuda_task(
     types = {"T": ELEMENT[dtype], "A": SUM[dtype], "INDEX": INDEX[index]}
     source = source_text({**types, **macros}, "common.cuh", *files)
     return CompileTask("nvrtc", source, nvrtc.flags_for(device.arch), entry)
+
+
+def streamed_us(measured_us: float, device: DeviceSpec) -> float:
+    """What memory takes on a device for what it took so long for on an H200: times of elements and
+    places by the million, which go by its bandwidth. Launches and chains of steps do not."""
+    return measured_us * (MEASURED_BYTES_PER_S / device.dram_bytes_per_s)
 
 
 def no_cuda(w: Workload, device: DeviceSpec) -> str | None:

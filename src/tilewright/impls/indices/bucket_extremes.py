@@ -33,7 +33,7 @@ class BucketExtremes(ReducedBuckets):
         459."""
         p = served_scatter(w)
         large = has_large_tiles(p) and p.positions >= MEASURED
-        return large and not (p.in_place and is_sparse(p))
+        return large and not (p.in_place and is_sparse(p, device))
 
     def more_macros(self, p: ScatterProblem, c: Any) -> dict[str, int | str]:
         return {**super().more_macros(p, c), "REDUCE": REDUCE[p.reduce]}

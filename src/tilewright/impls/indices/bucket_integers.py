@@ -32,4 +32,4 @@ class BucketIntegers(ReducedBuckets):
         indices 25 us, by the slowest of six distributions 45, by scatter_sorted 116 and 125."""
         p = served_scatter(w)
         large = has_large_tiles(p) and p.positions >= MEASURED
-        return large and not (p.in_place and is_sparse(p))
+        return large and not (p.in_place and is_sparse(p, device))

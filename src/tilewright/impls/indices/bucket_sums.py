@@ -34,7 +34,7 @@ class BucketSums(Buckets):
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
         p = served_scatter(w)
         tables = in_tables(w["index"].numel, p.length, w.main.numel, p.dtype, device)
-        return worth_buckets(w) and not tables
+        return worth_buckets(w, device) and not tables
 
     def settle(self, p: ScatterProblem) -> tuple[str, tuple[float | str, ...]]:
         return "PPPPPPd", ("x", "out", "entries", "runs", "common", "done", p.alpha)

@@ -16,6 +16,7 @@ from tilewright.impls.indices._indexed import (
     IndexedExecutable,
     Launch,
     Workspace,
+    streamed_us,
 )
 from tilewright.impls.indices._integers import few_enough, few_in_long_columns, not_by_integers
 from tilewright.impls.indices._scatter import (
@@ -98,15 +99,13 @@ class ScatterTiled(Implementation):
             return holds_small_tiles(w, device) or not comes_first(w)
         if p.cells > MOST_PLACES_AN_INDEX * moved:
             return False
-        tiled = max(
-            p.length * POSITION_US,
-            moved * (ELEMENT_US if p.length <= LONG_COLUMN else ELEMENT_OF_LONG_COLUMN_US),
-        )
+        element_us = ELEMENT_US if p.length <= LONG_COLUMN else ELEMENT_OF_LONG_COLUMN_US
+        tiled_us = max(p.length * POSITION_US, streamed_us(moved * element_us, device))
         if _by_integers(p, w, device):
             if p.inner > 1 and few_in_long_columns(moved, p.length):
                 return False
-            return tiled <= OTHERS_US + moved * OTHERS_ELEMENT_US
-        return tiled <= SORT_US + moved * SORTED_ELEMENT_US
+            return tiled_us <= OTHERS_US + streamed_us(moved * OTHERS_ELEMENT_US, device)
+        return tiled_us <= SORT_US + streamed_us(moved * SORTED_ELEMENT_US, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_scatter(w)
@@ -186,7 +185,7 @@ def _by_integers(p: ScatterProblem, w: Workload, device: DeviceSpec) -> bool:
     if not_by_integers(p.dtype, p.reduce) is not None:
         return False
     few = few_enough(w["index"].numel, p.length, w.main.numel, p.dtype, device)
-    return few or (is_short(p.dtype) and worth_buckets(w))
+    return few or (is_short(p.dtype) and worth_buckets(w, device))
 
 
 def entry(p: ScatterProblem) -> str:
