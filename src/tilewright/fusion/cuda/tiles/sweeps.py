@@ -160,14 +160,35 @@ class TileSweeps(Kernel):
             return
         for i in sorted(carried):
             self.line(f"{self.kind(i)} keep{i}[{keeping}];")
-        count = keeping or self.tiles.at_once
         loads = [i for i in steps if self.graph.nodes[i].op == "load" and not self.graph.draws(i)]
         early = self.s.ahead and bool(loads)
-        each = f"int u = 0; u < {count}; ++u"
-        rounds = bool(keeping and self.area.added and loads and self.s.unroll < count)
-        step, first = self.tiles.shares * count, "begin" if keeping else "from"
+        rounds = bool(keeping and self.area.added and loads and self.s.unroll < keeping)
         if early or keeping:
             self.open("")
+        each, first = self.open_walk(loads, early, rounds)
+        place = f"{first} + u * {self.tiles.shares} + y"
+        self.open(f"TW_UNROLL for ({each})")
+        self.line(f"const {self.index} w = {place};")
+        self.line(f"const bool within = {self.surely()}w < end, live = within && inside;")
+        at = self.walk_coordinates()
+        self.step(phase, steps, loads, stores, known, at)
+        self.close()
+        for i in loads if early else ():
+            at_once = f"int u = 0; u < {keeping or self.tiles.at_once}; ++u"
+            self.line(f"TW_UNROLL for ({at_once}) ahead{i}[u] = next{i}[u];")
+        if rounds or not keeping:
+            self.close()
+        if early or keeping:
+            self.close()
+
+    def open_walk(self, loads: list[int], early: bool, rounds: bool) -> tuple[str, str]:
+        """The loop over what is loaded at once, and its loads; where steps are kept there is no
+        such loop, unless they come in rounds. Returns the loop over those steps and the first of
+        them."""
+        keeping = self.tiles.kept_steps
+        count = keeping or self.tiles.at_once
+        each = f"int u = 0; u < {count}; ++u"
+        step, first = self.tiles.shares * count, "begin" if keeping else "from"
         if early:
             self.load_steps(loads, "ahead", count, "begin")
         if not keeping and self.tiles.rounds:
@@ -185,19 +206,7 @@ class TileSweeps(Kernel):
             self.fill_steps(loads, "ahead", each, first)
         elif loads:
             self.load_steps(loads, "ahead", count, first)
-        place = f"{first} + u * {self.tiles.shares} + y"
-        self.open(f"TW_UNROLL for ({each})")
-        self.line(f"const {self.index} w = {place};")
-        self.line(f"const bool within = {self.surely()}w < end, live = within && inside;")
-        at = self.walk_coordinates()
-        self.step(phase, steps, loads, stores, known, at)
-        self.close()
-        for i in loads if early else ():
-            self.line(f"TW_UNROLL for (int u = 0; u < {count}; ++u) ahead{i}[u] = next{i}[u];")
-        if rounds or not keeping:
-            self.close()
-        if early or keeping:
-            self.close()
+        return each, first
 
     def surely(self) -> str:
         """Which of the steps that are kept every thread has: they need no address of their own."""
