@@ -15,7 +15,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
 from tilewright.fusion.passes import remove_dead
@@ -31,6 +30,7 @@ from tilewright.fusion.subgraphs import (
     largest,
     subgraph,
 )
+from tilewright.fusion.ways import Hopeless, Met, Row, Way
 from tilewright.tensor_spec import TensorSpec, contiguous_strides
 
 TEMPORARY_ALIGN = 16
@@ -74,10 +74,10 @@ def _rows_of_fewest_passes(graph: Graph, kernels: Kernels) -> tuple[int, ...]:
     best: tuple[int, ...] = ()
     rows: list[int] = []
     fewest = most = math.inf
-    found: dict[tuple[int, ...], list[_Row]] = {}
+    met = Met()
     for _ in range(MOST_TRIED):
-        cutter = _Cutter(in_sums, kernels, rows, most, found)
-        with contextlib.suppress(_Hopeless):
+        cutter = _Cutter(in_sums, kernels, rows, most, met)
+        with contextlib.suppress(Hopeless):
             program = cutter.run(split=False)
             if program.large() <= fewest:
                 best = tuple(k for k, _ in cutter.chosen)
@@ -108,33 +108,13 @@ _SOMEWHERE = Known(0, Access((), "f32", 1))
 """A value that has no buffer yet."""
 
 
-class _Row(NamedTuple):
-    """The axes of a row that a kernel may walk, and what it gets done.
-
-    Attributes:
-        useful: it gets anything done.
-        now: what is known then.
-        added: what is added up.
-    """
-
-    useful: bool
-    merit: tuple[float, ...]
-    axes: tuple[int, ...]
-    now: set[int]
-    added: list[int]
-
-
-class _Hopeless(Exception):
-    """Another program takes no more passes."""
-
-
 class _Cutter:
     """Kernels, one after another, each of which walks the rows that get most done.
 
     Args:
         rows: which row each kernel walks instead: of those that get anything done, most first.
         most: passes that are too many.
-        found: by the rows that kernels before walk those that the next may: cutters may share it.
+        met: what other cutters of the graph have tried.
     """
 
     def __init__(
@@ -143,11 +123,11 @@ class _Cutter:
         kernels: Kernels,
         rows: Sequence[int] = (),
         most: float = math.inf,
-        found: dict[tuple[int, ...], list[_Row]] | None = None,
+        met: Met | None = None,
     ):
         self.graph, self.kernels = graph, kernels
         self.rows, self.most = rows, most
-        self.found = {} if found is None else found
+        self.met = met or Met()
         self.chosen: list[tuple[int, int]] = []
         """Which row each kernel walks, and of how many."""
         self.lane = -1
@@ -205,21 +185,25 @@ class _Cutter:
 
     def best_row(
         self, outputs: Sequence[int], needed: Sequence[int], known: dict[int, Known], split: bool
-    ) -> _Row:
+    ) -> Row:
         """Of the rows that complete most, unless `rows` says otherwise."""
-        if len(walking(self.segments)) + 1 >= self.most:
-            raise _Hopeless
-        before = tuple(k for k, _ in self.chosen)
-        if before not in self.found:
-            self.found[before] = self.ranked(outputs, needed, known, split)
-        found = self.found[before]
-        at = self.rows[len(before)] if len(before) < len(self.rows) else 0
+        rows = tuple(k for k, _ in self.chosen)
+        spaces = [math.prod(self.segments[k].graph.space) for k in walking(self.segments)]
+        space = max(spaces, default=0)
+        way = Way(rows, len(spaces), space, spaces.count(space))
+        left = (tuple(outputs), frozenset(known).intersection(needed), frozenset(self.walked))
+        if len(spaces) + 1 >= self.most or self.met.costs_no_more(left, way):
+            raise Hopeless
+        if left not in self.met.rows:
+            self.met.rows[left] = self.ranked(outputs, needed, known, split)
+        found = self.met.rows[left]
+        at = self.rows[len(rows)] if len(rows) < len(self.rows) else 0
         self.chosen.append((at, max(sum(row.useful for row in found), 1)))
         return found[at]
 
     def ranked(
         self, outputs: Sequence[int], needed: Sequence[int], known: dict[int, Known], split: bool
-    ) -> list[_Row]:
+    ) -> list[Row]:
         """The rows that the next kernel may walk; those that get most done come first."""
         sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
         sets |= self.walked if self.kernels.row_parts else {(self.lane,)}
@@ -237,7 +221,7 @@ class _Cutter:
             progress = len(done) + len(added) + written
             useful, reduces = progress > 0 <= suits, bool(done or by_row or not row)
             merit = (reduces, progress, contiguous, suits)
-            found.append(_Row(useful, merit, row, now, added))
+            found.append(Row(useful, merit, row, now, added))
         return sorted(found, key=lambda f: f[:3], reverse=True)
 
     def completed(

@@ -7,8 +7,9 @@ from tilewright.fusion.ir import REDUCTIONS
 from tilewright.fusion.passes import remove_dead
 from tilewright.fusion.plan import expand_moments
 from tilewright.fusion.program import Kernels, walking
-from tilewright.fusion.segments import _Cutter, _Hopeless, _Row
+from tilewright.fusion.segments import _Cutter
 from tilewright.fusion.subgraphs import largest
+from tilewright.fusion.ways import Hopeless, Row
 
 
 def passes(program):
@@ -32,9 +33,9 @@ class _Chosen(_Cutter):
                     reduced = [i for i in done if self.graph.nodes[i].op in REDUCTIONS]
                     written = self.completed(outputs, now, some, known)
                     if reduced or some or written:
-                        found.append(_Row(True, (), row, now, [*some]))
+                        found.append(Row(True, (), row, now, [*some]))
         if not found:
-            raise _Hopeless
+            raise Hopeless
         return found
 
 
@@ -45,7 +46,7 @@ def fewest(graph, bound, most=2000):
     best, choices = bound, []
     for _ in range(most):
         cutter = _Chosen(graph, kernels, choices, best)
-        with contextlib.suppress(_Hopeless):
+        with contextlib.suppress(Hopeless):
             best = min(best, passes(cutter.run(False)))
         while cutter.chosen and cutter.chosen[-1][0] + 1 == cutter.chosen[-1][1]:
             cutter.chosen.pop()

@@ -3,11 +3,18 @@
 from fewest_kernels import fewest, passes
 from hypothesis import given, seed
 
+import tilewright as tw
 from random_graphs import Program, forget, programs, run_examples, workload
-from tilewright.fusion.segments import cut
+from tilewright.fusion import segments
+from tilewright.fusion.cuda.tiles.schedule import TileKernels, TileSchedule
+from tilewright.fusion.program import Kernels
+from tilewright.fusion.segments import _Cutter, cut
+from tilewright.fusion.ways import Met
 from tilewright.impls.fused import graph_of
 from tilewright.tensor_spec import TensorSpec
 
+ON_GPUS = [TileKernels(TileSchedule(), None, True, *way) for way in [(), (True,), (True, True)]]
+"""Walks over columns, and rows that leave a part each, which add up over all rows, too, or not."""
 KINDS = (*["binary"] * 3, *["reduce"] * 3, "total")
 
 
@@ -61,3 +68,50 @@ def test_a_graph_of_many_passes_takes_the_fewest():
     ends = (("any", (5,), (0, 1, 2)), ("maximum", (8, 7), ()))
     graph = graph_of_program(Program((x, y), (*spread, *rows, *ends), (9, 4, 5, 6)))
     assert (planned(graph), fewest(graph, 3)) == (3, 3)  # and none takes two
+
+
+class _Forgetful(Met):
+    def costs_no_more(self, left, way):
+        return False
+
+
+def test_what_a_search_does_not_try_again_changes_no_cut(monkeypatch):
+    tried = []
+
+    @seed(3)
+    @given(programs(most_steps=10, kinds=KINDS, dtypes=("f32",), sizes=(2, 3, 5, 7)))
+    def check(program):
+        graph = graph_of_program(program)
+        if len(graph.reduction_sets) < 2:
+            return
+        for kernels in (Kernels(2), *ON_GPUS):
+            rows = segments._rows_of_fewest_passes.__wrapped__(graph, kernels)
+            with monkeypatch.context() as patch:
+                patch.setattr(segments, "Met", _Forgetful)
+                assert rows == segments._rows_of_fewest_passes.__wrapped__(graph, kernels), program
+            tried.append(len(rows))
+
+    run_examples(check, 60, derandomize=False, shrink=False)
+    assert max(tried) > 2
+
+
+def test_gradients_of_rows_and_columns_in_turn_are_cut_in_few_tries(
+    records_of_its_own, monkeypatch
+):
+    """Without what was tried before it is a thousand, and 6 to 9 s, with each kind of kernels."""
+
+    @tw.fuse
+    def doubly_normalised(x):
+        for _ in range(3):
+            x = x - x.logsumexp(-1, keepdim=True)
+            x = x - x.logsumexp(0, keepdim=True)
+        return x.exp()
+
+    arguments = "grad_output=f32[1000,512], x=f32[1000,512]"
+    graph = graph_of(tw.Workload.parse(f"doubly_normalised_backward({arguments})"))
+    tries, run = [], _Cutter.run
+    monkeypatch.setattr(_Cutter, "run", lambda self, split: tries.append(0) or run(self, split))
+    for kernels, most in zip((Kernels(2), *ON_GPUS), (9, 11, 11, 9), strict=True):
+        tries.clear()
+        assert cut(graph, kernels=kernels).large() == most
+        assert len(tries) < 100
