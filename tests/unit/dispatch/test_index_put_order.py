@@ -228,3 +228,18 @@ def test_an_index_out_of_range_is_named_and_nothing_written(dtype, accumulate, i
     with pytest.raises(IndexOutOfRange, match="index -5 is out of range for dim 1 of size 4"):
         form(x, indices, torch.ones(2).to(dtype), accumulate)
     assert not x.any()
+
+
+def test_shapes_are_broadcast_once(monkeypatch):
+    asked, broadcast_shapes = [], torch.broadcast_shapes
+    monkeypatch.setattr(
+        torch, "broadcast_shapes", lambda *shapes: asked.append(shapes) or broadcast_shapes(*shapes)
+    )
+    x, rows, columns = torch.zeros(13, 17), torch.tensor([[3], [5]]), torch.tensor([7, 11])
+    values = torch.arange(4.0).view(2, 2)
+    for _ in range(3):
+        assert torch.equal(tw.index_put(x, (rows, columns), values)[[3, 5]][:, [7, 11]], values)
+    assert len(asked) == 2
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cannot be broadcast"):
+            tw.index_put(x, (rows, columns[[0, 0, 0]]), values)

@@ -77,7 +77,7 @@ def by_operators(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     wrong: Tensor | None = None
     for index, size in zip(indices, sizes, strict=True):  # in few kernels: each is a launch
         index = holding(index, size)
-        front = torch.add(index, index < 0, alpha=size)
+        front = from_front(index, size)
         far = index.clamp(-size, size - 1) != index
         flat = front.long() if flat is None else torch.add(front, flat, alpha=size)
         wrong = far if wrong is None else wrong | far

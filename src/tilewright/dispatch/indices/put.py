@@ -314,11 +314,18 @@ def _common_shape(x: Tensor, indices: Sequence[Tensor], values: Tensor) -> torch
         or any(t.device != x.device for t in (*indices, values))
     ):
         return None
+    return _broadcast(x.shape[len(indices) :], values.shape, *(i.shape for i in indices))
+
+
+@functools.lru_cache(maxsize=4096)
+def _broadcast(rest: torch.Size, values: torch.Size, *indices: torch.Size) -> torch.Size | None:
+    """What indices broadcast to, if values broadcast to that and the rest of x: remembered, since
+    torch.broadcast_shapes takes longer than a small copy, 15 us."""
     try:
-        shape = torch.broadcast_shapes(*(i.shape for i in indices))
-        whole = (*shape, *x.shape[len(indices) :])
-        return shape if torch.broadcast_shapes(values.shape, whole) == whole else None
-    except RuntimeError:  # they do not broadcast, which PyTorch says in its words
+        shape = torch.broadcast_shapes(*indices)
+        whole = (*shape, *rest)
+        return shape if torch.broadcast_shapes(values, whole) == whole else None
+    except RuntimeError:  # they do not, which PyTorch says in its words
         return None
 
 

@@ -115,7 +115,7 @@ def holding(index: Tensor, number: int) -> Tensor:
 def from_front(index: Tensor, places: int) -> Tensor:
     """Negative positions counted from the front; those that name no place are left out of range."""
     index = holding(index, places)
-    return torch.where(index < 0, index + places, index)
+    return torch.add(index, index < 0, alpha=places)
 
 
 def outside_both_ways(index: Tensor, places: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -83,12 +84,25 @@ def refuse_shared(op: str, name: str, written: torch.Tensor, **read: torch.Tenso
     Raises:
         SharedMemory: `written`, argument `name`, has memory of one that is read, too.
     """
-    a = TensorSpec.of(written)
+    start, end = _bounds(written)
     for other, t in read.items():
-        b, apart = TensorSpec.of(t), t.data_ptr() - written.data_ptr()
-        meet = a.numel and b.numel and -_bytes(b) < apart < _bytes(a)
-        if meet and not _side_by_side(a, b, apart):
-            raise _shared(op, name, other)
+        first, last = _bounds(t)
+        if max(start, first) < min(end, last):
+            a, b = TensorSpec.of(written), TensorSpec.of(t)
+            if not _side_by_side(a, b, first - start):
+                raise _shared(op, name, other)
+
+
+def _bounds(t: torch.Tensor) -> tuple[int, int]:
+    """Its first address and the one behind its last."""
+    start = t.data_ptr()
+    return start, start + _reach(t.shape, t.stride()) * t.itemsize
+
+
+@functools.lru_cache(maxsize=4096)
+def _reach(shape: torch.Size, strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last one addressed."""
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
 
 
 def _bytes(s: TensorSpec) -> int:
