@@ -9,6 +9,7 @@ from tilewright.device import DeviceSpec
 from tilewright.fusion.cpp.loops import Loops, arrange
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.program import Segment
+from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import cut
 from tilewright.space import ConfigSpace, param
 from tilewright.tensor_spec import TensorSpec
@@ -97,6 +98,7 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
     )
 
 
+@remembered
 def loop_heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     """A schedule that is good untuned: the first of `_shapes` that fits.
 
