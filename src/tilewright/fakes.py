@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
+import threading
 from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+_DYNAMO = "torch._dynamo.convert_frame"
+_importing = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -20,10 +30,16 @@ def without_memory(fake: bool) -> Iterator[str]:
     if not fake:
         yield "meta"
         return
+    with fake_tensors():
+        yield "cpu"
+
+
+def fake_tensors() -> FakeTensorMode:
+    """Inside, tensors that are made have no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield "cpu"
+    _dynamo()
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @contextlib.contextmanager
@@ -49,13 +65,18 @@ def tracing_lock() -> Iterator[None]:
 
     It is the lock of torch.compile, which a thread may take again.
     """
-    from torch._dynamo.convert_frame import compile_lock  # as fake tensors import it anyway
-
-    with compile_lock:
+    with _dynamo().compile_lock:
         yield
 
 
 def traces_here() -> bool:
     """Whether this thread holds that lock, here or within torch.compile."""
-    dynamo = sys.modules.get("torch._dynamo.convert_frame")
-    return dynamo is not None and dynamo.compile_lock._is_owned()
+    lock = getattr(sys.modules.get(_DYNAMO), "compile_lock", None)  # it may be half imported
+    return lock is not None and lock._is_owned()
+
+
+def _dynamo() -> ModuleType:
+    """The module with that lock, which fake tensors import, too: by one thread at a time, since its
+    modules import one another, and two threads may get each other's half."""
+    with _importing:
+        return importlib.import_module(_DYNAMO)

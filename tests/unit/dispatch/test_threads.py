@@ -1,6 +1,8 @@
 """Calls in several threads: first ones beside prepared ones, and beside each other."""
 
+import sys
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,7 +13,7 @@ from torch.nn import functional as F
 import tilewright as tw
 from tilewright.dispatch.keyed_locks import KeyedLocks
 from tilewright.dispatch.prepared import state
-from tilewright.fakes import tracing_lock
+from tilewright.fakes import traces_here, tracing_lock
 from tilewright.impls.fused import graph_of
 
 OTHER = "softmax(x=f32[8,99])"
@@ -232,3 +234,11 @@ def test_a_thread_that_traces_does_not_wait_for_a_key(pool):
 
     with locks.holding("key"):
         assert pool.submit(hold).result(WAIT_S)
+
+
+def test_a_module_that_another_thread_has_imported_by_half_says_that_nobody_traces(monkeypatch):
+    with tracing_lock():
+        assert traces_here()
+        name = "torch._dynamo.convert_frame"
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        assert not traces_here()

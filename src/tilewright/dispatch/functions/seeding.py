@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilewright.dispatch import selection
 from tilewright.errors import InvalidType
-from tilewright.fakes import tracing_lock
+from tilewright.fakes import fake_tensors, tracing_lock
 from tilewright.fusion.frontend.trace import by_shapes
 from tilewright.fusion.remembered import ByOperator
 from tilewright.impl import IMPLS
@@ -55,9 +55,7 @@ def with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
 @ByOperator
 def draws(w: Workload) -> bool:
     """Whether the reference draws masks for these shapes that a seed could decide."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with tracing_lock(), FakeTensorMode(allow_non_fake_inputs=True):
+    with tracing_lock(), fake_tensors():
         fakes = [
             torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype, device="cpu")
             for s in w.tensors.values()

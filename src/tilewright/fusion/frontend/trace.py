@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
-from tilewright.fakes import tracing_lock, without_hooks
+from tilewright.fakes import fake_tensors, tracing_lock, without_hooks
 from tilewright.fusion.frontend.decompositions import decompositions
 from tilewright.fusion.frontend.given_dtypes import Calls, Following, Noting
 from tilewright.fusion.remembered import ByOperator
@@ -46,7 +46,6 @@ def trace_reference(
         NoImplementation: the reference decides by a tensor's values, or returns no tensors.
         InvalidArgument: it is a person's function, and raises.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def traced_as(s: TensorSpec) -> torch.dtype:
@@ -55,7 +54,7 @@ def trace_reference(
         return DTYPES[dtype or ("f64" if s.dtype == "f64" else "f32")]
 
     scalars = w.scalars if runtime_scalars else {}
-    with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True):
+    with torch.inference_mode(False), fake_tensors():
         fakes = [
             torch.empty_strided(
                 s.shape,
@@ -114,13 +113,10 @@ def _calls_as_given(
     """The steps of a function in its tensors' own dtypes, where a trace has halves in another."""
     if not any(s.dtype in HALVES for s in w.tensors.values()):
         return None
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     calls = Calls(getattr(inspect.unwrap(w.operator.reference), "__code__", None))
     own = [s.torch_dtype for s in w.tensors.values()]
     dtypes = [*own, *(t.dtype for t in traced[len(own) :])]
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    outside = torch.inference_mode(False)
+    outside, fake = torch.inference_mode(False), fake_tensors()
     with outside, tracing_lock(), traced_roundings(), without_hooks(), fake:
         given = [
             torch.empty_strided(t.shape, t.stride(), dtype=d, device="cpu")
@@ -164,11 +160,9 @@ def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
     Raises:
         NoImplementation, InvalidArgument: as trace_reference does.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     grads = torch.inference_mode(False), torch.enable_grad(), without_hooks()
     with tracing_lock(), contextlib.ExitStack() as inside:
-        for context in (*grads, traced_roundings(), FakeTensorMode(allow_non_fake_inputs=True)):
+        for context in (*grads, traced_roundings(), fake_tensors()):
             inside.enter_context(context)
         specs = w.tensors.values()
         fakes = [
