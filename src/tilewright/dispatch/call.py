@@ -344,6 +344,7 @@ def _with_gradients(
             return Recomputed.apply(op, operators[op.name], *w.call(tensors).values())
     if forced is None and state.enabled and op.form_of is None:
         backward, draws, reach = generated_backward(op, bound)
+        op.still_itself()  # which tracing may have taken long enough to change
         if backward is not None:
             if reach is not None:
                 bound = reach.given(bound)

@@ -188,8 +188,9 @@ def test_a_function_fused_anew_while_the_old_one_is_traced_runs_its_own_graph(
         old(x)
 
 
+@pytest.mark.parametrize("differentiated", [False, True])
 def test_a_first_call_of_a_function_that_is_fused_anew_meanwhile_is_refused(
-    records_of_its_own, pool
+    records_of_its_own, pool, differentiated
 ):
     begun, go_on = threading.Event(), threading.Event()
 
@@ -197,14 +198,18 @@ def test_a_first_call_of_a_function_that_is_fused_anew_meanwhile_is_refused(
         begun.set()
         assert go_on.wait(WAIT_S)
 
-    call = pool.submit(rescaling(2.0, traced), torch.randn(4, 8))
+    x = torch.randn(4, 8, requires_grad=differentiated)
+    call = pool.submit(rescaling(2.0, traced), x)
     assert begun.wait(WAIT_S)
     new = rescaling(3.0)
     go_on.set()
     with pytest.raises(tw.InvalidArgument, match="another function was fused"):
         call.result(WAIT_S)
-    x = torch.randn(4, 8)
-    assert torch.equal(new(x), x * 3.0)
+    y = new(x)
+    assert torch.equal(y, x * 3.0)
+    if differentiated:
+        y.sum().backward()
+        assert torch.equal(x.grad, torch.full_like(x, 3.0))
 
 
 # --- locks by key ------------------------------------------------------------------------------

@@ -136,9 +136,14 @@ def backward_operator(op: Op, outputs: int | None = None) -> Op:
 
     Args:
         outputs: how many are floating; None for as many as it was made for, at first one.
+
+    Raises:
+        InvalidArgument: another function was fused under its name since, or it has a parameter
+            named as a gradient's operator names its own.
     """
     name = f"{op.name}_backward"
     with _registering:
+        op.still_itself()
         made = OPS.get(name)
         ours = made if isinstance(made, FusedFunction) and made.gradient_of == op.name else None
         if ours and outputs in (None, len(ours.gradients)):
