@@ -188,7 +188,8 @@ class Op:
         flops: floating-point operations of one call.
         check: takes the arguments by name (specs for tensors), fills in what defaults from other
             arguments, and returns them; raises InvalidArgument for what PyTorch would refuse.
-        bytes: compulsory (read, written) bytes; by default each input once and each output once.
+        bytes: compulsory (read, written) bytes; by default each input that is read once and each
+            output once.
         examples: (workload, kind, seed, device) -> tensors; kind is "random" or "integer".
         integer_exact: integer examples have exactly representable results in every dtype.
         autocasts: autocast may change what the reference computes; it casts for no gradient of a
@@ -211,6 +212,7 @@ class Op:
         gradient_of: the operator whose gradients this one computes; its reference differentiates
             that one's with torch.func.vjp, or calls the backward that PyTorch's autograd calls.
             PyTorch's result is then the reference less every step that the gradients do not need.
+        reads: of a gradient operator: {gradient: the arguments that its formula uses}.
         fused: it came from tw.fuse: dtypes promote as in PyTorch, and a generated kernel runs it
             where no record speaks for another.
         fallback: with `fused`: PyTorch runs what no kernel can be generated for.
@@ -245,6 +247,7 @@ class Op:
     wide: tuple[str, ...] = ()
     outputs_like: Callable[[Mapping[str, Any]], Sequence[str | None]] | None = None
     gradient_of: str | None = None
+    reads: Mapping[str, Sequence[str]] = field(default_factory=dict)
     fused: bool = False
     fallback: bool = False
     form_of: str | None = None
@@ -412,6 +415,13 @@ class Op:
         """Of a gradient operator: which to ask for where these arguments need gradients."""
         return tuple(dict.fromkeys(self.same_gradient.get(n, n) for n in wanted))
 
+    def read(self, w: Workload) -> frozenset[str]:
+        """The tensor arguments whose values the outputs follow from."""
+        if not self.reads:
+            return frozenset(w.tensors)
+        gradients: Any = w["grads"]
+        return frozenset(n for g in gradients for n in self.reads[g] if n in w.tensors)
+
     def backward(self, arguments: Iterable[str] = ()) -> Op:
         """Of a fused function: the operator of its gradients that takes these arguments."""
         raise NotImplementedError(self.name)
@@ -507,5 +517,6 @@ def _dtypes_for_layout(w: Workload) -> list[torch.dtype]:
 
 
 def compulsory_bytes(w: Workload) -> tuple[int, int]:
-    read = sum(s.distinct_bytes for s in w.tensors.values())
+    used = w.operator.read(w) if w.operator.reads else w.tensors
+    read = sum(s.distinct_bytes for n, s in w.tensors.items() if n in used)
     return read, sum(o.numel * o.itemsize for o in w.outputs)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ WORD = 1 << 32
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = WORD - 1
+_VMAP_MODES = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("VmapMode")).add(
+    torch._C.DispatchKey.FuncTorchVmapMode
+)
 
 
 def philox(seed: Tensor, counter: Sequence[Tensor | int]) -> tuple[Any, ...]:
@@ -74,6 +77,16 @@ class Seeded(TorchDispatchMode):
     def __init__(self, seed: Tensor):
         super().__init__()
         self.seed, self.calls = seed, 0
+
+    def __enter__(self) -> Self:
+        # Nothing here is random, so gradients in batches, in which PyTorch refuses draws, have it.
+        self._batching = torch._C._ExcludeDispatchKeyGuard(_VMAP_MODES)
+        self._batching.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._batching.__exit__(*raised)
 
     def __torch_dispatch__(
         self,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active
 
+from tilewright.dispatch.gradients import Way
 from tilewright.dispatch.pytorch import as_pytorch, outliving_indices
 from tilewright.dispatch.selection import any_forced, as_before
 from tilewright.op import OPS, Op
@@ -25,6 +26,7 @@ class Recomputed(torch.autograd.Function):
     def forward(ctx: Any, op: Op, forward: Callable[..., Any], *args: Any) -> Any:
         """`forward(*args)`, without a graph; `args` are the reference's, in its order."""
         ctx.op = op
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*(a for a in args if isinstance(a, Tensor)))
         ctx.constants = [None if isinstance(a, Tensor) else (a,) for a in args]
         return forward(*args)
@@ -42,13 +44,16 @@ class Generated(torch.autograd.Function):
     """Forward and backward by operators of ours: `<name>_backward` has what autograd derives.
 
     The forward saves what the backward's parameters name: arguments, its outputs, or, where the
-    backward takes statistics of rows, what `<name>_forward` returns beside the outputs.
+    backward takes statistics of rows, what `<name>_forward` returns beside the outputs. An argument
+    whose values no gradient follows from may be written to between the two, as in PyTorch.
     """
 
     @staticmethod
-    def forward(ctx: Any, op: Op, backward: Op, operators: Any, *args: Any) -> Any:
+    def forward(ctx: Any, op: Op, way: Way, operators: Any, *args: Any) -> Any:
         """`args` are the reference's, in its order; `operators` the public functions by name."""
-        ctx.op, ctx.backward_op, ctx.operators = op, backward, operators
+        backward = way.backward
+        ctx.op, ctx.backward_op, ctx.operators, ctx.reach = op, backward, operators, way.reach
+        ctx.set_materialize_grads(False)
         ctx.asked = any_forced()
         found = operators[f"{op.name}_forward" if backward.wide else op.name](*args)
         outs = found if isinstance(found, tuple) else (found,)
@@ -60,7 +65,11 @@ class Generated(torch.autograd.Function):
         ctx.constants = [None if isinstance(a, Tensor) else (a,) for a in args]
         ctx.extra = [n for n in named if n in backward.parameters and n not in op.parameters]
         extra = [named[n] for n in ctx.extra]
-        ctx.save_for_backward(*(a for a in args if isinstance(a, Tensor)), *extra)
+        # An output that is read was computed from arguments that its own gradients follow from.
+        kept = (
+            args if extra else [_unwatched(a, n, way) for n, a in zip(ctx.names, args, strict=True)]
+        )
+        ctx.save_for_backward(*(a for a in kept if isinstance(a, Tensor)), *extra)
         ctx.shapes = [o.shape for o in outs]
         ctx.floats = [o.is_floating_point() for o in outs]
         if not all(ctx.floats):
@@ -72,7 +81,11 @@ class Generated(torch.autograd.Function):
         """Gradients by the operator; where they are differentiated again, PyTorch's."""
         saved = iter(ctx.saved_tensors)
         args = [next(saved) if constant is None else constant[0] for constant in ctx.constants]
-        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed]
+        reached = ctx.names if ctx.reach is None else ctx.reach.of(grads)
+        needed = zip(ctx.names, ctx.needs_input_grad[3:], strict=True)
+        wanted = [i for i, (name, needs) in enumerate(needed) if needs and name in reached]
+        if not wanted:
+            return (None,) * len(ctx.needs_input_grad)
         name = ctx.backward_op.name
         again = name not in OPS or OPS[name] is not ctx.backward_op  # a function fused anew
         if torch.is_grad_enabled() or again:
@@ -96,6 +109,14 @@ class Generated(torch.autograd.Function):
         return (None, None, None, *(by_place.get(i) for i in range(len(args))))
 
 
+def _unwatched(value: Any, name: str, way: Way) -> Any:
+    """What is saved of an argument; autograd does not watch whether it changes if nothing reads it.
+
+    Its history is of no use then: gradients of gradients do not follow from it either.
+    """
+    return value.data if isinstance(value, Tensor) and name not in way.reads else value
+
+
 def _reference_gradients(
     op: Op, args: list[Any], wanted: list[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
@@ -114,6 +135,8 @@ def _reference_gradients(
             for o, g in zip(out if isinstance(out, tuple) else (out,), grads, strict=True)
             if g is not None and o.requires_grad
         ]
+        if not pairs:
+            return [None] * len(args)
         found = torch.autograd.grad(
             [o for o, _ in pairs],
             [args[i] for i in wanted],

@@ -343,17 +343,17 @@ def _with_gradients(
             w, tensors = op.workload_of(*args, **kwargs)
             return Recomputed.apply(op, operators[op.name], *w.call(tensors).values())
     if forced is None and state.enabled and op.form_of is None:
-        backward, draws, reach = generated_backward(op, bound)
+        way = generated_backward(op, bound)
         op.still_itself()  # which tracing may have taken long enough to change
-        if backward is not None:
-            if reach is not None:
-                bound = reach.given(bound)
-            if draws:
+        if way is not None:
+            if way.reach is not None:
+                bound = way.reach.given(bound)
+            if way.draws:
                 first = next(v for v in bound.values() if isinstance(v, Tensor))
                 bound[str(op.seed)] = fresh_seed(first.device)
             everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
-            found = Generated.apply(op, backward, operators, *everything)
-            return found if reach is None else reach.returned(found)
+            found = Generated.apply(op, way, operators, *everything)
+            return found if way.reach is None else way.reach.returned(found)
     if forced is not None and state.enabled and op.form_of is None:
         w, tensors = op.workload_of(*args, **kwargs)
         given = w.call(tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,16 +20,33 @@ from tilewright.tensor_spec import TensorSpec
 
 _MAX_KEYS = 4096
 """Kinds of calls that are remembered; all are forgotten beyond, so that memory has a bound."""
-Way = tuple[Op | None, bool, Reach | None]
-_PYTORCH = None, False, None
-_found: dict[tuple, Way] = {}
-"""By operator and description of a call: the backward that runs it, or None for PyTorch's; whether
-the call draws and was given no seed; what has gradients, or None for all that is asked for."""
 
 
-def generated_backward(op: Op, bound: Mapping[str, Any]) -> Way:
-    """The gradient operator for a call with these arguments, where one runs faster than PyTorch's;
-    whether forward and backward need a seed; and what of a person's function has gradients.
+@dataclass(frozen=True)
+class Way:
+    """How a call is differentiated by an operator of ours.
+
+    Attributes:
+        backward: that operator.
+        draws: whether forward and backward need a seed that the call was not given.
+        reach: what has gradients; None for all that is asked for.
+        reads: the arguments whose values the gradients follow from.
+    """
+
+    backward: Op
+    draws: bool
+    reach: Reach | None
+    reads: frozenset[str]
+
+
+_PYTORCH = "PyTorch's"
+_found: dict[tuple, Way | str] = {}
+"""By operator and description of a call."""
+
+
+def generated_backward(op: Op, bound: Mapping[str, Any]) -> Way | None:
+    """How an operator of ours differentiates a call with these arguments, where one runs faster
+    than PyTorch's; else None.
 
     A record must speak for an implementation of it other than aten; for a function that tw.fuse
     was asked to fuse, none is needed.
@@ -36,30 +54,35 @@ def generated_backward(op: Op, bound: Mapping[str, Any]) -> Way:
     name = f"{op.name}_backward"
     if not op.fused:
         if name not in OPS:
-            return _PYTORCH
+            return None
         tensors = [v for v in bound.values() if isinstance(v, Tensor)]
         if not evidence.records_of(tensors[0].device, name).winners:
-            return _PYTORCH
+            return None
     try:
         described = [float if n in op.scalars else description(v) for n, v in bound.items()]
         key = (op.name, state.generation, *bound, *described)
         found = _found.get(key)
     except (RuntimeError, TypeError):  # no strides, or no hash: PyTorch will say what is wrong
-        return _PYTORCH
+        return None
     if found is not None:
-        return found
+        return found if isinstance(found, Way) else None
     with state.building.holding(key):
-        found = _found.get(key) or _choose(op, bound)  # maybe by whom we waited for
+        found = _found.get(key) or _choose(op, bound) or _PYTORCH  # maybe by whom we waited for
         if len(_found) >= _MAX_KEYS:
             _found.clear()
         _found[key] = found
-    return found
+    return found if isinstance(found, Way) else None
+
+
+def _has_a_reach(op: Op) -> bool:
+    """Whether autograd may see less of it than that each result follows from each argument."""
+    return op.fused or len(op.returns) > 1
 
 
 def known_reach(w: Workload, given: Mapping[str, Any]) -> Reach | None:
     """What has gradients of a call that an implementation was named for, whatever can be fused;
     None for all that is asked for."""
-    if not w.operator.fused:
+    if not _has_a_reach(w.operator):
         return None
     try:
         return reached(w, _requiring(given))
@@ -79,32 +102,32 @@ def description(value: Any) -> Any:
     return value
 
 
-def _choose(op: Op, bound: Mapping[str, Any]) -> Way:
+def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
     device = next(v.device for v in bound.values() if isinstance(v, Tensor))
     if device.type not in ("cpu", "cuda") or any(
         type(v) not in (Tensor, torch.nn.Parameter) for v in bound.values() if isinstance(v, Tensor)
     ):
-        return _PYTORCH
+        return None
     wanted = _requiring(bound)
     specs: dict[str, Any] = {
         n: TensorSpec.of(v) if isinstance(v, Tensor) else v for n, v in bound.items()
     }
-    reach = None
     try:
         w = op.workload(**specs)
         given_seed = seeded(w, device)
         w = given_seed or w
         if op.fused:
             if selection.choose(w, device).source == "default":  # or it says what is not taken
-                return _PYTORCH
+                return None
             floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
             backward = backward_operator(op, len(floats))
-            reach = reached(w, wanted)
-            wanted = tuple(n for n in wanted if n in reach.arguments)
-            if not wanted:
-                return backward, given_seed is not None, reach
         else:
             backward = OPS[f"{op.name}_backward"]
+        reach = reached(w, wanted) if _has_a_reach(op) else None
+        if reach is not None:
+            wanted = tuple(n for n in wanted if n in reach.arguments)
+        if not wanted:
+            return Way(backward, given_seed is not None, reach, frozenset())
         forward = OPS[f"{op.name}_forward"].workload(**dict(w.args)) if backward.wide else w
         saved = dict(zip((*op.returns, *backward.wide), forward.outputs, strict=False))
         given = {**saved, **dict(w.args), "grads": backward.gradients_for(wanted)}
@@ -112,11 +135,12 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way:
         floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
         given.update(zip(gradients, floats, strict=True))
         known = {n: v for n, v in given.items() if n in backward.parameters}
-        choice = selection.choose(backward.workload(**known), device)
+        differentiated = backward.workload(**known)
+        choice = selection.choose(differentiated, device)
     except (InvalidArgument, NoImplementation):
         if op.fused and not op.fallback:
             raise
-        return _PYTORCH
+        return None
     if choice.implementation == "aten" and not op.fused:
-        return _PYTORCH
-    return backward, given_seed is not None, reach
+        return None
+    return Way(backward, given_seed is not None, reach, backward.read(differentiated))

@@ -1,4 +1,4 @@
-"""What the gradient operators share: which gradients are asked for, their dtypes and traffic."""
+"""What the gradient operators share: which gradients are asked for, and their dtypes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from tilewright.errors import InvalidArgument
-from tilewright.op import Workload
 
 
 def wanted_gradients(name: str, args: dict[str, Any], possible: Iterable[str]) -> tuple[str, ...]:
@@ -51,14 +50,3 @@ def like_arguments(possible: Possible, **others: str) -> Any:
 
 def chosen(grads: tuple[str, ...], found: Mapping[str, torch.Tensor | None]) -> tuple[Any, ...]:
     return tuple(found[n] for n in grads)
-
-
-def bytes_of(reads: Mapping[str, Iterable[str]]) -> Callable[[Workload], tuple[int, int]]:
-    """For Op.bytes: `reads` says for each gradient which arguments its formula uses."""
-
-    def count(w: Workload) -> tuple[int, int]:
-        used = {name for gradient in w["grads"] for name in reads[gradient]}
-        read = sum(s.distinct_bytes for name, s in w.tensors.items() if name in used)
-        return read, sum(o.numel * o.itemsize for o in w.outputs)
-
-    return count

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tilewright.op import op
-from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients, weighted
+from tilewright.ops._gradients import chosen, like_arguments, wanted_gradients, weighted
 from tilewright.ops._normalization import beside_statistics, check_normalization, with_statistics
 from tilewright.rounding import rounded
 
@@ -30,7 +30,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
 @op(
     flops=lambda w: 15 * w["total"].numel,  # layer norm's gradients 14, an addition
     check=check,
-    bytes=bytes_of(_READS),
+    reads=_READS,
     examples=with_statistics("total"),
     wide=("mean", "rstd"),
     outputs_like=like_arguments(_possible, x="total", bias="weight"),

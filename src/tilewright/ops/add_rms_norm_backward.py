@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from tilewright.op import op
-from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients, weighted
+from tilewright.ops._gradients import chosen, like_arguments, wanted_gradients, weighted
 from tilewright.ops._normalization import check_normalization, rms_norm_gradients, with_statistics
 from tilewright.rounding import rounded
 
@@ -25,7 +25,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
 @op(
     flops=lambda w: 11 * w["total"].numel,  # RMS norm's gradients 10, an addition
     check=check,
-    bytes=bytes_of(_READS),
+    reads=_READS,
     examples=with_statistics("total"),
     wide=("rstd",),
     outputs_like=like_arguments(_possible, x="total"),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tilewright.examples import random_tensors
 from tilewright.op import Workload, op
-from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients
+from tilewright.ops._gradients import chosen, like_arguments, wanted_gradients
 from tilewright.ops._normalization import beside_statistics, check_normalization, row_statistics
 from tilewright.rounding import rounded
 
@@ -40,7 +40,7 @@ def examples(w: Workload, *args: Any, **kwargs: Any) -> list[Tensor]:
     # the additions 2, layer norm's gradients 14, a sum over columns that both biases share 1
     flops=lambda w: 17 * w["x"].numel,
     check=check,
-    bytes=bytes_of(_READS),
+    reads=_READS,
     examples=examples,
     wide=("mean", "rstd"),
     outputs_like=like_arguments(lambda args: _POSSIBLE, bias="weight"),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tilewright.op import op
-from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients, weighted
+from tilewright.ops._gradients import chosen, like_arguments, wanted_gradients, weighted
 from tilewright.ops._normalization import (
     beside_statistics,
     check_normalization,
@@ -29,7 +29,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     # products 3, normalise 2, two sums over rows 4, combine 5; sums over columns 3
     flops=lambda w: 14 * w["x"].numel,
     check=check,
-    bytes=bytes_of(_READS),
+    reads=_READS,
     examples=with_statistics("x"),
     wide=("mean", "rstd"),
     outputs_like=like_arguments(_possible, bias="weight"),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tilewright.errors import InvalidArgument
 from tilewright.op import op
-from tilewright.ops._gradients import bytes_of, like_arguments, of_tensors, wanted_gradients
+from tilewright.ops._gradients import like_arguments, of_tensors, wanted_gradients
 from tilewright.ops._lerp import check_lerp
 from tilewright.tensor_spec import TensorSpec
 
@@ -39,7 +39,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     # 1 - weight, three products, a difference; sums where an operand was broadcast
     flops=lambda w: 5 * w["grad_output"].numel,
     check=check,
-    bytes=bytes_of(_READS),
+    reads=_READS,
     scalars=("weight",),
     integer_exact=True,
     outputs_like=like_arguments(_possible),

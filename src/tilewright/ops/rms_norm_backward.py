@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from tilewright.op import op
-from tilewright.ops._gradients import bytes_of, chosen, like_arguments, wanted_gradients, weighted
+from tilewright.ops._gradients import chosen, like_arguments, wanted_gradients, weighted
 from tilewright.ops._normalization import (
     check_normalization,
     normalized_dims,
@@ -28,7 +28,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
     # products 2, normalise 1, a sum over rows 2, combine 3; a sum over columns 2
     flops=lambda w: 10 * w["x"].numel,
     check=check,
-    bytes=bytes_of(_READS),
+    reads=_READS,
     examples=with_statistics("x"),
     wide=("rstd",),
     outputs_like=like_arguments(_possible),

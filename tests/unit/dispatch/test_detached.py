@@ -1,5 +1,7 @@
 """What of a fused function has gradients is what PyTorch's autograd says, and nothing else has."""
 
+import re
+
 import pytest
 import torch
 
@@ -68,3 +70,42 @@ def test_pytorch_differentiates_what_decides_by_values_where_it_is_named(tensors
     with tw.use("aten", op="detached"):
         decided(x).sum().backward()
     torch.testing.assert_close(x.grad, x.sum().detach().expand_as(x))
+
+
+def separate(x, y, m):
+    return x * 2, x.sin() + y, x.detach() * y
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("output", range(3))
+def test_what_an_unused_output_alone_needs_has_none_as_in_pytorch(tensors, output, forced):
+    fused = tw.fuse(separate, name="detached")
+    with tw.use("fused", op="detached") if forced else torch.enable_grad():
+        own = fused(*tensors)
+    pairs = own[output], separate(*tensors)[output]
+    weights = torch.randn(4, 8)
+    found, right = (torch.autograd.grad(o, tensors[:2], weights, allow_unused=True) for o in pairs)
+    assert [g is None for g in found] == [g is None for g in right]
+    torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("changed", range(2))
+@pytest.mark.parametrize("needing", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize(
+    "function", [lambda x, y: x * y, lambda x, y: x.sin() + y, lambda x, y: 3 * x - y]
+)
+def test_what_a_gradient_does_not_read_may_change_before_it(function, needing, changed):
+    found = []
+    for called in (tw.fuse(function, name="detached"), function):
+        given = [torch.linspace(0, 1, 12).reshape(3, 4) + k for k in range(2)]
+        leaves = [given[i].requires_grad_() for i in needing]
+        out = called(*given)
+        with torch.no_grad():
+            given[changed].add_(1)
+        try:
+            found.append(torch.autograd.grad(out.sum(), leaves, create_graph=True))
+        except RuntimeError as error:
+            found.append(re.search("modified by an inplace operation", str(error))[0])
+    assert type(found[0]) is type(found[1])
+    if isinstance(found[0], tuple):
+        torch.testing.assert_close(*found)

@@ -1,6 +1,7 @@
 """Calls that need gradients: an own backward runs where records speak for it, else PyTorch's."""
 
 import contextlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -236,6 +237,65 @@ def test_the_choice_of_a_backward_is_made_once_for_equal_calls(store, monkeypatc
     record(store, text)
     x, w, b = leaves(*shapes)
     bound = {"x": x, "normalized_shape": (H,), "weight": w, "bias": b}
-    assert generated_backward(OPS["layer_norm"], bound) == (OPS["layer_norm_backward"], False, None)
+    way = generated_backward(OPS["layer_norm"], bound)
+    assert (way.backward, way.draws, way.reach) == (OPS["layer_norm_backward"], False, None)
+    assert way.reads == {"grad_output", "x", "mean", "rstd", "weight"}
     monkeypatch.setattr("tilewright.dispatch.gradients._choose", None)
-    assert generated_backward(OPS["layer_norm"], bound) == (OPS["layer_norm_backward"], False, None)
+    assert generated_backward(OPS["layer_norm"], bound) == way
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("name", ["add_layer_norm", "add_rms_norm"])
+def test_a_sum_of_which_no_term_needs_a_gradient_requires_none(name, forced, store):
+    text, shapes, own, right = CASES[name]
+    grads = "weight,bias" if name == "add_layer_norm" else "weight"
+    record(store, text.replace(")", f", grads=[{grads}])"))
+    x, residual, *parameters = leaves(*shapes)
+    given = (x.detach(), residual.detach(), *parameters)
+    with tw.use("fused", op=name) if forced else contextlib.nullcontext():
+        out, total = own(*given)
+    assert type(out.grad_fn).__name__ == ("RecomputedBackward" if forced else "GeneratedBackward")
+    assert not total.requires_grad
+    found, expected = (torch.autograd.grad(o.sum(), parameters) for o in (out, right(*given)[0]))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_what_an_output_does_not_follow_from_has_no_gradient_of_it(forced, store):
+    text, shapes, own, _ = CASES["add_layer_norm"]
+    record(store, text)
+    x, residual, weight, bias = leaves(*shapes)
+    with tw.use("fused", op="add_layer_norm") if forced else contextlib.nullcontext():
+        _, total = own(x, residual, weight, bias)
+    found = torch.autograd.grad(total.sum(), (x, residual, weight, bias), allow_unused=True)
+    assert torch.equal(found[0], torch.ones_like(x))
+    assert torch.equal(found[1], found[0])
+    assert found[2:] == (None, None)
+
+
+def unless_changed(out, leaves):
+    """The gradients, or that autograd refuses since an argument was written to."""
+    try:
+        return torch.autograd.grad(out.sum(), leaves)
+    except RuntimeError as error:
+        return re.search("modified by an inplace operation", str(error))[0]
+
+
+@pytest.mark.parametrize("changed", range(3))
+def test_an_argument_may_change_before_the_backward_where_pytorch_does_not_read_it(changed, store):
+    needs = ", ".join(f"{n}=f32[{ROWS},{H}]" for n in ("grad_output", "x", "end"))
+    record(store, f"lerp_backward({needs}, weight=f32[{ROWS},{H}], grads=[x,end])")
+    found = []
+    for function in (tw.lerp, torch.lerp):
+        x, end, weight = leaves(*[(ROWS, H)] * 3)
+        tensors = [x, end, weight.detach()]
+        out = function(*tensors)
+        generated = type(out.grad_fn).__name__ == "GeneratedBackward"
+        assert generated == (function is tw.lerp)
+        with torch.no_grad():
+            tensors[changed].mul_(2)
+        found.append(unless_changed(out, (x, end)))
+    if changed == 2:
+        assert found == ["modified by an inplace operation"] * 2
+    else:
+        torch.testing.assert_close(*found)

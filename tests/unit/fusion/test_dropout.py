@@ -196,6 +196,22 @@ def test_the_backward_draws_the_mask_of_its_forward(fused):
 
 
 @runs
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_in_batches_have_the_mask_of_the_forward(create_graph, fused):
+    x, residual = (torch.randn(6, 7, requires_grad=True) for _ in range(2))
+    out, weights = fused["dropped_sum"](x, residual, 0.4), torch.randn(3, 6, 7)
+
+    def gradients(weight, **how):
+        return torch.autograd.grad(out, (x, residual), weight, retain_graph=True, **how)
+
+    each = tuple(torch.stack(g) for g in zip(*map(gradients, weights), strict=True))
+    many = gradients(weights, is_grads_batched=True, create_graph=create_graph)
+    torch.testing.assert_close(many, each)
+    torch.testing.assert_close(torch.vmap(gradients)(weights), each)
+
+
+@runs
 def test_a_seeded_generator_repeats_a_run_and_two_calls_differ(fused):
     x, residual = torch.randn(40, 50), torch.zeros(40, 50)
     torch.manual_seed(5)

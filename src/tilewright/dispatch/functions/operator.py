@@ -24,6 +24,7 @@ from tilewright.fusion.frontend.trace import (
     trace_reference,
     trace_truth,
 )
+from tilewright.fusion.ir import Graph
 from tilewright.fusion.remembered import ByOperator
 from tilewright.impls._vendor import tracked
 from tilewright.impls.fused import graph_of
@@ -71,10 +72,20 @@ class FusedFunction(Op):
     def program(self, w: Workload) -> str:
         return program_of(w)
 
+    def read(self, w: Workload) -> frozenset[str]:
+        graph = graph_of(w)
+        return frozenset(w.tensors) if isinstance(graph, str) else _loaded(w, graph)
+
     def truth(self, w: Workload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The traced function in fp64; its casts from one floating dtype to another are dropped."""
         wide = [t.double() if t.is_floating_point() else t for t in tensors]
         return tuple(_Widened(trace_truth(w))(*wide))
+
+
+def _loaded(w: Workload, graph: Graph) -> frozenset[str]:
+    names = list(w.tensors)
+    places = [*range(len(names)), *graph.again]
+    return frozenset(names[places[n.attr]] for n in graph.nodes if n.op == "load")
 
 
 class _OnDevice(fx.Interpreter):

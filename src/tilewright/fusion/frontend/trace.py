@@ -133,11 +133,21 @@ class Reach:
 
     Attributes:
         outputs: which have a gradient.
-        arguments: the names of those that one flows to.
+        flows: for each output, the names of the arguments that its gradient flows to.
     """
 
     outputs: tuple[bool, ...]
-    arguments: frozenset[str]
+    flows: tuple[frozenset[str], ...]
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """Those that a gradient flows to."""
+        return frozenset().union(*self.flows)
+
+    def of(self, gradients: Sequence[Any]) -> frozenset[str]:
+        """Those that the gradients of outputs flow to, where None is one that there is not."""
+        pairs = zip(self.flows, gradients, strict=True)
+        return frozenset().union(*(names for names, g in pairs if g is not None))
 
     def given(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of which the others have no gradient."""
@@ -164,24 +174,38 @@ def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
     with tracing_lock(), contextlib.ExitStack() as inside:
         for context in (*grads, traced_roundings(), fake_tensors()):
             inside.enter_context(context)
-        specs = w.tensors.values()
         fakes = [
-            torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype, device="cpu")
-            for s in specs
+            torch.empty_strided(s.shape, s.real_strides, dtype=dtype, device="cpu")
+            for s, dtype in zip(w.tensors.values(), _dtypes_of_autograd(w), strict=True)
         ]
         given = w.call(fakes)
         leaves = {n: given[n].requires_grad_() for n in wanted}
         with by_shapes(w.operator, w):
             outs = w.operator.returned(w.operator.reference(**given))
-        behind, known = [o.grad_fn for o in outs], set[Any]()
-        while behind:
-            step = behind.pop()
-            if step is not None and step not in known:
-                known.add(step)
-                behind += [before for before, _ in step.next_functions]
-        ends = [step.variable for step in known if hasattr(step, "variable")]
-        found = [n for n, leaf in leaves.items() if any(leaf is v for v in (*ends, *outs))]
-        return Reach(tuple(o.requires_grad for o in outs), frozenset(found))
+        ends = [_leaves_behind(o) for o in outs]
+        flows = [{n for n, leaf in leaves.items() if any(leaf is v for v in vs)} for vs in ends]
+        return Reach(tuple(o.requires_grad for o in outs), tuple(map(frozenset, flows)))
+
+
+def _dtypes_of_autograd(w: Workload) -> list[torch.dtype]:
+    """Those of the tensors; of an operator's, whose halves PyTorch's kernels may not take beside
+    fp32 weights, of their arithmetic."""
+    own = [s.torch_dtype for s in w.tensors.values()]
+    arithmetic = DTYPES[w.arithmetic]
+    return own if w.operator.fused else [arithmetic if d.is_floating_point else d for d in own]
+
+
+def _leaves_behind(out: torch.Tensor) -> list[torch.Tensor]:
+    """The leaves that a gradient of a result flows to."""
+    if out.grad_fn is None:
+        return [out]
+    behind, known = [out.grad_fn], set[Any]()
+    while behind:
+        step = behind.pop()
+        if step not in known:
+            known.add(step)
+            behind += [before for before, _ in step.next_functions if before is not None]
+    return [step.variable for step in known if hasattr(step, "variable")]
 
 
 def trace_truth(w: Workload) -> fx.GraphModule:
