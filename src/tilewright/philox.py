@@ -23,9 +23,9 @@ WORD = 1 << 32
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = WORD - 1
-_VMAP_MODES = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("VmapMode")).add(
-    torch._C.DispatchKey.FuncTorchVmapMode
-)
+_VMAP_MODES = torch._C.DispatchKeySet(
+    torch._C._parse_dispatch_key("VmapMode")  # type: ignore[arg-type]  # there is such a key
+).add(torch._C.DispatchKey.FuncTorchVmapMode)
 
 
 def philox(seed: Tensor, counter: Sequence[Tensor | int]) -> tuple[Any, ...]:

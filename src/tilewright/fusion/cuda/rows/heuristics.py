@@ -36,6 +36,7 @@ from tilewright.fusion.cuda.rows.persistent import (
 )
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.small_blocks import (
+    paired_untuned,
     shared_pair_candidates,
     small_block_candidates,
     small_block_variations,
@@ -103,6 +104,7 @@ def _small_blocks_alone(
     """Without parameter vectors, which persistent kernels keep on chip."""
     if footprint.columns or footprint.parameters:
         return
+    yield from paired_untuned(footprint, device, vector)
     least = LANE_BYTES * device.warp if footprint.keeps_costly_steps else WIDE_ROW_BYTES
     if footprint.width * footprint.itemsize > least:
         yield from small_block_candidates(space, footprint, device, vector)
