@@ -9,7 +9,7 @@ from tilewright.fusion.plan import expand_moments
 from tilewright.fusion.program import Kernels, walking
 from tilewright.fusion.segments import _Cutter
 from tilewright.fusion.subgraphs import largest
-from tilewright.fusion.ways import Hopeless, Row
+from tilewright.fusion.ways import Hopeless, Met, Row
 
 
 def passes(program):
@@ -43,9 +43,9 @@ def fewest(graph, bound, most=2000):
     """The fewest passes of any plan; `bound` if none has less, None if there are over `most`."""
     kernels = Kernels(2)
     graph = remove_dead(expand_moments(graph, kernels.corrects))
-    best, choices = bound, []
+    best, choices, met = bound, [], Met()
     for _ in range(most):
-        cutter = _Chosen(graph, kernels, choices, best)
+        cutter = _Chosen(graph, kernels, choices, best, met)
         with contextlib.suppress(Hopeless):
             best = min(best, passes(cutter.run(False)))
         while cutter.chosen and cutter.chosen[-1][0] + 1 == cutter.chosen[-1][1]:
