@@ -24,6 +24,7 @@ from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
 from tilewright.fakes import fake_tensors, tracing_lock, without_hooks
 from tilewright.fusion.frontend.decompositions import decompositions
 from tilewright.fusion.frontend.given_dtypes import Calls, Following, Noting
+from tilewright.fusion.frontend.refused import Refusing
 from tilewright.fusion.remembered import ByOperator
 from tilewright.op import Op, Workload
 from tilewright.rounding import traced_roundings
@@ -251,13 +252,14 @@ def by_shapes(op: Op, w: Workload) -> Iterator[None]:
     # Under a default device calls disable modes, ours too; and it need not be these tensors'.
     enabled, at_home = torch._C._EnableTorchFunction(), torch.device("cpu")
     try:
-        with enabled, at_home, lines, _told_once(fake_tensor.log):
+        refusing = Refusing() if op.fused else contextlib.nullcontext()
+        with enabled, at_home, lines, _told_once(fake_tensor.log), refusing:
             yield
     except (
         fake_tensor.DataDependentOutputException,
         fake_tensor.DynamicOutputShapeException,
     ) as reason:
-        raise _by_values(str(reason.func), lines.last) from None
+        raise _by_values(str(reason.func), lines.last, w) from None
     except TilewrightError:
         raise
     except Exception as error:  # whatever a person's function raises
@@ -265,7 +267,7 @@ def by_shapes(op: Op, w: Workload) -> Iterator[None]:
             raise
         told = str(error).split("\n")[0]
         if asked := _ASKED_OF_A_TRACE.search(told):
-            raise _by_values(asked[1], lines.last) from None
+            raise _by_values(asked[1], lines.last, w) from None
         where = f" ({line})" if (line := lines.raising(error)) else ""
         raise InvalidArgument(
             f"{op.name} raises {type(error).__name__}{': ' * bool(told)}{told}{where}, called with "
@@ -277,9 +279,19 @@ _ASKED_OF_A_TRACE = re.compile("get value out of a tracing tensor with (\\S+)")
 """make_fx has no exception of its own for the steps that fake tensors would answer."""
 
 
-def _by_values(step: str, line: str | None) -> NoImplementation:
+def _by_values(step: str, line: str | None, w: Workload) -> NoImplementation:
     where = f" ({line})" if line else ""
-    return NoImplementation(f"{step} of the reference decides by values of a tensor{where}")
+    told = f"{step} of the reference decides by values of a tensor{where}"
+    numbers = [
+        *w.scalars,
+        *(n for n, s in w.tensors.items() if not s.shape and n != w.operator.seed),
+    ]
+    if "_local_scalar_dense" in step and numbers:
+        told += (
+            f"; if that is {' or '.join(numbers)}: it is a tensor of no dims here, so give a "
+            "Python number, and leave it out of scalars="
+        )
+    return NoImplementation(told)
 
 
 @contextlib.contextmanager

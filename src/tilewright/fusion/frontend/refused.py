@@ -1,0 +1,92 @@
+"""Steps that PyTorch's kernels refuse and its fake tensors take: a trace must refuse them too."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_NOT_OF_BOOLEANS = {"floor", "ceil", "round", "trunc", "_softmax", "_log_softmax"}
+_DIFFERENCES = {"sub", "rsub"}
+
+
+class Refusing(TorchDispatchMode):
+    """Inside, such a step raises, in words that tell the remedy."""
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if isinstance(function, OpOverload) and function.namespace == "aten":
+            _check_booleans(function, args)
+            if function._schema.is_mutable:
+                _check_memory(function, args)
+        return function(*args, **(kwargs or {}))
+
+
+def _check_booleans(function: OpOverload, args: Sequence[Any]) -> None:
+    name = function._schema.name.removeprefix("aten::").removesuffix("_")
+    if name in _NOT_OF_BOOLEANS and _is_boolean(args[0]):
+        raise NotImplementedError(
+            f"{name.removeprefix('_')} of booleans is none of PyTorch's; cast them first: .float()"
+        )
+    if name in _DIFFERENCES and any(map(_is_boolean, args[:2])):
+        raise RuntimeError(
+            "PyTorch subtracts no booleans; invert a mask by ~, compare two by ^, or cast: .float()"
+        )
+
+
+def _is_boolean(value: Any) -> bool:
+    return value.dtype is torch.bool if isinstance(value, Tensor) else isinstance(value, bool)
+
+
+def _check_memory(function: OpOverload, args: Sequence[Any]) -> None:
+    written: list[Tensor] = []
+    read: list[Tensor] = []
+    for value, argument in zip(args, function._schema.arguments, strict=False):
+        if isinstance(value, Tensor):
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            (written if writes else read).append(value)
+    for one, other in itertools.product(written, read):
+        if overlap_in_part(one, other):
+            raise RuntimeError(
+                f"{function._schema.name.removeprefix('aten::')} writes to memory that it "
+                "reads at other elements, of which PyTorch promises no result; "
+                "clone() what is read"
+            )
+
+
+def overlap_in_part(a: Tensor, b: Tensor) -> bool:
+    """Whether an element of one is another element of the other."""
+    if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():
+        return False
+    apart = b.storage_offset() - a.storage_offset()
+    return (apart, a.shape, a.stride()) != (0, b.shape, b.stride()) and _meet(apart, _spans(a, b))
+
+
+def _spans(a: Tensor, b: Tensor) -> list[tuple[int, int, int]]:
+    """(stride, least, greatest) of index differences between elements of the two, widest first."""
+    found: dict[int, list[int]] = {}
+    for t, end in ((a, 1), (b, 0)):
+        for size, stride in zip(t.shape, t.stride(), strict=True):
+            found.setdefault(stride, [0, 0])[end] += size - 1
+    return sorted(((s, -low, high) for s, (low, high) in found.items() if s), reverse=True)
+
+
+def _meet(apart: int, spans: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether a sum of strides, each so many times as its span allows, is `apart`."""
+    if not spans:
+        return apart == 0
+    (stride, low, high), *rest = spans
+    least, most = sum(s * k for s, k, _ in rest), sum(s * k for s, _, k in rest)
+    first = max(low, -((most - apart) // stride))
+    last = min(high, (apart - least) // stride)
+    return any(_meet(apart - k * stride, rest) for k in range(first, last + 1))

@@ -1,0 +1,127 @@
+"""What PyTorch's kernels refuse, or promise nothing of, is refused by fused functions, in words."""
+
+import itertools
+
+import pytest
+import torch
+
+import tilewright as tw
+from tilewright.compile import cxx
+from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.fusion.frontend.refused import overlap_in_part
+
+pytestmark = pytest.mark.usefixtures("forgets_functions")
+runs = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+X, MASK = torch.randn(4, 8), torch.rand(4, 8) > 0.5
+
+
+def refused(function, *tensors, match):
+    line = function.__code__.co_firstlineno
+    with pytest.raises(InvalidArgument, match=rf"{match}.*test_refused\.py:{line}\)"):
+        tw.fuse(function, name="refused")(*tensors)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, m: x * m.floor(),
+        lambda x, m: x * m.ceil(),
+        lambda x, m: x * torch.round(m),
+        lambda x, m: x * m.trunc(),
+        lambda x, m: x * m.softmax(-1),
+        lambda x, m: x * torch.log_softmax(m, 0),
+        lambda x, m: x * (1 - m),
+        lambda x, m: x - m,
+        lambda x, m: m - x,
+        lambda x, m: x * (m - (x > 0)),
+        lambda x, m: x.sub(m, alpha=2),
+    ],
+)
+def test_steps_that_pytorch_has_not_for_booleans_are_refused(function):
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        function(X, MASK)
+    refused(function, X, MASK, match=r"cast.* first: \.float\(\)|or cast: \.float\(\)")
+
+
+@runs
+def test_booleans_that_are_cast_are_numbers():
+    function = tw.fuse(lambda x, m: x * (1 - m.float()) + m.float().softmax(-1), name="refused")
+    torch.testing.assert_close(function(X, MASK), X * ~MASK + MASK.float().softmax(-1))
+
+
+def rows_moved(x):
+    z = x * 1
+    z[1:] = z[:-1]
+    return z
+
+
+def columns_moved(x):
+    z = x * 1
+    z[:, 1:].add_(z[:, :-1])
+    return z
+
+
+def transposed(x):
+    z = x[:, :4] * 1
+    z.copy_(z.t())
+    return z
+
+
+@pytest.mark.parametrize("function", [rows_moved, columns_moved, transposed])
+def test_a_write_to_what_it_reads_elsewhere_is_refused(function):
+    line = function.__code__.co_firstlineno + 2
+    with pytest.raises(InvalidArgument, match=rf"writes to memory .*clone\(\).*refused.py:{line}"):
+        tw.fuse(function, name="refused")(X)
+
+
+def halves_added(x):
+    z = x * 1
+    z[:, :4] += z[:, 4:]
+    z[1:] = z[:-1].clone()
+    z.add_(z)
+    return z
+
+
+def into_zeros(x):
+    z = torch.zeros_like(x)
+    z[1:] = x[:-1].exp()
+    return z
+
+
+@runs
+@pytest.mark.parametrize("function", [halves_added, into_zeros])
+def test_writes_beside_what_they_read_are_pytorchs(function):
+    found = []
+    for called in (tw.fuse(function, name="refused"), function):
+        x = X.clone().requires_grad_()
+        out = called(x)
+        outs = out if isinstance(out, tuple) else (out,)
+        found.append((*outs, *torch.autograd.grad(sum(o.square().sum() for o in outs), x)))
+    torch.testing.assert_close(*found)
+
+
+def test_overlap_is_what_the_elements_addresses_say():
+    base = torch.arange(60)
+    views = [
+        base.as_strided(shape, stride, offset)
+        for shape, stride in itertools.product([(3, 4), (4, 3)], [(4, 1), (1, 4), (8, 2), (0, 1)])
+        for offset in (0, 1, 4, 12, 20)
+    ]
+    for a, b in itertools.product(views, views):
+        same = a.shape == b.shape and a.stride() == b.stride() and torch.equal(a, b)
+        meet = bool(torch.isin(a.flatten(), b.flatten()).any())
+        assert overlap_in_part(a, b) == (meet and not same), (a, b)
+    assert not overlap_in_part(base, torch.arange(60))
+
+
+@pytest.mark.parametrize(
+    ("scalars", "eps"), [((), torch.tensor(1e-3)), (("eps",), torch.tensor(1e-3)), (("eps",), 1e-3)]
+)
+def test_a_number_that_a_step_takes_from_a_tensor_is_named(scalars, eps):
+    function = tw.fuse(
+        lambda x, eps: torch.nn.functional.layer_norm(x, (8,), eps=eps),
+        name="refused",
+        scalars=scalars,
+    )
+    with pytest.raises(NoImplementation, match=r"eps.*Python number.*leave it out of scalars"):
+        function(X, eps)
