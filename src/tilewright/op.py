@@ -161,6 +161,10 @@ class Workload:
     def with_args(self, **changes: Value) -> Workload:
         return self.operator.workload(flags=self.flags, **{**dict(self.args), **changes})
 
+    def with_seed(self) -> Workload:
+        """The same with the seed that decides what it draws."""
+        return self.with_args(**{str(self.operator.seed): TensorSpec("i64", ())})
+
     def __str__(self) -> str:
         return self._text
 

@@ -170,7 +170,9 @@ def _asked_for(w: Workload, spec: DeviceSpec) -> Choice | None:
     fused = IMPLS["fused"]
     reason = fused.unsupported(w, spec)
     if reason is not None and w.operator.draws(w):
-        return Choice("aten", NoConfig(), "default", "it draws, and was given no seed")
+        return Choice(
+            "aten", NoConfig(), "default", f"it draws, and was given no seed: {w.with_seed()}"
+        )
     if reason == EMPTY:  # a result, of tensors that are not
         return Choice("aten", NoConfig(), "default", "there is nothing to compute")
     if reason is None:

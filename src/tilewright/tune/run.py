@@ -90,7 +90,8 @@ def tune(
         runner: None measures in an isolated process on `device`.
 
     Raises:
-        InvalidArgument: an unknown device, strategy, implementation or knob.
+        InvalidArgument: an unknown device, strategy, implementation or knob; a workload that draws
+            and has no seed.
         StoreError: the records cannot be read or written.
         CacheError: compiled code cannot be kept.
     """
@@ -162,9 +163,11 @@ def verify_all(
         (implementation, config, verdict).
 
     Raises:
-        InvalidArgument: an unknown implementation or knob, or a config without implementation.
+        InvalidArgument: an unknown implementation or knob, a config without implementation, or a
+            workload that draws and has no seed.
         NoImplementation: the one asked for does not support the workload, or none does.
     """
+    _refuse_unseeded(workload)
     with contextlib.ExitStack() as stack:
         runner = runner or stack.enter_context(Isolated(device))
         spec = runner.describe().spec
@@ -186,6 +189,15 @@ def verify_all(
         return found
 
 
+def _refuse_unseeded(w: Workload) -> None:
+    """Raises InvalidArgument for what draws and has no seed: its masks could not be verified."""
+    if w.operator.draws(w):
+        raise InvalidArgument(
+            f"{w}: it draws masks, which follow from a seed where they are verified; "
+            f"write {w.with_seed()}"
+        )
+
+
 def _why_not(implementation: Implementation, w: Workload, spec) -> str | None:
     if not implementation.serves(w.op):
         return f"it computes {implementation.op}"
@@ -205,6 +217,8 @@ def _run(
     progress: Progress | None,
     runner: Runner | None,
 ) -> Report:
+    for w in workloads:  # before anything starts
+        _refuse_unseeded(w)
     with contextlib.ExitStack() as stack:
         runner = runner or stack.enter_context(Isolated(device))
         store = store or stack.enter_context(Store())

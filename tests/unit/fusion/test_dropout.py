@@ -25,8 +25,9 @@ from tilewright.measure.runner import InProcess
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload
 from tilewright.philox import WORD, philox, philox_bernoulli
+from tilewright.profiling.explain import explain
 from tilewright.tensor_spec import TensorSpec
-from tilewright.tune import verify_all
+from tilewright.tune import bench, tune, verify_all
 
 H200, CPU = DEVICES["h200"], torch.device("cpu")
 SEED = TensorSpec("i64", ())
@@ -312,6 +313,18 @@ def test_verifying_holds_no_baseline_against_the_seeds_mask(fused):
     with InProcess("cpu") as runner:
         found = verify_all(w, runner=runner)
     assert [(name, verdict.ok) for name, _, verdict in found] == [("fused", True)]
+
+
+@runs
+def test_measuring_what_draws_asks_for_a_seed_in_the_workload(fused):
+    text = "dropped_sum(x=f32[33,50], residual=f32[33,50]{})"
+    w, completed = Workload.parse(text.format("")), text.format(", seed=i64[]")
+    asked = "it draws masks, which follow from a seed where they are verified; write "
+    for measure in (verify_all, lambda w: tune([w]), lambda w: bench([w])):
+        with pytest.raises(InvalidArgument, match=re.escape(asked + completed)):
+            measure(w)
+    assert explain(w, "cpu", measure=False).reason.endswith(f"was given no seed: {completed}")
+    assert explain(Workload.parse(completed), "cpu", measure=False).chosen == "fused"
 
 
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])

@@ -69,7 +69,7 @@ def seeded(w: Workload, device: torch.device) -> Workload | None:
     """The same with a seed, where the function draws and a kernel of ours may run it."""
     if not w.operator.draws(w):
         return None
-    given = w.with_args(**{SEED: SPEC})
+    given = w.with_seed()
     if not w.operator.fallback:
         return given
     reason = IMPLS["fused"].unsupported(given, selection.device_spec_of(device))
