@@ -68,7 +68,7 @@ def overlap_in_part(a: Tensor, b: Tensor) -> bool:
     """Whether an element of one is another element of the other."""
     if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():
         return False
-    apart = b.storage_offset() - a.storage_offset()
+    apart = int(b.storage_offset() - a.storage_offset())
     return (apart, a.shape, a.stride()) != (0, b.shape, b.stride()) and _meet(apart, _spans(a, b))
 
 
