@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ _VIEWS = (
     "repeat",
 )
 _IDENTITIES = (
-    *("clone", "alias", "detach", "view_of", "contiguous", "lift_fresh_copy"),
+    *("clone", "alias", "detach", "view_of", "contiguous"),
     "copy_strided",  # strides of the outputs come from the operator, not from the trace
 )
 _FILLED = ("full", "full_like", "scalar_tensor", "zeros", "zeros_like", "ones", "ones_like")
@@ -144,45 +144,20 @@ class _Lowering(PieceBuilder):
             isinstance(self.values.get(n), Pieces) for n in node.all_input_nodes
         ):
             return self.piecewise(node)
-        if (mode := node.kwargs.get("rounding_mode")) is not None:
-            name = f"{name}_{mode}"
         if not isinstance(out, torch.Tensor):
             raise Unsupported(f"step {node.target} of the reference gives more than one tensor")
-        if name == "lift_fresh_copy" and (made := self.number_of(node.args[0])) is not None:
-            return made
-        if name in _IDENTITIES:
-            return self.whole(node.args[0])
-        if name == "cat":
-            return self.together(node)
-        if name == "slice_scatter":
-            return self.written_over(node)
         if name in _WHOLE and len(node.args) == 1:
             return self.reduction(node, _WHOLE[name])
-        if name in _VIEWS:
-            return self.viewed(node, name)
-        if name == "rounded":
-            return self.rounded(self.value(node.args[0]), self.w.main.dtype)
-        if name == "philox_bernoulli":
-            return self.drawn(node)
-        if name == "copy":
-            return self.copied(node)
-        if name in _CASTS:
-            return self.cast(node)
-        if name in _FILLED:
-            return self.filled(node, name)
-        if name in _EMPTY:
-            return self.filled(node, "zeros")  # any number is right
-        if name in ("slice", "select"):
-            return self.part_of(node, name)
-        if name in ("permute", "transpose", "t"):
-            return self.permuted(node, name)
-        if name in ("sum", "amax", "amin", "prod", "mean", "var", *_OVER_BOOLEANS):
-            return self.reduction(node, name)
-        of_booleans = out.dtype == torch.bool and name in _OF_BOOLEANS
+        if name in _STEPS:
+            return _STEPS[name](self, node, name)
+        return self.of_elements(node, name)
+
+    def of_elements(self, node: Any, name: str) -> Value:
+        if (mode := node.kwargs.get("rounding_mode")) is not None:
+            name = f"{name}_{mode}"
+        of_booleans = node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS
         if name in COMPOSED and not of_booleans:
             return COMPOSED[name](self, *self.operands(node, name))
-        if name == "clamp":
-            return self.clamped(node)
         if name in POINTWISE or name in _LOGICAL or of_booleans:
             result = self.pointwise(node, name)
             if _name(node).endswith("_"):
@@ -191,6 +166,10 @@ class _Lowering(PieceBuilder):
         raise Unsupported(
             f"step {node.target} of the reference is neither pointwise nor a reduction"
         )
+
+    def lifted(self, node: Any, name: str) -> Value | Pieces:
+        """A tensor that the reference makes of a number, or another as it is."""
+        return self.number_of(node.args[0]) or self.whole(node.args[0])
 
     def whole(self, arg: Any) -> Value | Pieces:
         """What may be returned: a value, or pieces of one."""
@@ -445,6 +424,29 @@ class _Lowering(PieceBuilder):
         if by == 1 and op != "div":
             return i
         return self.add(op, (i, self.add("const", (), dtype, (), float(by))), dtype, axes)
+
+
+_STEPS: dict[str, Callable[[_Lowering, Any, str], Value | Pieces | None]] = {
+    **dict.fromkeys(_IDENTITIES, lambda self, node, _: self.whole(node.args[0])),
+    **dict.fromkeys(_VIEWS, _Lowering.viewed),
+    **dict.fromkeys(_CASTS, lambda self, node, _: self.cast(node)),
+    **dict.fromkeys(_FILLED, _Lowering.filled),
+    **dict.fromkeys(
+        _EMPTY, lambda self, node, _: self.filled(node, "zeros")
+    ),  # any number is right
+    **dict.fromkeys(("slice", "select"), _Lowering.part_of),
+    **dict.fromkeys(("permute", "transpose", "t"), _Lowering.permuted),
+    **dict.fromkeys(("sum", "amax", "amin", "prod", "mean", "var"), _Lowering.reduction),
+    **dict.fromkeys(_OVER_BOOLEANS, _Lowering.reduction),
+    "lift_fresh_copy": _Lowering.lifted,
+    "cat": lambda self, node, _: self.together(node),
+    "slice_scatter": lambda self, node, _: self.written_over(node),
+    "rounded": lambda self, node, _: self.rounded(self.value(node.args[0]), self.w.main.dtype),
+    "philox_bernoulli": lambda self, node, _: self.drawn(node),
+    "copy": lambda self, node, _: self.copied(node),
+    "clamp": lambda self, node, _: self.clamped(node),
+}
+"""How each step is lowered that is none of elements alone: (lowering, node, name) -> its value."""
 
 
 def _arguments(node: Any) -> dict[str, Any]:
