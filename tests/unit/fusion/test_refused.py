@@ -88,14 +88,27 @@ def into_zeros(x):
     return z
 
 
+def into_others(x):
+    zeros = torch.zeros(8, 8, device=x.device)
+    zeros[:4] = x
+    ones = torch.ones(4, 9, dtype=x.dtype)
+    ones[:, 1:] *= x
+    full = torch.full((4, 16), 0.5)
+    full[:, 2:10].copy_(x.exp())
+    empty = torch.empty(4, 16)
+    empty[:, :8], empty[:, 8:] = x, x * 2
+    return zeros, ones, full, empty, torch.full((4, 8), True), torch.full((4, 8), 2) * x
+
+
 @runs
-@pytest.mark.parametrize("function", [halves_added, into_zeros])
+@pytest.mark.parametrize("function", [halves_added, into_zeros, into_others])
 def test_writes_beside_what_they_read_are_pytorchs(function):
     found = []
     for called in (tw.fuse(function, name="refused"), function):
         x = X.clone().requires_grad_()
         out = called(x)
         outs = out if isinstance(out, tuple) else (out,)
+        assert [o.dtype for o in outs if not o.is_floating_point()] in ([], [torch.bool])
         found.append((*outs, *torch.autograd.grad(sum(o.square().sum() for o in outs), x)))
     torch.testing.assert_close(*found)
 

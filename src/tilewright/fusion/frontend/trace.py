@@ -24,6 +24,7 @@ from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
 from tilewright.fakes import fake_tensors, tracing_lock, without_hooks
 from tilewright.fusion.frontend.decompositions import decompositions
 from tilewright.fusion.frontend.given_dtypes import Calls, Following, Noting
+from tilewright.fusion.frontend.made import MadeBeside
 from tilewright.fusion.frontend.refused import Refusing
 from tilewright.fusion.remembered import ByOperator
 from tilewright.op import Op, Workload
@@ -76,7 +77,7 @@ def trace_reference(
     calls = _calls_as_given(w, call, fakes) if w.operator.fused else None
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with _WithoutScans(), by_shapes(w.operator, w):
+        with _WithoutScans(), by_shapes(w.operator, w), MadeBeside(tensors[0]):
             if calls is None:
                 return call(tensors)
             with Following(calls, tensors) as following:
