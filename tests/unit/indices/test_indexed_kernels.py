@@ -74,17 +74,19 @@ CUDA_WORKLOADS = [
 ]
 
 
-def cuda_cases():
-    for text in CUDA_WORKLOADS:
-        w = Workload.parse(text)
-        for impl in IMPLS.values():
-            if impl.backend == "cuda" and impl.serves(w.op):
-                yield from ((impl, w, d) for d in GPUS if impl.unsupported(w, d) is None)
+CUDA_CASES = [
+    (impl, w, device)
+    for w in map(Workload.parse, CUDA_WORKLOADS)
+    for impl in IMPLS.values()
+    if impl.backend == "cuda" and impl.serves(w.op)
+    for device in GPUS
+    if impl.unsupported(w, device) is None
+]
 
 
 @needs_nvrtc
 @pytest.mark.parametrize(
-    ("impl", "w", "device"), list(cuda_cases()), ids=lambda v: getattr(v, "name", str(v))
+    ("impl", "w", "device"), CUDA_CASES, ids=lambda v: getattr(v, "name", str(v))
 )
 def test_the_heuristic_config_compiles_without_spills(impl, w, device):
     config = impl.heuristic(w, device)
@@ -96,11 +98,11 @@ def test_the_heuristic_config_compiles_without_spills(impl, w, device):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", sorted({impl.name for impl, _, _ in cuda_cases()}))
+@pytest.mark.parametrize("name", sorted({impl.name for impl, _, _ in CUDA_CASES}))
 def test_any_config_compiles(name):
     """What is emulated elsewhere is not compiled there."""
     impl, draw = IMPLS[name], random.Random(name)
-    served = [(w, device) for i, w, device in cuda_cases() if i is impl]
+    served = [(w, device) for i, w, device in CUDA_CASES if i is impl]
     for w, device in draw.sample(served, 3):
         config = draw.choice(list(impl.space(w, device)))
         assert compiled(impl.task(config, w, device)).resources.registers > 0
