@@ -1,6 +1,7 @@
 """The C++ compiler: what it makes, what its refusals say, and what happens when it hangs."""
 
 import ctypes
+import math
 import subprocess
 import sys
 import time
@@ -32,6 +33,34 @@ def test_a_compiled_function_computes(tmp_path):
     binary, _ = cxx.compile_shared(ADD, cxx.DEFAULT_FLAGS, "add")
     (tmp_path / "add.so").write_bytes(binary)
     assert ctypes.CDLL(str(tmp_path / "add.so")).add(2, 40) == 42
+
+
+def test_a_function_that_needs_nothing_of_cpps_library_is_not_linked_to_it(tmp_path):
+    source = """#include <math.h>
+    extern "C" double total(const double* x, long n) {
+      double sum = 0;
+      #pragma omp parallel for reduction(+ : sum)
+      for (long i = 0; i < n; ++i) sum += exp(x[i]);
+      return sum;
+    }"""
+    flags = (*cxx.DEFAULT_FLAGS, "-fno-exceptions", cxx.WITHOUT_CXX_LIBRARY)
+    binary, _ = cxx.compile_shared(source, flags, "total")
+    assert b"libstdc++" not in binary
+    (tmp_path / "total.so").write_bytes(binary)
+    total = ctypes.CDLL(str(tmp_path / "total.so")).total
+    total.restype = ctypes.c_double
+    assert total((ctypes.c_double * 3)(0, 0, 1), ctypes.c_long(3)) == 2 + math.e
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("clang", "-nostdlib++ x.cpp"), ("gxx", "-nodefaultlibs x.cpp -lm -lgcc -lc -lgcc")],
+)
+def test_each_compiler_is_told_in_its_words_to_leave_out_cpps_library(fake, name, words):
+    fake('for a; do echo "$(basename -- $a)"; done | tr "\\n" " "; exit 1', name)
+    with pytest.raises(CompileError) as raised:
+        cxx.compile_shared(ADD, ("-g", cxx.WITHOUT_CXX_LIBRARY), "x")
+    assert f"-g {words} -o x.so" in str(raised.value)
 
 
 def test_warnings_come_back_in_the_log():

@@ -458,7 +458,8 @@ def sanitized(graph, schedule, folder, extra_rows=0):
     source, binary = folder / "program.cpp", folder / "program"
     source.write_text(program)
     compiler = shutil.which(os.environ.get("TILEWRIGHT_CXX", "g++")) or shutil.which("clang++")
-    flags = [f for f in cpp_target.FLAGS if f not in ("-shared", "-fPIC", "-O3")]
+    others = ("-shared", "-fPIC", "-O3", cxx.WITHOUT_CXX_LIBRARY)
+    flags = [f for f in cpp_target.FLAGS if f not in others]
     sanitizers = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     build = subprocess.run(
         [compiler, *flags, *sanitizers, str(source), "-o", str(binary)],

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tilewright.compile.cache import Compiled
-from tilewright.compile.cxx import DEFAULT_FLAGS
+from tilewright.compile.cxx import DEFAULT_FLAGS, WITHOUT_CXX_LIBRARY
 from tilewright.compile.launch import PackedCppFunction
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cpp.emit import emit, loops_of, program_of
@@ -27,6 +27,8 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fwrapv",
+    "-fno-exceptions",
+    WITHOUT_CXX_LIBRARY,
 )
 
 ALIGN = 64
