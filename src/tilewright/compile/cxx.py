@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -22,9 +23,9 @@ DEFAULT_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c
 WITHOUT_CXX_LIBRARY = "-nostdlib++"
 """Beside -fno-exceptions, for a source that uses nothing of C++'s own library: to link it takes
 50 ms of a kernel's 170 (g++ 12.2, layer norm). The flag is clang's; `compile_shared` puts it in
-other words for g++, which has it since release 13."""
-_CXX_LIBRARY_LEFT_OUT = ("-nodefaultlibs",), ("-lm", "-lgcc", "-lc", "-lgcc")
-"""For g++: in place of that flag, and behind the source. OpenMP's library stays linked."""
+other words for g++, which has it since release 13, and leaves it out for other compilers."""
+_GNU = re.compile(r"\S*\+\+\S* \(")
+"""What g++ says of its version begins with its name, whatever that is, and who built it."""
 
 
 def missing() -> str | None:
@@ -74,8 +75,9 @@ def compile_shared(source: str, flags: Sequence[str], name: str) -> tuple[bytes,
     """
     command, libraries = _command(), tuple[str, ...]()
     if WITHOUT_CXX_LIBRARY in flags and "clang" not in _version(command):
-        instead, libraries = _CXX_LIBRARY_LEFT_OUT
-        flags = [*(flag for flag in flags if flag != WITHOUT_CXX_LIBRARY), *instead]
+        flags = [flag for flag in flags if flag != WITHOUT_CXX_LIBRARY]
+        if _GNU.match(_version(command)):  # OpenMP's library stays linked
+            flags, libraries = [*flags, "-nodefaultlibs"], ("-lm", "-lgcc", "-lc", "-lgcc")
     return build_library(command, source, ".cpp", flags, name, libraries)
 
 

@@ -53,11 +53,19 @@ def test_a_function_that_needs_nothing_of_cpps_library_is_not_linked_to_it(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [("clang", "-nostdlib++ x.cpp"), ("gxx", "-nodefaultlibs x.cpp -lm -lgcc -lc -lgcc")],
+    ("version", "words"),
+    [
+        ("Debian clang version 14.0.6", "-nostdlib++ x.cpp"),
+        ("g++ (Debian 12.2.0-14) 12.2.0", "-nodefaultlibs x.cpp -lm -lgcc -lc -lgcc"),
+        ("x86_64-linux-gnu-g++-13 (GCC) 13.1", "-nodefaultlibs x.cpp -lm -lgcc -lc -lgcc"),
+        ("Intel(R) oneAPI DPC++/C++ Compiler 2024.0.0 (2024.0.0.20231017)", "x.cpp"),
+    ],
 )
-def test_each_compiler_is_told_in_its_words_to_leave_out_cpps_library(fake, name, words):
-    fake('for a; do echo "$(basename -- $a)"; done | tr "\\n" " "; exit 1', name)
+def test_each_compiler_is_told_in_its_words_to_leave_out_cpps_library(
+    fake, version, words, monkeypatch
+):
+    fake('for a; do echo "$(basename -- $a)"; done | tr "\\n" " "; exit 1')
+    monkeypatch.setattr(cxx, "_version", lambda command: version)
     with pytest.raises(CompileError) as raised:
         cxx.compile_shared(ADD, ("-g", cxx.WITHOUT_CXX_LIBRARY), "x")
     assert f"-g {words} -o x.so" in str(raised.value)
