@@ -32,6 +32,7 @@ from tilewright.fusion.cuda.rows.footprint import (
 from tilewright.fusion.cuda.rows.persistent import (
     LANE_BYTES,
     persistent_candidates,
+    two_rows_untuned,
     widest_clusters,
 )
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
@@ -80,6 +81,7 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
         *_column_block_candidates(space, footprint, device, vector),
         *_few_wide_candidates(space, footprint, device, vector),
         *_small_blocks_alone(space, footprint, device, vector),
+        *two_rows_untuned(space, footprint, device, vector),
         *_many_row_candidates(space, footprint, device, vector),
         *_persistent_and_keeping(space, footprint, device, vector),
         *_roomy(_row_candidates(space, footprint, vector), footprint),

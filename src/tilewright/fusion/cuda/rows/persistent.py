@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda.rows.few_rows import MANY_ROWS, WIDE_ROW_BYTES
+from tilewright.fusion.cuda.rows.few_rows import FULL_ROW_BYTES, MANY_ROWS, WIDE_ROW_BYTES
 from tilewright.fusion.cuda.rows.footprint import Footprint
 from tilewright.fusion.cuda.rows.schedule import ON_CHIP, RowSchedule
 from tilewright.space import ConfigSpace
@@ -16,6 +17,10 @@ FEW_THREADS_BYTES = 80
 """Of one of many rows, by each of 64 threads of a block, at most."""
 TWO_ROWS_BYTES = 128
 """Of each of two rows that a thread takes at once, at most."""
+LEAST_TWO_ROWS_BYTES = 2048
+"""Of each of many rows that 64 threads take two at a time, at least."""
+TWO_ROWS_VECTOR = 4
+"""Elements of an access of those threads."""
 
 
 def persistent_candidates(
@@ -55,6 +60,28 @@ def persistent_candidates(
                     vector, threads, rows, 1, "registers", "two_pass", cluster, blocks,
                     stages=stages, parameters=parameters if footprint.parameters else "reload",
                 )  # fmt: skip
+
+
+def two_rows_untuned(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """RMS norm's rows of 2 to 4 KiB: two at a time share the weights that 64 threads have kept.
+
+    With 8192 rows on an H100, of 1280, 1536, 1600 and 2048 halves that took 15.9, 18.4, 19.3 and
+    23.7 us, one at a time 16.7, 18.9, 20.2 and 25.1; eight elements an access, not four, 16.0,
+    18.5, 19.5 and 24.1 (1213345). On an H200, with eight, 12.0, 13.9 and 14.7, and 12.8, 14.2 and
+    15.4 one at a time (632da8c).
+    """
+    row_bytes = footprint.width * footprint.itemsize
+    if footprint.rows < MANY_ROWS * device.sms or footprint.columns or footprint.has_moments:
+        return
+    if len(footprint.parameters) != 1 or len(footprint.queued) != 1 or footprint.keeps_costly_steps:
+        return
+    if not LEAST_TWO_ROWS_BYTES < row_bytes <= FULL_ROW_BYTES:
+        return
+    for c in persistent_candidates(space, footprint, device, min(vector, TWO_ROWS_VECTOR)):
+        if c.cluster == 1 and c.row_threads == 64 and c.parameters == "registers":
+            yield replace(c, rows_per_thread=2)
 
 
 def widest_clusters(

@@ -34,6 +34,8 @@ ROWS_IN_SHARED = 2
 """Of such a block that keeps them in shared memory."""
 PAIRED_ROW_BYTES = 1536
 """From here to `FULL_ROW_BYTES` pairs of rows in shared memory are known to be best."""
+PAIRED_VECTOR, PAIRED_VECTOR_BYTES = 4, 3072
+"""Elements of an access to them, at most, while a row has no more bytes."""
 EXCHANGED_VECTOR = 4
 """Elements of an access, at most, where clusters exchange once and compute costly steps twice."""
 
@@ -127,11 +129,14 @@ def shared_pair_candidates(
 def paired_untuned(footprint: Footprint, device: DeviceSpec, vector: int) -> Iterator[RowSchedule]:
     """Pairs of rows whose exponentials are all that is costly. With 8192 rows on an H100 softmax of
     768 and 1024 fp32 took 17.9 and 23.3 us, 18.6 and 24.1 by the best of other schedules; of 768 to
-    2048 halves, six widths, 9.8 to 23.6 us, 1 to 5 % less than by those (41530a7)."""
+    2048 halves, six widths, 9.8 to 23.6 us, 1 to 5 % less than by those. Of 768, 1024 and 1280
+    halves, eight in an access took 10.3, 13.2 and 15.8 us, four 9.8, 12.5 and 15.2; of 1600 18.8,
+    and four 20.1 (41530a7)."""
     row_bytes = footprint.width * footprint.itemsize
     alone = len(footprint.queued) == 1 and not footprint.parameters
     if alone and footprint.keeps_costly_steps and row_bytes >= PAIRED_ROW_BYTES:
-        yield from shared_pair_candidates(footprint, device, vector)
+        most = PAIRED_VECTOR if row_bytes <= PAIRED_VECTOR_BYTES else vector
+        yield from shared_pair_candidates(footprint, device, min(vector, most))
 
 
 def _filling(
