@@ -59,7 +59,7 @@ class Workload:
 
     @functools.cached_property
     def _key(self) -> tuple[Any, ...]:
-        return self.op, tuple((n, _told_apart(v)) for n, v in self.args), self.flags
+        return self.op, tuple((n, told_apart(v)) for n, v in self.args), self.flags
 
     @staticmethod
     def parse(text: str) -> Workload:
@@ -174,7 +174,7 @@ class Workload:
         for name in list(given):
             rest = {n: v for n, v in given.items() if n != name}
             with contextlib.suppress(InvalidArgument, KeyError, TypeError):
-                if _told_apart(operator.resolve(rest)[name]) == _told_apart(self[name]):
+                if told_apart(operator.resolve(rest)[name]) == told_apart(self[name]):
                     given = rest
         inside = ", ".join(f"{n}={value_text(v)}" for n, v in given.items())
         return f"{self.op}({inside})" + "".join(f"!{flag}" for flag in self.flags)
@@ -497,13 +497,13 @@ def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:
     return register
 
 
-def _told_apart(value: Value) -> Any:
+def told_apart(value: Value) -> Any:
     """As text, where values are equal to others: 0.0 equals -0.0 and 1 True, and NaN not even
     itself."""
     if isinstance(value, float):
         return float.__repr__(value)
     if isinstance(value, tuple):
-        return tuple([_told_apart(v) for v in value])
+        return tuple([told_apart(v) for v in value])
     return str(value) if isinstance(value, bool) else value
 
 

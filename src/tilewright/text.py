@@ -110,7 +110,8 @@ def parse_value(where: str, text: str, tensor_spec: Callable[..., Any]) -> Any:
         return _parse_tensor(tensor_spec, where, *match.groups())
     try:
         if text.startswith("[") and text.endswith("]"):
-            return tuple(_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip())
+            listed = text[1:-1].strip()
+            return tuple(_scalar(part.strip()) for part in listed.split(",")) if listed else ()
         return _scalar(text)
     except ValueError:
         raise InvalidArgument(

@@ -76,7 +76,8 @@ def compile_shared(source: str, flags: Sequence[str], name: str) -> tuple[bytes,
     command, libraries = _command(), tuple[str, ...]()
     if WITHOUT_CXX_LIBRARY in flags and "clang" not in _version(command):
         flags = [flag for flag in flags if flag != WITHOUT_CXX_LIBRARY]
-        if _GNU.match(_version(command)):  # OpenMP's library stays linked
+        sanitized = any(flag.startswith("-fsanitize") for flag in (*command, *flags))
+        if _GNU.match(_version(command)) and not sanitized:  # OpenMP's library stays linked
             flags, libraries = [*flags, "-nodefaultlibs"], ("-lm", "-lgcc", "-lc", "-lgcc")
     return build_library(command, source, ".cpp", flags, name, libraries)
 

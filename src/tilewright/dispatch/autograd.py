@@ -12,6 +12,7 @@ from torch._C import _are_functorch_transforms_active
 from tilewright.dispatch.gradients import Way
 from tilewright.dispatch.pytorch import as_pytorch, outliving_indices
 from tilewright.dispatch.selection import any_forced, as_before
+from tilewright.errors import InvalidArgument
 from tilewright.op import OPS, Op
 
 
@@ -71,8 +72,8 @@ class Generated(torch.autograd.Function):
         )
         ctx.save_for_backward(*(a for a in kept if isinstance(a, Tensor)), *extra)
         ctx.shapes = [o.shape for o in outs]
-        ctx.floats = [o.is_floating_point() for o in outs]
-        if not all(ctx.floats):
+        ctx.dtypes = [o.dtype for o in outs]
+        if not all(dtype.is_floating_point for dtype in ctx.dtypes):
             ctx.mark_non_differentiable(*(o for o in outs if not o.is_floating_point()))
         return found
 
@@ -86,27 +87,37 @@ class Generated(torch.autograd.Function):
         wanted = [i for i, (name, needs) in enumerate(needed) if needs and name in reached]
         if not wanted:
             return (None,) * len(ctx.needs_input_grad)
-        name = ctx.backward_op.name
-        again = name not in OPS or OPS[name] is not ctx.backward_op  # a function fused anew
-        if torch.is_grad_enabled() or again:
+        if torch.is_grad_enabled() or _fused_anew(ctx.backward_op):
             return (None, None, None, *_reference_gradients(ctx.op, args, wanted, grads))
         given = dict(zip(ctx.names, args, strict=True))
         given.update(zip(ctx.extra, saved, strict=True))
         like = next(a for a in args if isinstance(a, Tensor) and a.is_floating_point())
-        floats = [i for i, is_float in enumerate(ctx.floats) if is_float]
+        floats = [i for i, dtype in enumerate(ctx.dtypes) if dtype.is_floating_point]
         outputs = [n for n in ctx.backward_op.parameters if n.startswith("grad_output")]
         for output, i in zip(outputs, floats, strict=True):
             gradient = grads[i]
-            given[output] = like.new_zeros(ctx.shapes[i]) if gradient is None else gradient
+            if gradient is None:
+                gradient = like.new_zeros(ctx.shapes[i], dtype=ctx.dtypes[i])
+            given[output] = gradient
         call = {n: v for n, v in given.items() if n in ctx.backward_op.parameters}
         same = ctx.backward_op.same_gradient
         asked = ctx.backward_op.gradients_for(ctx.names[i] for i in wanted)
         if "grads" in ctx.backward_op.parameters:
             call["grads"] = asked
-        found = as_before(ctx.asked, ctx.operators[name])(**call)
+        try:
+            found = as_before(ctx.asked, ctx.operators[ctx.backward_op.name])(**call)
+        except InvalidArgument:
+            if not _fused_anew(ctx.backward_op):
+                raise
+            return (None, None, None, *_reference_gradients(ctx.op, args, wanted, grads))
         by_name = dict(zip(asked, found if isinstance(found, tuple) else (found,), strict=True))
         by_place = {i: by_name[same.get(ctx.names[i], ctx.names[i])] for i in wanted}
         return (None, None, None, *(by_place.get(i) for i in range(len(args))))
+
+
+def _fused_anew(op: Op) -> bool:
+    """Whether another function has taken the operator's name since."""
+    return OPS.get(op.name) is not op
 
 
 def _unwatched(value: Any, name: str, way: Way) -> Any:

@@ -435,9 +435,10 @@ class _Operators:
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         if name not in self._made:
-            op = _operator_or_form(name)
+            _operator_or_form(name)  # loads what operators there are, not under the lock
             with state.lock:
                 if name not in self._made:
+                    op = _operator_or_form(name)
                     self._made[name] = public_operator(op)
                     for other in called_by(op):
                         self[other]
@@ -446,7 +447,8 @@ class _Operators:
         return self._made[name]
 
     def forget(self, name: str) -> None:
-        self._made.pop(name, None)
+        with state.lock:  # another thread may just be making it of the operator taken back
+            self._made.pop(name, None)
 
 
 operators = _Operators()

@@ -15,7 +15,7 @@ from tilewright.dispatch.functions.seeding import seeded
 from tilewright.dispatch.prepared import state
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.frontend.trace import Reach, reached
-from tilewright.op import OPS, Op, Workload
+from tilewright.op import OPS, Op, Workload, told_apart
 from tilewright.tensor_spec import TensorSpec
 
 _MAX_KEYS = 4096
@@ -96,10 +96,10 @@ def _requiring(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def description(value: Any) -> Any:
-    """All that a choice depends on: a tensor without its values, and anything else as it is."""
+    """All that a choice depends on: a tensor without its values, and all of anything else."""
     if isinstance(value, Tensor):
         return TensorSpec.of(value), type(value), value.device, value.requires_grad
-    return value
+    return told_apart(value)
 
 
 def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:

@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
+from tilewright.op import OPS
 from tilewright.ops._training import training_of
-from tilewright.ops.add_layer_norm_backward import add_layer_norm_backward
-from tilewright.ops.add_layer_norm_forward import add_layer_norm_forward
 
 
 @training_of("add_layer_norm")
@@ -41,9 +40,11 @@ def add_layer_norm_training(
     Source: the block of a pre-norm transformer, arXiv 2002.04745, and PyTorch's autograd of it.
     """
     given = {"x": x, "weight": weight, "bias": bias}
-    output, total, mean, rstd = add_layer_norm_forward.reference(x, residual, weight, bias, eps)
+    output, total, mean, rstd = OPS["add_layer_norm_forward"].reference(
+        x, residual, weight, bias, eps
+    )
     wanted = grads or tuple(n for n, v in given.items() if v is not None)
-    gradients = add_layer_norm_backward.reference(
+    gradients = OPS["add_layer_norm_backward"].reference(
         grad_output, grad_output_total, total, mean, rstd, weight, wanted
     )
     return output, total, *gradients

@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
+from tilewright.op import OPS
 from tilewright.ops._training import training_of
-from tilewright.ops.add_rms_norm_backward import add_rms_norm_backward
-from tilewright.ops.add_rms_norm_forward import add_rms_norm_forward
 
 
 @training_of("add_rms_norm")
@@ -40,9 +39,9 @@ def add_rms_norm_training(
     Source: the block of LLaMA, arXiv 2302.13971, and PyTorch's autograd of it.
     """
     given = {"x": x, "weight": weight}
-    output, total, rstd = add_rms_norm_forward.reference(x, residual, weight, eps)
+    output, total, rstd = OPS["add_rms_norm_forward"].reference(x, residual, weight, eps)
     wanted = grads or tuple(n for n, v in given.items() if v is not None)
-    gradients = add_rms_norm_backward.reference(
+    gradients = OPS["add_rms_norm_backward"].reference(
         grad_output, grad_output_total, total, rstd, weight, wanted
     )
     return output, total, *gradients

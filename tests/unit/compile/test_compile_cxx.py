@@ -71,6 +71,13 @@ def test_each_compiler_is_told_in_its_words_to_leave_out_cpps_library(
     assert f"-g {words} -o x.so" in str(raised.value)
 
 
+def test_a_sanitizers_library_stays_linked(fake, monkeypatch):
+    fake('for a; do echo "$(basename -- $a)"; done | tr "\\n" " "; exit 1')
+    monkeypatch.setattr(cxx, "_version", lambda command: "g++ (Debian 12.2.0-14) 12.2.0")
+    with pytest.raises(CompileError, match=r"-fsanitize=undefined x\.cpp -o x\.so"):
+        cxx.compile_shared(ADD, ("-fsanitize=undefined", cxx.WITHOUT_CXX_LIBRARY), "x")
+
+
 def test_warnings_come_back_in_the_log():
     _, log = cxx.compile_shared(ADD + "\n#warning slow path", cxx.DEFAULT_FLAGS, "add")
     assert "slow path" in log

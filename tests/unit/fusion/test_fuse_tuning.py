@@ -170,8 +170,10 @@ def here(folder, monkeypatch):
     modules, operators = set(sys.modules), set(OPS)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(registry, "imported", [])
+    imported = [*registry.imported]
+    registry.imported.clear()  # the list itself, which runners hold
     yield folder
+    registry.imported[:] = imported
     for name in set(OPS) - operators:
         OPS.remove(name)
     for name in set(sys.modules) - modules:

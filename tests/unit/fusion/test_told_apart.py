@@ -36,6 +36,22 @@ def test_numbers_within_a_sequence_that_are_equal(fused, sequence, numbers):
             assert torch.equal(f(x, sequence([number])), x / number), number
 
 
+def test_what_has_a_gradient_depends_on_a_numbers_type(fused):
+    """A way to differentiate that was found for one number would drop another's gradient."""
+
+    def function(x, n):
+        return x.detach() * n if n is True else x * n
+
+    f = fused(function)
+    for n in (1, True, 1.0, -0.0, 0.0, 0, False, True):
+        x = torch.ones(4, 8, requires_grad=True)
+        out = f(x, n)
+        assert out.requires_grad == function(x, n).requires_grad, n
+        if out.requires_grad:
+            out.sum().backward()
+            assert torch.equal(x.grad, torch.full_like(x, float(n)))
+
+
 def test_a_boolean_within_a_sequence_is_no_number(fused):
     f, m = fused(lambda m, k: m * k[0]), torch.tensor([True, False])
     for number in (True, 1.0, True, 1.0):

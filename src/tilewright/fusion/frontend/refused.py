@@ -69,7 +69,13 @@ def overlap_in_part(a: Tensor, b: Tensor) -> bool:
     if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():
         return False
     apart = int(b.storage_offset() - a.storage_offset())
-    return (apart, a.shape, a.stride()) != (0, b.shape, b.stride()) and _meet(apart, _spans(a, b))
+    same = (apart, a.shape, _strides(a)) == (0, b.shape, _strides(b))
+    return not same and _meet(apart, _spans(a, b))
+
+
+def _strides(t: Tensor) -> list[int]:
+    """Of the dims along which there is a second element."""
+    return [stride for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1]
 
 
 def _spans(a: Tensor, b: Tensor) -> list[tuple[int, int, int]]:
