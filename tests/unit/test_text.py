@@ -225,7 +225,7 @@ X = "x=f32[4,8]"
         (f"layer_norm({X}, normalized_shape=[a])", "normalized_shape=[a] should be tuple[int"),
         (f"layer_norm({X}, normalized_shape=[8.0])", "normalized_shape=[8.0] should be tuple[int"),
         (f"layer_norm({X}, normalized_shape=[8;])", "is neither a tensor such as f16[8192,768], a"),
-        (f"layer_norm({X}, normalized_shape=[8,,2])", "is neither a tensor such as f16[8192,768], a"),
+        (f"layer_norm({X}, normalized_shape=[8,,2])", "is neither a tensor such as f16[8192,768]"),
         (f"scaled({X}, numbers=[True,2.0])", "numbers=[True,2.0] should be tuple[float, ...]"),
         (f"layer_norm({X}, weight=f32[4])", "weight has shape [4], but a row of x is [8]"),
         (f"layer_norm({X}, weight=f16[8])", "weight is f16 beside x of f32; convert it to f32"),
