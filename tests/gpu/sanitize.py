@@ -231,6 +231,8 @@ INDEXED = {
 FUSED = [
     "lerp(x=f32[300,400], end=f32[300,400]@strides(1,300), weight=0.2)",
     "softmax(x=f16[64,256])",
+    "softmax(x=f16[1201,768])",  # two rows a block, copied to shared memory
+    "rms_norm(x=f16[1201,1280], weight=f16[1280])",  # two at a time
     "softmax(x=f16[64,5140])",
     "softmax(x=f32[400,96], dim=0)",
     "layer_norm_backward(grad_output=f16[37,1024], x=f16[37,1024], mean=f32[37,1], "

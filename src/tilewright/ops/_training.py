@@ -32,6 +32,18 @@ def step(
     return out, *pullback(grad_output)
 
 
+def step_by_operators(of: str, given: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """The outputs of operator `of`, and the gradients that `given["grads"]` asks for, by the
+    references of its forward with statistics and of its backward."""
+    forward, backward = OPS[f"{of}_forward"], OPS[f"{of}_backward"]
+    found = forward.reference(**{n: given[n] for n in forward.parameters})
+    outputs = OPS[of].returns
+    every = {**given, **dict(zip((*outputs, *backward.wide), found, strict=True))}
+    every["grads"] = given["grads"] or _possible(of)(given)
+    gradients = backward.reference(**{n: every[n] for n in backward.parameters})
+    return *found[: len(outputs)], *gradients
+
+
 def forward_of(w: Workload) -> Workload:
     """The forward alone, as PyTorch's users write it."""
     forward = OPS[str(w.operator.training_of)]

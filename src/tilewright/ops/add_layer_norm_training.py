@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from tilewright.op import OPS
-from tilewright.ops._training import training_of
+from tilewright.ops._training import step_by_operators, training_of
 
 
 @training_of("add_layer_norm")
@@ -39,12 +38,6 @@ def add_layer_norm_training(
 
     Source: the block of a pre-norm transformer, arXiv 2002.04745, and PyTorch's autograd of it.
     """
-    given = {"x": x, "weight": weight, "bias": bias}
-    output, total, mean, rstd = OPS["add_layer_norm_forward"].reference(
-        x, residual, weight, bias, eps
-    )
-    wanted = grads or tuple(n for n, v in given.items() if v is not None)
-    gradients = OPS["add_layer_norm_backward"].reference(
-        grad_output, grad_output_total, total, mean, rstd, weight, wanted
-    )
-    return output, total, *gradients
+    given = {"x": x, "residual": residual, "weight": weight, "bias": bias, "eps": eps}
+    gradients = {"grad_output": grad_output, "grad_output_total": grad_output_total}
+    return step_by_operators("add_layer_norm", {**given, **gradients, "grads": grads})

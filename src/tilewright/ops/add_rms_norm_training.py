@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from tilewright.op import OPS
-from tilewright.ops._training import training_of
+from tilewright.ops._training import step_by_operators, training_of
 
 
 @training_of("add_rms_norm")
@@ -38,10 +37,6 @@ def add_rms_norm_training(
 
     Source: the block of LLaMA, arXiv 2302.13971, and PyTorch's autograd of it.
     """
-    given = {"x": x, "weight": weight}
-    output, total, rstd = OPS["add_rms_norm_forward"].reference(x, residual, weight, eps)
-    wanted = grads or tuple(n for n, v in given.items() if v is not None)
-    gradients = OPS["add_rms_norm_backward"].reference(
-        grad_output, grad_output_total, total, rstd, weight, wanted
-    )
-    return output, total, *gradients
+    given = {"x": x, "residual": residual, "weight": weight, "eps": eps}
+    gradients = {"grad_output": grad_output, "grad_output_total": grad_output_total}
+    return step_by_operators("add_rms_norm", {**given, **gradients, "grads": grads})

@@ -60,6 +60,23 @@ def test_rows_taken_in_turn_are_all_walked_and_the_counter_is_put_back(rows, cha
     check(NORM.format(r=rows, h=500), replace(PERSISTENT, in_turn=True, **changed))
 
 
+@pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"softmax(x={dtype}[{{r}},{h}])" for dtype in ("f16", "f32") for h in (768, 1000, 1024)),
+        "softmax(x=bf16[{r},1604])",
+        *(f"rms_norm(x=f16[{{r}},{h}], weight=f16[{h}])" for h in (1028, 1280, 2048)),
+        "rms_norm(x=f32[{r},1000], weight=f32[1000])",
+    ],
+)
+def test_what_many_narrow_rows_get_untuned_is_right_for_the_last_ones(text, rows):
+    many = Workload.parse(text.format(r=8192))
+    config = IMPLS["fused"].heuristic(many, H200)
+    assert config.storage == "shared" or config.rows_per_thread == 2
+    check(text.format(r=rows), config)
+
+
 MOMENTS = RowSchedule.__dataclass_fields__["moments"].metadata["values"]
 
 
