@@ -258,7 +258,9 @@ def test_the_host_cost_of_a_launch_is_small(add):
     launch = add.launcher(0, (4, 1, 1), (256, 1, 1), 0, 1, stream)
     any_us = fastest_us(lambda: add.launch((4, 1, 1), (256, 1, 1), 0, stream, 0, *arguments))
     one_shape_us = fastest_us(lambda: launch(stream, arguments))
-    assert one_shape_us < any_us < 6  # the driver's own share is about 2
+    pytorchs_us = fastest_us(lambda: torch.add(x, y, out=out))
+    # The driver's own share is about 2 us; a slow host needs more for all of it.
+    assert one_shape_us < any_us < max(6, pytorchs_us), f"torch.add(out=) takes {pytorchs_us:.1f}"
 
 
 def fastest_us(call):
