@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
 ]
 
-HOST_LIMIT_US, MOST_OF_PYTORCHS = 12.0, 1.2
+HOST_LIMIT_US, MOST_OF_PYTORCHS = 12.0, 1.5
 """Host time of a tuned call; a slow host's, of what PyTorch's operator takes on it."""
 BIAS_LAYER_NORM = (
     "bias_layer_norm(x=f16[64,768], bias0=f16[768], bias1=f16[768], weight=f16[768], bias=f16[768])"
