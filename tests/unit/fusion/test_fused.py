@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tilewright.device import DEVICES, spec_of
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.ir import Graph
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
@@ -29,6 +30,27 @@ def test_threads_trace_at_once():
     assert all(isinstance(graphs.get(text), Graph) for text in texts)
     graph_of.cache_clear()
     assert all(graph_of(Workload.parse(text)) == graphs[text] for text in texts)
+
+
+def beside_what_is_made(x, y):
+    made = torch.zeros(x.shape) + torch.ones_like(x).masked_fill(x > y, 0.5)
+    return 1 - torch.where(x > 0, made, x.new_full(x.shape, 2.0)).clamp(min=0.25), y.expand_as(x)
+
+
+def test_a_trace_takes_no_memory_however_large_its_tensors_are():
+    n = 1 << 40
+    fuse(beside_what_is_made)
+    name = beside_what_is_made.__name__
+    texts = (
+        f"lerp_backward(grad_output=f16[{n}], x=f16[1], end=f16[{n}], weight=f16[{n}])",
+        f"{name}(x=f32[{n}], y=f32[1])",
+        f"{name}_backward(grad_output0=f32[{n}], grad_output1=f32[{n}], x=f32[{n}], y=f32[1])",
+    )
+    try:
+        for text in texts:
+            assert n in graph_of(Workload.parse(text)).space
+    finally:
+        OPS.remove(name)
 
 
 @pytest.mark.parametrize("device", [None, "h200"])

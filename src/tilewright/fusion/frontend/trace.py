@@ -56,7 +56,8 @@ def trace_reference(
         return DTYPES[dtype or ("f64" if s.dtype == "f64" else "f32")]
 
     scalars = w.scalars if runtime_scalars else {}
-    with torch.inference_mode(False), fake_tensors():
+    fake = fake_tensors()
+    with torch.inference_mode(False), fake:
         fakes = [
             torch.empty_strided(
                 s.shape,
@@ -90,7 +91,8 @@ def trace_reference(
         differentiated = make_fx(run)(*fakes)
         again = fx.Interpreter(differentiated).run  # it passes lines on
         functional = torch.func.functionalize(again, remove="mutations")
-        traced = make_fx(functional, decomposition_table=decompositions())(*fakes)
+        with fake:  # decompositions make tensors, as many bytes as w's, of nothing but a shape
+            traced = make_fx(functional, decomposition_table=decompositions())(*fakes)
     traced.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
     traced.recompile()
     return traced
