@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 HOST_LIMIT_US, MOST_OF_PYTORCHS = 12.0, 1.5
-"""Host time of a tuned call; a slow host's, of what PyTorch's operator takes on it."""
+"""Host time of a tuned call; on a slow host, of what one kernel of PyTorch's takes there."""
 BIAS_LAYER_NORM = (
     "bias_layer_norm(x=f16[64,768], bias0=f16[768], bias1=f16[768], weight=f16[768], bias=f16[768])"
 )
@@ -71,17 +71,18 @@ def test_a_tuned_operator_costs_the_host_little(store, text):
     w = record(store, text)
     _, tensors = call_of(w)
     public, args = getattr(tw, w.op), list(w.call(tensors).values())
-    vendors = IMPLS["aten"].build(IMPLS["aten"].heuristic(w, spec_of(0)), w, spec_of(0))
 
     def host_us(call):
         return eager([call], torch.device("cuda")).host_us
 
     with torch.no_grad():
         public(*args)
-        pairs = [(host_us(lambda: public(*args)), host_us(lambda: vendors(*tensors)))
-                 for _ in range(3)]  # fmt: skip
-    own_us, vendors_us = map(min, zip(*pairs, strict=True))
-    assert own_us <= max(HOST_LIMIT_US, MOST_OF_PYTORCHS * vendors_us), f"PyTorch's: {vendors_us}"
+        pairs = [
+            (host_us(lambda: public(*args)), host_us(lambda: torch.softmax(tensors[0], -1)))
+            for _ in range(3)  # a host that was just started is slower for seconds
+        ]
+    own_us, pytorchs_us = map(min, zip(*pairs, strict=True))
+    assert own_us <= max(HOST_LIMIT_US, MOST_OF_PYTORCHS * pytorchs_us), f"PyTorch: {pytorchs_us}"
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -24,7 +24,6 @@ from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
 from tilewright.fakes import fake_tensors, tracing_lock, without_hooks
 from tilewright.fusion.frontend.decompositions import decompositions
 from tilewright.fusion.frontend.given_dtypes import Calls, Following, Noting
-from tilewright.fusion.frontend.made import MadeBeside
 from tilewright.fusion.frontend.refused import Refusing
 from tilewright.fusion.remembered import ByOperator
 from tilewright.op import Op, Workload
@@ -78,7 +77,7 @@ def trace_reference(
     calls = _calls_as_given(w, call, fakes) if w.operator.fused else None
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with _WithoutScans(), by_shapes(w.operator, w), MadeBeside(tensors[0]):
+        with _WithoutScans(), by_shapes(w.operator, w):
             if calls is None:
                 return call(tensors)
             with Following(calls, tensors) as following:
@@ -87,12 +86,14 @@ def trace_reference(
             return out
 
     outside = torch.inference_mode(False)  # in which nothing is differentiated
-    with outside, tracing_lock(), traced_roundings(), preserve_node_meta(), without_hooks():
+    lines = preserve_node_meta()
+    # What a reference or a decomposition makes of a shape alone must be fake as well: it would take
+    # the memory, and autograd replays the views through which it is written to.
+    with outside, tracing_lock(), traced_roundings(), lines, without_hooks(), fake:
         differentiated = make_fx(run)(*fakes)
         again = fx.Interpreter(differentiated).run  # it passes lines on
         functional = torch.func.functionalize(again, remove="mutations")
-        with fake:  # decompositions make tensors, as many bytes as w's, of nothing but a shape
-            traced = make_fx(functional, decomposition_table=decompositions())(*fakes)
+        traced = make_fx(functional, decomposition_table=decompositions())(*fakes)
     traced.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
     traced.recompile()
     return traced
