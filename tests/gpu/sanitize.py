@@ -259,6 +259,7 @@ ACROSS = "softmax(x=f16[6,100,48], dim=1)"
 ROW = {"row_threads": 128, "rows_per_block": 2}
 WALK = {**ROW, "stages": 2, "parameters": "shared"}
 IN_CLUSTERS = {**WALK, "row_threads": 64, "rows_per_block": 4, "cluster": 2, "bulk": True}
+COPIED = {"storage": "shared", "unroll": 3, "stream_loads": False}
 WARPS = {"vector": 4, "row_threads": 32, "rows_per_block": 8, "stages": 2}
 """For sums over rows: racecheck misses barriers behind named ones (docs/measured_facts.md)."""
 WAYS = ("kernel", "last")
@@ -276,6 +277,8 @@ SCHEDULES = [
     ),
     (SOFTMAX, {**ROW, "moments": "merge"}),
     (SOFTMAX, {**ROW, "recompute": False}),
+    (SOFTMAX, {"vector": 4, "row_threads": 32, "rows_per_block": 2, **COPIED}),
+    (SOFTMAX, {"vector": 4, "row_threads": 128, "rows_per_block": 1, **COPIED}),
     (MANY_ROWS, WALK),
     (MANY_ROWS, {**WALK, "parameters": "registers", "widened": True, "stages": 0}),
     (MANY_ROWS, {**WALK, "parameters": "registers", "stages": 1, "rows_per_thread": 2}),

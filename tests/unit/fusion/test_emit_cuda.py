@@ -326,6 +326,8 @@ def test_a_space_says_why_a_schedule_is_not_in_it():
         ({"row_threads": 1024, "rows_per_block": 1}, "idle"),
         ({"storage": "shared"}, "keeps its row in registers"),
         ({"rows_per_block": 1, "min_blocks": 1}, "fewer than 256 threads"),
+        ({"unroll": 2}, "all turns over a row in registers are unrolled"),
+        ({"storage": "shared", "unroll": 3, "row_threads": 256}, "unroll=3 of 2 turns"),
         ({"row_threads": 32, "rows_per_block": 8, "rows_per_thread": 4}, "registers a thread"),
         (
             {

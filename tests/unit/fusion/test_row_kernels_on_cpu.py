@@ -64,15 +64,15 @@ def test_rows_taken_in_turn_are_all_walked_and_the_counter_is_put_back(rows, cha
 @pytest.mark.parametrize(
     "text",
     [
-        *(f"softmax(x={dtype}[{{r}},{h}])" for dtype in ("f16", "f32") for h in (768, 1000, 1024)),
-        "softmax(x=bf16[{r},1604])",
+        *(f"softmax(x={dtype}[{{r}},{h}])" for dtype in ("f16", "f32") for h in (768, 1088, 4096)),
+        "softmax(x=bf16[{r},1600])",
         *(f"rms_norm(x=f16[{{r}},{h}], weight=f16[{h}])" for h in (1028, 1280, 2048)),
         "rms_norm(x=f32[{r},1000], weight=f32[1000])",
     ],
 )
 def test_what_many_narrow_rows_get_untuned_is_right_for_the_last_ones(text, rows):
     many = Workload.parse(text.format(r=8192))
-    config = IMPLS["fused"].heuristic(many, H200)
+    config = IMPLS["fused"].heuristic(many, DEVICES["h100"])
     assert config.storage == "shared" or config.rows_per_thread == 2
     check(text.format(r=rows), config)
 
@@ -409,16 +409,30 @@ def test_softmax_in_shared_memory_takes_one_row_of_it():
 @pytest.mark.parametrize(
     ("text", "tried"),
     [
-        ("softmax(x=f32[8192,1024])", True),
-        ("softmax(x=f16[8192,2048])", True),
-        ("softmax(x=f32[8192,1025])", False),
-        ("softmax(x=f32[512,1024])", False),
+        ("softmax(x=f32[8192,1024])", {(32, 2), (128, 1)}),
+        ("softmax(x=f16[8192,4096])", {(32, 1), (128, 1)}),
+        ("rms_norm(x=f32[8192,1024], weight=f32[1024])", {(32, 2)}),
+        ("rms_norm(x=f32[8192,1280], weight=f32[1280])", set()),
+        ("softmax(x=f32[8192,5140])", set()),
+        ("softmax(x=f32[512,1024])", {(256, 1)}),  # of those that are all on chip at once
     ],
 )
-def test_a_search_tries_two_rows_of_a_block_in_shared_memory_up_to_4_kib(text, tried):
-    begins_with = target.promising(graph_of(Workload.parse(text)), DEVICES["h200"])[:8]
+def test_a_search_tries_rows_that_are_copied_to_shared_memory(text, tried):
+    begins_with = target.promising(graph_of(Workload.parse(text)), DEVICES["h200"])[:12]
     shared = {(c.row_threads, c.rows_per_block) for c in begins_with if c.storage == "shared"}
-    assert ((32, 2) in shared) == tried
+    assert shared == tried
+
+
+@pytest.mark.parametrize("unroll", [1, 2, 3])
+@pytest.mark.parametrize("storage", ["shared", "reread"])
+@pytest.mark.parametrize("width", [1000, 768])
+def test_turns_over_rows_that_registers_do_not_hold_are_unrolled_as_told(width, storage, unroll):
+    config = RowSchedule(4, 32, 2, 1, storage, "two_pass", 1, 1, unroll=unroll)
+    check(f"softmax(x=f16[3,{width}])", config)
+    source = target.task(
+        graph_of(Workload.parse(f"softmax(x=f16[3,{width}])")), config, DEVICES["h200"]
+    ).source
+    assert f'_Pragma("unroll {unroll}") for (int k' in source
 
 
 @pytest.mark.parametrize(

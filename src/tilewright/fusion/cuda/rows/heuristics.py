@@ -11,6 +11,11 @@ from operator import itemgetter
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.rows.copied_rows import (
+    copied_row_candidates,
+    copied_row_variations,
+    copied_rows_untuned,
+)
 from tilewright.fusion.cuda.rows.few_rows import (
     FULL_ROW_BYTES,
     MANY_ROWS,
@@ -37,8 +42,6 @@ from tilewright.fusion.cuda.rows.persistent import (
 )
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.small_blocks import (
-    paired_untuned,
-    shared_pair_candidates,
     small_block_candidates,
     small_block_variations,
 )
@@ -106,7 +109,7 @@ def _small_blocks_alone(
     """Without parameter vectors, which persistent kernels keep on chip."""
     if footprint.columns or footprint.parameters:
         return
-    yield from paired_untuned(footprint, device, vector)
+    yield from copied_rows_untuned(footprint, device, vector)
     least = LANE_BYTES * device.warp if footprint.keeps_costly_steps else WIDE_ROW_BYTES
     if footprint.width * footprint.itemsize > least:
         yield from small_block_candidates(space, footprint, device, vector)
@@ -308,13 +311,12 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
         if not many:
             few += persistent[:2]
         rows = _row_candidates(space, footprint, vector)
-        small = itertools.chain(
-            small_block_candidates(space, footprint, device, vector),
-            shared_pair_candidates(footprint, device, vector),
-        )
+        small = small_block_candidates(space, footprint, device, vector)
+        copied = copied_row_candidates(footprint, device, vector)
         kinds = [
             (widest_clusters(space, footprint, device, vector), 2, _way_variations),
             (small, 4, lambda c: small_block_variations(c, space)),
+            (copied, 2, lambda c: copied_row_variations(c, space)),
             (few, 6, _few_row_variations),
             walking,
             (rows, 2, _variations),

@@ -143,7 +143,7 @@ class RowLayout(Kernel):
     # -- columns ---------------------------------------------------------------------------------
 
     def open_turns(self, unroll_all: bool) -> None:
-        unroll = "TW_UNROLL" if unroll_all else '_Pragma("unroll 4")'
+        unroll = "TW_UNROLL" if unroll_all else f'_Pragma("unroll {self.s.unroll}")'
         self.open(f"{unroll} for (int k = 0; k < {self.turns}; ++k)")
         self.open_turn()
 

@@ -11,6 +11,8 @@ ROW_THREADS = (
 )
 ON_CHIP = ("registers", "shared")
 """Where a persistent kernel keeps parameters."""
+UNROLL = 4
+"""Turns over a row that is not in registers, unless a schedule says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class RowSchedule:
 
     Registers are what launch bounds leave to each thread where `min_blocks` blocks share an SM; or
     no more than `max_registers`, if that is not 0. A search tries the caps that it is told to,
-    those that make the compiler spill among them.
+    those that make the compiler spill among them. Turns over a row in registers are all unrolled;
+    over others it is `unroll` of them, whose values a thread has at hand at once.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -78,6 +81,7 @@ class RowSchedule:
     blocks_per_row: int = param(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
     early: bool = param(False, True)
     max_registers: int = param(0, counts=True)
+    unroll: int = param(1, 2, 3, 4, default=UNROLL)
 
     @property
     def block_threads(self) -> int:

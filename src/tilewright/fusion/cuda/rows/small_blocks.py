@@ -30,12 +30,6 @@ WIDENING_SEVERAL_REGISTERS = 40
 sm_100a's, where 104 are reckoned."""
 ROWS_OF_WARPS = 4
 """Of a block whose warps have a row each."""
-ROWS_IN_SHARED = 2
-"""Of such a block that keeps them in shared memory."""
-PAIRED_ROW_BYTES = 1536
-"""From here to `FULL_ROW_BYTES` pairs of rows in shared memory are known to be best."""
-PAIRED_VECTOR, PAIRED_VECTOR_BYTES = 4, 3072
-"""Elements of an access to them, at most, while a row has no more bytes."""
 EXCHANGED_VECTOR = 4
 """Elements of an access, at most, where clusters exchange once and compute costly steps twice."""
 
@@ -110,33 +104,6 @@ def _of_warps(
         ahead = replace(c, parameters="ahead", stream_loads=False)
         filled = (replace(ahead, min_blocks=n) for n in reversed(space.values["min_blocks"]))
         yield from itertools.islice((c for c in filled if c in space), 1)
-    yield from shared_pair_candidates(footprint, device, vector)
-
-
-def shared_pair_candidates(
-    footprint: Footprint, device: DeviceSpec, vector: int
-) -> Iterator[RowSchedule]:
-    """Two rows a block, copied asynchronously to shared memory: an SM has most rows at once, in
-    blocks that soon make room for others. Of 768 fp32 on an H200 softmax took 13.55 us, a copy
-    13.59 us (e2ab544); of eight rows 13.83 us."""
-    many = footprint.rows >= MANY_ROWS * device.sms
-    if many and footprint.width * footprint.itemsize <= FULL_ROW_BYTES:
-        yield RowSchedule(
-            vector, device.warp, ROWS_IN_SHARED, 1, "shared", "two_pass", 1, 1, stream_loads=False
-        )
-
-
-def paired_untuned(footprint: Footprint, device: DeviceSpec, vector: int) -> Iterator[RowSchedule]:
-    """Pairs of rows whose exponentials are all that is costly. With 8192 rows on an H100 softmax of
-    768 and 1024 fp32 took 17.9 and 23.3 us, 18.6 and 24.1 by the best of other schedules; of 768 to
-    2048 halves, six widths, 9.8 to 23.6 us, 1 to 5 % less than by those. Of 768, 1024 and 1280
-    halves, eight in an access took 10.3, 13.2 and 15.8 us, four 9.8, 12.5 and 15.2; of 1600 18.8,
-    and four 20.1 (41530a7)."""
-    row_bytes = footprint.width * footprint.itemsize
-    alone = len(footprint.queued) == 1 and not footprint.parameters
-    if alone and footprint.keeps_costly_steps and row_bytes >= PAIRED_ROW_BYTES:
-        most = PAIRED_VECTOR if row_bytes <= PAIRED_VECTOR_BYTES else vector
-        yield from shared_pair_candidates(footprint, device, min(vector, most))
 
 
 def _filling(

@@ -15,7 +15,7 @@ from tilewright.fusion.cuda.rows.footprint import (
     estimated_registers,
     register_cap,
 )
-from tilewright.fusion.cuda.rows.schedule import ON_CHIP, ROW_THREADS, RowSchedule
+from tilewright.fusion.cuda.rows.schedule import ON_CHIP, ROW_THREADS, UNROLL, RowSchedule
 from tilewright.fusion.cuda.rows.shifting import shifted_alike, vectors_of
 from tilewright.fusion.cuda.vectors import access_bytes, side_by_side, widest_vectors
 from tilewright.fusion.exponentials import exponentials_of_greatest
@@ -117,6 +117,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             else (False,),
             "bulk": (False, True) if walks and footprint.comes_in_bulk(device) else (False,),
             "rematerialize": (False, True) if footprint.itemsize == 2 else (False,),
+            "unroll": (UNROLL,) if footprint.columns else (1, 2, 3, 4),
             "recompute": (True, False) if footprint.keeps_costly_steps else (True,),
         },
         constraint,
@@ -160,6 +161,10 @@ def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
         return f"{c.min_blocks} blocks of {c.block_threads} threads exceed an SM"
     if turns > 64 and c.storage == "registers":
         return f"{turns} unrolled turns"
+    if c.unroll != UNROLL and c.storage == "registers":
+        return f"all turns over a row in registers are unrolled: unroll={c.unroll} says nothing"
+    if c.unroll != UNROLL and c.unroll >= turns:
+        return f"unroll={c.unroll} of {turns} turns"
     return None
 
 

@@ -1,0 +1,80 @@
+"""Rows that are copied to shared memory as they come, and swept there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.rows.few_rows import FULL_ROW_BYTES, MANY_ROWS, WIDE_ROW_BYTES
+from tilewright.fusion.cuda.rows.footprint import Footprint
+from tilewright.fusion.cuda.rows.schedule import UNROLL, RowSchedule
+from tilewright.space import ConfigSpace
+
+PAIRED_ROW_BYTES = 5 << 10
+"""Rows of no more bytes are a warp's each, two of them a block's."""
+PAIRED_ACCESS, FULL_ACCESS_ROW_BYTES = 4, 3072
+"""Elements of an access to them, at most, while a row has fewer bytes."""
+BLOCK_THREADS, BLOCK_ACCESS_BYTES = 128, 8
+"""Of a block that has a row to itself, where rows are too wide or too few for warps."""
+FEWEST_WARPS = 24
+"""On an SM: so many have a row each, if it holds as many."""
+AT_HAND_BYTES = 32
+"""Of a row that a thread has in registers at once: with more of them there are fewer warps."""
+LEAST_ROW_BYTES, LINE_BYTES, LEAST_SHARE = 1536, 128, 1 / 3
+"""Best without tuning are rows of so many bytes and more that begin where lines do, if all that
+come to an SM are such a share of its shared memory."""
+LEAST_INSTRUCTIONS = 32
+"""Of an element in the time that memory takes for it: sweeps of shared memory that compute costly
+steps twice take most of them. Of halves an H200 has 28, an H100 40; of fp32 twice as many."""
+
+
+def copied_row_candidates(
+    footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """All of a row is on its way at once and takes no registers: an SM has most rows at once, in
+    blocks that soon make room for others. Of 768 fp32 on an H200 softmax took 13.55 us, a copy
+    13.59 us (e2ab544)."""
+    row_bytes = footprint.width * footprint.itemsize
+    widest = FULL_ROW_BYTES if footprint.parameters else WIDE_ROW_BYTES
+    if footprint.rows < MANY_ROWS * device.sms or row_bytes > widest:
+        return
+    paired = row_bytes <= PAIRED_ROW_BYTES
+    most = PAIRED_ACCESS if row_bytes < FULL_ACCESS_ROW_BYTES else vector
+    by_warp = _copied(device.warp, 2 if paired else 1, min(vector, most), footprint)
+    access = max(BLOCK_ACCESS_BYTES // footprint.itemsize, 1)
+    by_block = _copied(BLOCK_THREADS, 1, min(vector, access), footprint)
+    warps = min(footprint.rows / device.sms, device.shared_bytes_per_sm / row_bytes)
+    if footprint.parameters:
+        yield by_warp
+    else:
+        yield from (by_warp, by_block) if warps >= FEWEST_WARPS else (by_block, by_warp)
+
+
+def copied_row_variations(c: RowSchedule, space: ConfigSpace[RowSchedule]) -> Iterator[RowSchedule]:
+    yield c
+    yield from (replace(c, unroll=n) for n in space.values["unroll"])
+    yield replace(c, stream_loads=True)
+
+
+def copied_rows_untuned(
+    footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """Where exponentials are all that is costly, and lanes have the time to compute them twice."""
+    row_bytes = footprint.width * footprint.itemsize
+    alone = len(footprint.queued) == 1 and not footprint.parameters
+    shared = footprint.rows * row_bytes / (device.shared_bytes_per_sm * device.sms)
+    lanes = device.sms * device.schedulers_per_sm * device.warp
+    instructions = lanes * device.clock_hz * 2 * footprint.itemsize / device.dram_bytes_per_s
+    costly = alone and footprint.keeps_costly_steps and instructions >= LEAST_INSTRUCTIONS
+    known = row_bytes >= LEAST_ROW_BYTES and row_bytes % LINE_BYTES == 0 and shared >= LEAST_SHARE
+    if costly and known:
+        yield from itertools.islice(copied_row_candidates(footprint, device, vector), 1)
+
+
+def _copied(threads: int, rows: int, vector: int, footprint: Footprint) -> RowSchedule:
+    c = RowSchedule(vector, threads, rows, 1, "shared", "two_pass", 1, 1, stream_loads=False)
+    at_hand = AT_HAND_BYTES // (vector * footprint.itemsize)
+    fewer = 0 < at_hand < min(footprint.turns(c), UNROLL)
+    return replace(c, unroll=at_hand) if fewer else c
