@@ -130,6 +130,7 @@ MEASURED = [
 norm of 8192 rows of up to 4 KiB on an H100 at 1213345."""
 SOFTMAX_ON_H100 = [
     ("f32[8192,384]", "vector=4 row_threads=32 rows_per_block=2 storage=shared unroll=2"),
+    ("f32[8192,1000]", "vector=4 row_threads=32 rows_per_block=2 storage=shared unroll=2"),
     ("f32[8192,1024]", "vector=4 row_threads=32 rows_per_block=2 storage=shared unroll=2"),
     ("f32[8192,1280]", "vector=4 row_threads=32 rows_per_block=2 storage=shared unroll=2"),
     ("f32[8192,1300]", "row_threads=128 storage=registers"),
@@ -143,6 +144,7 @@ SOFTMAX_ON_H100 = [
     ("f16[8192,512]", "storage=registers"),
     ("bf16[8192,768]", "vector=4 row_threads=32 rows_per_block=2 storage=shared unroll=4"),
     ("f16[8192,1536]", "vector=8 row_threads=32 rows_per_block=2 storage=shared unroll=2"),
+    ("bf16[8192,1600]", "vector=8 row_threads=32 rows_per_block=2 storage=shared unroll=4"),
     ("f16[8192,2568]", "storage=registers"),
     ("f16[8192,4096]", "vector=8 row_threads=32 rows_per_block=1 storage=shared unroll=2"),
     ("f16[8192,8192]", "vector=4 row_threads=128 storage=shared unroll=4"),

@@ -21,10 +21,11 @@ BLOCK_THREADS, BLOCK_ACCESS_BYTES = 128, 8
 FEWEST_WARPS = 24
 """On an SM: so many have a row each, if it holds as many."""
 AT_HAND_BYTES = 32
-"""Of a row that a thread has in registers at once: with more of them there are fewer warps."""
+"""Of a row that a thread has in registers at once: with more of them there are fewer warps. Not so
+of halves whose last turn is none of all threads: of 1600, 64 bytes were faster by 1.2 %."""
 LEAST_ROW_BYTES, LINE_BYTES, LEAST_SHARE = 1536, 128, 1 / 3
-"""Best without tuning are rows of so many bytes and more that begin where lines do, if all that
-come to an SM are such a share of its shared memory."""
+"""Best without tuning are rows of so many bytes and more, those beyond 4 KiB if they begin where
+lines do, if all that come to an SM are such a share of its shared memory."""
 LEAST_INSTRUCTIONS = 32
 """Of an element in the time that memory takes for it: sweeps of shared memory that compute costly
 steps twice take most of them. Of halves an H200 has 28, an H100 40; of fp32 twice as many."""
@@ -34,8 +35,8 @@ def copied_row_candidates(
     footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
     """All of a row is on its way at once and takes no registers: an SM has most rows at once, in
-    blocks that soon make room for others. Of 768 fp32 on an H200 softmax took 13.55 us, a copy
-    13.59 us (e2ab544)."""
+    blocks that soon make room for others. With 8192 rows on an H100 softmax took 17.8, 45.4 and
+    89.5 us of 768, 2048 and 4096 fp32, 18.6, 46.2 and 90.5 from registers (ffa2d6e)."""
     row_bytes = footprint.width * footprint.itemsize
     widest = FULL_ROW_BYTES if footprint.parameters else WIDE_ROW_BYTES
     if footprint.rows < MANY_ROWS * device.sms or row_bytes > widest:
@@ -53,7 +54,9 @@ def copied_row_candidates(
 
 
 def copied_row_variations(c: RowSchedule, space: ConfigSpace[RowSchedule]) -> Iterator[RowSchedule]:
+    """Single rows as well: calls that find L2 full of other results take less time by them."""
     yield c
+    yield replace(c, rows_per_block=1)
     yield from (replace(c, unroll=n) for n in space.values["unroll"])
     yield replace(c, stream_loads=True)
 
@@ -68,13 +71,14 @@ def copied_rows_untuned(
     lanes = device.sms * device.schedulers_per_sm * device.warp
     instructions = lanes * device.clock_hz * 2 * footprint.itemsize / device.dram_bytes_per_s
     costly = alone and footprint.keeps_costly_steps and instructions >= LEAST_INSTRUCTIONS
-    known = row_bytes >= LEAST_ROW_BYTES and row_bytes % LINE_BYTES == 0 and shared >= LEAST_SHARE
-    if costly and known:
+    aligned = row_bytes <= FULL_ROW_BYTES or row_bytes % LINE_BYTES == 0
+    if costly and aligned and row_bytes >= LEAST_ROW_BYTES and shared >= LEAST_SHARE:
         yield from itertools.islice(copied_row_candidates(footprint, device, vector), 1)
 
 
 def _copied(threads: int, rows: int, vector: int, footprint: Footprint) -> RowSchedule:
     c = RowSchedule(vector, threads, rows, 1, "shared", "two_pass", 1, 1, stream_loads=False)
-    at_hand = AT_HAND_BYTES // (vector * footprint.itemsize)
+    partial = footprint.width % (threads * vector) > 0 and footprint.itemsize == 2
+    at_hand = AT_HAND_BYTES * (2 if partial else 1) // (vector * footprint.itemsize)
     fewer = 0 < at_hand < min(footprint.turns(c), UNROLL)
     return replace(c, unroll=at_hand) if fewer else c
