@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(shell command -v $(p) 2>/dev/null)))
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--quiet)
 PYTEST_WORKERS ?= 2
+GPU_WORKERS ?= 8
 
 .PHONY: tune test test-gpu sanitize check format compiler
 
@@ -21,7 +22,7 @@ test: check
 	$(BIN)/pytest -m "not gpu" -n $(PYTEST_WORKERS)
 
 test-gpu: $(VENV)/requirements-dev.stamp
-	$(BIN)/pytest tests/gpu tests/conformance -m "gpu and not alone" -n auto
+	$(BIN)/pytest tests/gpu tests/conformance -m "gpu and not alone" -n $(GPU_WORKERS)
 	$(BIN)/pytest tests/gpu tests/conformance -m "gpu and alone"
 
 sanitize: $(VENV)/requirements-dev.stamp
