@@ -151,7 +151,8 @@ SOFTMAX_ON_H100 = [
     ("f16[4096,1024]", "storage=registers"),
     ("f16[2048,4096]", "vector=4 row_threads=128 storage=shared unroll=4"),
 ]
-"""Likewise, or within 2.5% of it."""
+"""What was the best on an H100, or within 2.5% of it: rows that are copied at 8d4db48; what stays
+in registers is what other rules chose before."""
 
 
 def is_untuned(text, best, device):
@@ -169,8 +170,13 @@ def test_the_untuned_schedule_is_the_best_that_was_measured(op, dtype, rows, wid
 
 
 @pytest.mark.parametrize(("x", "best"), SOFTMAX_ON_H100)
-def test_softmax_of_many_rows_is_untuned_as_was_measured_on_another_device(x, best):
+def test_softmax_of_many_rows_is_untuned_what_was_the_best_on_an_h100(x, best):
     is_untuned(f"softmax(x={x})", best, DEVICES["h100"])
+
+
+def test_many_rows_are_copied_untuned_from_a_width_on():
+    assert heuristic("softmax(x=f32[32768,384])").storage == "shared"
+    assert heuristic("softmax(x=f32[32768,352])").storage == "registers"
 
 
 def test_halves_on_a_device_whose_memory_is_faster_are_kept_in_registers():
