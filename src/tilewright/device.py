@@ -40,6 +40,8 @@ class DeviceSpec:
     registers_per_thread: int = 255
     shared_bytes_per_sm: int = 0
     shared_bytes_per_block: int = 0
+    shared_bytes_reserved: int = 1024
+    """That every block costs besides its own (CUDA occupancy calculator, 8.0 to 10.0)."""
     threads_per_sm: int = 2048
     blocks_per_sm: int = 32
     schedulers_per_sm: int = 4
@@ -69,11 +71,20 @@ class DeviceSpec:
         """Compute capability times ten: 90 for sm_90a; 0 for a CPU. Architectures compare by it."""
         return int("".join(filter(str.isdigit, self.arch)) or 0)
 
+    def blocks_by_shared(self, shared_bytes: int) -> int:
+        """Blocks whose shared memory an SM has room for."""
+        return self.shared_bytes_per_sm // (shared_bytes + self.shared_bytes_reserved)
+
+    def shared_bytes_with(self, blocks: int) -> int:
+        """Shared memory that a block may have where so many share an SM."""
+        room = self.shared_bytes_per_sm // max(blocks, 1) - self.shared_bytes_reserved
+        return min(self.shared_bytes_per_block, room)
+
     def occupancy(self, block_threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
         """Resident blocks per SM and what limits them.
 
-        Registers are handed out per warp in units of 256; every block costs 1 KiB of shared
-        memory besides its own (CUDA occupancy calculator, compute capability 8.0 to 10.0).
+        Registers are handed out per warp in units of 256 (CUDA occupancy calculator, compute
+        capability 8.0 to 10.0).
         """
         warps = math.ceil(block_threads / self.warp)
         per_warp = math.ceil(max(registers, 1) * self.warp / 256) * 256
@@ -81,7 +92,7 @@ class DeviceSpec:
             "threads": self.threads_per_sm // (warps * self.warp),
             "blocks": self.blocks_per_sm,
             "registers": self.registers_per_sm // per_warp // warps,
-            "shared memory": self.shared_bytes_per_sm // (shared_bytes + 1024),
+            "shared memory": self.blocks_by_shared(shared_bytes),
         }
         limiter = min(limits, key=lambda name: limits[name])
         return limits[limiter], limiter

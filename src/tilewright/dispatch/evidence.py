@@ -27,7 +27,8 @@ from tilewright.tensor_spec import TensorSpec
 
 NUMEL_OCTAVES = 2.0
 DIM_OCTAVES = 1.0
-"""How far the nearest workload may be: total sizes within 4x, inner dims within 2x."""
+"""How far the nearest workload may be: total sizes within 4x, inner dims within 2x. A policy, not a
+measurement."""
 
 
 class Records:

@@ -41,7 +41,8 @@ from tilewright.tensor_spec import TensorSpec
 from tilewright.text import duration_text
 
 MIN_EVIDENCE = 3
-"""Winners that an implementation needs, all of them its own, before its heuristic is trusted."""
+"""Winners that an implementation needs, all of them its own, before its heuristic is trusted. A
+policy, not a measurement."""
 
 
 @dataclass(frozen=True)

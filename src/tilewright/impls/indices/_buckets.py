@@ -36,8 +36,9 @@ RUNS_OF_THREAD = 8
 """Pieces that chunks have of a bucket, of which a thread of `settle` looks so many up at most."""
 MIN_TILE = 8192
 """Elements that a tile has before it is split untuned: below, `scatter_tiled` holds all places."""
-LARGE = 2**17
-"""Elements of a product untuned, and of a sum that is sorted in place alone."""
+LARGE_SUM = 2**17
+"""Elements of a product untuned, and of a sum that is sorted in place alone: a guess. Products were
+timed at 6.4 million: 117 us, by scatter_sorted 431 (H200, scatter_sums)."""
 MIN_ELEMENTS = 2**15
 """Of a sum untuned: H200, commit 4f86109, uniform indices and the slowest of six distributions:
 integer_sums takes 11.0 and 12.6 us for 4096 elements, 12.8 and 25.2 us for 32768, bucket_sums 11.1
@@ -47,8 +48,8 @@ MIN_REFUSED, MIN_LENGTH_REFUSED, MOST_PLACES_REFUSED = 2**12, 64, 16
 refuses. H200, commit 4f86109, uniform indices and the slowest: 4096 into 65536 12.5 and 13.5 us, by
 scatter_sorted 34.6 and 37.0; 64 x 64 into 1024 x 64 13.5 and 13.5 us, by scatter_serial 13.2 and
 38.5. In large tiles 32768 into 524288 take 13.8 us, by scatter_sorted 91 us."""
-CELL_US, POSITION_US = 2.5e-6, 5e-5
-SORT_US, SORT_OF_POSITIONS_US, SORTED_POSITION_US = 95.0, 40.0, 1.3e-4
+CELL_US, BUCKETED_US = 2.5e-6, 5e-5
+SORT_IN_PLACE_US, SORT_OF_POSITIONS_US, SORTED_POSITION_US = 95.0, 40.0, 1.3e-4
 """What a sum in place takes by buckets, and by scatter_sorted, or rows_sorted where positions are
 sorted, which go by positions alone.
 Reckoned: H200, commit 4f86109, fp32, out of place, 2^21 positions of 2^25 places take 227 us and
@@ -69,7 +70,7 @@ def has_large_tiles(p: ScatterProblem) -> bool:
 
 def is_large(p: ScatterProblem) -> bool:
     """Whether there is enough to split, in tiles of which a block has much to settle."""
-    return p.positions >= LARGE and has_large_tiles(p)
+    return p.positions >= LARGE_SUM and has_large_tiles(p)
 
 
 def worth_buckets(w: Workload, device: DeviceSpec) -> bool:
@@ -80,7 +81,7 @@ def worth_buckets(w: Workload, device: DeviceSpec) -> bool:
     if not p.include:
         return False
     if has_large_tiles(p) and (p.positions >= MIN_ELEMENTS or p.length > MOST_TERMS_UNTUNED):
-        return not ((p.in_place or p.positions < LARGE) and is_sparse(p, device))
+        return not ((p.in_place or p.positions < LARGE_SUM) and is_sparse(p, device))
     few = p.positions < MIN_REFUSED or p.length < MIN_LENGTH_REFUSED
     if not has_large_tiles(p) and (few or p.cells > MOST_PLACES_REFUSED * p.positions):
         return False
@@ -92,9 +93,9 @@ def is_sparse(p: ScatterProblem, device: DeviceSpec) -> bool:
     copied = 0 if p.in_place else p.cells
     of_column = p.outer * p.inner == 1
     of_positions = of_column and sorts_positions(p.positions, copied, p.dtype, p.reduce)
-    buckets_us = streamed_us(p.cells * CELL_US + p.positions * POSITION_US, device)
+    buckets_us = streamed_us(p.cells * CELL_US + p.positions * BUCKETED_US, device)
     sorted_us = streamed_us(p.positions * SORTED_POSITION_US, device)
-    return buckets_us > (SORT_OF_POSITIONS_US if of_positions else SORT_US) + sorted_us
+    return buckets_us > (SORT_OF_POSITIONS_US if of_positions else SORT_IN_PLACE_US) + sorted_us
 
 
 def is_short(dtype: str) -> bool:
@@ -220,7 +221,7 @@ class Buckets(Implementation):
 
     def resident(self, s: Sizes, c: Any, device: DeviceSpec) -> int:
         """Blocks of `settle` on an SM."""
-        fit = device.shared_bytes_per_sm // (s.settle_bytes + 1024)
+        fit = device.blocks_by_shared(s.settle_bytes)
         threads = device.registers_per_sm // self.settle_registers
         return max(1, min(fit, threads // c.settle_threads))
 

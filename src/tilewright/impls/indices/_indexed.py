@@ -123,9 +123,15 @@ class Workspace:
 
 AT_ONCE = 1024
 """Threads of an SM in one launch whose blocks wait for one another: it has registers for them."""
-MOST_AT_ONCE = 2**17
-"""Elements that untuned take one launch: on an H200 sums of integers take 1 us longer than in four,
-and 13 us less of the host's time (commit 1ad094a, 2026-11-22)."""
+
+
+def fit_at_once(count: int, device: DeviceSpec) -> bool:
+    """Whether so many elements take one launch untuned: one for each thread that runs at once.
+
+    On an H200 sums of 5000 and of 128000 integers take 1 us longer so than in four launches, and 13
+    us less of the host's time (commit 1ad094a, 2026-11-22).
+    """
+    return count <= device.sms * AT_ONCE
 
 
 class Launch(NamedTuple):

@@ -16,7 +16,7 @@ many are together off by 2^-21 of the largest at most, by far less as a rule, an
 MOST_ELEMENTS_UNTUNED, MOST_TERMS_UNTUNED = 2**21, 2**15
 """Of rows, or without tables of blocks: H200, commit 693d132, 64 us for four million, rows_sorted
 33 us. Terms of one place queue up. A million of fp64: 63 us, rows_sorted 114 us (48ee703)."""
-FEW, LONG_COLUMN = 2**12, 64
+FEW, LONG_FOR_INTEGERS = 2**12, 64
 """Elements, and positions of a column. H200, commit 4f86109, uniform indices and the slowest of six
 distributions: 64 positions of each of 64 columns into 64 places 11.3 and 11.5 us, by scatter_tiled
 14.8 and 15.1, by scatter_serial 17.4 and 38.0; into 4 places 10.4 and 11.1, 12.8 and 13.8, 24.1 and
@@ -29,7 +29,8 @@ to others (of a vocabulary of 128256 x 4096 it would be 6.3 GB)."""
 
 TERMS_FOR_TABLES = 64
 """Of a place, from which on it pays untuned that each block has a table of all places: as many
-blocks add theirs up."""
+blocks add theirs up. A guess: a search of 2048 places took tables from 16 terms on (H200,
+scatter_crossover)."""
 
 
 def table_bytes(places: int, dtype: str) -> int:
@@ -69,7 +70,7 @@ def few_enough(elements: int, terms: int, places: int, dtype: str, device: Devic
 def few_in_long_columns(elements: int, length: int) -> bool:
     """Whether untuned so few elements of several columns are added by atomic operations sooner than
     by threads that go through the positions of a column."""
-    return elements <= FEW and length >= LONG_COLUMN
+    return elements <= FEW and length >= LONG_FOR_INTEGERS
 
 
 def in_tables(elements: int, terms: int, places: int, dtype: str, device: DeviceSpec) -> bool:

@@ -171,10 +171,10 @@ class SortedRows(RowKernels):
         vec = max(v for v in space.values["vec"])
         wide = [n for n in (4, 8, 16, 32) if n == 4 or n * vec < 2 * p.columns]
         lanes = max(wide)
-        # Units for 1024 threads of each SM keep the memory busy; longer ones leave fewer partial
+        # Units for half of an SM's threads keep the memory busy; longer ones leave fewer partial
         # rows, which one SM has to join where a row is a single piece.
         pieces = math.ceil(p.columns / (lanes * vec)) * p.outer
-        wanted = max(p.count * pieces * lanes // (device.sms * 1024), 1)
+        wanted = max(p.count * pieces * lanes // (device.sms * device.threads_per_sm // 2), 1)
         wanted = 1 << (wanted.bit_length() - 1 + 2 * (pieces == 1))
         # Old rows are awaited where runs are short: H200, 65536 rows of 768 floats into 30522, in
         # place: 153 us without, 133 us with ahead=2 (2026-11-21, tune --suite rows_embedding).

@@ -45,7 +45,7 @@ def row_bytes(p: ScatterProblem, c: Tile, w: Workload) -> int:
 
 def resident(p: ScatterProblem, c: Tile, device: DeviceSpec) -> int:
     """Blocks of an SM, with 64 registers for each thread."""
-    fit = device.shared_bytes_per_sm // (tile_bytes(p, c) + 1024)
+    fit = device.blocks_by_shared(tile_bytes(p, c))
     return max(1, min(fit, device.registers_per_sm // 64 // c.block_threads, device.blocks_per_sm))
 
 

@@ -11,7 +11,7 @@ from tilewright.impls.indices._scatter import ScatterProblem, scatter_problem, s
 from tilewright.op import Workload
 
 MEASURED = 100_000 * 64
-"""Elements."""
+"""Elements of the one workload that was timed: see `suits`."""
 
 
 class BucketExtremes(ReducedBuckets):

@@ -8,7 +8,7 @@ from tilewright.impls.indices._scatter import ScatterProblem, scatter_problem, s
 from tilewright.op import Workload
 
 MEASURED = 1_000_000
-"""Elements."""
+"""Elements of the one workload that was timed: see `suits`."""
 
 
 class BucketIntegers(ReducedBuckets):

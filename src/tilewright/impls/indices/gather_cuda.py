@@ -82,7 +82,8 @@ class GatherCuda(Implementation):
             # The part of x that is read meanwhile in a quarter of the L2 cache, if it would not be
             # in half of it anyway; every SM busy; then wide copies of runs, or two elements to an
             # access of others, whose reads of x are apart anyway; then 32 bytes of a thread in
-            # flight. Not measured on a GPU yet.
+            # flight. 0.965 of the searched speed (H200, gather.json, 1462c2b); at worst 109 us for
+            # 88, (1000, 256, 7, 7) along dim 0.
             return (
                 c.slab == slab,
                 min(math.ceil(p.numel / per_block(c)), 2 * device.sms),

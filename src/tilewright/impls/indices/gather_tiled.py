@@ -90,7 +90,7 @@ class GatherTiled(Implementation):
             return (
                 min(tiles(p, c), device.sms),
                 min(row_bytes, 32),
-                min(device.shared_bytes_per_sm // (size + 1024), 2),
+                min(device.blocks_by_shared(size), 2),
                 columns(p, c),
                 -abs(c.block_threads - wanted),
                 -c.batch,
@@ -142,5 +142,5 @@ def tile_bytes(p: Slices, c: GatherTiled.Config, itemsize: int) -> int:
 
 def _resident(w: Workload, p: Slices, c: GatherTiled.Config, device: DeviceSpec) -> int:
     """Blocks of an SM, with 64 registers for each thread."""
-    fit = device.shared_bytes_per_sm // (tile_bytes(p, c, w.main.itemsize) + 1024)
+    fit = device.blocks_by_shared(tile_bytes(p, c, w.main.itemsize))
     return max(1, min(fit, device.registers_per_sm // 64 // c.block_threads, device.blocks_per_sm))

@@ -14,7 +14,7 @@ from tilewright.impls.indices._elements import (
     element_problem,
     rows_as_elements,
 )
-from tilewright.impls.indices._indexed import AT_ONCE, MOST_AT_ONCE, Launch, Step, Workspace
+from tilewright.impls.indices._indexed import AT_ONCE, Launch, Step, Workspace, fit_at_once
 from tilewright.impls.indices._integers import (
     MARK_BYTES,
     MOST_ELEMENTS_UNTUNED,
@@ -100,7 +100,7 @@ class IntegerSums(RowKernels):
                 min(p.count / c.items, resident),
                 c.block_threads == (1024 if c.private else 256),
                 c.items,
-                (c.launches == 1) == (p.count <= MOST_AT_ONCE),
+                (c.launches == 1) == fit_at_once(p.count, device),
             )
 
         return max(self.space(w, device), key=merit)
@@ -165,7 +165,7 @@ def blocks_at_once(p: ElementProblem, c: IntegerSums.Config, device: DeviceSpec)
     most = AT_ONCE if c.launches == 1 else device.threads_per_sm
     of_sm = most // c.block_threads
     if c.private:  # tables of all places
-        of_sm = min(of_sm, device.shared_bytes_per_sm // (table_bytes(p.places, p.dtype) + 1024))
+        of_sm = min(of_sm, device.blocks_by_shared(table_bytes(p.places, p.dtype)))
     return device.sms * max(1, of_sm)
 
 

@@ -74,7 +74,7 @@ class RowsBins(RowKernels):
                 return f"unrolled={c.unrolled} exceeds lanes={c.lanes} or 32 elements"
             if c.blocks * c.block_threads > RESIDENT:
                 return f"{c.blocks} blocks have more than {RESIDENT} threads"
-            if c.blocks * (bins_bytes(p, c) + 1024) > device.shared_bytes_per_sm:
+            if device.blocks_by_shared(bins_bytes(p, c)) < c.blocks:
                 return f"{c.blocks} blocks of {bins_bytes(p, c)} bytes, an SM has fewer"
             if bins_bytes(p, c) > device.shared_bytes_per_block:
                 return f"{bins_bytes(p, c)} bytes, a block has {device.shared_bytes_per_block}"

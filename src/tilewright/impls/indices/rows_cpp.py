@@ -25,8 +25,9 @@ from tilewright.tensor_spec import HALVES
 METHODS = ("columns", "owners", "private", "sorted")
 FILL = {None: 0, "old": 1, "zero": 2}
 FEW_THREADS = 8
+"""Up to which columns, which balance under any skew, are not tried: a guess, see `heuristic`."""
 PRIVATE_BYTES = 2**26
-"""Tables of all threads together; larger ones leave every cache."""
+"""Tables of all threads together; larger ones leave every cache: a guess."""
 SPARSE = 8
 """Places for each position above which nothing is counted for each place. Into halves, 100000
 positions take 1.4 ms so for any number of places, and by counting 1.5 ms for 800000 places, 2.2 for

@@ -18,7 +18,9 @@ from tilewright.space import param
 
 MIN_ASCENDING = 2048
 LONG = 2**24
-"""Indices beside which the two launches that find out whether they rise take no time."""
+"""Indices beside which the two launches that find out whether they rise take little: of 100 million
+a sorted index takes 928 us so and 1763 without, a uniform one 2337 and 2129 (H200, scatter_large,
+28c2c95)."""
 DIRECT_THREADS, DIRECT_ITEMS = 256, 4
 PLACES_IN_PLACE = 48
 """A position, from which on scatter_strided is asked before in place, which looks only at places

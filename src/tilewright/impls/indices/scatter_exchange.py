@@ -23,7 +23,7 @@ from tilewright.space import ConfigSpace, param
 SEGMENT = 32
 """Neighbouring places of a block: four sectors of memory of four-byte elements."""
 MIN_SHARE = 1024
-"""Positions or places of a block, below which fewer blocks do."""
+"""Positions or places of a block, below which fewer blocks do: a guess."""
 MAX_ITEMS = 8
 MAX_RUNS = 32
 """Of a warp; each lane keeps one."""
@@ -61,7 +61,7 @@ class ScatterExchange(Implementation):
         return False
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
-        p, limit = served_scatter(w), device.shared_bytes_per_block
+        p = served_scatter(w)
 
         def fits(c: ScatterExchange.Config) -> str | None:
             if c.block_threads * c.blocks > 1024:
@@ -75,7 +75,7 @@ class ScatterExchange(Implementation):
                 return f"{s.chunks} chunks are more than {MAX_RUNS} for each warp"
             if s.slots > MAX_CHUNK:
                 return f"{s.slots} places of a block exceed {MAX_CHUNK}"
-            if s.shared_bytes > min(limit, device.shared_bytes_per_sm // c.blocks - 1024):
+            if s.shared_bytes > (limit := device.shared_bytes_with(c.blocks)):
                 return f"{c.blocks} blocks of {s.shared_bytes} bytes, a block has {limit}"
             return None
 

@@ -20,7 +20,8 @@ from tilewright.space import ConfigSpace, param
 MOST_POSITIONS = 128
 """Of a column, all of which each of its elements reads."""
 MOST_LOOKS_UNTUNED = 2**26
-"""Of all elements together, each at its column."""
+"""Of all elements together, each at its column: a guess. 2^18 of 64 x 64 take 17.4 us (H200, commit
+4f86109)."""
 
 
 class ScatterSerial(RowKernels):

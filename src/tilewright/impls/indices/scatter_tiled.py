@@ -49,15 +49,17 @@ from tilewright.space import ConfigSpace, param
 
 MAX_HELD = 16
 MOST_PLACES_AN_INDEX = 8
-"""Of a sum untuned: a tile moves all of its places."""
-LONG_COLUMN = 512
-"""Positions from which on a sum's tiles are of too few columns to stream."""
-POSITION_US, ELEMENT_US, ELEMENT_OF_LONG_COLUMN_US = 0.07, 0.9e-5, 2.5e-5
+"""Of a sum untuned: a tile moves all of its places. Columns of 1 and of 16 places an index were
+timed (H200, scatter_crossover)."""
+LONG_FOR_TILES = 512
+"""Positions from which on a sum's tiles are of too few columns to stream: between the columns of
+256 and of 1000 that were timed for the two rates of elements below."""
+COLUMN_POSITION_US, ELEMENT_US, ELEMENT_OF_LONG_COLUMN_US = 0.07, 0.9e-5, 2.5e-5
 """What a sum takes untuned: a thread takes the positions of a column in turn, and all tiles move
 their elements (H200, commit 4ad1c76: 5000 positions 361 us; 12.5 million elements 114 us in columns
 of 256, 311 us in columns of 1000)."""
 OTHERS_US, OTHERS_ELEMENT_US = 10.0, 1.8e-5
-SORT_US, SORTED_ELEMENT_US = 35.0, 7e-5
+SORT_OUT_OF_PLACE_US, SORTED_ELEMENT_US = 35.0, 7e-5
 """What others take: integer_sums and bucket_sums of floats, scatter_sorted of the rest (4ad1c76:
 3000 positions 10 us and 40 us, 25.6 million elements 470 us and 1700 us)."""
 
@@ -99,13 +101,13 @@ class ScatterTiled(Implementation):
             return holds_small_tiles(w, device) or not comes_first(w)
         if p.cells > MOST_PLACES_AN_INDEX * moved:
             return False
-        element_us = ELEMENT_US if p.length <= LONG_COLUMN else ELEMENT_OF_LONG_COLUMN_US
-        tiled_us = max(p.length * POSITION_US, streamed_us(moved * element_us, device))
+        element_us = ELEMENT_US if p.length <= LONG_FOR_TILES else ELEMENT_OF_LONG_COLUMN_US
+        tiled_us = max(p.length * COLUMN_POSITION_US, streamed_us(moved * element_us, device))
         if _by_integers(p, w, device):
             if p.inner > 1 and few_in_long_columns(moved, p.length):
                 return False
             return tiled_us <= OTHERS_US + streamed_us(moved * OTHERS_ELEMENT_US, device)
-        return tiled_us <= SORT_US + streamed_us(moved * SORTED_ELEMENT_US, device)
+        return tiled_us <= SORT_OUT_OF_PLACE_US + streamed_us(moved * SORTED_ELEMENT_US, device)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_scatter(w)
@@ -134,7 +136,7 @@ class ScatterTiled(Implementation):
                 min(tiles(p, c), device.sms),
                 min(row_bytes(p, c, w), SECTOR_BYTES),
                 c.held,
-                min(device.shared_bytes_per_sm // (size + 1024), 2),
+                min(device.blocks_by_shared(size), 2),
                 columns(p, c),
                 -abs(c.block_threads - self._threads(p, c)),
                 -c.batch,

@@ -17,7 +17,8 @@ from tilewright.ops._indexing import places_of_x, refuse_out_of_range
 from tilewright.tensor_spec import HALVES, TensorSpec
 
 SORTED, STARTED = 16, 100_000
-"""What it costs to sort an index, and to begin with that, in elements widened and rounded."""
+"""What it costs to sort an index, and to begin with that, in elements widened and rounded. 8 rows
+of bf16[20000,2000] take 0.05 ms, all of its rows 120 (AMD EPYC, 2 threads, d23b4d8)."""
 
 
 class SumsWidened(Implementation):

@@ -231,7 +231,7 @@ MOST_ASKED, SHORT_CHAIN = 48, 600
 """Slices that are asked for at most, and pixels of a chain that is short enough anyway."""
 LEAST_OF_TAPS, SHORT_OF_TAPS = 4, 2112
 """Of filters of several taps: slices, and pixels of a chain that is short enough anyway. The other
-two had ranges of 6848 of 12544 pixels, and four slices were right."""
+two of those 17 layers had chains of 6848 of 12544 pixels, and four slices were right."""
 
 
 def longest_chain(problem: Problem, device: DeviceSpec) -> float:
@@ -280,6 +280,7 @@ def _blocks(problem: Problem, c: Split) -> int:
     return c.blocks or problem.tiles(c.tile_m, c.tile_n) * c.split_k
 
 
+# Fitted to tests/unit/weight_gradient/weight_grad_h200.csv (docs/weight_gradient.md).
 LAUNCH_US, FILL_US, STEP_US, STORE_US = 1.61, 1.37, 0.075, 0.17
 """An empty kernel; until the first products; between two steps of a block; writing 128 x 128."""
 TURN_US, HELD = 1.18, 1.53
@@ -303,12 +304,12 @@ MEMORY, AGAIN, AGAIN_IN_CLUSTERS = 0.92, 0.1, 0.3
 much comes from memory again: blocks of one slice drift apart, those in clusters further."""
 
 
-SHARE = 0.82
+WGMMA_SHARE = 0.82
 """Of the datasheet's tensor rate that wgmma reaches."""
 
 
 def forecast(
-    problem: Problem, device: DeviceSpec, c: Split, share: float = SHARE
+    problem: Problem, device: DeviceSpec, c: Split, share: float = WGMMA_SHARE
 ) -> dict[str, Any]:
     """What a config amounts to on a device: how its blocks fill the SMs, and its time.
 
@@ -335,7 +336,9 @@ def blocks_at_once(device: DeviceSpec, c: Split) -> int:
     return device.cluster_sms.get(size, device.sms // size * size)
 
 
-def predicted_us(problem: Problem, device: DeviceSpec, c: Split, share: float = SHARE) -> float:
+def predicted_us(
+    problem: Problem, device: DeviceSpec, c: Split, share: float = WGMMA_SHARE
+) -> float:
     """Wave arithmetic: steps of a block, times waves, plus combining the slices.
 
     A step takes as long as its products, or as its stage's turn: the bytes that fit into shared

@@ -35,8 +35,8 @@ MOST_FRAGMENTS = 40
 """16 x 8 sums of a warp, four registers each."""
 LARGEST_CHUNK = 112
 """Pixels of a row of the output that a step multiplies at once."""
-MOST_PADDING = 64
-"""Times that a slice's sums, of whole tiles, are more than the result, at most."""
+MOST_TILE_WASTE = 64
+"""Times that a slice's sums, of whole tiles, are more than the result, at most: a guess."""
 SUMS_BESIDE = 56
 """Registers of a thread besides its sums: operands, addresses, the way through the rows."""
 
@@ -196,7 +196,7 @@ def channels_refusal(w: Workload) -> str | None:
 def sums_refusal(impl: Implementation, w: Workload, device: DeviceSpec) -> str | None:
     """Why not even one slice's sums may be kept, in words, or None."""
     limit = workspace_limit_bytes()
-    if 4 * MOST_PADDING * math.prod(w.outputs[0].shape) <= limit:
+    if 4 * MOST_TILE_WASTE * math.prod(w.outputs[0].shape) <= limit:
         return None
     needed = impl.forecast(impl.heuristic(w, device), w, device)["workspace_bytes"]
     if needed <= limit:

@@ -43,7 +43,7 @@ PROMISING = 24
 """Configs that a search measures first."""
 OLDER = 4
 """One in so many of those is of m16n8k8."""
-SHARE = 0.5
+MMA_SHARE = 0.5
 """Of the datasheet's tensor rate, that of wgmma, which mma.sync reaches on sm_90: a guess."""
 MAX_BYTES = 2**31
 """CUTLASS indexes tensors in 32 bits."""
@@ -157,7 +157,7 @@ class Conv2dWeightGradCutlass(Implementation):
         nothing of instructions, so every fourth config has the shorter one where that is served."""
         problem, space = problem_of(w), self.space(w, device)
         configs = [c for c in space if c.stages in (2, 3, 4)]
-        configs.sort(key=lambda c: predicted_us(problem, device, c, SHARE))
+        configs.sort(key=lambda c: predicted_us(problem, device, c, MMA_SHARE))
         older = [c for c in configs if c.instruction_k == 8][: PROMISING // OLDER]
         found = [c for c in configs if c.instruction_k == 16][: PROMISING - len(older)]
         for i, config in enumerate(older, 1):
@@ -165,7 +165,7 @@ class Conv2dWeightGradCutlass(Implementation):
         return found
 
     def forecast(self, config: Config, w: Workload, device: DeviceSpec) -> dict[str, Any]:
-        found = forecast(problem_of(w), device, config, SHARE)
+        found = forecast(problem_of(w), device, config, MMA_SHARE)
         return {**found, "workspace_bytes": 4 * _partial_sums(w, config)}
 
     def compile_key(self, config: Config, w: Workload) -> str:

@@ -33,9 +33,10 @@ MOST_STRIDE = 4
 MOST_PIXELS = 256
 """Of a box of the copy engine, those that a stride leaves out among them."""
 FEW_WARPS = 12
-"""On an SM, beyond which its shared memory is read as fast as it can be."""
+"""On an SM, beyond which its shared memory is read as fast as it can be: a guess."""
 FEED_BYTES = 40
-"""That an SM is fed in a clock cycle."""
+"""That an SM is fed in a clock cycle: a guess. Boxes of 64 bytes later gave 16.6
+(docs/measured_facts.md)."""
 LATENCY = 2100
 """Clock cycles from asking for a step's pixels until they are there: see
 docs/weight_gradient_kernels.md."""

@@ -53,7 +53,7 @@ class Conv2dWeightGradNarrow(WeightGradByRows):
         """Two blocks for each SM and most loads under way; few lines leave more sums than work."""
         fits = list(self.space(w, device))
         n, _, height, _ = w["grad_output"].shape
-        busy = n * height >= 8 * device.sms
+        busy = n * height >= 8 * device.sms  # a guess
 
         def rank(c: Config) -> tuple[float, ...]:
             together = min(2, _layout(w, c).blocks_per_sm(c, device))

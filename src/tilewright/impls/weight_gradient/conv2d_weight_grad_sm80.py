@@ -53,7 +53,9 @@ LARGEST = {32: 128, 16: 64, 8: 48}
 """Sums of a thread beside its operands, by the pixels of a step."""
 PROMISING = 16
 SHARE_OF_WGMMA = 0.5
-"""Of the tensor rate that mma.sync reaches where there is wgmma; without, it reaches all of it."""
+"""Of the tensor rate that mma.sync reaches where there is wgmma, a guess; without, all of it."""
+REACHED = 0.8
+"""Of either, by kernels whose operands are at hand: a guess."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ def _is_aligned(w: Workload, name: str) -> bool:
 
 def _share(w: Workload, device: DeviceSpec, c: Config) -> float:
     """Of the datasheet's tensor rate of halves."""
-    return 0.8 * _rate(w, device) / device.flops["f16_tensor"] * _left_by_reads(w, c)
+    return REACHED * _rate(w, device) / device.flops["f16_tensor"] * _left_by_reads(w, c)
 
 
 def _rate(w: Workload, device: DeviceSpec) -> float:

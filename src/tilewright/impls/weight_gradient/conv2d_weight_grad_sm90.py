@@ -66,7 +66,7 @@ speed no model tells yet; so many whose taps share a copy, that mark places of s
 ranges of steps. Sums that are sent, pixels asked for ahead, and stages freed early are not among
 them: over eight layers the best of each took 1.00 to 1.4 times the best of the others (H200, fp16,
 2026-11-21)."""
-MOST_PADDING = 1.1
+MOST_STREAM_WASTE = 1.1
 """Of the stream's pixels to the output's, where that is tried: its zeros are multiplied, too."""
 GAIN_OF_RANGES = 0.9
 """Of the other configs' time that one of stream-K must promise before it is chosen without
@@ -361,7 +361,7 @@ def _ranking(w: Workload, problem: Problem, device: DeviceSpec) -> tuple[Config,
     configs = likely(problem, device, deepest, splits)
     found = ranked(configs, us, PROMISING)
     stream, streamed = stream_of(problem), []
-    if stream.pixels < MOST_PADDING * problem.pixels:
+    if stream.pixels < MOST_STREAM_WASTE * problem.pixels:
         deep = likely(stream, device, _deepest(problem, device, streams=True), splits)
         streamed = ranked(deep, us, STREAMED)
     walks = (c for c in in_ranges(problem, device, deepest) if _fits(problem, device, c))

@@ -13,7 +13,8 @@ from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.space import ConfigSpace
 
 MANY_ROWS = 8
-"""For each SM: so many keep a persistent kernel busy, fewer may all be on chip at once."""
+"""For each SM: so many keep a persistent kernel busy, fewer may all be on chip at once. That is
+1056 rows on an H200, between the 512 and 8192 of norms_sweep."""
 WIDE_ROW_BYTES = 1 << 14
 """Beyond it a row takes more than 256 threads with 64 bytes each."""
 NARROW_ROW_BYTES = 1 << 13
@@ -37,7 +38,8 @@ FULL_BLOCK_BYTES = 1 << 16
 EXCHANGED_BYTES = 32
 """Of a row, by a thread: up to here softmax's exponentials are computed twice to exchange once."""
 STREAMED_SHARE = 0.3
-"""Of the L2 cache: loads that take more of it are no faster for leaving it first."""
+"""Of the L2 cache: loads that take more of it are no faster for leaving it first. 512 rows of 12288
+and 16384, which take less, gain 2 to 4 %, 8192 rows lose 3 to 5 % (docs/row_kernels.md)."""
 MOST_KEPT_BYTES, MOST_BESIDE_PARAMETERS = 256, 192
 """Of a row, by a thread: half of the registers of one of 512 on an SM, or three eighths."""
 

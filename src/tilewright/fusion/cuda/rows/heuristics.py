@@ -53,10 +53,13 @@ from tilewright.space import ConfigSpace
 Kind = tuple[Iterable[RowSchedule], int, Callable[[RowSchedule], Iterable[RowSchedule]]]
 """Candidates, how many of them a search begins with, and the ways in which each is varied."""
 COLUMN_BLOCKS = ((81, 256), (81, 384), (96, 256), (96, 384), (64, 256), (64, 384), (32, 512))
-"""Of kernels that sum over rows: what a thread keeps of a row, and the threads of an SM."""
+"""For kernels that sum over rows, in order of preference: bytes of a row that a thread keeps, and
+threads on an SM (layer_norm_backward_gpt)."""
 WIDE_COLUMN_BYTES = 1 << 15
 """Of a row that blocks of a cluster share where they sum over rows."""
 HALF_ACCESS_BYTES = 8
+MANY_KEPT_BYTES, MANY_THREADS = 96, 1024
+"""Of many rows: bytes of a row that a thread keeps, and threads on an SM."""
 ROOMY_REGISTERS = 200
 """As estimated: up to here a kernel that sums over rows holds its parameters, too, and does not
 spill."""
@@ -143,8 +146,8 @@ def _persistent_and_keeping(
 def _many_row_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
-    """By 128 or 256 threads that keep at most 96 bytes of a row, 1024 of all rows on an SM; wider
-    ones are taken in turn. Two rows at a time share what is loaded of parameter vectors."""
+    """By 128 or 256 threads that keep a row, `MANY_THREADS` of all rows on an SM; wider ones are
+    taken in turn. Two rows at a time share what is loaded of parameter vectors."""
     row_bytes = footprint.width * footprint.itemsize
     if footprint.rows < MANY_ROWS * device.sms or footprint.columns or row_bytes < FULL_ROW_BYTES:
         return
@@ -152,9 +155,10 @@ def _many_row_candidates(
     rows = 2 if footprint.parameters else 1
     packed = True in space.values["rematerialize"]
     for threads in (128, 256):
-        if max(row_bytes, kept_bytes) <= 96 * threads:
+        if max(row_bytes, kept_bytes) <= MANY_KEPT_BYTES * threads:
+            blocks = MANY_THREADS // threads // rows
             yield RowSchedule(
-                vector, threads, 1, rows, "registers", "two_pass", 1, 1024 // threads // rows,
+                vector, threads, 1, rows, "registers", "two_pass", 1, blocks,
                 stream_loads=False, rematerialize=packed,
             )  # fmt: skip
             return

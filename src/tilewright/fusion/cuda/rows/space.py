@@ -253,7 +253,7 @@ def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec
 
 def _too_much_shared(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
     needed = footprint.shared_bytes(c)
-    limit = min(device.shared_bytes_per_block, device.shared_bytes_per_sm // c.min_blocks - 1024)
+    limit = device.shared_bytes_with(c.min_blocks)
     warps = max(c.block_threads // device.warp, 1) * c.cluster
     if needed and needed + EXCHANGE_BYTES * c.rows_per_thread * (warps + 8) > limit:
         return f"{needed} bytes of rows and parameters exceed {limit} bytes of shared memory"

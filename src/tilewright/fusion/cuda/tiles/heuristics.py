@@ -29,6 +29,12 @@ REREAD = 0.97, 0.7
 same timings, and where it does not."""
 MANY_WORDS = 50
 """Parts that a thread joins in as long as all else takes, for about 10 us of it."""
+BUSY_POWER, ACCESS_POWER, USED_POWER = 0.3, 0.1, 0.5
+ALONE, FIRST_STEPS, AGAIN = 0.8, 0.5, 8
+"""How much the merits below count: bytes in flight, width of an access, elements that are used; a
+block that has an SM to itself; what a walk waits for at first, in steps; what is left to be joined,
+beside what is read. Chosen by hand: untuned tiles reach 0.983 of
+the searched speed (H200, lerp_paddle, 1462c2b)."""
 LEEWAY = 0.87
 """Of what the model expects of the best schedule: one that reaches as much is taken in its place if
 more sizes share it. The gradients of gates of 100 sizes have 14 kernels so, without it 33."""
@@ -147,23 +153,23 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     ahead = min(s.unroll if area.added else max(s.unroll, tiles.kept_steps), steps)
     flying = min(s.vector * whole_bytes * ahead, MOST_IN_FLIGHT_BYTES)
     wanted = device.sms * device.threads_per_sm * IN_FLIGHT_BYTES
-    busy = min(1.0, tiles.blocks * tiles.lanes * shares * flying / wanted) ** 0.3
+    busy = min(1.0, tiles.blocks * tiles.lanes * shares * flying / wanted) ** BUSY_POWER
     even = tiles.blocks / (math.ceil(tiles.blocks / device.sms) * device.sms)
     used = area.width / (tiles.pieces * tiles.lanes * s.vector * s.turns)
     used *= area.steps / (tiles.chunks * tiles.shares * math.ceil(tiles.chunk_steps / tiles.shares))
     piece_bytes = min(tiles.lanes * s.vector, area.width) * itemsize
     wide = piece_bytes / (piece_bytes + SECTOR_BYTES / 2)
-    wide *= min(1.0, s.vector * itemsize / WIDEST_ACCESS) ** 0.1
+    wide *= min(1.0, s.vector * itemsize / WIDEST_ACCESS) ** ACCESS_POWER
     nodes = area.graph.nodes
     partial = sum(tiles.count_of_parts(i) * math.prod(nodes[i].shape) for i in area.added.values())
-    again = 8 * partial / math.prod(area.graph.space)
-    joining = steps / (steps + 0.5)
+    again = AGAIN * partial / math.prod(area.graph.space)
+    joining = steps / (steps + FIRST_STEPS)
     moved_bytes = whole_bytes * math.prod(area.graph.space)
     kept = REREAD[moved_bytes > device.l2_bytes] if area.carried else 1.0
     kept = 1.0 if s.storage == "registers" else kept
     registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
     places = min(device.threads_per_sm, device.registers_per_sm // registers) // s.block_threads
-    overlaps = 1.0 if places > 1 else 0.8
+    overlaps = 1.0 if places > 1 else ALONE
     if area.added:
         overlaps /= 1 + (s.vector / SUMS_OF_A_THREAD) ** 2
         last = s.combine == "last"
@@ -171,7 +177,7 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
         if device.dram_bytes_per_s:
             moving_s = moved_bytes / device.dram_bytes_per_s
             overlaps *= moving_s / (moving_s + (LAST_BLOCK_S if last else SECOND_LAUNCH_S))
-    return busy * even * wide * used**0.5 * joining * kept * overlaps / (1 + again)
+    return busy * even * wide * used**USED_POWER * joining * kept * overlaps / (1 + again)
 
 
 def _itemsize(area: Area) -> int:

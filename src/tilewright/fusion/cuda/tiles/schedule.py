@@ -40,8 +40,8 @@ that leave the parts, have all of them under way at once."""
 KEPT_STEPS = 32
 """Steps of a walk that a thread unrolls to keep their values in registers."""
 KEPT_KINDS = 8
-"""Of numbers of steps that are kept between a power of two and the next, twice as many have kernels
-of their own."""
+"""Counts of kept steps that have kernels of their own: each up to 8, every second one to 16, every
+fourth to 32."""
 MOST_ROUNDS = 4
 """Of a walk, that compilers unroll if they know how many there are: loads of all are then under
 way. Of f16[64,512,768] over dim 1 that is four rounds, and 8 loads of 16 bytes instead of 2."""
