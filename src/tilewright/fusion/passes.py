@@ -84,7 +84,8 @@ def choose_constants(graph: Graph) -> Graph:
 def fold_casts(graph: Graph) -> Graph:
     """A cast to the type a value has, or back to what it was widened from, is the value itself.
 
-    A cast that narrows is always kept: it rounds, and the program wrote it.
+    A cast that narrows is always kept: it rounds, and the program wrote it. One of halves to
+    another dtype than a wider float goes through fp32, on a GPU as well.
     """
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
@@ -97,7 +98,8 @@ def fold_casts(graph: Graph) -> Graph:
             source = inner.args[0]
             if r[source].dtype == n.dtype:
                 return source
-            return r.add(replace(n, args=(source,)))
+            if r[source].dtype not in HALVES or n.dtype in ("f32", "f64"):
+                return r.add(replace(n, args=(source,)))
         return None
 
     return graph.rewritten(rule)

@@ -58,6 +58,8 @@ _WHOLE = {"maximum": "amax", "minimum": "amin"}
 """`max` and `min` of one tensor."""
 _COUNTED = {"f32": 2**24, "f64": 2**53}
 """Whole numbers to these are exact."""
+_COUNTS = (torch.int32, torch.int64)
+_SIGNS = ("sign", "sgn")
 _OVER_BOOLEANS = {"any": "amax", "all": "amin"}
 _JOINED = {
     **{"sum": "add", "prod": "mul"},
@@ -243,7 +245,10 @@ class _Lowering(PieceBuilder):
     def holding(self, value: float, node: Any) -> Value:
         """One number in the dtype and the shape of a step's result."""
         out = node.meta["val"]
-        number = bool(value) if out.dtype == torch.bool else value
+        try:
+            number = torch.full((), value, dtype=out.dtype).item()
+        except RuntimeError as reason:  # PyTorch's own: beyond the dtype's range
+            raise Unsupported(f"{node.target} of {value} in {out.dtype}: {reason}") from None
         return Value(self.add("const", (), DTYPE_NAMES[out.dtype], (), number), constant(out.shape))
 
     def part_of(self, node: Any, name: str) -> Value | Pieces:
@@ -336,6 +341,8 @@ class _Lowering(PieceBuilder):
         chosen = name == "where" and all(self.steps[v.node].op == "const" for v in values[1:])
         if not (dtype.is_floating_point or dtype == torch.bool or chosen):
             raise Unsupported(f"{node.target} gives {dtype}: integer arithmetic")
+        if chosen or any(_is_whole(a) for a in node.all_input_nodes):
+            self.check_whole(values)
         if name in _LOGICAL:
             return [self.converted(v, "bool") for v in values]
         if dtype == torch.bool and name in _OF_BOOLEANS:
@@ -344,8 +351,18 @@ class _Lowering(PieceBuilder):
         booleans = dtype == torch.bool and name not in COMPOSED
         return [*values[:first], *self.alike(values[first:], booleans)]
 
+    def check_whole(self, values: list[Value]) -> None:
+        """Whole numbers of a function are kept in the arithmetic type, as counts are."""
+        most = _COUNTED[self.arithmetic]
+        for number in (self.steps[v.node].attr for v in values):
+            if type(number) is int and abs(number) > most:
+                told = f"{number} beside whole numbers in {self.arithmetic}"
+                raise Unsupported(f"{told}, which holds these to {most}")
+
     def pointwise(self, node: Any, name: str) -> Value:
         values = self.operands(node, name)
+        if name in _SIGNS and self.steps[values[0].node].dtype == "bool":
+            return values[0]
         if name in _LOGICAL:
             return self.combine(_LOGICAL[name], values)
         if node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS:
@@ -368,7 +385,7 @@ class _Lowering(PieceBuilder):
         whole = self.whole(node.args[0])
         if isinstance(whole, Value):
             return self.reduced(node, name, whole)
-        dims, keepdim, _ = _reduction_arguments(node, name, len(whole.shape))
+        dims, keepdim, _ = _reduction_arguments(node, len(whole.shape))
         if name == "mean" and whole.are_cut(dims):
             total = self.reduction(node, "sum")
             count = self.number(float(math.prod(whole.shape[d] for d in dims)))
@@ -387,7 +404,7 @@ class _Lowering(PieceBuilder):
             value, name = self.converted(value, "bool"), _OVER_BOOLEANS.get(name, name)
         # A count is a whole number in the arithmetic type, which holds a boolean as 0 or 1.
         counts = name == "sum" and self.steps[value.node].dtype == "bool"
-        if not (out.is_floating_point or booleans or counts):
+        if not (out.is_floating_point or booleans or (counts and out in _COUNTS)):
             raise Unsupported(f"{node.target} gives {out}: integer arithmetic")
         counted = node.args[0].meta["val"].numel() // max(node.meta["val"].numel(), 1)
         if counts and counted > _COUNTED[self.arithmetic]:
@@ -399,7 +416,7 @@ class _Lowering(PieceBuilder):
         if asked is not None and asked.is_floating_point:
             value = self.converted(value, DTYPE_NAMES[asked])
         value = self.converted(value, self.arithmetic)
-        given, keepdim, correction = _reduction_arguments(node, name, len(value.dims))
+        given, keepdim, correction = _reduction_arguments(node, len(value.dims))
         within = [f for d in given for f in self.axes.factors(value.dims[d])]
         over = self.axes.roots(f.axis for f in within)
         # A dim that the value was expanded along holds the same elements many times.
@@ -455,15 +472,24 @@ def _arguments(node: Any) -> dict[str, Any]:
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def _reduction_arguments(node: Any, name: str, rank: int) -> tuple[list[int], bool, float]:
+def _reduction_arguments(node: Any, rank: int) -> tuple[list[int], bool, float]:
     """The dims that a reduction runs over, whether it keeps them, and var's correction."""
     given = _arguments(node)
     dims = given.get("dim", given.get("dims"))
-    listed = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    if isinstance(dims, int):
+        dims = [dims]
+    elif dims is None or (not dims and _name(node) not in _OVER_BOOLEANS):
+        dims = range(rank)  # of no dims `any` and `all` reduce nothing, the others everything
     correction = given.get("correction")
     unbiased = given.get("unbiased", True)
     degrees = float(unbiased) if correction is None else float(correction)
-    return [d % rank for d in listed if rank], bool(given.get("keepdim", False)), degrees
+    return [d % rank for d in dims if rank], bool(given.get("keepdim", False)), degrees
+
+
+def _is_whole(node: Any) -> bool:
+    """Whether a step's result is of whole numbers."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in _COUNTS
 
 
 def _written(node: Any) -> Any:

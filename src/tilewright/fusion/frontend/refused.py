@@ -11,7 +11,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_NOT_OF_BOOLEANS = {"floor", "ceil", "round", "trunc", "_softmax", "_log_softmax"}
+_NOT_OF_BOOLEANS = {
+    *("floor", "ceil", "round", "trunc", "abs", "relu"),
+    *("_softmax", "_log_softmax"),
+}
 _DIFFERENCES = {"sub", "rsub"}
 
 

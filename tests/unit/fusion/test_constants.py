@@ -1,0 +1,129 @@
+"""Constants and casts of every dtype in the middle of a function: as PyTorch has them, on the CPU
+target, by the kernels for an H200, emulated, and by NVRTC for every architecture."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tilewright as tw
+from emulated import Emulated
+from tilewright.compile import cxx
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
+from tilewright.errors import NoImplementation
+from tilewright.fusion.cuda import target
+from tilewright.impls.fused import graph_of
+from tilewright.op import OPS
+from tilewright.tensor_spec import TensorSpec
+
+pytestmark = [
+    pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
+    pytest.mark.usefixtures("forgets_functions"),
+]
+X = torch.tensor([[-1.5, 0.0, 2.25, 70000.0, 1e-8], [3.0, -0.0, math.inf, math.nan, 1.0]])
+
+
+def halves_to_halves(x):
+    h, b = x.half(), x.bfloat16()
+    return h.bfloat16(), b.half(), b.double().half(), h + b.to(h.dtype), torch.where(b > 0, h, x)
+
+
+def halves_to_booleans(x):
+    h, b = x.half(), x.bfloat16()
+    return h.bool(), b.logical_not(), h.any(-1), b.all(0), h.logical_and(b)
+
+
+def whole_numbers(x):
+    counts = (x > 0).sum(0)
+    return (
+        torch.full_like(x, 2.7, dtype=torch.int64) * x,
+        torch.full_like(x, -2.7, dtype=torch.int32).float() + x,
+        torch.full_like(x, 2.7, dtype=torch.int64) > 2.5,
+        torch.full_like(x, -(2**63), dtype=torch.int64),
+        torch.full_like(x, 2**31 - 1, dtype=torch.int32),
+        torch.cat([F.pad(counts, (1, 1)), torch.zeros(3, dtype=torch.int64)]),
+        torch.where(x > 0, 2**24, 0),
+    )
+
+
+def halves_that_are_no_numbers(x):
+    h = x.half()
+    return (
+        h.masked_fill(x > 0, -math.inf).amax(-1),
+        h.masked_fill(x > 0, math.nan),
+        torch.full_like(x, math.inf, dtype=torch.bfloat16),
+        h + 1e39,
+    )
+
+
+def beyond_fp32(x):
+    return x + 1e-50, x + 1e-41, x < 1e300, x * 1e39, x * -1e39
+
+
+def rounded_to_halves(x):
+    tenths = torch.full_like(x, 0.1, dtype=torch.bfloat16).float()
+    return tenths, F.pad(x.half(), (1, 1), value=0.1).float()
+
+
+def signs_of_booleans(x):
+    return (x > 0).sign(), (x > 0).sgn() * x
+
+
+def nothing_reduced(x):
+    m = x > 0
+    return m.any(dim=()), m.all(dim=()), x.any(dim=()), m.sum(dim=())
+
+
+FUNCTIONS = [
+    halves_to_halves,
+    halves_to_booleans,
+    whole_numbers,
+    halves_that_are_no_numbers,
+    beyond_fp32,
+    rounded_to_halves,
+    signs_of_booleans,
+    nothing_reduced,
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_constants_and_casts_are_pytorch_s(function):
+    own, expected = tw.fuse(function, name="constants")(X), function(X)
+    w = OPS["constants"].workload(x=TensorSpec.of(X))
+    graph = graph_of(w)
+    h200 = DEVICES["h200"]
+    emulated = Emulated(graph, target.heuristic(graph, h200), h200, w)(X)
+    for results in (own, emulated):
+        for result, right in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, right, rtol=0, atol=0, equal_nan=True)
+    for name in ("a100", "h200", "b200"):
+        task = target.task(graph, target.heuristic(graph, DEVICES[name]), DEVICES[name])
+        assert compiled(task).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.where(x > 0, 2**24 + 1, 0),
+        lambda x: torch.zeros_like(x, dtype=torch.int64).masked_fill(x > 0, -(2**24) - 1),
+        lambda x: x.long() == 2**24 + 1,
+    ],
+)
+def test_whole_numbers_that_fp32_has_not_are_refused(function):
+    with pytest.raises(NoImplementation, match="16777217 beside whole numbers in f32, which holds"):
+        tw.fuse(function, name="constants")(X)
+    wide = torch.tensor([2.0**24, 2.0**24 + 1], dtype=torch.float64)
+    assert tw.fuse(function, name="constants_wide")(wide).tolist() == function(wide).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_counts_that_would_wrap_are_refused(dtype):
+    with pytest.raises(NoImplementation, match="integer arithmetic"):
+        tw.fuse(lambda x: (x > 0).sum(dtype=dtype).float(), name="constants")(X)
+
+
+def test_numbers_beyond_a_dtype_are_refused_in_pytorch_s_words():
+    with pytest.raises(NoImplementation, match="cannot be converted to type int64_t"):
+        tw.fuse(lambda x: torch.full_like(x, math.inf, dtype=torch.int64), name="constants")(X)
