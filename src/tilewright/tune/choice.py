@@ -29,6 +29,8 @@ COMPETING = ("ok", "slower", "tied")
 NEAR = 1.05
 """However wide the intervals, a median further than this from the fastest is no tie: on a busy
 machine intervals overlap that hold a factor of ten."""
+NEAR_ATEN = 1.25
+"""The same for aten: no call gets slower because of a quarter that noise may have made."""
 
 
 def candidate_of(record: Record) -> Candidate:
@@ -84,7 +86,7 @@ def winner(
     def waited_us(r: Record) -> float:
         return max(measured(r).median_us, host.get(candidate_of(r), 0.0))
 
-    return simplest_of_fastest(least_waited(records, waited_us), w, spec)
+    return simplest_of_fastest(least_waited(records, waited_us) if host else records, w, spec)
 
 
 def simplest_of_fastest(records: Sequence[Record], w: Workload, spec: DeviceSpec) -> Record:
@@ -99,9 +101,13 @@ def simplest_of_fastest(records: Sequence[Record], w: Workload, spec: DeviceSpec
     fastest = min(times.values(), key=lambda m: m.median_us)
     vendor = [times[id(r)].median_us for r in records if r.implementation == "aten"]
     limit_us = min([NEAR * fastest.median_us, *vendor])
-    tied = [
-        r for r in records if times[id(r)].overlaps(fastest) and times[id(r)].median_us <= limit_us
-    ]
+
+    def ties(r: Record) -> bool:
+        of_aten = r.implementation == "aten"
+        most_us = NEAR_ATEN * fastest.median_us if of_aten else limit_us
+        return times[id(r)].overlaps(fastest) and times[id(r)].median_us <= most_us
+
+    tied = [r for r in records if ties(r)]
     return min(tied, key=lambda r: (*_complexity(r, w, spec), times[id(r)].median_us))
 
 

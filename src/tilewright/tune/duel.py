@@ -25,8 +25,9 @@ TARGET = 0.01
 VENDOR_STATUSES = ("ok", "wrong_result")
 """PyTorch may be wrong, as where it races for the last of several writes to one place: it is
 compared with all the same."""
-LONGEST_S = 8.0
-"""Sampling a duel ends after so long even where the budget is larger."""
+SHORTEST_S, LONGEST_S = 0.5, 8.0
+"""Sampling a duel that does not reach the target goes on for so long at least, whatever is left of
+the budget, and at most, however large that is."""
 
 
 def baseline_entries(trial: Trial) -> list[Entry]:
@@ -70,7 +71,7 @@ def duel(trial: Trial, own: Sequence[Entry], budget: Budget) -> Row:
 
     Args:
         own: verified candidates of ours; the heuristics' among them.
-        budget: what is left of the workload's; a few rounds are taken even if nothing is.
+        budget: what is left of the workload's.
     """
     session, w = trial.session, trial.w
     contestants = [*baseline_entries(trial), *own]
@@ -81,7 +82,7 @@ def duel(trial: Trial, own: Sequence[Entry], budget: Budget) -> Row:
         [COPY, *by_candidate],
         session.method,
         target=TARGET,
-        budget_s=min(budget.left_s, LONGEST_S),
+        budget_s=min(max(budget.left_s, SHORTEST_S), LONGEST_S),
     )
     records = _judged(_records(trial, timings, by_candidate), trial)
     records += _eager(trial, records)

@@ -213,6 +213,8 @@ def timed(name: str, us: float, half: float, **config) -> Record:
         ([timed("inductor", 5, 1), timed("fake_own", 5.2, 1, **HEURISTIC), timed("aten", 9, 1)], 1),
         ([timed("aten", 6, 0.1), timed("inductor", 5.95, 0.95), timed("fake_own", 6.1, 3)], 0),
         ([timed("aten", 9, 8), timed("inductor", 5, 4), timed("fake_own", 7, 6, **HEURISTIC)], 1),
+        ([timed("aten", 6.1, 3), timed("fake_own", 5, 1, **HEURISTIC)], 0),
+        ([timed("aten", 6.4, 3), timed("fake_own", 5, 1, **HEURISTIC)], 1),
         ([timed("fake_own", 5, 1, delay_us=0), timed("fake_own", 5.1, 1, **HEURISTIC)], 1),
     ],
     ids=[
@@ -223,6 +225,8 @@ def timed(name: str, us: float, half: float, **config) -> Record:
         "tie with inductor",
         "never slower than aten",
         "busy",
+        "less than a quarter, in doubt",
+        "more than a quarter",
         "no aten",
     ],
 )
