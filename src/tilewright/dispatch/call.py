@@ -37,11 +37,9 @@ from torch.nn import Parameter
 from tilewright.dispatch import torch_ops
 from tilewright.dispatch.autograd import Generated, Recomputed
 from tilewright.dispatch.functions.outside import reading_outside
-from tilewright.dispatch.functions.seeding import fresh_seed
 from tilewright.dispatch.gradients import generated_backward, known_reach
 from tilewright.dispatch.indices.gradients import Moved, keeps_bits, keeps_order, moves
 from tilewright.dispatch.indices.other_dtypes import is_of_another_dtype, of_another_dtype
-from tilewright.dispatch.indices.ranges import look_first
 from tilewright.dispatch.keywords import called_by, with_keywords
 from tilewright.dispatch.plain_calls import any_without_memory, under_a_default_device
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
@@ -53,9 +51,11 @@ from tilewright.dispatch.pytorch import (
     with_numbers_read,
     with_scalars_alike,
 )
+from tilewright.dispatch.ranges import look_first
 from tilewright.dispatch.recent import Recent, is_exact
+from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
-from tilewright.impls.indices._in_place import refuse_shared
+from tilewright.impls._in_place import refuse_shared
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import DTYPE_NAMES, other_layout
 

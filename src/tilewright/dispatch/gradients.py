@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.functions.operator import backward_operator
-from tilewright.dispatch.functions.seeding import seeded
 from tilewright.dispatch.prepared import state
+from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.frontend.trace import Reach, reached
 from tilewright.op import OPS, Op, Workload, told_apart

@@ -24,18 +24,18 @@ from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.copies import of_copies
 from tilewright.dispatch.deterministic import ByMode, races
 from tilewright.dispatch.dumps import dump_built
-from tilewright.dispatch.functions.seeding import drawing, seeded
-from tilewright.dispatch.indices.parts import of_parts
-from tilewright.dispatch.indices.ranges import in_range_after, in_range_first
 from tilewright.dispatch.keyed_locks import KeyedLocks
 from tilewright.dispatch.pytorch import as_pytorch
+from tilewright.dispatch.ranges import in_range_after, in_range_first
 from tilewright.dispatch.recent import Recent
+from tilewright.dispatch.seeding import drawing, seeded
 from tilewright.dispatch.selection import Choice, Forced
+from tilewright.dispatch.slices import of_slices
 from tilewright.errors import IndexOutOfRange, InvalidArgument, SharedMemory, TilewrightError
 from tilewright.impl import IMPLS
+from tilewright.impls._in_place import apart
 from tilewright.impls._vendor import vendor
 from tilewright.impls.indices._any_index import of_any_index
-from tilewright.impls.indices._in_place import apart
 from tilewright.op import OPS, Op, Workload
 from tilewright.settings import settings
 
@@ -262,17 +262,17 @@ def _ours_only(w: Workload, forced: Forced | None) -> bool:
 
 def _compiles(w: Workload, device: torch.device, choice: Choice) -> bool:
     """Whether building the choice runs a compiler: one binary serves many numbers of rows."""
-    if choice.parts:
-        return any(_compiles(part.workload, device, of_part) for part, of_part in choice.parts)
+    if choice.slices:
+        return any(_compiles(s.workload, device, of_slice) for s, of_slice in choice.slices)
     spec, implementation = selection.device_spec_of(device), IMPLS[choice.implementation]
     task = implementation.task(choice.config, choice.copied or w, spec)
     return task is not None and cached(task) is None
 
 
 def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
-    if choice.parts:
-        runs = [_build(part.workload, device, of_part) for part, of_part in choice.parts]
-        return of_parts(w, [part for part, _ in choice.parts], runs)
+    if choice.slices:
+        runs = [_build(s.workload, device, of_slice) for s, of_slice in choice.slices]
+        return of_slices(w, [s for s, _ in choice.slices], runs)
     if choice.copied is not None:
         run = _build(choice.copied, device, replace(choice, copied=None))
         return apart(w, of_copies(w, choice.copied, run))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from tilewright.dispatch.indices.ranges import look_after
+from tilewright.dispatch.ranges import look_after
 from tilewright.impls._vendor import call_reference
 from tilewright.impls.indices import _any_index
 from tilewright.op import Op

@@ -10,7 +10,7 @@
 6. what keeps a promise that PyTorch's own kernels do not keep: where an index repeats, on a GPU
    which of several writes to one place wins, and the same bits of a sum in every run, on a CPU that
    a sum of halves is rounded once; and a process that outlives an index out of range on a GPU; if
-   it must, of contiguous copies or by parts;
+   it must, of contiguous copies or by slices;
 7. aten. Without evidence the vendor runs.
 
 Nothing is measured here; what the records know is evidence.py's.
@@ -29,7 +29,7 @@ import torch
 from tilewright.device import DeviceSpec, spec_of
 from tilewright.dispatch import evidence
 from tilewright.dispatch.evidence import OperatorRecords, bucket, family, same, sizes_of, spread
-from tilewright.dispatch.indices.parts import LARGE, Part, parts_of
+from tilewright.dispatch.slices import LARGE, Slice, slices_of
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.impls.fused import EMPTY
@@ -53,7 +53,7 @@ class Choice:
         source: "explicit", "record", "nearest", "heuristic", "asked", "ordered" or "default".
         reason: one line for people.
         copied: what it runs in place of the workload: the same on contiguous copies of tensors.
-        parts: what runs each part of the workload, in order, where all of it is too large.
+        slices: what runs each slice of the workload, in order, where all of it is too large.
     """
 
     implementation: str
@@ -61,7 +61,7 @@ class Choice:
     source: str
     reason: str
     copied: Workload | None = None
-    parts: tuple[tuple[Part, Choice], ...] = ()
+    slices: tuple[tuple[Slice, Choice], ...] = ()
 
 
 VENDOR_WITHOUT_EVIDENCE = Choice(
@@ -189,7 +189,7 @@ def _asked_for(w: Workload, spec: DeviceSpec) -> Choice | None:
 
 def as_promised(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
     """What runs without a record where more is promised than PyTorch's kernels keep."""
-    return _ordered(w, device, spec) or _of_copies(w, device, spec) or _of_parts(w, device, spec)
+    return _ordered(w, device, spec) or _of_copies(w, device, spec) or _of_slices(w, device, spec)
 
 
 def _ordered(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
@@ -222,19 +222,19 @@ def _of_copies(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | 
     return None
 
 
-def _of_parts(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
-    """What keeps the promise for each part of a workload that is too large for kernels."""
+def _of_slices(w: Workload, device: torch.device, spec: DeviceSpec) -> Choice | None:
+    """What keeps the promise for each slice of a workload that is too large for kernels."""
     if device.type != "cuda" or not w.promises_more(device.type):
-        return None  # on a CPU nothing may be written where a later part has an index out of range
+        return None  # on a CPU nothing may be written where a later slice has a bad index
     found = []
-    for part in parts_of(w, LARGE):
-        if (choice := _ordered(part.workload, device, spec)) is None:
+    for s in slices_of(w, LARGE):
+        if (choice := _ordered(s.workload, device, spec)) is None:
             return None
-        found.append((part, choice))
+        found.append((s, choice))
     if not found:
         return None
-    reason = f"{_promise(w, device)}; in {len(found)} parts, one after the other"
-    return replace(found[0][1], reason=reason, parts=tuple(found))
+    reason = f"{_promise(w, device)}; in {len(found)} slices, one after the other"
+    return replace(found[0][1], reason=reason, slices=tuple(found))
 
 
 def contiguous(w: Workload, kept: Iterable[str] = ()) -> Workload:

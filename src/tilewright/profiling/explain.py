@@ -273,6 +273,6 @@ def show(
     choice = _choice(w, name, spec, implementation, config)
     if implementation is None and IMPLS[choice.implementation].backend not in OWN_BACKENDS:
         choice = _untuned(w, spec)
-    part = choice.parts[0][0].workload if choice.parts else None
-    impl, run = IMPLS[choice.implementation], part or choice.copied or w
+    first = choice.slices[0][0].workload if choice.slices else None
+    impl, run = IMPLS[choice.implementation], first or choice.copied or w
     return dump(what, impl, choice.config, run, spec, max_registers)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tilewright.impls.indices._in_place import refuse_shared
+from tilewright.impls._in_place import refuse_shared
 
 
 def calls(index):

@@ -12,7 +12,7 @@ from typing import Any
 from tilewright.dispatch.call import operators
 from tilewright.dispatch.functions.operator import FusedFunction, check, register, steps
 from tilewright.dispatch.functions.outside import with_outside
-from tilewright.dispatch.functions.seeding import SEED, with_seed
+from tilewright.dispatch.seeding import SEED, with_seed
 from tilewright.errors import InvalidArgument, known_names
 
 _OWN_NAMES = re.compile(rf"{SEED}|grads|grad_output\d*")

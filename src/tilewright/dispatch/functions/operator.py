@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from tilewright.dispatch.functions.seeding import SPEC, draws
 from tilewright.dispatch.prepared import state
+from tilewright.dispatch.seeding import SPEC, draws
 from tilewright.errors import InvalidArgument, InvalidType, NoImplementation
 from tilewright.fusion.frontend.trace import (
     by_shapes,

@@ -1,1 +1,1 @@
-"""What calls of operators with an index need besides: ranges, gradients, parts, other dtypes."""
+"""What calls of operators with an index need besides: gradients, index_put, other dtypes."""

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.dispatch.indices.ranges import look_after, look_first
+from tilewright.dispatch.ranges import look_after, look_first
 from tilewright.errors import InvalidArgument
+from tilewright.impls._in_place import refuse_shared
 from tilewright.impls.indices._any_index import beyond, outside, reference, reported
-from tilewright.impls.indices._in_place import refuse_shared
 from tilewright.op import Op
 from tilewright.ops._indexing import check_dim, last_written, number
 from tilewright.signature import of_python

@@ -33,6 +33,7 @@ from tilewright.dispatch.plain_calls import (
     under_a_default_device,
 )
 from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidType
+from tilewright.impls._in_place import refuse_shared
 from tilewright.impls.indices._any_index import (
     POSITIONS,
     beyond,
@@ -42,7 +43,6 @@ from tilewright.impls.indices._any_index import (
     reported,
     with_room,
 )
-from tilewright.impls.indices._in_place import refuse_shared
 from tilewright.op import OPS
 from tilewright.ops._indexing import NUMBERS
 from tilewright.tensor_spec import DTYPE_NAMES

@@ -18,7 +18,7 @@ from tilewright.compile.faults import fault_address, raise_fault
 from tilewright.compile.launch import CudaKernel, Launcher, overlaps
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, allocator
-from tilewright.impls.indices._in_place import Written
+from tilewright.impls._in_place import Written
 from tilewright.op import Workload
 from tilewright.settings import settings
 

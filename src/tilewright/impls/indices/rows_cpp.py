@@ -15,7 +15,7 @@ from tilewright.compile.launch import CppFunction
 from tilewright.device import DeviceSpec
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import Executable, Implementation, allocate
-from tilewright.impls.indices._in_place import Written
+from tilewright.impls._in_place import Written
 from tilewright.impls.indices._indexed import REDUCE, source_text
 from tilewright.impls.indices._rows import OPERATORS, RowProblem, row_problem, served_rows
 from tilewright.op import Workload

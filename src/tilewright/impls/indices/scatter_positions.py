@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tilewright.device import DeviceSpec
 from tilewright.impl import Executable, Implementation
+from tilewright.impls._in_place import Written
 from tilewright.impls.indices._any_index import beyond, outside, reported
-from tilewright.impls.indices._in_place import Written
 from tilewright.op import Workload
 from tilewright.ops._indexing import last_written, places_of_x
 

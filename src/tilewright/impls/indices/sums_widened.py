@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tilewright.device import DeviceSpec
 from tilewright.impl import CPU, Executable, Implementation, allocate
-from tilewright.impls.indices._in_place import Written
+from tilewright.impls._in_place import Written
 from tilewright.impls.indices._rows import OPERATORS, named_source
 from tilewright.op import Workload
 from tilewright.ops._indexing import places_of_x, refuse_out_of_range

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tilewright.impl import allocate
-from tilewright.impls.indices._in_place import Written
+from tilewright.impls._in_place import Written
 from tilewright.op import Workload
 from tilewright.settings import workspace_limit_bytes
 from tilewright.tensor_spec import HALVES, TensorSpec, channels_last_strides, same_layout

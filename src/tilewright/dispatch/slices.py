@@ -1,8 +1,8 @@
-"""An operator with an index on more elements than kernels number: by parts, one after the other.
+"""An operator with an index on more elements than kernels number: by slices, one after the other.
 
-Parts are cut along the outermost axis. Where that is the scattered one, each part of the index and
-of the source goes into the same table, in order: so the last of several writes still wins, and a
-sum has the same order in every call. Else each part has a table of its own, and any reduction is
+Slices are cut along the outermost axis. Where that is the scattered one, each slice of the index
+and of the source goes into the same table, in order: so the last of several writes still wins, and
+a sum has the same order in every call. Else each slice has a table of its own, and any reduction is
 right.
 """
 
@@ -16,18 +16,18 @@ from typing import Any
 from torch import Tensor
 
 from tilewright.impl import allocate
-from tilewright.impls.indices._in_place import refuse_shared
+from tilewright.impls._in_place import refuse_shared
 from tilewright.op import Workload
 from tilewright.tensor_spec import HALVES, TensorSpec
 
 LARGE = 2**31 - 1
 """Elements of a tensor from which on kernels may refuse a workload for its size."""
-MOST_PARTS = 256
+MOST_SLICES = 256
 """Each is a launch or more; a tensor that fits a GPU, of 2^37 bytes say, has fewer in any dtype."""
 
 
 @dataclass(frozen=True)
-class Part:
+class Slice:
     """The in-place form of a workload on some of the outermost axis of some of its tensors.
 
     Attributes:
@@ -41,41 +41,41 @@ class Part:
     size: int
 
 
-def parts_of(w: Workload, most: int) -> list[Part]:
-    """Parts of which no tensor that is cut has `most` elements; none where the workload is small,
-    or its result is not that of parts one after the other."""
+def slices_of(w: Workload, most: int) -> list[Slice]:
+    """Slices of which no tensor that is cut has `most` elements; none where the workload is small,
+    or its result is not that of slices one after the other."""
     cut = _cut(w)
     if not cut or max(s.numel for s in w.tensors.values()) < most:
         return []
     length = w[cut[0]].shape[0]
     fit = min((most - 1) * length // w[name].numel for name in cut)  # so much of the axis
     count = math.ceil(length / fit) if fit else 0
-    if not 1 < count <= MOST_PARTS:
+    if not 1 < count <= MOST_SLICES:
         return []
     size = math.ceil(length / count)
     starts = range(0, length, size)
-    return [_part(w, cut, start, min(size, length - start)) for start in starts]
+    return [_slice(w, cut, start, min(size, length - start)) for start in starts]
 
 
-def of_parts(
-    w: Workload, parts: Sequence[Part], runs: Sequence[Callable[..., Any]]
+def of_slices(
+    w: Workload, slices: Sequence[Slice], runs: Sequence[Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """For tensors of `w`, what each of `runs` does of its part, in order; a result is a copy of x
+    """For tensors of `w`, what each of `runs` does of its slice, in order; a result is a copy of x
     that they write to."""
     names, in_place = list(w.tensors), bool(w.operator.destinations(w))
     x = names.index("x")
 
     def call(*tensors: Tensor) -> Tensor:
         given = [*tensors]
-        if in_place:  # before any part is written
+        if in_place:  # before any slice is written
             read = {n: t for n, t in zip(names, tensors, strict=True) if n != "x"}
             refuse_shared(w.op, "x", tensors[x], **read)
         else:
             given[x] = allocate(w.outputs[0], tensors[x].device).copy_(tensors[x])
-        for part, run in zip(parts, runs, strict=True):
+        for s, run in zip(slices, runs, strict=True):
             run(
                 *(
-                    t.narrow(0, part.start, part.size) if n in part.tensors else t
+                    t.narrow(0, s.start, s.size) if n in s.tensors else t
                     for n, t in zip(names, given, strict=True)
                 )
             )
@@ -105,7 +105,7 @@ def _goes_on(w: Workload) -> bool:
     return bool(args.get("include_self", True)) and {**exact, **whole}.get(reduce, False)
 
 
-def _part(w: Workload, cut: Sequence[str], start: int, size: int) -> Part:
+def _slice(w: Workload, cut: Sequence[str], start: int, size: int) -> Slice:
     specs = {n: _narrowed(s, start, size) if n in cut else s for n, s in w.tensors.items()}
     x = specs["x"]
     if not w.operator.destinations(w):  # a copy, as it is allocated
@@ -114,7 +114,7 @@ def _part(w: Workload, cut: Sequence[str], start: int, size: int) -> Part:
         x = _narrowed(of_copy, start, size) if "x" in cut else of_copy
     flags = [f for f in w.flags if not f.startswith("donate=")]
     given = {**dict(w.args), **specs, "x": x}
-    return Part(w.operator.workload(flags=[*flags, "donate=x"], **given), tuple(cut), start, size)
+    return Slice(w.operator.workload(flags=[*flags, "donate=x"], **given), tuple(cut), start, size)
 
 
 def _narrowed(s: TensorSpec, start: int, size: int) -> TensorSpec:

@@ -1,4 +1,4 @@
-"""What is too large for kernels runs in parts, one after the other, with the same result."""
+"""What is too large for kernels runs in slices, one after the other, with the same result."""
 
 import pytest
 import torch
@@ -8,14 +8,14 @@ from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.evidence import OperatorRecords
-from tilewright.dispatch.indices.parts import of_parts, parts_of
+from tilewright.dispatch.slices import of_slices, slices_of
 from tilewright.errors import SharedMemory
 from tilewright.impl import IMPLS, Executable
 from tilewright.impls._vendor import vendor
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
-IN_PARTS = [
+IN_SLICES = [
     "scatter_add(x=f32[50], dim=0, index=i64[300], src=f32[300])",
     "scatter_add(x=f64[50,3], dim=0, index=i64[100,3], src=f64[100,3])!donate=x",
     "scatter_add(x=f16[30,9], dim=1, index=i64[30,11], src=f16[30,11])",
@@ -47,20 +47,20 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize("text", [*IN_PARTS, *UPDATES])
-def test_parts_one_after_the_other_give_the_whole(text):
+@pytest.mark.parametrize("text", [*IN_SLICES, *UPDATES])
+def test_slices_one_after_the_other_give_the_whole(text):
     w = Workload.parse(text)
     expected = vendor(w)(*w.operator.examples(w, "integer", 0, "cpu")).clone()
     if text in UPDATES:  # of PyTorch's kernels on a CPU the last write wins, too
         assert w.operator.indexed.last_wins
-    parts = parts_of(w, 100)
-    assert len(parts) > 1
-    for name in parts[0].tensors:
-        assert sum(part.workload[name].shape[0] for part in parts) == w[name].shape[0]
-        assert all(part.workload[name].numel < 100 for part in parts)
+    slices = slices_of(w, 100)
+    assert len(slices) > 1
+    for name in slices[0].tensors:
+        assert sum(s.workload[name].shape[0] for s in slices) == w[name].shape[0]
+        assert all(s.workload[name].numel < 100 for s in slices)
     tensors = w.operator.examples(w, "integer", 0, "cpu")
     before = tensors[0].clone()
-    found = of_parts(w, parts, [vendor(part.workload) for part in parts])(*tensors)
+    found = of_slices(w, slices, [vendor(s.workload) for s in slices])(*tensors)
     assert torch.equal(found, expected)
     assert found.stride() == w.outputs[0].real_strides
     if w.donated:
@@ -69,53 +69,51 @@ def test_parts_one_after_the_other_give_the_whole(text):
         assert torch.equal(tensors[0], before)
 
 
-@pytest.mark.parametrize("text", [*IN_PARTS, *UPDATES])
-def test_parts_are_what_their_tensors_are(text):
+@pytest.mark.parametrize("text", [*IN_SLICES, *UPDATES])
+def test_slices_are_what_their_tensors_are(text):
     w = Workload.parse(text)
     seen = []
 
-    def run_of(part):
+    def run_of(one):
         def run(*tensors):
-            named = zip(part.workload.tensors.values(), tensors, strict=True)
+            named = zip(one.workload.tensors.values(), tensors, strict=True)
             for spec, t in named:
                 assert (spec.shape, spec.real_strides) == (tuple(t.shape), t.stride())
                 assert t.data_ptr() % spec.align == 0
-            seen.append(part)
+            seen.append(one)
 
         return run
 
-    parts = parts_of(w, 100)
-    of_parts(w, parts, [run_of(part) for part in parts])(
-        *w.operator.examples(w, "random", 0, "cpu")
-    )
-    assert seen == parts
+    slices = slices_of(w, 100)
+    of_slices(w, slices, [run_of(s) for s in slices])(*w.operator.examples(w, "random", 0, "cpu"))
+    assert seen == slices
 
 
 @pytest.mark.parametrize("text", WHOLE)
-def test_what_parts_would_change_or_is_small_has_none(text):
-    assert parts_of(Workload.parse(text), 100) == []
+def test_what_slices_would_change_or_is_small_has_none(text):
+    assert slices_of(Workload.parse(text), 100) == []
 
 
-def test_what_shares_memory_is_refused_before_any_part_is_written():
+def test_what_shares_memory_is_refused_before_any_slice_is_written():
     w = Workload.parse("scatter_add(x=f32[200], dim=0, index=i64[200], src=f32[200])!donate=x")
     memory, index = torch.ones(300), torch.zeros(200, dtype=torch.int64)
-    parts = parts_of(w, 100)
-    run = of_parts(w, parts, [vendor(part.workload) for part in parts])
+    slices = slices_of(w, 100)
+    run = of_slices(w, slices, [vendor(s.workload) for s in slices])
     with pytest.raises(SharedMemory):
         run(memory[:200], index, memory[100:])
     assert (memory == 1).all()
 
 
-class InParts(Executable):
-    """Kernels of ours for each part, on a CPU."""
+class InSlices(Executable):
+    """Kernels of ours for each slice, on a CPU."""
 
-    def __init__(self, w, parts):
-        chosen = [selection._ordered(p.workload, torch.device("cuda"), DEVICE) for p in parts]
+    def __init__(self, w, slices):
+        chosen = [selection._ordered(s.workload, torch.device("cuda"), DEVICE) for s in slices]
         runs = [
-            OnCpu(IMPLS[choice.implementation], choice.config, part.workload)
-            for part, choice in zip(parts, chosen, strict=True)
+            OnCpu(IMPLS[choice.implementation], choice.config, s.workload)
+            for s, choice in zip(slices, chosen, strict=True)
         ]
-        self._run, self.in_place = of_parts(w, parts, runs), bool(w.donated)
+        self._run, self.in_place = of_slices(w, slices, runs), bool(w.donated)
 
     def __call__(self, *tensors):
         return self._run(*tensors)
@@ -131,11 +129,11 @@ class InParts(Executable):
         "index_add(x=f32[9,4], dim=0, index=i64[99], source=f32[99,4], alpha=2.0)!donate=x",
     ],
 )
-def test_kernels_are_right_in_parts_and_stay_in_their_memory(text):
+def test_kernels_are_right_in_slices_and_stay_in_their_memory(text):
     w = Workload.parse(text)
-    parts = parts_of(w, 150)
-    assert len(parts) > 1
-    verdict = Verifier(w, torch.device("cpu")).check(InParts(w, parts))
+    slices = slices_of(w, 150)
+    assert len(slices) > 1
+    verdict = Verifier(w, torch.device("cpu")).check(InSlices(w, slices))
     assert verdict.ok, verdict.message
     assert verdict.deterministic
 
@@ -152,7 +150,7 @@ FAR = 2**31 + 2**20
         (f"index_add(x=f32[50,2], dim=0, index=i64[{FAR}], source=f32[{FAR},2])", 3),
     ],
 )
-def test_beyond_what_kernels_number_they_run_in_parts(monkeypatch, text, count):
+def test_beyond_what_kernels_number_they_run_in_slices(monkeypatch, text, count):
     device = torch.device("cuda:0")
     monkeypatch.setattr(
         selection,
@@ -161,10 +159,10 @@ def test_beyond_what_kernels_number_they_run_in_parts(monkeypatch, text, count):
     )
     monkeypatch.setattr(evidence, "records_of", lambda device, op: OperatorRecords([]))
     choice = selection.choose(Workload.parse(text), device)
-    assert len(choice.parts) == count
-    assert f"in {count} parts" in choice.reason
-    for part, of_part in choice.parts:
-        assert IMPLS[of_part.implementation].keeps_promises
-        assert of_part.implementation != "scatter_positions"
-        reason = IMPLS[of_part.implementation].unsupported(part.workload, DEVICES["h200"])
+    assert len(choice.slices) == count
+    assert f"in {count} slices" in choice.reason
+    for s, of_slice in choice.slices:
+        assert IMPLS[of_slice.implementation].keeps_promises
+        assert of_slice.implementation != "scatter_positions"
+        reason = IMPLS[of_slice.implementation].unsupported(s.workload, DEVICES["h200"])
         assert reason is None

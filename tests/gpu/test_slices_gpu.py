@@ -1,11 +1,11 @@
-"""Updates and sums that are too large for one run of kernels run in parts."""
+"""Updates and sums that are too large for one run of kernels run in slices."""
 
 import pytest
 import torch
 
 import tilewright as tw
 from tilewright.dispatch import prepared, selection
-from tilewright.dispatch.indices.parts import of_parts, parts_of
+from tilewright.dispatch.slices import of_slices, slices_of
 from tilewright.errors import IndexOutOfRange
 from tilewright.op import Workload
 
@@ -27,14 +27,15 @@ CUDA = torch.device("cuda:0")
         "index_add(x=f64[9,64], dim=0, index=i64[3333], source=f64[3333,64])!donate=x",
     ],
 )
-def test_parts_give_the_same_bits_in_every_run_and_skip_what_is_out_of_range(text):
+def test_slices_give_the_same_bits_in_every_run_and_skip_what_is_out_of_range(text):
     w = Workload.parse(text)
     spec = selection.device_spec_of(CUDA)
-    parts = parts_of(w, 1000)
+    slices = slices_of(w, 1000)
     runs = [
-        prepared._build(p.workload, CUDA, selection._ordered(p.workload, CUDA, spec)) for p in parts
+        prepared._build(s.workload, CUDA, selection._ordered(s.workload, CUDA, spec))
+        for s in slices
     ]
-    run = of_parts(w, parts, runs)
+    run = of_slices(w, slices, runs)
     for kind in ("integer", "random"):
         given = w.operator.examples(w, kind, 0, CUDA)
         found = [run(*(t.clone() for t in given)) for _ in range(2)]
