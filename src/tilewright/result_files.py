@@ -11,17 +11,9 @@ from tilewright.build import Effort
 from tilewright.errors import InvalidArgument
 from tilewright.measure.activity import Activity
 from tilewright.record import runtime_of, same_runtime
-from tilewright.results import (
-    Baseline,
-    Measured,
-    NoneRight,
-    Own,
-    Report,
-    Row,
-    Verified,
-    as_dict,
-    validate,
-)
+from tilewright.report import Baseline, Measured, NoneRight, Own, Report, Row, Verified
+from tilewright.result_schema import validate
+from tilewright.results import as_dict
 
 
 def read(path: str | Path) -> dict[str, Any]:

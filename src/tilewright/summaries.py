@@ -12,7 +12,7 @@ from tilewright.op import Workload
 from tilewright.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
-    from tilewright.results import Row
+    from tilewright.report import Row
 
 _FIELD = re.compile(r"(\w+)(?:\[(-?\d+)\]|\.(dtype))?")
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from tilewright.cli.render import brief, duration
 from tilewright.measure.candidate import Candidate, Description
 from tilewright.op import Workload
-from tilewright.results import Row
+from tilewright.report import Row
 from tilewright.tune.progress import Progress
 
 REFRESH_PER_S = 8

@@ -11,7 +11,7 @@ import click
 from tilewright.cli import options, render
 
 if TYPE_CHECKING:
-    from tilewright.results import Report
+    from tilewright.report import Report
 
 INTERRUPTED = 130
 """128 + SIGINT, as a shell reports it."""

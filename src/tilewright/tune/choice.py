@@ -17,7 +17,7 @@ from tilewright.measure.candidate import Candidate
 from tilewright.measure.timing import HOST_MATTERS_US
 from tilewright.op import Workload
 from tilewright.record import Record
-from tilewright.results import Measured
+from tilewright.report import Measured
 
 T = TypeVar("T")
 HOST_DECIDES_US = 12.0

@@ -12,7 +12,7 @@ from tilewright.measure.candidate import COPY, Candidate, Outcome
 from tilewright.measure.timing import Timing
 from tilewright.op import Workload
 from tilewright.record import BESIDE, Record
-from tilewright.results import Row
+from tilewright.report import Row
 from tilewright.search import Budget
 from tilewright.tune.choice import best_own, candidate_of, host_us, is_own, measured, winner
 from tilewright.tune.rows import FLOOR, none_right, row_of

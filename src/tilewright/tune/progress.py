@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.measure.candidate import Candidate, Description
 from tilewright.op import Workload
-from tilewright.results import Row
+from tilewright.report import Row
 
 
 class Progress:

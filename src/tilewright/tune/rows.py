@@ -13,7 +13,7 @@ from tilewright.measure.candidate import COPY, Candidate
 from tilewright.measure.ceilings import plain_units_us
 from tilewright.op import Workload
 from tilewright.record import BESIDE, Record
-from tilewright.results import Baseline, NoneRight, Own, Row, Verified
+from tilewright.report import Baseline, NoneRight, Own, Row, Verified
 from tilewright.tune.choice import (
     COMPETING,
     best_own,

@@ -18,7 +18,7 @@ from tilewright.measure.candidate import AsCalled, Candidate
 from tilewright.measure.runner import Isolated, Runner
 from tilewright.measure.verify import Verdict
 from tilewright.op import Workload
-from tilewright.results import Report, Row
+from tilewright.report import Report, Row
 from tilewright.search import STRATEGIES, Budget, run_search
 from tilewright.space import ConfigSpace
 from tilewright.store import Store

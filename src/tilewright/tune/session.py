@@ -18,7 +18,7 @@ from tilewright.measure.runner import Runner
 from tilewright.measure.timing import Timing
 from tilewright.op import Workload
 from tilewright.record import Record
-from tilewright.results import Report, Row
+from tilewright.report import Report, Row
 from tilewright.search import Budget
 from tilewright.store import Store
 from tilewright.tune.progress import Progress

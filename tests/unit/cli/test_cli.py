@@ -22,7 +22,8 @@ from tilewright.cli.tune import finish, refusals
 from tilewright.errors import CompileError, InvalidArgument, TilewrightError
 from tilewright.measure.verify import Verdict, verification_error
 from tilewright.op import Workload
-from tilewright.results import Baseline, NoneRight, Own, Report, Row, Verified, validate
+from tilewright.report import Baseline, NoneRight, Own, Report, Row, Verified
+from tilewright.result_schema import validate
 from tilewright.suite import SUITES
 
 SOFTMAX = "softmax(x=f32[64,100])"

@@ -7,7 +7,8 @@ import pytest
 from tilewright.cli import main
 from tilewright.errors import InvalidArgument
 from tilewright.regressions import changes
-from tilewright.results import Baseline, Own, Report, Row, as_dict, write_data
+from tilewright.report import Baseline, Own, Report, Row
+from tilewright.results import as_dict, write_data
 
 TEXT = "softmax(x=f16[16,1024])"
 VERSIONS = {"torch": "2.11", "cuda": "13.0", "driver": "580", "tilewright": "0.1"}

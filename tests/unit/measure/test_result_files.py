@@ -10,7 +10,8 @@ from tilewright import result_files, results
 from tilewright.cli import main
 from tilewright.errors import InvalidArgument
 from tilewright.measure.activity import Activity
-from tilewright.results import Baseline, Measured, Own, Report, Row, Verified
+from tilewright.report import Baseline, Measured, Own, Report, Row, Verified
+from tilewright.result_schema import validate
 from tilewright.suite import SUITES
 from tilewright.summaries import summary_by
 
@@ -134,7 +135,7 @@ def test_parts_of_a_suite_become_one_file_and_the_later_row_counts(tmp_path):
     first = written(tmp_path / "a.json", row(WIDE, 10.0), row(NARROW, 10.0), commit="one")
     second = written(tmp_path / "b.json", row(NARROW, 20.0), row(TALL, 10.0), commit="two")
     data = result_files.merged([result_files.read(first), result_files.read(second)])
-    assert results.validate(json.loads(json.dumps(data))) == []
+    assert validate(json.loads(json.dumps(data))) == []
     times = {r["workload"]: r["own"]["median_us"] for r in data["rows"]}
     assert times == {WIDE: 10.0, NARROW: 20.0, TALL: 10.0}
     assert (data["tuning_s"], data["commit"]) == (20.0, "one, two")

@@ -11,8 +11,10 @@ import pytest
 
 from tilewright import results
 from tilewright.errors import InvalidArgument
+from tilewright.report import Baseline, Measured, NoneRight, Own, Report, Row, Verified
 from tilewright.result_files import row_of
-from tilewright.results import Baseline, Measured, NoneRight, Own, Report, Row, Verified
+from tilewright.result_schema import validate
+from tilewright.summaries import summary
 
 
 def measured(us: float) -> Baseline:
@@ -48,7 +50,7 @@ def report() -> Report:
 
 
 def test_summary_compares_own_with_each_baseline_the_floor_and_copy(report):
-    found = results.summary(report.rows)
+    found = summary(report.rows)
     assert found["geomean_vs_aten"] == pytest.approx(math.sqrt(4.0 * 0.5))
     assert found["geomean_vs_inductor"] == pytest.approx(math.sqrt(2.0 * 1.0))
     assert found["geomean_of_floor"] == pytest.approx(math.sqrt(0.5 * 0.25))
@@ -59,26 +61,26 @@ def test_summary_compares_own_with_each_baseline_the_floor_and_copy(report):
 
 
 def test_a_network_takes_what_its_layers_take_together(report):
-    found = results.summary(report.rows, {"a": 3, "b": 2})
+    found = summary(report.rows, {"a": 3, "b": 2})
     a, b = report.rows
     times = {"chosen": 3 * a.chosen_us + 2 * b.chosen_us}
     for name in ("aten", "inductor"):
         times[name] = 3 * a.baselines[name].median_us + 2 * b.baselines[name].median_us
     assert {k.removeprefix("network_us_"): v for k, v in found.items() if "network" in k} == times
     assert times["chosen"] == 3 * 10.0 + 2 * 10.0
-    assert not any("network" in k for k in results.summary(report.rows))
+    assert not any("network" in k for k in summary(report.rows))
 
 
 def test_a_workload_without_own_kernel_is_left_out_of_the_summary(report):
     report.rows.append(row("c", 10.0, 20.0, None, "aten"))
-    assert results.summary(report.rows)["geomean_vs_aten"] == pytest.approx(math.sqrt(2.0))
+    assert summary(report.rows)["geomean_vs_aten"] == pytest.approx(math.sqrt(2.0))
 
 
 def test_a_written_file_reads_back_valid_and_has_the_documented_keys(report, tmp_path):
     path = tmp_path / "new folder" / "suite.json"
     results.write(path, "some_suite", report)
     data = json.loads(path.read_text())
-    assert results.validate(data) == []
+    assert validate(data) == []
     assert list(data) == [
         "schema", "suite", "commit", "date", "device", "versions", "tuning_s", "compiling", "rows",
         "summary",
@@ -132,7 +134,7 @@ def test_a_path_that_cannot_be_written_is_named_and_the_old_file_stays(report, t
 def test_the_validator_names_what_is_wrong(report, change, said):
     data = copy.deepcopy(json.loads(json.dumps(results.as_dict("s", report))))
     change(data)
-    problems = results.validate(data)
+    problems = validate(data)
     assert any(said in problem for problem in problems), problems
 
 
@@ -144,22 +146,22 @@ def test_a_choice_may_be_slower_than_an_aten_that_does_not_keep_a_promise(report
         workload="index_add(x=f32[50,8], dim=0, index=i64[90], source=f32[90,8])",
     )
     data["device"] = {k: v for k, v in data["device"].items() if k != "sms"} | device
-    assert len(results.validate(data)) == problems
+    assert len(validate(data)) == problems
 
 
 @pytest.mark.parametrize("wrong", [["aten"], {"aten": "two runs differ"}])
 def test_a_choice_may_be_slower_than_an_aten_that_is_wrong(report, wrong):
     data = copy.deepcopy(json.loads(json.dumps(results.as_dict("s", report))))
     data["rows"][1].update(chosen="fused", wrong=wrong)
-    assert results.validate(data) == []
+    assert validate(data) == []
 
 
 def test_rows_that_lack_the_untuned_configs_time_are_counted(report):
     first, second = report.rows
-    assert "without_heuristic" not in results.summary(report.rows)
+    assert "without_heuristic" not in summary(report.rows)
     assert first.own is not None
     missing = replace(first, own=replace(first.own, heuristic_us=None))
-    found = results.summary([missing, second])
+    found = summary([missing, second])
     assert found["without_heuristic"] == 1
     assert found["geomean_heuristic_vs_own"] == pytest.approx(0.5)
 
@@ -177,7 +179,7 @@ def test_a_row_without_a_kernel_of_ours_tells_why_in_the_file(report):
     failed = {"fused": NoneRight(82, "9 ulp exceeds 2"), "late": NoneRight(0, "")}
     report.rows[:] = [replace(row("c", 40.0, 20.0, None, "inductor"), none_right=failed)]
     data = json.loads(json.dumps(results.as_dict("s", report)))
-    assert results.validate(data) == []
+    assert validate(data) == []
     (found,) = data["rows"]
     assert found["none_right"]["fused"] == {"configs": 82, "first": "9 ulp exceeds 2"}
     assert found["refused"] == {"other": "a reason"}

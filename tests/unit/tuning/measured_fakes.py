@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.op import Workload
-from tilewright.results import Row
+from tilewright.report import Row
 from tilewright.store import Store
 from tilewright.tune import tune
 

@@ -11,7 +11,8 @@ from tilewright.measure.runner import InProcess
 from tilewright.measure.timing import Timing
 from tilewright.op import Workload
 from tilewright.record import Record
-from tilewright.results import as_dict, validate
+from tilewright.result_schema import validate
+from tilewright.results import as_dict
 from tilewright.store import Store
 from tilewright.tune import tune
 from tilewright.tune.choice import candidate_of

@@ -21,7 +21,7 @@ from tilewright.impl import IMPLS
 from tilewright.measure.candidate import Limits
 from tilewright.measure.runner import InProcess, Isolated
 from tilewright.op import Workload
-from tilewright.results import NoneRight
+from tilewright.report import NoneRight
 from tilewright.tune import Progress, bench, tune
 from tilewright.tune.session import Clock
 

@@ -22,7 +22,7 @@ from tilewright.measure.replay import Replay
 from tilewright.measure.timing import Eager
 from tilewright.op import Workload
 from tilewright.record import Record
-from tilewright.results import Baseline, Row
+from tilewright.report import Baseline, Row
 from tilewright.search import STRATEGIES
 from tilewright.tune import Progress, bench, rows, tune, verify_all
 from tilewright.tune.ahead import grouped

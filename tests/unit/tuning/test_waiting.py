@@ -10,7 +10,9 @@ from tilewright.measure.candidate import Candidate
 from tilewright.measure.runner import InProcess
 from tilewright.measure.timing import Timing
 from tilewright.record import Record
-from tilewright.results import Report, as_dict, validate
+from tilewright.report import Report
+from tilewright.result_schema import validate
+from tilewright.results import as_dict
 from tilewright.tune import Progress
 from tilewright.tune.choice import candidate_of, host_us, winner
 from tilewright.tune.run import tune_one
