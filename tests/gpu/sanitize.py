@@ -316,7 +316,7 @@ SCHEDULES = [
 ]
 """One of each kind that `fused` has: by row, persistent, over rows, by tiles, by element."""
 TABLES = "scatter_add(x=f32[4,300], dim=1, index=i64[4,9000], src=f32[4,9000])!indices=zipf"
-PART = "(x=f32[700,17], dim=0, index=i64[3000,16], src=f32[3001,17])"
+BOX = "(x=f32[700,17], dim=0, index=i64[3000,16], src=f32[3001,17])"
 UPDATES = "scatter_buckets", "scatter_exchange", "scatter_tiled", "scatter_winner"
 INDEXED_CASES = [
     Case("integer_sums", TABLES, {"private": True}),
@@ -324,8 +324,8 @@ INDEXED_CASES = [
     Case("integer_sums", INDEXED["integer_sums"] + "!donate=x", {"launches": 1}),
     Case("scatter_winner", INDEXED["scatter_winner"], {"sent": 1024, "launches": 3}),
     Case("scatter_strided", INDEXED["scatter_strided"], {"named": True, "hashed": True}),
-    *(Case(name, f"scatter{PART}") for name in UPDATES),
-    *(Case(name, f"scatter_add{PART}") for name in ("bucket_sums", "scatter_tiled")),
+    *(Case(name, f"scatter{BOX}") for name in UPDATES),
+    *(Case(name, f"scatter_add{BOX}") for name in ("bucket_sums", "scatter_tiled")),
     Case("bucket_sums", INDEXED["bucket_sums"].replace("f32", "f64")),
     Case(
         "bucket_sums",

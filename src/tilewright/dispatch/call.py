@@ -325,8 +325,8 @@ def _with_gradients(
     if op.indexed is not None and state.enabled:
         if (read := with_numbers_read(op, args, kwargs)) is not None:
             return call(**read)
-        if (part := _named_part(bound)) is not None:
-            return call(**{**bound, "src": part})
+        if (named := _named_slice(bound)) is not None:
+            return call(**{**bound, "src": named})
         if is_of_another_dtype(op, args, kwargs):
             return of_another_dtype(op, operators, bound)
         if op.form_of is not None:
@@ -373,7 +373,7 @@ def _with_gradients(
     return or_why(op, args, kwargs, lambda: answer(op, args, kwargs))
 
 
-def _named_part(bound: Mapping[str, Any]) -> Tensor | None:
+def _named_slice(bound: Mapping[str, Any]) -> Tensor | None:
     """Of a larger src whose gradient is wanted, what the index has positions for: the rest of it
     gets zeros, where PyTorch's formulas fail."""
     src, index = bound.get("src"), bound.get("index")

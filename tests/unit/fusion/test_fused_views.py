@@ -68,7 +68,7 @@ VIEWS = {
     "tiles": (lambda x: x.unflatten(0, (2, 3)).unflatten(2, (2, 4)).amax((1, 3)), (6, 8)),
     "shuffled": (lambda x, y: x.unflatten(1, (2, 3)).transpose(1, 2).flatten(1, 2) * y,
                  (4, 6, 5), (6, 1)),
-    "parts of merged dims": (lambda x: x.exp().flatten(1)[:, 5:10] + x.flatten(1)[:, ::5][:, :1],
+    "slices of merged dims": (lambda x: x.exp().flatten(1)[:, 5:10] + x.flatten(1)[:, ::5][:, :1],
                              (4, 3, 5)),
     "repeated": (lambda x, y: x.repeat(2, 3) + y, (4, 5), (8, 15)),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Writes to parts of what a fused function made, and their gradients, on both targets."""
+"""Writes to slices of what a fused function made, and their gradients, on both targets."""
 
 import pytest
 import torch

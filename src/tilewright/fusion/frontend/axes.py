@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 
 class Factor(NamedTuple):
-    """What a dim, or a part of a merged one, runs along: an axis, or None where nothing varies."""
+    """What a dim, or a factor of one, runs along: an axis, or None where nothing varies."""
 
     size: int
     axis: int | None
@@ -94,8 +94,8 @@ class AxisTable:
 
     def listed(self, axis: int) -> Iterator[int]:
         """What the axis has become, outermost first."""
-        for part in self._became[axis]:
-            yield from [axis] if part == axis else self.listed(part)
+        for own in self._became[axis]:
+            yield from [axis] if own == axis else self.listed(own)
 
     def roots(self, axes: Iterable[int | None]) -> frozenset[int]:
         return frozenset(r for a in axes if a is not None for r in self.listed(a))
@@ -133,8 +133,8 @@ class AxisTable:
     def cut(self, factors: Dim, sizes: Sequence[int]) -> Dim:
         """The factors, roots, as factors of these sizes, of which theirs are products."""
         found: list[Factor] = []
-        parts = grouped(sizes, sizes, [f.size for f in factors])
-        for (size, axis), into in zip(factors, parts, strict=True):
+        groups = grouped(sizes, sizes, [f.size for f in factors])
+        for (size, axis), into in zip(factors, groups, strict=True):
             if len(into) == 1:
                 found.append(Factor(size, axis))
             elif axis is None:

@@ -17,7 +17,7 @@ MOST_STEPS = 2000
 
 
 class GraphBuilder(Steps):
-    """Values of steps that broadcast, of views of others, and of parts."""
+    """Values of steps that broadcast, of views of others, and of slices."""
 
     def combine(self, name: str, values: list[Value]) -> Value:
         """One step of values that broadcast. A value that cannot run along the axes of those before
@@ -116,8 +116,8 @@ class GraphBuilder(Steps):
         pairs = zip(shape, _of_rank(len(shape), value.dims), strict=True)
         return Value(value.node, tuple(dim or constant([n])[0] for n, dim in pairs))
 
-    def part(self, value: Value, d: int, elements: range) -> Value:
-        """Some elements of a dim of a value: what varies along it is computed of parts of the
+    def sliced(self, value: Value, d: int, elements: range) -> Value:
+        """Some elements of a dim of a value: what varies along it is computed of slices of the
         tensors."""
         if elements == range(value.shape[d]):
             return value
@@ -131,10 +131,10 @@ class GraphBuilder(Steps):
         outer, *rest = dim
         box = boxed(elements, [outer.size, math.prod(f.size for f in rest)])
         if box is None:
-            raise Unsupported(f"a part of dims of {[f.size for f in dim]} that are merged")
+            raise Unsupported(f"a slice of dims of {[f.size for f in dim]} that are merged")
         found = Value(value.node, (*before, (outer,), tuple(rest), *behind))
         for k, inside in enumerate(box):
-            found = self.part(found, d + k, inside)
+            found = self.sliced(found, d + k, inside)
         merged = found.dims[d] + found.dims[d + 1]
         return Value(found.node, (*found.dims[:d], merged, *found.dims[d + 2 :]))
 
@@ -174,12 +174,12 @@ class GraphBuilder(Steps):
                 load = load.split()
                 whole = [tuple(f.axis for f in dim) for dim in load.dims]
             d = whole.index(run)
-            return load.part(d, elements, along(load.dims[d]))
+            return load.sliced(d, elements, along(load.dims[d]))
 
         def other(axis: int) -> int | None:
             return fresh if axis in run else axis
 
-        return self.remade(value, set(run).intersection, other, along, narrowed, "parts of parts")
+        return self.remade(value, set(run).intersection, other, along, narrowed, "slices of slices")
 
     def remade(
         self,

@@ -75,7 +75,7 @@ def _padded(x: Tensor, widths: Sequence[int], number: float = 0) -> Tensor:
         x = torch.ops.aten.slice(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
         shapes = ([*x.shape[:dim], max(n, 0), *x.shape[dim + 1 :]] for n in (before, after))
         first, last = (torch.full(s, number, dtype=x.dtype, device=x.device) for s in shapes)
-        x = torch.cat([part for part in (first, x, last) if part.shape[dim]], dim)
+        x = torch.cat([t for t in (first, x, last) if t.shape[dim]], dim)
     return x
 
 
@@ -86,8 +86,8 @@ def _rolled(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
     for shift, dim in zip(shifts, dims, strict=True):
         size = x.shape[dim]
         left = size - shift % max(size, 1)
-        parts = (torch.ops.aten.slice(x, dim, *ends) for ends in ((left, size), (0, left)))
-        x = torch.cat([part for part in parts if part.shape[dim]], dim) if left < size else x
+        halves = (torch.ops.aten.slice(x, dim, *ends) for ends in ((left, size), (0, left)))
+        x = torch.cat([t for t in halves if t.shape[dim]], dim) if left < size else x
     return x
 
 
@@ -142,6 +142,6 @@ def _of_contiguous(backward: Any, gradient: Tensor, x: Tensor, *rest: Any) -> An
     return backward(gradient.contiguous(), x.contiguous(), *rest)
 
 
-def _select_scatter(x: Tensor, part: Tensor, dim: int, index: int) -> Tensor:
+def _select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     first = index % x.shape[dim]
-    return torch.ops.aten.slice_scatter(x, part.unsqueeze(dim), dim, first, first + 1)
+    return torch.ops.aten.slice_scatter(x, src.unsqueeze(dim), dim, first, first + 1)

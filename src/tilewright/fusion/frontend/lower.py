@@ -66,7 +66,7 @@ _JOINED = {
     **dict.fromkeys(("amax", "any"), "maximum"),
     **dict.fromkeys(("amin", "all"), "minimum"),
 }
-"""What makes one result of those of parts."""
+"""What makes one result of those of pieces."""
 _OF_NOTHING = {
     **dict.fromkeys(("sum", "any"), 0),
     **dict.fromkeys(("prod", "all"), 1),
@@ -80,7 +80,7 @@ def lower(w: Workload) -> Graph:
 
     Raises:
         Unsupported: naming the first step that is neither pointwise nor a reduction, cast, view,
-            part or concatenation, with its line.
+            slice or concatenation, with its line.
     """
     return _Lowering(w).graph()
 
@@ -191,16 +191,16 @@ class _Lowering(PieceBuilder):
     def written_over(self, node: Any) -> Value | Pieces:
         """A tensor with some elements of a dim replaced."""
         out, given = node.meta["val"], _arguments(node)
-        into, part = (self.whole_as(given[n], DTYPE_NAMES[out.dtype]) for n in ("self", "src"))
+        into, src = (self.whole_as(given[n], DTYPE_NAMES[out.dtype]) for n in ("self", "src"))
         dim = given.get("dim", 0) % out.dim()
         ends = slice(given.get("start"), given.get("end"), given.get("step"))
-        return self.replaced(into, part, dim, range(out.shape[dim])[ends])
+        return self.replaced(into, src, dim, range(out.shape[dim])[ends])
 
     def whole_as(self, arg: Any, dtype: str) -> Value | Pieces:
         return self.mapped(self.whole(arg), lambda value: self.converted(value, dtype))
 
     def piecewise(self, node: Any) -> Value | Pieces:
-        """A step of each piece, with the same part of the other operands."""
+        """A step of each piece, with the same slice of the other operands."""
         given = {n: self.values[n] for n in node.all_input_nodes}
 
         def step(values: list[Value]) -> Value:
@@ -251,14 +251,14 @@ class _Lowering(PieceBuilder):
             raise Unsupported(f"{node.target} of {value} in {out.dtype}: {reason}") from None
         return Value(self.add("const", (), DTYPE_NAMES[out.dtype], (), number), constant(out.shape))
 
-    def part_of(self, node: Any, name: str) -> Value | Pieces:
+    def slice_of(self, node: Any, name: str) -> Value | Pieces:
         """Some elements of a dim, or one, whose dim is dropped."""
         whole, size = self.whole(node.args[0]), node.args[0].meta["val"].shape
         dim = (node.args[1] if len(node.args) > 1 else 0) % len(size)
         if name == "select":
             one = range(size[dim])[node.args[2]]
-            part = self.elements(whole, dim, range(one, one + 1))
-            return self.regrouped(part, node.meta["val"].shape)
+            found = self.elements(whole, dim, range(one, one + 1))
+            return self.regrouped(found, node.meta["val"].shape)
         return self.elements(whole, dim, range(size[dim])[slice(*node.args[2:5])])
 
     def permuted(self, node: Any, name: str) -> Value | Pieces:
@@ -451,7 +451,7 @@ _STEPS: dict[str, Callable[[_Lowering, Any, str], Value | Pieces | None]] = {
     **dict.fromkeys(
         _EMPTY, lambda self, node, _: self.filled(node, "zeros")
     ),  # any number is right
-    **dict.fromkeys(("slice", "select"), _Lowering.part_of),
+    **dict.fromkeys(("slice", "select"), _Lowering.slice_of),
     **dict.fromkeys(("permute", "transpose", "t"), _Lowering.permuted),
     **dict.fromkeys(("sum", "amax", "amin", "prod", "mean", "var"), _Lowering.reduction),
     **dict.fromkeys(_OVER_BOOLEANS, _Lowering.reduction),

@@ -1,4 +1,4 @@
-"""Tensors that are put together of values: what `cat` returns, and gradients of parts."""
+"""Tensors that are put together of values: what `cat` returns, and gradients of slices."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Pieces:
 
     Attributes:
         sizes: of each dim the factors that boxes know, outermost first; none for a size of 1.
-        parts: the values, and where they are; each has a dim for each range of its box.
+        boxes: the values, and where they are; each has a dim for each range of its box.
     """
 
     sizes: tuple[tuple[int, ...], ...]
-    parts: tuple[tuple[Box, Value], ...]
+    boxes: tuple[tuple[Box, Value], ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,21 +39,21 @@ class Pieces:
         numbers = iter(range(len(self.factors)))
         places = [[next(numbers) for _ in factors] for factors in self.sizes]
         return any(
-            len(box[k]) < self.factors[k] for d in dims for k in places[d] for box, _ in self.parts
+            len(box[k]) < self.factors[k] for d in dims for k in places[d] for box, _ in self.boxes
         )
 
     def of(self, whole: TensorSpec) -> Iterator[tuple[Value, TensorSpec, int]]:
-        """Each value with the part of the tensor that it is, and where that begins."""
+        """Each value with the slice of the tensor that it is, and where that begins."""
         split = split_of(whole, self.sizes)
-        for box, value in self.parts:
+        for box, value in self.boxes:
             spec, offset = split, 0
             for d, elements in enumerate(box):
-                spec, more = part_of(spec, d, elements)
+                spec, more = slice_of(spec, d, elements)
                 offset += more
             yield value, spec, offset
 
 
-def part_of(spec: TensorSpec, d: int, elements: range) -> tuple[TensorSpec, int]:
+def slice_of(spec: TensorSpec, d: int, elements: range) -> tuple[TensorSpec, int]:
     """Some elements of a dim of a tensor, and the offset of the first."""
     shape, strides = list(spec.shape), list(spec.real_strides)
     offset = elements.start * strides[d]

@@ -24,7 +24,7 @@ from tilewright.fusion.frontend.pieces import (
 from tilewright.fusion.frontend.steps import Unsupported
 
 Held = Value | Pieces
-Part = tuple[Box, Value]
+BoxedValue = tuple[Box, Value]
 MOST_PIECES = 64
 """Each may be a kernel of its own."""
 
@@ -41,21 +41,21 @@ class PieceBuilder(GraphBuilder):
         given = [self.spread(held, sizes) for held in operands]
 
         def smaller(boxes: list[Box]) -> list[Box]:
-            for parts in given:
-                meets = [(b, v, o) for box in boxes for o, v in parts if (b := met(box, o))]
+            for pieces in given:
+                meets = [(b, v, o) for box in boxes for o, v in pieces if (b := met(box, o))]
                 boxes = [b for box, v, o in meets for b in self.boxes_inside(v, box, o)]
             return boxes
 
         boxes = smallest([tuple(map(range, flat))], smaller)
         found = []
         for box in boxes:
-            inside = (next((o, v) for o, v in parts if met(box, o)) for parts in given)
+            inside = (next((o, v) for o, v in pieces if met(box, o)) for pieces in given)
             found.append((box, step([self.inside(v, box, o) for o, v in inside])))
         return self.put_together(sizes, found)
 
     def concatenated(self, operands: list[Held], d: int) -> Held:
         """Tensors one after another along a dim."""
-        operands = [part for held in operands for part in self.uncut(held, d)]
+        operands = [one for held in operands for one in self.uncut(held, d)]
         ends = [*itertools.accumulate(held.shape[d] for held in operands)]
         shape = [*operands[0].shape[:d], ends[-1], *operands[0].shape[d + 1 :]]
         sizes = self.sizes_of(shape, operands, d)
@@ -65,16 +65,16 @@ class PieceBuilder(GraphBuilder):
             found += [(box, v) for box, v in self.placed_in(held, sizes, d, whole)]
         return self.put_together(sizes, found)
 
-    def replaced(self, into: Held, part: Held, d: int, elements: range) -> Held:
+    def replaced(self, into: Held, src: Held, d: int, elements: range) -> Held:
         """A tensor in which some elements of a dim are others."""
         if not elements:
             return into
         if len(self.merged(into, d)) > 1:
-            return self.replaced_in_boxes(into, part, d, elements)
-        size, part = into.shape[d], self.concatenated([part], d)
-        sizes = self.sizes_of(into.shape, [into, part], d)
+            return self.replaced_in_boxes(into, src, d, elements)
+        size, src = into.shape[d], self.concatenated([src], d)
+        sizes = self.sizes_of(into.shape, [into, src], d)
         at = sum(len(factors) for factors in sizes[:d])
-        found = self.placed_in(part, sizes, d, elements)
+        found = self.placed_in(src, sizes, d, elements)
         for box, value in self.placed_in(into, sizes, d, range(size)):
             for left in others(elements, size):
                 if kept := common(box[at], left):
@@ -82,7 +82,7 @@ class PieceBuilder(GraphBuilder):
                     found += self.insides(value, smaller, box)
         return self.put_together(sizes, found)
 
-    def replaced_in_boxes(self, into: Held, part: Held, d: int, elements: range) -> Held:
+    def replaced_in_boxes(self, into: Held, src: Held, d: int, elements: range) -> Held:
         """The same for a dim that is several: their boxes are replaced, one after another."""
 
         def put(whole: Held, some: Held, k: int, box: Box) -> Held:
@@ -95,7 +95,7 @@ class PieceBuilder(GraphBuilder):
         for some in self.in_boxes(elements, factors):
             box = boxed(some, factors)
             assert box is not None, (some, factors)
-            own = self.elements(part, d, range(first, first + len(some)))
+            own = self.elements(src, d, range(first, first + len(some)))
             own = self.regrouped(own, [*shape[:d], *map(len, box), *shape[d + 1 :]])
             whole, first = put(whole, own, d, box), first + len(some)
         return self.regrouped(whole, shape)
@@ -124,7 +124,7 @@ class PieceBuilder(GraphBuilder):
             boxes = self.in_boxes(elements, factors)
             return self.concatenated([self.elements(held, d, some) for some in boxes], d)
         if isinstance(held, Value):
-            return self.part(held, d, elements)
+            return self.sliced(held, d, elements)
         target = boxed(elements, factors) if len(factors) > 1 else (elements,) * len(factors)
         if target is None or not elements:
             raise Unsupported(f"{len(elements)} elements of merged dims of {list(factors)}")
@@ -133,33 +133,33 @@ class PieceBuilder(GraphBuilder):
         whole = tuple(map(range, held.factors))
         wanted = (*whole[:first], *target, *whole[last:])
         found = []
-        for box, value in held.parts:
+        for box, value in held.boxes:
             if meet := met(box, wanted):
-                for inside, part in self.insides(value, meet, box):
-                    found.append((tuple(map(within, inside, wanted)), part))
+                for inside, piece in self.insides(value, meet, box):
+                    found.append((tuple(map(within, inside, wanted)), piece))
         sizes = [*held.sizes]
         sizes[d] = tuple(map(len, target))
         return self.put_together(sizes, found)
 
     def uncut(self, held: Held, d: int) -> list[Held]:
-        """Parts, one after another along a dim, of which none is cut along several factors of it:
+        """Slices, one after another along a dim, of which none is cut along several factors of it:
         rows between those where pieces begin and end, or single ones."""
         if isinstance(held, Value) or len(held.sizes[d]) < 2:
             return [held]
         at = sum(len(factors) for factors in held.sizes[:d])
-        rows = [box[at] for box, _ in held.parts]
+        rows = [box[at] for box, _ in held.boxes]
         ends = {0, held.sizes[d][0], *(e for r in rows for e in (r.start, r.stop) if r.step == 1)}
         ends |= {e for r in rows if r.step > 1 for i in r for e in (i, i + 1)}
         if len(ends) == 2:
             ends = {*range(held.sizes[d][0] + 1)}
         if len(ends) > MOST_PIECES + 1:
             raise Unsupported(
-                f"merged dims of {list(held.sizes[d])} in more than {MOST_PIECES} parts"
+                f"merged dims of {list(held.sizes[d])} in more than {MOST_PIECES} slices"
             )
         inner = math.prod(held.sizes[d][1:])
         between = itertools.pairwise(sorted(ends))
-        parts = [self.elements(held, d, range(a * inner, b * inner)) for a, b in between]
-        return [v for part in parts for v in self.uncut(part, d)]
+        slices = [self.elements(held, d, range(a * inner, b * inner)) for a, b in between]
+        return [v for one in slices for v in self.uncut(one, d)]
 
     def regrouped(self, held: Held, shape: Sequence[int]) -> Held:
         """The elements, in row-major order, along other dims."""
@@ -168,21 +168,21 @@ class PieceBuilder(GraphBuilder):
         fine = refined(held.factors, [n for n in shape if n != 1])
         if fine is None:
             raise Unsupported(f"a view of {list(held.factors)}, in pieces, as {list(shape)}")
-        parts = grouped(fine, fine, held.factors)
+        groups = grouped(fine, fine, held.factors)
         found = []
-        for box, value in held.parts:
+        for box, value in held.boxes:
 
             def smaller(boxes: list[Box], value: Value = value, whole: Box = box) -> list[Box]:
-                pairs = [zip(b, parts, strict=True) for b in boxes]
+                pairs = [zip(b, groups, strict=True) for b in boxes]
                 split = [itertools.product(*(self.in_boxes(*p) for p in b)) for b in pairs]
                 every = itertools.chain(*split)
                 return [b for each in every for b in self.boxes_inside(value, each, whole)]
 
-            for part in smallest([box], smaller):
-                boxes = [boxed(*pair) for pair in zip(part, parts, strict=True)]
-                assert None not in boxes, (part, parts)
+            for cut in smallest([box], smaller):
+                boxes = [boxed(*pair) for pair in zip(cut, groups, strict=True)]
+                assert None not in boxes, (cut, groups)
                 into = tuple(r for ranges in boxes for r in ranges or ())
-                inside = self.inside(value, part, box)
+                inside = self.inside(value, cut, box)
                 found.append((into, self.view(inside, [*map(len, into)])))
         return Pieces(tuple(grouped(fine, fine, shape)), tuple(found))
 
@@ -194,8 +194,8 @@ class PieceBuilder(GraphBuilder):
         places = [[next(numbers) for _ in factors] for factors in held.sizes]
         flat = [k for d in order for k in places[d]]
 
-        parts = tuple((tuple(box[k] for k in flat), self.of_dims(v, flat)) for box, v in held.parts)
-        return Pieces(tuple(held.sizes[d] for d in order), parts)
+        boxes = tuple((tuple(box[k] for k in flat), self.of_dims(v, flat)) for box, v in held.boxes)
+        return Pieces(tuple(held.sizes[d] for d in order), boxes)
 
     def expanded(self, held: Held, shape: Sequence[int]) -> Held:
         """Repeated along dims of size 1 and new leading ones."""
@@ -208,7 +208,7 @@ class PieceBuilder(GraphBuilder):
         """A step that takes nothing else."""
         if isinstance(held, Value):
             return step(held)
-        return replace(held, parts=tuple((box, step(value)) for box, value in held.parts))
+        return replace(held, boxes=tuple((box, step(value)) for box, value in held.boxes))
 
     def reduced_by_piece(
         self,
@@ -223,15 +223,15 @@ class PieceBuilder(GraphBuilder):
         if join is None and held.are_cut(dims):
             raise Unsupported("a reduction along which pieces were put together")
         sizes = [() if d in dims else factors for d, factors in enumerate(held.sizes)]
-        found: list[Part] = []
+        found: list[BoxedValue] = []
         boxes: list[Box] = [tuple(range(n) for factors in sizes for n in factors)]
-        for box, value in held.parts:
+        for box, value in held.boxes:
             ranges = iter(box)
             own = [[next(ranges) for _ in factors] for factors in held.sizes]
             whole = self.view(value, [math.prod(map(len, each)) for each in own])
             left = tuple(r for d, each in enumerate(own) if d not in dims for r in each)
             found.append((left, self.view(step(whole), [*map(len, left)])))
-            boxes = [part for each in boxes for part in apart(each, left)]
+            boxes = [box for each in boxes for box in apart(each, left)]
         joined = []
         for box in boxes:
             inside = [(v, left) for left, v in found if met(box, left) is not None]
@@ -267,7 +267,7 @@ class PieceBuilder(GraphBuilder):
             found.append(fine)
         return found
 
-    def spread(self, held: Held, sizes: Sequence[tuple[int, ...]]) -> list[Part]:
+    def spread(self, held: Held, sizes: Sequence[tuple[int, ...]]) -> list[BoxedValue]:
         """Its pieces, with a dim for each factor of the last dims of a result; where it has a
         size of 1, of that size, and everywhere."""
         rank = len(held.shape)
@@ -276,13 +276,13 @@ class PieceBuilder(GraphBuilder):
         missing = sum(len(factors) for factors in sizes[: len(sizes) - rank])
         flat = [n for factors in sizes for n in factors]
         if isinstance(held, Value):
-            parts: list[Part] = [((), self.view(held, shape))]
+            pieces: list[BoxedValue] = [((), self.view(held, shape))]
         else:
             split = self.regrouped(held, shape)
             assert isinstance(split, Pieces)
-            parts = list(split.parts)
+            pieces = list(split.boxes)
         found = []
-        for box, value in parts:
+        for box, value in pieces:
             ranges, dims = iter(box), iter(value.dims)
             whole = isinstance(held, Value)
             new = [range(n) for n in flat[:missing]]
@@ -295,7 +295,7 @@ class PieceBuilder(GraphBuilder):
 
     def placed_in(
         self, held: Held, sizes: Sequence[tuple[int, ...]], d: int, elements: range
-    ) -> list[Part]:
+    ) -> list[BoxedValue]:
         """Its pieces as those of a result, of which it is some elements of a dim."""
         count = len(elements)
         own = [*sizes[:d], (count,), *sizes[d + 1 :]]
@@ -310,14 +310,14 @@ class PieceBuilder(GraphBuilder):
         return Value(value.node, tuple(value.dims[d] for d in dims))
 
     def inside(self, value: Value, box: Box, whole: Box) -> Value:
-        """The part of a piece in a smaller box; it is whole where it does not vary."""
+        """What of a piece is in a smaller box; it is whole where it does not vary."""
         for d, (elements, of) in enumerate(zip(box, whole, strict=True)):
             if value.dims[d]:
-                value = self.part(value, d, within(elements, of))
+                value = self.sliced(value, d, within(elements, of))
         return value
 
-    def insides(self, value: Value, box: Box, whole: Box) -> list[Part]:
-        """The same in as many parts as it takes along dims that are several."""
+    def insides(self, value: Value, box: Box, whole: Box) -> list[BoxedValue]:
+        """The same in as many boxes as it takes along dims that are several."""
         return [(b, self.inside(value, b, whole)) for b in self.boxes_inside(value, box, whole)]
 
     def boxes_inside(self, value: Value, box: Box, whole: Box) -> list[Box]:
@@ -325,18 +325,18 @@ class PieceBuilder(GraphBuilder):
         for d, of in enumerate(whole):
             factors = self.merged(value, d) if value.dims[d] else ()
             if len(factors) > 1:
-                parts = self.in_boxes(within(box[d], of), factors)
-                split[d] = [ordinary(of[r.start : r.stop : r.step]) for r in parts]
+                ranges = self.in_boxes(within(box[d], of), factors)
+                split[d] = [ordinary(of[r.start : r.stop : r.step]) for r in ranges]
         return list(itertools.product(*split))
 
-    def put_together(self, sizes: Sequence[tuple[int, ...]], parts: list[Part]) -> Held:
+    def put_together(self, sizes: Sequence[tuple[int, ...]], pieces: list[BoxedValue]) -> Held:
         """The pieces as one tensor, or as a value if there is but one."""
-        if len(parts) > MOST_PIECES:
+        if len(pieces) > MOST_PIECES:
             raise Unsupported(f"a tensor of more than {MOST_PIECES} pieces")
         kept = [k for k, n in enumerate(n for factors in sizes for n in factors) if n != 1]
         left = tuple(tuple(n for n in factors if n != 1) for factors in sizes)
         found = []
-        for box, value in parts:
+        for box, value in pieces:
             full = self.broadcast(value, [*map(len, box)])
             found.append((tuple(box[k] for k in kept), self.of_dims(full, kept)))
         if len(found) == 1:

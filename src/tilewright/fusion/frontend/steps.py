@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.fusion.frontend.axes import AxisTable, Dim, Dims, Factor, Value, constant
-from tilewright.fusion.frontend.pieces import Pieces, part_of, split_of
+from tilewright.fusion.frontend.pieces import Pieces, slice_of, split_of
 from tilewright.fusion.ir import Access, Draw, Graph, Node
 from tilewright.op import Workload
 from tilewright.tensor_spec import DEFAULT_ALIGN, HALVES, TensorSpec
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Load:
-    """A tensor of the workload, by its place, or a part of it from `offset` on, as a step reads
+    """A tensor of the workload, by its place, or a slice of it from `offset` on, as a step reads
     it; or a mask, which a seed there decides."""
 
     place: int
@@ -41,11 +41,11 @@ class Load:
     draw: Draw | None = None
     offset: int = 0
 
-    def part(self, d: int, elements: range, dim: Dim) -> Load:
+    def sliced(self, d: int, elements: range, dim: Dim) -> Load:
         """Some elements of a dim, which run along another one."""
         if self.draw is not None and len(elements) < self.spec.shape[d]:
-            raise Unsupported("a part of what holds a random mask")
-        spec, offset = part_of(self.spec, d, elements)
+            raise Unsupported("a slice of what holds a random mask")
+        spec, offset = slice_of(self.spec, d, elements)
         dims = (*self.dims[:d], dim, *self.dims[d + 1 :])
         return replace(self, spec=spec, dims=dims, offset=self.offset + offset)
 
@@ -109,9 +109,9 @@ class Steps:
 
     def finish(self, outputs: list[Value | Pieces], scalars: int) -> Graph:
         given = [
-            (k, *part)
+            (k, *piece)
             for k, (out, spec) in enumerate(zip(outputs, self.w.outputs, strict=True))
-            for part in (out.of(spec) if isinstance(out, Pieces) else [(out, spec, 0)])
+            for piece in (out.of(spec) if isinstance(out, Pieces) else [(out, spec, 0)])
         ]
         shared = self.share(self.ancestors(v.node for _, v, *_ in given))
         stores = [(*self.stored(v, spec, shared), spec, offset) for _, v, spec, offset in given]

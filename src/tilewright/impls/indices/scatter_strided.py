@@ -63,7 +63,7 @@ class ScatterStrided(RowKernels):
         if any(t.strides is not None for t in w.tensors.values()):
             if writes_alone(w):
                 return True
-            return covers_part(w)  # contiguous copies are what was measured of a whole
+            return covers_box(w)  # contiguous copies are what was measured of a whole
         if p.along < PLACES_UNTUNED * p.length or cells(p) < CELLS_UNTUNED:
             return False
         alone = p.fill is None and p.length == 1  # and no workspace, as scatter_tiled
@@ -141,7 +141,7 @@ class ScatterStrided(RowKernels):
         return steps, Workspace(keys=4 * words) if keys else Workspace()
 
 
-def covers_part(w: Workload) -> bool:
+def covers_box(w: Workload) -> bool:
     """Whether an index of x's rank is narrower than x or smaller than src."""
     x, index, src = w["x"], w["index"], w["src"]
     if isinstance(src, TensorSpec) and src.shape != index.shape:

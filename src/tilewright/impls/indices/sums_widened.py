@@ -87,14 +87,14 @@ class WidenedExecutable(Executable):
         """Sums in the rows or elements of `out` that the index names."""
         if self._scatters:
             index, src = map(torch.atleast_1d, (index, given["src"]))
-            part = [slice(n) for n in index.shape]
-            src = src[tuple(part)]
+            box = [slice(n) for n in index.shape]
+            src = src[tuple(box)]
             if self._elements:
                 out, dim, index, src = _as_elements(out, dim, index, src)
             else:
                 index = index[tuple(slice(None) if d == dim else 0 for d in range(index.dim()))]
-                part[dim] = slice(None)
-                out = out[tuple(part)]
+                box[dim] = slice(None)
+                out = out[tuple(box)]
             given["src"] = src
         named, position = index.unique(return_inverse=True)
         if self._scatters:

@@ -1,4 +1,4 @@
-// An index of a part of x or of src: what it covers of each is a box, whose elements (slice, row, column)
+// An index of a box of x or of src: what it covers of each is a box, whose elements (slice, row, column)
 // are numbered as those of the index: OUTER slices, LENGTH or PLACES rows, INNER columns.
 //
 // X_AT and SOURCE_AT say where each lies. X_DENSE, SOURCE_DENSE: where it would if nothing else were there.

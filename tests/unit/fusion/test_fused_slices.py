@@ -1,4 +1,4 @@
-"""Parts of tensors in fused functions, and results put together of parts, on both targets."""
+"""Slices of tensors in fused functions, and results put together of slices, on both targets."""
 
 import math
 
@@ -60,9 +60,9 @@ WITH_GRADIENTS = {
     "swiglu of an odd width": (swiglu, "f16", (5, 34)),
     "geglu": (lambda x: (lambda a, b: a * F.gelu(b))(*x.split([20, 20], -1)), "f32", (6, 40)),
     "glu over rows": (lambda x: F.glu(x, 0), "f32", (6, 40)),
-    "three parts": (lambda x: (lambda q, k, v: (q * k).sum(-1) + v.amax(-1))(*x.chunk(3, 1)),
+    "three slices": (lambda x: (lambda q, k, v: (q * k).sum(-1) + v.amax(-1))(*x.chunk(3, 1)),
                     "f32", (6, 48)),
-    "parts of steps": (lambda x: (lambda a, b: a * b)(*torch.tanh(x * 2).chunk(2, 1)),
+    "slices of steps": (lambda x: (lambda a, b: a * b)(*torch.tanh(x * 2).chunk(2, 1)),
                        "f32", (6, 40)),
     "rotated": (rotated, "f32", (3, 5, 32), (5, 32), (5, 32)),
     "some of softmax": (lambda x: x.softmax(-1)[:, 1:] * 2, "f32", (6, 33)),
@@ -78,7 +78,7 @@ VALUES = {
     "an end": (lambda x: x[..., 1:] * 2 - x[..., :-1], "f32", (6, 33)),
     "every third": (lambda x: x[1::3, ::2].exp(), "f32", (7, 20)),
     "one row": (lambda x: x - x[0] + x[:, -1:], "f32", (6, 40)),
-    "parts of softmax": (lambda x: (lambda a, b: a * b)(*x.softmax(-1).chunk(2, -1)),
+    "slices of softmax": (lambda x: (lambda a, b: a * b)(*x.softmax(-1).chunk(2, -1)),
                          "f32", (6, 40)),
     "several put together": (lambda x: torch.cat((x, x.exp(), x[:, :3]), -1), "bf16", (6, 13)),
     "reduced along what was put together": (reductions, "f32", (4, 13), (3, 13)),
@@ -90,10 +90,10 @@ VALUES = {
 
 
 @pytest.mark.parametrize("case", [*WITH_GRADIENTS, *VALUES])
-def test_parts_and_what_is_put_together_of_them_are_within_what_fp64_allows(case):
+def test_slices_and_what_is_put_together_of_them_are_within_what_fp64_allows(case):
     function, dtype, *shapes = {**WITH_GRADIENTS, **VALUES}[case]
-    fuse(function, name="parts")
-    op = OPS["parts"]
+    fuse(function, name="slices")
+    op = OPS["slices"]
     specs = [TensorSpec(dtype, shape) for shape in shapes]
     given = dict(zip(op.parameters, specs, strict=False))
     w = op.workload(**given)
@@ -225,5 +225,5 @@ def test_a_variance_along_what_was_put_together_is_refused_with_its_line():
         return both.var(-1)
 
     line = doubled.__code__.co_firstlineno + 2
-    with pytest.raises(NoImplementation, match=rf"pieces were put together.*parts\.py:{line}"):
+    with pytest.raises(NoImplementation, match=rf"pieces were put together.*slices\.py:{line}"):
         tw.fuse(doubled)(torch.randn(4, 5))
