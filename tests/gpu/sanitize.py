@@ -294,7 +294,7 @@ SCHEDULES = [
         (SHARED_ROWS, {"vector": 4, "row_threads": 64, "blocks_per_row": 4, "storage": where})
         for where in ("registers", "reread")
     ),
-    *((TILED, {**TILE, "parts": n, "combine": how}) for n in (1, 4) for how in WAYS),
+    *((TILED, {**TILE, "splits": n, "combine": how}) for n in (1, 4) for how in WAYS),
     (TILED, {**TILE, "storage": "registers", "combine": "last"}),
     (TILED, {**TILE, "shares": 4, "unroll": 2, "ahead": True, "stream_loads": False}),
     *((TILED, {**TILE, "sizes": "compiled", "combine": how}) for how in WAYS),

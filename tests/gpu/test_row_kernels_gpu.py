@@ -57,7 +57,7 @@ def workload(text, rows, width, dtype):
 
 def kind_of(c):
     if not isinstance(c, RowSchedule):  # rows too wide to be read once are tiles
-        return c.storage, c.combine, c.shares > 1, c.parts > 1, c.ahead
+        return c.storage, c.combine, c.shares > 1, c.splits > 1, c.ahead
     kind = (c.storage, c.parameters, c.widened, c.stages > 0, c.cluster > 1, c.moments, c.combine)
     walk = (c.rows_per_block > 1, c.rows_per_thread > 1, c.contiguous, c.in_turn, c.bulk)
     return *kind, c.recompute, *walk

@@ -21,8 +21,8 @@ class Segment:
         reads, writes: the buffer of each of the graph's inputs and outputs.
         row: the axes of a row; None where all reductions of the graph run over the same axes.
         lane: the axis that vectors must run along; None where any will do.
-        parts: outputs that are reductions over other axes than the row's are written in so many
-            parts, one after another in their buffer.
+        partials: outputs that are reductions over other axes than the row's are written as so many
+            partials, one after another in their buffer.
         reason: why it is a kernel of its own, for people; empty for the first.
     """
 
@@ -31,11 +31,11 @@ class Segment:
     writes: tuple[int, ...]
     row: tuple[int, ...] | None = None
     lane: int | None = None
-    parts: int = 1
+    partials: int = 1
     reason: str = ""
 
     def added(self) -> dict[int, int]:
-        """By position of the output: the reduction over other axes that it holds a part of."""
+        """By position of the output: the reduction over other axes that it holds a partial of."""
         if self.row is None:
             return {}
         others = {i for i in self.graph.reductions if self.graph.axes(i) != self.row}
@@ -57,7 +57,7 @@ class Program:
         return [k for k, size in sizes.items() if size == max(sizes.values())]
 
     def large(self) -> int:
-        """How many those are: however many parts there are, the cut is the same."""
+        """How many those are: however many splits there are, the cut is the same."""
         return len(self.largest())
 
     def describe(self) -> list[str]:
@@ -66,41 +66,41 @@ class Program:
         for k, s in enumerate(self.segments):
             sets = [list(axes) for axes in s.graph.reduction_sets]
             reduced = f", reduces axes {', '.join(map(str, sets))}" if sets else ""
-            parts = f", {s.parts} parts" if s.added() and s.parts > 1 else ""
+            partials = f", {s.partials} partials" if s.added() and s.partials > 1 else ""
             why = f"; cut: {s.reason}" if s.reason else ""
-            lines.append(f"kernel {k}: space {list(s.graph.space)}{reduced}{parts}{why}")
+            lines.append(f"kernel {k}: space {list(s.graph.space)}{reduced}{partials}{why}")
         return lines
 
 
 def walking(segments: Sequence[Segment]) -> list[int]:
-    """The kernels that are passes over tensors: all but those that put parts together."""
+    """The kernels that are passes over tensors: all but those that put partials together."""
     return [k for k, s in enumerate(segments) if k == 0 or s.row is not None]
 
 
 class Kernels:
     """What a target's kernels can do. This is the C++ target's: one work item walks many rows.
 
-    Equal ones cut a graph in the same places: they may differ in how many parts there are.
+    Equal ones cut a graph in the same places: they may differ in how many splits there are.
 
     Attributes:
         across: whether rows may as well run across the order of memory.
         extra: how many passes over large tensors splitting rows may cost.
         corrects: squared deviations are found without what fp32 rounds of their mean.
-        row_parts: a kernel that walks rows completes what it adds up over all of them, and leaves
-            a part for each row of what is reduced over rows and more; else `divided` says how many
-            parts there are.
-        most_joined: parts of one number that are put together at once; of more, a kernel whose
+        row_partials: a kernel that walks rows completes what it adds up over all of them, and
+            leaves a partial for each row of what is reduced over rows and more; else `divided` says
+            how many splits there are.
+        most_joined: partials of one number that are put together at once; of more, a kernel whose
             blocks share them makes fewer.
     """
 
     across = False
     extra = 0
     corrects = True
-    row_parts = False
+    row_partials = False
     most_joined = sys.maxsize
 
-    def __init__(self, parts: int = 1):
-        self.parts = parts
+    def __init__(self, splits: int = 1):
+        self.splits = splits
 
     def kind(self) -> tuple[Any, ...]:
         """What decides where a graph is cut."""
@@ -118,9 +118,9 @@ class Kernels:
         return not row
 
     def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
-        """Whether one kernel can add its parts to all of these reductions of `graph`."""
+        """Whether one kernel can add its partials to all of these reductions of `graph`."""
         return True
 
     def divided(self, segment: Segment) -> dict[int, int]:
-        """By position of the output: into how many parts the kernel divides that reduction."""
-        return dict.fromkeys(segment.added(), self.parts)
+        """By position of the output: how many splits the kernel has of that reduction."""
+        return dict.fromkeys(segment.added(), self.splits)

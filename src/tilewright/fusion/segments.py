@@ -1,9 +1,9 @@
 """Cut a graph into kernels: what one sweep over memory can know goes into one kernel.
 
 A kernel walks rows: a set of axes, one row after another. It completes every reduction over those
-axes, since a row is at hand as a whole, and it adds its part to reductions over others, as long as
-nothing in the kernel needs their result: `parts` groups of rows add up one part each, and a small
-kernel combines the parts, always in the same order. A graph is cut where a step needs such a
+axes, since a row is at hand as a whole, and it adds its share to reductions over others, as long as
+nothing in the kernel needs their result: `splits` groups of rows add up a partial each, and a small
+kernel combines the partials, always in the same order. A graph is cut where a step needs such a
 result, or where a reduction fits neither way. Only reduced values cross a cut; what is as large as
 the inputs is computed again from them.
 """
@@ -39,31 +39,31 @@ MOST_TRIED = 1000
 
 
 def cut(
-    graph: Graph, parts: int = 1, split: bool = False, kernels: Kernels | None = None
+    graph: Graph, splits: int = 1, split_rows: bool = False, kernels: Kernels | None = None
 ) -> Program:
     """The kernels of a graph.
 
     Args:
-        parts: into how many parts reductions over other axes than the row's are divided.
-        split: let rows be single stretches of the lane axis where that costs no pass over large
-            tensors more (or few: `kernels.extra`), so that even one long row has work for many
-            threads.
-        kernels: what the target can do; None is the C++ target with so many `parts`.
+        splits: into how many splits reductions over other axes than the row's are divided.
+        split_rows: let rows be single stretches of the lane axis where that costs no pass over
+            large tensors more (or few: `kernels.extra`), so that even one long row has work for
+            many threads.
+        kernels: what the target can do; None is the C++ target with so many `splits`.
     """
-    kernels = kernels or Kernels(parts)
+    kernels = kernels or Kernels(splits)
     spaces = {ancestor_space(graph, i) for i, _ in graph.outputs}
     lane = main_axis(graph, range(len(graph.nodes)))
-    simple = not graph.reductions or (graph.reduction_sets == (graph.reduced,) and not split)
+    simple = not graph.reductions or (graph.reduction_sets == (graph.reduced,) and not split_rows)
     if len(spaces) == 1 and simple and (lane in graph.reduced or not graph.reductions):
         inputs, outputs = len(graph.inputs), len(graph.outputs)
         buffers = tuple(range(inputs + outputs))
         whole = Segment(graph, buffers[:inputs], buffers[inputs:])
         return Program((whole,), inputs, outputs, ())
     in_sums = remove_dead(expand_moments(graph, kernels.corrects))
-    if not split:
-        return _Cutter(in_sums, kernels, _rows_of_fewest_passes(graph, kernels)).run(split)
-    program = _Cutter(in_sums, kernels).run(split)
-    other = cut(graph, parts, kernels=kernels)
+    if not split_rows:
+        return _Cutter(in_sums, kernels, _rows_of_fewest_passes(graph, kernels)).run(split_rows)
+    program = _Cutter(in_sums, kernels).run(split_rows)
+    other = cut(graph, splits, kernels=kernels)
     return other if program.large() > other.large() + kernels.extra else program
 
 
@@ -78,7 +78,7 @@ def _rows_of_fewest_passes(graph: Graph, kernels: Kernels) -> tuple[int, ...]:
     for _ in range(MOST_TRIED):
         cutter = _Cutter(in_sums, kernels, rows, most, met)
         with contextlib.suppress(Hopeless):
-            program = cutter.run(split=False)
+            program = cutter.run(split_rows=False)
             if program.large() <= fewest:
                 best = tuple(k for k, _ in cutter.chosen)
                 fewest, most = program.large(), len(walking(program.segments))
@@ -132,22 +132,23 @@ class _Cutter:
         """Which row each kernel walks, and of how many."""
         self.lane = -1
         self.walked: set[tuple[int, ...]] = set()
-        """Rows of kernels that leave a part for each: shorter ones than those of later results."""
+        """Rows of kernels that leave a partial for each: shorter ones than those of later
+        results."""
         self.segments: list[Segment] = []
         self.temporaries: list[TensorSpec] = []
         self.awaited: dict[int, str] = {}
         """By buffer: why what reads it is a later kernel."""
 
-    def run(self, split: bool) -> Program:
+    def run(self, split_rows: bool) -> Program:
         by_space: dict[tuple[int, ...], list[int]] = {}
         for k, (i, _) in enumerate(self.graph.outputs):
             by_space.setdefault(ancestor_space(self.graph, i), []).append(k)
         for outputs in by_space.values():
-            self.group(outputs, split)
+            self.group(outputs, split_rows)
         sizes = len(self.graph.inputs), len(self.graph.outputs)
         return Program(tuple(self.segments), *sizes, tuple(self.temporaries))
 
-    def group(self, remaining: list[int], split: bool) -> None:
+    def group(self, remaining: list[int], split_rows: bool) -> None:
         """Kernels for outputs that depend on values of one iteration space."""
         last = self.graph.outputs[remaining[0]][0]
         reason = self.at(last, "it reads other dims than the kernels before")
@@ -155,8 +156,8 @@ class _Cutter:
         while remaining:
             needed = self.needed(remaining, known)
             self.lane = main_axis(self.graph, needed)
-            _, _, row, now, added = self.best_row(remaining, needed, known, split)
-            if row and self.kernels.row_parts:
+            _, _, row, now, added = self.best_row(remaining, needed, known, split_rows)
+            if row and self.kernels.row_partials:
                 self.walked.add(row)
             columns = [i for i in added if self.completes(i, row)]
             now_or_then = now | self.following(columns, added, remaining, known)
@@ -168,9 +169,9 @@ class _Cutter:
             sums = {i: self.temporary(i) for i in added}
             behind = self.needed(remaining, {**known, **sums})
             crossing = {i: self.temporary(i) for i in behind if self.crosses(i, now, known)}
-            by_row = bool(row) and self.kernels.row_parts
-            parts = self.parts_of_rows(sums, row) if by_row else _kept(sums)
-            self.add([*self.stored(outputs), *_kept(crossing), *parts], known, row, reason)
+            by_row = bool(row) and self.kernels.row_partials
+            partials = self.partials_of_rows(sums, row) if by_row else _kept(sums)
+            self.add([*self.stored(outputs), *_kept(crossing), *partials], known, row, reason)
             across = (i for i in crossing if self.lane not in self.graph.axes(i))
             self.awaited |= {crossing[i].buffer: self.needs(i) for i in across}
             divided = self.joined_by_row(sums, row) if by_row else self.divide(sums)
@@ -184,7 +185,11 @@ class _Cutter:
     # ---- which rows ----
 
     def best_row(
-        self, outputs: Sequence[int], needed: Sequence[int], known: dict[int, Known], split: bool
+        self,
+        outputs: Sequence[int],
+        needed: Sequence[int],
+        known: dict[int, Known],
+        split_rows: bool,
     ) -> Row:
         """Of the rows that complete most, unless `rows` says otherwise."""
         rows = tuple(k for k, _ in self.chosen)
@@ -195,18 +200,22 @@ class _Cutter:
         if len(spaces) + 1 >= self.most or self.met.costs_no_more(left, way):
             raise Hopeless
         if left not in self.met.rows:
-            self.met.rows[left] = self.ranked(outputs, needed, known, split)
+            self.met.rows[left] = self.ranked(outputs, needed, known, split_rows)
         found = self.met.rows[left]
         at = self.rows[len(rows)] if len(rows) < len(self.rows) else 0
         self.chosen.append((at, max(sum(row.useful for row in found), 1)))
         return found[at]
 
     def ranked(
-        self, outputs: Sequence[int], needed: Sequence[int], known: dict[int, Known], split: bool
+        self,
+        outputs: Sequence[int],
+        needed: Sequence[int],
+        known: dict[int, Known],
+        split_rows: bool,
     ) -> list[Row]:
         """The rows that the next kernel may walk; those that get most done come first."""
         sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
-        sets |= self.walked if self.kernels.row_parts else {(self.lane,)}
+        sets |= self.walked if self.kernels.row_partials else {(self.lane,)}
         space = largest(self.graph.nodes[i].shape for i in needed)
         sets = {row for row in sets if any(space[a] > 1 for a in row)}  # not what is known by now
         found = []
@@ -215,9 +224,9 @@ class _Cutter:
             done = [i for i in now if self.graph.nodes[i].op in REDUCTIONS and i not in known]
             written = self.completed(outputs, now, added, known)
             contiguous = not row or self.lane in row or self.kernels.across
-            by_row = bool(row) and self.kernels.row_parts
+            by_row = bool(row) and self.kernels.row_partials
             whole = len(done) + by_row * len(added)
-            suits = self.kernels.suits(space, row, self.lane) if split else whole
+            suits = self.kernels.suits(space, row, self.lane) if split_rows else whole
             progress = len(done) + len(added) + written
             useful, reduces = progress > 0 <= suits, bool(done or by_row or not row)
             merit = (reduces, progress, contiguous, suits)
@@ -231,7 +240,8 @@ class _Cutter:
         added: Sequence[int],
         known: dict[int, Known],
     ) -> int:
-        """How many outputs are written then, by this kernel or by the one that combines parts."""
+        """How many outputs are written then, by this kernel or by the one that combines
+        partials."""
         shapes = {self.graph.nodes[i].shape for i in added}
         ends = {**known, **dict.fromkeys(added, _SOMEWHERE)}
         count = 0
@@ -318,26 +328,26 @@ class _Cutter:
         return f"{reason} ({line})" if line else reason
 
     def divide(self, sums: dict[int, Known]) -> dict[int, Known]:
-        """Room for the parts into which the last kernel divides these results."""
+        """Room for the partials that the last kernel leaves of these results."""
         if not sums:
             return {}
         segment = self.segments[-1]
-        parts = {segment.writes[k]: n for k, n in self.kernels.divided(segment).items()}
-        self.segments[-1] = replace(segment, parts=max(parts.values()))
-        return {i: self.in_parts(k, parts[k.buffer]) for i, k in sums.items()}
+        counts = {segment.writes[k]: n for k, n in self.kernels.divided(segment).items()}
+        self.segments[-1] = replace(segment, partials=max(counts.values()))
+        return {i: self.in_partials(k, counts[k.buffer]) for i, k in sums.items()}
 
-    def in_parts(self, known: Known, parts: int) -> Known:
-        """The value in so many parts, with room for them."""
+    def in_partials(self, known: Known, partials: int) -> Known:
+        """The value as so many partials, with room for them."""
         at = known.buffer - len(self.graph.inputs) - len(self.graph.outputs)
         whole = self.temporaries[at]
-        self.temporaries[at] = replace(whole, shape=(parts * whole.numel,))
-        return replace(known, parts=parts)
+        self.temporaries[at] = replace(whole, shape=(partials * whole.numel,))
+        return replace(known, partials=partials)
 
-    # ---- rows that leave a part each ----
+    # ---- rows that leave a partial each ----
 
     def completes(self, i: int, row: tuple[int, ...]) -> bool:
         """Whether the kernel itself completes reduction `i`: over all rows, not along them."""
-        return bool(row) and self.kernels.row_parts and not set(row) < set(self.graph.axes(i))
+        return bool(row) and self.kernels.row_partials and not set(row) < set(self.graph.axes(i))
 
     def following(
         self,
@@ -352,8 +362,8 @@ class _Cutter:
         ends = {**known, **dict.fromkeys(added, _SOMEWHERE)}
         return self.epilogue(self.needed(remaining, ends), ends, columns)
 
-    def parts_of_rows(self, sums: dict[int, Known], row: tuple[int, ...]) -> list[Store]:
-        """The reductions over one row each, in their places among the parts."""
+    def partials_of_rows(self, sums: dict[int, Known], row: tuple[int, ...]) -> list[Store]:
+        """The reductions over one row each, in their places among the partials."""
         stores: list[Store] = []
         for i, known in sums.items():
             if self.completes(i, row):
@@ -372,36 +382,36 @@ class _Cutter:
         return stores
 
     def joined_by_row(self, sums: dict[int, Known], row: tuple[int, ...]) -> dict[int, Known]:
-        """Those results in a part for each row, or in fewer parts where rows are many."""
+        """Those results in a partial for each row, or in fewer where rows are many."""
         found = {}
         for i, known in sums.items():
             across = [self.graph.space[a] for a in self.graph.axes(i) if a not in row]
-            found[i] = self.in_parts(known, 1 if self.completes(i, row) else math.prod(across))
+            found[i] = self.in_partials(known, 1 if self.completes(i, row) else math.prod(across))
         numbers = [i for i in sums if math.prod(self.graph.nodes[i].shape) == 1]
-        many = [i for i in numbers if found[i].parts > self.kernels.most_joined]
+        many = [i for i in numbers if found[i].partials > self.kernels.most_joined]
         return {**found, **self.fewer(many, found)} if many else found
 
-    def fewer(self, sums: list[int], parts: dict[int, Known]) -> dict[int, Known]:
-        """A kernel whose blocks each join a share of the parts of these numbers."""
-        count = parts[sums[0]].parts
+    def fewer(self, sums: list[int], partials: dict[int, Known]) -> dict[int, Known]:
+        """A kernel whose blocks each join a share of the partials of these numbers."""
+        count = partials[sums[0]].partials
         shares = {i: self.temporary(i) for i in sums}
         nodes: list[Node] = []
         for n in (self.graph.nodes[i] for i in sums):
             nodes.append(Node("load", (), n.dtype, (count,), len(nodes) // 2))
             nodes.append(replace(n, args=(len(nodes) - 1,), shape=(1,)))
-        inputs = tuple(replace(parts[i].access, strides=(1,)) for i in sums)
+        inputs = tuple(replace(partials[i].access, strides=(1,)) for i in sums)
         ends = enumerate(shares.values())
         outputs = tuple((2 * k + 1, replace(known.access, strides=(0,))) for k, known in ends)
         graph = Graph(tuple(nodes), (count,), inputs, outputs, self.graph.scalars).check()
-        reads, writes = (tuple(known[i].buffer for i in sums) for known in (parts, shares))
-        reason = self.at(sums[0], "blocks share the parts of a result")
+        reads, writes = (tuple(known[i].buffer for i in sums) for known in (partials, shares))
+        reason = self.at(sums[0], "blocks share the partials of a result")
         self.segments.append(Segment(graph, reads, writes, (), 0, reason=reason))
         return self.divide(shares)
 
     def combine(
         self, remaining: list[int], known: dict[int, Known], added: list[int]
     ) -> tuple[list[int], dict[int, Known]]:
-        """Kernels that put parts together, one for all results of the same dims; returns the
+        """Kernels that put partials together, one for all results of the same dims; returns the
         outputs that are still to be computed, and what is known then."""
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for i in added:
@@ -411,10 +421,10 @@ class _Cutter:
             outputs = [k for k in remaining if self.graph.outputs[k][0] in here]
             remaining = [k for k in remaining if k not in outputs]
             needed = self.needed(remaining, known)
-            whole = {i: replace(known[i], parts=0) for i in sums if known[i].parts == 1}
+            whole = {i: replace(known[i], partials=0) for i in sums if known[i].partials == 1}
             joined = {i: self.temporary(i) for i in sums if i in needed and i not in whole}
             single = len(whole) == len(sums)
-            joins = self.at(sums[0], "the parts of a result are put together")
+            joins = self.at(sums[0], "the partials of a result are put together")
             reason = self.needs(sums[0]) if single else joins
             if stores := [*self.stored(outputs), *_kept(joined)]:
                 self.add(stores, known, None, reason)
@@ -434,7 +444,7 @@ class _Cutter:
             n = self.graph.nodes[i]
             within = all(a in (1, b) for a, b in zip(n.shape, shape, strict=True))
             if i in known:
-                can = known[i].parts == 0 or i in sums
+                can = known[i].partials == 0 or i in sums
             else:
                 can = n.op not in REDUCTIONS and all(a in here for a in n.args)
             if within and can:

@@ -13,11 +13,11 @@ from tilewright.fusion.program import Segment
 
 @dataclass(frozen=True)
 class Known:
-    """A value that an earlier kernel left in a buffer, in `parts` parts to be combined."""
+    """A value that an earlier kernel left in a buffer, as so many `partials` to be combined."""
 
     buffer: int
     access: Access
-    parts: int = 0
+    partials: int = 0
 
 
 Store = tuple[int, int, Access]
@@ -27,9 +27,9 @@ Store = tuple[int, int, Access]
 def subgraph(
     old: Graph, stores: list[Store], known: dict[int, Known]
 ) -> tuple[Graph, tuple[int, ...]]:
-    """The steps behind `stores`, as a graph with a leading axis of parts, and what it reads."""
+    """The steps behind `stores`, as a graph with a leading axis of partials, and what it reads."""
     needed = ancestors(old, (i for i, _, _ in stores), known)
-    parts = max((known[i].parts for i in needed if i in known), default=1)
+    partials = max((known[i].partials for i in needed if i in known), default=1)
     nodes: list[Node] = []
     inputs: dict[int, Access] = {}
     new: dict[int, int] = {}
@@ -42,9 +42,9 @@ def subgraph(
         n = old.nodes[i]
         if i in known:
             k = known[i]
-            several = k.parts > 1
+            several = k.partials > 1
             step = math.prod(n.shape) if several else 0
-            load(n.dtype, (max(k.parts, 1), *n.shape), k.buffer, k.access, step)
+            load(n.dtype, (max(k.partials, 1), *n.shape), k.buffer, k.access, step)
             if several:
                 nodes.append(replace(n, args=(len(nodes) - 1,), shape=(1, *n.shape)))
         elif n.op == "load":
@@ -54,7 +54,7 @@ def subgraph(
             nodes.append(replace(n, args=args, shape=(1, *n.shape)))
         new[i] = len(nodes) - 1
     outputs = [(new[i], replace(a, strides=(0, *a.strides))) for i, _, a in stores]
-    space = (max(parts, 1), *largest(old.nodes[i].shape for i in needed))
+    space = (max(partials, 1), *largest(old.nodes[i].shape for i in needed))
     accesses = tuple(inputs.values())
     joined = frozenset(a + 1 for a in old.joined)
     graph = Graph(tuple(nodes), space, accesses, tuple(outputs), old.scalars, joined=joined)
@@ -63,7 +63,7 @@ def subgraph(
 
 def compact(segment: Segment) -> Segment:
     """The same on as few axes as its tensors and rows need; `row` and `lane` were given without the
-    leading axis of parts."""
+    leading axis of partials."""
     swept = segment.row if segment.row and segment.graph.reductions else ()
     groups = axis_groups(segment.graph, {a + 1 for a in swept})
     graph, row, lane = collapsed(segment.graph, groups), segment.row, segment.lane

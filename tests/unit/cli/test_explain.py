@@ -226,7 +226,7 @@ def test_a_register_cap_makes_the_compiler_spill_and_the_estimate_stands_beside(
                 "shares": 8,
                 "turns": 1,
                 "unroll": 4,
-                "parts": 1,
+                "splits": 1,
                 "storage": "reread",
             },
             ["blocks = 128, 0.2 waves", "at most 2 warps for each scheduler, 2,048 bytes"],
@@ -336,15 +336,15 @@ def test_a_store_that_is_named_decides_what_runs_and_is_left_again(tmp_path, mon
 
 def test_a_config_given_in_part_is_completed_alike_wherever_it_is_given():
     w, spec = Workload.parse("softmax(x=f32[8,16])"), current_device("cpu")[1]
-    config = replace(IMPLS["fused"].heuristic(w, spec), split=True)
-    assert config != IMPLS["fused"].space(w, spec).config({"split": True})
-    found = explain(w, "cpu", implementation="fused", config={"split": True}, measure=False)
+    config = replace(IMPLS["fused"].heuristic(w, spec), split_rows=True)
+    assert config != IMPLS["fused"].space(w, spec).config({"split_rows": True})
+    found = explain(w, "cpu", implementation="fused", config={"split_rows": True}, measure=False)
     assert next(c.config for c in found.candidates if c.implementation == "fused") == config_dict(
         config
     )
-    assert choose(w, "cpu", Forced("fused", (("split", True),))).config == config
+    assert choose(w, "cpu", Forced("fused", (("split_rows", True),))).config == config
     with InProcess("cpu") as runner:
-        ((_, verified, _),) = verify_all(w, "fused", {"split": True}, runner=runner)
+        ((_, verified, _),) = verify_all(w, "fused", {"split_rows": True}, runner=runner)
     assert verified == config_dict(config)
 
 

@@ -13,14 +13,14 @@ from tilewright.fusion.ways import Hopeless, Met, Row
 
 
 def passes(program):
-    """Kernels, but for those that put together what others left in parts."""
+    """Kernels, but for those that put together what others left in partials."""
     return len(walking(program.segments))
 
 
 class _Chosen(_Cutter):
     """At each kernel: any axes as the row, and any of the reductions that it could add up."""
 
-    def ranked(self, outputs, needed, known, split):
+    def ranked(self, outputs, needed, known, split_rows):
         space = largest(self.graph.nodes[i].shape for i in needed)
         axes = [a for a, n in enumerate(space) if n > 1]
         rows = [row for k in range(len(axes) + 1) for row in itertools.combinations(axes, k)]

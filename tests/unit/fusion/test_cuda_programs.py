@@ -89,7 +89,7 @@ def test_three_gradients_of_a_broadcast_take_one_pass_and_one_launch_for_the_par
 LONG, SHORT = ("f16", (65536, 512)), ("f32", (4096, 1024))
 """Columns that leave a device idle unless they are divided, and those that blocks can keep."""
 ROWS_NEED = "cut: a step needs a result of all rows"
-PARTS_JOIN = "cut: the parts of a result are put together"
+PARTIALS_JOIN = "cut: the partials of a result are put together"
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def why(line):
 def test_it_is_said_why_there_is_another_kernel(graph_of_mixed):
     graph = graph_of_mixed("norm of softmax", *LONG)
     lines = target.describe(graph, target.heuristic(graph, H200), H200)
-    assert [why(line) for line in lines[1:]] == [PARTS_JOIN, ROWS_NEED] * 2
+    assert [why(line) for line in lines[1:]] == [PARTIALS_JOIN, ROWS_NEED] * 2
     for name in ("rows first", "apart"):
         graph = graph_of_mixed(name, *SHORT)
         first, second = target.describe(graph, target.heuristic(graph, H200), H200)
         assert "cut" not in first
         assert why(second) == "cut: it reduces other dims than the kernels before"
     lines = described(KINDS[-1])
-    assert why(lines[1]) == PARTS_JOIN
+    assert why(lines[1]) == PARTIALS_JOIN
     assert why(lines[2]) == "cut: a step needs a result of a whole row"
 
 
@@ -161,7 +161,7 @@ def test_mixed_reductions_give_what_torch_gives(monkeypatch, name, dtype, shape)
         w = mixed(name, dtype, shape)
         graph = graph_of(w)
         assert_right(w, tried=0)
-        divided = TileSchedule(1, 16, 4, parts=4)
+        divided = TileSchedule(1, 16, 4, splits=4)
         if divided in target.space(graph, H200):
             found = Verifier(w, torch.device("cpu")).check(Emulated(graph, divided, H200, w))
             assert found.ok or "PyTorch's largest error" in found.message, found.message
@@ -175,7 +175,7 @@ def test_a_softmax_across_the_order_of_memory_is_one_kernel():
 
 def test_two_long_rows_are_split_over_the_device():
     kernels = described(KINDS[-1])
-    assert [k for k in kernels if " parts" in k]
+    assert [k for k in kernels if " partials" in k]
     assert "put together" in kernels[1]
 
 
@@ -187,8 +187,8 @@ def test_a_space_of_tiles_says_why_a_schedule_is_not_in_it():
         ({"turns": 4}, "turns=4"),
         ({"vector": 8}, "vector=8"),
         ({"shares": 1, "lanes": 8}, "a block of 8 threads"),
-        ({"parts": 256}, "8 shares of 1 steps"),
-        ({"lanes": 256, "shares": 1, "parts": 1}, "more than twice"),
+        ({"splits": 256}, "8 shares of 1 steps"),
+        ({"lanes": 256, "shares": 1, "splits": 1}, "more than twice"),
     ):
         found = space.why_not(replace(config, **change))
         assert reason in found, (change, found)
@@ -239,7 +239,7 @@ def test_schedules_give_what_torch_gives(text):
 def test_a_walk_that_is_not_divided_leaves_no_parts_to_put_together(text):
     graph = graph_of(Workload.parse(text))
     config = target.heuristic(graph, H200)
-    assert config.parts == 1
+    assert config.splits == 1
     assert config in target.space(graph, H200)
     assert compiled(target.task(graph, config, H200)).resources.spill_bytes == 0
 
@@ -250,7 +250,7 @@ def test_a_walk_may_be_divided_into_parts_of_a_single_step():
         graph = graph_of(OPS["random_graph"].workload(a=TensorSpec("f16", (2, 64))))
     finally:
         forget()
-    config = TileSchedule(8, 4, 8, 1, 1, parts=2, combine="last")
+    config = TileSchedule(8, 4, 8, 1, 1, splits=2, combine="last")
     assert config in target.space(graph, H200)
     assert compiled(target.task(graph, config, H200)).resources.spill_bytes == 0
 
@@ -402,5 +402,5 @@ def test_sources_are_the_same_in_every_process():
         for seed in "01"
     ]  # fmt: skip
     assert sources[0] == sources[1]
-    assert "chunks_factor" in sources[0]
+    assert "splits_factor" in sources[0]
     assert "pieces_factor" in sources[0]

@@ -110,7 +110,9 @@ def test_gradients_of_rows_and_columns_in_turn_are_cut_in_few_tries(
     arguments = "grad_output=f32[1000,512], x=f32[1000,512]"
     graph = graph_of(tw.Workload.parse(f"doubly_normalised_backward({arguments})"))
     tries, run = [], _Cutter.run
-    monkeypatch.setattr(_Cutter, "run", lambda self, split: tries.append(0) or run(self, split))
+    monkeypatch.setattr(
+        _Cutter, "run", lambda self, split_rows: tries.append(0) or run(self, split_rows)
+    )
     for kernels, most in zip((Kernels(2), *ON_GPUS), (9, 11, 11, 9), strict=True):
         tries.clear()
         assert cut(graph, kernels=kernels).large() == most

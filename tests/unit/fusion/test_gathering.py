@@ -66,11 +66,11 @@ def test_steps_may_be_loaded_while_those_before_are_computed(shares, unroll, com
 
 
 @emulation
-@pytest.mark.parametrize(("vector", "lanes", "shares", "parts"), [(1, 32, 8, 1), (4, 8, 4, 2)])
-def test_parts_may_be_left_before_results_are_stored(vector, lanes, shares, parts):
+@pytest.mark.parametrize(("vector", "lanes", "shares", "splits"), [(1, 32, 8, 1), (4, 8, 4, 2)])
+def test_parts_may_be_left_before_results_are_stored(vector, lanes, shares, splits):
     text = LERP.format(d="f32", g="4,3,21,20", x="4,1,1,1", e="4,3,21,20", w="3,1,20")
     w = Workload.parse(text)
-    config = TileSchedule(vector, lanes, shares, 1, 2, parts, "registers", combine="last")
+    config = TileSchedule(vector, lanes, shares, 1, 2, splits, "registers", combine="last")
     assert config in target.space(graph_of(w), H200)
     source, *_ = programs.emit(graph_of(w), config, H200)
     kernel = source[source.index("void part0") :]
@@ -93,9 +93,9 @@ def test_sizes_may_be_compiled_in(combine):
     assert verdict.message == ""
 
 
-@pytest.mark.parametrize(("parts", "threads"), [(1, 256), (16, 1024)])
-def test_blocks_that_join_few_parts_are_small(parts, threads):
-    config = TileSchedule(1, 32, 8, 1, 1, parts)
+@pytest.mark.parametrize(("splits", "threads"), [(1, 256), (16, 1024)])
+def test_blocks_that_join_few_partials_are_small(splits, threads):
+    config = TileSchedule(1, 32, 8, 1, 1, splits)
     _, _, stages = programs.emit(graph_of(Workload.parse(PADDLE_C)), config, H200)
     assert [s.block_threads for s in stages] == [256, threads]
 

@@ -56,22 +56,22 @@ def spaces(graph, **options):
 
 def test_layer_norms_gradients_take_one_pass_and_a_small_combination():
     graph = graph_of(Workload.parse(LAYER_NORM.format(d="f16", n=64)))
-    program = cut(graph, parts=8)
+    program = cut(graph, splits=8)
     first, second = program.segments
     assert first.graph.reduction_sets == ((1,), (0,))
-    assert (first.row, first.parts) == ((1,), 8)
+    assert (first.row, first.partials) == ((1,), 8)
     assert second.graph.space == (8, 40)
     first, second = program.describe()
-    assert first == "kernel 0: space [64, 40], reduces axes [1], [0], 8 parts"
+    assert first == "kernel 0: space [64, 40], reduces axes [1], [0], 8 partials"
     second, _, line = second.partition(" (")
     assert second == (
-        "kernel 1: space [8, 40], reduces axes [0]; cut: the parts of a result are put together"
+        "kernel 1: space [8, 40], reduces axes [0]; cut: the partials of a result are put together"
     )
     assert re.fullmatch(r".*/ops/layer_norm_backward\.py:\d+\)", line)
 
 
 def test_overlapping_sets_of_dims_take_one_pass():
-    program = cut(graph_of(Workload.parse(LERP)), parts=4)
+    program = cut(graph_of(Workload.parse(LERP)), splits=4)
     assert [s.graph.space for s in program.segments] == [(16, 3, 24, 24), (4, 72)]
     assert program.segments[0].row == (1, 2, 3)
 
@@ -88,13 +88,13 @@ def test_both_bias_gradients_are_one_sum():
 
 def test_a_graph_that_one_kernel_can_do_is_not_cut():
     for text in ("softmax(x=f32[8,40])", "softmax(x=f32[8,40], dim=0)", "layer_norm(x=f32[8,40])"):
-        assert len(cut(graph_of(Workload.parse(text)), parts=4).segments) == 1
+        assert len(cut(graph_of(Workload.parse(text)), splits=4).segments) == 1
 
 
 def test_a_result_of_all_rows_that_rows_need_is_a_cut(fused):
     graph = fused(lambda x: torch.softmax(x - x.mean(0), -1), "f32[64,40]")
-    program = cut(graph, parts=4)
-    assert spaces(graph, parts=4) == [(64, 40), (4, 40), (64, 40)]
+    program = cut(graph, splits=4)
+    assert spaces(graph, splits=4) == [(64, 40), (4, 40), (64, 40)]
     assert "cut: a step needs a result of all rows (" in program.describe()[2]
     assert program.temporaries[0].numel == 4 * 40
 
@@ -107,36 +107,36 @@ def centred_softmax(x):
 
 def test_a_cut_is_at_the_line_of_the_step_that_needs_it(fused):
     first = centred_softmax.__code__.co_firstlineno
-    _, parts, rows = cut(fused(centred_softmax, "f32[64,40]"), parts=4).describe()
-    assert parts.endswith(f"the parts of a result are put together ({__file__}:{first + 1})")
+    _, partials, rows = cut(fused(centred_softmax, "f32[64,40]"), splits=4).describe()
+    assert partials.endswith(f"the partials of a result are put together ({__file__}:{first + 1})")
     assert rows.endswith(f"a step needs a result of all rows ({__file__}:{first + 2})")
 
 
 def test_a_sum_over_rows_in_a_single_part_is_put_together_by_no_kernel(fused):
     graph = fused(lambda x: torch.softmax(x - x.mean(0), -1), "f32[64,40]")
-    assert spaces(graph, parts=1) == [(64, 40), (64, 40)]
+    assert spaces(graph, splits=1) == [(64, 40), (64, 40)]
     assert "cut: a step needs a result of all rows (" in cut(graph).describe()[1]
-    assert spaces(fused(lambda x: x.mean(0), "f32[64,40]"), parts=1)[1:] == [(40,)]
+    assert spaces(fused(lambda x: x.mean(0), "f32[64,40]"), splits=1)[1:] == [(40,)]
 
 
 def test_a_column_sum_is_added_up_in_the_order_of_memory(fused):
     graph = fused(lambda x: (x * x).sum(0), "f32[6400,40]")
-    assert spaces(graph, parts=4) == [(6400, 40), (4, 40)]
+    assert spaces(graph, splits=4) == [(6400, 40), (4, 40)]
 
 
 def test_a_long_row_is_split_and_many_rows_are_not_made_to_wait(fused):
     graph = fused(lambda x: (x * x).sum(-1), "f32[2,400000]")
-    assert spaces(graph, parts=4) == [(2, 400000)]
-    assert spaces(graph, parts=4, split=True) == [(2, 400000), (4, 2)]
+    assert spaces(graph, splits=4) == [(2, 400000)]
+    assert spaces(graph, splits=4, split_rows=True) == [(2, 400000), (4, 2)]
     fused_space = IMPLS["fused"].heuristic
     w = Workload.parse("cut0(x=f32[2,400000])")
-    assert fused_space(w, CPU).split
-    assert not fused_space(Workload.parse("cut0(x=f32[4000,200])"), CPU).split
+    assert fused_space(w, CPU).split_rows
+    assert not fused_space(Workload.parse("cut0(x=f32[4000,200])"), CPU).split_rows
 
 
 def test_splitting_rows_never_adds_a_pass_over_large_tensors(fused):
     graph = fused(lambda x: x / x.sum(-1, keepdim=True), "f32[2,40000]")
-    assert spaces(graph, parts=4, split=True) == spaces(graph, parts=4) == [(2, 40000)]
+    assert spaces(graph, splits=4, split_rows=True) == spaces(graph, splits=4) == [(2, 40000)]
 
 
 def test_outputs_that_read_different_tensors_are_kernels_of_their_own(fused):
@@ -146,7 +146,7 @@ def test_outputs_that_read_different_tensors_are_kernels_of_their_own(fused):
 
 def test_every_output_is_written_once_and_every_buffer_before_it_is_read():
     for text in (LAYER_NORM.format(d="f32", n=9), LERP):
-        program = cut(graph_of(Workload.parse(text)), parts=4)
+        program = cut(graph_of(Workload.parse(text)), splits=4)
         written = [b for s in program.segments for b in s.writes]
         assert len(written) == len(set(written))
         known = set(range(program.inputs))
@@ -169,8 +169,8 @@ def test_every_schedule_gives_what_torch_gives(text, dtype):
     w = Workload.parse(text.format(d=dtype))
     verifier, fused = Verifier(w, torch.device("cpu")), IMPLS["fused"]
     start = fused.heuristic(w, CPU)
-    for rows, unroll, parts in ((1, 1, 16), (2, 2, 4), (4, 1, 256), (1, 4, 8)):
-        config = dataclasses.replace(start, rows=rows, unroll=unroll, parts=parts)
+    for rows, unroll, splits in ((1, 1, 16), (2, 2, 4), (4, 1, 256), (1, 4, 8)):
+        config = dataclasses.replace(start, rows=rows, unroll=unroll, splits=splits)
         assert_right(verifier, fused.build(config, w, CPU), config)
 
 
@@ -180,8 +180,8 @@ def test_a_split_row_gives_what_torch_gives():
     w = Workload.parse(text)
     fused, verifier = IMPLS["fused"], Verifier(w, torch.device("cpu"))
     start = fused.heuristic(w, CPU)
-    for unroll, parts in itertools.product((1, 4), (2, 8)):
-        config = dataclasses.replace(start, split=True, unroll=unroll, parts=parts)
+    for unroll, splits in itertools.product((1, 4), (2, 8)):
+        config = dataclasses.replace(start, split_rows=True, unroll=unroll, splits=splits)
         assert_right(verifier, fused.build(config, w, CPU), config)
 
 
@@ -268,4 +268,4 @@ def test_a_schedules_program_has_its_parts():
     graph = graph_of(Workload.parse(LAYER_NORM.format(d="f32", n=64)))
     config = IMPLS["fused"].heuristic(Workload.parse(LAYER_NORM.format(d="f32", n=64)), CPU)
     first = program_of(graph, config).segments[0]
-    assert first.parts == config.parts
+    assert first.partials == config.splits

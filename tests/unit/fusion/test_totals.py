@@ -64,7 +64,9 @@ def test_it_is_said_that_parts_of_rows_are_put_together(graph_of_mixed):
         "kernel 0: space [8193, 4096], reduces axes [1], [0]"
         " (and a launch that joins what its blocks summed over rows)"
     )
-    assert total.startswith("kernel 1: space [8193], reduces axes [0]; cut: the parts of a result")
+    assert total.startswith(
+        "kernel 1: space [8193], reduces axes [0]; cut: the partials of a result"
+    )
     graph = graph_of_mixed("divided by its peak", *LARGE)
     *_, last = target.describe(graph, target.heuristic(graph, H200), H200)
     assert "cut: a step needs a result of all rows (" in last
@@ -79,7 +81,7 @@ def test_kernels_that_leave_parts_of_rows_compile_without_spilling(graph_of_mixe
 
 
 def test_few_binaries_serve_all_numbers_of_rows(graph_of_mixed):
-    """Of what joins the parts, one for each count of up to four rounds, and one for more."""
+    """Of what joins the partials, one for each count of up to four rounds, and one for more."""
     counts = range(6000, 60000, 900)
     graphs = [graph_of_mixed("softmax and total", "f16", (n, 512)) for n in counts]
     sources = {target.task(g, target.heuristic(g, H200), H200).source for g in graphs}
@@ -120,8 +122,8 @@ def test_blocks_share_the_parts_of_many_rows(monkeypatch, name):
         graph = graph_of(w)
         config = target.heuristic(graph, H200)
         lines = target.describe(graph, config, H200)
-        (shared,) = (line for line in lines if "blocks share the parts of a result" in line)
-        assert "space [1100], reduces axes [0], 2 parts" in shared
+        (shared,) = (line for line in lines if "blocks share the partials of a result" in line)
+        assert "space [1100], reduces axes [0], 2 partials" in shared
         assert_emulated(graph, config, w)
     finally:
         forget()

@@ -9,7 +9,7 @@ One axis is the lane axis: vectors run along it. There are three shapes of kerne
                 few vectors of neighbouring columns, and nothing is folded
 
 A kernel may also add up reductions over other axes than those of its rows (segments.py says which):
-each part of the work items adds to memory of its own, which the next kernel puts together.
+each split of the work items adds to memory of its own, which the next kernel puts together.
 
 In all of them a work item walks `replicas` (rows, or vectors of columns) together and sweeps once
 per phase of the plan. Rows and columns are counted at run time (see extents); widths of rows are
@@ -50,7 +50,7 @@ FEWEST_LANES = 4
 
 def program_of(graph: Graph, schedule: LoopSchedule) -> Program:
     """The kernels that a schedule makes of a graph."""
-    return cut(graph, schedule.parts, schedule.split)
+    return cut(graph, schedule.splits, schedule.split_rows)
 
 
 def emit(graph: Graph, schedule: LoopSchedule) -> str:
@@ -117,7 +117,7 @@ class _Emitter:
         else:
             parameters += ", Lanes lanes, char* kept"
             template = "template <class Lanes> "
-        parameters += ", i64 part" if self.loops.added else ""
+        parameters += ", i64 split" if self.loops.added else ""
         self.pointers()
         self.row_values(0)
         for p, phase in enumerate(self.plan.phases):
@@ -128,21 +128,21 @@ class _Emitter:
         return f"{template}void item_{replicas}({parameters}) {{\n{body}\n}}"
 
     def pointers(self) -> None:
-        """Where each tensor's part begins, and the memory for kept values."""
+        """Where each tensor's rows begin, and the memory for kept values."""
         self.lines += [f"const i64 {name} = a.{name};" for name in self.loops.extents]
         accesses = [(f"x{k}", a) for k, a in enumerate(self.graph.inputs)]
         accesses += [(f"y{k}", a) for k, (_, a) in enumerate(self.graph.outputs)]
         walked, each = self.loops.walked, " * LANES" if self.loops.kind == "columns" else ""
         for (name, access), r in itertools.product(accesses, range(self.replicas)):
             outer = [a for a in self.loops.outer if access.strides[a]]
-            parts = [f"a.{name}", *(_step(f"c{a}", access.strides[a]) for a in outer)]
+            terms = [f"a.{name}", *(_step(f"c{a}", access.strides[a]) for a in outer)]
             if walked is not None and access.strides[walked]:
-                parts.append(_step(f"(at + {r}{each})", access.strides[walked]))
+                terms.append(_step(f"(at + {r}{each})", access.strides[walked]))
             if name[0] == "y" and int(name[1:]) in self.loops.added:
                 shape = self.nodes[self.loops.added[int(name[1:])]].shape
                 sizes = [f"n{a}" for a, n in enumerate(shape) if n != 1]
-                parts.append(" * ".join(["part", *sizes]))
-            self.lines.append(f"const auto {name}_{r} = {' + '.join(parts)};")
+                terms.append(" * ".join(["split", *sizes]))
+            self.lines.append(f"const auto {name}_{r} = {' + '.join(terms)};")
         before: list[int] = []
         for i, r in itertools.product(self.loops.kept_values, range(self.replicas)):
             kind = C_TYPES[self.nodes[i].dtype]
@@ -232,7 +232,7 @@ class _Emitter:
         return self.plan.inner[operand] and self.nodes[i].shape[self.loops.lane] == 1
 
     def add_up(self, k: int, i: int, value: Callable[[int], str], lanes: str) -> None:
-        """Add values to the part of a result that output `k` holds. Rows that it does not tell
+        """Add values to the partial of a result that output `k` holds. Rows that it does not tell
         apart are joined first: memory is touched once for all of them."""
         join = COMBINE[self.nodes[i].op][0]
         access = self.graph.outputs[k][1]

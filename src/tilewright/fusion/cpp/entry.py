@@ -79,7 +79,7 @@ def runner(loops: Loops, schedule: LoopSchedule) -> str:
             "  (void)huge_pages;",
             *advice,
             *_items(loops, schedule.rows, sizes),
-            f"  share({loops.parts if loops.added else 'items'}, threads, "
+            f"  share({loops.splits if loops.added else 'items'}, threads, "
             "[&](i64 first, i64 last) TW_APART {",
             f"    char* kept = {allocate};",
             "    (void)kept;",
@@ -94,7 +94,8 @@ def runner(loops: Loops, schedule: LoopSchedule) -> str:
 
 
 def _loop(loops: Loops, rows: int, sizes: list[str]) -> list[str]:
-    """What one thread does: its work items, or its parts, of which each adds up its own results."""
+    """What one thread does: its work items, or its splits, of which each adds up its own
+    results."""
     if not loops.added:
         return [
             *_cursor(loops, "first", sizes),
@@ -108,13 +109,13 @@ def _loop(loops: Loops, rows: int, sizes: list[str]) -> list[str]:
         size = " * ".join(sizes[a] for a, m in enumerate(n.shape) if m != 1) or "1"
         identity = f"({C_TYPES[n.dtype]}){COMBINE[n.op][1]}"
         clear += [
-            f"      for (i64 j = 0; j < {size}; ++j) a.y{k}[part * ({size}) + j] = {identity};"
+            f"      for (i64 j = 0; j < {size}; ++j) a.y{k}[split * ({size}) + j] = {identity};"
         ]
     return [
-        "    for (i64 part = first; part < last; ++part) {",
+        "    for (i64 split = first; split < last; ++split) {",
         *clear,
-        f"      const i64 first_item = items * part / {loops.parts};",
-        f"      const i64 last_item = items * (part + 1) / {loops.parts};",
+        f"      const i64 first_item = items * split / {loops.splits};",
+        f"      const i64 last_item = items * (split + 1) / {loops.splits};",
         *_cursor(loops, "first_item", sizes),
         "      for (i64 item = first_item; item < last_item; ++item) {",
         *_dispatch(loops, rows, sizes),
@@ -180,7 +181,7 @@ def _dispatch(loops: Loops, rows: int, sizes: list[str]) -> list[str]:
             f"      const i64 end = last < {sizes[loops.lane]} ? last : {sizes[loops.lane]};",
         ]
     rest = "begin, end" if loops.kind == "pointwise" else "kept"
-    rest += ", part" if loops.added else ""
+    rest += ", split" if loops.added else ""
     return [
         *head,
         f"      if (at + together <= length) item_{rows}({given}, at, {rest});",

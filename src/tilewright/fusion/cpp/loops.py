@@ -27,8 +27,8 @@ class Loops:
         lane: the axis that vectors run along.
         swept: axes that one work item walks: the reduced ones, or the lane axis.
         rows: the axes that number the work items, the lane axis not among them.
-        added: by position of the output: the reduction over other axes that it holds parts of.
-        parts: into how many parts the work items are divided for those.
+        added: by position of the output: the reduction over other axes that it holds partials of.
+        splits: into how many the work items are divided for those.
     """
 
     plan: Plan
@@ -36,7 +36,7 @@ class Loops:
     swept: tuple[int, ...]
     rows: tuple[int, ...]
     added: Mapping[int, int] = field(default_factory=dict)
-    parts: int = 1
+    splits: int = 1
 
     @property
     def kind(self) -> str:
@@ -127,7 +127,7 @@ def arrange(segment: Segment | Graph, keep: str) -> Loops:
         plan = _planned(segment.graph, row, lane, keep)
     swept = (*(a for a in row if a != lane), *(a for a in row if a == lane)) or (lane,)
     rows = tuple(a for a in range(len(segment.graph.space)) if a not in swept and a != lane)
-    loops = Loops(plan, lane, swept, rows, added, segment.parts)
+    loops = Loops(plan, lane, swept, rows, added, segment.partials)
     phases = plan.phases
     kept = _kept(loops, keep)
     trimmed = tuple(

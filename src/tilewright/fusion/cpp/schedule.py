@@ -17,9 +17,9 @@ from tilewright.tensor_spec import TensorSpec
 HUGE_PAGE_BYTES = 2 << 20
 KEPT_BYTES_LIMIT = 1 << 20
 """Bytes of kept values of one row: beyond the caches, computing again is cheaper."""
-MOST_PARTS = 256
-PARTS_SHARE = 16
-"""Parts may add this fraction of the traffic."""
+MOST_SPLITS = 256
+PARTIALS_SHARE = 16
+"""Partials may add this fraction of the traffic."""
 LONG_CHAIN = 64
 """Additions one after another, beyond which their roundings show beside PyTorch's."""
 MOST_LANES = 16
@@ -41,8 +41,8 @@ class LoopSchedule:
     a sweep over a row takes `unroll` vectors at a time, each with sums of its own. Between sweeps
     it keeps the `values` that later ones use, or the fewest `bytes` from which they can be
     computed again, or `nothing`. With `prefetch` the first sweep asks for the memory of the next
-    rows. Reductions over other axes than the row's are added up in `parts`
-    parts, at least one for each thread; with `split`, so are those of rows too few for the threads.
+    rows. Reductions over other axes than the row's are added up in `splits`, at least one for each
+    thread; with `split_rows`, so are those of rows too few for the threads.
     """
 
     rows: int = param(1, 2, 4, 8)
@@ -51,34 +51,34 @@ class LoopSchedule:
     stream_stores: bool = param(False, True)
     huge_pages: bool = param(True, False)
     threads: str = param("all", "one")
-    parts: int = param(*(2**k for k in range(9)))
-    split: bool = param(False, True)
+    splits: int = param(*(2**k for k in range(9)))
+    split_rows: bool = param(False, True)
     prefetch: bool = param(False, True)
 
 
 def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
     """The schedules that fit `graph`; knobs that cannot matter have one value."""
     output_bytes = _output_bytes(graph)
-    mains = {split: cut(graph, 2, split).segments[0] for split in _splits(graph, device)}
+    mains = {split: cut(graph, 2, split).segments[0] for split in _ways(graph, device)}
     loops = {split: arrange(main, "nothing") for split, main in mains.items()}
     some = loops[False]
     length = 1 if some.walked is None else some.plan.graph.space[some.walked]
     streams = output_bytes >= HUGE_PAGE_BYTES and _rows_begin_lines(some)
     threads = _thread_choices(_traffic(graph), device)
-    parts = {split: _parts(loops[split], threads, device) for split in loops}
+    splits = {split: _splits(loops[split], threads, device) for split in loops}
 
     def constraint(c: LoopSchedule) -> str | None:
-        kind = loops[c.split].kind
+        kind = loops[c.split_rows].kind
         if c.rows * c.unroll > (8 if c.unroll == 1 else 4):
             return f"{c.rows} rows of {c.unroll} vectors leave no registers for the arithmetic"
         if c.prefetch and c.rows == 1:
             return "one row after another is what processors foresee by themselves"
         if kind == "rows" and c.rows * c.unroll == 1:
             return "a single chain of additions leaves the adders idle"
-        if c.unroll > 1 and not _unrolls(loops[c.split]):
+        if c.unroll > 1 and not _unrolls(loops[c.split_rows]):
             return "there are no sums over a row to keep apart"
-        if c.parts not in parts[c.split]:
-            return f"{c.parts} parts, but one of {parts[c.split]} suits the threads"
+        if c.splits not in splits[c.split_rows]:
+            return f"{c.splits} splits, but one of {splits[c.split_rows]} suits the threads"
         return None
 
     return ConfigSpace(
@@ -90,8 +90,8 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
             "stream_stores": (True, False) if streams else (False,),
             "huge_pages": (True, False) if output_bytes >= 2 * HUGE_PAGE_BYTES else (False,),
             "threads": threads,
-            "parts": tuple(sorted({n for listed in parts.values() for n in listed})),
-            "split": tuple(loops),
+            "splits": tuple(sorted({n for listed in splits.values() for n in listed})),
+            "split_rows": tuple(loops),
             "prefetch": (True, False) if some.kind == "rows" and length > 1 else (False,),
         },
         constraint,
@@ -114,11 +114,11 @@ def loop_heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     first["stream_stores"] &= _traffic(graph) >= CACHE_BYTES and output_bytes < REUSED_BYTES
     few = loops.kind == "rows" and loops.plan.rows < 2 * device.threads
     helps = (few and first["threads"] == "all") or _chain(loops) > LONG_CHAIN
-    first["split"] = helps and True in space.values["split"]
+    first["split_rows"] = helps and True in space.values["split_rows"]
     for rows, unroll in _shapes(loops, device):
-        for parts in reversed(space.values["parts"]):
+        for splits in reversed(space.values["splits"]):
             first["prefetch"] = rows > 1 and True in space.values["prefetch"]
-            config = LoopSchedule(**{**first, "rows": rows, "unroll": unroll, "parts": parts})
+            config = LoopSchedule(**{**first, "rows": rows, "unroll": unroll, "splits": splits})
             if config in space:
                 return config
     return next(iter(space))
@@ -128,8 +128,8 @@ def _shapes(loops: Loops, device: DeviceSpec) -> list[tuple[int, int]]:
     """`rows` and `unroll`, the most promising first.
 
     Four rows at a time where parameters that they share must be widened, or do not fit the L1
-    cache, or where their parts of a sum over rows can be joined, which rounds less too; else one,
-    which the processor's prefetcher foresees by itself.
+    cache, or where their partials of a sum over rows can be joined, which rounds less too; else
+    one, which the processor's prefetcher foresees by itself.
 
     Of columns as many as leave work for each thread, since each is read a line here and a line
     there: the variance of f32[4096,1024] over dim 0 takes one thread 5.7 ms by ones, 1.5 by fours
@@ -156,27 +156,27 @@ def fitted(schedule: LoopSchedule, segment: Segment) -> LoopSchedule:
     return replace(plain, rows=1, unroll=unroll, keep=keep)
 
 
-def _splits(graph: Graph, device: DeviceSpec) -> tuple[bool, ...]:
+def _ways(graph: Graph, device: DeviceSpec) -> tuple[bool, ...]:
     """Whether rows may be split, where that gives other kernels and there are threads for it."""
     whole = cut(graph, 2)
-    if device.threads == 1 or not graph.reductions or cut(graph, 2, split=True) == whole:
+    if device.threads == 1 or not graph.reductions or cut(graph, 2, split_rows=True) == whole:
         return (False,)
     return (False, True)
 
 
-def _parts(loops: Loops, threads: tuple[str, ...], device: DeviceSpec) -> tuple[int, ...]:
-    """Into how many parts sums over rows may be divided: one or a few for each thread, and so many
-    that neither a part nor their combination is a long chain of additions, unless writing them
+def _splits(loops: Loops, threads: tuple[str, ...], device: DeviceSpec) -> tuple[int, ...]:
+    """Into how many splits sums over rows may be divided: one or a few for each thread, and so many
+    that neither a split nor their combination is a long chain of additions, unless writing them
     would cost."""
     if not loops.added:
         return (1,)
     graph = loops.plan.graph
     least = 2 ** math.ceil(math.log2(device.threads)) if "all" in threads else 1
     result_bytes = sum(_bytes(graph, graph.outputs[k][1]) for k in loops.added)
-    affordable = _traffic(graph) // (PARTS_SHARE * max(result_bytes, 1))
+    affordable = _traffic(graph) // (PARTIALS_SHARE * max(result_bytes, 1))
     chain = math.isqrt(max(loops.plan.rows, 1))
     most = least
-    while most * 4 <= min(chain, affordable, MOST_PARTS):  # few steps: each is a kernel of its own
+    while most * 4 <= min(chain, affordable, MOST_SPLITS):  # few steps: each is a kernel of its own
         most *= 4
     return tuple(dict.fromkeys((most, max(most // 4, least), least)))
 

@@ -57,14 +57,14 @@ from tilewright.space import ConfigSpace
 
 
 def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
-    """The kernels under a schedule: its `parts` decide whether walks are divided."""
+    """The kernels under a schedule: its `splits` decide whether walks are divided."""
     if not isinstance(schedule, TileSchedule):
         return _untiled(graph, device)
     whole = _cut(graph, schedule, device)
     few = has_few_rows(whole, device)
     divided = _cut(graph, schedule, device, True, few)
     tiled = kind_of(whole, _main(whole)) == "tile" and divided.large() >= whole.large()
-    return whole if tiled and schedule.parts == 1 else divided
+    return whole if tiled and schedule.splits == 1 else divided
 
 
 @remembered
@@ -73,22 +73,27 @@ def _untiled(graph: Graph, device: DeviceSpec) -> Program:
 
 
 def _cut(
-    graph: Graph, tiles: TileSchedule, device: DeviceSpec, split: bool = False, few: bool = False
+    graph: Graph,
+    tiles: TileSchedule,
+    device: DeviceSpec,
+    split_rows: bool = False,
+    few: bool = False,
 ) -> Program:
     """The kernels with the fewest passes.
 
     A walk that adds up over different dims may spare one, or begin what a row kernel would do at
-    once. Beside reductions over a row and more, row kernels may leave a part of those for each row,
-    and add up over all rows. Where rows are not split, a reduction over everything else is one row,
-    which no more passes make worthwhile.
+    once. Beside reductions over a row and more, row kernels may leave a partial of those for each
+    row, and add up over all rows. Where rows are not split, a reduction over everything else is one
+    row, which no more passes make worthwhile.
     """
     sets = graph.reduction_sets
     ways: list[tuple[bool, ...]] = [(True,), (False,)] if len(sets) > 1 else [(True,)]
     if any(set(row) < set(axes) for row in sets for axes in sets):
         by_row: list[tuple[bool, ...]] = [(True, True, True), (True, True)]
-        ways = [*ways, *by_row] if split else [*by_row, *ways]
+        ways = [*ways, *by_row] if split_rows else [*by_row, *ways]
     own = device if few else None
-    found = [cut(graph, split=split, kernels=TileKernels(tiles, own, *way)) for way in ways]
+    kernels = [TileKernels(tiles, own, *way) for way in ways]
+    found = [cut(graph, split_rows=split_rows, kernels=each) for each in kernels]
     return min((p for p in found if _fits_columns(p, device)), key=Program.large)
 
 
@@ -155,7 +160,7 @@ def _choices(graph: Graph, device: DeviceSpec) -> tuple[Program | None, Program 
     """The kernels where no walk is divided, unless that is worse, and those where the main one's
     is, if it can be."""
     whole = program_of(graph, PointwiseSchedule(), device)
-    divided = program_of(graph, TileSchedule(parts=2), device)
+    divided = program_of(graph, TileSchedule(splits=2), device)
     segment = divided.segments[_main(divided)]
     if kind_of_segment(segment) == "columns" or not segment.added():
         return whole, None
@@ -192,14 +197,14 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
 def _either(
     whole: ConfigSpace[TileSchedule], divided: ConfigSpace[TileSchedule]
 ) -> ConfigSpace[TileSchedule]:
-    """Schedules of one kernel, parts=1, and those of a divided walk."""
+    """Schedules of one kernel, splits=1, and those of a divided walk."""
     values = {
         name: tuple(dict.fromkeys((*whole.values[name], *divided.values[name])))
         for name in whole.values
     }
-    values["parts"] = tuple(2**k for k in range(11))
+    values["splits"] = tuple(2**k for k in range(11))
     return ConfigSpace(
-        TileSchedule, values, lambda c: (whole if c.parts == 1 else divided).why_not(c)
+        TileSchedule, values, lambda c: (whole if c.splits == 1 else divided).why_not(c)
     )
 
 
@@ -220,14 +225,14 @@ def heuristic(graph: Graph, device: DeviceSpec) -> Any:
     whole = tile_heuristic(area, device)
     if divided is None or segment.added():
         return whole
-    parts = tile_heuristic(_main_area(divided), device)
+    other = tile_heuristic(_main_area(divided), device)
     if divided.large() > program.large():
-        stays = _copies(program, whole, device) <= _copies(divided, parts, device)
+        stays = _copies(program, whole, device) <= _copies(divided, other, device)
     else:
         threads = Tiles(area, whole).blocks * whole.block_threads
         stays = 2 * threads >= device.sms * device.threads_per_sm
-    best = whole if stays else parts
-    return best if best.parts > 1 else whole  # parts=1 is a schedule of the whole walk
+    best = whole if stays else other
+    return best if best.splits > 1 else whole  # splits=1 is a schedule of the whole walk
 
 
 def _copies(program: Program, schedule: TileSchedule, device: DeviceSpec) -> float:

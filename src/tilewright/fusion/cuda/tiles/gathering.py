@@ -134,7 +134,7 @@ class GatheringKernel(TileKernel):
         """What numbers the groups of a reduction: all that does not number its parts."""
         t = self.tiles
         every = [(f"grid{a}", self.area.graph.space[a]) for a in self.area.grid]
-        every += [("chunk", t.chunks), ("piece", t.pieces)]
+        every += [("split", t.splits), ("piece", t.pieces)]
         parts = t.parts_of(i)
         return [each for each in every if each[1] > 1 and each not in parts]
 

@@ -53,7 +53,7 @@ def tile_space(area: Area) -> ConfigSpace[TileSchedule]:
         {
             "vector": area.vectors,
             "turns": (1, 2, 4, 8, 16) if area.turning else (1,),
-            "parts": tuple(2**k for k in range(11)) if divides else (1,),
+            "splits": tuple(2**k for k in range(11)) if divides else (1,),
             "storage": ("reread", "registers") if area.carried else ("reread",),
             "combine": ("kernel", "last") if area.gathers else ("kernel",),
         },
@@ -96,13 +96,13 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     space, found = tile_space(area), []
     choices = itertools.product(
         area.vectors[:3], (4, 8, 16, 32, 64), (256, 512, 1024), space.values["turns"], (8, 4, 2, 1),
-        space.values["parts"], space.values["storage"], space.values["combine"],
+        space.values["splits"], space.values["storage"], space.values["combine"],
     )  # fmt: skip
-    for vector, lanes, threads, turns, unroll, parts, storage, combine in choices:
+    for vector, lanes, threads, turns, unroll, splits, storage, combine in choices:
         if vector * unroll > MOST_ELEMENTS:
             continue
         schedule = TileSchedule(
-            vector, lanes, threads // lanes, turns, unroll, parts, storage, combine=combine
+            vector, lanes, threads // lanes, turns, unroll, splits, storage, combine=combine
         )
         tiles = Tiles(area, schedule)
         if tiles.misfit() is None:
@@ -134,7 +134,7 @@ def _unusual(c: TileSchedule, itemsize: int) -> tuple[float, ...]:
         c.block_threads,
         abs(math.log2(c.vector * itemsize / USUAL_BYTES)),
         abs(math.log2(c.lanes * c.vector * itemsize / USUAL_PIECE_BYTES)),
-        c.parts > 1,
+        c.splits > 1,
         -c.unroll * c.vector,
         c.storage != "reread",
     )
@@ -148,15 +148,15 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     """
     area, s = tiles.area, tiles.s
     itemsize, whole_bytes = _itemsize(area), sum(a.itemsize for a in area.whole)
-    shares = min(tiles.shares, tiles.chunk_steps)
-    steps = math.ceil(tiles.chunk_steps / tiles.shares) * s.turns
+    shares = min(tiles.shares, tiles.split_steps)
+    steps = math.ceil(tiles.split_steps / tiles.shares) * s.turns
     ahead = min(s.unroll if area.added else max(s.unroll, tiles.kept_steps), steps)
     flying = min(s.vector * whole_bytes * ahead, MOST_IN_FLIGHT_BYTES)
     wanted = device.sms * device.threads_per_sm * IN_FLIGHT_BYTES
     busy = min(1.0, tiles.blocks * tiles.lanes * shares * flying / wanted) ** BUSY_POWER
     even = tiles.blocks / (math.ceil(tiles.blocks / device.sms) * device.sms)
     used = area.width / (tiles.pieces * tiles.lanes * s.vector * s.turns)
-    used *= area.steps / (tiles.chunks * tiles.shares * math.ceil(tiles.chunk_steps / tiles.shares))
+    used *= area.steps / (tiles.splits * tiles.shares * math.ceil(tiles.split_steps / tiles.shares))
     piece_bytes = min(tiles.lanes * s.vector, area.width) * itemsize
     wide = piece_bytes / (piece_bytes + SECTOR_BYTES / 2)
     wide *= min(1.0, s.vector * itemsize / WIDEST_ACCESS) ** ACCESS_POWER

@@ -3,7 +3,7 @@
 Names that the emitted lines share:
 
 x, y: the thread's lane, and its share of the walk.
-piece, chunk, grid0..: the block's place along the lane, on the walk, and on the other axes.
+piece, split, grid0..: the block's place along the lane, on the walk, and on the other axes.
 column: where the thread's vector starts along the lane; inside: whether there is one.
 w, walk0..: the step of the walk and its coordinates; live: whether it is one of this thread's.
 """
@@ -51,7 +51,7 @@ class TileKernel(TileSweeps):
         t = self.tiles
         self.line(f"const int x = threadIdx.x % {t.lanes}, y = threadIdx.x / {t.lanes};")
         rest = "block"
-        for name, count in (("piece", self.pieces), ("chunk", self.chunks)):
+        for name, count in (("piece", self.pieces), ("split", self.splits)):
             if count == 1:
                 self.line(f"const int {name} = 0;")
             else:
@@ -61,12 +61,12 @@ class TileKernel(TileSweeps):
         if self.area.grid:
             self.line(f"const int grid{self.area.grid[0]} = {rest};")
         steps = self.given("steps", self.area.steps)
-        if t.chunks == 1:
+        if t.splits == 1:
             self.line(f"const {self.index} begin = 0, end = {steps};")
             return
-        chunk_steps = self.given("chunk_steps", t.chunk_steps)
-        self.line(f"const {self.index} begin = ({self.index})chunk * {chunk_steps};")
-        end = f"begin + {chunk_steps}"
+        split_steps = self.given("split_steps", t.split_steps)
+        self.line(f"const {self.index} begin = ({self.index})split * {split_steps};")
+        end = f"begin + {split_steps}"
         self.line(f"const {self.index} end = {end} < {steps} ? {end} : {steps};")
 
     @property
@@ -74,8 +74,8 @@ class TileKernel(TileSweeps):
         return self.given("pieces", self.tiles.pieces)
 
     @property
-    def chunks(self) -> int:
-        return self.given("chunks", self.tiles.chunks)
+    def splits(self) -> int:
+        return self.given("splits", self.tiles.splits)
 
     def pointers(self) -> None:
         """Where the block's own coordinates lead in every tensor."""
@@ -107,7 +107,7 @@ class TileKernel(TileSweeps):
     def size_of(self, coordinate: str, count: int) -> int:
         """How many there are of what numbers parts: `count`, as the kernel knows it."""
         known = {f"grid{a}": self.graph.space[a] for a in self.area.grid}
-        return {**known, "piece": self.pieces, "chunk": self.chunks}.get(coordinate, count)
+        return {**known, "piece": self.pieces, "split": self.splits}.get(coordinate, count)
 
     def open_columns(self, turn: str = "") -> None:
         s, t = self.s, self.tiles
@@ -156,7 +156,7 @@ class TileKernel(TileSweeps):
             self.line(f"{self.start_of(i)};")
         self.sweep(phase, added if later else wanted, frozenset())
         if not later:
-            self.steady_stores("chunk == 0 && y == 0")
+            self.steady_stores("split == 0 && y == 0")
         for i in columns:
             self.leave_columns(i)
         if self.s.turns > 1:
@@ -166,7 +166,7 @@ class TileKernel(TileSweeps):
             self.leave_number(i)
         for each in later:
             self.sweep(each, stored, each.carried_in)
-            self.steady_stores("chunk == 0 && y == 0")
+            self.steady_stores("split == 0 && y == 0")
         self.after_parts()
 
     def after_parts(self) -> None:

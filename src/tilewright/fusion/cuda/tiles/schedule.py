@@ -49,7 +49,7 @@ BLOCK_REGISTERS = 1 << 16
 """Of the threads of one block, on every architecture."""
 PARTS_SHARE = 4
 """Parts of results may be this fraction of the elements that are read."""
-LONG_TILE, LONG_TURNS, LONG_CHUNK = 128, 8, 64
+LONG_TILE, LONG_TURNS, LONG_SPLIT = 128, 8, 64
 """Elements along the lane, turns that add them to one number, and steps of a walk, by which the
 parts that a walk leaves are judged."""
 LONG_ROWS = 1 << 20
@@ -68,7 +68,8 @@ class TileSchedule:
 
     A block has `lanes` threads along the lane axis, each with `turns` vectors of `vector` elements,
     times `shares` that divide the steps of the walk; each has `unroll` steps in flight, and the
-    next ones, too, while it computes, if they are loaded `ahead`. The walk is divided into `parts`.
+    next ones, too, while it computes, if they are loaded `ahead`. The walk is divided into
+    `splits`.
     `storage` says whether values that a second sweep needs stay in registers or are read again;
     what blocks gather has a second sweep, of its stores, only if they stay there.
     What blocks leave of a result is put together by a `kernel` of its own, or, of all blocks that
@@ -81,7 +82,7 @@ class TileSchedule:
     shares: int = param(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, default=8)
     turns: int = param(1, 2, 4, 8, 16)
     unroll: int = param(1, 2, 4, 8)
-    parts: int = param(*(2**k for k in range(11)))
+    splits: int = param(*(2**k for k in range(11)))
     storage: str = param("reread", "registers")
     stream_loads: bool = param(True, False)
     combine: str = param("kernel", "last")
@@ -212,7 +213,7 @@ class Tiles:
 
     Attributes:
         lanes, shares: threads of a block along the lane, and along the walk.
-        chunks: blocks among which a walk is divided, each with so many `chunk_steps`.
+        splits: blocks among which a walk is divided, each with so many `split_steps`.
         pieces: blocks side by side along the lane.
         kept_steps: steps whose values a thread keeps: all of its walk, or none.
         sure_steps: of those, so many that every thread has.
@@ -227,20 +228,20 @@ class Tiles:
     def __init__(self, area: Area, s: TileSchedule):
         self.area, self.s = area, s
         self.lanes, self.shares = (s.lanes, s.shares) if area.walk else (s.block_threads, 1)
-        self.chunks = s.parts if area.added and area.walk else 1
-        self.chunk_steps = math.ceil(area.steps / self.chunks)
+        self.splits = s.splits if area.added and area.walk else 1
+        self.split_steps = math.ceil(area.steps / self.splits)
         self.pieces = math.ceil(area.width / (self.lanes * s.vector * s.turns))
-        self.blocks = area.cells * self.chunks * self.pieces
-        own = math.ceil(self.chunk_steps / self.shares)
+        self.blocks = area.cells * self.splits * self.pieces
+        own = math.ceil(self.split_steps / self.shares)
         self.at_once = min(s.unroll, _power_above(own)) if area.walk else 1
         rounds, apart = math.ceil(own / self.at_once), 1
-        last = area.steps - (self.chunks - 1) * self.chunk_steps
-        sure = min(self.chunk_steps, max(last, 0)) // self.shares
+        last = area.steps - (self.splits - 1) * self.split_steps
+        sure = min(self.split_steps, max(last, 0)) // self.shares
         if s.sizes == "given":
             rounds, apart = _power_above(rounds), max(_power_above(own) // KEPT_KINDS, 1)
             own = math.ceil(own / apart) * apart
             sure = min(own - apart, sure // apart * apart)
-        self.rounds = rounds if self.chunks == 1 and rounds <= MOST_ROUNDS else 0
+        self.rounds = rounds if self.splits == 1 and rounds <= MOST_ROUNDS else 0
         keeps = s.storage == "registers"
         self.kept_steps, self.sure_steps = (own, sure) if keeps else (0, 0)
 
@@ -250,7 +251,7 @@ class Tiles:
         axes = area.graph.axes(i)
         found = [(f"grid{a}", area.graph.space[a]) for a in area.grid if a in axes]
         if area.walks_through(i):
-            found.append(("chunk", self.chunks))
+            found.append(("split", self.splits))
         if area.along_lane(i):
             found.append(("piece", self.pieces))
             if not area.walks_through(i):
@@ -270,23 +271,23 @@ class Tiles:
             return f"vectors of {s.vector} do not divide {area.width} elements"
         if area.walk and (s.lanes - 1) * s.vector * s.turns >= 2 * area.width:
             return f"{s.lanes} lanes are more than twice those that {area.width} elements need"
-        if area.walk and s.shares > 2 * self.chunk_steps and s.block_threads > WARP:
-            return f"{s.shares} shares of {self.chunk_steps} steps"
-        if area.walk and s.unroll > 1 and s.shares * s.unroll > 2 * self.chunk_steps:
+        if area.walk and s.shares > 2 * self.split_steps and s.block_threads > WARP:
+            return f"{s.shares} shares of {self.split_steps} steps"
+        if area.walk and s.unroll > 1 and s.shares * s.unroll > 2 * self.split_steps:
             return f"{s.shares} shares of {s.unroll} steps are for longer walks"
         if not area.walk and (s.lanes != WARP or s.unroll > s.turns):
             return "without a walk, shares are lanes too, and turns are what is unrolled"
         if s.turns > 1 and not area.turning:
             return "several turns go with sums along the lane"
-        if s.parts > 1 and not (area.added and area.walk):
+        if s.splits > 1 and not (area.added and area.walk):
             return "there is nothing to divide"
-        if self.chunks > area.steps:
-            return f"{self.chunks} parts of {area.steps} steps"
+        if self.splits > area.steps:
+            return f"{self.splits} splits of {area.steps} steps"
         if self.kept_steps > KEPT_STEPS:
             return f"{self.kept_steps} steps of a walk are too many to keep"
         if self.kept_steps and area.added and (s.combine == "kernel" or s.turns > 1):
             return "stores come last, after one turn, where the last block joins the parts"
-        if s.ahead and (self.kept_steps or self.shares * s.unroll >= self.chunk_steps):
+        if s.ahead and (self.kept_steps or self.shares * s.unroll >= self.split_steps):
             return "all steps of a thread are on their way at once"
         if s.combine == "last" and self.words > COUNTERS:
             return f"{self.words} words of parts exceed {COUNTERS}"
@@ -356,7 +357,7 @@ class TileKernels(Kernels):
     Args:
         device: split rows that are too few for it, though each of their reductions is a pass.
         mixes: add up over different dims in one walk.
-        rows: row kernels leave a part for each row of what is reduced over rows and more.
+        rows: row kernels leave a partial for each row of what is reduced over rows and more.
         columns: they also add up over all rows.
     """
 
@@ -374,11 +375,11 @@ class TileKernels(Kernels):
     ):
         super().__init__()
         self.schedule, self.device, self.mixes = schedule, device, mixes
-        self.row_parts, self.columns = rows, columns
+        self.row_partials, self.columns = rows, columns
         self.extra = MORE_PASSES if device else 0
 
     def kind(self) -> tuple[Any, ...]:
-        return (*super().kind(), self.device, self.mixes, self.row_parts, self.columns)
+        return (*super().kind(), self.device, self.mixes, self.row_partials, self.columns)
 
     def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
         if not row:
@@ -390,7 +391,7 @@ class TileKernels(Kernels):
     def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
         if row:
             others = [a for a in range(len(graph.space)) if a not in row and graph.space[a] > 1]
-            return self.row_parts and all(
+            return self.row_partials and all(
                 set(row) < set(axes) or (self.columns and list(axes) == others)
                 for axes in map(graph.axes, sums)
             )
@@ -433,7 +434,7 @@ def _partial(graph: Graph, lane: int, walk: tuple[int, ...], axes: tuple[int, ..
     space = graph.space
     elements = math.prod(space[a] for a in range(len(space)) if a not in walk and a != lane)
     through = set(walk) <= set(axes)
-    elements *= math.ceil(math.prod(space[a] for a in walk) / (LONG_CHUNK if through else 1))
+    elements *= math.ceil(math.prod(space[a] for a in walk) / (LONG_SPLIT if through else 1))
     tile = (LONG_TURNS if through else 1) * LONG_TILE if lane in axes else 1
     return elements * math.ceil(space[lane] / tile)
 
@@ -464,7 +465,7 @@ def joining_schedule(area: Area, most: int) -> TileSchedule:
 
 
 def fitted(s: TileSchedule, area: Area) -> TileSchedule:
-    """The schedule, or for another area the nearest: narrower, with fewer parts."""
+    """The schedule, or for another area the nearest: narrower, with fewer splits."""
     if s.vector in area.vectors and Tiles(area, s).misfit() is None:
         return s
     vector = next(v for v in area.vectors if v <= s.vector or v == 1)
@@ -474,11 +475,11 @@ def fitted(s: TileSchedule, area: Area) -> TileSchedule:
         return TileSchedule(vector, WARP, shares, turns, min(s.unroll, turns), sizes=s.sizes)
     lanes = min(s.lanes, _power_above(area.width / vector))
     steps = _power_above(area.steps)
-    parts = min(s.parts, max(steps // 2, 1)) if area.added and area.walk else 1
-    shares = max(min(s.shares, max(steps // parts, 1)), WARP // lanes)
-    unroll = max(min(s.unroll, steps // parts // shares), 1)
+    splits = min(s.splits, max(steps // 2, 1)) if area.added and area.walk else 1
+    shares = max(min(s.shares, max(steps // splits, 1)), WARP // lanes)
+    unroll = max(min(s.unroll, steps // splits // shares), 1)
     tried = TileSchedule(
-        vector, lanes, shares, turns, unroll, parts, s.storage, s.stream_loads, sizes=s.sizes
+        vector, lanes, shares, turns, unroll, splits, s.storage, s.stream_loads, sizes=s.sizes
     )
     keeps = area.carried and Tiles(area, tried).misfit() is None
     return tried if keeps else replace(tried, storage="reread")

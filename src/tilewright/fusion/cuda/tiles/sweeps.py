@@ -50,7 +50,7 @@ class TileSweeps(Kernel):
 
     def every_extent(self) -> dict[str, int]:
         every = dict(self.counted)
-        for name in ("pieces", "chunks"):
+        for name in ("pieces", "splits"):
             if name in every:
                 every |= self.divisor_of(Extent(every[name], name))
         return super().every_extent() | every
