@@ -144,23 +144,23 @@ template <int VECTOR, int VECTORS, int TURNS, int FULL, int STEP, int WARP_STEP>
   static TW_DEVICE int of_warp(int warp) { return of(warp * WARP_STEP, 32); }
 };
 
-// Mean and m2 of COUNT warps' disjoint parts as one (Chan, Golub and LeVeque, 1983), without a
-// division: all counts are known. Lanes WIDTH apart see the same parts, and find the same bits.
+// Mean and m2 of COUNT warps' partials as one (Chan, Golub and LeVeque, 1983), without a
+// division: all counts are known. Lanes WIDTH apart see the same partials, and find the same bits.
 template <class T> struct alignas(2 * sizeof(T)) Moments { T mean, m2; };
-template <class SHARES, int COUNT, int WIDTH, class T> TW_DEVICE Moments<T> join_moments(const Moments<T>* parts, T inverse) {
+template <class SHARES, int COUNT, int WIDTH, class T> TW_DEVICE Moments<T> join_moments(const Moments<T>* partials, T inverse) {
   constexpr bool FEW = COUNT <= 8;
   const int first = FEW ? 0 : threadIdx.x % WIDTH, step = FEW ? 1 : WIDTH;
   T sum = 0, m2 = 0;
-  TW_UNROLL for (int i = first; i < COUNT; i += step) sum += (T)SHARES::of_warp(i) * parts[i].mean;
+  TW_UNROLL for (int i = first; i < COUNT; i += step) sum += (T)SHARES::of_warp(i) * partials[i].mean;
   const T mean = (FEW ? sum : reduce_warp<Sum, WIDTH>(sum)) * inverse;
   TW_UNROLL for (int i = first; i < COUNT; i += step) {
-    const T apart = parts[i].mean - mean;
-    m2 += parts[i].m2 + (T)SHARES::of_warp(i) * apart * apart;
+    const T apart = partials[i].mean - mean;
+    m2 += partials[i].m2 + (T)SHARES::of_warp(i) * apart * apart;
   }
   return {mean, FEW ? m2 : reduce_warp<Sum, WIDTH>(m2)};
 }
 
-// The sum and m2 of a lane with one vector more, the `turn` vectors before being as long. Of two parts
+// The sum and m2 of a lane with one vector more, the `turn` vectors before being as long. Of two sums
 // that hold a and b elements, m2 grows by (b * sum_a - a * sum_b)^2 / (a * b * (a + b)).
 template <class T, int N> TW_DEVICE void add_vector(T& sum, T& m2, const Vec<T, N>& x, int turn) {
   const T added = fold<Sum>(x);
@@ -214,30 +214,30 @@ TW_DEVICE Moments<T> join_lanes(T sum, T m2, T inverse, const Weights<THREADS, T
   return {sum * inverse, m2};
 }
 
-// The greatest of COUNT disjoint parts, and the sum of exponentials below it of all of them (Milakov
-// and Gimelshein, 2018). HOW relates a part's greatest value to the row's, as its terms are related
-// to the part's. A part without any term that counts leaves NaN, or nothing, below -infinity.
+// The greatest of COUNT partials, and the sum of exponentials below it of all of them (Milakov
+// and Gimelshein, 2018). HOW relates a partial's greatest value to the row's, as its terms are related
+// to the partial's. A partial without any term that counts leaves NaN, or nothing, below -infinity.
 template <class T> struct alignas(2 * sizeof(T)) Scaled { T greatest, sum; };
-template <class HOW, int COUNT, int WIDTH, class T> TW_DEVICE Scaled<T> join_scaled(const Scaled<T>* parts) {
+template <class HOW, int COUNT, int WIDTH, class T> TW_DEVICE Scaled<T> join_scaled(const Scaled<T>* partials) {
   constexpr bool FEW = COUNT <= 8;
   const int first = FEW ? 0 : threadIdx.x % WIDTH, step = FEW ? 1 : WIDTH;
   T greatest = Max::start<T>(), sum = 0;
-  TW_UNROLL for (int i = first; i < COUNT; i += step) greatest = maximum(greatest, parts[i].greatest);
+  TW_UNROLL for (int i = first; i < COUNT; i += step) greatest = maximum(greatest, partials[i].greatest);
   if (!FEW) greatest = reduce_warp<Max, WIDTH>(greatest);
   TW_UNROLL for (int i = first; i < COUNT; i += step) {
-    const T of_row = parts[i].sum * HOW::factor(parts[i].greatest, greatest);
-    sum += parts[i].greatest == Max::start<T>() && parts[i].greatest != greatest ? 0 : of_row;
+    const T of_row = partials[i].sum * HOW::factor(partials[i].greatest, greatest);
+    sum += partials[i].greatest == Max::start<T>() && partials[i].greatest != greatest ? 0 : of_row;
   }
   return {greatest, FEW ? sum : reduce_warp<Sum, WIDTH>(sum)};
 }
 struct Exact {
-  template <class T> static TW_DEVICE T factor(T part, T row) { return exponential(part - row); }
+  template <class T> static TW_DEVICE T factor(T partial, T row) { return exponential(partial - row); }
 };
 struct Quick {
-  static TW_DEVICE float factor(float part, float row) { return quick_exponential(part - row); }
+  static TW_DEVICE float factor(float partial, float row) { return quick_exponential(partial - row); }
 };
 struct Shifted {  // by rounded products: neither may become part of a fused multiply-add
-  static TW_DEVICE float factor(float part, float row) { return power_of_two(__fmul_rn(part, TW_LOG2_E) - __fmul_rn(row, TW_LOG2_E)); }
+  static TW_DEVICE float factor(float partial, float row) { return power_of_two(__fmul_rn(partial, TW_LOG2_E) - __fmul_rn(row, TW_LOG2_E)); }
 };
 
 // ---- tensor cores as adders: a warp's halves and their squares, exact products summed in fp32 ------
@@ -349,7 +349,7 @@ TW_DEVICE void leave(u32* counter, u32 before) {
 
 // Both are written and read as one, so that nobody waits until something else has been written. Two
 // words that follow one another, aligned to 16 bytes, travel together, each whole in itself.
-TW_DEVICE void leave_part(u64* word, float x) { *(volatile u64*)word = (u64)__float_as_uint(x) << 32 | 1; }
+TW_DEVICE void leave_partial(u64* word, float x) { *(volatile u64*)word = (u64)__float_as_uint(x) << 32 | 1; }
 template <int WIDE> TW_DEVICE void read_words(u64* words, const u64* p) {
   if constexpr (WIDE == 2) asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(words[0]), "=l"(words[1]) : "l"(p) : "memory");
   else words[0] = *(const volatile u64*)p;
@@ -358,7 +358,7 @@ template <int WIDE> TW_DEVICE void write_words(u64* p, const u64* words) {
   if constexpr (WIDE == 2) asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(words[0]), "l"(words[1]) : "memory");
   else *(volatile u64*)p = words[0];
 }
-template <int WIDE, int N> TW_DEVICE void leave_parts(u64* p, const Vec<float, N>& x) {
+template <int WIDE, int N> TW_DEVICE void leave_partials(u64* p, const Vec<float, N>& x) {
   u64 words[N];
   TW_UNROLL for (int i = 0; i < N; ++i) words[i] = (u64)__float_as_uint(x.v[i]) << 32 | 1;
   TW_UNROLL for (int i = 0; i < N; i += WIDE) write_words<WIDE>(p + i, words + i);
@@ -366,7 +366,7 @@ template <int WIDE, int N> TW_DEVICE void leave_parts(u64* p, const Vec<float, N
 // So many words come into L2 while the block that will write them has other work: whoever reads one
 // of whose sector L2 has only what was written would wait for memory. Where other things are done by
 // one thread, since ptxas would put it off.
-template <int MOST> TW_DEVICE void expect_parts(const u64* words, int count) {
+template <int MOST> TW_DEVICE void expect_partials(const u64* words, int count) {
   TW_UNROLL for (int i = 0; i < MOST; i += 4) {
     if (i < count) { asm volatile("prefetch.global.L2 [%0];" ::"l"(words + i)); }
   }
@@ -381,7 +381,7 @@ template <int N> TW_DEVICE bool have_come(const u64 (&words)[N]) {
 }
 // What COUNT blocks have left or will leave, `step` words apart: N numbers each, joined in order by
 // SHARES threads, of which this one is number `share`. Then the words are zero again.
-template <class OP, int COUNT, int SHARES, int N, int WIDE = 1> TW_DEVICE Vec<float, N> take_parts(u64* parts, i64 step, int share) {
+template <class OP, int COUNT, int SHARES, int N, int WIDE = 1> TW_DEVICE Vec<float, N> take_partials(u64* partials, i64 step, int share) {
   constexpr int EACH = (COUNT + SHARES - 1) / SHARES, MOST = N > 4 ? 1 : 8 / N, BATCH = EACH < MOST ? EACH : MOST;
   const u64 zeros[2] = {};
   Vec<float, N> x = splat<N>(OP::template start<float>());
@@ -390,7 +390,7 @@ template <class OP, int COUNT, int SHARES, int N, int WIDE = 1> TW_DEVICE Vec<fl
     do {
       TW_UNROLL for (int i = 0; i < BATCH * N; i += WIDE) {
         const int p = first + i / N * SHARES;
-        if (p < COUNT) read_words<WIDE>(words + i, parts + p * step + i % N);
+        if (p < COUNT) read_words<WIDE>(words + i, partials + p * step + i % N);
         else TW_UNROLL for (int e = 0; e < WIDE; ++e) words[i + e] = 1;
       }
     } while (!have_come(words));
@@ -398,14 +398,14 @@ template <class OP, int COUNT, int SHARES, int N, int WIDE = 1> TW_DEVICE Vec<fl
       const int p = first + i / N * SHARES;
       if (p >= COUNT) break;
       x.v[i % N] = OP::join(x.v[i % N], __uint_as_float((u32)(words[i] >> 32)));
-      if (i % WIDE == 0) write_words<WIDE>(parts + p * step + i % N, zeros);
+      if (i % WIDE == 0) write_words<WIDE>(partials + p * step + i % N, zeros);
     }
   }
   return x;
 }
 // One number of each of COUNT blocks, by the lanes of a warp.
-template <class OP, int COUNT> TW_DEVICE float join_parts(u64* parts, i64 step) {
-  return reduce_warp<OP, 32>(take_parts<OP, COUNT, 32, 1>(parts, step, threadIdx.x % 32).v[0]);
+template <class OP, int COUNT> TW_DEVICE float join_partials(u64* partials, i64 step) {
+  return reduce_warp<OP, 32>(take_partials<OP, COUNT, 32, 1>(partials, step, threadIdx.x % 32).v[0]);
 }
 
 TW_DEVICE void group_sync(int group, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }

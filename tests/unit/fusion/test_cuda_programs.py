@@ -73,7 +73,7 @@ def test_the_heuristics_kernels_compile_without_spilling(text, device):
     assert set(spilled) == {"0"}
 
 
-def test_three_gradients_of_a_broadcast_take_one_pass_and_one_launch_for_the_parts():
+def test_three_gradients_of_a_broadcast_take_one_pass_and_one_launch_for_the_partials():
     graph = graph_of(Workload.parse(PADDLE_C))
     config = TileSchedule(4, 32, 8, 1, 4, 4)
     kernels = target.describe(graph, config, H200)
@@ -236,7 +236,7 @@ def test_schedules_give_what_torch_gives(text):
         "lerp_backward(grad_output=f16[4,3,5,7], x=f16[4,1,1,1], end=f16[4,3,5,7], weight=f16[3,1,7], grads=[weight])",  # noqa: E501
     ],
 )
-def test_a_walk_that_is_not_divided_leaves_no_parts_to_put_together(text):
+def test_a_walk_that_is_not_divided_leaves_no_partials_to_put_together(text):
     graph = graph_of(Workload.parse(text))
     config = target.heuristic(graph, H200)
     assert config.splits == 1
@@ -244,7 +244,7 @@ def test_a_walk_that_is_not_divided_leaves_no_parts_to_put_together(text):
     assert compiled(target.task(graph, config, H200)).resources.spill_bytes == 0
 
 
-def test_a_walk_may_be_divided_into_parts_of_a_single_step():
+def test_a_walk_may_be_divided_into_splits_of_a_single_step():
     fuse(lambda a: 0.75 * a.amin(0, keepdim=True), name="random_graph")
     try:
         graph = graph_of(OPS["random_graph"].workload(a=TensorSpec("f16", (2, 64))))

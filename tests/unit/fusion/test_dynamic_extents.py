@@ -265,7 +265,7 @@ def test_tiles_of_one_schedule_are_one_kernel_for_all_sizes():
     assert served_by_one("sum_over_rows", shapes, schedules)
 
 
-def test_a_walk_in_parts_is_one_kernel_for_any_number_of_them():
+def test_a_walk_in_splits_is_one_kernel_for_any_number_of_them():
     schedules = [TileSchedule(2, 16, 8, unroll=2, splits=n) for n in (2, 4, 8, 5)]
     shapes = [(3, 260, 40), (2, 250, 40), (3, 263, 72), (2, 301, 40)]
     assert served_by_one("sum_over_rows", shapes, schedules)

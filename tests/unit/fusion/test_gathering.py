@@ -1,4 +1,4 @@
-"""Tile kernels whose own blocks put the parts of results together: what they compute."""
+"""Tile kernels whose own blocks put partials of results together: what they compute."""
 
 import random
 from dataclasses import replace
@@ -67,14 +67,14 @@ def test_steps_may_be_loaded_while_those_before_are_computed(shares, unroll, com
 
 @emulation
 @pytest.mark.parametrize(("vector", "lanes", "shares", "splits"), [(1, 32, 8, 1), (4, 8, 4, 2)])
-def test_parts_may_be_left_before_results_are_stored(vector, lanes, shares, splits):
+def test_partials_may_be_left_before_results_are_stored(vector, lanes, shares, splits):
     text = LERP.format(d="f32", g="4,3,21,20", x="4,1,1,1", e="4,3,21,20", w="3,1,20")
     w = Workload.parse(text)
     config = TileSchedule(vector, lanes, shares, 1, 2, splits, "registers", combine="last")
     assert config in target.space(graph_of(w), H200)
     source, *_ = programs.emit(graph_of(w), config, H200)
-    kernel = source[source.index("void part0") :]
-    assert kernel.index("leave_part(") < kernel.index("store<") < kernel.index("join_parts<")
+    kernel = source[source.index("void tiles0") :]
+    assert kernel.index("leave_partial(") < kernel.index("store<") < kernel.index("join_partials<")
     verdict = Verifier(w, torch.device("cpu")).check(Emulated(graph_of(w), config, H200, w))
     assert verdict.message == ""
 
@@ -100,7 +100,7 @@ def test_blocks_that_join_few_partials_are_small(splits, threads):
     assert [s.block_threads for s in stages] == [256, threads]
 
 
-def test_stores_come_last_only_where_blocks_join_the_parts():
+def test_stores_come_last_only_where_blocks_join_the_partials():
     space = target.space(graph_of(Workload.parse(PADDLE_C)), H200)
     config = TileSchedule(4, 8, 32, 1, 1, 1, "registers", combine="last")
     assert config in space
@@ -143,10 +143,10 @@ def test_one_launch_takes_inputs_and_results_and_no_workspace():
     assert all(k.endswith("(in one launch with kernel 0)") for k in kernels[1:])
 
 
-def test_parts_that_need_more_words_than_a_launch_has_are_left_to_a_second_kernel():
+def test_partials_that_need_more_words_than_a_launch_has_are_left_to_a_second_kernel():
     graph = graph_of(Workload.parse(PADDLE_C))
     config = TileSchedule(4, 32, 8, 1, 4, 4, combine="last")
-    assert "words of parts exceed" in target.space(graph, H200).why_not(config)
+    assert "words of partials exceed" in target.space(graph, H200).why_not(config)
     assert replace(config, combine="kernel") in target.space(graph, H200)
 
 

@@ -114,7 +114,7 @@ def test_a_program_s_kernels_write_every_result():
     assert len(launches) == 2
 
 
-def test_a_kernel_whose_last_blocks_join_parts_gets_a_counter_and_no_workspace():
+def test_a_kernel_whose_last_blocks_join_partials_gets_a_counter_and_no_workspace():
     inputs, outs, (launch,), executable = called(PROGRAM, combine="last")
     assert set(launch.args[: launch.args.index(COUNTER)]) == {*inputs, *outs}
     assert executable.workspace_bytes == 0

@@ -264,7 +264,7 @@ def test_long_sums_are_as_accurate_as_pytorchs(text):
     assert verdict.message == ""
 
 
-def test_a_schedules_program_has_its_parts():
+def test_a_schedules_program_has_its_splits():
     graph = graph_of(Workload.parse(LAYER_NORM.format(d="f32", n=64)))
     config = IMPLS["fused"].heuristic(Workload.parse(LAYER_NORM.format(d="f32", n=64)), CPU)
     first = program_of(graph, config).segments[0]

@@ -13,7 +13,7 @@ from tilewright.compile.counters import COUNTERS
 from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import target
-from tilewright.fusion.cuda.parts import words_of_row
+from tilewright.fusion.cuda.partials import words_of_row
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
@@ -114,10 +114,11 @@ def test_rows_of_paddles_gradients_are_shared_in_one_wave_without_spilling(text,
         assert compiled(target.task(graph, config, spec)).resources.spill_bytes == 0, config
 
 
-def test_a_block_leaves_its_part_before_it_stores_what_the_row_holds():
+def test_a_block_leaves_its_partial_before_it_stores_what_the_row_holds():
     config = replace(SHARED, vector=4, row_threads=256, blocks_per_row=32)
     graph = graph_of(Workload.parse(PADDLE_C))
     kernel = target.task(graph, config, H200).source.partition('extern "C"')[2]
-    assert kernel.index("take_ticket") < kernel.index("load<4") < kernel.index("leave_part(")
-    assert kernel.index("leave_part(") < kernel.index("store<16>") < kernel.index("join_parts<")
+    assert kernel.index("take_ticket") < kernel.index("load<4") < kernel.index("leave_partial(")
+    assert kernel.index("leave_partial(") < kernel.index("store<16>")
+    assert kernel.index("store<16>") < kernel.index("join_partials<")
     assert "cluster" not in kernel

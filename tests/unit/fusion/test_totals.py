@@ -57,7 +57,7 @@ def test_totals_beside_rows_take_no_pass_of_their_own(graph_of_mixed, name, devi
     assert len(walked) == program.large() == kinds.count("large")
 
 
-def test_it_is_said_that_parts_of_rows_are_put_together(graph_of_mixed):
+def test_it_is_said_that_partials_of_rows_are_put_together(graph_of_mixed):
     graph = graph_of_mixed("columns, too", *LARGE)
     rows, total = target.describe(graph, target.heuristic(graph, H200), H200)
     assert rows == (
@@ -74,7 +74,7 @@ def test_it_is_said_that_parts_of_rows_are_put_together(graph_of_mixed):
 
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])
 @pytest.mark.parametrize("name", WITH_TOTALS)
-def test_kernels_that_leave_parts_of_rows_compile_without_spilling(graph_of_mixed, name, device):
+def test_kernels_that_leave_partials_of_rows_compile_without_spilling(graph_of_mixed, name, device):
     graph, spec = graph_of_mixed(name, *LARGE), DEVICES[device]
     log = compiled(target.task(graph, target.heuristic(graph, spec), spec)).log
     assert set(re.findall(r"(\d+) bytes spill stores", log)) == {"0"}
@@ -115,7 +115,7 @@ def test_other_schedules_give_the_same(name):
 
 @emulation
 @pytest.mark.parametrize("name", ["norm and peak", "columns, too", "divided by its peak"])
-def test_blocks_share_the_parts_of_many_rows(monkeypatch, name):
+def test_blocks_share_the_partials_of_many_rows(monkeypatch, name):
     monkeypatch.setattr(tiles.TileKernels, "most_joined", 64)
     try:
         w = mixed(name, "f16", (1100, 256))

@@ -120,17 +120,17 @@ class FinishKernel(Kernel):
         batch = max(FINISH_LOADS // (len(columns) * words), 1)
         self.open(f"for (i64 first = share; first < count; first += {batch * self.shares})")
         for c in range(len(columns)):
-            self.line(f"{self.kind} part{c}[{batch}];")
+            self.line(f"{self.kind} partial{c}[{batch}];")
         self.open(f"TW_UNROLL for (int n = 0; n < {batch}; ++n)")
         self.line(f"const i64 p = first + n * {self.shares};")
         for c, n in enumerate(columns):
             at = f"(p * {len(columns)} + {c}) * {self.width} + column"
             start = f"{JOINS[n.op]}::start<{self.kind}>()"
-            self.line(f"part{c}[n] = p < count ? partials[{at}] : {start};")
+            self.line(f"partial{c}[n] = p < count ? partials[{at}] : {start};")
         self.close()
         self.open(f"TW_UNROLL for (int n = 0; n < {batch}; ++n)")
         for c, n in enumerate(columns):
-            self.line(f"sum{c} = {JOINS[n.op]}::join(sum{c}, part{c}[n]);")
+            self.line(f"sum{c} = {JOINS[n.op]}::join(sum{c}, partial{c}[n]);")
         self.close()
         self.close()
 

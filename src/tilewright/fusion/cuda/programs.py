@@ -1,7 +1,7 @@
 """A graph that takes several kernels on a GPU: how it is cut, and the source of all of them.
 
-Kernels follow one another in a stream. Those that put parts of results together are one launch: a
-range of its blocks for each result. It starts while the kernel before it ends.
+Kernels follow one another in a stream. Those that put partials of results together are one launch:
+a range of its blocks for each result. It starts while the kernel before it ends.
 """
 
 from __future__ import annotations
@@ -132,20 +132,20 @@ def kind_of_segment(segment: Segment) -> str:
 
 
 def is_joining(program: Program, k: int) -> bool:
-    """Whether segment `k` puts parts together that an earlier one left."""
+    """Whether segment `k` puts partials together that an earlier one left."""
     temporaries = set(program.segments[k].reads) - set(range(program.inputs))
     return program.segments[k].row is None and k > 0 and bool(temporaries)
 
 
 def joins_alone(program: Program) -> bool:
-    """Whether all that follows the first kernel is putting its parts together, in one launch."""
+    """Whether all that follows the first kernel is putting its partials together, in one launch."""
     first, *others = program.segments
     if not first.added() or len(_groups(program)) != 2 or not is_joining(program, 1):
         return False
-    parts = {first.writes[k] for k in first.added()}
-    known = {*parts, *range(program.inputs)}
+    partials = {first.writes[k] for k in first.added()}
+    known = {*partials, *range(program.inputs)}
     drawn = any(a.draw for s in others for a in s.graph.inputs)
-    return not drawn and all(set(s.reads) <= known and parts & set(s.reads) for s in others)
+    return not drawn and all(set(s.reads) <= known and partials & set(s.reads) for s in others)
 
 
 def _main(program: Program) -> int:
@@ -283,7 +283,7 @@ def describe(graph: Graph, config: Schedule, device: DeviceSpec) -> list[str]:
 
 
 def _gathers(config: Schedule) -> bool:
-    """Whether the blocks of the first kernel put their parts together."""
+    """Whether the blocks of the first kernel put their partials together."""
     return isinstance(config, TileSchedule) and config.combine == "last"
 
 
@@ -318,7 +318,7 @@ def emit(graph: Graph, config: Schedule, device: DeviceSpec) -> tuple[str, Progr
 
 
 def _groups(program: Program) -> list[list[int]]:
-    """Segments by launch: kernels that put parts together and need nothing of one another."""
+    """Segments by launch: kernels that put partials together and need nothing of one another."""
     groups: list[list[int]] = []
     for k, segment in enumerate(program.segments):
         together = groups and is_joining(program, k) and is_joining(program, groups[-1][0])
@@ -336,13 +336,13 @@ def _gathering_stage(program: Program, config: Schedule, device: DeviceSpec) -> 
     segment, *joins = program.segments
     tiles = _tiles(program, 0, config)
     kernel = GatheringKernel(tiles, segment, joins)
-    text = kernel.emit("part0")
+    text = kernel.emit("tiles0")
     declared = [*kernel.tensors(), *kernel.numbers()]
     names = [name for _, name in kernel.buffers().values()]
     given = ", ".join(["blockIdx.x", *names, *(n.split()[-1] for n in kernel.numbers())])
     bounds = f"__launch_bounds__({tiles.s.block_threads}, {blocks_of_sm(tiles, device)})"
     head = f'extern "C" __global__ void {bounds} {ENTRY}({", ".join(declared)}) {{'
-    lines = ["namespace kernel0 {", text, head, f"  part0({given});", "}", "}", ""]
+    lines = ["namespace kernel0 {", text, head, f"  tiles0({given});", "}", "}", ""]
     buffers = tuple(kernel.buffers())
     signature = "P" * (len(buffers) + 1) + kernel.extent_codes() + kernel.scalar_codes()
     stage = Stage(
@@ -370,7 +370,7 @@ def _tile_stage(
     program: Program, group: list[int], config: Schedule, entry: str
 ) -> tuple[str, Stage]:
     """Tile kernels side by side, each with its range of blocks."""
-    parts, numbers, calls, codes = list[str](), list[str](), list[tuple[str, str]](), ""
+    texts, numbers, calls, codes = list[str](), list[str](), list[tuple[str, str]](), ""
     extents: list[int] = []
     tensors: dict[int, str] = {}
     first = threads = 0
@@ -378,7 +378,7 @@ def _tile_stage(
         segment = program.segments[k]
         tiles = _tiles(program, k, config)
         kernel = TileKernel(tiles)
-        parts.append(kernel.emit(f"part{n}"))
+        texts.append(kernel.emit(f"tiles{n}"))
         buffers = (*segment.reads, *segment.writes)
         for buffer, declared in zip(buffers, kernel.tensors(), strict=True):
             tensors.setdefault(buffer, declared.rpartition("__restrict__")[0])
@@ -387,7 +387,7 @@ def _tile_stage(
         own += [f"{declared}_{n}" for declared in kernel.extent_parameters()]
         given = [*(f"b{b}" for b in buffers), *(p.split()[-1] for p in own[n > 0 :])]
         given += [p.split()[-1] for p in kernel.scalars()]
-        calls.append((start, f"part{n}({', '.join([f'blockIdx.x - {start}', *given])});"))
+        calls.append((start, f"tiles{n}({', '.join([f'blockIdx.x - {start}', *given])});"))
         numbers += own
         codes += ("i" if n else "") + kernel.extent_codes()
         extents += [*([first] if n else []), *kernel.extents.values()]
@@ -403,7 +403,7 @@ def _tile_stage(
         f"  {'else ' if n < len(calls) - 1 else ''}if (blockIdx.x >= {start}) {call}"
         for n, (start, call) in reversed(list(enumerate(calls)))
     ]
-    text = "\n".join([*parts, head, *(wait if entry != ENTRY else []), *body, "}", ""])
+    text = "\n".join([*texts, head, *(wait if entry != ENTRY else []), *body, "}", ""])
     stage = Stage(
         entry,
         tuple(tensors),

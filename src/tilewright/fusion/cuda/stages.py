@@ -106,7 +106,7 @@ def column_rows(segment: Segment) -> RowGraph:
 
 
 def column_space(segment: Segment, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
-    """Of schedules whose parts a second launch joins."""
+    """Of schedules whose partials a second launch joins."""
     whole = row_space(column_rows(segment), device)
     values = {**whole.values, "combine": ("kernel",)}
     return ConfigSpace(RowSchedule, values, whole.why_not)

@@ -83,7 +83,7 @@ def copied_rows_untuned(
 
 def _copied(threads: int, rows: int, vector: int, footprint: Footprint) -> RowSchedule:
     c = RowSchedule(vector, threads, rows, 1, "shared", "two_pass", 1, 1, stream_loads=False)
-    partial = footprint.width % (threads * vector) > 0 and footprint.itemsize == 2
-    at_hand = AT_HAND_BYTES * (2 if partial else 1) // (vector * footprint.itemsize)
+    ragged = footprint.width % (threads * vector) > 0 and footprint.itemsize == 2
+    at_hand = AT_HAND_BYTES * (2 if ragged else 1) // (vector * footprint.itemsize)
     fewer = 0 < at_hand < min(footprint.turns(c), UNROLL)
     return replace(c, unroll=at_hand) if fewer else c

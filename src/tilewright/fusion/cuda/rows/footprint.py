@@ -7,7 +7,7 @@ import math
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.finishing import finish_bytes
-from tilewright.fusion.cuda.parts import parts_of_row
+from tilewright.fusion.cuda.partials import partials_of_row
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.shifting import vectors_of
 from tilewright.fusion.cuda.vectors import ARITHMETIC_REGISTERS, access_bytes, held_bytes
@@ -48,7 +48,7 @@ class Footprint:
         self.queued_scalars = [a for a in scalars if a.itemsize >= 4]
         self.columns = getattr(graph, "columns", ())
         self.has_moments = any(n.op == "m2" for n in graph.nodes)
-        self.parts = 0 if self.columns else parts_of_row(graph)
+        self.row_partials = 0 if self.columns else partials_of_row(graph)
         self.graph = graph
 
     @property

@@ -116,53 +116,53 @@ class Joining(Walking):
     def combine(self, sweep: int, phase: Phase) -> None:
         """Join what the threads of a row found; every thread ends with the same bits."""
         s = self.s
-        parts: list[tuple[str, str, str]] = []  # (name, join, type of a partial result)
+        partials: list[tuple[str, str, str]] = []  # (name, join, type of a partial result)
         for i in phase.reductions:
             n = self.graph.nodes[i]
             if n.op in JOINS and not self.scaled_with(i, phase):
-                parts.append((f"acc{i}", JOINS[n.op], TYPES[n.dtype]))
+                partials.append((f"acc{i}", JOINS[n.op], TYPES[n.dtype]))
             elif n.op == "m2":
-                parts.append((f"part{i}", "", f"Moments<{TYPES[n.dtype]}>"))
+                partials.append((f"partial{i}", "", f"Moments<{TYPES[n.dtype]}>"))
             elif n.op == "sum_exp":
-                parts.append((f"part{i}", "", f"Scaled<{TYPES[n.dtype]}>"))
-        for name, join, _ in parts:
+                partials.append((f"partial{i}", "", f"Scaled<{TYPES[n.dtype]}>"))
+        for name, join, _ in partials:
             if join:
                 value = f"{name}[r]"
                 how = f"{join}, {self.warp_threads}"
                 self.line(f"{self.each_row()} {value} = reduce_warp<{how}>({value});")
         if self.warps * s.cluster > 1:
-            self.combine_warps(sweep, parts)
+            self.combine_warps(sweep, partials)
         elif self.tells_turn(sweep):
             self.line(f"coming[{s.stages}] = __shfl_sync(0xffffffffu, told, 0);")
         for i in phase.reductions:
             n = self.graph.nodes[i]
             scaled = i if n.op == "sum_exp" else self.scaled_with(i, phase)
             if scaled is not None:
-                self.names[i] = f"part{scaled}[r].{'sum' if i == scaled else 'greatest'}"
+                self.names[i] = f"partial{scaled}[r].{'sum' if i == scaled else 'greatest'}"
             elif n.op in JOINS:
                 self.names[i] = f"acc{i}[r]"
             else:
                 nodes = self.graph.nodes
                 same = (j for j in phase.reductions if nodes[j].args == n.args)
                 m2 = next(j for j in same if nodes[j].op == "m2")
-                self.names[i] = f"part{m2}[r].{n.op}"
+                self.names[i] = f"partial{m2}[r].{n.op}"
 
-    def combine_warps(self, sweep: int, parts: list[tuple[str, str, str]]) -> None:
+    def combine_warps(self, sweep: int, partials: list[tuple[str, str, str]]) -> None:
         """Through shared memory; see the class for why one barrier suffices."""
         s = self.s
         count = self.warps * s.cluster
-        for name, _, kind in parts:
+        for name, _, kind in partials:
             shape = f"[{self.buffers}][{s.rows_per_thread}][{count}]"
             self.shared.append(f"__shared__ {kind} all_{name}{shape};")
         if self.tells_turn(sweep):
             self.shared.append(f"__shared__ i64 turn[{self.buffers}];")
         if s.cluster > 1:
-            self.exchange(sweep, parts)
+            self.exchange(sweep, partials)
         else:
             if self.tells_turn(sweep):
                 self.line(f"if ({self.leads}) turn[{self.buffer}] = told;")
             self.open(self.each_row())
-            for name, _, _ in parts:
+            for name, _, _ in partials:
                 self.line(
                     f"if (lane % 32 == 0) all_{name}[{self.buffer}][r][lane / 32] = {name}[r];"
                 )
@@ -171,7 +171,7 @@ class Joining(Walking):
         if self.tells_turn(sweep):
             self.line(f"coming[{s.stages}] = turn[{self.buffer}];")
         self.open(self.each_row())
-        for name, join, kind in parts:
+        for name, join, kind in partials:
             self.join_all(name, join, kind, count)
         self.close()
 
@@ -179,13 +179,13 @@ class Joining(Walking):
         """Whether this sweep's joining tells the group which rows it takes later."""
         return self.s.in_turn and sweep == 0
 
-    def exchange(self, sweep: int, parts: list[tuple[str, str, str]]) -> None:
+    def exchange(self, sweep: int, partials: list[tuple[str, str, str]]) -> None:
         """Every warp sends what it found to every block of the cluster, its own included."""
         s = self.s
         barrier = f"&joined{sweep}[{self.buffer}]"
         values = [
             (name, field, 8 if "double" in kind else 4)
-            for name, join, kind in parts
+            for name, join, kind in partials
             for field in ([""] if join else FIELDS[kind.partition("<")[0]])
         ]
         arriving = s.rows_per_thread * self.warps * s.cluster * sum(size for *_, size in values)
@@ -214,7 +214,7 @@ class Joining(Walking):
         source = f"all_{name}[{self.buffer}][r]"
         width = min(1 << (count - 1).bit_length(), WARP)
         if kind.startswith("Scaled"):
-            how = FACTORS[self.graph.nodes[int(name.removeprefix("part"))].attr]
+            how = FACTORS[self.graph.nodes[int(name.removeprefix("partial"))].attr]
             self.line(f"{name}[r] = join_scaled<{how}, {count}, {width}>({source});")
             return
         if not join:

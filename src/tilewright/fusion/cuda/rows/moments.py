@@ -1,5 +1,5 @@
 """Mean and m2, or the greatest value and the sum of exponentials below it, of what each warp holds,
-in one sweep: the parts that `Joining` then joins."""
+in one sweep: the partials that `Joining` then joins."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class Moments(Steps):
         """Each warp's greatest value, and then the sum of exponentials below that one."""
         for i in sums:
             n = self.graph.nodes[i]
-            self.line(f"Scaled<{TYPES[n.dtype]}> part{i}[{self.s.rows_per_thread}];")
+            self.line(f"Scaled<{TYPES[n.dtype]}> partial{i}[{self.s.rows_per_thread}];")
             most = f"reduce_warp<Max, {self.warp_threads}>(greatest{i}[r])"
-            self.line(f"{self.each_row()} part{i}[r] = {{{most}, 0}};")
+            self.line(f"{self.each_row()} partial{i}[r] = {{{most}, 0}};")
         self.again(sums, known, self.add_exponential)
         for i in sums:
-            total = f"reduce_warp<Sum, {self.warp_threads}>(part{i}[r].sum)"
-            self.line(f"{self.each_row()} part{i}[r].sum = {total};")
+            total = f"reduce_warp<Sum, {self.warp_threads}>(partial{i}[r].sum)"
+            self.line(f"{self.each_row()} partial{i}[r].sum = {total};")
 
     def add_exponential(self, i: int, value: str) -> None:
-        how, greatest = self.graph.nodes[i].attr, f"part{i}[r].greatest"
+        how, greatest = self.graph.nodes[i].attr, f"partial{i}[r].greatest"
         if how == "shifted_exp":
             power = f"shifted_exponential({value}, {greatest})"
         else:
             function = "quick_exponential" if how == "quick_exp" else "exponential"
             power = f"{function}(sub({value}, {greatest}))"
-        self.line(f"part{i}[r].sum += fold<Sum>({power});")
+        self.line(f"partial{i}[r].sum += fold<Sum>({power});")
 
     def warp_moments(self, moments: list[int], known: frozenset[int]) -> None:
         for i in moments:
             kind = TYPES[self.graph.nodes[i].dtype]
-            self.line(f"Moments<{kind}> part{i}[{self.s.rows_per_thread}];")
+            self.line(f"Moments<{kind}> partial{i}[{self.s.rows_per_thread}];")
         if self.s.moments == "tensor_cores":
             self.multiplied(moments, known)
         elif self.s.moments == "lanes":
@@ -58,13 +58,14 @@ class Moments(Steps):
         for i in moments:
             self.open(self.each_row())
             total = f"reduce_warp<Sum, {self.warp_threads}>(total{i}[r])"
-            self.line(f"part{i}[r] = {{{total} * warp_inverse, 0}};")
+            self.line(f"partial{i}[r] = {{{total} * warp_inverse, 0}};")
             self.close()
-        self.around_the_mean(moments, known, "part{i}[r].m2 += fold<Sum>(mul(apart{i}, apart{i}));")
+        squares = "partial{i}[r].m2 += fold<Sum>(mul(apart{i}, apart{i}));"
+        self.around_the_mean(moments, known, squares)
         self.open(self.each_row())
         for i in moments:
-            total = f"reduce_warp<Sum, {self.warp_threads}>(part{i}[r].m2)"
-            self.line(f"part{i}[r].m2 = {total};")
+            total = f"reduce_warp<Sum, {self.warp_threads}>(partial{i}[r].m2)"
+            self.line(f"partial{i}[r].m2 = {total};")
         self.close()
 
     def declare_lanes(self, moments: list[int]) -> None:
@@ -76,14 +77,14 @@ class Moments(Steps):
         self.open(self.each_row())
         for i in moments:
             found = f"total{i}[r], squares{i}[r], warp_inverse, weights"
-            self.line(f"part{i}[r] = join_lanes<{SHARES}, {self.warp_threads}>({found});")
+            self.line(f"partial{i}[r] = join_lanes<{SHARES}, {self.warp_threads}>({found});")
         self.close()
 
     def around_the_mean(self, moments: list[int], known: frozenset[int], text: str) -> None:
         """Sweep over the row, with `apart{i}` the values less the warp's mean."""
 
         def add(i: int, value: str) -> None:
-            self.line(f"const auto apart{i} = sub({value}, part{i}[r].mean);")
+            self.line(f"const auto apart{i} = sub({value}, partial{i}[r].mean);")
             self.line(text.format(i=i))
 
         self.again(moments, known, add)
@@ -122,7 +123,7 @@ class Moments(Steps):
         self.line(f"{self.each_row()} add_halves(gram[r], k, halves[r]);")
         self.close()
         self.line("bool near = true;")
-        found = f"moments_of(gram[r], warp_inverse, part{i}[r])"
+        found = f"moments_of(gram[r], warp_inverse, partial{i}[r])"
         self.line(f"{self.each_row()} near = {found} && near;")
         self.open("if (!near)")
         self.line(f"float off[{rows}] = {{}}, squares[{rows}] = {{}};")
@@ -133,8 +134,8 @@ class Moments(Steps):
         )
         self.open(self.each_row())
         self.line("const float missed = reduce_warp<Sum, 32>(off[r]) * warp_inverse;")
-        self.line(f"part{i}[r].mean += missed;")
+        self.line(f"partial{i}[r].mean += missed;")
         total = "reduce_warp<Sum, 32>(squares[r]) - warp_count * missed * missed"
-        self.line(f"part{i}[r].m2 = {total};")
+        self.line(f"partial{i}[r].m2 = {total};")
         self.close()
         self.close()

@@ -1,14 +1,14 @@
 """Rows that blocks anywhere on the device share, in one launch and without waiting for one another.
 
 Each block sums its share of a row, leaves that in a word of memory, and only then stores what the
-row holds of results. The block that was the last to begin joins the parts, always in the same
+row holds of results. The block that was the last to begin joins the partials, always in the same
 order: it waits for blocks that all run already, and of which none waits.
 """
 
 from __future__ import annotations
 
 from tilewright.fusion.cuda.kernel import ENTRY, JOINS, TYPES, Launch
-from tilewright.fusion.cuda.parts import words_of_row
+from tilewright.fusion.cuda.partials import words_of_row
 from tilewright.fusion.cuda.rows.kernel import RowKernel
 from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
@@ -44,16 +44,16 @@ class SharedRowKernel(RowKernel):
 
     def sweeps(self) -> None:
         self.line(f"u32* const tickets = counters + first_row * {self.words};")
-        self.line("u64* const parts = (u64*)tickets + 1;")
+        self.line("u64* const partials = (u64*)tickets + 1;")
         self.line("u32 ticket = 0;")
         self.open("if (threadIdx.x == 0)")
         self.line(f"ticket = take_ticket<{self.s.blocks_per_row}>(tickets);")
         for n in range(len(self.sums)):
-            self.line(f"expect_parts<1>({self.own_part(n)}, 1);")
+            self.line(f"expect_partials<1>({self.own_partial(n)}, 1);")
         self.close()
         first, *others = self.plan.phases
         self.sweep(0, first)
-        self.leave_parts(first)
+        self.leave_partials(first)
         for p, phase in enumerate(others, 1):
             self.sweep(p, phase)
         self.open(f"if (threadIdx.x < {WARP})")
@@ -61,15 +61,15 @@ class SharedRowKernel(RowKernel):
         self.open(f"if (ticket == {self.s.blocks_per_row - 1})")
         for n, i in enumerate(self.sums):
             how = f"{JOINS[self.graph.nodes[i].op]}, {self.s.blocks_per_row}"
-            at = f"parts + {n * self.s.blocks_per_row}"
-            self.line(f"acc{i}[0] = join_parts<{how}>({at}, 1);")
+            at = f"partials + {n * self.s.blocks_per_row}"
+            self.line(f"acc{i}[0] = join_partials<{how}>({at}, 1);")
             self.names[i] = f"acc{i}[r]"
         self.row_values(1)
         self.row_stores()
         self.close()
         self.close()
 
-    def leave_parts(self, phase: Phase) -> None:
+    def leave_partials(self, phase: Phase) -> None:
         """What all threads of the block found, by its first one."""
         if self.warps > 1:
             for i in phase.reductions:
@@ -87,12 +87,12 @@ class SharedRowKernel(RowKernel):
                 mine = f"lane < {self.warps} ? all_acc{i}[lane] : {start}"
                 self.line(f"acc{i}[0] = {mine};")
             self.line(f"acc{i}[0] = reduce_warp<{join}, {WARP}>(acc{i}[0]);")
-            self.line(f"if (lane == 0) leave_part({self.own_part(n)}, acc{i}[0]);")
+            self.line(f"if (lane == 0) leave_partial({self.own_partial(n)}, acc{i}[0]);")
         self.close()
 
-    def own_part(self, n: int) -> str:
-        """Where this block leaves its part of the row's sum number `n`."""
-        return f"parts + {n * self.s.blocks_per_row} + rank"
+    def own_partial(self, n: int) -> str:
+        """Where this block leaves its partial of the row's sum number `n`."""
+        return f"partials + {n * self.s.blocks_per_row} + rank"
 
     def load_ahead(self, p: int, steps: list[int]) -> dict[int, str]:
         """What rows have in common first: the little that everybody waits for should not stand

@@ -8,7 +8,7 @@ from itertools import product
 
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda.parts import words_of_row
+from tilewright.fusion.cuda.partials import words_of_row
 from tilewright.fusion.cuda.rows.footprint import (
     REGISTER_STEP,
     Footprint,
@@ -95,7 +95,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
 
     threads = tuple(t for t in ROW_THREADS if holds_a_row(t))
     groups = COLUMN_GROUPS if footprint.columns else (1, 2, 4, 8)
-    walks = not footprint.parts or footprint.rows > device.sms
+    walks = not footprint.row_partials or footprint.rows > device.sms
     return ConfigSpace(
         RowSchedule,
         {
@@ -133,10 +133,10 @@ def _ways_of_parameters(footprint: Footprint, walks: bool) -> tuple[str, ...]:
 def _blocks_per_row(footprint: Footprint) -> tuple[int, ...]:
     """How many blocks may share a row: each leaves a word for every sum, beside two for tickets."""
     declared = RowSchedule.__dataclass_fields__["blocks_per_row"].metadata["values"]
-    if not footprint.parts:
+    if not footprint.row_partials:
         return (1,)
     room = COUNTERS // footprint.rows
-    return tuple(n for n in declared if n == 1 or words_of_row(n, footprint.parts) <= room)
+    return tuple(n for n in declared if n == 1 or words_of_row(n, footprint.row_partials) <= room)
 
 
 def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:

@@ -1,9 +1,9 @@
-"""Tile kernels whose own blocks put the parts of results together, so that one launch is all.
+"""Tile kernels whose own blocks put the partials of results together, so that one launch is all.
 
-Blocks that add up parts of the same elements are a group. Each leaves its parts in words of memory
-and goes on; the one that was the last of its group to begin joins them, in a fixed order, and
-computes what follows. It waits for blocks that all run already, and none of them waits before its
-own parts are there.
+Blocks that add up partials of the same elements are a group. Each leaves its partials in words of
+memory and goes on; the one that was the last of its group to begin joins them, in a fixed order,
+and computes what follows. It waits for blocks that all run already, and none of them waits before
+its own partials are there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from tilewright.fusion.cuda.kernel import JOINS, TYPES, Kernel, input_parameter
-from tilewright.fusion.cuda.parts import PART_WORDS, SECTOR_WORDS
+from tilewright.fusion.cuda.partials import PARTIAL_WORDS, SECTOR_WORDS
 from tilewright.fusion.cuda.tiles.kernel import TileKernel
 from tilewright.fusion.cuda.tiles.schedule import WARP, Tiles
 from tilewright.fusion.ir import REDUCTIONS, Access
@@ -25,9 +25,9 @@ class Group:
 
     Attributes:
         sums: by node of its graph that holds a joined value: the reduction of the main graph.
-        members: blocks that leave parts of the same elements.
+        members: blocks that leave partials of the same elements.
         tickets, groups: the first word of its tickets, and how many there are.
-        parts: by reduction: the first word of its parts.
+        partials: by reduction: the first word of its partials.
     """
 
     segment: Segment
@@ -35,7 +35,7 @@ class Group:
     members: int
     tickets: int
     groups: int
-    parts: dict[int, int]
+    partials: dict[int, int]
 
 
 class GatheringKernel(TileKernel):
@@ -48,7 +48,7 @@ class GatheringKernel(TileKernel):
         super().__init__(tiles)
         self.main, self.joins = main, joins
         self.ends_at = {main.writes[k]: i for i, k in self.ends.items()}
-        """By buffer of parts: the reduction."""
+        """By buffer of partials: the reduction."""
         self.counters = 0
         self.found = [self.group(segment) for segment in joins]
 
@@ -60,12 +60,12 @@ class GatheringKernel(TileKernel):
                 joined = [u for u in users if segment.graph.nodes[u].op in REDUCTIONS]
                 sums[joined[0] if joined else n] = self.ends_at[segment.reads[node.attr]]
         one = next(iter(sums.values()))
-        members = self.tiles.count_of_parts(one)
+        members = self.tiles.count_of_partials(one)
         groups = self.tiles.blocks // members
         tickets = self.take(groups)
-        words = {i: PART_WORDS * members * self.elements(i) for i in sums.values()}
-        parts = {i: self.take(n) for i, n in words.items()}
-        return Group(segment, sums, members, tickets, groups, parts)
+        words = {i: PARTIAL_WORDS * members * self.elements(i) for i in sums.values()}
+        partials = {i: self.take(n) for i, n in words.items()}
+        return Group(segment, sums, members, tickets, groups, partials)
 
     def take(self, words: int) -> int:
         """Room for so many words of four bytes, aligned to a sector."""
@@ -105,7 +105,7 @@ class GatheringKernel(TileKernel):
     # ---- the kernel ----------------------------------------------------------------------------
 
     def pointers(self) -> None:
-        """Parts have no tensors; also take a ticket of every group."""
+        """Partials have no tensors; also take a ticket of every group."""
         super().pointers()
         for g, group in enumerate(self.found):
             (i, *_) = group.sums.values()
@@ -117,13 +117,13 @@ class GatheringKernel(TileKernel):
             self.line(f"u32* const tickets{g} = counters + {tickets} + ({number});")
             for i in group.sums.values():
                 at = self.offset(self.access(i), self.area.grid, self.coordinate)
-                first = self.first_of(f"parts{i}", group.parts[i])
-                self.line(f"u64* const parts{i} = (u64*)(counters + {first}) + {at};")
+                first = self.first_of(f"partials{i}", group.partials[i])
+                self.line(f"u64* const partials{i} = (u64*)(counters + {first}) + {at};")
             self.line(f"u32 ticket{g} = 0;")
             self.open("if (threadIdx.x == 0)")
             self.line(f"ticket{g} = take_ticket<{group.members}>(tickets{g});")
             for i in group.sums.values():
-                self.expect_parts(i)
+                self.expect_partials(i)
             self.close()
 
     def pointer_to(self, k: int, offset: str) -> None:
@@ -131,42 +131,42 @@ class GatheringKernel(TileKernel):
             super().pointer_to(k, offset)
 
     def of_group(self, i: int) -> list[tuple[str, int]]:
-        """What numbers the groups of a reduction: all that does not number its parts."""
+        """What numbers the groups of a reduction: all that does not number its partials."""
         t = self.tiles
         every = [(f"grid{a}", self.area.graph.space[a]) for a in self.area.grid]
         every += [("split", t.splits), ("piece", t.pieces)]
-        parts = t.parts_of(i)
-        return [each for each in every if each[1] > 1 and each not in parts]
+        partials = t.partials_of(i)
+        return [each for each in every if each[1] > 1 and each not in partials]
 
     def access(self, i: int):
         return self.graph.outputs[self.ends[i]][1]
 
-    def own_part(self, i: int) -> str:
-        """Where this block's part of reduction `i` begins."""
-        return f"parts{i} + {self.part(i)} * {self.elements(i)}"
+    def own_partial(self, i: int) -> str:
+        """Where this block's partial of reduction `i` begins."""
+        return f"partials{i} + {self.partial(i)} * {self.elements(i)}"
 
-    def expect_parts(self, i: int) -> None:
+    def expect_partials(self, i: int) -> None:
         if self.area.along_lane(i):
-            self.line(f"expect_parts<1>({self.own_part(i)}, 1);")
+            self.line(f"expect_partials<1>({self.own_partial(i)}, 1);")
             return
         columns = self.tiles.lanes * self.s.vector
         first = f"piece * {columns}"
         left = f"{self.graph.space[self.area.lane]} - {first}"
-        self.line(f"expect_parts<{columns}>({self.own_part(i)} + {first}, {left});")
+        self.line(f"expect_partials<{columns}>({self.own_partial(i)} + {first}, {left});")
 
     def words_at_once(self, i: int) -> int:
         return math.gcd(2, self.s.vector, self.elements(i))
 
     def leave_columns(self, i: int) -> None:
         self.join_shares(i)
-        left = f"leave_parts<{self.words_at_once(i)}>({self.own_part(i)} + column, acc{i});"
+        left = f"leave_partials<{self.words_at_once(i)}>({self.own_partial(i)} + column, acc{i});"
         self.line(f"if (y == 0 && inside) {left}")
 
     def leave_number(self, i: int) -> None:
         self.join_numbers(i)
-        self.line(f"if (threadIdx.x == 0) leave_part({self.own_part(i)}, acc{i});")
+        self.line(f"if (threadIdx.x == 0) leave_partial({self.own_partial(i)}, acc{i});")
 
-    def after_parts(self) -> None:
+    def after_partials(self) -> None:
         """Who was the last of its group to begin joins what the group has left."""
         self.line(f"__shared__ u32 told[{len(self.found)}];")
         for g in range(len(self.found)):
@@ -185,7 +185,7 @@ class GatheringKernel(TileKernel):
         names = {}
         for n, i in group.sums.items():
             how = f"{JOINS[self.graph.nodes[i].op]}, {group.members}"
-            value = f"join_parts<{how}>(parts{i}, {self.elements(i)})"
+            value = f"join_partials<{how}>(partials{i}, {self.elements(i)})"
             self.line(f"const float sum{n} = {value};")
             names[n] = f"sum{n}"
         self.open("if (threadIdx.x == 0)")
@@ -202,7 +202,7 @@ class GatheringKernel(TileKernel):
             join = JOINS[self.graph.nodes[i].op]
             self.line(f"acc{i} = splat<{vector}>({join}::start<float>());")
             how = f"{join}, {group.members}, {t.shares}, {vector}, {self.words_at_once(i)}"
-            taken = f"take_parts<{how}>(parts{i} + column, {self.elements(i)}, y)"
+            taken = f"take_partials<{how}>(partials{i} + column, {self.elements(i)}, y)"
             self.line(f"if (inside) acc{i} = {taken};")
             self.join_shares(i)
         self.open("if (y == 0 && inside)")

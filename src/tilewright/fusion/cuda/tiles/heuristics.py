@@ -18,9 +18,9 @@ MOST_ELEMENTS = 16
 SECTOR_BYTES = 32
 """What memory is read in: a piece that begins anywhere shares half of one with its neighbours."""
 SECOND_LAUNCH_S, LAST_BLOCK_S = 1.5e-6, 2e-6
-"""What a kernel that puts parts together takes on a GPU, however little it does, and what the last
-block does in its place: 14.59 and 16.0 us, 14.86 and 15.36 us for the same tiles of lerp_backward
-(16, 3, 244, 244) with all gradients, H200, 2026-11-21, commit 77fc060."""
+"""What a kernel that puts partials together takes on a GPU, however little it does, and what the
+last block does in its place: 14.59 and 16.0 us, 14.86 and 15.36 us for the same tiles of
+lerp_backward (16, 3, 244, 244) with all gradients, H200, 2026-11-21, commit 77fc060."""
 SUMS_OF_A_THREAD = 6.4
 """With so many columns a thread, joining them within a block takes as long as all else: of the same
 timings, vectors of 1 and 2 elements take 14.6 to 16.0 us, those of 4 take 17.2 to 23.9 us."""
@@ -28,13 +28,13 @@ REREAD = 0.97, 0.7
 """Of storage "registers", what reading twice reaches where everything stays in the L2 cache, by the
 same timings, and where it does not."""
 MANY_WORDS = 50
-"""Parts that a thread joins in as long as all else takes, for about 10 us of it."""
+"""Partials that a thread joins in as long as all else takes, for about 10 us of it."""
 BUSY_POWER, ACCESS_POWER, USED_POWER = 0.3, 0.1, 0.5
 ALONE, FIRST_STEPS, AGAIN = 0.8, 0.5, 8
 """How much the merits below count: bytes in flight, width of an access, elements that are used; a
 block that has an SM to itself; what a walk waits for at first, in steps; what is left to be joined,
-beside what is read. Chosen by hand: untuned tiles reach 0.983 of
-the searched speed (H200, lerp_paddle, 1462c2b)."""
+beside what is read. Chosen by hand: untuned tiles reach 0.983 of the searched speed (H200,
+lerp_paddle, 1462c2b)."""
 LEEWAY = 0.87
 """Of what the model expects of the best schedule: one that reaches as much is taken in its place if
 more sizes share it. The gradients of gates of 100 sizes have 14 kernels so, without it 33."""
@@ -67,8 +67,8 @@ def tile_heuristic(area: Area, device: DeviceSpec) -> TileSchedule:
 
 
 def _undivided(area: Area, device: DeviceSpec) -> list[TileSchedule]:
-    """For sums over different dims: warps within a row, walks that leave the fewest parts, and the
-    widest vectors of which there are yet two blocks for each SM; without those, nothing.
+    """For sums over different dims: warps within a row, walks that leave the fewest partials, and
+    the widest vectors of which there are yet two blocks for each SM; without those, nothing.
 
     For lerp's gradients of all operands (`lerp_paddle`, config C) the best of 15 schedules on an
     H200: 14.6 us by vectors of one; by wider ones 14.9 us and more, by warps over several rows 15.7
@@ -144,7 +144,7 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     """The fraction of a device's bandwidth that a schedule may hope for: its threads must be
     enough, with enough bytes in flight each, spread evenly over the SMs, in pieces of many
     sectors, few of them idle, on walks that are long beside their joining, and must leave few
-    parts to be read again. Of two blocks on an SM one loads while the other computes.
+    partials to be read again. Of two blocks on an SM one loads while the other computes.
     """
     area, s = tiles.area, tiles.s
     itemsize, whole_bytes = _itemsize(area), sum(a.itemsize for a in area.whole)
@@ -161,8 +161,9 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     wide = piece_bytes / (piece_bytes + SECTOR_BYTES / 2)
     wide *= min(1.0, s.vector * itemsize / WIDEST_ACCESS) ** ACCESS_POWER
     nodes = area.graph.nodes
-    partial = sum(tiles.count_of_parts(i) * math.prod(nodes[i].shape) for i in area.added.values())
-    again = AGAIN * partial / math.prod(area.graph.space)
+    ends = area.added.values()
+    partials = sum(tiles.count_of_partials(i) * math.prod(nodes[i].shape) for i in ends)
+    again = AGAIN * partials / math.prod(area.graph.space)
     joining = steps / (steps + FIRST_STEPS)
     moved_bytes = whole_bytes * math.prod(area.graph.space)
     kept = REREAD[moved_bytes > device.l2_bytes] if area.carried else 1.0

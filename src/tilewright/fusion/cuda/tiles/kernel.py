@@ -1,4 +1,4 @@
-"""A tile kernel in CUDA: blocks walk their tiles and leave results, or parts of results.
+"""A tile kernel in CUDA: blocks walk their tiles and leave results, or partials of them.
 
 Names that the emitted lines share:
 
@@ -86,7 +86,7 @@ class TileKernel(TileSweeps):
         for k, (i, access) in enumerate(self.graph.outputs):
             offset = self.offset(access, grid, self.coordinate)
             if i in self.ends and k == self.ends[i]:
-                offset += f" + {self.part(i)} * {self.elements(i)}"
+                offset += f" + {self.partial(i)} * {self.elements(i)}"
             self.pointer_to(k, offset)
 
     def pointer_to(self, k: int, offset: str) -> None:
@@ -94,18 +94,18 @@ class TileKernel(TileSweeps):
         self.line(f"auto* to{k} = out{k} + {offset};")
 
     def elements(self, i: int) -> int:
-        """Of one part of reduction `i`."""
+        """Of one partial of reduction `i`."""
         return self.given(f"elements{i}", math.prod(self.graph.nodes[i].shape))
 
-    def part(self, i: int) -> str:
-        """The number of the part of reduction `i` that this block, or warp, leaves."""
+    def partial(self, i: int) -> str:
+        """The number of the partial of reduction `i` that this block, or warp, leaves."""
         number = "(i64)0"
-        for name, count in self.tiles.parts_of(i):
+        for name, count in self.tiles.partials_of(i):
             number = f"({number} * {self.size_of(name, count)} + {name})"
         return number
 
     def size_of(self, coordinate: str, count: int) -> int:
-        """How many there are of what numbers parts: `count`, as the kernel knows it."""
+        """How many there are of what numbers partials: `count`, as the kernel knows it."""
         known = {f"grid{a}": self.graph.space[a] for a in self.area.grid}
         return {**known, "piece": self.pieces, "split": self.splits}.get(coordinate, count)
 
@@ -130,10 +130,10 @@ class TileKernel(TileSweeps):
         tile = self.tiles.lanes * self.s.vector * self.s.turns
         return self.area.width % tile == 0 and not counted
 
-    # ---- parts of results ----------------------------------------------------------------------
+    # ---- partials ------------------------------------------------------------------------------
 
     def add_up(self) -> None:
-        # The kernel that joins the parts finds room once all blocks have begun, and then waits.
+        # The kernel that joins the partials finds room once all blocks have begun, and then waits.
         self.line("release_next();")
         phase, *later = self.plan.phases
         stored = {self.graph.outputs[k][0] for p in self.plan.phases for k in p.stores}
@@ -167,10 +167,10 @@ class TileKernel(TileSweeps):
         for each in later:
             self.sweep(each, stored, each.carried_in)
             self.steady_stores("split == 0 && y == 0")
-        self.after_parts()
+        self.after_partials()
 
-    def after_parts(self) -> None:
-        """What a block does when it has left all of its parts."""
+    def after_partials(self) -> None:
+        """What a block does when it has left all of its partials."""
 
     def start_of(self, i: int) -> str:
         n = self.graph.nodes[i]
@@ -185,7 +185,7 @@ class TileKernel(TileSweeps):
         k = self.ends[i]
         access = self.graph.outputs[k][1]
         wide = access_bytes(access, self.s.vector)
-        if self.tiles.parts_of(i):
+        if self.tiles.partials_of(i):
             whole = math.prod(self.graph.nodes[i].shape)
             wide = max(math.gcd(wide, whole * access.itemsize), access.itemsize)
         self.line(f"if (y == 0 && inside) {self.written(k, f'to{k} + column', wide, f'acc{i}')}")

@@ -18,7 +18,7 @@ from typing import Any
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.kernel import JOINS
-from tilewright.fusion.cuda.parts import PART_WORDS, SECTOR_WORDS
+from tilewright.fusion.cuda.partials import PARTIAL_WORDS, SECTOR_WORDS
 from tilewright.fusion.cuda.vectors import ARITHMETIC_REGISTERS, held_bytes, widest_vectors
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import permuted, with_axis
@@ -30,13 +30,13 @@ from tilewright.space import param
 
 WARP = 32
 JOIN_SHARES, FEW_COLUMNS = 8, 1 << 17
-"""Shares of a block that puts few parts together, also where there are fewer parts than that, if
-the results have so few elements in all: one kernel serves them."""
+"""Shares of a block that puts few partials together, also where there are fewer partials than that,
+if the results have so few elements in all: one kernel serves them."""
 JOIN_THREADS = 1024
-"""Threads of a block that puts parts together: their loads are all the parallelism there is."""
-FEW_PARTS = 32
+"""Threads of a block that puts partials together: their loads are all the parallelism there is."""
+FEW_PARTIALS = 32
 """Of each result, so few that blocks of a quarter as many threads, which find room beside those
-that leave the parts, have all of them under way at once."""
+that leave the partials, have all of them under way at once."""
 KEPT_STEPS = 32
 """Steps of a walk that a thread unrolls to keep their values in registers."""
 KEPT_KINDS = 8
@@ -47,17 +47,18 @@ MOST_ROUNDS = 4
 way. Of f16[64,512,768] over dim 1 that is four rounds, and 8 loads of 16 bytes instead of 2."""
 BLOCK_REGISTERS = 1 << 16
 """Of the threads of one block, on every architecture."""
-PARTS_SHARE = 4
-"""Parts of results may be this fraction of the elements that are read."""
+PARTIALS_SHARE = 4
+"""Partials of results may be this fraction of the elements that are read."""
 LONG_TILE, LONG_TURNS, LONG_SPLIT = 128, 8, 64
 """Elements along the lane, turns that add them to one number, and steps of a walk, by which the
-parts that a walk leaves are judged."""
+partials that a walk leaves are judged."""
 LONG_ROWS = 1 << 20
 """Elements from which more passes are cheaper than a device that is mostly idle."""
 MORE_PASSES = 8
 """Over large tensors, that such rows may take."""
 MOST_JOINED = 1 << 16
-"""Parts of one number that a block joins: by 1024 threads, four loads of each under way at once."""
+"""Partials of one number that a block joins: by 1024 threads, four loads of each under way at
+once."""
 MANY_LANES = 16
 """Elements along the lane that a block takes at least."""
 
@@ -73,7 +74,7 @@ class TileSchedule:
     `storage` says whether values that a second sweep needs stay in registers or are read again;
     what blocks gather has a second sweep, of its stores, only if they stay there.
     What blocks leave of a result is put together by a `kernel` of its own, or, of all blocks that
-    have a part in it, by the `last` one to begin: see gathering.
+    have a share in it, by the `last` one to begin: see gathering.
     `sizes` are given when the kernel is launched, so that it serves others, too, or compiled in.
     """
 
@@ -109,13 +110,13 @@ class Area:
     """What one segment's tiles are cut from, whatever the schedule.
 
     Args:
-        alone: nothing follows the segment's kernel but putting its parts together.
+        alone: nothing follows the segment's kernel but putting its partials together.
 
     Attributes:
         graph: with the lane axis last.
         walk: the axes whose steps follow one another in a thread.
         grid: the axes that number the blocks, besides pieces of lane and walk.
-        added: by position of the output: the reduction that it holds parts of.
+        added: by position of the output: the reduction that it holds partials of.
     """
 
     def __init__(self, segment: Segment, alone: bool = False):
@@ -134,7 +135,8 @@ class Area:
         self.vectors = widest_vectors(self.graph, self.width)
 
     def walks_through(self, i: int) -> bool:
-        """Whether a walk adds up to one part of reduction `i`, or each step is a part's own."""
+        """Whether a walk adds up to one partial of reduction `i`, or each step is a partial's
+        own."""
         return set(self.walk) <= set(self.graph.axes(i))
 
     def varies(self, shape: tuple[int, ...]) -> bool:
@@ -169,7 +171,7 @@ class Area:
 
     @functools.cached_property
     def gathers(self) -> bool:
-        """Whether blocks may leave their parts as words, one of each result, and join them."""
+        """Whether blocks may leave their partials as words, one of each result, and join them."""
         nodes = self.graph.nodes
         words = all(nodes[i].dtype == "f32" and nodes[i].op in JOINS for i in self.added.values())
         walked = all(self.walks_through(i) for i in self.added.values())
@@ -187,7 +189,7 @@ class Area:
 
     @functools.cached_property
     def plan_with_stores_last(self) -> Plan:
-        """Of what blocks gather: parts are left, and on their way, before results are stored."""
+        """Of what blocks gather: partials are left, and on their way, before results are stored."""
         return with_stores_last(self.plan) if self.gathers and self.walk else self.plan
 
     @functools.cached_property
@@ -245,8 +247,9 @@ class Tiles:
         keeps = s.storage == "registers"
         self.kept_steps, self.sure_steps = (own, sure) if keeps else (0, 0)
 
-    def parts_of(self, i: int) -> list[tuple[str, int]]:
-        """What numbers the parts of reduction `i`, outermost first: a coordinate and its size."""
+    def partials_of(self, i: int) -> list[tuple[str, int]]:
+        """What numbers the partials of reduction `i`, outermost first: a coordinate and its
+        size."""
         area = self.area
         axes = area.graph.axes(i)
         found = [(f"grid{a}", area.graph.space[a]) for a in area.grid if a in axes]
@@ -259,8 +262,8 @@ class Tiles:
         return [(name, n) for name, n in found if n > 1]
 
     @remembered
-    def count_of_parts(self, i: int) -> int:
-        return math.prod(n for _, n in self.parts_of(i))
+    def count_of_partials(self, i: int) -> int:
+        return math.prod(n for _, n in self.partials_of(i))
 
     def misfit(self) -> str | None:
         """Why the schedule does not suit, or None."""
@@ -286,11 +289,11 @@ class Tiles:
         if self.kept_steps > KEPT_STEPS:
             return f"{self.kept_steps} steps of a walk are too many to keep"
         if self.kept_steps and area.added and (s.combine == "kernel" or s.turns > 1):
-            return "stores come last, after one turn, where the last block joins the parts"
+            return "stores come last, after one turn, where the last block joins the partials"
         if s.ahead and (self.kept_steps or self.shares * s.unroll >= self.split_steps):
             return "all steps of a thread are on their way at once"
         if s.combine == "last" and self.words > COUNTERS:
-            return f"{self.words} words of parts exceed {COUNTERS}"
+            return f"{self.words} words of partials exceed {COUNTERS}"
         room = min(255, BLOCK_REGISTERS // s.block_threads) - ARITHMETIC_REGISTERS
         if self.held_bytes > 4 * room:
             return f"{self.held_bytes} bytes per thread exceed {4 * room} bytes of registers"
@@ -309,19 +312,19 @@ class Tiles:
 
     @property
     def joined_words(self) -> float:
-        """Parts that a thread of the last block of a group joins, at most."""
+        """Partials that a thread of the last block of a group joins, at most."""
         ends = self.area.added.values()
         columns = [1 if self.area.along_lane(i) else self.lanes * self.s.vector for i in ends]
-        parts = [self.count_of_parts(i) * n for i, n in zip(ends, columns, strict=True)]
-        return max(parts, default=0) / self.s.block_threads
+        partials = [self.count_of_partials(i) * n for i, n in zip(ends, columns, strict=True)]
+        return max(partials, default=0) / self.s.block_threads
 
     @property
     def words(self) -> int:
-        """What parts and tickets take where the last block joins them."""
+        """What partials and tickets take where the last block joins them."""
         shapes = {i: self.area.graph.nodes[i].shape for i in self.area.added.values()}
-        parts = sum(self.count_of_parts(i) * math.prod(shapes[i]) for i in shapes)
-        tickets = sum(self.blocks // self.count_of_parts(i) for i in shapes)
-        return PART_WORDS * parts + tickets + 2 * SECTOR_WORDS * len(shapes)
+        partials = sum(self.count_of_partials(i) * math.prod(shapes[i]) for i in shapes)
+        tickets = sum(self.blocks // self.count_of_partials(i) for i in shapes)
+        return PARTIAL_WORDS * partials + tickets + 2 * SECTOR_WORDS * len(shapes)
 
     @functools.cached_property
     def held_bytes(self) -> int:
@@ -399,18 +402,18 @@ class TileKernels(Kernels):
         if len(sets) > 1 and not self.mixes:
             return False
         partial, _ = best_walk(graph, lane, sets)
-        return len(sets) == 1 or partial * PARTS_SHARE <= math.prod(graph.space)
+        return len(sets) == 1 or partial * PARTIALS_SHARE <= math.prod(graph.space)
 
     def divided(self, segment: Segment) -> dict[int, int]:
         area = Area(segment)
         tiles = Tiles(area, fitted(self.schedule, area))
-        return {k: tiles.count_of_parts(i) for k, i in area.added.items()}
+        return {k: tiles.count_of_partials(i) for k, i in area.added.items()}
 
 
 def best_walk(
     graph: Graph, lane: int, sets: Iterable[tuple[int, ...]]
 ) -> tuple[float, tuple[int, ...]]:
-    """The axes to walk that leave the fewest elements in parts of the results, and how many.
+    """The axes to walk that leave the fewest elements in partials of the results, and how many.
 
     A result either lies across the walk, and a thread adds it up on its way, or each step has its
     own, which must then be joined along the lane.
@@ -430,7 +433,7 @@ def best_walk(
 
 
 def _partial(graph: Graph, lane: int, walk: tuple[int, ...], axes: tuple[int, ...]) -> float:
-    """Elements in the parts of a result over `axes`."""
+    """Elements in the partials of a result over `axes`."""
     space = graph.space
     elements = math.prod(space[a] for a in range(len(space)) if a not in walk and a != lane)
     through = set(walk) <= set(axes)
@@ -454,10 +457,10 @@ def _lane_last(segment: Segment) -> Graph:
 
 
 def joining_schedule(area: Area, most: int) -> TileSchedule:
-    """For the kernels that put parts together: single columns, many shares of each. Those of one
-    launch have as many threads; `most` are the parts of one result of any of them."""
+    """For the kernels that put partials together: single columns, many shares of each. Those of one
+    launch have as many threads; `most` are the partials of one result of any of them."""
     steps = _power_above(area.steps)
-    threads = JOIN_THREADS if most > FEW_PARTS else JOIN_THREADS // 4
+    threads = JOIN_THREADS if most > FEW_PARTIALS else JOIN_THREADS // 4
     if area.cells * area.width <= FEW_COLUMNS:
         steps = max(steps, JOIN_SHARES)
     shares = min(threads // min(_power_above(area.width), WARP), steps)

@@ -33,7 +33,7 @@ class TileSweeps(Kernel):
         self.counted: dict[str, int] = {}
         """By name, further numbers that the kernel is given: they follow from sizes."""
         self.ends = {i: k for k, i in tiles.area.added.items()}
-        """By reduction that is added up: the position of the output that takes its parts."""
+        """By reduction that is added up: the position of the output that takes its partials."""
         self.names: dict[int, str] = {}
         """Per node that does not vary along the walk: its expression."""
         self.shared_bytes = 0
@@ -264,7 +264,7 @@ class TileSweeps(Kernel):
         if i not in self.ends or self.area.walks_through(i):
             self.join_value(i, value)
             return
-        # A step's own result: joined along the lane, one part for each warp.
+        # A step's own result: joined along the lane, one partial for each warp.
         threads = min(self.tiles.lanes, WARP)
         alone = f"live ? {value} : {join}::start<{kind}>()"
         self.line(f"const {kind} all{i} = reduce_warp<{join}, {threads}>({alone});")

@@ -1,4 +1,4 @@
-"""Blocks that leave parts of results for the last of them to join, on a GPU: right, repeatable,
+"""Blocks that leave partials of results for the last of them to join, on a GPU: right, repeatable,
 capturable, and the words they leave them in are zero again."""
 
 import ctypes
@@ -63,7 +63,7 @@ def words(device):
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_parts_are_joined_and_their_words_are_zero_again(kind, device):
+def test_partials_are_joined_and_their_words_are_zero_again(kind, device):
     w = Workload.parse(TEXTS[kind])
     verifier = Verifier(w, device)
     count = 0
@@ -92,7 +92,7 @@ def test_captured_kernels_join_what_called_ones_do(kind, device):
 
 
 @pytest.mark.parametrize("kind", ["C", "C, three"])
-def test_launches_on_several_streams_join_their_own_parts(kind, device):
+def test_launches_on_several_streams_join_their_own_partials(kind, device):
     w = Workload.parse(TEXTS[kind])
     sets = [w.operator.examples(w, "random", seed, device) for seed in range(4)]
     _, executable = next(executables(w, spec_of(device.index), 1))
