@@ -245,7 +245,7 @@ def test_a_sum_of_rows_takes_at_most_48_bytes_of_workspace_per_index(suite):
 
 
 @pytest.mark.parametrize(("places", "bytes_each"), [(255, 9), (256, 19), (65535, 19), (65536, 21)])
-def test_what_pytorchs_sort_allocates_is_told_beside_the_parts_of_the_workspace(places, bytes_each):
+def test_what_pytorchs_sort_allocates_is_told_beside_the_workspaces_buffers(places, bytes_each):
     w = Workload.parse(
         f"index_add(x=f32[{places},4], dim=0, index=i64[50000], source=f32[50000,4])!donate=x"
     )

@@ -237,7 +237,7 @@ def test_what_it_does_not_take_is_said_in_words(text, words):
 
 
 @pytest.mark.parametrize("suite", ["rows_small", "rows_embedding", "rows_few", "rows_gnn"])
-def test_one_launch_of_parts_that_are_alike_in_little_memory(suite):
+def test_one_launch_of_ranges_that_are_alike_in_little_memory(suite):
     for w in SUITES[suite].workloads():
         if not IMPL.serves(w.op) or IMPL.unsupported(w, DEVICE) is not None:
             continue
@@ -247,7 +247,7 @@ def test_one_launch_of_parts_that_are_alike_in_little_memory(suite):
             assert workspace.bytes <= most_bytes(48, p.count) + 256
             assert launch.shared_bytes <= device.shared_bytes_per_block
             assert launch.counters == math.prod(launch.grid)
-            rows = rows_balanced.most_of_part(p, c, device)
+            rows = rows_balanced.most_of_range(p, c, device)
             assert rows <= max(2 * math.ceil(p.count / launch.grid[0]), 40)
 
 

@@ -92,7 +92,7 @@ CONFIGS = [(4, 8, 16), (4, 2, 128), (8, 4, 64), (32, 8, 32)]
 @pytest.mark.parametrize("flag", ["", "!donate=x"])
 @pytest.mark.parametrize("spread", DISTRIBUTIONS)
 @pytest.mark.parametrize(("lanes", "unrolled", "positions"), CONFIGS)
-def test_runs_over_the_parts_of_groups_are_joined(lanes, unrolled, positions, spread, flag):
+def test_runs_over_the_ranges_of_groups_are_joined(lanes, unrolled, positions, spread, flag):
     w = Workload.parse(
         f"index_add(x=f32[300,68], dim=0, index=i64[900], source=f32[900,68]){flag}"
         f"!indices={spread}"

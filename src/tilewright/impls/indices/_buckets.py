@@ -253,8 +253,8 @@ class Buckets(Implementation):
         p = served_scatter(w)
         built, s = compiled(self.task(config, w, device)), self.sizes(w, p, config)
         source, _ = moved(p)
-        parts = ("index", source, "entries", "runs", "common", "done", "fault", "state")
-        given = (*parts, p.counted * config.width)
+        buffers = ("index", source, "entries", "runs", "common", "done", "fault", "state")
+        given = (*buffers, p.counted * config.width)
         code, args = self.settle(p)
         splits, settles = (s.split_blocks, 1, 1), (s.settle_blocks, 1, 1)
         launches = [

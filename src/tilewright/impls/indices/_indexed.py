@@ -101,7 +101,7 @@ def most_bytes(per_index: int, count: int) -> int:
 
 
 class Workspace:
-    """Parts of one allocation, each at a multiple of 256 bytes.
+    """Buffers of one allocation, each at a multiple of 256 bytes.
 
     Args:
         in_turn: workspaces of which one is done with before the next is written: they share memory.
@@ -140,7 +140,7 @@ class Launch(NamedTuple):
     Attributes:
         signature: of its arguments, as for CudaKernel.
         args: in that order; a name stands for an address: of a tensor of the workload, of its
-            "out", of a part of the workspace, of the "fault" flag, or of a "counter", the first
+            "out", of a buffer of the workspace, of the "fault" flag, or of a "counter", the first
             of zeros that it leaves zeros.
         overlapping: it may start while the kernel before it ends, for which it waits itself.
         meets: its blocks wait for one another, so all of them have to run at once.

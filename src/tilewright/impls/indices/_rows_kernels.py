@@ -50,7 +50,7 @@ class RowKernels(Implementation):
     def launches(
         self, w: Workload, p: RowProblem, config: Any, device: DeviceSpec
     ) -> tuple[Sequence[Step], Workspace]:
-        """Of a call, and the workspace that they name parts of."""
+        """Of a call, and the workspace that they name buffers of."""
         raise NotImplementedError
 
     def sources(self, config: Any) -> tuple[str, ...]:

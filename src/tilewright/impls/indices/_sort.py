@@ -51,7 +51,7 @@ class CountingSort:
 
     @property
     def workspace(self) -> dict[str, int]:
-        """Bytes of each part; the first is 8 per index, and so is the second if it is there."""
+        """Bytes of each buffer; the first is 8 per index, and so is the second if it is there."""
         return {
             "sorted": ENTRY_BYTES * self.count,
             "other": ENTRY_BYTES * self.count if self.passes > 1 else 0,
@@ -65,7 +65,7 @@ class CountingSort:
 
     @property
     def result(self) -> str:
-        """The part of the workspace that holds the sorted entries in the end."""
+        """The buffer that holds the sorted entries in the end."""
         return "sorted" if self.passes % 2 else "other"
 
     def launches(
@@ -75,7 +75,7 @@ class CountingSort:
 
         Args:
             follows: they come after another kernel of the same call.
-            cleared: a part of the workspace of which the first kernel makes `words` zero.
+            cleared: a buffer of which the first kernel makes `words` zero.
             wanted: the address of a word that says by a zero that nothing is to be done, or null.
         """
         bins, grid, given = 1 << self.digit_bits, (self.blocks, 1, 1), "index"

@@ -63,15 +63,15 @@ class Sort(Protocol):
 
     @property
     def workspace(self) -> dict[str, int]:
-        """Bytes of each part."""
+        """Bytes of each buffer."""
 
     @property
     def allocated_bytes(self) -> int:
-        """Of what it calls, at most, beside these parts."""
+        """Of what it calls, at most, beside these buffers."""
 
     @property
     def result(self) -> str:
-        """The part that holds the sorted entries in the end: 8 bytes of each index."""
+        """The buffer that holds the sorted entries in the end: 8 bytes of each index."""
 
     def launches(
         self, follows: bool, cleared: str | int, words: int, wanted: str | int
@@ -80,7 +80,7 @@ class Sort(Protocol):
 
         Args:
             follows: it comes after another kernel of the same call.
-            cleared: a part of the workspace of which the first kernel makes `words` zero.
+            cleared: a buffer of which the first kernel makes `words` zero.
             wanted: the address of a word that says by a zero that nothing is to be done, or null.
         """
 
@@ -267,7 +267,7 @@ class SortedRows(RowKernels):
         return launches, self.workspace(w, c)
 
     def workspace(self, w: Workload, c: Any) -> Workspace:
-        """The parts of one call's scratch memory."""
+        """The buffers of one call's scratch memory."""
         p = self.served(w)
         sort, spans = self.sort(p, c), spans_of(p, c)
         to_sort = sort.workspace
@@ -299,7 +299,7 @@ class SortedRows(RowKernels):
 
 
 def first_in_out(p: RowProblem) -> bool:
-    """Whether a row of the result can hold a part of a sum: it is no narrower."""
+    """Whether a row of the result can hold a partial sum: it is no narrower."""
     return p.dtype not in HALVES and not is_wide(p)
 
 

@@ -40,8 +40,8 @@ MOST_IN_FLIGHT = {(512, 4): 32, (512, 8): 8, (1024, 4): 8, (1024, 8): 2}
 MOST_INDICES, MOST_PLACES = 2**15, 2**16 - 1
 """A key has 16 bits for a place, of which one number stands for none."""
 LEAST_WHOLE, SHARE_WHOLE = 16, 4
-"""Positions of a run that is never cut: some, and one part of a block's in so many."""
-PART_WORDS = 7
+"""Positions of a run that is never cut: some, and one of a block's in so many."""
+RANGE_WORDS = 7
 FEW_UNTUNED = 1024
 """Indices that are rows_dealt's untuned: see `suits`."""
 FEW_INDICES = 4096
@@ -52,7 +52,7 @@ rows_small)."""
 class RowsBalanced(RowKernels):
     """For some thousand indices however often they repeat: one launch.
 
-    Every block reads the whole index, counts all places, and takes an equal part of the positions
+    Every block reads the whole index, counts all places, and takes an equal range of the positions
     in the order of their places. The same bits in every run: the order of a sum depends on the
     indices alone. Workspace: two partial rows of each block.
     """
@@ -145,7 +145,7 @@ class RowsBalanced(RowKernels):
     ) -> tuple[list[Launch], Workspace]:
         blocks = grid(p, c, device)
         tensors = ("index", named_source(w), named_old(p), "out", "partials", "counter")
-        sizes = (p.count, p.places, p.columns, whole(p, c, device), most_of_part(p, c, device))
+        sizes = (p.count, p.places, p.columns, whole(p, c, device), most_of_range(p, c, device))
         strides = (*p.source, *(p.old or (0, 0)), *p.out)
         launch = Launch(
             "reduce_rows",
@@ -181,7 +181,7 @@ def whole(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> int:
     return max(LEAST_WHOLE, share(p, c, device) // SHARE_WHOLE)
 
 
-def most_of_part(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> int:
+def most_of_range(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> int:
     return min(p.count, share(p, c, device) + whole(p, c, device))
 
 
@@ -190,8 +190,8 @@ def partial_bytes(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> 
 
 
 def shared_bytes(p: RowProblem, c: RowsBalanced.Config, device: DeviceSpec) -> int:
-    """A sum of each thread; counters of all places, of warps and of a part's ends; and, for each
-    position of a part, its key, one in order, and a counter."""
+    """A sum of each thread; counters of all places, of warps and of a range's ends; and, for each
+    position of a range, its key, one in order, and a counter."""
     sums = c.block_threads * c.vec * sum_bytes(p.dtype)
-    counters = p.places + 1 + 2 * (c.block_threads // 32) + 2 + PART_WORDS
-    return sums + 4 * (counters + 3 * most_of_part(p, c, device))
+    counters = p.places + 1 + 2 * (c.block_threads // 32) + 2 + RANGE_WORDS
+    return sums + 4 * (counters + 3 * most_of_range(p, c, device))

@@ -53,7 +53,9 @@ class RowsBins(RowKernels):
 
     def refused(self, p: RowProblem, w: Workload) -> str | None:
         if p.reduce not in ("sum", "amax", "amin"):
-            return f"reduce={p.reduce}: it does not count terms, and products may overflow in parts"
+            return (
+                f"reduce={p.reduce}: it does not count terms, and products may overflow in ranges"
+            )
         if not (p.include or p.fill == "zero"):
             return "it does not tell which rows are hit; rows_sorted does"
         return None
@@ -105,8 +107,8 @@ class RowsBins(RowKernels):
         self, w: Workload, p: RowProblem, c: Any, device: DeviceSpec
     ) -> tuple[list[Launch], Workspace]:
         threads, shared_bytes, number = c.block_threads, bins_bytes(p, c), tables(p, c, device)
-        part = math.ceil(p.count / (number * threads // c.lanes))
-        read = ("index", named_source(w), "partials", p.count, p.places, p.columns, part)
+        length = math.ceil(p.count / (number * threads // c.lanes))
+        read = ("index", named_source(w), "partials", p.count, p.places, p.columns, length)
         joined = ("partials", named_old(p), "out", number, p.columns, *(p.old or (0, 0)), *p.out)
         launches = [
             Launch(

@@ -91,12 +91,12 @@ class TorchSort:
         """torch.sort of keys into sorted_keys and positions, which lie in `memory`."""
         key = key_type(self.places)
 
-        def part(address: int, dtype: torch.dtype) -> Tensor:
+        def buffer(address: int, dtype: torch.dtype) -> Tensor:
             start = address - memory.data_ptr()
             return memory[start : start + dtype.itemsize * self.count].view(dtype)
 
-        keys, sorted_keys = (part(a, key) for a in addresses[:2])
-        positions = part(addresses[2], torch.int64)
+        keys, sorted_keys = (buffer(a, key) for a in addresses[:2])
+        positions = buffer(addresses[2], torch.int64)
         torch.sort(keys, stable=True, out=(sorted_keys, positions))
 
 

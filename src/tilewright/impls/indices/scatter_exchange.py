@@ -123,12 +123,12 @@ class Sizes:
     Attributes:
         grid: blocks, all of which run at once.
         chunks: of the positions, a multiple of the blocks.
-        part: positions of a chunk.
+        chunk: positions of a chunk.
     """
 
     grid: int
     chunks: int
-    part: int
+    chunk: int
     slots: int
     sent: int
     carried: bool
@@ -140,13 +140,13 @@ class Sizes:
     @property
     def shared_bytes(self) -> int:
         of_slots = self.slots * (2 if self.carried else 1)
-        return self.entry_bytes * self.part + 4 * (of_slots + self.grid + 1 + 2 * self.sent + 32)
+        return self.entry_bytes * self.chunk + 4 * (of_slots + self.grid + 1 + 2 * self.sent + 32)
 
     @property
     def workspace(self) -> dict[str, int]:
-        """Bytes of each part."""
+        """Bytes of each buffer."""
         return {
-            "entries": self.entry_bytes * self.chunks * self.part,
+            "entries": self.entry_bytes * self.chunks * self.chunk,
             "runs": 4 * self.grid * self.chunks,
         }
 
@@ -159,7 +159,7 @@ def sizes(w: Workload, c: ScatterExchange.Config, device: DeviceSpec) -> Sizes:
     return Sizes(
         grid=grid,
         chunks=chunks,
-        part=math.ceil(positions / (32 * chunks)) * 32,
+        chunk=math.ceil(positions / (32 * chunks)) * 32,
         slots=math.ceil(cells / (SEGMENT * grid)) * SEGMENT,
         sent=c.sent,
         carried=p.number is None and w.main.itemsize <= 4,

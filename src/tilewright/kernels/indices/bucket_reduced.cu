@@ -56,7 +56,7 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
   const Share mine = share_and_list(m, unit, runs + tile * CHUNKS * BUCKETS, list);
   if (mine.bucket == NOWHERE) return;
   take_terms(m, list, entries + tile * CHUNKS * CHUNK);
-  if (mine.parts > 1) {
+  if (mine.splits > 1) {
     const u64 heavy = tile * HEAVY + mine.heavy;
     if (!join(m, common + heavy * 2 * SLOTS, done + heavy, mine)) return;
   }

@@ -7,19 +7,19 @@
 // Of each slot. Integers in two halves, since shared memory adds 32 bits at once.
 struct Sums {
   u32 *mark, *halves;
-  TW_DEVICE u32* low(int part) const { return halves + 2 * part * SLOTS; }
-  TW_DEVICE u32* high(int part) const { return low(part) + SLOTS; }
+  TW_DEVICE u32* low(int limb) const { return halves + 2 * limb * SLOTS; }
+  TW_DEVICE u32* high(int limb) const { return low(limb) + SLOTS; }
   TW_DEVICE Integer at(u32 s) const {
     Integer r;
-    EACH_PART(p) r.part[p] = (u64)high(p)[s] << 32 | low(p)[s];
+    EACH_LIMB(p) r.limb[p] = (u64)high(p)[s] << 32 | low(p)[s];
     return r;
   }
 };
 TW_DEVICE Sums sums_of(const Settling& m) { return {m.words, m.words + SLOTS}; }
 
 // The mark of a value that is apart from its entry's word; else it is made where it is needed.
-TW_DEVICE u32 note_of(Carried value, u32) { return PARTS > 1 ? mark_of((Term)value) : 0; }
-TW_DEVICE u32 mark_at(const Entry& e) { return PARTS > 1 ? note_of(e) : mark_of(widen(value_of(e))); }
+TW_DEVICE u32 note_of(Carried value, u32) { return LIMBS > 1 ? mark_of((Term)value) : 0; }
+TW_DEVICE u32 mark_at(const Entry& e) { return LIMBS > 1 ? note_of(e) : mark_of(widen(value_of(e))); }
 
 TW_DEVICE void look(const Settling& m, const Sums& sums, const List& list, const Entry* entries) {
   take_all(m, list, entries, [&](const Entry (&e)[BATCH], const u32 (&from)[BATCH]) {
@@ -41,9 +41,9 @@ TW_DEVICE void add_up(const Settling& m, const Sums& sums, const List& list, con
       }
       const Integer integer = adds(mark) ? integer_of(widen(value_of(e[q])), mark, unit_bits) : Integer{};
       const bool alike = all_of_one(slot);
-      EACH_PART(p) {
-        const u64 part = alike ? sum_of_warp(integer.part[p]) : integer.part[p];
-        if (part) add_shared(&sums.low(p)[slot], &sums.high(p)[slot], part);
+      EACH_LIMB(p) {
+        const u64 limb = alike ? sum_of_warp(integer.limb[p]) : integer.limb[p];
+        if (limb) add_shared(&sums.low(p)[slot], &sums.high(p)[slot], limb);
       }
     }
   });
@@ -51,9 +51,9 @@ TW_DEVICE void add_up(const Settling& m, const Sums& sums, const List& list, con
 
 // What all blocks of a bucket have left of a slot, in their order: those of first blocks of all buckets lie
 // before those of blocks beside.
-TW_DEVICE double sum_of_parts(const double* parts, const Share& mine) {
-  double sum = __ldcg(&parts[(u64)mine.heavy * SLOTS]);
-  for (u32 p = 1; p < mine.parts; ++p) sum += __ldcg(&parts[(u64)(HEAVY + mine.beside + p - 1) * SLOTS]);
+TW_DEVICE double sum_of_partials(const double* partials, const Share& mine) {
+  double sum = __ldcg(&partials[(u64)mine.heavy * SLOTS]);
+  for (u32 p = 1; p < mine.splits; ++p) sum += __ldcg(&partials[(u64)(HEAVY + mine.beside + p - 1) * SLOTS]);
   return sum;
 }
 
@@ -69,13 +69,13 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
   List list;
   const Share mine = share_and_list(m, unit, runs + tile * CHUNKS * BUCKETS, list);
   if (mine.bucket == NOWHERE) return;
-  double* parts = common + tile * 2 * HEAVY * SLOTS;
-  double* here = parts + (u64)(mine.part ? HEAVY + mine.beside + mine.part - 1 : mine.heavy) * SLOTS;
+  double* partials = common + tile * 2 * HEAVY * SLOTS;
+  double* here = partials + (u64)(mine.split ? HEAVY + mine.beside + mine.split - 1 : mine.heavy) * SLOTS;
   const u32 unit_bits = 30 + __clz(min(list.total, (u32)LENGTH));  // so many are of one slot at most
   look(m, sums, list, entries + tile * CHUNKS * CHUNK);
   add_up(m, sums, list, entries + tile * CHUNKS * CHUNK, unit_bits);
   const auto sum_at = [&](u32 s) { return sum_of(sums.at(s), sums.mark[s], unit_bits); };
-  if (mine.parts > 1) {
+  if (mine.splits > 1) {
     for (u32 s = threadIdx.x; s < SLOTS; s += SETTLE_THREADS) here[s] = sum_at(s);
     if (!comes_last(m, done + tile * HEAVY + mine.heavy, mine)) return;
   }
@@ -85,13 +85,13 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
     bool writes[BATCH];
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       const u32 s = first + q * SETTLE_THREADS;
-      writes[q] = s < size && inside(t, s) && !(IN_PLACE && mine.parts == 1 && sums.mark[s] == UNNAMED);
+      writes[q] = s < size && inside(t, s) && !(IN_PLACE && mine.splits == 1 && sums.mark[s] == UNNAMED);
       if (writes[q]) now[q] = old[place_address(t, s, row)];
     }
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       if (!writes[q]) continue;
       const u32 s = first + q * SETTLE_THREADS;
-      double sum = mine.parts > 1 ? sum_of_parts(parts + s, mine) : sum_at(s);
+      double sum = mine.splits > 1 ? sum_of_partials(partials + s, mine) : sum_at(s);
       if (SCALED) sum *= alpha;
       out[place_address(t, s, row)] = Narrow<T>::of((Term)((double)widen(now[q]) + sum));
     }

@@ -67,7 +67,7 @@ extern "C" __global__ __launch_bounds__(SETTLE_THREADS, SETTLE_BLOCKS) void sett
   const Share mine = share_and_list(m, unit, runs, list);
   if (mine.bucket == NOWHERE) return;
   compete(m, w, list, entries + tile * CHUNKS * CHUNK);
-  if (mine.parts > 1) {
+  if (mine.splits > 1) {
     const u64 heavy = tile * HEAVY + mine.heavy;
     if (!join(m, w, common + heavy * SLOTS, done + heavy, mine)) return;
   }

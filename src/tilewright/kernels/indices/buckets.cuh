@@ -203,9 +203,9 @@ extern "C" __global__ __launch_bounds__(SPLIT_THREADS, ITEMS > 16 ? 1 : 1024 / S
 
 // ---- settle -------------------------------------------------------------------------------------
 
-// What a block of `settle` does: the part-th of `parts` of a bucket, the heavy-th of those that have
+// What a block of `settle` does: the split-th of `splits` of a bucket, the heavy-th of those that have
 // several. `beside` counts the blocks beside the first of each, up to the bucket's.
-struct Share { u32 bucket, part, parts, heavy, beside; };
+struct Share { u32 bucket, split, splits, heavy, beside; };
 
 // Of a bucket with more entries than one block should take, or, beyond BUCKETS, of any such bucket;
 // nowhere if there is none. All blocks of a tile come to the same conclusion, from the same sample.
@@ -265,7 +265,7 @@ struct List {
   u32 total;
 };
 TW_DEVICE List list_runs(const Settling& m, const Share& mine, const u32* runs) {
-  const u32 first = (u32)((u64)CHUNKS * mine.part / mine.parts), last = (u32)((u64)CHUNKS * (mine.part + 1) / mine.parts);
+  const u32 first = (u32)((u64)CHUNKS * mine.split / mine.splits), last = (u32)((u64)CHUNKS * (mine.split + 1) / mine.splits);
   u32 run[RUNS];
   u64 sum = 0, total;  // of entries, and in the lower 16 bits of runs that are not empty
   TW_UNROLL for (int j = 0; j < RUNS; ++j) {
@@ -356,7 +356,7 @@ TW_DEVICE Share share_and_list(const Settling& m, u32 unit, const u32* runs, Lis
 TW_DEVICE bool comes_last(const Settling& m, u32* done, const Share& mine) {
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) *m.scratch = atomicAdd(done, 1) + 1 == mine.parts;
+  if (threadIdx.x == 0) *m.scratch = atomicAdd(done, 1) + 1 == mine.splits;
   __syncthreads();
   if (!*m.scratch) return false;
   __threadfence();

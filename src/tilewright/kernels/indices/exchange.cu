@@ -1,7 +1,7 @@
-// Elementwise scatter in one launch whose blocks meet once: each block has a part of the positions and
-// a part of the places, and sends what it reads to the blocks whose places are named.
+// Elementwise scatter in one launch whose blocks meet once: each block has some of the positions and
+// some of the places, and sends what it reads to the blocks whose places are named.
 //
-// 1. split: a chunk of PART positions is put in the order of the blocks that its elements go to, in
+// 1. split: a chunk of CHUNK positions is put in the order of the blocks that its elements go to, in
 //    shared memory, and written as entries in one piece, with the length of the run for each block.
 // 2. settle, behind a barrier of the grid: a block gathers the runs sent to it from all chunks. The
 //    last position of each slot wins by a maximum in shared memory, whatever the order they come in,
@@ -18,8 +18,8 @@
 #define POSITIONS ((u32)((u64)OUTER * LENGTH * INNER))
 #define CELLS ((u32)((u64)OUTER * PLACES * INNER))
 #define SLOTS ((CELLS + SEGMENT * GRID - 1) / (SEGMENT * GRID) * SEGMENT)
-#define PART ((POSITIONS + 32 * CHUNKS - 1) / (32 * CHUNKS) * 32)
-#define ITEMS ((int)((PART + THREADS - 1) / THREADS))
+#define CHUNK ((POSITIONS + 32 * CHUNKS - 1) / (32 * CHUNKS) * 32)
+#define ITEMS ((int)((CHUNK + THREADS - 1) / THREADS))
 #define WARPS (THREADS / 32)
 #define RUNS ((CHUNKS + WARPS - 1) / WARPS)  // of a warp
 #define BATCH 10
@@ -36,7 +36,7 @@ typedef Entries<CARRIED>::Entry Entry;
 // Shared memory of a block. What settling needs is apart from what splitting needs, so that it can be
 // made ready while others are awaited.
 struct Memory {
-  Entry* staged;       // PART, in the order of blocks
+  Entry* staged;       // CHUNK, in the order of blocks
   u32* value;          // of each slot: the old one, then the winner's
   u32* order;          // of each slot: the winner's number plus one, or zero
   u32* next;           // for each block, and one more
@@ -46,7 +46,7 @@ struct Memory {
 TW_DEVICE Memory memory_at(u32* start) {
   Memory m;
   m.staged = (Entry*)start;
-  m.value = start + PART * (sizeof(Entry) / 4);
+  m.value = start + CHUNK * (sizeof(Entry) / 4);
   m.order = m.value + (CARRIED ? SLOTS : 0);
   m.next = m.order + SLOTS;
   m.cell = m.next + GRID + 1;
@@ -77,7 +77,7 @@ TW_DEVICE void read(u32 chunk, const INDEX* index, const T* source, int* fault, 
   u32 number[ITEMS];
   TW_UNROLL for (int q = 0; q < ITEMS; ++q) {
     const u32 position = q * THREADS + threadIdx.x;
-    number[q] = position < PART && chunk * PART + position < POSITIONS ? chunk * PART + position : NOWHERE;
+    number[q] = position < CHUNK && chunk * CHUNK + position < POSITIONS ? chunk * CHUNK + position : NOWHERE;
     if (number[q] == NOWHERE) continue;
     i[q] = __ldcs(&index[number[q]]);
     if constexpr (CARRIED) held.value[q] = bits_of(source[source_address(number[q])]);
@@ -170,7 +170,7 @@ TW_DEVICE void split(const Memory& m, u32 chunk, const INDEX* index, const T* so
   }
   __syncthreads();
   const u32 filled = m.next[GRID];
-  for (u32 i = threadIdx.x; i < filled; i += THREADS) entries[(u64)chunk * PART + i] = m.staged[i];
+  for (u32 i = threadIdx.x; i < filled; i += THREADS) entries[(u64)chunk * CHUNK + i] = m.staged[i];
   __syncthreads();
 }
 
@@ -191,7 +191,7 @@ TW_DEVICE List list_runs(const u32* runs) {
   List list;
   list.total = __shfl_sync(FULL_WARP, upto, 31);
   list.begin = upto - (run >> 16);
-  list.shifted = chunk * PART + (run & 0xffff) - list.begin;
+  list.shifted = chunk * CHUNK + (run & 0xffff) - list.begin;
   return list;
 }
 
@@ -213,7 +213,7 @@ TW_DEVICE void compete(const Memory& m, const List& list, const Entry* entries) 
       order[q] = 0;
       if (first + q * 32 + lane >= list.total) continue;
       e[q] = __ldcg(&entries[from[q]]);
-      order[q] = from[q] / PART * PART + 1;
+      order[q] = from[q] / CHUNK * CHUNK + 1;
     }
     TW_UNROLL for (int q = 0; q < BATCH; ++q) {
       if (!order[q]) continue;

@@ -1,4 +1,4 @@
-// The parts of integer_sums.cuh as launches, each of which reads its inputs while the one before ends.
+// The phases of integer_sums.cuh as launches, each of which reads its inputs while the one before ends.
 
 #define AWAIT_PREVIOUS [] { await_previous(); }
 

@@ -1,7 +1,7 @@
 // Separate elements added to places as integers (integers.cuh), by atomic operations whose order does
 // not matter. Elements and places are those of elements.cuh.
 //
-//   clear, bound, add, finish: four launches (integer_sums.cu), or parts of one (integer_sums_at_once.cu).
+//   clear, bound, add, finish: four launches (integer_sums.cu), or phases of one (integer_sums_at_once.cu).
 //
 // MARKS, INTEGERS: of each place, in device memory. PRIVATE: a block keeps them for all places in shared
 // memory and adds them to the others in the end; else each element goes to device memory.
@@ -37,9 +37,9 @@ template <bool VALUES, class... Axes> TW_DEVICE void read(Given& g, u32 first, u
 
 TW_DEVICE u32 turns(u32 count) { return (count + gridDim.x * THREADS * ITEMS - 1) / (gridDim.x * THREADS * ITEMS); }
 
-// ---- the four parts: `await` waits for the one before -------------------------------------------
+// ---- the four phases: `await` waits for the one before -------------------------------------------
 
-// Places of a block's turn, for parts that go over all of them.
+// Places of a block's turn, for phases that go over all of them.
 #define EACH_PLACE(s, places) for (u32 s = blockIdx.x * THREADS + threadIdx.x; s < places; s += gridDim.x * THREADS)
 
 template <class... More> TW_DEVICE void clear_all(const INDEX* index, u32* marks, Integer* integers, u32 count, u32 places, i64 skipped, int* fault, More... more) {
@@ -77,8 +77,8 @@ template <class Await, class... More> TW_DEVICE void bound_all(Await await, Give
 }
 
 template <class Await, class... More> TW_DEVICE void add_all(Await await, Given& g, const INDEX* index, const u32* marks, Integer* integers, u32 count, u32 places, u32 unit_bits, i64 skipped, int* fault, More... more) {
-  u32 *mark_at = shared, *halves = shared + places;  // of each part: lower ones, then higher ones
-  if (PRIVATE) for (u32 s = threadIdx.x; s < 2 * PARTS * places; s += THREADS) halves[s] = 0;
+  u32 *mark_at = shared, *halves = shared + places;  // of each limb: lower ones, then higher ones
+  if (PRIVATE) for (u32 s = threadIdx.x; s < 2 * LIMBS * places; s += THREADS) halves[s] = 0;
   await();
   if (PRIVATE) {
     for (u32 s = threadIdx.x; s < places; s += THREADS) mark_at[s] = __ldcg(&marks[s]);
@@ -97,32 +97,32 @@ template <class Await, class... More> TW_DEVICE void add_all(Await await, Given&
       if (mark[q] == NOT_FINITE) {
         const u64 kind = kind_of(g.value[q]);
         if (kind && PRIVATE) atomicOr(&halves[g.place[q]], (u32)kind);
-        else if (kind) atomicOr(&integers[g.place[q]].part[0], kind);
+        else if (kind) atomicOr(&integers[g.place[q]].limb[0], kind);
       }
       const Integer integer = adds(mark[q]) ? integer_of(g.value[q], mark[q], unit_bits) : Integer{};
-      EACH_PART(p) {
-        const u64 part = same ? sum_of_warp(integer.part[p]) : integer.part[p];
+      EACH_LIMB(p) {
+        const u64 limb = same ? sum_of_warp(integer.limb[p]) : integer.limb[p];
         u32* low = halves + 2 * p * places + g.place[q];
-        if (part && PRIVATE) add_shared(low, low + places, part);
-        else if (part) atomicAdd(&integers[g.place[q]].part[p], part);
+        if (limb && PRIVATE) add_shared(low, low + places, limb);
+        else if (limb) atomicAdd(&integers[g.place[q]].limb[p], limb);
       }
     }
   }
   if (!PRIVATE) return;
   __syncthreads();
   for (u32 s = threadIdx.x; s < places; s += THREADS) {
-    EACH_PART(p) {
+    EACH_LIMB(p) {
       const u32* low = halves + 2 * p * places + s;
-      const u64 part = (u64)low[places] << 32 | low[0];
-      if (mark_at[s] == NOT_FINITE && part) atomicOr(&integers[s].part[p], part);
-      else if (part) atomicAdd(&integers[s].part[p], part);
+      const u64 limb = (u64)low[places] << 32 | low[0];
+      if (mark_at[s] == NOT_FINITE && limb) atomicOr(&integers[s].limb[p], limb);
+      else if (limb) atomicAdd(&integers[s].limb[p], limb);
     }
   }
 }
 
 TW_DEVICE Integer latest(const Integer* at) {
   Integer r;
-  EACH_PART(p) r.part[p] = __ldcg(&at->part[p]);
+  EACH_LIMB(p) r.limb[p] = __ldcg(&at->limb[p]);
   return r;
 }
 

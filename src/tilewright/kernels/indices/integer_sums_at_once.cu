@@ -1,4 +1,4 @@
-// The parts of integer_sums.cuh in one launch, whose blocks all run at once and wait for one another in
+// The phases of integer_sums.cuh in one launch, whose blocks all run at once and wait for one another in
 // between (meet.cuh): AT_ONCE threads of an SM.
 
 extern "C" __global__ __launch_bounds__(THREADS, AT_ONCE / THREADS) void add(const T* old, const INDEX* index, T* out, u32* marks, Integer* integers, u32* counter, u32 count, u32 places, u32 unit_bits, double alpha, i64 skipped, int* fault MORE_PARAMETERS) {

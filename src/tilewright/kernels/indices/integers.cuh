@@ -6,9 +6,9 @@
 // less than a unit is a number of finer ones, 2^unit_bits of which are a unit, with a sum of their own.
 
 typedef decltype(widen(T())) Term;
-#define PARTS ((int)sizeof(Term) / 4)
-#define EACH_PART(p) TW_UNROLL for (int p = 0; p < PARTS; ++p)
-struct alignas(8 * PARTS) Integer { u64 part[PARTS]; };
+#define LIMBS ((int)sizeof(Term) / 4)
+#define EACH_LIMB(p) TW_UNROLL for (int p = 0; p < LIMBS; ++p)
+struct alignas(8 * LIMBS) Integer { u64 limb[LIMBS]; };
 
 template <class E> struct Format;
 template <> struct Format<float> {
@@ -46,19 +46,19 @@ TW_DEVICE u32 mark_of(Term term) {
 TW_DEVICE int power_above(u32 mark) { return (int)mark - (int)(F::EXPONENTS + 1) / 2; }
 
 TW_DEVICE double two_to(int power) { return __longlong_as_double((i64)(u32)(1023 + power) << 52); }
-TW_DEVICE double scaled_by(double x, int power) { return PARTS > 1 ? ldexp(x, power) : x * two_to(power); }
+TW_DEVICE double scaled_by(double x, int power) { return LIMBS > 1 ? ldexp(x, power) : x * two_to(power); }
 
 TW_DEVICE Integer integer_of(Term term, u32 mark, u32 unit_bits) {
   double units = scaled_by((double)term, (int)unit_bits - power_above(mark));
   Integer r;
-  EACH_PART(p) {
-    r.part[p] = (u64)__double2ll_rn(units);
-    units = (units - (double)(i64)r.part[p]) * two_to(unit_bits);
+  EACH_LIMB(p) {
+    r.limb[p] = (u64)__double2ll_rn(units);
+    units = (units - (double)(i64)r.limb[p]) * two_to(unit_bits);
   }
   return r;
 }
 
-// Of a place that is NOT_FINITE, whose integer's first part is made of these by "or".
+// Of a place that is NOT_FINITE, whose integer's first limb is made of these by "or".
 TW_DEVICE u32 kind_of(Term term) {
   const F::Bits bits = F::bits(term);
   if (exponent_of(term) < F::EXPONENTS) return 0;
@@ -69,13 +69,13 @@ TW_DEVICE u32 kind_of(Term term) {
 TW_DEVICE double sum_of(Integer integer, u32 mark, u32 unit_bits) {
   if (mark == NOT_FINITE) {
     const double infinity = Limits<double>::most();
-    if (integer.part[0] == POSITIVE_INFINITY) return infinity;
-    return integer.part[0] == NEGATIVE_INFINITY ? -infinity : infinity - infinity;
+    if (integer.limb[0] == POSITIVE_INFINITY) return infinity;
+    return integer.limb[0] == NEGATIVE_INFINITY ? -infinity : infinity - infinity;
   }
   if (mark < ZEROS) return -0.0;
   if (mark == ZEROS) return 0.0;
-  double units = (double)(i64)integer.part[0];
-  if (PARTS > 1) units += (double)((i64)integer.part[0] - (i64)units) + (double)(i64)integer.part[PARTS - 1] * two_to(-(int)unit_bits);
+  double units = (double)(i64)integer.limb[0];
+  if (LIMBS > 1) units += (double)((i64)integer.limb[0] - (i64)units) + (double)(i64)integer.limb[LIMBS - 1] * two_to(-(int)unit_bits);
   return scaled_by(units, power_above(mark) - (int)unit_bits);
 }
 

@@ -1,12 +1,12 @@
 // What blocks do that own places, whose positions they have sorted: share the rows out evenly among
-// groups of LANES threads, with UNROLLED rows in flight. A run of one place that lies in a group's part
+// groups of LANES threads, with UNROLLED rows in flight. A run of one place that lies in a group's range
 // is finished there; of one that goes on, the groups behind leave their sums in shared memory, and the
 // group in which it begins adds them in their order.
 //
-// IN_ORDER, for floating products: a group takes the whole of each run that begins in its part, so
+// IN_ORDER, for floating products: a group takes the whole of each run that begins in its range, so
 // that a product goes over the terms in order and no part of it overflows on its own.
 //
-// A run may have begun in a block before, or go on in one behind: its parts are joined by who has cut it.
+// A run may have begun in a block before, or go on in one behind: its partials are joined by who has cut it.
 //
 // INCLUDE makes the old row a term; MEAN divides by the number of terms; rows without any are filled
 // with zeros if FILL_ZERO, else with the old ones.
@@ -71,7 +71,7 @@ template <class PlaceAt> TW_DEVICE void fill(const Problem& p, u32 length, u32 b
 }
 
 // How many of `total` entries a group takes.
-TW_DEVICE u32 part_of(u32 total) { return (total + GROUPS - 1) / GROUPS; }
+TW_DEVICE u32 range_of(u32 total) { return (total + GROUPS - 1) / GROUPS; }
 // A group's sum with those that the next ones up to `upto` have left: few at a time are joined with one
 // another first, as a long sum loses less by a large term than by many small ones.
 TW_DEVICE Sums with_heads(Sums sums, const Sums* heads, u32 upto) {
@@ -87,17 +87,17 @@ TW_DEVICE Sums with_heads(Sums sums, const Sums* heads, u32 upto) {
 
 // Reduce the runs of a block: of what it owns, which `place_at` tells the places of, number k has the
 // sorted entries from begins[k] to begins[k + 1]; the block has those from `first` to `last`. `heads` has a
-// sum of each thread: of the run that began before its part. What is reduced here of a run that goes on
+// sum of each thread: of the run that began before its range. What is reduced here of a run that goes on
 // behind `last` is left to `leave`.
 template <class EntryAt, class PlaceAt, class Leave> TW_DEVICE void reduce_runs(const Problem& p, u32 column, const u32* begins, u32 first, u32 last, Sums* heads, EntryAt entry_at, PlaceAt place_at, Leave leave) {
-  const u32 part = part_of(last - first), group = threadIdx.x / LANES;
-  // The start of a group's part; IN_ORDER, the first run that begins there or later.
+  const u32 range = range_of(last - first), group = threadIdx.x / LANES;
+  // The start of a group's range; IN_ORDER, the first run that begins there or later.
   const auto start = [&](u32 at) {
     if (!IN_ORDER || at >= last) return min(at, last);
     const u32 owned = entry_at(at).place;
     return begins[owned] == at ? at : begins[owned + 1];
   };
-  const u32 begin = start(first + group * part), end = column < p.columns ? start(first + (group + 1) * part) : begin;
+  const u32 begin = start(first + group * range), end = column < p.columns ? start(first + (group + 1) * range) : begin;
   const auto finish = [&](u32 owned, const Sums& sums) {
     p.write(place_at(owned), column, result_of(sums, A(begins[owned + 1] - begins[owned] + INCLUDE)));
   };
@@ -129,7 +129,7 @@ template <class EntryAt, class PlaceAt, class Leave> TW_DEVICE void reduce_runs(
   if (goes_on && !begins_here) heads[threadIdx.x] = sums;
   __syncthreads();
   if (!goes_on || !begins_here) return;
-  sums = with_heads(sums, heads, (min(begins[owned + 1], last) - 1 - first) / part);
+  sums = with_heads(sums, heads, (min(begins[owned + 1], last) - 1 - first) / range);
   if (begins[owned + 1] > last) leave(sums);
   else finish(owned, sums);
 }

@@ -5,7 +5,7 @@
 //    hold a piece of the row. A run of one place that lies inside a unit is finished there; what of
 //    one began before the unit lies in shared memory in the end, and is added by the unit of the same
 //    block in which the run begins. The units of a block are a span. A run that goes over the end of a
-//    span leaves partial rows: one in each span that goes on with it, and one for its first part,
+//    span leaves partial rows: one in each span that goes on with it, and one for its first piece,
 //    which, if stored elements are as wide as sums, waits in the row of `out` itself (FIRST_IN_OUT).
 //    Full batches of one place are summed as a tree.
 // 3. combine: the span in which such a run begins adds up the partials of the spans that go on with
@@ -82,24 +82,24 @@ TW_DEVICE void mark(const Problem& p, u32 place, u32 column) {
   if (p.touched && column == 0 && p.slice == 0) p.touched[place] = 1;
 }
 
-// What of a run a row of `out` gets: all, or its first part, or the rest beside the first, in `kept`.
-enum Part { ALL, FIRST, REST };
+// What of a run a row of `out` gets: all, or its first piece, or the rest beside the first, in `kept`.
+enum RunPiece { ALL, FIRST, REST };
 
-template <Part PART> TW_DEVICE Stored result_of(const Problem& p, const Sums& sums, const Stored& kept, A terms) {
+template <RunPiece PIECE> TW_DEVICE Stored result_of(const Problem& p, const Sums& sums, const Stored& kept, A terms) {
   Stored result;
   TW_UNROLL for (int i = 0; i < VEC; ++i) {
     A value = SCALED ? A(sums.v[i] * (A)p.alpha) : sums.v[i];
-    if (INCLUDE || PART == REST) value = reduce((A)widen(kept.v[i]), value);
+    if (INCLUDE || PIECE == REST) value = reduce((A)widen(kept.v[i]), value);
     else if (REDUCE == SUM) value = A(value + A(0));
-    if constexpr (MEAN && PART != FIRST) value = divided(value, terms);
+    if constexpr (MEAN && PIECE != FIRST) value = divided(value, terms);
     result.v[i] = Narrow<T>::of(value);
   }
   return result;
 }
-template <Part PART> TW_DEVICE void finish(const Problem& p, u32 place, u32 column, const Sums& sums, const Stored& kept) {
+template <RunPiece PIECE> TW_DEVICE void finish(const Problem& p, u32 place, u32 column, const Sums& sums, const Stored& kept) {
   A terms = A(1);
-  if constexpr (MEAN && PART != FIRST) terms = A(first_not_below(p, (u64)place + 1) - first_not_below(p, place) + INCLUDE);
-  store(p.out_at(place, column), result_of<PART>(p, sums, kept, terms));
+  if constexpr (MEAN && PIECE != FIRST) terms = A(first_not_below(p, (u64)place + 1) - first_not_below(p, place) + INCLUDE);
+  store(p.out_at(place, column), result_of<PIECE>(p, sums, kept, terms));
   mark(p, place, column);
 }
 
@@ -226,9 +226,9 @@ extern "C" __global__ __launch_bounds__(SUM_THREADS, SUM_BLOCKS) void accumulate
   else finish<FIRST>(p, current, column, sums, kept);
 }
 
-// The first part of a run that goes on after `span`, apart from what waits in its row of `out`; then
+// The first piece of a run that goes on after `span`, apart from what waits in its row of `out`; then
 // the end of such a run.
-TW_DEVICE Sums first_part(const Problem& p, u32 span, u32 column) {
+TW_DEVICE Sums first_piece(const Problem& p, u32 span, u32 column) {
   if constexpr (FIRST_IN_OUT) return nothing<A, VEC>();
   else return load<VEC>(p.partial(span, 1, column));
 }
@@ -243,17 +243,17 @@ TW_DEVICE void complete(const Problem& p, u32 place, u32 column, const Sums& sum
 // Reduce into `sums` the partials of COUNT spans from `first` on, `step` apart, that belong to
 // `place`; false once one does not. All are fetched at once, needed or not.
 template <int COUNT> TW_DEVICE bool take(const Problem& p, u64 first, u32 step, u32 place, u32 column, bool inside, Sums& sums) {
-  bool part[COUNT];
+  bool goes_on[COUNT];
   Sums more[COUNT];
   TW_UNROLL for (int q = 0; q < COUNT; ++q) {
     const u64 span = first + (u64)q * step;
-    part[q] = false;
+    goes_on[q] = false;
     if (span >= p.spans) continue;
-    part[q] = p.place(span * SPAN) == place;
+    goes_on[q] = p.place(span * SPAN) == place;
     if (inside) more[q] = load<VEC>(p.partial((u32)span, 0, column));
   }
-  TW_UNROLL for (int q = 0; q < COUNT; ++q) if (part[q] && inside) sums = reduce(sums, more[q]);
-  return part[COUNT - 1];
+  TW_UNROLL for (int q = 0; q < COUNT; ++q) if (goes_on[q] && inside) sums = reduce(sums, more[q]);
+  return goes_on[COUNT - 1];
 }
 
 // Rows that no index names, or all of them where such are not marked; by `blocks` of WIDTH threads. A group writes whole rows, FILLED at a time: memory is written in long stretches.
@@ -308,7 +308,7 @@ extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMEN
     Sums sums;
     Stored kept;
     if (inside) {
-      sums = first_part(p, (u32)span, column);
+      sums = first_piece(p, (u32)span, column);
       kept = waiting(p, place, column);
     }
     u64 next = span + 1;
@@ -334,7 +334,7 @@ extern "C" __global__ __launch_bounds__(COMBINE_THREADS, 1) void combine(ARGUMEN
       __syncthreads();
     }
     if (group == 0 && inside)
-      complete(p, common, column, reduce(first_part(p, (u32)first, column), joined[lane]), waiting(p, common, column));
+      complete(p, common, column, reduce(first_piece(p, (u32)first, column), joined[lane]), waiting(p, common, column));
     __syncthreads();
   }
 }

@@ -4,7 +4,7 @@
 //   COLUMNS  each thread has some columns of every row: no skew can unbalance it;
 //   OWNERS   each thread has a range of places, cut so that their positions are as many; it looks for
 //            them among all positions, unless indices rise and they are one piece;
-//   PRIVATE  each thread has a part of the positions and a table of its own; tables are joined in
+//   PRIVATE  each thread has a range of the positions and a table of its own; tables are joined in
 //            the order of threads;
 //   SORTED   as OWNERS, over positions sorted by place: each row is summed in a buffer of type A
 //            and written once. The only one for halves, means, and tables that are no term.

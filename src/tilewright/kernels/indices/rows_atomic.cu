@@ -3,7 +3,7 @@
 // 1. prepare, not in place: places hold the old rows, or zeros.
 // 2. accumulate: a block sorts CHUNK positions by DIGIT_BITS of a hash of their places (chunk.cuh), so
 //    that rows of one place are neighbours but for a few others among them. Each group of LANES
-//    threads walks a part of them, UNROLLED at a time in accesses of VEC elements, and sums a run in
+//    threads walks a range of them, UNROLLED at a time in accesses of VEC elements, and sums a run in
 //    registers; the last runs of a warp's groups are joined by shuffles. What is left are additions in
 //    memory, of VEC elements each where the device has them; or with BULK of the piece of a row that
 //    a warp has, by the copy engine, from one of the warp's SLOTS in shared memory. So a hot row gets
@@ -11,7 +11,7 @@
 //    a position.
 
 #define GROUPS (THREADS / LANES)
-#define PART (CHUNK / GROUPS)
+#define RANGE (CHUNK / GROUPS)
 #define NOWHERE 0xffffffffu
 #define PIECE (LANES * VEC)
 
@@ -86,7 +86,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 2) void accumulate(const INDEX*
   }
   sort_chunk(entries, [](u32 place) { return place * 2654435761u >> (32 - DIGIT_BITS); }, filled, chunk);
   const u32 column = (blockIdx.y * LANES + threadIdx.x % LANES) * VEC;
-  const u32 begin = min(threadIdx.x / LANES * PART, filled), end = min(begin + PART, filled);
+  const u32 begin = min(threadIdx.x / LANES * RANGE, filled), end = min(begin + RANGE, filled);
   source += blockIdx.z * source_outer + column;
   out += blockIdx.z * out_outer + column;
   Run run = {NOWHERE, {}};

@@ -2,9 +2,9 @@
 // launch, since every block reads the whole index.
 //
 // A block counts how often each place is named, which tells where its run of positions begins among all
-// of them in order, and takes a part of that order. Parts are alike, but a run of up to `whole` positions is
-// left to the block in which it begins. The block puts the positions of its part in order and reduces
-// their rows (owned_rows.cuh). Of a longer run, which is cut where a part ends, each block leaves a partial
+// of them in order, and takes a range of that order. Ranges are alike, but a run of up to `whole` positions is
+// left to the block in which it begins. The block puts the positions of its range in order and reduces
+// their rows (owned_rows.cuh). Of a longer run, which is cut where a range ends, each block leaves a partial
 // row; the last of its blocks to arrive joins them in the blocks' order. Out of place each block fills those
 // of its share of the places that no index names.
 //
@@ -17,16 +17,16 @@
 #define NO_PLACE ((1u << KEY_BITS) - 1)
 static_assert(THREADS * ITEMS <= 1 << KEY_BITS, "a position has more bits");
 
-// Where a part of the order begins, and at which place: inside its run or before it.
+// Where a range of the order begins, and at which place: inside its run or before it.
 struct Bound { u32 rank, place; bool inside; };
-struct Part { Bound begin, end; u32 share; };
+struct Range { Bound begin, end; u32 share; };
 
 struct Memory {
   Sums* heads;   // of each thread
   u32* begins;   // of each place's run, and the end of all
   u32* of_warp;  // WARPS of each of two
   u32* ends;     // two
-  Part* part;    // the block's
+  Range* range;  // the block's
   u32* keys;     // those of a run where it begins, in no order
   u32* listed;   // of the run that begins there, how many keys
   u32* sorted;   // keys
@@ -37,8 +37,8 @@ TW_DEVICE Memory memory_at(u32* start, u32 places, u32 most) {
   m.begins = (u32*)(m.heads + THREADS);
   m.of_warp = m.begins + places + 1;
   m.ends = m.of_warp + 2 * WARPS;
-  m.part = (Part*)(m.ends + 2);
-  m.keys = (u32*)(m.part + 1);
+  m.range = (Range*)(m.ends + 2);
+  m.keys = (u32*)(m.range + 1);
   m.listed = m.keys + most;
   m.sorted = m.listed + most;
   return m;
@@ -72,7 +72,7 @@ TW_DEVICE void count_places(const Problem& p, u32* counts, Named& named) {
   __syncthreads();
 }
 
-// From where a part would be cut to where it is.
+// From where a range would be cut to where it is.
 TW_DEVICE Bound bound_of(const u32* begins, u32 places, u32 place, u32 rank, u32 whole) {
   if (place == places) return {begins[places], places, false};
   const u32 begin = begins[place], end = begins[place + 1];
@@ -81,7 +81,7 @@ TW_DEVICE Bound bound_of(const u32* begins, u32 places, u32 place, u32 rank, u32
   return {end, place + 1, false};
 }
 
-// Counts become where runs begin, and the block learns its part.
+// Counts become where runs begin, and the block learns its range.
 TW_DEVICE void begin_runs(const Memory& m, u32 places, u32 whole) {
   const u32 each = (places + THREADS - 1) / THREADS | 1;  // odd, so that threads are at different banks
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -112,18 +112,18 @@ TW_DEVICE void begin_runs(const Memory& m, u32 places, u32 whole) {
   if (threadIdx.x == 0) m.begins[places] = total;
   __syncthreads();
   if (threadIdx.x == 0)
-    *m.part = {bound_of(m.begins, places, m.ends[0], from, whole), bound_of(m.begins, places, m.ends[1], to, whole), share};
+    *m.range = {bound_of(m.begins, places, m.ends[0], from, whole), bound_of(m.begins, places, m.ends[1], to, whole), share};
   __syncthreads();
 }
 
-// The keys of a part in order. Those of a run that is cut are told apart by how many of its positions
+// The keys of a range in order. Those of a run that is cut are told apart by how many of its positions
 // come before; others are listed, and each is placed by how many of its run are less.
-TW_DEVICE void sort_part(const Memory& m, const Named& named) {
-  const Part part = *m.part;
-  const u32 first = part.begin.rank, last = part.end.rank, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const u32 cut[2] = {part.begin.inside ? part.begin.place : NOWHERE, part.end.inside ? part.end.place : NOWHERE};
-  const u32 range = part.end.place + part.end.inside - part.begin.place;
-  const bool any_cut = part.begin.inside || part.end.inside;
+TW_DEVICE void sort_range(const Memory& m, const Named& named) {
+  const Range range = *m.range;
+  const u32 first = range.begin.rank, last = range.end.rank, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u32 cut[2] = {range.begin.inside ? range.begin.place : NOWHERE, range.end.inside ? range.end.place : NOWHERE};
+  const u32 named_here = range.end.place + range.end.inside - range.begin.place;
+  const bool any_cut = range.begin.inside || range.end.inside;
   u32 before[2] = {0, 0};
   if (any_cut) {
     TW_UNROLL for (int j = 0; j < ITEMS; ++j)
@@ -147,13 +147,13 @@ TW_DEVICE void sort_part(const Memory& m, const Named& named) {
       if (rank - first < last - first) m.sorted[rank - first] = key;
       if (rank != NOWHERE) continue;
     }
-    if (place - part.begin.place >= range) continue;
+    if (place - range.begin.place >= named_here) continue;
     const u32 run = m.begins[place] - first;
     m.keys[run + atomicAdd(&m.listed[run], 1u)] = key;
   }
   __syncthreads();
-  const u32 begin = part.begin.inside ? min(m.begins[part.begin.place + 1], last) : first;
-  const u32 end = part.end.inside ? m.begins[part.end.place] : last;
+  const u32 begin = range.begin.inside ? min(m.begins[range.begin.place + 1], last) : first;
+  const u32 end = range.end.inside ? m.begins[range.end.place] : last;
   for (u32 at = begin + threadIdx.x; at < end; at += THREADS) {
     const u32 key = m.keys[at - first], from = m.begins[key >> KEY_BITS], to = m.begins[(key >> KEY_BITS) + 1];
     u32 rank = from - first;
@@ -172,18 +172,18 @@ struct Partials {
   TW_DEVICE Sums& row(u32 block, bool goes_on) const { return rows[(block * 2 + goes_on) * LANES + threadIdx.x % LANES]; }
 };
 
-// The partial rows of the runs that are cut at the ends of a part; what is the block's own is there.
+// The partial rows of the runs that are cut at the ends of a range; what is the block's own is there.
 TW_DEVICE void join(const Problem& p, const Memory& m, u32 column, const Partials& partials) {
-  const Part part = *m.part;
-  const bool one_run = part.begin.inside && part.end.inside && part.begin.place == part.end.place;
-  const bool inside[2] = {part.begin.inside, part.end.inside && !one_run};
-  const u32 place[2] = {part.begin.place, part.end.place};
+  const Range range = *m.range;
+  const bool one_run = range.begin.inside && range.end.inside && range.begin.place == range.end.place;
+  const bool inside[2] = {range.begin.inside, range.end.inside && !one_run};
+  const u32 place[2] = {range.begin.place, range.end.place};
   const u32 group = threadIdx.x / LANES;
   u32 from[2], upto[2];  // blocks that share the run
   TW_UNROLL for (int e = 0; e < 2; ++e) {
     if (!inside[e]) continue;
-    from[e] = m.begins[place[e]] / part.share;
-    upto[e] = (m.begins[place[e] + 1] - 1) / part.share;
+    from[e] = m.begins[place[e]] / range.share;
+    upto[e] = (m.begins[place[e] + 1] - 1) / range.share;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -213,7 +213,7 @@ TW_DEVICE void join(const Problem& p, const Memory& m, u32 column, const Partial
   }
 }
 
-// `most` positions are a part's at most.
+// `most` positions are a range's at most.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void reduce_rows(const INDEX* index, const T* source, const T* old, T* out, Sums* partial_rows, u32* counters, u32 count, u32 places, u32 columns, u32 whole, u32 most, i64 source_outer, i64 source_row, i64 old_outer, i64 old_row, i64 out_outer, i64 out_row, i64 skipped, double alpha, int* fault) {
   const Problem p = {index, source + blockIdx.z * source_outer, old + blockIdx.z * old_outer, out + blockIdx.z * out_outer,
                      count, places, columns, source_row, old_row, out_row, skipped, (A)alpha, fault};
@@ -225,8 +225,8 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void reduce_rows(const 
   for (u32 i = threadIdx.x; i < most; i += THREADS) m.listed[i] = 0;
   count_places(p, m.begins, named);
   begin_runs(m, places, whole);
-  sort_part(m, named);
-  const u32 *begins = m.begins, *sorted = m.sorted, first = m.part->begin.rank, last = m.part->end.rank;
+  sort_range(m, named);
+  const u32 *begins = m.begins, *sorted = m.sorted, first = m.range->begin.rank, last = m.range->end.rank;
   const u32 filled = (places + gridDim.x - 1) / gridDim.x, fill_from = blockIdx.x * filled;
   if (FILLED) fill(p, filled, piece, min(piece + LANES * VEC, columns), [=](u32 k) {
     return fill_from + k < places && begins[fill_from + k] == begins[fill_from + k + 1] ? fill_from + k : NOWHERE;
@@ -234,9 +234,9 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void reduce_rows(const 
   reduce_runs(p, column, begins, first, last, m.heads,
               [=](u32 at) { return Entry{sorted[at - first] >> KEY_BITS, sorted[at - first] & NO_PLACE}; },
               [](u32 place) { return place; }, [=](const Sums& sums) { partials.row(blockIdx.x, true) = sums; });
-  const bool cut_at_begin = m.part->begin.inside;
-  if (!cut_at_begin && !m.part->end.inside) return;
+  const bool cut_at_begin = m.range->begin.inside;
+  if (!cut_at_begin && !m.range->end.inside) return;
   if (cut_at_begin && threadIdx.x < LANES && column < columns)
-    partials.row(blockIdx.x, false) = with_heads(m.heads[threadIdx.x], m.heads, (min(begins[m.part->begin.place + 1], last) - 1 - first) / part_of(last - first));
+    partials.row(blockIdx.x, false) = with_heads(m.heads[threadIdx.x], m.heads, (min(begins[m.range->begin.place + 1], last) - 1 - first) / range_of(last - first));
   join(p, m, column, partials);
 }

@@ -1,6 +1,6 @@
 // Rows reduced into a few places, which fit in shared memory once for each group of threads.
 //
-// 1. accumulate: each group of LANES threads takes PART positions in their order, UNROLLED in flight,
+// 1. accumulate: each group of LANES threads takes `range` positions in their order, UNROLLED in flight,
 //    and adds them to bins of its own: a thread has VEC columns of every place, so nothing is shared.
 //    The bins of a block's groups are joined in their order and written as one partial table.
 // 2. combine: a block for each place and piece of the row brings the partial tables together, in an
@@ -19,7 +19,7 @@ TW_DEVICE Sums widened(const Stored& row, A alpha) {
   return s;
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, RESIDENT / THREADS) void accumulate(const INDEX* index, const T* source, A* partials, u32 count, u32 places, u32 columns, u32 part, i64 source_outer, i64 source_row, i64 skipped, double alpha, int* fault) {
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT / THREADS) void accumulate(const INDEX* index, const T* source, A* partials, u32 count, u32 places, u32 columns, u32 range, i64 source_outer, i64 source_row, i64 skipped, double alpha, int* fault) {
   release_next();
   Sums* bins = (Sums*)shared;  // (place, thread)
   Sums* mine = bins + threadIdx.x;
@@ -28,8 +28,8 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT / THREADS) void accumu
   const u32 column = (blockIdx.y * LANES + lane) * VEC;
   const bool inside = column < columns;
   const T* rows = source + blockIdx.z * source_outer + column;
-  const u64 begin = min((u64)(blockIdx.x * GROUPS + threadIdx.x / LANES) * part, (u64)count);
-  const u64 end = min(begin + part, (u64)count);
+  const u64 begin = min((u64)(blockIdx.x * GROUPS + threadIdx.x / LANES) * range, (u64)count);
+  const u64 end = min(begin + range, (u64)count);
   for (u64 at = begin; __any_sync(FULL_WARP, at < end); at += LANES) {
     const u32 named = at + lane < end ? place_of(index[at + lane], places, skipped, fault) : places;
     TW_UNROLL for (int u = 0; u < LANES; u += UNROLLED) {

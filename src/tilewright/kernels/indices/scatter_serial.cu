@@ -2,10 +2,10 @@
 // element of the index looks at all of its column. The first that names a place goes through the
 // others in their order, so it needs no workspace, no sort, and nothing of the number of places.
 //
-// Terms are added in PARTS sums in turn, which rounds less than one sum does. Configuration: AHEAD
+// Terms are added in ACCUMULATORS sums in turn, which rounds less than one sum does. Configuration: AHEAD
 // positions are read at once.
 
-#define PARTS (REDUCE == PROD ? 1 : 4)
+#define ACCUMULATORS (REDUCE == PROD ? 1 : 4)
 
 struct Column {
   const INDEX* index;
@@ -33,7 +33,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 512 / THREADS) void reduce_elem
   for (u32 k = 0; k < at.position; k += AHEAD)
     if (named(column, k, at.position, mine)) return;
   const u64 to = at.x + (u64)place * stride;
-  Pack<A, PARTS> sums = nothing<A, PARTS>();
+  Pack<A, ACCUMULATORS> sums = nothing<A, ACCUMULATORS>();
   if (INCLUDE && REDUCE == PROD) sums.v[0] = (A)widen(old[to]);  // in order, so that no part overflows
   sums.v[0] = reduce(sums.v[0], (A)widen(moved[at.src]));
   u32 terms = 1;
@@ -41,12 +41,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 512 / THREADS) void reduce_elem
     if (!named(column, k, length, mine)) continue;
     TW_UNROLL for (int q = 0; q < AHEAD; ++q) {
       if (k + q >= length || column.index[(k + q) * index_step] != mine) continue;
-      sums.v[q % PARTS] = reduce(sums.v[q % PARTS], (A)widen(column.src[(k + q) * src_step]));
+      sums.v[q % ACCUMULATORS] = reduce(sums.v[q % ACCUMULATORS], (A)widen(column.src[(k + q) * src_step]));
       ++terms;
     }
   }
   A sum = sums.v[0];
-  TW_UNROLL for (int q = 1; q < PARTS; ++q) sum = reduce(sum, sums.v[q]);
+  TW_UNROLL for (int q = 1; q < ACCUMULATORS; ++q) sum = reduce(sum, sums.v[q]);
   if (SCALED) sum = sum * (A)alpha;
   if (INCLUDE && REDUCE != PROD) sum = reduce((A)widen(old[to]), sum);
   else if (REDUCE == SUM) sum += A(0);

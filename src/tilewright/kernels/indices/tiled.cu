@@ -10,7 +10,7 @@
 // What one thread has in flight of a tile: all that is its own if HELD, and then indices stay in
 // registers from one phase to the next; else BATCH elements.
 #define EACH ((ELEMENTS + THREADS - 1) / THREADS)
-#define PART (HELD ? EACH : BATCH)
+#define HELD_AT_ONCE (HELD ? EACH : BATCH)
 
 TW_DEVICE i64 source_address(const Tile& t, int at) {
   if (SOURCE_DENSE) return address(t, at, LENGTH);
@@ -22,20 +22,20 @@ TW_DEVICE i64 place_address(const Tile& t, int at) {
 }
 
 struct Given {
-  int cell[PART];  // -1: nothing, or an index out of range
-  T value[PART];
+  int cell[HELD_AT_ONCE];  // -1: nothing, or an index out of range
+  T value[HELD_AT_ONCE];
 };
 
 // Read elements first, first + THREADS, ...; report what is out of range.
 TW_DEVICE void read(const Tile& t, int first, const INDEX* index, const T* source, int* fault, Given& g) {
-  INDEX i[PART];
-  TW_UNROLL for (int q = 0; q < PART; ++q) {
+  INDEX i[HELD_AT_ONCE];
+  TW_UNROLL for (int q = 0; q < HELD_AT_ONCE; ++q) {
     const int at = first + q * THREADS;
     if (!inside(t, at, LENGTH)) continue;
     i[q] = index[address(t, at, LENGTH)];
     if (!NUMBER && source) g.value[q] = source[source_address(t, at)];
   }
-  TW_UNROLL for (int q = 0; q < PART; ++q) {
+  TW_UNROLL for (int q = 0; q < HELD_AT_ONCE; ++q) {
     const int at = first + q * THREADS;
     g.cell[q] = -1;
     if (!inside(t, at, LENGTH)) continue;
@@ -52,15 +52,15 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void update(const T* ol
   if (HELD) read(t, threadIdx.x, index, source, fault, g);
   for (int s = threadIdx.x; s < SLOTS; s += THREADS) winner[s] = -1;
   __syncthreads();
-  for (int first = threadIdx.x; first < ELEMENTS; first += THREADS * PART) {
+  for (int first = threadIdx.x; first < ELEMENTS; first += THREADS * HELD_AT_ONCE) {
     if (!HELD) read(t, first, index, nullptr, fault, g);
-    TW_UNROLL for (int q = 0; q < PART; ++q) if (g.cell[q] >= 0) atomicMax(&winner[g.cell[q]], row_of(first + q * THREADS, LENGTH));
+    TW_UNROLL for (int q = 0; q < HELD_AT_ONCE; ++q) if (g.cell[q] >= 0) atomicMax(&winner[g.cell[q]], row_of(first + q * THREADS, LENGTH));
   }
   __syncthreads();
 #if !NUMBER
-  for (int first = threadIdx.x; first < ELEMENTS; first += THREADS * PART) {
+  for (int first = threadIdx.x; first < ELEMENTS; first += THREADS * HELD_AT_ONCE) {
     if (!HELD) read(t, first, index, source, fault, g);
-    TW_UNROLL for (int q = 0; q < PART; ++q)
+    TW_UNROLL for (int q = 0; q < HELD_AT_ONCE; ++q)
       if (g.cell[q] >= 0 && winner[g.cell[q]] == row_of(first + q * THREADS, LENGTH)) value[g.cell[q]] = g.value[q];
   }
   __syncthreads();

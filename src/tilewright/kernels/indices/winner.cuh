@@ -5,7 +5,7 @@
 // columns of INNER at a time, so that the winners they meet stay in the L2 cache. A key is a winner's
 // position plus one, zero for none; CARRIED: with its value below, so that it need not be fetched again.
 //
-//   clear, elect, write: three launches (winner.cu), or parts of one (winner_at_once.cu).
+//   clear, elect, write: three launches (winner.cu), or phases of one (winner_at_once.cu).
 //
 // Each reads what none before it writes, then waits: `await`.
 

@@ -1,4 +1,4 @@
-// The parts of winner.cuh in one launch, whose blocks all run at once and wait for one another in between
+// The phases of winner.cuh in one launch, whose blocks all run at once and wait for one another in between
 // (meet.cuh): AT_ONCE threads of an SM.
 
 extern "C" __global__ __launch_bounds__(THREADS, AT_ONCE / THREADS) void elect(const T* old, const INDEX* index, const T* source, T* out, Key* keys, double number, u32* counter, int* fault) {
