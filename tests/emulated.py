@@ -146,7 +146,7 @@ template <int N> TW_DEVICE bool have_come(const u64 (&words)[N]) {
   return true;
 }""",
     r"T load_one\(const T\* p\) \{": "T load_one(const T* p) { touch(p, sizeof(T));",
-    r"\*\(\(U\*\)p \+ i\) = parts": "touch((U*)p + i, sizeof(U)), *((U*)p + i) = parts",
+    r"\*\(\(U\*\)p \+ i\) = held": "touch((U*)p + i, sizeof(U)), *((U*)p + i) = held",
     r"p\[i \* stride\] = x\[i\];": "touch(p + i * stride, sizeof(T)), p[i * stride] = x[i];",
     r"(?s)// ---- clusters.*": """
 // Blocks of a cluster have memory laid out alike, each from an origin of its own.

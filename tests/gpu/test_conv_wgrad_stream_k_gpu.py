@@ -114,7 +114,7 @@ def test_every_tile_and_number_of_blocks_is_right(w, tile, verifiers):
 
 
 @pytest.mark.parametrize("more", OTHERS, ids=str)
-def test_stages_go_round_through_all_parts(more):
+def test_stages_go_round_through_all_segments(more):
     for w in (PLAIN, layer(4, 64, 200, 15, 13, 3, padding=1)):
         for blocks in (2, 9) if "whole" in more else (2, 17, 132):
             config = replace(other(w, more), blocks=blocks)

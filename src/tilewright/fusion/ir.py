@@ -81,7 +81,7 @@ class Graph:
     again: tuple[int, ...] = ()
     """Inputs behind those of the tensors: which tensor each reads, or which seed decides it."""
     tensors: tuple[int, ...] = ()
-    """Of each output the tensor that it is a part of; () where each is a tensor."""
+    """Of each output the tensor that it is a slice of; () where each is a tensor."""
     joined: frozenset[int] = frozenset()
     """Axes that are several dims, which every tensor walks as one: no dim has such a size."""
 
@@ -227,7 +227,7 @@ class Access:
     """How one tensor is addressed: element strides over the iteration axes, dtype, alignment.
 
     With `draw` it is no memory: the strides give the flat index of a mask's element, and the
-    input's buffer holds the seed. `offset` is that of the first element, of a part of a tensor:
+    input's buffer holds the seed. `offset` is that of the first element, of a slice of a tensor:
     kernels are given its address.
     """
 

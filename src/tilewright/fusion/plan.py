@@ -36,7 +36,7 @@ class Phase:
         stores: positions in `Graph.outputs` of full outputs that this sweep writes.
         carried_in: values kept by earlier sweeps that this one reads.
         carried_out: values that this sweep computes and keeps.
-        added: reductions over other axes than the row's, to which this sweep adds its part.
+        added: reductions over other axes than the row's, to which this sweep adds its share.
     """
 
     reductions: tuple[int, ...]

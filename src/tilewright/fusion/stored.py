@@ -29,7 +29,7 @@ class Stored(Executable):
         raise NotImplementedError
 
     def addresses(self, outs: Iterable[torch.Tensor]) -> list[int]:
-        """Of each output of the graph, which is a tensor or a part of one."""
+        """Of each output of the graph, which is a tensor or a slice of one."""
         found = [t.data_ptr() for t in outs]
         if self.written is None:
             return found

@@ -85,7 +85,7 @@ def is_read_again(graph: Graph) -> bool:
 
 
 class ReadAgain(Executable):
-    """A kernel that reads tensors in several ways, or parts of them, or draws several masks from a
+    """A kernel that reads tensors in several ways, or slices of them, or draws several masks from a
     seed: each is an input of its own."""
 
     def __init__(self, kernel: Stored, graph: Graph):

@@ -311,7 +311,7 @@ template <> struct Unit<4> { typedef u32 type; };
 template <> struct Unit<2> { typedef u16 type; };
 template <> struct Unit<1> { typedef u8 type; };
 
-template <int BYTES, int COUNT> union Parts {
+template <int BYTES, int COUNT> union Units {
   typename Unit<BYTES>::type units[COUNT];
   u32 words[BYTES * COUNT / 4 > 0 ? BYTES * COUNT / 4 : 1];
   u16 halves[BYTES * COUNT / 2 > 0 ? BYTES * COUNT / 2 : 1];
@@ -369,21 +369,21 @@ template <int N> struct Bits<bf16, N> : HalfBits<bf16, N> {};
 template <int N, int BYTES, bool STREAM, class T> TW_DEVICE Vec<T, N> load(const T* p) {
   constexpr int COUNT = N * (int)sizeof(T) / BYTES;
   typedef typename Unit<BYTES>::type U;
-  Parts<BYTES, COUNT> parts;
-  TW_UNROLL for (int i = 0; i < COUNT; ++i) parts.units[i] = fetch<STREAM>((const U*)p + i);
-  return Bits<T, N>::from(parts);
+  Units<BYTES, COUNT> held;
+  TW_UNROLL for (int i = 0; i < COUNT; ++i) held.units[i] = fetch<STREAM>((const U*)p + i);
+  return Bits<T, N>::from(held);
 }
 template <int N, class T> TW_DEVICE Vec<T, N> gather(const T* p, i64 stride) {
-  Parts<sizeof(T), N> parts;
+  Units<sizeof(T), N> held;
   typedef typename Unit<sizeof(T)>::type U;
-  TW_UNROLL for (int i = 0; i < N; ++i) parts.units[i] = *(const U*)(p + i * stride);
-  return Bits<T, N>::from(parts);
+  TW_UNROLL for (int i = 0; i < N; ++i) held.units[i] = *(const U*)(p + i * stride);
+  return Bits<T, N>::from(held);
 }
 template <int N, class T> TW_DEVICE Vec<T, N> gather_at(const T* p, const i64 (&offsets)[N]) {
-  Parts<sizeof(T), N> parts;
+  Units<sizeof(T), N> held;
   typedef typename Unit<sizeof(T)>::type U;
-  TW_UNROLL for (int i = 0; i < N; ++i) parts.units[i] = *(const U*)(p + offsets[i]);
-  return Bits<T, N>::from(parts);
+  TW_UNROLL for (int i = 0; i < N; ++i) held.units[i] = *(const U*)(p + offsets[i]);
+  return Bits<T, N>::from(held);
 }
 template <class T> TW_DEVICE T load_one(const T* p) { return *p; }
 
@@ -394,11 +394,11 @@ template <class U> TW_DEVICE void put_away(U* p, U q) { *p = q; }
 template <int BYTES, bool STREAM = false, int N, class T> TW_DEVICE void store(T* p, const Vec<T, N>& x) {
   constexpr int COUNT = N * (int)sizeof(T) / BYTES;
   typedef typename Unit<BYTES>::type U;
-  Parts<BYTES, COUNT> parts;
-  Bits<T, N>::to(parts, x);
+  Units<BYTES, COUNT> held;
+  Bits<T, N>::to(held, x);
   TW_UNROLL for (int i = 0; i < COUNT; ++i) {
-    if (STREAM) put_away((U*)p + i, parts.units[i]);
-    else *((U*)p + i) = parts.units[i];
+    if (STREAM) put_away((U*)p + i, held.units[i]);
+    else *((U*)p + i) = held.units[i];
   }
 }
 template <int N, class T> TW_DEVICE void scatter(T* p, i64 stride, const Vec<T, N>& x) {
@@ -408,10 +408,10 @@ template <int N, class T> TW_DEVICE void scatter(T* p, i64 stride, const Vec<T, 
 // The same where only some elements lie in the row: those of columns 0 to width - 1.
 template <int N, int BYTES, bool STREAM, class T> TW_DEVICE Vec<T, N> load_within(const T* p, int column, int width, bool whole) {
   if (whole) return load<N, BYTES, STREAM>(p);
-  Parts<sizeof(T), N> parts;
+  Units<sizeof(T), N> held;
   typedef typename Unit<sizeof(T)>::type U;
-  TW_UNROLL for (int i = 0; i < N; ++i) parts.units[i] = (u32)(column + i) < (u32)width ? *((const U*)p + i) : U{};
-  return Bits<T, N>::from(parts);
+  TW_UNROLL for (int i = 0; i < N; ++i) held.units[i] = (u32)(column + i) < (u32)width ? *((const U*)p + i) : U{};
+  return Bits<T, N>::from(held);
 }
 template <int BYTES, int N, class T> TW_DEVICE void store_within(T* p, const Vec<T, N>& x, int column, int width, bool whole) {
   if (whole) return store<BYTES>(p, x);

@@ -14,7 +14,8 @@ from tilewright.impls.fused import graph_of
 from tilewright.tensor_spec import TensorSpec
 
 ON_GPUS = [TileKernels(TileSchedule(), None, True, *way) for way in [(), (True,), (True, True)]]
-"""Walks over columns, and rows that leave a part each, which add up over all rows, too, or not."""
+"""Walks over columns, and rows that leave a partial each, which add up over all rows, too, or
+not."""
 KINDS = (*["binary"] * 3, *["reduce"] * 3, "total")
 
 

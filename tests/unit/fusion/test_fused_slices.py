@@ -147,7 +147,7 @@ def test_pads_and_rolls_are_pytorchs(function, shape):
     assert torch.equal(tw.fuse(function, name="padded_or_rolled")(x), function(x))
 
 
-EMPTY_PARTS = {
+EMPTY_SLICES = {
     "none is left": (lambda x: x[1:] + x[:-1], (1, 3)),
     "differences of one": (lambda x: x.diff(), (3, 1)),
     "beside another": (lambda x: (x[1:] * 2, x.sum(-1)), (1, 3)),
@@ -155,10 +155,10 @@ EMPTY_PARTS = {
 }
 
 
-@pytest.mark.parametrize("case", EMPTY_PARTS)
+@pytest.mark.parametrize("case", EMPTY_SLICES)
 def test_results_without_elements_are_pytorchs(case):
-    function, shape = EMPTY_PARTS[case]
-    fused = tw.fuse(function, name="empty_part")
+    function, shape = EMPTY_SLICES[case]
+    fused = tw.fuse(function, name="empty_slice")
     x = torch.randn(shape, dtype=torch.float16 if case == "halves" else None, requires_grad=True)
     torch.testing.assert_close(fused(x), function(x))
     totals = [sum(o.sum() for o in tree_leaves(f(x))) for f in (fused, function)]

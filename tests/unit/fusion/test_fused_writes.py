@@ -137,7 +137,7 @@ WRITES = [
 
 
 @pytest.mark.parametrize("function", WRITES)
-def test_a_write_to_a_part_has_pytorchs_values_and_gradients(function):
+def test_a_write_to_a_slice_has_pytorchs_values_and_gradients(function):
     fused = tw.fuse(function, name="writes")
     x = torch.randn(6, 10, requires_grad=True)
     own, right = (out if isinstance(out, tuple) else (out,) for out in (fused(x), function(x)))

@@ -112,7 +112,7 @@ def test_a_cut_is_at_the_line_of_the_step_that_needs_it(fused):
     assert rows.endswith(f"a step needs a result of all rows ({__file__}:{first + 2})")
 
 
-def test_a_sum_over_rows_in_a_single_part_is_put_together_by_no_kernel(fused):
+def test_a_sum_over_rows_of_a_single_split_is_put_together_by_no_kernel(fused):
     graph = fused(lambda x: torch.softmax(x - x.mean(0), -1), "f32[64,40]")
     assert spaces(graph, splits=1) == [(64, 40), (64, 40)]
     assert "cut: a step needs a result of all rows (" in cut(graph).describe()[1]

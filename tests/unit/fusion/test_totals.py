@@ -1,5 +1,5 @@
 """Reductions over rows and columns together, beside those along rows, on the GPU target: row
-kernels leave a part for each row, and read nothing twice for them."""
+kernels leave a partial for each row, and read nothing twice for them."""
 
 import math
 import random

@@ -34,9 +34,9 @@ ALIKE = (*BAKED, "scatter_sorted", "scatter_strided", "integer_sums", "rows_uniq
 BATCHES = ("rows_winner", "rows_sorted")
 """Which are given an index for each batch, too."""
 STRIDED = ("scatter_serial", "scatter_sorted", "scatter_strided")
-"""Which are given an expanded index of separate elements, too, one of a part as well."""
+"""Which are given an expanded index of separate elements, too, one of a box as well."""
 PARTIAL = ("scatter_serial", "scatter_strided", *BAKED)
-"""Which are given indices of a part of x and src, too."""
+"""Which are given indices of a box of x and src, too."""
 SORTING = ("rows_sorted", "rows_sorted_torch", "rows_unique", "scatter_sorted")
 """Whose binaries are for numbers of places that take as many bits."""
 SLOW = (

@@ -98,7 +98,7 @@ def test_an_index_beyond_its_batch_is_skipped_and_reported_and_meets_no_other_ba
         ([5, 40, 7], [5, 1, 6], [5, 1, 7]),
     ],
 )
-def test_an_update_of_a_part_lets_the_last_position_win_under_every_config(x, index, src, spread):
+def test_an_update_of_a_box_lets_the_last_position_win_under_every_config(x, index, src, spread):
     dim, impl = len(x) // 2, IMPLS["scatter_strided"]
     for end in (f"src=f32{src})", "src=2.5)!donate=x"):
         w = Workload.parse(f"scatter(x=f32{x}, dim={dim}, index=i64{index}, {end}!indices={spread}")
@@ -126,7 +126,7 @@ def test_an_update_of_a_part_lets_the_last_position_win_under_every_config(x, in
     "name",
     ["bucket_sums", "scatter_buckets", "scatter_exchange", "scatter_tiled", "scatter_winner"],
 )
-def test_a_part_is_served_where_it_lies_by_kernels_for_contiguous_tensors(
+def test_a_box_is_served_where_it_lies_by_kernels_for_contiguous_tensors(
     name, x, index, src, spread
 ):
     dim, impl = len(x) // 2, IMPLS[name]
@@ -161,7 +161,7 @@ def test_a_part_is_served_where_it_lies_by_kernels_for_contiguous_tensors(
         ("bucket_extremes", "f64", "amin"),
     ],
 )
-def test_reductions_of_a_part_are_served_where_it_lies(name, dtype, how, place):
+def test_reductions_of_a_box_are_served_where_it_lies(name, dtype, how, place):
     impl = IMPLS[name]
     w = Workload.parse(
         f"scatter_reduce(x={dtype}[5,9,40,2], dim=2, index=i64[4,7,600,2], "
@@ -199,7 +199,7 @@ def test_few_of_many_places_have_keys_in_a_table_of_at_most_32_bytes_an_index():
         ("scatter_winner", {"launches": 1}),
     ],
 )
-def test_of_an_update_of_a_part_what_is_out_of_range_is_skipped_and_reported(name, knobs):
+def test_of_an_update_of_a_box_what_is_out_of_range_is_skipped_and_reported(name, knobs):
     w = Workload.parse("scatter(x=f32[9,4], dim=0, index=i64[70,3], src=f32[71,4])")
     x, index, src = w.operator.examples(w, "random", 0, "cpu")
     index[5], index[-1] = 9, -1

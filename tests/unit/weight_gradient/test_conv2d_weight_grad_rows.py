@@ -141,7 +141,7 @@ def test_a_slice_has_a_line_at_least():
     assert NARROW.build(NARROW.heuristic(w, H200), w, H200).grid == (8, 1, 1)
 
 
-def test_rows_are_cut_into_equal_parts_of_whole_sixteens():
+def test_rows_are_cut_into_equal_chunks_of_whole_sixteens():
     assert [chunk_of(n) for n in (7, 16, 56, 112, 113, 300)] == [16, 16, 64, 112, 64, 112]
 
 

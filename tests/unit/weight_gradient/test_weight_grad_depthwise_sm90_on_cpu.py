@@ -94,7 +94,7 @@ def counters(monkeypatch):
 
 SLOW = {
     IMAGES.name: {"stages": 3, "own": 3, "blocks": 1, "along": 1},
-    FMA.name: {"stages": 3, "lines": 1, "shares": 4, "parts": 1},
+    FMA.name: {"stages": 3, "lines": 1, "shares": 4, "row_groups": 1},
 }
 """Several warps, and few steps at once."""
 
@@ -150,15 +150,15 @@ def test_it_is_right_and_deterministic_and_stays_in_its_memory(impl, w):
         (IMAGES, BARE, {"features": 32, "blocks": 2, "along": 1, "together": 1}),
         (IMAGES, BARE, {"features": 64, "own": 3}),
         (IMAGES, CASES[8], {"own": 2, "blocks": 1}),
-        (FMA, THREE, {"channels": 4, "lines": 4, "shares": 4, "parts": 1}),
-        (FMA, SEVEN, {"channels": 4, "lines": 2, "parts": 3}),
-        (FMA, STRIDED, {"channels": 4, "lines": 4, "parts": 2, "shares": 4}),
+        (FMA, THREE, {"channels": 4, "lines": 4, "shares": 4, "row_groups": 1}),
+        (FMA, SEVEN, {"channels": 4, "lines": 2, "row_groups": 3}),
+        (FMA, STRIDED, {"channels": 4, "lines": 4, "row_groups": 2, "shares": 4}),
         (FMA, BARE, {"channels": 2, "lines": 7, "shares": 4}),
-        (FMA, WIDE, {"parts": 2, "lines": 2, "shares": 14}),
-        (FMA, CASES[8], {"parts": 2, "shares": 4, "lines": 1}),
+        (FMA, WIDE, {"row_groups": 2, "lines": 2, "shares": 14}),
+        (FMA, CASES[8], {"row_groups": 2, "shares": 4, "lines": 1}),
         (FMA, THREE, {"whole": True, "lines": 4, "shares": 4}),
         (FMA, CASES[7], {"whole": True, "shares": 2}),
-        (FMA, CASES[8], {"whole": True, "parts": 2, "lines": 2}),
+        (FMA, CASES[8], {"whole": True, "row_groups": 2, "lines": 2}),
     ],
     ids=named,
 )

@@ -109,7 +109,7 @@ def test_stages_and_rings_go_round(stages, groups, lead, pending):
     [
         ("wait_for_copies<STAGES - 1>();", "wait_for_copies<STAGES>();"),
         ("barrier_wait(full(shared, step), step / RING & 1);", ""),
-        ('aligned %0;" ::"n"(PARTS - 1)', 'aligned %0;" ::"n"(PARTS)'),
+        ('aligned %0;" ::"n"(LINE_SEGMENTS - 1)', 'aligned %0;" ::"n"(LINE_SEGMENTS)'),
     ],
 )
 def test_who_waits_too_little_is_found(fault):

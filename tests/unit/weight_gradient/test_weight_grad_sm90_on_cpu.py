@@ -178,13 +178,19 @@ ENDS = "cluster_arrive_relaxed();  // what was read has been stored: no load is 
         (5, ("cluster_arrive();\n  cluster_wait();\n  Quad* group", "Quad* group")),
         (5, (f"{ENDS}\n  cluster_wait();", "")),
         (6, ("own + (begin + i * THREADS) * 16", "own + begin * 16")),
-        (14, ("(CLUSTER - 1) * (part_of(rank + 1)", "(CLUSTER - 2) * (part_of(rank + 1)")),
+        (
+            14,
+            (
+                "(CLUSTER - 1) * (segment_begin(rank + 1)",
+                "(CLUSTER - 2) * (segment_begin(rank + 1)",
+            ),
+        ),
         (14, ("cluster_wait();  // until all barriers are there", "")),
         (18, ("CONSUMERS * SHARE", "CONSUMERS")),
         (18, ("j % SHARE) load_rows_everywhere", "j % SHARE) load_rows")),
     ],
 )
-def test_blocks_that_do_not_wait_or_add_other_parts_are_found(place, fault, counters):
+def test_blocks_that_do_not_wait_or_add_other_segments_are_found(place, fault, counters):
     w, config = TOGETHER[place]
     assert fails(lambda: check(w, config, fault))
     counters.zero_()  # who is given up leaves them as they were
@@ -254,7 +260,7 @@ def test_infinities_stay_with_their_groups(halo):
 
 
 @pytest.mark.parametrize(("w", "config"), RANGES, ids=str)
-def test_stages_go_round_through_all_parts_of_a_block(w, config):
+def test_stages_go_round_through_all_segments_of_a_block(w, config):
     assert check(w, config)
 
 
@@ -266,7 +272,7 @@ def test_stages_go_round_through_all_parts_of_a_block(w, config):
         ("u32 parity = done / STAGES & 1;", "u32 parity = 0;"),
     ],
 )
-def test_a_stage_given_back_too_early_and_steps_of_another_part_are_found(fault, counters):
+def test_a_stage_given_back_too_early_and_steps_of_another_segment_are_found(fault, counters):
     config = replace(RANGES[0][1], stages=2)
     assert fails(lambda: check(MATRIX, replace(config, fetch="matrix"), fault))
     counters.zero_()  # who is given up leaves them as they were

@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weight_grad(const u16* x, 
   __shared__ Panel panels[TILE_PANELS];
   const int warp = threadIdx.x / 32;
   for (int at = range_begin(p, blockIdx.x); at < range_begin(p, blockIdx.x + 1);) {
-    const Tile t = part_at(p, at);
+    const Tile t = segment_at(p, at);
     at += t.steps;
     if ((phase == 0) != (t.first > 0)) continue;
     __syncthreads();
@@ -53,12 +53,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) weight_grad(const u16* x, 
       }
     }
     leave_padding_out(x, grad, p, t, p.channels, panels, warp, sums);
-    finish_part<THREADS>({weight, bias}, partial, counters, panels, p, t, warp, sums, bias_sums);
+    finish_segment<THREADS>({weight, bias}, partial, counters, panels, p, t, warp, sums, bias_sums);
   }
 }
 """
 """Products left nothing but NaN, which is summed again pixel by pixel. Blocks run one after the
-other, so the parts that others wait for come first."""
+other, so the segments that others wait for come first."""
 SMALL = weight_grad("2,72,7,6", "2,72,7,6", "kernel_size=3, padding=1")
 LAYERS = [
     SMALL,
@@ -82,7 +82,7 @@ def on_cpu(w, tile, blocks, fault=("", ""), whole=False):
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
 )
 @pytest.mark.parametrize("w", LAYERS, ids=str)
-def test_parts_of_tiles_add_up_to_the_gradient(w, monkeypatch):
+def test_segments_of_tiles_add_up_to_the_gradient(w, monkeypatch):
     zeros = without_a_gpu(monkeypatch, _launch)
     more = [((64, 128), 13), ((128, 128), 3)]
     for tile, blocks in [((64, 64), 7), *(more if w is SMALL else [])]:
@@ -100,7 +100,7 @@ def test_parts_of_tiles_add_up_to_the_gradient(w, monkeypatch):
 @pytest.mark.skipif(
     nvrtc.missing() is not None or cxx.missing() is not None, reason="a compiler is missing"
 )
-def test_a_part_that_is_not_added_is_found(monkeypatch):
+def test_a_segment_that_is_not_added_is_found(monkeypatch):
     without_a_gpu(monkeypatch, _launch)
     lost = on_cpu(SMALL, (64, 64), 7, ("int i = 1; i <= later", "int i = 2; i <= later"))
     assert fails(lambda: Verifier(SMALL, torch.device("cpu")).check(lost).ok)
@@ -221,7 +221,7 @@ def test_one_binary_serves_every_number_of_blocks():
 
 @settings(max_examples=40)
 @given(st.integers(1, 40), st.integers(1, 30), st.integers(1, 50))
-def test_ranges_meet_every_step_once_and_leave_one_part_for_others(tiles, steps, blocks):
+def test_ranges_meet_every_step_once_and_leave_one_segment_for_others(tiles, steps, blocks):
     """What the kernel computes of Problem.steps and .longer."""
     blocks = min(blocks, tiles * steps)
     shape = f"{64 * steps},64,1,1"
@@ -230,14 +230,14 @@ def test_ranges_meet_every_step_once_and_leave_one_part_for_others(tiles, steps,
     begins = [b * each + min(b, longer) for b in range(blocks + 1)]
     assert (begins[0], begins[-1]) == (0, tiles * steps)
     for block in range(blocks):
-        parts = []
+        firsts = []
         at = begins[block]
         while at < begins[block + 1]:
             first = at % steps
-            parts.append(first)
+            firsts.append(first)
             at += min(steps - first, begins[block + 1] - at)
         assert at == begins[block + 1]
-        assert all(first == 0 for first in parts[1:])
+        assert all(first == 0 for first in firsts[1:])
     blocks = min(blocks, tiles)
     packed = problem_of(weight_grad(shape, shape, "kernel_size=1")).packed(
         64, 64, blocks, tiles, True

@@ -164,7 +164,7 @@ def test_a_missing_barrier_and_a_wait_too_short_are_found(fault):
 @pytest.mark.parametrize(
     "fault",
     [
-        ("if (t.group > 0) add_part<", "if (t.group > 1) add_part<"),
+        ("if (t.group > 0) add_segment<", "if (t.group > 1) add_segment<"),
         (
             "return store_sums(running_sums(partial, t)",
             "return store_sums(running_sums(partial, t) + 32",

@@ -56,11 +56,11 @@ class WeightGradKernel(Executable):
         self.results, self.combine = Results(w), config.combine
         self.split = groups > 1 or cuts_tiles(config)
         self.grid, self.cluster = (rows * config.cluster, columns, groups), config.blocks_together
-        self.counters, parts = tiles * config.cluster, (config.split_k, 1, False)
+        self.counters, ranges = tiles * config.cluster, (config.split_k, 1, False)
         if config.blocks:
-            self.grid, parts = (config.blocks, 1, 1), (config.blocks, tiles, config.whole)
+            self.grid, ranges = (config.blocks, 1, 1), (config.blocks, tiles, config.whole)
         self.waits = self.split and (config.blocks > 0 or self.combine in ("grid", MARKED))
-        self.last = (*constants, problem.packed(config.tile_m, config.tile_k, *parts))
+        self.last = (*constants, problem.packed(config.tile_m, config.tile_k, *ranges))
         tile = config.tile_m * config.tile_n
         self.add_threads = config.add_threads
         self.add_grid = (rows, columns, max(1, tile // (4 * self.add_threads * ADD_QUADS)))

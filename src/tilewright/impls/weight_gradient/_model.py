@@ -139,7 +139,7 @@ def why_not(problem: Problem, device: DeviceSpec, c: Split) -> str | None:
             f"partial sums of {kept} groups of slices exceed {problem.workspace_limit_bytes} bytes"
         )
     if c.combine != "kernel" and tiles * c.cluster > COUNTERS:
-        return f"parts of {tiles} tiles exceed {COUNTERS} counters"
+        return f"segments of {tiles} tiles exceed {COUNTERS} counters"
     if c.combine == MARKED and c.blocks_together > 1:
         return "blocks of a cluster mark no places"
     if c.combine == "grid" and c.blocks_together > 2:
@@ -169,7 +169,7 @@ def _why_not_in_ranges(problem: Problem, device: DeviceSpec, c: Split) -> str | 
 
 
 def cuts_tiles(c: Split) -> bool:
-    """Whether ranges of steps end inside tiles, whose parts are then left to add."""
+    """Whether ranges of steps end inside tiles, whose segments are then left to add."""
     return c.blocks > 0 and not c.whole
 
 
@@ -387,8 +387,8 @@ def predicted_us(
 
 
 def _joining_us(problem: Problem, c: Split, steps: int) -> float:
-    """Of stream-K: a block stores the part that it begins with, and adds those of the tile that it
-    ends with, with half as many loads under way as where nothing else is in registers."""
+    """Of stream-K: a block stores the segment that it begins with, and adds those of the tile that
+    it ends with, with half as many loads under way as where nothing else is in registers."""
     of_tile = problem.steps(c.tile_k)
     if steps % of_tile == 0:
         return 0.0

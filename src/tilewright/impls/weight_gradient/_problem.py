@@ -81,8 +81,8 @@ class Problem:
     def packed(
         self, tile_m: int, tile_k: int, split_k: int, tiles: int = 1, whole: bool = False
     ) -> bytes:
-        """`struct Problem` of kernels/weight_gradient/common.cuh; parts are of the steps of so many
-        tiles, or `whole` tiles."""
+        """`struct Problem` of kernels/weight_gradient/common.cuh; ranges are of the steps of so
+        many tiles, or `whole` tiles."""
         out_height, out_width, filter_width, *rest = self.geometry
         steps, longer = divmod(tiles * (1 if whole else self.steps(tile_k)), split_k)
         rows, walk_q = divmod(tile_k, out_width)

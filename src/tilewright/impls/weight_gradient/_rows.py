@@ -90,7 +90,7 @@ class Layout:
         return max(self.loop_bytes, handed_over)
 
     def chunks_of(self, w: Workload) -> int:
-        """Parts of a row."""
+        """Of a row."""
         return math.ceil(w["grad_output"].shape[3] / self.chunk)
 
     def blocks_per_sm(self, config: Config, device: DeviceSpec) -> int:
@@ -105,7 +105,7 @@ class Split:
     """How the lines of a workload are shared among blocks.
 
     Attributes:
-        tiles: parts of the features, each summed by blocks of its own.
+        tiles: ranges of the features, each summed by blocks of its own.
         slices: of the lines, each with sums of its own, which the second kernel adds.
         lines: steps of all slices together.
         floats: of the sums of one slice.
@@ -158,9 +158,9 @@ def forecast(
 
 
 def chunk_of(width: int) -> int:
-    """Rows of the output in equal parts of at most LARGEST_CHUNK pixels, rounded up to 16."""
-    parts = math.ceil(width / LARGEST_CHUNK)
-    return math.ceil(width / parts / 16) * 16
+    """Rows of the output in equal chunks of at most LARGEST_CHUNK pixels, rounded up to 16."""
+    chunks = math.ceil(width / LARGEST_CHUNK)
+    return math.ceil(width / chunks / 16) * 16
 
 
 def prime(filter_height: int, stride: int) -> int:
@@ -230,7 +230,7 @@ def shape_refusal(layout: Layout, config: Config, device: DeviceSpec) -> str | N
 
 
 def rows_task(
-    parts: tuple[str, ...],
+    files: tuple[str, ...],
     w: Workload,
     device: DeviceSpec,
     layout: Layout,
@@ -238,7 +238,7 @@ def rows_task(
     more: dict[str, int],
     text: str = "",
 ) -> CompileTask:
-    """The task of kernels/weight_gradient/<part>.cuh, one after the other.
+    """The task of kernels/weight_gradient/<file>.cuh, one after the other.
 
     Args:
         more: what they need defined besides.
@@ -258,10 +258,10 @@ def rows_task(
         "LOOP_BYTES": layout.loop_bytes, **more,
     }  # fmt: skip
     macros = "".join(f"#define {key} {value}\n" for key, value in defined.items())
-    files = "".join(source(f"{part}.cuh") for part in parts)
-    common = "".join(source(f"{part}.cuh") for part in ("hopper", "long_sum", "rows"))
+    own = "".join(source(f"{name}.cuh") for name in files)
+    common = "".join(source(f"{name}.cuh") for name in ("hopper", "long_sum", "rows"))
     flags = nvrtc.flags_for(device.arch)
-    return CompileTask("nvrtc", macros + common + text + files, flags, ENTRY)
+    return CompileTask("nvrtc", macros + common + text + own, flags, ENTRY)
 
 
 class RowsKernel(Executable):

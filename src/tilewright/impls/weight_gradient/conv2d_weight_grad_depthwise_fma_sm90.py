@@ -62,7 +62,7 @@ class Config(rows.Config):
         features: channels of a block.
         channels: of a thread.
         lines: of the output in a step.
-        parts: of the filter's rows, a thread each.
+        row_groups: of the filter's rows, a thread each.
         together: blocks that share an SM.
         whole: rows are copied in one piece, by blocks that have all channels.
     """
@@ -73,7 +73,7 @@ class Config(rows.Config):
     features: int = param(*FEATURES)
     channels: int = param(4, 2)
     lines: int = param(2, 1, 4, 7)
-    parts: int = param(1, 2, 3)
+    row_groups: int = param(1, 2, 3)
     together: int = param(2, 1, 3)
     whole: bool = param(False, True)
 
@@ -134,7 +134,7 @@ class Conv2dWeightGradDepthwiseFmaSm90(WeightGradByRows):
         return _ranked(w, device, workspace_limit_bytes())[0]
 
     def promising(self, w: Workload, device: DeviceSpec) -> list[Config]:
-        """By the same measure, the best of each part of an image that a block may have."""
+        """By the same measure, the best of each piece of an image that a block may have."""
         found: dict[tuple[int, ...], Config] = {}
         for c in _ranked(w, device, workspace_limit_bytes()):
             found.setdefault((c.channels, c.lines, c.features, c.whole), c)
@@ -154,7 +154,7 @@ class Conv2dWeightGradDepthwiseFmaSm90(WeightGradByRows):
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
         layout = _layout(w, config)
-        more = {"CHUNKS_OF_X": 1, "CHANNELS": config.channels, "PARTS": config.parts}
+        more = {"CHUNKS_OF_X": 1, "CHANNELS": config.channels, "ROW_GROUPS": config.row_groups}
         more |= {"WHOLE_ROWS": int(config.whole)}
         more |= {"EXPECTED_THREADS": layout.threads(config)}
         files = ("depthwise_fma_sm90", "depthwise_sums")
@@ -168,7 +168,7 @@ class Conv2dWeightGradDepthwiseFmaSm90(WeightGradByRows):
 
 
 def _maps(w: Workload, layout: Layout, x: int, grad_output: int) -> tuple[bytes, bytes]:
-    """Tensor maps: channels, pixels and rows of a step's part of an image."""
+    """Tensor maps: channels, pixels and rows of a step's piece of an image."""
     stride_h, stride_w = w["stride"]
     line = layout.chunk + _kept(w) - 1
     return (
@@ -214,7 +214,7 @@ def _layout(w: Workload, config: Config) -> FmaLayout:
     loop_bytes = config.stages * (_place(config.lines * line_bytes) + 16)
     loop_bytes += slots * _place(down * row_bytes) + config.whole * row_bytes
     sums = config.features * (filter_height * filter_width + len(w.outputs) - 1)
-    workers = config.features // config.channels * config.shares * config.lines * config.parts
+    workers = config.features // config.channels * config.shares * config.lines * config.row_groups
     handed_over = 4 * filter_width * config.channels * (math.ceil(workers / 32) * 32 + PRODUCERS)
     return FmaLayout(
         config.features, chunk, 1, math.ceil(sums / 128), loop_bytes, PRODUCERS,
@@ -234,7 +234,7 @@ def _prime(w: Workload, config: Config) -> int:
 
 
 def _own_rows(w: Workload, config: Config) -> int:
-    return math.ceil(w["kernel_size"][0] / config.parts)
+    return math.ceil(w["kernel_size"][0] / config.row_groups)
 
 
 def _registers(w: Workload, c: Config) -> int:
@@ -256,8 +256,8 @@ def _refusal(w: Workload, c: Config, device: DeviceSpec) -> str | None:
     channels, filter_height = w["x"].shape[1], w["kernel_size"][0]
     if reason := _waste_refusal(w, c.features):
         return reason
-    if math.ceil(filter_height / _own_rows(w, c)) != c.parts:
-        return f"{filter_height} rows of the filter are not cut into {c.parts} equal parts"
+    if math.ceil(filter_height / _own_rows(w, c)) != c.row_groups:
+        return f"{filter_height} rows of the filter are not cut into {c.row_groups} equal groups"
     out_height = w["grad_output"].shape[2]
     if c.lines >= 2 * out_height:
         return f"{c.lines} lines of {out_height}"
@@ -266,7 +266,9 @@ def _refusal(w: Workload, c: Config, device: DeviceSpec) -> str | None:
     registers = _registers(w, c)
     layout = _layout(w, c)
     if c.whole and (layout.chunks > 1 or c.features != channels):
-        return f"blocks of {c.features} channels, rows in {layout.chunks} parts, have no whole rows"
+        return (
+            f"blocks of {c.features} channels, rows in {layout.chunks} chunks, have no whole rows"
+        )
     if c.shares > 1 and layout.chunk < 2 * c.shares:
         return f"{layout.chunk} columns are few for {c.shares} threads"
     threads = layout.threads(c)

@@ -181,7 +181,7 @@ def _room_refusal(w: Workload, config: Config, device: DeviceSpec) -> str | None
     if layout.loop_bytes + 1024 > block_bytes:
         return f"{config.together} blocks on an SM have no room for {layout.ring} rows of x each"
     if (pixels := (layout.chunk + 8) * w["stride"][1]) > MOST_PIXELS:
-        return f"a part of {pixels} pixels of a row is wider than {MOST_PIXELS}"
+        return f"a chunk of {pixels} pixels of a row is wider than {MOST_PIXELS}"
     warps = math.ceil(layout.warps * config.together / device.schedulers_per_sm)
     registers = device.registers_per_sm // device.schedulers_per_sm // device.warp // warps
     registers = min(registers, device.registers_per_thread)

@@ -23,7 +23,7 @@ from tilewright.impls.weight_gradient._rows import (
 from tilewright.op import Workload
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
-MOST_FEATURES, MOST_WITH_PARTS = 64, 32
+MOST_FEATURES, MOST_WITH_ROW_GROUPS = 64, 32
 """Of a block; and where warps share the filter's rows."""
 
 
@@ -70,7 +70,7 @@ class Conv2dWeightGradGrouped(WeightGradByRows):
         return f"{config.stages} {config.shares} {layout} {baked}"
 
     def task(self, config: Config, w: Workload, device: DeviceSpec) -> CompileTask:
-        more = {"DEPTH": _depth(w), "PARTS": _parts(w)}
+        more = {"DEPTH": _depth(w), "ROW_GROUPS": _row_groups(w)}
         return rows_task(("grouped",), w, device, _layout(w, config), config, more)
 
 
@@ -82,14 +82,14 @@ def _span(w: Workload) -> int:
     return max(16, _depth(w))
 
 
-def _fragments(w: Workload, parts: int) -> int:
+def _fragments(w: Workload, row_groups: int) -> int:
     """Of a warp's sums; the bias's are the first column of another one."""
     filter_height, filter_width = w["kernel_size"]
-    rows = math.ceil(filter_height / parts)
+    rows = math.ceil(filter_height / row_groups)
     return rows * filter_width * _span(w) // 8 + len(w.outputs) - 1
 
 
-def _parts(w: Workload) -> int:
+def _row_groups(w: Workload) -> int:
     """Of the filter's rows, so that a warp's registers hold the sums of one."""
     return next(n for n in itertools.count(1) if _fragments(w, n) <= MOST_FRAGMENTS)
 
@@ -98,11 +98,13 @@ def _layout(w: Workload, config: Config) -> Layout:
     """As kernels/weight_gradient/grouped.cuh computes it."""
     (filter_height, filter_width), (stride_h, stride_w) = w["kernel_size"], w["stride"]
     chunk, span = chunk_of(w["grad_output"].shape[3]), _span(w)
-    parts = _parts(w)
-    most = MOST_FEATURES if parts == 1 else MOST_WITH_PARTS
+    row_groups = _row_groups(w)
+    most = MOST_FEATURES if row_groups == 1 else MOST_WITH_ROW_GROUPS
     features = min(most, math.ceil(w["x"].shape[1] / span) * span)
     pixel_bytes = features * 2 + 16
     row_bytes = ((chunk - 1) * stride_w + filter_width) * pixel_bytes
     ring_rows = (prime(filter_height, stride_h) + config.stages) * stride_h
     loop_bytes = config.stages * chunk * pixel_bytes + ring_rows * row_bytes + 16
-    return Layout(features, chunk, features // 16 * parts, _fragments(w, parts), loop_bytes)
+    return Layout(
+        features, chunk, features // 16 * row_groups, _fragments(w, row_groups), loop_bytes
+    )

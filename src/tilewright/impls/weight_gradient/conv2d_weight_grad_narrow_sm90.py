@@ -113,8 +113,8 @@ class Conv2dWeightGradNarrowSm90(WeightGradByRows):
             "C": w["x"].shape[1], "COPY_BYTES": copy_bytes(w), "GROUPS": config.groups,
             "LEAD": config.lead, "PENDING": config.pending,
         }  # fmt: skip
-        parts, text = ("unfold", "narrow_sm90"), wgmma(w["x"].dtype)
-        return rows_task(parts, w, device, _layout(w, config), config, more, text)
+        files, text = ("unfold", "narrow_sm90"), wgmma(w["x"].dtype)
+        return rows_task(files, w, device, _layout(w, config), config, more, text)
 
     def kernel(
         self, built: Compiled, w: Workload, device: DeviceSpec, layout: Layout, config: Any

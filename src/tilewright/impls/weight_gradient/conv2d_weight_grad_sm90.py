@@ -58,8 +58,8 @@ FETCHES = ("walk", "matrix", "shared")
 """The copy engine walks the pixels of x under each tap; or, for one tap with stride 1 and no
 padding, copies them as a matrix; or each box of that to two neighbouring blocks at once."""
 EXCHANGES = ("read", "sent")
-"""Blocks of a cluster meet and read their parts of each other's sums; or each sends its neighbours
-their parts, to shared memory that is kept free for them."""
+"""Blocks of a cluster meet and read their segments of each other's sums; or each sends its
+neighbours their segments, to shared memory that is kept free for them."""
 PROMISING, FETCHED, STREAMED, MARKING, RANGES = 32, 4, 6, 3, 4
 """So many promising configs by the model alone; so many of them with other ways to copy x, whose
 speed no model tells yet; so many whose taps share a copy, that mark places of sums, and that walk
@@ -80,7 +80,7 @@ MOST_TOGETHER, MOST_THREADS_IN_RANGES = 4, 288
 MOST_SUMS = 128
 """Of a thread."""
 MOST_SUMS_BESIDE_BIAS = 64
-"""Of a thread, where fp32 sums of the bias lie beside parts of tiles."""
+"""Of a thread, where fp32 sums of the bias lie beside segments of tiles."""
 
 
 @dataclass(frozen=True)
@@ -270,9 +270,9 @@ class Conv2dWeightGradSm90(Implementation):
             "MIN_BLOCKS": max(1, blocks_per_sm(problem, device, config)),
         }
         text = "".join(f"#define {name} {value}\n" for name, value in defined.items())
-        parts = ["hopper", "long_sum", "common", "combine", "padding"]
-        parts += ["stream_k"] if config.blocks else []
-        text += "".join(source(f"{part}.cuh") for part in parts)
+        files = ["hopper", "long_sum", "common", "combine", "padding"]
+        files += ["stream_k"] if config.blocks else []
+        text += "".join(source(f"{name}.cuh") for name in files)
         text += wgmma(columns, dtype) + wgmma(8, dtype) + wgmma(8, dtype, begins=True)
         text += source("sm90.cuh")
         flags = nvrtc.flags_for(device.arch)
@@ -395,11 +395,13 @@ def _refusal(problem: Problem, device: DeviceSpec, c: Config) -> str | None:
     if c.exchange == "sent" and c.cluster == 1:
         return "a block without neighbours sends nothing"
     if c.blocks and (c.warm or c.split_k > 1 or c.blocks_together > 1):
-        return "blocks that take parts of several tiles cut no slices, and stand alone, unwarmed"
+        return "blocks that take segments of several tiles cut no slices, and stand alone, unwarmed"
     if cuts_tiles(c) and c.threads > MOST_THREADS_IN_RANGES:
-        return f"{c.threads} threads have too few registers to add parts of tiles beside their sums"
+        return (
+            f"{c.threads} threads have too few registers to add segments of tiles beside their sums"
+        )
     if cuts_tiles(c) and problem.bias > 1 and c.sums > MOST_SUMS_BESIDE_BIAS:
-        return "a thread has too few registers for fp32 sums of the bias beside parts of tiles"
+        return "a thread has too few registers for fp32 sums of the bias beside segments of tiles"
     if c.whole and problem.bias and c.sums == MOST_SUMS:
         return "a thread has too few registers for tile after tile beside sums of the bias"
     full = c.threads > MOST_THREADS_IN_RANGES or (problem.bias and c.sums == MOST_SUMS)

@@ -9,7 +9,7 @@ TW_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // Add sums that another block left, [place] as this one's threads hold theirs, to those of this warp.
 template <int MOST>  // loads under way, of a quad each
-TW_DEVICE void add_part(const Quad* from, const Tile& t, int warp, Sum (&d)[BLOCKS][COLUMNS / 2], Sum (&bias)[BLOCKS][4]) {
+TW_DEVICE void add_segment(const Quad* from, const Tile& t, int warp, Sum (&d)[BLOCKS][COLUMNS / 2], Sum (&bias)[BLOCKS][4]) {
   constexpr int DEEP = FRAGMENTS % MOST == 0 ? MOST : 2;
   static_assert(FRAGMENTS % DEEP == 0, "fragments in pairs");
   const Quad* own = from + warp * BLOCKS * FRAGMENTS * 32 + threadIdx.x % 32;
@@ -43,7 +43,7 @@ TW_DEVICE void take_turn(Sum* partial, const u32* counters, const Tile& t, int w
     fence();
   }
   asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
-  if (t.group > 0) add_part<4>(running_sums(partial, t), t, warp, d, bias);
+  if (t.group > 0) add_segment<4>(running_sums(partial, t), t, warp, d, bias);
 }
 TW_DEVICE void give_turn(u32* counters, const Tile& t) {
   __syncthreads();
@@ -98,7 +98,7 @@ TW_DEVICE void add_places(const Results& out, Sum* partial, const Panel* panels,
   }
 }
 
-// One part of a tile, places from `first` to `end`. Where it has fewer places than the block has threads, 2, 4 or 8 neighbouring
+// One segment of a tile, places from `first` to `end`. Where it has fewer places than the block has threads, 2, 4 or 8 neighbouring
 // lanes take turns with the groups of a place; the order of adding is fixed.
 TW_DEVICE void add_groups(const Results& out, Sum* partial, const Panel* panels, const Problem& p,
                           const Tile& t, int first, int end) {
@@ -111,17 +111,17 @@ TW_DEVICE void add_groups(const Results& out, Sum* partial, const Panel* panels,
 }
 
 #if CLUSTER > 1
-// With SENT each part of a tile is sent to its block as soon as a thread holds it, into memory that is
+// With SENT each segment of a tile is sent to its block as soon as a thread holds it, into memory that is
 // used for nothing else: the sums of all blocks, one behind the other, and a barrier that counts bytes.
-constexpr int PART = (QUADS + CLUSTER - 1) / CLUSTER;
+constexpr int SEGMENT_QUADS = (QUADS + CLUSTER - 1) / CLUSTER;
 static_assert(!SENT || BIAS_QUADS == 0, "sums of the bias are not sent");
 
-TW_DEVICE int part_of(int rank) { return QUADS * rank / CLUSTER; }
-TW_DEVICE u32 sent_barrier(const unsigned char* inbox) { return shared_address(inbox) + CLUSTER * PART * 16; }
+TW_DEVICE int segment_begin(int rank) { return QUADS * rank / CLUSTER; }
+TW_DEVICE u32 sent_barrier(const unsigned char* inbox) { return shared_address(inbox) + CLUSTER * SEGMENT_QUADS * 16; }
 
 // By one thread, before the cluster's barrier: the bytes that neighbours will send.
 TW_DEVICE void expect_sums(const unsigned char* inbox, int rank) {
-  const u32 barrier = sent_barrier(inbox), bytes = (CLUSTER - 1) * (part_of(rank + 1) - part_of(rank)) * 16;
+  const u32 barrier = sent_barrier(inbox), bytes = (CLUSTER - 1) * (segment_begin(rank + 1) - segment_begin(rank)) * 16;
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -130,7 +130,7 @@ TW_DEVICE void send_sums(unsigned char* inbox, const Tile& t, int warp, const Su
   TW_UNROLL for (int m = 0; m < BLOCKS; ++m)
     TW_UNROLL for (int j = 0; j < FRAGMENTS; ++j) {
       const int at = ((warp * BLOCKS + m) * FRAGMENTS + j) * 32 + threadIdx.x % 32;
-      const int owner = ((at + 1) * CLUSTER - 1) / QUADS, slot = t.rank * PART + at - part_of(owner);
+      const int owner = ((at + 1) * CLUSTER - 1) / QUADS, slot = t.rank * SEGMENT_QUADS + at - segment_begin(owner);
       if (owner == t.rank) {
         ((Quad*)inbox)[slot] = Quad{d[m][j * 4], d[m][j * 4 + 1], d[m][j * 4 + 2], d[m][j * 4 + 3]};
       } else {
@@ -141,7 +141,7 @@ TW_DEVICE void send_sums(unsigned char* inbox, const Tile& t, int warp, const Su
       }
     }
 }
-// As add_cluster, of what was sent. A block that has all of its part may end: nobody sends it more.
+// As add_cluster, of what was sent. A block that has all of its segment may end: nobody sends it more.
 TW_DEVICE void add_sent(const Results& out, Sum* partial, const unsigned char* inbox, const Panel* panels,
                         const Problem& p, const Tile& t) {
   __syncthreads();  // the block's own sums
@@ -150,11 +150,11 @@ TW_DEVICE void add_sent(const Results& out, Sum* partial, const unsigned char* i
       "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 open, [%0], 0;\n"
       "@open bra done;\nbra again;\ndone:\n}" ::"r"(sent_barrier(inbox)) : "memory");
   Quad* group = partial_of(partial, t, t.group);
-  const int first = part_of(t.rank), count = part_of(t.rank + 1) - first;
+  const int first = segment_begin(t.rank), count = segment_begin(t.rank + 1) - first;
   for (int i = threadIdx.x; i < count; i += THREADS) {
     const Quad* own = (const Quad*)inbox + i;
     Quad v[CLUSTER];
-    TW_UNROLL for (int r = 0; r < CLUSTER; ++r) v[r] = own[(t.rank + r) % CLUSTER * PART];
+    TW_UNROLL for (int r = 0; r < CLUSTER; ++r) v[r] = own[(t.rank + r) % CLUSTER * SEGMENT_QUADS];
     TW_UNROLL for (int r = 1; r < CLUSTER; ++r) add_to(v[0], v[r]);
     if (t.groups == 1) store_quad(out, panels, p, t, first + i, v[0]);
     else group[first + i] = v[0];
@@ -168,8 +168,8 @@ TW_DEVICE Quad load_peer(u32 address, int rank) {
   return v;
 }
 
-// Add the slices of this block's part of the tile, which lie in the shared memory of all blocks of
-// the cluster: the result if there is no other group, else this group's partial sums. Each part
+// Add the slices of this block's segment of the tile, which lie in the shared memory of all blocks of
+// the cluster: the result if there is no other group, else this group's partial sums. Each segment
 // begins with its own block's, so that blocks do not read one neighbour all at once.
 TW_DEVICE void add_cluster(const Results& out, Sum* partial, const Quad* sums, const Panel* panels,
                            const Problem& p, const Tile& t) {
@@ -205,14 +205,14 @@ TW_DEVICE void tell_marked(u32* counters, const Tile& t) {
   atomicAdd(counters + t.tile, 1);
 }
 
-// As add_groups, of the part that falls to this block where all blocks of a tile add one.
-TW_DEVICE void add_own_part(const Results& out, Sum* partial, const Panel* panels, const Problem& p, const Tile& t) {
-  const int quads = quads_here(), part = t.rank * t.groups + t.group;
-  add_groups(out, partial, panels, p, t, p.divided(quads * part, SLICES), p.divided(quads * (part + 1), SLICES));
+// As add_groups, of the segment that falls to this block where all blocks of a tile add one.
+TW_DEVICE void add_own_segment(const Results& out, Sum* partial, const Panel* panels, const Problem& p, const Tile& t) {
+  const int quads = quads_here(), segment = t.rank * t.groups + t.group;
+  add_groups(out, partial, panels, p, t, p.divided(quads * segment, SLICES), p.divided(quads * (segment + 1), SLICES));
 }
 
-// After every thread of the block wrote its partial sums of one part of a tile, or of all of it. A
-// counter is 0 before and after; each part has its own.
+// After every thread of the block wrote its partial sums of one segment of a tile, or of all of it. A
+// counter is 0 before and after; each segment has its own.
 TW_DEVICE void meet_groups(const Results& out, Sum* partial, u32* counters, const Panel* panels,
                            const Problem& p, const Tile& t) {
   if (t.groups == 1 || COMBINE == KERNEL) return;
@@ -224,7 +224,7 @@ TW_DEVICE void meet_groups(const Results& out, Sum* partial, u32* counters, cons
       fence();
     }
     __syncthreads();
-    add_own_part(out, partial, panels, p, t);
+    add_own_segment(out, partial, panels, p, t);
     if (threadIdx.x == 0 && atomicAdd(counter, 1) == 2 * t.groups - 1) *(volatile u32*)counter = 0;
     return;
   }
@@ -244,9 +244,9 @@ TW_DEVICE void meet_groups(const Results& out, Sum* partial, u32* counters, cons
     const int quads = quads_here();
     if (__syncthreads_or(last))
       add_groups(out, partial, panels, p, t, quads * t.rank / CLUSTER, quads * (t.rank + 1) / CLUSTER);
-  } else {  // all blocks run at once, so each could wait for the tile's others; now it adds a part
+  } else {  // all blocks run at once, so each could wait for the tile's others; now it adds a segment
     __syncthreads();
-    add_own_part(out, partial, panels, p, t);
+    add_own_segment(out, partial, panels, p, t);
     if (threadIdx.x == 0 && atomicAdd(counter, 1) == 2 * t.groups - 1) *(volatile u32*)counter = 0;
   }
 }
@@ -295,7 +295,7 @@ TW_DEVICE void keep(const Results& out, Sum* partial, const u32* counters, unsig
   store_gathered<ADDERS>(out.weight, staged, panels, p, t);
 }
 
-// The kernel that adds all groups where COMBINE is KERNEL: blockIdx.z is the part of a tile. In fp64 it needs more than
+// The kernel that adds all groups where COMBINE is KERNEL: blockIdx.z is the segment of a tile. In fp64 it needs more than
 // the 64 registers that ptxas gives it for sm_80 unless it is told that one block is enough.
 extern "C" __global__ void __launch_bounds__(ADD_THREADS, sizeof(Sum) == 8) add_all_slices(Out* weight, Out* bias, Sum* partial, Problem p) {
   __shared__ Panel panels[TILE_PANELS];
@@ -303,6 +303,6 @@ extern "C" __global__ void __launch_bounds__(ADD_THREADS, sizeof(Sum) == 8) add_
   find_panels(panels, p, t);
   __syncthreads();
   await_previous();
-  const int quads = quads_here(), parts = gridDim.z, part = blockIdx.z;
-  add_groups({weight, bias}, partial, panels, p, t, quads * part / parts, quads * (part + 1) / parts);
+  const int quads = quads_here(), segments = gridDim.z, segment = blockIdx.z;
+  add_groups({weight, bias}, partial, panels, p, t, quads * segment / segments, quads * (segment + 1) / segments);
 }

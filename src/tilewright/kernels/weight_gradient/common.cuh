@@ -86,7 +86,7 @@ struct alignas(64) Problem {  // 128 bytes, passed by value
   int panels, panels_per_tap;       // of all columns; ceil(C / 64)
   int row_length, filter_width;     // R * S * C, S
   int row_tiles;                    // a tile's number is column_tile * row_tiles + row_tile
-  int slices, steps, longer;        // parts of the pixels, or of all tiles' steps, or of all tiles; so many each, the first `longer` have one more
+  int slices, steps, longer;        // ranges of the pixels, or of all tiles' steps, or of all tiles; so many each, the first `longer` have one more
   int pixels;                       // N * P * Q
   int out_height, out_width;        // P, Q
   int walk_n, walk_p, walk_q;       // one step, in images, rows and pixels
@@ -112,7 +112,7 @@ struct Tile {
     steps = p.steps + (slice < p.longer);
     first = slice * p.steps + min(slice, p.longer);
   }
-  // Whole: who takes a part of it says which steps.
+  // Whole: who takes a segment of it says which steps.
   TW_DEVICE Tile(const Problem& p, int number) : tile(number), groups(1), group(0), rank(0) {
     const int column = number / p.row_tiles;
     panel = column * TILE_PANELS;

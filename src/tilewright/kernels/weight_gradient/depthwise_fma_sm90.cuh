@@ -2,7 +2,7 @@
 //
 // A block has FEATURES channels and walks down the image, LINES_TOGETHER lines of the output a step. A box of
 // grad_output has these lines, one of x the rows that they need and earlier ones did not; zeros lie outside. A
-// thread owns CHANNELS neighbouring channels, one of the lines, one of PARTS of the filter's rows, and one of
+// thread owns CHANNELS neighbouring channels, one of the lines, one of ROW_GROUPS of the filter's rows, and one of
 // SHARES of the line's columns. Along those it keeps the last values of grad_output that still meet a tap; each
 // pixel of x is loaded once for each of its filter rows and multiplied with all of them: with
 // w + padding = STRIDE_W * m + e, tap e + STRIDE_W * j meets output m - j. m is the column, and each has its
@@ -12,12 +12,12 @@
 // pixels whose channels are no multiple of 64 bytes take the copy engine up to a third longer. Zeros beside the
 // pixels are then written once, and rows outside the image read from a row of zeros.
 //
-// Defined before this text, besides what weight_grad_rows.cuh needs: CHANNELS, PARTS, WHOLE_ROWS.
+// Defined before this text, besides what weight_grad_rows.cuh needs: CHANNELS, ROW_GROUPS, WHOLE_ROWS.
 
 constexpr int ACROSS = FEATURES / CHANNELS;
-constexpr int OWN_ROWS = (R + PARTS - 1) / PARTS;  // of the filter, a thread's; the last part may have fewer
+constexpr int OWN_ROWS = (R + ROW_GROUPS - 1) / ROW_GROUPS;  // of the filter, a thread's; the last group may have fewer
 constexpr bool SEVERAL = OWN_ROWS * S * CHANNELS <= 40 && KEPT <= 3;  // whether registers are left for several columns
-constexpr int WORKERS = ACROSS * SHARES * LINES_TOGETHER * PARTS;
+constexpr int WORKERS = ACROSS * SHARES * LINES_TOGETHER * ROW_GROUPS;
 constexpr int CONSUMERS = (WORKERS + 31) / 32;     // warps that multiply; one more has the copy engine work
 constexpr int THREADS = CONSUMERS * 32 + PRODUCERS;
 constexpr int COUNT = R * S + WITH_BIAS;            // sums of a channel
@@ -107,14 +107,14 @@ TW_DEVICE void load(float (&to)[CHANNELS], u32 from) {
   TW_UNROLL for (int i = 0; i < CHANNELS / 2; ++i) DTYPE::widen(to[2 * i], to[2 * i + 1], pairs[i]);
 }
 
-// A thread's part of the work.
+// A thread's share of the work.
 struct Role {
-  int channel, share, line, part;
+  int channel, share, line, row_group;
   bool works;
   TW_DEVICE Role() {
     const int team = threadIdx.x / ACROSS;
     channel = threadIdx.x % ACROSS * CHANNELS;
-    share = team % SHARES, line = team / SHARES % LINES_TOGETHER, part = team / SHARES / LINES_TOGETHER;
+    share = team % SHARES, line = team / SHARES % LINES_TOGETHER, row_group = team / SHARES / LINES_TOGETHER;
     works = threadIdx.x < WORKERS;
   }
 };
@@ -126,7 +126,7 @@ struct Sums {
 // The products of `count` columns: rows of x from the first one on, and the line from KEPT - 1 columns before. The
 // bias's sums are those of the columns, and of the ones before where they are `leading`.
 TW_DEVICE void multiply_columns(Sums& sums, u32 line, u32 (&rows)[OWN_ROWS], int count, const Role& role, bool leading) {
-  const bool with_bias = WITH_BIAS && role.part == 0;
+  const bool with_bias = WITH_BIAS && role.row_group == 0;
   float kept[KEPT][CHANNELS];  // output m at m modulo KEPT
   TW_UNROLL for (int j = 1; j < KEPT; ++j) {
     load(kept[KEPT - j], line + (KEPT - 1 - j) * PIXEL_BYTES);
@@ -138,7 +138,7 @@ TW_DEVICE void multiply_columns(Sums& sums, u32 line, u32 (&rows)[OWN_ROWS], int
     if (with_bias)
       TW_UNROLL for (int c = 0; c < CHANNELS; ++c) sums.bias[c] += kept[i][c];
     TW_UNROLL for (int r = 0; r < OWN_ROWS; ++r) {
-      if (r >= R - (PARTS - 1) * OWN_ROWS && role.part == PARTS - 1) break;
+      if (r >= R - (ROW_GROUPS - 1) * OWN_ROWS && role.row_group == ROW_GROUPS - 1) break;
       TW_UNROLL for (int e = 0; e < STRIDE_W; ++e) {
         float pixel[CHANNELS];
         load(pixel, rows[r] + (i * STRIDE_W + e) * PIXEL_BYTES);
@@ -181,7 +181,7 @@ TW_DEVICE void consume(Sums& sums, u32 shared, const Problem& b) {
       u32 rows[OWN_ROWS];
       TW_UNROLL for (int r = 0; r < OWN_ROWS; ++r) {
         // Of the row, counted from the step's first one: PRIME slots before it, too, are there.
-        const int below = role.line * STRIDE_H + min(role.part * OWN_ROWS + r, R - 1), row = below - (R - STRIDE_H) + PRIME * DOWN;
+        const int below = role.line * STRIDE_H + min(role.row_group * OWN_ROWS + r, R - 1), row = below - (R - STRIDE_H) + PRIME * DOWN;
         int at = slot - PRIME + row / DOWN;
         if (at < 0) at += SLOTS;
         rows[r] = own_pixels + SLOTS_AT + at * SLOT_PLACE + row % DOWN * ROW_BYTES;
@@ -198,14 +198,14 @@ TW_DEVICE void consume(Sums& sums, u32 shared, const Problem& b) {
   }
 }
 
-// A block's sums, those of its lines and shares added in order, one filter row of each part at a time.
+// A block's sums, those of its lines and shares added in order, one filter row of each row group at a time.
 TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char* memory, const Problem& b, const Sums& sums) {
   release_next();
   const Role role;
   float* const shared = (float*)memory;
   float* const to = partial + ((long long)blockIdx.y * b.slices + blockIdx.x) * FRAGMENTS * 128;
-  const auto add = [&](int channel, int value, int part) {  // `value`: of those that a thread has in shared memory
-    const float* from = shared + (value * CHANNELS + channel % CHANNELS) * THREADS + channel / CHANNELS + part * LINES_TOGETHER * SHARES * ACROSS;
+  const auto add = [&](int channel, int value, int row_group) {  // `value`: of those that a thread has in shared memory
+    const float* from = shared + (value * CHANNELS + channel % CHANNELS) * THREADS + channel / CHANNELS + row_group * LINES_TOGETHER * SHARES * ACROSS;
     float sum = from[0];
     for (int i = 1; i < LINES_TOGETHER * SHARES; ++i) sum += from[i * ACROSS];
     return sum;
@@ -215,11 +215,11 @@ TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char
     TW_UNROLL for (int s = 0; s < S; ++s)
       TW_UNROLL for (int c = 0; c < CHANNELS; ++c) shared[(s * CHANNELS + c) * THREADS + threadIdx.x] = sums.taps[r][s][c];
     __syncthreads();
-    for (int i = threadIdx.x; i < PARTS * FEATURES * S; i += THREADS) {
-      const int channel = i % FEATURES, s = i / FEATURES % S, part = i / FEATURES / S;
-      const int row = part * OWN_ROWS + r, k = blockIdx.y * FEATURES + channel;
+    for (int i = threadIdx.x; i < ROW_GROUPS * FEATURES * S; i += THREADS) {
+      const int channel = i % FEATURES, s = i / FEATURES % S, row_group = i / FEATURES / S;
+      const int row = row_group * OWN_ROWS + r, k = blockIdx.y * FEATURES + channel;
       if (row >= R) continue;
-      float sum = add(channel, s, part);
+      float sum = add(channel, s, row_group);
       if (sum != sum && k < b.features) sum = sum_again<1>(x, grad, b, k, row * S + s);
       to[place_of_sum(channel * COUNT + row * S + s)] = sum;
     }

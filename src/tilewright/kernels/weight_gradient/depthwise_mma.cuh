@@ -18,7 +18,7 @@ constexpr int STAGE_BYTES = GRAD_BYTES + STRIDE_H * ROW_BYTES;
 static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS && SHARES * 16 == CHUNK, "layout");
 static_assert(STAGES * STAGE_BYTES + 16 == LOOP_BYTES, "layout");
 
-// A block's way: each line brings its rows of x, and PRIME more steps the rows below a part's last line.
+// A block's way: each line brings its rows of x, and PRIME more steps the rows below a chunk's last line.
 struct Way {
   Walk at;                    // n, chunk, and p, which goes on past the last line
   int line, end, draining;
@@ -80,7 +80,7 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
     fetch();
     const u32 from = stages + stage * STAGE_BYTES;
     TW_UNROLL for (int d = LINES - 1; d > 0; --d)
-      TW_UNROLL for (int i = 0; i < 2; ++i) kept[d][i] = kept[d - 1][i];  // zeros when a part begins
+      TW_UNROLL for (int i = 0; i < 2; ++i) kept[d][i] = kept[d - 1][i];  // zeros when a chunk begins
     kept[0][0] = kept[0][1] = 0;
     if (here.brings_line()) {
       u32 t[4];

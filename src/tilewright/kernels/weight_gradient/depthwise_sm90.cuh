@@ -117,7 +117,7 @@ struct Lane {
   }
 };
 
-// A warp's part of the work.
+// A warp's share of the work.
 struct Role {
   int lane, octet, along, team;
   TW_DEVICE Role() {
@@ -208,7 +208,7 @@ TW_DEVICE void sum_diagonals(float* table, const float* sums, const Role& role, 
   }
 }
 
-// A block's sums, those of its chunk's parts added in order.
+// A block's sums, those of its chunk's shares added in order.
 TW_DEVICE void keep(const u16* x, const u16* grad, float* partial, unsigned char* memory, const Problem& b, float4 (&sums)[OWN][8]) {
   release_next();
   const Role role;

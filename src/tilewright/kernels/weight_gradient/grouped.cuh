@@ -5,14 +5,14 @@
 // tensor cores outweigh. A tap is where a pixel of x lies in shared memory: nothing is unfolded.
 //
 // Defined before this text, besides what weight_grad_rows.cuh needs: DEPTH, the channels of a group and
-// its features; PARTS of the filter's rows, each
+// its features; ROW_GROUPS of the filter's rows, each
 // of which has warps of its own where registers do not hold the sums of all.
 
 constexpr int SPAN = DEPTH > 16 ? DEPTH : 16;
 constexpr int PANELS = SPAN / 8;                // of eight channels
-constexpr int ACROSS = FEATURES / 16;           // warps of one part
-constexpr int WARPS = ACROSS * PARTS;
-constexpr int ROWS = (R + PARTS - 1) / PARTS;   // of the filter; the last part may have fewer
+constexpr int ACROSS = FEATURES / 16;           // warps of one row group
+constexpr int WARPS = ACROSS * ROW_GROUPS;
+constexpr int ROWS = (R + ROW_GROUPS - 1) / ROW_GROUPS;   // of the filter; the last group may have fewer
 constexpr int FRAGMENTS = ROWS * S * PANELS + WITH_BIAS;  // the bias's is the last, beside a column of ones
 constexpr int THREADS = WARPS * SHARES * 32;
 constexpr int PIXEL_BYTES = FEATURES * 2 + 16;
@@ -53,7 +53,7 @@ TW_DEVICE void products(float4 (&sums)[FRAGMENTS], u32 grad, u32 ring, u32 zeros
     else if (WITH_BIAS) multiply(sums[FRAGMENTS - 1], a, DTYPE::ONE * 0x10001u, DTYPE::ONE * 0x10001u);
     const bool there = q + (lane & 15) < count;  // what meets no pixel is 0, whatever x holds
     TW_UNROLL for (int r = 0; r < ROWS; ++r) {
-      if (R % PARTS != 0 && r >= rows) break;
+      if (R % ROW_GROUPS != 0 && r >= rows) break;
       TW_UNROLL for (int s = 0; s < S; ++s)
         TW_UNROLL for (int panel = 0; panel < PANELS; panel += 2) {
           u32 t[4];
@@ -102,9 +102,9 @@ weight_grad(const u16* x, const u16* grad, float* partial, const __grid_constant
 }
 
 TW_DEVICE Place place(int warp, int fragment, int row, int column) {
-  const int part = warp / ACROSS, features = warp % ACROSS * 16, feature = features + row;
-  if (WITH_BIAS && fragment == FRAGMENTS - 1) return {feature, part == 0 ? place_beside_ones(column) : NOWHERE};
-  const int channel = features / SPAN * SPAN + fragment % PANELS * 8 + column, tap = part * ROWS * S + fragment / PANELS;
+  const int row_group = warp / ACROSS, features = warp % ACROSS * 16, feature = features + row;
+  if (WITH_BIAS && fragment == FRAGMENTS - 1) return {feature, row_group == 0 ? place_beside_ones(column) : NOWHERE};
+  const int channel = features / SPAN * SPAN + fragment % PANELS * 8 + column, tap = row_group * ROWS * S + fragment / PANELS;
   const bool there = feature / DEPTH == channel / DEPTH && tap < R * S;
   return {feature, there ? tap * DEPTH + channel % DEPTH : NOWHERE};
 }

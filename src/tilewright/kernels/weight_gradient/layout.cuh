@@ -25,13 +25,13 @@ template <> struct Words<16> { typedef uint4 type; };
 
 constexpr int THREADS = 256, TILE_BYTES = 8192, ITEM_BYTES = sizeof(ITEM);
 constexpr int READ_WIDTHS[] = READS, WRITE_WIDTHS[] = WRITES, WHOLE_ROWS[] = WHOLE;
-constexpr int PARTS = sizeof(WHOLE_ROWS) / sizeof(int);
+constexpr int TRANSPOSES = sizeof(WHOLE_ROWS) / sizeof(int);
 
 struct alignas(64) Problem {  // 128 bytes, passed by value
-  struct Part {
+  struct Transpose {
     int rows, columns, row_tiles, column_tiles;
-    int blocks;  // of this part and those before it
-  } parts[3];
+    int blocks;  // of this one and those before it
+  } transposes[3];
 };
 
 // Where an element of the tile lies in shared memory, in bytes. Among many rows the 16-byte chunks of a
@@ -43,7 +43,7 @@ template <int ROWS> TW_DEVICE int place(int row, int column) {
 }
 
 template <int READ, int WRITE, int ROWS>
-TW_DEVICE void transpose(const ITEM* from, ITEM* to, const Problem::Part& p, int block) {
+TW_DEVICE void transpose(const ITEM* from, ITEM* to, const Problem::Transpose& p, int block) {
   extern __shared__ __align__(128) unsigned char memory[];
   typedef typename Words<READ * ITEM_BYTES>::type In;
   typedef typename Words<WRITE * ITEM_BYTES>::type Out;
@@ -85,11 +85,11 @@ TW_DEVICE void transpose(const ITEM* from, ITEM* to, const Problem::Part& p, int
   }
 }
 
-template <int PART>
-TW_DEVICE void part(const ITEM* const (&from)[3], ITEM* const (&to)[3], const Problem& p, int before) {
-  if constexpr (PART < PARTS) {
-    if ((int)blockIdx.x >= p.parts[PART].blocks) return part<PART + 1>(from, to, p, p.parts[PART].blocks);
-    transpose<READ_WIDTHS[PART], WRITE_WIDTHS[PART], WHOLE_ROWS[PART]>(from[PART], to[PART], p.parts[PART], (int)blockIdx.x - before);
+template <int NUMBER>
+TW_DEVICE void transpose_from(const ITEM* const (&from)[3], ITEM* const (&to)[3], const Problem& p, int before) {
+  if constexpr (NUMBER < TRANSPOSES) {
+    if ((int)blockIdx.x >= p.transposes[NUMBER].blocks) return transpose_from<NUMBER + 1>(from, to, p, p.transposes[NUMBER].blocks);
+    transpose<READ_WIDTHS[NUMBER], WRITE_WIDTHS[NUMBER], WHOLE_ROWS[NUMBER]>(from[NUMBER], to[NUMBER], p.transposes[NUMBER], (int)blockIdx.x - before);
   }
 }
 
@@ -98,5 +98,5 @@ transpose_all(const ITEM* from0, ITEM* to0, const ITEM* from1, ITEM* to1, const 
               const __grid_constant__ Problem p) {
   const ITEM* const from[3] = {from0, from1, from2};
   ITEM* const to[3] = {to0, to1, to2};
-  part<0>(from, to, p, 0);
+  transpose_from<0>(from, to, p, 0);
 }

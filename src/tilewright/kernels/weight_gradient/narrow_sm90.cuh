@@ -20,8 +20,8 @@ constexpr int THREADS = CONSUMERS + PRODUCERS;
 constexpr int RING = PRIME + 1 + LEAD;           // steps whose unfolded rows are kept
 constexpr int GROUP_THREADS = PRODUCERS / GROUPS;
 constexpr int AHEAD = STAGES * GROUPS;           // steps from the one that is unfolded to the one that is asked for
-constexpr int GRADS = AHEAD + 2 + LEAD;          // lines whose part of grad_output is kept, from its copy on
-constexpr int PARTS = PAIRED || CHUNK / 16 <= PENDING ? 1 : PENDING + 1;  // of a line, all but one of which may be under way
+constexpr int GRADS = AHEAD + 2 + LEAD;          // lines whose piece of grad_output is kept, from its copy on
+constexpr int LINE_SEGMENTS = PAIRED || CHUNK / 16 <= PENDING ? 1 : PENDING + 1;  // of a line, all but one of which may be under way
 constexpr int LINE_BYTES = CHUNK * 128;
 constexpr int RAWS = AHEAD + GROUPS;
 constexpr int STEP_BYTES = STRIDE_H * ROW_BYTES;
@@ -31,7 +31,7 @@ static_assert(FEATURES == 64 && CHUNK % 16 == 0, "swizzled rows");
 static_assert(WARPS == EXPECTED_WARPS && FRAGMENTS == EXPECTED_FRAGMENTS, "layout");
 static_assert(BARRIERS_AT + 16 * RING + 8 * GRADS == LOOP_BYTES && SHARES == 1, "layout");
 
-// A step's rows are unfolded; they have been read; a line's part of grad_output is there.
+// A step's rows are unfolded; they have been read; a line's piece of grad_output is there.
 TW_DEVICE u32 full(u32 memory, int step) { return memory + BARRIERS_AT + step % RING * 16; }
 TW_DEVICE u32 done(u32 memory, int step) { return full(memory, step) + 8; }
 TW_DEVICE u32 there(u32 memory, int line) { return memory + BARRIERS_AT + RING * 16 + line % GRADS * 8; }
@@ -74,7 +74,7 @@ TW_DEVICE void produce(int group, int thread, const u16* x, const TensorMap* gra
     wait_for_copies<STAGES - 1>();
     // The step's copies are there, those of the group's step before are unfolded.
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(GROUP_THREADS) : "memory");
-    // Whose place in the ring, and among parts of grad_output, is needed; each phase of a barrier is waited for.
+    // Whose place in the ring, and among pieces of grad_output, is needed; each phase of a barrier is waited for.
     TW_UNROLL for (int i = GROUPS - 1; i >= 0; --i) {
       const int before = step - 1 - LEAD - i;
       if (before >= 0) barrier_wait(done(shared, before), before / RING & 1);
@@ -114,22 +114,22 @@ TW_DEVICE void consume(float (&sums)[FRAGMENTS * 4], u32 shared, const Problem& 
     if (here.prime == 0) {
       const u32 rows = shared + own + (step - back / STRIDE_H) % RING * STEP_BYTES;
       const u64 features = descriptor(grad_of(shared, line));
-      TW_UNROLL for (int part = 0; part < PARTS; ++part) {
-        const int first = part * (CHUNK / 16) / PARTS, end = (part + 1) * (CHUNK / 16) / PARTS;
+      TW_UNROLL for (int segment = 0; segment < LINE_SEGMENTS; ++segment) {
+        const int first = segment * (CHUNK / 16) / LINE_SEGMENTS, end = (segment + 1) * (CHUNK / 16) / LINE_SEGMENTS;
         TW_UNROLL for (int k = first; k < end; ++k) load_transposed(taps[k], rows + k * 16 * PIXEL_BYTES);
-        if (part == PARTS - 1) give_back();
-        if (part == 0) barrier_wait(there(shared, line), line / GRADS & 1);
+        if (segment == LINE_SEGMENTS - 1) give_back();
+        if (segment == 0) barrier_wait(there(shared, line), line / GRADS & 1);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         TW_UNROLL for (int k = first; k < end; ++k) multiply(sums, taps[k], features + k * 128);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PARTS - 1) : "memory");
+        asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LINE_SEGMENTS - 1) : "memory");
       }
       ++line;
       Bias<Ones>::take_line(sums);
     }
     here.advance(b);
   }
-  if (PARTS > 1) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(0) : "memory");
+  if (LINE_SEGMENTS > 1) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(0) : "memory");
   Bias<Ones>::give_back(sums);
 }
 

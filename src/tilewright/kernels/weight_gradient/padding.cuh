@@ -36,10 +36,10 @@ TW_DEVICE Sum sum_again(const DTYPE::type* x, const DTYPE::type* grad, const Pro
     int left = min(width, end - line * p.out_width) - begin;
     const DTYPE::type* g = grad + (((long long)n * image.height + row) * image.width + begin) * p.features + k;
     const DTYPE::type* pixel = x + (((long long)n * p.height + h) * p.width + begin * p.stride_w + right) * channels + c;
-    Sum part = 0;
+    Sum of_line = 0;
     for (; left > 0; --left, g += p.features, pixel += p.stride_w * channels)
-      part += DTYPE::widen(*g) * DTYPE::widen(*pixel);
-    sum += part;
+      of_line += DTYPE::widen(*g) * DTYPE::widen(*pixel);
+    sum += of_line;
   }
   return sum;
 }

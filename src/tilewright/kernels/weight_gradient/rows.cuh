@@ -1,9 +1,9 @@
 // What the weight-gradient kernels that walk rows share: few channels, and groups of them.
 //
-// A block owns FEATURES output channels and walks lines: rows of the output, in parts of CHUNK pixels.
+// A block owns FEATURES output channels and walks lines: rows of the output, in chunks of CHUNK pixels.
 // From one line to the next most rows of x that meet the filter stay, so they live in a ring in shared
-// memory: a step brings STRIDE_H new ones, and the line's part of grad_output. The first PRIME steps in
-// an image (or in another part of its rows) only bring rows. The block's warps share the result and,
+// memory: a step brings STRIDE_H new ones, and the line's chunk of grad_output. The first PRIME steps in
+// an image (or in another chunk of its rows) only bring rows. The block's warps share the result and,
 // in SHARES shares, the pixels of a line; sums of shares are added through shared memory, those of
 // blocks, slices, by a second kernel, both in fixed order.
 //
@@ -57,7 +57,7 @@ constexpr int GRAD_BYTES = CHUNK * GRAD_STRIDE;
 constexpr int KEPT = (S + STRIDE_W - 1) / STRIDE_W;  // pixels of a line that meet one of x
 
 struct alignas(64) Problem {  // 128 bytes, passed by value
-  int lines, chunks;          // N / IMAGES * chunks * P / LINES_TOGETHER; parts of a row of the output
+  int lines, chunks;          // N / IMAGES * chunks * P / LINES_TOGETHER; chunks of a row of the output
   int channels, features;     // C, K
   int height, width, out_height, out_width;
   int padding_h, padding_w;
@@ -73,10 +73,10 @@ TW_DEVICE int first_column(const Problem& b) { return min(b.padding_w / STRIDE_W
 struct Walk {
   int n, chunk, p, prime;
   TW_DEVICE Walk(const Problem& b, int line) : prime(PRIME) {
-    const int column = (b.out_height + LINES_TOGETHER - 1) / LINES_TOGETHER, part = line / column;
-    p = (line - part * column) * LINES_TOGETHER;
-    n = part / b.chunks;
-    chunk = part - n * b.chunks;
+    const int column = (b.out_height + LINES_TOGETHER - 1) / LINES_TOGETHER, strip = line / column;
+    p = (line - strip * column) * LINES_TOGETHER;
+    n = strip / b.chunks;
+    chunk = strip - n * b.chunks;
   }
   TW_DEVICE void advance(const Problem& b) {
     if (prime > 0) {
@@ -142,7 +142,7 @@ TW_DEVICE void copy_pixels(int thread, u32 to, const u16* first, const u16* anyw
 }
 TW_DEVICE int own_features(int thread) { return blockIdx.y * FEATURES + thread % (FEATURES / 8) * 8; }
 
-// A line's part of grad_output.
+// A line's chunk of grad_output.
 template <int THREADS> TW_DEVICE void copy_grad(int thread, u32 to, const u16* grad, const Problem& b, const Walk& w) {
   if (w.prime > 0) return;
   const int q0 = w.chunk * CHUNK;
@@ -204,13 +204,13 @@ template <int GROUP> TW_DEVICE float sum_again(const u16* x, const u16* grad, co
       if (n >= b.images || p >= b.out_height || (unsigned)h >= (unsigned)b.height) continue;
       const u16* g = grad + ((long long)n * b.out_height + p) * b.out_width * b.features + k;
       const u16* pixels = x + ((long long)n * b.height + h) * b.width * b.channels + c;
-      float part = 0.0f;
+      float of_line = 0.0f;
       for (int q = begin; q < end; ++q) {
         const int at_x = q * STRIDE_W + right;
         if ((unsigned)at_x < (unsigned)b.width)
-          part += DTYPE::widen(g[(long long)q * b.features]) * DTYPE::widen(pixels[(long long)at_x * b.channels]);
+          of_line += DTYPE::widen(g[(long long)q * b.features]) * DTYPE::widen(pixels[(long long)at_x * b.channels]);
       }
-      sum += part;
+      sum += of_line;
     }
   }
   return sum;
@@ -218,7 +218,7 @@ template <int GROUP> TW_DEVICE float sum_again(const u16* x, const u16* grad, co
 
 // Zeros around x are multiplied like pixels: beside an infinity of grad_output they make NaN, in sums that
 // it is no part of. So what a block's products left as NaN is summed again. LINES_BESIDE: rows of x meet lines
-// of zeros beside those of a part, too, whatever the padding.
+// of zeros beside those of a chunk, too, whatever the padding.
 template <int WARPS, int GROUP, bool LINES_BESIDE, int FRAGMENTS>
 TW_DEVICE void leave_padding_out(const u16* x, const u16* grad, const Problem& b, float4 (&sums)[FRAGMENTS]) {
   if (!LINES_BESIDE && (b.padding_h | b.padding_w) == 0) return;

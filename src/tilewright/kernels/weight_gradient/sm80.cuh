@@ -29,7 +29,7 @@ struct Column {
   short tap_h, tap_w;
 };
 
-// One thread's part of every step: the same chunk of the same pixel of each box.
+// One thread's share of every step: the same chunk of the same pixel of each box.
 struct Fetch {
   int pixel, q, p, n, chunk;
   TW_DEVICE Fetch(const Problem& problem, const Tile& t) {

@@ -14,8 +14,8 @@
 // the image), and a tap is a number of pixels by which x is ahead of grad_output. Chunks of TILE_K
 // pixels of x fill a ring; columns of neighbouring taps are the same rows of shared memory, one row on.
 //
-// With STREAM_K a block has parts of several tiles, or WHOLE ones, one after the other: stages go round through all of
-// them, so that the next part's pixels come while sums of the last one are written.
+// With STREAM_K a block has segments of several tiles, or WHOLE ones, one after the other: stages go round through all of
+// them, so that the next segment's pixels come while sums of the last one are written.
 //
 // Defined before this text, besides what common.cuh needs: TILE_K, STAGES, WARPGROUPS_M,
 // WARPGROUPS_N, MATRIX, SHARE, HALO, chunks by which the last tap is ahead, WARM, PENDING, steps
@@ -35,7 +35,7 @@ static_assert(THREADS == CONSUMERS * 32 + 32 && COLUMNS * WARPGROUPS_N == TILE_N
 static_assert(BLOCKS * WARPGROUPS_M == ROW_BOXES && TILE_M * STAGED_ROW <= OPERAND_BYTES, "tile");
 static_assert(SHARE == 1 || (CLUSTER == 1 && TILE_PANELS % SHARE == 0), "who shares boxes adds no slices");
 static_assert(CLUSTER == 1 || SENT || (TILE_ELEMENTS + BIAS_QUADS * 4) * 4 <= OPERAND_BYTES, "sums of a cluster's block");
-static_assert(!STREAM_K || (CLUSTER == 1 && SHARE == 1 && !WARM), "blocks that take parts of tiles stand alone");
+static_assert(!STREAM_K || (CLUSTER == 1 && SHARE == 1 && !WARM), "blocks that take segments of tiles stand alone");
 static_assert(GROUP == 0 || (TILE_M == 64 && 64 % OWN == 0 && !STREAM_K && SHARE == 1 && !WARM), "a tile has the channels of its own groups");
 static_assert(HALO == 0 || (!MATRIX && COLUMNS == 3 * PANEL), "a warpgroup has the three taps of a filter row");
 
@@ -331,7 +331,7 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
     asm volatile("bar.arrive 2, %0;" ::"n"(THREADS) : "memory");
 #if STREAM_K
     for (int at = begin; at < end;) {
-      const Tile t = part_at(p, at);
+      const Tile t = segment_at(p, at);
       produce(&x, &grad, p, t, at - begin, stages, full, empty);
       __syncwarp();
       at += t.steps;
@@ -355,17 +355,17 @@ weight_grad(const __grid_constant__ TensorMap x, const __grid_constant__ TensorM
 #if STREAM_K
     asm volatile("bar.sync 2, %0;" ::"n"(THREADS) : "memory");
     for (int at = begin; at < end;) {
-      Tile t = part_at(p, at);
+      Tile t = segment_at(p, at);
       Panel* own = panels + t.tile % 2 * TILE_PANELS;  // those of the tile before may still be read
       find_panels(own, p, t);
       asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS * 32) : "memory");
       float sums[BLOCKS][COLUMNS / 2] = {}, bias_sums[BLOCKS][4] = {};
       consume(sums, bias_sums, beside, p, t, at - begin, warp, stages, full, empty);
       asm volatile("" : "+r"(at));  // found again, rather than kept in registers meanwhile
-      t = part_at(p, at);
+      t = segment_at(p, at);
       own = panels + t.tile % 2 * TILE_PANELS;
       leave_padding_out(x_pixels, grad_pixels, p, t, p.channels, own, warp, sums);
-      finish_part<CONSUMERS * 32>(out, partial, counters, own, p, t, warp, sums, bias_sums);
+      finish_segment<CONSUMERS * 32>(out, partial, counters, own, p, t, warp, sums, bias_sums);
       at += t.steps;
     }
 #else

@@ -10,8 +10,8 @@ TW_DEVICE int range_begin(const Problem& p, int block) {
   return (block * p.steps + min(block, p.longer)) * (WHOLE ? steps_of_tile(p) : 1);
 }
 
-// The part of a tile that begins at step `at` of all tiles and ends with the tile, or with this block's range.
-TW_DEVICE Tile part_at(const Problem& p, int at) {
+// The segment of a tile that begins at step `at` of all tiles and ends with the tile, or with this block's range.
+TW_DEVICE Tile segment_at(const Problem& p, int at) {
   const int steps = steps_of_tile(p);
   Tile t(p, at / steps);
   t.first = WHOLE ? 0 : at - t.tile * steps;
@@ -26,7 +26,7 @@ TW_DEVICE int later_blocks(const Problem& p, const Tile& t) {
   return later;
 }
 
-// Where a block leaves the sums of a part that is not its tile's first: only its range's first one can be that.
+// Where a block leaves the sums of a segment that is not its tile's first: only its range's first one can be that.
 TW_DEVICE Quad* sums_of_block(Sum* partial, int block) { return (Quad*)partial + (long long)block * (QUADS + BIAS_QUADS); }
 
 // Halves, past shared memory, where the next tile's operands are: neighbouring lanes give each other a pair of
@@ -50,9 +50,9 @@ TW_DEVICE void store_halves(Out* out, const Panel* panels, const Problem& p, con
     }
 }
 
-// What the block's ADDERS first threads do with the sums of a part of their range.
+// What the block's ADDERS first threads do with the sums of a segment of their range.
 template <int ADDERS>
-TW_DEVICE void finish_part(const Results& out, Sum* partial, u32* counters, const Panel* panels, const Problem& p, const Tile& t,
+TW_DEVICE void finish_segment(const Results& out, Sum* partial, u32* counters, const Panel* panels, const Problem& p, const Tile& t,
                            int warp, Sum (&d)[BLOCKS][COLUMNS / 2], Sum (&bias)[BLOCKS][4]) {
   if constexpr (!WHOLE) {
     u32* counter = counters + t.tile;  // 0 before and after
@@ -69,7 +69,7 @@ TW_DEVICE void finish_part(const Results& out, Sum* partial, u32* counters, cons
         *(volatile u32*)counter = 0;
       }
       asm volatile("bar.sync 1, %0;" ::"n"(ADDERS) : "memory");
-      for (int i = 1; i <= later; ++i) add_part<8>(sums_of_block(partial, blockIdx.x + i), t, warp, d, bias);
+      for (int i = 1; i <= later; ++i) add_segment<8>(sums_of_block(partial, blockIdx.x + i), t, warp, d, bias);
     }
   }
   if (t.panel == 0) each_bias(warp, bias, [&](int row, Sum sum, Sum rest) { store_bias(out.bias, p, t.row + row, sum, rest); });

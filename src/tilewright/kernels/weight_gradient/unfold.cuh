@@ -14,7 +14,7 @@ constexpr int ROW_BYTES = CHUNK * PIXEL_BYTES;
 constexpr int COPY = COPY_BYTES / 2;            // halves
 constexpr int RAW = ((CHUNK - 1) * STRIDE_W * C + OCTETS * 8 + 2 + COPY + 7) / 8 * 8;  // halves of a row as it is in x
 
-// What a part of a row begins with, in halves from the row's begin, rounded down to what is copied.
+// What a chunk of a row begins with, in halves from the row's begin, rounded down to what is copied.
 TW_DEVICE int raw_begin(const Problem& b, int chunk) {
   return (chunk * CHUNK * STRIDE_W - b.padding_w) * C & ~(COPY - 1);
 }

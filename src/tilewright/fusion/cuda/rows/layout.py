@@ -112,7 +112,7 @@ class RowLayout(Kernel):
         return self.coordinates("row", "row", self.graph.kept, "i64") if self.graph.kept else {}
 
     def row_offset(self, access: Access, at: dict[int, str]) -> str:
-        """Where the row begins; of what lies side by side along it, where this thread's part does.
+        """Where the row begins; of what lies side by side along it, where this thread's share does.
 
         Its turns are then at distances that instructions hold, and need no arithmetic.
         """

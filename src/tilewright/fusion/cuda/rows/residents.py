@@ -188,7 +188,7 @@ class Residents(Walking):
             self.line("close_batch();")
 
     def row_starts(self, first_row: str, loads: tuple[int, ...], own: bool = True) -> None:
-        """Where the rows of `loads` begin, or this thread's `own` part of them."""
+        """Where the rows of `loads` begin, or this thread's `own` share of them."""
         at = self.row_coordinates(first_row)
         for i in loads:
             index = self.graph.nodes[i].attr
