@@ -106,14 +106,15 @@ class Session:
         return report
 
     def share(self) -> Budget:
-        """What the present workload may spend from now on: its part of the time that is left."""
+        """What the present workload may spend from now on: its part of the time that is left, and a
+        second where nothing is."""
         total_s = self.options.budget_s
         if total_s is None and self.options.budget_configs is not None:
             return Budget(clock=self.clock.seconds)
         if total_s is None:
             total_s = SHARE_S[self.spec.kind] * self._workloads
-        left_s = max(total_s - self.clock.seconds(), 1.0)
-        return Budget(left_s / self._workloads_left, clock=self.clock.seconds)
+        share_s = (total_s - self.clock.seconds()) / self._workloads_left
+        return Budget(max(share_s, 1.0), clock=self.clock.seconds)
 
     def prepare(self, w: Workload) -> Limits:
         """Have the runner make ready for a workload; the first call measures the ceilings."""

@@ -28,7 +28,7 @@ from tilewright.tune import Progress, bench, rows, tune, verify_all
 from tilewright.tune.ahead import grouped
 from tilewright.tune.choice import simplest_of_fastest
 from tilewright.tune.run import _recorded, _with_activity, tune_one
-from tilewright.tune.session import Options, Session
+from tilewright.tune.session import Clock, Options, Session
 from tilewright.tune.trial import Entry, Trial
 
 # --- compiling -------------------------------------------------------------------------------
@@ -184,6 +184,28 @@ def test_leaving_a_group_early_ends_the_compilation():
     next(groups)
     groups.close()
     assert closed == [True]
+
+
+# --- budget ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("used_s", "workloads", "share_s"),
+    [(0.0, 4, 5.0), (15.0, 12, 1.0), (30.0, 12, 1.0), (30.0, 1, 1.0)],
+)
+def test_each_workload_has_its_part_of_what_is_left_but_a_second_at_least(
+    w, runner, store, monkeypatch, used_s, workloads, share_s
+):
+    monkeypatch.setattr(Clock, "seconds", lambda self: used_s)
+    run, shares = session(runner, store, budget_s=20.0), []
+
+    def one(session, w):
+        shares.append(session.share().seconds)
+        raise KeyboardInterrupt
+
+    run.pool.effort = {}
+    run.run([w] * workloads, one)
+    assert shares == [share_s]
 
 
 # --- choosing --------------------------------------------------------------------------------
