@@ -175,6 +175,7 @@ class Store:
         before: str | None = None,
         superseded: bool = False,
         other_versions_than: Mapping[str, Any] | None = None,
+        device: str | None = None,
     ) -> int:
         """Delete the rows that meet every condition given; returns how many.
 
@@ -183,8 +184,14 @@ class Store:
             superseded: a later row of the same candidate, workload, device, versions and way of
                 measuring exists. Winners stay as they are.
             other_versions_than: measured with another torch, CUDA, driver, compiler or library
-                than these.
+                than these, which are those of `device`: other devices have others.
+            device: measured on the device with this key.
+
+        Raises:
+            InvalidArgument: nothing but a device is said, or versions without their device.
         """
+        if other_versions_than is not None and device is None:
+            raise InvalidArgument("prune: name the device that has these versions")
         conditions: list[sa.ColumnElement[bool]] = []
         if before is not None:
             conditions.append(RECORDS.c.created < utc_text(before))
@@ -200,6 +207,8 @@ class Store:
             raise InvalidArgument(
                 "prune: say what to delete: older than a date, superseded, or other versions"
             )
+        if device is not None:
+            conditions.append(RECORDS.c.device == device)
         with self._faults("prune"):
             if not self._open():
                 return 0

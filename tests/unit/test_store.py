@@ -11,6 +11,8 @@ from tilewright.errors import InvalidArgument, StoreError
 from tilewright.record import FIELDS, utc_text
 from tilewright.store import Record, Store
 
+CPU = "AMD EPYC, AVX512, 2 threads"
+
 
 @pytest.fixture
 def store(tmp_path):
@@ -111,8 +113,8 @@ def test_another_compiler_makes_a_prior_and_one_that_is_not_known_does_not(store
     without = {**NOW, name: None}
     assert [r.duel for r in store.query(versions=without)] == ["e", "d"]
     assert [r.duel for r in store.query(versions={**NOW, name: version}, limit=1)] == ["d"]
-    assert store.prune(other_versions_than=without) == 0
-    assert store.prune(other_versions_than={**NOW, name: version}) == 1
+    assert store.prune(other_versions_than=without, device=DEVICE) == 0
+    assert store.prune(other_versions_than={**NOW, name: version}, device=DEVICE) == 1
 
 
 def test_a_record_from_before_compilers_were_told_stands(store):
@@ -123,7 +125,7 @@ def test_a_record_from_before_compilers_were_told_stands(store):
 
 def test_another_device_counts_for_nothing(store):
     store.add(duel("d", {"fused": 1.0}))
-    assert store.best(SOFTMAX, "AMD EPYC, AVX512, 2 threads", NOW) is None
+    assert store.best(SOFTMAX, CPU, NOW) is None
 
 
 def test_adding_configs_leaves_what_was_measured_in_place(store):
@@ -184,10 +186,21 @@ def test_prune_before_a_date_keeps_the_later_rows(store):
     assert len(store.query()) == 4
 
 
-def test_prune_of_other_versions_keeps_these(store):
+def test_prune_of_other_versions_keeps_these_and_other_devices(store):
     store.add([*many(3), *many(2, versions=BEFORE)])
-    assert store.prune(other_versions_than=NOW) == 2
-    assert {r.versions["driver"] for r in store.query()} == {NOW["driver"]}
+    here = {"torch": NOW["torch"], "compiler": "g++ 14"}
+    store.add([record(device=CPU, versions=here), record(device=CPU, versions=BEFORE)])
+    assert store.prune(other_versions_than=NOW, device=DEVICE) == 2
+    assert {r.versions["driver"] for r in store.query(device=DEVICE)} == {NOW["driver"]}
+    assert len(store.query(device=CPU)) == 2
+    assert store.prune(other_versions_than=here, device=CPU) == 1
+    assert len(store.query(device=DEVICE)) == 3
+
+
+def test_a_device_is_a_condition_beside_others(store):
+    store.add([*many(3), record(device=CPU)])
+    assert store.prune(before="2100-01-01", device=CPU) == 1
+    assert {r.device for r in store.query()} == {DEVICE}
 
 
 def test_prune_of_superseded_rows_keeps_winners_and_the_newest_of_each_candidate(store):
@@ -201,8 +214,11 @@ def test_prune_of_superseded_rows_keeps_winners_and_the_newest_of_each_candidate
 
 
 def test_prune_needs_to_be_told_what(store):
-    with pytest.raises(InvalidArgument, match="say what to delete"):
-        store.prune()
+    for asked in ({}, {"device": DEVICE}):
+        with pytest.raises(InvalidArgument, match="say what to delete"):
+            store.prune(**asked)
+    with pytest.raises(InvalidArgument, match="name the device that has these versions"):
+        store.prune(other_versions_than=NOW)
 
 
 @pytest.mark.parametrize("moment", ["yesterday", "2026-13-01", ""])

@@ -186,9 +186,14 @@ def import_(path: Path, store_url: str | None, json_target: str | None) -> None:
 @click.option(
     "--other-versions",
     is_flag=True,
-    help="Measured with another torch, CUDA, driver, compiler or library than here.",
+    help="Measured on this device with another torch, CUDA, driver, compiler or library.",
 )
-@options.device_option
+@click.option(
+    "--device",
+    metavar="D",
+    help="Measured on this device: cpu, cuda or cuda:1. Without it --other-versions takes the GPU "
+    "if torch sees one, else the CPU, and the others take all devices.",
+)
 @options.store_option
 @options.json_option
 def prune(
@@ -203,9 +208,16 @@ def prune(
     from tilewright.device import current_device
     from tilewright.store import Store, environment
 
-    versions = environment(current_device(device)[0])[2] if other_versions else None
+    key = versions = None
+    if device is not None or other_versions:
+        key, _, versions = environment(current_device(device)[0])
     with Store(store_url) as store:
-        count = store.prune(before=before, superseded=superseded, other_versions_than=versions)
+        count = store.prune(
+            before=before,
+            superseded=superseded,
+            other_versions_than=versions if other_versions else None,
+            device=key,
+        )
         _tell({"deleted": count, "store": str(store)}, json_target)
 
 

@@ -120,9 +120,23 @@ def test_records_travel_to_another_store(filled, capsys, tmp_path):
 
 
 def test_prune_deletes_what_meets_every_condition(filled, capsys):
-    assert answer(capsys, "prune", "--before", "2026-11-10")["deleted"] == 1
-    assert answer(capsys, "prune", "--other-versions", "--device", "cpu")["deleted"] == 0
-    assert len(answer(capsys, "list")) == 2
+    gpu = {"torch": NOW["torch"], "cuda": "13.0", "driver": "580.1"}
+    away = dataclasses.replace(measured(SOFTMAX, "fused", 1.0), device="H200", versions=gpu)
+    with Store(filled) as opened:
+        opened.add([away, dataclasses.replace(away, created="2026-11-22T12:00:00.000000+00:00")])
+    on_cpu = ("--device", "cpu")
+    assert answer(capsys, "prune", "--superseded", *on_cpu)["deleted"] == 0
+    assert answer(capsys, "prune", "--other-versions", *on_cpu)["deleted"] == 1
+    assert answer(capsys, "prune", "--before", "2026-11-21", *on_cpu)["deleted"] == 1
+    assert [r["device"] for r in answer(capsys, "list")] == ["H200", HERE, "H200"]
+    assert answer(capsys, "prune", "--superseded")["deleted"] == 1
+
+
+@pytest.mark.parametrize("condition", ["--superseded", "--other-versions", "--before=2026-11-10"])
+def test_prune_on_a_device_that_is_not_here_deletes_nothing(filled, capsys, condition):
+    assert cli.main(["records", "prune", condition, "--device", "nonsense"]) == 2
+    assert "unknown device 'nonsense'; use cpu, cuda or cuda:<index>" in capsys.readouterr().err
+    assert len(answer(capsys, "list")) == 3
 
 
 def test_a_store_without_records_says_so(url, capsys):
