@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import sqlite3
 import urllib.parse
 from pathlib import Path
@@ -53,6 +54,12 @@ def record_of(row: Any, prior: bool = False) -> Record:
         if values[name] is not None:
             values[name] = json.loads(values[name])
     return Record(**values, prior=prior)
+
+
+def program_of(versions: str) -> str:
+    """`Record.program` by the text of its versions, as `row_of` has it."""
+    found = re.search(r'"program":"([^"]*)"', versions)
+    return found[1] if found else ""
 
 
 def open_engine(url: URL, busy_s: float) -> sa.Engine:

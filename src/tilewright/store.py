@@ -9,6 +9,7 @@ How a winner is decided, here, in selection and on the command line alike:
 2. The latest duel of the workload on this kind of device decides, and in it the lowest median
    among the rows with status "ok". Whoever judges the duel marks what noise cannot tell from
    something simpler "tied", and the rest "slower". Times of different duels are never compared.
+   Functions of `tw.fuse` may share a name: each program has duels of its own.
 3. Duels under these versions come first: torch, CUDA and driver, and the compilers and libraries
    that both know. Without one, the latest duel under others decides, and its winner is marked
    `prior`: likely still good, worth measuring again. Another kind of device counts for nothing.
@@ -35,6 +36,7 @@ from tilewright.database import (
     create_tables,
     explained,
     open_engine,
+    program_of,
     record_of,
     row_of,
     schema_version,
@@ -59,17 +61,21 @@ from tilewright.settings import settings
 __all__ = ["Record", "Store", "Winners", "environment"]
 
 
-class Winners(Mapping[tuple[str, str], Record]):
-    """(operator, workload text) -> winning record. A record is made when it is looked up."""
+Key = tuple[str, str, str]
+"""What a winner is the winner of: operator, workload text, program."""
 
-    def __init__(self, rows: dict[tuple[str, str], Any], runtime: str):
+
+class Winners(Mapping[Key, Record]):
+    """Key -> winning record. A record is made when it is looked up."""
+
+    def __init__(self, rows: dict[Key, Any], runtime: str):
         self._rows, self._runtime = rows, runtime
 
-    def __getitem__(self, key: tuple[str, str]) -> Record:
+    def __getitem__(self, key: Key) -> Record:
         row = self._rows[key]
         return record_of(row, prior=not same_runtime(row.runtime, self._runtime))
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
+    def __iter__(self) -> Iterator[Key]:
         return iter(self._rows)
 
     def __len__(self) -> int:
@@ -181,8 +187,8 @@ class Store:
 
         Args:
             before: created earlier than this date or time (ISO 8601, UTC unless it says else).
-            superseded: a later row of the same candidate, workload, device, versions and way of
-                measuring exists. Winners stay as they are.
+            superseded: a later row of the same candidate, workload, program, device, versions and
+                way of measuring exists. Winners stay as they are.
             other_versions_than: measured with another torch, CUDA, driver, compiler or library
                 than these, which are those of `device`: other devices have others.
             device: measured on the device with this key.
@@ -195,15 +201,13 @@ class Store:
         conditions: list[sa.ColumnElement[bool]] = []
         if before is not None:
             conditions.append(RECORDS.c.created < utc_text(before))
-        if superseded:
-            conditions.append(RECORDS.c.id.in_(_superseded()))
         if other_versions_than is not None:
             runtime = runtime_of(other_versions_than)
             known = [row.runtime for row in self._select(sa.select(RECORDS.c.runtime).distinct())]
             conditions.append(
                 RECORDS.c.runtime.in_([r for r in known if not same_runtime(r, runtime)])
             )
-        if not conditions:
+        if not conditions and not superseded:
             raise InvalidArgument(
                 "prune: say what to delete: older than a date, superseded, or other versions"
             )
@@ -213,13 +217,21 @@ class Store:
             if not self._open():
                 return 0
             with self._engine.begin() as connection:
-                return connection.execute(sa.delete(RECORDS).where(*conditions)).rowcount
+                delete = sa.delete(RECORDS).where(*conditions)
+                if not superseded:
+                    return connection.execute(delete).rowcount
+                ids = _superseded(connection)
+                parts = [RECORDS.c.id.in_(ids[i : i + 500]) for i in range(0, len(ids), 500)]
+                return sum(connection.execute(delete.where(part)).rowcount for part in parts)
 
     # --- reading ---------------------------------------------------------------------------
 
-    def best(self, workload: str, device: str, versions: Mapping[str, Any]) -> Record | None:
+    def best(
+        self, workload: str, device: str, versions: Mapping[str, Any], program: str = ""
+    ) -> Record | None:
         """The winner for a workload on a device by the rule above, or None without a duel."""
-        rows = self._select(_dueled(device).where(RECORDS.c.workload == workload))
+        found = self._select(_dueled(device).where(RECORDS.c.workload == workload))
+        rows = [row for row in found if program_of(row.versions) == program]
         runtime = runtime_of(versions)
         return next(iter(Winners(_winners(rows, runtime), runtime).values()), None)
 
@@ -323,13 +335,13 @@ def _dueled(device: str) -> sa.Select[Any]:
     return sa.select(RECORDS).where(r.device == device, r.final, r.status == "ok", timed)
 
 
-def _winners(rows: Sequence[Any], runtime: str) -> dict[tuple[str, str], Any]:
+def _winners(rows: Sequence[Any], runtime: str) -> dict[Key, Any]:
     """The rule of this module's docstring, over rows of duels whose status is "ok"."""
     ended: dict[tuple[str, str | None], str] = {}
     for row in rows:
         duel = row.workload, row.duel
         ended[duel] = max(ended.get(duel, ""), row.created)
-    chosen: dict[tuple[str, str], tuple[Any, Any]] = {}
+    chosen: dict[Key, tuple[Any, Any]] = {}
     for row in rows:
         # The id last: equal medians are decided alike on every machine.
         merit = (
@@ -338,17 +350,22 @@ def _winners(rows: Sequence[Any], runtime: str) -> dict[tuple[str, str], Any]:
             -row.median_us,
             row.id,
         )
-        key = row.op, row.workload
+        key = row.op, row.workload, program_of(row.versions)
         if key not in chosen or merit > chosen[key][0]:
             chosen[key] = merit, row
     return {key: row for key, (_, row) in chosen.items()}
 
 
-def _superseded() -> sa.Select[Any]:
+def _superseded(connection: sa.Connection) -> list[str]:
+    """Ids of rows that were measured again later in the same way."""
     names = "device workload implementation config runtime method distribution cold final status"
-    later = [RECORDS.c.created.desc(), RECORDS.c.id]
-    place = sa.func.row_number().over(
-        partition_by=[RECORDS.c[name] for name in names.split()], order_by=later
-    )
-    aged = sa.select(RECORDS.c.id, place.label("place")).subquery().c
-    return sa.select(aged.id).where(aged.place > 1)
+    alike = [RECORDS.c[name] for name in names.split()]
+    later_first = [RECORDS.c.created.desc(), RECORDS.c.id]
+    rows = sa.select(RECORDS.c.id, RECORDS.c.versions, *alike).order_by(*later_first)
+    seen, superseded = set(), []
+    for id_, versions, *values in connection.execute(rows):
+        one = program_of(versions), *values
+        if one in seen:
+            superseded.append(id_)
+        seen.add(one)
+    return superseded

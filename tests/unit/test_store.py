@@ -128,6 +128,17 @@ def test_another_device_counts_for_nothing(store):
     assert store.best(SOFTMAX, CPU, NOW) is None
 
 
+def test_functions_of_one_name_have_winners_of_their_own(store):
+    one, other = ({**NOW, "program": name} for name in ("one", "other"))
+    store.add(duel("first", {"fused": 1.0}, 1, versions=one))
+    store.add(duel("second", {"aten": 2.0}, 2, versions=other))
+    winners = {program: r.duel for (*_, program), r in store.load_device(DEVICE, NOW).items()}
+    assert winners == {"one": "first", "other": "second"}
+    for program, won in winners.items():
+        assert store.best(SOFTMAX, DEVICE, NOW, program).duel == won
+    assert store.best(SOFTMAX, DEVICE, NOW) is None
+
+
 def test_adding_configs_leaves_what_was_measured_in_place(store):
     store.add(duel("d", {"fused": 1.0}))
     store.add(many(50, config={"threads": 512}))
@@ -154,9 +165,9 @@ def test_load_device_holds_exactly_what_best_says(store):
         store.add(duel(f"d{i}", times, versions=versions, workload=workload))
     loaded = store.load_device(DEVICE, NOW)
     assert len(loaded) == 20
-    for (op, workload), winner in loaded.items():
+    for (op, workload, program), winner in loaded.items():
         best = store.best(workload, DEVICE, NOW)
-        assert (op, repr(winner)) == ("softmax", repr(best))
+        assert (op, program, repr(winner)) == ("softmax", "", repr(best))
     assert sum(winner.prior for winner in loaded.values()) == 7
 
 
@@ -211,6 +222,17 @@ def test_prune_of_superseded_rows_keeps_winners_and_the_newest_of_each_candidate
     assert store.prune(superseded=True) == 12
     assert [repr(store.best(SOFTMAX, DEVICE, v)) for v in (NOW, BEFORE)] == before
     assert len(store.query()) == 4
+
+
+def test_prune_of_superseded_rows_tells_functions_of_one_name_apart(store):
+    for hour in range(2):
+        for program in ("one", "other"):
+            versions = {**NOW, "program": program}
+            store.add(
+                duel(f"{program}{hour}", {"aten": 12.0, "fused": 10.0}, hour, versions=versions)
+            )
+    assert store.prune(superseded=True) == 4
+    assert {r.duel for r in store.query()} == {"one1", "other1"}
 
 
 def test_prune_needs_to_be_told_what(store):

@@ -22,7 +22,7 @@ from tilewright.impl import IMPLS
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.op import Workload
 from tilewright.record import Record
-from tilewright.store import Store
+from tilewright.store import Key, Store
 from tilewright.tensor_spec import TensorSpec
 
 NUMEL_OCTAVES = 2.0
@@ -34,17 +34,16 @@ measurement."""
 class Records:
     """The winners on one kind of device; an operator's workloads are read at its first use."""
 
-    def __init__(self, winners: Mapping[tuple[str, str], Record]):
+    def __init__(self, winners: Mapping[Key, Record]):
         self._winners = winners
-        self._texts: dict[str, list[str]] = defaultdict(list)
-        for op, text in winners:
-            self._texts[op].append(text)
+        self._keys: dict[str, list[Key]] = defaultdict(list)
+        for key in winners:
+            self._keys[key[0]].append(key)
         self._of: dict[str, OperatorRecords] = {}
 
     def of(self, op: str) -> OperatorRecords:
         if op not in self._of:
-            texts = self._texts.get(op, ())
-            self._of[op] = OperatorRecords(self._winners[op, text] for text in texts)
+            self._of[op] = OperatorRecords(self._winners[key] for key in self._keys.get(op, ()))
         return self._of[op]
 
 

@@ -257,8 +257,8 @@ def bench_one(session: Session, w: Workload) -> Row:
     supporting = _supporting(trial)
     heuristics = [_heuristic(trial, i) for i in supporting]
     candidates = heuristics.copy()
-    best = session.store.best(str(w), session.device.key, session.device.versions)
-    if best and best.program == w.program and best.implementation in {i.name for i in supporting}:
+    best = session.store.best(str(w), session.device.key, session.device.versions, w.program)
+    if best and best.implementation in {i.name for i in supporting}:
         candidates.insert(0, candidate_of(best))
     trial.assess(candidates, Budget(clock=session.clock.seconds))  # none is left out: no search
     entries = [trial.entries[c] for c in dict.fromkeys(candidates) if c in trial.entries]
@@ -358,13 +358,13 @@ def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> lis
     near = [
         (
             abs(math.log(max(Workload.parse(text).main.numel, 1) / w.main.numel)),
-            text != str(w),
-            text,
+            (text, program) != (str(w), w.program),
+            (op, text, program),
         )
-        for op, text in winners
+        for op, text, program in winners
         if op == w.op
     ]
-    records = [winners[w.op, text] for _, _, text in sorted(near)[:NEIGHBOURS]]
+    records = [winners[key] for _, _, key in sorted(near)[:NEIGHBOURS]]
     return [
         space.config(r.config)
         for r in records

@@ -124,6 +124,10 @@ def test_records_of_another_function_of_the_name_do_not_speak_for_it(store):
             assert chosen(scaled, text) == "asked"
         w = Workload.parse("renamed(x=f32[8,96])")
         assert explain.explain(w, device="cpu", measure=False).records == []
+        recording.record(store, str(w), "aten", duel="of the other")
+        for function in (scaled, softmax):  # neither hides the other's
+            OPS.remove("renamed")
+            assert chosen(function) == "record"
     finally:
         OPS.remove("renamed")
 
