@@ -15,7 +15,7 @@ from tilewright.record import BESIDE, Record
 from tilewright.report import Row
 from tilewright.search import Budget
 from tilewright.tune.choice import best_own, candidate_of, host_us, is_own, measured, winner
-from tilewright.tune.rows import FLOOR, none_right, row_of
+from tilewright.tune.rows import floor_of, none_right, row_of
 from tilewright.tune.session import Session
 from tilewright.tune.spread import Worst, measured_everywhere, robust, worst_cases
 from tilewright.tune.trial import Entry, Trial
@@ -115,7 +115,7 @@ def _records(
     floor = Timing(limits.floor_us, (limits.floor_us, limits.floor_us), 0)
     records = [
         session.record(w, candidate, "ceiling", timing=timing, duel=name)
-        for candidate, timing in ((FLOOR, floor), (COPY, timings[COPY]))
+        for candidate, timing in ((floor_of(session, trial.entries), floor), (COPY, timings[COPY]))
         if isinstance(timing, Timing)
     ]
     for candidate, entry in entries.items():

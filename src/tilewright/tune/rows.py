@@ -185,19 +185,23 @@ def _verified(record: Record, integer_exact: Mapping[Candidate, bool | None]) ->
 def recorded_row(session: Session, w: Workload) -> Row | None:
     """The row of the workload's latest duel, if a new one could not say anything else.
 
-    It must have been fought on this device with these versions and this method, by every
-    implementation that would take part now, and with the code that would be compiled now.
+    It must have been fought on this device with these versions and this method, after a search by
+    every implementation that would take part now, with no knob restricted that is free now, and
+    with the code that would be compiled now.
     """
     known = session.store.query(
-        workload=str(w),
-        device=session.device.key,
-        versions=session.device.versions,
-        method=session.method,
+        workload=str(w), device=session.device.key, versions=session.device.versions
     )
     known = [r for r in known if r.program == w.program]
-    last = next((r.duel for r in known if r.final), None)
-    fought = [r for r in known if r.duel == last and r.final]
-    if last is None or not any(r.status == "ok" for r in fought):
+    last = next((r for r in known if r.final), None)
+    if last is None or last.method != session.method:
+        return None
+    known = [r for r in known if r.method == session.method]
+    fought = [r for r in known if r.duel == last.duel and r.final]
+    if not any(r.status == "ok" for r in fought):
+        return None
+    tried, restricted = _searched_before(fought)
+    if restricted not in ("", session.restricted):
         return None
     chosen = chosen_of(fought).implementation
     if chosen not in IMPLS or IMPLS[chosen].only_compared(w):
@@ -206,7 +210,7 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
     for i in (*session.searched(w), *session.baselines(w)):
         if reason := i.unsupported(w, session.spec):
             refused[i.name] = reason
-        elif not any(r.implementation == i.name and r.status != "unsupported" for r in known):
+        elif i.name not in tried:
             return None
     if not all(_same_code(session, w, r) for r in fought if is_own(r)):
         return None
@@ -225,6 +229,27 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
         none_right=none_right(known[::-1], fought, names),
         spreads=recorded_everywhere(session, w, competing),
     )
+
+
+def floor_of(session: Session, tried: Iterable[Candidate]) -> Candidate:
+    """The floor of a duel; its row tells what the search before it was of.
+
+    Args:
+        tried: what was searched, right or not.
+    """
+    told = {"tried": " ".join(sorted({c.implementation for c in tried}))}
+    if session.restricted:
+        told["restricted"] = session.restricted
+    return Candidate.of(FLOOR.implementation, told)
+
+
+def _searched_before(fought: Sequence[Record]) -> tuple[set[str], str]:
+    """Names of the implementations that were tried before a duel, and how knobs were restricted."""
+    floors = [r.config for r in fought if r.implementation == FLOOR.implementation]
+    told = floors[0] if floors else {}
+    if "tried" in told:
+        return set(told["tried"].split()), told.get("restricted", "")
+    return {r.implementation for r in fought}, ""  # from before floors told
 
 
 def _same_code(session: Session, w: Workload, record: Record) -> bool:

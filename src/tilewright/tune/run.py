@@ -13,7 +13,13 @@ from typing import Any
 from tilewright.build import CompileTask
 from tilewright.compile.pool import CompilePool
 from tilewright.errors import CompileError, InvalidArgument, NoImplementation, known_names
-from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
+from tilewright.impl import (
+    IMPLS,
+    LIBRARY_BACKENDS,
+    OWN_BACKENDS,
+    Implementation,
+    implementations,
+)
 from tilewright.measure.candidate import AsCalled, Candidate
 from tilewright.measure.runner import Isolated, Runner
 from tilewright.measure.verify import Verdict
@@ -69,8 +75,9 @@ def tune(
 ) -> Report:
     """Search, verify, measure and record; one row per workload.
 
-    A workload whose latest duel still stands (same device, versions, method and code) is not
-    searched again. Ctrl-C ends the run with the rows so far; what was measured is recorded.
+    A workload whose latest duel still stands (same device, versions, method and code, and nothing
+    left out of its search that would take part now) is not searched again. Ctrl-C ends the run with
+    the rows so far; what was measured is recorded.
 
     Args:
         device: "cpu", "cuda", "cuda:1"; None for the GPU if there is one.
@@ -90,8 +97,8 @@ def tune(
         runner: None measures in an isolated process on `device`.
 
     Raises:
-        InvalidArgument: an unknown device, strategy, implementation or knob; a workload that draws
-            and has no seed.
+        InvalidArgument: an unknown device, strategy, implementation or knob; a baseline among the
+            implementations; a workload that draws and has no seed.
         StoreError: the records cannot be read or written.
         CacheError: compiled code cannot be kept.
     """
@@ -219,6 +226,12 @@ def _run(
 ) -> Report:
     for w in workloads:  # before anything starts
         _refuse_unseeded(w)
+    for name in options.implementations or ():
+        if IMPLS[name].backend not in (*OWN_BACKENDS, *LIBRARY_BACKENDS):
+            raise InvalidArgument(
+                f"{name} has no configs to search: it is a baseline; name implementations that "
+                "have kernels of their own (--impl), and what to compare with apart (--baseline)"
+            )
     with contextlib.ExitStack() as stack:
         runner = runner or stack.enter_context(Isolated(device))
         store = store or stack.enter_context(Store())

@@ -78,6 +78,12 @@ class Session:
         progress.device(self.device, self.method)
 
     @property
+    def restricted(self) -> str:
+        """The knobs that may have some values only, and which."""
+        params = sorted(self.options.params.items())
+        return " ".join(f"{name}={','.join(map(str, values))}" for name, values in params)
+
+    @property
     def overlap(self) -> bool:
         """Whether compilers may run while the device times: not where they share its cores."""
         return self.spec.kind != "cpu"
@@ -134,11 +140,7 @@ class Session:
         """Implementations with kernels of ours that serve the operator and were asked for."""
         own = [i for i in implementations(w) if i.backend in OWN_BACKENDS]
         wanted = self.options.implementations
-        if wanted is None:
-            return own
-        for name in wanted:
-            IMPLS[name]  # names an unknown one
-        return [i for i in own if i.name in wanted]
+        return own if wanted is None else [i for i in own if i.name in wanted]
 
     def searched(self, w: Workload) -> list[Implementation]:
         """Ours, and the libraries among the baselines: all that have configs to choose from."""

@@ -21,6 +21,7 @@ from tilewright.impl import IMPLS
 from tilewright.measure.candidate import Limits
 from tilewright.measure.runner import InProcess, Isolated
 from tilewright.op import Workload
+from tilewright.record import utc_now
 from tilewright.report import NoneRight
 from tilewright.tune import Progress, bench, tune
 from tilewright.tune.session import Clock
@@ -195,6 +196,36 @@ def test_force_and_a_new_implementation_search_again(w, runner, store, monkeypat
     assert duels() == 3
 
 
+@pytest.mark.parametrize(
+    "restricted",
+    [{"implementations": ()}, {"baselines": ()}, {"params": {**FAST, "delay_us": (0, 300)}}],
+    ids=["implementations", "baselines", "knobs"],
+)
+def test_a_restricted_run_does_not_stand_for_one_without(w, runner, store, restricted):
+    def duels() -> int:
+        return len({r.duel for r in store.query(final=True)})
+
+    everything = {"baselines": ("fake_library",)}
+    first = quick(w, runner, store, **everything)
+    quick(w, runner, store, force=True, **{**everything, **restricted})
+    assert duels() == 2
+    again = quick(w, runner, store, **everything)
+    assert duels() == 3
+    assert (set(again.baselines), again.none_right) == (set(first.baselines), {})
+    quick(w, runner, store, **everything)
+    assert duels() == 3
+
+
+def test_of_two_methods_the_latest_duel_stands(w, runner, store, monkeypatch):
+    quick(w, runner, store)
+    other = [dataclasses.replace(r, method="graph", duel="graph", created=utc_now())
+             for r in store.query(final=True)]  # fmt: skip
+    store.add(other)
+    quick(w, runner, store)
+    (latest, *_) = store.query(final=True)
+    assert (latest.method, latest.duel != "graph") == ("cpu", True)
+
+
 def test_under_another_compiler_a_workload_is_measured_again(w, runner, store, monkeypatch):
     quick(w, runner, store, implementations=())
     monkeypatch.setattr(environment, "_version_of", lambda compiler: "g++ 1.0")
@@ -250,6 +281,7 @@ INTERRUPTED = """
 import sys
 from tilewright import tune
 from tilewright.op import Workload
+from tilewright.record import utc_now
 from tilewright.store import Store
 
 class Tells(tune.Progress):
@@ -371,6 +403,7 @@ def test_a_bench_tells_that_the_untuned_config_was_refused(w, runner, store, mon
     [
         ({"strategy": "clairvoyant"}, "clairvoyant"),
         ({"implementations": ("nobody",)}, "nobody"),
+        ({"implementations": ("aten",)}, "aten has no configs to search: it is a baseline"),
         ({"params": {"tile_q": (1,)}}, "unknown knob 'tile_q'"),
         ({"params": {"delay_us": ("soon",)}}, "delay_us='soon' is not like the values"),
         ({"params": {"fault": ("odd",)}}, "fault='odd' is not like the values"),
