@@ -5,7 +5,6 @@ Records travel as JSON lines: a header line that names the schema, then one reco
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import InvalidArgument, StoreError, known_names
+from tilewright.files import write_whole
 
 SCHEMA = 1
 """Raised when a column is added or changes meaning."""
@@ -185,14 +185,10 @@ def write_lines(path: Path, records: Iterable[Record]) -> int:
     Raises:
         StoreError: the file cannot be written.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     lines = [record_line(record) for record in records]
     try:
-        part.write_text(header_line() + "".join(lines))
-        os.replace(part, path)
+        write_whole(path, header_line() + "".join(lines))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise StoreError(
             f"cannot write {path}: {error.strerror}; choose another file or folder"
         ) from None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tilewright.errors import InvalidArgument
+from tilewright.files import write_whole
 from tilewright.report import Report
 from tilewright.result_schema import SCHEMA, validate
 from tilewright.suite import SUITES
@@ -56,15 +55,7 @@ def write_data(path: str | Path, content: Mapping[str, Any]) -> dict[str, Any]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(data, file, indent=1)
-                file.write("\n")
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, json.dumps(data, indent=1) + "\n")
     except OSError as error:
         raise InvalidArgument(
             f"cannot write {path}: {error.strerror}; give --json another path"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tilewright.errors import InvalidArgument
+from tilewright.files import write_whole
 
 if TYPE_CHECKING:
     from tilewright.op import Workload
@@ -331,7 +332,7 @@ def write_json(content: Any, target: str) -> None:
     path = Path(target)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
+        write_whole(path, text + "\n")
     except OSError as error:
         raise InvalidArgument(f"cannot write --json {path}: {error.strerror}") from None
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from tilewright.build import CompileTask, Resources
 from tilewright.compile import cxx, nvcc, nvrtc, together
 from tilewright.compile.resources import call_resources
 from tilewright.errors import CacheError, CompileError, CompilerMissing
+from tilewright.files import write_whole
 from tilewright.settings import settings
 
 
@@ -183,19 +183,10 @@ def _written(
     return entries
 
 
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _keep(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, content)
+        write_whole(path, content)
     except OSError as error:
         raise CacheError(
             f"cannot keep compiled code in {settings().cache_dir}: {error.strerror}; free space "

@@ -119,6 +119,15 @@ def test_records_travel_to_another_store(filled, capsys, tmp_path):
     assert len(answer(capsys, "list", "--store", other)) == 3
 
 
+def test_an_export_to_a_link_reaches_what_it_leads_to(filled, capsys, tmp_path):
+    target, link = tmp_path / "records.jsonl", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    answer(capsys, "export", str(link))
+    assert link.is_symlink()
+    assert len(read_lines(target)) == 3
+
+
 def test_prune_deletes_what_meets_every_condition(filled, capsys):
     gpu = {"torch": NOW["torch"], "cuda": "13.0", "driver": "580.1"}
     away = dataclasses.replace(measured(SOFTMAX, "fused", 1.0), device="H200", versions=gpu)

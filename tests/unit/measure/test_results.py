@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
+import stat
 from dataclasses import replace
 
 import pytest
@@ -99,6 +101,15 @@ def test_a_written_file_reads_back_valid_and_has_the_documented_keys(report, tmp
     }  # fmt: skip
     assert data["rows"][0]["own"]["ci_us"] == [pytest.approx(9.9), pytest.approx(10.1)]
     assert [p.name for p in path.parent.iterdir()] == ["suite.json"]
+
+
+def test_a_result_file_can_be_read_by_whom_the_umask_lets(report, tmp_path):
+    before = os.umask(0o022)
+    try:
+        results.write(tmp_path / "suite.json", "s", report)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "suite.json").stat().st_mode) == 0o644
 
 
 def test_a_path_that_cannot_be_written_is_named_and_the_old_file_stays(report, tmp_path):
