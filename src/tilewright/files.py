@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -30,6 +32,21 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise the OSError that `write_whole`, after making missing folders, would end in.
+
+    By trying, since permissions do not tell of read-only file systems, nor stop root.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if _is_special(target):
+        return
+    folder = next(parent for parent in target.parents if parent.exists())
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def _is_special(target: Path) -> bool:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tilewright.files import write_whole
+from tilewright.files import check_writable, write_whole
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +65,14 @@ def test_what_cannot_be_written_leaves_everything_as_it_was(tmp_path):
     with pytest.raises(OSError):
         write_whole(tmp_path / "missing" / "file", "text")
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_what_can_be_written_is_told_beforehand_and_nothing_is_left(tmp_path):
+    (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("new", "file", "pipe", "missing/folder/new"):
+        check_writable(tmp_path / path)
+    for path in (tmp_path, tmp_path / "file" / "below", "/proc/new.json"):
+        with pytest.raises(OSError):
+            check_writable(path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "pipe"]

@@ -20,7 +20,7 @@ def doctor(
     from tilewright.profiling.doctor import diagnose
 
     found = diagnose(device, store_url, measure, quick)
-    if json_target:
-        options.write_json(found.as_dict(), json_target)
     if json_target != "-":
         render.diagnosis(found)
+    if json_target:
+        options.write_json(found.as_dict(), json_target)

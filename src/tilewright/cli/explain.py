@@ -55,13 +55,13 @@ def explain(
     else:
         found = engine.explain(w, device, device_spec, store_url, implementation, config, measure)
         content = found.as_dict()
-    if json_target:
-        options.write_json(content, json_target)
     if json_target != "-":
         if show:
             click.echo(text)
         else:
             _render(found)
+    if json_target:
+        options.write_json(content, json_target)
 
 
 def _render(found: Explanation) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tilewright.errors import InvalidArgument
-from tilewright.files import write_whole
+from tilewright.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from tilewright.op import Workload
@@ -281,6 +281,13 @@ def _json_target(ctx: click.Context, param: click.Parameter, value: str | None) 
             ctx,
             param,
         )
+    if value and value != "-":  # before the work whose result it is to hold
+        try:
+            check_writable(value)
+        except OSError as error:
+            raise click.BadParameter(
+                f"{value} cannot be written: {error.strerror}; name another file", ctx, param
+            ) from None
     return value
 
 

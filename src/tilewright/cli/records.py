@@ -222,10 +222,10 @@ def prune(
 
 
 def _tell(content: dict[str, Any], json_target: str | None) -> None:
-    if json_target:
-        options.write_json(content, json_target)
     if json_target != "-":
         click.echo(", ".join(f"{name}: {value}" for name, value in content.items()))
+    if json_target:
+        options.write_json(content, json_target)
 
 
 def _print(rows: Sequence[Record], json_target: str | None, store: str) -> None:

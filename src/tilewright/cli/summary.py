@@ -45,11 +45,11 @@ def summary(
     rows = [result_files.row_of(row) for row in data["rows"]]
     counts = SUITES[data["suite"]].count_of() if data["suite"] in SUITES else {}
     groups = {fields: summary_by(rows, fields, counts) for fields in groupings}
-    if json_target == "-":
-        options.write_json(data, "-")
-    elif json_target:
-        results.write_data(json_target, data)
     to_stderr = json_target == "-"
     for fields, lines in (groups or data.get("summary_by", {})).items():
         render.groups(fields, lines, to_stderr)
     render.summary(data, to_stderr)
+    if json_target == "-":
+        options.write_json(data, "-")
+    elif json_target:
+        results.write_data(json_target, data)

@@ -97,12 +97,23 @@ def finish(suite: str, report: Report, json_target: str | None, winner: str = "c
     from tilewright import results
 
     data = results.as_dict(suite, report)
-    if json_target == "-":
-        options.write_json(data, "-")
-    elif json_target:
-        results.write_data(json_target, data)
+    try:
+        _show(data, report, json_target == "-", winner)
+    finally:  # a full disk costs no table, nor a closed pipe the file
+        if json_target == "-":
+            options.write_json(data, "-")
+        elif json_target:
+            results.write_data(json_target, data)
+    if report.interrupted:
+        click.echo("interrupted; what was measured before is recorded", err=True)
+        return INTERRUPTED
+    return 1 if report.failed else 0
+
+
+def _show(data: Mapping[str, Any], report: Report, to_stderr: bool, winner: str) -> None:
+    from tilewright import results
+
     rows = results.table_rows(report)
-    to_stderr = json_target == "-"
     if rows:
         render.results(rows, to_stderr, winner)
         for fields, lines in data.get("summary_by", {}).items():
@@ -112,10 +123,6 @@ def finish(suite: str, report: Report, json_target: str | None, winner: str = "c
         click.echo(line, err=True)
     for text, reason in report.failed.items():
         click.echo(f"{text}: {reason}", err=True)
-    if report.interrupted:
-        click.echo("interrupted; what was measured before is recorded", err=True)
-        return INTERRUPTED
-    return 1 if report.failed else 0
 
 
 def wrong_baselines(rows: Sequence[Mapping[str, Any]]) -> list[str]:

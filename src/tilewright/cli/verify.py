@@ -46,10 +46,10 @@ def verify(
         for w in targets.workloads:
             verdicts = verify_all(w, implementation, config, seed, runner=runner)
             found += [(w, *verdict) for verdict in verdicts]
-    if json_target:
-        options.write_json([_row(*each) for each in found], json_target)
     if json_target != "-":
         _render(found)
+    if json_target:
+        options.write_json([_row(*each) for each in found], json_target)
     wrong = [each for each in found if not each[3].ok]
     for w, name, values, verdict in wrong:
         error = verification_error(w, name, render.config(values), verdict, seed)

@@ -192,6 +192,8 @@ def test_no_target_at_all_names_the_suites():
         (["tune", SOFTMAX, "--strategy", "no_such"], "unknown strategy 'no_such'"),
         (["explain", SOFTMAX, "--device-spec", "no_such"], "unknown device 'no_such'"),
         (["tune", "--json", SOFTMAX], "reads as a workload, not as a file"),
+        (["bench", SOFTMAX, "--json", "/proc/new.json"], "/proc/new.json cannot be written: No s"),
+        (["verify", SOFTMAX, "--json", "/tmp"], "/tmp cannot be written: Is a directory; name ano"),
         (["tune", "--from", "no_such.json"], "does not exist"),
         (["records", "prune"], "say what to delete"),
     ],
@@ -377,6 +379,23 @@ def test_json_on_standard_output_is_all_there_is_on_it(capsys):
 def test_the_result_file_is_valid(tmp_path):
     assert finish("custom", report(), str(tmp_path / "new" / "r.json")) == 0
     assert validate(json.loads((tmp_path / "new" / "r.json").read_text())) == []
+
+
+def test_a_file_that_can_no_longer_be_written_costs_no_table(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidArgument, match="cannot write"):
+        finish("custom", report(), str(tmp_path / "file" / "below.json"))
+    assert SOFTMAX in capsys.readouterr().out
+
+
+def test_a_table_that_nobody_reads_costs_no_file(tmp_path, monkeypatch):
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(render, "results", closed)
+    with pytest.raises(BrokenPipeError):
+        finish("custom", report(), str(tmp_path / "r.json"))
+    assert validate(json.loads((tmp_path / "r.json").read_text())) == []
 
 
 def test_a_failed_workload_is_exit_code_1_and_named(capsys):
