@@ -32,6 +32,8 @@ BESIDE = ("ceiling", "host", "eager")
 """Statuses of what is kept beside a duel and does not compete: floor and copy, and what eager calls
 cost the host and take."""
 
+RIGHT = ("ok", "tied", "slower", "spilled")
+"""Statuses of what was right, whose times can stand beside each other."""
 
 RUNTIME = ("torch", "cuda", "driver")
 """Versions that every record tells."""
@@ -215,35 +217,47 @@ def append_lines(path: Path, records: Iterable[Record]) -> None:
 def best_by(
     records: Iterable[Record], knobs: Sequence[str]
 ) -> list[tuple[tuple[Any, ...], Record, int]]:
-    """The fastest of one workload's records for each combination of values of some knobs.
+    """The fastest of one workload's records for each combination of values of some knobs, on each
+    device and by each method: what is wrong or invalid has no time, and elsewhere is another time.
 
     Args:
         knobs: names of config values.
 
     Returns:
-        (values, the fastest record with them, distinct configs timed with them), by value.
+        (values, the fastest record with them, distinct configs timed with them), by device, method
+        and value.
 
     Raises:
         InvalidArgument: nothing was timed, or no config has such a knob.
     """
-    timed = [r for r in records if r.median_us is not None and r.status not in BESIDE]
+    timed = [r for r in records if r.median_us is not None and r.status in RIGHT]
     there = sorted({name for r in timed for name in r.config})
     for name in knobs:
         if name not in there:
             names = known_names(name, there)
             raise InvalidArgument(f"no timed record has the knob {name!r}; {names}")
-    groups: dict[tuple[Any, ...], list[Record]] = {}
+    groups: dict[tuple[str, str, tuple[Any, ...]], list[Record]] = {}
     for r in timed:
         if all(name in r.config for name in knobs):
-            groups.setdefault(tuple(r.config[name] for name in knobs), []).append(r)
+            values = tuple(r.config[name] for name in knobs)
+            groups.setdefault((r.device, r.method, values), []).append(r)
     return [
         (
             values,
             min(found, key=lambda r: r.median_us or math.inf),
             len({to_json(r.config) for r in found}),
         )
-        for values, found in sorted(groups.items(), key=lambda item: item[0])
+        for (_, _, values), found in sorted(
+            groups.items(), key=lambda item: (*item[0][:2], [*map(knob_order, item[0][2])])
+        )
     ]
+
+
+def knob_order(value: Any) -> tuple[int, float, str]:
+    """Sorts a knob's values, of whatever types: none, numbers by size, then the rest as text."""
+    if value is None:
+        return 0, 0, ""
+    return (1, value, "") if isinstance(value, (int, float)) else (2, 0, str(value))
 
 
 def read_lines(path: Path) -> list[Record]:

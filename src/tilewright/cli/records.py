@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tilewright.cli import options, render
+from tilewright.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from tilewright.record import Record
@@ -79,6 +81,8 @@ def show(workload: str, store_url: str | None, json_target: str | None) -> None:
 @click.option("--by", metavar="KNOB,...", required=True, help="One line for each of their values.")
 @click.option("--across", metavar="KNOB", help="One column for each of this one's values.")
 @click.option("--impl", "implementation", metavar="I", default="fused", show_default=True)
+@click.option("--device", metavar="TEXT", help="Of devices whose name holds this text: H200.")
+@click.option("--method", type=click.Choice(["cpu", "events", "graph"]), help="Timed like this.")
 @click.option(
     "--from",
     "from_file",
@@ -92,13 +96,17 @@ def study(
     by: str,
     across: str | None,
     implementation: str,
+    device: str | None,
+    method: str | None,
     from_file: Path | None,
     store_url: str | None,
     json_target: str | None,
 ) -> None:
     """How the time of one WORKLOAD depends on some knobs. The best config for each value.
 
-    With --across, each place of the table has the best time and its registers, spilled bytes too.
+    There is a table for each device and way of timing; wrong results and invalid times are left
+    out. With --across, each place of a table has the best time and its registers, spilled bytes
+    too.
     """
     from tilewright.record import best_by, read_lines
     from tilewright.store import Store
@@ -111,17 +119,44 @@ def study(
     else:
         with Store(store_url) as store:
             rows = store.query(workload=text, implementation=implementation)
-    found = best_by(rows, knobs)
+    found = best_by(_measured_there(rows, device, method), knobs)
+    if json_target != "-":
+        for (on, by_method), group in itertools.groupby(found, lambda each: _where(each[1])):
+            click.echo(f"{on}, timed by {by_method}")
+            _render_study(knobs, list(group), crossed=across is not None)
     if json_target:
         content = [
-            {**dict(zip(knobs, values, strict=True)), "configs": count,
-             "median_us": r.median_us, "resources": r.resources, "config": r.config}
+            {"device": r.device, "timed_by": r.method, **dict(zip(knobs, values, strict=True)),
+             "configs": count, "median_us": r.median_us, "resources": r.resources,
+             "config": r.config}
             for values, r, count in found
         ]  # fmt: skip
         options.write_json(content, json_target)
-    if json_target == "-":
-        return
-    if across:
+
+
+def _where(r: Record) -> tuple[str, str]:
+    return r.device, r.method
+
+
+def _measured_there(rows: Sequence[Record], device: str | None, method: str | None) -> list[Record]:
+    found = [
+        r
+        for r in rows
+        if (device or "").casefold() in r.device.casefold() and method in (None, r.method)
+    ]
+    if rows and not found:
+        there = "; ".join(f"{on}, timed by {by}" for on, by in sorted(set(map(_where, rows))))
+        raise InvalidArgument(
+            f"no such records with --device {device or 'any'} --method {method or 'any'}; "
+            f"there are those of {there}"
+        )
+    return found
+
+
+def _render_study(
+    knobs: Sequence[str], found: Sequence[tuple[tuple[Any, ...], Record, int]], crossed: bool
+) -> None:
+    if crossed:
         render.crossed(knobs, [(values, _place(r)) for values, r, _ in found])
         return
     render.table(
@@ -229,15 +264,17 @@ def _tell(content: dict[str, Any], json_target: str | None) -> None:
 
 
 def _print(rows: Sequence[Record], json_target: str | None, store: str) -> None:
+    if not rows and json_target != "-":
+        click.echo(f"no such records in {store}")
+    elif json_target != "-":
+        _render_records(rows)
     if json_target:
         from tilewright.record import as_dict
 
         options.write_json([as_dict(row) for row in rows], json_target)
-    if json_target == "-":
-        return
-    if not rows:
-        click.echo(f"no such records in {store}")
-        return
+
+
+def _render_records(rows: Sequence[Record]) -> None:
     render.table(
         ["workload", "implementation", "config", "status", ">time", "duel", "device", "created"],
         [

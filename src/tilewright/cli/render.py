@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tilewright.record import knob_order
 from tilewright.text import duration_text
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def crossed(
     names: Sequence[str], places: Sequence[tuple[tuple[Any, ...], str]], stderr: bool = False
 ) -> None:
     """A table of texts by the values of several names, the last name's values as columns."""
-    columns = sorted({values[-1] for values, _ in places})
+    columns = sorted({values[-1] for values, _ in places}, key=knob_order)
     lines: dict[tuple[Any, ...], dict[Any, str]] = {}
     for values, text in places:
         lines.setdefault(values[:-1], {})[values[-1]] = text

@@ -19,9 +19,10 @@ OLD = {**NOW, "torch": "1.0.0"}
 
 
 def measured(text, implementation, us, created="2026-11-20T12:00:00", **more):
-    given = {"device_info": INFO, "versions": NOW, "final": True, "duel": "d", **more}
-    return Record(text, text.partition("(")[0], implementation, {}, given.pop("status", "ok"),
-                  HERE, us, created=f"{created}.000000+00:00", **given)  # fmt: skip
+    given = {"device_info": INFO, "versions": NOW, "final": True, "duel": "d", "method": "cpu",
+             "config": {}, "status": "ok", "device": HERE, **more}  # fmt: skip
+    return Record(text, text.partition("(")[0], implementation, median_us=us,
+                  created=f"{created}.000000+00:00", **given)  # fmt: skip
 
 
 @pytest.fixture
@@ -105,10 +106,64 @@ def test_study_crosses_knobs_of_a_file_that_was_exported(url, capsys, tmp_path):
     answer(capsys, "export", str(path))
     asked = ["records", "study", SOFTMAX, "--by", "rows", "--across", "cap", "--from", str(path)]
     assert cli.main([*asked, "--store", f"sqlite:///{tmp_path / 'empty.db'}"]) == 0
-    head, _, one, two = capsys.readouterr().out.strip().splitlines()
+    where, _, head, _, one, two = capsys.readouterr().out.strip().splitlines()
+    assert where == f"{HERE}, timed by cpu"
     assert head.split() == ["rows", "cap=0", "cap=40"]
     assert " ".join(one.split()) == "1 12.0 us (40) 15.0 us (40, 8 B spilled)"
     assert " ".join(two.split()) == "2 13.0 us (40) -"
+
+
+@pytest.fixture
+def studied(url):
+    """Times by the knob `rows`: on two devices, by two methods, and such as are none."""
+    outcomes = [
+        (5.0, 1, {"device": "GPU A", "method": "graph"}),
+        (1.0, 1, {"device": "GPU B", "method": "graph"}),
+        (7.0, 1, {"device": "GPU A", "method": "events"}),
+        (6.0, 2, {"device": "GPU A", "method": "graph", "status": "slower"}),
+        (0.1, 2, {"device": "GPU A", "method": "graph", "status": "invalid"}),
+        (0.2, 2, {"device": "GPU A", "method": "graph", "status": "wrong_result"}),
+        (9.0, None, {"device": "GPU A", "method": "graph"}),
+    ]
+    with Store(url) as opened:
+        opened.add(
+            measured(SOFTMAX, "fused", us, config={"rows": rows}, **more)
+            for us, rows, more in outcomes
+        )
+    return ["study", SOFTMAX, "--by", "rows"]
+
+
+def test_study_ranks_right_results_on_each_device_by_each_method(studied, capsys):
+    told = ("device", "timed_by", "rows", "median_us")
+    found = [tuple(r[name] for name in told) for r in answer(capsys, *studied)]
+    assert found == [
+        ("GPU A", "events", 1, 7.0),
+        ("GPU A", "graph", None, 9.0),
+        ("GPU A", "graph", 1, 5.0),
+        ("GPU A", "graph", 2, 6.0),
+        ("GPU B", "graph", 1, 1.0),
+    ]
+    assert cli.main(["records", *studied]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "timed by" in line] == [
+        "GPU A, timed by events",
+        "GPU A, timed by graph",
+        "GPU B, timed by graph",
+    ]
+
+
+def test_study_crosses_values_of_unlike_types(studied, capsys):
+    assert cli.main(["records", *studied, "--across", "rows", "--device", "GPU A"]) == 0
+    assert "rows=None" in capsys.readouterr().out
+
+
+def test_study_keeps_to_a_device_and_a_method(studied, capsys):
+    only = answer(capsys, *studied, "--device", "gpu a", "--method", "events")
+    assert [r["median_us"] for r in only] == [7.0]
+    assert cli.main(["records", *studied, "--device", "H200"]) == 2
+    assert "there are those of GPU A, timed by events; GPU A, timed by graph; GPU B, timed by " in (
+        capsys.readouterr().err
+    )
 
 
 def test_records_travel_to_another_store(filled, capsys, tmp_path):
