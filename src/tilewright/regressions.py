@@ -9,6 +9,7 @@ over the floor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,8 +49,13 @@ def changes(
     """What became of each row of `old` that has a kernel of ours; what `new` adds is no change.
 
     Raises:
-        InvalidArgument: the files are of different suites or devices.
+        InvalidArgument: the files are of different suites or devices, or the tolerance is no part.
     """
+    if not 0 <= tolerance < math.inf:
+        raise InvalidArgument(
+            f"the tolerance is {tolerance}; give a part of the time, such as {TOLERANCE} "
+            f"(--tolerance {TOLERANCE * 100:g})"
+        )
     for what, of in (("suite", lambda d: d["suite"]), ("device", lambda d: d["device"]["name"])):
         if of(old) != of(new):
             raise InvalidArgument(

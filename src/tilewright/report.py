@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tilewright.measure.activity import Activity
+
 if TYPE_CHECKING:
     from tilewright.build import Effort
-    from tilewright.measure.activity import Activity
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewright.build import Effort
 from tilewright.errors import InvalidArgument
@@ -15,6 +17,8 @@ from tilewright.report import Baseline, Measured, NoneRight, Own, Report, Row, V
 from tilewright.result_schema import validate
 from tilewright.results import as_dict
 
+T = TypeVar("T")
+
 
 def read(path: str | Path) -> dict[str, Any]:
     """A result file.
@@ -23,12 +27,19 @@ def read(path: str | Path) -> dict[str, Any]:
         InvalidArgument: it cannot be read, or is none.
     """
     try:
-        data = json.loads(Path(path).read_text())
+        data = json.loads(Path(path).read_text(), parse_float=_finite, parse_constant=_finite)
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{path} is not readable JSON: {error}") from None
     if problems := validate(data):
         raise InvalidArgument(f"{path} is no result file: {problems[0]}")
     return data
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number that JSON has")
+    return value
 
 
 def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -68,23 +79,29 @@ _COMPARABLE = {
 
 
 def row_of(data: Mapping[str, Any]) -> Row:
-    """A row as `Row.as_dict` wrote it."""
+    """A row as `Row.as_dict` wrote it, or that of a newer version, whose further fields are left
+    out."""
     own, wrong = data["own"], data.get("wrong", ())
     verdicts = {part: data.get(part) for part in ("verified", "chosen_verified")}
-    return Row(
-        **{
+    return _made(
+        Row,
+        {
             **data,
-            "baselines": {n: Baseline(**_measured(m)) for n, m in data["baselines"].items()},
-            "others": {n: Measured(**_measured(m)) for n, m in data.get("others", {}).items()},
-            "own": Own(**_measured(own)) if own else None,
-            **{part: Verified(**found) if found else None for part, found in verdicts.items()},
+            "baselines": _measured(Baseline, data["baselines"]),
+            "others": _measured(Measured, data.get("others", {})),
+            "own": _measured(Own, {"own": own})["own"] if own else None,
+            **{part: _made(Verified, v) if v else None for part, v in verdicts.items()},
             "wrong": wrong if isinstance(wrong, Mapping) else dict.fromkeys(wrong, ""),
-            "none_right": {n: NoneRight(**r) for n, r in data.get("none_right", {}).items()},
-            "activity": {name: Activity(**a) for name, a in data.get("activity", {}).items()},
-        }
+            "none_right": {n: _made(NoneRight, r) for n, r in data.get("none_right", {}).items()},
+            "activity": {name: _made(Activity, a) for name, a in data.get("activity", {}).items()},
+        },
     )
 
 
-def _measured(data: Mapping[str, Any]) -> dict[str, Any]:
-    low, high = data["ci_us"]
-    return {**data, "ci_us": (low, high)}
+def _made(of: type[T], data: Mapping[str, Any]) -> T:
+    known = {f.name for f in fields(of)}  # type: ignore[arg-type]
+    return of(**{name: value for name, value in data.items() if name in known})
+
+
+def _measured(of: type[T], by_name: Mapping[str, Mapping[str, Any]]) -> dict[str, T]:
+    return {n: _made(of, {**m, "ci_us": tuple(m["ci_us"])}) for n, m in by_name.items()}

@@ -2,97 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+import functools
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.errors import InvalidArgument
 from tilewright.op import Workload
+from tilewright.report import Row
 
 SCHEMA = 1
 
-_NUMBER = (int, float)
-_MEASURED = {"median_us": _NUMBER, "ci_us": list}
-_FILE: dict[str, Any] = {
-    "schema": int,
-    "suite": str,
-    "commit": (str, type(None)),
-    "date": str,
-    "device": {"name": str},
-    "versions": {"torch": str, "tilewright": str},
-    "tuning_s": _NUMBER,
-    "rows": list,
-    "summary": dict,
-}
-_ROW: dict[str, Any] = {
-    "workload": str,
-    "floor_us": _NUMBER,
-    "copy_us": (*_NUMBER, type(None)),
-    "method": str,
-    "distribution": (str, type(None)),
-    "host_us": dict,
-    "baselines": {"aten": _MEASURED},
-    "own": (dict, type(None)),
-    "chosen": str,
-    "candidates": int,
-    "verified": (dict, type(None)),
-}
-_NONE_RIGHT: dict[str, Any] = {"configs": int, "first": str}
-_OWN: dict[str, Any] = {
-    **_MEASURED,
-    "implementation": str,
-    "config": dict,
-    "resources": dict,
-    "workspace_bytes": int,
-    "heuristic_us": (*_NUMBER, type(None)),
-}
-_VERIFIED: dict[str, Any] = {
-    "max_ulp": _NUMBER,
-    "bound_ulp": _NUMBER,
-    "integer_exact": (bool, type(None)),
-    "deterministic": bool,
-}
+
+@dataclass(frozen=True)
+class _Device:
+    name: str
 
 
-def validate(data: Mapping[str, Any]) -> list[str]:
+@dataclass(frozen=True)
+class _Versions:
+    torch: str
+    tilewright: str
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    kernels: int
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class _File:
+    """What `as_dict` gives."""
+
+    schema: int
+    suite: str
+    commit: str | None
+    date: str
+    device: _Device
+    versions: _Versions
+    tuning_s: float
+    rows: list[Row]
+    summary: dict[str, Any]
+    compiling: dict[str, _Compiled] = field(default_factory=dict)
+
+
+def validate(data: Any) -> list[str]:
     """What is wrong with a result file that was read back, one line each; [] if nothing is."""
-    problems = list(_mismatches(data, _FILE, "file"))
-    if data.get("schema") != SCHEMA:
-        problems.append(f"schema is {data.get('schema')}, not {SCHEMA}")
-    rows = data.get("rows")
-    for i, row in enumerate(rows if isinstance(rows, list) else []):
-        where = f"rows[{i}]"
-        found = list(_mismatches(row, _ROW, where))
-        if not found:
-            for name in ("wrong", "others", "refused", "none_right", "unsearched", "spreads"):
-                kinds = (Mapping, list) if name == "wrong" else Mapping
-                if not isinstance(row.get(name, {}), kinds):
-                    found.append(f"{where}.{name} is {row[name]!r}, not an object")
-            of_each = {"baselines": _MEASURED, "others": _MEASURED, "none_right": _NONE_RIGHT}
-            for key, schema in of_each.items():
-                things = row.get(key, {})
-                for name, thing in things.items() if isinstance(things, Mapping) else ():
-                    found += _mismatches(thing, schema, f"{where}.{key}.{name}")
-            verdicts = (("verified", _VERIFIED), ("chosen_verified", _VERIFIED))
-            for key, schema in (("own", _OWN), *verdicts):
-                if row.get(key) is not None:
-                    found += _mismatches(row[key], schema, f"{where}.{key}")
-        if not found:
-            found += _inconsistencies(row, where, data.get("device", {}))
-        problems += found
+    if isinstance(data, Mapping) and data.get("schema", SCHEMA) != SCHEMA:
+        return [f"schema is {data['schema']!r}, not {SCHEMA}: another tilewright wrote it"]
+    problems = list(_misfits(data, _File, "file"))
+    for i, row in enumerate(() if problems else data["rows"]):
+        problems += _inconsistencies(row, f"file.rows[{i}]", data["device"])
     return problems
 
 
-def _mismatches(data: Any, schema: Mapping[str, Any], where: str) -> Iterable[str]:
-    if not isinstance(data, Mapping):
-        yield f"{where} is not an object"
+def _misfits(value: Any, hint: Any, where: str) -> Iterator[str]:
+    """How a JSON value is not what a field's type says; fields of a newer version are no fault."""
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    json_type, told = _JSON.get(kind, (Mapping, "an object"))
+    if kind is Any:
         return
-    for name, expected in schema.items():
-        if name not in data:
-            yield f"{where}.{name} is missing"
-        elif isinstance(expected, Mapping):
-            yield from _mismatches(data[name], expected, f"{where}.{name}")
-        elif not isinstance(data[name], expected):
-            yield f"{where}.{name} is {data[name]!r}, not {expected}"
+    if kind is types.UnionType:
+        found = [list(_misfits(value, each, where)) for each in inner]
+        if all(found):
+            yield from found[0]
+    elif not isinstance(value, json_type) or (isinstance(value, bool) and kind is not bool):
+        yield f"{where} is {value!r:.80}, not {told}"
+    elif kind is float and not 0 <= value <= sys.float_info.max:
+        yield f"{where} is {value}, not a number from 0"
+    elif kind is tuple and len(value) != len(inner):
+        yield f"{where} is {value!r:.80}, not a list of {len(inner)}"
+    elif kind in (list, tuple):
+        for i, each in enumerate(value):
+            yield from _misfits(each, inner[0], f"{where}[{i}]")
+    elif kind is dict:
+        for name, each in value.items():
+            yield from _misfits(each, inner[1], f"{where}.{name}")
+    elif json_type is Mapping:
+        hints = _hints(kind)
+        for f in dataclasses.fields(kind):
+            if f.name in value:
+                yield from _misfits(value[f.name], hints[f.name], f"{where}.{f.name}")
+            elif f.default is f.default_factory is dataclasses.MISSING:
+                yield f"{where}.{f.name} is missing"
+
+
+_JSON: dict[Any, tuple[Any, str]] = {
+    str: (str, "a text"),
+    bool: (bool, "true or false"),
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+    list: (list, "a list"),
+    tuple: (list, "a list"),
+    types.NoneType: (types.NoneType, "null"),
+}
+"""Type of a field -> types of its value in a file, in words too; of all others it is an object."""
+
+
+@functools.cache
+def _hints(of: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(of)
+    if of is Row:  # older files have the names alone
+        hints["wrong"] |= list[str]
+    return hints
 
 
 def _promises_more(text: str, device: Mapping[str, Any]) -> bool:
@@ -107,12 +124,15 @@ def _promises_more(text: str, device: Mapping[str, Any]) -> bool:
 def _inconsistencies(
     row: Mapping[str, Any], where: str, device: Mapping[str, Any]
 ) -> Iterable[str]:
+    if "aten" not in row["baselines"]:
+        yield f"{where}.baselines.aten is missing"
+        return
     measured = dict(row["baselines"])
     if row["own"]:
         measured[row["own"]["implementation"]] = row["own"]
     for name, m in measured.items():
         ci = m["ci_us"]
-        if len(ci) != 2 or not 0 < ci[0] <= m["median_us"] <= ci[1]:
+        if not 0 < ci[0] <= m["median_us"] <= ci[1]:
             yield f"{where}: {name} has median {m['median_us']} us outside its interval {ci}"
     if row["chosen"] not in measured:
         yield f"{where}: chosen {row['chosen']!r} was not measured"

@@ -1,6 +1,7 @@
 """Two result files of one suite: what is a regression, and what is a slower day."""
 
 import json
+import math
 
 import pytest
 
@@ -68,6 +69,12 @@ def test_the_tolerance_is_on_top_of_the_intervals():
     old, new = result(10.0, spread=0.0), result(10.5, spread=0.0)
     assert changes(old, new, tolerance=0.03)[0].verdict == "slower"
     assert changes(old, new, tolerance=0.06)[0].verdict == "same"
+
+
+@pytest.mark.parametrize("tolerance", [math.nan, math.inf, -0.01])
+def test_a_tolerance_that_is_no_part_is_refused(tolerance):
+    with pytest.raises(InvalidArgument, match=r"the tolerance is .*; give a part"):
+        changes(result(10.0), result(10.0), tolerance)
 
 
 @pytest.mark.parametrize("other", [{"suite": "quickstart"}, {"device": "NVIDIA A100"}])

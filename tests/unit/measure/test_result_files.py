@@ -131,6 +131,37 @@ def test_a_file_that_tells_less_of_its_baselines_still_loads(tmp_path):
     assert results.table_rows(report(found))[0]["verified"]
 
 
+def test_fields_of_a_newer_version_are_left_out(tmp_path):
+    path = written(tmp_path / "a.json", row(WIDE, 10.0, 9.0))
+    data = json.loads(path.read_text())
+    newer = data["rows"][0]
+    for part in (data, newer, newer["own"], newer["baselines"]["aten"], newer["verified"]):
+        part["news"] = 1
+    path.write_text(json.dumps(data))
+    assert result_files.row_of(result_files.read(path)["rows"][0]) == row(WIDE, 10.0, 9.0)
+    assert main(["compare", str(path), str(path)]) == 0
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_number_that_json_has_not_is_refused_wherever_it_is(tmp_path, number, capsys):
+    path = written(tmp_path / "a.json", row(WIDE, 10.0))
+    path.write_text(path.read_text().replace('"threads": 128', f'"threads": {number}'))
+    assert main(["summary", str(path)]) == 2
+    assert f"{number} is no number that JSON has" in capsys.readouterr().err
+
+
+def test_a_malformed_file_is_named_with_its_field(tmp_path, capsys):
+    good = written(tmp_path / "good.json", row(WIDE, 10.0))
+    data = json.loads(good.read_text())
+    data["rows"][0]["own"]["ci_us"] = ["a", "b"]
+    (tmp_path / "bad.json").write_text(json.dumps(data))
+    for command in (["summary"], ["compare", str(good)]):
+        assert main([*command, str(tmp_path / "bad.json")]) == 2
+        assert "bad.json is no result file: file.rows[0].own.ci_us[0] is 'a', not a number" in (
+            capsys.readouterr().err
+        )
+
+
 def test_parts_of_a_suite_become_one_file_and_the_later_row_counts(tmp_path):
     first = written(tmp_path / "a.json", row(WIDE, 10.0), row(NARROW, 10.0), commit="one")
     second = written(tmp_path / "b.json", row(NARROW, 20.0), row(TALL, 10.0), commit="two")

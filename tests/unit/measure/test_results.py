@@ -140,6 +140,19 @@ def test_a_path_that_cannot_be_written_is_named_and_the_old_file_stays(report, t
         (lambda d: d["rows"][0].update(refused=3), "rows[0].refused is 3"),
         (lambda d: d["rows"][0].update(others=None), "rows[0].others is None"),
         (lambda d: d["rows"][0].update(others={"fused": {}}), "rows[0].others.fused.median_us"),
+        (lambda d: d["rows"][0]["own"].update(ci_us=["a", "b"]), "rows[0].own.ci_us[0] is 'a', n"),
+        (lambda d: d["rows"][0]["own"].update(ci_us=[1.0]), "ci_us is [1.0], not a list of 2"),
+        (lambda d: d["rows"][0].update(activity=3), "rows[0].activity is 3, not an object"),
+        (lambda d: d["rows"][0].update(activity={"own": {}}), "activity.own.kernels is missing"),
+        (
+            lambda d: d["rows"][0].update(host_us={"own": "8"}),
+            "rows[0].host_us.own is '8', not a n",
+        ),
+        (lambda d: d["rows"][0].update(floor_us=-1), "rows[0].floor_us is -1, not a number from 0"),
+        (lambda d: d["rows"][0].update(candidates=True), "candidates is True, not a whole number"),
+        (lambda d: d.update(compiling={"cxx": {}}), "file.compiling.cxx.kernels is missing"),
+        (lambda d: d.update(device=3), "file.device is 3, not an object"),
+        (lambda d: d["rows"].append(None), "file.rows[2] is None, not an object"),
     ],
 )
 def test_the_validator_names_what_is_wrong(report, change, said):
@@ -147,6 +160,11 @@ def test_the_validator_names_what_is_wrong(report, change, said):
     change(data)
     problems = validate(data)
     assert any(said in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("data", [None, 3, [], ["rows"], {"rows": {}}])
+def test_the_validator_takes_anything(data):
+    assert results.validate(data)
 
 
 @pytest.mark.parametrize(("device", "problems"), [({"sms": 132}, 0), ({}, 1)])

@@ -96,8 +96,9 @@ def test_aten_s_own_time_on_the_device_does_not_save_it_from_its_host_s(w, store
     times = {MANY_LAUNCHES: (9.0, 9.5), ONE_LAUNCH: (50.0, 9.0), "aten": (7.0, 16.0)}
     row, best = tuned(w, store, "events", times)
     assert (row.chosen, best.config["delay_us"]) == ("fake_own", MANY_LAUNCHES)
-    written = json.loads(json.dumps(as_dict("none", Report([row], {}, {}, 1.0))))
-    slower = "rows[0]: chosen 'fake_own' is slower than aten"
+    report = Report([row], {"name": "a GPU"}, {"torch": "2.11", "tilewright": "0.1"}, 1.0)
+    written = json.loads(json.dumps(as_dict("none", report)))
+    slower = "file.rows[0]: chosen 'fake_own' is slower than aten"
     assert slower not in validate(written)
     written["rows"][0]["host_us"]["aten"] = 9.0
     assert slower in validate(written)
