@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
+from tilewright.errors import StoreError
 from tilewright.record import FIELDS, SCHEMA, TYPES, Record, as_dict, runtime_of, to_json
 
 JSON_FIELDS = frozenset(name for name, types in TYPES.items() if dict in types)
@@ -49,11 +50,27 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def record_of(row: Any, prior: bool = False) -> Record:
+    """Raises StoreError for a row that something else than this package wrote or damaged."""
     values = {name: getattr(row, name) for name in FIELDS}
     for name in JSON_FIELDS:
         if values[name] is not None:
-            values[name] = json.loads(values[name])
+            values[name] = _decoded(row, name)
     return Record(**values, prior=prior)
+
+
+def _decoded(row: Any, name: str) -> dict[str, Any]:
+    text = getattr(row, name)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise StoreError(
+            f"the row {row.id} ({row.implementation} on {row.workload}) is damaged: its {name} is "
+            f"{text[:80]!r}, not a JSON object; delete it in the store's database: "
+            f"DELETE FROM records WHERE id = '{row.id}'"
+        )
+    return value
 
 
 def program_of(versions: str) -> str:

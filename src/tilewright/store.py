@@ -66,7 +66,7 @@ Key = tuple[str, str, str]
 
 
 class Winners(Mapping[Key, Record]):
-    """Key -> winning record. A record is made when it is looked up."""
+    """Key -> winning record. A record is made when it is looked up: StoreError if it is damaged."""
 
     def __init__(self, rows: dict[Key, Any], runtime: str):
         self._rows, self._runtime = rows, runtime
@@ -92,7 +92,7 @@ class Store:
         busy_s: how long to wait for another process that is writing.
 
     Every method raises StoreError for a store that cannot be read or written, saying where it
-    is, what is wrong and what to do.
+    is, what is wrong and what to do; of a damaged row, which one.
     """
 
     def __init__(self, url: str | None = None, *, busy_s: float = 10.0):

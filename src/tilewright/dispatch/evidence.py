@@ -40,11 +40,21 @@ class Records:
         for key in winners:
             self._keys[key[0]].append(key)
         self._of: dict[str, OperatorRecords] = {}
+        self._told = False
 
     def of(self, op: str) -> OperatorRecords:
         if op not in self._of:
-            self._of[op] = OperatorRecords(self._winners[key] for key in self._keys.get(op, ()))
+            self._of[op] = OperatorRecords(self._readable(self._keys.get(op, ())))
         return self._of[op]
+
+    def _readable(self, keys: Iterable[Key]) -> Iterator[Record]:
+        for key in keys:
+            try:
+                yield self._winners[key]
+            except StoreError as error:
+                if not self._told:
+                    warnings.warn(f"a record is not used: {error}", RuntimeWarning, stacklevel=2)
+                self._told = True
 
 
 class OperatorRecords:
@@ -85,7 +95,8 @@ _loading = threading.Lock()
 
 
 def records_of(device: torch.device, op: str) -> OperatorRecords:
-    """What the store knows of an operator on this kind of device; nothing if it is unreadable."""
+    """What the store knows of an operator on this kind of device: nothing if it is unreadable, all
+    but those rows if some are."""
     key = device_key(device)
     with _loading:
         if key not in _loaded:

@@ -203,6 +203,20 @@ def test_prune_on_a_device_that_is_not_here_deletes_nothing(filled, capsys, cond
     assert len(answer(capsys, "list")) == 3
 
 
+@pytest.mark.parametrize("command", [["list"], ["show", SOFTMAX], ["export", "records.jsonl"]])
+def test_a_damaged_row_is_named_with_the_remedy(filled, capsys, tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    damaged = measured(SOFTMAX, "fused", 10.0).id
+    with sqlite3.connect(tmp_path / "records.db") as connection:
+        connection.execute("UPDATE records SET config = '{bad' WHERE id = ?", (damaged,))
+    assert cli.main(["records", *command]) == 1
+    told = capsys.readouterr().err
+    assert f"the row {damaged} (fused on {SOFTMAX}) is damaged: its config is '{{bad'" in told
+    with sqlite3.connect(tmp_path / "records.db") as connection:
+        connection.execute(told[told.index("DELETE FROM") :])
+    assert cli.main(["records", *command]) == 0
+
+
 def test_a_store_without_records_says_so(url, capsys):
     assert cli.main(["records", "list"]) == 0
     assert "no such records in" in capsys.readouterr().out

@@ -1,5 +1,7 @@
 """Selection: which records speak for which calls, and tw.use, which overrules them."""
 
+import sqlite3
+
 import pytest
 import torch
 from dispatching import SOFTMAX, assert_softmaxes, chosen, record
@@ -80,6 +82,21 @@ def test_without_records_no_compiler_is_started_for_its_version(store, monkeypat
 def test_a_record_whose_code_is_gone_is_skipped(store, probe, implementation, config):
     record(store, SOFTMAX, implementation, config)
     assert chosen(SOFTMAX).source == "default"
+
+
+@pytest.mark.parametrize("text", ["{bad", "[1]"])
+@pytest.mark.parametrize("field", ["config", "versions", "device_info"])
+def test_damaged_rows_are_skipped_with_one_warning_and_others_stand(store, probe, field, text):
+    others = "softmax(x=f32[8,16000])"
+    for workload in (SOFTMAX, "softmax(x=f32[8,17])", others):
+        record(store, workload)
+    with sqlite3.connect(store.path) as connection:
+        damage = f"UPDATE records SET {field} = ? WHERE workload != ?"
+        connection.execute(damage, (text, others))
+    with pytest.warns(RuntimeWarning, match=r"a record is not used: the row \w+") as told:
+        assert (chosen(SOFTMAX).source, chosen(others).source) == ("default", "record")
+    assert len(told) == 1
+    assert f"its {field} is {text!r}, not a JSON object; delete it" in str(told[0].message)
 
 
 def test_a_record_that_the_implementation_now_refuses_is_skipped(store, probe):
