@@ -83,6 +83,10 @@ class StoreError(TilewrightError):
     """The record store cannot be read or written."""
 
 
+class InvalidStore(StoreError, InvalidArgument):
+    """What names the record store is no SQLAlchemy URL, or one whose driver is not installed."""
+
+
 def known_names(name: str, names: Iterable[str]) -> str:
     """How a message about an unknown name ends: what it may have been meant for, and all there
     are."""

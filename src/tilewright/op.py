@@ -65,7 +65,7 @@ class Workload:
     def parse(text: str) -> Workload:
         """Read the text form. Raises InvalidArgument naming what could not be read."""
         call, flags = split_flags(text)
-        name, given = parse_call(call, TensorSpec)
+        name, given = parse_call(call, TensorSpec.written)
         return OPS.named(name, given).workload(flags=flags, **given)
 
     def __getitem__(self, name: str) -> Value:

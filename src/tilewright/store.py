@@ -43,7 +43,7 @@ from tilewright.database import (
     sqlite_path,
 )
 from tilewright.environment import environment
-from tilewright.errors import InvalidArgument, StoreError, known_names
+from tilewright.errors import InvalidArgument, InvalidStore, StoreError, known_names
 from tilewright.record import (
     FIELDS,
     SCHEMA,
@@ -92,7 +92,8 @@ class Store:
         busy_s: how long to wait for another process that is writing.
 
     Every method raises StoreError for a store that cannot be read or written, saying where it
-    is, what is wrong and what to do; of a damaged row, which one.
+    is, what is wrong and what to do; of a damaged row, which one. A URL that is none is an
+    InvalidStore, one of these.
     """
 
     def __init__(self, url: str | None = None, *, busy_s: float = 10.0):
@@ -103,7 +104,7 @@ class Store:
             self._engine = open_engine(self.url, busy_s)
         except (sa.exc.ArgumentError, ImportError) as error:
             shown = re.sub(r":[^:/@]*@", ":***@", url)
-            raise StoreError(
+            raise InvalidStore(
                 f"cannot use {shown!r} as a record store: {error}; expected a SQLAlchemy URL such "
                 "as sqlite:////tmp/records.db or, with `pip install tilewright[postgres]`, "
                 "postgresql+psycopg://user@host/records"

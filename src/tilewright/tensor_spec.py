@@ -24,6 +24,9 @@ HALVES = ("f16", "bf16")
 DEFAULT_ALIGN = 16
 """Base addresses at least this aligned, in bytes, are not told apart: no access is wider."""
 
+ADDRESSABLE_BYTES = 2**57
+"""No machine addresses more; PyTorch's int64 sizes hold what references make of so much, too."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -54,6 +57,29 @@ class TensorSpec:
                 raise InvalidArgument(f"negative stride in {list(self.strides)}")
             if same_layout(self.shape, self.strides, contiguous_strides(self.shape)):
                 object.__setattr__(self, "strides", None)
+
+    @classmethod
+    def written(
+        cls,
+        dtype: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+        align: int = DEFAULT_ALIGN,
+    ) -> TensorSpec:
+        """What somebody wrote down, which unlike a tensor may be larger than any memory.
+
+        Raises InvalidArgument for that, too.
+        """
+        spec = cls(dtype, shape, strides, align)
+        sizes = [max(n, 1) for n in shape]
+        reach = sum(n * s for n, s in zip(sizes, spec.real_strides, strict=True))
+        elements = max(math.prod(sizes), reach)
+        if elements * spec.itemsize > ADDRESSABLE_BYTES:
+            raise InvalidArgument(
+                f"{spec} spans {elements} elements, more than {ADDRESSABLE_BYTES} bytes hold; "
+                "give smaller sizes or strides"
+            )
+        return spec
 
     @classmethod
     def of(cls, t: torch.Tensor) -> TensorSpec:

@@ -6,6 +6,7 @@ Exit codes: 0 fine, 1 a failed check or failed work, 2 bad input, 130 interrupte
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -53,6 +54,7 @@ def main(args: Sequence[str] | None = None) -> int:
     args = sys.argv[1:] if args is None else list(args)
     try:
         code = cli.main(args=list(args), prog_name="tilewright", standalone_mode=False)
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted; what was measured before is recorded", err=True)
@@ -65,3 +67,21 @@ def main(args: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         click.echo(f"{type(error).__name__}: {error}", err=True)
         return error.exit_code
+    except OSError as error:
+        if _takes_output():
+            raise
+        click.echo(
+            f"cannot write to standard output: {error.strerror}; send it elsewhere", err=True
+        )
+        return 1
+
+
+def _takes_output() -> bool:
+    """Whether standard output can be written, by trying: an error does not tell of which file it
+    is. If not, what is left to print is dropped, which Python would try again when it ends."""
+    try:
+        print(flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True

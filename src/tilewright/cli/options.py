@@ -303,6 +303,14 @@ json_option = click.option(
 device_option = click.option(
     "--device", metavar="D", help="cpu, cuda or cuda:1; the GPU if torch sees one, else the CPU."
 )
+seed_option = click.option(
+    "--seed",
+    type=click.IntRange(-(2**63), 2**63 - 1),  # what PyTorch's generators take
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Of the example inputs.",
+)
 store_option = click.option(
     "--store", "store_url", metavar="URL", help="SQLAlchemy URL of the records."
 )
@@ -314,7 +322,7 @@ def measuring(command: F) -> F:
         json_option,
         store_option,
         device_option,
-        click.option("--seed", type=int, default=0, show_default=True, help="Of example inputs."),
+        seed_option,
         click.option("--jobs", type=click.IntRange(1), help="Compilers at once; one per CPU."),
         click.option(
             "--method", type=click.Choice(["events", "graph"]), help="How a GPU is timed."

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @options.targets
 @click.option("--impl", "implementation", metavar="I", help="Only this implementation.")
 @click.option("--config", type=options.ConfigValues(), help="Its knobs; others are untuned.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the example inputs.")
+@options.seed_option
 @options.device_option
 @options.json_option
 def verify(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
+from recorded import many
 
 from tilewright import cli
 from tilewright.cli import options, render
@@ -24,6 +25,7 @@ from tilewright.measure.verify import Verdict, verification_error
 from tilewright.op import Workload
 from tilewright.report import Baseline, NoneRight, Own, Report, Row, Verified
 from tilewright.result_schema import validate
+from tilewright.store import Store
 from tilewright.suite import SUITES
 
 SOFTMAX = "softmax(x=f32[64,100])"
@@ -195,6 +197,13 @@ def test_no_target_at_all_names_the_suites():
         (["bench", SOFTMAX, "--json", "/proc/new.json"], "/proc/new.json cannot be written: No s"),
         (["verify", SOFTMAX, "--json", "/tmp"], "/tmp cannot be written: Is a directory; name ano"),
         (["tune", "--from", "no_such.json"], "does not exist"),
+        (
+            ["explain", "softmax(x=f32[99999999999,99999999999])"],
+            "softmax: x: f32[99999999999,99999",
+        ),
+        (["verify", SOFTMAX, "--seed", "9" * 23], "is not in the range"),
+        (["tune", SOFTMAX, "--seed", "9" * 23], "is not in the range"),
+        (["records", "list", "--store", "foo"], "cannot use 'foo' as a record store"),
         (["records", "prune"], "say what to delete"),
     ],
 )
@@ -251,6 +260,28 @@ def test_a_closed_pipe_is_no_traceback():
     assert done.stderr is not None
     assert b"Traceback" not in done.stderr.read()
     done.wait()
+
+
+@pytest.mark.parametrize("args", [["records", "list"], ["records", "list", "--json"], ["--help"]])
+def test_output_that_cannot_be_written_is_one_message_and_exit_code_1(args, tmp_path):
+    with Store(f"sqlite:///{tmp_path / 'records.db'}") as store:
+        store.add(many(40))  # more than Python gathers before it writes
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "tilewright.cli", *args]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "cannot write to standard output: No space left on device; send it elsewhere\n",
+    )
+
+
+def test_an_error_of_the_system_that_is_not_of_the_output_is_not_called_one(monkeypatch):
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(cli.cli.commands, "fail", click.Command("fail", callback=fail))
+    with pytest.raises(OSError, match="No space left"):
+        cli.main(["fail"])
 
 
 # --- results -----------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def test_a_cache_that_cannot_be_written_warns_once_and_the_vendor_runs(
         def no_space(*args):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(cache, "_replace", no_space)
+        monkeypatch.setattr(cache, "write_whole", no_space)
     w = tw.Workload.parse(SOFTMAX)
     config = config_dict(IMPLS["fused"].heuristic(w, spec_of(None)))
     record(store, SOFTMAX, "fused", config)

@@ -224,7 +224,7 @@ def test_out_of_place_the_error_is_the_same_one(name, args, differentiable):
 
 
 def test_without_a_second_look_at_indices_that_are_in_range(monkeypatch):
-    from tilewright.dispatch.indices import ranges as index_ranges
+    from tilewright.dispatch import ranges as index_ranges
 
     looks = []
     monkeypatch.setattr(index_ranges, "refuse_out_of_range", lambda *call: looks.append(call))
