@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -106,19 +107,26 @@ def device_spec(spec: DeviceSpec) -> DeviceSpec:
     return DEVICES.add(spec.name, spec)
 
 
-@functools.cache
 def spec_of(index: int | None) -> DeviceSpec:
-    """The spec of CUDA device `index`, or of the CPU for None.
+    """The spec of CUDA device `index`, or for None of the CPU with the threads it has now.
 
     An unknown GPU is described by what its driver reports, with the memory rate of the nearest
     known device of the same architecture.
     """
-    import dataclasses
+    if index is not None:
+        return _spec_of_gpu(index)
+    import torch
 
-    if index is None:
-        import torch
+    return _spec_of_cpu(torch.get_num_threads())
 
-        return dataclasses.replace(DEVICES["cpu"], threads=torch.get_num_threads())
+
+@functools.cache
+def _spec_of_cpu(threads: int) -> DeviceSpec:
+    return dataclasses.replace(DEVICES["cpu"], threads=threads)
+
+
+@functools.cache
+def _spec_of_gpu(index: int) -> DeviceSpec:
     import torch
 
     p: Any = torch.cuda.get_device_properties(index)

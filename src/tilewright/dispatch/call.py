@@ -1,9 +1,9 @@
 """Public operators: PyTorch's signatures in, the selected implementation's result out.
 
 A call like one before costs a check of its tensors (`recent`) and the launch. Other calls on plain
-tensors cost one key (shape, strides, dtype, device and alignment of every tensor, and the other
-arguments as they are) and one dict lookup. Everything else, from validation to building, happens
-when a key is met for the first time.
+tensors cost one key (shape, strides, dtype, device and alignment of every tensor, the other
+arguments as they are, and on a CPU the number of threads) and one dict lookup. Everything else,
+from validation to building, happens when a key is met for the first time.
 
 PyTorch's own function runs instead, and differentiates, where a gradient is needed and no backward
 of ours is known to be faster (a forward without its backward would make PyTorch compute the forward
@@ -124,6 +124,8 @@ def public_operator(op: Op) -> Callable[..., Any]:
                     sequence = kind is tuple or kind is list
                     key.append((a, kind) if told else _elements(a) if sequence else a)
             else:
+                if tensors and tensors[0].is_cpu:
+                    key.append(torch.get_num_threads())
                 run = prepared.get(tuple(key))
         except RuntimeError:  # sparse and opaque tensors have no strides or no memory
             leave = _unlike_plain_tensors

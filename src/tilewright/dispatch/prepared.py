@@ -50,6 +50,12 @@ need another wait for HOT_CALLS, too, or take a kernel whose binaries serve any 
 
 Run = Callable[..., Any]
 Built = tuple[Run, Choice]
+Place = torch.device | tuple[torch.device, int]
+
+
+def place_of(device: torch.device) -> Place:
+    """Where a choice holds: records of a CPU are of a number of threads."""
+    return (device, torch.get_num_threads()) if device.type == "cpu" else device
 
 
 class State:
@@ -61,7 +67,8 @@ class State:
         generation: how often everything was forgotten. What was begun before is not kept.
         prepared: operator -> key of a call -> what runs it.
         recent: operator -> the same for calls that come again and again.
-        built: what was built for a workload; kept beside `prepared`, since many keys share one.
+        built: what was built for a workload at a place; kept beside `prepared`, since many keys
+            share one.
         calls: how often a workload without a record of its own came.
         given_up: workloads whose choice could not be built or launched.
         compiled: how many binaries first calls of an operator have compiled on a device.
@@ -75,7 +82,7 @@ class State:
         self.generation = 0
         self.prepared: dict[str, dict[tuple, Run]] = {}
         self.recent: dict[str, Recent] = {}
-        self.built: dict[tuple[Workload, torch.device, Forced | None], Built] = {}
+        self.built: dict[tuple[Workload, Place, Forced | None], Built] = {}
         self.calls: Counter[tuple] = Counter()
         self.given_up: set[tuple] = set()
         self.compiled: Counter[tuple[str, torch.device]] = Counter()
@@ -91,14 +98,14 @@ class State:
                 self.prepared[op].update(prepared)
 
     def keep_built(
-        self, w: Workload, device: torch.device, forced: Forced | None, built: Built, since: int
+        self, w: Workload, place: Place, forced: Forced | None, built: Built, since: int
     ) -> None:
         """Unless everything was forgotten since that generation."""
         with self.lock:
             if since == self.generation:
                 if len(self.built) >= MAX_KEYS:
                     self.built.clear()
-                self.built[w, device, forced] = built
+                self.built[w, place, forced] = built
 
     def count_call(self, where: tuple) -> int:
         """How often it came, this time included."""
@@ -209,10 +216,11 @@ def _runnable(
     w: Workload, device: torch.device, forced: Forced | None
 ) -> tuple[Run, Choice | None]:
     """What to run now, and the choice behind it; None if the next call must choose again."""
-    if (built := state.built.get((w, device, forced))) is not None:
+    where = w, place_of(device), forced
+    if (built := state.built.get(where)) is not None:
         return built
-    with state.building.holding((w, device, forced)):
-        built = state.built.get((w, device, forced))  # maybe by whom we waited for
+    with state.building.holding(where):
+        built = state.built.get(where)  # maybe by whom we waited for
         return built or _chosen(w, device, forced)
 
 
@@ -251,7 +259,7 @@ def _chosen(w: Workload, device: torch.device, forced: Forced | None) -> tuple[R
         return _give_up(w, device, error, generation)
     with state.lock:
         state.compiled[w.op, device] += compiles
-    state.keep_built(w, device, forced, built, generation)
+    state.keep_built(w, place_of(device), forced, built, generation)
     return built
 
 
@@ -312,7 +320,7 @@ def _give_up(w: Workload, device: torch.device, error: Exception, since: int) ->
     with state.lock:
         if since == state.generation:
             state.given_up.add((evidence.same(w), device))
-            state.built.pop((w, device, None), None)
+            state.built.pop((w, place_of(device), None), None)
     return _unbuilt(w, device)
 
 

@@ -12,7 +12,7 @@ from numbers import Real
 from operator import itemgetter
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, get_num_threads
 from torch._C._dynamo.guards import TensorGuards
 from torch.nn import Parameter
 
@@ -42,10 +42,13 @@ def answering(args: tuple[Any, ...], run: Run, recorded: bool) -> Answer:
     kinds, others = [*map(type, args)], _copied(others_of(args))
     sequences = any(type(a) in (tuple, list) for a in others)
     takes_pointers = getattr(run, "takes_pointers", False)
+    threads = get_num_threads() if tensors[0].is_cpu else None
 
     def answer(args: tuple[Any, ...], differentiable: bool) -> Found | None:
         # Types first: no tensor is held against a number, and no subclass is asked anything.
         if differentiable is not recorded or [*map(type, args)] != kinds:
+            return None
+        if threads is not None and get_num_threads() != threads:
             return None
         tensors = tensors_of(args)
         for tensor in tensors:

@@ -154,6 +154,28 @@ def test_nothing_is_built_during_graph_capture_and_one_warning_says_so(store, pr
     prepared.state.forget()
 
 
+@pytest.mark.parametrize("call", [tw.softmax, lambda x: tw.softmax(input=x)], ids=["place", "name"])
+def test_with_another_number_of_threads_other_records_decide(store, probe, call):
+    before = torch.get_num_threads()
+    x = torch.randn(8, 16)
+
+    def runs(threads):
+        torch.set_num_threads(threads)
+        ran = probe.runs
+        for _ in range(4):  # found by key, then by guards
+            assert torch.equal(call(x), F.softmax(x, -1))
+        return probe.runs - ran
+
+    try:
+        torch.set_num_threads(2)
+        record(store, SOFTMAX)
+        assert [runs(threads) for threads in (2, 1, 2, 1)] == [4, 0, 4, 0]
+        assert spec_of(None).threads == 1
+        assert probe.builds == 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_disabled_every_operator_is_pytorch(store, probe):
     record(store, SOFTMAX)
     x = torch.randn(8, 16)
