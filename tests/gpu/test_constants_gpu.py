@@ -1,0 +1,17 @@
+"""Constants and casts in the middle of a function are PyTorch's on a GPU, bit for bit."""
+
+import pytest
+import torch
+
+import tilewright as tw
+from constants_and_casts import FUNCTIONS, X
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("forgets_functions")]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_constants_and_casts_are_pytorch_s(function):
+    x = X.cuda()
+    own = tw.fuse(function, name="constants")(x)
+    for result, right in zip(own, function(x), strict=True):
+        torch.testing.assert_close(result, right, rtol=0, atol=0, equal_nan=True)
