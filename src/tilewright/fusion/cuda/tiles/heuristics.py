@@ -94,26 +94,31 @@ def _undivided(area: Area, device: DeviceSpec) -> list[TileSchedule]:
 def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     """Those of which the model expects most, the best first."""
     space, found = tile_space(area), []
-    choices = itertools.product(
-        area.vectors[:3], (4, 8, 16, 32, 64), (256, 512, 1024), space.values["turns"], (8, 4, 2, 1),
-        space.values["splits"], space.values["storage"], space.values["combine"],
-    )  # fmt: skip
-    for vector, lanes, threads, turns, unroll, splits, storage, combine in choices:
-        if vector * unroll > MOST_ELEMENTS:
+    shapes = itertools.product(
+        area.vectors[:3], (4, 8, 16, 32, 64), (256, 512, 1024), space.values["turns"]
+    )
+    ways = list(itertools.product((8, 4, 2, 1), space.values["splits"]))
+    kinds = list(itertools.product(space.values["storage"], space.values["combine"]))
+    for vector, lanes, threads, turns in shapes:
+        shape = vector, lanes, threads // lanes, turns
+        if area.refuses(TileSchedule(*shape)):  # nor is it cut so with more in flight, or divided
             continue
-        schedule = TileSchedule(
-            vector, lanes, threads // lanes, turns, unroll, splits, storage, combine=combine
-        )
-        tiles = Tiles(area, schedule)
-        if tiles.misfit() is None:
-            found.append((merit(tiles, device), -threads, vector, schedule))
+        for unroll, splits in ways:
+            cut = *shape, unroll, splits
+            if vector * unroll > MOST_ELEMENTS or area.refuses(TileSchedule(*cut)):
+                continue
+            for storage, combine in kinds:
+                schedule = TileSchedule(*cut, storage, combine=combine)
+                tiles = Tiles(area, schedule)
+                if tiles.misfit() is None:
+                    found.append((merit(tiles, device), -threads, vector, schedule))
     if not found:
         return [fitted(TileSchedule(), area)]
     found.sort(key=lambda f: f[:3], reverse=True)
-    kinds = list(itertools.product(area.vectors[:3], reversed(space.values["storage"])))
-    most = PROMISING * 3 // max(len(kinds), 3)
-    of_kind = [[c for *_, c in found if (c.vector, c.storage) == kind][:most] for kind in kinds]
-    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*of_kind))
+    sorts = list(itertools.product(area.vectors[:3], reversed(space.values["storage"])))
+    most = PROMISING * 3 // max(len(sorts), 3)
+    of_sort = [[c for *_, c in found if (c.vector, c.storage) == sort][:most] for sort in sorts]
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*of_sort))
     near = [c for reached, *_, c in found if reached >= LEEWAY * found[0][0]]
     usual = min(near, key=lambda c: _unusual(c, _itemsize(area)))
     best = [usual, found[0][-1], *(c for c in in_turn if c is not None)]

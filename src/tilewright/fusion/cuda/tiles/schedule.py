@@ -146,6 +146,30 @@ class Area:
     def along_lane(self, i: int) -> bool:
         return self.lane in self.graph.axes(i)
 
+    def refuses(self, s: TileSchedule) -> str | None:
+        """Why no tiles of the area are cut so, or None where `Tiles.misfit` has to say: most
+        schedules of a space end here, before their tiles are reckoned."""
+        split_steps = math.ceil(self.steps / s.splits)
+        if s.block_threads % WARP or s.block_threads > 1024:
+            return f"a block of {s.block_threads} threads"
+        if self.width % s.vector:
+            return f"vectors of {s.vector} do not divide {self.width} elements"
+        if self.walk and (s.lanes - 1) * s.vector * s.turns >= 2 * self.width:
+            return f"{s.lanes} lanes are more than twice those that {self.width} elements need"
+        if self.walk and s.shares > 2 * split_steps and s.block_threads > WARP:
+            return f"{s.shares} shares of {split_steps} steps"
+        if self.walk and s.unroll > 1 and s.shares * s.unroll > 2 * split_steps:
+            return f"{s.shares} shares of {s.unroll} steps are for longer walks"
+        if not self.walk and (s.lanes != WARP or s.unroll > s.turns):
+            return "without a walk, shares are lanes too, and turns are what is unrolled"
+        if s.turns > 1 and not self.turning:
+            return "several turns go with sums along the lane"
+        if s.splits > 1 and not (self.added and self.walk):
+            return "there is nothing to divide"
+        if s.splits > self.steps:
+            return f"{s.splits} splits of {self.steps} steps"
+        return None
+
     @remembered
     def step_bytes(self, vector: int) -> tuple[int, int, int]:
         """Of a thread's step: what it loads, what it may keep, and what it adds up."""
@@ -268,24 +292,8 @@ class Tiles:
     def misfit(self) -> str | None:
         """Why the schedule does not suit, or None."""
         s, area = self.s, self.area
-        if s.block_threads % WARP or s.block_threads > 1024:
-            return f"a block of {s.block_threads} threads"
-        if area.width % s.vector:
-            return f"vectors of {s.vector} do not divide {area.width} elements"
-        if area.walk and (s.lanes - 1) * s.vector * s.turns >= 2 * area.width:
-            return f"{s.lanes} lanes are more than twice those that {area.width} elements need"
-        if area.walk and s.shares > 2 * self.split_steps and s.block_threads > WARP:
-            return f"{s.shares} shares of {self.split_steps} steps"
-        if area.walk and s.unroll > 1 and s.shares * s.unroll > 2 * self.split_steps:
-            return f"{s.shares} shares of {s.unroll} steps are for longer walks"
-        if not area.walk and (s.lanes != WARP or s.unroll > s.turns):
-            return "without a walk, shares are lanes too, and turns are what is unrolled"
-        if s.turns > 1 and not area.turning:
-            return "several turns go with sums along the lane"
-        if s.splits > 1 and not (area.added and area.walk):
-            return "there is nothing to divide"
-        if self.splits > area.steps:
-            return f"{self.splits} splits of {area.steps} steps"
+        if reason := area.refuses(s):
+            return reason
         if self.kept_steps > KEPT_STEPS:
             return f"{self.kept_steps} steps of a walk are too many to keep"
         if self.kept_steps and area.added and (s.combine == "kernel" or s.turns > 1):
