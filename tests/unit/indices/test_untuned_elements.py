@@ -238,7 +238,9 @@ def test_index_add_of_one_dim_goes_as_scatter_add_does(
         ("bf16", 32768, 32768, "mean", "rows_sorted"),
         ("f64", 32768, 32768, "amax", "scatter_sorted"),  # has no elements sorted, either
         ("f64", 32768, 32768, "prod", "scatter_sorted"),
-        ("f32", 32768, 32768, "prod, include_self=False", "scatter_sorted"),
+        *(("f32", n, n, "prod", "bucket_products") for n in (8192, 32768)),
+        ("f32", 8191, 8191, "prod", "scatter_sorted"),
+        ("f32", 32768, 32768, "prod, include_self=False", "bucket_products"),
         ("f32", 32768, 40000, "amax", "scatter_sorted"),  # no rows of the index's
     ],
 )
@@ -247,6 +249,19 @@ def test_reductions_of_one_dim_that_are_sorted_have_positions_or_elements_sorted
 ):
     text = f"x={dtype}[{2**19}], dim=0, index=i64[{positions}], src={dtype}[{src}]"
     assert chosen(f"scatter_reduce({text}, reduce={reduce})!donate=x") == expected
+
+
+@pytest.mark.parametrize(
+    ("places", "positions", "private"),
+    [(512, 2**14, True), (513, 2**14, False), (512, 2**14 + 1, False), (256, 2**14 + 1, True)],
+)
+def test_few_elements_are_added_in_tables_of_blocks_where_32_share_a_place(
+    places, positions, private
+):
+    w = Workload.parse(
+        f"scatter_add(x=f32[{places}], dim=0, index=i64[{positions}], src=f32[{positions}])"
+    )
+    assert IMPLS["integer_sums"].heuristic(w, H200).private == private
 
 
 @given(st.integers(1, 2**31))

@@ -37,8 +37,7 @@ RUNS_OF_THREAD = 8
 MIN_TILE = 8192
 """Elements that a tile has before it is split untuned: below, `scatter_tiled` holds all places."""
 LARGE_SUM = 2**17
-"""Elements of a product untuned, and of a sum that is sorted in place alone: a guess. Products were
-timed at 6.4 million: 117 us, by scatter_sorted 431 (H200, scatter_sums)."""
+"""Elements of a sum that untuned is sorted in place alone: a guess."""
 MIN_ELEMENTS = 2**15
 """Of a sum untuned: H200, commit 4f86109, uniform indices and the slowest of six distributions:
 integer_sums takes 11.0 and 12.6 us for 4096 elements, 12.8 and 25.2 us for 32768, bucket_sums 11.1
@@ -66,11 +65,6 @@ MAX_POSITION = 2**16
 
 def has_large_tiles(p: ScatterProblem) -> bool:
     return p.length * min(p.inner, 16) >= MIN_TILE
-
-
-def is_large(p: ScatterProblem) -> bool:
-    """Whether there is enough to split, in tiles of which a block has much to settle."""
-    return p.positions >= LARGE_SUM and has_large_tiles(p)
 
 
 def worth_buckets(w: Workload, device: DeviceSpec) -> bool:

@@ -27,10 +27,13 @@ MOST_BYTES = 2**30
 """Whatever is added: a table many times as large as a cache loses to a sort, and leaves no memory
 to others (of a vocabulary of 128256 x 4096 it would be 6.3 GB)."""
 
-TERMS_FOR_TABLES = 64
+TERMS_FOR_TABLES, TERMS_FOR_FEW_TABLES = 64, 32
 """Of a place, from which on it pays untuned that each block has a table of all places: as many
-blocks add theirs up. A guess: a search of 2048 places took tables from 16 terms on (H200,
-scatter_crossover)."""
+blocks add theirs up; and of up to `FEW_FOR_TABLES` elements, which are fewer blocks'."""
+FEW_FOR_TABLES = 2**14
+"""32 of each of 512 places take 11.3 us so and 13.5 without, 16 of 1024 11.6 and 12.0, 8 of 2048
+13.0 and 10.9 (H100, scatter_thresholds, 1d8565a). That of more elements 64 are enough is a
+guess."""
 
 
 def table_bytes(places: int, dtype: str) -> int:
@@ -51,7 +54,8 @@ def too_large(places: int, elements: int, dtype: str) -> str | None:
 def takes_tables(terms: int, places: int, dtype: str, device: DeviceSpec) -> bool:
     """Whether so many terms in all are best added in tables of so many places in shared memory."""
     fits = table_bytes(places, dtype) <= device.shared_bytes_per_block
-    return fits and terms >= TERMS_FOR_TABLES * places
+    least = TERMS_FOR_FEW_TABLES if terms <= FEW_FOR_TABLES else TERMS_FOR_TABLES
+    return fits and terms >= least * places
 
 
 def unit_bits(terms: int) -> int:

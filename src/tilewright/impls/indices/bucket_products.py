@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.impls.indices._buckets import ReducedBuckets, is_large, is_short
+from tilewright.impls.indices._buckets import (
+    MIN_TILE,
+    ReducedBuckets,
+    has_large_tiles,
+    is_short,
+    is_sparse,
+)
 from tilewright.impls.indices._scatter import ScatterProblem, scatter_problem, served_scatter
 from tilewright.op import Workload
 
@@ -41,8 +47,11 @@ class BucketProducts(ReducedBuckets):
         return super().unsupported(w, device)
 
     def suits(self, w: Workload, device: DeviceSpec) -> bool:
-        """Of 6.4 million elements 117 us, scatter_sorted 431 (H200, commit 3d3c0d0)."""
-        return is_large(served_scatter(w))
+        """Of 6.4 million elements 117 us, scatter_sorted 431 (H200, commit 3d3c0d0); of 8192 into
+        as many places 11.1 us and 59.5, of 262144 17.3 and 103 (H100, scatter_thresholds,
+        1d8565a)."""
+        p = served_scatter(w)
+        return has_large_tiles(p) and p.positions >= MIN_TILE and not is_sparse(p, device)
 
     def more_macros(self, p: ScatterProblem, c: Any) -> dict[str, int | str]:
         return {**super().more_macros(p, c), "UNIT_BITS": unit_bits(p.length)}
