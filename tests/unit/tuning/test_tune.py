@@ -18,12 +18,14 @@ from tilewright import environment
 from tilewright.compile import cxx
 from tilewright.errors import InvalidArgument
 from tilewright.impl import IMPLS
-from tilewright.measure.candidate import Limits
+from tilewright.measure.candidate import COPY, Limits
 from tilewright.measure.runner import InProcess, Isolated
 from tilewright.op import Workload
 from tilewright.record import utc_now
 from tilewright.report import NoneRight
+from tilewright.search import Budget
 from tilewright.tune import Progress, bench, tune
+from tilewright.tune.duel import LONGEST_S, SHORTEST_S
 from tilewright.tune.session import Clock
 
 
@@ -240,6 +242,25 @@ def test_a_budget_in_configs_is_kept(w, runner, store):
     searched = store.query(implementation="fake_own", final=False)
     assert len({tuple(r.config.items()) for r in searched}) == 3
     assert {"delay_us": 300, "fault": "none"} in [r.config for r in searched]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "expected_s"), [(0.0, SHORTEST_S), (3.0, 3.0), (1000.0, LONGEST_S)]
+)
+def test_a_duel_is_sampled_for_a_while_whatever_is_left_of_the_budget(
+    w, runner, store, monkeypatch, left_s, expected_s
+):
+    given, time = [], runner.time
+
+    def timed(w, candidates, method, **options):
+        if COPY in candidates:
+            given.append(options["budget_s"])
+        return time(w, candidates, method, **options | {"budget_s": 0.0})
+
+    monkeypatch.setattr(runner, "time", timed)
+    monkeypatch.setattr(Budget, "left_s", left_s)
+    quick(w, runner, store, budget_configs=1)
+    assert given == [expected_s]
 
 
 @pytest.mark.parametrize(("budget_s", "all_tried"), [(3.0, False), (1000.0, True)])
