@@ -251,6 +251,12 @@ def test_reductions_of_one_dim_that_are_sorted_have_positions_or_elements_sorted
     assert chosen(f"scatter_reduce({text}, reduce={reduce})!donate=x") == expected
 
 
+def test_products_that_are_few_for_all_the_places_are_sorted(records):
+    text = "dim=0, index=i64[8192], src=f32[8192], reduce=prod"
+    assert chosen(f"scatter_reduce(x=f32[{2**25}], {text})!donate=x") == "bucket_products"
+    assert chosen(f"scatter_reduce(x=f32[{2**26}], {text})!donate=x") == "scatter_sorted"
+
+
 @pytest.mark.parametrize(
     ("places", "positions", "private"),
     [(512, 2**14, True), (513, 2**14, False), (512, 2**14 + 1, False), (256, 2**14 + 1, True)],
