@@ -83,6 +83,12 @@ def _render(found: Explanation) -> None:
         ["implementation", "backend", ">configs", "config, or why not", "resources", "occupancy"],
         [_candidate(c) for c in found.candidates],
     )
+    for r in found.unfit:
+        config = f" ({render.config(r['config'])})" if r["config"] else ""
+        click.echo(
+            f"the record of {r['created'][:10]}, {r['implementation']}{config}, is not used: "
+            f"{r['reason']}; tilewright tune searches again"
+        )
     if found.forecasts:
         _render_forecasts(found.forecasts)
     if found.records:

@@ -363,7 +363,7 @@ def _by_heuristic(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Ch
     if len(names) != 1 or len(winners) < MIN_EVIDENCE:
         return None
     (name,) = names
-    if not _still_serves(name, w, spec) or (w.scalars and not IMPLS[name].takes_scalars):
+    if _serves_no_more(name, w, spec) or (w.scalars and not IMPLS[name].takes_scalars):
         return None
     reason = f"{name} won all {len(winners)} recorded workloads of {w.op} in {w.main.dtype}"
     return Choice(name, IMPLS[name].heuristic(w, spec), "heuristic", reason)
@@ -373,30 +373,53 @@ _BY_RECORDS = (_recorded, _nearest, _by_heuristic)
 
 
 def _fitting(w: Workload, spec: DeviceSpec, recorded: Workload, record: Record) -> Any | None:
-    """The config of `recorded` for `w`, or None: its code or knobs may have gone since, and what it
-    counts may be of no use at another size, for which no size of it is compiled in."""
-    name = record.implementation
-    if record.program != recorded.program:
-        return None  # another function had this name
-    if not _still_serves(name, w, spec):
-        return None
-    if recorded.scalars != w.scalars and name != "aten" and not IMPLS[name].takes_scalars:
-        return None  # it would be built anew for every number
-    space = IMPLS[name].space(w, spec)
+    """The config of `recorded` for `w`, or None where `_fitted` refuses it."""
     try:
-        config = space.config(record.config)
+        return _fitted(w, spec, recorded, record)
     except InvalidArgument:
         return None
-    if same(w) == same(recorded):
-        return config if space.why_not(config) is None else None
-    config = lent(config)
-    return None if space.why_not(config) is not None or space.unlisted(config) else config
 
 
-def _still_serves(name: str, w: Workload, spec: DeviceSpec) -> bool:
-    if name not in IMPLS or IMPLS[name].only_compared(w):
-        return False
-    return IMPLS[name].unsupported(w, spec) is None
+def _fitted(w: Workload, spec: DeviceSpec, recorded: Workload, record: Record) -> Any:
+    """The config of `recorded` for `w`.
+
+    Raises:
+        InvalidArgument: its code or knobs have gone since, or what it counts is of no use at
+            another size, for which no size of it is compiled in.
+    """
+    name = record.implementation
+    if record.program != recorded.program:
+        raise InvalidArgument("another function had this name")
+    if (reason := _serves_no_more(name, w, spec)) is not None:
+        raise InvalidArgument(reason)
+    if recorded.scalars != w.scalars and name != "aten" and not IMPLS[name].takes_scalars:
+        raise InvalidArgument(f"it would be built anew for every number, as for {recorded}")
+    space = IMPLS[name].space(w, spec)
+    config = space.config(record.config)
+    if same(w) != same(recorded):
+        config = lent(config)
+        if unlisted := space.unlisted(config):
+            raise InvalidArgument(f"{', '.join(unlisted)} of {recorded} may be of no use here")
+    if (reason := space.why_not(config)) is not None:
+        raise InvalidArgument(reason)
+    return config
+
+
+def unfit_records(w: Workload, device: torch.device) -> Iterator[tuple[Record, str]]:
+    """The winners of this very workload that do not serve it any more, and why."""
+    spec = device_spec_of(device)
+    for recorded, record in evidence.records_of(device, w.op).exact.get(same(w), ()):
+        try:
+            _fitted(w, spec, recorded, record)
+        except InvalidArgument as reason:
+            yield record, str(reason)
+
+
+def _serves_no_more(name: str, w: Workload, spec: DeviceSpec) -> str | None:
+    """Why what records name is not chosen, or None."""
+    if name not in IMPLS:
+        return f"no implementation is called {name} now"
+    return IMPLS[name].only_compared(w) or IMPLS[name].unsupported(w, spec)
 
 
 def _told(record: Record) -> str:

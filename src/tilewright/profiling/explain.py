@@ -14,7 +14,7 @@ from tilewright.compile.cache import cached
 from tilewright.device import DEVICES, DeviceSpec, current_device
 from tilewright.dispatch.dumps import Occupancy, dump, kernels
 from tilewright.dispatch.evidence import records_in
-from tilewright.dispatch.selection import Choice, as_promised, choose, unbuilt
+from tilewright.dispatch.selection import Choice, as_promised, choose, unbuilt, unfit_records
 from tilewright.environment import environment
 from tilewright.errors import CompileError, InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
@@ -57,6 +57,8 @@ class Explanation:
         forecasts: what the heuristic's config of an implementation amounts to, what those do that
             it finds promising, and those recorded: by the time its model expects, None without
             one, with the time measured, if any, and the registers of what was compiled.
+        unfit: winners of duels of this very workload that do not serve it any more, each with the
+            `reason`.
     """
 
     workload: str
@@ -72,6 +74,7 @@ class Explanation:
     candidates: list[CandidateFacts]
     records: list[dict[str, Any]]
     forecasts: list[dict[str, Any]]
+    unfit: list[dict[str, Any]]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -102,6 +105,10 @@ def explain(
     name, spec = _device(device, device_spec)
     with records_in(store_url):
         choice = _choice(w, name, spec, implementation, config)
+        unfit = [
+            {**as_dict(record), "reason": reason}
+            for record, reason in (unfit_records(w, torch.device(name)) if name else ())
+        ]
     floor_us, records, forecasts = None, [], []
     if name:
         records = _records(w, name, store_url)
@@ -128,6 +135,7 @@ def explain(
         candidates=candidates,
         records=[as_dict(r) for r in _fastest_first(records)],
         forecasts=sorted(forecasts, key=lambda f: f["predicted_us"] or math.inf),
+        unfit=unfit,
     )
 
 

@@ -323,6 +323,17 @@ def test_what_was_recorded_is_shown_with_decimal_gigabytes_a_second(capsys, monk
     assert [row for row in rows if row[0] == "aten" and "10" in row[1:]]
 
 
+def test_a_record_that_serves_no_more_is_named_with_its_reason(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    with Store() as store:
+        record(store, str(W), "fused", {"lengths": 3})
+    assert cli.main(["explain", str(W), "--device", "cpu", "--no-measure"]) == 0
+    shown = capsys.readouterr().out
+    assert "fused (lengths=3), is not used: unknown knob 'lengths'" in shown
+    (unfit,) = explain(W, "cpu", measure=False).unfit
+    assert unfit["config"] == {"lengths": 3}
+
+
 def test_a_store_that_is_named_decides_what_runs_and_is_left_again(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path / 'others.db'}"
     monkeypatch.setattr(evidence, "_loaded", {})

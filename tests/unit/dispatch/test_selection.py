@@ -4,10 +4,10 @@ import sqlite3
 
 import pytest
 import torch
-from dispatching import SOFTMAX, assert_softmaxes, chosen, record
+from dispatching import CPU, SOFTMAX, assert_softmaxes, chosen, record
 
 import tilewright as tw
-from tilewright.dispatch import evidence
+from tilewright.dispatch import evidence, selection
 
 # --- selection -----------------------------------------------------------------------------------
 
@@ -75,13 +75,24 @@ def test_without_records_no_compiler_is_started_for_its_version(store, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("implementation", "config"),
-    [("forgotten", {}), ("probe", {"height": 3}), ("probe", {"width": 3})],
+    ("implementation", "config", "why"),
+    [
+        ("forgotten", {}, "no implementation is called forgotten now"),
+        ("probe", {"height": 3}, "unknown knob 'height'"),
+        ("probe", {"width": 3}, "width=3 is not one of"),
+    ],
     ids=["implementation gone", "knob gone", "value gone"],
 )
-def test_a_record_whose_code_is_gone_is_skipped(store, probe, implementation, config):
-    record(store, SOFTMAX, implementation, config)
+def test_a_record_whose_code_is_gone_is_skipped(store, probe, implementation, config, why):
+    w = record(store, SOFTMAX, implementation, config)
     assert chosen(SOFTMAX).source == "default"
+    ((unfit, reason),) = selection.unfit_records(w, CPU)
+    assert (unfit.implementation, unfit.config) == (implementation, config)
+    assert why in reason
+
+
+def test_a_record_that_serves_is_not_unfit(store, probe):
+    assert list(selection.unfit_records(record(store, SOFTMAX), CPU)) == []
 
 
 @pytest.mark.parametrize("text", ["{bad", "[1]"])
