@@ -150,11 +150,15 @@ class Row:
         )
 
     @property
-    def chosen_us(self) -> float:
+    def chosen_time(self) -> Measured:
         if self.chosen in self.baselines:
-            return self.baselines[self.chosen].median_us
+            return self.baselines[self.chosen]
         assert self.own is not None
-        return self.own.median_us
+        return self.own
+
+    @property
+    def chosen_us(self) -> float:
+        return self.chosen_time.median_us
 
     def own_vs(self, baseline: str) -> float | None:
         """How many times faster than the baseline our own kernel is; None if either is missing."""

@@ -71,6 +71,7 @@ def table_rows(report: Report) -> list[dict[str, Any]]:
             "method": row.method,
             "chosen": row.chosen,
             "us": row.chosen_us,
+            "ci_us": row.chosen_time.ci_us,
             "own": row.own.implementation if row.own else None,
             "own_us": row.own.median_us if row.own else None,
             "vs_aten": row.baselines["aten"].median_us / row.chosen_us,

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 200
 """Columns where the output is not a terminal: no line is broken that another program may read."""
+FAR = 0.03
+"""Of a median, that its interval may reach to either side before a table shows it: ratios of two
+decimals would say more than is known."""
 
 
 def console(stderr: bool = False) -> Console:
@@ -110,6 +113,13 @@ def shortened(texts: Sequence[str]) -> list[str]:
     ]
 
 
+def median(us: float, ci_us: tuple[float, float]) -> str:
+    """A time, and how far its interval reaches where that is wide."""
+    low, high = ci_us
+    far = max(high - us, us - low) / us if us else 0.0
+    return duration_text(us) + (f" ±{far:.0%}" if far > FAR else "")
+
+
 def results(
     rows: Sequence[Mapping[str, Any]], stderr: bool = False, winner: str = "chosen"
 ) -> None:
@@ -137,7 +147,7 @@ def results(
             (
                 workload,
                 chosen(row),
-                duration(row["us"]),
+                median(row["us"], row["ci_us"]),
                 against(row, "aten"),
                 against(row, "inductor"),
                 None if row["chosen_of_floor"] is None else f"{row['chosen_of_floor']:.2f}",

@@ -370,7 +370,7 @@ def report(**changes) -> Report:
         distribution=None,
         host_us={},
         baselines={"aten": Baseline(20.0, (19.0, 21.0)), "inductor": Baseline(15.0, (14.0, 16.0))},
-        own=Own(10.0, (9.0, 11.0), "fused", {"rows": 2}),
+        own=Own(10.0, (9.9, 10.1), "fused", {"rows": 2}),
         chosen="fused",
         candidates=7,
         verified=Verified(1.0, 4.0, None, True),
@@ -384,6 +384,20 @@ def test_the_table_has_time_ratios_floor_and_verdict(capsys):
     assert finish("custom", report(), None) == 0
     line = next(s for s in capsys.readouterr().out.splitlines() if SOFTMAX in s)
     assert line.split()[1:] == ["fused", "10.0", "us", "2.00x", "1.50x", "0.50", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("ci_us", "shown"),
+    [((9.0, 10.2), "10.0 us ±10%"), ((9.9, 10.4), "10.0 us ±4%"), ((9.8, 10.2), "10.0 us ")],
+)
+def test_a_time_that_is_hardly_known_says_so(ci_us, shown, capsys):
+    found = report()
+    (row,) = found.rows
+    found.rows[:] = [dataclasses.replace(row, own=dataclasses.replace(row.own, ci_us=ci_us))]
+    assert finish("custom", found, None) == 0
+    out = capsys.readouterr().out
+    assert shown in out
+    assert ("±" in out) == ("±" in shown)
 
 
 @pytest.mark.parametrize(("configs", "told"), [(82, "82 refused"), (0, "none tried")])
