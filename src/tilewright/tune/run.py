@@ -232,6 +232,8 @@ def _run(
                 f"{name} has no configs to search: it is a baseline; name implementations that "
                 "have kernels of their own (--impl), and what to compare with apart (--baseline)"
             )
+    for name in options.baselines or ():
+        IMPLS[name]  # names an unknown one
     with contextlib.ExitStack() as stack:
         runner = runner or stack.enter_context(Isolated(device))
         store = store or stack.enter_context(Store())

@@ -12,7 +12,7 @@ from typing import Any
 from tilewright.build import Resources
 from tilewright.compile.pool import CompilePool
 from tilewright.errors import InvalidArgument, LaunchError
-from tilewright.impl import IMPLS, LIBRARY_BACKENDS, OWN_BACKENDS, Implementation, implementations
+from tilewright.impl import LIBRARY_BACKENDS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.candidate import AsCalled, Candidate, Limits, Outcome
 from tilewright.measure.runner import Runner
 from tilewright.measure.timing import Timing
@@ -158,8 +158,6 @@ class Session:
         others = [i for i in implementations(w) if i.backend not in searched]
         wanted = self.options.baselines
         if wanted is not None:
-            for name in wanted:
-                IMPLS[name]
             others = [i for i in others if i.name == "aten" or i.name in wanted]
         return sorted(others, key=lambda i: (i.name != "aten", i.name))
 

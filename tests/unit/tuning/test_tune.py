@@ -436,6 +436,12 @@ def test_bad_options_are_named(w, runner, store, wrong, said):
         quick(w, runner, store, **wrong)
 
 
+@pytest.mark.parametrize("measure", [tune, bench])
+def test_an_unknown_baseline_is_named_before_anything_starts(w, store, measure):
+    with pytest.raises(InvalidArgument, match="unknown implementation 'nobody'"):
+        measure([w], runner=object(), store=store, baselines=("nobody",))
+
+
 def test_a_knob_that_nobody_has_is_named_although_records_still_stand(w, runner, store):
     quick(w, runner, store)
     with pytest.raises(InvalidArgument, match="unknown knob 'tile_q'"):
