@@ -57,7 +57,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; what was measured before is recorded", err=True)
+        click.echo("interrupted", err=True)
         return INTERRUPTED
     except click.ClickException as error:
         error.show()

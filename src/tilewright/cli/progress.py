@@ -1,4 +1,4 @@
-"""What tune and bench show while they work: one live line on a terminal, else plain lines."""
+"""What commands show while they measure: one live line on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -68,10 +68,12 @@ class Shown(Progress):
         self.refresh()
 
     def finished(self, w: Workload, row: Row | None, reason: str = "") -> None:
-        elapsed = f"{time.monotonic() - self.started_s:.0f} s"
         outcome = f"{row.chosen} {duration(row.chosen_us)}" if row else f"failed: {reason}"
-        tally = f" ({self.tally})" if self.tally else ""
-        self.say(f"[{self.index + 1}/{self.total}] {elapsed} {brief(str(w))}: {outcome}{tally}")
+        self.ended(w, f"{outcome} ({self.tally})" if self.tally else outcome)
+
+    def ended(self, w: Workload, outcome: str) -> None:
+        elapsed = f"{time.monotonic() - self.started_s:.0f} s"
+        self.say(f"[{self.index + 1}/{self.total}] {elapsed} {brief(str(w))}: {outcome}")
 
 
 class ShownLive(Shown):

@@ -92,7 +92,13 @@ def tune(
     return finish(targets.name, report, json_target)
 
 
-def finish(suite: str, report: Report, json_target: str | None, winner: str = "chosen") -> int:
+def finish(
+    suite: str,
+    report: Report,
+    json_target: str | None,
+    winner: str = "chosen",
+    recording: bool = True,
+) -> int:
     """Print and write what a run found; the exit code that says how it went."""
     from tilewright import results
 
@@ -105,7 +111,8 @@ def finish(suite: str, report: Report, json_target: str | None, winner: str = "c
         elif json_target:
             results.write_data(json_target, data)
     if report.interrupted:
-        click.echo("interrupted; what was measured before is recorded", err=True)
+        kept = "; what was measured before is recorded" if recording else ""
+        click.echo(f"interrupted{kept}", err=True)
         return INTERRUPTED
     return 1 if report.failed else 0
 
@@ -127,6 +134,9 @@ def _show(data: Mapping[str, Any], report: Report, to_stderr: bool, winner: str)
 
 def wrong_baselines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Baselines that verification refused, one line each; their times stay in the table."""
+    from tilewright.measure.verify import import_flags
+    from tilewright.op import Workload
+
     found: dict[str, dict[str, str]] = {}
     for row in rows:
         for name, reason in row["wrong"].items():
@@ -134,9 +144,10 @@ def wrong_baselines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for name, reasons in found.items():
         text, reason = next(iter(reasons.items()))
+        command = f"tilewright verify {import_flags(Workload.parse(text))}'{text}' --impl {name}"
         lines.append(
             f"* {name} is wrong on {len(reasons)} of {len(rows)} workloads and was not chosen "
-            f"there ({reason}); tilewright verify '{text}' --impl {name} shows it"
+            f"there ({reason}); {command} shows it"
         )
     return lines
 

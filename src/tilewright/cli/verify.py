@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tilewright.cli import options, render
+from tilewright.errors import LaunchError, NoImplementation, TilewrightError
 
 if TYPE_CHECKING:
     from tilewright.measure.verify import Verdict
@@ -35,26 +36,51 @@ def verify(
     device: str | None,
     json_target: str | None,
 ) -> int:
-    """Hold every implementation against the fp64 reference; no timing."""
+    """Hold every implementation against the fp64 reference; no timing.
+
+    A workload that cannot be verified is told at the end and costs no other its verdicts.
+    """
     targets = options.read_targets(workloads, suites, from_file, only, without)
+    from tilewright.cli.progress import shown
     from tilewright.measure.runner import Isolated
     from tilewright.measure.verify import verification_error
     from tilewright.tune import verify_all
 
-    found = []
-    with Isolated(device) as runner:
-        for w in targets.workloads:
-            verdicts = verify_all(w, implementation, config, seed, runner=runner)
-            found += [(w, *verdict) for verdict in verdicts]
-    if json_target != "-":
+    found: list[tuple[Workload, str, dict[str, Any], Verdict]] = []
+    failed: dict[Workload, TilewrightError] = {}
+    interrupted = False
+    with Isolated(device) as runner, shown() as progress:
+        try:
+            for i, w in enumerate(targets.workloads):
+                progress.workload(w, i, len(targets.workloads))
+                try:
+                    verdicts = verify_all(w, implementation, config, seed, runner=runner)
+                except (LaunchError, NoImplementation) as error:
+                    failed[w] = error
+                    progress.ended(w, "failed")
+                    continue
+                found += [(w, *verdict) for verdict in verdicts]
+                right = sum(verdict.ok for *_, verdict in verdicts)
+                progress.ended(w, f"{right} of {len(verdicts)} right")
+        except KeyboardInterrupt:
+            interrupted = True
+    if found and json_target != "-":
         _render(found)
     if json_target:
         options.write_json([_row(*each) for each in found], json_target)
-    wrong = [each for each in found if not each[3].ok]
-    for w, name, values, verdict in wrong:
-        error = verification_error(w, name, render.config(values), verdict, seed)
-        click.echo(f"VerificationError: {error}", err=True)
-    return 1 if wrong else 0
+    wrong = [
+        verification_error(w, name, render.config(values), verdict, seed)
+        for w, name, values, verdict in found
+        if not verdict.ok
+    ]
+    for refusal in wrong:
+        click.echo(f"VerificationError: {refusal}", err=True)
+    for w, problem in failed.items():
+        named = "" if str(w) in str(problem) else f"{w}: "
+        click.echo(f"{type(problem).__name__}: {named}{problem}", err=True)
+    if interrupted:
+        raise KeyboardInterrupt
+    return 1 if wrong or failed else 0
 
 
 def _row(w: Workload, name: str, config: dict[str, Any], verdict: Verdict) -> dict[str, Any]:

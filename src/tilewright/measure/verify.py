@@ -10,6 +10,7 @@ memory, and must return the same bits twice.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright import registry
 from tilewright.errors import VerificationError
 from tilewright.impl import Executable, allocate
 from tilewright.impls._vendor import vendor as vendor_of
@@ -382,8 +384,15 @@ def verification_error(
     flags = f" --impl {implementation}" + (f" --config {config}" if config else "")
     return VerificationError(
         f"{w.op}.{implementation} {what} on {w}{with_config}: {verdict.message} (seed {seed})\n"
-        f'  reproduce: tilewright verify "{w}"{flags} --seed {seed}'
+        f'  reproduce: tilewright verify {import_flags(w)}"{w}"{flags} --seed {seed}'
     )
+
+
+def import_flags(w: Workload) -> str:
+    """What a command line needs before a workload of a person's function, with a space behind it;
+    empty for other operators, and where no file was named."""
+    sources = registry.imported if w.operator.fused else ()
+    return "".join(f"--import {shlex.quote(source)} " for source in sources)
 
 
 def _allowed(vendor_ulp: float) -> float:

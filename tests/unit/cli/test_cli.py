@@ -15,7 +15,7 @@ import click
 import pytest
 from recorded import many
 
-from tilewright import cli
+from tilewright import cli, registry, tune
 from tilewright.cli import options, render
 from tilewright.cli.options import ConfigValues, Knob, Seconds, read_targets, workloads_in
 from tilewright.cli.render import shortened
@@ -452,7 +452,13 @@ def test_an_interrupted_run_shows_its_rows_and_ends_with_130(capsys):
     assert finish("custom", report(interrupted=True), None) == 130
     out, err = capsys.readouterr()
     assert SOFTMAX in out
-    assert "interrupted" in err
+    assert err.splitlines()[-1] == "interrupted; what was measured before is recorded"
+
+
+def test_an_interrupted_bench_does_not_claim_to_have_recorded(capsys):
+    found = report(interrupted=True)
+    assert finish("custom", found, None, winner="fastest", recording=False) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
 
 
 def test_bench_measures_without_a_record_and_keeps_none(capsys):
@@ -476,6 +482,36 @@ def test_verify_of_what_is_right_exits_0_with_its_verdict(capsys):
     (output,) = row["outputs"]
     assert output["ulp"] == row["max_ulp"]
     assert output["apart_ulp"] <= output["ulp"] + output["vendor_ulp"]
+
+
+def test_a_workload_that_cannot_be_verified_costs_no_other_its_verdict(capsys):
+    huge, indexed = "softmax(x=f32[9000000000,100])", "gather(x=f32[9], dim=0, index=i64[3])"
+    args = ["verify", huge, indexed, SOFTMAX, "--impl", "fused", "--device", "cpu", "--json"]
+    assert cli.main(args) == 1
+    out, err = capsys.readouterr()
+    assert [(row["workload"], row["ok"]) for row in json.loads(out)] == [(SOFTMAX, True)]
+    assert f"LaunchError: {huge}: " in err
+    assert f"NoImplementation: no implementation of {indexed} on cpu" in err
+    assert re.findall(r"\[(\d/3)\] \d+ s .*: (.*)", err) == [
+        ("1/3", "failed"),
+        ("2/3", "failed"),
+        ("3/3", "1 of 1 right"),
+    ]
+
+
+def test_an_interrupted_verify_shows_its_verdicts_and_ends_with_130(monkeypatch, capsys):
+    verdict = Verdict(True, 1.0, 2.0, None, True, "")
+
+    def verified(w, *_, **__):
+        if w.op != "softmax":
+            raise KeyboardInterrupt
+        return [("fused", {}, verdict)]
+
+    monkeypatch.setattr(tune, "verify_all", verified)
+    assert cli.main(["verify", SOFTMAX, "rms_norm(x=f32[2,4])", "--device", "cpu"]) == 130
+    out, err = capsys.readouterr()
+    assert SOFTMAX in out
+    assert err.splitlines()[-1] == "interrupted"
 
 
 def test_verify_lays_the_differences_to_pytorch_out_as_the_documentation_does(capsys):
@@ -507,6 +543,24 @@ def test_a_wrong_result_names_the_command_that_shows_it_again():
     assert again["workloads"] == (SOFTMAX,)
     assert (again["implementation"], again["seed"]) == ("fused", 7)
     assert again["config"] == {"rows": 2, "unroll": 1}
+
+
+def test_the_command_that_shows_a_wrong_result_again_imports_its_function(
+    tmp_path, monkeypatch, capsys, forgets_functions
+):
+    monkeypatch.setattr(registry, "imported", [])
+    kernels = tmp_path / "kernels of mine.py"
+    kernels.write_text("import tilewright as tw\n\n\n@tw.fuse\ndef doubled(x):\n    return x * 2\n")
+    registry.import_source(str(kernels))
+    w = Workload.parse("doubled(x=f32[4])")
+    wrong = Verdict(False, 412.0, 6.1, None, True, "412 ulp exceeds 6.1 at (3, 1)")
+    command = str(verification_error(w, "fused", "", wrong, 0)).partition("reproduce: ")[2]
+    assert shlex.split(command)[2:5] == ["--import", str(kernels), str(w)]
+    found = report()
+    found.rows[0] = dataclasses.replace(found.rows[0], workload=str(w), wrong={"inductor": "far"})
+    assert finish("custom", found, None) == 0
+    told = capsys.readouterr().err
+    assert f"tilewright verify --import '{kernels}' '{w}' --impl inductor shows it" in told
 
 
 def test_what_cannot_be_built_is_not_called_wrong(monkeypatch, capsys):
