@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tilewright.cli import options, render
+from tilewright.errors import InvalidArgument
 from tilewright.settings import SHOWN
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ def explain(
     """Which implementation runs WORKLOAD, and why. What limits it, and what was measured."""
     from tilewright.profiling import explain as engine
 
+    if max_registers and not show:
+        raise InvalidArgument(
+            "--max-registers caps what --show compiles: add --show resources, source, ptx or sass"
+        )
     w = options.read_workload(workload)
     content: Any
     if show:

@@ -98,7 +98,8 @@ def dump(
         raise InvalidArgument(f"cannot show {what!r}; use one of {', '.join(SHOWN)}")
     if what == "schedule":
         lines = [f"{name} = {value}" for name, value in config_dict(config).items()]
-        return "\n".join([*lines, *impl.describe(config, w, spec)])
+        lines += impl.describe(config, w, spec)
+        return "\n".join(lines) or f"{impl.name} has no knobs, and so no schedule of its own"
     task = impl.task(config, w, spec)
     if task is None:
         own = [i for i in implementations(w) if i.backend in OWN_BACKENDS]

@@ -23,6 +23,7 @@ from tilewright.op import Workload
 from tilewright.record import BESIDE, Record, as_dict
 from tilewright.space import config_dict
 from tilewright.store import Store
+from tilewright.tune.rows import FLOOR, floor_us_of
 
 
 @dataclass(frozen=True)
@@ -103,17 +104,19 @@ def explain(
         InvalidArgument: no such device, or the named candidate does not fit.
     """
     name, spec = _device(device, device_spec)
+    records = _records(w, name, store_url) if name else []
     with records_in(store_url):
         choice = _choice(w, name, spec, implementation, config)
         unfit = [
             {**as_dict(record), "reason": reason}
             for record, reason in (unfit_records(w, torch.device(name)) if name else ())
         ]
-    floor_us, records, forecasts = None, [], []
+    floor_us, forecasts = None, []
     if name:
-        records = _records(w, name, store_url)
-        floor_us = next((r.median_us for r in records if r.implementation == "floor"), None)
-        if measure and floor_us is None:
+        last = next((r.duel for r in records if r.implementation == FLOOR.implementation), None)
+        if last is not None:
+            floor_us = floor_us_of([r for r in records if r.duel == last], w, spec)
+        elif measure:
             method = "cpu" if spec.kind == "cpu" else "events"
             ceilings = measure_ceilings(torch.device(name), method, quick=True)
             floor_us = ceilings.floor_us(w, spec)
@@ -140,6 +143,11 @@ def explain(
 
 
 def _device(device: str | None, device_spec: str | None) -> tuple[str | None, DeviceSpec]:
+    if device and device_spec:
+        raise InvalidArgument(
+            f"--device {device} is of this machine, --device-spec {device_spec} need not be here; "
+            "give one of them"
+        )
     return (None, DEVICES[device_spec]) if device_spec else current_device(device)
 
 

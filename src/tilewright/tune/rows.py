@@ -52,13 +52,12 @@ def row_of(
         unsearched, none_right: as `Row` has them.
         spreads: what each took on every distribution of indices.
     """
-    references = {r.implementation: r.median_us for r in records if r.status == "ceiling"}
     timed = [r for r in records if r.status not in BESIDE]
     chosen, own = chosen_of(records), best_own(records, w, spec)
     return Row(
         workload=str(w),
-        floor_us=_floor_us(references, timed, w, spec),
-        copy_us=references.get(COPY.implementation),
+        floor_us=floor_us_of(records, w, spec),
+        copy_us=_references(records).get(COPY.implementation),
         method=chosen.method,
         distribution=chosen.distribution,
         host_us=_of_calls(records, "host", own),
@@ -133,6 +132,17 @@ def _fastest_of_each(records: Sequence[Record]) -> list[Record]:
         if measured(record).median_us < measured(best).median_us:
             found[record.implementation] = record
     return list(found.values())
+
+
+def floor_us_of(records: Sequence[Record], w: Workload, spec: DeviceSpec) -> float:
+    """The floor that a duel is held against."""
+    timed = [r for r in records if r.status not in BESIDE]
+    return _floor_us(_references(records), timed, w, spec)
+
+
+def _references(records: Iterable[Record]) -> dict[str, float | None]:
+    """The floor by the device's ceilings, and the copy, of a duel."""
+    return {r.implementation: r.median_us for r in records if r.status == "ceiling"}
 
 
 def _floor_us(

@@ -45,6 +45,38 @@ def test_traffic_counts_each_input_and_output_once():
     assert found.flops == 8 * 64 * 768
 
 
+@pytest.mark.parametrize(("ceiling_us", "floor_us"), [(5.0, 5.0), (15.0, 10.0)])
+def test_the_floor_of_a_duel_on_a_cpu_is_no_slower_than_what_won_it(store, ceiling_us, floor_us):
+    record(store, str(W), "fused", us=10.0, created="2026-11-20T12:00:00.000000+00:00")
+    record(store, str(W), "floor", us=ceiling_us, status="ceiling")
+    assert explain(W, "cpu").floor_us == floor_us
+
+
+def test_a_damaged_store_is_told_once_and_in_words(tmp_path, monkeypatch, capsys, recwarn):
+    (tmp_path / "records.db").write_bytes(b"no database" * 100)
+    assert cli.main(["explain", str(W), "--device", "cpu", "--no-measure"]) == 1
+    assert "file is not a database; move the file away" in capsys.readouterr().err
+    assert not recwarn.list
+
+
+def test_what_has_no_schedule_says_so():
+    assert show(W, "schedule", "cpu", implementation="aten") == (
+        "aten has no knobs, and so no schedule of its own"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--max-registers", "32"], "--max-registers caps what --show compiles: add --show"),
+        (["--device", "cpu", "--device-spec", "h200"], "give one of them"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(args, message, capsys):
+    assert cli.main(["explain", str(W), "--no-measure", *args]) == 2
+    assert message in capsys.readouterr().err
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])
 def test_a_gpu_that_is_not_here_gets_resources_and_occupancy(device):
