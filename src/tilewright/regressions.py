@@ -49,7 +49,8 @@ def changes(
     """What became of each row of `old` that has a kernel of ours; what `new` adds is no change.
 
     Raises:
-        InvalidArgument: the files are of different suites or devices, or the tolerance is no part.
+        InvalidArgument: the files are of different suites or devices, `old` has no kernel of ours,
+            or the tolerance is no part.
     """
     if not 0 <= tolerance < math.inf:
         raise InvalidArgument(
@@ -62,6 +63,11 @@ def changes(
                 f"the files differ in {what}: {of(old)} and {of(new)}; "
                 f"give two files of the same {what}"
             )
+    if not any(row["own"] for row in old["rows"]):
+        raise InvalidArgument(
+            "the older file has no row with a kernel of ours, so nothing can be held against it; "
+            "give the file of a run that measured some"
+        )
     later = {(row["workload"], row["method"]): row for row in new["rows"]}
     return [
         _change(row, later.get((row["workload"], row["method"])), tolerance)

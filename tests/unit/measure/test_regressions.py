@@ -77,6 +77,11 @@ def test_a_tolerance_that_is_no_part_is_refused(tolerance):
         changes(result(10.0), result(10.0), tolerance)
 
 
+def test_a_file_without_a_kernel_of_ours_is_no_gate():
+    with pytest.raises(InvalidArgument, match="no row with a kernel of ours, so nothing can be he"):
+        changes(result(None), result(10.0))
+
+
 @pytest.mark.parametrize("other", [{"suite": "quickstart"}, {"device": "NVIDIA A100"}])
 def test_files_of_other_suites_and_devices_are_refused(other):
     with pytest.raises(
