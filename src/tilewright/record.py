@@ -231,6 +231,8 @@ def best_by(
         InvalidArgument: nothing was timed, or no config has such a knob.
     """
     timed = [r for r in records if r.median_us is not None and r.status in RIGHT]
+    if not timed:
+        raise InvalidArgument("no right result was timed, so there is no best config")
     there = sorted({name for r in timed for name in r.config})
     for name in knobs:
         if name not in there:

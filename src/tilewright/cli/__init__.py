@@ -18,18 +18,12 @@ from tilewright.cli.bench import bench
 from tilewright.cli.compare import compare
 from tilewright.cli.doctor import doctor
 from tilewright.cli.explain import explain
+from tilewright.cli.options import InOrder
 from tilewright.cli.records import records
 from tilewright.cli.summary import summary
 from tilewright.cli.tune import INTERRUPTED, tune
 from tilewright.cli.verify import verify
 from tilewright.errors import TilewrightError
-
-
-class InOrder(click.Group):
-    """Lists commands as they are used, not by the alphabet."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 @click.group(

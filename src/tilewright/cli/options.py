@@ -25,6 +25,13 @@ MAX_RANGE = 65536
 """A range with more values than this is a slip of the pen, not a list of candidates."""
 
 
+class InOrder(click.Group):
+    """Lists commands as they are used, not by the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 @dataclass(frozen=True)
 class Targets:
     """What a command works on. `name` is the suite's, or "custom" for anything else.
@@ -303,17 +310,20 @@ json_option = click.option(
 device_option = click.option(
     "--device", metavar="D", help="cpu, cuda or cuda:1; the GPU if torch sees one, else the CPU."
 )
-seed_option = click.option(
-    "--seed",
-    type=click.IntRange(-(2**63), 2**63 - 1),  # what PyTorch's generators take
-    metavar="N",
-    default=0,
-    show_default=True,
-    help="Of the example inputs.",
-)
 store_option = click.option(
     "--store", "store_url", metavar="URL", help="SQLAlchemy URL of the records."
 )
+
+
+def seed_option(of: str = "the example inputs") -> Callable[[F], F]:
+    return click.option(
+        "--seed",
+        type=click.IntRange(-(2**63), 2**63 - 1),  # what PyTorch's generators take
+        metavar="N",
+        default=0,
+        show_default=True,
+        help=f"Of {of}.",
+    )
 
 
 def measuring(command: F) -> F:
@@ -322,7 +332,7 @@ def measuring(command: F) -> F:
         json_option,
         store_option,
         device_option,
-        seed_option,
+        seed_option("the example inputs, and of tune's search"),
         click.option("--jobs", type=click.IntRange(1), help="Compilers at once; one per CPU."),
         click.option(
             "--method", type=click.Choice(["events", "graph"]), help="How a GPU is timed."

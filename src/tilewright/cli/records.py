@@ -33,7 +33,7 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-@click.group()
+@click.group(cls=options.InOrder)
 def records() -> None:
     """What was measured: list it, move it elsewhere, thin it out."""
 
@@ -111,7 +111,7 @@ def study(
     from tilewright.record import best_by, read_lines
     from tilewright.store import Store
 
-    knobs = (*by.split(","), *([across] if across else []))
+    knobs = tuple(name.strip() for name in (*by.split(","), *([across] if across else [])))
     text = str(options.read_workload(workload))
     if from_file:
         rows = [r for r in read_lines(from_file)
@@ -119,6 +119,11 @@ def study(
     else:
         with Store(store_url) as store:
             rows = store.query(workload=text, implementation=implementation)
+    if not rows:
+        raise InvalidArgument(
+            f"no records of {implementation} on {text} in {from_file or store}; tune it first, or "
+            "name another implementation (--impl)"
+        )
     found = best_by(_measured_there(rows, device, method), knobs)
     if json_target != "-":
         for (on, by_method), group in itertools.groupby(found, lambda each: _where(each[1])):

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from tilewright.profiling.doctor import Diagnosis
     from tilewright.regressions import Change
 
-PIPE_WIDTH = 200
-"""Columns where the output is not a terminal: no line is broken that another program may read."""
+PIPE_WIDTH = 10_000
+"""Columns where the output is not a terminal, more than any line has: none is broken that another
+program may read."""
 FAR = 0.03
 """Of a median, that its interval may reach to either side before a table shows it: ratios of two
 decimals would say more than is known."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @options.targets
 @click.option("--impl", "implementation", metavar="I", help="Only this implementation.")
 @click.option("--config", type=options.ConfigValues(), help="Its knobs; others are untuned.")
-@options.seed_option
+@options.seed_option()
 @options.device_option
 @options.json_option
 def verify(

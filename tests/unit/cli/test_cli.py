@@ -250,6 +250,16 @@ def test_every_command_takes_json():
             assert any("--json" in p.opts for p in leaf.params), leaf.name
 
 
+def test_commands_are_listed_as_they_are_used(capsys):
+    assert cli.main(["--help"]) == cli.main(["records", "--help"]) == 0
+    told = capsys.readouterr().out
+    names = re.findall(r"^  (\w+)  ", told, re.M)
+    assert names == [
+        *("doctor", "tune", "bench", "verify", "explain", "records", "summary", "compare"),
+        *("list", "show", "study", "export", "import", "prune"),
+    ]
+
+
 def test_a_closed_pipe_is_no_traceback():
     script = "import sys; from tilewright.cli import main; sys.exit(main(['records', '--help']))"
     done = subprocess.Popen(

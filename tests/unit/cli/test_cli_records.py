@@ -157,6 +157,33 @@ def test_study_crosses_values_of_unlike_types(studied, capsys):
     assert "rows=None" in capsys.readouterr().out
 
 
+def test_study_takes_knobs_with_spaces_between_them(studied, capsys):
+    assert len(answer(capsys, *studied[:-1], " rows , rows")) == 5
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--impl", "aten"], f"no records of aten on {SOFTMAX} in "),
+        (["--impl", "fused", "--method", "cpu", "--device", "C"], "no right result was timed"),
+    ],
+)
+def test_study_of_nothing_says_what_is_missing(studied, url, args, message, capsys):
+    with Store(url) as opened:
+        opened.add([measured(SOFTMAX, "fused", None, status="timeout", device="C")])
+    assert cli.main(["records", *studied, *args]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_row_is_one_line_where_no_terminal_is(url, capsys):
+    knobs = {f"knob_{letter}": "some_value" for letter in "abcdefghijklmnopqrst"}
+    with Store(url) as opened:
+        opened.add([measured(SOFTMAX, "fused", 1.0, config=knobs)])
+    assert cli.main(["records", "list"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if SOFTMAX in line)
+    assert ",".join(f"{name}={value}" for name, value in knobs.items()) in line
+
+
 def test_study_keeps_to_a_device_and_a_method(studied, capsys):
     only = answer(capsys, *studied, "--device", "gpu a", "--method", "events")
     assert [r["median_us"] for r in only] == [7.0]
