@@ -45,7 +45,8 @@ def _finite(text: str) -> float:
 def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One result file of several; of rows of one workload and method the last file's counts.
 
-    The seconds of tuning, and what was compiled, add up; commits that differ are all named.
+    The seconds of tuning, and what was compiled, add up; commits that differ are all named. What
+    failed in one file and has a row in another did not fail.
 
     Raises:
         InvalidArgument: they differ in suite, device, torch, CUDA, driver, or a compiler or library
@@ -67,7 +68,12 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         total.kernels += effort["kernels"]
         total.cpu_s += effort["cpu_s"]
     found = [row_of(row) for row in rows.values()]
-    report = Report(found, last["device"], last["versions"], tuning_s, compiling=compiling)
+    measured = {row.workload for row in found}
+    failures = ((w, why) for data in files for w, why in data.get("failed", {}).items())
+    failed = {w: why for w, why in failures if w not in measured}
+    report = Report(
+        found, last["device"], last["versions"], tuning_s, failed=failed, compiling=compiling
+    )
     commits = dict.fromkeys(str(data["commit"]) for data in files)
     return {**as_dict(last["suite"], report), "commit": ", ".join(commits), "date": last["date"]}
 

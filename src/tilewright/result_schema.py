@@ -49,6 +49,7 @@ class _File:
     rows: list[Row]
     summary: dict[str, Any]
     compiling: dict[str, _Compiled] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def validate(data: Any) -> list[str]:

@@ -33,6 +33,7 @@ def as_dict(suite: str, report: Report) -> dict[str, Any]:
             for name, effort in report.compiling.items()
         },
         "rows": [row.as_dict() for row in report.rows],
+        **({"failed": dict(report.failed)} if report.failed else {}),
         "summary": summary(report.rows, counts),
         **({"summary_by": {f: summary_by(report.rows, f, counts) for f in by}} if by else {}),
     }

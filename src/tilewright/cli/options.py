@@ -79,16 +79,16 @@ def thinned(
         InvalidArgument: nothing is left.
     """
     everything = list(found)
-    left = [
-        w
-        for w in everything
-        if (not only or any(t in text(w) for t in only)) and not any(t in text(w) for t in without)
-    ]
+    left = [w for w in everything if meant(text(w), only, without)]
     if not left:
         told = [f"holds {' or '.join(only)}"] * bool(only)
         told += [f"is without {' and '.join(without)}"] * bool(without)
         raise InvalidArgument(f"none of {len(everything)} workloads {' and '.join(told)}")
     return left
+
+
+def meant(text: str, only: Sequence[str], without: Sequence[str]) -> bool:
+    return (not only or any(t in text for t in only)) and not any(t in text for t in without)
 
 
 def _import(ctx: click.Context, param: click.Parameter, sources: Sequence[str]) -> None:

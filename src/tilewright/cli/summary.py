@@ -41,7 +41,9 @@ def summary(
     data = result_files.merged([result_files.read(path) for path in files])
     if only or without:
         left = options.thinned(data["rows"], only, without, lambda row: row["workload"])
-        data = result_files.merged([{**data, "rows": left}])
+        failures = data.get("failed", {}).items()
+        failed = {w: why for w, why in failures if options.meant(w, only, without)}
+        data = result_files.merged([{**data, "rows": left, "failed": failed}])
     rows = [result_files.row_of(row) for row in data["rows"]]
     counts = SUITES[data["suite"]].count_of() if data["suite"] in SUITES else {}
     groups = {fields: summary_by(rows, fields, counts) for fields in groupings}
@@ -49,6 +51,8 @@ def summary(
     for fields, lines in (groups or data.get("summary_by", {})).items():
         render.groups(fields, lines, to_stderr)
     render.summary(data, to_stderr)
+    for text, reason in data.get("failed", {}).items():
+        click.echo(f"{text}: {reason}", err=True)
     if json_target == "-":
         options.write_json(data, "-")
     elif json_target:

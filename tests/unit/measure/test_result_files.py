@@ -8,6 +8,7 @@ import pytest
 
 from tilewright import result_files, results
 from tilewright.cli import main
+from tilewright.cli.tune import finish
 from tilewright.errors import InvalidArgument
 from tilewright.measure.activity import Activity
 from tilewright.report import Baseline, Measured, Own, Report, Row, Verified
@@ -171,6 +172,23 @@ def test_parts_of_a_suite_become_one_file_and_the_later_row_counts(tmp_path):
     assert times == {WIDE: 10.0, NARROW: 20.0, TALL: 10.0}
     assert (data["tuning_s"], data["commit"]) == (20.0, "one, two")
     assert data["summary"]["worst_of_copy"] == pytest.approx(0.4)
+
+
+def test_what_failed_is_kept_with_its_reason_until_a_later_part_has_it(tmp_path, capsys):
+    one, two, three = (f"softmax(x=f32[{n},1024])" for n in (1, 2, 3))
+    found = report(row(one, 5.0))
+    found.failed.update({two: "no memory", three: "no memory either"})
+    first = tmp_path / "first.json"
+    assert finish("norms_sweep", found, str(first)) == 1
+    assert result_files.read(first)["failed"] == found.failed
+    second = written(tmp_path / "second.json", row(two, 5.0))
+    capsys.readouterr()
+    assert main(["summary", str(first), str(second), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["failed"] == {three: "no memory either"}
+    assert f"{three}: no memory either" in err
+    assert main(["summary", str(first), "--only", "[1,", "--json"]) == 0
+    assert "failed" not in json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
