@@ -34,7 +34,7 @@ from tilewright.device import DEVICES, MAX_GRID
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import programs as kernels
 from tilewright.fusion.cuda import target
-from tilewright.fusion.cuda.tiles import schedule as tiles
+from tilewright.fusion.cuda.tiles import capabilities
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
@@ -156,7 +156,7 @@ def test_kernels_of_mixed_reductions_compile_without_spilling(graph_of_mixed, na
 )
 @pytest.mark.parametrize("name", MIXED)
 def test_mixed_reductions_give_what_torch_gives(monkeypatch, name, dtype, shape):
-    monkeypatch.setattr(tiles, "LONG_ROWS", 1 << 10)  # so that walks are divided here, too
+    monkeypatch.setattr(capabilities, "LONG_ROWS", 1 << 10)  # so that walks are divided here, too
     try:
         w = mixed(name, dtype, shape)
         graph = graph_of(w)

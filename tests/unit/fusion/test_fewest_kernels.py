@@ -6,7 +6,8 @@ from hypothesis import given, seed
 import tilewright as tw
 from random_graphs import Program, forget, programs, run_examples, workload
 from tilewright.fusion import segments
-from tilewright.fusion.cuda.tiles.schedule import TileKernels, TileSchedule
+from tilewright.fusion.cuda.tiles.capabilities import TileKernels
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.program import Kernels
 from tilewright.fusion.segments import _Cutter, cut
 from tilewright.fusion.ways import Met

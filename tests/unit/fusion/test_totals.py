@@ -17,7 +17,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import programs, target
-from tilewright.fusion.cuda.tiles import schedule as tiles
+from tilewright.fusion.cuda.tiles.capabilities import TileKernels
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS
@@ -116,7 +116,7 @@ def test_other_schedules_give_the_same(name):
 @emulation
 @pytest.mark.parametrize("name", ["norm and peak", "columns, too", "divided by its peak"])
 def test_blocks_share_the_partials_of_many_rows(monkeypatch, name):
-    monkeypatch.setattr(tiles.TileKernels, "most_joined", 64)
+    monkeypatch.setattr(TileKernels, "most_joined", 64)
     try:
         w = mixed(name, "f16", (1100, 256))
         graph = graph_of(w)

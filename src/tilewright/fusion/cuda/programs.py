@@ -31,6 +31,8 @@ from tilewright.fusion.cuda.stages import (
     rows_last,
     shares_rows,
 )
+from tilewright.fusion.cuda.tiles.area import Area
+from tilewright.fusion.cuda.tiles.capabilities import TileKernels, few_rows
 from tilewright.fusion.cuda.tiles.gathering import GatheringKernel
 from tilewright.fusion.cuda.tiles.heuristics import (
     merit,
@@ -39,16 +41,8 @@ from tilewright.fusion.cuda.tiles.heuristics import (
     tile_space,
 )
 from tilewright.fusion.cuda.tiles.kernel import TileKernel
-from tilewright.fusion.cuda.tiles.schedule import (
-    Area,
-    TileKernels,
-    Tiles,
-    TileSchedule,
-    blocks_of_sm,
-    few_rows,
-    fitted,
-    joining_schedule,
-)
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
+from tilewright.fusion.cuda.tiles.tiling import Tiles, blocks_of_sm, fitted, joining_schedule
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Program, Segment
 from tilewright.fusion.remembered import remembered

@@ -17,7 +17,8 @@ from tilewright.fusion.cuda.rows.heuristics import row_heuristic
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.sharing import emit_rows
 from tilewright.fusion.cuda.rows.space import row_space
-from tilewright.fusion.cuda.tiles.schedule import TileSchedule, few_rows
+from tilewright.fusion.cuda.tiles.capabilities import few_rows
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import permuted
 from tilewright.fusion.plan import plan_rows

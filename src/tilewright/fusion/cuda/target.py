@@ -32,7 +32,8 @@ from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.sharing import emit_rows
 from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.stages import Stage, fits_rows
-from tilewright.fusion.cuda.tiles import schedule as tiles
+from tilewright.fusion.cuda.tiles import tiling
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.program import Program
@@ -149,9 +150,9 @@ def executable(
     if rows is None:
         _, program, stages = programs.emit(graph, config, device)
         several = ProgramKernels(built, program, stages, w)
-        if isinstance(config, tiles.TileSchedule) and stages[0].launch is None:
+        if isinstance(config, TileSchedule) and stages[0].launch is None:
             assert several.work is not None
-            several.work = replace(several.work, loads_bytes=tiles.loads_bytes(graph, config))
+            several.work = replace(several.work, loads_bytes=tiling.loads_bytes(graph, config))
         return several
     _, launch = emit(graph, config, device)
     axes = rows.kept if rows.reduced else range(len(graph.space))

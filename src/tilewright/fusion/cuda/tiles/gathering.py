@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from tilewright.fusion.cuda.kernel import JOINS, TYPES, Kernel, input_parameter
 from tilewright.fusion.cuda.partials import PARTIAL_WORDS, SECTOR_WORDS
 from tilewright.fusion.cuda.tiles.kernel import TileKernel
-from tilewright.fusion.cuda.tiles.schedule import WARP, Tiles
+from tilewright.fusion.cuda.tiles.schedule import WARP
+from tilewright.fusion.cuda.tiles.tiling import Tiles
 from tilewright.fusion.ir import REDUCTIONS, Access
 from tilewright.fusion.program import Segment
 

@@ -7,7 +7,9 @@ import math
 from dataclasses import replace
 
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda.tiles.schedule import WARP, Area, Tiles, TileSchedule, fitted
+from tilewright.fusion.cuda.tiles.area import Area
+from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
+from tilewright.fusion.cuda.tiles.tiling import Tiles, fitted
 from tilewright.fusion.cuda.vectors import ARITHMETIC_REGISTERS, WIDEST_ACCESS
 from tilewright.space import ConfigSpace
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.fusion.cuda.kernel import DIVISOR, JOINS, TYPES, Kernel
-from tilewright.fusion.cuda.tiles.schedule import WARP, Tiles
+from tilewright.fusion.cuda.tiles.schedule import WARP
+from tilewright.fusion.cuda.tiles.tiling import Tiles
 from tilewright.fusion.cuda.vectors import access_bytes
 from tilewright.fusion.extents import Extent, with_extents
 from tilewright.fusion.ir import Access

@@ -1,0 +1,200 @@
+"""What tiles are cut from: one segment's elements, by the axes of lane, walk and grid."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable
+
+from tilewright.fusion.cuda.kernel import JOINS
+from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
+from tilewright.fusion.cuda.vectors import held_bytes, widest_vectors
+from tilewright.fusion.ir import Access, Graph
+from tilewright.fusion.passes import permuted, with_axis
+from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows, with_stores_last
+from tilewright.fusion.program import Segment
+from tilewright.fusion.remembered import remembered
+from tilewright.fusion.segments import main_axis
+
+LONG_TILE, LONG_TURNS, LONG_SPLIT = 128, 8, 64
+"""Elements along the lane, turns that add them to one number, and steps of a walk, by which the
+partials that a walk leaves are judged."""
+
+
+class Area:
+    """What one segment's tiles are cut from, whatever the schedule.
+
+    Args:
+        alone: nothing follows the segment's kernel but putting its partials together.
+
+    Attributes:
+        graph: with the lane axis last.
+        walk: the axes whose steps follow one another in a thread.
+        grid: the axes that number the blocks, besides pieces of lane and walk.
+        added: by position of the output: the reduction that it holds partials of.
+    """
+
+    def __init__(self, segment: Segment, alone: bool = False):
+        self.alone = alone
+        self.graph = _lane_last(segment)
+        self.lane = len(self.graph.space) - 1
+        self.added = {k: self.graph.outputs[k][0] for k in segment.added()}
+        sets = dict.fromkeys(self.graph.axes(i) for i in self.added.values())
+        reduced = self.graph.reduced
+        self.walk = best_walk(self.graph, self.lane, sets)[1] if sets else reduced
+        assert self.lane not in self.walk, segment.graph
+        self.grid = tuple(a for a in range(self.lane) if a not in self.walk)
+        self.width = self.graph.space[self.lane]
+        self.steps = math.prod(self.graph.space[a] for a in self.walk)
+        self.cells = math.prod(self.graph.space[a] for a in self.grid)
+        self.vectors = widest_vectors(self.graph, self.width)
+
+    def walks_through(self, i: int) -> bool:
+        """Whether a walk adds up to one partial of reduction `i`, or each step is a partial's
+        own."""
+        return set(self.walk) <= set(self.graph.axes(i))
+
+    def varies(self, shape: tuple[int, ...]) -> bool:
+        """Whether a value of this shape differs from step to step."""
+        return any(shape[a] != 1 for a in self.walk) or not self.walk
+
+    def along_lane(self, i: int) -> bool:
+        return self.lane in self.graph.axes(i)
+
+    def refuses(self, s: TileSchedule) -> str | None:
+        """Why no tiles of the area are cut so, or None where `Tiles.misfit` has to say: most
+        schedules of a space end here, before their tiles are reckoned."""
+        split_steps = math.ceil(self.steps / s.splits)
+        if s.block_threads % WARP or s.block_threads > 1024:
+            return f"a block of {s.block_threads} threads"
+        if self.width % s.vector:
+            return f"vectors of {s.vector} do not divide {self.width} elements"
+        if self.walk and (s.lanes - 1) * s.vector * s.turns >= 2 * self.width:
+            return f"{s.lanes} lanes are more than twice those that {self.width} elements need"
+        if self.walk and s.shares > 2 * split_steps and s.block_threads > WARP:
+            return f"{s.shares} shares of {split_steps} steps"
+        if self.walk and s.unroll > 1 and s.shares * s.unroll > 2 * split_steps:
+            return f"{s.shares} shares of {s.unroll} steps are for longer walks"
+        if not self.walk and (s.lanes != WARP or s.unroll > s.turns):
+            return "without a walk, shares are lanes too, and turns are what is unrolled"
+        if s.turns > 1 and not self.turning:
+            return "several turns go with sums along the lane"
+        if s.splits > 1 and not (self.added and self.walk):
+            return "there is nothing to divide"
+        if s.splits > self.steps:
+            return f"{s.splits} splits of {self.steps} steps"
+        return None
+
+    @remembered
+    def step_bytes(self, vector: int) -> tuple[int, int, int]:
+        """Of a thread's step: what it loads, what it may keep, and what it adds up."""
+        nodes = self.plan.graph.nodes
+        loads = [n for n in nodes if n.op == "load" and self.varies(n.shape)]
+        loaded = sum(held_bytes(n.dtype, vector) for n in loads)
+        kept = sum(held_bytes(nodes[i].dtype, vector) for i in self.carried)
+        kept += sum(held_bytes(nodes[i].dtype, 1) for i in self.parameters)
+        sums = sum(held_bytes(nodes[i].dtype, vector) for i in self.plan.graph.reductions)
+        return loaded, kept, sums
+
+    @functools.cached_property
+    def whole(self) -> list[Access]:
+        """The tensors that are read or written most: those that vary over all axes, if any do."""
+        memory = self.graph.memory
+        return [a for a in memory if varies_everywhere(a, self.graph)] or memory
+
+    @functools.cached_property
+    def turning(self) -> bool:
+        """Whether a thread may take vector after vector: all that it adds up is one number."""
+        ends = self.added.values()
+        return bool(ends) and all(self.along_lane(i) and self.walks_through(i) for i in ends)
+
+    @functools.cached_property
+    def gathers(self) -> bool:
+        """Whether blocks may leave their partials as words, one of each result, and join them."""
+        nodes = self.graph.nodes
+        words = all(nodes[i].dtype == "f32" and nodes[i].op in JOINS for i in self.added.values())
+        walked = all(self.walks_through(i) for i in self.added.values())
+        return self.alone and bool(self.added) and words and walked
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        if not self.added and self.walk:
+            return plan_rows(self.graph, "two_pass", row=self.walk)
+        graph = self.graph
+        inner = tuple(any(n.shape[a] != 1 for a in self.walk) for n in graph.nodes)
+        stores = tuple(k for k in range(len(graph.outputs)) if k not in self.added)
+        phase = Phase((), stores, frozenset(), frozenset(), tuple(self.added.values()))
+        return Plan(graph, (phase,), inner, (0,) * len(graph.nodes), self.walk)
+
+    @functools.cached_property
+    def plan_with_stores_last(self) -> Plan:
+        """Of what blocks gather: partials are left, and on their way, before results are stored."""
+        return with_stores_last(self.plan) if self.gathers and self.walk else self.plan
+
+    @functools.cached_property
+    def carried(self) -> frozenset[int]:
+        """Values that a later sweep uses, where they are kept for it."""
+        phases = self.plan_with_stores_last.phases
+        return frozenset[int]().union(*(p.carried_out for p in phases))
+
+    @functools.cached_property
+    def parameters(self) -> list[int]:
+        """What later sweeps load for each step, beside the values that were kept for them."""
+        graph, found = self.plan.graph, set[int]()
+        for phase in self.plan.phases[1:]:
+            ends = {graph.nodes[i].args[0] for i in phase.reductions}
+            ends |= {graph.outputs[k][0] for k in phase.stores}
+            found.update(needed_in(graph, ends, phase.carried_in))
+        loads = (i for i in found if graph.nodes[i].op == "load")
+        return [i for i in loads if self.varies(graph.nodes[i].shape)]
+
+
+def best_walk(
+    graph: Graph, lane: int, sets: Iterable[tuple[int, ...]]
+) -> tuple[float, tuple[int, ...]]:
+    """The axes to walk that leave the fewest elements in partials of the results, and how many.
+
+    A result either lies across the walk, and a thread adds it up on its way, or each step has its
+    own, which must then be joined along the lane.
+    """
+    sets = list(sets)
+    others = [a for a in range(len(graph.space)) if a != lane]
+    found = []
+    for count in range(len(others) + 1):
+        for walk in itertools.combinations(others, count):
+            through = [set(walk) <= set(axes) for axes in sets]
+            apart = [not set(walk) & set(axes) and lane in axes for axes in sets]
+            if all(a or b for a, b in zip(through, apart, strict=True)):
+                left = sum(_partial(graph, lane, walk, axes) for axes in sets)
+                found.append((left, -len(walk), walk))
+    left, _, walk = min(found)
+    return left, walk
+
+
+def _partial(graph: Graph, lane: int, walk: tuple[int, ...], axes: tuple[int, ...]) -> float:
+    """Elements in the partials of a result over `axes`."""
+    space = graph.space
+    elements = math.prod(space[a] for a in range(len(space)) if a not in walk and a != lane)
+    through = set(walk) <= set(axes)
+    elements *= math.ceil(math.prod(space[a] for a in walk) / (LONG_SPLIT if through else 1))
+    tile = (LONG_TURNS if through else 1) * LONG_TILE if lane in axes else 1
+    return elements * math.ceil(space[lane] / tile)
+
+
+def _lane_last(segment: Segment) -> Graph:
+    graph, lane = segment.graph, segment.lane
+    if segment.added():
+        assert lane is not None
+    else:
+        kept = [a for a in range(len(graph.space)) if a not in graph.reduced]
+        if not kept:
+            return with_axis(graph)
+        if lane is None or lane in graph.reduced:
+            best = main_axis(graph, range(len(graph.nodes)))
+            lane = best if best in kept else kept[-1]
+    return permuted(graph, [*(a for a in range(len(graph.space)) if a != lane), lane])
+
+
+def varies_everywhere(access: Access, graph: Graph) -> bool:
+    return all(stride or n == 1 for stride, n in zip(access.strides, graph.space, strict=True))

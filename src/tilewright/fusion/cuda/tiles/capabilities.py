@@ -1,0 +1,94 @@
+"""What tile kernels do, which decides where a graph is cut into kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.tiles.area import Area, best_walk
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
+from tilewright.fusion.cuda.tiles.tiling import Tiles, fitted
+from tilewright.fusion.ir import Graph
+from tilewright.fusion.program import Kernels, Segment
+
+PARTIALS_SHARE = 4
+"""Partials of results may be this fraction of the elements that are read."""
+LONG_ROWS = 1 << 20
+"""Elements from which more passes are cheaper than a device that is mostly idle."""
+MORE_PASSES = 8
+"""Over large tensors, that such rows may take."""
+MOST_JOINED = 1 << 16
+"""Partials of one number that a block joins: by 1024 threads, four loads of each under way at
+once."""
+MANY_LANES = 16
+"""Elements along the lane that a block takes at least."""
+
+
+def few_rows(space: tuple[int, ...], row: tuple[int, ...], lane: int, device: DeviceSpec) -> bool:
+    """Whether rows are so few and long that they leave most of a device idle: clusters, where rows
+    run along the lane, else blocks side by side on it."""
+    elements = math.prod(space)
+    blocks = elements // math.prod(space[a] for a in row)
+    if lane in row:
+        blocks *= device.max_cluster
+    else:
+        blocks = blocks // space[lane] * math.ceil(space[lane] / MANY_LANES)
+    return 2 * blocks <= device.sms and elements >= LONG_ROWS
+
+
+class TileKernels(Kernels):
+    """What kernels of this target do, under one schedule: see Kernels.
+
+    Args:
+        device: split rows that are too few for it, though each of their reductions is a pass.
+        mixes: add up over different dims in one walk.
+        rows: row kernels leave a partial for each row of what is reduced over rows and more.
+        columns: they also add up over all rows.
+    """
+
+    across = True
+    corrects = False
+    most_joined = MOST_JOINED
+
+    def __init__(
+        self,
+        schedule: TileSchedule,
+        device: DeviceSpec | None = None,
+        mixes: bool = True,
+        rows: bool = False,
+        columns: bool = False,
+    ):
+        super().__init__()
+        self.schedule, self.device, self.mixes = schedule, device, mixes
+        self.row_partials, self.columns = rows, columns
+        self.extra = MORE_PASSES if device else 0
+
+    def kind(self) -> tuple[Any, ...]:
+        return (*super().kind(), self.device, self.mixes, self.row_partials, self.columns)
+
+    def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
+        if not row:
+            return 1
+        if self.device and few_rows(space, row, lane, self.device):
+            return -1
+        return 2 if lane in row else 0
+
+    def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
+        if row:
+            others = [a for a in range(len(graph.space)) if a not in row and graph.space[a] > 1]
+            return self.row_partials and all(
+                set(row) < set(axes) or (self.columns and list(axes) == others)
+                for axes in map(graph.axes, sums)
+            )
+        sets = list(dict.fromkeys(graph.axes(i) for i in sums))
+        if len(sets) > 1 and not self.mixes:
+            return False
+        partial, _ = best_walk(graph, lane, sets)
+        return len(sets) == 1 or partial * PARTIALS_SHARE <= math.prod(graph.space)
+
+    def divided(self, segment: Segment) -> dict[int, int]:
+        area = Area(segment)
+        tiles = Tiles(area, fitted(self.schedule, area))
+        return {k: tiles.count_of_partials(i) for k, i in area.added.items()}

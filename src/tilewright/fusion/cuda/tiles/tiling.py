@@ -1,0 +1,195 @@
+"""An area under a schedule: its tiles, and the schedules that follow from another's."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+
+from tilewright.compile.counters import COUNTERS
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.partials import PARTIAL_WORDS, SECTOR_WORDS
+from tilewright.fusion.cuda.tiles.area import Area, varies_everywhere
+from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
+from tilewright.fusion.cuda.vectors import ARITHMETIC_REGISTERS
+from tilewright.fusion.ir import Graph
+from tilewright.fusion.plan import Plan
+from tilewright.fusion.remembered import remembered
+
+JOIN_SHARES, FEW_COLUMNS = 8, 1 << 17
+"""Shares of a block that puts few partials together, also where there are fewer partials than that,
+if the results have so few elements in all: one kernel serves them."""
+JOIN_THREADS = 1024
+"""Threads of a block that puts partials together: their loads are all the parallelism there is."""
+FEW_PARTIALS = 32
+"""Of each result, so few that blocks of a quarter as many threads, which find room beside those
+that leave the partials, have all of them under way at once."""
+KEPT_STEPS = 32
+"""Steps of a walk that a thread unrolls to keep their values in registers."""
+KEPT_KINDS = 8
+"""Counts of kept steps that have kernels of their own: each up to 8, every second one to 16, every
+fourth to 32."""
+MOST_ROUNDS = 4
+"""Of a walk, that compilers unroll if they know how many there are: loads of all are then under
+way. Of f16[64,512,768] over dim 1 that is four rounds, and 8 loads of 16 bytes instead of 2."""
+BLOCK_REGISTERS = 1 << 16
+"""Of the threads of one block, on every architecture."""
+
+
+class Tiles:
+    """An area under a schedule.
+
+    Attributes:
+        lanes, shares: threads of a block along the lane, and along the walk.
+        splits: blocks among which a walk is divided, each with so many `split_steps`.
+        pieces: blocks side by side along the lane.
+        kept_steps: steps whose values a thread keeps: all of its walk, or none.
+        sure_steps: of those, so many that every thread has.
+        at_once: steps that a thread has in flight where it keeps none: a power of two, so that few
+            kernels serve walks of all lengths. What is past the end is the last step again.
+        rounds: how often a walk takes those, if its kernel is for so many alone; else 0.
+
+    Where sizes are given to the kernel, steps that are kept and rounds are those of the longest
+    walk of several, which it serves.
+    """
+
+    def __init__(self, area: Area, s: TileSchedule):
+        self.area, self.s = area, s
+        self.lanes, self.shares = (s.lanes, s.shares) if area.walk else (s.block_threads, 1)
+        self.splits = s.splits if area.added and area.walk else 1
+        self.split_steps = math.ceil(area.steps / self.splits)
+        self.pieces = math.ceil(area.width / (self.lanes * s.vector * s.turns))
+        self.blocks = area.cells * self.splits * self.pieces
+        own = math.ceil(self.split_steps / self.shares)
+        self.at_once = min(s.unroll, _power_above(own)) if area.walk else 1
+        rounds, apart = math.ceil(own / self.at_once), 1
+        last = area.steps - (self.splits - 1) * self.split_steps
+        sure = min(self.split_steps, max(last, 0)) // self.shares
+        if s.sizes == "given":
+            rounds, apart = _power_above(rounds), max(_power_above(own) // KEPT_KINDS, 1)
+            own = math.ceil(own / apart) * apart
+            sure = min(own - apart, sure // apart * apart)
+        self.rounds = rounds if self.splits == 1 and rounds <= MOST_ROUNDS else 0
+        keeps = s.storage == "registers"
+        self.kept_steps, self.sure_steps = (own, sure) if keeps else (0, 0)
+
+    def partials_of(self, i: int) -> list[tuple[str, int]]:
+        """What numbers the partials of reduction `i`, outermost first: a coordinate and its
+        size."""
+        area = self.area
+        axes = area.graph.axes(i)
+        found = [(f"grid{a}", area.graph.space[a]) for a in area.grid if a in axes]
+        if area.walks_through(i):
+            found.append(("split", self.splits))
+        if area.along_lane(i):
+            found.append(("piece", self.pieces))
+            if not area.walks_through(i):
+                found.append((f"(x / {WARP})", math.ceil(self.lanes / WARP)))
+        return [(name, n) for name, n in found if n > 1]
+
+    @remembered
+    def count_of_partials(self, i: int) -> int:
+        return math.prod(n for _, n in self.partials_of(i))
+
+    def misfit(self) -> str | None:
+        """Why the schedule does not suit, or None."""
+        s, area = self.s, self.area
+        if reason := area.refuses(s):
+            return reason
+        if self.kept_steps > KEPT_STEPS:
+            return f"{self.kept_steps} steps of a walk are too many to keep"
+        if self.kept_steps and area.added and (s.combine == "kernel" or s.turns > 1):
+            return "stores come last, after one turn, where the last block joins the partials"
+        if s.ahead and (self.kept_steps or self.shares * s.unroll >= self.split_steps):
+            return "all steps of a thread are on their way at once"
+        if s.combine == "last" and self.words > COUNTERS:
+            return f"{self.words} words of partials exceed {COUNTERS}"
+        room = min(255, BLOCK_REGISTERS // s.block_threads) - ARITHMETIC_REGISTERS
+        if self.held_bytes > 4 * room:
+            return f"{self.held_bytes} bytes per thread exceed {4 * room} bytes of registers"
+        return None
+
+    @property
+    def stores_steps(self) -> bool:
+        """Whether some result has an element of each step."""
+        graph, walk = self.area.graph, self.area.walk
+        results = (n for k, (n, _) in enumerate(graph.outputs) if k not in self.area.added)
+        return any(graph.nodes[i].shape[a] != 1 for i in results for a in walk)
+
+    @property
+    def plan(self) -> Plan:
+        return self.area.plan_with_stores_last if self.kept_steps else self.area.plan
+
+    @property
+    def joined_words(self) -> float:
+        """Partials that a thread of the last block of a group joins, at most."""
+        ends = self.area.added.values()
+        columns = [1 if self.area.along_lane(i) else self.lanes * self.s.vector for i in ends]
+        partials = [self.count_of_partials(i) * n for i, n in zip(ends, columns, strict=True)]
+        return max(partials, default=0) / self.s.block_threads
+
+    @property
+    def words(self) -> int:
+        """What partials and tickets take where the last block joins them."""
+        shapes = {i: self.area.graph.nodes[i].shape for i in self.area.added.values()}
+        partials = sum(self.count_of_partials(i) * math.prod(shapes[i]) for i in shapes)
+        tickets = sum(self.blocks // self.count_of_partials(i) for i in shapes)
+        return PARTIAL_WORDS * partials + tickets + 2 * SECTOR_WORDS * len(shapes)
+
+    @functools.cached_property
+    def held_bytes(self) -> int:
+        """Of one thread: what it adds up, and what it keeps or has in flight, whichever is more."""
+        loaded, kept, sums = self.area.step_bytes(self.s.vector)
+        flying = (1 + self.s.ahead) * self.s.unroll * loaded
+        return max(kept * self.kept_steps, flying) + sums
+
+
+def blocks_of_sm(tiles: Tiles, device: DeviceSpec) -> int:
+    """So many blocks on an SM that all run at once, or as many as registers allow."""
+    threads = tiles.s.block_threads
+    registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
+    most = min(device.threads_per_sm, device.registers_per_sm // registers) // threads
+    return max(min(most, math.ceil(tiles.blocks / device.sms)), 1)
+
+
+def loads_bytes(graph: Graph, c: TileSchedule) -> int:
+    """What one block may have on its way at once, of tensors that vary over all axes."""
+    whole = [a.itemsize for a in graph.memory if varies_everywhere(a, graph)]
+    steps = c.unroll * (2 if c.ahead else 1)
+    return c.block_threads * c.turns * c.vector * steps * sum(whole)
+
+
+def joining_schedule(area: Area, most: int) -> TileSchedule:
+    """For the kernels that put partials together: single columns, many shares of each. Those of one
+    launch have as many threads; `most` are the partials of one result of any of them."""
+    steps = _power_above(area.steps)
+    threads = JOIN_THREADS if most > FEW_PARTIALS else JOIN_THREADS // 4
+    if area.cells * area.width <= FEW_COLUMNS:
+        steps = max(steps, JOIN_SHARES)
+    shares = min(threads // min(_power_above(area.width), WARP), steps)
+    return TileSchedule(1, threads // shares, shares, 1, max(min(4, steps // shares), 1))
+
+
+def fitted(s: TileSchedule, area: Area) -> TileSchedule:
+    """The schedule, or for another area the nearest: narrower, with fewer splits."""
+    if s.vector in area.vectors and Tiles(area, s).misfit() is None:
+        return s
+    vector = next(v for v in area.vectors if v <= s.vector or v == 1)
+    turns = s.turns if area.turning else 1
+    if not area.walk:
+        shares = max(s.block_threads // WARP, 1)
+        return TileSchedule(vector, WARP, shares, turns, min(s.unroll, turns), sizes=s.sizes)
+    lanes = min(s.lanes, _power_above(area.width / vector))
+    steps = _power_above(area.steps)
+    splits = min(s.splits, max(steps // 2, 1)) if area.added and area.walk else 1
+    shares = max(min(s.shares, max(steps // splits, 1)), WARP // lanes)
+    unroll = max(min(s.unroll, steps // splits // shares), 1)
+    tried = TileSchedule(
+        vector, lanes, shares, turns, unroll, splits, s.storage, s.stream_loads, sizes=s.sizes
+    )
+    keeps = area.carried and Tiles(area, tried).misfit() is None
+    return tried if keeps else replace(tried, storage="reread")
+
+
+def _power_above(n: float) -> int:
+    return 1 << max(math.ceil(n) - 1, 0).bit_length()
