@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import platform
 import re
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -110,6 +112,22 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE)
     return found[1] if found else platform.processor() or platform.machine()
+
+
+def idle_cores(for_s: float = 0.25, stat: Path = Path("/proc/stat")) -> float | None:
+    """How many cores nobody uses while this process waits; None where the system does not say."""
+
+    def ticks() -> tuple[int, int]:
+        user, nice, system, idle, waiting, *others = map(int, stat.read_text().split()[1:9])
+        return idle + waiting, sum((user, nice, system, idle, waiting, *others))
+
+    if not stat.exists():
+        return None
+    idle, total = ticks()
+    time.sleep(for_s)
+    later_idle, later_total = ticks()
+    passed = later_total - total
+    return (os.cpu_count() or 1) * (later_idle - idle) / passed if passed else None
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import torch
 
 from tilewright import environment as module
 from tilewright.device import DEVICES
-from tilewright.environment import cpu_model, driver_version, environment
+from tilewright.environment import cpu_model, driver_version, environment, idle_cores
 from tilewright.errors import CompilerMissing
 
 
@@ -133,3 +133,14 @@ def test_reading_the_store_needs_no_torch():
 def test_architectures_compare_by_capability_and_not_by_their_names():
     capability = {name: DEVICES[name].capability for name in ("cpu", "a100", "h200", "b200")}
     assert capability == {"cpu": 0, "a100": 80, "h200": 90, "b200": 100}
+
+
+def test_cores_that_nobody_uses_are_counted_while_this_process_waits(tmp_path, monkeypatch):
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 50 800 0 0 0 0 0 0\ncpu0 100 0 50 800 0 0 0 0 0 0\n")
+    later = "cpu  130 5 52 855 5 0 1 2 0 0\ncpu0 100 0 50 800 0 0 0 0 0 0\n"
+    monkeypatch.setattr(module.time, "sleep", lambda s: stat.write_text(later))
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 4)
+    assert idle_cores(stat=stat) == pytest.approx(4 * 60 / 100)
+    assert idle_cores(stat=stat) is None  # no time has passed
+    assert idle_cores(stat=tmp_path / "none") is None

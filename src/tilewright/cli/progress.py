@@ -12,12 +12,15 @@ from rich.live import Live
 from rich.text import Text
 
 from tilewright.cli.render import brief, duration
+from tilewright.environment import idle_cores
 from tilewright.measure.candidate import Candidate, Description
 from tilewright.op import Workload
 from tilewright.report import Row
 from tilewright.tune.progress import Progress
 
 REFRESH_PER_S = 8
+SPARE_CORES = 0.3
+"""So much of a core may be busy with a system's own work without a word."""
 
 
 class Shown(Progress):
@@ -27,6 +30,7 @@ class Shown(Progress):
         self.stream = stream
         self.started_s = time.monotonic()
         self.total = self.index = 0
+        self.unchecked_threads = 0
         self.name = self.step = self.tally = self.fastest = ""
 
     def __enter__(self) -> Shown:
@@ -48,6 +52,8 @@ class Shown(Progress):
 
     def device(self, device: Description, method: str) -> None:
         self.say(f"on {device.key}, timed by {method}")
+        if method == "cpu":
+            self.unchecked_threads = device.spec.threads
 
     def workload(self, w: Workload, index: int, total: int) -> None:
         self.name, self.index, self.total = brief(str(w)), index, total
@@ -55,8 +61,19 @@ class Shown(Progress):
         self.refresh()
 
     def phase(self, name: str) -> None:
+        if self.unchecked_threads:  # what is read from the records has no phases
+            self.look_around(self.unchecked_threads)
+            self.unchecked_threads = 0
         self.step = name
         self.refresh()
+
+    def look_around(self, threads: int) -> None:
+        idle = idle_cores()
+        if idle is not None and idle < threads - SPARE_CORES:
+            self.say(
+                f"other programs leave {idle:.1f} cores to {threads} threads: times will be too "
+                "long, and chance may choose; measure again when they have ended (tune: --force)"
+            )
 
     def counts(self, compiled: int, verified: int, failed: int) -> None:
         failures = f", {failed} failed" if failed else ""

@@ -1,0 +1,34 @@
+"""What a run shows while it goes, where no terminal is."""
+
+import io
+
+import pytest
+
+from tilewright.cli import progress
+from tilewright.cli.progress import Shown
+from tilewright.device import spec_of
+from tilewright.measure.candidate import Description
+
+
+@pytest.mark.parametrize(
+    ("method", "phases", "spare", "told"),
+    [
+        ("cpu", ["prepare", "duel", "prepare"], -0.5, 1),
+        ("cpu", ["prepare", "duel", "prepare"], -0.1, 0),
+        ("cpu", ["prepare"], 6.0, 0),
+        ("cpu", ["prepare"], None, 0),
+        ("cpu", [], -0.5, 0),  # all is read from the records
+        ("events", ["prepare"], -0.5, 0),
+    ],
+)
+def test_a_busy_machine_is_told_once_before_a_cpu_is_measured(
+    method, phases, spare, told, monkeypatch
+):
+    spec = spec_of(None)
+    idle = None if spare is None else spec.threads + spare
+    monkeypatch.setattr(progress, "idle_cores", lambda: idle)
+    shown = Shown(io.StringIO())
+    shown.device(Description("cpu", spec, "Some CPU", {}, {}), method)
+    for phase in phases:
+        shown.phase(phase)
+    assert shown.stream.getvalue().count("other programs leave") == told
