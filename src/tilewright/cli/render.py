@@ -76,7 +76,7 @@ def crossed(
 def diagnosis(found: Diagnosis) -> None:
     for section, findings in found.sections.items():
         rows = [
-            (f.subject, f.found if f.found is not None else f"missing: {f.remedy}")
+            (f.subject, f.found if f.found is not None else f"{f.fault}: {f.remedy}")
             for f in findings
         ]
         table([section, ""], rows)

@@ -23,13 +23,15 @@ class Finding:
     """One line: what was looked for, what was found, and how to get it if it is missing.
 
     Attributes:
-        found: None if it is missing.
-        remedy: empty unless it is missing.
+        found: None if it is missing, or cannot be used.
+        remedy: empty unless it is.
+        fault: how it is told that it is.
     """
 
     subject: str
     found: str | None
     remedy: str = ""
+    fault: str = "missing"
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def _records(store_url: str | None) -> Finding:
         with Store(store_url) as store:
             return Finding("store", f"{store}, {len(store.query())} records")
     except StoreError as error:
-        return Finding("store", None, str(error))
+        return Finding("store", None, str(error), fault="not usable")
 
 
 def _cache() -> Finding:

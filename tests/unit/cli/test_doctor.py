@@ -56,6 +56,13 @@ def test_a_corrupt_store_is_a_finding_not_a_failure(tmp_path):
     assert any("records.db" in f.remedy for f in here.missing)
 
 
+def test_a_corrupt_store_is_not_called_missing(tmp_path, capsys):
+    (tmp_path / "records.db").write_text("this is not a database" * 100)
+    assert cli.main(["doctor", "--device", "cpu", "--no-measure"]) == 0
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.strip().startswith("store"))
+    assert line.split(maxsplit=1)[1].startswith("not usable: cannot read the record store")
+
+
 def test_measured_ceilings_are_positive_and_in_the_json(capsys):
     assert cli.main(["doctor", "--device", "cpu", "--quick", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
