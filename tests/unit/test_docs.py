@@ -1,17 +1,22 @@
 """What the documentation points at exists, and what it says to type is accepted."""
 
+import inspect
 import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 import torch
+from dispatching import CPU, record
 
+from tilewright import tune
 from tilewright.cli import cli
+from tilewright.dispatch import selection
 from tilewright.fusion import passes
 from tilewright.op import Workload
 from tilewright.record import best_by, read_lines
@@ -150,3 +155,25 @@ def test_the_example_in_the_readme_runs(monkeypatch, tmp_path):
     x, weight, bias = names["x"], names["weight"], names["bias"]
     expected = torch.nn.functional.layer_norm(x, (768,), weight, bias)
     torch.testing.assert_close(names["y"], expected)
+
+
+FROM_PYTHON = re.compile(r"^## From Python\n\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def test_tuning_from_python_goes_as_it_is_written(monkeypatch, store, capsys):
+    (snippet,) = FROM_PYTHON.findall((ROOT / "docs" / "measuring.md").read_text())
+    taken, rows = inspect.signature(tune.tune), []
+    w = record(SimpleNamespace(add=rows.extend), "softmax(x=f32[4096,4096])", "inductor")
+
+    def tuned(*args, **kwargs):
+        assert taken.bind(*args, **kwargs).arguments["workloads"] == [w]
+        store.add(rows)
+        return SimpleNamespace(
+            rows=[SimpleNamespace(workload=str(w), chosen="inductor", chosen_us=10.0)]
+        )
+
+    before = selection.choose(w, CPU).implementation
+    monkeypatch.setattr(tune, "tune", tuned)
+    exec(snippet, {})
+    assert (before, selection.choose(w, CPU).implementation) == ("aten", "inductor")
+    assert capsys.readouterr().out == f"{w} inductor 10.0\n"
