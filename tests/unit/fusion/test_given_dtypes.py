@@ -183,3 +183,57 @@ def test_other_steps_for_halves_are_refused_with_their_line_or_left_to_pytorch(f
             fused(given)
     left = tw.fuse(function, name="left_to_pytorch", fallback=True)
     assert torch.equal(left(x.half()), function(x.half()))
+
+
+def computed_and_read_through_its_cast(x):
+    y = x * 1
+    y.half().mul_(2)
+    return y
+
+
+def written_through_a_view_of_a_cast(x):
+    y = x * 1
+    y.view(-1).to(torch.float16)[:2] = 7
+    return y.sum(-1)
+
+
+def cast_and_read_after_a_write(x):
+    y = x * 1
+    z = y.type(torch.float16)
+    y.mul_(2)
+    return z
+
+
+def argument_behind_a_cast(x):
+    y = x.half()
+    y += 1
+    return y
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        computed_and_read_through_its_cast,
+        written_through_a_view_of_a_cast,
+        cast_and_read_after_a_write,
+        argument_behind_a_cast,
+    ],
+)
+def test_a_write_to_a_half_that_a_cast_gave_as_it_was_is_refused_where_both_are_needed(function):
+    fused, x = tw.fuse(function), torch.randn(3, 5)
+    for other in (x, x.bfloat16()):
+        torch.testing.assert_close(fused(other), function(other))
+    with pytest.raises(NoImplementation, match=r"one tensor.*test_given_dtypes\.py:\d+.*clone\(\)"):
+        fused(x.half())
+
+
+def test_a_write_to_a_half_that_a_cast_gave_as_it_was_is_taken_where_one_is_needed():
+    def cast_and_written_to(x):
+        y = (x * 2).half()
+        y += 1
+        z = y.half().clone()
+        z[0] = 3
+        return y, z
+
+    x = torch.randn(3, 5).half()
+    torch.testing.assert_close(tw.fuse(cast_and_written_to)(x), cast_and_written_to(x))

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import CodeType, NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,19 +34,25 @@ class Step:
     given: list[Any]
 
 
+class Cast(NamedTuple):
+    """From one dtype to another; of one to its own, it may give the tensor itself."""
+
+    before: torch.dtype
+    after: torch.dtype
+    itself: bool
+
+
 @dataclass
 class Calls:
     """The steps of a function that was called with tensors of the dtypes that were given.
 
     Attributes:
-        casts: of each tensor that was cast, from which dtypes to which.
+        casts: of each tensor that was cast.
     """
 
     code: CodeType | None
     steps: list[Step] = field(default_factory=list)
-    casts: dict[Label, list[tuple[torch.dtype, torch.dtype]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    casts: dict[Label, list[Cast]] = field(default_factory=lambda: defaultdict(list))
 
 
 class _Labelling(TorchFunctionMode):
@@ -100,7 +106,7 @@ class Noting(_Labelling):
         out = function(*args, **kwargs)
         if _is_cast(function, args, out):
             label = self.label(args[0])
-            self.calls.casts[label].append((args[0].dtype, out.dtype))
+            self.calls.casts[label].append(Cast(args[0].dtype, out.dtype, out is args[0]))
             self.name(out, label)
         elif _is_step(function, out):
             self.name_results(len(self.calls.steps), out)
@@ -114,13 +120,17 @@ class Following(_Labelling):
     What was cast to a half is rounded to it; a cast that was not taken is none.
 
     Raises:
-        NoImplementation: at another step than was noted, naming its line.
+        NoImplementation: at another step than was noted, or one of a tensor of which a cast that
+            gave the tensor itself was written to, naming its line.
     """
 
     def __init__(self, calls: Calls, tensors: Sequence[Tensor]):
         super().__init__(calls, tensors)
+        self.arguments = tensors
         self.next, self.last = 0, ""
         self.cast = Counter[Label]()
+        self.twins: list[tuple[Tensor, Tensor, int]] = []
+        """Two that were one tensor, and the version of the second when they became two."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -138,6 +148,8 @@ class Following(_Labelling):
                     leaves[i] = value
             args, kwargs = tree_unflatten(leaves, step.form)
         out = function(*args, **kwargs)
+        if _is_cast(function, args, out) or _is_step(function, out):
+            self.check_twins((args, kwargs), line)
         if _is_cast(function, args, out):
             return self.as_noted(args[0], out)
         if _is_step(function, out):
@@ -153,7 +165,9 @@ class Following(_Labelling):
         self.cast[label] += 1
         if k >= len(noted):
             return x
-        before, after = noted[k]
+        before, after, itself = noted[k]
+        if itself and out is not x:
+            self.twins += [(x, out, out._version), (out, x, x._version)]
         if before != after:
             if after in _HALVES and out.dtype not in _HALVES:
                 out = out.to(after).to(out.dtype)
@@ -162,9 +176,20 @@ class Following(_Labelling):
         self.name(out, label)
         return out
 
-    def finish(self) -> None:
+    def check_twins(self, read: Any, line: str) -> None:
+        for t in tree_leaves(read):
+            for one, other, version in self.twins:
+                if isinstance(t, Tensor) and _share(t, one) and other._version != version:
+                    where = f" ({line})" if line else ""
+                    raise NoImplementation(
+                        f"it writes to one of a half and its cast to that dtype, which are one "
+                        f"tensor, and needs the other{where}: clone() what is written to"
+                    )
+
+    def finish(self, out: Any) -> None:
         if self.next < len(self.calls.steps):
             raise self._other(self.last)
+        self.check_twins((self.arguments, out), self.last)
 
     def _other(self, line: str) -> NoImplementation:
         where = f" ({line})" if line else ""
@@ -210,6 +235,10 @@ def _is_cast(function: Any, args: Any, out: Any) -> bool:
 def _is_step(function: Any, out: Any) -> bool:
     """It makes a tensor, or writes to one."""
     return _name(function) == "__setitem__" or any(isinstance(t, Tensor) for t in tree_leaves(out))
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 def _line_of(code: CodeType | None) -> str:

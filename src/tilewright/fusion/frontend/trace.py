@@ -82,7 +82,7 @@ def trace_reference(
                 return call(tensors)
             with Following(calls, tensors) as following:
                 out = call(tensors)
-            following.finish()
+            following.finish(out)
             return out
 
     outside = torch.inference_mode(False)  # in which nothing is differentiated
