@@ -84,7 +84,8 @@ def vendor(w: Workload) -> Callable[..., Result]:
     floating = {s.dtype for s in w.tensors.values() if s.torch_dtype.is_floating_point}
     in_place = bool(op.destinations(w))
     as_promised = op.outputs_like is None or {o.dtype for o in w.outputs} == {w.main.dtype}
-    if not in_place and (len(floating) > 1 or not as_promised):
+    by_name = any(p.kind is p.KEYWORD_ONLY for p in op.parameters.values())
+    if not in_place and (by_name or len(floating) > 1 or not as_promised):
         return lambda *tensors: call_reference(
             op, {**constants, **dict(zip(names, tensors, strict=True))}
         )

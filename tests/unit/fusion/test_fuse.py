@@ -507,6 +507,32 @@ def test_halves_are_computed_in_fp32_where_nothing_is_compiled_yet(binaries, mon
         torch.testing.assert_close((out, gradient), found[-1], rtol=2e-3, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:0 kernels were compiled")
+def test_what_is_given_by_name_alone_is_kept_where_nothing_is_compiled_yet(binaries, monkeypatch):
+    monkeypatch.setattr("tilewright.dispatch.prepared.FREE_COMPILATIONS", 0)
+
+    def shifted(x, *, by, factor=1.0):
+        return x * factor + by
+
+    fused, x, by = tw.fuse(shifted), torch.randn(4, 40), torch.randn(40)
+    for _ in range(HOT_CALLS):
+        assert binaries() == 0
+        torch.testing.assert_close(fused(x, by=by, factor=3.0), shifted(x, by=by, factor=3.0))
+    assert binaries() == 1
+
+
+@pytest.mark.parametrize("implementation", ["aten", "inductor"])
+def test_what_is_given_by_name_alone_is_kept_by_pytorch(implementation):
+    def widened(x, *, columns, value=0.0):
+        return F.pad(x, (0, columns), value=value)
+
+    fused = tw.fuse(widened)
+    for x in (torch.randn(4, 5), torch.randn(4, 0)):
+        with tw.use(implementation):
+            found = fused(x, columns=2, value=3.0)
+        torch.testing.assert_close(found, widened(x, columns=2, value=3.0))
+
+
 def test_widths_of_gradients_are_bounded_and_masks_stay_those_of_the_seed(
     binaries, monkeypatch, recwarn
 ):

@@ -12,6 +12,7 @@ from tilewright.compile import cxx
 from tilewright.dispatch.prepared import state
 from tilewright.errors import InvalidArgument
 from tilewright.fusion.frontend import trace
+from tilewright.impls._vendor import vendor
 from tilewright.op import OPS, Workload
 
 pytestmark = [
@@ -152,6 +153,7 @@ def test_a_workload_may_name_them():
     assert str(Workload.parse("scaled(x=f32[4,5], FACTOR=2.0)")) == "scaled(x=f32[4,5])"
     w = Workload.parse("scaled(x=f32[4,5], FACTOR=5.0)")
     torch.testing.assert_close(OPS["scaled"].truth(w, [X])[0], X.double() * 5 + 1)
+    torch.testing.assert_close(vendor(w)(X), X * 5 + 1)
 
 
 def test_under_torch_compile_they_are_read_too(monkeypatch):
