@@ -4,9 +4,9 @@
 //
 // A launch does the same whenever it is made, whatever is wrong with its kernel: memory begins alike,
 // nobody waits for what another block left, and what a GPU might not survive ends it with a reason.
-// Headers are few, for the time that each kernel takes to compile is mostly theirs.
+// Headers are few, and what is no template is declared here and defined elsewhere: the time that each kernel
+// takes to compile would be mostly theirs.
 
-#include <cmath>
 #include <csetjmp>
 #include <cstdarg>
 #include <cstdint>
@@ -17,6 +17,8 @@
 #include <ucontext.h>
 #include <utility>
 #include <vector>
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS  // which would be instantiated for each kernel
+#include <cmath>
 
 #define __device__
 #define __global__

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from on_cpu import HEADER, PER_BLOCK, library
+from on_cpu import FIBERS, HEADER, PER_BLOCK, library
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DEVICES
 from tilewright.fusion.cuda import programs, target
@@ -27,7 +27,8 @@ from tilewright.impl import allocator
 from tilewright.tensor_spec import DTYPES
 
 MEMORY = Path(__file__).with_name("emulated.hpp").read_text()
-CLUSTERS = Path(__file__).with_name("clusters_on_cpu.hpp").read_text()
+OWN = Path(__file__).with_name("emulated.cpp").read_text()
+CLUSTERS = Path(__file__).with_name("clusters_on_cpu.cpp").read_text()
 SHARED_BYTES = DEVICES["h200"].shared_bytes_per_block
 CPU = torch.device("cpu")
 PERSISTENT_BLOCKS = 3
@@ -72,12 +73,7 @@ template <int BYTES> TW_DEVICE void copy_async(u64 to, const void* from) {
   std::memcpy((void*)to, from, BYTES);
 }""",
     r"(?s)// ---- barriers in shared memory.*?(?=// ---- a queue)": """
-// A copy is done at once, as one that overtakes a reader would be; or, threads going backwards,
-// when somebody waits for it, as one that nobody waits for never would be.
 struct Barrier { int bytes; short told, round; };
-struct Copy { void* to; const void* from; u32 bytes; u64* arrived; };
-static PER_BLOCK std::vector<Copy> copies;
-static const bool copies_forgotten = (at_block_begin.push_back([] { copies.clear(); }), true);
 static Barrier& barrier_at(u64* b) { return *(Barrier*)b; }
 static void settle(Barrier& b) { if (b.told && b.bytes == 0) b.told = 0, ++b.round; }
 TW_DEVICE void barrier_init(u64* b) { *b = 0; }
@@ -86,28 +82,12 @@ TW_DEVICE void barrier_expect(u64* b, u32 bytes) {
   barrier_at(b).bytes += bytes, barrier_at(b).told = 1;
   settle(barrier_at(b));
 }
-static void deliver(const Copy& c) {
-  for (u32 i = 0; i < c.bytes; i += 16) touch((const char*)c.from + i, 16);
-  if ((long)c.to % 16 || c.bytes % 16) give_up("copies %u bytes to %p", c.bytes, c.to);
-  std::memcpy(c.to, c.from, c.bytes);
-  barrier_at(c.arrived).bytes -= c.bytes;
-  settle(barrier_at(c.arrived));
-}
-TW_DEVICE void copy_bulk(void* to, const void* from, u32 bytes, u64* arrived) {
-  if (!backwards) return deliver({to, from, bytes, arrived});
-  copies.push_back({to, from, bytes, arrived});
-}
-TW_DEVICE void barrier_wait(u64* b, u32 parity) {
-  while (barrier_at(b).round % 2 == (int)parity) {
-    for (size_t i = 0; i < copies.size();)
-      if (copies[i].arrived == b) deliver(copies[i]), copies.erase(copies.begin() + i);
-      else ++i;
-    if (barrier_at(b).round % 2 == (int)parity) give_way();
-  }
-  ++steps_made;
-}
+#pragma GCC visibility push(hidden)
+void copy_bulk(void* to, const void* from, u32 bytes, u64* arrived);
+void barrier_wait(u64* b, u32 parity);
+#pragma GCC visibility pop
 """,
-    r"(?s)struct Gram.*?(?=// A copy is done at once)": """
+    r"(?s)struct Gram.*?(?=struct Barrier)": """
 struct Gram { float sum, squares; };
 template <class H, int N> TW_DEVICE void add_halves(Gram& g, int, const Vec<H, N>& x) {
   for (int i = 0; i < N; ++i) g.sum += widen(x[i]), g.squares += widen(x[i]) * widen(x[i]);
@@ -149,16 +129,16 @@ template <int N> TW_DEVICE bool have_come(const u64 (&words)[N]) {
     r"\*\(\(U\*\)p \+ i\) = held": "touch((U*)p + i, sizeof(U)), *((U*)p + i) = held",
     r"p\[i \* stride\] = x\[i\];": "touch(p + i * stride, sizeof(T)), p[i * stride] = x[i];",
     r"(?s)// ---- clusters.*": """
-// Blocks of a cluster have memory laid out alike, each from an origin of its own.
-static PER_BLOCK char origin;
-static PER_BLOCK unsigned rank_now;
-static std::vector<char*> origins;
-static Meeting together;
-TW_DEVICE u32 cluster_rank() { return rank_now; }
+#pragma GCC visibility push(hidden)
+u32 cluster_rank();
+void barriers_ready();
+long way_to_block(u32 rank);  // from what is here to the same there
+// `memory` is the shared memory of the block that asks for it.
+const char* launch_clusters(Body kernel, const Launch& l, int blocks, void* (*memory)());
+#pragma GCC visibility pop
 TW_DEVICE void barriers_made() {}
-TW_DEVICE void barriers_ready() { meet(together); }
 template <class T> TW_DEVICE T* of_block(T* local, u32 rank) {
-  return (T*)((char*)local + (origins[rank] - &origin));
+  return (T*)((char*)local + way_to_block(rank));
 }
 template <class T> TW_DEVICE void store_remote(T* local, u64* barrier, u32 rank, T value) {
   *of_block(local, rank) = value;
@@ -181,7 +161,7 @@ class Emulated(Stored):
         self.temporaries, self.launches = [], []
         self.clusters: dict[str, int] = {}
         """By kernel: blocks of a cluster."""
-        self.counters, self.meets = (ctypes.c_uint64 * (COUNTERS // 2))(), False
+        self.counters, self.meets = torch.zeros(COUNTERS // 2, dtype=torch.int64), False
         if target.one_pass(graph, device) is None:
             source, program, stages = programs.emit(graph, config, device)
             self.temporaries = [(t.numel, t.torch_dtype) for t in program.temporaries]
@@ -197,7 +177,7 @@ class Emulated(Stored):
         """Note a launch: its kernel, grid, block, buffers, and the numbers before the scalars."""
         counts = (launch or stage).counters
         assert counts <= COUNTERS
-        turns = [ctypes.addressof(self.counters)] if counts else []
+        turns = [self.counters.data_ptr()] if counts else []
         if launch is None:
             numbers = [*turns, *stage.extents]
             if stage.finishes:
@@ -255,7 +235,7 @@ class Emulated(Stored):
             packed = (ctypes.c_void_p * len(args))(*map(ctypes.addressof, args))
             self.library.come_only(ctypes.c_bool(self.meets and n == 0))
             getattr(self.library, f"run{n}")(blocks, threads, packed)
-        assert not any(self.counters), "blocks counted, and the counter was not put back"
+        assert not self.counters.any(), "blocks counted, and the counter was not put back"
         return outs[0] if len(outs) == 1 else tuple(outs)
 
 
@@ -272,8 +252,7 @@ def _start(several):
         assert count == 1, pattern
     start = re.sub(r"asm volatile\((?:[^()]|\([^()]*\))*\);", "", start)
     memory = f"alignas(16) static PER_BLOCK Quad on_chip[{SHARED_BYTES // 16}];"
-    text = "\n".join([HEADER, MEMORY, start, memory])
-    return f"{PER_BLOCK}{text}\n{CLUSTERS}" if several else text
+    return "\n".join([PER_BLOCK if several else "", HEADER, MEMORY, start, memory])
 
 
 def _library(source, entries, clusters):
@@ -282,8 +261,9 @@ def _library(source, entries, clusters):
         f'extern "C" const char* run{n}(int grid, int threads, void** args) {{'
         f" return {'launch_clusters' if blocks > 1 else 'launch'}(body_of({entry}, args),"
         " Launch{{grid, 1, 1}, threads, on_chip, sizeof on_chip}"
-        f"{f', {blocks}' if blocks > 1 else ''}); }}"
+        f"{f', {blocks}, []() -> void* {{ return on_chip; }}' if blocks > 1 else ''}); }}"
         for n, (entry, blocks) in enumerate(zip(entries, clusters, strict=True))
     ]
-    names = [f"run{n}" for n in range(len(entries))]
-    return library("\n".join([body, *doors]), names, _start(max(clusters) > 1))
+    names, several = [f"run{n}" for n in range(len(entries))], max(clusters) > 1
+    own = [FIBERS, OWN, *([CLUSTERS] if several else [])]
+    return library("\n".join([body, *doors]), names, _start(several), "\n".join(own))

@@ -32,16 +32,16 @@ class GivenUp(AssertionError):
     """An emulated kernel did what a GPU might not survive: it would wait for ever, say."""
 
 
-def library(text, doors, start=HEADER):
+def library(text, doors, start=HEADER, defined=FIBERS):
     """The library of a source whose functions `doors` launch kernels, and raise GivenUp.
 
     Args:
         start: what the source begins with: compiled once for all sources that share it.
+        defined: what is declared there: compiled once too, and every library has a copy.
     """
-    fibers = _fibers(start.startswith(PER_BLOCK))
+    own = _object(start, defined)
     ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)  # not linked to each, which takes 50 ms
-    own = (WITHOUT_CXX_LIBRARY, str(fibers), "-include", str(_precompiled(start)))
-    flags = (*FLAGS, *own)
+    flags = (*FLAGS, WITHOUT_CXX_LIBRARY, str(own), "-include", str(_precompiled(start)))
     task = CompileTask("cxx", _patient(text), flags, doors[0])
     found = ctypes.CDLL(str(compiled(task).path))
     for door in doors:
@@ -63,10 +63,9 @@ def _precompiled(start):
 
 
 @functools.cache
-def _fibers(side_by_side):
-    """The object file that every library has a copy of."""
-    text = "\n".join([PER_BLOCK if side_by_side else "", HEADER, FIBERS])
-    return compiled(CompileTask("cxx", text, (*FLAGS, "-c"), "fibers")).path
+def _object(start, text):
+    flags = (*FLAGS, "-c", "-include", str(_precompiled(start)))
+    return compiled(CompileTask("cxx", text, flags, "defined")).path
 
 
 def _patient(text):

@@ -5,6 +5,14 @@
 #include <mutex>
 #include <thread>
 
+static PER_BLOCK char origin;
+static PER_BLOCK unsigned rank_now;
+static std::vector<char*> origins;  // blocks have memory laid out alike, each from an origin of its own
+static Meeting together;
+u32 cluster_rank() { return rank_now; }
+void barriers_ready() { meet(together); }
+long way_to_block(u32 rank) { return origins[rank] - &origin; }
+
 static std::mutex one_at_a_time;
 static std::condition_variable next_turn;
 static std::vector<bool> running;
@@ -21,15 +29,15 @@ static void pass_turn() {
   next_turn.notify_all();
 }
 // Run the block of this rank, when it is its turn.
-static void run_in_turn(unsigned rank, int threads) {
+static void run_in_turn(unsigned rank, const Launch& l, void* (*memory)()) {
   std::unique_lock<std::mutex> lock(one_at_a_time);
   rank_now = rank;
   wait_for_turn(lock);
   origins[rank] = &origin;
   pass_turn();  // everybody's memory is known before anybody begins
   wait_for_turn(lock);
-  std::memset(on_chip, 0xff, sizeof on_chip);
-  begin_block(threads);
+  std::memset(memory(), 0xff, l.shared_bytes);
+  begin_block(l.threads);
   for (int turns = 1; turn_of_block(); ++turns) {
     if (backwards && turns % 64) continue;  // as far as it gets before the others begin
     pass_turn();
@@ -38,7 +46,7 @@ static void run_in_turn(unsigned rank, int threads) {
   running[rank] = false;
   pass_turn();
 }
-static const char* launch_clusters(Body kernel, const Launch& l, int blocks) {
+const char* launch_clusters(Body kernel, const Launch& l, int blocks, void* (*memory)()) {
   begin_launch(l);
   const unsigned grid = l.grid[0];
   for (unsigned n = 0; n < grid && !*trouble; n += blocks) {
@@ -54,7 +62,7 @@ static const char* launch_clusters(Body kernel, const Launch& l, int blocks) {
         gridDim = {grid, 1, 1};
         blockIdx = {first + rank, 0, 0};
         body = kernel;
-        run_in_turn(rank, l.threads);
+        run_in_turn(rank, l, memory);
       });
     for (std::thread& t : machine) t.join();
   }
