@@ -20,28 +20,15 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 template <class T> static T __ldg(const T* p) { return *p; }
 static inline unsigned __funnelshift_r(unsigned low, unsigned high, int by) { return (((uint64_t)high << 32) | low) >> by; }
 
-static Dim3 blockDim;
-alignas(1024) static unsigned char dynamic_shared[SHARED_BYTES];
-static size_t dynamic_bytes;
+// What follows is defined in tensor_cores_on_cpu.cpp.
+#pragma GCC visibility push(hidden)
+extern Dim3 blockDim;
+extern unsigned char dynamic_shared[SHARED_BYTES];
+extern size_t dynamic_bytes;
+unsigned char* shared_at(unsigned offset, unsigned bytes, unsigned aligned);
+#pragma GCC visibility pop
 static inline size_t __cvta_generic_to_shared(const void* p) { return (const unsigned char*)p - dynamic_shared; }
-extern unsigned char of_block_begins[] __asm__("__start_of_block") __attribute__((weak, visibility("hidden")));
-extern unsigned char of_block_ends[] __asm__("__stop_of_block") __attribute__((weak, visibility("hidden")));
-static const bool shared_variables_forgotten =
-    (at_block_begin.push_back([] { std::memset(of_block_begins, 0xff, of_block_ends - of_block_begins); }), true);
-
-static unsigned char* shared_at(unsigned offset, unsigned bytes, unsigned aligned) {
-  unsigned char* const variable = dynamic_shared + (int)offset;
-  if (variable >= of_block_begins && variable + bytes <= of_block_ends) return variable;
-  if ((size_t)offset + bytes > dynamic_bytes) give_up("%u bytes at %d of %zu of shared memory", bytes, (int)offset, dynamic_bytes);
-  if (offset % aligned) give_up("%u bytes at %u of shared memory, which is not aligned", bytes, offset);
-  return dynamic_shared + offset;
-}
-static unsigned char* shared_at(unsigned offset, unsigned bytes) { return shared_at(offset, bytes, bytes); }
-
-struct Copy { unsigned char* to; const void* from; int bytes, read; };
-struct Copies { std::vector<std::vector<Copy>> groups; std::vector<Copy> open; };
-static std::vector<Copies> copies;  // of each thread
-static const bool copies_forgotten = (at_block_begin.push_back([] { copies.assign(block.fibers.size(), {}); }), true);
+static inline unsigned char* shared_at(unsigned offset, unsigned bytes) { return shared_at(offset, bytes, bytes); }
 
 namespace ptx {
 template <class T> void cvt_rn_f16_f32(T& to, float from) { to = half_bits(from, false); }
@@ -65,22 +52,13 @@ inline void bar_sync(int threads) {
   __syncthreads();
 }
 
-inline void copy_later(unsigned to, const void* from, int bytes, int read) { copies[threadIdx.x].open.push_back({shared_at(to, bytes), from, bytes, read}); }
+#pragma GCC visibility push(hidden)
+void copy_later(unsigned to, const void* from, int bytes, int read);
+void cp_async_commit_group();
+void cp_async_wait_group(int left = 0);
+#pragma GCC visibility pop
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int read) { copy_later(to, from, 16, read); }
 inline void cp_async_ca_shared_global(unsigned to, const void* from, int bytes, int read) { copy_later(to, from, bytes, read); }
-inline void cp_async_commit_group() {
-  Copies& own = copies[threadIdx.x];
-  own.groups.push_back(std::move(own.open));
-  own.open.clear();
-}
-inline void cp_async_wait_group(int left = 0) {
-  auto& groups = copies[threadIdx.x].groups;
-  for (; (int)groups.size() > left; groups.erase(groups.begin()))
-    for (const Copy& c : groups.front()) {
-      std::memset(c.to, 0, c.bytes);
-      std::memcpy(c.to, c.from, c.read);
-    }
-}
 inline void st_shared_v4_b32(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
   const unsigned words[4] = {a, b, c, d};
   std::memcpy(shared_at(to, 16), words, 16);

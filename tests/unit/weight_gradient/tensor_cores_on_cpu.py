@@ -14,15 +14,15 @@ from pathlib import Path
 
 import torch
 
-from on_cpu import built_for_a_cpu, library
+from on_cpu import FIBERS, HEADER, built_for_a_cpu, library
 from tilewright.device import DEVICES
 from tilewright.impl import Executable
 from tilewright.impls.weight_gradient import _layout as layout
 from tilewright.impls.weight_gradient._layout import Converted
 
-INSTRUCTIONS, BLOCKS = (
-    Path(__file__).with_name(f"{name}_on_cpu.hpp").read_text()
-    for name in ("tensor_cores", "blocks")
+DECLARED, DEFINED = (
+    [Path(__file__).with_name(f"{n}_on_cpu.{kind}").read_text() for n in ("tensor_cores", "blocks")]
+    for kind in ("hpp", "cpp")
 )
 DEVICE = DEVICES["h200"]
 ALIGNED = 128
@@ -113,8 +113,9 @@ def _library(source):
         f"#define SHARED_BYTES {DEVICE.shared_bytes_per_block}\n"
         f"#define BRAIN {int('#define DTYPE bf16' in source)}\n"
     )
-    text = "\n".join([defined, INSTRUCTIONS, BLOCKS, plain, *doors.values()])
-    return library(text, list(doors))
+    start = "\n".join([HEADER, defined, *DECLARED])
+    own = "\n".join([FIBERS, *DEFINED])
+    return library("\n".join([plain, *doors.values()]), list(doors), start, own)
 
 
 def _call(found):
