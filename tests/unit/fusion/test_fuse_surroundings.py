@@ -1,5 +1,8 @@
 """Fused functions where PyTorch runs otherwise, as methods, and names that they cannot have."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -80,3 +83,15 @@ def test_a_fused_function_keeps_its_name_and_documentation():
     assert fused.__doc__ == "Twice x."
     assert fused.__name__ == "doubled_and_told"
     assert "doubled_and_told" in tw.doubled_and_told_backward.__doc__
+
+
+def test_other_processes_get_a_fused_function_by_the_file_that_fuses_it(tmp_path):
+    lines = ["import tilewright as tw", "@tw.fuse", "def sent(x):", "    return x * 2", "", ""]
+    (tmp_path / "senders.py").write_text("\n".join(lines))
+    sending = "import pickle, senders, sys; sys.stdout.buffer.write(pickle.dumps(senders.sent))"
+    received = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
+    there = {"cwd": tmp_path, "capture_output": True, "check": True}
+    sent = subprocess.run([sys.executable, "-c", sending], **there).stdout
+    found = subprocess.run([sys.executable, "-c", received], input=sent, **there).stdout
+    assert found.startswith(b"<function sent at")
+    assert b"senders" in sent

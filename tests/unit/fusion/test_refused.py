@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import tilewright as tw
 from tilewright.compile import cxx
@@ -158,3 +159,52 @@ def test_a_number_that_a_step_takes_from_a_tensor_is_named(scalars, eps):
     )
     with pytest.raises(NoImplementation, match=r"eps.*Python number.*leave it out of scalars"):
         function(X, eps)
+
+
+def asks_whether_it_is_differentiated(x):
+    return x * 2 if x.requires_grad else x * 3
+
+
+def asks_in_a_function_of_its_own(x):
+    return x * _factor(x)
+
+
+def _factor(x):
+    return 2 if x.grad_fn is None else 3
+
+
+def casts_on_a_gpu(x):
+    torch.set_autocast_enabled("cuda", True)  # as torch.autocast does where there is one
+    try:
+        return torch.softmax(x, -1)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (asks_whether_it_is_differentiated, r"\.requires_grad of a tensor differs between calls"),
+        (asks_in_a_function_of_its_own, r"\.grad_fn of a tensor differs between calls"),
+        (casts_on_a_gpu, r"autocast of a GPU inside a function is not traced"),
+    ],
+)
+def test_what_a_trace_for_all_calls_would_get_wrong_is_refused(function, why, dtype):
+    x = X.to(dtype)
+    with pytest.raises(NoImplementation, match=rf"{why} .*test_refused\.py:\d+\)"):
+        tw.fuse(function, name="refused")(x)
+    alone = tw.fuse(function, name="refused", fallback=True)
+    assert torch.equal(alone(x), function(x))
+
+
+@runs
+def test_autocast_around_the_trace_is_none_inside_of_it():
+    function = tw.fuse(lambda x: F.layer_norm(x, (8,)) * 2, name="refused")
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.set_autocast_enabled("cuda", True)
+        try:
+            found = function(X)
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+    torch.testing.assert_close(found, F.layer_norm(X, (8,)) * 2)

@@ -64,6 +64,7 @@ def fuse(
         raise InvalidArgument(
             f"fuse: {function!r} is no function of Python's own; fuse one that calls it"
         )
+    place = name or function.__qualname__
     name = name or function.__name__
     if not name.isidentifier():
         raise InvalidArgument(f"fuse: {name!r} cannot name an operator; give name=")
@@ -105,7 +106,10 @@ def fuse(
         outside=outside,
     )
     register(op)
-    return operators[name]
+    fused = operators[name]
+    # Where other processes, that pickle sends it to, import it from.
+    fused.__module__, fused.__qualname__ = function.__module__, place
+    return fused
 
 
 def _returning_tuples(function: Callable[..., Any]) -> Callable[..., Any]:

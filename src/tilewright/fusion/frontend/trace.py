@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -252,12 +253,13 @@ def by_shapes(op: Op, w: Workload) -> Iterator[None]:
     """
     from torch._subclasses import fake_tensor
 
-    lines = _Lines(op.reference)
+    lines = _Lines(op)
     # Under a default device calls disable modes, ours too; and it need not be these tensors'.
     enabled, at_home = torch._C._EnableTorchFunction(), torch.device("cpu")
     try:
         refusing = Refusing() if op.fused else contextlib.nullcontext()
-        with enabled, at_home, lines, _told_once(fake_tensor.log), refusing:
+        casts_of_the_call = torch._C._DisableAutocast()
+        with enabled, at_home, casts_of_the_call, lines, _told_once(fake_tensor.log), refusing:
             yield
     except (
         fake_tensor.DataDependentOutputException,
@@ -313,14 +315,18 @@ def _told_once(log: logging.Logger) -> Iterator[None]:
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_ASKED_OF_AUTOGRAD = {
+    name: getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")
+}
 
 
 class _Lines(TorchFunctionMode):
     """Notes for each step of a trace which line of the reference it comes from."""
 
-    def __init__(self, reference: Callable[..., Any]):
+    def __init__(self, op: Op):
         super().__init__()
-        self.code = getattr(inspect.unwrap(reference), "__code__", None)
+        self.code = getattr(inspect.unwrap(op.reference), "__code__", None)
+        self.persons = op.fused
         self.last: str | None = None
         self.noted: set[Any] = set()
 
@@ -342,6 +348,17 @@ class _Lines(TorchFunctionMode):
         self.last = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if function == _SET_DATA:  # each look-up makes another object
             raise NoImplementation(f"a write to .data of a tensor is not traced ({self.last})")
+        for name, get in _ASKED_OF_AUTOGRAD.items():
+            if function == get and self.persons and not _asked_by_pytorch(sys._getframe(1)):
+                raise NoImplementation(
+                    f".{name} of a tensor differs between calls that share a trace ({self.last}); "
+                    "give the function a bool instead"
+                )
+        if self.persons and torch.is_autocast_enabled("cuda"):
+            raise NoImplementation(
+                f"autocast of a GPU inside a function is not traced ({self.last}); "
+                "cast there by .to(dtype), or call the function under autocast"
+            )
         set_stack_trace([self.last])
         out = function(*args, **(kwargs or {}))
         self.note([t.grad_fn for t in tree_leaves(out) if isinstance(t, torch.Tensor)], [self.last])
@@ -355,6 +372,17 @@ class _Lines(TorchFunctionMode):
                 self.noted.add(step)
                 step.register_prehook(lambda gradients: set_stack_trace(line))
                 behind += [before for before, _ in step.next_functions]
+
+
+def _asked_by_pytorch(frame: FrameType | None) -> bool:
+    """Whether the code behind modes of ours is PyTorch's own."""
+    while frame is not None and _package(frame) == "tilewright":
+        frame = frame.f_back
+    return frame is not None and _package(frame) == "torch"
+
+
+def _package(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]
 
 
 class _WithoutScans(TorchFunctionMode):
