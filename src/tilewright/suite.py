@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ class Suite:
         method: "events" or "graph" on a GPU (see measure/timing.py); a CPU has one method.
         by: groups that its result is also summarised by, as `summaries.summary_by` reads them.
         counts: how often a network has each workload; empty where they are of no network.
+        doc: the docstring of its file: what the workloads are, and their source.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Suite:
     method: str = "events"
     by: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
+    doc: str = ""
 
     def workloads(self) -> list[Workload]:
         from tilewright.op import Workload
@@ -52,4 +55,13 @@ def suite(
 ) -> Suite:
     """Register a suite; called once in each file of suites/."""
     assert method in ("events", "graph"), method
-    return SUITES.add(name, Suite(name, tuple(texts), method, tuple(by), tuple(counts)))
+    doc = _doc_of_the_file()
+    return SUITES.add(name, Suite(name, tuple(texts), method, tuple(by), tuple(counts), doc))
+
+
+def _doc_of_the_file() -> str:
+    """The docstring of the file that is being imported, whichever helper it calls."""
+    frame = sys._getframe()
+    while frame.f_back and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame.f_globals.get("__doc__") or ""

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-COMMANDS = ["doctor", "tune", "bench", "verify", "explain", "records"]
+COMMANDS = ["doctor", "list", "tune", "bench", "verify", "explain", "records"]
 LOADED = """
 import json, sys
 from tilewright.cli import main
@@ -30,6 +30,11 @@ def test_help_and_version_import_no_torch_no_sqlalchemy_no_rich(args):
 
 def test_bad_options_are_refused_without_importing_torch():
     assert loaded_by(["tune", "softmax(x=f32[4,4])", "--budget", "soon"]) == (2, [])
+
+
+@pytest.mark.parametrize("kind", ["suites", "strategies", "devices"])
+def test_what_needs_no_torch_is_listed_without_it(kind):
+    assert loaded_by(["list", kind, "--json"]) == (0, [])
 
 
 def test_help_costs_less_than_a_third_of_a_second_of_cpu():

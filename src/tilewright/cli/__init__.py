@@ -18,6 +18,7 @@ from tilewright.cli.bench import bench
 from tilewright.cli.compare import compare
 from tilewright.cli.doctor import doctor
 from tilewright.cli.explain import explain
+from tilewright.cli.listing import list_
 from tilewright.cli.options import InOrder
 from tilewright.cli.records import records
 from tilewright.cli.summary import summary
@@ -39,7 +40,7 @@ def cli(debug: bool) -> None:
     """
 
 
-for command in (doctor, tune, bench, verify, explain, records, summary, compare):
+for command in (doctor, list_, tune, bench, verify, explain, records, summary, compare):
     cli.add_command(command)
 
 

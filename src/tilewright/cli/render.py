@@ -38,7 +38,8 @@ def console(stderr: bool = False) -> Console:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], stderr: bool = False, title: str = ""
 ) -> None:
-    """Print rows; a column whose name starts with ">" is aligned to the right."""
+    """Print rows; a column whose name starts with ">" is aligned to the right, and one whose name
+    starts with "=" is never broken: it holds names to type."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -51,7 +52,10 @@ def table(
     )
     for name in columns:
         shown.add_column(
-            name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold"
+            name.lstrip(">="),
+            justify="right" if name.startswith(">") else "left",
+            overflow="fold",
+            no_wrap=name.startswith("="),
         )
     for row in rows:
         shown.add_row(*("-" if value is None else str(value) for value in row))

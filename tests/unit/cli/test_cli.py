@@ -255,7 +255,7 @@ def test_commands_are_listed_as_they_are_used(capsys):
     told = capsys.readouterr().out
     names = re.findall(r"^  (\w+)  ", told, re.M)
     assert names == [
-        *("doctor", "tune", "bench", "verify", "explain", "records", "summary", "compare"),
+        *("doctor", "list", "tune", "bench", "verify", "explain", "records", "summary", "compare"),
         *("list", "show", "study", "export", "import", "prune"),
     ]
 
