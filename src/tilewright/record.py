@@ -35,6 +35,12 @@ cost the host and take."""
 RIGHT = ("ok", "tied", "slower", "spilled")
 """Statuses of what was right, whose times can stand beside each other."""
 
+STATUSES = (
+    *RIGHT,
+    *("wrong_result", "compile_error", "launch_error", "timeout", "invalid", "unsupported"),
+    *BESIDE,
+)
+
 RUNTIME = ("torch", "cuda", "driver")
 """Versions that every record tells."""
 NOT_RUNTIME = ("tilewright", "program")
@@ -69,8 +75,7 @@ class Record:
         workload, op: the workload's text and its operator's name.
         implementation, config, code_hash: the candidate; `code_hash` is over the emitted source,
             the flags and the compiler's version.
-        status: "ok", or why not: unsupported, compile_error, launch_error, wrong_result, timeout,
-            spilled, slower, tied, ...; only "ok" can win.
+        status: "ok", or why not, one of STATUSES; only "ok" can win.
         message: in words, what is behind the status.
         median_us, ci_low_us, ci_high_us, samples: the whole call's time and the 95% interval of
             the median; None where nothing was timed. Numbers that are not finite become None.
@@ -182,13 +187,14 @@ def record_line(record: Record) -> str:
 
 
 def write_lines(path: Path, records: Iterable[Record]) -> int:
-    """Write a file of records, whole or not at all; returns how many.
+    """Write a file of records, whole or not at all, and missing folders; returns how many.
 
     Raises:
         StoreError: the file cannot be written.
     """
     lines = [record_line(record) for record in records]
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, header_line() + "".join(lines))
     except OSError as error:
         raise StoreError(

@@ -15,7 +15,7 @@ import pkgutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -63,9 +63,13 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         found = self.get(name)
         if found is None:
-            names = known_names(name, sorted(self._things))
-            raise InvalidArgument(f"unknown {self.noun} {name!r}; {names}{self._hint}")
+            raise self.unknown(name)
         return found
+
+    def unknown(self, name: str, others: Iterable[str] = ()) -> InvalidArgument:
+        """The error for a name that is neither here nor among `others`."""
+        names = known_names(name, sorted({*self, *others}))
+        return InvalidArgument(f"unknown {self.noun} {name!r}; {names}{self._hint}")
 
     def __contains__(self, name: object) -> bool:
         self._load()

@@ -183,6 +183,7 @@ class Store:
         superseded: bool = False,
         other_versions_than: Mapping[str, Any] | None = None,
         device: str | None = None,
+        **equal: Any,
     ) -> int:
         """Delete the rows that meet every condition given; returns how many.
 
@@ -193,13 +194,14 @@ class Store:
             other_versions_than: measured with another torch, CUDA, driver, compiler or library
                 than these, which are those of `device`: other devices have others.
             device: measured on the device with this key.
+            equal: as in `query`.
 
         Raises:
             InvalidArgument: nothing but a device is said, or versions without their device.
         """
         if other_versions_than is not None and device is None:
             raise InvalidArgument("prune: name the device that has these versions")
-        conditions: list[sa.ColumnElement[bool]] = []
+        conditions = _equal(equal)
         if before is not None:
             conditions.append(RECORDS.c.created < utc_text(before))
         if other_versions_than is not None:
@@ -210,7 +212,8 @@ class Store:
             )
         if not conditions and not superseded:
             raise InvalidArgument(
-                "prune: say what to delete: older than a date, superseded, or other versions"
+                "prune: say what to delete: older than a date, superseded, of other versions, or "
+                "with a field's value"
             )
         if device is not None:
             conditions.append(RECORDS.c.device == device)
@@ -261,11 +264,7 @@ class Store:
             limit: at most so many.
             equal: a field's name and its value: `op="softmax", status="ok", final=True`.
         """
-        conditions = []
-        for name, value in equal.items():
-            if name not in FIELDS:
-                raise InvalidArgument(f"records have no {name!r}; {known_names(name, FIELDS)}")
-            conditions.append(RECORDS.c[name] == (to_json(value) if name in JSON_FIELDS else value))
+        conditions = _equal(equal)
         if since is not None:
             conditions.append(RECORDS.c.created >= utc_text(since))
         newest_first = sa.select(RECORDS).order_by(RECORDS.c.created.desc(), RECORDS.c.id)
@@ -275,6 +274,11 @@ class Store:
         runtime = runtime_of(versions)
         rows = [row for row in self._select(statement) if same_runtime(row.runtime, runtime)]
         return [record_of(row) for row in rows[:limit]]
+
+    def names(self, field: str) -> set[str]:
+        """What the records have in a field of text: of operators or implementations that are gone,
+        too."""
+        return {row[0] for row in self._select(sa.select(RECORDS.c[field]).distinct())}
 
     def _select(self, statement: sa.Select[Any]) -> list[Any]:
         with self._faults("read"):
@@ -328,6 +332,15 @@ class Store:
             raise StoreError(
                 f"cannot {doing} the record store {self}: {explained(error)}"
             ) from error
+
+
+def _equal(fields: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
+    conditions = []
+    for name, value in fields.items():
+        if name not in FIELDS:
+            raise InvalidArgument(f"records have no {name!r}; {known_names(name, FIELDS)}")
+        conditions.append(RECORDS.c[name] == (to_json(value) if name in JSON_FIELDS else value))
+    return conditions
 
 
 def _dueled(device: str) -> sa.Select[Any]:

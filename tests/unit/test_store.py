@@ -274,8 +274,9 @@ def test_export_takes_the_filters_of_query(store, tmp_path):
 
 def test_an_export_that_fails_leaves_no_half_file(store, tmp_path):
     store.add(many(1))
-    with pytest.raises(StoreError, match=r"cannot write .*missing/records.jsonl: No such file"):
-        store.export(tmp_path / "missing" / "records.jsonl")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot write .*file/records.jsonl: File exists"):
+        store.export(tmp_path / "file" / "records.jsonl")
     assert [p for p in tmp_path.rglob("*") if "jsonl" in p.name] == []
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+P = TypeVar("P", str, Path)
 
 MAX_RANGE = 65536
 """A range with more values than this is a slip of the pen, not a list of candidates."""
@@ -281,6 +282,17 @@ def _values(part: str) -> Iterator[Any]:
 # --- output ----------------------------------------------------------------------------------
 
 
+def writable(ctx: click.Context, param: click.Parameter, value: P) -> P:
+    """Refuses what cannot be written before the work whose result it is to hold."""
+    try:
+        check_writable(value)
+    except OSError as error:
+        raise click.BadParameter(
+            f"{value} cannot be written: {error.strerror}; name another file", ctx, param
+        ) from None
+    return value
+
+
 def _json_target(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value and "(" in value:
         raise click.BadParameter(
@@ -288,14 +300,7 @@ def _json_target(ctx: click.Context, param: click.Parameter, value: str | None) 
             ctx,
             param,
         )
-    if value and value != "-":  # before the work whose result it is to hold
-        try:
-            check_writable(value)
-        except OSError as error:
-            raise click.BadParameter(
-                f"{value} cannot be written: {error.strerror}; name another file", ctx, param
-            ) from None
-    return value
+    return value if value in (None, "-") else writable(ctx, param, value)
 
 
 json_option = click.option(

@@ -11,26 +11,46 @@ import click
 
 from tilewright.cli import options, render
 from tilewright.errors import InvalidArgument
+from tilewright.record import STATUSES
 
 if TYPE_CHECKING:
     from tilewright.record import Record
+    from tilewright.registry import Registry
+    from tilewright.store import Store
 
-filters = (
-    click.option("--op", metavar="NAME", help="Of one operator."),
-    click.option("--impl", "implementation", metavar="I", help="Of one implementation."),
-    click.option("--status", metavar="S", help="ok, wrong_result, compile_error, ..."),
-    click.option("--since", metavar="DATE", help="Created at this date or later (ISO 8601)."),
+since_option = click.option(
+    "--since", metavar="DATE", help="Created at this date or later (ISO 8601)."
 )
 
 
-def filtered(command: Any) -> Any:
-    for decorate in reversed(filters):
+def of_one(command: Any) -> Any:
+    """--op, --impl and --status; see `asked`."""
+    for decorate in (
+        click.option("--status", type=click.Choice(STATUSES), help="Of one status."),
+        click.option("--impl", "implementation", metavar="I", help="Of one implementation."),
+        click.option("--op", metavar="NAME", help="Of one operator."),
+    ):
         command = decorate(command)
     return command
 
 
-def given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+def asked(store: Store, **fields: str | None) -> dict[str, Any]:
+    """The fields that are given, with their values.
+
+    Raises:
+        InvalidArgument: an operator or implementation that is neither here nor has records.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    for field in ("op", "implementation"):
+        name = given.get(field)
+        if name is not None and name not in (recorded := store.names(field)):
+            from tilewright.impl import IMPLS
+            from tilewright.op import OPS
+
+            registry: Registry[Any] = OPS if field == "op" else IMPLS
+            if name not in registry:
+                raise registry.unknown(name, recorded)
+    return given
 
 
 @click.group(cls=options.InOrder)
@@ -39,7 +59,8 @@ def records() -> None:
 
 
 @records.command("list")
-@filtered
+@of_one
+@since_option
 @click.option("--limit", type=click.IntRange(1), default=40, show_default=True)
 @options.store_option
 @options.json_option
@@ -55,9 +76,9 @@ def list_(
     """Rows, newest first."""
     from tilewright.store import Store
 
-    where = given(op=op, implementation=implementation, status=status, since=since)
     with Store(store_url) as store:
-        _print(store.query(limit=limit, **where), json_target, str(store))
+        fields = asked(store, op=op, implementation=implementation, status=status)
+        _print(store.query(since=since, limit=limit, **fields), json_target, str(store))
 
 
 @records.command()
@@ -187,8 +208,9 @@ def _place(r: Record) -> str:
 
 
 @records.command()
-@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
-@filtered
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path), callback=options.writable)
+@of_one
+@since_option
 @options.store_option
 @options.json_option
 def export(
@@ -203,9 +225,10 @@ def export(
     """Write rows to PATH as JSON lines, oldest first."""
     from tilewright.store import Store
 
-    where = given(op=op, implementation=implementation, status=status, since=since)
     with Store(store_url) as store:
-        _tell({"exported": store.export(path, **where), "path": str(path)}, json_target)
+        fields = asked(store, op=op, implementation=implementation, status=status)
+        count = store.export(path, since=since, **fields)
+        _tell({"exported": count, "path": str(path)}, json_target)
 
 
 @records.command("import")
@@ -221,6 +244,7 @@ def import_(path: Path, store_url: str | None, json_target: str | None) -> None:
 
 
 @records.command()
+@of_one
 @click.option("--before", metavar="DATE", help="Created before this date (ISO 8601).")
 @click.option("--superseded", is_flag=True, help="Measured again later in the same way.")
 @click.option(
@@ -237,6 +261,9 @@ def import_(path: Path, store_url: str | None, json_target: str | None) -> None:
 @options.store_option
 @options.json_option
 def prune(
+    op: str | None,
+    implementation: str | None,
+    status: str | None,
     before: str | None,
     superseded: bool,
     other_versions: bool,
@@ -248,6 +275,10 @@ def prune(
     from tilewright.device import current_device
     from tilewright.store import Store, environment
 
+    if not (op or implementation or status or before or superseded or other_versions):
+        raise InvalidArgument(
+            "say what to delete: --before, --superseded, --other-versions, --op, --impl or --status"
+        )
     key = versions = None
     if device is not None or other_versions:
         key, _, versions = environment(current_device(device)[0])
@@ -257,6 +288,7 @@ def prune(
             superseded=superseded,
             other_versions_than=versions if other_versions else None,
             device=key,
+            **asked(store, op=op, implementation=implementation, status=status),
         )
         _tell({"deleted": count, "store": str(store)}, json_target)
 

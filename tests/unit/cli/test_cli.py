@@ -204,7 +204,10 @@ def test_no_target_at_all_names_the_suites():
         (["verify", SOFTMAX, "--seed", "9" * 23], "is not in the range"),
         (["tune", SOFTMAX, "--seed", "9" * 23], "is not in the range"),
         (["records", "list", "--store", "foo"], "cannot use 'foo' as a record store"),
-        (["records", "prune"], "say what to delete"),
+        (
+            ["records", "prune"],
+            "say what to delete: --before, --superseded, --other-versions, --op",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_message_and_exit_code_2(args, message, capsys):

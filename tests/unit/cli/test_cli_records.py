@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
+import re
 import sqlite3
+from pathlib import Path
 
 import pytest
 import torch
 
 from tilewright import cli, store
 from tilewright.environment import environment
-from tilewright.record import Record, read_lines
+from tilewright.measure import candidate
+from tilewright.record import STATUSES, Record, read_lines
 from tilewright.store import Store
 
 SOFTMAX = "softmax(x=f32[64,100])"
@@ -60,6 +63,44 @@ def test_list_shows_the_newest_first_and_filters(filled, capsys):
     assert len(answer(capsys, "list", "--since", "2026-11-20")) == 2
     assert cli.main(["records", "list"]) == 0
     assert "10.0 us" in capsys.readouterr().out
+
+
+def test_names_that_are_gone_are_reached_by_their_rows(filled, capsys):
+    with Store(filled) as opened:
+        opened.add([measured("gone_op(x=f32[2])", "gone_kernel", 1.0)])
+    for asked in (["--op", "gone_op"], ["--impl", "gone_kernel"]):
+        assert [r["implementation"] for r in answer(capsys, "list", *asked)] == ["gone_kernel"]
+    assert answer(capsys, "list", "--impl", "quack") == []  # known, and never measured
+    assert answer(capsys, "prune", "--op", "gone_op")["deleted"] == 1
+    assert cli.main(["records", "list", "--op", "gone_op"]) == 2
+
+
+@pytest.mark.parametrize("command", [["list"], ["export", "new.jsonl"], ["prune"]])
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["--op", "sofmax"], "unknown operator 'sofmax'; did you mean softmax"),
+        (["--impl", "gone_kernl"], "unknown implementation 'gone_kernl'; did you mean gone_kernel"),
+        (["--status", "fine"], "'fine' is not one of 'ok', 'tied'"),
+    ],
+)
+def test_what_neither_is_nor_was_is_refused(
+    filled, command, asked, message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with Store(filled) as opened:
+        opened.add([measured(SOFTMAX, "gone_kernel", 1.0)])
+    assert cli.main(["records", *command, *asked]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new.jsonl").exists()
+    assert len(answer(capsys, "list")) == 4
+
+
+def test_statuses_are_those_that_the_documentation_names():
+    page = (Path(__file__).parents[3] / "docs" / "measuring.md").read_text()
+    (told,) = re.findall(r"\nStatuses are (.*?) rows keep", page, re.S)
+    assert sorted(re.findall(r"`(\w+)`", told)) == sorted(STATUSES)
+    assert {status for _, status in candidate._STATUSES} <= set(STATUSES)
 
 
 def test_show_lists_one_workload_the_fastest_first(filled, capsys):
@@ -201,6 +242,22 @@ def test_records_travel_to_another_store(filled, capsys, tmp_path):
     assert len(answer(capsys, "list", "--store", other)) == 3
 
 
+def test_an_export_makes_missing_folders(filled, capsys, tmp_path):
+    path = tmp_path / "new" / "folder" / "records.jsonl"
+    assert answer(capsys, "export", str(path))["exported"] == 3
+    assert len(read_lines(path)) == 3
+
+
+@pytest.mark.parametrize("where", ["/proc/new.jsonl", "file/records.jsonl"])
+def test_an_export_that_cannot_be_written_is_refused_in_words(
+    filled, capsys, tmp_path, monkeypatch, where
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert cli.main(["records", "export", where]) == 2
+    assert f"{where} cannot be written: " in capsys.readouterr().err
+
+
 def test_an_export_to_a_link_reaches_what_it_leads_to(filled, capsys, tmp_path):
     target, link = tmp_path / "records.jsonl", tmp_path / "link"
     target.write_text("old")
@@ -221,6 +278,8 @@ def test_prune_deletes_what_meets_every_condition(filled, capsys):
     assert answer(capsys, "prune", "--before", "2026-11-21", *on_cpu)["deleted"] == 1
     assert [r["device"] for r in answer(capsys, "list")] == ["H200", HERE, "H200"]
     assert answer(capsys, "prune", "--superseded")["deleted"] == 1
+    assert answer(capsys, "prune", "--op", "softmax", "--impl", "aten")["deleted"] == 1
+    assert answer(capsys, "prune", "--op", "softmax", "--status", "slower")["deleted"] == 0
 
 
 @pytest.mark.parametrize("condition", ["--superseded", "--other-versions", "--before=2026-11-10"])
