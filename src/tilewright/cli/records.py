@@ -311,20 +311,53 @@ def _print(rows: Sequence[Record], json_target: str | None, store: str) -> None:
         options.write_json([as_dict(row) for row in rows], json_target)
 
 
+SHARED = ("workload", "implementation", "status", "duel", "device")
+"""Columns that a table leaves out where its rows agree: their value stands above it."""
+
+
 def _render_records(rows: Sequence[Record]) -> None:
-    render.table(
-        ["workload", "implementation", "config", "status", ">time", "duel", "device", "created"],
-        [
-            (
-                r.workload,
-                r.implementation,
-                render.config(r.config),
-                r.status,
-                render.duration(r.median_us),
-                "yes" if r.final else None,
-                r.device,
-                r.created[:16],
+    texts = list(dict.fromkeys(r.workload for r in rows))
+    short = texts if len(texts) == 1 else render.shortened(texts)
+    workload_of = dict(zip(texts, short, strict=True))
+    everywhere = _common_knobs(rows)
+    columns: dict[str, list[Any]] = {
+        "workload": [workload_of[r.workload] for r in rows],
+        "implementation": [r.implementation for r in rows],
+        "config": [
+            render.config(
+                {k: v for k, v in r.config.items() if k not in everywhere[r.implementation]}
             )
             for r in rows
         ],
-    )
+        "status": [r.status for r in rows],
+        ">time": [render.duration(r.median_us) for r in rows],
+        "duel": ["yes" if r.final else None for r in rows],
+        "device": [r.device for r in rows],
+        "created": [r.created[:16].replace("T", " ") for r in rows],
+    }
+    for heading in SHARED:
+        first, *others = columns[heading]
+        if others and all(value == first for value in others):
+            click.echo(f"{heading}: {first or '-'}")
+            del columns[heading]
+    for implementation, knobs in everywhere.items():
+        if knobs:
+            click.echo(f"every {implementation} has {render.config(knobs)}")
+    if not any(columns["config"]):
+        del columns["config"]
+    render.table(list(columns), zip(*columns.values(), strict=True))
+
+
+def _common_knobs(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """The knobs that all rows of an implementation have alike, where it has several."""
+    configs: dict[str, list[dict[str, Any]]] = {}
+    for r in rows:
+        configs.setdefault(r.implementation, []).append(r.config)
+    return {
+        name: {
+            knob: value
+            for knob, value in first.items()
+            if others and all(c.get(knob, ...) == value for c in others)
+        }
+        for name, (first, *others) in configs.items()
+    }

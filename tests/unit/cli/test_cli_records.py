@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tilewright import cli, store
+from tilewright.cli import render
 from tilewright.environment import environment
 from tilewright.measure import candidate
 from tilewright.record import STATUSES, Record, read_lines
@@ -63,6 +64,42 @@ def test_list_shows_the_newest_first_and_filters(filled, capsys):
     assert len(answer(capsys, "list", "--since", "2026-11-20")) == 2
     assert cli.main(["records", "list"]) == 0
     assert "10.0 us" in capsys.readouterr().out
+
+
+def test_what_all_rows_share_is_said_once_above_them(url, capsys, monkeypatch):
+    monkeypatch.setattr(render, "PIPE_WIDTH", 80)
+    text = "layer_norm(x=f16[8192,5140], weight=f16[5140], bias=f16[5140])"
+    alike = {f"some_knob_{letter}": False for letter in "abcdefgh"}
+    with Store(url) as opened:
+        opened.add(
+            [
+                measured(text, "fused", us, config={**alike, "vector": vector}, final=vector == 2)
+                for vector, us in ((2, 10.0), (4, 11.0), (8, None))
+            ]
+        )
+    assert cli.main(["records", "list"]) == 0
+    *above, head, _, one, two, three = filter(str.strip, capsys.readouterr().out.splitlines())
+    assert above == [
+        f"workload: {text}",
+        "implementation: fused",
+        "status: ok",
+        f"device: {HERE}",
+        f"every fused has {render.config(alike)}",
+    ]
+    assert head.split() == ["config", "time", "duel", "created"]
+    lines = sorted(" ".join(line.split()) for line in (one, two, three))
+    assert lines == [
+        "vector=2 10.0 us yes 2026-11-20 12:00",
+        "vector=4 11.0 us - 2026-11-20 12:00",
+        "vector=8 - - 2026-11-20 12:00",
+    ]
+
+
+def test_what_rows_do_not_share_stays_with_each(filled, capsys):
+    assert cli.main(["records", "list"]) == 0
+    *above, head, _, _, _, _ = filter(str.strip, capsys.readouterr().out.splitlines())
+    assert above == ["duel: yes", f"device: {HERE}"]
+    assert head.split() == ["workload", "implementation", "status", "time", "created"]
 
 
 def test_names_that_are_gone_are_reached_by_their_rows(filled, capsys):
