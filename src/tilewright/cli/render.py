@@ -118,6 +118,17 @@ def shortened(texts: Sequence[str]) -> list[str]:
     ]
 
 
+def told_once(reasons: Iterable[tuple[str, str, str]]) -> list[str]:
+    """One line for each (workload, who, reason) that are alike but for the workload."""
+    texts_of: dict[tuple[str, str], list[str]] = {}
+    for workload, who, reason in reasons:
+        texts_of.setdefault((who, reason), []).append(workload)
+    return [
+        f"{who} on {texts[0] if len(texts) == 1 else f'{len(texts)} workloads'}: {reason}"
+        for (who, reason), texts in texts_of.items()
+    ]
+
+
 def median(us: float, ci_us: tuple[float, float]) -> str:
     """A time, and how far its interval reaches where that is wide."""
     low, high = ci_us

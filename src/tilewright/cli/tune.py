@@ -155,13 +155,9 @@ def wrong_baselines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def refusals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Who took no part, failed or was not searched, and why; one line for each reason, however many
     workloads."""
-    of_reason: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        for name, reason in (*row["refused"].items(), *row["unsearched"].items()):
-            if name in row["wrong"]:
-                continue
-            of_reason.setdefault((name, reason), []).append(row["workload"])
-    return [
-        f"{name} on {texts[0] if len(texts) == 1 else f'{len(texts)} workloads'}: {reason}"
-        for (name, reason), texts in of_reason.items()
-    ]
+    return render.told_once(
+        (row["workload"], name, reason)
+        for row in rows
+        for name, reason in (*row["refused"].items(), *row["unsearched"].items())
+        if name not in row["wrong"]
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tilewright.cli import options, render
-from tilewright.errors import LaunchError, NoImplementation, TilewrightError
+from tilewright.errors import InvalidArgument, LaunchError, NoImplementation, TilewrightError
 
 if TYPE_CHECKING:
     from tilewright.measure.verify import Verdict
@@ -38,28 +38,37 @@ def verify(
 ) -> int:
     """Hold every implementation against the fp64 reference; no timing.
 
-    A workload that cannot be verified is told at the end and costs no other its verdicts.
+    A workload that cannot be verified, and an implementation that does not support one, is told at
+    the end and costs no other its verdicts.
     """
     targets = options.read_targets(workloads, suites, from_file, only, without)
     from tilewright.cli.progress import shown
+    from tilewright.impl import IMPLS, implementations
     from tilewright.measure.runner import Isolated
     from tilewright.measure.verify import verification_error
-    from tilewright.tune import verify_all
+    from tilewright.tune import unsupporting, verify_all
 
+    if implementation is not None and implementation not in IMPLS:
+        raise IMPLS.unknown(implementation)
     found: list[tuple[Workload, str, dict[str, Any], Verdict]] = []
     failed: dict[Workload, TilewrightError] = {}
+    left_out: list[tuple[str, str, str]] = []
     interrupted = False
     with Isolated(device) as runner, shown() as progress:
+        spec = runner.describe().spec
         try:
             for i, w in enumerate(targets.workloads):
                 progress.workload(w, i, len(targets.workloads))
                 try:
                     verdicts = verify_all(w, implementation, config, seed, runner=runner)
-                except (LaunchError, NoImplementation) as error:
+                except (InvalidArgument, LaunchError, NoImplementation) as error:
                     failed[w] = error
                     progress.ended(w, "failed")
                     continue
                 found += [(w, *verdict) for verdict in verdicts]
+                if implementation is None:
+                    reasons = unsupporting(implementations(w), w, spec)
+                    left_out += [(str(w), name, reason) for name, reason in reasons.items()]
                 right = sum(verdict.ok for *_, verdict in verdicts)
                 progress.ended(w, f"{right} of {len(verdicts)} right")
         except KeyboardInterrupt:
@@ -69,10 +78,12 @@ def verify(
     if json_target:
         options.write_json([_row(*each) for each in found], json_target)
     wrong = [
-        verification_error(w, name, render.config(values), verdict, seed)
+        verification_error(w, name, render.config(values), verdict, seed, device)
         for w, name, values, verdict in found
         if not verdict.ok
     ]
+    for line in render.told_once(left_out):
+        click.echo(line, err=True)
     for refusal in wrong:
         click.echo(f"VerificationError: {refusal}", err=True)
     for w, problem in failed.items():
@@ -80,7 +91,7 @@ def verify(
         click.echo(f"{type(problem).__name__}: {named}{problem}", err=True)
     if interrupted:
         raise KeyboardInterrupt
-    return 1 if wrong or failed else 0
+    return max([*(e.exit_code for e in (*wrong, *failed.values())), 0])
 
 
 def _row(w: Workload, name: str, config: dict[str, Any], verdict: Verdict) -> dict[str, Any]:
@@ -93,8 +104,9 @@ def _render(found: list[tuple[Workload, str, dict[str, Any], Verdict]]) -> None:
     short = dict(zip(texts, render.shortened(texts), strict=True))
     render.table(
         [
-            *("workload", "implementation", ">ulp", ">PyTorch's", ">apart", ">allowed"),
-            *(">differing", ">misrounded", ">PyTorch's", "integers", "deterministic", "right"),
+            *("workload", "implementation", ">ulp", ">PyTorch's ulp", ">apart", ">allowed"),
+            *(">differing", ">misrounded", ">PyTorch's misrounded"),
+            *("integers", "deterministic", "right"),
         ],
         [
             (

@@ -370,7 +370,12 @@ def _without_search() -> Iterator[None]:
 
 
 def verification_error(
-    w: Workload, implementation: str, config: str, verdict: Verdict, seed: int
+    w: Workload,
+    implementation: str,
+    config: str,
+    verdict: Verdict,
+    seed: int,
+    device: str | None = None,
 ) -> VerificationError:
     """The error for a verdict that is not ok.
 
@@ -378,10 +383,12 @@ def verification_error(
         implementation: its name, as in records.
         config: as the command line takes it, `tile_m=128,split_k=8`; empty without tunables.
         seed: of the verifier.
+        device: as the caller named it, if he did.
     """
     with_config = f" with {config.replace(',', ' ')}" if config else ""
     what = "is wrong" if verdict.ran else "did not run"
     flags = f" --impl {implementation}" + (f" --config {config}" if config else "")
+    flags += f" --device {device}" if device else ""
     return VerificationError(
         f"{w.op}.{implementation} {what} on {w}{with_config}: {verdict.message} (seed {seed})\n"
         f'  reproduce: tilewright verify {import_flags(w)}"{w}"{flags} --seed {seed}'

@@ -104,11 +104,11 @@ def explain(
         InvalidArgument: no such device, or the named candidate does not fit.
     """
     name, spec = _device(device, device_spec)
-    records = _records(w, name, store_url) if name else []
+    records = _records(w, name, spec, store_url) if name else []
     with records_in(store_url):
         choice = _choice(w, name, spec, implementation, config)
         unfit = [
-            {**as_dict(record), "reason": reason}
+            {**as_dict(_as_declared(record, w, spec)), "reason": reason}
             for record, reason in (unfit_records(w, torch.device(name)) if name else ())
         ]
     floor_us, forecasts = None, []
@@ -187,11 +187,22 @@ def _untuned(w: Workload, spec: DeviceSpec) -> Choice:
     return Choice(impl.name, config, "heuristic", f"{away}: the heuristic's config is shown")
 
 
-def _records(w: Workload, device: str, store_url: str | None) -> list[Record]:
+def _records(w: Workload, device: str, spec: DeviceSpec, store_url: str | None) -> list[Record]:
     key, _, _ = environment(device)
     with Store(store_url) as store:
         found = store.query(workload=str(w), device=key)
-    return [record for record in found if record.program == w.program]
+    return [_as_declared(record, w, spec) for record in found if record.program == w.program]
+
+
+def _as_declared(record: Record, w: Workload, spec: DeviceSpec) -> Record:
+    """The record with its knobs in the order in which they are declared, as other tables have them;
+    those that are gone come last."""
+    impl = IMPLS.get(record.implementation)
+    if impl is None or not impl.serves(w.op) or impl.unsupported(w, spec):
+        return record
+    order = {name: i for i, name in enumerate(impl.space(w, spec).values)}
+    knobs = sorted(record.config, key=lambda name: order.get(name, len(order)))
+    return replace(record, config={name: record.config[name] for name in knobs})
 
 
 def _fastest_first(records: list[Record]) -> list[Record]:

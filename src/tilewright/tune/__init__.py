@@ -7,6 +7,6 @@ Every outcome, failures included, is recorded as it happens.
 """
 
 from tilewright.tune.progress import Progress
-from tilewright.tune.run import bench, tune, verify_all
+from tilewright.tune.run import bench, tune, unsupporting, verify_all
 
-__all__ = ["Progress", "bench", "tune", "verify_all"]
+__all__ = ["Progress", "bench", "tune", "unsupporting", "verify_all"]

@@ -6,12 +6,13 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile.pool import CompilePool
+from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError, InvalidArgument, NoImplementation, known_names
 from tilewright.impl import (
     IMPLS,
@@ -179,8 +180,8 @@ def verify_all(
         runner = runner or stack.enter_context(Isolated(device))
         spec = runner.describe().spec
         asked = [IMPLS[implementation]] if implementation else implementations(workload)
-        reasons = {i.name: _why_not(i, workload, spec) for i in asked}
-        supported = [i for i in asked if reasons[i.name] is None]
+        reasons = unsupporting(asked, workload, spec)
+        supported = [i for i in asked if i.name not in reasons]
         if not supported:
             lines = "".join(f"\n  {name}: {reason}" for name, reason in reasons.items())
             raise NoImplementation(f"no implementation of {workload} on {spec.name}:{lines}")
@@ -196,6 +197,12 @@ def verify_all(
         return found
 
 
+def unsupporting(asked: Iterable[Implementation], w: Workload, spec: DeviceSpec) -> dict[str, str]:
+    """Those that cannot be verified on a workload, with the reason in words."""
+    reasons = {i.name: _why_not(i, w, spec) for i in asked}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
 def _refuse_unseeded(w: Workload) -> None:
     """Raises InvalidArgument for what draws and has no seed: its masks could not be verified."""
     if w.operator.draws(w):
@@ -205,7 +212,7 @@ def _refuse_unseeded(w: Workload) -> None:
         )
 
 
-def _why_not(implementation: Implementation, w: Workload, spec) -> str | None:
+def _why_not(implementation: Implementation, w: Workload, spec: DeviceSpec) -> str | None:
     if not implementation.serves(w.op):
         return f"it computes {implementation.op}"
     if w.seed is not None and implementation.backend not in OWN_BACKENDS:

@@ -512,6 +512,35 @@ def test_a_workload_that_cannot_be_verified_costs_no_other_its_verdict(capsys):
     ]
 
 
+def test_what_is_refused_of_one_workload_costs_no_other_its_verdict(monkeypatch, capsys):
+    def verified(w, *_, **__):
+        if w.op != "softmax":
+            raise InvalidArgument(f"{w}: it draws masks; write a seed")
+        return [("fused", {}, Verdict(True, 1.0, 2.0, None, True, ""))]
+
+    monkeypatch.setattr(tune, "verify_all", verified)
+    args = ["verify", SOFTMAX, "rms_norm(x=f32[2,4])", "softmax(x=f32[8,8])", "--impl", "fused"]
+    assert cli.main([*args, "--device", "cpu", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert [row["workload"] for row in json.loads(out)] == [SOFTMAX, "softmax(x=f32[8,8])"]
+    assert err.splitlines()[-1] == (
+        "InvalidArgument: rms_norm(x=f32[2,4]): it draws masks; write a seed"
+    )
+
+
+def test_implementations_that_do_not_support_a_workload_are_named_with_the_reason(capsys):
+    assert cli.main(["verify", "gather(x=f32[9], dim=0, index=i64[3])", "--device", "cpu"]) == 0
+    err = capsys.readouterr().err
+    (line,) = (line for line in err.splitlines() if line.startswith("gather_cuda on gather("))
+    assert "cpu" in line
+    assert err.count("gather_cuda") == 1
+
+
+def test_a_reason_is_told_once_however_many_workloads_it_is_of():
+    reasons = [("a", "x", "no GPU"), ("b", "x", "no GPU"), ("b", "y", "too large")]
+    assert render.told_once(reasons) == ["x on 2 workloads: no GPU", "y on b: too large"]
+
+
 def test_an_interrupted_verify_shows_its_verdicts_and_ends_with_130(monkeypatch, capsys):
     verdict = Verdict(True, 1.0, 2.0, None, True, "")
 
@@ -538,7 +567,9 @@ def test_verify_lays_the_differences_to_pytorch_out_as_the_documentation_does(ca
     page = (Path(__file__).parents[3] / "docs" / "weight_gradient.md").read_text()
     (table,) = re.findall(r"^\| column \|.*?\n\n", page, re.M | re.S)
     told = re.findall(r"`(.+?)`", "".join(re.findall(r"^\| `.*?\|", table, re.M)))
-    assert header.split() == ["workload", "implementation", *told, *header.split()[-3:]]
+    heads = ["workload", "implementation", *told, "integers", "deterministic", "right"]
+    assert re.split(r"\s{2,}", header.strip()) == heads
+    assert len(set(heads)) == len(heads)
     values = line.split("conv2d_weight_grad_f32")[1].split()
     assert all(re.fullmatch(r"\d+\.\d\d\*?", v) for v in values[:4])
     assert all(re.fullmatch(r"\d+\.\d%", v) for v in values[4:7])
@@ -547,14 +578,14 @@ def test_verify_lays_the_differences_to_pytorch_out_as_the_documentation_does(ca
 def test_a_wrong_result_names_the_command_that_shows_it_again():
     verdict = Verdict(False, 412.0, 6.1, None, True, "412 ulp exceeds 6.1 at (3, 1)")
     config = render.config({"rows": 2, "unroll": 1})
-    text = str(verification_error(Workload.parse(SOFTMAX), "fused", config, verdict, 7))
+    text = str(verification_error(Workload.parse(SOFTMAX), "fused", config, verdict, 7, "cpu"))
     assert "fused is wrong on softmax(x=f32[64,100]) with rows=2 unroll=1: 412 ulp exceeds" in text
     command = text.splitlines()[1].partition("reproduce: ")[2]
     name, *args = shlex.split(command)
     assert name == "tilewright"
     again = cli.cli.commands["verify"].make_context("verify", args[1:]).params
     assert again["workloads"] == (SOFTMAX,)
-    assert (again["implementation"], again["seed"]) == ("fused", 7)
+    assert (again["implementation"], again["seed"], again["device"]) == ("fused", 7, "cpu")
     assert again["config"] == {"rows": 2, "unroll": 1}
 
 

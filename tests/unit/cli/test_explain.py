@@ -366,6 +366,20 @@ def test_a_record_that_serves_no_more_is_named_with_its_reason(capsys, monkeypat
     assert unfit["config"] == {"lengths": 3}
 
 
+def test_knobs_are_in_the_order_of_their_declaration_in_every_table(capsys):
+    spec = current_device("cpu")[1]
+    config = config_dict(IMPLS["fused"].heuristic(W, spec))
+    alphabetical = dict(sorted(config.items()))
+    assert list(alphabetical) != list(config)
+    with Store() as store:
+        record(store, str(W), "fused", {"a_knob_that_is_gone": 1, **alphabetical})
+    (unfit,) = explain(W, "cpu", measure=False).unfit
+    assert list(unfit["config"]) == [*config, "a_knob_that_is_gone"]
+    assert cli.main(["explain", str(W), "--device", "cpu", "--no-measure"]) == 0
+    shown = ",".join(f"{name}={value}" for name, value in config.items())
+    assert capsys.readouterr().out.count(shown) == 3  # candidate, unfit record, recorded row
+
+
 def test_a_store_that_is_named_decides_what_runs_and_is_left_again(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path / 'others.db'}"
     monkeypatch.setattr(evidence, "_loaded", {})
