@@ -7,9 +7,11 @@ python benchmarks/accuracy_table.py accuracy.json
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import click
 
 from tilewright.op import Workload
 
@@ -40,6 +42,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def main(file: Path) -> None:
+    """Print the table of FILE, which `tilewright verify --json` wrote."""
+    try:
+        rows = json.loads(file.read_text())
+        click.echo(table(rows))
+    except (ValueError, TypeError, KeyError):
+        raise click.UsageError(
+            f"{file} is not what tilewright verify --suite accuracy --json {file} writes"
+        ) from None
+
+
 if __name__ == "__main__":
-    with open(sys.argv[1]) as file:
-        print(table(json.load(file)))
+    main()

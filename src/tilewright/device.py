@@ -163,7 +163,7 @@ def current_device(name: str | None = None) -> tuple[str, DeviceSpec]:
     if name is None:
         name = "cuda" if found else "cpu"
     kind, _, digits = name.partition(":")
-    if kind == "cpu":
+    if name == "cpu":
         return "cpu", spec_of(None)
     here = ", ".join(["cpu", *(f"cuda:{i}" for i in range(found))])
     away = "kernels for other devices are compiled by tilewright explain --device-spec"

@@ -57,6 +57,7 @@ from tilewright.record import (
     write_lines,
 )
 from tilewright.settings import settings
+from tilewright.text import counted
 
 __all__ = ["Record", "Store", "Winners", "environment"]
 
@@ -168,13 +169,14 @@ class Store:
         """Keep records that could not be stored in a file; returns what to tell the user."""
         temporary = Path(tempfile.gettempdir()) / f"tilewright-unsaved-{os.getpid()}.jsonl"
         beside = self.path and self.path.with_name(f"{self.path.name}.unsaved-{os.getpid()}.jsonl")
+        what = counted(len(records), "record")
         for path in filter(None, (beside, temporary)):
             try:
                 append_lines(path, records)
             except OSError:
                 continue
-            return f"{len(records)} records are kept in {path}: tilewright records import {path}"
-        return f"{len(records)} records are lost: neither {beside} nor {temporary} can be written"
+            return f"{what} kept in {path}: tilewright records import {path}"
+        return f"{what} lost: neither {beside} nor {temporary} can be written"
 
     def prune(
         self,

@@ -171,6 +171,11 @@ def _ints(where: str, text: str) -> tuple[int, ...]:
         raise InvalidArgument(f"{where}: [{text}] should be a list of whole numbers") from None
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 record`, `2 records`"""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def duration_text(us: float) -> str:
     """Microseconds in the unit that reads best."""
     if us < 1:

@@ -14,6 +14,7 @@ import click
 
 from tilewright.errors import InvalidArgument
 from tilewright.files import check_writable, write_whole
+from tilewright.text import counted
 
 if TYPE_CHECKING:
     from tilewright.op import Workload
@@ -82,9 +83,10 @@ def thinned(
     everything = list(found)
     left = [w for w in everything if meant(text(w), only, without)]
     if not left:
-        told = [f"holds {' or '.join(only)}"] * bool(only)
-        told += [f"is without {' and '.join(without)}"] * bool(without)
-        raise InvalidArgument(f"none of {len(everything)} workloads {' and '.join(told)}")
+        told = [f"holds {' or '.join(map(repr, only))}"] * bool(only)
+        told += [f"is without {' and '.join(map(repr, without))}"] * bool(without)
+        there = counted(len(everything), "workload")
+        raise InvalidArgument(f"none of {there} {' and '.join(told)}")
     return left
 
 

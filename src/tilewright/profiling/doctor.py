@@ -16,6 +16,7 @@ from tilewright.errors import StoreError
 from tilewright.measure.ceilings import Ceilings, measure_ceilings
 from tilewright.settings import settings
 from tilewright.store import Store
+from tilewright.text import counted
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _versions(device: torch.device) -> Iterator[Finding]:
 def _records(store_url: str | None) -> Finding:
     try:
         with Store(store_url) as store:
-            return Finding("store", f"{store}, {len(store.query())} records")
+            return Finding("store", f"{store}, {counted(len(store.query()), 'record')}")
     except StoreError as error:
         return Finding("store", None, str(error), fault="not usable")
 
@@ -137,7 +138,7 @@ def _records(store_url: str | None) -> Finding:
 def _cache() -> Finding:
     folder = settings().cache_dir
     files = [p.stat().st_size for p in folder.rglob("*") if p.is_file()] if folder.exists() else []
-    return Finding("cache", f"{folder}, {len(files)} files, {sum(files) / 1e6:.1f} MB")
+    return Finding("cache", f"{folder}, {counted(len(files), 'file')}, {sum(files) / 1e6:.1f} MB")
 
 
 def _ceilings(spec: DeviceSpec, ceilings: Ceilings) -> Iterator[Finding]:

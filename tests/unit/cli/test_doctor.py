@@ -45,8 +45,13 @@ def test_records_and_cache_are_counted(tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "binary").write_bytes(b"x" * 1_500_000)
     here = diagnose("cpu", measure=False)
-    assert found(here, "records", "store") == f"{tmp_path / 'records.db'}, 1 records"
-    assert found(here, "records", "cache") == f"{tmp_path / 'cache'}, 1 files, 1.5 MB"
+    assert found(here, "records", "store") == f"{tmp_path / 'records.db'}, 1 record"
+    assert found(here, "records", "cache") == f"{tmp_path / 'cache'}, 1 file, 1.5 MB"
+
+
+def test_a_device_that_no_machine_has_is_refused(capsys):
+    assert cli.main(["doctor", "--no-measure", "--device", "cpu:7"]) == 2
+    assert "unknown device 'cpu:7'; use cpu, cuda or cuda:<index>" in capsys.readouterr().err
 
 
 def test_a_corrupt_store_is_a_finding_not_a_failure(tmp_path):

@@ -432,6 +432,9 @@ def test_what_no_operator_can_be_is_refused_at_once():
         tw.fuse(lambda *x: sum(x), name="sums")
     with pytest.raises(InvalidArgument, match="halves takes 'x' by place alone"):
         tw.fuse(lambda x, /: x / 2, name="halves")
+    for thing in (3, "halves"):
+        with pytest.raises(InvalidArgument, match=rf"{thing!r} is no function: put @tw.fuse above"):
+            tw.fuse(thing)
     for other in (functools.partial(F.gelu, approximate="tanh"), F.gelu, torch.nn.ReLU()):
         with pytest.raises(InvalidArgument, match=r"gelu|ReLU.*no function of Python's own"):
             tw.fuse(other)

@@ -6,6 +6,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import accuracy_table
+import pytest
+from click.testing import CliRunner
 
 
 def row(text, *outputs):
@@ -26,3 +28,21 @@ def test_operators_are_lines_dtypes_columns_and_outputs_in_their_order():
         "| softmax | 5.4 | 5.6 | 5.0 | 0.5 | 0.5 | 1.0 |",
         "| rms_norm_backward: x, weight | 1.6, 5.1 | 2.3, 4.3 | 2.0, 6.0 | - | - | - |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist"),
+        ("no JSON", "is not what tilewright verify"),
+        ('{"rows": []}', "is not what tilewright verify"),
+        ('[{"workload": "softmax(x=f32[4,8])"}]', "is not what tilewright verify"),
+    ],
+)
+def test_a_file_without_verdicts_is_refused_in_words(content, message, tmp_path):
+    path = tmp_path / "accuracy.json"
+    if content is not None:
+        path.write_text(content)
+    done = CliRunner().invoke(accuracy_table.main, [str(path)])
+    assert done.exit_code == 2
+    assert message in done.output

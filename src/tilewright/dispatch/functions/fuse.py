@@ -60,6 +60,11 @@ def fuse(
     """
     if function is None:
         return functools.partial(fuse, name=name, scalars=scalars, fallback=fallback)
+    if not callable(function):
+        raise InvalidArgument(
+            f"fuse: {function!r} is no function: put @tw.fuse above a def, or call "
+            "tw.fuse(function, name=...)"
+        )
     if not isinstance(inspect.unwrap(function), (types.FunctionType, types.MethodType)):
         raise InvalidArgument(
             f"fuse: {function!r} is no function of Python's own; fuse one that calls it"
