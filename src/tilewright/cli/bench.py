@@ -56,4 +56,6 @@ def bench(
             progress=progress,
             as_called=functools.partial(as_called, store_url),
         )
-    return finish(targets.name, report, json_target, winner="fastest", recording=False)
+    return finish(
+        targets.name, report, json_target, winner="fastest", recording=False, device=device
+    )

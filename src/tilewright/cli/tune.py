@@ -89,7 +89,7 @@ def tune(
         )
     if params and report.rows and not any(r.own or r.none_right for r in report.rows):
         click.echo("--param restricts nothing: no implementation with knobs takes part", err=True)
-    return finish(targets.name, report, json_target)
+    return finish(targets.name, report, json_target, device=device)
 
 
 def finish(
@@ -98,13 +98,17 @@ def finish(
     json_target: str | None,
     winner: str = "chosen",
     recording: bool = True,
+    device: str | None = None,
 ) -> int:
-    """Print and write what a run found; the exit code that says how it went."""
+    """Print and write what a run found; the exit code that says how it went.
+
+    `device` is as the caller named it, if he did.
+    """
     from tilewright import results
 
     data = results.as_dict(suite, report)
     try:
-        _show(data, report, json_target == "-", winner)
+        _show(data, report, json_target == "-", winner, device)
     finally:  # a full disk costs no table, nor a closed pipe the file
         if json_target == "-":
             options.write_json(data, "-")
@@ -117,7 +121,9 @@ def finish(
     return 1 if report.failed else 0
 
 
-def _show(data: Mapping[str, Any], report: Report, to_stderr: bool, winner: str) -> None:
+def _show(
+    data: Mapping[str, Any], report: Report, to_stderr: bool, winner: str, device: str | None
+) -> None:
     from tilewright import results
 
     rows = results.table_rows(report)
@@ -126,13 +132,13 @@ def _show(data: Mapping[str, Any], report: Report, to_stderr: bool, winner: str)
         for fields, lines in data.get("summary_by", {}).items():
             render.groups(fields, lines, to_stderr, winner)
         render.summary(data, to_stderr)
-    for line in (*wrong_baselines(rows), *refusals(rows)):
+    for line in (*wrong_baselines(rows, device), *refusals(rows)):
         click.echo(line, err=True)
     for text, reason in report.failed.items():
         click.echo(f"{text}: {reason}", err=True)
 
 
-def wrong_baselines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def wrong_baselines(rows: Sequence[Mapping[str, Any]], device: str | None) -> list[str]:
     """Baselines that verification refused, one line each; their times stay in the table."""
     from tilewright.measure.verify import import_flags
     from tilewright.op import Workload
@@ -145,6 +151,7 @@ def wrong_baselines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for name, reasons in found.items():
         text, reason = next(iter(reasons.items()))
         command = f"tilewright verify {import_flags(Workload.parse(text))}'{text}' --impl {name}"
+        command += f" --device {device}" if device else ""
         lines.append(
             f"* {name} is wrong on {len(reasons)} of {len(rows)} workloads and was not chosen "
             f"there ({reason}); {command} shows it"

@@ -336,6 +336,10 @@ def test_a_wrong_baseline_is_told_in_one_line_and_marked_in_the_table(capsys):
         "* inductor is wrong on 1 of 1 workloads and was not chosen there (9 ulp exceeds 2 at "
         f"(3, 1)); tilewright verify '{SOFTMAX}' --impl inductor shows it"
     ]
+    assert finish("custom", found, None, device="cpu") == 0
+    assert f"tilewright verify '{SOFTMAX}' --impl inductor --device cpu shows it" in (
+        capsys.readouterr().err
+    )
 
 
 def test_workloads_are_shortened_where_the_first_argument_tells_them_apart():
