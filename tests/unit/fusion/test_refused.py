@@ -192,7 +192,7 @@ def casts_on_a_gpu(x):
 )
 def test_what_a_trace_for_all_calls_would_get_wrong_is_refused(function, why, dtype):
     x = X.to(dtype)
-    with pytest.raises(NoImplementation, match=rf"{why} .*test_refused\.py:\d+\)"):
+    with pytest.raises(NoImplementation, match=rf"{why}.*test_refused\.py:\d+\)"):
         tw.fuse(function, name="refused")(x)
     alone = tw.fuse(function, name="refused", fallback=True)
     assert torch.equal(alone(x), function(x))

@@ -1,9 +1,11 @@
-"""Steps that PyTorch's kernels refuse and its fake tensors take: a trace must refuse them too."""
+"""Steps that a trace must refuse: PyTorch's kernels refuse them and its fake tensors do not, or one
+trace for all calls would get them wrong."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +18,11 @@ _NOT_OF_BOOLEANS = {
     *("_softmax", "_log_softmax"),
 }
 _DIFFERENCES = {"sub", "rsub"}
+# Each look-up of one of these makes another object, which is equal.
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_ASKED_OF_AUTOGRAD = {
+    name: getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")
+}
 
 
 class Refusing(TorchDispatchMode):
@@ -99,3 +106,32 @@ def _meet(apart: int, spans: Sequence[tuple[int, int, int]]) -> bool:
     first = max(low, -((most - apart) // stride))
     last = min(high, (apart - least) // stride)
     return any(_meet(apart - k * stride, rest) for k in range(first, last + 1))
+
+
+def untraceable(function: Any, asker: FrameType | None) -> str | None:
+    """Why one trace for all calls would get a step wrong that code at `asker` takes, or None."""
+    if function == _SET_DATA:
+        return "a write to .data of a tensor is not traced"
+    for name, get in _ASKED_OF_AUTOGRAD.items():
+        if function == get and not _is_of_pytorch(asker):
+            return (
+                f".{name} of a tensor differs between calls that share a trace; "
+                "give the function a bool instead"
+            )
+    if torch.is_autocast_enabled("cuda"):
+        return (
+            "autocast of a GPU inside a function is not traced; cast there by .to(dtype), or call "
+            "the function under autocast"
+        )
+    return None
+
+
+def _is_of_pytorch(frame: FrameType | None) -> bool:
+    """Whether the code behind modes of ours is PyTorch's own."""
+    while frame is not None and _package(frame) == "tilewright":
+        frame = frame.f_back
+    return frame is not None and _package(frame) == "torch"
+
+
+def _package(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]

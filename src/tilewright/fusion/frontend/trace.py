@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
 from tilewright.fakes import fake_tensors, tracing_lock, without_hooks
 from tilewright.fusion.frontend.decompositions import decompositions
 from tilewright.fusion.frontend.given_dtypes import Calls, Following, Noting
-from tilewright.fusion.frontend.refused import Refusing
+from tilewright.fusion.frontend.refused import Refusing, untraceable
 from tilewright.fusion.remembered import ByOperator
 from tilewright.op import Op, Workload
 from tilewright.rounding import traced_roundings
@@ -314,12 +313,6 @@ def _told_once(log: logging.Logger) -> Iterator[None]:
         log.removeFilter(silent)
 
 
-_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_ASKED_OF_AUTOGRAD = {
-    name: getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")
-}
-
-
 class _Lines(TorchFunctionMode):
     """Notes for each step of a trace which line of the reference it comes from."""
 
@@ -346,19 +339,8 @@ class _Lines(TorchFunctionMode):
         if frame is None:
             return function(*args, **(kwargs or {}))
         self.last = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        if function == _SET_DATA:  # each look-up makes another object
-            raise NoImplementation(f"a write to .data of a tensor is not traced ({self.last})")
-        for name, get in _ASKED_OF_AUTOGRAD.items():
-            if function == get and self.persons and not _asked_by_pytorch(sys._getframe(1)):
-                raise NoImplementation(
-                    f".{name} of a tensor differs between calls that share a trace ({self.last}); "
-                    "give the function a bool instead"
-                )
-        if self.persons and torch.is_autocast_enabled("cuda"):
-            raise NoImplementation(
-                f"autocast of a GPU inside a function is not traced ({self.last}); "
-                "cast there by .to(dtype), or call the function under autocast"
-            )
+        if self.persons and (reason := untraceable(function, sys._getframe(1))):
+            raise NoImplementation(f"{reason} ({self.last})")
         set_stack_trace([self.last])
         out = function(*args, **(kwargs or {}))
         self.note([t.grad_fn for t in tree_leaves(out) if isinstance(t, torch.Tensor)], [self.last])
@@ -372,17 +354,6 @@ class _Lines(TorchFunctionMode):
                 self.noted.add(step)
                 step.register_prehook(lambda gradients: set_stack_trace(line))
                 behind += [before for before, _ in step.next_functions]
-
-
-def _asked_by_pytorch(frame: FrameType | None) -> bool:
-    """Whether the code behind modes of ours is PyTorch's own."""
-    while frame is not None and _package(frame) == "tilewright":
-        frame = frame.f_back
-    return frame is not None and _package(frame) == "torch"
-
-
-def _package(frame: FrameType) -> str:
-    return frame.f_globals.get("__name__", "").partition(".")[0]
 
 
 class _WithoutScans(TorchFunctionMode):
