@@ -199,12 +199,12 @@ def test_what_a_trace_for_all_calls_would_get_wrong_is_refused(function, why, dt
 
 
 @runs
-def test_autocast_around_the_trace_is_none_inside_of_it():
+def test_autocast_around_a_trace_is_none_inside_of_it():
     function = tw.fuse(lambda x: F.layer_norm(x, (8,)) * 2, name="refused")
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.set_autocast_enabled("cuda", True)
-        try:
-            found = function(X)
-        finally:
-            torch.set_autocast_enabled("cuda", False)
-    torch.testing.assert_close(found, F.layer_norm(X, (8,)) * 2)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        found = tw.choose(tw.Workload.parse("refused(x=f32[4,8])"), "cpu")
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert found.implementation == "fused"
+    torch.testing.assert_close(function(X), F.layer_norm(X, (8,)) * 2)
