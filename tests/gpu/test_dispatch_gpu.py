@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from host_cost import host_us, most_us, pytorchs_softmax
 from torch.nn import functional as F
 
 import tilewright as tw
@@ -12,7 +13,6 @@ from tilewright.device import spec_of
 from tilewright.dispatch import prepared
 from tilewright.environment import environment
 from tilewright.impl import IMPLS
-from tilewright.measure.timing import eager
 from tilewright.op import OPS, Workload
 from tilewright.record import Record
 from tilewright.space import config_dict
@@ -22,8 +22,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
 ]
 
-HOST_LIMIT_US, MOST_OF_PYTORCHS = 12.0, 1.5
-"""Host time of a tuned call; on a slow host, of what one kernel of PyTorch's takes there."""
 BIAS_LAYER_NORM = (
     "bias_layer_norm(x=f16[64,768], bias0=f16[768], bias1=f16[768], weight=f16[768], bias=f16[768])"
 )
@@ -71,18 +69,10 @@ def test_a_tuned_operator_costs_the_host_little(store, text):
     w = record(store, text)
     _, tensors = call_of(w)
     public, args = getattr(tw, w.op), list(w.call(tensors).values())
-
-    def host_us(call):
-        return eager([call], torch.device("cuda")).host_us
-
     with torch.no_grad():
         public(*args)
-        pairs = [
-            (host_us(lambda: public(*args)), host_us(lambda: torch.softmax(tensors[0], -1)))
-            for _ in range(3)  # a host that was just started is slower for seconds
-        ]
-    own_us, pytorchs_us = map(min, zip(*pairs, strict=True))
-    assert own_us <= max(HOST_LIMIT_US, MOST_OF_PYTORCHS * pytorchs_us), f"PyTorch: {pytorchs_us}"
+        own_us, pytorchs_us = host_us(lambda: public(*args), pytorchs_softmax())
+    assert own_us <= most_us(pytorchs_us), f"PyTorch: {pytorchs_us}"
 
 
 @pytest.mark.parametrize("text", TEXTS)
