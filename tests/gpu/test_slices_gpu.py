@@ -52,7 +52,7 @@ def test_slices_give_the_same_bits_in_every_run_and_skip_what_is_out_of_range(te
 
 @pytest.mark.alone
 def test_a_sum_of_more_than_two_to_the_31_elements(needs_memory):
-    needs_memory(100e9)
+    needs_memory(30e9)
     tw.reload_records("sqlite://")
     count = 2**31 + 2**20
     index = torch.arange(count, dtype=torch.int32, device=CUDA).remainder_(50)

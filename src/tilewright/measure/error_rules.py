@@ -1,7 +1,8 @@
 """How each operation of a traced reference carries rounding errors on; see error_bound.py.
 
 With a correctly rounded result y: the operands' errors times the derivatives, plus |y|, in units
-of u. Library functions (exp, rsqrt, ...) are allowed two ulps: 4 |y|. Reductions, steps and
+of u. Library functions (exp, rsqrt, ...) are allowed two ulps: 4 |y|. An operand that is known too
+badly for derivatives is looked at where it may end (`Arithmetic.spread`). Reductions, steps and
 convolutions have rules of their own beside this module, which has those of single elements and of
 what is only moved.
 
@@ -10,6 +11,7 @@ A new operation is one line in a table here, or a function under @rule.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -77,16 +79,43 @@ class Arithmetic:
         exact = n <= 1.0 and all(p.exact for p in operands)
         if n == 0.0:
             return Pair(y, None if error is None else error.nan_to_num(0.0, 0.0, 0.0), exact)
-        own = n * magnitude(y)
+        own = n * self.sized(y)
         if exact:
             own.masked_fill_(self._representable(y), 0.0)
             if error is not None:
-                own = torch.where(error == 0, own, n * magnitude(y))
+                own = torch.where(error == 0, own, n * self.sized(y))
         if error is not None:
             own = own + error.nan_to_num(0.0, 0.0, 0.0)
         elif exact and not own.any():
             return Pair(y)
         return Pair(y, own, exact)
+
+    def sized(self, y: Tensor) -> Tensor:
+        """What one rounding of y may be, in units of u: numbers too small to be normal are rounded
+        to steps as wide as those of the least normal one."""
+        return magnitude(y).clamp_min_(torch.finfo(self.dtype).tiny)
+
+    def spread(
+        self, error: Tensor, function: Callable[..., Tensor], y: Tensor, *operands: Pair
+    ) -> Tensor:
+        """`error`, which derivatives tell, or more where operands may end farther from y.
+
+        That is looked for where squares of their errors count beside roundings, as behind a jump of
+        `floor` or `remainder`, and where a derivative is infinite, as that of sqrt at 0.
+        """
+        scale = SAFETY * self.u
+        errors = [p.error for p in operands if p.error is not None]
+        coarse = any(bool((scale * e > math.sqrt(self.u)).any()) for e in errors)
+        if not coarse and bool(error.isfinite().all()):
+            return error
+        error = error.nan_to_num(0.0, 0.0, 0.0)
+        ends = [
+            [p.value] if p.error is None else [p.value + s * scale * p.error for s in (-1, 1)]
+            for p in operands
+        ]
+        for end in itertools.product(*ends):
+            error = torch.maximum(error, magnitude(function(*end) - y) / scale)
+        return error
 
     def _representable(self, y: Tensor) -> Tensor:
         if self.dtype != torch.float64:
@@ -145,6 +174,8 @@ def _unary(name: str, function: Rule, slope: Rule, n: float) -> None:
         x = arithmetic.lift(x)
         y = function(x.value.double())
         error = None if x.error is None else times(slope(x.value, y), x.error)
+        if error is not None:
+            error = arithmetic.spread(error, function, y, x)
         return arithmetic.rounding(y, (x,), error, n)
 
     RULES[name] = apply
@@ -198,7 +229,7 @@ def _binary(name: str, function: Rule, slopes: Rule, n: float) -> None:
         da, db = (1.0, 1.0) if a.error is b.error is None else slopes(a.value, b.value, y)
         error = plus(times(da, a.error), times(db, b.error))
         if error is not None:
-            error = error.expand(y.shape)
+            error = arithmetic.spread(error.expand(y.shape), function, y, a, b)
         return arithmetic.rounding(y, (a, b), error, n)
 
     RULES[name] = apply
@@ -232,6 +263,8 @@ def _pow(arithmetic: Arithmetic, x: Any, exponent: Any) -> Pair:
     error = plus(
         times(power.value * y / x.value, x.error), times(y * torch.log(x.value), power.error)
     )
+    if error is not None:
+        error = arithmetic.spread(error.expand(y.shape), torch.pow, y, x, power)
     return arithmetic.rounding(y, (x, power), error, LIBRARY)
 
 

@@ -14,7 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.measure.error_rules import RULES, Arithmetic, Pair, Rule, magnitude, rule
+from tilewright.measure.error_rules import (
+    RULES,
+    SAFETY,
+    Arithmetic,
+    Pair,
+    Rule,
+    magnitude,
+    rule,
+)
 
 
 def _extremum(name: str, function: Rule) -> None:
@@ -71,12 +79,14 @@ def _sum(
 def _prod(
     arithmetic: Arithmetic, x: Pair, dim: int | None = None, keepdim: bool = False, **_: Any
 ) -> Pair:
-    """A rounding for each factor; a factor's error counts with the product of the others."""
+    """A rounding for each factor; a factor's error counts with the product of the others, and
+    theirs."""
     t = x.value.movedim(dim, -1) if dim is not None else x.value.reshape(-1)
     value = t.prod(-1)
-    error = max(t.shape[-1] - 1, 0) * magnitude(value)
+    error = max(t.shape[-1] - 1, 0) * arithmetic.sized(value)
     if x.error is not None:
         carried = x.error.movedim(dim, -1) if dim is not None else x.error.reshape(-1)
+        t = t.abs() + SAFETY * arithmetic.u * carried
         ones = torch.ones_like(t[..., :1])
         before = torch.cat((ones, t[..., :-1].cumprod(-1)), -1)
         behind = torch.cat((t[..., 1:].flip(-1).cumprod(-1).flip(-1), ones), -1)
@@ -115,6 +125,7 @@ def _var(
     each = size + magnitude(mean.value)
     if x.error is not None:
         each += x.error
+        size = size + SAFETY * arithmetic.u * x.error
     error = 2 * (size * each).sum(dims, keepdim) / over + (sum_growth(terms) + 2) * value
     if mean.error is not None:
         squared = arithmetic.u * mean.error.square() * (terms / max(over, 1.0))

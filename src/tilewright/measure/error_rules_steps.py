@@ -65,7 +65,7 @@ def _remainder(name: str, function: Rule, whole: Rule) -> None:
         if error is not None:
             low, high = _interval(arithmetic, quotient, _quotient_error(a, b, quotient))
             jump = magnitude(b.value) / (SAFETY * arithmetic.u)
-            error = torch.where(whole(low) == whole(high), error, jump).expand(y.shape)
+            error = torch.where(whole(low) == whole(high), error, error + jump).expand(y.shape)
         return arithmetic.rounding(y, (a, b), error, 1.0)
 
     RULES[name] = apply

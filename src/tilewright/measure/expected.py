@@ -63,7 +63,7 @@ class Expected:
 
     Attributes:
         lo, hi: output's dtype; NaN where NaN is expected, (-inf, inf) where anything goes.
-        truth: of the random example only; fp32 for halves, else fp64.
+        truth: of the random example only; fp32 for halves, else fp64; NaN where anything goes.
         floor: errors of elements smaller than this, a power of two near the mean magnitude, are
             expressed in ulps of this.
         vendor_ulp: largest error of PyTorch's result, in ulps.
@@ -229,7 +229,8 @@ def expect(
             if indexed is None or not indexed.exact(w):
                 e.widened |= _admit(own, lo, hi)
             if rest:
-                rest[0].copy_(value)
+                anything = (lo == -math.inf) & (hi == math.inf)
+                rest[0].copy_(value).masked_fill_(anything, math.nan)
     for e, out in zip(found, vendor, strict=True):
         if e.truth is not None and out.numel():
             _measure(e, out)
@@ -269,9 +270,10 @@ def _admit(vendor: Tensor, lo: Tensor, hi: Tensor) -> bool:
 
 def _measure(e: Expected, vendor: Tensor) -> None:
     assert e.truth is not None
-    mean = e.truth.abs().nan_to_num_(0.0, 0.0).mean(dtype=torch.float64)
-    smallest = torch.finfo(vendor.dtype).tiny
-    e.floor = 2.0 ** math.floor(math.log2(max(float(mean), smallest)))
+    sizes = e.truth.abs().nan_to_num_(0.0, math.inf)
+    reach = torch.finfo(vendor.dtype)
+    mean = sizes.masked_fill_(sizes > reach.max, 0.0).mean(dtype=torch.float64)
+    e.floor = 2.0 ** math.floor(math.log2(max(float(mean), reach.tiny)))
     e.vendor_ulp, e.vendor_misrounded = e.worst_ulp(vendor), e.misrounded(vendor)
     e.bound_ulp = max(e.worst_ulp(e.lo), e.worst_ulp(e.hi))
 
@@ -289,8 +291,13 @@ def _unequal(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _ulps(out: Tensor, truth: Tensor, dtype: torch.dtype, floor: float) -> Tensor:
+    """Beyond what the dtype reaches infinity is right."""
     error = (out.to(truth.dtype) - truth).abs_().div_(_unit(truth, dtype, floor))
-    return error.nan_to_num_(0.0, math.inf)
+    error.nan_to_num_(0.0, math.inf)
+    infinite = out.isinf()
+    if bool(infinite.any()):
+        error.masked_fill_(infinite & (out == truth.to(dtype)), 0.0)
+    return error
 
 
 def _unit(truth: Tensor, dtype: torch.dtype, floor: float) -> Tensor:

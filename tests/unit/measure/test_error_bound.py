@@ -1,5 +1,6 @@
 """The error bound: no honest algorithm leaves it, and it is not much wider than they need."""
 
+import functools
 import math
 
 import pytest
@@ -94,6 +95,37 @@ def test_infinite_and_nan_intermediates_have_finite_errors():
     total = RULES["sum"](F32, scaled, [0])
     for pair in (shifted, scaled, total):
         assert pair.error.isfinite().all()
+
+
+def reach(pair):
+    """How far an fp32 result may be from the pair's value."""
+    return float(SAFETY * F32.u * pair.error)
+
+
+@pytest.mark.parametrize("squared", [lambda r: ("mul", r, r), lambda r: ("square", r)])
+def test_what_may_have_jumped_is_squared_where_it_may_have_jumped_to(squared):
+    nearly = Pair(torch.tensor(3.0).double(), torch.tensor(4.0).double())
+    rest = RULES["remainder"](F32, nearly, 1.0)
+    assert float(rest.value) == 0
+    name, *operands = squared(rest)
+    assert reach(RULES[name](F32, *operands)) == pytest.approx(1)  # 0.9999 ** 2
+    assert reach(RULES["cos"](F32, rest)) == pytest.approx(1 - math.cos(1), rel=1e-5)
+    assert reach(RULES["var"](F32, rest.map(lambda t: torch.stack([t, t])), [0], 0)) > 0.25
+    assert reach(RULES["prod"](F32, rest.map(lambda t: torch.stack([t, t])), 0)) > 0.99
+
+
+def test_a_root_of_what_may_be_more_than_zero_may_be_more_than_zero():
+    zero = Pair(torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64))
+    assert reach(RULES["sqrt"](F32, zero)) == pytest.approx(math.sqrt(SAFETY * F32.u), rel=1e-3)
+
+
+def test_what_is_too_small_for_normal_numbers_is_rounded_in_steps_of_its_own():
+    a, b, c = (Pair(torch.tensor(v).double()) for v in (1e-30, 1e-20, 1e30))
+    product = RULES["mul"](F32, RULES["mul"](F32, a, b), c)
+    assert reach(product) > float(product.value) > 0  # which fp32 makes 0
+    factors = torch.full((300,), 0.6)
+    computed = functools.reduce(torch.mul, factors)  # the least number times 0.6 is rounded to it
+    assert 0 < float(computed) < reach(RULES["prod"](F32, Pair(factors.double()), 0))
 
 
 def test_rounding_an_exact_value_leaves_no_doubt():

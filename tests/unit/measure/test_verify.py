@@ -1,6 +1,7 @@
 """The verifier's machinery: verdicts, guarded memory, examples, chunks and messages."""
 
 import functools
+import math
 import threading
 
 import pytest
@@ -292,6 +293,36 @@ def test_pytorchs_result_is_accepted_where_it_is_worse_than_the_bound():
     assert found[0].vendor_ulp > 2
     assert found[0].widened
     assert found[0].bound_ulp >= found[0].vendor_ulp
+
+
+def test_results_that_leave_the_dtype_do_not_excuse_the_errors_of_others():
+    w = Workload.parse("lerp(x=f16[8,33], end=f16[8,33], weight=f16[8,33])")
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    for t, value in zip(tensors, (60000.0, -60000.0, 2.0), strict=True):
+        t[2, 5] = value
+    right = torch.lerp(*tensors)
+    assert right[2, 5] == -math.inf
+    (found,) = expected.expect(w, Batch(), tensors, [right], keep_truth=True)
+    assert found.floor < 4
+    assert found.worst_ulp(right) == found.vendor_ulp < 2
+    wrong = right.clone()
+    wrong[3, 7] += 1
+    assert found.worst_ulp(wrong) > 100
+    wrong = right.clone()
+    wrong[2, 5] = -65504
+    assert found.mismatch(wrong).index == (2, 5)
+    assert found.worst_ulp(wrong) > 100
+
+
+def test_nothing_is_measured_where_pytorchs_result_is_not_a_number():
+    w = Workload.parse("softmax(x=f16[8,33])")
+    tensors = w.operator.examples(w, "random", 0, "cpu")
+    right = torch.softmax(tensors[0], -1)
+    strange, other = right.clone(), right.clone()
+    strange[2, 5], other[2, 5] = math.nan, math.inf
+    (found,) = expected.expect(w, Batch(), tensors, [strange], keep_truth=True)
+    assert found.mismatch(other) is None
+    assert found.worst_ulp(other) == found.worst_ulp(right) < 2
 
 
 def test_the_same_seed_gives_the_same_verdict_and_another_seed_other_inputs():

@@ -7,7 +7,9 @@ import math
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.finishing import finish_bytes
+from tilewright.fusion.cuda.kernel import JOINS
 from tilewright.fusion.cuda.partials import partials_of_row
+from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.shifting import vectors_of
 from tilewright.fusion.cuda.vectors import ARITHMETIC_REGISTERS, access_bytes, held_bytes
@@ -44,7 +46,7 @@ class Footprint:
         self.queued = over_rows
         self.parameters = [a for a in along if a not in over_rows]
         self.itemsize = min((a.itemsize for a in over_rows or along), default=4)
-        scalars = [a for a in graph.memory if a not in along and any(a.strides)]
+        scalars = [a for a in graph.memory if a not in along and (any(a.strides) or not graph.kept)]
         self.queued_scalars = [a for a in scalars if a.itemsize >= 4]
         self.columns = getattr(graph, "columns", ())
         self.has_moments = any(n.op == "m2" for n in graph.nodes)
@@ -77,6 +79,17 @@ class Footprint:
         plan = plan_rows(self.graph, moments, recompute)
         dtypes = [[plan.graph.nodes[i].dtype for i in p.carried_out] for p in plan.phases]
         return max(sum(TensorSpec(d, ()).itemsize for d in kept) for kept in dtypes)
+
+    @remembered
+    def told(self, moments: str, recompute: bool = True) -> tuple[int, int]:
+        """What a warp tells the others of its row: bytes, and in how many sweeps."""
+        plan = plan_rows(self.graph, moments, recompute)
+        numbers = {**dict.fromkeys(JOINS, 1), "m2": 2, "sum_exp": 2}
+        reductions = [[plan.graph.nodes[i] for i in phase.reductions] for phase in plan.phases]
+        found = (
+            numbers.get(n.op, 0) * TensorSpec(n.dtype, ()).itemsize for of in reductions for n in of
+        )
+        return sum(found), sum(map(bool, reductions))
 
     @property
     def reads_more_parameters(self) -> bool:
@@ -130,8 +143,15 @@ class Footprint:
         """Of one thread: what it adds up over rows."""
         return self.turns(c) * len(self.columns) * c.vector * COLUMN_ITEMSIZE
 
+    def exchanged_bytes(self, c: RowSchedule) -> int:
+        """Of one block, for what warps of a cluster tell each other: two buffers, with a barrier
+        for each sweep and a turn."""
+        told, sweeps = self.told(c.moments, c.recompute)
+        warps = math.ceil(c.block_threads / WARP) * c.cluster
+        return 2 * (told * c.rows_per_thread * warps + 8 * (sweeps + 1) * c.rows_per_block)
+
     def shared_bytes(self, c: RowSchedule) -> int:
-        """Of one block, besides the few bytes that its warps exchange."""
+        """Of one block, besides `exchanged_bytes`."""
         found = 8 * c.stages * c.rows_per_block if c.bulk else 0  # barriers
         if c.storage == "shared":
             kept = sum(held_bytes(dtype, c.vector) for dtype in self.carried(c.moments))

@@ -34,8 +34,6 @@ COLUMN_GROUPS = tuple(range(1, 17))
 """Groups of a block that sum over rows: any number, so that rows can be dealt out evenly."""
 GROUP_BARRIERS = 15
 """Of a block, besides the one of all its threads."""
-EXCHANGE_BYTES = 24
-"""Shared memory for what a warp tells the other warps of its row: two buffers of three floats."""
 
 
 def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
@@ -254,7 +252,6 @@ def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec
 def _too_much_shared(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
     needed = footprint.shared_bytes(c)
     limit = device.shared_bytes_with(c.min_blocks)
-    warps = max(c.block_threads // device.warp, 1) * c.cluster
-    if needed and needed + EXCHANGE_BYTES * c.rows_per_thread * (warps + 8) > limit:
+    if needed and needed + footprint.exchanged_bytes(c) > limit:
         return f"{needed} bytes of rows and parameters exceed {limit} bytes of shared memory"
     return None
