@@ -16,6 +16,7 @@ from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.fusion.cuda import programs, target
 from tilewright.fusion.cuda.tiles.capabilities import TileKernels
 from tilewright.impls.fused import graph_of
@@ -137,6 +138,18 @@ def test_a_total_in_fp64_beside_columns():
     fuse(function, name="random_graph")
     try:
         assert_verified(OPS["random_graph"].workload(x=TensorSpec("f32", (40, 96))), lucky=True)
+    finally:
+        forget()
+
+
+@emulation
+def test_a_total_of_what_is_the_same_along_rows():
+    fuse(lambda a, b: a / (b / b.mean()), name="random_graph")
+    try:
+        op = backward_operator(OPS["random_graph"])
+        full, column = TensorSpec("f64", (257, 128)), TensorSpec("f64", (257, 1))
+        expanded = TensorSpec("f64", (257, 128), strides=(1, 0))
+        assert_verified(op.workload(grad_output=full, a=column, b=expanded))
     finally:
         forget()
 

@@ -185,7 +185,8 @@ def _partial(graph: Graph, lane: int, walk: tuple[int, ...], axes: tuple[int, ..
 def _lane_last(segment: Segment) -> Graph:
     graph, lane = segment.graph, segment.lane
     if segment.added():
-        assert lane is not None
+        if lane is None:  # rows of one element each: no tensor of the segment varies along them
+            return with_axis(graph)
     else:
         kept = [a for a in range(len(graph.space)) if a not in graph.reduced]
         if not kept:
