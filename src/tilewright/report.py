@@ -119,6 +119,9 @@ class Row:
         refused: implementation -> why it did not take part, or how it failed; a file has it of
             rows without `own`.
         none_right: implementations whose configs were tried, or were to be, and gave nothing.
+        fought: how many times the duel was fought, again where other programs disturbed it.
+        disturbed: how many times what their search measured its candidates took, where that is so
+            much that the duel was disturbed each time; None else, and in files that do not tell.
         activity: what one call makes the device do: of "own" and of each baseline; empty in a row
             that was read from the records.
     """
@@ -143,6 +146,8 @@ class Row:
     none_right: dict[str, NoneRight] = field(default_factory=dict)
     chosen_verified: Verified | None = None
     spreads: dict[str, dict[str, float]] = field(default_factory=dict)
+    fought: int = 1
+    disturbed: float | None = None
 
     def __post_init__(self) -> None:
         assert self.chosen in self.baselines or (

@@ -86,6 +86,8 @@ def table_rows(report: Report) -> list[dict[str, Any]]:
             "refused": {**row.refused, **{name: str(n) for name, n in row.none_right.items()}},
             "none_right": None if row.own else [n.configs for n in row.none_right.values()],
             "unsearched": row.unsearched,
+            "fought": row.fought,
+            "disturbed": row.disturbed,
         }
         for row in report.rows
     ]

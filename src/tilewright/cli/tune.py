@@ -132,7 +132,7 @@ def _show(
         for fields, lines in data.get("summary_by", {}).items():
             render.groups(fields, lines, to_stderr, winner)
         render.summary(data, to_stderr)
-    for line in (*wrong_baselines(rows, device), *refusals(rows)):
+    for line in (*wrong_baselines(rows, device), *disturbed(rows), *refusals(rows)):
         click.echo(line, err=True)
     for text, reason in report.failed.items():
         click.echo(f"{text}: {reason}", err=True)
@@ -157,6 +157,17 @@ def wrong_baselines(rows: Sequence[Mapping[str, Any]], device: str | None) -> li
             f"there ({reason}); {command} shows it"
         )
     return lines
+
+
+def disturbed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Workloads whose times other programs made too long, each with how much."""
+    return [
+        f"{row['workload']}: in the duel, fought {row['fought']} times, candidates took "
+        f"{row['disturbed']:.0f} times what their search measured: other programs disturb; tune "
+        "measures it again when they have ended"
+        for row in rows
+        if row["disturbed"]
+    ]
 
 
 def refusals(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
@@ -28,6 +30,16 @@ from tilewright.tune.spread import Times, recorded_everywhere
 
 FLOOR = Candidate("floor")
 """Not an implementation: the workload's floor, kept beside the duel it belongs to."""
+
+
+@dataclass(frozen=True)
+class Fights:
+    """What it took to have the times of a duel; `Row` has both."""
+
+    fought: int = 1
+    disturbed: float | None = None
+
+
 _NO_FAULT = (*COMPETING, *BESIDE, "unsupported")
 
 
@@ -54,6 +66,7 @@ def row_of(
     """
     timed = [r for r in records if r.status not in BESIDE]
     chosen, own = chosen_of(records), best_own(records, w, spec)
+    fights = _fights_of(records)
     return Row(
         workload=str(w),
         floor_us=floor_us_of(records, w, spec),
@@ -86,6 +99,8 @@ def row_of(
         none_right=dict(none_right or {}),
         chosen_verified=_verified(chosen, integer_exact),
         spreads={str(candidate): dict(times) for candidate, times in (spreads or {}).items()},
+        fought=fights.fought,
+        disturbed=fights.disturbed,
     )
 
 
@@ -196,8 +211,8 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
     """The row of the workload's latest duel, if a new one could not say anything else.
 
     It must have been fought on this device with these versions and this method, after a search by
-    every implementation that would take part now, with no knob restricted that is free now, and
-    with the code that would be compiled now.
+    every implementation that would take part now, with no knob restricted that is free now,
+    with the code that would be compiled now, and undisturbed.
     """
     known = session.store.query(
         workload=str(w), device=session.device.key, versions=session.device.versions
@@ -208,7 +223,7 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
         return None
     known = [r for r in known if r.method == session.method]
     fought = [r for r in known if r.duel == last.duel and r.final]
-    if not any(r.status == "ok" for r in fought):
+    if not any(r.status == "ok" for r in fought) or _fights_of(fought).disturbed:
         return None
     tried, restricted = _searched_before(fought)
     if restricted not in ("", session.restricted):
@@ -241,22 +256,34 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
     )
 
 
-def floor_of(session: Session, tried: Iterable[Candidate]) -> Candidate:
-    """The floor of a duel; its row tells what the search before it was of.
+def floor_of(session: Session, tried: Iterable[Candidate], fights: Fights) -> Candidate:
+    """The floor of a duel; its row tells what the search before it was of, and of disturbances.
 
     Args:
         tried: what was searched, right or not.
     """
-    told = {"tried": " ".join(sorted({c.implementation for c in tried}))}
+    told: dict[str, Any] = {"tried": " ".join(sorted({c.implementation for c in tried}))}
     if session.restricted:
         told["restricted"] = session.restricted
+    if fights.fought > 1:
+        told["fought"] = fights.fought
+    if fights.disturbed:
+        told["disturbed"] = round(fights.disturbed, 1)
     return Candidate.of(FLOOR.implementation, told)
+
+
+def _told_by_the_floor(fought: Sequence[Record]) -> dict[str, Any]:
+    return next((r.config for r in fought if r.implementation == FLOOR.implementation), {})
+
+
+def _fights_of(fought: Sequence[Record]) -> Fights:
+    told = _told_by_the_floor(fought)
+    return Fights(told.get("fought", 1), told.get("disturbed"))
 
 
 def _searched_before(fought: Sequence[Record]) -> tuple[set[str], str]:
     """Names of the implementations that were tried before a duel, and how knobs were restricted."""
-    floors = [r.config for r in fought if r.implementation == FLOOR.implementation]
-    told = floors[0] if floors else {}
+    told = _told_by_the_floor(fought)
     if "tried" in told:
         return set(told["tried"].split()), told.get("restricted", "")
     return {r.implementation for r in fought}, ""  # from before floors told

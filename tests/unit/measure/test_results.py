@@ -90,7 +90,7 @@ def test_a_written_file_reads_back_valid_and_has_the_documented_keys(report, tmp
     assert list(data["rows"][0]) == [
         "workload", "floor_us", "copy_us", "method", "distribution", "host_us", "baselines", "own",
         "chosen", "candidates", "verified", "wrong", "activity", "eager_us", "others",
-        "unsearched", "none_right", "chosen_verified", "spreads",
+        "unsearched", "none_right", "chosen_verified", "spreads", "fought", "disturbed",
     ]  # fmt: skip
     assert set(data["rows"][0]["own"]) == {
         "implementation", "config", "median_us", "ci_us", "resources", "workspace_bytes",
