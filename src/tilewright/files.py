@@ -20,10 +20,10 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         OSError: it cannot be written; what was there is as before.
     """
     data = content.encode() if isinstance(content, str) else content
-    target = Path(os.path.realpath(path))
-    if _is_special(target):
-        target.write_bytes(data)
+    if _is_special(path):
+        Path(path).write_bytes(data)
         return
+    target = Path(os.path.realpath(path))
     part = target.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         part.write_bytes(data)
@@ -42,13 +42,14 @@ def check_writable(path: str | Path) -> None:
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if _is_special(target):
+    if _is_special(path):
         return
     folder = next(parent for parent in target.parents if parent.exists())
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
-def _is_special(target: Path) -> bool:
-    """Whether it is there and no regular file."""
-    return target.exists() and not target.is_file()
+def _is_special(path: str | Path) -> bool:
+    """Whether it is there and no regular file. Links are followed by the system, not by their text,
+    which is of no file where /dev/stdout is a pipe."""
+    return os.path.exists(path) and not os.path.isfile(path)

@@ -58,6 +58,16 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     assert read == ["text"]
 
 
+def test_standard_output_that_is_a_pipe_is_written_to_by_its_name():
+    reading, writing = os.pipe()
+    name = f"/dev/fd/{writing}"
+    check_writable(name)
+    write_whole(name, "text")
+    assert os.read(reading, 10) == b"text"
+    os.close(reading)
+    os.close(writing)
+
+
 def test_what_cannot_be_written_leaves_everything_as_it_was(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
