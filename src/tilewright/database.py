@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import re
 import sqlite3
+import tempfile
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -151,10 +153,29 @@ _REMEDIES = (
 )
 
 
-def explained(error: Exception) -> str:
-    """What went wrong in the database's own words, and what to do about it."""
+WAL_BYTES = 1 << 16
+"""More than what SQLite keeps beside a store that it opens for writing."""
+
+
+def explained(error: Exception, folder: Path | None = None) -> str:
+    """What went wrong in the database's own words, and what to do about it.
+
+    Args:
+        folder: of an SQLite file: it calls one read-only that it cannot write for want of space.
+    """
     what = str(getattr(error, "orig", None) or error)
+    if folder and any(part in what for part in ("readonly", "disk I/O")) and _is_full(folder):
+        what = "the disk is full"
     for part, remedy in _REMEDIES:
         if part in what:
             return f"{what}; {remedy}"
     return f"{what}; check that it can be reached, or {ELSEWHERE}"
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(WAL_BYTES))
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return False

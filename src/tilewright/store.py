@@ -331,9 +331,8 @@ class Store:
         try:
             yield
         except (sa.exc.DBAPIError, sqlite3.Error, OSError) as error:
-            raise StoreError(
-                f"cannot {doing} the record store {self}: {explained(error)}"
-            ) from error
+            reason = explained(error, self.path and self.path.parent)
+            raise StoreError(f"cannot {doing} the record store {self}: {reason}") from error
 
 
 def _equal(fields: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:

@@ -207,26 +207,42 @@ def test_a_full_database_keeps_what_was_there_and_the_new_records_in_a_file(stor
     assert store.import_(aside(caught)) == 1000
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_disk_loses_no_record(tmp_path):
+@pytest.fixture
+def small_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(disk)]
     if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this container may not mount a file system")
-    try:
-        with Store(f"sqlite:///{disk}/records.db") as store:
-            with pytest.raises(StoreError, match=r"full|I/O|space") as caught:  # noqa: PT012
-                for i in range(100):
-                    store.add(many(20, op=f"op{i}"))
-            stored = len(store.query())
-            assert stored > 0
-        kept = read_lines(aside(caught))
-        aside(caught).unlink()
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        pytest.skip("this container, or who is not root, may not mount a file system")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_loses_no_record(small_disk):
+    with Store(f"sqlite:///{small_disk}/records.db") as store:
+        with pytest.raises(StoreError, match=r"full|I/O|space") as caught:  # noqa: PT012
+            for i in range(100):
+                store.add(many(20, op=f"op{i}"))
+        stored = len(store.query())
+        assert stored > 0
+    kept = read_lines(aside(caught))
+    aside(caught).unlink()
     assert {r.op for r in kept} == {f"op{stored // 20}"}
     assert len(kept) == 20
+
+
+def test_a_disk_without_room_for_a_log_is_not_called_read_only(small_disk):
+    url = f"sqlite:///{small_disk}/records.db"
+    with Store(url) as store:
+        store.add(many(1))
+    with (small_disk / "rest").open("ab", buffering=0) as rest, contextlib.suppress(OSError):
+        while True:
+            rest.write(bytes(1024))
+    with Store(url) as store:
+        assert len(store.query()) == 1
+        with pytest.raises(StoreError, match="the disk is full; free some space") as caught:
+            store.add(many(1, op="later"))
+    aside(caught).unlink()
 
 
 def test_nowhere_to_keep_records_is_said_not_hidden(tmp_path, monkeypatch):
