@@ -6,6 +6,7 @@ Exit codes: 0 fine, 1 a failed check or failed work, 2 bad input, 130 interrupte
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -47,6 +48,9 @@ for command in (doctor, list_, tune, bench, verify, explain, records, summary, c
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; errors become one message on stderr."""
     args = sys.argv[1:] if args is None else list(args)
+    for stream in (sys.stdout, sys.stderr):  # what a locale has no sign for costs no result
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         code = cli.main(args=list(args), prog_name="tilewright", standalone_mode=False)
         sys.stdout.flush()

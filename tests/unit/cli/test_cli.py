@@ -259,6 +259,18 @@ def test_a_closed_pipe_is_no_traceback():
     done.wait()
 
 
+def test_signs_that_the_output_has_not_are_replaced(tmp_path):
+    """As `…` for the rest of a workload, where the locale is C."""
+    with Store(f"sqlite:///{tmp_path / 'records.db'}") as store:
+        for n in (4, 8):
+            store.add(many(1, workload=f"rms_norm(x=f32[{n},4], weight=f32[4])", op="rms_norm"))
+    command = [sys.executable, "-m", "tilewright.cli", "records", "list"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"rms_norm(x=f32[8,4], ?)" in done.stdout
+
+
 @pytest.mark.parametrize("args", [["records", "list"], ["records", "list", "--json"], ["--help"]])
 def test_output_that_cannot_be_written_is_one_message_and_exit_code_1(args, tmp_path):
     with Store(f"sqlite:///{tmp_path / 'records.db'}") as store:
