@@ -20,6 +20,7 @@ COLUMNS = {
 
 @click.command("list")
 @click.argument("kind", type=click.Choice(list(KINDS)), required=False)
+@options.import_option
 @options.json_option
 def list_(kind: str | None, json_target: str | None) -> None:
     """What there is. Operators, implementations, suites, strategies, devices.

@@ -64,6 +64,23 @@ def test_an_operator_has_the_signature_that_workloads_are_written_by(capsys):
     assert softmax["summary"].startswith("Exponentials of x, scaled to sum 1 along dim")
 
 
+def test_operators_of_a_person_s_file_are_listed_where_it_is_imported(capsys, tmp_path):
+    name = f"listed_{tmp_path.name.replace('-', '_')}"
+    path = tmp_path / f"{name}.py"
+    path.write_text(
+        f"import torch\nimport tilewright as tw\n\n\n@tw.fuse\ndef {name}(x: torch.Tensor):\n"
+        '    """Twice x."""\n    return x * 2\n'
+    )
+    try:
+        assert cli.main(["list", "operators", "--import", str(path), "--json"]) == 0
+        (found,) = (
+            o for o in json.loads(capsys.readouterr().out)["operators"] if o["name"] == name
+        )
+        assert (found["signature"], found["summary"]) == (f"{name}(x, seed=None)", "Twice x.")
+    finally:
+        OPS.remove(name)
+
+
 def test_an_implementation_names_its_backend_and_what_it_serves(capsys):
     assert one(capsys, "implementations", "fused")["operators"] is None
     gather = one(capsys, "implementations", "gather_cpp")

@@ -44,6 +44,7 @@ class FusedFunction(Op):
     """
 
     gradients: tuple[str, ...] = ()
+    __doc__ = Op.__doc__  # the function's, as every operator's
 
     def backward(self, arguments: Iterable[str] = ()) -> Op:
         given = [n for n in arguments if re.fullmatch(r"grad_output\d*", n)]
