@@ -16,6 +16,7 @@ from tilewright.record import runtime_of, same_runtime
 from tilewright.report import Baseline, Measured, NoneRight, Own, Report, Row, Verified
 from tilewright.result_schema import validate
 from tilewright.results import as_dict
+from tilewright.suite import CUSTOM, SUITES
 
 T = TypeVar("T")
 
@@ -46,17 +47,19 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One result file of several; of rows of one workload and method the last file's counts.
 
     The seconds of tuning, and what was compiled, add up; commits that differ are all named. What
-    failed in one file and has a row in another did not fail.
+    failed in one file and has a row in another did not fail. Workloads that were named one by one
+    (--from) are a part of the other files' suite where it has all of them.
 
     Raises:
         InvalidArgument: they differ in suite, device, torch, CUDA, driver, or a compiler or library
             that both tell: their times cannot stand beside each other.
     """
     last = max(files, key=lambda data: data["date"])
+    suite = _suite_of(files)
     for data in files:
-        for what, of in _COMPARABLE.items():
-            if of(data) != of(last):
-                raise InvalidArgument(f"the files differ in {what}: {of(data)} and {of(last)}")
+        names = [each["device"]["name"] for each in (data, last)]
+        if names[0] != names[1]:
+            raise InvalidArgument(f"the files differ in device: {names[0]} and {names[1]}")
         one, other = runtime_of(data["versions"]), runtime_of(last["versions"])
         if not same_runtime(one, other):
             raise InvalidArgument(f"the files differ in versions: {one} and {other}")
@@ -75,13 +78,23 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found, last["device"], last["versions"], tuning_s, failed=failed, compiling=compiling
     )
     commits = dict.fromkeys(str(data["commit"]) for data in files)
-    return {**as_dict(last["suite"], report), "commit": ", ".join(commits), "date": last["date"]}
+    return {**as_dict(suite, report), "commit": ", ".join(commits), "date": last["date"]}
 
 
-_COMPARABLE = {
-    "suite": lambda data: data["suite"],
-    "device": lambda data: data["device"]["name"],
-}
+def _suite_of(files: Sequence[Mapping[str, Any]]) -> str:
+    """The one suite that the files are parts of."""
+    names = list(dict.fromkeys(data["suite"] for data in files if data["suite"] != CUSTOM))
+    if len(names) > 1:
+        raise InvalidArgument(f"the files differ in suite: {names[0]} and {names[1]}")
+    if not names:
+        return CUSTOM
+    (name,) = names
+    texts = {str(w) for w in SUITES[name].workloads()} if name in SUITES else set()
+    for data in files:
+        for text in (*(row["workload"] for row in data["rows"]), *data.get("failed", ())):
+            if data["suite"] == CUSTOM and text not in texts:
+                raise InvalidArgument(f"the files differ in suite: {text} is not of {name}")
+    return name
 
 
 def row_of(data: Mapping[str, Any]) -> Row:

@@ -12,6 +12,9 @@ from tilewright.registry import Registry
 if TYPE_CHECKING:
     from tilewright.op import Workload
 
+CUSTOM = "custom"
+"""The name in a result file of workloads that are no suite, or a part of one named one by one."""
+
 
 @dataclass(frozen=True)
 class Suite:

@@ -36,7 +36,7 @@ class InOrder(click.Group):
 
 @dataclass(frozen=True)
 class Targets:
-    """What a command works on. `name` is the suite's, or "custom" for anything else.
+    """What a command works on. `name` is the suite's, or CUSTOM for anything else.
 
     `method` is how the suite wants a GPU timed; None leaves it to the engine.
     """
@@ -148,7 +148,7 @@ def read_targets(
     Raises:
         InvalidArgument: nothing was named or is left, or something named cannot be read.
     """
-    from tilewright.suite import SUITES
+    from tilewright.suite import CUSTOM, SUITES
 
     found: dict[Workload, None] = {}
     for name in suites:
@@ -162,7 +162,7 @@ def read_targets(
     alone = len(suites) == 1 and not listed and not texts
     methods = {SUITES[name].method for name in suites}
     return Targets(
-        suites[0] if alone else "custom",
+        suites[0] if alone else CUSTOM,
         thinned(found, only, without),
         methods.pop() if len(methods) == 1 else None,
     )

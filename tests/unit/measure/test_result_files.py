@@ -13,7 +13,7 @@ from tilewright.errors import InvalidArgument
 from tilewright.measure.activity import Activity
 from tilewright.report import Baseline, Measured, Own, Report, Row, Verified
 from tilewright.result_schema import validate
-from tilewright.suite import SUITES
+from tilewright.suite import CUSTOM, SUITES
 from tilewright.summaries import summary_by
 
 VERSIONS = {"torch": "2.11", "cuda": "13.0", "driver": "580", "nvrtc": "13.0", "tilewright": "0.1"}
@@ -172,6 +172,28 @@ def test_parts_of_a_suite_become_one_file_and_the_later_row_counts(tmp_path):
     assert times == {WIDE: 10.0, NARROW: 20.0, TALL: 10.0}
     assert (data["tuning_s"], data["commit"]) == (20.0, "one, two")
     assert data["summary"]["worst_of_copy"] == pytest.approx(0.4)
+
+
+def test_what_was_named_one_by_one_is_a_part_of_the_suite_that_has_it(tmp_path):
+    suite = written(tmp_path / "a.json", row(WIDE, 10.0), row(NARROW, 10.0))
+    custom = written(tmp_path / "b.json", row(NARROW, 20.0), row(TALL, 10.0), suite=CUSTOM)
+    files = [result_files.read(suite), result_files.read(custom)]
+    for parts in (files, files[::-1]):
+        data = result_files.merged(parts)
+        assert (data["suite"], len(data["rows"])) == ("norms_sweep", 3)
+        assert list(data["summary_by"]) == list(SUITES["norms_sweep"].by)
+    assert result_files.merged(files[1:] * 2)["suite"] == CUSTOM
+
+
+@pytest.mark.parametrize("suite", ["norms_sweep", "gone"])
+def test_what_a_suite_does_not_have_is_no_part_of_it(tmp_path, suite):
+    other = "softmax(x=f16[3,5])"
+    parts = [
+        result_files.read(written(tmp_path / "a.json", row(WIDE, 10.0), suite=suite)),
+        result_files.read(written(tmp_path / "b.json", row(other, 10.0), suite=CUSTOM)),
+    ]
+    with pytest.raises(InvalidArgument, match=r"differ in suite: softmax.* is not of"):
+        result_files.merged(parts)
 
 
 def test_what_failed_is_kept_with_its_reason_until_a_later_part_has_it(tmp_path, capsys):
