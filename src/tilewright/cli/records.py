@@ -88,10 +88,12 @@ def list_(
 @options.json_option
 def show(workload: str, store_url: str | None, json_target: str | None) -> None:
     """Every row of one WORKLOAD, the fastest first."""
+    from tilewright.profiling.knobs import as_declared
     from tilewright.store import Store
 
+    w = options.read_workload(workload)
     with Store(store_url) as store:
-        rows = store.query(workload=str(options.read_workload(workload)))
+        rows = [as_declared(r, w) for r in store.query(workload=str(w))]
         rows.sort(key=lambda r: (r.median_us is None, r.median_us or 0.0))
         _print(rows, json_target, str(store))
 
@@ -129,11 +131,13 @@ def study(
     out. With --across, each place of a table has the best time and its registers, spilled bytes
     too.
     """
+    from tilewright.profiling.knobs import as_declared
     from tilewright.record import best_by, read_lines
     from tilewright.store import Store
 
     knobs = tuple(name.strip() for name in (*by.split(","), *([across] if across else [])))
-    text = str(options.read_workload(workload))
+    w = options.read_workload(workload)
+    text = str(w)
     if from_file:
         rows = [r for r in read_lines(from_file)
                 if (r.workload, r.implementation) == (text, implementation)]  # fmt: skip
@@ -145,7 +149,10 @@ def study(
             f"no records of {implementation} on {text} in {from_file or store}; tune it first, or "
             "name another implementation (--impl)"
         )
-    found = best_by(_measured_there(rows, device, method), knobs)
+    found = [
+        (values, as_declared(r, w), count)
+        for values, r, count in best_by(_measured_there(rows, device, method), knobs)
+    ]
     if json_target != "-":
         for (on, by_method), group in itertools.groupby(found, lambda each: _where(each[1])):
             click.echo(f"{on}, timed by {by_method}")

@@ -20,6 +20,7 @@ from tilewright.errors import CompileError, InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.ceilings import hard_limit_us, measure_ceilings
 from tilewright.op import Workload
+from tilewright.profiling.knobs import as_declared
 from tilewright.record import BESIDE, Record, as_dict
 from tilewright.space import config_dict
 from tilewright.store import Store
@@ -108,7 +109,7 @@ def explain(
     with records_in(store_url):
         choice = _choice(w, name, spec, implementation, config)
         unfit = [
-            {**as_dict(_as_declared(record, w, spec)), "reason": reason}
+            {**as_dict(as_declared(record, w, spec)), "reason": reason}
             for record, reason in (unfit_records(w, torch.device(name)) if name else ())
         ]
     floor_us, forecasts = None, []
@@ -191,18 +192,7 @@ def _records(w: Workload, device: str, spec: DeviceSpec, store_url: str | None) 
     key, _, _ = environment(device)
     with Store(store_url) as store:
         found = store.query(workload=str(w), device=key)
-    return [_as_declared(record, w, spec) for record in found if record.program == w.program]
-
-
-def _as_declared(record: Record, w: Workload, spec: DeviceSpec) -> Record:
-    """The record with its knobs in the order in which they are declared, as other tables have them;
-    those that are gone come last."""
-    impl = IMPLS.get(record.implementation)
-    if impl is None or not impl.serves(w.op) or impl.unsupported(w, spec):
-        return record
-    order = {name: i for i, name in enumerate(impl.space(w, spec).values)}
-    knobs = sorted(record.config, key=lambda name: order.get(name, len(order)))
-    return replace(record, config={name: record.config[name] for name in knobs})
+    return [as_declared(record, w, spec) for record in found if record.program == w.program]
 
 
 def _fastest_first(records: list[Record]) -> list[Record]:

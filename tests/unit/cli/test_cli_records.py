@@ -95,6 +95,24 @@ def test_what_all_rows_share_is_said_once_above_them(url, capsys, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("device", "method", "knobs"),
+    [
+        (HERE, "cpu", "rows=2,unroll=4,gone=1"),
+        ("NVIDIA H200, 132 SMs, 140 GiB", "graph", "vector=4,row_threads=128,gone=1"),
+        ("NVIDIA Z1", "graph", "a=3,gone=1,z=2"),
+    ],
+)
+def test_knobs_of_a_workload_are_in_the_order_of_their_space(url, capsys, device, method, knobs):
+    config = dict(sorted(pair.split("=") for pair in knobs.split(",")))
+    with Store(url) as opened:
+        opened.add([measured(SOFTMAX, "fused", 10.0, config=config, device=device, method=method)])
+    assert cli.main(["records", "show", SOFTMAX]) == 0
+    assert f" {knobs} " in capsys.readouterr().out
+    assert cli.main(["records", "study", SOFTMAX, "--by", "gone"]) == 0
+    assert f" {knobs.replace(',gone=1', '')} " in capsys.readouterr().out
+
+
 def test_what_rows_do_not_share_stays_with_each(filled, capsys):
     assert cli.main(["records", "list"]) == 0
     *above, head, _, _, _, _ = filter(str.strip, capsys.readouterr().out.splitlines())
