@@ -395,11 +395,11 @@ def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> lis
 
 
 def _check_params(session: Session, w: Workload) -> None:
-    """Each knob to restrict belongs to an implementation that takes part."""
+    """Each knob to restrict belongs to an implementation that takes part, and takes such values."""
     if not session.options.params:
         return
     able = _able(session, w)
-    knobs = {name for i in able for name in i.space(w, session.spec).values}
+    knobs = {name for i in able for name in session.space(i, w).values}
     for name in session.options.params:
         if able and name not in knobs:
             raise InvalidArgument(

@@ -442,7 +442,14 @@ def test_an_unknown_baseline_is_named_before_anything_starts(w, store, measure):
         measure([w], runner=object(), store=store, baselines=("nobody",))
 
 
-def test_a_knob_that_nobody_has_is_named_although_records_still_stand(w, runner, store):
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"tile_q": (1,)}, "unknown knob 'tile_q'"),
+        ({"delay_us": ("a",)}, "delay_us='a' is not like the values it lists"),
+    ],
+)
+def test_a_wrong_knob_or_value_is_named_although_records_stand(w, runner, store, params, said):
     quick(w, runner, store)
-    with pytest.raises(InvalidArgument, match="unknown knob 'tile_q'"):
-        quick(w, runner, store, params={"tile_q": (1,)})
+    with pytest.raises(InvalidArgument, match=said):
+        quick(w, runner, store, params=params)
