@@ -192,15 +192,20 @@ def write_lines(path: Path, records: Iterable[Record]) -> int:
     Raises:
         StoreError: the file cannot be written.
     """
-    lines = [record_line(record) for record in records]
+    records = list(records)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, header_line() + "".join(lines))
+        write_whole(path, as_lines(records))
     except OSError as error:
         raise StoreError(
             f"cannot write {path}: {error.strerror}; choose another file or folder"
         ) from None
-    return len(lines)
+    return len(records)
+
+
+def as_lines(records: Iterable[Record]) -> str:
+    """The content of a file of records."""
+    return header_line() + "".join(record_line(record) for record in records)
 
 
 def append_lines(path: Path, records: Iterable[Record]) -> None:

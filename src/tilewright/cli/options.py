@@ -285,9 +285,11 @@ def _values(part: str) -> Iterator[Any]:
 
 
 def writable(ctx: click.Context, param: click.Parameter, value: P) -> P:
-    """Refuses what cannot be written before the work whose result it is to hold."""
+    """Refuses what cannot be written before the work whose result it is to hold; - is standard
+    output."""
     try:
-        check_writable(value)
+        if str(value) != "-":
+            check_writable(value)
     except OSError as error:
         raise click.BadParameter(
             f"{value} cannot be written: {error.strerror}; name another file", ctx, param
@@ -302,7 +304,7 @@ def _json_target(ctx: click.Context, param: click.Parameter, value: str | None) 
             ctx,
             param,
         )
-    return value if value in (None, "-") else writable(ctx, param, value)
+    return value and writable(ctx, param, value)
 
 
 json_option = click.option(

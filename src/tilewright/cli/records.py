@@ -215,7 +215,11 @@ def _place(r: Record) -> str:
 
 
 @records.command()
-@click.argument("path", type=click.Path(dir_okay=False, path_type=Path), callback=options.writable)
+@click.argument(
+    "path",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    callback=options.writable,
+)
 @of_one
 @since_option
 @options.store_option
@@ -229,13 +233,22 @@ def export(
     store_url: str | None,
     json_target: str | None,
 ) -> None:
-    """Write rows to PATH as JSON lines, oldest first."""
+    """Write rows to PATH as JSON lines, oldest first; to standard output for -."""
+    from tilewright.record import as_lines
     from tilewright.store import Store
 
+    piped = str(path) == "-"
+    if piped and json_target == "-":
+        raise InvalidArgument("the rows go to standard output already: give --json a file")
     with Store(store_url) as store:
         fields = asked(store, op=op, implementation=implementation, status=status)
-        count = store.export(path, since=since, **fields)
-        _tell({"exported": count, "path": str(path)}, json_target)
+        if piped:
+            rows = store.query(since=since, **fields)
+            click.echo(as_lines(reversed(rows)), nl=False)
+            count = len(rows)
+        else:
+            count = store.export(path, since=since, **fields)
+        _tell({"exported": count, "path": str(path)}, json_target, to_stderr=piped)
 
 
 @records.command("import")
@@ -300,9 +313,10 @@ def prune(
         _tell({"deleted": count, "store": str(store)}, json_target)
 
 
-def _tell(content: dict[str, Any], json_target: str | None) -> None:
+def _tell(content: dict[str, Any], json_target: str | None, to_stderr: bool = False) -> None:
     if json_target != "-":
-        click.echo(", ".join(f"{name}: {value}" for name, value in content.items()))
+        told = ", ".join(f"{name}: {value}" for name, value in content.items())
+        click.echo(told, err=to_stderr)
     if json_target:
         options.write_json(content, json_target)
 

@@ -297,6 +297,18 @@ def test_records_travel_to_another_store(filled, capsys, tmp_path):
     assert len(answer(capsys, "list", "--store", other)) == 3
 
 
+def test_an_export_to_standard_output_is_rows_alone(filled, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["records", "export", "-", "--op", "softmax"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "exported: 2, path: -\n"
+    Path("rows.jsonl").write_text(out)
+    assert [r.implementation for r in read_lines(Path("rows.jsonl"))] == ["fused", "aten"]
+    assert not Path("-").exists()
+    assert cli.main(["records", "export", "-", "--json"]) == 2
+    assert "give --json a file" in capsys.readouterr().err
+
+
 def test_an_export_makes_missing_folders(filled, capsys, tmp_path):
     path = tmp_path / "new" / "folder" / "records.jsonl"
     assert answer(capsys, "export", str(path))["exported"] == 3
