@@ -5,6 +5,7 @@ Records travel as JSON lines: a header line that names the schema, then one reco
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -283,7 +284,9 @@ def read_lines(path: Path) -> list[Record]:
         header, *lines = path.read_text().splitlines() or [""]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"cannot read records from {path}: {error}") from None
-    first = _parsed(f"{path}:1", header)
+    first = None
+    with contextlib.suppress(ValueError):
+        first = json.loads(header)
     if not isinstance(first, dict) or not isinstance(first.get(HEADER), int):
         raise InvalidArgument(
             f"{path}:1: expected the header {header_line().strip()}, got {header[:80]!r}; "

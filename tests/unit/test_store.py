@@ -291,8 +291,9 @@ HEADER = '{"tilewright_records":1}'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ":1: not JSON"),
-        ("PK\x03\x04", ":1: not JSON"),
+        ("", ":1: expected the header"),
+        ("PK\x03\x04", ":1: expected the header"),
+        ('{\n "rows": []\n}', "is this a file of `tilewright records export`?"),
         ('{"rows": []}', ":1: expected the header"),
         ('{"tilewright_records": 99}', "schema 99, but this tilewright reads up to 1: update"),
         (f'{HEADER}\n{{"op": ', ":2: not JSON"),
