@@ -31,7 +31,8 @@ class Shown(Progress):
         self.started_s = time.monotonic()
         self.total = self.index = 0
         self.unchecked_threads = 0
-        self.name = self.step = self.tally = self.fastest = ""
+        self.name, self.step = "", "starting"  # PyTorch, in a process of its own: seconds
+        self.tally = self.fastest = ""
 
     def __enter__(self) -> Shown:
         return self
@@ -124,7 +125,8 @@ class ShownLive(Shown):
         elapsed = f"{time.monotonic() - self.started_s:.0f} s"
         place = f"[{self.index + 1}/{self.total}]" if self.total else ""
         parts = (elapsed, self.step, self.tally, self.fastest)
-        return Text(f"{place} {self.name}\n    {' · '.join(p for p in parts if p)}")
+        head = f"{place} {self.name}\n" if place else ""
+        return Text(f"{head}    {' · '.join(p for p in parts if p)}")
 
 
 def shown() -> Shown:

@@ -1,13 +1,14 @@
-"""What a run shows while it goes, where no terminal is."""
+"""What a run shows while it goes."""
 
 import io
 
 import pytest
 
 from tilewright.cli import progress
-from tilewright.cli.progress import Shown
+from tilewright.cli.progress import Shown, ShownLive
 from tilewright.device import spec_of
 from tilewright.measure.candidate import Description
+from tilewright.op import Workload
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,11 @@ def test_a_busy_machine_is_told_once_before_a_cpu_is_measured(
     for phase in phases:
         shown.phase(phase)
     assert shown.stream.getvalue().count("other programs leave") == told
+
+
+def test_a_live_line_says_what_is_waited_for_before_there_is_a_workload():
+    shown = ShownLive(io.StringIO())
+    assert str(shown.line()) == "    0 s · starting"
+    shown.workload(Workload.parse("softmax(x=f32[4,4])"), 0, 2)
+    shown.phase("prepare")
+    assert str(shown.line()) == "[1/2] softmax(x=f32[4,4])\n    0 s · prepare"
