@@ -87,12 +87,22 @@ class InvalidStore(StoreError, InvalidArgument):
     """What names the record store is no SQLAlchemy URL, or one whose driver is not installed."""
 
 
-def known_names(name: str, names: Iterable[str]) -> str:
+MANY = 20
+"""Names beyond which a message with all of them is no longer read."""
+
+
+def known_names(name: str, names: Iterable[str], command: str = "") -> str:
     """How a message about an unknown name ends: what it may have been meant for, and all there
-    are."""
+    are.
+
+    Args:
+        command: that lists them; it is named instead where they are MANY.
+    """
     import difflib
 
     names = list(names)
     near = difflib.get_close_matches(name, names, cutoff=0.65)
     guess = f"did you mean {' or '.join(near)}? " if near else ""
+    if command and len(names) > MANY:
+        return f"{guess}`{command}` names them"
     return f"{guess}known: {', '.join(names) or 'none'}"

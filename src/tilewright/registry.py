@@ -68,7 +68,8 @@ class Registry(Generic[T]):
 
     def unknown(self, name: str, others: Iterable[str] = ()) -> InvalidArgument:
         """The error for a name that is neither here nor among `others`."""
-        names = known_names(name, sorted({*self, *others}))
+        command = f"tilewright list {self.noun}s"  # strategies are few
+        names = known_names(name, sorted({*self, *others}), command)
         return InvalidArgument(f"unknown {self.noun} {name!r}; {names}{self._hint}")
 
     def __contains__(self, name: object) -> bool:

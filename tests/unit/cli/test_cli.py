@@ -165,7 +165,7 @@ def test_no_target_at_all_names_the_suites():
     [
         (["frobnicate"], "No such command 'frobnicate'"),
         (["tune"], "name a workload, --suite or --from"),
-        (["tune", "--suite", "no_such"], "unknown suite 'no_such'; known:"),
+        (["tune", "--suite", "no_such"], "unknown suite 'no_such'; `tilewright list suites` names"),
         (["tune", "softmax"], "cannot read workload 'softmax'"),
         (["tune", "sofmax(x=f32[4,4])"], "unknown operator 'sofmax'; did you mean softmax"),
         (["bench", "softmax(x=i64[4,4])"], "x is i64, expected one of f16"),
@@ -175,7 +175,7 @@ def test_no_target_at_all_names_the_suites():
         (["tune", SOFTMAX, "--device", "h200"], "'h200' is a kind of device; use one of cpu"),
         (["tune", SOFTMAX, "--device", "h200"], "tilewright explain --device-spec h200"),
         (["tune", SOFTMAX, "--device", "cuda:99"], "device 'cuda:99' is not here; use one of cpu"),
-        (["tune", SOFTMAX, "--strategy", "no_such"], "unknown strategy 'no_such'"),
+        (["tune", SOFTMAX, "--strategy", "no_such"], "unknown strategy 'no_such'; known: evolve, "),
         (["explain", SOFTMAX, "--device-spec", "no_such"], "unknown device 'no_such'"),
         (["tune", "--json", SOFTMAX], "reads as a workload, not as a file"),
         (["bench", SOFTMAX, "--json", "/proc/new.json"], "/proc/new.json cannot be written: No s"),
