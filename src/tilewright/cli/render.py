@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 10_000
 """Columns where the output is not a terminal, more than any line has: none is broken that another
 program may read."""
+WORD, GAP = 16, 2
+"""Columns of a table's longest word that wraps whole, and between two of its columns."""
 FAR = 0.03
 """Of a median, that its interval may reach to either side before a table shows it: ratios of two
 decimals would say more than is known."""
@@ -39,10 +41,16 @@ def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], stderr: bool = False, title: str = ""
 ) -> None:
     """Print rows; a column whose name starts with ">" is aligned to the right, and one whose name
-    starts with "=" is never broken: it holds names to type."""
+    starts with "=" is never broken: it holds names to type. On a terminal too narrow for the words
+    of them all, each row is a list of what it has in each column."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    out = console(stderr)
+    texts = [["-" if value is None else str(value) for value in row] for row in rows]
+    if _least_width(columns, texts) > out.width:
+        _as_lists(out, columns, texts, title)
+        return
     shown = Table(
         box=SIMPLE_HEAD,
         title=title or None,
@@ -57,9 +65,38 @@ def table(
             overflow="fold",
             no_wrap=name.startswith("="),
         )
+    for row in texts:
+        shown.add_row(*row)
+    out.print(shown)
+
+
+def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Of a table in which no word is broken, but for words that are longer than WORD anyway."""
+    widths = []
+    for name, *texts in zip(columns, *rows, strict=True):
+        words = " ".join((name.lstrip(">="), *texts)).split()
+        longest = max(map(len, words), default=0)
+        widths.append(longest if name.startswith("=") else min(longest, WORD))
+    return sum(widths) + GAP * len(widths)
+
+
+def _as_lists(
+    out: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str
+) -> None:
+    from rich.table import Table
+
+    if title:
+        out.print(title)
     for row in rows:
-        shown.add_row(*("-" if value is None else str(value) for value in row))
-    console(stderr).print(shown)
+        shown = Table.grid(padding=(0, GAP))
+        shown.add_column(no_wrap=True)
+        shown.add_column(overflow="fold")
+        for name, text in zip(columns, row, strict=True):
+            if text not in ("", "-"):
+                shown.add_row(name.lstrip(">="), text)
+        out.print()
+        out.print(shown)
+    out.print()
 
 
 def crossed(

@@ -180,3 +180,30 @@ def test_an_interrupted_bench_does_not_claim_to_have_recorded(capsys):
 def test_a_reason_is_told_once_however_many_workloads_it_is_of():
     reasons = [("a", "x", "no GPU"), ("b", "x", "no GPU"), ("b", "y", "too large")]
     assert render.told_once(reasons) == ["x on 2 workloads: no GPU", "y on b: too large"]
+
+
+def test_where_a_table_s_words_do_not_fit_each_row_is_a_list(monkeypatch, capsys):
+    columns, rows = (
+        ["=name", ">time", "why"],
+        [["scatter_exchange", "8.0 us", "it is here"], ["a", None, "no"]],
+    )
+
+    def shown(width):
+        monkeypatch.setattr(render, "PIPE_WIDTH", width)
+        render.table(columns, rows)
+        return [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+
+    assert shown(30)[0] == ["name", "time", "why"]
+    assert shown(29) == [
+        ["name", "scatter_exchange"],
+        ["time", "8.0", "us"],
+        ["why", "it", "is", "here"],
+        ["name", "a"],
+        ["why", "no"],
+    ]
+
+
+def test_a_word_that_is_too_long_anyway_makes_no_list_of_a_table(monkeypatch, capsys):
+    monkeypatch.setattr(render, "PIPE_WIDTH", 40)
+    render.table(["config", "time"], [["vector=4," * 20, "8.0 us"]])
+    assert capsys.readouterr().out.splitlines()[1].split() == ["config", "time"]
