@@ -176,6 +176,8 @@ def verify_all(
         NoImplementation: the one asked for does not support the workload, or none does.
     """
     _refuse_unseeded(workload)
+    if config and not implementation:
+        raise InvalidArgument("a config belongs to one implementation: name it (--impl)")
     with contextlib.ExitStack() as stack:
         runner = runner or stack.enter_context(Isolated(device))
         spec = runner.describe().spec
@@ -185,8 +187,6 @@ def verify_all(
         if not supported:
             lines = "".join(f"\n  {name}: {reason}" for name, reason in reasons.items())
             raise NoImplementation(f"no implementation of {workload} on {spec.name}:{lines}")
-        if config and not implementation:
-            raise InvalidArgument("a config belongs to one implementation: name it (--impl)")
         candidates = [
             Candidate.of(i.name, i.completed(config or {}, workload, spec)) for i in supported
         ]
