@@ -8,7 +8,8 @@ import tilewright as tw
 from tilewright.compile import cxx
 from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.errors import InvalidArgument, NoImplementation
-from tilewright.op import OPS
+from tilewright.fusion.frontend.trace import trace_reference
+from tilewright.op import OPS, Workload
 from tilewright.tensor_spec import TensorSpec
 
 pytestmark = [
@@ -223,6 +224,21 @@ def test_what_a_function_prints_is_printed_while_it_is_traced_alone(capsys):
     assert capsys.readouterr().out.count("traced") > 1
     printing(torch.randn(3))
     assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("step", "first"), [("mul", 1), ("mul_", 2)])
+def test_a_trace_runs_a_function_once_whether_it_writes_is_learnt_at_the_first(step, first):
+    runs = []
+    tw.fuse(lambda x: runs.append(1) or getattr(x + 1, step)(2), name="writes")
+    for length, count in ((3, first), (4, 1)):
+        runs.clear()
+        steps = [
+            n.target
+            for n in trace_reference(Workload.parse(f"writes(x=f32[{length}])")).graph.nodes
+        ]
+        assert len(runs) == count
+        assert torch.ops.aten.mul.Tensor in steps
+        assert torch.ops.aten.mul_.Tensor not in steps
 
 
 def test_a_function_with_a_seed_of_its_own_draws_nothing_of_ours():

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import fx
@@ -90,13 +91,27 @@ def trace_reference(
     # What a reference or a decomposition makes of a shape alone must be fake as well: it would take
     # the memory, and autograd replays the views through which it is written to.
     with outside, tracing_lock(), traced_roundings(), lines, without_hooks(), fake:
-        differentiated = make_fx(run)(*fakes)
-        again = fx.Interpreter(differentiated).run  # it passes lines on
-        functional = torch.func.functionalize(again, remove="mutations")
-        traced = make_fx(functional, decomposition_table=decompositions())(*fakes)
+        traced = None
+        if w.operator not in _writing:
+            traced = make_fx(run, decomposition_table=decompositions())(*fakes)
+        if traced is None or any(map(_writes, traced.graph.nodes)):
+            _writing.add(w.operator)
+            differentiated = make_fx(run)(*fakes)
+            again = fx.Interpreter(differentiated).run  # it passes lines on
+            functional = torch.func.functionalize(again, remove="mutations")
+            traced = make_fx(functional, decomposition_table=decompositions())(*fakes)
     traced.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
     traced.recompile()
     return traced
+
+
+_writing = WeakSet[Op]()
+"""Operators with a step that writes in place, as far as known: their traces have to be made
+functional, and before decompositions, which make views that cannot be."""
+
+
+def _writes(step: fx.Node) -> bool:
+    return isinstance(step.target, torch._ops.OpOverload) and step.target._schema.is_mutable
 
 
 @ByOperator
