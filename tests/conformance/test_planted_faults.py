@@ -145,6 +145,12 @@ def verifier(text):
     return Verifier(Workload.parse(text), torch.device("cpu"))
 
 
+@functools.cache
+def pytorchs(w):
+    """PyTorch's result, of gradients by what was traced once."""
+    return vendor(w)
+
+
 def refusal(text, executable):
     verdict = verifier(text).check(executable)
     assert not verdict.ok
@@ -162,7 +168,7 @@ def altered(w, change):
     """An executable: PyTorch's result, its first output put through `change`."""
 
     def executable(*tensors):
-        first, *rest = as_tuple(vendor(w)(*tensors))
+        first, *rest = as_tuple(pytorchs(w)(*tensors))
         return (change(first), *rest)
 
     return executable
@@ -170,6 +176,11 @@ def altered(w, change):
 
 def name_of(target):
     return target.__name__ if target is operator.getitem else target._schema.name.split("::")[1]
+
+
+@functools.cache
+def traced(text):
+    return trace_reference(Workload.parse(text))
 
 
 class Emulated(fx.Interpreter):
@@ -181,7 +192,7 @@ class Emulated(fx.Interpreter):
 
     def __init__(self, text, fault=None, term=-1):
         self.w = Workload.parse(text)
-        super().__init__(trace_reference(self.w))
+        super().__init__(traced(text))
         self.fault, self.term = fault, term
 
     @property
@@ -221,7 +232,7 @@ class Emulated(fx.Interpreter):
 
 @pytest.mark.parametrize("text", CASES)
 def test_pytorchs_own_result_passes(text):
-    verdict = verifier(text).check(vendor(Workload.parse(text)))
+    verdict = verifier(text).check(pytorchs(Workload.parse(text)))
     assert verdict.message == ""
     assert verdict.max_ulp <= verdict.bound_ulp
 
@@ -302,7 +313,7 @@ def test_a_forgotten_argument_is_refused(text):
         def executable(*tensors, i=i, fill=fill):
             given = list(tensors)
             given[i] = torch.full_like(given[i], fill)
-            return vendor(w)(*given)
+            return pytorchs(w)(*given)
 
         assert re.search(COORDINATE, refusal(text, executable)), (i, fill)
 
@@ -337,14 +348,14 @@ def test_a_modified_input_is_refused_and_restored(text):
     w = Workload.parse(text)
 
     def executable(*tensors):
-        out = vendor(w)(*tensors)
+        out = pytorchs(w)(*tensors)
         tensors[0].view(-1)[4] += 1
         return out
 
     message = refusal(text, executable)
     first = next(iter(w.tensors))
     assert re.match(rf"modified its input {first} at {COORDINATE}: .* became", message)
-    assert verifier(text).check(vendor(w)).ok
+    assert verifier(text).check(pytorchs(w)).ok
 
 
 @pytest.mark.parametrize("text", CASES)
@@ -359,7 +370,7 @@ def test_a_result_in_another_layout_or_dtype_is_refused(text):
     assert "returned" in refused(lambda out: out[:-1])
     other = torch.float64 if w.main.dtype != "f64" else torch.float32
     assert "returned" in refused(lambda out: out.to(other))
-    more = refusal(text, lambda *ts: (*as_tuple(vendor(w)(*ts)), ts[0]))
+    more = refusal(text, lambda *ts: (*as_tuple(pytorchs(w)(*ts)), ts[0]))
     assert f"returned {len(w.outputs) + 1} tensors" in more
 
 
@@ -513,7 +524,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("text", [t for texts in LAYOUTS.values() for t in texts])
 def test_pytorchs_own_result_passes_in_any_layout(text, dtype):
     w = Workload.parse(of_dtype(text, dtype))
-    assert Verifier(w, torch.device("cpu")).check(vendor(w)).message == ""
+    assert Verifier(w, torch.device("cpu")).check(pytorchs(w)).message == ""
 
 
 @pytest.mark.parametrize("half", ["f16", "bf16"])
@@ -527,7 +538,7 @@ def test_pytorchs_own_result_passes_in_any_layout(text, dtype):
 )
 def test_pytorchs_own_result_passes_with_halves_beside_fp32_parameters(text, half):
     w = Workload.parse(re.sub(r"\bd\[", f"{half}[", text))
-    assert Verifier(w, torch.device("cpu")).check(vendor(w)).message == ""
+    assert Verifier(w, torch.device("cpu")).check(pytorchs(w)).message == ""
 
 
 # A convolution's weight gradient, split along its pixels as the fastest kernels do.
@@ -537,7 +548,7 @@ SPLIT = "conv2d_weight_grad(x=d[8,6,12,12], grad_output=d[8,5,12,12], kernel_siz
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_lost_slice_a_swapped_tap_and_a_dropped_border_row_are_refused(dtype):
     text = re.sub(r"\bd\[", f"{dtype}[", SPLIT)
-    run = vendor(Workload.parse(text))
+    run = pytorchs(Workload.parse(text))
 
     def lost_slice(x, grad):
         return run(x, grad.clone().index_fill_(0, torch.tensor([3]), 0.0))
