@@ -124,8 +124,10 @@ def test_what_an_untuned_gpu_would_run_fits_and_is_emitted(op):
     """Whatever machine this is; one case compiles, too."""
     h200, tasks = DEVICES["h200"], []
     for implementation, text in pairs():
+        if not text.startswith(f"{op}(") or implementation in VENDORS:
+            continue
         w, impl = Workload.parse(text), IMPLS[implementation]
-        if w.op != op or implementation in VENDORS or impl.unsupported(w, h200):
+        if impl.unsupported(w, h200):
             continue
         config = impl.heuristic(w, h200)
         assert config in impl.space(w, h200), (implementation, text)
