@@ -394,7 +394,7 @@ def test_a_corrupt_store_is_named_before_anything_is_measured(url, tmp_path, cap
 
 
 def test_a_locked_store_is_named_and_the_measurements_kept_in_a_file(
-    filled, tmp_path, capsys, monkeypatch
+    filled, tmp_path, capsys, monkeypatch, measures_here
 ):
     monkeypatch.setattr(store.Store.__init__, "__kwdefaults__", {"busy_s": 0.2})
     writer = sqlite3.connect(tmp_path / "records.db", isolation_level=None)
@@ -412,7 +412,7 @@ def test_a_locked_store_is_named_and_the_measurements_kept_in_a_file(
 
 
 def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(
-    url, tmp_path, capsys, monkeypatch
+    url, tmp_path, capsys, monkeypatch, measures_here
 ):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "file" / "cache"))
@@ -421,7 +421,9 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(
     assert "or set TILEWRIGHT_CACHE_DIR to a folder that can be written" in err
 
 
-def test_without_a_compiler_pytorch_is_measured_and_the_reason_told(url, capsys, monkeypatch):
+def test_without_a_compiler_pytorch_is_measured_and_the_reason_told(
+    url, capsys, monkeypatch, measures_here
+):
     monkeypatch.setenv("TILEWRIGHT_CXX", "/nowhere/c++")
     code, err = tune(capsys)
     assert code == 0, err
@@ -431,7 +433,7 @@ def test_without_a_compiler_pytorch_is_measured_and_the_reason_told(url, capsys,
 
 
 def test_a_compiler_that_hangs_costs_its_time_limit_and_is_recorded(
-    url, tmp_path, capsys, monkeypatch
+    url, tmp_path, capsys, monkeypatch, measures_here
 ):
     hanging = tmp_path / "c++"
     hanging.write_text('#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\nexec sleep 60\n')
@@ -446,7 +448,7 @@ def test_a_compiler_that_hangs_costs_its_time_limit_and_is_recorded(
     assert "TILEWRIGHT_COMPILE_TIMEOUT" in found[0].message
 
 
-def test_a_knob_that_restricts_nothing_is_told(url, capfd):
+def test_a_knob_that_restricts_nothing_is_told(url, capfd, measures_here):
     args = ["tune", SOFTMAX, "--device", "cpu", "--budget", "0.5s", "--baseline", "aten"]
     assert cli.main([*args, "--impl", "rows_cpp", "--param", "method=sorted"]) == 0
     assert "--param restricts nothing" in capfd.readouterr().err
