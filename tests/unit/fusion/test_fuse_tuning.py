@@ -78,24 +78,6 @@ def tilewright(folder, *args, **variables):
 
 
 @pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
-def test_a_function_is_tuned_forward_and_backward_and_later_calls_run_by_the_records(folder):
-    on = ["--import", "kernels.py", "--device", "cpu"]
-    budget = ["--budget", "8s", "--configs", "1", "--baseline", "aten"]
-    tuned = tilewright(folder, "tune", FORWARD, BACKWARD, *on, *budget)
-    assert tuned.returncode == 0, tuned.stdout + tuned.stderr
-    listed = tilewright(folder, "records", "list", "--json")
-    kept = {r["workload"] for r in json.loads(listed.stdout) if r["final"] and r["status"] == "ok"}
-    assert kept == {FORWARD, BACKWARD}
-    called = python(folder, "-c", CALL)
-    assert called.stdout.strip() == "[('swiglu', 'record'), ('swiglu_backward', 'record')]"
-    shown = tilewright(folder, "records", "show", BACKWARD, "--import", "kernels")
-    assert shown.returncode == 0
-    assert "fused" in shown.stdout
-    verified = tilewright(folder, "verify", FORWARD, BACKWARD, PAIR, *on, "--impl", "fused")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-
-
-@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 def test_records_of_another_function_of_the_name_do_not_speak_for_it(store):
     """What was measured is found by its name, but is used for what it measured alone."""
 
@@ -183,6 +165,29 @@ def here(folder, monkeypatch):
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
             del sys.modules[name]
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_a_function_is_tuned_forward_and_backward_and_later_calls_run_by_the_records(
+    here, monkeypatch, capsys
+):
+    """The tune and the calls are processes of their own."""
+    monkeypatch.setenv("TILEWRIGHT_STORE", f"sqlite:///{here / 'records.db'}")
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(here / "cache"))
+    on = ["--import", "kernels.py", "--device", "cpu"]
+    budget = ["--budget", "8s", "--configs", "1", "--baseline", "aten"]
+    tuned = tilewright(here, "tune", FORWARD, BACKWARD, *on, *budget)
+    assert tuned.returncode == 0, tuned.stdout + tuned.stderr
+    assert cli.main(["records", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    kept = {r["workload"] for r in listed if r["final"] and r["status"] == "ok"}
+    assert kept == {FORWARD, BACKWARD}
+    called = python(here, "-c", CALL)
+    assert called.stdout.strip() == "[('swiglu', 'record'), ('swiglu_backward', 'record')]"
+    assert cli.main(["records", "show", BACKWARD, "--import", "kernels"]) == 0
+    assert "fused" in capsys.readouterr().out
+    verified = cli.main(["verify", FORWARD, BACKWARD, PAIR, *on, "--impl", "fused"])
+    assert verified == 0, capsys.readouterr()
 
 
 def test_a_function_of_a_tuple_of_numbers_is_worked_on_by_its_text(here, capsys):
