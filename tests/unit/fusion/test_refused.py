@@ -36,6 +36,18 @@ def refused(function, *tensors, match):
         lambda x, m: m - x,
         lambda x, m: x * (m - (x > 0)),
         lambda x, m: x.sub(m, alpha=2),
+        lambda x, m: x * m.var(),
+        lambda x, m: x * torch.std_mean(m, 0)[0],
+        lambda x, m: x * F.gelu(m),
+        lambda x, m: x * F.softplus(m),
+        lambda x, m: x * F.glu(m, -1).sum(),
+        lambda x, m: x * (m % (x > 0)),
+        lambda x, m: x * m.div(x > 0, rounding_mode="trunc"),
+        lambda x, m: x * m.lerp(x > 0, 0.5),
+        lambda x, m: x * m.clamp(x > 0, m),
+        lambda x, m: x * m.clamp(False, True),
+        lambda x, m: x.addcdiv(m, m),
+        lambda x, m: x * torch.add(m, m, alpha=0.5),
     ],
 )
 def test_steps_that_pytorch_has_not_for_booleans_are_refused(function):
@@ -48,6 +60,33 @@ def test_steps_that_pytorch_has_not_for_booleans_are_refused(function):
 def test_booleans_that_are_cast_are_numbers():
     function = tw.fuse(lambda x, m: x * (1 - m.float()) + m.float().softmax(-1), name="refused")
     torch.testing.assert_close(function(X, MASK), X * ~MASK + MASK.float().softmax(-1))
+
+
+@runs
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, m: x * m.clamp(min=x > 0),
+        lambda x, m: x * m.clamp(max=x > 0),
+        lambda x, m: x * torch.add(m, x > 0, alpha=0),
+        lambda x, m: x * torch.add(m, x > 0, alpha=2),
+        lambda x, m: x * m.div(m | ~m),
+        lambda x, m: x * (m % 2.5),
+        lambda x, m: x.lerp(m.float(), 0.5).addcmul(m, x),
+    ],
+)
+def test_booleans_that_pytorch_takes_are_taken(function):
+    torch.testing.assert_close(tw.fuse(function, name="refused")(X, MASK), function(X, MASK))
+
+
+def test_a_mask_is_not_multiplied_in_place_by_numbers():
+    def function(x, m):
+        return x * m.clone().mul_(x)
+
+    with pytest.raises(RuntimeError, match="result type Float"):
+        function(X, MASK)
+    with pytest.raises(InvalidArgument, match=r"multiply out of place \(.*test_refused\.py:\d+\)"):
+        tw.fuse(function, name="refused")(X, MASK)
 
 
 def rows_moved(x):

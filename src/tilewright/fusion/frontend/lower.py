@@ -365,9 +365,11 @@ class _Lowering(PieceBuilder):
             return values[0]
         if name in _LOGICAL:
             return self.combine(_LOGICAL[name], values)
-        if node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS:
-            return self.combine(_OF_BOOLEANS[name], values)
         alpha = node.kwargs.get("alpha", 1)
+        if node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS:
+            if not alpha:
+                values[1] = self.combine("and", [values[1], self.number(False)])
+            return self.combine(_OF_BOOLEANS[name], values)
         if alpha != 1:
             scaled = self.binary("mul", values[1], self.value(float(alpha)))
             values = [values[0], scaled]

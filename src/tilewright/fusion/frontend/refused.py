@@ -14,9 +14,14 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _NOT_OF_BOOLEANS = {
-    *("floor", "ceil", "round", "trunc", "abs", "relu"),
-    *("_softmax", "_log_softmax"),
+    *("floor", "ceil", "round", "trunc", "abs", "relu", "var", "std", "var_mean", "std_mean"),
+    *("_softmax", "_log_softmax", "_safe_softmax", "gelu", "silu", "mish", "glu", "elu", "celu"),
+    *("softplus", "threshold", "hardswish", "hardsigmoid", "_prelu_kernel"),
 }
+_MAKES_NO_BOOLEANS = {
+    *("clamp", "lerp", "hypot", "fmod", "remainder", "div", "addcmul", "addcdiv"),
+}
+"""Of booleans, that is: beside numbers PyTorch takes these."""
 _DIFFERENCES = {"sub", "rsub"}
 # Each look-up of one of these makes another object, which is equal.
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
@@ -36,22 +41,43 @@ class Refusing(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if isinstance(function, OpOverload) and function.namespace == "aten":
-            _check_booleans(function, args)
+            name = function._schema.name.removeprefix("aten::")
+            _check_booleans(name, args, kwargs or {})
             if function._schema.is_mutable:
                 _check_memory(function, args)
+            out = function(*args, **(kwargs or {}))
+            if _is_boolean(out) and _makes_no_boolean(name.removesuffix("_"), args):
+                raise _none_of_pytorchs(name)
+            return out
         return function(*args, **(kwargs or {}))
 
 
-def _check_booleans(function: OpOverload, args: Sequence[Any]) -> None:
-    name = function._schema.name.removeprefix("aten::").removesuffix("_")
-    if name in _NOT_OF_BOOLEANS and _is_boolean(args[0]):
-        raise NotImplementedError(
-            f"{name.removeprefix('_')} of booleans is none of PyTorch's; cast them first: .float()"
-        )
-    if name in _DIFFERENCES and any(map(_is_boolean, args[:2])):
+def _makes_no_boolean(step: str, args: Sequence[Any]) -> bool:
+    """A clamp with a tensor as its one bound does: it is the greater or smaller of two."""
+    given = [isinstance(a, Tensor) for a in args if a is not None]
+    return step in _MAKES_NO_BOOLEANS and not (step == "clamp" and given == [True, True])
+
+
+def _none_of_pytorchs(name: str) -> Exception:
+    return NotImplementedError(
+        f"{name.strip('_')} of booleans is none of PyTorch's; cast them first: .float()"
+    )
+
+
+def _check_booleans(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    given, step = [*map(_is_boolean, args)], name.removesuffix("_")
+    if step in _NOT_OF_BOOLEANS and given[0]:
+        raise _none_of_pytorchs(step)
+    if step in _DIFFERENCES and any(given[:2]):
         raise RuntimeError(
             "PyTorch subtracts no booleans; invert a mask by ~, compare two by ^, or cast: .float()"
         )
+    if step == "addcdiv" and given[1:] == [True, True]:
+        raise RuntimeError("PyTorch divides no booleans in addcdiv; cast them first: .float()")
+    if step == "add" and all(given) and isinstance(kwargs.get("alpha"), float):
+        raise RuntimeError("PyTorch adds no booleans times a float; cast them first: .float()")
+    if name == "mul_" and given == [True, False]:
+        raise RuntimeError("a product with numbers is none of booleans; multiply out of place")
 
 
 def _is_boolean(value: Any) -> bool:
