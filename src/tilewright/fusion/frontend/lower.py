@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -127,9 +127,13 @@ class _Lowering(PieceBuilder):
         self.line = _written(node).meta.get("stack_trace")
         self.arithmetic = self.arithmetics[node]
         try:
-            return self.step(node)
+            found = self.step(node)
         except Unsupported as reason:
             raise Unsupported(f"{reason} ({self.line})" if self.line else str(reason)) from None
+        # Kernels would read and write beyond what is there.
+        out = node.meta.get("val")
+        assert found is None or found.shape == tuple(out.shape), (node, found.shape, out.shape)
+        return found
 
     def step(self, node: Any) -> Value | Pieces | None:
         if _name(node) == "copy_" and node.args[0].op == "placeholder":
@@ -193,8 +197,7 @@ class _Lowering(PieceBuilder):
         out, given = node.meta["val"], _arguments(node)
         into, src = (self.whole_as(given[n], DTYPE_NAMES[out.dtype]) for n in ("self", "src"))
         dim = given.get("dim", 0) % out.dim()
-        ends = slice(given.get("start"), given.get("end"), given.get("step"))
-        return self.replaced(into, src, dim, range(out.shape[dim])[ends])
+        return self.replaced(into, src, dim, _elements(given, out.shape[dim]))
 
     def whole_as(self, arg: Any, dtype: str) -> Value | Pieces:
         return self.mapped(self.whole(arg), lambda value: self.converted(value, dtype))
@@ -253,13 +256,14 @@ class _Lowering(PieceBuilder):
 
     def slice_of(self, node: Any, name: str) -> Value | Pieces:
         """Some elements of a dim, or one, whose dim is dropped."""
-        whole, size = self.whole(node.args[0]), node.args[0].meta["val"].shape
-        dim = (node.args[1] if len(node.args) > 1 else 0) % len(size)
+        given = _arguments(node)
+        whole, size = self.whole(given["self"]), given["self"].meta["val"].shape
+        dim = given.get("dim", 0) % len(size)
         if name == "select":
-            one = range(size[dim])[node.args[2]]
+            one = range(size[dim])[given["index"]]
             found = self.elements(whole, dim, range(one, one + 1))
             return self.regrouped(found, node.meta["val"].shape)
-        return self.elements(whole, dim, range(size[dim])[slice(*node.args[2:5])])
+        return self.elements(whole, dim, _elements(given, size[dim]))
 
     def permuted(self, node: Any, name: str) -> Value | Pieces:
         whole = self.whole(node.args[0])
@@ -472,6 +476,11 @@ def _arguments(node: Any) -> dict[str, Any]:
     """By name, those that are given."""
     names = (a.name for a in node.target._schema.arguments)
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _elements(given: Mapping[str, Any], size: int) -> range:
+    """Of a dim, those that a slice's arguments name."""
+    return range(size)[slice(given.get("start"), given.get("end"), given.get("step"))]
 
 
 def _reduction_arguments(node: Any, rank: int) -> tuple[list[int], bool, float]:
