@@ -293,6 +293,17 @@ def test_a_step_that_raises_is_named_with_its_line_and_logged_nowhere(caplog, re
         tw.fuse(shapes_do_not_broadcast, name="left_to_pytorch", fallback=True)(x, y)
 
 
+@pytest.mark.parametrize("function", [lambda x: x.softmax(3), lambda x: F.log_softmax(x, -3)])
+def test_a_softmax_over_a_dim_that_is_not_there_is_named_with_its_line(function, caplog):
+    with pytest.raises(IndexError):
+        function(torch.randn(3, 5))
+    line = function.__code__.co_firstlineno
+    right = rf"IndexError: Dimension out of range \(.*\) \(.*test_fuse.py:{line}\), called with"
+    with pytest.raises(InvalidArgument, match=right):
+        tw.fuse(function, name="softmax_of_another_dim")(torch.randn(3, 5))
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])  # the second is left to PyTorch
 @pytest.mark.parametrize(
     ("function", "kind"),

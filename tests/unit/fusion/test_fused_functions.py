@@ -161,6 +161,21 @@ def test_a_negative_zero_and_nan_come_through_bounds_on_a_cpu(dtype):
                 assert torch.equal(mine.signbit()[known], right.signbit()[known])
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_the_gradient_of_a_smooth_loss_is_nan_where_its_input_is(reduction):
+    def loss(x, y):
+        return F.smooth_l1_loss(x, y, beta=0.5, reduction=reduction)
+
+    hard = torch.tensor([0.0, 0.2, -0.5, 0.5, 2.0, -3.0, math.nan, math.inf])
+    given = [t.reshape(-1) for t in torch.meshgrid(hard, hard, indexing="ij")]
+    found = []
+    for function in (fuse(loss, name="loss"), loss):
+        leaves = [t.clone().requires_grad_() for t in given]
+        out = function(*leaves)
+        found.append(torch.autograd.grad(out, leaves, torch.full_like(out, 3.0)))
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
 def assert_verified(function, name, **specs):
     """Values and gradients against fp64, on both targets."""
     fuse(function, name=name)

@@ -43,6 +43,7 @@ def decompositions() -> dict[Any, Any]:
         )
     found[aten.hardshrink_backward.default] = _shrink_backward
     found[aten.softshrink_backward.default] = _shrink_backward
+    found[aten.smooth_l1_loss_backward.default] = _smooth_l1_loss_backward
     found[aten.native_group_norm.default] = _group_norm
     found[aten.native_group_norm_backward.default] = functools.partial(
         _of_contiguous, found[aten.native_group_norm_backward.default]
@@ -59,6 +60,16 @@ def decompositions() -> dict[Any, Any]:
 
 def _shrink_backward(gradient: Tensor, x: Tensor, width: float) -> Tensor:
     return torch.where((x >= -width) & (x <= width), 0.0, gradient)
+
+
+def _smooth_l1_loss_backward(
+    gradient: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float
+) -> Tensor:
+    """PyTorch's own decomposition loses NaN; its kernels do not."""
+    apart = x - target
+    slope = torch.where(apart <= -beta, -1.0, torch.where(apart >= beta, 1.0, apart / beta))
+    mean = reduction == 1  # at::Reduction::Mean
+    return slope * (gradient / apart.numel() if mean else gradient)
 
 
 def _split(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:

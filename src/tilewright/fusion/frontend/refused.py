@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._prims_common import canonicalize_dim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _NOT_OF_BOOLEANS = {
@@ -22,6 +23,8 @@ _MAKES_NO_BOOLEANS = {
     *("clamp", "lerp", "hypot", "fmod", "remainder", "div", "addcmul", "addcdiv"),
 }
 """Of booleans, that is: beside numbers PyTorch takes these."""
+_SOFTMAXES = {"_softmax", "_log_softmax"}
+"""Of a dim out of range fake tensors take them."""
 _DIFFERENCES = {"sub", "rsub"}
 # Each look-up of one of these makes another object, which is equal.
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
@@ -43,6 +46,8 @@ class Refusing(TorchDispatchMode):
         if isinstance(function, OpOverload) and function.namespace == "aten":
             name = function._schema.name.removeprefix("aten::")
             _check_booleans(name, args, kwargs or {})
+            if name in _SOFTMAXES:
+                canonicalize_dim(args[0].dim(), args[1])
             if function._schema.is_mutable:
                 _check_memory(function, args)
             out = function(*args, **(kwargs or {}))
