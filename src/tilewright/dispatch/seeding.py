@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewright.dispatch import selection
-from tilewright.errors import InvalidType
+from tilewright.errors import InvalidArgument, InvalidType
 from tilewright.fakes import fake_tensors, tracing_lock
 from tilewright.fusion.frontend.trace import by_shapes
 from tilewright.fusion.remembered import ByOperator
@@ -43,13 +43,25 @@ def with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args[:place], **kwargs)
         if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or seed.dim():
             raise InvalidType(f"{function.__name__}: {SEED} should be an int64 scalar tensor")
-        with Seeded(seed):
+        with Seeded(_as_it_is(seed)):
             return function(*args[:place], **kwargs)
 
     listed = [*parameters[:place], added, *parameters[place:]]
     reference.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
     reference.__annotations__ = {**function.__annotations__, SEED: Tensor | None}
     return reference
+
+
+def _as_it_is(seed: Tensor) -> Tensor:
+    """A seed that was made inside of torch.func.grad or jvp is wrapped there, for no gradient."""
+    if torch.compiler.is_compiling():
+        return seed
+    functorch = torch._C._functorch
+    while functorch.is_gradtrackingtensor(seed):
+        seed = functorch.get_unwrapped(seed)
+    if functorch.is_batchedtensor(seed):
+        raise InvalidArgument(f"{SEED} is mapped over by vmap; give one for all, or call in a loop")
+    return seed
 
 
 @ByOperator

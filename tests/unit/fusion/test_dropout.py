@@ -212,6 +212,33 @@ def test_gradients_in_batches_have_the_mask_of_the_forward(create_graph, fused):
     torch.testing.assert_close(torch.vmap(gradients)(weights), each)
 
 
+@pytest.mark.parametrize("form", ["grad", "jvp", "vmap of grad"])
+def test_a_seed_may_be_made_inside_of_function_transforms(form, fused):
+    x, function = torch.randn(6, 8), fused["masked"]
+    mask = function(torch.ones(8), 0.5, seed=torch.tensor(3))
+
+    def seeded(x):
+        return function(x, 0.5, seed=torch.tensor(3))
+
+    def gradient(x):
+        return torch.func.grad(lambda x: seeded(x).sum())(x)
+
+    if form == "vmap of grad":
+        found = torch.func.vmap(gradient)(x)
+    else:
+        row = x[0]
+        found = gradient(row) if form == "grad" else torch.func.jvp(seeded, (row,), (row / row,))[1]
+    torch.testing.assert_close(found, mask.expand_as(found))
+
+
+def test_a_seed_for_each_call_of_vmap_is_refused_in_words(fused):
+    def seeded(x, seed):
+        return fused["masked"](x, 0.5, seed=seed)
+
+    with pytest.raises(InvalidArgument, match="seed is mapped over by vmap"):
+        torch.func.vmap(seeded)(torch.randn(3, 8), torch.arange(3))
+
+
 @runs
 def test_a_seeded_generator_repeats_a_run_and_two_calls_differ(fused):
     x, residual = torch.randn(40, 50), torch.zeros(40, 50)
