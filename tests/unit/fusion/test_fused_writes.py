@@ -211,6 +211,15 @@ def test_tensors_in_a_list_are_to_be_arguments():
             both(pair, *rest)
 
 
+def test_a_tensor_by_default_is_to_be_given():
+    def scaled(x, by=torch.ones(3)):  # noqa: B008
+        return x * by
+
+    fused = tw.fuse(scaled, name="writes")
+    with pytest.raises(InvalidArgument, match="by is a tensor by default; give it in each call"):
+        fused(torch.ones(3))
+
+
 def test_an_argument_that_is_returned_as_it_came_is_copied():
     x = torch.randn(3)
     found = tw.fuse(lambda x: x, name="writes")(x)

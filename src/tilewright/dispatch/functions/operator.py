@@ -278,6 +278,8 @@ def check(name: str, seed: str | None, args: dict[str, Any]) -> dict[str, Any]:
     for n, v in args.items():
         if isinstance(v, TensorSpec):
             continue
+        if isinstance(v, Tensor):
+            raise InvalidArgument(f"{name}: {n} is a tensor by default; give it in each call")
         if any(isinstance(t, Tensor) for t in tree_leaves(v)):
             raise InvalidArgument(
                 f"{name}: {n} holds several tensors; make each an argument of its own"
