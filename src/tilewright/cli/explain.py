@@ -94,6 +94,11 @@ def _render(found: Explanation) -> None:
             f"the record of {r['created'][:10]}, {r['implementation']}{config}, is not used: "
             f"{r['reason']}; tilewright tune searches again"
         )
+    if found.disturbed:
+        click.echo(
+            f"the latest duel was disturbed: its candidates took {found.disturbed:.0f} times what "
+            "their search measured; tilewright tune measures again"
+        )
     if found.forecasts:
         _render_forecasts(found.forecasts)
     if found.records:

@@ -24,7 +24,7 @@ from tilewright.profiling.knobs import as_declared
 from tilewright.record import BESIDE, Record, as_dict
 from tilewright.space import config_dict
 from tilewright.store import Store
-from tilewright.tune.rows import FLOOR, floor_us_of
+from tilewright.tune.rows import FLOOR, fights_of, floor_us_of
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Explanation:
             one, with the time measured, if any, and the registers of what was compiled.
         unfit: winners of duels of this very workload that do not serve it any more, each with the
             `reason`.
+        disturbed: of the latest duel, as its `Row` has it.
     """
 
     workload: str
@@ -77,6 +78,7 @@ class Explanation:
     records: list[dict[str, Any]]
     forecasts: list[dict[str, Any]]
     unfit: list[dict[str, Any]]
+    disturbed: float | None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,11 +114,12 @@ def explain(
             {**as_dict(as_declared(record, w, spec)), "reason": reason}
             for record, reason in (unfit_records(w, torch.device(name)) if name else ())
         ]
-    floor_us, forecasts = None, []
+    floor_us, disturbed, forecasts = None, None, []
     if name:
         last = next((r.duel for r in records if r.implementation == FLOOR.implementation), None)
         if last is not None:
-            floor_us = floor_us_of([r for r in records if r.duel == last], w, spec)
+            fought = [r for r in records if r.duel == last]
+            floor_us, disturbed = floor_us_of(fought, w, spec), fights_of(fought).disturbed
         elif measure:
             method = "cpu" if spec.kind == "cpu" else "events"
             ceilings = measure_ceilings(torch.device(name), method, quick=True)
@@ -140,6 +143,7 @@ def explain(
         records=[as_dict(r) for r in _fastest_first(records)],
         forecasts=sorted(forecasts, key=lambda f: f["predicted_us"] or math.inf),
         unfit=unfit,
+        disturbed=disturbed,
     )
 
 

@@ -66,7 +66,7 @@ def row_of(
     """
     timed = [r for r in records if r.status not in BESIDE]
     chosen, own = chosen_of(records), best_own(records, w, spec)
-    fights = _fights_of(records)
+    fights = fights_of(records)
     return Row(
         workload=str(w),
         floor_us=floor_us_of(records, w, spec),
@@ -223,7 +223,7 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
         return None
     known = [r for r in known if r.method == session.method]
     fought = [r for r in known if r.duel == last.duel and r.final]
-    if not any(r.status == "ok" for r in fought) or _fights_of(fought).disturbed:
+    if not any(r.status == "ok" for r in fought) or fights_of(fought).disturbed:
         return None
     tried, restricted = _searched_before(fought)
     if restricted not in ("", session.restricted):
@@ -276,7 +276,8 @@ def _told_by_the_floor(fought: Sequence[Record]) -> dict[str, Any]:
     return next((r.config for r in fought if r.implementation == FLOOR.implementation), {})
 
 
-def _fights_of(fought: Sequence[Record]) -> Fights:
+def fights_of(fought: Sequence[Record]) -> Fights:
+    """What the records of a duel tell."""
     told = _told_by_the_floor(fought)
     return Fights(told.get("fought", 1), told.get("disturbed"))
 

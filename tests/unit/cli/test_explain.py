@@ -366,6 +366,15 @@ def test_a_record_that_serves_no_more_is_named_with_its_reason(capsys, monkeypat
     assert unfit["config"] == {"lengths": 3}
 
 
+@pytest.mark.parametrize("told", [{}, {"fought": 3, "disturbed": 5.0}])
+def test_it_is_said_of_the_latest_duel_if_it_was_disturbed(capsys, told):
+    with Store() as store:
+        record(store, str(W), "floor", {"tried": "fused", **told}, status="ceiling", duel="last")
+    assert cli.main(["explain", str(W), "--device", "cpu", "--no-measure"]) == 0
+    said = "the latest duel was disturbed: its candidates took 5 times" in capsys.readouterr().out
+    assert said == bool(told)
+
+
 def test_knobs_are_in_the_order_of_their_declaration_in_every_table(capsys):
     spec = current_device("cpu")[1]
     config = config_dict(IMPLS["fused"].heuristic(W, spec))
