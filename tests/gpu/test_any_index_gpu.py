@@ -251,3 +251,16 @@ def test_one_is_told_once_though_good_calls_were_enqueued_behind_it(implementati
         for _ in range(3):
             tw.gather(x, 0, index)
             tw.check()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("count", [300, 6000])
+def test_a_table_without_columns_has_a_gradient_without_columns(count, scaled):
+    """PyTorch's kernel for it makes the GPU unusable to the process."""
+    table = torch.zeros(3, 0, device=CUDA, requires_grad=True)
+    index = torch.arange(count, device=CUDA) % 3
+    found = tw.embedding(index, table, scale_grad_by_freq=scaled)
+    found.sum().backward()
+    assert table.grad.shape == (3, 0)
+    again = tw.embedding_backward(torch.zeros(count, 0, device=CUDA), index, 3)
+    assert again.shape == (3, 0)
