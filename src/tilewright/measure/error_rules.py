@@ -93,7 +93,8 @@ class Arithmetic:
     def sized(self, y: Tensor) -> Tensor:
         """What one rounding of y may be, in units of u: numbers too small to be normal are rounded
         to steps as wide as those of the least normal one."""
-        return magnitude(y).clamp_min_(torch.finfo(self.dtype).tiny)
+        size = magnitude(y)
+        return size.clamp_min_(torch.finfo(self.dtype).tiny) if y.is_floating_point() else size
 
     def spread(
         self, error: Tensor, function: Callable[..., Tensor], y: Tensor, *operands: Pair

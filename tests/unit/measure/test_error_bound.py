@@ -128,6 +128,12 @@ def test_what_is_too_small_for_normal_numbers_is_rounded_in_steps_of_its_own():
     assert 0 < float(computed) < reach(RULES["prod"](F32, Pair(factors.double()), 0))
 
 
+def test_integers_have_no_numbers_below_normal_ones():
+    counts = Pair(torch.tensor([0, 3, 7]))
+    for product in (RULES["mul"](F32, counts, counts), RULES["prod"](F32, counts, 0)):
+        assert product.error is None or not product.error.any()
+
+
 def test_rounding_an_exact_value_leaves_no_doubt():
     x = torch.tensor([1 + 2**-11, 1.0, 1 + 2**-12]).double()
     rounded = RULES["rounded"](HALF, Pair(x))
