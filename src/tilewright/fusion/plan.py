@@ -17,6 +17,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
+from tilewright.fusion.cheapest_cut import cheapest_cut
 from tilewright.fusion.exponentials import merge_exponentials
 from tilewright.fusion.ir import REDUCTIONS, Graph, Node, Rewriter
 from tilewright.fusion.passes import merge_common, remove_dead
@@ -257,12 +258,11 @@ def _cheapest_cut(
     recompute: bool,
 ) -> frozenset[int]:
     """What to keep after `phase` so that `later` values need no row-varying load."""
-    import networkx
-
     wanted = [i for i in needed_in(graph, later, frozenset()) if inner[i]]
     over_rows = _depends_on_row_loads(graph, row, inner)
-    flow = networkx.DiGraph()
-    flow.add_nodes_from(["source", "sink"])
+    used_later = {a for i in wanted if ready[i] > phase for a in graph.nodes[i].args}
+    costs: dict[int, int] = {}
+    uses: list[tuple[int, int]] = []
     for i in wanted:
         if ready[i] > phase or not over_rows[i]:
             continue
@@ -270,19 +270,10 @@ def _cheapest_cut(
         if graph.draws(i):
             size = DRAWN_BYTES
         # The small term prefers the latest of equally cheap cuts: it saves recomputation.
-        flow.add_edge((i, "in"), (i, "out"), capacity=size * 4096 - i)
-        if graph.nodes[i].op == "load":
-            flow.add_edge("source", (i, "in"))
-        for a in graph.nodes[i].args:
-            if inner[a] and over_rows[a]:
-                flow.add_edge((a, "out"), (i, "in"))
-        crosses = i in later or any(ready[u] > phase for u in graph.users(i) if u in wanted)
-        if crosses:
-            flow.add_edge((i, "out"), "sink")
-    _, (near, _) = networkx.minimum_cut(flow, "source", "sink")
-    return frozenset(
-        i for i in wanted if (i, "in") in near and (i, "out") in flow and (i, "out") not in near
-    )
+        costs[i] = size * 4096 - i
+        uses += [(a, i) for a in graph.nodes[i].args if inner[a] and over_rows[a]]
+    loads = [i for i in costs if graph.nodes[i].op == "load"]
+    return cheapest_cut(costs, uses, loads, [i for i in costs if i in later or i in used_later])
 
 
 def _depends_on_row_loads(
