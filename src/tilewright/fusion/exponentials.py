@@ -17,10 +17,6 @@ def quick_exponentials(graph: Graph) -> Graph:
     relatively. What is no normal number in fp32 becomes zero; nothing else multiplies it.
     """
     nodes = graph.nodes
-    users: dict[int, list[int]] = {}
-    for k, n in enumerate(nodes):
-        for a in n.args:
-            users.setdefault(a, []).append(k)
     stored = {i for i, _ in graph.outputs}
     shifted = {
         i for i, n in enumerate(nodes)
@@ -32,7 +28,8 @@ def quick_exponentials(graph: Graph) -> Graph:
             positive.add(i)
 
     def is_rounded(i: int) -> bool:
-        return i not in stored and i in users and all(map(rounds, users[i]))
+        users = graph.users(i)
+        return i not in stored and bool(users) and all(map(rounds, users))
 
     def rounds(k: int) -> bool:
         n = nodes[k]
@@ -57,21 +54,20 @@ def shifted_exponentials(graph: Graph) -> Graph:
     have in common, and that the division takes out. Of v from f16 it does not overflow.
     """
     nodes = graph.nodes
-    users = [graph.users(i) for i in range(len(nodes))]
     stored = {i for i, _ in graph.outputs}
 
     def is_normalised(i: int) -> bool:
         greatest = nodes[nodes[i].args[0]].args[1]
-        sums = [k for k in users[i] if nodes[k].op == "sum"]
-        inverses = [k for s in sums for k in users[s] if nodes[k].op == "reciprocal"]
+        sums = [k for k in graph.users(i) if nodes[k].op == "sum"]
+        inverses = [k for s in sums for k in graph.users(s) if nodes[k].op == "reciprocal"]
         divisors = {"mul": inverses, "div": sums}
         quotients = [
-            k for k in users[i]
+            k for k in graph.users(i)
             if nodes[k].args[0] == i and nodes[k].args[-1] in divisors.get(nodes[k].op, ())
         ]  # fmt: skip
         follow = {*sums, *inverses, *quotients}
         return (
-            follow.issuperset(k for j in (i, *sums, *inverses) for k in users[j])
+            follow.issuperset(k for j in (i, *sums, *inverses) for k in graph.users(j))
             and stored.isdisjoint((i, *sums, *inverses))
             and all(nodes[s].shape == nodes[greatest].shape for s in sums)
         )

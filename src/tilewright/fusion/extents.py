@@ -54,7 +54,7 @@ def with_extents(graph: Graph, axes: Collection[int], lane: int, shared: bool = 
             stride(s, a, name) if s > 1 and (across or a in axes) else s
             for a, s in enumerate(old.strides)
         )
-        return replace(old, strides=strides)
+        return old.along(strides)
 
     space = tuple(
         Extent(n, f"n{a}") if n > 1 and a in axes else n for a, n in enumerate(graph.space)

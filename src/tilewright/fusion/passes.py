@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -26,7 +27,9 @@ from tilewright.tensor_spec import DTYPES, HALVES
 def optimise(graph: Graph, relaxed: bool = False) -> Graph:
     """Run every pass of PASSES in order; if `relaxed`, drop intermediate roundings first."""
     for run in ((drop_roundings,) if relaxed else ()) + PASSES:
-        graph = run(graph).check()
+        before, graph = graph, run(graph)
+        if graph is not before:
+            graph.check()
     return graph
 
 
@@ -139,11 +142,11 @@ def drop_roundings(graph: Graph) -> Graph:
 
 def merge_common(graph: Graph) -> Graph:
     """Equal steps on equal operands are computed once; so are equal reductions."""
-    seen: dict[Node, int] = {}
+    seen: dict[tuple[Any, ...], int] = {}
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
         # 1, 1.0 and True are equal in Python, and so are 0.0 and -0.0, but they are written apart.
-        key = replace(n, attr=repr(n.attr))
+        key = (n.op, n.args, n.dtype, n.shape, repr(n.attr))
         if key not in seen:
             seen[key] = r.add(n)
         return seen[key]
@@ -232,9 +235,11 @@ def remove_dead(graph: Graph) -> Graph:
     for i in reversed(range(len(graph.nodes))):
         if i in needed:
             needed.update(graph.nodes[i].args)
+    if len(needed) == len(graph.nodes):
+        return graph
     new = {old: k for k, old in enumerate(sorted(needed))}
     nodes = tuple(
-        replace(graph.nodes[i], args=tuple(new[a] for a in graph.nodes[i].args)) for i in new
+        n.moved(tuple(new[a] for a in n.args), n.shape) for n in map(graph.nodes.__getitem__, new)
     )
     return replace(graph, nodes=nodes, outputs=tuple((new[i], a) for i, a in graph.outputs))
 
@@ -254,7 +259,7 @@ def order_dims(graph: Graph) -> Graph:
     moving = [a for a, stride in enumerate(strides) if stride and graph.space[a] != 1]
     ordered = iter(sorted(moving, key=lambda a: -strides[a]))
     order = [next(ordered) if a in moving else a for a in range(len(graph.space))]
-    return graph if order == sorted(order) else permuted(graph, order)
+    return permuted(graph, order)
 
 
 def collapse_dims(graph: Graph) -> Graph:
@@ -280,17 +285,20 @@ def axis_groups(graph: Graph, row: Collection[int] = ()) -> list[list[int]]:
 
 def collapsed(graph: Graph, groups: list[list[int]]) -> Graph:
     """The graph with one axis for each group."""
+    if groups == [[a] for a in range(len(graph.space))]:
+        return graph
 
-    def shape(old: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(math.prod(old[a] for a in group) for group in groups)
+    def merged(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(math.prod(sizes[a] for a in group) for group in groups)
 
     def access(old: Access) -> Access:
-        return replace(old, strides=tuple(old.strides[group[-1]] for group in groups))
+        return old.along(tuple(old.strides[group[-1]] for group in groups))
 
+    shapes = {old: merged(old) for old in {n.shape for n in graph.nodes}}
     return replace(
         graph,
-        nodes=tuple(replace(n, shape=shape(n.shape)) for n in graph.nodes),
-        space=shape(graph.space),
+        nodes=tuple(n.moved(n.args, shapes[n.shape]) for n in graph.nodes),
+        space=merged(graph.space),
         inputs=tuple(access(a) for a in graph.inputs),
         outputs=tuple((i, access(a)) for i, a in graph.outputs),
         joined=frozenset(
@@ -302,18 +310,18 @@ def collapsed(graph: Graph, groups: list[list[int]]) -> Graph:
 def permuted(graph: Graph, order: Sequence[int]) -> Graph:
     """The graph with its axes in another order: the old ones, outermost first."""
 
+    if list(order) == list(range(len(graph.space))):
+        return graph
+
     def moved(sizes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sizes[a] for a in order)
 
-    def access(old: Access) -> Access:
-        return replace(old, strides=moved(old.strides))
-
     return replace(
         graph,
-        nodes=tuple(replace(n, shape=moved(n.shape)) for n in graph.nodes),
+        nodes=tuple(n.moved(n.args, moved(n.shape)) for n in graph.nodes),
         space=moved(graph.space),
-        inputs=tuple(access(a) for a in graph.inputs),
-        outputs=tuple((i, access(a)) for i, a in graph.outputs),
+        inputs=tuple(a.along(moved(a.strides)) for a in graph.inputs),
+        outputs=tuple((i, a.along(moved(a.strides))) for i, a in graph.outputs),
         joined=frozenset(k for k, a in enumerate(order) if a in graph.joined),
     )
 
@@ -321,15 +329,12 @@ def permuted(graph: Graph, order: Sequence[int]) -> Graph:
 def with_axis(graph: Graph) -> Graph:
     """The graph with an axis of size 1 behind the others, for kernels that need one."""
 
-    def longer(access: Access) -> Access:
-        return replace(access, strides=(*access.strides, 0))
-
     return replace(
         graph,
         space=(*graph.space, 1),
-        nodes=tuple(replace(n, shape=(*n.shape, 1)) for n in graph.nodes),
-        inputs=tuple(longer(a) for a in graph.inputs),
-        outputs=tuple((i, longer(a)) for i, a in graph.outputs),
+        nodes=tuple(n.moved(n.args, (*n.shape, 1)) for n in graph.nodes),
+        inputs=tuple(a.along((*a.strides, 0)) for a in graph.inputs),
+        outputs=tuple((i, a.along((*a.strides, 0))) for i, a in graph.outputs),
     )
 
 

@@ -21,7 +21,7 @@ from tilewright.fusion.cheapest_cut import cheapest_cut
 from tilewright.fusion.exponentials import merge_exponentials
 from tilewright.fusion.ir import REDUCTIONS, Graph, Node, Rewriter
 from tilewright.fusion.passes import merge_common, remove_dead
-from tilewright.tensor_spec import HALVES, TensorSpec
+from tilewright.tensor_spec import DTYPES, HALVES
 
 DRAWN_BYTES = 4
 """What keeping a random boolean is reckoned at: it takes a register, and drawing it again a
@@ -179,6 +179,8 @@ def expand_moments(graph: Graph, corrected: bool = False) -> Graph:
     Golub and LeVeque, The American Statistician 37, 1983). Not where other steps take deviations
     from the same mean, as in layer norm: those have its rounding, too, and lose more by it.
     """
+    if not any(n.op in ("mean", "m2") for n in graph.nodes):
+        return graph
     centred_elsewhere = {
         n.args[0]
         for n in graph.nodes
@@ -266,7 +268,7 @@ def _cheapest_cut(
     for i in wanted:
         if ready[i] > phase or not over_rows[i]:
             continue
-        size = TensorSpec(graph.nodes[i].dtype, ()).itemsize if recompute else 1
+        size = DTYPES[graph.nodes[i].dtype].itemsize if recompute else 1
         if graph.draws(i):
             size = DRAWN_BYTES
         # The small term prefers the latest of equally cheap cuts: it saves recomputation.

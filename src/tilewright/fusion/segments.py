@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
-from tilewright.fusion.passes import remove_dead
 from tilewright.fusion.plan import expand_moments
 from tilewright.fusion.program import Kernels, Program, Segment, walking
 from tilewright.fusion.remembered import remembered
@@ -59,7 +57,7 @@ def cut(
         buffers = tuple(range(inputs + outputs))
         whole = Segment(graph, buffers[:inputs], buffers[inputs:])
         return Program((whole,), inputs, outputs, ())
-    in_sums = remove_dead(expand_moments(graph, kernels.corrects))
+    in_sums = expand_moments(graph, kernels.corrects)
     if not split_rows:
         return _Cutter(in_sums, kernels, _rows_of_fewest_passes(graph, kernels)).run(split_rows)
     program = _Cutter(in_sums, kernels).run(split_rows)
@@ -70,7 +68,7 @@ def cut(
 @remembered
 def _rows_of_fewest_passes(graph: Graph, kernels: Kernels) -> tuple[int, ...]:
     """Which row each kernel walks: what gets most done now may leave more for later."""
-    in_sums = remove_dead(expand_moments(graph, kernels.corrects))
+    in_sums = expand_moments(graph, kernels.corrects)
     best: tuple[int, ...] = ()
     rows: list[int] = []
     fewest = most = math.inf
@@ -94,14 +92,14 @@ def _rows_of_fewest_passes(graph: Graph, kernels: Kernels) -> tuple[int, ...]:
 
 def main_axis(graph: Graph, needed: Iterable[int]) -> int:
     """The axis along which most bytes of `needed` steps are contiguous; of equals the last."""
-    contiguous: Counter[int] = Counter()
-    for i in needed:
-        n = graph.nodes[i]
-        for a, size in enumerate(n.shape):
-            contiguous[a] += 0
-            if n.op == "load" and size != 1 and graph.inputs[n.attr].strides[a] == 1:
-                contiguous[a] += math.prod(n.shape) * graph.inputs[n.attr].itemsize
-    return max(contiguous, key=lambda a: (contiguous[a], a), default=-1)
+    contiguous = [0] * len(graph.space)
+    for n in (graph.nodes[i] for i in needed):
+        if n.op == "load":
+            access, size = graph.inputs[n.attr], math.prod(n.shape)
+            for a, stride in enumerate(access.strides):
+                if stride == 1 and n.shape[a] != 1:
+                    contiguous[a] += size * access.itemsize
+    return max(range(len(contiguous)), key=lambda a: (contiguous[a], a), default=-1)
 
 
 _SOMEWHERE = Known(0, Access((), "f32", 1))
@@ -376,7 +374,7 @@ class _Cutter:
             for a in reversed(self.graph.axes(i)):
                 if a not in row:
                     strides[a], step = step, step * shape[a]
-            access = replace(known.access, strides=tuple(strides))
+            access = known.access.along(tuple(strides))
             stores.append((len(self.graph.nodes), known.buffer, access))
             self.graph = replace(self.graph, nodes=(*self.graph.nodes, replace(n, shape=shape)))
         return stores
@@ -398,10 +396,10 @@ class _Cutter:
         nodes: list[Node] = []
         for n in (self.graph.nodes[i] for i in sums):
             nodes.append(Node("load", (), n.dtype, (count,), len(nodes) // 2))
-            nodes.append(replace(n, args=(len(nodes) - 1,), shape=(1,)))
-        inputs = tuple(replace(partials[i].access, strides=(1,)) for i in sums)
+            nodes.append(n.moved((len(nodes) - 1,), (1,)))
+        inputs = tuple(partials[i].access.along((1,)) for i in sums)
         ends = enumerate(shares.values())
-        outputs = tuple((2 * k + 1, replace(known.access, strides=(0,))) for k, known in ends)
+        outputs = tuple((2 * k + 1, known.access.along((0,))) for k, known in ends)
         graph = Graph(tuple(nodes), (count,), inputs, outputs, self.graph.scalars).check()
         reads, writes = (tuple(known[i].buffer for i in sums) for known in (partials, shares))
         reason = self.at(sums[0], "blocks share the partials of a result")

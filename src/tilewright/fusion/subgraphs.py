@@ -35,7 +35,7 @@ def subgraph(
     new: dict[int, int] = {}
 
     def load(dtype: str, shape: tuple[int, ...], buffer: int, access: Access, step: int) -> None:
-        inputs.setdefault(buffer, replace(access, strides=(step, *access.strides)))
+        inputs.setdefault(buffer, access.along((step, *access.strides)))
         nodes.append(Node("load", (), dtype, shape, list(inputs).index(buffer)))
 
     for i in needed:
@@ -46,14 +46,14 @@ def subgraph(
             step = math.prod(n.shape) if several else 0
             load(n.dtype, (max(k.partials, 1), *n.shape), k.buffer, k.access, step)
             if several:
-                nodes.append(replace(n, args=(len(nodes) - 1,), shape=(1, *n.shape)))
+                nodes.append(n.moved((len(nodes) - 1,), (1, *n.shape)))
         elif n.op == "load":
             load(n.dtype, (1, *n.shape), n.attr, old.inputs[n.attr], 0)
         else:
             args = tuple(new[a] for a in n.args)
-            nodes.append(replace(n, args=args, shape=(1, *n.shape)))
+            nodes.append(n.moved(args, (1, *n.shape)))
         new[i] = len(nodes) - 1
-    outputs = [(new[i], replace(a, strides=(0, *a.strides))) for i, _, a in stores]
+    outputs = [(new[i], a.along((0, *a.strides))) for i, _, a in stores]
     space = (max(partials, 1), *largest(old.nodes[i].shape for i in needed))
     accesses = tuple(inputs.values())
     joined = frozenset(a + 1 for a in old.joined)
