@@ -52,17 +52,16 @@ from tilewright.space import ConfigSpace
 
 def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
     """The kernels under a schedule: its `splits` decide whether walks are divided."""
+    whole = _whole(graph, device)  # in the same places as under any schedule
     if not isinstance(schedule, TileSchedule):
-        return _untiled(graph, device)
-    whole = _cut(graph, schedule, device)
-    few = has_few_rows(whole, device)
-    divided = _cut(graph, schedule, device, True, few)
+        return whole
+    divided = _cut(graph, schedule, device, True, has_few_rows(whole, device))
     tiled = kind_of(whole, _main(whole)) == "tile" and divided.large() >= whole.large()
-    return whole if tiled and schedule.splits == 1 else divided
+    return _cut(graph, schedule, device) if tiled and schedule.splits == 1 else divided
 
 
 @remembered
-def _untiled(graph: Graph, device: DeviceSpec) -> Program:
+def _whole(graph: Graph, device: DeviceSpec) -> Program:
     return _cut(graph, TileSchedule(), device)
 
 
@@ -202,6 +201,7 @@ def _either(
     )
 
 
+@remembered
 def heuristic(graph: Graph, device: DeviceSpec) -> Any:
     program, divided = _choices(graph, device)
     if program is None:

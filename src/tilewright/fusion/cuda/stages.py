@@ -23,6 +23,7 @@ from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import permuted
 from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.program import Segment
+from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import main_axis
 from tilewright.space import ConfigSpace
 from tilewright.tensor_spec import TensorSpec
@@ -90,6 +91,7 @@ def adds_columns(segment: Segment) -> bool:
     return any(row - set(axes) for axes in segment.graph.reduction_sets)
 
 
+@remembered
 def column_graphs(segment: Segment) -> tuple[Graph, RowGraph] | None:
     """The segment with its row last, and what its row kernel does of it; None if no row kernel
     does all but putting sums over rows together."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tilewright.fusion.ir import Access, Graph
-from tilewright.tensor_spec import TensorSpec
+from tilewright.tensor_spec import DTYPES
 
 WIDEST_ACCESS = 16
 """Bytes of the widest access of one thread."""
@@ -36,5 +36,5 @@ def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:
 
 def held_bytes(dtype: str, vector: int) -> int:
     """Bytes that a thread's vector takes in registers or shared memory: halves go in pairs."""
-    itemsize = TensorSpec(dtype, ()).itemsize
+    itemsize = DTYPES[dtype].itemsize
     return vector * itemsize if itemsize >= 4 else 4 * math.ceil(vector * itemsize / 4)

@@ -14,9 +14,9 @@ from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.shifting import vectors_of
 from tilewright.fusion.cuda.vectors import ARITHMETIC_REGISTERS, access_bytes, held_bytes
 from tilewright.fusion.ir import Graph
-from tilewright.fusion.plan import plan_rows
+from tilewright.fusion.plan import Plan, plan_rows
 from tilewright.fusion.remembered import remembered
-from tilewright.tensor_spec import HALVES, TensorSpec
+from tilewright.tensor_spec import DTYPES, HALVES
 
 BULK_BYTES = 16
 """The copy engine moves whole ones, from and to multiples of it."""
@@ -59,9 +59,13 @@ class Footprint:
         return self.width * sum(a.itemsize for a in self.queued)
 
     @remembered
+    def plan(self, moments: str, recompute: bool) -> Plan:
+        return plan_rows(self.graph, moments, recompute)
+
+    @remembered
     def carried(self, moments: str) -> list[str]:
         """Dtypes of the slots in which sweeps keep something for later ones."""
-        plan = plan_rows(self.graph, moments)
+        plan = self.plan(moments, True)
         return [plan.graph.nodes[i].dtype for i in sorted({*plan.slots.values()})]
 
     @functools.cached_property
@@ -69,26 +73,24 @@ class Footprint:
         """Whether sweeps, kept from computing again, would keep what more than arithmetic made."""
         if self.columns:
             return False
-        plan = plan_rows(self.graph, "two_pass", recompute=False)
+        plan = self.plan("two_pass", False)
         kept = frozenset[int]().union(*(phase.carried_out for phase in plan.phases))
         return any(plan.graph.nodes[i].op in COSTLY for i in kept)
 
     @remembered
     def kept_at_once(self, moments: str, recompute: bool = True) -> int:
         """Bytes of one element that are kept between two sweeps, at most."""
-        plan = plan_rows(self.graph, moments, recompute)
+        plan = self.plan(moments, recompute)
         dtypes = [[plan.graph.nodes[i].dtype for i in p.carried_out] for p in plan.phases]
-        return max(sum(TensorSpec(d, ()).itemsize for d in kept) for kept in dtypes)
+        return max(sum(DTYPES[d].itemsize for d in kept) for kept in dtypes)
 
     @remembered
     def told(self, moments: str, recompute: bool = True) -> tuple[int, int]:
         """What a warp tells the others of its row: bytes, and in how many sweeps."""
-        plan = plan_rows(self.graph, moments, recompute)
+        plan = self.plan(moments, recompute)
         numbers = {**dict.fromkeys(JOINS, 1), "m2": 2, "sum_exp": 2}
         reductions = [[plan.graph.nodes[i] for i in phase.reductions] for phase in plan.phases]
-        found = (
-            numbers.get(n.op, 0) * TensorSpec(n.dtype, ()).itemsize for of in reductions for n in of
-        )
+        found = (numbers.get(n.op, 0) * DTYPES[n.dtype].itemsize for of in reductions for n in of)
         return sum(found), sum(map(bool, reductions))
 
     @property
@@ -185,8 +187,13 @@ def estimated_registers(c: RowSchedule, footprint: Footprint) -> int:
 
 
 def register_cap(c: RowSchedule, device: DeviceSpec) -> int:
+    room = register_room(c, device)
+    return min(room, c.max_registers or room)
+
+
+def register_room(c: RowSchedule, device: DeviceSpec) -> int:
+    """What launch bounds leave a thread, whatever its registers are capped at."""
     warps = c.min_blocks * max(c.block_threads // device.warp, 1)
     of_one = math.ceil(warps / device.schedulers_per_sm)
     left = device.registers_per_sm // (device.schedulers_per_sm * of_one * device.warp)
-    cap = left // REGISTER_STEP * REGISTER_STEP
-    return min(device.registers_per_thread, cap, c.max_registers or cap)
+    return min(device.registers_per_thread, left // REGISTER_STEP * REGISTER_STEP)

@@ -48,6 +48,7 @@ from tilewright.fusion.cuda.rows.small_blocks import (
 from tilewright.fusion.cuda.rows.space import COLUMN_GROUPS, row_space
 from tilewright.fusion.cuda.vectors import NARROW_BYTES
 from tilewright.fusion.ir import Graph
+from tilewright.fusion.remembered import remembered
 from tilewright.space import ConfigSpace
 
 Kind = tuple[Iterable[RowSchedule], int, Callable[[RowSchedule], Iterable[RowSchedule]]]
@@ -65,6 +66,7 @@ ROOMY_REGISTERS = 200
 spill."""
 
 
+@remembered
 def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     """A schedule from device numbers: the first of a list that fits, or None.
 

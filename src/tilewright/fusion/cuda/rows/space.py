@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import product
 
 from tilewright.compile.counters import COUNTERS
@@ -13,7 +12,7 @@ from tilewright.fusion.cuda.rows.footprint import (
     REGISTER_STEP,
     Footprint,
     estimated_registers,
-    register_cap,
+    register_room,
 )
 from tilewright.fusion.cuda.rows.schedule import ON_CHIP, ROW_THREADS, UNROLL, RowSchedule
 from tilewright.fusion.cuda.rows.shifting import shifted_alike, vectors_of
@@ -72,18 +71,18 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     storages = ("registers",) if footprint.columns else ("registers", "shared", "reread")
 
     def holds_a_row(threads: int) -> bool:
+        rows = max(32 // threads, 1)
         return any(
             _misplaced(c, graph, device) is None
             and _too_many_registers(c, footprint, device) is None
-            for vector, cluster, storage in product((*shifted, *vectors), clusters, storages)
-            for rows in [max(32 // threads, 1)]
+            for vector, cluster in product((*shifted, *vectors), clusters)
             for c in [
                 RowSchedule(
                     vector,
                     threads,
                     rows,
                     1,
-                    storage,
+                    storages[-1],  # which asks for least
                     cluster=cluster,
                     min_blocks=1,
                     shifted=vector in shifted,
@@ -229,7 +228,7 @@ def _queued_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
 def _capped_in_vain(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
     if not c.max_registers:
         return None
-    left = register_cap(replace(c, max_registers=0), device)
+    left = register_room(c, device)
     if c.max_registers >= left:
         return f"launch bounds leave a thread {left} registers: max_registers={c.max_registers}"
     if c.max_registers % REGISTER_STEP or c.max_registers < LEAST_CAP:
@@ -243,7 +242,7 @@ def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec
     if c.storage != "registers":
         return None
     needed = estimated_registers(c, footprint)
-    room = register_cap(replace(c, max_registers=0), device)  # of a cap the compiler tells
+    room = register_room(c, device)  # of a cap the compiler tells
     if needed > room:
         return f"about {needed} registers a thread exceed {room}"
     return None
