@@ -12,7 +12,8 @@ from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import with_axis
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows
 from tilewright.fusion.program import Segment
-from tilewright.tensor_spec import HALVES, TensorSpec
+from tilewright.fusion.remembered import remembered
+from tilewright.tensor_spec import DTYPES, HALVES
 
 L1_BYTES = 12 << 10
 """Of the L1 cache (32 KiB or more), what is left beside the row itself and its parameters."""
@@ -38,7 +39,7 @@ class Loops:
     added: Mapping[int, int] = field(default_factory=dict)
     splits: int = 1
 
-    @property
+    @functools.cached_property
     def kind(self) -> str:
         if not any(phase.reductions for phase in self.plan.phases):
             return "pointwise"
@@ -70,7 +71,7 @@ class Loops:
     def is_vector(self, i: int) -> bool:
         return self.plan.graph.nodes[i].shape[self.lane] != 1
 
-    @property
+    @functools.cached_property
     def walked(self) -> int | None:
         """The axis along which the rows (or vectors of columns) of one work item follow."""
         if self.kind == "columns":
@@ -93,7 +94,7 @@ class Loops:
 
     def kept_bytes(self, i: int) -> int:
         """Bytes of one kept value, for one row or one lane of columns; a multiple of 64."""
-        size = TensorSpec(self.plan.graph.nodes[i].dtype, ()).itemsize
+        size = DTYPES[self.plan.graph.nodes[i].dtype].itemsize
         return math.ceil(self.row_width * size / 64) * 64
 
     def kept_place(self, values: Sequence[int]) -> str:
@@ -101,7 +102,7 @@ class Loops:
         if self.kind != "columns":
             return str(sum(map(self.kept_bytes, values)))
         width = " * ".join(f"n{a}" for a in self.swept)
-        itemsizes = [TensorSpec(self.plan.graph.nodes[i].dtype, ()).itemsize for i in values]
+        itemsizes = [DTYPES[self.plan.graph.nodes[i].dtype].itemsize for i in values]
         return " + ".join(f"({width} * {n} + 63) / 64 * 64" for n in itemsizes) or "0"
 
     @property
@@ -110,6 +111,7 @@ class Loops:
         return "LANES" if self.kind == "columns" else "1"
 
 
+@remembered
 def arrange(segment: Segment | Graph, keep: str) -> Loops:
     """Choose the lane axis, the one along which most bytes are contiguous, and the phases."""
     if isinstance(segment, Graph):

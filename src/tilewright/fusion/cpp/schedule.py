@@ -12,7 +12,6 @@ from tilewright.fusion.program import Segment
 from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import cut
 from tilewright.space import ConfigSpace, param
-from tilewright.tensor_spec import TensorSpec
 
 HUGE_PAGE_BYTES = 2 << 20
 KEPT_BYTES_LIMIT = 1 << 20
@@ -58,9 +57,15 @@ class LoopSchedule:
 
 def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
     """The schedules that fit `graph`; knobs that cannot matter have one value."""
+    return _space_of(graph, _mains(graph, device), device)
+
+
+def _space_of(
+    graph: Graph, mains: dict[bool, Segment], device: DeviceSpec
+) -> ConfigSpace[LoopSchedule]:
     output_bytes = _output_bytes(graph)
-    mains = {split: cut(graph, 2, split).segments[0] for split in _ways(graph, device)}
-    loops = {split: arrange(main, "nothing") for split, main in mains.items()}
+    keeps = {split: _keeps(main) for split, main in mains.items()}
+    loops = {split: arrange(main, keeps[split][0]) for split, main in mains.items()}
     some = loops[False]
     length = 1 if some.walked is None else some.plan.graph.space[some.walked]
     streams = output_bytes >= HUGE_PAGE_BYTES and _rows_begin_lines(some)
@@ -86,7 +91,7 @@ def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
         {
             "rows": tuple(r for r in (1, 2, 4, 8) if r <= length),
             "unroll": (1, 2, 4) if any(map(_unrolls, loops.values())) else (1,),
-            "keep": _keeps(mains[False]),
+            "keep": keeps[False],
             "stream_stores": (True, False) if streams else (False,),
             "huge_pages": (True, False) if output_bytes >= 2 * HUGE_PAGE_BYTES else (False,),
             "threads": threads,
@@ -107,9 +112,10 @@ def loop_heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     where sums over other dims would be long chains of additions within one row. Measured on the
     suite `quickstart`, two Zen 4 cores with 32 MiB of L3 cache.
     """
-    space = loop_space(graph, device)
+    mains = _mains(graph, device)
+    space = _space_of(graph, mains, device)
     first = {name: values[0] for name, values in space.values.items()}
-    loops = arrange(cut(graph, 2).segments[0], first["keep"])
+    loops = arrange(mains[False], first["keep"])
     output_bytes = _output_bytes(graph)
     first["stream_stores"] &= _traffic(graph) >= CACHE_BYTES and output_bytes < REUSED_BYTES
     few = loops.kind == "rows" and loops.plan.rows < 2 * device.threads
@@ -156,12 +162,15 @@ def fitted(schedule: LoopSchedule, segment: Segment) -> LoopSchedule:
     return replace(plain, rows=1, unroll=unroll, keep=keep)
 
 
-def _ways(graph: Graph, device: DeviceSpec) -> tuple[bool, ...]:
-    """Whether rows may be split, where that gives other kernels and there are threads for it."""
-    whole = cut(graph, 2)
-    if device.threads == 1 or not graph.reductions or cut(graph, 2, split_rows=True) == whole:
-        return (False,)
-    return (False, True)
+def _mains(graph: Graph, device: DeviceSpec) -> dict[bool, Segment]:
+    """The first kernel, and by True that of split rows, where those give other kernels and there
+    are threads for it."""
+    programs = {False: cut(graph, 2)}
+    if device.threads > 1 and graph.reductions:
+        divided = cut(graph, 2, split_rows=True)
+        if divided != programs[False]:
+            programs[True] = divided
+    return {split: program.segments[0] for split, program in programs.items()}
 
 
 def _splits(loops: Loops, threads: tuple[str, ...], device: DeviceSpec) -> tuple[int, ...]:
@@ -248,4 +257,4 @@ def _thread_choices(traffic: int, device: DeviceSpec) -> tuple[str, ...]:
 
 def _bytes(graph: Graph, access: Access) -> int:
     sizes = [n for n, stride in zip(graph.space, access.strides, strict=True) if stride]
-    return math.prod(sizes) * TensorSpec(access.dtype, ()).itemsize
+    return math.prod(sizes) * access.itemsize
