@@ -20,6 +20,8 @@ from tilewright.fusion.segments import main_axis
 LONG_TILE, LONG_TURNS, LONG_SPLIT = 128, 8, 64
 """Elements along the lane, turns that add them to one number, and steps of a walk, by which the
 partials that a walk leaves are judged."""
+KEPT_STEPS = 32
+"""Steps of a walk that a thread unrolls to keep their values in registers."""
 
 
 class Area:
@@ -53,7 +55,12 @@ class Area:
     def walks_through(self, i: int) -> bool:
         """Whether a walk adds up to one partial of reduction `i`, or each step is a partial's
         own."""
-        return set(self.walk) <= set(self.graph.axes(i))
+        return i in self._through
+
+    @functools.cached_property
+    def _through(self) -> frozenset[int]:
+        walk, graph = set(self.walk), self.graph
+        return frozenset(i for i in graph.reductions if walk <= set(graph.axes(i)))
 
     def varies(self, shape: tuple[int, ...]) -> bool:
         """Whether a value of this shape differs from step to step."""
@@ -84,6 +91,12 @@ class Area:
             return "there is nothing to divide"
         if s.splits > self.steps:
             return f"{s.splits} splits of {self.steps} steps"
+        if s.storage == "registers":
+            own_steps = math.ceil(split_steps / s.shares)
+            if own_steps > KEPT_STEPS:
+                return f"{own_steps} steps of a walk are too many to keep"
+            if self.added and (s.combine == "kernel" or s.turns > 1):
+                return "stores come last, after one turn, where the last block joins the partials"
         return None
 
     @remembered
@@ -102,6 +115,21 @@ class Area:
         """The tensors that are read or written most: those that vary over all axes, if any do."""
         memory = self.graph.memory
         return [a for a in memory if varies_everywhere(a, self.graph)] or memory
+
+    @functools.cached_property
+    def itemsize(self) -> int:
+        """Bytes of the widest element of those."""
+        return max((a.itemsize for a in self.whole), default=4)
+
+    @functools.cached_property
+    def element_bytes(self) -> int:
+        """Bytes of one element of each of those."""
+        return sum(a.itemsize for a in self.whole)
+
+    @functools.cached_property
+    def result_elements(self) -> dict[int, int]:
+        """By reduction that it holds partials of: the elements of its result."""
+        return {i: math.prod(self.graph.nodes[i].shape) for i in self.added.values()}
 
     @functools.cached_property
     def turning(self) -> bool:

@@ -111,8 +111,10 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
                 continue
             for storage, combine in kinds:
                 schedule = TileSchedule(*cut, storage, combine=combine)
+                if area.refuses(schedule):
+                    continue
                 tiles = Tiles(area, schedule)
-                if tiles.misfit() is None:
+                if tiles.overload() is None:
                     found.append((merit(tiles, device), -threads, vector, schedule))
     if not found:
         return [fitted(TileSchedule(), area)]
@@ -122,7 +124,7 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     of_sort = [[c for *_, c in found if (c.vector, c.storage) == sort][:most] for sort in sorts]
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*of_sort))
     near = [c for reached, *_, c in found if reached >= LEEWAY * found[0][0]]
-    usual = min(near, key=lambda c: _unusual(c, _itemsize(area)))
+    usual = min(near, key=lambda c: _unusual(c, area.itemsize))
     best = [usual, found[0][-1], *(c for c in in_turn if c is not None)]
     first = _undivided(area, device)
     others = [replace(c, combine="kernel") for c in best if c.storage == "reread"][:4]
@@ -154,7 +156,7 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     partials to be read again. Of two blocks on an SM one loads while the other computes.
     """
     area, s = tiles.area, tiles.s
-    itemsize, whole_bytes = _itemsize(area), sum(a.itemsize for a in area.whole)
+    itemsize, whole_bytes = area.itemsize, area.element_bytes
     shares = min(tiles.shares, tiles.split_steps)
     steps = math.ceil(tiles.split_steps / tiles.shares) * s.turns
     ahead = min(s.unroll if area.added else max(s.unroll, tiles.kept_steps), steps)
@@ -167,12 +169,12 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     piece_bytes = min(tiles.lanes * s.vector, area.width) * itemsize
     wide = piece_bytes / (piece_bytes + SECTOR_BYTES / 2)
     wide *= min(1.0, s.vector * itemsize / WIDEST_ACCESS) ** ACCESS_POWER
-    nodes = area.graph.nodes
-    ends = area.added.values()
-    partials = sum(tiles.count_of_partials(i) * math.prod(nodes[i].shape) for i in ends)
-    again = AGAIN * partials / math.prod(area.graph.space)
+    elements = math.prod(area.graph.space)
+    results = area.result_elements
+    partials = sum(tiles.count_of_partials(i) * results[i] for i in area.added.values())
+    again = AGAIN * partials / elements
     joining = steps / (steps + FIRST_STEPS)
-    moved_bytes = whole_bytes * math.prod(area.graph.space)
+    moved_bytes = whole_bytes * elements
     kept = REREAD[moved_bytes > device.l2_bytes] if area.carried else 1.0
     kept = 1.0 if s.storage == "registers" else kept
     registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
@@ -181,12 +183,9 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     if area.added:
         overlaps /= 1 + (s.vector / SUMS_OF_A_THREAD) ** 2
         last = s.combine == "last"
-        overlaps /= 1 + last * tiles.joined_words / MANY_WORDS
+        if last:
+            overlaps /= 1 + tiles.joined_words / MANY_WORDS
         if device.dram_bytes_per_s:
             moving_s = moved_bytes / device.dram_bytes_per_s
             overlaps *= moving_s / (moving_s + (LAST_BLOCK_S if last else SECOND_LAUNCH_S))
     return busy * even * wide * used**USED_POWER * joining * kept * overlaps / (1 + again)
-
-
-def _itemsize(area: Area) -> int:
-    return max((a.itemsize for a in area.whole), default=4)

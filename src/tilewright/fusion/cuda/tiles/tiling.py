@@ -24,8 +24,6 @@ JOIN_THREADS = 1024
 FEW_PARTIALS = 32
 """Of each result, so few that blocks of a quarter as many threads, which find room beside those
 that leave the partials, have all of them under way at once."""
-KEPT_STEPS = 32
-"""Steps of a walk that a thread unrolls to keep their values in registers."""
 KEPT_KINDS = 8
 """Counts of kept steps that have kernels of their own: each up to 8, every second one to 16, every
 fourth to 32."""
@@ -93,13 +91,11 @@ class Tiles:
 
     def misfit(self) -> str | None:
         """Why the schedule does not suit, or None."""
-        s, area = self.s, self.area
-        if reason := area.refuses(s):
-            return reason
-        if self.kept_steps > KEPT_STEPS:
-            return f"{self.kept_steps} steps of a walk are too many to keep"
-        if self.kept_steps and area.added and (s.combine == "kernel" or s.turns > 1):
-            return "stores come last, after one turn, where the last block joins the partials"
+        return self.area.refuses(self.s) or self.overload()
+
+    def overload(self) -> str | None:
+        """Why the tiles ask too much of a thread or a launch, or None."""
+        s = self.s
         if s.ahead and (self.kept_steps or self.shares * s.unroll >= self.split_steps):
             return "all steps of a thread are on their way at once"
         if s.combine == "last" and self.words > COUNTERS:
@@ -131,10 +127,10 @@ class Tiles:
     @property
     def words(self) -> int:
         """What partials and tickets take where the last block joins them."""
-        shapes = {i: self.area.graph.nodes[i].shape for i in self.area.added.values()}
-        partials = sum(self.count_of_partials(i) * math.prod(shapes[i]) for i in shapes)
-        tickets = sum(self.blocks // self.count_of_partials(i) for i in shapes)
-        return PARTIAL_WORDS * partials + tickets + 2 * SECTOR_WORDS * len(shapes)
+        results = self.area.result_elements
+        partials = sum(self.count_of_partials(i) * n for i, n in results.items())
+        tickets = sum(self.blocks // self.count_of_partials(i) for i in results)
+        return PARTIAL_WORDS * partials + tickets + 2 * SECTOR_WORDS * len(results)
 
     @functools.cached_property
     def held_bytes(self) -> int:
