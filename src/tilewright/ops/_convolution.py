@@ -197,7 +197,8 @@ def results_like(name: str, args: Mapping[str, Any], names: Sequence[str]) -> li
             )
     if args.get(names[0]) is not None:
         return list(names)
-    return ["x" if args.get("out_dtype") is None else None] * len(names)
+    own = args.get("out_dtype") in (None, _dtype_name(args["x"]))
+    return ["x" if own else None] * len(names)
 
 
 def weight_shape(args: Any) -> tuple[int, ...]:

@@ -76,6 +76,18 @@ def test_halves_give_an_fp32_result_that_was_never_rounded(asked):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("asked", [torch.float16, "f16"])
+def test_halves_give_halves_where_those_are_asked_for_by_any_way(asked):
+    def run(x):
+        both = tw.conv2d_weight_bias_grad(x, grad, 3, padding=1, out_dtype=asked)
+        return tw.conv2d_weight_grad(x, grad, 3, padding=1, out_dtype=asked), *both
+
+    x, grad = HALF_PAIR
+    ways = [run(x.clone().requires_grad_()), torch.func.vmap(run)(x[None])]
+    ways.append(torch.compile(run, backend="eager", fullgraph=True)(x))
+    assert {t.dtype for found in ways for t in found} == {torch.float16}
+
+
 def test_autocast_changes_nothing_and_takes_no_choice_away():
     x, grad = HALF_PAIR
     expected = tw.conv2d_weight_grad(x, grad, 3, padding=1, out_dtype=torch.float32)
