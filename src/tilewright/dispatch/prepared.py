@@ -288,7 +288,10 @@ def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
     if settings().show:
         dump_built(implementation, choice.config, w, spec)
     if device.type == "cpu":
-        return implementation.build(choice.config, w, spec)
+        run = implementation.build(choice.config, w, spec)
+        if w.operator.indexed is None or implementation.keeps_promises:
+            return run
+        return in_range_first(w, apart(w, run))  # PyTorch's other kernels may read -1 as the last
     if implementation.races and choice.source != "explicit":
         asked = _build(w, device, replace(choice, source="explicit"))
         return _by_mode(w, device, asked, _unbuilt(w, device)[0], selection.choose, 0)

@@ -59,6 +59,11 @@ class Inductor(Implementation):
             return "torch.compile needs Triton on a GPU; run: pip install triton"
         return None
 
+    def only_compared(self, w: Workload) -> str | None:
+        if w.operator.indexed is not None and w.operator.indexed.last_wins:
+            return "it leaves open which of several writes to one place wins"
+        return None
+
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         """Compile now, on scratch tensors of the workload's layout.
 

@@ -223,6 +223,21 @@ def test_out_of_place_the_error_is_the_same_one(name, args, differentiable):
             getattr(tw, name)(x.requires_grad_(differentiable), *args)
 
 
+@pytest.mark.parametrize("implementation", ["index_add_index_put", "index_add_scatter_add"])
+@pytest.mark.parametrize("far", [6, -1])
+def test_by_pytorchs_other_kernels_it_is_the_same_one_too(implementation, far):
+    x, index = torch.zeros(6, 3), torch.tensor([0, far])
+    for run in (tw.index_add, tw.index_add_):
+        with (
+            tw.use(implementation),
+            pytest.raises(IndexOutOfRange, match=f"index {far} is out of range for 6 places"),
+        ):
+            run(x, 0, index, torch.ones(2, 3))
+    with tw.use(implementation), pytest.raises(tw.SharedMemory, match="memory with source"):
+        tw.index_add_(x, 0, torch.tensor([0, 5]), x[1:3])
+    assert not x.any()
+
+
 def test_without_a_second_look_at_indices_that_are_in_range(monkeypatch):
     from tilewright.dispatch import ranges as index_ranges
 

@@ -123,6 +123,17 @@ def test_a_record_of_what_is_only_compared_with_is_skipped(store, probe, monkeyp
     assert chosen(SOFTMAX).source == "default"
 
 
+def test_what_compilers_make_of_an_update_is_only_compared_with(store):
+    updates, sums = (
+        f"{name}(x=f32[40], dim=0, index=i64[90], src=f32[90])"
+        for name in ("scatter", "scatter_add")
+    )
+    for workload in (updates, sums):
+        record(store, workload, "inductor")
+    assert chosen(sums).implementation == "inductor"
+    assert chosen(updates).implementation == "aten"  # whose last write wins on a CPU
+
+
 @pytest.mark.parametrize(
     "near", ["softmax(x=f32[4,16])", "softmax(x=f32[8,12])", "softmax(x=f32[2,8,16])"]
 )
