@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Real
+from numbers import Number
 from typing import Any
 
 import torch
@@ -19,8 +19,9 @@ from tilewright.dispatch.pytorch import bind, or_why, with_numbers_read
 from tilewright.errors import InvalidArgument, InvalidType
 from tilewright.impls.indices._any_index import gather
 from tilewright.op import Op
-from tilewright.ops._indexing import readable
+from tilewright.ops._indexing import number, readable
 from tilewright.signature import of_python
+from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 
 def with_keywords(op: Op, operators: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -89,11 +90,18 @@ def _reducing(
     given = with_numbers_read(op, args, kwargs) or bind(op, args, kwargs)
     bound = {n: of_python(v) for n, v in given.items()}
     x, index, src = (bound.get(n) for n in ("x", "index", "src"))
-    if isinstance(src, Real) and isinstance(x, Tensor) and isinstance(index, Tensor):
-        bound["src"] = x.new_full((), bound["src"]).expand(index.shape)
+    if isinstance(src, Number) and isinstance(x, Tensor) and isinstance(index, Tensor):
+        bound["src"] = _scalar(op, src, x).expand(index.shape)
     if reduce == "add":
         return operators[f"scatter_add{form}"](**bound)
     return operators[f"scatter_reduce{form}"](**bound, reduce="prod")
+
+
+def _scalar(op: Op, value: Any, x: Tensor) -> Tensor:
+    """A number in x's dtype, which has to hold it: new_full makes infinite halves."""
+    if isinstance(value, (int, float)) and x.dtype in DTYPE_NAMES:
+        value = number(op.name, "src", value, TensorSpec(DTYPE_NAMES[x.dtype], ()))
+    return x.new_full((), value)
 
 
 def _sparse_gradient(

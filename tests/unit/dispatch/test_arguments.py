@@ -428,15 +428,16 @@ def test_an_index_of_rows_has_one_dim(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", ["index_add", "scatter"])
+@pytest.mark.parametrize("name", ["index_add", "scatter", "add", "multiply"])
 def test_a_number_beyond_the_dtype_of_x_is_refused_as_by_pytorch(name, dtype):
-    x, index = torch.zeros(4, dtype=dtype), torch.tensor([1])
+    x, index = torch.ones(4, dtype=dtype), torch.tensor([1])
     most = torch.finfo(dtype).max
 
     def call(module, value):
-        if name == "scatter":
-            return module.scatter(x, 0, index, value)
-        return module.index_add(x, 0, index, torch.ones(1, dtype=dtype), alpha=value)
+        if name == "index_add":
+            return module.index_add(x, 0, index, torch.ones(1, dtype=dtype), alpha=value)
+        reduce = {} if name == "scatter" else {"reduce": name}
+        return module.scatter(x, 0, index, value, **reduce)
 
     for value in (most, -most, math.inf, -math.inf):
         assert torch.equal(call(tw, value), call(torch, value))

@@ -3,6 +3,7 @@
 import inspect
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -225,6 +226,16 @@ def test_a_number_is_reduced_as_pytorch_does(value, reduce):
     if value == value and value != float("inf"):
         whole = torch.scatter(X.long(), 1, INDEX, value, reduce=reduce)
         assert torch.equal(tw.scatter(X.long(), 1, INDEX, value, reduce=reduce), whole)
+
+
+@pytest.mark.parametrize("reduce", ["add", "multiply"])
+@pytest.mark.parametrize("value", [1 - 2j, np.complex128(2j), torch.tensor(1 + 1j)])
+def test_so_is_a_complex_one(value, reduce):
+    x, number = torch.view_as_complex(torch.randn(4, 3, 2)), complex(value)
+    theirs = torch.scatter(x, 0, INDEX, number, reduce=reduce)
+    torch.testing.assert_close(tw.scatter(x, 0, INDEX, value=value, reduce=reduce), theirs)
+    with pytest.raises(RuntimeError, match="without overflow"):
+        tw.scatter(x.real, 0, INDEX, value=value, reduce=reduce)
 
 
 def test_scatter_with_reduce_has_the_gradients_of_what_it_calls():
