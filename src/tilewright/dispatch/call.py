@@ -41,7 +41,11 @@ from tilewright.dispatch.gradients import generated_backward, known_reach
 from tilewright.dispatch.indices.gradients import Moved, keeps_bits, keeps_order, moves
 from tilewright.dispatch.indices.other_dtypes import is_of_another_dtype, of_another_dtype
 from tilewright.dispatch.keywords import called_by, with_keywords
-from tilewright.dispatch.plain_calls import any_without_memory, under_a_default_device
+from tilewright.dispatch.plain_calls import (
+    any_without_memory,
+    refuse_on_meta,
+    under_a_default_device,
+)
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import (
     as_pytorch,
@@ -308,6 +312,9 @@ def _unlike_plain_tensors(
     op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    if any(t.is_meta for t in tensors):
+        bound = bind(op, args, kwargs)
+        refuse_on_meta(op.name, {n: bound[n] for n in op.parameters if n in bound})
     if op.outputs_like is None or all(other_layout(t) is None for t in tensors):
         return as_pytorch(op, args, kwargs)  # in PyTorch's words too, where it has the function
     return or_why(op, args, kwargs, lambda: as_pytorch(op, args, kwargs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from tilewright.errors import InvalidType
+from tilewright.errors import InvalidArgument, InvalidType
 from tilewright.tensor_spec import other_layout
 
 _PLAIN = (Tensor, Parameter)
@@ -67,3 +67,21 @@ def refuse_others(op: str, wanted: str, kinds: type | tuple[type, ...], **given:
     for name, value in given.items():
         if not isinstance(value, kinds) or (type(value) is bool and kinds is not bool):
             raise InvalidType(f"{op}: {name} is of type {type(value).__name__}, expected {wanted}")
+
+
+def refuse_on_meta(name: str, given: Mapping[str, Any]) -> None:
+    """Some of PyTorch's functions read a tensor on meta beside a first one that has memory as if it
+    had some, too.
+
+    Args:
+        given: arguments by name, the first of them what a result is made of.
+
+    Raises:
+        InvalidArgument: one behind it is on meta, and it is not.
+    """
+    (main, x), *others = ((n, v) for n, v in given.items() if isinstance(v, Tensor))
+    for argument, t in others:
+        if t.is_meta and not x.is_meta:
+            raise InvalidArgument(
+                f"{name}: {argument} is on meta, but {main} is on {x.device}; make it there"
+            )

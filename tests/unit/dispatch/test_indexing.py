@@ -535,3 +535,33 @@ def test_of_a_tensor_that_is_not_contiguous_one_copy_is_made(accumulate):
         assert took < 1.5 * x.nbytes
         took = peak_bytes(lambda: tw.index_put(x, index, torch.ones(50), accumulate))
         assert took < 2.5 * x.nbytes
+
+
+@pytest.mark.parametrize("place", ["indices", "a mask", "values"])
+def test_what_has_no_memory_is_not_read_beside_what_has(place):
+    x, index, values = torch.zeros(6, 3), torch.tensor([0, 2]), torch.ones(2, 3)
+    given = {
+        "indices": ((index.to("meta"),), values),
+        "a mask": ((torch.ones(6, dtype=torch.bool, device="meta"),), values[0]),
+        "values": ((index,), values.to("meta")),
+    }[place]
+    for run in (tw.index_put, tw.index_put_):
+        with pytest.raises(ValueError, match="is on meta, but input is on cpu"):
+            run(x, *given)
+    with pytest.raises(ValueError, match="input is on meta, but weight is on cpu"):
+        tw.embedding(index.to("meta"), x)
+    assert tw.index_put(x.to("meta"), (index,), values).is_meta
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bool])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_nor_is_an_index_on_meta(differentiable, dtype):
+    x, index = torch.zeros(6, 3, dtype=dtype), torch.zeros(2, 3, dtype=torch.long, device="meta")
+    x.requires_grad_(differentiable and dtype is not torch.bool)
+    for call in (
+        lambda: tw.gather(index=index, dim=0, input=x),
+        lambda: tw.scatter(x, 0, index, x[:2]),
+        lambda: tw.index_add(x, 0, index[:, 0], x[:2]),
+    ):
+        with pytest.raises(ValueError, match=r"index is on meta|tensors are on cpu, meta"):
+            call()

@@ -21,6 +21,7 @@ from tilewright.dispatch.indices.gradients import run_beside
 from tilewright.dispatch.plain_calls import (
     any_without_memory,
     is_traced,
+    refuse_on_meta,
     refuse_others,
     under_a_default_device,
 )
@@ -90,6 +91,7 @@ def embedding(
         or input.device != weight.device
         or is_traced(input, weight)
     ):
+        refuse_on_meta("embedding", {"weight": weight, "input": input})
         return run(input, weight, max_norm=max_norm)
     rows = weight.shape[0]
     if padding_idx is not None and padding_idx and not -rows <= padding_idx < rows:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.dispatch.plain_calls import refuse_on_meta
 from tilewright.dispatch.ranges import look_after, look_first
 from tilewright.errors import InvalidArgument
 from tilewright.impls._in_place import refuse_shared
@@ -47,6 +48,7 @@ def of_another_dtype(op: Op, operators: Any, bound: Mapping[str, Any]) -> Tensor
     defaults = {n: p.default for n, p in op.parameters.items() if p.default is not p.empty}
     kinds = {n: p.annotation for n, p in op.parameters.items()}
     given = {n: v if kinds[n] == "bool" else of_python(v) for n, v in {**defaults, **bound}.items()}
+    refuse_on_meta(op.name, {n: given[n] for n in op.parameters})
     _check(op, given)
     _refuse_unordered(op, given)
     adds = given.get("reduce", "sum") in ("sum", "mean") and not op.name.startswith("index_reduce")

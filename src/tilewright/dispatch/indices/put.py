@@ -29,6 +29,7 @@ from tilewright.dispatch.indices.gradients import Moved
 from tilewright.dispatch.plain_calls import (
     any_without_memory,
     is_transformed,
+    refuse_on_meta,
     refuse_others,
     under_a_default_device,
 )
@@ -123,6 +124,8 @@ def _in_form(
             return _in_form(name, put, pytorchs, x, indices, values, accumulate)
     others = is_transformed(x, values, *indices) or any_without_memory((x, values, *indices))
     if others or is_tracing() or _is_any_autocast_enabled():
+        read = {f"indices[{d}]": index for d, index in enumerate(indices)}
+        refuse_on_meta(name, {"input": x, **read, "values": values})
         return pytorchs(x, tuple(indices), values, accumulate)
     indices = _positions(x, indices)
     shape = _common_shape(x, indices, values)
