@@ -55,7 +55,9 @@ def test_names_to_type_are_whole_on_80_columns(capsys, monkeypatch):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "devices"])
 def test_everything_says_what_it_is(kind, capsys):
-    assert [thing["name"] for thing in listed(capsys, kind)[kind] if not thing["summary"]] == []
+    silent = [thing["name"] for thing in listed(capsys, kind)[kind] if not thing["summary"]]
+    # A function that another test fused says what its writer wrote.
+    assert [name for name in silent if name not in OPS or not OPS[name].fused] == []
 
 
 def test_an_operator_has_the_signature_that_workloads_are_written_by(capsys):
