@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 from tilewright.device import DEVICES, DeviceSpec, spec_of
+from tilewright.fusion.remembered import ByOperator
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
 from tilewright.record import Record
@@ -20,14 +20,14 @@ def as_declared(record: Record, w: Workload, spec: DeviceSpec | None = None) -> 
     """
     if (spec := spec or _spec_of(record)) is None:
         return record
-    declared = _declared(record.implementation, w, spec)
+    declared = _declared(w, record.implementation, spec)
     order = {name: i for i, name in enumerate(declared)}
     knobs = sorted(record.config, key=lambda name: order.get(name, len(order)))
     return replace(record, config={name: record.config[name] for name in knobs})
 
 
-@functools.lru_cache
-def _declared(implementation: str, w: Workload, spec: DeviceSpec) -> tuple[str, ...]:
+@ByOperator
+def _declared(w: Workload, implementation: str, spec: DeviceSpec) -> tuple[str, ...]:
     impl = IMPLS.get(implementation)
     if impl is None or not impl.serves(w.op) or impl.unsupported(w, spec):
         return ()

@@ -12,7 +12,6 @@ from emulated import Emulated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.call import operators
-from tilewright.dispatch.prepared import FREE_COMPILATIONS, HOT_CALLS, state
 from tilewright.errors import CompileError, InvalidArgument, NoImplementation
 from tilewright.fusion.cuda import target
 from tilewright.impl import IMPLS
@@ -463,114 +462,6 @@ def test_pytorch_runs_dtypes_of_which_there_are_no_kernels_where_that_is_asked_f
 
 def test_an_empty_tensor_gives_an_empty_result():
     assert tw.fuse(gelu_of_sum)(torch.empty(0, 4), torch.empty(4)).shape == (0, 4)
-
-
-@pytest.fixture
-def binaries(tmp_path, monkeypatch):
-    """How many were compiled."""
-    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
-    return lambda: len(list((tmp_path / "cache").glob("*/*.so")))
-
-
-def told_of_compilations(recwarn):
-    return [m for r in recwarn if "kernels were compiled for calls of" in (m := str(r.message))]
-
-
-def test_200_widths_compile_so_many_kernels_and_no_more(binaries, recwarn):
-    def scaled_softmax(x, w):
-        return torch.softmax(x * w, -1) * w
-
-    fused = tw.fuse(scaled_softmax)
-
-    def check(rows, n):
-        x, w = torch.randn(rows, n), torch.randn(n)
-        torch.testing.assert_close(fused(x, w), scaled_softmax(x, w))
-
-    for n in range(100, 300):
-        check(3, n)
-    assert binaries() == FREE_COMPILATIONS
-    for n in (100, 110, 131):  # other rows of what was compiled
-        built = len(state.built)
-        check(2, n)
-        assert (binaries(), len(state.built)) == (FREE_COMPILATIONS, built + 1)
-    for _ in range(HOT_CALLS - 1):
-        assert binaries() == FREE_COMPILATIONS
-        check(3, 299)
-    assert binaries() == FREE_COMPILATIONS + 1
-    (told,) = told_of_compilations(recwarn)
-    assert all(word in told for word in ("scaled_softmax on cpu", "Tune", "pad", "scalars="))
-
-
-@pytest.mark.filterwarnings("ignore:0 kernels were compiled")
-def test_halves_are_computed_in_fp32_where_nothing_is_compiled_yet(binaries, monkeypatch):
-    monkeypatch.setattr("tilewright.dispatch.prepared.FREE_COMPILATIONS", 0)
-
-    def rms_over(x, y):
-        return ((x * x).sum(-1, keepdim=True) / 3 + 0.5).sqrt().half().float().tanh() * y + y.sum()
-
-    x, y = torch.full((4, 40), 300.0).half(), torch.randn(40).half().requires_grad_()
-    fused, found = tw.fuse(rms_over), []
-    for _ in range(HOT_CALLS):
-        assert binaries() == 0
-        out = fused(x, y)
-        found.append((out, *torch.autograd.grad(out.float().square().sum(), y)))
-    assert binaries() == 2
-    assert [t.dtype for t in found[0]] == [torch.float32, torch.float16]
-    for out, gradient in found:
-        assert out.isfinite().all()
-        torch.testing.assert_close((out, gradient), found[-1], rtol=2e-3, atol=1e-3)
-
-
-@pytest.mark.filterwarnings("ignore:0 kernels were compiled")
-def test_what_is_given_by_name_alone_is_kept_where_nothing_is_compiled_yet(binaries, monkeypatch):
-    monkeypatch.setattr("tilewright.dispatch.prepared.FREE_COMPILATIONS", 0)
-
-    def shifted(x, *, by, factor=1.0):
-        return x * factor + by
-
-    fused, x, by = tw.fuse(shifted), torch.randn(4, 40), torch.randn(40)
-    for _ in range(HOT_CALLS):
-        assert binaries() == 0
-        torch.testing.assert_close(fused(x, by=by, factor=3.0), shifted(x, by=by, factor=3.0))
-    assert binaries() == 1
-
-
-@pytest.mark.parametrize("implementation", ["aten", "inductor"])
-def test_what_is_given_by_name_alone_is_kept_by_pytorch(implementation):
-    def widened(x, *, columns, value=0.0):
-        return F.pad(x, (0, columns), value=value)
-
-    fused = tw.fuse(widened)
-    for x in (torch.randn(4, 5), torch.randn(4, 0)):
-        with tw.use(implementation):
-            found = fused(x, columns=2, value=3.0)
-        torch.testing.assert_close(found, widened(x, columns=2, value=3.0))
-
-
-def test_widths_of_gradients_are_bounded_and_masks_stay_those_of_the_seed(
-    binaries, monkeypatch, recwarn
-):
-    monkeypatch.setattr("tilewright.dispatch.prepared.FREE_COMPILATIONS", 2)
-
-    def dropped_norm(x, weight, p: float = 0.5):
-        return F.layer_norm(F.dropout(x, p), (x.shape[-1],), weight)
-
-    fused = tw.fuse(dropped_norm)
-    seed = torch.tensor(3)
-
-    def gradients(n):
-        generator = torch.Generator().manual_seed(n)
-        x, w = (torch.randn(*s, generator=generator, requires_grad=True) for s in ((8, n), (n,)))
-        out = fused(x, w, seed=seed)
-        return out, *torch.autograd.grad(out.square().sum(), [x, w])
-
-    found = {n: gradients(n) for n in (64, 65, 66, 67, 68)}
-    assert binaries() == 4
-    assert len(told_of_compilations(recwarn)) == 2  # of the function, and of its gradients
-    monkeypatch.setattr("tilewright.dispatch.prepared.FREE_COMPILATIONS", 100)
-    for n, right in found.items():
-        torch.testing.assert_close(gradients(n), right, rtol=1e-4, atol=1e-5)
-    assert binaries() == 10
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
