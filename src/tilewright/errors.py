@@ -67,6 +67,10 @@ class LaunchError(TilewrightError):
     """The driver refused a kernel, or a kernel failed while running."""
 
 
+class OutOfMemory(LaunchError):
+    """The driver found no memory on the GPU for a kernel's code."""
+
+
 class WorkerDied(LaunchError):
     """The measuring process ended or hung while it ran a candidate."""
 

@@ -43,6 +43,11 @@ extern "C" __global__ void cluster_size(int* out) {
   if (threadIdx.x == 0) out[blockIdx.x] = size * 100 + rank;
 }
 """
+ROOM = 64 << 20
+ROOM_SOURCE = f"""
+__device__ char room[{ROOM}];
+extern "C" __global__ void large(char* out) {{ out[0] = room[threadIdx.x]; }}
+"""
 N = 1000
 
 
@@ -246,6 +251,18 @@ def test_a_tensor_on_cuda_1_works_while_cuda_0_is_current(add):
         launch_add(add, x, y, out)
         assert torch.equal(out, x + y)
         assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.alone
+def test_a_kernel_loads_where_pytorch_keeps_what_tensors_left_free(needs_memory):
+    needs_memory(1 << 30)
+    large = kernel("large", "P", ROOM_SOURCE)
+    tensors = [torch.empty(torch.cuda.mem_get_info(0)[0] - ROOM // 2, dtype=torch.uint8, device=0)]
+    with pytest.raises(LaunchError, match="free some: delete tensors"):
+        large.load(0)
+    tensors.clear()
+    assert torch.cuda.mem_get_info(0)[0] < ROOM
+    large.load(0)
 
 
 @pytest.mark.alone

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, OutOfMemory
 
 _LIBRARY = "libcuda.so.1"
 
@@ -16,8 +16,8 @@ _LIBRARY = "libcuda.so.1"
 SMS, MAX_SHARED_PER_BLOCK_OPTIN, CLUSTER_LAUNCH = 16, 97, 120  # CUdevice_attribute
 STATIC_SHARED, MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 1, 8, 14  # CUfunction_attribute
 COOPERATIVE, CLUSTER_DIMENSION, OVERLAPPING = 2, 4, 6  # CUlaunchAttributeID
-INVALID_VALUE, INVALID_IMAGE, INVALID_CONTEXT, NO_BINARY = 1, 200, 201, 209  # CUresult
-INVALID_HANDLE, CAPTURE_IMPLICIT = 400, 906
+INVALID_VALUE, OUT_OF_MEMORY, INVALID_IMAGE, INVALID_CONTEXT, NO_BINARY = 1, 2, 200, 201, 209
+INVALID_HANDLE, CAPTURE_IMPLICIT = 400, 906  # CUresult
 _RELAXED = 2  # CUstreamCaptureMode
 
 
@@ -143,6 +143,11 @@ def capture_id(stream: int) -> int:
 
 
 def check(status: int, doing: str) -> None:
+    if status == OUT_OF_MEMORY:
+        raise OutOfMemory(
+            f"{doing}: {describe(status)}; free some: delete tensors, or end other processes that "
+            "`nvidia-smi` lists on this GPU"
+        )
     if status:
         raise LaunchError(f"{doing}: {describe(status)}")
 

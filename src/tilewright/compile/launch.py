@@ -14,9 +14,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+import torch
+
 from tilewright.compile import cuda
 from tilewright.compile.cache import Compiled
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, OutOfMemory
 
 Dim3 = tuple[int, int, int]
 Shape = tuple[Dim3, Dim3, int, int, int, bool, bool]
@@ -227,7 +229,11 @@ class CudaKernel:
                     "being captured; call the operator once before the capture"
                 )
             with cuda.capture_elsewhere_unharmed():
-                function = self._function(device_index)
+                try:
+                    function = self._function(device_index)
+                except OutOfMemory:  # PyTorch keeps what tensors left free, often all there is
+                    torch.cuda.empty_cache()
+                    function = self._function(device_index)
             # The driver itself tells when a context of the current device is not current.
             current_device = cuda.current_device() if cuda.device_count() > 1 else None
             handle = ctypes.c_void_p(function)

@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tilewright.build import CompileTask
 from tilewright.compile import cuda, cxx, tensor_map
@@ -24,7 +25,7 @@ struct Config {
 struct Attribute { unsigned id, pad, cluster[3]; };
 static thread_local uint64_t current = 0x100;
 extern "C" {
-int loads, capturing, mode = 0, refuse, devices = 2, attributes_set[2];
+int loads, capturing, mode = 0, refuse, full, devices = 2, attributes_set[2];
 Config config; Attribute attribute; uint64_t function, launched_in;
 void set_thread_context(uint64_t c) { current = c; }
 uint64_t get_thread_context() { return current; }
@@ -55,7 +56,11 @@ int cuModuleGetFunction(uint64_t* f, uint64_t, const char* name) {
   return strcmp(name, "scale") ? 500 : 0;
 }
 int cuFuncGetAttribute(int* v, int a, uint64_t) { *v = a == 1 ? 1024 : -1; return 0; }
-int cuFuncSetAttribute(uint64_t, int a, int v) { attributes_set[a == 14] = v; return 0; }
+int cuFuncSetAttribute(uint64_t, int a, int v) {
+  if (full) return 2;
+  attributes_set[a == 14] = v;
+  return 0;
+}
 int cuLaunchKernelEx(const Config* c, uint64_t f, void** p, void**) {
   if (refuse) return refuse;
   if (f != 0x300 + current) return current ? 400 : 201;
@@ -346,6 +351,39 @@ def test_loading_is_refused_while_a_graph_is_captured(driver, kernel, capturing)
     with pytest.raises(LaunchError, match="before the capture"):
         sum_through(kernel)
     assert driver.number("loads").value == 0
+
+
+@pytest.fixture
+def memory_kept_by_torch(driver, monkeypatch):
+    """What the driver finds full until PyTorch gives back what it keeps; the times that it did."""
+    given_back = []
+    driver.number("full").value = 1
+
+    def empty_cache():
+        given_back.append(driver.number("mode").value)
+        driver.number("full").value = 0
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    return given_back
+
+
+def test_memory_that_pytorch_keeps_is_given_back_for_a_kernel_to_load(
+    driver, kernel, memory_kept_by_torch
+):
+    assert sum_through(kernel) == (1 << 40) + 2
+    assert memory_kept_by_torch == [2]  # as relaxed as loads are, while others capture
+    assert driver.number("loads").value == 2
+    sum_through(kernel, 1)
+    assert memory_kept_by_torch == [2]
+
+
+def test_a_gpu_too_full_for_a_kernel_to_load_is_named_with_the_way_out(driver, kernel, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    driver.number("full").value = 1
+    with pytest.raises(LaunchError, match=r"scale on cuda:0.*free some: delete tensors"):
+        sum_through(kernel)
+    driver.number("full").value = 0
+    assert sum_through(kernel) == (1 << 40) + 2
 
 
 def test_a_loaded_kernel_launches_while_a_graph_is_captured(driver, kernel):
