@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexing import shapes
-from tilewright.impls.indices._boxes import beyond, box_of
+from tilewright.impls.indices.elements._boxes import beyond, box_of
 from tilewright.tensor_spec import TensorSpec
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
-from tilewright.impls.indices.bucket_products import MOST_FACTORS, unit_bits
+from tilewright.impls.indices.elements.bucket_products import MOST_FACTORS, unit_bits
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.op import Workload
 

@@ -17,7 +17,7 @@ from tilewright.dispatch import selection
 from tilewright.errors import NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.impls.indices._indexed import Launch, TorchCall, most_bytes, source_text
-from tilewright.impls.indices.rows_sorted_torch import COUNTERS, TorchSort
+from tilewright.impls.indices.rows.rows_sorted_torch import COUNTERS, TorchSort
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 GPUS = [d for d in DEVICES.values() if d.kind == "cuda"]
 needs_nvrtc = pytest.mark.skipif(nvrtc.missing() is not None, reason="NVRTC is not installed")
 
-COMMON, PRODUCTS = source_text({}, "common.cuh"), source_text({}, "product.cuh")
+COMMON, PRODUCTS = source_text({}, "common.cuh"), source_text({}, "rows/product.cuh")
 GATHERS = ("gather_cuda", "gather_tiled")
 CUDA_WORKLOADS = [
     "index_add(x=f32[1000,64], dim=0, index=i64[1000000], source=f32[1000000,64])!donate=x",

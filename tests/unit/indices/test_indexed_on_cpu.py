@@ -11,7 +11,7 @@ from indexing import gathers
 from tilewright.device import DEVICES, spec_of
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS
-from tilewright.impls.indices.rows_cpp import METHODS
+from tilewright.impls.indices.rows.rows_cpp import METHODS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 

@@ -15,7 +15,7 @@ from indexing import cuda_kernels, gathers
 from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.impl import IMPLS
-from tilewright.impls.indices import _sorted_rows
+from tilewright.impls.indices.rows import _sorted_rows
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload

@@ -19,9 +19,9 @@ from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
-from tilewright.impls.indices import rows_balanced
 from tilewright.impls.indices._indexed import most_bytes
-from tilewright.impls.indices._rows import served_rows
+from tilewright.impls.indices.rows import rows_balanced
+from tilewright.impls.indices.rows._rows import served_rows
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload

@@ -16,8 +16,8 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.dispatch import selection
 from tilewright.impl import IMPLS
-from tilewright.impls.indices import rows_serial
-from tilewright.impls.indices._rows import served_rows
+from tilewright.impls.indices.rows import rows_serial
+from tilewright.impls.indices.rows._rows import served_rows
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload

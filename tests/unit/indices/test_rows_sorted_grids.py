@@ -7,7 +7,7 @@ from cuda_on_cpu import DEVICE, OnCpu
 
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
-from tilewright.impls.indices import _sorted_rows
+from tilewright.impls.indices.rows import _sorted_rows
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 

@@ -11,7 +11,7 @@ from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS
-from tilewright.impls.indices._rows import served_rows
+from tilewright.impls.indices.rows._rows import served_rows
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 from tilewright.suite import SUITES

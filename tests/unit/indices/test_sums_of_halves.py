@@ -17,7 +17,7 @@ from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.prepared import HOT_CALLS
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import IMPLS
-from tilewright.impls.indices import sums_widened
+from tilewright.impls.indices.rows import sums_widened
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 from tilewright.tensor_spec import HALVES

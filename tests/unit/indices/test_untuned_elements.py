@@ -12,9 +12,9 @@ from tilewright.device import DEVICES
 from tilewright.dispatch import prepared, selection
 from tilewright.impl import IMPLS, OWN_BACKENDS, implementations
 from tilewright.impls.indices._indexed import streamed_us
-from tilewright.impls.indices._scatter import bound
-from tilewright.impls.indices._updates import CELLS_FIRST, MOST_FIRST
-from tilewright.impls.indices.scatter_buckets import PLACES_IN_PLACE
+from tilewright.impls.indices.elements._scatter import bound
+from tilewright.impls.indices.elements._updates import CELLS_FIRST, MOST_FIRST
+from tilewright.impls.indices.elements.scatter_buckets import PLACES_IN_PLACE
 from tilewright.op import Workload
 from tilewright.suite import SUITES
 

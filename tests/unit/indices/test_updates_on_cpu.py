@@ -9,9 +9,9 @@ from cuda_on_cpu import DEVICE, OnCpu, fault_reported
 
 from tilewright.compile import cxx, nvrtc
 from tilewright.impl import IMPLS
-from tilewright.impls.indices._scatter import served_scatter
-from tilewright.impls.indices.scatter_exchange import sizes
-from tilewright.impls.indices.scatter_winner import launches_of
+from tilewright.impls.indices.elements._scatter import served_scatter
+from tilewright.impls.indices.elements.scatter_exchange import sizes
+from tilewright.impls.indices.elements.scatter_winner import launches_of
 from tilewright.indexed import DISTRIBUTIONS
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload

@@ -1,0 +1,1 @@
+"""Separate elements that an index sends to places: scatters, and sums of one column."""

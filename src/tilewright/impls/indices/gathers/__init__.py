@@ -1,0 +1,1 @@
+"""Elements and rows that an index fetches."""
