@@ -71,8 +71,10 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float =
 
 
 def _number(x: Tensor, alpha: float) -> float | int:
-    """A whole number beside integers, where 64 bits hold it; of others PyTorch says why not."""
-    integers = x.dtype != torch.bool and not (x.is_floating_point() or x.is_complex())
-    if integers and isinstance(alpha, Real) and -(2**63) <= alpha < 2**63:
+    """A whole number beside integers that hold it; of what they do not hold PyTorch says why."""
+    if x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
+        return alpha
+    range_of = torch.iinfo(x.dtype)
+    if isinstance(alpha, Real) and range_of.min <= alpha <= range_of.max:
         return int(alpha)
     return alpha

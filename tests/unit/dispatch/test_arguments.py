@@ -231,17 +231,18 @@ def test_a_number_that_no_float_holds_is_refused_in_words(number):
         tw.scatter(X, 0, INDEX, number)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.bool])
-def test_beside_small_integers_pytorch_says_what_is_no_factor(dtype):
-    given = X.to(dtype), 0, ROWS, SRC.to(dtype)
-    for alpha in (1e30, 2j):
-        found = []
-        for m in (torch, tw):
-            try:
-                found.append(m.index_add(*given, alpha=alpha).tolist())
-            except RuntimeError as error:
-                found.append(str(error))
-        assert found[0] == found[1]
+@pytest.mark.parametrize("alpha", [1e30, 2j, -1.9, -0.5, -1, 1.9, 127.5, 255.5, -(2**15) - 0.5])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.bool])
+def test_beside_small_integers_pytorch_says_what_is_no_factor(dtype, alpha):
+    x = X.to(dtype)
+    given = 0, ROWS, SRC.to(dtype)
+    found = []
+    for call in (torch.index_add, tw.index_add, torch.Tensor.index_add_, tw.index_add_):
+        try:
+            found.append(call(x.clone(), *given, alpha=alpha).tolist())
+        except RuntimeError as error:
+            found.append(str(error))
+    assert found == found[:1] * 4
 
 
 def test_what_has_no_dims_takes_a_source_and_an_index_of_none():
