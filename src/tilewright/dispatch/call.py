@@ -338,8 +338,9 @@ def _with_gradients(
             return call(**{**bound, "src": named})
         if is_of_another_dtype(op, args, kwargs):
             return of_another_dtype(op, operators, bound)
-        if op.form_of is not None:
-            _refuse_shared(op.form_of, bound)
+    if op.form_of is not None and state.enabled:
+        _refuse_shared(op, bound)
+    if op.indexed is not None and state.enabled:
         if op.form_of is not None and keeps_order(op, bound.get("x")):
             return bound["x"].copy_(operators[op.form_of](**bound))
         if moves(op, bound):
@@ -394,15 +395,17 @@ def _named_slice(bound: Mapping[str, Any]) -> Tensor | None:
     return src[tuple(slice(n) for n in index.shape)]
 
 
-def _refuse_shared(name: str, bound: Mapping[str, Any]) -> None:
+def _refuse_shared(form: Op, bound: Mapping[str, Any]) -> None:
     """Whatever runs: some ways copy what they read before they write."""
     tensors = {
         n: v
         for n, v in bound.items()
         if type(v) in (Tensor, Parameter) and v.layout is torch.strided and v.dtype in DTYPE_NAMES
     }
-    if "x" in tensors:
-        refuse_shared(name, "x", tensors.pop("x"), **tensors)
+    for name in form.writes or ("x",):
+        if name in tensors:
+            read = {n: t for n, t in tensors.items() if n != name}
+            refuse_shared(str(form.form_of), name, tensors[name], **read)
 
 
 # --- tensors that are not what lies at their address -------------------------------------------

@@ -289,22 +289,26 @@ def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
         dump_built(implementation, choice.config, w, spec)
     if device.type == "cpu":
         run = implementation.build(choice.config, w, spec)
-        if w.operator.indexed is None or implementation.keeps_promises:
+        if implementation.keeps_promises:
             return run
-        return in_range_first(w, apart(w, run))  # PyTorch's other kernels may read -1 as the last
+        run = apart(w, run)
+        if w.operator.indexed is None:
+            return run
+        return in_range_first(w, run)  # PyTorch's other kernels may read -1 as the last
     if implementation.races and choice.source != "explicit":
         asked = _build(w, device, replace(choice, source="explicit"))
         return _by_mode(w, device, asked, _unbuilt(w, device)[0], selection.choose, 0)
     with torch.cuda.device(device):
         executable = implementation.build(choice.config, w, spec)
+    run = executable if implementation.keeps_promises else apart(w, executable)
     if torch.cuda.device_count() == 1 or executable.any_device_current:
-        return executable
+        return run
 
     def on_its_device(*tensors: Tensor, **scalars: Any) -> Any:
         if torch._C._cuda_getDevice() == device.index:
-            return executable(*tensors, **scalars)
+            return run(*tensors, **scalars)
         with torch.cuda.device(device):
-            return executable(*tensors, **scalars)
+            return run(*tensors, **scalars)
 
     return on_its_device
 
@@ -337,7 +341,7 @@ def _unbuilt(w: Workload, device: torch.device) -> Built:
 def _vendor(w: Workload, device: torch.device) -> Run:
     """PyTorch's kernel, but one of ours where its deterministic mode asks for it."""
     if w.operator.indexed is None:
-        return vendor(w)
+        return apart(w, vendor(w))
     run = of_any_index(w) if w.operator.outlives_indices(device.type) else vendor(w)
     run = apart(w, run)
     if races(w, device):

@@ -98,6 +98,7 @@ def conv2d_weight_bias_grad(
 
     Raises:
         InvalidArgument: the shapes do not belong to one convolution, or the dtypes do not fit.
+        SharedMemory: in place, what is written to has memory of another tensor of the call.
 
     Source: PyTorch's autograd (convolution_backward).
     """

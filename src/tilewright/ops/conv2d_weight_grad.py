@@ -90,6 +90,7 @@ def conv2d_weight_grad(
 
     Raises:
         InvalidArgument: the shapes do not belong to one convolution, or the dtypes do not fit.
+        SharedMemory: in place, what is written to has memory of another tensor of the call.
     """
     geometry = (kernel_size, stride, padding, dilation, groups)
     found, _ = gradients(x, grad_output, *geometry, bias=False)

@@ -1,6 +1,7 @@
 """Tensors written in place that have memory of one that is read: one error, whatever runs."""
 
 import contextlib
+import math
 
 import pytest
 import torch
@@ -77,6 +78,47 @@ def test_an_index_that_is_written_to_is_refused_too():
         with pytest.raises(tw.SharedMemory, match="shares memory with index; clone index"):
             call()
     assert torch.equal(x, torch.arange(10))
+
+
+X, GRAD, WEIGHT = (2, 4, 5, 5), (2, 6, 5, 5), (6, 4, 3, 3)
+DETOURS = ("contiguous", "channels_last", "per_image")
+
+
+def lying_at(memory, start, shape):
+    return memory[start : start + math.prod(shape)].view(shape)
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+@pytest.mark.parametrize("forced", [None, "aten", *(f"conv2d_weight_grad_{d}" for d in DETOURS)])
+@pytest.mark.parametrize(
+    ("into_at", "bias_at", "words"),
+    [
+        (600, 610, "into is written in place and shares memory with into_bias; clone into_bias"),
+        (100, 900, "into is written in place and shares memory with x; clone x"),
+        (300, 900, "into is written in place and shares memory with grad_output; clone grad_outp"),
+        (600, 0, "into_bias is written in place and shares memory with x; clone x"),
+        (600, 499, "into_bias is written in place and shares memory with grad_output"),
+        (600, 816, None),
+    ],
+)
+def test_gradients_that_are_added_to_lie_apart(forced, into_at, bias_at, words, differentiable):
+    numbers = torch.randn(1000)
+    memory = numbers.clone().requires_grad_(differentiable) * 1
+    given = {"x": lying_at(memory, 0, X), "grad_output": lying_at(memory, 200, GRAD)}
+    into = {"into": lying_at(memory, into_at, WEIGHT)}
+    both = {**into, "into_bias": lying_at(memory, bias_at, (6,))}
+    calls = {"conv2d_weight_bias_grad": (tw.conv2d_weight_bias_grad_, both)}
+    if into_at < 600:
+        calls["conv2d_weight_grad"] = tw.conv2d_weight_grad_, into
+    for name, (call, written) in calls.items():
+        with tw.use(forced) if forced else contextlib.nullcontext():
+            for _ in range(2):  # anew, then prepared
+                if words is None:
+                    call(**given, kernel_size=3, padding=1, **written)
+                    continue
+                with pytest.raises(tw.SharedMemory, match=f"^{name}: {words}"):
+                    call(**given, kernel_size=3, padding=1, **written)
+    assert torch.equal(memory, numbers) == (words is not None)
 
 
 @st.composite
