@@ -75,6 +75,18 @@ def touched_share(
     return share
 
 
+def meets_padding_alone(
+    n: int, outputs: int, taps: int, stride: int, padding: int, dilation: int
+) -> bool:
+    """Whether some tap of a filter, along one dim of n pixels, meets none of them."""
+    for tap in range(taps):
+        offset = tap * dilation - padding
+        first = max(-(offset // stride), 0)  # the first output whose pixel is not before x
+        if first >= outputs or first * stride + offset >= n:
+            return True
+    return False
+
+
 def check_weight_grad(name: str, args: dict[str, Any]) -> dict[str, Any]:
     """Hold x, grad_output and the geometry together; make pairs of the latter."""
     x, grad = args["x"], args["grad_output"]
@@ -244,6 +256,10 @@ def gradients(
     if is_dynamo_compiling() or _are_functorch_transforms_active():  # nothing has checked the call
         name = "conv2d_weight_bias_grad" if bias else "conv2d_weight_grad"
         check_sizes(name, x, grad_output, pair(kernel_size), *sizes)
+    if _reads_unwritten(x, grad_output, shape[3], *(size[1] for size in sizes)):
+        wide = x.float(), grad_output.float()
+        dw, db = gradients(*wide, kernel_size, stride, padding, dilation, groups, bias)
+        return dw.to(x.dtype), db.to(x.dtype) if bias else db
     _, dw, db = torch.ops.aten.convolution_backward(
         grad_output, x, weight, [features] if bias else None, *sizes, False, (0, 0), groups,
         (False, True, bias),
@@ -253,6 +269,18 @@ def gradients(
     if not _are_functorch_transforms_active():  # vmap cannot tell or give a memory format
         dw = dw.contiguous(memory_format=_weight_format(x, grad_output))
     return dw, db
+
+
+def _reads_unwritten(
+    x: Tensor, grad_output: Tensor, taps: int, stride: int, padding: int, dilation: int
+) -> bool:
+    """Whether PyTorch's gradient may be of memory that nothing has written: on a CPU with AMX,
+    oneDNN's kernel for bf16 leaves out the columns of the filter that meet padding alone, where
+    the gradient is zero (torch 2.13)."""
+    if x.device.type != "cpu" or not x.dtype == grad_output.dtype == torch.bfloat16:
+        return False
+    columns, outputs = x.shape[3], grad_output.shape[3]
+    return meets_padding_alone(columns, outputs, taps, stride, padding, dilation)
 
 
 def added(into: Tensor, found: Tensor) -> Tensor:

@@ -1,6 +1,9 @@
 """The convolution weight gradient: its operator, floor and suites."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from tilewright.errors import InvalidArgument
 from tilewright.impl import implementations
 from tilewright.measure.ceilings import Ceilings
 from tilewright.op import OPS, Workload
+from tilewright.ops._convolution import meets_padding_alone
 from tilewright.suite import SUITES
 
 H200 = DEVICES["h200"]
@@ -220,6 +224,59 @@ def test_an_infinity_at_the_border_reaches_the_taps_that_meet_it(name, dtype):
     assert found[[0, 1, 3, 4, 5]].isfinite().all()
     assert found[2, :, 1:, 1:].isinf().all()
     assert not (found[2, :, 0].isinf() | found[2, :, :, 0].isinf()).any()
+
+
+BESIDE_PIXELS = """
+import torch
+import tilewright as tw
+
+def gradients(x, grad, how):
+    return tw.conv2d_weight_bias_grad(x, grad, 3, stride=(1, 3), padding=1, **how)
+
+x, grad = torch.ones(3, 1, 1, 1), torch.ones(3, 2, 1, 1)
+expected = gradients(x, grad, {})
+x, grad = x.bfloat16(), grad.bfloat16()
+into = {"into": torch.zeros_like(expected[0]), "into_bias": torch.zeros_like(expected[1])}
+halves = {name: t.bfloat16() for name, t in into.items()}
+compiled = torch.compile(gradients, backend="aot_eager")
+mapped = torch.func.vmap(gradients, (0, 0, None))
+stacked = torch.stack([x, x]), torch.stack([grad, grad])
+leaf = x.clone().requires_grad_()
+ways = {}, {"out_dtype": torch.float32}, into, halves
+found = {
+    **{str(how): gradients(x, grad, how) for how in ways},
+    "compiled": compiled(x, grad, {}),
+    "mapped": [t[1] for t in mapped(*stacked, {})],
+    "differentiable": gradients(leaf, grad, {}),
+    "in place": tw.conv2d_weight_bias_grad_(x, grad, 3, (1, 3), 1, **halves),
+}
+for name in ("contiguous", "channels_last", "f32"):
+    with tw.use(f"conv2d_weight_grad_{name}"):
+        found[name] = gradients(x, grad, {})
+tw.disable()
+found["disabled"] = gradients(x, grad, {})
+for how, both in found.items():
+    if not all(torch.equal(t.float(), e) for t, e in zip(both, expected, strict=True)):
+        print(how, both)
+"""
+
+
+def test_taps_that_meet_padding_alone_have_no_gradient():
+    """oneDNN leaves some of them unwritten, in memory that the environment has malloc fill."""
+    env = {**os.environ, "MALLOC_PERTURB_": "128"}
+    given = {"capture_output": True, "text": True, "check": True, "env": env}
+    out = subprocess.run([sys.executable, "-c", BESIDE_PIXELS], **given)
+    assert out.stdout == ""
+
+
+@given(*(st.integers(least, 6) for least in (0, 1, 1, 1, 0, 1)))
+def test_a_tap_meets_pixels_or_padding_alone(n, outputs, taps, stride, padding, dilation):
+    met = [
+        {i * stride - padding + tap * dilation for i in range(outputs)} & set(range(n))
+        for tap in range(taps)
+    ]
+    found = meets_padding_alone(n, outputs, taps, stride, padding, dilation)
+    assert found == (not all(met))
 
 
 @pytest.mark.parametrize(("allowed", "expected"), [(True, True), (False, None)])
