@@ -311,6 +311,8 @@ class Op:
             for name in destinations:
                 if name not in tensors:
                     raise InvalidArgument(f"{self.name}: {name} is missing: it is written to")
+                if self.indexed is None:  # else PyTorch refuses it, before it is written to
+                    self._refuse_expanded(name, args[name])
             flags = [*flags, f"donate={','.join(destinations)}"]
         flags = canonical_flags(self.name, flags, tensors)
         w = Workload(self.form_of or self.name, tuple(args.items()), flags)
@@ -319,6 +321,14 @@ class Op:
         if self.indexed is None:
             raise InvalidArgument(f"{self.name}: '!indices=' is for operators with an index tensor")
         return replace(w, flags=self.indexed.named(w))
+
+    def _refuse_expanded(self, name: str, spec: TensorSpec) -> None:
+        sizes = zip(spec.shape, spec.real_strides, strict=True)
+        if any(n > 1 and not stride for n, stride in sizes):
+            raise InvalidArgument(
+                f"{self.name}: {name}={spec} is written to, but is expanded: several of its "
+                "elements are one in memory; clone it before the call"
+            )
 
     def _of_unknown_dtype(self, name: str, given: Mapping[str, Any]) -> TensorSpec:
         """A tensor of a dtype that nothing here has, which does not matter of an empty index.

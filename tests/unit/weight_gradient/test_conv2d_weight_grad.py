@@ -209,6 +209,19 @@ def test_in_place_needs_something_to_write_to():
         tw.conv2d_weight_bias_grad_(*HALF_PAIR, 3, padding=1, into=torch.zeros(6, 4, 3, 3))
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_what_is_expanded_is_not_written_to(requires_grad):
+    x, grad = HALF_PAIR[0].clone().requires_grad_(requires_grad), HALF_PAIR[1]
+    weight, bias, one = torch.zeros(6, 4, 3, 3), torch.zeros(6), torch.zeros(())
+    given = {"into": (one.expand(6, 4, 3, 3), bias), "into_bias": (weight, one.expand(6))}
+    for name, into in given.items():
+        with pytest.raises(InvalidArgument, match=f"{name}=.* is written to, but is expanded"):
+            tw.conv2d_weight_bias_grad_(x, grad, 3, padding=1, into=into[0], into_bias=into[1])
+    with pytest.raises(InvalidArgument, match=r"^conv2d_weight_grad_: into=.* is expanded"):
+        tw.conv2d_weight_grad_(x, grad, 3, padding=1, into=one.expand(6, 4, 3, 3))
+    assert not any(t.any() for t in (weight, bias, one))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize(
     "name", ["aten", "conv2d_weight_grad_channels_last", "conv2d_weight_grad_per_image"]
