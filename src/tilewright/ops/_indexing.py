@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active
 
 from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidDim, known_names
 from tilewright.examples import random_tensors
@@ -172,6 +173,25 @@ def reduced_into(
     """x, which `run`, PyTorch's scatter_add_ or scatter_reduce_, has written to."""
     run(columns_of(x, dim, index), dim, readable(index), *args, **more)
     return x
+
+
+def reduced_copy(
+    function: Callable[..., Tensor],
+    run: Callable[..., Any],
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    *args: Any,
+    **more: Any,
+) -> Tensor:
+    """What `function`, PyTorch's scatter_add or scatter_reduce, gives, by its in-place form `run`
+    where it reads the index wrong."""
+    if columns_of(x, dim, index) is not x:
+        if not _are_functorch_transforms_active():
+            copy = x.clone(memory_format=torch.contiguous_format)
+            return reduced_into(run, copy, dim, index, *args, **more)
+        index = index.contiguous()  # vmap may map it alone, and then no x is written in place
+    return function(x, dim, readable(index), *args, **more)
 
 
 def told_once(index: Tensor) -> Tensor:

@@ -13,13 +13,12 @@ from tilewright.op import Workload, op
 from tilewright.ops._indexing import (
     along_dim,
     check_elementwise,
-    columns_of,
     elementwise_batch,
     elementwise_draws,
     elementwise_traffic,
     examples,
-    readable,
     reduced,
+    reduced_copy,
     reduced_into,
 )
 
@@ -70,7 +69,4 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
     Source: PyTorch's torch.scatter_add.
     """
-    if columns_of(x, dim, index) is not x:
-        copy = x.clone(memory_format=torch.contiguous_format)
-        return reduced_into(Tensor.scatter_add_, copy, dim, index, src)
-    return torch.scatter_add(x, dim, readable(index), src)
+    return reduced_copy(torch.scatter_add, Tensor.scatter_add_, x, dim, index, src)

@@ -15,13 +15,12 @@ from tilewright.ops._indexing import (
     along_dim,
     check_elementwise,
     check_reduction,
-    columns_of,
     elementwise_batch,
     elementwise_draws,
     elementwise_traffic,
     examples,
-    readable,
     reduced,
+    reduced_copy,
     reduced_into,
 )
 
@@ -81,7 +80,5 @@ def scatter_reduce(
 
     Source: PyTorch's torch.scatter_reduce.
     """
-    if columns_of(x, dim, index) is not x:
-        copy, run = x.clone(memory_format=torch.contiguous_format), Tensor.scatter_reduce_
-        return reduced_into(run, copy, dim, index, src, reduce, include_self=include_self)
-    return torch.scatter_reduce(x, dim, readable(index), src, reduce, include_self=include_self)
+    functions = torch.scatter_reduce, Tensor.scatter_reduce_
+    return reduced_copy(*functions, x, dim, index, src, reduce, include_self=include_self)

@@ -263,6 +263,24 @@ def test_an_expanded_index_that_is_narrower_than_x_names_its_columns_alone(kind,
             torch.testing.assert_close(mine, theirs, **tolerance)
 
 
+@pytest.mark.parametrize("mapped", [(None, 0, 0), (None, None, 0), (None, 1, None)])
+def test_an_expanded_index_that_is_narrower_than_x_is_mapped_with_or_without_x(mapped):
+    x, src, index = torch.randn(6, 4), torch.randn(5, 3), torch.randint(6, (5,))
+    narrow = index[:, None].expand(5, 3)
+    given = [
+        t if d is None else torch.stack([t, t.flip(0)], d)
+        for t, d in zip((x, narrow, src), mapped, strict=True)
+    ]
+    for function, more in ((tw.scatter_add, ()), (tw.scatter_reduce, ("amax",))):
+        in_full = [*given[:1], given[1].contiguous(), *given[2:]]
+        plain = getattr(torch, function.__name__)
+        found, expected = (
+            torch.func.vmap(lambda x, i, s, f=f, more=more: f(x, 0, i, s, *more), mapped)(*tensors)
+            for f, tensors in ((function, given), (plain, in_full))
+        )
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize(
     ("name", "more"),
