@@ -247,3 +247,16 @@ def test_autocast_around_a_trace_is_none_inside_of_it():
         torch.set_autocast_enabled("cuda", False)
     assert found.implementation == "fused"
     torch.testing.assert_close(function(X), F.layer_norm(X, (8,)) * 2)
+
+
+@runs
+def test_logsumexp_over_no_dims_is_one_over_all_that_keeps_them():
+    def function(x):
+        return torch.logsumexp(x, ())
+
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        function(X)
+    with pytest.raises(InvalidArgument, match=r"give dim=\(0, 1\), or keepdim=True \(.*py:\d+\)"):
+        tw.fuse(function, name="refused")(X)
+    keeping = tw.fuse(lambda x: torch.logsumexp(x, (), keepdim=True), name="taken")
+    torch.testing.assert_close(keeping(X), X.logsumexp((0, 1), keepdim=True))

@@ -48,6 +48,8 @@ class Refusing(TorchDispatchMode):
             _check_booleans(name, args, kwargs or {})
             if name in _SOFTMAXES:
                 canonicalize_dim(args[0].dim(), args[1])
+            if name == "logsumexp":
+                _check_logsumexp(*args)
             if function._schema.is_mutable:
                 _check_memory(function, args)
             out = function(*args, **(kwargs or {}))
@@ -83,6 +85,14 @@ def _check_booleans(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         raise RuntimeError("PyTorch adds no booleans times a float; cast them first: .float()")
     if name == "mul_" and given == [True, False]:
         raise RuntimeError("a product with numbers is none of booleans; multiply out of place")
+
+
+def _check_logsumexp(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> None:
+    if x.dim() and x.numel() and not (dims or keepdim):
+        raise RuntimeError(
+            "logsumexp over no dims, dim=(), is one over all, of which PyTorch cannot drop the "
+            f"dims; give dim={(*range(x.dim()),)}, or keepdim=True"
+        )
 
 
 def _is_boolean(value: Any) -> bool:
