@@ -109,3 +109,23 @@ def test_what_a_gradient_does_not_read_may_change_before_it(function, needing, c
     assert type(found[0]) is type(found[1])
     if isinstance(found[0], tuple):
         torch.testing.assert_close(*found)
+
+
+COUNTS = {
+    "vector_norm": lambda x: torch.linalg.vector_norm(x.sin(), 0, -1),
+    "norm": lambda x: x.norm(0),
+    "aten.norm": lambda x: torch.ops.aten.norm(x, 0),
+    "dist": lambda x: torch.dist(x, x.detach() + 1, 0),
+}
+
+
+@pytest.mark.parametrize("norm", COUNTS)
+def test_no_gradient_flows_through_a_norm_that_counts(norm, tensors):
+    x, count = tensors[0], COUNTS[norm]
+    own = tw.fuse(count, name="detached")(x)
+    assert own.requires_grad
+    assert torch.autograd.grad(own.sum(), x, allow_unused=True) == (None,)
+    assert torch.autograd.grad(count(x).sum(), x, allow_unused=True) == (None,)
+    beside = tw.fuse(lambda x: count(x)[..., None] * x, name="beside")(x)
+    (found,) = torch.autograd.grad(beside.sum(), x)
+    torch.testing.assert_close(found, torch.full_like(x, 32 if count(x).dim() == 0 else 8))

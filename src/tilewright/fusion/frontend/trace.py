@@ -154,10 +154,13 @@ class Reach:
     Attributes:
         outputs: which have a gradient.
         flows: for each output, the names of the arguments that its gradient flows to.
+        behind: the arguments that some output follows from, if only through steps that pass
+            nothing on.
     """
 
     outputs: tuple[bool, ...]
     flows: tuple[frozenset[str], ...]
+    behind: frozenset[str]
 
     @property
     def arguments(self) -> frozenset[str]:
@@ -170,8 +173,8 @@ class Reach:
         return frozenset().union(*(names for names, g in pairs if g is not None))
 
     def given(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of which the others have no gradient."""
-        own, tensor = self.arguments, torch.Tensor
+        """Arguments of which no output follows from the others."""
+        own, tensor = self.behind, torch.Tensor
         return {
             n: v.detach() if isinstance(v, tensor) and n not in own else v for n, v in bound.items()
         }
@@ -202,9 +205,16 @@ def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
         leaves = {n: given[n].requires_grad_() for n in wanted}
         with by_shapes(w.operator, w):
             outs = w.operator.returned(w.operator.reference(**given))
-        ends = [_leaves_behind(o) for o in outs]
-        flows = [{n for n, leaf in leaves.items() if any(leaf is v for v in vs)} for vs in ends]
-        return Reach(tuple(o.requires_grad for o in outs), tuple(map(frozenset, flows)))
+
+        def arguments(out: torch.Tensor, ends: Callable[[Any], bool]) -> frozenset[str]:
+            variables = [out, *(getattr(s, "variable", None) for s in _steps_behind(out, ends))]
+            return frozenset(n for n, leaf in leaves.items() if any(leaf is v for v in variables))
+
+        return Reach(
+            outputs=tuple(o.requires_grad for o in outs),
+            flows=tuple(arguments(o, _passes_nothing) for o in outs),
+            behind=frozenset().union(*(arguments(o, lambda step: False) for o in outs)),
+        )
 
 
 def _dtypes_of_autograd(w: Workload) -> list[torch.dtype]:
@@ -215,17 +225,22 @@ def _dtypes_of_autograd(w: Workload) -> list[torch.dtype]:
     return own if w.operator.fused else [arithmetic if d.is_floating_point else d for d in own]
 
 
-def _leaves_behind(out: torch.Tensor) -> list[torch.Tensor]:
-    """The leaves that a gradient of a result flows to."""
-    if out.grad_fn is None:
-        return [out]
+def _steps_behind(out: torch.Tensor, ends: Callable[[Any], bool]) -> set[Any]:
+    """The steps by which autograd goes from a result back to leaves, or to where it ends."""
     behind, known = [out.grad_fn], set[Any]()
     while behind:
         step = behind.pop()
-        if step not in known:
+        if step is not None and step not in known:
             known.add(step)
-            behind += [before for before, _ in step.next_functions if before is not None]
-    return [step.variable for step in known if hasattr(step, "variable")]
+            behind += [] if ends(step) else [before for before, _ in step.next_functions]
+    return known
+
+
+def _passes_nothing(step: Any) -> bool:
+    """Not even zeros, as PyTorch's gradient of a norm that counts (p=0) does."""
+    norms = ("NormBackward", "LinalgVectorNormBackward", "DistBackward")
+    power = getattr(step, "_saved_ord", getattr(step, "_saved_p", None))
+    return step.name().startswith(norms) and power == 0
 
 
 def trace_truth(w: Workload) -> fx.GraphModule:
