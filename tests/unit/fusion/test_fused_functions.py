@@ -176,6 +176,26 @@ def test_the_gradient_of_a_smooth_loss_is_nan_where_its_input_is(reduction):
     torch.testing.assert_close(*found, equal_nan=True)
 
 
+BENT = {
+    "elu": lambda x: F.elu(x, 0.7),
+    "selu": lambda x: F.selu(x),
+    "celu": lambda x: F.celu(x, 1.5),
+    "elu in place": lambda x: F.elu(x * 1, inplace=True),
+    "hardswish": lambda x: F.hardswish(x),
+}
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_gradients_of_activations_are_nan_where_their_inputs_are(name):
+    x = HARD.repeat(64)  # all in vectors, whose rest PyTorch computes otherwise
+    found = []
+    for function in (fuse(BENT[name], name="bent"), BENT[name]):
+        leaf = x.clone().requires_grad_()
+        found.append(torch.autograd.grad(function(leaf).sum(), leaf))
+    assert found[1][0].isnan().sum() >= 64
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
 def assert_verified(function, name, **specs):
     """Values and gradients against fp64, on both targets."""
     fuse(function, name=name)

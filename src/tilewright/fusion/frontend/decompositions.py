@@ -43,6 +43,8 @@ def decompositions() -> dict[Any, Any]:
         )
     found[aten.hardshrink_backward.default] = _shrink_backward
     found[aten.softshrink_backward.default] = _shrink_backward
+    found[aten.elu_backward.default] = _elu_backward
+    found[aten.hardswish_backward.default] = _hardswish_backward
     found[aten.smooth_l1_loss_backward.default] = _smooth_l1_loss_backward
     found[aten.native_group_norm.default] = _group_norm
     found[aten.native_group_norm_backward.default] = functools.partial(
@@ -60,6 +62,25 @@ def decompositions() -> dict[Any, Any]:
 
 def _shrink_backward(gradient: Tensor, x: Tensor, width: float) -> Tensor:
     return torch.where((x >= -width) & (x <= width), 0.0, gradient)
+
+
+def _elu_backward(
+    gradient: Tensor,
+    alpha: float,
+    scale: float,
+    input_scale: float,
+    is_result: bool,
+    x: Tensor,
+) -> Tensor:
+    """PyTorch's own decomposition loses NaN, as its next does; its vectors on a CPU do not."""
+    height = alpha * scale
+    below = x + height if is_result else height * torch.exp(x * input_scale)
+    return torch.where(x > 0, gradient * scale, gradient * input_scale * below)
+
+
+def _hardswish_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    slope = torch.where(x >= 3, 1.0, x / 3 + 0.5)
+    return torch.where(x <= -3, 0.0, gradient * slope)
 
 
 def _smooth_l1_loss_backward(
