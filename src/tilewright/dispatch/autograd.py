@@ -53,6 +53,7 @@ class Generated(torch.autograd.Function):
     def forward(ctx: Any, op: Op, way: Way, operators: Any, *args: Any) -> Any:
         """`args` are the reference's, in its order; `operators` the public functions by name."""
         backward = way.backward
+        assert backward is not None, op.name
         ctx.op, ctx.backward_op, ctx.operators, ctx.reach = op, backward, operators, way.reach
         ctx.set_materialize_grads(False)
         ctx.asked = any_forced()

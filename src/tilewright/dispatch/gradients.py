@@ -24,16 +24,17 @@ _MAX_KEYS = 4096
 
 @dataclass(frozen=True)
 class Way:
-    """How a call is differentiated by an operator of ours.
+    """How a call that runs an operator of ours is differentiated.
 
     Attributes:
-        backward: that operator.
+        backward: by this operator; None if by PyTorch's autograd of the function, which raises
+            where a step has no derivative.
         draws: whether forward and backward need a seed that the call was not given.
         reach: what has gradients; None for all that is asked for.
         reads: the arguments whose values the gradients follow from.
     """
 
-    backward: Op
+    backward: Op | None
     draws: bool
     reach: Reach | None
     reads: frozenset[str]
@@ -126,6 +127,8 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
         reach = reached(w, wanted) if _has_a_reach(op) else None
         if reach is not None:
             wanted = tuple(n for n in wanted if n in reach.arguments)
+        if reach is not None and not reach.derived:
+            return Way(None, given_seed is not None, reach, frozenset(w.tensors))
         if not wanted:
             return Way(backward, given_seed is not None, reach, frozenset())
         forward = OPS[f"{op.name}_forward"].workload(**dict(w.args)) if backward.wide else w

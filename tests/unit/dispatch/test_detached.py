@@ -129,3 +129,25 @@ def test_no_gradient_flows_through_a_norm_that_counts(norm, tensors):
     beside = tw.fuse(lambda x: count(x)[..., None] * x, name="beside")(x)
     (found,) = torch.autograd.grad(beside.sum(), x)
     torch.testing.assert_close(found, torch.full_like(x, 32 if count(x).dim() == 0 else 8))
+
+
+def floored(x, y):
+    return (x // 0.3) * y, torch.nn.functional.dropout(x * y, 0.5)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_step_without_a_derivative_raises_in_the_backward(forced, tensors):
+    x, y, _ = tensors
+    fused, seed = tw.fuse(floored), torch.tensor(3)
+    with tw.use("fused", op="floored") if forced else torch.enable_grad():
+        low, dropped = fused(x, y, seed=seed)
+        again, alone = fused(x.detach(), y, seed=seed)
+    torch.testing.assert_close(low, floored(x, y)[0])
+    for out in (low, floored(x, y)[0]):
+        with pytest.raises(RuntimeError, match="derivative for aten::floor_divide is not impl"):
+            out.sum().backward()
+    for found in torch.autograd.grad(dropped.sum(), (x, y)):
+        assert torch.equal(found == 0, dropped == 0)
+    (found,) = torch.autograd.grad(again.sum(), y)
+    torch.testing.assert_close(found, x.detach() // 0.3)
+    torch.testing.assert_close(alone, dropped)

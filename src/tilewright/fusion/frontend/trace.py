@@ -156,11 +156,13 @@ class Reach:
         flows: for each output, the names of the arguments that its gradient flows to.
         behind: the arguments that some output follows from, if only through steps that pass
             nothing on.
+        derived: whether PyTorch has a derivative of each step on the way; else its backward raises.
     """
 
     outputs: tuple[bool, ...]
     flows: tuple[frozenset[str], ...]
     behind: frozenset[str]
+    derived: bool
 
     @property
     def arguments(self) -> frozenset[str]:
@@ -206,14 +208,16 @@ def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
         with by_shapes(w.operator, w):
             outs = w.operator.returned(w.operator.reference(**given))
 
-        def arguments(out: torch.Tensor, ends: Callable[[Any], bool]) -> frozenset[str]:
-            variables = [out, *(getattr(s, "variable", None) for s in _steps_behind(out, ends))]
+        def among(steps: set[Any]) -> frozenset[str]:
+            variables = [s.variable for s in steps if hasattr(s, "variable")]
             return frozenset(n for n, leaf in leaves.items() if any(leaf is v for v in variables))
 
+        behind = set[Any]().union(*(_steps_behind(o) for o in outs))
         return Reach(
             outputs=tuple(o.requires_grad for o in outs),
-            flows=tuple(arguments(o, _passes_nothing) for o in outs),
-            behind=frozenset().union(*(arguments(o, lambda step: False) for o in outs)),
+            flows=tuple(among(_steps_behind(o, _passes_nothing)) for o in outs),
+            behind=among(behind),
+            derived=not any(step.name().endswith("::NotImplemented") for step in behind),
         )
 
 
@@ -225,14 +229,16 @@ def _dtypes_of_autograd(w: Workload) -> list[torch.dtype]:
     return own if w.operator.fused else [arithmetic if d.is_floating_point else d for d in own]
 
 
-def _steps_behind(out: torch.Tensor, ends: Callable[[Any], bool]) -> set[Any]:
+def _steps_behind(out: torch.Tensor, ends: Callable[[Any], bool] = lambda step: False) -> set[Any]:
     """The steps by which autograd goes from a result back to leaves, or to where it ends."""
-    behind, known = [out.grad_fn], set[Any]()
+    behind = [torch.autograd.graph.get_gradient_edge(out).node] if out.requires_grad else []
+    known = set[Any]()
     while behind:
         step = behind.pop()
-        if step is not None and step not in known:
+        if step not in known:
             known.add(step)
-            behind += [] if ends(step) else [before for before, _ in step.next_functions]
+            following = () if ends(step) else step.next_functions
+            behind += [before for before, _ in following if before is not None]
     return known
 
 
