@@ -143,6 +143,40 @@ def test_what_is_cut_in_two_ways_is_read_in_both():
     assert_verified(w, lucky=True)
 
 
+UNFITTING = {
+    "rows": (lambda x: x.view(4, 3, 5).softmax(-1), (6, 10)),
+    "rows and back": (lambda x: F.rms_norm(x.view(4, 15), (15,)).view(6, 10), (6, 10)),
+    "groups": (lambda x: F.layer_norm(x.view(4, 1, 3, 5), (3, 5)).sum(0), (6, 1, 10)),
+    "a result": (lambda x: x.softmax(-1).view(4, 15), TensorSpec("bf16", (6, 10))),
+    "one number": (lambda x: torch.ones(6, 10).view(4, 15) * x, (4, 15)),
+}  # fmt: skip
+ELEMENTS = {
+    "columns": (lambda x, y: x.t().view(15, 4).amax(-1) * y,
+                TensorSpec("f32", (10, 6), (1, 10)), (15,)),
+    "of some rows": (lambda x: x[1:5].view(5, 8).softmax(-1), (6, 10)),
+    "of two": (lambda x, y: (x * y.exp()).view(4, 15).sum(-1), (6, 10), (6, 10)),
+    "by what all sum to": (lambda x: (x / x.norm()).view(4, 15).softmax(-1), (6, 10)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*UNFITTING, *ELEMENTS])
+def test_tensors_are_read_and_results_stored_along_dims_that_do_not_fit_theirs(case):
+    both = workloads(*{**UNFITTING, **ELEMENTS}[case])
+    for w in both if case in UNFITTING else both[:1]:
+        assert_verified(w, lucky=True)
+
+
+def test_a_mask_is_the_same_along_dims_that_do_not_fit():
+    @tw.fuse
+    def dropped(x):
+        return F.dropout(x, 0.5).view(4, 15).sum(-1)
+
+    x, seed = torch.rand(6, 10), torch.tensor(5)
+    found = dropped(x, seed=seed)
+    with tw.use("aten", op="dropped"):
+        torch.testing.assert_close(found, dropped(x, seed=seed))
+
+
 def test_dims_that_do_not_fit_each_other_are_refused_with_their_line():
     def shuffled(x):
         rows = x.view(2, 3).softmax(-1)

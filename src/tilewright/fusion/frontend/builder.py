@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tilewright.fusion.frontend.axes import Dim, Dims, Factor, Value, constant, grouped, refined
-from tilewright.fusion.frontend.pieces import boxed
+from tilewright.fusion.frontend.pieces import boxed, view_of
 from tilewright.fusion.frontend.steps import Load, Steps, Unsupported
 from tilewright.fusion.ir import COMPARISONS
 
@@ -94,7 +95,8 @@ class GraphBuilder(Steps):
         def elsewhere(load: Load) -> Load:
             return replace(load, dims=tuple(map(along, load.dims)))
 
-        return self.remade(value, bool, other, along, elsewhere, "transposes of transposes")
+        others = functools.partial(map, other)
+        return self.remade(value, bool, others, along, elsewhere, "transposes of transposes")
 
     def view(self, value: Value, shape: Sequence[int]) -> Value:
         """The value's elements, in row-major order, along other dims."""
@@ -106,10 +108,50 @@ class GraphBuilder(Steps):
             if fine is not None:
                 cut = self.axes.cut(factors, fine)
                 return Value(value.node, tuple(grouped(fine, cut, shape)))
+        if (found := self.read_along(value, shape)) is not None:
+            return found
         raise Unsupported(
             f"a view from {list(value.shape)} to {list(shape)} of what runs along dims of "
             f"{[f.size for f in factors]}: sizes do not fit each other"
         )
+
+    def read_along(self, value: Value, shape: Sequence[int]) -> Value | None:
+        """The value along dims that do not fit its own, if it is made element by element of tensors
+        whose strides allow to read them so."""
+        factors = tuple(f for dim in value.dims for f in self.axes.factors(dim))
+        whole = self.axes.along(value.dims)
+        if not whole:
+            return Value(value.node, constant(shape))
+        dims = tuple(
+            (Factor(n, self.axes.new(n, d - len(shape))),) if n != 1 else ()
+            for d, n in enumerate(shape)
+        )
+
+        def along(load: Load) -> Load | None:
+            load = replace(load, dims=tuple(map(self.axes.factors, load.dims))).split()
+            if {*load.dims} != {(f,) for f in factors}:
+                return None
+            spec = view_of(load.spec, shape, [load.dims.index((f,)) for f in factors])
+            return None if spec is None else replace(load, spec=spec, dims=dims)
+
+        behind = map(self.steps.__getitem__, self.ancestors([value.node]))
+        for step in [s for s in behind if self.axes.roots(s.axes) == whole]:
+            given = {self.axes.roots(self.steps[i].axes) for i in step.args}
+            if not given <= {whole, frozenset()}:
+                return None
+            if step.op == "load" and along(self.loads[step.attr]) is None:
+                return None
+
+        def elsewhere(load: Load) -> Load:
+            found = along(load)
+            assert found is not None
+            return found
+
+        new = self.axes.along(dims)
+        found = self.remade(
+            value, whole.__eq__, lambda _: new, lambda dim: dim, elsewhere, "views of views"
+        )
+        return Value(found.node, dims)
 
     def broadcast(self, value: Value, shape: Sequence[int]) -> Value:
         """The value repeated along dims of size 1 and new leading ones."""
@@ -179,13 +221,14 @@ class GraphBuilder(Steps):
         def other(axis: int) -> int | None:
             return fresh if axis in run else axis
 
-        return self.remade(value, set(run).intersection, other, along, narrowed, "slices of slices")
+        changes, others = set(run).intersection, functools.partial(map, other)
+        return self.remade(value, changes, others, along, narrowed, "slices of slices")
 
     def remade(
         self,
         value: Value,
         changes: Callable[[frozenset[int]], Any],
-        other: Callable[[int], int | None],
+        others: Callable[[frozenset[int]], Iterable[int | None]],
         along: Callable[[Dim], Dim],
         elsewhere: Callable[[Load], Load],
         what: str,
@@ -194,7 +237,7 @@ class GraphBuilder(Steps):
 
         Args:
             changes: whether what varies along these axes becomes another.
-            other: the axis that takes the place of one.
+            others: the axes that take the place of some that change.
             along: the dim that takes the place of one.
         """
         behind = self.ancestors([value.node])
@@ -213,7 +256,7 @@ class GraphBuilder(Steps):
                 self.loads.append(elsewhere(load))
                 attr = len(self.loads) - 1
             args = tuple(new[a] for a in step.args)
-            new[i] = self.add(step.op, args, step.dtype, map(other, axes), attr)
+            new[i] = self.add(step.op, args, step.dtype, others(axes), attr)
         return Value(new[value.node], tuple(along(self.axes.factors(dim)) for dim in value.dims))
 
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from tilewright.fusion.frontend.axes import Value
 from tilewright.tensor_spec import TensorSpec
 
@@ -71,6 +73,20 @@ def split_of(spec: TensorSpec, sizes: Sequence[Sequence[int]]) -> TensorSpec:
         for k in range(len(factors))
     ]
     return TensorSpec(spec.dtype, tuple(shape), tuple(strides), spec.align)
+
+
+def view_of(
+    spec: TensorSpec, shape: Sequence[int], order: Sequence[int] | None = None
+) -> TensorSpec | None:
+    """The tensor's elements, in row-major order of its dims in that order, along other dims; None
+    if no strides do."""
+    whole = torch.empty_strided(spec.shape, spec.real_strides, device="meta")
+    whole = whole if order is None else whole.permute(*order)
+    try:
+        strides = whole.view(shape).stride()
+    except RuntimeError:
+        return None
+    return TensorSpec(spec.dtype, tuple(shape), strides, spec.align)
 
 
 # ---- elements of a dim; none of these is empty, but where it is said ----

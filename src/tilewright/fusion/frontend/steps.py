@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.fusion.frontend.axes import AxisTable, Dim, Dims, Factor, Value, constant
-from tilewright.fusion.frontend.pieces import Pieces, slice_of, split_of
+from tilewright.fusion.frontend.pieces import Pieces, slice_of, split_of, view_of
 from tilewright.fusion.ir import Access, Draw, Graph, Node
 from tilewright.op import Workload
 from tilewright.tensor_spec import DEFAULT_ALIGN, HALVES, TensorSpec
@@ -111,7 +111,7 @@ class Steps:
         given = [
             (k, *piece)
             for k, (out, spec) in enumerate(zip(outputs, self.w.outputs, strict=True))
-            for piece in (out.of(spec) if isinstance(out, Pieces) else [(out, spec, 0)])
+            for piece in _stored(out, spec)
         ]
         shared = self.share(self.ancestors(v.node for _, v, *_ in given))
         stores = [(*self.stored(v, spec, shared), spec, offset) for _, v, spec, offset in given]
@@ -208,3 +208,16 @@ class Steps:
                     strides[axis] = stride
                 stride *= size
         return Access(tuple(strides.values()), spec.dtype, spec.align)
+
+
+def _stored(out: Value | Pieces, spec: TensorSpec) -> list[tuple[Value, TensorSpec, int]]:
+    """The values that a result holds, each along its own dims, and the offset of the first
+    element."""
+    if isinstance(out, Pieces):
+        return [*out.of(spec)]
+    if not out.dims or out.shape == spec.shape:
+        return [(out, spec, 0)]
+    found = view_of(spec, out.shape)
+    if found is None:
+        raise Unsupported(f"a result {spec} of what runs along dims of {list(out.shape)}")
+    return [(out, found, 0)]
