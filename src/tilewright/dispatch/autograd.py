@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch._C import _are_functorch_transforms_active
 from tilewright.dispatch.gradients import Way
 from tilewright.dispatch.pytorch import as_pytorch, outliving_indices
 from tilewright.dispatch.selection import any_forced, as_before
-from tilewright.errors import InvalidArgument
+from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.op import OPS, Op
 
 
@@ -73,6 +73,7 @@ class Generated(torch.autograd.Function):
         )
         ctx.save_for_backward(*(a for a in kept if isinstance(a, Tensor)), *extra)
         ctx.shapes = [o.shape for o in outs]
+        ctx.strides = [o.stride() for o in outs]
         ctx.dtypes = [o.dtype for o in outs]
         if not all(dtype.is_floating_point for dtype in ctx.dtypes):
             ctx.mark_non_differentiable(*(o for o in outs if not o.is_floating_point()))
@@ -95,7 +96,8 @@ class Generated(torch.autograd.Function):
         like = next(a for a in args if isinstance(a, Tensor) and a.is_floating_point())
         floats = [i for i, dtype in enumerate(ctx.dtypes) if dtype.is_floating_point]
         outputs = [n for n in ctx.backward_op.parameters if n.startswith("grad_output")]
-        for output, i in zip(outputs, floats, strict=True):
+        places = [*zip(outputs, floats, strict=True)]
+        for output, i in places:
             gradient = grads[i]
             if gradient is None:
                 gradient = like.new_zeros(ctx.shapes[i], dtype=ctx.dtypes[i])
@@ -105,8 +107,9 @@ class Generated(torch.autograd.Function):
         asked = ctx.backward_op.gradients_for(ctx.names[i] for i in wanted)
         if "grads" in ctx.backward_op.parameters:
             call["grads"] = asked
+        run = as_before(ctx.asked, ctx.operators[ctx.backward_op.name])
         try:
-            found = as_before(ctx.asked, ctx.operators[ctx.backward_op.name])(**call)
+            found = _differentiated(run, call, {n: ctx.strides[i] for n, i in places})
         except InvalidArgument:
             if not _fused_anew(ctx.backward_op):
                 raise
@@ -114,6 +117,22 @@ class Generated(torch.autograd.Function):
         by_name = dict(zip(asked, found if isinstance(found, tuple) else (found,), strict=True))
         by_place = {i: by_name[same.get(ctx.names[i], ctx.names[i])] for i in wanted}
         return (None, None, None, *(by_place.get(i) for i in range(len(args))))
+
+
+def _differentiated(
+    run: Callable[..., Any], call: dict[str, Any], strides: Mapping[str, Sequence[int]]
+) -> Any:
+    """`run(**call)`. Gradients whose strides allow no view that the backward takes are copied to
+    those of their outputs, for which the forward made sure that there is a kernel."""
+    try:
+        return run(**call)
+    except NoImplementation:
+        copies = {
+            n: torch.empty_strided(g.shape, strides[n], dtype=g.dtype, device=g.device).copy_(g)
+            for n, g in call.items()
+            if n in strides
+        }
+        return run(**{**call, **copies})
 
 
 def _fused_anew(op: Op) -> bool:

@@ -166,6 +166,24 @@ def test_tensors_are_read_and_results_stored_along_dims_that_do_not_fit_theirs(c
         assert_verified(w, lucky=True)
 
 
+@pytest.mark.parametrize("layout", ["one number", "rows", "columns", "steps"])
+def test_gradients_of_any_layout_are_read_along_dims_that_do_not_fit(layout):
+    def stored(x):
+        return x.softmax(-1).view(4, 15)
+
+    upstream = {
+        "one number": torch.rand(1, 1).expand(4, 15),
+        "rows": torch.rand(4, 1).expand(4, 15),
+        "columns": torch.rand(15, 4).t(),
+        "steps": torch.rand(4, 30)[:, ::2],
+    }[layout]
+    found = []
+    for function in (tw.fuse(stored), stored):
+        x = torch.linspace(-1, 2, 60).reshape(6, 10).requires_grad_()
+        found += torch.autograd.grad(function(x), x, upstream)
+    torch.testing.assert_close(*found)
+
+
 def test_a_mask_is_the_same_along_dims_that_do_not_fit():
     @tw.fuse
     def dropped(x):
