@@ -46,9 +46,10 @@ def _finite(text: str) -> float:
 def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One result file of several; of rows of one workload and method the last file's counts.
 
-    The seconds of tuning, and what was compiled, add up; commits that differ are all named. What
-    failed in one file and has a row in another did not fail. Workloads that were named one by one
-    (--from) are a part of the other files' suite where it has all of them.
+    The seconds of tuning, and what was compiled, add up, those of each run once; commits that
+    differ are all named. What failed in one file and has a row in another did not fail. Workloads
+    that were named one by one (--from) are a part of the other files' suite where it has all of
+    them.
 
     Raises:
         InvalidArgument: they differ in suite, device, torch, CUDA, driver, or a compiler or library
@@ -64,9 +65,10 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if not same_runtime(one, other):
             raise InvalidArgument(f"the files differ in versions: {one} and {other}")
     rows = {(row["workload"], row["method"]): row for data in files for row in data["rows"]}
-    tuning_s = sum(data["tuning_s"] for data in files)
+    runs = _runs(files)
+    tuning_s = sum(data["tuning_s"] for data in runs)
     compiling: dict[str, Effort] = {}
-    for name, effort in ((n, e) for data in files for n, e in data.get("compiling", {}).items()):
+    for name, effort in ((n, e) for data in runs for n, e in data.get("compiling", {}).items()):
         total = compiling.setdefault(name, Effort())
         total.kernels += effort["kernels"]
         total.cpu_s += effort["cpu_s"]
@@ -79,6 +81,22 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
     commits = dict.fromkeys(str(data["commit"]) for data in files)
     return {**as_dict(suite, report), "commit": ", ".join(commits), "date": last["date"]}
+
+
+def _runs(files: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The files but those whose every row another one has, too: the same again, or a part of it."""
+    found: list[Mapping[str, Any]] = []
+    for data in sorted(files, key=lambda data: len(data["rows"]), reverse=True):
+        if not any(_holds(other, data) for other in found):
+            found.append(data)
+    return found
+
+
+def _holds(whole: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    if not part["rows"]:
+        return whole == part
+    rows = [row_of(row) for row in whole["rows"]]
+    return all(row_of(row) in rows for row in part["rows"])
 
 
 def _suite_of(files: Sequence[Mapping[str, Any]]) -> str:

@@ -174,6 +174,29 @@ def test_parts_of_a_suite_become_one_file_and_the_later_row_counts(tmp_path):
     assert data["summary"]["worst_of_copy"] == pytest.approx(0.4)
 
 
+def test_a_run_is_counted_once_in_however_many_files_it_is(tmp_path):
+    effort = {"nvrtc": {"kernels": 4, "cpu_s": 2.0}}
+    paths = [
+        written(tmp_path / "a.json", row(WIDE, 10.0), row(NARROW, 10.0), compiling=effort),
+        written(tmp_path / "b.json", row(TALL, 10.0), compiling=effort),
+        written(tmp_path / "failed.json", failed={TALL: "no memory"}),
+    ]
+    one, other, failed = (result_files.read(path) for path in paths)
+    whole = result_files.merged([one, other])
+    for files, runs in (
+        ([one, one], 1),
+        ([one, {**one, "date": "2026-11-24"}], 1),  # a copy
+        ([failed, failed, one], 2),
+        ([one, other, one], 2),
+    ):
+        data = result_files.merged(files)
+        assert data["tuning_s"] == 10.0 * runs
+    for files in ([whole, other], [one, whole]):
+        data = result_files.merged(files)
+        assert (data["tuning_s"], data["compiling"]) == (20.0, whole["compiling"])
+    assert whole["compiling"]["nvrtc"]["kernels"] == 8
+
+
 def test_what_was_named_one_by_one_is_a_part_of_the_suite_that_has_it(tmp_path):
     suite = written(tmp_path / "a.json", row(WIDE, 10.0), row(NARROW, 10.0))
     custom = written(tmp_path / "b.json", row(NARROW, 20.0), row(TALL, 10.0), suite=CUSTOM)
