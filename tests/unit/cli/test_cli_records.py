@@ -107,10 +107,19 @@ def test_knobs_of_a_workload_are_in_the_order_of_their_space(url, capsys, device
     config = dict(sorted(pair.split("=") for pair in knobs.split(",")))
     with Store(url) as opened:
         opened.add([measured(SOFTMAX, "fused", 10.0, config=config, device=device, method=method)])
-    assert cli.main(["records", "show", SOFTMAX]) == 0
-    assert f" {knobs} " in capsys.readouterr().out
+    for listing in (["list"], ["show", SOFTMAX]):
+        assert cli.main(["records", *listing]) == 0
+        assert f" {knobs} " in capsys.readouterr().out
     assert cli.main(["records", "study", SOFTMAX, "--by", "gone"]) == 0
     assert f" {knobs.replace(',gone=1', '')} " in capsys.readouterr().out
+
+
+def test_knobs_of_a_workload_that_cannot_be_read_are_listed_as_they_are(url, capsys):
+    """Its operator is gone, or a person's function that is not imported."""
+    with Store(url) as opened:
+        opened.add([measured("gone_op(x=f32[2])", "fused", 1.0, config={"unroll": 1, "rows": 2})])
+    assert cli.main(["records", "list"]) == 0
+    assert " rows=2,unroll=1 " in capsys.readouterr().out
 
 
 def test_what_rows_do_not_share_stays_with_each(filled, capsys):
