@@ -336,7 +336,8 @@ def seed_option(of: str = "the example inputs") -> Callable[[F], F]:
 
 
 def measuring(command: F) -> F:
-    """What tune and bench share: how to measure, where, and where the result goes."""
+    """What tune and bench share: who takes part, how to measure, where, and where the result
+    goes."""
     for decorate in (
         json_option,
         store_option,
@@ -347,7 +348,18 @@ def measuring(command: F) -> F:
             "--method", type=click.Choice(["events", "graph"]), help="How a GPU is timed."
         ),
         click.option(
-            "--baseline", "baselines", multiple=True, metavar="I", help="Only these besides aten."
+            "--baseline",
+            "baselines",
+            multiple=True,
+            metavar="I",
+            help="Only these baselines besides aten; may be repeated.",
+        ),
+        click.option(
+            "--impl",
+            "implementations",
+            multiple=True,
+            metavar="I",
+            help="Only these of our own implementations; may be repeated.",
         ),
     ):
         command = decorate(command)

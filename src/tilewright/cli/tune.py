@@ -34,7 +34,6 @@ INTERRUPTED = 130
     multiple=True,
     help="The only values to try of a knob: vector=4,8 or split=1:128:1; may be repeated.",
 )
-@click.option("--impl", "implementations", multiple=True, metavar="I", help="Search only these.")
 @options.measuring
 @click.option("--force", is_flag=True, help="Search again whatever is recorded.")
 @click.option("--spilled", is_flag=True, help="Time configs that spill registers, too.")

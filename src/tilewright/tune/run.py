@@ -236,8 +236,8 @@ def _run(
     for name in options.implementations or ():
         if IMPLS[name].backend not in (*OWN_BACKENDS, *LIBRARY_BACKENDS):
             raise InvalidArgument(
-                f"{name} has no configs to search: it is a baseline; name implementations that "
-                "have kernels of their own (--impl), and what to compare with apart (--baseline)"
+                f"{name} is a baseline, without kernels of ours: name implementations of our own "
+                "(--impl), and what to compare with apart (--baseline)"
             )
     for name in options.baselines or ():
         IMPLS[name]  # names an unknown one
