@@ -17,9 +17,11 @@ def doctor(
     device: str | None, store_url: str | None, quick: bool, measure: bool, json_target: str | None
 ) -> None:
     """What is here, and what is missing. Devices, compilers, versions, ceilings, records."""
+    from tilewright.cli.progress import shown
     from tilewright.profiling.doctor import diagnose
 
-    found = diagnose(device, store_url, measure, quick)
+    with shown() as progress:
+        found = diagnose(device, store_url, measure, quick, progress)
     if json_target != "-":
         render.diagnosis(found)
     if json_target:

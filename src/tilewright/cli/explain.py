@@ -46,6 +46,7 @@ def explain(
     json_target: str | None,
 ) -> None:
     """Which implementation runs WORKLOAD, and why. What limits it, and what was measured."""
+    from tilewright.cli.progress import shown
     from tilewright.profiling import explain as engine
 
     if max_registers and not show:
@@ -58,7 +59,10 @@ def explain(
         text = engine.show(w, show, device, device_spec, implementation, config, max_registers)
         content = {"workload": str(w), show: text}
     else:
-        found = engine.explain(w, device, device_spec, store_url, implementation, config, measure)
+        with shown() as progress:
+            found = engine.explain(
+                w, device, device_spec, store_url, implementation, config, measure, progress
+            )
         content = found.as_dict()
     if json_target != "-":
         if show:

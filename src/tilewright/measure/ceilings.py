@@ -153,7 +153,7 @@ def measure_ceilings(device: torch.device, method: str, quick: bool = False) -> 
 
     Args:
         method: as the workloads are timed: "events", "graph" or "cpu".
-        quick: fewer sizes and samples; under 3 s on a CPU and 5 s on a GPU.
+        quick: fewer sizes and samples; under 5 s, or 20 s where other programs keep a CPU busy.
 
     Raises:
         InvalidArgument: the method does not fit the device.

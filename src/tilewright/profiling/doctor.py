@@ -17,6 +17,7 @@ from tilewright.measure.ceilings import Ceilings, measure_ceilings
 from tilewright.settings import settings
 from tilewright.store import Store
 from tilewright.text import counted
+from tilewright.tune.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def diagnose(
     store_url: str | None = None,
     measure: bool = True,
     quick: bool = True,
+    progress: Progress | None = None,
 ) -> Diagnosis:
     """Look around.
 
@@ -64,6 +66,7 @@ def diagnose(
         store_url: records to count; by default those of the settings.
         measure: whether to measure the device's ceilings (seconds).
         quick: measure them coarsely.
+        progress: told when they are measured.
 
     Raises:
         InvalidArgument: the named device is not here.
@@ -72,6 +75,7 @@ def diagnose(
     ceilings = None
     if measure:
         method = "cpu" if spec.kind == "cpu" else "events"
+        (progress or Progress()).phase("ceilings")
         ceilings = measure_ceilings(torch.device(name), method, quick=quick)
     sections = {
         "devices": list(_devices()),

@@ -24,6 +24,7 @@ from tilewright.profiling.knobs import as_declared
 from tilewright.record import BESIDE, Record, as_dict
 from tilewright.space import config_dict
 from tilewright.store import Store
+from tilewright.tune.progress import Progress
 from tilewright.tune.rows import FLOOR, fights_of, floor_us_of
 
 
@@ -92,6 +93,7 @@ def explain(
     implementation: str | None = None,
     config: Mapping[str, Any] | None = None,
     measure: bool = True,
+    progress: Progress | None = None,
 ) -> Explanation:
     """The choice for `w` and what speaks for it.
 
@@ -102,6 +104,7 @@ def explain(
         implementation, config: look at this candidate instead of the choice; knobs that the config
             leaves out are the heuristic's.
         measure: whether to measure ceilings coarsely (seconds) for the floor.
+        progress: told when they are measured.
 
     Raises:
         InvalidArgument: no such device, or the named candidate does not fit.
@@ -122,6 +125,7 @@ def explain(
             floor_us, disturbed = floor_us_of(fought, w, spec), fights_of(fought).disturbed
         elif measure:
             method = "cpu" if spec.kind == "cpu" else "events"
+            (progress or Progress()).phase("ceilings")
             ceilings = measure_ceilings(torch.device(name), method, quick=True)
             floor_us = ceilings.floor_us(w, spec)
     read_bytes, written_bytes = w.bytes

@@ -8,7 +8,8 @@ from tilewright.report import Row
 
 
 class Progress:
-    """Callbacks of `tune` and `bench`, all in the caller's thread; override those of interest."""
+    """Callbacks of `tune`, `bench` and what else measures, all in the caller's thread; override
+    those of interest."""
 
     def device(self, device: Description, method: str) -> None:
         """The device is known; comes first, and once."""
@@ -17,7 +18,7 @@ class Progress:
         """Work on `w` begins; `index` counts from 0."""
 
     def phase(self, name: str) -> None:
-        """What is being done for the workload: "search fused", "baselines", "duel", ..."""
+        """What is being done: "ceilings", "search fused", "baselines", "duel", ..."""
 
     def counts(self, compiled: int, verified: int, failed: int) -> None:
         """Candidates of this workload so far."""

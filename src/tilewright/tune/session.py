@@ -124,12 +124,15 @@ class Session:
 
     def prepare(self, w: Workload) -> Limits:
         """Have the runner make ready for a workload; the first call measures the ceilings."""
-        if not self._rates and (ceilings := self.runner.ceilings(self.method)):
-            self._rates = {
-                "copy_bytes_per_s": ceilings.copy_bytes_per_s,
-                "matmul_flops_per_s": dict(ceilings.matmul_flops_per_s),
-                "clock_mhz": ceilings.clock_mhz,
-            }
+        if not self._rates:
+            self.progress.phase("ceilings")
+            if ceilings := self.runner.ceilings(self.method):
+                self._rates = {
+                    "copy_bytes_per_s": ceilings.copy_bytes_per_s,
+                    "matmul_flops_per_s": dict(ceilings.matmul_flops_per_s),
+                    "clock_mhz": ceilings.clock_mhz,
+                }
+        self.progress.phase("prepare")
         return self.runner.prepare(w, self.method, self.options.seed)
 
     def add(self, records: Sequence[Record]) -> None:

@@ -61,7 +61,6 @@ class Trial:
 
     def __init__(self, session: Session, w: Workload):
         self.session, self.w = session, w
-        session.progress.phase("prepare")
         self.limits = session.prepare(w)
         self.entries: dict[Candidate, Entry] = {}
         self.records: list[Record] = []

@@ -56,6 +56,14 @@ def with_tasks(monkeypatch: pytest.MonkeyPatch, missing: bool = False) -> None:
     monkeypatch.setattr(IMPLS["fake_own"], "task", task, raising=False)
 
 
+class Phases(Progress):
+    def __init__(self):
+        self.told = []
+
+    def phase(self, name):
+        self.told.append(name)
+
+
 def session(runner, store, **options) -> Session:
     chosen = {
         "strategy": "exhaustive",
@@ -150,6 +158,14 @@ def test_beside_a_gpu_compilers_begin_before_inputs_are_made(w, runner, store, m
     untuned = CompileTask("cxx", str(IMPLS["fake_own"].heuristic(w, DEVICES["cpu"])), (), "entry")
     assert row.own is not None
     assert done == [untuned, "inputs"]
+
+
+def test_that_ceilings_are_measured_is_told_once(w, runner, store):
+    opened = session(runner, store)
+    opened.progress = Phases()
+    for _ in range(2):
+        opened.prepare(w)
+    assert opened.progress.told == ["ceilings", "prepare", "prepare"]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
