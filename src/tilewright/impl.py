@@ -159,9 +159,14 @@ class Implementation:
         """Whether it may run where an operator promises more than PyTorch's kernels keep."""
         return self.backend in OWN_BACKENDS or self.stands_in
 
+    @property
+    def operators(self) -> tuple[str, ...] | None:
+        """The names of those that it serves; None for every one."""
+        return (self.op,) if isinstance(self.op, str) else self.op
+
     def serves(self, op: str) -> bool:
         """Whether it is for this operator at all; `unsupported` then looks at the workload."""
-        return self.op is None or op in ((self.op,) if isinstance(self.op, str) else self.op)
+        return self.operators is None or op in self.operators
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
         """None if this workload can be built for this device, else the reason in words."""

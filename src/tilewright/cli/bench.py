@@ -39,6 +39,7 @@ def bench(
 ) -> int:
     """Measure what is chosen now, untuned kernels and every baseline. No search, no records."""
     targets = options.read_targets(workloads, suites, from_file, only, without)
+    options.tell_unserved(implementations, targets.workloads)
     from tilewright import tune as engine
     from tilewright.cli.progress import shown
     from tilewright.dispatch.call import as_called

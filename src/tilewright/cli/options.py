@@ -168,6 +168,18 @@ def read_targets(
     )
 
 
+def tell_unserved(implementations: Iterable[str], workloads: Sequence[Workload]) -> None:
+    """Of those that were named, which compute none of the workloads: a line for each on stderr."""
+    from tilewright.impl import IMPLS
+
+    for named in filter(None, map(IMPLS.get, implementations)):
+        if named.operators and not any(named.serves(w.op) for w in workloads):
+            click.echo(
+                f"--impl {named.name} takes no part: it computes {', '.join(named.operators)}",
+                err=True,
+            )
+
+
 def read_workload(text: str) -> Workload:
     """Raises InvalidArgument for what cannot be read, or what a person's function refuses."""
     from tilewright.op import Workload

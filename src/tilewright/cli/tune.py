@@ -64,6 +64,7 @@ def tune(
     again. Ctrl-C ends the run and keeps what was measured.
     """
     targets = options.read_targets(workloads, suites, from_file, only, without)
+    options.tell_unserved(implementations, targets.workloads)
     from tilewright import tune as engine
     from tilewright.cli.progress import shown
     from tilewright.store import Store

@@ -50,6 +50,8 @@ def verify(
 
     if implementation is not None and implementation not in IMPLS:
         raise IMPLS.unknown(implementation)
+    if config and implementation is None:
+        raise InvalidArgument("--config belongs to one implementation: name it (--impl)")
     found: list[tuple[Workload, str, dict[str, Any], Verdict]] = []
     failed: dict[Workload, TilewrightError] = {}
     left_out: list[tuple[str, str, str]] = []

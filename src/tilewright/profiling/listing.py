@@ -36,7 +36,7 @@ def implementations() -> list[dict[str, Any]]:
         {
             "name": i.name,
             "backend": i.backend,
-            "operators": [i.op] if isinstance(i.op, str) else i.op and list(i.op),
+            "operators": i.operators and list(i.operators),
             "summary": _of_implementation(i, alone=in_file[type(i).__module__] == 1),
         }
         for i in found

@@ -214,7 +214,7 @@ def _refuse_unseeded(w: Workload) -> None:
 
 def _why_not(implementation: Implementation, w: Workload, spec: DeviceSpec) -> str | None:
     if not implementation.serves(w.op):
-        return f"it computes {implementation.op}"
+        return f"it computes {', '.join(implementation.operators or ())}"
     if w.seed is not None and implementation.backend not in OWN_BACKENDS:
         return "its masks come from PyTorch's generator, not from the seed"
     return implementation.unsupported(w, spec)

@@ -312,8 +312,10 @@ def test_bench_measures_without_a_record_and_keeps_none(capsys):
 def test_bench_times_none_of_ours_but_those_that_are_named(capsys, measures_here):
     args = ["bench", SOFTMAX, "--device", "cpu", "--budget", "0.5s", "--baseline", "aten"]
     assert cli.main([*args, "--impl", "rows_cpp", "--json"]) == 0  # fused is left out
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    out, err = capsys.readouterr()
+    (row,) = json.loads(out)["rows"]
     assert (row["own"], list(row["baselines"])) == (None, ["aten"])
+    assert "--impl rows_cpp takes no part: it computes " in err
 
 
 def test_an_interrupt_ends_a_real_tune_with_130_and_no_traceback(tmp_path):

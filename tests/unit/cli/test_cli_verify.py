@@ -29,6 +29,21 @@ def test_verify_of_what_is_right_exits_0_with_its_verdict(capsys):
     assert output["apart_ulp"] <= output["ulp"] + output["vendor_ulp"]
 
 
+def test_of_what_computes_something_else_the_operators_are_named(capsys):
+    assert cli.main(["verify", SOFTMAX, "--impl", "bucket_sums", "--device", "cpu"]) == 1
+    assert "bucket_sums: it computes scatter_add, scatter_reduce, index_add\n" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_config_without_its_implementation_is_refused_before_anything_starts(capsys):
+    args = ["verify", SOFTMAX, "rms_norm(x=f32[2,4])", "--config", "rows=1", "--device", "cpu"]
+    assert cli.main(args) == 2
+    assert capsys.readouterr().err == (
+        "InvalidArgument: --config belongs to one implementation: name it (--impl)\n"
+    )
+
+
 def test_a_workload_that_cannot_be_verified_costs_no_other_its_verdict(capsys):
     huge, indexed = "softmax(x=f32[9000000000,100])", "gather(x=f32[9], dim=0, index=i64[3])"
     args = ["verify", huge, indexed, SOFTMAX, "--impl", "fused", "--device", "cpu", "--json"]
