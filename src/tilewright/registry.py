@@ -66,11 +66,13 @@ class Registry(Generic[T]):
             raise self.unknown(name)
         return found
 
-    def unknown(self, name: str, others: Iterable[str] = ()) -> InvalidArgument:
-        """The error for a name that is neither here nor among `others`."""
+    def unknown(self, name: str, recorded: Iterable[str] | None = None) -> InvalidArgument:
+        """The error for a name that is neither here nor, where records are asked for, `recorded`:
+        for these a thing need not be here."""
         command = f"tilewright list {self.noun}s"  # strategies are few
-        names = known_names(name, sorted({*self, *others}), command)
-        return InvalidArgument(f"unknown {self.noun} {name!r}; {names}{self._hint}")
+        names = known_names(name, sorted({*self, *(recorded or ())}), command)
+        hint = self._hint if recorded is None else "; no record has it"
+        return InvalidArgument(f"unknown {self.noun} {name!r}; {names}{hint}")
 
     def __contains__(self, name: object) -> bool:
         self._load()

@@ -59,6 +59,7 @@ def records() -> None:
 
 
 @records.command("list")
+@options.import_option
 @of_one
 @since_option
 @click.option("--limit", type=click.IntRange(1), default=40, show_default=True)

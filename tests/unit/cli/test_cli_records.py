@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilewright import cli, store
+from tilewright import cli, registry, store
 from tilewright.cli import render
 from tilewright.environment import environment
 from tilewright.measure import candidate
@@ -122,6 +122,19 @@ def test_knobs_of_a_workload_that_cannot_be_read_are_listed_as_they_are(url, cap
     assert " rows=2,unroll=1 " in capsys.readouterr().out
 
 
+def test_knobs_of_a_function_are_in_their_order_where_it_is_imported(
+    url, capsys, tmp_path, monkeypatch, forgets_functions
+):
+    monkeypatch.setattr(registry, "imported", [])
+    kernels = tmp_path / "kernels_of_a_list.py"
+    kernels.write_text("import tilewright as tw\n\n\n@tw.fuse\ndef tripled(x):\n    return x * 3\n")
+    with Store(url) as opened:
+        config = {"prefetch": False, "rows": 1}
+        opened.add([measured("tripled(x=f32[64,100])", "fused", 1.0, config=config)])
+    assert cli.main(["records", "list", "--import", str(kernels)]) == 0
+    assert " rows=1,prefetch=False " in capsys.readouterr().out
+
+
 def test_what_rows_do_not_share_stays_with_each(filled, capsys):
     assert cli.main(["records", "list"]) == 0
     *above, head, _, _, _, _ = filter(str.strip, capsys.readouterr().out.splitlines())
@@ -143,7 +156,11 @@ def test_names_that_are_gone_are_reached_by_their_rows(filled, capsys):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (["--op", "sofmax"], "unknown operator 'sofmax'; did you mean softmax"),
+        (
+            ["--op", "sofmax"],
+            "unknown operator 'sofmax'; did you mean softmax? `tilewright list operators` names "
+            "them; no record has it\n",
+        ),
         (["--impl", "gone_kernl"], "unknown implementation 'gone_kernl'; did you mean gone_kernel"),
         (["--status", "fine"], "'fine' is not one of 'ok', 'tied'"),
     ],
