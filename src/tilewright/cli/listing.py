@@ -23,7 +23,7 @@ COLUMNS = {
 @options.import_option
 @options.json_option
 def list_(kind: str | None, json_target: str | None) -> None:
-    """What there is. Operators, implementations, suites, strategies, devices.
+    """Operators, implementations, suites, strategies and devices.
 
     Without KIND all of them. Rates of devices are those of their datasheets; --json has each.
     """

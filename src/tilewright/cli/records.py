@@ -62,7 +62,9 @@ def records() -> None:
 @options.import_option
 @of_one
 @since_option
-@click.option("--limit", type=click.IntRange(1), default=40, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(1), default=40, show_default=True, help="At most so many rows."
+)
 @options.store_option
 @options.json_option
 def list_(
@@ -79,7 +81,10 @@ def list_(
 
     with Store(store_url) as store:
         fields = asked(store, op=op, implementation=implementation, status=status)
-        _print(store.query(since=since, limit=limit, **fields), json_target, str(store))
+        found = store.query(since=since, limit=limit + 1, **fields)
+        _print(found[:limit], json_target, str(store))
+    if len(found) > limit and json_target != "-":
+        click.echo(f"these are the newest {limit}: --limit for more")
 
 
 @records.command()
@@ -233,7 +238,7 @@ def export(
     store_url: str | None,
     json_target: str | None,
 ) -> None:
-    """Write rows to PATH as JSON lines, oldest first; to standard output for -."""
+    """Write rows to PATH as JSON lines, oldest first. A PATH of - is standard output."""
     from tilewright.record import as_lines
     from tilewright.store import Store
 

@@ -66,6 +66,12 @@ def test_list_shows_the_newest_first_and_filters(filled, capsys):
     assert "10.0 us" in capsys.readouterr().out
 
 
+def test_a_list_that_ends_at_its_limit_says_so(filled, capsys):
+    for limit, more in (("2", True), ("3", False)):
+        assert cli.main(["records", "list", "--limit", limit]) == 0
+        assert ("the newest 2: --limit for more" in capsys.readouterr().out) == more
+
+
 def test_what_all_rows_share_is_said_once_above_them(url, capsys, monkeypatch):
     monkeypatch.setattr(render, "PIPE_WIDTH", 80)
     text = "layer_norm(x=f16[8192,5140], weight=f16[5140], bias=f16[5140])"
