@@ -82,7 +82,7 @@ def list_(
     with Store(store_url) as store:
         fields = asked(store, op=op, implementation=implementation, status=status)
         found = store.query(since=since, limit=limit + 1, **fields)
-        _print(found[:limit], json_target, str(store))
+        _print(found[:limit], json_target, store)
     if len(found) > limit and json_target != "-":
         click.echo(f"these are the newest {limit}: --limit for more")
 
@@ -100,7 +100,7 @@ def show(workload: str, store_url: str | None, json_target: str | None) -> None:
     with Store(store_url) as store:
         rows = store.query(workload=str(w))
         rows.sort(key=lambda r: (r.median_us is None, r.median_us or 0.0))
-        _print(rows, json_target, str(store))
+        _print(rows, json_target, store)
 
 
 @records.command()
@@ -326,9 +326,10 @@ def _tell(content: dict[str, Any], json_target: str | None, to_stderr: bool = Fa
         options.write_json(content, json_target)
 
 
-def _print(rows: Sequence[Record], json_target: str | None, store: str) -> None:
+def _print(rows: Sequence[Record], json_target: str | None, store: Store) -> None:
     if not rows and json_target != "-":
-        click.echo(f"no such records in {store}")
+        absent = ", which does not exist" if store.path and not store.path.exists() else ""
+        click.echo(f"no such records in {store}{absent}")
     elif json_target != "-":
         _render_records(rows)
     if json_target:

@@ -402,9 +402,16 @@ def test_a_damaged_row_is_named_with_the_remedy(filled, capsys, tmp_path, comman
     assert cli.main(["records", *command]) == 0
 
 
-def test_a_store_without_records_says_so(url, capsys):
+def test_a_store_without_records_says_so(url, capsys, tmp_path):
     assert cli.main(["records", "list"]) == 0
-    assert "no such records in" in capsys.readouterr().out
+    assert (
+        capsys.readouterr().out
+        == f"no such records in {tmp_path}/records.db, which does not exist\n"
+    )
+    with Store(url) as opened:
+        opened.add([measured(SOFTMAX, "fused", 10.0)])
+    assert cli.main(["records", "list", "--op", "rms_norm"]) == 0
+    assert capsys.readouterr().out == f"no such records in {tmp_path}/records.db\n"
 
 
 # --- a tune that cannot keep what it measures ------------------------------------------------
