@@ -59,7 +59,6 @@ def records() -> None:
 
 
 @records.command("list")
-@options.import_option
 @of_one
 @since_option
 @click.option(
@@ -94,11 +93,12 @@ def list_(
 @options.json_option
 def show(workload: str, store_url: str | None, json_target: str | None) -> None:
     """Every row of one WORKLOAD, the fastest first."""
+    from tilewright.profiling.knobs import as_declared
     from tilewright.store import Store
 
     w = options.read_workload(workload)
     with Store(store_url) as store:
-        rows = store.query(workload=str(w))
+        rows = [as_declared(r, w) for r in store.query(workload=str(w))]
         rows.sort(key=lambda r: (r.median_us is None, r.median_us or 0.0))
         _print(rows, json_target, store)
 
@@ -155,7 +155,7 @@ def study(
             "name another implementation (--impl)"
         )
     found = [
-        (values, as_declared(r), count)
+        (values, as_declared(r, w), count)
         for values, r, count in best_by(_measured_there(rows, device, method), knobs)
     ]
     if json_target != "-":
@@ -343,9 +343,6 @@ SHARED = ("workload", "implementation", "status", "duel", "device")
 
 
 def _render_records(rows: Sequence[Record]) -> None:
-    from tilewright.profiling.knobs import as_declared  # imports torch, which --json needs not
-
-    rows = [as_declared(r) for r in rows]
     texts = list(dict.fromkeys(r.workload for r in rows))
     short = texts if len(texts) == 1 else render.shortened(texts)
     workload_of = dict(zip(texts, short, strict=True))

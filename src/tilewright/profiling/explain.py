@@ -114,7 +114,7 @@ def explain(
     with records_in(store_url):
         choice = _choice(w, name, spec, implementation, config)
         unfit = [
-            {**as_dict(as_declared(record, spec)), "reason": reason}
+            {**as_dict(as_declared(record, w, spec)), "reason": reason}
             for record, reason in (unfit_records(w, torch.device(name)) if name else ())
         ]
     floor_us, disturbed, forecasts = None, None, []
@@ -200,7 +200,7 @@ def _records(w: Workload, device: str, spec: DeviceSpec, store_url: str | None) 
     key, _, _ = environment(device)
     with Store(store_url) as store:
         found = store.query(workload=str(w), device=key)
-    return [as_declared(record, spec) for record in found if record.program == w.program]
+    return [as_declared(record, w, spec) for record in found if record.program == w.program]
 
 
 def _fastest_first(records: list[Record]) -> list[Record]:

@@ -5,26 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.device import DEVICES, DeviceSpec, spec_of
-from tilewright.errors import InvalidArgument
 from tilewright.fusion.remembered import ByOperator
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
 from tilewright.record import Record
 
 
-def as_declared(record: Record, spec: DeviceSpec | None = None) -> Record:
-    """The record with its knobs in the order in which they are declared, as other tables have them;
-    those that are gone come last. They stay as they are where the workload is none, as when its
-    operator is gone or a person's function is not imported, and where the device is not known.
+def as_declared(record: Record, w: Workload, spec: DeviceSpec | None = None) -> Record:
+    """The record of a workload with its knobs in the order in which they are declared, as other
+    tables have them; those that are gone come last.
 
     Args:
-        spec: None for that of the record's device.
+        spec: None for that of the record's device, without which its knobs stay as they are.
     """
-    if not record.config or (spec := spec or _spec_of(record)) is None:
-        return record
-    try:
-        w = Workload.parse(record.workload)
-    except InvalidArgument:
+    if (spec := spec or _spec_of(record)) is None:
         return record
     declared = _declared(w, record.implementation, spec)
     order = {name: i for i, name in enumerate(declared)}

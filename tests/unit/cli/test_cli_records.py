@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilewright import cli, registry, store
+from tilewright import cli, store
 from tilewright.cli import render
 from tilewright.environment import environment
 from tilewright.measure import candidate
@@ -113,32 +113,10 @@ def test_knobs_of_a_workload_are_in_the_order_of_their_space(url, capsys, device
     config = dict(sorted(pair.split("=") for pair in knobs.split(",")))
     with Store(url) as opened:
         opened.add([measured(SOFTMAX, "fused", 10.0, config=config, device=device, method=method)])
-    for listing in (["list"], ["show", SOFTMAX]):
-        assert cli.main(["records", *listing]) == 0
-        assert f" {knobs} " in capsys.readouterr().out
+    assert cli.main(["records", "show", SOFTMAX]) == 0
+    assert f" {knobs} " in capsys.readouterr().out
     assert cli.main(["records", "study", SOFTMAX, "--by", "gone"]) == 0
     assert f" {knobs.replace(',gone=1', '')} " in capsys.readouterr().out
-
-
-def test_knobs_of_a_workload_that_cannot_be_read_are_listed_as_they_are(url, capsys):
-    """Its operator is gone, or a person's function that is not imported."""
-    with Store(url) as opened:
-        opened.add([measured("gone_op(x=f32[2])", "fused", 1.0, config={"unroll": 1, "rows": 2})])
-    assert cli.main(["records", "list"]) == 0
-    assert " rows=2,unroll=1 " in capsys.readouterr().out
-
-
-def test_knobs_of_a_function_are_in_their_order_where_it_is_imported(
-    url, capsys, tmp_path, monkeypatch, forgets_functions
-):
-    monkeypatch.setattr(registry, "imported", [])
-    kernels = tmp_path / "kernels_of_a_list.py"
-    kernels.write_text("import tilewright as tw\n\n\n@tw.fuse\ndef tripled(x):\n    return x * 3\n")
-    with Store(url) as opened:
-        config = {"prefetch": False, "rows": 1}
-        opened.add([measured("tripled(x=f32[64,100])", "fused", 1.0, config=config)])
-    assert cli.main(["records", "list", "--import", str(kernels)]) == 0
-    assert " rows=1,prefetch=False " in capsys.readouterr().out
 
 
 def test_what_rows_do_not_share_stays_with_each(filled, capsys):
