@@ -115,7 +115,10 @@ def graph_of(w: Workload) -> Graph | str:
     for name, spec in w.tensors.items():
         taken = spec.torch_dtype.is_floating_point or spec.dtype == "bool"
         if not taken and name != w.operator.seed:
-            return f"{name} is {spec.dtype}; generated kernels take floating and boolean tensors"
+            return (
+                f"{name} is {spec.dtype}; generated kernels take floating and boolean tensors: "
+                f"give {name}.float()"
+            )
     try:
         return optimise(lower(w), relaxed="relaxed" in w.flags)
     except (Unsupported, NoImplementation) as reason:

@@ -133,6 +133,30 @@ def test_what_kernels_would_compute_otherwise_is_refused_with_its_line(reason, f
         fused(function)(x)
 
 
+REMEDIED = {
+    r"aten.arange.*: give positions, or a mask, as an argument": lambda x: x.tril(),
+    r"aten.argmax.*: .*amax and amin do not": lambda x: x.max(-1).values,
+    r"aten.bmm.*: .*\(x \* y\)\.sum\(dim\)": lambda x: torch.einsum("ij,ij->i", x, x),
+    r"aten.randn_like.*: give random numbers as an argument": lambda x: x + torch.randn_like(x),
+    r"of floats; of indexing, slices are taken": lambda x: x[[0, 2]],
+    r"aten.index.*: of indexing, slices are taken": lambda x: x[:, [3]],
+    r"torch\.int8; .*int32 and int64 are taken": lambda x: x.round().to(torch.int8).float(),
+    r"integer arithmetic; cast first: \.float\(\)": lambda x: x / ((x > 0).sum() + 1),
+}
+
+
+@pytest.mark.parametrize("remedy", REMEDIED)
+def test_a_refusal_says_what_may_be_done(remedy, fused):
+    x = torch.randn(9, 9, requires_grad=True)
+    with pytest.raises(NoImplementation, match=remedy):
+        fused(REMEDIED[remedy])(x)
+
+
+def test_whole_numbers_are_to_be_cast_before_the_call(fused):
+    with pytest.raises(NoImplementation, match=r"lengths is i64; .*: give lengths\.float\(\)"):
+        fused(lambda x, lengths: x / lengths)(torch.randn(3), torch.arange(3))
+
+
 @pytest.mark.parametrize("reason", REFUSED)
 def test_pytorch_computes_what_is_refused_where_that_is_asked_for(reason, fused):
     function, x = REFUSED[reason], torch.randn(9, 9)

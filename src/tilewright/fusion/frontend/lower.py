@@ -75,6 +75,19 @@ _OF_NOTHING = {
 """What a reduction makes of no elements; PyTorch refuses `amax` and `amin` of none."""
 
 
+_INSTEAD = {
+    "index": "of indexing, slices are taken, and masks in where",
+    **dict.fromkeys(("arange", "linspace", "eye"), "give positions, or a mask, as an argument"),
+    **dict.fromkeys(("argmax", "argmin"), "max and min differentiate by it; amax and amin do not"),
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), "of products, (x * y).sum(dim) is taken"),
+    **dict.fromkeys(
+        ("rand", "rand_like", "randn", "randn_like"),
+        "give random numbers as an argument; dropout is taken",
+    ),
+}
+"""What may be done about a step that is not taken."""
+
+
 def lower(w: Workload) -> Graph:
     """The workload's graph: inputs upcast to the arithmetic type, outputs cast to theirs.
 
@@ -170,9 +183,8 @@ class _Lowering(PieceBuilder):
             if _name(node).endswith("_"):
                 self.values[node.args[0]] = result
             return result
-        raise Unsupported(
-            f"step {node.target} of the reference is neither pointwise nor a reduction"
-        )
+        told = f"step {node.target} of the reference is neither pointwise nor a reduction"
+        raise Unsupported(f"{told}: {_INSTEAD[name]}" if name in _INSTEAD else told)
 
     def lifted(self, node: Any, name: str) -> Value | Pieces:
         """A tensor that the reference makes of a number, or another as it is."""
@@ -220,7 +232,9 @@ class _Lowering(PieceBuilder):
     def value(self, arg: Any) -> Value:
         if isinstance(arg, fx.Node):
             if arg.op == "get_attr":
-                raise Unsupported("a tensor that is no argument of the reference: make it one")
+                told = "a tensor that is no argument of the reference: make it one"
+                whole = getattr(self.trace, str(arg.target)).dtype in _COUNTS
+                raise Unsupported(f"{told}, of floats; {_INSTEAD['index']}" if whole else told)
             if isinstance(self.values[arg], Pieces):
                 raise Unsupported(f"{arg.target} of the reference may be returned, not used again")
             return self.values[arg]
@@ -285,7 +299,7 @@ class _Lowering(PieceBuilder):
     def cast(self, node: Any) -> Value:
         value, dtype = self.value(node.args[0]), node.meta["val"].dtype
         if dtype not in DTYPE_NAMES:
-            raise Unsupported(f"a cast to {dtype}")
+            raise Unsupported(f"a cast to {dtype}; of whole numbers, int32 and int64 are taken")
         return self.converted(value, DTYPE_NAMES[dtype])
 
     def copied(self, node: Any) -> Value | Pieces:
@@ -350,7 +364,9 @@ class _Lowering(PieceBuilder):
         dtype = node.meta["val"].dtype
         chosen = name == "where" and all(self.steps[v.node].op == "const" for v in values[1:])
         if not (dtype.is_floating_point or dtype == torch.bool or chosen):
-            raise Unsupported(f"{node.target} gives {dtype}: integer arithmetic")
+            raise Unsupported(
+                f"{node.target} gives {dtype}: integer arithmetic; cast first: .float()"
+            )
         if chosen or any(_is_whole(a) for a in node.all_input_nodes):
             self.check_whole(values)
         if name in _LOGICAL:
@@ -417,7 +433,9 @@ class _Lowering(PieceBuilder):
         # A count is a whole number in the arithmetic type, which holds a boolean as 0 or 1.
         counts = name == "sum" and self.steps[value.node].dtype == "bool"
         if not (out.is_floating_point or booleans or (counts and out in _COUNTS)):
-            raise Unsupported(f"{node.target} gives {out}: integer arithmetic")
+            raise Unsupported(
+                f"{node.target} gives {out}: integer arithmetic; cast first: .float()"
+            )
         counted = node.args[0].meta["val"].numel() // max(node.meta["val"].numel(), 1)
         if counts and counted > _COUNTED[self.arithmetic]:
             raise Unsupported(
