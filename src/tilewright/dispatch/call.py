@@ -380,7 +380,7 @@ def _with_gradients(
     if op.indexed is not None and state.enabled:
         look_first(op, bound)
     dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}
-    if len(dtypes) > 1 or op.outputs_like is not None:
+    if not op.fallback and (len(dtypes) > 1 or op.outputs_like is not None):
         op.workload_of(*args, **kwargs)  # dtypes that PyTorch might promote, and operators refuse
     answer = outliving_indices if state.enabled else as_pytorch
     return or_why(op, args, kwargs, lambda: answer(op, args, kwargs))

@@ -30,6 +30,16 @@ def test_gradients_are_found_while_anomalies_are_detected():
     torch.testing.assert_close(found, torch.autograd.grad(scaled_softmax(x, w).square().sum(), x))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.cfloat])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_pytorch_takes_tensors_of_other_dtypes_where_it_may_run_the_function(dtype, differentiable):
+    def scaled(x, w):
+        return x * w
+
+    x, w = torch.randn(3, 7, requires_grad=differentiable), torch.ones(7).to(dtype)
+    torch.testing.assert_close(tw.fuse(scaled, fallback=True)(x, w), scaled(x, w))
+
+
 @pytest.mark.parametrize("differentiable", [False, True])
 def test_a_traced_program_holds_pytorchs_steps(differentiable):
     fused, w = tw.fuse(scaled_softmax), torch.randn(7, requires_grad=differentiable)
