@@ -143,9 +143,16 @@ def _fused_anew(op: Op) -> bool:
 def _unwatched(value: Any, name: str, way: Way) -> Any:
     """What is saved of an argument; autograd does not watch whether it changes if nothing reads it.
 
-    Its history is of no use then: gradients of gradients do not follow from it either.
+    Its history is of no use then: gradients of gradients do not follow from it either. Of an
+    inference tensor, which autograd saves not at all, its layout is saved.
     """
-    return value.data if isinstance(value, Tensor) and name not in way.reads else value
+    if not isinstance(value, Tensor) or name in way.reads:
+        return value
+    if value.is_inference():
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+    return value.data
 
 
 def _reference_gradients(

@@ -30,6 +30,17 @@ def test_gradients_are_found_while_anomalies_are_detected():
     torch.testing.assert_close(found, torch.autograd.grad(scaled_softmax(x, w).square().sum(), x))
 
 
+def test_inference_tensors_are_taken_where_no_gradient_follows_from_their_values():
+    with torch.inference_mode():
+        x = torch.randn(3, 7)
+    w = torch.randn(7, requires_grad=True)
+    added = tw.fuse(lambda x, w: x + w.exp(), name="added")(x, w)
+    (found,) = torch.autograd.grad(added.sum(), w)
+    torch.testing.assert_close(found, 3 * w.exp().detach())
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        tw.fuse(lambda x, w: x * w, name="multiplied")(x, w)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.cfloat])
 @pytest.mark.parametrize("differentiable", [False, True])
 def test_pytorch_takes_tensors_of_other_dtypes_where_it_may_run_the_function(dtype, differentiable):
