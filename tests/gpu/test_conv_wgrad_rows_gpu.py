@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from compile_ahead import compile_ahead
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, seed, settings
 from hypothesis import strategies as st
 
 from geometries import LAYOUTS, layers
@@ -169,10 +169,16 @@ def test_results_are_right_in_every_kind_of_config(name, w):
         assert verifier.check(built(name, w, config)).message == "", config
 
 
-def assert_any_geometry_is_right(name, examples, case, any_config=False):
+any_geometry = pytest.mark.parametrize("part", range(5))
+"""Examples in parts, each with draws of its own: they compile kernels one after the other, and
+workers that run side by side share them so."""
+
+
+def assert_any_geometry_is_right(name, part, case, any_config=False):
     """`case`: a workload, of a function that draws a number and hypothesis's data."""
 
-    @settings(max_examples=examples)
+    @seed(part)
+    @settings(max_examples=12)
     @given(st.data())
     def holds(data):
         w = case(lambda low, high: data.draw(st.integers(low, high)), data)
@@ -184,8 +190,9 @@ def assert_any_geometry_is_right(name, examples, case, any_config=False):
     holds()
 
 
+@any_geometry
 @pytest.mark.parametrize("name", [NARROW, HOPPER])
-def test_any_narrow_geometry_is_right(name):
+def test_any_narrow_geometry_is_right(name, part):
     def case(draw, data):
         kernel = draw(1, 7)
         return workload(
@@ -194,7 +201,7 @@ def test_any_narrow_geometry_is_right(name):
             dtype=data.draw(st.sampled_from(["f16", "bf16"])),
         )  # fmt: skip
 
-    assert_any_geometry_is_right(name, 50, case)
+    assert_any_geometry_is_right(name, part, case)
 
 
 LINES = {"layouts": LAYOUTS, "most_size": (30, 130), "most_units": 12}
@@ -209,12 +216,14 @@ LINES = {"layouts": LAYOUTS, "most_size": (30, 130), "most_units": 12}
     ],
     ids=[GROUPED, MMA, DEPTHWISE],
 )
-def test_any_grouped_geometry_is_right(name, served):
-    assert_any_geometry_is_right(name, 40, lambda draw, data: data.draw(served))
+@any_geometry
+def test_any_grouped_geometry_is_right(name, served, part):
+    assert_any_geometry_is_right(name, part, lambda draw, data: data.draw(served))
 
 
+@any_geometry
 @pytest.mark.parametrize("name", [IMAGES, FMA])
-def test_any_depthwise_geometry_is_right_on_hopper(name):
+def test_any_depthwise_geometry_is_right_on_hopper(name, part):
     def case(draw, data):
         kernel, channels = draw(1, 9), 8 * draw(1, 9)
         return workload(
@@ -223,7 +232,7 @@ def test_any_depthwise_geometry_is_right_on_hopper(name):
             dtype=data.draw(st.sampled_from(["f16", "bf16"])),
         )  # fmt: skip
 
-    assert_any_geometry_is_right(name, 60, case, any_config=True)
+    assert_any_geometry_is_right(name, part, case, any_config=True)
 
 
 @pytest.mark.parametrize(
