@@ -59,8 +59,19 @@ NOT_FOLLOWED = {
 
 
 def sanitized_dropout(x, weight, bias):
-    """The operator of that name, which exists once a case asks for it."""
     return F.layer_norm(F.dropout(x, 0.25), x.shape[-1:], weight, bias)
+
+
+def sanitized_pieces(x, y):
+    return torch.cat([x[:, 3:].softmax(-1), y.tanh()], -1)
+
+
+def sanitized_totals(x, mask):
+    return x.softmax(-1), (x * mask).sum(), x.amax()
+
+
+FUNCTIONS = {f.__name__: f for f in (sanitized_dropout, sanitized_pieces, sanitized_totals)}
+"""Operators that exist once a case asks for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +99,9 @@ class Case:
 
     @property
     def w(self) -> Workload:
-        name = sanitized_dropout.__name__
-        if self.workload.startswith(f"{name}(") and name not in OPS:
-            fuse(sanitized_dropout)
+        name = self.workload.partition("(")[0]
+        if name in FUNCTIONS and name not in OPS:
+            fuse(FUNCTIONS[name])
         return Workload.parse(self.workload)
 
     def refusal(self, device: DeviceSpec) -> str | None:
@@ -235,10 +246,17 @@ FUSED = [
     "rms_norm(x=f16[1201,1280], weight=f16[1280])",  # two at a time
     "softmax(x=f16[64,5140])",
     "softmax(x=f32[400,96], dim=0)",
+    "softmax(x=f32[3,400000])",  # rows that blocks share
+    "sanitized_pieces(x=f16[37,515], y=f16[37,130])",
+    "sanitized_totals(x=f32[1301,520], mask=f32[1301,520])",
+    "layer_norm(x=f64[301,1032], weight=f64[1032], bias=f64[1032])",
+    "rms_norm_backward(grad_output=bf16[301,1032], x=bf16[301,1032], rstd=f32[301,1], "
+    "weight=bf16[1032], grads=[x,weight])",
     "layer_norm_backward(grad_output=f16[37,1024], x=f16[37,1024], mean=f32[37,1], "
     "rstd=f32[37,1], weight=f16[1024], grads=[x,weight,bias])",
 ]
-"""By element, by row, by row and cluster, by tiles of columns, and sums over rows beside rows."""
+"""By element, by row, by row and cluster, by tiles of columns, and sums over rows beside rows; of
+pieces of tensors, to one number beside rows, and in other dtypes."""
 
 
 def norm(rows, width, name="layer_norm", more=""):
