@@ -5,10 +5,12 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from dispatching import record
 
+import tilewright as tw
 from tilewright import cli
-from tilewright.compile import nvrtc
+from tilewright.compile import cxx, nvrtc
 from tilewright.device import DEVICES, current_device
 from tilewright.dispatch import evidence
 from tilewright.dispatch.dumps import dump_built
@@ -311,6 +313,19 @@ def test_an_environment_variable_shows_what_is_built_for_a_call(monkeypatch, cap
     assert str(W) in schedule
     assert "is for CUDA kernels" in ptx
     assert "cannot show 'wrong'; use one of source, ptx" in wrong
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_a_call_shows_its_kernel_when_it_is_built_and_not_again(monkeypatch, caplog):
+    monkeypatch.setenv("TILEWRIGHT_SHOW", "schedule")
+    x = torch.randn(3, 41)
+    with tw.use("fused"):
+        for _ in range(2):
+            tw.softmax(x)
+    (shown,) = (record.getMessage() for record in caplog.records)
+    assert shown.startswith("schedule of fused on ")
+    assert "softmax(x=f32[3,41]" in shown
+    assert "threads = " in shown
 
 
 @needs_nvrtc

@@ -2,11 +2,16 @@
 
 import pytest
 import torch
+from dispatching import record
 from torch.nn import functional as F
 
 import tilewright as tw
+from tilewright import device
 from tilewright.compile import cxx
 from tilewright.dispatch.prepared import FREE_COMPILATIONS, HOT_CALLS, state
+from tilewright.impl import IMPLS
+from tilewright.space import config_dict
+from tilewright.store import Store
 
 pytestmark = [
     pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
@@ -48,6 +53,23 @@ def test_200_widths_compile_so_many_kernels_and_no_more(binaries, recwarn):
     assert binaries() == FREE_COMPILATIONS + 1
     (told,) = told_of_compilations(recwarn)
     assert all(word in told for word in ("scaled_softmax on cpu", "Tune", "pad", "scalars="))
+
+
+def test_200_shapes_near_a_record_compile_one_kernel_until_they_come_again(binaries):
+    spec = device.current_device("cpu")[1]
+    w = tw.Workload.parse("softmax(x=f32[64,1000])")
+    with Store() as store:
+        record(store, str(w), "fused", config_dict(IMPLS["fused"].heuristic(w, spec)))
+    for n in range(1000, 800, -1):
+        tw.softmax(torch.randn(64, n))
+    assert binaries() == 1  # the record's own
+    for _ in range(HOT_CALLS - 1):
+        assert binaries() == 1
+        tw.softmax(torch.randn(64, 900))
+    assert binaries() == 2
+    for rows in range(33, 97):
+        tw.softmax(torch.randn(rows, 1000))
+    assert binaries() == 2
 
 
 @pytest.mark.filterwarnings("ignore:0 kernels were compiled")
