@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import subprocess
 import time
 from pathlib import Path
 from types import ModuleType
@@ -33,9 +34,9 @@ def environment(
 
     Returns:
         (key, info, versions): `info` has name, sms and memory_bytes, or name, isa and threads;
-        `versions` has torch and tilewright, for a GPU cuda, driver, nvrtc, nvcc and triton, for a
-        CPU compiler. A version is None where the thing is not there, or does not answer. Packages
-        whose kernels are baselines on a GPU are named where they are installed.
+        `versions` has torch, tilewright and its commit, for a GPU cuda, driver, nvrtc, nvcc and
+        triton, for a CPU compiler. A version is None where the thing is not there, or does not
+        answer. Packages whose kernels are baselines on a GPU are named where they are installed.
     """
     import torch
 
@@ -45,6 +46,7 @@ def environment(
     versions: dict[str, Any] = {
         "torch": torch.__version__,
         "tilewright": _own_version(),
+        "commit": commit(),
     }
     info, key = _device(device)
     if device.type == "cpu":
@@ -72,6 +74,25 @@ def _device(device: torch.device) -> tuple[dict[str, Any], str]:
 @functools.cache
 def _own_version() -> str:
     return importlib.metadata.version("tilewright")
+
+
+@functools.cache
+def commit() -> str | None:
+    """The commit this package was run from, "-dirty" with local changes; None outside git."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    try:
+        tracked = subprocess.run(
+            [*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=10
+        )
+        if tracked.returncode:
+            return None
+        describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(
+            describe, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 @functools.cache

@@ -44,7 +44,7 @@ STATUSES = (
 
 RUNTIME = ("torch", "cuda", "driver")
 """Versions that every record tells."""
-NOT_RUNTIME = ("tilewright", "program")
+NOT_RUNTIME = ("tilewright", "commit", "program")
 """The code that is measured, which a record's `code_hash` and `program` tell apart."""
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tilewright.environment import commit
 from tilewright.errors import InvalidArgument
 from tilewright.files import write_whole
 from tilewright.report import Report
@@ -91,21 +91,3 @@ def table_rows(report: Report) -> list[dict[str, Any]]:
         }
         for row in report.rows
     ]
-
-
-def commit() -> str | None:
-    """The commit this package was run from, "-dirty" with local changes; None outside git."""
-    here = Path(__file__)
-    git = ["git", "-C", str(here.parent)]
-    try:
-        tracked = subprocess.run(
-            [*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=10
-        )
-        if tracked.returncode:
-            return None
-        describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(
-            describe, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

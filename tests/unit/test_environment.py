@@ -57,7 +57,7 @@ def test_a_cpu_is_named_by_model_instruction_set_and_threads():
     assert set(info) == {"name", "isa", "threads"}
     assert key == f"{cpu_model()}, {info['isa']}, {torch.get_num_threads()} threads"
     assert versions["torch"] == torch.__version__
-    assert set(versions) == {"torch", "tilewright", "compiler"}
+    assert set(versions) == {"torch", "tilewright", "commit", "compiler"}
 
 
 def test_another_number_of_threads_is_another_device():
