@@ -85,6 +85,13 @@ def current_device() -> Callable[[], int]:
     return torch._C._cuda_getDevice
 
 
+def release_kept_memory() -> None:
+    """Give back to the driver what torch keeps of tensors that are gone."""
+    import torch
+
+    torch.cuda.empty_cache()
+
+
 @functools.cache
 def _device(device_index: int) -> int:
     device = ctypes.c_int()

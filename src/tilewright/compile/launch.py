@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-import torch
-
 from tilewright.compile import cuda
 from tilewright.compile.cache import Compiled
 from tilewright.errors import LaunchError, OutOfMemory
@@ -232,7 +230,7 @@ class CudaKernel:
                 try:
                     function = self._function(device_index)
                 except OutOfMemory:  # PyTorch keeps what tensors left free, often all there is
-                    torch.cuda.empty_cache()
+                    cuda.release_kept_memory()
                     function = self._function(device_index)
             # The driver itself tells when a context of the current device is not current.
             current_device = cuda.current_device() if cuda.device_count() > 1 else None
