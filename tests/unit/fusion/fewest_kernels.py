@@ -11,6 +11,8 @@ from tilewright.fusion.segments import _Cutter
 from tilewright.fusion.subgraphs import largest
 from tilewright.fusion.ways import Hopeless, Met, Row
 
+ON_CPUS = Kernels(2)
+
 
 def passes(program):
     """Kernels, but for those that put together what others left in partials."""
@@ -39,9 +41,8 @@ class _Chosen(_Cutter):
         return found
 
 
-def fewest(graph, bound, most=2000):
+def fewest(graph, bound, kernels=ON_CPUS, most=2000):
     """The fewest passes of any plan; `bound` if none has less, None if there are over `most`."""
-    kernels = Kernels(2)
     graph = remove_dead(expand_moments(graph, kernels.corrects))
     best, choices, met = bound, [], Met()
     for _ in range(most):
