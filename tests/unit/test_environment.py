@@ -1,7 +1,9 @@
 """What names a device in the store, and the versions beside a measurement."""
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -123,6 +125,14 @@ def test_the_driver_version_is_read_without_nvml(tmp_path, line, version):
     proc = tmp_path / version
     proc.write_text(line + "\nGCC version:  gcc version 12.3.0\n")
     assert driver_version(proc) == version
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_the_commit_is_that_of_the_checkout_the_package_runs_from():
+    head = ["git", "-C", str(Path(module.__file__).parent), "rev-parse", "HEAD"]
+    found = subprocess.run(head, capture_output=True, text=True)
+    commit = environment("cpu")[2]["commit"]
+    assert (commit and commit.removesuffix("-dirty")) == (found.stdout.strip() or None)
 
 
 def test_reading_the_store_needs_no_torch():

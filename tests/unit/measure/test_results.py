@@ -230,8 +230,3 @@ def test_table_rows_tell_the_chosen_time_against_the_baselines(report):
 def test_intervals_that_touch_overlap():
     assert Measured(10.0, (9.0, 11.0)).overlaps(Measured(12.0, (11.0, 13.0)))
     assert not Measured(10.0, (9.0, 11.0)).overlaps(Measured(12.0, (11.5, 13.0)))
-
-
-def test_the_commit_is_that_of_the_checkout_the_package_runs_from():
-    found = results.commit()
-    assert found is None or len(found.removesuffix("-dirty")) == 40

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tilewright.build import CompileTask
-from tilewright.compile import nvrtc
+from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.faults import fault_address, raise_fault
@@ -90,6 +90,17 @@ def no_cuda(w: Workload, device: DeviceSpec) -> str | None:
     """Why the CUDA kernels for indices cannot take part at all."""
     if device.kind != "cuda":
         return f"it runs on a GPU, not on {device.name}"
+    return _empty(w)
+
+
+def no_cpp(w: Workload, device: DeviceSpec) -> str | None:
+    """Why the C++ kernels for indices cannot take part at all."""
+    if device.kind != "cpu":
+        return f"it runs on a CPU, not on {device.name}"
+    return _empty(w) or cxx.missing()
+
+
+def _empty(w: Workload) -> str | None:
     if any(s.numel == 0 for s in (*w.tensors.values(), *w.outputs)):
         return "a tensor is empty: there is nothing to compute"
     return None

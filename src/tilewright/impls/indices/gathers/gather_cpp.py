@@ -16,7 +16,7 @@ from tilewright.device import DeviceSpec
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import Executable, Implementation, allocate
 from tilewright.impls.indices._any_index import outside
-from tilewright.impls.indices._indexed import source_text
+from tilewright.impls.indices._indexed import no_cpp, source_text
 from tilewright.impls.indices.gathers._gather import GatherProblem, gather_problem, served_gather
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
@@ -36,12 +36,10 @@ class GatherCpp(Implementation):
         threads: str = param("all", "one")
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        if device.kind != "cpu":
-            return f"it runs on a CPU, not on {device.name}"
-        if any(s.numel == 0 for s in (*w.tensors.values(), *w.outputs)):
-            return "a tensor is empty: there is nothing to compute"
+        if reason := no_cpp(w, device):
+            return reason
         p = gather_problem(w)
-        return p if isinstance(p, str) else cxx.missing()
+        return p if isinstance(p, str) else None
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
         return self.Config("all" if served_gather(w).numel >= SHARED_FROM else "one")

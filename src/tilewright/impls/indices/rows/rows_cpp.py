@@ -16,7 +16,7 @@ from tilewright.device import DeviceSpec
 from tilewright.errors import IndexOutOfRange
 from tilewright.impl import Executable, Implementation, allocate
 from tilewright.impls._in_place import Written
-from tilewright.impls.indices._indexed import REDUCE, source_text
+from tilewright.impls.indices._indexed import REDUCE, no_cpp, source_text
 from tilewright.impls.indices.rows._rows import OPERATORS, RowProblem, row_problem, served_rows
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace, param
@@ -51,14 +51,12 @@ class RowsCpp(Implementation):
         threads: str = param("all", "one")
 
     def unsupported(self, w: Workload, device: DeviceSpec) -> str | None:
-        if device.kind != "cpu":
-            return f"it runs on a CPU, not on {device.name}"
-        if any(s.numel == 0 for s in (*w.tensors.values(), *w.outputs)):
-            return "a tensor is empty: there is nothing to compute"
+        if reason := no_cpp(w, device):
+            return reason
         p = row_problem(w)
         if isinstance(p, str):
             return p
-        return "each batch has an index of its own" if p.batch else cxx.missing()
+        return "each batch has an index of its own" if p.batch else None
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
         p = served_rows(w)
