@@ -73,8 +73,6 @@ _OF_NOTHING = {
     **dict.fromkeys(("mean", "var"), math.nan),
 }
 """What a reduction makes of no elements; PyTorch refuses `amax` and `amin` of none."""
-
-
 _INSTEAD = {
     "index": "of indexing, slices are taken, and masks in where",
     **dict.fromkeys(("arange", "linspace", "eye"), "give positions, or a mask, as an argument"),
