@@ -26,7 +26,7 @@ baselines."""
 
 @dataclass(frozen=True)
 class Work:
-    """What one launch of a kernel is given.
+    """What one launch of a kernel is given, as known before anything is compiled.
 
     Attributes:
         blocks: of the grid; of a persistent kernel the most, it takes what runs at once.
@@ -34,6 +34,7 @@ class Work:
         loads_bytes: of input that a block may have on its way at once; None where nobody reckons.
         most_blocks: of a persistent kernel on the device; None for as many as fit.
         cluster: blocks of a cluster.
+        estimated_registers: of a thread, as spaces' constraints reckon; 0 where nobody does.
     """
 
     blocks: int
@@ -42,6 +43,7 @@ class Work:
     loads_bytes: int | None = None
     most_blocks: int | None = None
     cluster: int = 1
+    estimated_registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,6 @@ class Executable:
     """Generated kernels that follow the first one."""
     shared_bytes: int = 0
     """Shared memory asked for at launch, in bytes per block, besides the static part."""
-    estimated_registers: int = 0
-    """Of a thread, as a space's constraint reckons before anything is compiled; 0: it does not."""
     work: Work | None = None
     """Of its first kernel, where that is a generated one of a GPU."""
 

@@ -131,15 +131,16 @@ def dump_built(impl: Implementation, config: Any, w: Workload, spec: DeviceSpec)
 
 
 def _resources(executable: Executable, task: CompileTask, spec: DeviceSpec) -> str:
-    """Of each kernel of a call; what was reckoned before is that of the first."""
+    """Of each kernel of a call."""
     found = kernels(executable, task, spec)
     if not found:
         return "the compiler reports no resources for this target"
     lines = []
     for k, kernel in enumerate(found):
         told = _told(kernel, spec)
-        if k == 0 and executable.estimated_registers:
-            told.insert(1, f"estimated_registers = {executable.estimated_registers}")
+        work = kernel.launched.work
+        if work and work.estimated_registers:
+            told.insert(1, f"estimated_registers = {work.estimated_registers}")
         if len(found) > 1:
             told.insert(0, f"launch {k}: {kernel.launched.entry}")
         lines += told

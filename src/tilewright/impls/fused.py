@@ -93,7 +93,7 @@ class ReadAgain(Executable):
         self.resources = kernel.resources
         self.block_threads, self.shared_bytes = kernel.block_threads, kernel.shared_bytes
         self.later = kernel.later
-        self.estimated_registers, self.work = kernel.estimated_registers, kernel.work
+        self.work = kernel.work
 
     @property
     def workspace_bytes(self) -> int:  # type: ignore[override]

@@ -364,61 +364,6 @@ def test_a_space_says_why_a_schedule_is_not_in_it():
         assert reason in space.why_not(replace(persistent, **change)), change
 
 
-CAPPED = RowSchedule(8, 128, 1, 1, "registers", "two_pass", 1, 1, max_registers=64)
-
-
-def test_a_register_cap_takes_the_place_of_launch_bounds():
-    heads = re.findall(r"(__\w+__\([^()]*\)) fused", source(NORM.format(h=4096), CAPPED))
-    assert heads == ["__maxnreg__(64)"]
-    assert "__launch_bounds__(128, 1)" in source(
-        NORM.format(h=4096), replace(CAPPED, max_registers=0)
-    )
-    graph = graph_of(Workload.parse(NORM.format(h=4096)))
-    free, capped = (
-        compiled(target.task(graph, replace(CAPPED, max_registers=n), H200)).resources
-        for n in (0, 64)
-    )
-    assert capped.registers <= 64 < free.registers
-
-
-def test_the_kernel_that_joins_sums_over_rows_keeps_its_launch_bounds():
-    config = replace(CAPPED, vector=4, row_threads=256, stages=2, min_blocks=2)
-    text = source(BACKWARD.format(h=1024), config)
-    assert text.count("__maxnreg__(64)") == text.count("__launch_bounds__(") == 1
-
-
-def test_a_search_tries_the_register_caps_it_is_told_to():
-    space = row_space(graph_of(Workload.parse(NORM.format(h=4096))), H200)
-    assert space.values["max_registers"] == (0,)
-    assert CAPPED in space
-    asked = space.restricted({"max_registers": (0, 64, 80, 96), "min_blocks": (1,)})
-    found = asked.sample(random.Random(0), 60)
-    assert len(found) == 60
-    assert {c.max_registers for c in found} == {0, 64, 80, 96}
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"min_blocks": 2}, "takes the place of launch bounds: min_blocks=2 says nothing"),
-        ({"row_threads": 512}, None),
-        ({"max_registers": 255}, "launch bounds leave a thread 255 registers"),
-        ({"row_threads": 512, "max_registers": 128}, "launch bounds leave a thread 128 registers"),
-        ({"max_registers": 84}, "24 or more, in steps of 8"),
-        ({"max_registers": 16}, "24 or more, in steps of 8"),
-        ({"max_registers": 32}, None),
-        ({"min_blocks": 8, "max_registers": 0, "row_threads": 256}, "a thread exceed 32"),
-        ({"row_threads": 64, "max_registers": 128, "stages": 1}, None),
-        ({"max_registers": -8}, "max_registers=-8 is not one of 0"),
-    ],
-    ids=str,
-)
-def test_a_register_cap_that_changes_nothing_or_cannot_be_is_refused(change, reason):
-    space = row_space(graph_of(Workload.parse(NORM.format(h=4096))), H200)
-    found = space.why_not(replace(CAPPED, **change))
-    assert found is None if reason is None else reason in found
-
-
 def test_slots_are_filled_in_bulk_again_once_all_threads_of_the_row_have_read_theirs():
     bulk = RowSchedule(
         8, 128, 2, 1, "registers", "two_pass", 1, 1, stages=2, parameters="shared", bulk=True

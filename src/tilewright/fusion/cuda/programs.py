@@ -16,6 +16,7 @@ from tilewright.fusion.cuda.pointwise.schedule import (
     pointwise_heuristic,
     pointwise_space,
 )
+from tilewright.fusion.cuda.registers import launch_bounds
 from tilewright.fusion.cuda.rows.heuristics import row_heuristic
 from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.stages import (
@@ -334,7 +335,8 @@ def _gathering_stage(program: Program, config: Schedule, device: DeviceSpec) -> 
     declared = [*kernel.tensors(), *kernel.numbers()]
     names = [name for _, name in kernel.buffers().values()]
     given = ", ".join(["blockIdx.x", *names, *(n.split()[-1] for n in kernel.numbers())])
-    bounds = f"__launch_bounds__({tiles.s.block_threads}, {blocks_of_sm(tiles, device)})"
+    s = tiles.s
+    bounds = launch_bounds(s.block_threads, blocks_of_sm(tiles, device), s.max_registers)
     head = f'extern "C" __global__ void {bounds} {ENTRY}({", ".join(declared)}) {{'
     lines = ["namespace kernel0 {", text, head, f"  tiles0({given});", "}", "}", ""]
     buffers = tuple(kernel.buffers())
@@ -344,7 +346,8 @@ def _gathering_stage(program: Program, config: Schedule, device: DeviceSpec) -> 
         buffers,
         signature,
         blocks=tiles.blocks,
-        block_threads=tiles.s.block_threads,
+        block_threads=s.block_threads,
+        estimated_registers=tiles.estimated_registers,
         counters=kernel.counters,
         extents=tuple(kernel.extents.values()),
     )
@@ -367,7 +370,7 @@ def _tile_stage(
     texts, numbers, calls, codes = list[str](), list[str](), list[tuple[str, str]](), ""
     extents: list[int] = []
     tensors: dict[int, str] = {}
-    first = threads = 0
+    first = threads = estimated = cap = 0
     for n, k in enumerate(group):
         segment = program.segments[k]
         tiles = _tiles(program, k, config)
@@ -386,10 +389,11 @@ def _tile_stage(
         codes += ("i" if n else "") + kernel.extent_codes()
         extents += [*([first] if n else []), *kernel.extents.values()]
         first += tiles.blocks
-        threads = tiles.s.block_threads
+        threads, cap = tiles.s.block_threads, tiles.s.max_registers
+        estimated = 0 if is_joining(program, k) else tiles.estimated_registers
     numbers, codes = [*numbers, *kernel.scalars()], codes + kernel.scalar_codes()
     declared = ", ".join([*(f"{kind}__restrict__ b{b}" for b, kind in tensors.items()), *numbers])
-    head = f'extern "C" __global__ void __launch_bounds__({threads}, 1) {entry}({declared}) {{'
+    head = f'extern "C" __global__ void {launch_bounds(threads, 1, cap)} {entry}({declared}) {{'
     # What the kernel before it wrote must not be read before the wait: that hides its pointer.
     read = [b for b, kind in tensors.items() if kind.startswith("const")]
     wait = ["  await_previous();", *(f"  b{b} = afresh(b{b});" for b in read)]
@@ -404,6 +408,7 @@ def _tile_stage(
         "P" * len(tensors) + codes,
         blocks=first,
         block_threads=threads,
+        estimated_registers=estimated,
         extents=tuple(extents),
     )
     return text, stage

@@ -11,8 +11,13 @@ from tilewright.fusion.cuda.column_graph import RowGraph, split
 from tilewright.fusion.cuda.finishing import FINISH
 from tilewright.fusion.cuda.kernel import Launch, prelude
 from tilewright.fusion.cuda.pointwise.kernel import emit_pointwise
-from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule, pointwise_heuristic
+from tilewright.fusion.cuda.pointwise.schedule import (
+    PointwiseSchedule,
+    pointwise_heuristic,
+    pointwise_registers,
+)
 from tilewright.fusion.cuda.rows.columns import emit_both
+from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
 from tilewright.fusion.cuda.rows.heuristics import row_heuristic
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.sharing import emit_rows
@@ -40,6 +45,7 @@ class Stage:
         buffers: those whose addresses are its first arguments: inputs, outputs, temporaries.
         launch: of a row or pointwise kernel, which takes `count` rows or elements; else None.
         blocks, block_threads: of a tile kernel, or of one that finishes.
+        estimated_registers: of a thread; 0 of a kernel that finishes or joins.
         counters: zeroed words that a tile kernel takes: their address follows the buffers.
         extents: the values of dynamic sizes and strides of a tile kernel.
         finishes: it joins the partial results of all blocks, or clusters, of the launch before it,
@@ -53,6 +59,7 @@ class Stage:
     count: int = 0
     blocks: int = 0
     block_threads: int = 0
+    estimated_registers: int = 0
     counters: int = 0
     extents: tuple[int, ...] = ()
     finishes: bool = False
@@ -140,7 +147,11 @@ def column_stages(
         *(segment.writes[k] for k in finish.outputs),
     )
     stages = [
-        Stage(entry, first, launch.signature, launch, count, 0, launch.block_threads),
+        Stage(
+            entry, first, launch.signature, launch, count,
+            block_threads=launch.block_threads,
+            estimated_registers=estimated_registers(schedule, Footprint(rows)),
+        ),
         Stage(
             last, (partials, *given), finish.signature,
             blocks=finish.blocks, block_threads=finish.block_threads, finishes=True,
@@ -165,12 +176,18 @@ def plain_stage(
         assert rows is not None, graph
         text, launch = emit_rows(plan_rows(graph, rows.moments, rows.recompute), rows, entry)
         count = math.prod(graph.space[a] for a in graph.kept)
+        estimated = estimated_registers(rows, Footprint(graph))
     else:
         fits = isinstance(config, PointwiseSchedule)
         points = config if fits else pointwise_heuristic(graph, device)
         assert isinstance(points, PointwiseSchedule)
         text, launch = emit_pointwise(graph, points, entry)
         count = math.prod(graph.space)
+        estimated = pointwise_registers(graph, points)
     buffers = (*segment.reads, *segment.writes)
-    stage = Stage(entry, buffers, launch.signature, launch, count, 0, launch.block_threads)
+    stage = Stage(
+        entry, buffers, launch.signature, launch, count,
+        block_threads=launch.block_threads,
+        estimated_registers=estimated,
+    )  # fmt: skip
     return text.removeprefix(prelude()), stage

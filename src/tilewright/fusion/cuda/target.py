@@ -23,6 +23,7 @@ from tilewright.fusion.cuda.pointwise.schedule import (
     loads_bytes,
     pointwise_heuristic,
     pointwise_promising,
+    pointwise_registers,
     pointwise_space,
 )
 from tilewright.fusion.cuda.rows.columns import emit_columns
@@ -160,11 +161,12 @@ def executable(
     kind = TwoKernels if launch.finish else MeetingKernel if launch.meets else FusedKernel
     kernel = kind(built, launch, w, count)
     if isinstance(config, RowSchedule):
-        kernel.estimated_registers = estimated_registers(config, Footprint(rows))
-        loaded = Footprint(rows).loads_bytes(config)
+        footprint = Footprint(rows)
+        estimated, loaded = estimated_registers(config, footprint), footprint.loads_bytes(config)
     else:
-        loaded = loads_bytes(graph, config)
-    kernel.work = replace(_work(launch, count), loads_bytes=loaded)
+        estimated, loaded = pointwise_registers(graph, config), loads_bytes(graph, config)
+    work = _work(launch, count)
+    kernel.work = replace(work, loads_bytes=loaded, estimated_registers=estimated)
     return kernel
 
 
@@ -351,7 +353,10 @@ class ProgramKernels(Stored):
                 s.entry,
                 s.block_threads,
                 s.shared_bytes,
-                _work(s.launch, s.count) if s.launch else Work(s.blocks, False, None),
+                replace(
+                    _work(s.launch, s.count) if s.launch else Work(s.blocks, False, None),
+                    estimated_registers=s.estimated_registers,
+                ),
             )
             for s in stages
         ]

@@ -11,8 +11,6 @@ WIDEST_ACCESS = 16
 """Bytes of the widest access of one thread."""
 NARROW_BYTES = 8
 """Accesses narrower than this leave bandwidth unused."""
-ARITHMETIC_REGISTERS = 40
-"""What a row kernel needs besides the values it keeps: addresses, counters, a step's operands."""
 
 
 def access_bytes(access: Access, vector: int) -> int:

@@ -6,6 +6,7 @@ import math
 
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, Launch
 from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule, lies_flat
+from tilewright.fusion.cuda.registers import launch_bounds
 from tilewright.fusion.cuda.vectors import WIDEST_ACCESS, access_bytes
 from tilewright.fusion.extents import pointwise_axes, with_extents
 from tilewright.fusion.ir import Access, Graph
@@ -56,12 +57,13 @@ class PointwiseKernel(Kernel):
             self.line(f"step<1, 1, false>(rest, count, {arguments});")
             self.close()
         kernel = self.lines
+        bounds = launch_bounds(s.block_threads, 1, s.max_registers)
         template = "template <int V, int TURNS, bool WIDE> TW_DEVICE void step("
         self.lines = [
             template + ", ".join(["i64 start", "i64 limit", *self.parameters_of_kernel()]) + ") {",
             *body,
             "}",
-            f'extern "C" __global__ void __launch_bounds__({s.block_threads}, 1) {self.entry}('
+            f'extern "C" __global__ void {bounds} {self.entry}('
             + ", ".join(self.parameters_of_kernel()) + ") {",
             *kernel,
         ]  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.vectors import NARROW_BYTES, held_bytes, widest_vectors
 from tilewright.fusion.extents import pointwise_axes
 from tilewright.fusion.ir import Access, Graph
@@ -24,7 +25,9 @@ class PointwiseSchedule:
     A vector stays within the innermost axis; or, if `flat`, within the elements in the order of
     memory, and what is broadcast to them is gathered element by element. Of a thread's loads those
     of broadcast tensors, which all threads wait for, may come first. `sizes` that tell rows apart
-    are given when the kernel is launched, so that it serves others, too, or compiled in.
+    are given when the kernel is launched, so that it serves others, too, or compiled in. Registers
+    are what launch bounds leave to each thread, or no more than `max_registers`, if that is not 0:
+    a search tries the caps that it is told to.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -35,6 +38,7 @@ class PointwiseSchedule:
     stream_stores: bool = param(False, True)
     broadcast_first: bool = param(False, True)
     sizes: str = param("given", "compiled", own=True)
+    max_registers: int = param(0, counts=True)
 
 
 def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSchedule]:
@@ -44,7 +48,6 @@ def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSc
     longer = tuple(v for v in widest_vectors(graph, 0) if v > vectors[0])
     flat = longer if all(lies_flat(graph, a) for _, a in graph.outputs) else ()
 
-    loads = [a for a in graph.memory if a.strides and a.strides[-1]]
     rows = range(len(graph.space) - 1)
     given = pointwise_axes(graph, rows, len(rows))
     elements, broadcast = math.prod(graph.space), not all(lies_flat(graph, a) for a in graph.memory)
@@ -52,12 +55,14 @@ def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSc
     def constraint(c: PointwiseSchedule) -> str | None:
         if c.flat == (c.vector in vectors):
             return f"vector={c.vector} of {inner} elements: flat={c.flat}"
+        left = registers.room(c.block_threads, 1, device)
+        if reason := registers.capped_in_vain(c.max_registers, left):
+            return reason
         if c.vectors_per_thread == 1:
             return None
-        flying = c.vectors_per_thread * sum(held_bytes(a.dtype, c.vector) for a in loads) // 4
-        room = device.registers_per_sm // c.block_threads - FEW_REGISTERS
-        if flying > min(room, device.registers_per_thread - FEW_REGISTERS):
-            return f"{flying} registers of vectors on their way exceed {room}"
+        needed = pointwise_registers(graph, c)
+        if needed > left:
+            return f"about {needed} registers a thread exceed {left}"
         if c.block_threads * c.vectors_per_thread * c.vector * device.sms > 2 * elements:
             return f"{c.vectors_per_thread} vectors a thread leave more than half of the SMs idle"
         return None
@@ -69,6 +74,13 @@ def pointwise_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[PointwiseSc
         "sizes": ("given", "compiled") if given else ("given",),
     }
     return ConfigSpace(PointwiseSchedule, values, constraint)
+
+
+def pointwise_registers(graph: Graph, c: PointwiseSchedule) -> int:
+    """What a thread needs, as far as a schedule tells; the compiler's own count decides."""
+    loads = [a for a in graph.memory if a.strides and a.strides[-1]]
+    flying = c.vectors_per_thread * sum(held_bytes(a.dtype, c.vector) for a in loads)
+    return flying // 4 + FEW_REGISTERS
 
 
 def loads_bytes(graph: Graph, c: PointwiseSchedule) -> int:

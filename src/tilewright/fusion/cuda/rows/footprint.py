@@ -6,13 +6,14 @@ import functools
 import math
 
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.finishing import finish_bytes
 from tilewright.fusion.cuda.kernel import JOINS
 from tilewright.fusion.cuda.partials import partials_of_row
 from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.shifting import vectors_of
-from tilewright.fusion.cuda.vectors import ARITHMETIC_REGISTERS, access_bytes, held_bytes
+from tilewright.fusion.cuda.vectors import access_bytes, held_bytes
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import Plan, plan_rows
 from tilewright.fusion.remembered import remembered
@@ -24,8 +25,6 @@ KEEPING_REGISTERS = 16
 """The same where sweeps compute nothing again: 80 suffice beside 64 kept values."""
 SHARING_REGISTERS = 20
 """The same of a kernel whose rows are shared by blocks: it reads a row once, in one sweep."""
-REGISTER_STEP = 8
-"""A thread has registers by eights."""
 COLUMN_ITEMSIZE = 4
 """Bytes of what is added up over rows: fp32 for halves and fp32."""
 COSTLY = (
@@ -181,19 +180,11 @@ def estimated_registers(c: RowSchedule, footprint: Footprint) -> int:
         needed += footprint.parameter_bytes(c)
     if c.blocks_per_row > 1:  # what rows have in common is on its way with them, or read again
         needed += footprint.parameter_bytes(c) // 2
-    others = ARITHMETIC_REGISTERS if c.recompute else KEEPING_REGISTERS
+    others = registers.ARITHMETIC if c.recompute else KEEPING_REGISTERS
     others = SHARING_REGISTERS if c.blocks_per_row > 1 else others
     return (needed if c.storage == "registers" else 0) // 4 + others
 
 
 def register_cap(c: RowSchedule, device: DeviceSpec) -> int:
-    room = register_room(c, device)
+    room = registers.room(c.block_threads, c.min_blocks, device)
     return min(room, c.max_registers or room)
-
-
-def register_room(c: RowSchedule, device: DeviceSpec) -> int:
-    """What launch bounds leave a thread, whatever its registers are capped at."""
-    warps = c.min_blocks * max(c.block_threads // device.warp, 1)
-    of_one = math.ceil(warps / device.schedulers_per_sm)
-    left = device.registers_per_sm // (device.schedulers_per_sm * of_one * device.warp)
-    return min(device.registers_per_thread, left // REGISTER_STEP * REGISTER_STEP)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilewright.compile.nvrtc import capped
 from tilewright.fusion.cuda.kernel import TYPES, Launch
+from tilewright.fusion.cuda.registers import launch_bounds
 from tilewright.fusion.cuda.rows.moments import Moments
 from tilewright.fusion.cuda.rows.residents import Residents
 from tilewright.fusion.cuda.rows.space import LEAST_COPY
@@ -34,8 +34,7 @@ class RowKernel(Moments, Residents):
         if self.persistent:
             self.close_walk()
             self.after_rows()
-        bounds = f"__launch_bounds__({s.block_threads}, {s.min_blocks})"
-        bounds = capped(bounds, s.max_registers) if s.max_registers else bounds
+        bounds = launch_bounds(s.block_threads, s.min_blocks, s.max_registers)
         self.find_extents()
         cluster = f"__cluster_dims__({s.cluster}, 1, 1) " if s.cluster > 1 else ""
         parameters = ", ".join(self.parameters_of_kernel())

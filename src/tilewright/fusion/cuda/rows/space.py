@@ -7,13 +7,9 @@ from itertools import product
 
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.partials import words_of_row
-from tilewright.fusion.cuda.rows.footprint import (
-    REGISTER_STEP,
-    Footprint,
-    estimated_registers,
-    register_room,
-)
+from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
 from tilewright.fusion.cuda.rows.schedule import ON_CHIP, ROW_THREADS, UNROLL, RowSchedule
 from tilewright.fusion.cuda.rows.shifting import shifted_alike, vectors_of
 from tilewright.fusion.cuda.vectors import access_bytes, side_by_side, widest_vectors
@@ -25,8 +21,6 @@ from tilewright.tensor_spec import HALVES
 
 LEAST_COPY = 4
 """Bytes of the narrowest copy into shared memory of one thread."""
-LEAST_CAP = 24
-"""Compilers take no cap below what calls of functions need."""
 PERSISTENT_THREADS = 256
 """On an SM, at least: the next rows are on their way, but the arithmetic hides its own latency."""
 COLUMN_GROUPS = tuple(range(1, 17))
@@ -228,11 +222,9 @@ def _queued_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
 def _capped_in_vain(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
     if not c.max_registers:
         return None
-    left = register_room(c, device)
-    if c.max_registers >= left:
-        return f"launch bounds leave a thread {left} registers: max_registers={c.max_registers}"
-    if c.max_registers % REGISTER_STEP or c.max_registers < LEAST_CAP:
-        return f"registers are capped at {LEAST_CAP} or more, in steps of {REGISTER_STEP}"
+    left = registers.room(c.block_threads, c.min_blocks, device)
+    if reason := registers.capped_in_vain(c.max_registers, left):
+        return reason
     if c.min_blocks > 1 and not footprint.columns:  # whose grid has as many blocks for each SM
         return f"a cap takes the place of launch bounds: min_blocks={c.min_blocks} says nothing"
     return None
@@ -242,7 +234,7 @@ def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec
     if c.storage != "registers":
         return None
     needed = estimated_registers(c, footprint)
-    room = register_room(c, device)  # of a cap the compiler tells
+    room = registers.room(c.block_threads, c.min_blocks, device)  # of a cap the compiler tells
     if needed > room:
         return f"about {needed} registers a thread exceed {room}"
     return None

@@ -10,7 +10,7 @@ from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.tiles.area import Area
 from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
 from tilewright.fusion.cuda.tiles.tiling import Tiles, fitted
-from tilewright.fusion.cuda.vectors import ARITHMETIC_REGISTERS, WIDEST_ACCESS
+from tilewright.fusion.cuda.vectors import WIDEST_ACCESS
 from tilewright.space import ConfigSpace
 
 IN_FLIGHT_BYTES, MOST_IN_FLIGHT_BYTES = 32, 128
@@ -177,8 +177,8 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     moved_bytes = whole_bytes * elements
     kept = REREAD[moved_bytes > device.l2_bytes] if area.carried else 1.0
     kept = 1.0 if s.storage == "registers" else kept
-    registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
-    places = min(device.threads_per_sm, device.registers_per_sm // registers) // s.block_threads
+    held = device.registers_per_sm // tiles.estimated_registers
+    places = min(device.threads_per_sm, held) // s.block_threads
     overlaps = 1.0 if places > 1 else ALONE
     if area.added:
         overlaps /= 1 + (s.vector / SUMS_OF_A_THREAD) ** 2

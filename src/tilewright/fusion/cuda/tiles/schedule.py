@@ -28,6 +28,8 @@ class TileSchedule:
     What blocks leave of a result is put together by a `kernel` of its own, or, of all blocks that
     have a share in it, by the `last` one to begin: see gathering.
     `sizes` are given when the kernel is launched, so that it serves others, too, or compiled in.
+    Registers are what launch bounds leave to each thread, or no more than `max_registers`, if that
+    is not 0: a search tries the caps that it is told to.
     """
 
     vector: int = param(8, 4, 2, 1)
@@ -41,6 +43,7 @@ class TileSchedule:
     combine: str = param("kernel", "last")
     ahead: bool = param(False, True)
     sizes: str = param("given", "compiled", own=True)
+    max_registers: int = param(0, counts=True)
 
     @property
     def block_threads(self) -> int:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.partials import PARTIAL_WORDS, SECTOR_WORDS
 from tilewright.fusion.cuda.tiles.area import Area, varies_everywhere
 from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
-from tilewright.fusion.cuda.vectors import ARITHMETIC_REGISTERS
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import Plan
 from tilewright.fusion.remembered import remembered
@@ -100,10 +100,11 @@ class Tiles:
             return "all steps of a thread are on their way at once"
         if s.combine == "last" and self.words > COUNTERS:
             return f"{self.words} words of partials exceed {COUNTERS}"
-        room = min(255, BLOCK_REGISTERS // s.block_threads) - ARITHMETIC_REGISTERS
-        if self.held_bytes > 4 * room:
-            return f"{self.held_bytes} bytes per thread exceed {4 * room} bytes of registers"
-        return None
+        room = min(255, BLOCK_REGISTERS // s.block_threads)
+        left = 4 * (room - registers.ARITHMETIC)
+        if self.held_bytes > left:
+            return f"{self.held_bytes} bytes per thread exceed {left} bytes of registers"
+        return registers.capped_in_vain(s.max_registers, room // registers.STEP * registers.STEP)
 
     @property
     def stores_steps(self) -> bool:
@@ -139,12 +140,17 @@ class Tiles:
         flying = (1 + self.s.ahead) * self.s.unroll * loaded
         return max(kept * self.kept_steps, flying) + sums
 
+    @property
+    def estimated_registers(self) -> int:
+        """What a thread needs, as far as a schedule tells; the compiler's own count decides."""
+        return registers.ARITHMETIC + self.held_bytes // 4
+
 
 def blocks_of_sm(tiles: Tiles, device: DeviceSpec) -> int:
     """So many blocks on an SM that all run at once, or as many as registers allow."""
     threads = tiles.s.block_threads
-    registers = ARITHMETIC_REGISTERS + tiles.held_bytes // 4
-    most = min(device.threads_per_sm, device.registers_per_sm // registers) // threads
+    held = device.registers_per_sm // tiles.estimated_registers
+    most = min(device.threads_per_sm, held) // threads
     return max(min(most, math.ceil(tiles.blocks / device.sms)), 1)
 
 

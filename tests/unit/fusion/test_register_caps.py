@@ -1,0 +1,149 @@
+"""Register caps of generated CUDA kernels, in the place of launch bounds, and what is reckoned
+before a compiler counts."""
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from program_graphs import PADDLE_C
+from tilewright.compile.cache import compiled
+from tilewright.compile.resources import parse_ptxas
+from tilewright.device import DEVICES
+from tilewright.dispatch.dumps import kernels
+from tilewright.fusion.cuda import target
+from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.space import row_space
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
+from tilewright.impl import IMPLS
+from tilewright.impls.fused import graph_of
+from tilewright.op import Workload
+
+NORM = "bias_layer_norm(x=f16[8192,4096], bias0=f16[4096], bias1=f16[4096], weight=f16[4096], bias=f16[4096])"  # noqa: E501
+BACKWARD = (
+    "layer_norm_backward(grad_output=f16[8192,1024], x=f16[8192,1024], mean=f32[8192,1],"
+    " rstd=f32[8192,1], weight=f16[1024])"
+)
+LERP = "lerp(x=f32[8192,4096], end=f32[8192,4096], weight=f32[8192,4096])"
+SOFTMAX = "softmax(x=f16[64,1000,49], dim=1)"
+H200 = DEVICES["h200"]
+
+
+def source(text, config, device=H200):
+    return target.task(graph_of(Workload.parse(text)), config, device).source
+
+
+CAPPED = RowSchedule(8, 128, 1, 1, "registers", "two_pass", 1, 1, max_registers=64)
+
+
+def test_a_register_cap_takes_the_place_of_launch_bounds():
+    heads = re.findall(r"(__\w+__\([^()]*\)) fused", source(NORM, CAPPED))
+    assert heads == ["__maxnreg__(64)"]
+    assert "__launch_bounds__(128, 1)" in source(NORM, replace(CAPPED, max_registers=0))
+    graph = graph_of(Workload.parse(NORM))
+    free, capped = (
+        compiled(target.task(graph, replace(CAPPED, max_registers=n), H200)).resources
+        for n in (0, 64)
+    )
+    assert capped.registers <= 64 < free.registers
+
+
+def test_the_kernel_that_joins_sums_over_rows_keeps_its_launch_bounds():
+    config = replace(CAPPED, vector=4, row_threads=256, stages=2, min_blocks=2)
+    text = source(BACKWARD, config)
+    assert text.count("__maxnreg__(64)") == text.count("__launch_bounds__(") == 1
+
+
+def test_a_search_tries_the_register_caps_it_is_told_to():
+    space = row_space(graph_of(Workload.parse(NORM)), H200)
+    assert space.values["max_registers"] == (0,)
+    assert CAPPED in space
+    asked = space.restricted({"max_registers": (0, 64, 80, 96), "min_blocks": (1,)})
+    found = asked.sample(random.Random(0), 60)
+    assert len(found) == 60
+    assert {c.max_registers for c in found} == {0, 64, 80, 96}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"min_blocks": 2}, "takes the place of launch bounds: min_blocks=2 says nothing"),
+        ({"row_threads": 512}, None),
+        ({"max_registers": 255}, "launch bounds leave a thread 255 registers"),
+        ({"row_threads": 512, "max_registers": 128}, "launch bounds leave a thread 128 registers"),
+        ({"max_registers": 84}, "24 or more, in steps of 8"),
+        ({"max_registers": 16}, "24 or more, in steps of 8"),
+        ({"max_registers": 32}, None),
+        ({"min_blocks": 8, "max_registers": 0, "row_threads": 256}, "a thread exceed 32"),
+        ({"row_threads": 64, "max_registers": 128, "stages": 1}, None),
+        ({"max_registers": -8}, "max_registers=-8 is not one of 0"),
+    ],
+    ids=str,
+)
+def test_a_register_cap_that_changes_nothing_or_cannot_be_is_refused(change, reason):
+    space = row_space(graph_of(Workload.parse(NORM)), H200)
+    found = space.why_not(replace(CAPPED, **change))
+    assert found is None if reason is None else reason in found
+
+
+WIDE = PointwiseSchedule(4, 256, 4)
+WALK = TileSchedule(1, 64, 8, 1, 8)
+OTHERS = [
+    (LERP, WIDE, 40),
+    (SOFTMAX, WALK, 32),
+    (PADDLE_C, TileSchedule(2, 32, 8, 1, 8), 48),
+    (PADDLE_C, TileSchedule(1, 32, 8, 1, 8, combine="last"), 48),
+]
+
+
+@pytest.mark.parametrize(("text", "config", "cap"), OTHERS, ids=str)
+def test_steps_alone_and_tiles_are_capped_too(text, config, cap):
+    graph = graph_of(Workload.parse(text))
+    capped = replace(config, max_registers=cap)
+    assert capped in target.space(graph, H200)
+    free = target.task(graph, config, H200)
+    task = target.task(graph, capped, H200)
+    heads = re.findall(r"(__\w+__\([^()]*\)) fused\(", task.source)
+    assert heads == [f"__maxnreg__({cap})"]
+    assert free.source.count("__launch_bounds__") == task.source.count("__launch_bounds__") + 1
+    assert registers(task, "fused") <= cap < registers(free, "fused")
+
+
+def registers(task, entry):
+    return parse_ptxas(compiled(task).log, entry).registers
+
+
+@pytest.mark.parametrize(
+    ("text", "config", "cap", "reason"),
+    [
+        (LERP, WIDE, 255, "launch bounds leave a thread 255 registers: max_registers=255"),
+        (
+            LERP,
+            replace(WIDE, block_threads=1024, vectors_per_thread=1),
+            64,
+            "launch bounds leave a thread 64 registers",
+        ),
+        (LERP, WIDE, 100, "24 or more, in steps of 8"),
+        (SOFTMAX, WALK, 128, "launch bounds leave a thread 128 registers"),
+        (SOFTMAX, WALK, 16, "24 or more, in steps of 8"),
+    ],
+    ids=str,
+)
+def test_other_caps_that_change_nothing_or_cannot_be_are_refused(text, config, cap, reason):
+    space = target.space(graph_of(Workload.parse(text)), H200)
+    assert config in space
+    assert reason in space.why_not(replace(config, max_registers=cap))
+
+
+@pytest.mark.parametrize("text", [LERP, SOFTMAX, PADDLE_C, BACKWARD, "softmax(x=f32[4,2000000])"])
+def test_what_threads_are_reckoned_to_need_is_near_what_the_compiler_gives_them(text):
+    w, fused = Workload.parse(text), IMPLS["fused"]
+    built = fused.build(fused.heuristic(w, H200), w, H200)
+    task = fused.task(fused.heuristic(w, H200), w, H200)
+    found = [k for k in kernels(built, task, H200) if k.launched.work.estimated_registers]
+    assert found
+    for kernel in found:
+        estimated = kernel.launched.work.estimated_registers
+        assert 0.5 < estimated / kernel.resources.registers < 2, kernel
