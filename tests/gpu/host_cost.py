@@ -6,8 +6,8 @@ from tilewright.measure.timing import eager
 
 HOST_LIMIT_US, MOST_OF_PYTORCHS = 12.0, 1.5
 """Host time of a tuned call; on a slow host, of what one kernel of PyTorch's takes there."""
-ROUNDS = 3
-"""Of which the quickest counts: a host that was just started is slower for seconds."""
+ROUNDS = 10
+"""Of which the quickest counts: a host that was just started, or shared, is slower for seconds."""
 
 
 def host_us(*calls):

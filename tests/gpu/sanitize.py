@@ -318,6 +318,7 @@ SCHEDULES = [
     *((TILED, {**TILE, "sizes": "compiled", "combine": how}) for how in WAYS),
     *((LINES, {**TILE, "lanes": 32, "turns": 4, "unroll": 2, "combine": how}) for how in WAYS),
     *((ACROSS, {**TILE, "storage": where}) for where in ("reread", "registers")),
+    (ACROSS, {**TILE, "storage": "registers", "max_registers": 40}),
     (FLAT + ", weight=0.3)", {"flat": True, "vectors_per_thread": 2}),
     (
         FLAT + ", weight=f16[1300,1])",
@@ -325,7 +326,7 @@ SCHEDULES = [
     ),
     (
         "lerp(x=f32[300,40], end=f32[40], weight=0.3)",
-        {"vector": 2, "stream_loads": False, "block_threads": 128},
+        {"vector": 2, "stream_loads": False, "block_threads": 128, "max_registers": 24},
     ),
     *(
         ("lerp(x=f32[31,10,40], end=f32[10,40], weight=0.3)", {"vector": 4, "sizes": sizes})
