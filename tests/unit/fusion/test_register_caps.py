@@ -12,7 +12,7 @@ from tilewright.compile.cache import compiled
 from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DEVICES
 from tilewright.dispatch.dumps import kernels
-from tilewright.fusion.cuda import target
+from tilewright.fusion.cuda import registers, target
 from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.space import row_space
@@ -108,10 +108,10 @@ def test_steps_alone_and_tiles_are_capped_too(text, config, cap):
     heads = re.findall(r"(__\w+__\([^()]*\)) fused\(", task.source)
     assert heads == [f"__maxnreg__({cap})"]
     assert free.source.count("__launch_bounds__") == task.source.count("__launch_bounds__") + 1
-    assert registers(task, "fused") <= cap < registers(free, "fused")
+    assert registers_of(task, "fused") <= cap < registers_of(free, "fused")
 
 
-def registers(task, entry):
+def registers_of(task, entry):
     return parse_ptxas(compiled(task).log, entry).registers
 
 
@@ -147,3 +147,36 @@ def test_what_threads_are_reckoned_to_need_is_near_what_the_compiler_gives_them(
     for kernel in found:
         estimated = kernel.launched.work.estimated_registers
         assert 0.5 < estimated / kernel.resources.registers < 2, kernel
+
+
+def test_a_block_of_tiles_that_would_have_an_sm_to_itself_is_capped_untuned():
+    graph = graph_of(Workload.parse(SOFTMAX))
+    config = target.heuristic(graph, H200)
+    free = replace(config, max_registers=0)
+    assert config.max_registers == registers.room(config.block_threads, 2, H200)
+    with_room, alone = (
+        parse_ptxas(compiled(target.task(graph, c, H200)).log, "fused") for c in (config, free)
+    )
+    assert with_room.spill_bytes == 0
+    blocks = [H200.occupancy(config.block_threads, r.registers, 0)[0] for r in (with_room, alone)]
+    assert blocks == [2, 1]
+
+
+def test_launch_bounds_of_tiles_ask_for_as_many_blocks_as_threads_are_reckoned_to_leave_room_for():
+    text = "softmax(x=f32[2,19,131072], dim=1)"
+    graph = graph_of(Workload.parse(text))
+    config = target.heuristic(graph, H200)
+    assert config.max_registers == 0
+    (threads, blocks) = re.findall(
+        r"__launch_bounds__\((\d+), (\d+)\) fused\(", source(text, config)
+    )[0]
+    assert (int(threads), int(blocks)) == (256, 4)
+    assert registers_of(target.task(graph, config, H200), "fused") <= registers.room(256, 4, H200)
+    joined = source(PADDLE_C, TileSchedule(2, 32, 8, 1, 8))
+    assert re.findall(r"__launch_bounds__\(\d+, (\d+)\) fused(?:1)?\(", joined) == ["3", "1"]
+
+
+def test_a_search_of_tiles_begins_with_one_block_more_on_an_sm_too():
+    found = target.promising(graph_of(Workload.parse(PADDLE_C)), H200)
+    assert registers.room(256, 5, H200) in {c.max_registers for c in found[:6]}
+    assert {c.max_registers for c in found[6:]} == {0}

@@ -43,7 +43,13 @@ from tilewright.fusion.cuda.tiles.heuristics import (
 )
 from tilewright.fusion.cuda.tiles.kernel import TileKernel
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
-from tilewright.fusion.cuda.tiles.tiling import Tiles, blocks_of_sm, fitted, joining_schedule
+from tilewright.fusion.cuda.tiles.tiling import (
+    Tiles,
+    blocks_in_room,
+    blocks_of_sm,
+    fitted,
+    joining_schedule,
+)
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Program, Segment
 from tilewright.fusion.remembered import remembered
@@ -299,7 +305,7 @@ def emit(graph: Graph, config: Schedule, device: DeviceSpec) -> tuple[str, Progr
         kind, k = kind_of(program, group[0]), group[0]
         own = config if k == main else None
         if kind == "tile":
-            made = [_tile_stage(program, group, config, entry)]
+            made = [_tile_stage(program, group, config, device, entry)]
         elif kind == "columns":
             buffer = program.inputs + program.outputs + len(program.temporaries)
             made, partials = column_stages(program.segments[k], own, device, entry, buffer)
@@ -364,13 +370,13 @@ def _tiles(program: Program, k: int, config: Schedule) -> Tiles:
 
 
 def _tile_stage(
-    program: Program, group: list[int], config: Schedule, entry: str
+    program: Program, group: list[int], config: Schedule, device: DeviceSpec, entry: str
 ) -> tuple[str, Stage]:
     """Tile kernels side by side, each with its range of blocks."""
     texts, numbers, calls, codes = list[str](), list[str](), list[tuple[str, str]](), ""
     extents: list[int] = []
     tensors: dict[int, str] = {}
-    first = threads = estimated = cap = 0
+    first, threads, at_once, cap, estimated = 0, 0, 1, 0, 0
     for n, k in enumerate(group):
         segment = program.segments[k]
         tiles = _tiles(program, k, config)
@@ -390,10 +396,13 @@ def _tile_stage(
         extents += [*([first] if n else []), *kernel.extents.values()]
         first += tiles.blocks
         threads, cap = tiles.s.block_threads, tiles.s.max_registers
-        estimated = 0 if is_joining(program, k) else tiles.estimated_registers
+        if not is_joining(program, k):
+            estimated, at_once = tiles.estimated_registers, blocks_in_room(tiles, device)
     numbers, codes = [*numbers, *kernel.scalars()], codes + kernel.scalar_codes()
     declared = ", ".join([*(f"{kind}__restrict__ b{b}" for b, kind in tensors.items()), *numbers])
-    head = f'extern "C" __global__ void {launch_bounds(threads, 1, cap)} {entry}({declared}) {{'
+    head = (
+        f'extern "C" __global__ void {launch_bounds(threads, at_once, cap)} {entry}({declared}) {{'
+    )
     # What the kernel before it wrote must not be read before the wait: that hides its pointer.
     read = [b for b, kind in tensors.items() if kind.startswith("const")]
     wait = ["  await_previous();", *(f"  b{b} = afresh(b{b});" for b in read)]

@@ -7,9 +7,10 @@ import math
 from dataclasses import replace
 
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.tiles.area import Area
 from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
-from tilewright.fusion.cuda.tiles.tiling import Tiles, fitted
+from tilewright.fusion.cuda.tiles.tiling import Tiles, blocks_in_room, fitted
 from tilewright.fusion.cuda.vectors import WIDEST_ACCESS
 from tilewright.space import ConfigSpace
 
@@ -31,6 +32,9 @@ REREAD = 0.97, 0.7
 same timings, and where it does not."""
 MANY_WORDS = 50
 """Partials that a thread joins in as long as all else takes, for about 10 us of it."""
+SQUEEZE = 1.25
+"""What a thread is reckoned to need, beside a cap that compilers may yet keep without spilling. A
+block that would have an SM to itself finds company so: see the table in docs/row_kernels.md."""
 BUSY_POWER, ACCESS_POWER, USED_POWER = 0.3, 0.1, 0.5
 ALONE, FIRST_STEPS, AGAIN = 0.8, 0.5, 8
 """How much the merits below count: bytes in flight, width of an access, elements that are used; a
@@ -129,10 +133,26 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     first = _undivided(area, device)
     others = [replace(c, combine="kernel") for c in best if c.storage == "reread"][:4]
     others += [replace(c, ahead=True) for c in best]
-    foremost = [*first[:1], *best[:1]]
+    foremost, squeezed = [], []
+    for c in [*first[:1], *best[:1]]:
+        closer = _squeezed(Tiles(area, c), device)
+        alone = blocks_in_room(Tiles(area, c), device) == 1
+        foremost.append(closer if closer and alone else c)
+        squeezed += [closer] if closer else []
     compiled = [replace(c, sizes="compiled") for c in foremost]
-    found_first = [*foremost, *compiled, *first[1:], *best]
+    found_first = [*foremost, *compiled, *squeezed, *first[1:], *best]
     return list(dict.fromkeys([*found_first, *(c for c in others if c in space)]))
+
+
+def _squeezed(tiles: Tiles, device: DeviceSpec) -> TileSchedule | None:
+    """The schedule with registers for one block of an SM more than are reckoned to fit, if a thread
+    may yet do with those."""
+    s, blocks = tiles.s, blocks_in_room(tiles, device) + 1
+    cap = registers.room(s.block_threads, blocks, device)
+    found = replace(s, max_registers=cap)
+    near = tiles.estimated_registers <= SQUEEZE * cap
+    fits = blocks * s.block_threads <= device.threads_per_sm and near
+    return found if fits and Tiles(tiles.area, found).misfit() is None else None
 
 
 def _unusual(c: TileSchedule, itemsize: int) -> tuple[float, ...]:
@@ -177,9 +197,7 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     moved_bytes = whole_bytes * elements
     kept = REREAD[moved_bytes > device.l2_bytes] if area.carried else 1.0
     kept = 1.0 if s.storage == "registers" else kept
-    held = device.registers_per_sm // tiles.estimated_registers
-    places = min(device.threads_per_sm, held) // s.block_threads
-    overlaps = 1.0 if places > 1 else ALONE
+    overlaps = 1.0 if blocks_in_room(tiles, device) > 1 else ALONE
     if area.added:
         overlaps /= 1 + (s.vector / SUMS_OF_A_THREAD) ** 2
         last = s.combine == "last"

@@ -146,12 +146,19 @@ class Tiles:
         return registers.ARITHMETIC + self.held_bytes // 4
 
 
+def blocks_in_room(tiles: Tiles, device: DeviceSpec) -> int:
+    """Blocks for which an SM has registers, as many as a thread is reckoned to need.
+
+    Launch bounds that ask for these keep compilers from more than that: see the table in
+    docs/row_kernels.md.
+    """
+    threads = min(device.threads_per_sm, device.registers_per_sm // tiles.estimated_registers)
+    return max(threads // tiles.s.block_threads, 1)
+
+
 def blocks_of_sm(tiles: Tiles, device: DeviceSpec) -> int:
     """So many blocks on an SM that all run at once, or as many as registers allow."""
-    threads = tiles.s.block_threads
-    held = device.registers_per_sm // tiles.estimated_registers
-    most = min(device.threads_per_sm, held) // threads
-    return max(min(most, math.ceil(tiles.blocks / device.sms)), 1)
+    return min(blocks_in_room(tiles, device), math.ceil(tiles.blocks / device.sms))
 
 
 def loads_bytes(graph: Graph, c: TileSchedule) -> int:
