@@ -45,7 +45,7 @@ from tilewright.fusion.cuda.tiles.kernel import TileKernel
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.cuda.tiles.tiling import (
     Tiles,
-    blocks_in_room,
+    blocks_asked_for,
     blocks_of_sm,
     fitted,
     joining_schedule,
@@ -397,7 +397,7 @@ def _tile_stage(
         first += tiles.blocks
         threads, cap = tiles.s.block_threads, tiles.s.max_registers
         if not is_joining(program, k):
-            estimated, at_once = tiles.estimated_registers, blocks_in_room(tiles, device)
+            estimated, at_once = tiles.estimated_registers, blocks_asked_for(tiles, device)
     numbers, codes = [*numbers, *kernel.scalars()], codes + kernel.scalar_codes()
     declared = ", ".join([*(f"{kind}__restrict__ b{b}" for b, kind in tensors.items()), *numbers])
     head = (

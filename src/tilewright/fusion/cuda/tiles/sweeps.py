@@ -11,6 +11,7 @@ from tilewright.fusion.cuda.vectors import access_bytes
 from tilewright.fusion.extents import Extent, with_extents
 from tilewright.fusion.ir import Access
 from tilewright.fusion.plan import Phase, needed_in
+from tilewright.tensor_spec import HALVES
 
 
 class TileSweeps(Kernel):
@@ -166,6 +167,8 @@ class TileSweeps(Kernel):
         rounds = bool(keeping and self.area.added and loads and self.s.unroll < keeping)
         if early or keeping:
             self.open("")
+        if keeping:
+            self.keep_packed(known)
         each, first = self.open_walk(loads, early, rounds)
         place = f"{first} + u * {self.tiles.shares} + y"
         self.open(f"TW_UNROLL for ({each})")
@@ -180,6 +183,17 @@ class TileSweeps(Kernel):
         if rounds or not keeping:
             self.close()
         if early or keeping:
+            self.close()
+
+    def keep_packed(self, known: frozenset[int]) -> None:
+        """Halves stay packed between sweeps: each widens them again, where compilers would keep
+        what the last one made of them in twice the registers."""
+        halves = [i for i in sorted(known) if self.graph.nodes[i].dtype in HALVES]
+        halves = [i for i in halves if self.vectorised(i)]
+        if halves:
+            self.open(f"TW_UNROLL for (int u = 0; u < {self.tiles.kept_steps}; ++u)")
+            for i in halves:
+                self.line(f"forget_widened(keep{i}[u]);")
             self.close()
 
     def open_walk(self, loads: list[int], early: bool, rounds: bool) -> tuple[str, str]:
