@@ -168,7 +168,7 @@ def _layout(w: Workload, config: Config) -> Layout:
     """As kernels/weight_gradient/narrow_sm90.cuh computes it."""
     filter_height, chunk = w["kernel_size"][0], chunk_of(w["grad_output"].shape[3])
     warps = math.ceil(filter_height * octets_of(w) / 8) * 4
-    ring = prime(filter_height, w["stride"][0]) + 1 + config.lead
+    ring = max(prime(filter_height, w["stride"][0]) + 1, config.groups) + config.lead
     grads = config.stages * config.groups + 2 + config.lead
     loop_bytes = grads * (chunk * FEATURES * 2 + 8) + ring * (unfolded_bytes(w, chunk) + 16)
     loop_bytes += (config.stages + 1) * config.groups * raw_bytes(w, chunk)

@@ -17,7 +17,9 @@ constexpr int WARPS = (R * OCTETS + 7) / 8 * 4;  // of whole warpgroups; those p
 constexpr int FRAGMENTS = FEATURES / 8;
 constexpr int CONSUMERS = WARPS * 32;
 constexpr int THREADS = CONSUMERS + PRODUCERS;
-constexpr int RING = PRIME + 1 + LEAD;           // steps whose unfolded rows are kept
+// Steps whose unfolded rows are kept. A group waits for each phase of what is done, and a barrier tells only the last
+// phase from the one before: none may go on by two while a group that comes late has yet to look.
+constexpr int RING = (PRIME + 1 > GROUPS ? PRIME + 1 : GROUPS) + LEAD;
 constexpr int GROUP_THREADS = PRODUCERS / GROUPS;
 constexpr int AHEAD = STAGES * GROUPS;           // steps from the one that is unfolded to the one that is asked for
 constexpr int GRADS = AHEAD + 2 + LEAD;          // lines whose piece of grad_output is kept, from its copy on
