@@ -1,6 +1,7 @@
 // Enough of CUDA C++ to run our kernels on a CPU, one block after the other: each thread is a fiber,
 // and warp-wide functions and barriers switch to the next one. Slow, and single-threaded. Threads and
-// blocks take their turns forwards, or backwards: where a barrier is missing, results differ.
+// blocks take their turns forwards, or backwards: where a barrier is missing, results differ. By a number in
+// EMULATED_SCHEDULE some warps are held up for a while, others then: where a warp may not come so late, it shows.
 //
 // A launch does the same whenever it is made, whatever is wrong with its kernel: memory begins alike,
 // nobody waits for what another block left, and what a GPU might not survive ends it with a reason.
@@ -69,7 +70,7 @@ static uint16_t half_bits(float value, bool brain) {
 
 // ---- fibers -------------------------------------------------------------------------------------
 
-enum { PAGE_BYTES = 1 << 12, STACK_BYTES = 1 << 16, SPARE_WORDS = 32, MOST_IDLE_TURNS = 10000 };
+enum { PAGE_BYTES = 1 << 12, STACK_BYTES = 1 << 16, SPARE_WORDS = 32, MOST_IDLE_TURNS = 10000, IDLE_TURNS_HELD = 20, MOST_TURNS_HELD = 1000 };
 struct Meeting {  // of `members` fibers, again and again
   int members = 0, here = 0, round = 0, votes[2];
   uint64_t given[2][32];
@@ -91,6 +92,8 @@ struct Block {
   Stacks stacks;
   std::vector<Meeting> warps;
   Meeting all, groups[16];
+  uint64_t held = 0;  // warps that get no turns
+  int turns_left = 0;  // until others are
 };
 struct Body {  // a kernel and its arguments
   void (*call)(void (*)(), void**);

@@ -9,6 +9,7 @@ bool backwards, later_blocks_first;
 std::vector<void (*)()> at_block_begin;
 unsigned long steps_made;
 static int idle_turns;  // since the last step
+static uint64_t schedule;  // a random state; 0: nobody is held up
 char trouble[200];
 
 void give_up(const char* why, ...) {
@@ -60,6 +61,7 @@ void begin_block(int threads) {
   block.warps.assign((threads + 31) / 32, Meeting());
   block.all = Meeting();
   block.all.members = threads;
+  block.held = block.turns_left = 0;
   for (Meeting& m : block.groups) m = Meeting();
   for (int i = 0; i < threads; ++i) {
     ++block.warps[i / 32].members;
@@ -79,7 +81,19 @@ static void go_on(Fiber& f, int thread) {
   makecontext(&context, enter, 0);
   swapcontext(&scheduler_context, &context);
 }
+static unsigned drawn() {
+  schedule = schedule * 6364136223846793005u + 1442695040888963407u;
+  return schedule >> 33;
+}
+// One warp is held up, or each of four, or none; where the others only wait, it is not for long.
+static void hold_some() {
+  if (!schedule || (--block.turns_left > 0 && idle_turns < IDLE_TURNS_HELD)) return;
+  block.turns_left = 1 + drawn() % MOST_TURNS_HELD;
+  const unsigned how = drawn() % 4, any = drawn() & drawn();
+  block.held = how > 1 ? uint64_t(1) << drawn() % block.warps.size() : how ? any : 0;
+}
 bool turn_of_block() {
+  hold_some();
   const int threads = block.fibers.size();
   const unsigned long before = steps_made;
   volatile bool alive = false;
@@ -88,6 +102,7 @@ bool turn_of_block() {
     Fiber& f = block.fibers[i];
     if (f.done) continue;
     alive = true;
+    if (block.held >> i / 32 & 1) continue;
     threadIdx = {(unsigned)i, 0, 0};
     if (!_setjmp(scheduler)) go_on(f, i);
     if (*trouble) return false;
@@ -100,6 +115,8 @@ bool turn_of_block() {
 void begin_launch(const Launch& l) {
   gridDim = {(unsigned)l.grid[0], (unsigned)l.grid[1], (unsigned)l.grid[2]};
   *trouble = idle_turns = 0;
+  const char* const number = std::getenv("EMULATED_SCHEDULE");
+  schedule = number ? std::strtoull(number, nullptr, 10) : 0;
 }
 const char* launch(Body kernel, const Launch& l) {
   begin_launch(l);
