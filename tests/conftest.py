@@ -55,3 +55,9 @@ def tf32_flag():
     before = torch.backends.cudnn.allow_tf32
     yield lambda allowed: setattr(torch.backends.cudnn, "allow_tf32", allowed)
     torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.fixture(params=(1, 2), ids="schedule{}".format)
+def late_warps(request, monkeypatch):
+    """Warps of kernels that are emulated are held up, others then: see cuda_on_cpu.hpp."""
+    monkeypatch.setenv("EMULATED_SCHEDULE", str(request.param))

@@ -54,6 +54,12 @@ def test_the_last_block_of_each_group_joins_what_the_group_has_left(text):
 
 
 @emulation
+@pytest.mark.usefixtures("late_warps")
+def test_any_warp_may_be_late():
+    assert_right(Workload.parse(LERP.format(d="f32", g="5,7,33", x="5,1,1", e="5,7,33", w="33")), 3)
+
+
+@emulation
 @pytest.mark.parametrize("combine", ["kernel", "last"])
 @pytest.mark.parametrize(("shares", "unroll"), [(4, 2), (8, 1)])
 def test_steps_may_be_loaded_while_those_before_are_computed(shares, unroll, combine):

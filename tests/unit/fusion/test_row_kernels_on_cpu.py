@@ -111,6 +111,24 @@ def test_rows_that_come_in_bulk_are_awaited_and_not_overwritten(rows, changed):
     check(NORM.format(r=rows, h=520), replace(PERSISTENT, bulk=True, **changed))
 
 
+@pytest.mark.usefixtures("late_warps")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"in_turn": True, "stages": 2},
+        {"bulk": True, "stages": 3, "rows_per_block": 1, "row_threads": 128},
+        {"bulk": True, "stages": 2, "rows_per_thread": 2, "in_turn": True},
+        {"cluster": 4, "stages": 2, "in_turn": True, "bulk": True},
+        {"cluster": 2, "stages": 0, "parameters": "reload", "rows_per_block": 1},
+    ],
+    ids=str,
+)
+def test_any_warp_may_be_late(changed):
+    check(
+        NORM.format(r=31, h=2000 if "cluster" in changed else 520), replace(PERSISTENT, **changed)
+    )
+
+
 @pytest.mark.parametrize(
     "changed",
     [

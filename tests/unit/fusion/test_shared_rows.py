@@ -54,6 +54,12 @@ def test_blocks_sum_their_shares_of_a_row_and_the_last_to_begin_joins_them(stora
 
 
 @emulation
+@pytest.mark.usefixtures("late_warps")
+def test_any_warp_may_be_late():
+    assert_right(Workload.parse(SMALL_C.format(d="f32", n=20)), SHARED)
+
+
+@emulation
 def test_rows_of_halves_are_shared():
     assert_right(Workload.parse(SMALL_C.format(d="bf16", n=24)), replace(SHARED, vector=4))
 

@@ -167,6 +167,14 @@ def test_threads_share_the_work_in_several_ways(impl, w, knobs):
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.usefixtures("late_warps")
+@BOTH
+@pytest.mark.parametrize("w", [THREE, STRIDED], ids=str)
+def test_any_warp_may_be_late(impl, w):
+    verdict = Verifier(w, CPU).check(on_cpu(impl, w, config_of(impl, w)))
+    assert verdict.ok, verdict.message
+
+
 @BOTH
 @given(
     n=st.integers(1, 34),

@@ -126,6 +126,15 @@ def test_a_group_may_be_late(kernel_size, groups):
             assert verdict.ok, verdict.message
 
 
+@pytest.mark.usefixtures("late_warps")
+@pytest.mark.parametrize("w", [STEM, CASES[6]], ids=str)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_any_warp_may_be_late(w, groups):
+    config = replace(NARROW.heuristic(w, FEW), stages=2, groups=groups, pending=0)
+    verdict = Verifier(w, CPU).check(on_cpu(w, config))
+    assert verdict.ok, verdict.message
+
+
 @pytest.mark.parametrize(
     "fault",
     [

@@ -165,6 +165,16 @@ def test_blocks_add_each_others_slices_and_share_boxes(w, config):
     assert check(w, config)
 
 
+@pytest.mark.usefixtures("late_warps")
+@pytest.mark.parametrize(
+    ("w", "config"),
+    [WHOLE[0], WHOLE[1], WHOLE[11], RANGES[1], *(TOGETHER[i] for i in (0, 3, 6, 14, 18))],
+    ids=str,
+)
+def test_any_warp_may_be_late(w, config):
+    assert check(w, config)
+
+
 MEETS = "while (*(volatile u32*)counter < t.groups) {}"
 ENDS = "cluster_arrive_relaxed();  // what was read has been stored: no load is under way"
 
