@@ -140,14 +140,25 @@ class Tiles:
     @functools.cached_property
     def held_bytes(self) -> int:
         """Of one thread: what it adds up, and what it keeps or has in flight, whichever is more."""
+        return self._held_bytes(self.s.unroll)
+
+    def _held_bytes(self, in_flight: int) -> int:
         loaded, kept, sums = self.area.step_bytes(self.s.vector)
-        flying = (1 + self.s.ahead) * self.s.unroll * loaded
+        flying = (1 + self.s.ahead) * in_flight * loaded
         return max(kept * self.kept_steps, flying) + sums
 
     @property
     def estimated_registers(self) -> int:
         """What a thread needs, as far as a schedule tells; the compiler's own count decides."""
         return registers.ARITHMETIC + self.held_bytes // 4
+
+    @property
+    def bounded_registers(self) -> int:
+        """The same where launch bounds are to leave room for it: of steps that are really in
+        flight, so that kernels that are alike have the same bounds."""
+        in_flight = self.at_once if self.area.walk else self.s.unroll
+        leeway = KEEPING_LEEWAY if self.kept_steps else 0
+        return registers.ARITHMETIC + self._held_bytes(in_flight) // 4 + leeway
 
 
 def blocks_in_room(tiles: Tiles, device: DeviceSpec) -> int:
@@ -159,8 +170,8 @@ def blocks_in_room(tiles: Tiles, device: DeviceSpec) -> int:
 def blocks_asked_for(tiles: Tiles, device: DeviceSpec) -> int:
     """Of an SM, by launch bounds: compilers take no more registers than leave room for these, half
     of its threads at most. The table in docs/row_kernels.md says what that gives."""
-    needed = tiles.estimated_registers + (KEEPING_LEEWAY if tiles.kept_steps else 0)
-    threads = min(device.threads_per_sm // 2, device.registers_per_sm // needed)
+    threads = device.registers_per_sm // tiles.bounded_registers
+    threads = min(device.threads_per_sm // 2, threads)
     return max(threads // tiles.s.block_threads, 1)
 
 
