@@ -85,7 +85,7 @@ static unsigned drawn() {
   schedule = schedule * 6364136223846793005u + 1442695040888963407u;
   return schedule >> 33;
 }
-// One warp is held up, or each of four, or none; where the others only wait, it is not for long.
+// One warp is held up, or about a quarter of them, or none; where the others only wait, it is not for long.
 static void hold_some() {
   if (!schedule || (--block.turns_left > 0 && idle_turns < IDLE_TURNS_HELD)) return;
   block.turns_left = 1 + drawn() % MOST_TURNS_HELD;

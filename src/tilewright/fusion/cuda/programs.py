@@ -376,10 +376,10 @@ def _tile_stage(
     texts, numbers, calls, codes = list[str](), list[str](), list[tuple[str, str]](), ""
     extents: list[int] = []
     tensors: dict[int, str] = {}
-    first, threads, at_once, cap, estimated = 0, 0, 1, 0, 0
-    for n, k in enumerate(group):
+    first = 0
+    every = [_tiles(program, k, config) for k in group]
+    for n, (k, tiles) in enumerate(zip(group, every, strict=True)):
         segment = program.segments[k]
-        tiles = _tiles(program, k, config)
         kernel = TileKernel(tiles)
         texts.append(kernel.emit(f"tiles{n}"))
         buffers = (*segment.reads, *segment.writes)
@@ -395,14 +395,12 @@ def _tile_stage(
         codes += ("i" if n else "") + kernel.extent_codes()
         extents += [*([first] if n else []), *kernel.extents.values()]
         first += tiles.blocks
-        threads, cap = tiles.s.block_threads, tiles.s.max_registers
-        if not is_joining(program, k):
-            estimated, at_once = tiles.estimated_registers, blocks_asked_for(tiles, device)
     numbers, codes = [*numbers, *kernel.scalars()], codes + kernel.scalar_codes()
     declared = ", ".join([*(f"{kind}__restrict__ b{b}" for b, kind in tensors.items()), *numbers])
-    head = (
-        f'extern "C" __global__ void {launch_bounds(threads, at_once, cap)} {entry}({declared}) {{'
-    )
+    s, joins = every[0].s, is_joining(program, group[0])  # all of a group have as many threads
+    at_once = 1 if joins else blocks_asked_for(every[0], device)
+    bounds = launch_bounds(s.block_threads, at_once, s.max_registers)
+    head = f'extern "C" __global__ void {bounds} {entry}({declared}) {{'
     # What the kernel before it wrote must not be read before the wait: that hides its pointer.
     read = [b for b, kind in tensors.items() if kind.startswith("const")]
     wait = ["  await_previous();", *(f"  b{b} = afresh(b{b});" for b in read)]
@@ -416,8 +414,8 @@ def _tile_stage(
         tuple(tensors),
         "P" * len(tensors) + codes,
         blocks=first,
-        block_threads=threads,
-        estimated_registers=estimated,
+        block_threads=s.block_threads,
+        estimated_registers=0 if joins else every[0].estimated_registers,
         extents=tuple(extents),
     )
     return text, stage
