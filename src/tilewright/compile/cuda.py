@@ -48,7 +48,6 @@ def driver() -> Any:
         ("cuFuncSetAttribute", pointer, integer, integer),
         ("cuOccupancyMaxActiveBlocksPerMultiprocessor", pointer, pointer, integer, ctypes.c_size_t),
         ("cuOccupancyMaxActiveClusters", pointer, pointer, pointer),
-        ("cuLaunchKernelEx", pointer, pointer, pointer, pointer),
         ("cuGetErrorName", integer, pointer),
         ("cuGetErrorString", integer, pointer),
     ):

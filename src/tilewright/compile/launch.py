@@ -23,8 +23,11 @@ Shape = tuple[Dim3, Dim3, int, int, int, bool, bool]
 """grid, block, shared bytes, stream, cluster, cooperative, overlapping"""
 Launcher = Callable[[int, Iterable[Any]], None]
 """of a stream and the arguments"""
-Loaded = tuple[ctypes.c_void_p, int, Any, Callable[[], int] | None]
+Loaded = tuple[Any, int, Any, Callable[[], int] | None]
 """CUfunction, CUcontext, cuLaunchKernelEx and, where there are several devices, which is current"""
+
+_passed: Callable[[int], Any] = ctypes.c_void_p.from_param
+"""An address as ctypes passes it on: to convert its own pointers, or integers, takes longer."""
 
 _CONFIG = struct.Struct("@7IQQI")  # grid, block, shared bytes, stream, attributes, their number
 _ATTRIBUTE = struct.Struct("@I4x3I52x")  # identifier, value of up to 64 bytes: cluster x y z
@@ -126,22 +129,19 @@ class CudaKernel:
         loaded = self._loaded.get(device_index) or self._load(device_index, stream)
         function, _, start, current_device = loaded
         local = _Local(*self._layout)  # of its own: only the stream ever changes
-        shapes: dict[int, Shape] = {}
 
         def launch(stream: int, args: Iterable[Any]) -> None:
             frame = local.frame
-            shape = shapes.get(stream)
-            if shape is None:
-                shape = shapes[stream] = (
-                    grid, block, shared_bytes, stream, cluster, cooperative, overlapping
-                )  # fmt: skip
-            if frame.shape is not shape:
-                self._set_shape(frame, shape, device_index)
+            if frame.stream != stream:
+                self._set_shape(frame, shape_on(stream), device_index)
             frame.pack(*args)
             if (current_device is not None and current_device() != device_index) or start(
                 frame.config, function, frame.arguments, None
             ):
-                self._start(frame, loaded, shape, device_index)
+                self._start(frame, loaded, shape_on(stream), device_index)
+
+        def shape_on(stream: int) -> Shape:
+            return grid, block, shared_bytes, stream, cluster, cooperative, overlapping
 
         return launch
 
@@ -150,7 +150,7 @@ class CudaKernel:
             frame.set_shape(*shape)
         except struct.error:
             self._refused(cuda.INVALID_VALUE, shape, device_index)
-        frame.shape = shape
+        frame.shape, frame.stream = shape, shape[3]
 
     def _start(self, frame: _Frame, loaded: Loaded, shape: Shape, device_index: int) -> None:
         """Launch what the frame holds in the device's context, whichever is current."""
@@ -234,8 +234,8 @@ class CudaKernel:
                     function = self._function(device_index)
             # The driver itself tells when a context of the current device is not current.
             current_device = cuda.current_device() if cuda.device_count() > 1 else None
-            handle = ctypes.c_void_p(function)
-            loaded = handle, context, library.cuLaunchKernelEx, current_device
+            # Without argtypes: what it is given is as ctypes passes it on.
+            loaded = _passed(function), context, library["cuLaunchKernelEx"], current_device
             self._loaded[device_index] = loaded
             return loaded
 
@@ -352,10 +352,10 @@ class _Frame:
         self.address = ctypes.addressof(self._pinned)
         pointers = [self.address + _ARGUMENTS_AT + offset for offset in offsets]
         self._arguments = (ctypes.c_void_p * len(pointers))(*pointers)
-        # As ctypes hands them on: converting integers takes a third of a call's time.
-        self.config = ctypes.c_void_p(self.address)
-        self.arguments = ctypes.c_void_p(ctypes.addressof(self._arguments))
+        self.config = _passed(self.address)
+        self.arguments = _passed(ctypes.addressof(self._arguments))
         self.shape: Shape | None = None
+        self.stream: int | None = None  # that of the shape
 
     def set_shape(
         self,
@@ -367,7 +367,7 @@ class _Frame:
         cooperative: bool,
         overlapping: bool,
     ) -> None:
-        self.shape = None
+        self.shape = self.stream = None
         attributes = []
         if cluster > 1:
             attributes.append((cuda.CLUSTER_DIMENSION, cluster, 1, 1))
