@@ -83,6 +83,11 @@ class Executable:
         """Outputs for the tensor arguments of the workload, in their order."""
         raise NotImplementedError
 
+    def by_addresses(self, device: torch.device) -> Callable[..., Any] | None:
+        """The same for tensors on a device that are told by their addresses, one argument each,
+        where that is enough: callers that read those anyway have less to do."""
+        return None
+
 
 CPU = torch.device("cpu")
 

@@ -120,6 +120,14 @@ def test_a_kernel_whose_last_blocks_join_partials_gets_a_counter_and_no_workspac
     assert executable.workspace_bytes == 0
 
 
+def test_numbers_of_a_call_take_the_place_of_the_workload_s():
+    *_, executable = called(SHARED)
+    tensors = Workload.parse(SHARED).operator.examples(Workload.parse(SHARED), "random", 0, "cpu")
+    for numbers, told in (((0.25,), 0.25), (None, 0.5)):
+        executable(*tensors, scalars=numbers)
+        assert Recorder.launches[-1].args[-1] == told
+
+
 def test_blocks_that_share_rows_get_a_counter_after_the_number_of_rows():
     inputs, outs, (launch,), _ = called(SHARED)
     assert launch.args[: len(inputs) + len(outs) + 2] == (*inputs, *outs, 16, COUNTER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -170,17 +170,50 @@ def executable(
     return kernel
 
 
-class FusedKernel(Stored):
-    """One launch of a generated kernel; outputs come fresh from the allocator."""
+class Kernels(Stored):
+    """Launches of generated kernels; outputs come fresh from the allocator."""
 
-    takes_pointers = True
     any_device_current = True
 
-    def __init__(self, built: Compiled, launch: Launch, w: Workload, count: int):
-        self.resources: Resources | None = built.resources
-        self.kernel = CudaKernel(built, ENTRY, launch.signature)
+    def __init__(self, w: Workload):
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.scalars = tuple(w.scalars.values())
+        self._runs: dict[int, Callable[..., Any]] = {}
+
+    def __call__(
+        self,
+        *tensors: torch.Tensor,
+        scalars: tuple[float, ...] | None = None,
+        pointers: list[int] | None = None,
+    ) -> Any:
+        device = tensors[0].device
+        run = self._runs.get(device.index) or self.by_addresses(device)
+        inputs = pointers or map(_data_ptr, tensors)
+        return run(*inputs) if scalars is None else run(*inputs, numbers=scalars)
+
+    def by_addresses(self, device: torch.device) -> Callable[..., Any]:
+        index = device.index
+        if index not in self._runs:
+            self._runs[index] = self.running(device)
+        return self._runs[index]
+
+    def running(self, device: torch.device) -> Callable[..., Any]:
+        """What launches there, given addresses of inputs, and `numbers` where those are not
+        `scalars`: everything that calls have in common is looked up here."""
+        raise NotImplementedError
+
+    def fresh(self, device: torch.device) -> list[torch.Tensor]:
+        empty = allocator.on(device)
+        return [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
+
+
+class FusedKernel(Kernels):
+    """One launch of a generated kernel."""
+
+    def __init__(self, built: Compiled, launch: Launch, w: Workload, count: int):
+        super().__init__(w)
+        self.resources: Resources | None = built.resources
+        self.kernel = CudaKernel(built, ENTRY, launch.signature)
         self.count, self.shape, self.counters = count, launch, launch.counters
         self.extents = launch.extents
         self.grids: dict[int, tuple[int, int, int]] = {}
@@ -189,25 +222,28 @@ class FusedKernel(Stored):
         self.shared_bytes, self.cluster = launch.shared_bytes, launch.cluster
         self.block_threads = launch.block_threads
 
-    def __call__(
-        self,
-        *tensors: torch.Tensor,
-        scalars: tuple[float, ...] | None = None,
-        pointers: list[int] | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        device = tensors[0].device
-        index, empty = device.index, allocator.on(device)
-        outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        launch = self.launchers.get(index) or self.launcher_on(index, stream)
-        numbers = self.scalars if scalars is None else scalars
-        arguments = [*(pointers or map(_data_ptr, tensors)), *self.addresses(outs), self.count]
-        if self.counters:
-            arguments.append(counters.address(index, stream, self.counters))
-        arguments += self.extents
-        arguments += numbers
-        launch(stream, arguments)
-        return outs[0] if len(outs) == 1 else tuple(outs)
+    def running(self, device: torch.device) -> Callable[..., Any]:
+        index, stream_on = device.index, torch._C._cuda_getCurrentRawStream
+        launch = self.launcher_on(index, stream_on(index))
+        count, extents, words, scalars = self.count, self.extents, self.counters, self.scalars
+        if words or len(self.outputs) > 1 or self.written is not None:
+
+            def run(*inputs: int, numbers: tuple[float, ...] = scalars) -> Any:
+                outs, stream = self.fresh(device), stream_on(index)
+                counter = (counters.address(index, stream, words),) if words else ()
+                addresses = self.addresses(outs)
+                launch(stream, (*inputs, *addresses, count, *counter, *extents, *numbers))
+                return outs[0] if len(outs) == 1 else tuple(outs)
+
+            return run
+        ((shape, strides, dtype),) = self.outputs
+
+        def run_to_one(*inputs: int, numbers: tuple[float, ...] = scalars) -> torch.Tensor:
+            out = allocator.on(device)(shape, strides, dtype)
+            launch(stream_on(index), (*inputs, out.data_ptr(), count, *extents, *numbers))
+            return out
+
+        return run_to_one
 
     def launcher_on(self, device_index: int, stream: int) -> Callable[[int, Iterable[Any]], None]:
         grid = self.grids.get(device_index) or self.grid_on(device_index)
@@ -236,31 +272,23 @@ class SummingKernel(FusedKernel):
         clusters = max((grid[0] for grid in self.grids.values()), default=0) // self.cluster
         return clusters * self.partials * self.dtype.itemsize
 
-    def __call__(
-        self,
-        *tensors: torch.Tensor,
-        scalars: tuple[float, ...] | None = None,
-        pointers: list[int] | None = None,
-    ) -> Any:
-        device = tensors[0].device
-        index, empty = device.index, allocator.on(device)
-        outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
-        grid = self.grids.get(index) or self.grid_on(index)
-        size = grid[0] // self.cluster * self.partials
-        partials = empty((size,), (1,), self.dtype)
-        self.enqueue(
-            index,
-            pointers or [*map(_data_ptr, tensors)],
-            self.addresses(outs),
-            partials.data_ptr(),
-            self.scalars if scalars is None else scalars,
-        )
-        return outs[0] if len(outs) == 1 else tuple(outs)
+    def running(self, device: torch.device) -> Callable[..., Any]:
+        index = device.index
+
+        def run(*inputs: int, numbers: tuple[float, ...] = self.scalars) -> Any:
+            outs = self.fresh(device)
+            grid = self.grids.get(index) or self.grid_on(index)
+            size = grid[0] // self.cluster * self.partials
+            partials = allocator.on(device)((size,), (1,), self.dtype)
+            self.enqueue(index, inputs, self.addresses(outs), partials.data_ptr(), numbers)
+            return outs[0] if len(outs) == 1 else tuple(outs)
+
+        return run
 
     def enqueue(
         self,
         index: int,
-        inputs: list[int],
+        inputs: Sequence[int],
         outputs: list[int],
         partials: int,
         numbers: tuple[float, ...],
@@ -275,7 +303,7 @@ class MeetingKernel(SummingKernel):
     def enqueue(
         self,
         index: int,
-        inputs: list[int],
+        inputs: Sequence[int],
         outputs: list[int],
         partials: int,
         numbers: tuple[float, ...],
@@ -313,7 +341,7 @@ class TwoKernels(SummingKernel):
     def enqueue(
         self,
         index: int,
-        inputs: list[int],
+        inputs: Sequence[int],
         outputs: list[int],
         partials: int,
         numbers: tuple[float, ...],
@@ -337,16 +365,12 @@ class TwoKernels(SummingKernel):
         )
 
 
-class ProgramKernels(Stored):
+class ProgramKernels(Kernels):
     """Several launches; what they pass on lies in one piece of workspace."""
 
-    takes_pointers = True
-    any_device_current = True
-
     def __init__(self, built: Compiled, program: Program, stages: list[Stage], w: Workload):
+        super().__init__(w)
         self.resources: Resources | None = built.resources
-        self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
-        self.scalars = tuple(w.scalars.values())
         self.stages = [(s, CudaKernel(built, s.entry, s.signature)) for s in stages]
         first, *later = [
             Launched(
@@ -370,23 +394,24 @@ class ProgramKernels(Stored):
         self.workspace_bytes = size
         self.grids: dict[int, list[int]] = {}
 
-    def __call__(
-        self,
-        *tensors: torch.Tensor,
-        scalars: tuple[float, ...] | None = None,
-        pointers: list[int] | None = None,
-    ) -> Any:
-        device = tensors[0].device
-        index, empty = device.index, allocator.on(device)
-        outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
-        pointers = [*(pointers or map(_data_ptr, tensors)), *self.addresses(outs)]
-        if self.workspace_bytes:
-            size = (self.workspace_bytes,)
-            memory = empty(size, (1,), torch.uint8)
-            start = memory.data_ptr()
-            pointers += [start + offset for offset in self.offsets]
+    def running(self, device: torch.device) -> Callable[..., Any]:
+        index = device.index
+
+        def run(*inputs: int, numbers: tuple[float, ...] = self.scalars) -> Any:
+            outs = self.fresh(device)
+            pointers = [*inputs, *self.addresses(outs)]
+            if self.workspace_bytes:
+                memory = allocator.on(device)((self.workspace_bytes,), (1,), torch.uint8)
+                start = memory.data_ptr()
+                pointers += [start + offset for offset in self.offsets]
+            self.enqueue(index, pointers, numbers)
+            return outs[0] if len(outs) == 1 else tuple(outs)
+
+        return run
+
+    def enqueue(self, index: int, pointers: list[int], numbers: tuple[float, ...]) -> None:
+        """Launch on device `index`, given addresses."""
         stream = torch._C._cuda_getCurrentRawStream(index)
-        numbers = self.scalars if scalars is None else scalars
         grids = self.grids.get(index) or self.grids_on(index)
         clusters = 0
         for (stage, kernel), blocks in zip(self.stages, grids, strict=True):
@@ -407,7 +432,6 @@ class ProgramKernels(Stored):
                 overlapping=launch is None and stage.entry != ENTRY and overlaps(index),
             )
             clusters = blocks // launch.cluster if launch else 0
-        return outs[0] if len(outs) == 1 else tuple(outs)
 
     def counters_of(self, stage: Stage, index: int, stream: int) -> list[int]:
         """The address of what a launch counts with."""
