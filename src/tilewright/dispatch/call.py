@@ -22,7 +22,7 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch._C import (
     _are_functorch_transforms_active,
     _is_any_autocast_enabled,
@@ -56,7 +56,7 @@ from tilewright.dispatch.pytorch import (
     with_scalars_alike,
 )
 from tilewright.dispatch.ranges import look_first
-from tilewright.dispatch.recent import Recent, is_exact
+from tilewright.dispatch.recent import MISSED, Recent, is_exact
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
 from tilewright.impls._in_place import refuse_shared
@@ -91,12 +91,15 @@ def public_operator(op: Op) -> Callable[..., Any]:
         if _is_torch_function_mode_enabled():
             return _under_function_modes(op, call, args, kwargs)
         forced = None if any_forced() is None else forced_for(name)
-        differentiable = torch.is_grad_enabled()
+        differentiable = is_grad_enabled()
         positional = forced is None and not kwargs and args and type(args[0]) is Tensor
-        if positional and (found := recent.find(args, differentiable)) is not None:
-            return found[0](*found[1], **found[2])
-        # No call is found above under function transforms or autocast, nor on negated views: guards
-        # compare the thread's dispatch state, and the tensors' keys.
+        if positional and (
+            (found := recent.last(args, differentiable)) is not MISSED
+            or (found := recent.earlier(args, differentiable)) is not MISSED
+        ):
+            return found
+        # No call is answered above under function transforms or autocast, nor on negated views:
+        # guards compare the thread's dispatch state, and the tensors' keys.
         if _are_functorch_transforms_active():
             return _under_modes(op, args, kwargs)
         if _is_any_autocast_enabled():

@@ -1,15 +1,16 @@
-"""Positional calls that came before, found by one check in C++ instead of a key built in Python.
+"""Positional calls that came before, known by one check in C++ instead of a key built in Python.
 
 To read shape, strides, dtype and device of five tensors into a key and hash it costs 2.3 us; the
 guards of torch.compile compare the same, and the tensors' types, their dispatch keys (negation,
-inference) and the thread's dispatch state (autocast, transforms) besides, in 0.35 us.
+inference) and the thread's dispatch state (autocast, transforms) besides, in 0.35 us. All that
+remains is written out argument by argument: loops over them would cost more than the guards.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from numbers import Real
-from operator import itemgetter
 from typing import Any
 
 from torch import Tensor, get_num_threads
@@ -22,81 +23,116 @@ MAX_KINDS = 4096
 """Kinds of calls that are remembered; all are forgotten beyond, so that memory has a bound."""
 
 Run = Callable[..., Any]
-Found = tuple[Run, tuple[Tensor, ...], dict[str, Any]]
-Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 PLAIN = (Tensor, Parameter)
 
-NOTHING: dict[str, Any] = {}
-Answer = Callable[[tuple[Any, ...], bool], Found | None]
-"""What is found for a call's arguments, where gradients are recorded or not, if it is such a one"""
+_EXACT = frozenset({int, str})
+
+MISSED = object()
+"""In place of a result, where no call like this one came before."""
+Answer = Callable[[tuple[Any, ...], bool], Any]
+"""The result of a call with these arguments, where gradients are recorded or not, or MISSED."""
 
 
 def answering(args: tuple[Any, ...], run: Run, recorded: bool) -> Answer:
     """Let `run` answer the calls that are like this one.
 
-    It is told the tensors' addresses, which are read anyway, if it `takes_pointers`.
+    It is told the tensors' addresses, which are read anyway, alone if it has a way of its own
+    `by_addresses`, or besides if it `takes_pointers`.
     """
-    tensors_of, others_of = _picking(args)
-    tensors = tensors_of(args)
+    tensors = [a for a in args if type(a) in PLAIN]
+    run_given = "tensors"
+    if alone := getattr(run, "by_addresses", lambda device: None)(tensors[0].device):
+        run, run_given = alone, "addresses"
+    elif getattr(run, "takes_pointers", False):
+        run_given = "both"
     check = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    kinds, others = [*map(type, args)], _copied(others_of(args))
-    sequences = any(type(a) in (tuple, list) for a in others)
-    takes_pointers = getattr(run, "takes_pointers", False)
     threads = get_num_threads() if tensors[0].is_cpu else None
+    kept = [None if type(a) in PLAIN else _copied(a) for a in args]
+    make = _maker("".join(map(_letter, args)), run_given, threads is not None)
+    return make(run, check, recorded, threads, [*map(type, args)], kept)
 
-    def answer(args: tuple[Any, ...], differentiable: bool) -> Found | None:
-        # Types first: no tensor is held against a number, and no subclass is asked anything.
-        if differentiable is not recorded or [*map(type, args)] != kinds:
-            return None
-        if threads is not None and get_num_threads() != threads:
-            return None
-        tensors = tensors_of(args)
-        for tensor in tensors:
-            if tensor.is_nested:  # it has no strides, and guards that read them end the process
-                return None
-        if not check(*tensors) or (others and others_of(args) != others):
-            return None
-        if sequences and not _are_exact(others_of(args)):  # (True,) equals (1,)
-            return None
-        pointers = []
-        for tensor in tensors:
-            pointer = tensor.data_ptr()
-            if pointer & 15:
-                return None
-            pointers.append(pointer)
-        return run, tensors, {"pointers": pointers} if takes_pointers else NOTHING
+
+def _letter(arg: Any) -> str:
+    """t for a tensor, s for a sequence, o for others."""
+    return "t" if type(arg) in PLAIN else "s" if type(arg) in (tuple, list) else "o"
+
+
+@functools.cache
+def _maker(layout: str, run_given: str, on_cpu: bool) -> Callable[..., Answer]:
+    """What makes the answers to calls whose arguments have these letters."""
+    places = range(len(layout))
+    tensors = [n for n in places if layout[n] == "t"]
+    others = [n for n in places if layout[n] != "t"]
+    # Types first: no tensor is held against a number, and no subclass is asked anything.
+    differs = [f"type(a{n}) is not type{n}" for n in tensors]
+    for n in others:
+        exact = f" or not is_exact(a{n})" if layout[n] == "s" else ""  # (True,) equals (1,)
+        unequal = f"type(a{n}) is not type{n} or not a{n} == kept{n}{exact}"
+        differs.append(f"(a{n} is not kept{n} and ({unequal}))")
+    if on_cpu:
+        differs.append("get_num_threads() != threads")
+    # Nested tensors have no strides, and guards that read them end the process.
+    differs += [f"a{n}.is_nested" for n in tensors]
+    differs.append(f"not check({_listed('a', tensors)})")
+    differs += [f"(p{n} := a{n}.data_ptr()) & 15" for n in tensors]
+    given = {
+        "tensors": _listed("a", tensors),
+        "addresses": _listed("p", tensors),
+        "both": f"{_listed('a', tensors)} pointers=[{_listed('p', tensors)}]",
+    }[run_given]
+    source = f"""
+def make(run, check, recorded, threads, types, kept):
+    {_listed("type", places)} = types
+    {_listed("kept", places)} = kept
+
+    def answer(args, differentiable):
+        if differentiable is not recorded or len(args) != {len(layout)}:
+            return MISSED
+        {_listed("a", places)} = args
+        if {" or ".join(differs)}:
+            return MISSED
+        return run({given})
 
     return answer
+"""
+    made: dict[str, Any] = {}
+    exec(compile(source, f"<answer to {layout}>", "exec"), globals(), made)
+    return made["make"]  # type: ignore[no-any-return]
+
+
+def _listed(letter: str, places: Iterable[int]) -> str:
+    return "".join(f"{letter}{n}, " for n in places)
 
 
 class Recent:
     """The calls of one operator whose tensors are all 16-byte aligned.
 
-    Changes are made by one thread at a time; `find` may run beside them.
+    Changes are made by one thread at a time; calls may come beside them.
+
+    Attributes:
+        last: answers calls like the one kept last: most programs call an operator on one shape.
     """
 
     def __init__(self) -> None:
         self.kept: dict[tuple[Any, ...], tuple[Answer, ...]] = {}
-        self.last: Answer | None = None  # kept; most programs call an operator on one shape
+        self.last: Answer = _nothing
 
-    def find(self, args: tuple[Any, ...], differentiable: bool) -> Found | None:
-        """What ran for such arguments, the first of them a tensor; the tensors among them; and
-        what it is told besides.
+    def earlier(self, args: tuple[Any, ...], differentiable: bool) -> Any:
+        """The result of a call, the first of whose arguments is a tensor, that is not like the last
+        one but like one kept before; else MISSED.
 
-        `differentiable` is whether gradients are recorded. Those of an entry made while they are
-        not may require one.
+        `differentiable` is whether gradients are recorded. Those of a call kept while they are not
+        may require one.
         """
         first, last = args[0], self.last
-        if last is not None and (found := last(args, differentiable)) is not None:
-            return found
         try:
             alike = self.kept.get((first.shape, first.dtype, len(args)), ())
         except RuntimeError:  # nested tensors have no shape
-            return None
+            return MISSED
         for answer in alike:
-            if answer is not last and (found := answer(args, differentiable)) is not None:
+            if answer is not last and (found := answer(args, differentiable)) is not MISSED:
                 return found
-        return None
+        return MISSED
 
     def keep(self, args: tuple[Any, ...], run: Run, differentiable: bool) -> None:
         """Let `run` answer calls like this one, if there is room and its tensors are aligned.
@@ -120,31 +156,21 @@ class Recent:
 
     def clear(self) -> None:
         self.kept.clear()
-        self.last = None
+        self.last = _nothing
 
 
-def _picking(args: tuple[Any, ...]) -> tuple[Pick, Pick]:
-    """What picks the tensors from arguments such as these, and what picks all others."""
-
-    def picking(places: list[int]) -> Pick:
-        if len(places) == 1:  # of one place itemgetter gives no tuple, but of a slice
-            return itemgetter(slice(places[0], places[0] + 1))
-        return itemgetter(*places) if places else itemgetter(slice(0))
-
-    plain = [type(a) in PLAIN for a in args]
-    return picking([i for i, p in enumerate(plain) if p]), picking(
-        [i for i, p in enumerate(plain) if not p]
-    )
+def _nothing(args: tuple[Any, ...], differentiable: bool) -> Any:
+    return MISSED
 
 
 def is_exact(values: Iterable[Any]) -> bool:
     """Whether elements are sizes and words, which are equal only where they are the same."""
-    return all(type(v) is int or type(v) is str for v in values)
+    return _EXACT.issuperset(map(type, values))
 
 
 def _are_exact(args: tuple[Any, ...]) -> bool:
     return all(is_exact(a) for a in args if type(a) is tuple or type(a) is list)
 
 
-def _copied(others: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple([*a] if type(a) is list else a for a in others)  # the caller may change a list
+def _copied(argument: Any) -> Any:
+    return [*argument] if type(argument) is list else argument  # the caller may change a list

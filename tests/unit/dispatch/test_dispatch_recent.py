@@ -5,17 +5,24 @@ import torch
 
 import tilewright as tw
 from tilewright.dispatch import recent
-from tilewright.dispatch.recent import Recent
+from tilewright.dispatch.recent import MISSED, Recent
+from tilewright.impl import Executable
 
 
 def run(*tensors):
     return tensors
 
 
-def kept(*args, differentiable=False):
-    found = Recent()
-    found.keep(args, run, differentiable)
-    return found
+def kept(*args):
+    calls = Recent()
+    calls.keep(args, run, False)
+    return calls
+
+
+def result(calls, args, differentiable=False):
+    """As public operators ask for it."""
+    found = calls.last(args, differentiable)
+    return calls.earlier(args, differentiable) if found is MISSED else found
 
 
 def misaligned(*shape):
@@ -26,37 +33,50 @@ X, W, B = torch.randn(8, 16), torch.randn(16), torch.randn(16)
 ARGS = (X, (16,), W, B)
 
 
-def test_a_call_of_the_same_kind_is_found_with_its_tensors():
+def test_a_call_of_the_same_kind_is_answered_with_its_tensors():
     again = (torch.randn(8, 16), (16,), torch.randn(16), torch.randn(16))
-    found_run, tensors, told = kept(*ARGS).find(again, False)
-    assert found_run is run
-    assert told == {}
-    assert [id(t) for t in tensors] == [id(again[0]), id(again[2]), id(again[3])]
+    assert [*map(id, result(kept(*ARGS), again))] == [id(again[0]), id(again[2]), id(again[3])]
 
 
 def test_what_takes_pointers_is_told_those_of_the_tensors():
     def launch(*tensors, pointers=None):
-        return pointers
+        return tensors, pointers
 
     launch.takes_pointers = True
-    found = Recent()
-    found.keep(ARGS, launch, False)
-    _, tensors, told = found.find(ARGS, False)
-    assert told == {"pointers": [t.data_ptr() for t in tensors]}
+    calls = Recent()
+    calls.keep(ARGS, launch, False)
+    assert result(calls, ARGS) == ((X, W, B), [t.data_ptr() for t in (X, W, B)])
 
 
-def test_calls_kept_before_the_last_one_are_found_until_all_is_cleared():
-    found = kept(*ARGS)
-    found.keep((torch.randn(4, 16), (16,)), len, False)
-    assert found.find(ARGS, False)[0] is run
-    assert found.find((torch.randn(4, 16), (16,)), False)[0] is len
-    found.clear()
-    assert found.find(ARGS, False) is None
-    assert found.find((torch.randn(4, 16), (16,)), False) is None
+def test_what_runs_by_addresses_alone_is_told_nothing_else():
+    class Launch(Executable):
+        def by_addresses(self, device):
+            return lambda *addresses: (device, addresses)
+
+    calls = Recent()
+    calls.keep(ARGS, Launch(), False)
+    assert result(calls, ARGS) == (X.device, tuple(t.data_ptr() for t in (X, W, B)))
+
+
+def test_calls_kept_before_the_last_one_are_answered_until_all_is_cleared():
+    calls, other = kept(*ARGS), (torch.randn(4, 16), (16,))
+    calls.keep(other, lambda x: "other", False)
+    assert len(result(calls, ARGS)) == 3
+    assert result(calls, other) == "other"
+    calls.clear()
+    assert result(calls, ARGS) is MISSED
+    assert result(calls, other) is MISSED
+
+
+def test_equal_arguments_are_others_where_their_types_differ():
+    calls, one = kept(X, (1, 2), 1), 1
+    assert result(calls, (X, (one, 2), 1)) is not MISSED
+    for others in (((True, 2), 1), ((1, 2.0), 1), ([1, 2], 1), ((1, 2), True), ((1, 2), 1.0)):
+        assert result(calls, (X, *others)) is MISSED
 
 
 def test_a_call_with_one_tensor_is_found():
-    assert kept(X, -1).find((X.clone(), -1), False) is not None
+    assert result(kept(X, -1), (X.clone(), -1)) is not MISSED
 
 
 @pytest.mark.parametrize(
@@ -83,58 +103,58 @@ def test_a_call_with_one_tensor_is_found():
 def test_a_call_that_differs_in_one_argument_is_not_found(place, other):
     args = list(ARGS)
     args[place] = other
-    assert kept(*ARGS).find(tuple(args), False) is None
+    assert result(kept(*ARGS), tuple(args)) is MISSED
 
 
 def test_a_list_that_the_caller_changes_is_another_argument():
     shape = [16]
-    found = kept(X, shape)
+    calls = kept(X, shape)
     shape[:] = [8, 16]
-    assert found.find((X, shape), False) is None
-    assert found.find((X, [16]), False) is not None
+    assert result(calls, (X, shape)) is MISSED
+    assert result(calls, (X, [16])) is not MISSED
 
 
 def test_calls_with_zeros_are_not_kept_since_they_may_be_negative():
-    assert kept(X, 0.0).find((X, 0.0), False) is None
-    assert kept(X, 0.5).find((X, 0.5), False) is not None
+    assert result(kept(X, 0.0), (X, 0.0)) is MISSED
+    assert result(kept(X, 0.5), (X, 0.5)) is not MISSED
 
 
 def test_fewer_arguments_are_not_found():
-    assert kept(*ARGS).find(ARGS[:3], False) is None
+    assert result(kept(*ARGS), ARGS[:3]) is MISSED
 
 
 def test_what_ran_without_gradients_is_not_found_where_they_are_recorded():
     parameter = torch.nn.Parameter(torch.randn(16))
     with torch.no_grad():
-        found = kept(X, (16,), parameter)
-        assert found.find((X, (16,), parameter), False) is not None
-    assert found.find((X, (16,), parameter), True) is None
+        calls = kept(X, (16,), parameter)
+        assert result(calls, (X, (16,), parameter)) is not MISSED
+    assert result(calls, (X, (16,), parameter), True) is MISSED
 
 
 def test_autocast_and_inference_tensors_are_not_found():
     with torch.autocast("cpu", torch.bfloat16):
-        assert kept(*ARGS).find(ARGS, False) is not None  # made and met under the same state
-    found = kept(*ARGS)
+        assert result(kept(*ARGS), ARGS) is not MISSED  # made and met under the same state
+    calls = kept(*ARGS)
     with torch.autocast("cpu", torch.bfloat16):
-        assert found.find(ARGS, False) is None
+        assert result(calls, ARGS) is MISSED
     with torch.inference_mode():
-        assert found.find((torch.randn(8, 16), *ARGS[1:]), False) is None
+        assert result(calls, (torch.randn(8, 16), *ARGS[1:])) is MISSED
 
 
 def test_calls_alike_are_bounded_and_the_first_stay():
-    found = Recent()
+    calls = Recent()
     for n in range(1, 4 * recent.MAX_ALIKE):
-        found.keep((X, (16,), torch.randn(n)), run, False)
-    assert sum(map(len, found.kept.values())) == recent.MAX_ALIKE
-    assert found.find((X, (16,), torch.randn(1)), False) is not None
+        calls.keep((X, (16,), torch.randn(n)), run, False)
+    assert sum(map(len, calls.kept.values())) == recent.MAX_ALIKE
+    assert result(calls, (X, (16,), torch.randn(1))) is not MISSED
 
 
 def test_kinds_are_bounded(monkeypatch):
     monkeypatch.setattr(recent, "MAX_KINDS", 4)
-    found = Recent()
+    calls = Recent()
     for n in range(1, 20):
-        found.keep((torch.randn(n),), run, False)
-    assert len(found.kept) <= 4
+        calls.keep((torch.randn(n),), run, False)
+    assert len(calls.kept) <= 4
 
 
 def test_a_tensor_may_come_where_a_number_was():
@@ -146,10 +166,10 @@ def test_a_tensor_may_come_where_a_number_was():
 
 def test_a_nested_tensor_is_not_held_against_what_came_before():
     nested = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(2, 16)])
-    found = kept(*ARGS)
-    assert found.find((nested, *ARGS[1:]), False) is None
+    calls = kept(*ARGS)
+    assert result(calls, (nested, *ARGS[1:])) is MISSED
     for place in (2, 3):
-        assert found.find((*ARGS[:place], nested, *ARGS[place + 1 :]), False) is None
+        assert result(calls, (*ARGS[:place], nested, *ARGS[place + 1 :])) is MISSED
     for _ in range(4):
         tw.layer_norm(*ARGS)
     mine, theirs = (f(nested, (16,), W, B) for f in (tw.layer_norm, torch.layer_norm))
