@@ -192,8 +192,8 @@ class Op:
         flops: floating-point operations of one call.
         check: takes the arguments by name (specs for tensors), fills in what defaults from other
             arguments, and returns them; raises InvalidArgument for what PyTorch would refuse.
-        bytes: compulsory (read, written) bytes; by default each input that is read once and each
-            output once.
+        bytes: compulsory (read, written) bytes; by default each input that the outputs follow from
+            once and each output once.
         examples: (workload, kind, seed, device) -> tensors; kind is "random" or "integer".
         integer_exact: integer examples have exactly representable results in every dtype.
         autocasts: autocast may change what the reference computes; it casts for no gradient of a
@@ -531,6 +531,6 @@ def _dtypes_for_layout(w: Workload) -> list[torch.dtype]:
 
 
 def compulsory_bytes(w: Workload) -> tuple[int, int]:
-    used = w.operator.read(w) if w.operator.reads else w.tensors
+    used = w.operator.read(w)
     read = sum(s.distinct_bytes for n, s in w.tensors.items() if n in used)
     return read, sum(o.numel * o.itemsize for o in w.outputs)

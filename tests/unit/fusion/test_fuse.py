@@ -150,6 +150,44 @@ def test_only_the_gradients_that_are_needed_are_computed(monkeypatch):
     torch.testing.assert_close(bias.grad, right.grad, rtol=1e-5, atol=1e-5)
 
 
+def turned(x, cos, sin):
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def residual(x, branch, gamma):
+    return x + gamma[:, None] * branch
+
+
+def sorted_residual(x, branch):
+    return x + branch.sort(-1).values
+
+
+TURNED = "grad_output=f16[8,64], x=f16[8,64], cos=f16[64], sin=f16[64]"
+RESIDUAL = "grad_output=f16[8,4,64], x=f16[8,4,64], branch=f16[8,4,64], gamma=f16[4]"
+SORTED = "grad_output=f16[8,64], x=f16[8,64], branch=f16[8,64]"
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "read"),
+    [
+        (turned, f"{TURNED}, grads=[x]", "grad_output cos sin"),
+        (turned, f"{TURNED}, grads=[cos]", "grad_output x"),
+        (turned, TURNED, "grad_output x cos sin"),
+        (residual, RESIDUAL, "grad_output branch gamma"),
+        (residual, f"{RESIDUAL}, grads=[x]", "grad_output"),
+        (residual, f"{RESIDUAL}, grads=[branch]", "grad_output gamma"),
+        (sorted_residual, f"{SORTED}, grads=[x]", "grad_output"),
+        (sorted_residual, SORTED, "grad_output x branch"),  # no graph says what is read
+    ],
+)
+def test_traffic_of_gradients_is_what_their_formulas_read(function, arguments, read):
+    name = tw.fuse(function, fallback=True).__name__
+    w = Workload.parse(f"{name}_backward({arguments})")
+    assert w.bytes[0] == sum(w.tensors[n].distinct_bytes for n in read.split())
+    assert w.bytes[1] == sum(o.numel * o.itemsize for o in w.outputs)
+
+
 def test_several_outputs_of_several_shapes_and_dtypes():
     @tw.fuse
     def moments(x):
