@@ -6,7 +6,9 @@ import re
 from dataclasses import replace
 
 import pytest
+from torch.nn import functional as F
 
+import tilewright as tw
 from program_graphs import PADDLE_C
 from tilewright.compile.cache import compiled
 from tilewright.compile.resources import parse_ptxas
@@ -198,3 +200,26 @@ def test_threads_that_keep_steps_do_so_in_registers_halves_of_either_kind_packed
         taken[dtype] = found.registers
     if device == "h200":
         assert taken["bf16"] <= taken["f16"] + registers.STEP
+
+
+def batch_norm_relu(x, weight, bias):
+    return F.relu(F.batch_norm(x, None, None, weight, bias, training=True))
+
+
+@pytest.mark.usefixtures("forgets_functions")
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("device", ["a100", "h100", "b200"])
+def test_gradients_whose_sweeps_read_two_kept_tensors_again_have_registers_for_one_widened(
+    device, dtype
+):
+    tw.fuse(batch_norm_relu)
+    images, spec = f"{dtype}[32,256,28,28]", DEVICES[device]
+    graph = graph_of(
+        Workload.parse(
+            f"batch_norm_relu_backward(grad_output={images}, x={images}, weight=f32[256],"
+            " bias=f32[256])"
+        )
+    )
+    config = target.heuristic(graph, spec)
+    assert isinstance(config, RowSchedule)
+    assert parse_ptxas(compiled(target.task(graph, config, spec)).log, "fused").spill_bytes == 0

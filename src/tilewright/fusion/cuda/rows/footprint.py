@@ -84,6 +84,15 @@ class Footprint:
         return max(sum(DTYPES[d].itemsize for d in kept) for kept in dtypes)
 
     @remembered
+    def widens(self, moments: str, recompute: bool = True) -> bool:
+        """Whether the compiler may keep as fp32 what is to be kept packed: where moments are found,
+        and several later sweeps read several tensors of halves."""
+        plan = self.plan(moments, recompute)
+        nodes = plan.graph.nodes
+        read = [[i for i in p.carried_in if nodes[i].dtype in HALVES] for p in plan.phases]
+        return self.has_moments and sum(len(halves) > 1 for halves in read) > 1
+
+    @remembered
     def told(self, moments: str, recompute: bool = True) -> tuple[int, int]:
         """What a warp tells the others of its row: bytes, and in how many sweeps."""
         plan = self.plan(moments, recompute)
@@ -183,6 +192,17 @@ def estimated_registers(c: RowSchedule, footprint: Footprint) -> int:
     others = registers.ARITHMETIC if c.recompute else KEEPING_REGISTERS
     others = SHARING_REGISTERS if c.blocks_per_row > 1 else others
     return (needed if c.storage == "registers" else 0) // 4 + others
+
+
+def widened_registers(c: RowSchedule, footprint: Footprint) -> int:
+    """Beyond the estimate: one of the tensors that `widens` speaks of, but for the vector that a
+    step has at hand anyway. Batch norm's gradient of 25088 halves, 13 vectors of either tensor a
+    thread, spills for sm_90 below 240 registers, where 144 are reckoned; 7 below 144, where 96 are;
+    4 below 88, where 72 are."""
+    if footprint.columns or c.storage != "registers":
+        return 0
+    vectors = footprint.turns(c) * c.rows_per_thread
+    return (vectors - 1) * c.vector if footprint.widens(c.moments, c.recompute) else 0
 
 
 def register_cap(c: RowSchedule, device: DeviceSpec) -> int:

@@ -33,6 +33,7 @@ from tilewright.fusion.cuda.rows.footprint import (
     Footprint,
     estimated_registers,
     register_cap,
+    widened_registers,
 )
 from tilewright.fusion.cuda.rows.persistent import (
     LANE_BYTES,
@@ -97,7 +98,14 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     if vector * footprint.itemsize < NARROW_BYTES and True in space.values["shifted"]:
         wide = _row_candidates(space, footprint, space.values["vector"][0])
         choices = [*(replace(c, shifted=True, moments="two_pass") for c in wide), *choices]
-    return next((config for config in choices if config in space), None)
+    fitting = [c for c in choices if c in space]
+    return next((c for c in fitting if _has_room(c, footprint, device)), next(iter(fitting), None))
+
+
+def _has_room(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> bool:
+    """Also for what the compiler widens unasked."""
+    widened = widened_registers(c, footprint)
+    return not widened or estimated_registers(c, footprint) + widened <= register_cap(c, device)
 
 
 def _roomy(found: Iterable[RowSchedule], footprint: Footprint) -> Iterator[RowSchedule]:

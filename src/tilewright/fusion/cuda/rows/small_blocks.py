@@ -15,7 +15,12 @@ from tilewright.fusion.cuda.rows.few_rows import (
     moments_at_once,
     one_exchange,
 )
-from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers, register_cap
+from tilewright.fusion.cuda.rows.footprint import (
+    Footprint,
+    estimated_registers,
+    register_cap,
+    widened_registers,
+)
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.space import ConfigSpace
 
@@ -80,7 +85,9 @@ def small_block_variations(
 def _of_shapes(
     space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
 ) -> Iterator[RowSchedule]:
-    row_bytes, way = footprint.width * footprint.itemsize, moments_at_once(footprint)
+    way = moments_at_once(footprint)
+    kept = footprint.kept_at_once(way) if footprint.widens(way) else footprint.itemsize
+    row_bytes = footprint.width * kept
     for least, most, most_bytes in SHAPES:
         fits = (k for k in space.values["cluster"] if k * most * most_bytes >= row_bytes)
         cluster = next(fits, None)
@@ -122,6 +129,7 @@ def _filling(
     several = footprint.kept_at_once(c.moments) > footprint.itemsize
     widening = WIDENING_SEVERAL_REGISTERS if several else WIDENING_REGISTERS
     spare = widening if packed and device.capability >= 100 else 0
+    spare = max(spare, widened_registers(c, footprint))
     for blocks in reversed(space.values["min_blocks"]):
         filled = replace(c, min_blocks=blocks)
         few = blocks * c.block_threads <= MOST_THREADS
