@@ -256,21 +256,15 @@ def test_a_kernel_is_loaded_once_per_device(driver, kernel):
     assert driver.number("loads").value == 2
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["launch", "launcher"])
-def test_threads_launching_at_once_load_once_and_keep_their_arguments_apart(driver, kernel, again):
+def test_threads_launching_at_once_load_once_and_keep_their_arguments_apart(driver, kernel):
     wrong = []
     barrier = threading.Barrier(8)
-    launcher = kernel.launcher(0, ONE, ONE, 0, 1, 0) if again else None
 
     def work(n):
         out = ctypes.c_int64()
         barrier.wait()
         for i in range(300):
-            arguments = ctypes.addressof(out), n, i, 0.0
-            if launcher:
-                launcher(n + i % 2, arguments)
-            else:
-                kernel.launch(ONE, ONE, 0, 0, 0, *arguments)
+            kernel.launch(ONE, ONE, 0, 0, 0, ctypes.addressof(out), n, i, 0.0)
             if out.value != n + i:
                 wrong.append((n, i, out.value))
 

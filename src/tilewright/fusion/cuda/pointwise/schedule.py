@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda import registers
+from tilewright.fusion.cuda import instructions, registers
 from tilewright.fusion.cuda.vectors import NARROW_BYTES, held_bytes, widest_vectors
 from tilewright.fusion.extents import pointwise_axes
 from tilewright.fusion.ir import Access, Graph
@@ -16,6 +16,12 @@ from tilewright.space import ConfigSpace, param
 
 FEW_REGISTERS = 24
 """What a pointwise kernel needs besides its vectors."""
+FLYING_BYTES = 64
+"""Of a thread's loads, from which on it has enough under way with one vector: AdamW's step of 16 M
+fp32, which loads four tensors, took 154.3 us on an H100, 159.1 by two vectors (2675026)."""
+MANY_INSTRUCTIONS = 32
+"""Of an element, from which on a thread computes one vector while another is under way: GELU of
+8192 rows of 3072 halves and a bias took 35.3 us on an H100, 38.0 by one vector (2675026)."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,8 @@ def lies_flat(graph: Graph, access: Access) -> bool:
 
 def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
     """The widest vectors and 256 threads; two vectors a thread once every SM is busy, unless some
-    tensor is broadcast. Flat where the innermost axis has only vectors narrower than eight bytes.
+    tensor is broadcast and steps are few, or one vector is enough to wait for. Flat where the
+    innermost axis has only vectors narrower than eight bytes.
     """
     space = pointwise_space(graph, device)
     inner = graph.space[-1] if len(graph.space) > 1 else 0
@@ -108,8 +115,17 @@ def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
     vectors = math.prod(graph.space) // vector
     busy = vectors >= 4 * device.sms * device.threads_per_sm
     if busy and any(not lies_flat(graph, a) for a in graph.memory):
+        if _instructions(graph) >= MANY_INSTRUCTIONS:
+            return PointwiseSchedule(vector, 128, 2, flat=flat)
         return PointwiseSchedule(vector, 256, 1, stream_loads=False, flat=flat)
+    if busy and vector * sum(a.itemsize for a in graph.memory) >= FLYING_BYTES:
+        return PointwiseSchedule(vector, 128, 1, stream_loads=False, flat=flat)
     return PointwiseSchedule(vector, 256, 2 if busy else 1, flat=flat)
+
+
+def _instructions(graph: Graph) -> int:
+    """Of the steps that are taken for every element, about."""
+    return sum(instructions.of(n.op) for n in graph.nodes if n.shape == graph.space)
 
 
 def pointwise_promising(graph: Graph, device: DeviceSpec) -> list[PointwiseSchedule]:

@@ -6,7 +6,7 @@ import functools
 import math
 
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda import registers
+from tilewright.fusion.cuda import instructions, registers
 from tilewright.fusion.cuda.finishing import finish_bytes
 from tilewright.fusion.cuda.kernel import JOINS
 from tilewright.fusion.cuda.partials import partials_of_row
@@ -15,7 +15,7 @@ from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.shifting import vectors_of
 from tilewright.fusion.cuda.vectors import access_bytes, held_bytes
 from tilewright.fusion.ir import Graph
-from tilewright.fusion.plan import Plan, plan_rows
+from tilewright.fusion.plan import Plan, needed_in, plan_rows
 from tilewright.fusion.remembered import remembered
 from tilewright.tensor_spec import DTYPES, HALVES
 
@@ -27,11 +27,9 @@ SHARING_REGISTERS = 20
 """The same of a kernel whose rows are shared by blocks: it reads a row once, in one sweep."""
 COLUMN_ITEMSIZE = 4
 """Bytes of what is added up over rows: fp32 for halves and fp32."""
-COSTLY = (
-    *("exp", "quick_exp", "shifted_exp", "tanh", "erf", "erfc", "pow", "sin", "cos", "tan"),
-    *("asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "fmod"),
-)
-"""Steps that take the units for special functions, a quarter as wide as those for arithmetic."""
+MOST_AGAIN = 16
+"""Instructions for an element that later sweeps compute again, where it could be kept: softmax's
+own are 3 or 10."""
 
 
 class Footprint:
@@ -74,7 +72,34 @@ class Footprint:
             return False
         plan = self.plan("two_pass", False)
         kept = frozenset[int]().union(*(phase.carried_out for phase in plan.phases))
-        return any(plan.graph.nodes[i].op in COSTLY for i in kept)
+        return any(plan.graph.nodes[i].op in instructions.SPECIAL for i in kept)
+
+    @remembered
+    def instructions(self, moments: str, recompute: bool = True) -> int:
+        """Of the steps that sweeps take for one element of a row, about."""
+        plan = self.plan(moments, recompute)
+        nodes, found = plan.graph.nodes, 0
+        for phase in plan.phases:
+            wanted = {nodes[i].args[0] for i in (*phase.reductions, *phase.added)}
+            wanted |= {plan.graph.outputs[k][0] for k in phase.stores} | phase.carried_out
+            steps = needed_in(plan.graph, wanted - phase.carried_in, phase.carried_in)
+            found += sum(instructions.of(nodes[i].op) for i in steps if plan.inner[i])
+        return found
+
+    @functools.cached_property
+    def computes_much_again(self) -> bool:
+        """Whether sweeps that keep as little as they can compute what is dear more than once."""
+        if self.columns:
+            return False
+        again = self.instructions("two_pass") - self.instructions("two_pass", False)
+        return again > MOST_AGAIN
+
+    @functools.cached_property
+    def branches(self) -> bool:
+        """Whether steps of single elements branch."""
+        plan = self.plan("two_pass", True)
+        along = zip(plan.graph.nodes, plan.inner, strict=True)
+        return any(n.op in instructions.BRANCHING for n, inner in along if inner)
 
     @remembered
     def kept_at_once(self, moments: str, recompute: bool = True) -> int:

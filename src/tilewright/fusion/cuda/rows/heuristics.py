@@ -43,6 +43,7 @@ from tilewright.fusion.cuda.rows.persistent import (
 )
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.small_blocks import (
+    rows_of_warps,
     small_block_candidates,
     small_block_variations,
 )
@@ -62,6 +63,16 @@ WIDE_COLUMN_BYTES = 1 << 15
 HALF_ACCESS_BYTES = 8
 MANY_KEPT_BYTES, MANY_THREADS = 96, 1024
 """Of many rows: bytes of a row that a thread keeps, and threads on an SM."""
+BRANCHING_VECTOR = 4
+"""Elements of an access, at most, of many rows whose elements are divided: halves divided by their
+row's greatest, 8192 rows of 4096, took 68.5 us on an H100, 90.1 by eight elements (2675026)."""
+DEAR_BYTES = 128
+"""Of what is dear to compute again, by a thread: 32768 rows of 2048 bf16, softmax of 50 tanh(x/50),
+took 94 us on an H100, 97 with half as many, 105 with twice, 233 computed again (2675026)."""
+MANY_STEPS = 40
+"""Instructions for an element, from which on the estimate alone is not trusted: gradients of rows
+that were divided by their norms, f16 to fp32, take up to 0.5 registers more for each (NVRTC 13.0,
+sm_90a)."""
 ROOMY_REGISTERS = 200
 """As estimated: up to here a kernel that sums over rows holds its parameters, too, and does not
 spill."""
@@ -84,6 +95,8 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     space = row_space(graph, device)
     footprint = Footprint(graph)
     vector = _whole_vector(space, footprint)
+    if footprint.branches and footprint.rows >= MANY_ROWS * device.sms:
+        vector = min(vector, BRANCHING_VECTOR)
     choices = [
         *shared_candidates(space, footprint, device, vector),
         *few_row_heuristic(space, footprint, device, vector),
@@ -98,14 +111,18 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     if vector * footprint.itemsize < NARROW_BYTES and True in space.values["shifted"]:
         wide = _row_candidates(space, footprint, space.values["vector"][0])
         choices = [*(replace(c, shifted=True, moments="two_pass") for c in wide), *choices]
-    fitting = [c for c in choices if c in space]
-    return next((c for c in fitting if _has_room(c, footprint, device)), next(iter(fitting), None))
+    fitting, otherwise = itertools.tee(config for config in choices if config in space)
+    roomy = (config for config in fitting if _has_room(config, footprint, device))
+    return next(itertools.chain(roomy, otherwise), None)
 
 
 def _has_room(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> bool:
-    """Also for what the compiler widens unasked."""
-    widened = widened_registers(c, footprint)
-    return not widened or estimated_registers(c, footprint) + widened <= register_cap(c, device)
+    """Whether registers are left for what many steps hold, and what the compiler widens unasked."""
+    if footprint.columns or c.storage != "registers":
+        return True
+    steps = footprint.instructions(c.moments, c.recompute)
+    beyond = widened_registers(c, footprint) + (steps // 2 if steps >= MANY_STEPS else 0)
+    return not beyond or estimated_registers(c, footprint) + beyond <= register_cap(c, device)
 
 
 def _roomy(found: Iterable[RowSchedule], footprint: Footprint) -> Iterator[RowSchedule]:
@@ -123,6 +140,9 @@ def _small_blocks_alone(
     if footprint.columns or footprint.parameters:
         return
     yield from copied_rows_untuned(footprint, device, vector)
+    if footprint.branches and footprint.rows >= MANY_ROWS * device.sms:
+        for c in rows_of_warps(space, footprint, device, vector):
+            yield replace(c, stream_loads=True, min_blocks=1)
     least = LANE_BYTES * device.warp if footprint.keeps_costly_steps else WIDE_ROW_BYTES
     if footprint.width * footprint.itemsize > least:
         yield from small_block_candidates(space, footprint, device, vector)
@@ -161,6 +181,8 @@ def _many_row_candidates(
     row_bytes = footprint.width * footprint.itemsize
     if footprint.rows < MANY_ROWS * device.sms or footprint.columns or row_bytes < FULL_ROW_BYTES:
         return
+    if footprint.computes_much_again and row_bytes <= WIDE_ROW_BYTES:
+        yield from _kept_where_dear(space, footprint, device, vector)
     kept_bytes = footprint.width * footprint.kept_at_once("two_pass")
     rows = 2 if footprint.parameters else 1
     packed = True in space.values["rematerialize"]
@@ -177,6 +199,18 @@ def _many_row_candidates(
     for c in persistent_candidates(space, footprint, device, vector):
         if c.block_threads <= 512:
             yield replace(c, rows_per_thread=rows, stages=1, in_turn=True)
+
+
+def _kept_where_dear(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """The fewest threads that keep what no sweep should compute again."""
+    least = max(footprint.width * footprint.kept_at_once("two_pass", False) / DEAR_BYTES, 64)
+    for threads in [t for t in space.values["row_threads"] if t >= least][:1]:
+        yield RowSchedule(
+            vector, threads, 1, 1, "registers", "two_pass", 1, 1,
+            stream_loads=False, recompute=False,
+        )  # fmt: skip
 
 
 def _row_candidates(

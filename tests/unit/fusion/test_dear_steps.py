@@ -1,0 +1,112 @@
+"""Untuned CUDA schedules of functions whose steps take more time than their memory leaves."""
+
+import pytest
+import torch
+
+import tilewright as tw
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
+from tilewright.fusion.cuda import instructions, target
+from tilewright.fusion.cuda.rows.footprint import Footprint
+from tilewright.impls.fused import graph_of
+from tilewright.op import Workload
+
+H200 = DEVICES["h200"]
+
+
+@tw.fuse
+def dear_softmax(x):
+    return (torch.tanh(x / 30.0) * 30.0).softmax(-1)
+
+
+@tw.fuse
+def dear_quotients(x, y):
+    return x / x.norm(dim=-1, keepdim=True) + y / y.norm(dim=-1, keepdim=True)
+
+
+@tw.fuse
+def dear_means(x, w):
+    return w * x / (x.abs().mean(-1, keepdim=True) + 1e-5)
+
+
+@tw.fuse
+def dear_powers(x):
+    return (x.abs() ** 1.3).softmax(-1)
+
+
+@tw.fuse
+def dear_gelu(x, bias):
+    return torch.nn.functional.gelu(x + bias)
+
+
+@tw.fuse
+def dear_average(a, b, c, d):
+    return (a + b + c + d) * 0.25
+
+
+def untuned(text, device=H200):
+    return target.heuristic(graph_of(Workload.parse(text)), device)
+
+
+def test_steps_that_take_many_instructions_are_known_to():
+    assert instructions.of("add") == 1 < instructions.of("quick_exp") < instructions.of("div")
+    graph = graph_of(Workload.parse("dear_softmax(x=bf16[32768,2048])"))
+    rows = Footprint(graph)
+    tanh = instructions.of("tanh")
+    again = rows.instructions("two_pass") - rows.instructions("two_pass", recompute=False)
+    assert 2 * tanh < again < 4 * tanh  # each of three sweeps, and a division beside
+    assert rows.instructions("two_pass", recompute=False) < 2 * tanh
+
+
+@pytest.mark.parametrize(
+    ("text", "keeps"),
+    [
+        ("dear_softmax(x=bf16[32768,2048])", True),
+        ("dear_softmax(x=bf16[32768,8192])", True),
+        ("softmax(x=bf16[32768,2048])", False),
+        ("softmax(x=f32[32768,2048])", False),
+    ],
+)
+def test_what_many_rows_would_compute_three_times_they_keep(text, keeps):
+    config = untuned(text, DEVICES["h100"])
+    assert config.recompute != keeps
+    assert config.storage == ("registers" if keeps else "shared")
+
+
+@pytest.mark.parametrize(
+    ("width", "threads", "rows"), [(512, 32, 4), (1024, 32, 4), (4096, 256, 1)]
+)
+def test_many_rows_that_are_divided_are_read_by_narrow_accesses(width, threads, rows):
+    config = untuned(f"dear_quotients(x=f16[8192,{width}], y=f16[8192,{width}])")
+    assert (config.vector, config.row_threads, config.rows_per_block) == (4, threads, rows)
+    few = untuned(f"dear_quotients(x=f16[64,{width}], y=f16[64,{width}])")
+    assert few.vector == 8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dear_softmax(x=f32[8192,8192])",
+        "dear_softmax_backward(grad_output=f32[8192,8192], x=f32[8192,8192])",
+        "dear_means_backward(grad_output=bf16[8192,8192], x=bf16[8192,8192], w=bf16[8192], grads=[x])",  # noqa: E501
+        "dear_quotients_backward(grad_output=bf16[8192,8192], x=bf16[8192,8192], y=bf16[8192,8192])",  # noqa: E501
+        "dear_powers(x=f16[8192,1024])",
+    ],
+)
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_untuned_kernels_of_many_steps_spill_nothing(text, device):
+    graph, spec = graph_of(Workload.parse(text)), DEVICES[device]
+    task = target.task(graph, target.heuristic(graph, spec), spec)
+    assert compiled(task).resources.spill_bytes == 0
+
+
+def test_a_thread_has_two_vectors_where_it_computes_long_and_one_where_it_loads_much():
+    gelu = untuned("dear_gelu(x=f16[8192,4096], bias=f16[4096])")
+    assert (gelu.vectors_per_thread, gelu.block_threads, gelu.stream_loads) == (2, 128, True)
+    lerp = untuned("lerp(x=f32[8192,4096], end=f32[4096], weight=0.3)")
+    assert (lerp.vectors_per_thread, lerp.block_threads, lerp.stream_loads) == (1, 256, False)
+    tensors = ", ".join(f"{name}=f32[8192,4096]" for name in "abcd")
+    assert untuned(f"dear_average({tensors})").vectors_per_thread == 1
+    assert untuned(f"dear_average({tensors.replace('f32', 'f16')})").vectors_per_thread == 1
+    three = "lerp(x=f32[8192,4096], end=f32[8192,4096], weight=f32[8192,4096])"
+    assert untuned(three).vectors_per_thread == 2
