@@ -40,6 +40,12 @@ def dear_gelu(x, bias):
 
 
 @tw.fuse
+def dear_swish(x):
+    gate, up = x.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@tw.fuse
 def dear_average(a, b, c, d):
     return (a + b + c + d) * 0.25
 
@@ -103,6 +109,8 @@ def test_untuned_kernels_of_many_steps_spill_nothing(text, device):
 def test_a_thread_has_two_vectors_where_it_computes_long_and_one_where_it_loads_much():
     gelu = untuned("dear_gelu(x=f16[8192,4096], bias=f16[4096])")
     assert (gelu.vectors_per_thread, gelu.block_threads, gelu.stream_loads) == (2, 128, True)
+    two = "dear_swish_backward(grad_output=f16[8192,4096], x=f16[8192,8192])"
+    assert (untuned(two).vectors_per_thread, untuned(two).block_threads) == (1, 256)
     lerp = untuned("lerp(x=f32[8192,4096], end=f32[4096], weight=0.3)")
     assert (lerp.vectors_per_thread, lerp.block_threads, lerp.stream_loads) == (1, 256, False)
     tensors = ", ".join(f"{name}=f32[8192,4096]" for name in "abcd")

@@ -21,7 +21,8 @@ FLYING_BYTES = 64
 fp32, which loads four tensors, took 154.3 us on an H100, 159.1 by two vectors (2675026)."""
 MANY_INSTRUCTIONS = 32
 """Of an element, from which on a thread computes one vector while another is under way: GELU of
-8192 rows of 3072 halves and a bias took 35.3 us on an H100, 38.0 by one vector (2675026)."""
+8192 rows of 3072 halves and a bias took 35.3 us on an H100, 38.0 by one vector (2675026). Not if
+more is under way then: SwiGLU's gradients of 4096 rows took 148.8 us so, 144.3 by one."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,12 @@ def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
     vector = space.values["vector"][0] if flat else vector
     vectors = math.prod(graph.space) // vector
     busy = vectors >= 4 * device.sms * device.threads_per_sm
+    flying = vector * sum(a.itemsize for a in graph.memory)
     if busy and any(not lies_flat(graph, a) for a in graph.memory):
-        if _instructions(graph) >= MANY_INSTRUCTIONS:
+        if _instructions(graph) >= MANY_INSTRUCTIONS and 2 * flying <= FLYING_BYTES:
             return PointwiseSchedule(vector, 128, 2, flat=flat)
         return PointwiseSchedule(vector, 256, 1, stream_loads=False, flat=flat)
-    if busy and vector * sum(a.itemsize for a in graph.memory) >= FLYING_BYTES:
+    if busy and flying >= FLYING_BYTES:
         return PointwiseSchedule(vector, 128, 1, stream_loads=False, flat=flat)
     return PointwiseSchedule(vector, 256, 2 if busy else 1, flat=flat)
 
