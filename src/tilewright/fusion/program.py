@@ -91,6 +91,8 @@ class Kernels:
             how many splits there are.
         most_joined: partials of one number that are put together at once; of more, a kernel whose
             blocks share them makes fewer.
+        joins_apart: what follows from results of earlier kernels alone, and reduces them, is a
+            kernel of its own, instead of a part of each block of the next one.
     """
 
     across = False
@@ -98,6 +100,7 @@ class Kernels:
     corrects = True
     row_partials = False
     most_joined = sys.maxsize
+    joins_apart = False
 
     def __init__(self, splits: int = 1):
         self.splits = splits

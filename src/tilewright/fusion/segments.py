@@ -175,6 +175,8 @@ class _Cutter:
             divided = self.joined_by_row(sums, row) if by_row else self.divide(sums)
             known = {**known, **crossing, **divided}
             remaining, known = self.combine(remaining, known, added)
+            if self.kernels.joins_apart:
+                remaining, known = self.join_apart(remaining, known)
             later = [i for i in self.needed(remaining, known) if i not in known]
             left = [i for i in later if self.graph.nodes[i].op in REDUCTIONS] or later
             if left:
@@ -430,6 +432,28 @@ class _Cutter:
             self.awaited |= {k.buffer: self.needs(i) for i, k in whole.items()}
             known = {**known, **whole}
         return remaining, known
+
+    def join_apart(
+        self, remaining: list[int], known: dict[int, Known]
+    ) -> tuple[list[int], dict[int, Known]]:
+        """A kernel for what reduces nothing but results of earlier ones; returns the outputs that
+        are still to be computed, and what is known then."""
+        nodes, here = self.graph.nodes, set[int]()
+        needed = self.needed(remaining, known)
+        for i in needed:
+            if i in known or (nodes[i].op != "load" and here.issuperset(nodes[i].args)):
+                here.add(i)
+        new = [i for i in needed if i in here and i not in known and nodes[i].op != "const"]
+        sums = [i for i in new if nodes[i].op in REDUCTIONS]
+        if not sums:
+            return remaining, known
+        outputs = [k for k in remaining if self.graph.outputs[k][0] in new]
+        used = {a for i in needed if i not in here for a in nodes[i].args}
+        joined = {i: self.temporary(i) for i in new if i in used}
+        reason = self.at(sums[0], "the partials of a result are put together")
+        self.add([*self.stored(outputs), *_kept(joined)], known, None, reason)
+        self.awaited |= dict.fromkeys((k.buffer for k in joined.values()), self.needs(sums[0]))
+        return [k for k in remaining if k not in outputs], {**known, **joined}
 
     def epilogue(
         self, needed: Sequence[int], known: dict[int, Known], sums: Sequence[int]

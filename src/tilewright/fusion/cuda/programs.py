@@ -6,7 +6,9 @@ a range of its blocks for each result. It starts while the kernel before it ends
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from tilewright.device import MAX_GRID, DeviceSpec
@@ -54,17 +56,37 @@ from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Program, Segment
 from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import cut, main_axis
+from tilewright.fusion.split_moments import most_parts, split_moments
 from tilewright.space import ConfigSpace
 
 
 def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
-    """The kernels under a schedule: its `splits` decide whether walks are divided."""
+    """The kernels under a schedule: its `splits` decide whether walks are divided. Moments of a
+    divided walk are those of its splits, where these are equal, and one pass finds them."""
     whole = _whole(graph, device)  # in the same places as under any schedule
     if not isinstance(schedule, TileSchedule):
         return whole
+    if (parts := _moments_of_parts(graph, schedule.splits, device)) is not None:
+        return parts
     divided = _cut(graph, schedule, device, True, has_few_rows(whole, device))
     tiled = kind_of(whole, _main(whole)) == "tile" and divided.large() >= whole.large()
     return _cut(graph, schedule, device) if tiled and schedule.splits == 1 else divided
+
+
+@remembered
+def _moments_of_parts(graph: Graph, parts: int, device: DeviceSpec) -> Program | None:
+    """The kernels for moments of so many equal parts of a walk: of the parts, of all of them, and
+    what follows. None where the walk is no such one."""
+    whole = _whole(graph, device)
+    equal = parts & (parts - 1) == 0 and 1 < parts <= most_parts(graph)
+    if not equal or kind_of(whole, _main(whole)) != "tile":
+        return None
+    return cut(split_moments(graph, parts), kernels=TileKernels(TileSchedule(), parts=True))
+
+
+def _finds_parts(graph: Graph, device: DeviceSpec) -> bool:
+    """Whether a divided walk is one of parts that find moments."""
+    return _moments_of_parts(graph, 2, device) is not None
 
 
 @remembered
@@ -162,6 +184,8 @@ def _choices(graph: Graph, device: DeviceSpec) -> tuple[Program | None, Program 
     whole = program_of(graph, PointwiseSchedule(), device)
     divided = program_of(graph, TileSchedule(splits=2), device)
     segment = divided.segments[_main(divided)]
+    if _finds_parts(graph, device):
+        return whole, divided
     if kind_of_segment(segment) == "columns" or not segment.added():
         return whole, None
     split = kind_of(whole, _main(whole)) != "tile" and has_few_rows(whole, device)
@@ -191,11 +215,23 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
     whole = tile_space(_main_area(program))
     if divided is None or segment.added():
         return whole
-    return _either(whole, tile_space(_main_area(divided)))
+    other = tile_space(_main_area(divided))
+    if not _finds_parts(graph, device):
+        return _either(whole, other, other.why_not)
+
+    def unequal_or_misfit(c: TileSchedule) -> str | None:
+        parts = _moments_of_parts(graph, c.splits, device)
+        if parts is None:
+            return f"the walk has no {c.splits} equal parts"
+        return tile_space(_main_area(parts)).why_not(replace(c, splits=1))
+
+    return _either(whole, other, unequal_or_misfit)
 
 
 def _either(
-    whole: ConfigSpace[TileSchedule], divided: ConfigSpace[TileSchedule]
+    whole: ConfigSpace[TileSchedule],
+    divided: ConfigSpace[TileSchedule],
+    why_not: Callable[[TileSchedule], str | None],
 ) -> ConfigSpace[TileSchedule]:
     """Schedules of one kernel, splits=1, and those of a divided walk."""
     values = {
@@ -204,7 +240,7 @@ def _either(
     }
     values["splits"] = tuple(2**k for k in range(11))
     return ConfigSpace(
-        TileSchedule, values, lambda c: (whole if c.splits == 1 else divided).why_not(c)
+        TileSchedule, values, lambda c: whole.why_not(c) if c.splits == 1 else why_not(c)
     )
 
 
@@ -226,6 +262,9 @@ def heuristic(graph: Graph, device: DeviceSpec) -> Any:
     whole = tile_heuristic(area, device)
     if divided is None or segment.added():
         return whole
+    if _finds_parts(graph, device):
+        copies, in_parts = _parts_promising(graph, device)[0]
+        return whole if _copies(program, whole, device) <= copies else in_parts
     other = tile_heuristic(_main_area(divided), device)
     if divided.large() > program.large():
         stays = _copies(program, whole, device) <= _copies(divided, other, device)
@@ -242,15 +281,27 @@ def _copies(program: Program, schedule: TileSchedule, device: DeviceSpec) -> flo
     return sum(1 / tiles if kind_of(program, k) == "tile" else 1 for k in program.largest())
 
 
+def _parts_promising(graph: Graph, device: DeviceSpec) -> list[tuple[float, TileSchedule]]:
+    """For each number of parts of moments the schedule of which the model expects most, and as how
+    many copies its passes may count; the best first."""
+    found = []
+    for parts in (2**k for k in range(1, 11)):
+        if (program := _moments_of_parts(graph, parts, device)) is not None:
+            c = tile_heuristic(_main_area(program), device)
+            found.append((_copies(program, c, device), replace(c, splits=parts)))
+    return sorted(found, key=itemgetter(0))
+
+
 def promising(graph: Graph, device: DeviceSpec) -> list[Any]:
     """Schedules of tiles for a search to begin with; of other kernels the heuristic is one."""
     program, divided = _choices(graph, device)
-    areas = [_main_area(divided)] if divided else []
+    areas = [_main_area(divided)] if divided and not _finds_parts(graph, device) else []
     if program is not None and kind_of(program, _main(program)) == "tile":
         areas.append(_main_area(program))
     every = space(graph, device)
-    found = dict.fromkeys(c for area in areas for c in tile_promising(area, device))
-    return [c for c in found if c in every]
+    in_parts = [c for _, c in _parts_promising(graph, device)]
+    of_areas = (c for area in areas for c in tile_promising(area, device))
+    return [c for c in dict.fromkeys((*in_parts, *of_areas)) if c in every]
 
 
 def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
@@ -363,6 +414,8 @@ def _gathering_stage(program: Program, config: Schedule, device: DeviceSpec) -> 
 def _tiles(program: Program, k: int, config: Schedule) -> Tiles:
     """The tiles of segment `k`, under the schedule or what fits it best."""
     area = Area(program.segments[k], k == 0 and joins_alone(program))
+    if isinstance(config, TileSchedule) and not any(s.added() for s in program.segments):
+        config = replace(config, splits=1)
     if is_joining(program, k):
         joins = [s for j, s in enumerate(program.segments) if is_joining(program, j)]
         return Tiles(area, joining_schedule(area, max(Area(s).steps for s in joins)))

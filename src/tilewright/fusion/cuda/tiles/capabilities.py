@@ -46,6 +46,7 @@ class TileKernels(Kernels):
         mixes: add up over different dims in one walk.
         rows: row kernels leave a partial for each row of what is reduced over rows and more.
         columns: they also add up over all rows.
+        parts: rows are parts of longer ones, whose results are put together at once for all.
     """
 
     across = True
@@ -59,14 +60,16 @@ class TileKernels(Kernels):
         mixes: bool = True,
         rows: bool = False,
         columns: bool = False,
+        parts: bool = False,
     ):
         super().__init__()
         self.schedule, self.device, self.mixes = schedule, device, mixes
-        self.row_partials, self.columns = rows, columns
+        self.row_partials, self.columns, self.joins_apart = rows, columns, parts
         self.extra = MORE_PASSES if device else 0
 
     def kind(self) -> tuple[Any, ...]:
-        return (*super().kind(), self.device, self.mixes, self.row_partials, self.columns)
+        ways = self.mixes, self.row_partials, self.columns, self.joins_apart
+        return (*super().kind(), self.device, *ways)
 
     def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
         if not row:

@@ -195,7 +195,9 @@ def joining_schedule(area: Area, most: int) -> TileSchedule:
     if area.cells * area.width <= FEW_COLUMNS:
         steps = max(steps, JOIN_SHARES)
     shares = min(threads // min(_power_above(area.width), WARP), steps)
-    return TileSchedule(1, threads // shares, shares, 1, max(min(4, steps // shares), 1))
+    sweeps = max(sum(bool(phase.reductions) for phase in area.plan.phases), 1)
+    unroll = max(min(4 // sweeps, steps // shares), 1)  # what several have at hand takes registers
+    return TileSchedule(1, threads // shares, shares, 1, unroll)
 
 
 def fitted(s: TileSchedule, area: Area) -> TileSchedule:
