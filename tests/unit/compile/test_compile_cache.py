@@ -138,9 +138,19 @@ def test_nothing_but_whole_entries_remains_in_the_folder(runs, cache_dir):
     assert sorted(path.suffix for path in files(cache_dir)) == [".json", ".so"]
 
 
-def test_processes_compiling_the_same_task_at_once_leave_one_valid_entry(runs, monkeypatch):
+def test_processes_compiling_the_same_task_at_once_leave_one_valid_entry(
+    runs, monkeypatch, tmp_path
+):
     monkeypatch.setenv("FAKE_SLEEP", "0.3")  # all of them are past the look-up before one is done
-    code = "found = cache.compiled(task); assert task.source in found.path.read_text()"
+    code = f"""
+import pathlib, time
+here = pathlib.Path({str(tmp_path)!r})
+(here / f"ready.{{os.getpid()}}").touch()
+while len(list(here.glob("ready.*"))) < 4:
+    time.sleep(0.01)
+found = cache.compiled(task)
+assert task.source in found.path.read_text()
+"""
     processes = [other_process(code) for _ in range(4)]
     assert [process.wait(120) for process in processes] == [0] * 4
     assert runs() > 1

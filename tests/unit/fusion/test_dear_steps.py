@@ -14,40 +14,39 @@ from tilewright.op import Workload
 H200 = DEVICES["h200"]
 
 
-@tw.fuse
 def dear_softmax(x):
     return (torch.tanh(x / 30.0) * 30.0).softmax(-1)
 
 
-@tw.fuse
 def dear_quotients(x, y):
     return x / x.norm(dim=-1, keepdim=True) + y / y.norm(dim=-1, keepdim=True)
 
 
-@tw.fuse
 def dear_means(x, w):
     return w * x / (x.abs().mean(-1, keepdim=True) + 1e-5)
 
 
-@tw.fuse
 def dear_powers(x):
     return (x.abs() ** 1.3).softmax(-1)
 
 
-@tw.fuse
 def dear_gelu(x, bias):
     return torch.nn.functional.gelu(x + bias)
 
 
-@tw.fuse
 def dear_swish(x):
     gate, up = x.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 
 
-@tw.fuse
 def dear_average(a, b, c, d):
     return (a + b + c + d) * 0.25
+
+
+@pytest.fixture(autouse=True)
+def functions(forgets_functions):
+    for name in ("softmax", "quotients", "means", "powers", "gelu", "swish", "average"):
+        tw.fuse(globals()[f"dear_{name}"])
 
 
 def untuned(text, device=H200):
