@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from copy import copy
 from numbers import Real
 from typing import Any
 
@@ -54,7 +55,7 @@ def answering(args: tuple[Any, ...], run: Run, recorded: bool) -> Answer:
 
 def _letter(arg: Any) -> str:
     """t for a tensor, s for a sequence, o for others."""
-    return "t" if type(arg) in PLAIN else "s" if type(arg) in (tuple, list) else "o"
+    return "t" if type(arg) in PLAIN else "s" if isinstance(arg, (tuple, list)) else "o"
 
 
 @functools.cache
@@ -138,12 +139,16 @@ class Recent:
         """Let `run` answer calls like this one, if there is room and its tensors are aligned.
 
         Numbers that are zero are left to those who tell 0.0 from -0.0, sequences of other things
-        than sizes and words to those who tell 1.0 from 1.
+        than sizes and words to those who tell 1.0 from 1, and a tensor that comes twice to those
+        who take it: guards do not.
         """
         first = args[0]
+        tensors = [a for a in args if type(a) in PLAIN]
         kind = (first.shape, first.dtype, len(args))
         alike = self.kept.get(kind, ())
-        if len(alike) >= MAX_ALIKE or any(a.data_ptr() % 16 for a in args if type(a) in PLAIN):
+        if len(alike) >= MAX_ALIKE or any(t.data_ptr() % 16 for t in tensors):
+            return
+        if len({*map(id, tensors)}) < len(tensors):
             return
         if any(isinstance(a, Real) and not isinstance(a, int) and not a for a in args):
             return
@@ -169,8 +174,8 @@ def is_exact(values: Iterable[Any]) -> bool:
 
 
 def _are_exact(args: tuple[Any, ...]) -> bool:
-    return all(is_exact(a) for a in args if type(a) is tuple or type(a) is list)
+    return all(is_exact(a) for a in args if isinstance(a, (tuple, list)))
 
 
 def _copied(argument: Any) -> Any:
-    return [*argument] if type(argument) is list else argument  # the caller may change a list
+    return copy(argument) if isinstance(argument, list) else argument  # the caller may change it

@@ -119,6 +119,26 @@ def test_calls_with_zeros_are_not_kept_since_they_may_be_negative():
     assert result(kept(X, 0.5), (X, 0.5)) is not MISSED
 
 
+def test_a_tensor_that_comes_twice_leaves_room_for_others():
+    calls = Recent()
+    for _ in range(recent.MAX_ALIKE):
+        calls.keep((X, X), run, False)
+    assert not calls.kept
+    calls.keep((X, torch.randn(8, 16)), run, False)
+    assert result(calls, (X, X)) is MISSED
+    assert result(calls, (X, torch.randn(8, 16))) is not MISSED
+
+
+class Sizes(tuple):
+    pass
+
+
+def test_sequences_of_a_kind_of_their_own_are_exact_too():
+    assert result(kept(X, Sizes((1,))), (X, Sizes((1,)))) is not MISSED
+    assert result(kept(X, Sizes((1,))), (X, Sizes((True,)))) is MISSED
+    assert result(kept(X, Sizes((0.0,))), (X, Sizes((0.0,)))) is MISSED
+
+
 def test_fewer_arguments_are_not_found():
     assert result(kept(*ARGS), ARGS[:3]) is MISSED
 

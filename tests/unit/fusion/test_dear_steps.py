@@ -8,6 +8,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.fusion.cuda import instructions, target
 from tilewright.fusion.cuda.rows.footprint import Footprint
+from tilewright.fusion.ir import Node
 from tilewright.impls.fused import graph_of
 from tilewright.op import Workload
 
@@ -53,11 +54,17 @@ def untuned(text, device=H200):
     return target.heuristic(graph_of(Workload.parse(text)), device)
 
 
+def steps_of(op, dtype="f32"):
+    return instructions.of(Node(op, (), dtype, ()))
+
+
 def test_steps_that_take_many_instructions_are_known_to():
-    assert instructions.of("add") == 1 < instructions.of("quick_exp") < instructions.of("div")
+    few, more, most = (steps_of(op) for op in ("add", "quick_exp", "div"))
+    assert few == 1 < more < most
+    assert steps_of("div", "f64") == 2 * most
     graph = graph_of(Workload.parse("dear_softmax(x=bf16[32768,2048])"))
     rows = Footprint(graph)
-    tanh = instructions.of("tanh")
+    tanh = steps_of("tanh")
     again = rows.instructions("two_pass") - rows.instructions("two_pass", recompute=False)
     assert 2 * tanh < again < 4 * tanh  # each of three sweeps, and a division beside
     assert rows.instructions("two_pass", recompute=False) < 2 * tanh

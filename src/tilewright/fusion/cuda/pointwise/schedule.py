@@ -18,10 +18,10 @@ FEW_REGISTERS = 24
 """What a pointwise kernel needs besides its vectors."""
 FLYING_BYTES = 64
 """Of a thread's loads, from which on it has enough under way with one vector: AdamW's step of 16 M
-fp32, which loads four tensors, took 154.3 us on an H100, 159.1 by two vectors (2675026)."""
+fp32, which loads four tensors, took 154.4 us on an H100 (755376d), 159.0 by two (2675026)."""
 MANY_INSTRUCTIONS = 32
 """Of an element, from which on a thread computes one vector while another is under way: GELU of
-8192 rows of 3072 halves and a bias took 35.3 us on an H100, 38.0 by one vector (2675026). Not if
+8192 rows of 3072 halves and a bias took 35.7 us on an H100 (755376d), 39.1 by one (2675026). Not if
 more is under way then: SwiGLU's gradients of 4096 rows took 148.8 us so, 144.3 by one."""
 
 
@@ -127,7 +127,7 @@ def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
 
 def _instructions(graph: Graph) -> int:
     """Of the steps that are taken for every element, about."""
-    return sum(instructions.of(n.op) for n in graph.nodes if n.shape == graph.space)
+    return sum(instructions.of(n) for n in graph.nodes if n.shape == graph.space)
 
 
 def pointwise_promising(graph: Graph, device: DeviceSpec) -> list[PointwiseSchedule]:

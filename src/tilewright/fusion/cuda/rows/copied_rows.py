@@ -74,9 +74,9 @@ def copied_rows_untuned(
     alone = len(footprint.queued) == 1 and not footprint.parameters
     shared = footprint.rows * row_bytes / (device.shared_bytes_per_sm * device.sms)
     lanes = device.sms * device.schedulers_per_sm * device.warp
-    instructions = lanes * device.clock_hz * 2 * footprint.itemsize / device.dram_bytes_per_s
-    again = footprint.keeps_costly_steps and not footprint.computes_much_again
-    costly = alone and again and instructions >= LEAST_INSTRUCTIONS
+    room_for = lanes * device.clock_hz * 2 * footprint.itemsize / device.dram_bytes_per_s
+    twice = footprint.keeps_costly_steps and not footprint.computes_much_again
+    costly = alone and twice and room_for >= LEAST_INSTRUCTIONS
     aligned = row_bytes <= FULL_ROW_BYTES or row_bytes % LINE_BYTES == 0
     if costly and aligned and row_bytes >= LEAST_ROW_BYTES and shared >= LEAST_SHARE:
         yield from itertools.islice(copied_row_candidates(footprint, device, vector), 1)

@@ -83,7 +83,7 @@ class Footprint:
             wanted = {nodes[i].args[0] for i in (*phase.reductions, *phase.added)}
             wanted |= {plan.graph.outputs[k][0] for k in phase.stores} | phase.carried_out
             steps = needed_in(plan.graph, wanted - phase.carried_in, phase.carried_in)
-            found += sum(instructions.of(nodes[i].op) for i in steps if plan.inner[i])
+            found += sum(instructions.of(nodes[i]) for i in steps if plan.inner[i])
         return found
 
     @functools.cached_property
@@ -95,11 +95,14 @@ class Footprint:
         return again > MOST_AGAIN
 
     @functools.cached_property
-    def branches(self) -> bool:
-        """Whether steps of single elements branch."""
+    def divides(self) -> bool:
+        """Whether elements are divided one by one: a division leaves its way for numbers out of the
+        ordinary, and the compiler orders nothing across."""
+        if self.columns:
+            return False
         plan = self.plan("two_pass", True)
         along = zip(plan.graph.nodes, plan.inner, strict=True)
-        return any(n.op in instructions.BRANCHING for n, inner in along if inner)
+        return any(n.op == "div" for n, inner in along if inner)
 
     @remembered
     def kept_at_once(self, moments: str, recompute: bool = True) -> int:

@@ -63,16 +63,17 @@ WIDE_COLUMN_BYTES = 1 << 15
 HALF_ACCESS_BYTES = 8
 MANY_KEPT_BYTES, MANY_THREADS = 96, 1024
 """Of many rows: bytes of a row that a thread keeps, and threads on an SM."""
-BRANCHING_VECTOR = 4
+DIVIDED_VECTOR = 4
 """Elements of an access, at most, of many rows whose elements are divided: halves divided by their
-row's greatest, 8192 rows of 4096, took 68.5 us on an H100, 90.1 by eight elements (2675026)."""
+row's greatest, 8192 rows of 4096, took 66.1 us on an H100 (755376d), 91.0 by eight (2675026)."""
 DEAR_BYTES = 128
 """Of what is dear to compute again, by a thread: 32768 rows of 2048 bf16, softmax of 50 tanh(x/50),
-took 94 us on an H100, 97 with half as many, 105 with twice, 233 computed again (2675026)."""
-MANY_STEPS = 40
+took 93.3 us on an H100 (755376d), 232.8 computed again (2675026); in a search 97 with half as many
+and 105 with twice (no file kept)."""
+MANY_STEPS, MOST_HELD = 40, 48
 """Instructions for an element, from which on the estimate alone is not trusted: gradients of rows
-that were divided by their norms, f16 to fp32, take up to 0.5 registers more for each (NVRTC 13.0,
-sm_90a)."""
+that were divided by their norms, f16 to fp32, take up to half a register more for each, and up to
+48 in all (NVRTC 13.0, sm_90a)."""
 ROOMY_REGISTERS = 200
 """As estimated: up to here a kernel that sums over rows holds its parameters, too, and does not
 spill."""
@@ -95,8 +96,8 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     space = row_space(graph, device)
     footprint = Footprint(graph)
     vector = _whole_vector(space, footprint)
-    if footprint.branches and footprint.rows >= MANY_ROWS * device.sms:
-        vector = min(vector, BRANCHING_VECTOR)
+    if footprint.divides and footprint.rows >= MANY_ROWS * device.sms:
+        vector = min(vector, DIVIDED_VECTOR)
     choices = [
         *shared_candidates(space, footprint, device, vector),
         *few_row_heuristic(space, footprint, device, vector),
@@ -111,18 +112,23 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     if vector * footprint.itemsize < NARROW_BYTES and True in space.values["shifted"]:
         wide = _row_candidates(space, footprint, space.values["vector"][0])
         choices = [*(replace(c, shifted=True, moments="two_pass") for c in wide), *choices]
-    fitting, otherwise = itertools.tee(config for config in choices if config in space)
-    roomy = (config for config in fitting if _has_room(config, footprint, device))
-    return next(itertools.chain(roomy, otherwise), None)
+    lacking = ((_registers_lacking(c, footprint, device), c) for c in choices if c in space)
+    tried = []
+    for lack, config in lacking:
+        if lack <= 0:
+            return config
+        tried.append((lack, config))
+    return min(tried, key=itemgetter(0))[1] if tried else None
 
 
-def _has_room(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> bool:
-    """Whether registers are left for what many steps hold, and what the compiler widens unasked."""
-    if footprint.columns or c.storage != "registers":
-        return True
+def _registers_lacking(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> int:
+    """How many a thread is left too few for what many steps hold, and what the compiler widens
+    unasked, if there is such; parameters that are at hand from the start are held beside both."""
     steps = footprint.instructions(c.moments, c.recompute)
-    beyond = widened_registers(c, footprint) + (steps // 2 if steps >= MANY_STEPS else 0)
-    return not beyond or estimated_registers(c, footprint) + beyond <= register_cap(c, device)
+    most = MOST_HELD * (2 if any(n.dtype == "f64" for n in footprint.graph.nodes) else 1)
+    held = 0 if footprint.columns or steps < MANY_STEPS else min(steps // 2, most)
+    beyond = widened_registers(c, footprint) + (2 * held if c.parameters == "ahead" else held)
+    return beyond and estimated_registers(c, footprint) + beyond - register_cap(c, device)
 
 
 def _roomy(found: Iterable[RowSchedule], footprint: Footprint) -> Iterator[RowSchedule]:
@@ -140,7 +146,7 @@ def _small_blocks_alone(
     if footprint.columns or footprint.parameters:
         return
     yield from copied_rows_untuned(footprint, device, vector)
-    if footprint.branches and footprint.rows >= MANY_ROWS * device.sms:
+    if footprint.divides and footprint.rows >= MANY_ROWS * device.sms:
         for c in rows_of_warps(space, footprint, device, vector):
             yield replace(c, stream_loads=True, min_blocks=1)
     least = LANE_BYTES * device.warp if footprint.keeps_costly_steps else WIDE_ROW_BYTES
