@@ -199,7 +199,7 @@ class Kernels(Stored):
 
     def running(self, device: torch.device) -> Callable[..., Any]:
         """What launches there, given addresses of inputs, and `numbers` where those are not
-        `scalars`: everything that calls have in common is looked up here."""
+        `scalars`: what calls have in common may be looked up here, once."""
         raise NotImplementedError
 
     def fresh(self, device: torch.device) -> list[torch.Tensor]:

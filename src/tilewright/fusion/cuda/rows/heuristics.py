@@ -81,7 +81,8 @@ spill."""
 
 @remembered
 def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
-    """A schedule from device numbers: the first of a list that fits, or None.
+    """A schedule from device numbers: the first of a list that fits and leaves its threads registers
+    enough, or which of them lacks least, or None.
 
     Where there are many rows: of 4 to 24 KiB, blocks of a row each; else a persistent kernel of
     few threads with many registers, whose clusters take their rows in turn. Else, or where that
