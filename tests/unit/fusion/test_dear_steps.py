@@ -134,7 +134,7 @@ def spilled(text, device):
     [
         ("dear_errors(x=f16[64,65536], w=f16[65536])", "h200"),  # beside parameters at hand
         ("dear_gates_backward(grad_output=f64[2048,1000], x=f64[2048,1000], y=f64[2048,1000])", "a100"),  # noqa: E501
-        ("dear_waves(x=bf16[64,25088])", "a100"),  # where no schedule has room for its steps
+        ("dear_waves(x=bf16[64,25088])", "a100"),  # wide rows, few of them
     ],
 )  # fmt: skip
 def test_nor_do_those_whose_steps_hold_more_than_others(text, device):

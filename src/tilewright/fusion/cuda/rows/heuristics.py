@@ -81,8 +81,8 @@ spill."""
 
 @remembered
 def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
-    """A schedule from device numbers: the first of a list that fits and leaves its threads registers
-    enough, or which of them lacks least, or None.
+    """A schedule from device numbers: the first of a list that fits and leaves a thread registers
+    enough, or just fits, or None.
 
     Where there are many rows: of 4 to 24 KiB, blocks of a row each; else a persistent kernel of
     few threads with many registers, whose clusters take their rows in turn. Else, or where that
@@ -113,23 +113,23 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     if vector * footprint.itemsize < NARROW_BYTES and True in space.values["shifted"]:
         wide = _row_candidates(space, footprint, space.values["vector"][0])
         choices = [*(replace(c, shifted=True, moments="two_pass") for c in wide), *choices]
-    lacking = ((_registers_lacking(c, footprint, device), c) for c in choices if c in space)
-    tried = []
-    for lack, config in lacking:
-        if lack <= 0:
-            return config
-        tried.append((lack, config))
-    return min(tried, key=itemgetter(0))[1] if tried else None
+    fitting = None
+    for config in choices:
+        if config in space:
+            if _leaves_room(config, footprint, device):
+                return config
+            fitting = fitting or config
+    return fitting
 
 
-def _registers_lacking(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> int:
-    """How many a thread is left too few for what many steps hold, and what the compiler widens
+def _leaves_room(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> bool:
+    """Whether a thread has registers for what many steps hold, and what the compiler widens
     unasked, if there is such; parameters that are at hand from the start are held beside both."""
     steps = footprint.instructions(c.moments, c.recompute)
     most = MOST_HELD * (2 if any(n.dtype == "f64" for n in footprint.graph.nodes) else 1)
     held = 0 if footprint.columns or steps < MANY_STEPS else min(steps // 2, most)
     beyond = widened_registers(c, footprint) + (2 * held if c.parameters == "ahead" else held)
-    return beyond and estimated_registers(c, footprint) + beyond - register_cap(c, device)
+    return not beyond or estimated_registers(c, footprint) + beyond <= register_cap(c, device)
 
 
 def _roomy(found: Iterable[RowSchedule], footprint: Footprint) -> Iterator[RowSchedule]:
