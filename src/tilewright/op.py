@@ -425,10 +425,6 @@ class Op:
                 "give each a name: tw.fuse(..., name=...)"
             )
 
-    def gradients_for(self, wanted: Iterable[str]) -> tuple[str, ...]:
-        """Of a gradient operator: which to ask for where these arguments need gradients."""
-        return tuple(dict.fromkeys(self.same_gradient.get(n, n) for n in wanted))
-
     def read(self, w: Workload) -> frozenset[str]:
         """The tensor arguments whose values the outputs follow from."""
         if not self.reads:

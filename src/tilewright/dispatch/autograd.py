@@ -54,7 +54,7 @@ class Generated(torch.autograd.Function):
         """`args` are the reference's, in its order; `operators` the public functions by name."""
         backward = way.backward
         assert backward is not None, op.name
-        ctx.op, ctx.backward_op, ctx.operators, ctx.reach = op, backward, operators, way.reach
+        ctx.op, ctx.way, ctx.operators = op, way, operators
         ctx.set_materialize_grads(False)
         ctx.asked = any_forced()
         found = operators[f"{op.name}_forward" if backward.wide else op.name](*args)
@@ -82,40 +82,41 @@ class Generated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients by the operator; where they are differentiated again, PyTorch's."""
+        way, backward = ctx.way, ctx.way.backward
         saved = iter(ctx.saved_tensors)
         args = [next(saved) if constant is None else constant[0] for constant in ctx.constants]
-        reached = ctx.names if ctx.reach is None else ctx.reach.of(grads)
+        reached = ctx.names if way.reach is None else way.reach.of(grads)
         needed = zip(ctx.names, ctx.needs_input_grad[3:], strict=True)
         wanted = [i for i, (name, needs) in enumerate(needed) if needs and name in reached]
         if not wanted:
             return (None,) * len(ctx.needs_input_grad)
-        if torch.is_grad_enabled() or _fused_anew(ctx.backward_op):
+        if torch.is_grad_enabled() or _fused_anew(backward):
             return (None, None, None, *_reference_gradients(ctx.op, args, wanted, grads))
         given = dict(zip(ctx.names, args, strict=True))
         given.update(zip(ctx.extra, saved, strict=True))
         like = next(a for a in args if isinstance(a, Tensor) and a.is_floating_point())
         floats = [i for i, dtype in enumerate(ctx.dtypes) if dtype.is_floating_point]
-        outputs = [n for n in ctx.backward_op.parameters if n.startswith("grad_output")]
-        places = [*zip(outputs, floats, strict=True)]
+        places = [*zip(way.given, floats, strict=True)]
         for output, i in places:
             gradient = grads[i]
             if gradient is None:
                 gradient = like.new_zeros(ctx.shapes[i], dtype=ctx.dtypes[i])
             given[output] = gradient
-        call = {n: v for n, v in given.items() if n in ctx.backward_op.parameters}
-        same = ctx.backward_op.same_gradient
-        asked = ctx.backward_op.gradients_for(ctx.names[i] for i in wanted)
-        if "grads" in ctx.backward_op.parameters:
-            call["grads"] = asked
-        run = as_before(ctx.asked, ctx.operators[ctx.backward_op.name])
-        try:
-            found = _differentiated(run, call, {n: ctx.strides[i] for n, i in places})
-        except InvalidArgument:
-            if not _fused_anew(ctx.backward_op):
-                raise
-            return (None, None, None, *_reference_gradients(ctx.op, args, wanted, grads))
-        by_name = dict(zip(asked, found if isinstance(found, tuple) else (found,), strict=True))
-        by_place = {i: by_name[same.get(ctx.names[i], ctx.names[i])] for i in wanted}
+        by_name = {n: given[n] for n in way.given}
+        if asked := way.asked(ctx.names[i] for i in wanted):
+            call = {n: v for n, v in given.items() if n in backward.parameters}
+            if "grads" in backward.parameters:
+                call["grads"] = asked
+            run = as_before(ctx.asked, ctx.operators[backward.name])
+            try:
+                found = _differentiated(run, call, {n: ctx.strides[i] for n, i in places})
+            except InvalidArgument:
+                if not _fused_anew(backward):
+                    raise
+                return (None, None, None, *_reference_gradients(ctx.op, args, wanted, grads))
+            by_name |= zip(asked, found if isinstance(found, tuple) else (found,), strict=True)
+        names = {i: ctx.names[i] for i in wanted}
+        by_place = {i: by_name[way.same.get(n, n)] for i, n in names.items()}
         return (None, None, None, *(by_place.get(i) for i in range(len(args))))
 
 

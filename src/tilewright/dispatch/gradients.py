@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.frontend.trace import Reach, reached
+from tilewright.fusion.ir import Access
+from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload, told_apart
 from tilewright.tensor_spec import TensorSpec
 
@@ -32,12 +35,25 @@ class Way:
         draws: whether forward and backward need a seed that the call was not given.
         reach: what has gradients; None for all that is asked for.
         reads: the arguments whose values the gradients follow from.
+        same: {argument: what its gradient is too: that of another argument, or of an output}.
     """
 
     backward: Op | None
     draws: bool
     reach: Reach | None
     reads: frozenset[str]
+    same: Mapping[str, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def given(self) -> list[str]:
+        """The parameters of the backward that are gradients of outputs."""
+        assert self.backward is not None
+        return [n for n in self.backward.parameters if n.startswith("grad_output")]
+
+    def asked(self, wanted: Iterable[str]) -> tuple[str, ...]:
+        """The gradients to compute where these arguments need theirs."""
+        sources = dict.fromkeys(self.same.get(n, n) for n in wanted)
+        return tuple(n for n in sources if n not in self.given)
 
 
 _PYTORCH = "PyTorch's"
@@ -133,17 +149,42 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
             return Way(backward, given_seed is not None, reach, frozenset())
         forward = OPS[f"{op.name}_forward"].workload(**dict(w.args)) if backward.wide else w
         saved = dict(zip((*op.returns, *backward.wide), forward.outputs, strict=False))
-        given = {**saved, **dict(w.args), "grads": backward.gradients_for(wanted)}
-        gradients = [n for n in backward.parameters if n.startswith("grad_output")]
+        way = Way(backward, given_seed is not None, reach, frozenset(), backward.same_gradient)
+        given = {**saved, **dict(w.args), "grads": way.asked(wanted)}
         floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
-        given.update(zip(gradients, floats, strict=True))
+        given.update(zip(way.given, floats, strict=True))
         known = {n: v for n, v in given.items() if n in backward.parameters}
         differentiated = backward.workload(**known)
+        way = replace(way, reads=backward.read(differentiated))
+        if op.fused:
+            way = replace(way, same=_same_gradients(differentiated))
+            if not (asked := way.asked(wanted)):
+                return way
+            differentiated = differentiated.with_args(grads=asked)
         choice = selection.choose(differentiated, device)
     except (InvalidArgument, NoImplementation):
         if op.fused and not op.fallback:
             raise
         return None
-    if choice.implementation == "aten" and not op.fused:
-        return None
-    return Way(backward, given_seed is not None, reach, backward.read(differentiated))
+    return None if choice.implementation == "aten" and not op.fused else way
+
+
+def _same_gradients(w: Workload) -> dict[str, str]:
+    """Of a fused function's gradients, those that another tensor of the call is: a residual's is
+    grad_output, and two tensors that are added have one."""
+    graph = graph_of(w)
+    if isinstance(graph, str) or graph.tensors:
+        return {}
+
+    def memory(node: int, access: Access, spec: TensorSpec) -> tuple[Any, ...]:
+        return node, access.strides, access.offset, spec.dtype, spec.shape, spec.real_strides
+
+    loads = {n.attr: i for i, n in enumerate(graph.nodes) if n.op == "load"}
+    found = {
+        memory(loads[place], graph.inputs[place], spec): name
+        for place, (name, spec) in enumerate(w.tensors.items())
+        if name.startswith("grad_output") and place in loads
+    }
+    gradients: Any = w["grads"]
+    computed = zip(gradients, graph.outputs, w.outputs, strict=True)
+    return {name: found.setdefault(memory(*o, spec), name) for name, o, spec in computed}

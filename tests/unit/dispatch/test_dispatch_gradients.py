@@ -11,10 +11,10 @@ from torch.nn import functional as F
 import tilewright as tw
 from tilewright.compile import cxx
 from tilewright.device import spec_of
-from tilewright.dispatch.gradients import generated_backward
+from tilewright.dispatch.gradients import Way, generated_backward
 from tilewright.environment import environment
 from tilewright.impl import IMPLS
-from tilewright.op import OPS, Op
+from tilewright.op import OPS
 from tilewright.record import Record
 from tilewright.space import config_dict
 from tilewright.store import Store
@@ -192,13 +192,13 @@ def test_x_and_residual_have_one_gradient_that_is_computed_once(store, monkeypat
     record(store, text)
     x, residual, weight = leaves(*shapes)
     asked = set()
-    choose = Op.gradients_for
+    choose = Way.asked
 
-    def spy(self, wanted):
-        asked.add(choose(self, wanted := list(wanted)))
-        return choose(self, wanted)
+    def spy(way, wanted):
+        asked.add(choose(way, wanted := list(wanted)))
+        return choose(way, wanted)
 
-    monkeypatch.setattr(Op, "gradients_for", spy)
+    monkeypatch.setattr(Way, "asked", spy)
     for wanted in ((x, residual, weight), (residual,), (x, weight)):
         for leaf in (x, residual, weight):
             leaf.requires_grad_(any(leaf is one for one in wanted))
