@@ -209,7 +209,8 @@ held_out_functions = suite(
         backward("batch_norm_relu", "f16[32,256,28,28]", IMAGES),
         f"response_norm({RESPONSE})",
         f"layer_scale({BLOCK})",
-        backward("layer_scale", "f16[32,384,28,28]", BLOCK),
+        # As autograd asks for them: that of x is grad_output, by torch.compile too.
+        backward("layer_scale", "f16[32,384,28,28]", f"{BLOCK}, grads=[branch,gamma]"),
         f"excited({EXCITED})",
         "unit_rows(x=f32[16384,512])",
         backward("unit_rows", "f32[16384,512]", "x=f32[16384,512]"),

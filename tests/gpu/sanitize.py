@@ -70,7 +70,14 @@ def sanitized_totals(x, mask):
     return x.softmax(-1), (x * mask).sum(), x.amax()
 
 
-FUNCTIONS = {f.__name__: f for f in (sanitized_dropout, sanitized_pieces, sanitized_totals)}
+def sanitized_columns(x):
+    return (x - x.mean(0)) / (x.std(0) + 1e-6)
+
+
+FUNCTIONS = {
+    f.__name__: f
+    for f in (sanitized_dropout, sanitized_pieces, sanitized_totals, sanitized_columns)
+}
 """Operators that exist once a case asks for them."""
 
 
@@ -249,7 +256,10 @@ FUSED = [
     "softmax(x=f32[3,400000])",  # rows that blocks share
     "sanitized_pieces(x=f16[37,515], y=f16[37,130])",
     "sanitized_totals(x=f32[1301,520], mask=f32[1301,520])",
+    "sanitized_columns(x=f32[9216,40])",  # moments of parts
     "layer_norm(x=f64[301,1032], weight=f64[1032], bias=f64[1032])",
+    "rms_norm_backward(grad_output=bf16[40001,128], x=bf16[40001,128], rstd=f32[40001,1], "
+    "weight=bf16[128])",  # four rows at once
     "rms_norm_backward(grad_output=bf16[301,1032], x=bf16[301,1032], rstd=f32[301,1], "
     "weight=bf16[1032], grads=[x,weight])",
     "layer_norm_backward(grad_output=f16[37,1024], x=f16[37,1024], mean=f32[37,1], "

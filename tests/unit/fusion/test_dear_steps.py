@@ -153,3 +153,69 @@ def test_a_thread_has_two_vectors_where_it_computes_long_and_one_where_it_loads_
     assert untuned(f"dear_average({tensors.replace('f32', 'f16')})").vectors_per_thread == 1
     three = "lerp(x=f32[8192,4096], end=f32[8192,4096], weight=f32[8192,4096])"
     assert untuned(three).vectors_per_thread == 2
+
+
+def narrow_gradients(rows, width, dtype="bf16", name="rms_norm"):
+    row, moments = f"{dtype}[{rows},{width}]", f"f32[{rows},1]"
+    means = f", mean={moments}" if name == "layer_norm" else ""
+    return (
+        f"{name}_backward(grad_output={row}, x={row}{means}, rstd={moments}, "
+        f"weight={dtype}[{width}])"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "dtype", "at_once", "threads"),
+    [
+        (262144, 128, "bf16", 4, 512),
+        (262144, 128, "f32", 2, 512),
+        (262144, 256, "bf16", 2, 512),
+        (20000, 128, "bf16", 2, 512),  # that each warp walks some rounds
+        (8192, 128, "bf16", 1, 256),
+        (262144, 512, "bf16", 1, 256),  # wide enough for loads of one
+    ],
+)
+def test_a_warp_takes_several_of_many_narrow_rows(rows, width, dtype, at_once, threads):
+    config = untuned(narrow_gradients(rows, width, dtype))
+    assert (config.row_threads, config.rows_per_thread) == (32, at_once)
+    assert config.block_threads * config.min_blocks == threads
+
+
+def test_one_of_which_it_computes_much():
+    w = "dear_errors_backward(grad_output=bf16[262144,128], x=bf16[262144,128], w=bf16[128])"
+    config = untuned(w)
+    assert (config.row_threads, config.rows_per_thread, config.stages) == (32, 1, 3)
+    assert config.block_threads * config.min_blocks == 512
+
+
+def dear_divergence(x, y):
+    share, other = x.softmax(-1), torch.log_softmax(y, -1)
+    return (share * (share.log() - other)).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster"),
+    [
+        ("dear_divergence(x=bf16[2048,16384], y=bf16[2048,16384])", 4),
+        ("dear_divergence(x=bf16[2048,32000], y=bf16[2048,32000])", 8),
+    ],
+)
+def test_wide_rows_of_which_much_is_computed_leave_an_sm_threads_enough(text, cluster):
+    config = untuned(text)
+    assert config.cluster == cluster
+    assert config.block_threads * config.min_blocks == 512
+    assert not config.recompute
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        narrow_gradients(262144, 128),
+        narrow_gradients(262144, 256, "f16", "layer_norm"),
+        "dear_errors_backward(grad_output=f16[262144,128], x=f16[262144,128], w=f16[128])",
+        "dear_divergence(x=bf16[2048,32000], y=bf16[2048,32000])",
+    ],
+)
+def test_neither_do_these_spill(text, device):
+    assert spilled(text, device) == 0

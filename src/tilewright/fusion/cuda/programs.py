@@ -6,6 +6,7 @@ a range of its blocks for each result. It starts while the kernel before it ends
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
@@ -38,6 +39,7 @@ from tilewright.fusion.cuda.tiles.area import Area
 from tilewright.fusion.cuda.tiles.capabilities import TileKernels, few_rows
 from tilewright.fusion.cuda.tiles.gathering import GatheringKernel
 from tilewright.fusion.cuda.tiles.heuristics import (
+    AGAIN,
     merit,
     tile_heuristic,
     tile_promising,
@@ -283,12 +285,16 @@ def _copies(program: Program, schedule: TileSchedule, device: DeviceSpec) -> flo
 
 def _parts_promising(graph: Graph, device: DeviceSpec) -> list[tuple[float, TileSchedule]]:
     """For each number of parts of moments the schedule of which the model expects most, and as how
-    many copies its passes may count; the best first."""
+    many copies its passes may count, with what is read again to join the parts; the best first."""
     found = []
     for parts in (2**k for k in range(1, 11)):
         if (program := _moments_of_parts(graph, parts, device)) is not None:
-            c = tile_heuristic(_main_area(program), device)
-            found.append((_copies(program, c, device), replace(c, splits=parts)))
+            area = _main_area(program)
+            c = tile_heuristic(area, device)
+            moments = sum(math.prod(area.graph.nodes[i].shape) for i, _ in area.graph.outputs)
+            again = AGAIN * moments / math.prod(area.graph.space)
+            copies = _copies(program, c, device) + again
+            found.append((copies, replace(c, splits=parts)))
     return sorted(found, key=itemgetter(0))
 
 

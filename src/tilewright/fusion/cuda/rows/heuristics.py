@@ -58,6 +58,16 @@ Kind = tuple[Iterable[RowSchedule], int, Callable[[RowSchedule], Iterable[RowSch
 COLUMN_BLOCKS = ((81, 256), (81, 384), (96, 256), (96, 384), (64, 256), (64, 384), (32, 512))
 """For kernels that sum over rows, in order of preference: bytes of a row that a thread keeps, and
 threads on an SM (layer_norm_backward_gpt)."""
+COLUMN_THREADS = 256
+"""Of such a block, unless it is of a cluster."""
+BUSY_THREADS, BUSY_BLOCK_THREADS = 512, 128
+"""On an SM, and of a block of a wide row, to hide the latency of more than memory."""
+LANE_COLUMN_BYTES = 32
+"""Of a tensor, for each lane of a warp that takes several rows at once, at most. RMS norm's
+gradients of 262144 rows of 128 bf16, with its weight's, took 68.7 us on an H100 by four rows at
+once, 95.4 by one and 256 threads on an SM (5e0f59c)."""
+ROUNDS_OF_ROWS = 4
+"""That a warp so walks, at least: with fewer rows it takes less of them at once."""
 WIDE_COLUMN_BYTES = 1 << 15
 """Of a row that blocks of a cluster share where they sum over rows."""
 HALF_ACCESS_BYTES = 8
@@ -104,6 +114,7 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
         *few_row_heuristic(space, footprint, device, vector),
         *_column_block_candidates(space, footprint, device, vector),
         *_few_wide_candidates(space, footprint, device, vector),
+        *_much_of_wide_rows(space, footprint, device, vector),
         *_small_blocks_alone(space, footprint, device, vector),
         *two_rows_untuned(space, footprint, device, vector),
         *_many_row_candidates(space, footprint, device, vector),
@@ -153,6 +164,22 @@ def _small_blocks_alone(
     least = LANE_BYTES * device.warp if footprint.keeps_costly_steps else WIDE_ROW_BYTES
     if footprint.width * footprint.itemsize > least:
         yield from small_block_candidates(space, footprint, device, vector)
+
+
+def _much_of_wide_rows(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """Wide rows of which much is computed, in clusters of blocks that leave an SM threads enough to
+    hide the latency of arithmetic: two softmaxes of 2048 rows of 32000 bf16 and what one diverges
+    from the other took 188.2 us on an H100, by 256 threads on an SM 222.1 (5e0f59c)."""
+    wide = footprint.width * footprint.itemsize > WIDE_ROW_BYTES and not footprint.columns
+    if wide and footprint.instructions("two_pass", False) >= MANY_STEPS:
+        for cluster in space.values["cluster"]:
+            yield RowSchedule(
+                vector, BUSY_BLOCK_THREADS, 1, 1, "registers", "two_pass", cluster,
+                BUSY_THREADS // BUSY_BLOCK_THREADS, stream_loads=False, stages=1, in_turn=True,
+                recompute=False,
+            )  # fmt: skip
 
 
 def _few_wide_candidates(
@@ -279,13 +306,14 @@ def _column_block_candidates(
     row_bytes = footprint.width * footprint.itemsize
     cluster = max(space.values["cluster"]) if row_bytes >= WIDE_COLUMN_BYTES else 1
     narrow = min(max(vector // 2, HALF_ACCESS_BYTES // footprint.itemsize), vector)
+    yield from _narrow_column_candidates(space, footprint, device, narrow)
     held = "registers" if footprint.parameters else "reload"
     for kept_bytes, resident in COLUMN_BLOCKS:
         least = max(row_bytes / cluster / kept_bytes, 64 if cluster > 1 else 32)
         threads = next((t for t in space.values["row_threads"] if t >= least), None)
         if threads is None:
             continue
-        groups = max((256 if cluster == 1 else 64) // threads, 1)
+        groups = max((COLUMN_THREADS if cluster == 1 else 64) // threads, 1)
         blocks = [b for b in space.values["min_blocks"] if b * groups * threads <= resident]
         c = RowSchedule(
             narrow, threads, groups, 1, "registers", "two_pass", cluster, max(blocks, default=1),
@@ -302,6 +330,28 @@ def _column_block_candidates(
             roomy = varied is c or needed <= ROOMY_REGISTERS
             if roomy and needed + SPARE_REGISTERS <= register_cap(varied, device):
                 yield varied
+
+
+def _narrow_column_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """Many rows so narrow that a warp takes several of them at once, or, where it computes much of
+    each, has more of them on their way."""
+    lane_bytes = math.ceil(footprint.width * footprint.itemsize / device.warp)
+    at_once = ROUNDS_OF_ROWS * device.sms * BUSY_THREADS // device.warp
+    fitting = [n for n in (4, 2) if n * lane_bytes <= LANE_COLUMN_BYTES]
+    if not fitting:
+        return
+    if footprint.instructions("two_pass") >= MANY_STEPS:
+        fitting = [1]
+    for rows in fitting:
+        if footprint.rows >= rows * at_once:
+            yield RowSchedule(
+                vector, device.warp, COLUMN_THREADS // device.warp, rows, "registers", "two_pass",
+                1, BUSY_THREADS // COLUMN_THREADS, stages=min(4 // rows, 3),
+                parameters="registers" if footprint.parameters else "reload",
+                rematerialize=True in space.values["rematerialize"],
+            )  # fmt: skip
 
 
 def _column_candidates(

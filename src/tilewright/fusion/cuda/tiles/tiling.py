@@ -197,7 +197,9 @@ def joining_schedule(area: Area, most: int) -> TileSchedule:
     shares = min(threads // min(_power_above(area.width), WARP), steps)
     sweeps = max(sum(bool(phase.reductions) for phase in area.plan.phases), 1)
     unroll = max(min(4 // sweeps, steps // shares), 1)  # what several have at hand takes registers
-    return TileSchedule(1, threads // shares, shares, 1, unroll)
+    reread = TileSchedule(1, threads // shares, shares, 1, unroll)
+    kept = replace(reread, storage="registers")
+    return kept if area.carried and Tiles(area, kept).misfit() is None else reread
 
 
 def fitted(s: TileSchedule, area: Area) -> TileSchedule:

@@ -1,0 +1,69 @@
+"""Moments of parts of columns that blocks find, and what joins them, on a GPU."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from moments_of_parts import (
+    EQUAL_VALUES,
+    FAR_COLUMNS,
+    ROWS,
+    assert_equal_values_right,
+    assert_far_columns_right,
+    deviations,
+    following_workloads,
+    moments,
+    workload,
+)
+from tilewright.device import spec_of
+from tilewright.impl import IMPLS
+from tilewright.measure.verify import Verifier
+from tilewright.tensor_spec import TensorSpec
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("forgets_functions")]
+FUSED = IMPLS["fused"]
+ADDERS, MOST = 64, 14
+"""Threads to each column, at least: one that adds up many in turn is less exact than PyTorch's. And
+schedules to try."""
+
+
+@pytest.fixture(scope="module")
+def device():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return torch.device("cuda:0")
+
+
+def untuned(w, device):
+    spec = spec_of(device.index)
+    config = FUSED.heuristic(w, spec)
+    assert config.splits > 1
+    return config, FUSED.build(config, w, spec)
+
+
+@pytest.mark.parametrize(("dtype", "centre", "spread"), FAR_COLUMNS)
+def test_huge_means_cost_variances_nothing(dtype, centre, spread, device):
+    w = workload(moments, TensorSpec(dtype, (ROWS, 40)))
+    assert_far_columns_right(untuned(w, device)[1], w, centre, spread, device)
+
+
+@pytest.mark.parametrize("value", EQUAL_VALUES)
+def test_deviations_of_equal_values_are_never_the_root_of_less_than_nothing(value, device):
+    w = workload(deviations, TensorSpec("f32", (ROWS, 8)))
+    assert_equal_values_right(untuned(w, device)[1], value, device)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+def test_what_follows_from_moments_of_parts_is_verified(dtype, device):
+    spec = spec_of(device.index)
+    for w in following_workloads(dtype):
+        config, executable = untuned(w, device)
+        verifier, space = Verifier(w, device), FUSED.space(w, spec)
+        assert verifier.check(executable).ok
+        others = [replace(config, splits=2**k) for k in range(1, 10)]
+        others += space.sample(random.Random(dtype), 60)
+        for c in [c for c in others if c in space and c.splits * c.shares >= ADDERS][:MOST]:
+            found = verifier.check(FUSED.build(c, w, spec))
+            assert found.ok, (c, found.message)
