@@ -207,10 +207,37 @@ def test_wide_rows_of_which_much_is_computed_leave_an_sm_threads_enough(text, cl
     assert not config.recompute
 
 
+def dear_sums(x, y):
+    scaled = x * y[:, None]
+    return scaled, scaled.mean(-1)
+
+
+def test_a_narrow_row_that_is_read_once_is_a_warps():
+    once = untuned("dear_sums(x=f16[16384,784], y=f16[16384])")
+    assert (once.row_threads, once.rows_per_block, once.stages) == (32, 4, 0)
+    again = untuned("softmax(x=f16[16384,784])")
+    assert (again.row_threads, again.stages) == (32, 2)
+    assert untuned("dear_sums(x=f16[64,784], y=f16[64])").row_threads > 32  # few rows
+
+
+def dear_scale(x, y, g):
+    return x + g[:, None, None] * y
+
+
+SCALE = "f16[32,384,28,28]"
+SCALE = f"dear_scale_backward(grad_output={SCALE}, x={SCALE}, y={SCALE}, g=f16[384], grads=[y,g])"
+
+
+def test_a_row_that_is_read_once_is_loaded_a_few_turns_at_a_time():
+    long, short = untuned(SCALE), untuned(SCALE.replace("28,28", "8,8"))
+    assert (long.storage, short.storage) == ("reread", "registers")
+
+
 @pytest.mark.parametrize("device", ["a100", "h200", "b200"])
 @pytest.mark.parametrize(
     "text",
     [
+        SCALE,
         narrow_gradients(262144, 128),
         narrow_gradients(262144, 256, "f16", "layer_norm"),
         "dear_errors_backward(grad_output=f16[262144,128], x=f16[262144,128], w=f16[128])",
