@@ -125,6 +125,16 @@ def test_a_gradient_of_a_broadcast_or_in_another_dtype_is_computed(asked):
     assert torch.equal(y_grad, torch.full((8,), 8.0))
 
 
+@pytest.mark.parametrize("number", [1, True, 1.0])
+def test_of_another_number_it_is_another(number):
+    fused = tw.fuse(lambda x, y, alpha: x + alpha * y, name="of_sums", scalars=["alpha"])
+    (x, y, _), given = leaves(), torch.randn(8, 8)
+    for alpha in (number, number, 2.0, 0, 3, False):  # what the first two find is kept
+        x_grad, y_grad = torch.autograd.grad(fused(x, y, alpha), (x, y), given)
+        assert torch.equal(x_grad, given)
+        assert torch.equal(y_grad, given * alpha)
+
+
 def test_of_an_output_that_has_no_gradient_it_is_zero():
     fused = tw.fuse(of_a_sum, name="of_sums")
     tensors = leaves()
