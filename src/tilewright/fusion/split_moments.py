@@ -6,11 +6,13 @@ keeps, where a mean that all blocks have to know first would take one pass, and 
 
 Each mean comes with what fp32 rounded of it, the mean of the deviations from it: of values of 1e6
 and a deviation of 1, means of parts would differ by roundings of 0.03. It is a sum of fractions:
-compilers contract what multiplies a sum with what follows, here so and there otherwise.
+compilers contract what multiplies a sum with what follows, here so and there otherwise. Beside
+infinities, and where squares overflow, nothing is taken out: inf - inf is none of it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tilewright.fusion.ir import Access, Graph, Node, Rewriter
@@ -55,17 +57,25 @@ def split_moments(graph: Graph, parts: int) -> Graph:
         def of_values(op: str, *args: int) -> int:
             return r.add(Node(op, args, n.dtype, values.shape))
 
+        def if_finite(value: int, found: int, otherwise: int) -> int:
+            kind = r[otherwise]
+            size = r.add(replace(kind, op="abs", args=(value,)))
+            finite = r.add(replace(kind, op="lt", args=(size, number(math.inf)), dtype="bool"))
+            return r.add(replace(kind, op="where", args=(finite, found, otherwise)))
+
         mean = of_part("sum", of_values("mul", *n.args, number(1.0 / steps)))
         centred = of_values("sub", *n.args, mean)
         rest = of_part("mean", centred)
         middle = of_row("sum", of_part("mul", mean, number(1.0 / parts)))
         apart = of_part("add", of_part("sub", mean, middle), rest)
         if n.op == "mean":
-            return of_row("add", middle, of_row("mean", apart))
+            rounded = of_row("mean", apart)
+            return if_finite(rounded, of_row("add", middle, rounded), middle)
         size = number(float(steps))
         squares = of_part("sum", of_values("mul", centred, centred))
         excess = of_part("mul", of_part("mul", rest, rest), size)
-        inside = of_row("sum", of_part("maximum", of_part("sub", squares, excess), number(0.0)))
+        less = of_part("maximum", of_part("sub", squares, excess), number(0.0))
+        inside = of_row("sum", if_finite(squares, less, squares))
         return of_row("add", inside, of_row("mul", of_row("m2", apart), size))
 
     divided = _divided(graph, axis, parts)

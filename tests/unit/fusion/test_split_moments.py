@@ -66,6 +66,15 @@ def test_deviations_of_equal_values_are_never_the_root_of_less_than_nothing(valu
     assert_equal_values_right(emulated(w), value, CPU)
 
 
+def test_infinities_and_squares_that_overflow_are_found_as_by_pytorch():
+    x = torch.randn(9 * 1024, 8)
+    x[5, 0], x[5000, 1], x[7, 2] = torch.inf, -torch.inf, torch.nan
+    x[8:10, 3] = torch.tensor([torch.inf, -torch.inf])
+    x[:, 4] *= 1e30
+    found = emulated(workload(moments, TensorSpec.of(x)))(x)
+    torch.testing.assert_close(found, (x.var(0), x.mean(0)), equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
 def test_what_follows_from_moments_of_parts_is_verified(dtype):
     for w in following_workloads(dtype):
