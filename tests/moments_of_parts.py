@@ -65,3 +65,17 @@ def assert_equal_values_right(executable, value, device):
         assert (found <= 1e-6 * abs(value)).all()
     else:
         assert not (found < torch.inf).any()
+
+
+def extreme_columns():
+    """Columns with infinities, NaN, and squares that overflow."""
+    x = torch.randn(ROWS, 8)
+    x[5, 0], x[5000, 1], x[7, 2] = torch.inf, -torch.inf, torch.nan
+    x[8, 3], x[9, 3] = torch.inf, -torch.inf
+    x[:, 4] *= 1e30
+    return x
+
+
+def assert_found_as_by_pytorch(executable, x, device):
+    found = tuple(t.cpu() for t in executable(x.to(device)))
+    torch.testing.assert_close(found, (x.var(0), x.mean(0)), equal_nan=True)

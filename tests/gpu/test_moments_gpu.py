@@ -12,7 +12,9 @@ from moments_of_parts import (
     ROWS,
     assert_equal_values_right,
     assert_far_columns_right,
+    assert_found_as_by_pytorch,
     deviations,
+    extreme_columns,
     following_workloads,
     moments,
     workload,
@@ -53,6 +55,11 @@ def test_huge_means_cost_variances_nothing(dtype, centre, spread, device):
 def test_deviations_of_equal_values_are_never_the_root_of_less_than_nothing(value, device):
     w = workload(deviations, TensorSpec("f32", (ROWS, 8)))
     assert_equal_values_right(untuned(w, device)[1], value, device)
+
+
+def test_infinities_and_squares_that_overflow_are_found_as_by_pytorch(device):
+    x = extreme_columns()
+    assert_found_as_by_pytorch(untuned(workload(moments, TensorSpec.of(x)), device)[1], x, device)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
