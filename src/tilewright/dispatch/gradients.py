@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +34,7 @@ class Way:
         draws: whether forward and backward need a seed that the call was not given.
         reach: what has gradients; None for all that is asked for.
         reads: the arguments whose values the gradients follow from.
+        given: the parameters of the backward that are gradients of outputs.
         same: {argument: what its gradient is too: that of another argument, or of an output}.
     """
 
@@ -42,13 +42,8 @@ class Way:
     draws: bool
     reach: Reach | None
     reads: frozenset[str]
+    given: tuple[str, ...] = ()
     same: Mapping[str, str] = field(default_factory=dict)
-
-    @functools.cached_property
-    def given(self) -> list[str]:
-        """The parameters of the backward that are gradients of outputs."""
-        assert self.backward is not None
-        return [n for n in self.backward.parameters if n.startswith("grad_output")]
 
     def asked(self, wanted: Iterable[str]) -> tuple[str, ...]:
         """The gradients to compute where these arguments need theirs."""
@@ -138,13 +133,10 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
         w = op.workload(**specs)
         given_seed = seeded(w, device)
         w = given_seed or w
-        if op.fused:
-            if selection.choose(w, device).source == "default":  # or it says what is not taken
-                return None
-            floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
-            backward = backward_operator(op, len(floats))
-        else:
-            backward = OPS[f"{op.name}_backward"]
+        if op.fused and selection.choose(w, device).source == "default":
+            return None  # else it says what is not taken
+        floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
+        backward = backward_operator(op, len(floats)) if op.fused else OPS[f"{op.name}_backward"]
         reach = reached(w, wanted) if _has_a_reach(op) else None
         if reach is not None:
             wanted = tuple(n for n in wanted if n in reach.arguments)
@@ -154,15 +146,17 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
             return Way(backward, given_seed is not None, reach, frozenset())
         forward = OPS[f"{op.name}_forward"].workload(**dict(w.args)) if backward.wide else w
         saved = dict(zip((*op.returns, *backward.wide), forward.outputs, strict=False))
-        way = Way(backward, given_seed is not None, reach, frozenset(), backward.same_gradient)
+        names = [n for n in backward.parameters if n.startswith("grad_output")]
+        gradients = tuple(names[: len(floats)])  # arguments that are named alike come behind
+        same = backward.same_gradient
+        way = Way(backward, given_seed is not None, reach, frozenset(), gradients, same)
         given = {**saved, **dict(w.args), "grads": way.asked(wanted)}
-        floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
-        given.update(zip(way.given, floats, strict=True))
+        given.update(zip(gradients, floats, strict=True))
         known = {n: v for n, v in given.items() if n in backward.parameters}
         differentiated = backward.workload(**known)
         way = replace(way, reads=backward.read(differentiated))
         if op.fused:
-            way = replace(way, same=_same_gradients(differentiated))
+            way = replace(way, same=_same_gradients(differentiated, gradients))
             if not (asked := way.asked(wanted)):
                 return way
             differentiated = differentiated.with_args(grads=asked)
@@ -174,9 +168,9 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
     return None if choice.implementation == "aten" and not op.fused else way
 
 
-def _same_gradients(w: Workload) -> dict[str, str]:
+def _same_gradients(w: Workload, given: Sequence[str]) -> dict[str, str]:
     """Of a fused function's gradients, those that another tensor of the call is: a residual's is
-    grad_output, and two tensors that are added have one."""
+    one that is given, and two tensors that are added have one."""
     graph = graph_of(w)
     if isinstance(graph, str) or graph.tensors:
         return {}
@@ -188,7 +182,7 @@ def _same_gradients(w: Workload) -> dict[str, str]:
     found = {
         memory(loads[place], graph.inputs[place], spec): name
         for place, (name, spec) in enumerate(w.tensors.items())
-        if name.startswith("grad_output") and place in loads
+        if name in given and place in loads
     }
     gradients: Any = w["grads"]
     computed = zip(gradients, graph.outputs, w.outputs, strict=True)

@@ -9,6 +9,7 @@ import torch
 import tilewright as tw
 from tilewright.compile import cxx
 from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.op import Workload
 
 pytestmark = [
     pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
@@ -87,6 +88,22 @@ def test_names_that_its_workloads_or_gradients_have_are_refused():
         torch.testing.assert_close(fused(x, x), x * x)
         with pytest.raises(InvalidArgument, match=f"takes '{name}', which names"):
             fused(x.clone().requires_grad_(), x)
+
+
+def test_names_that_only_begin_as_a_gradients_are_arguments():
+    x, y, given = torch.randn(5, requires_grad=True), torch.randn(5), torch.randn(5)
+    for function in (
+        lambda x, grad_output0: x * grad_output0,
+        lambda x, grad_outputs: (x * grad_outputs).exp(),
+    ):
+        fused = tw.fuse(function, name="chained")
+        right = torch.autograd.grad(function(x, y), x, given)
+        torch.testing.assert_close(torch.autograd.grad(fused(x, y), x, given), right)
+    w = Workload.parse("chained_backward(grad_output=f32[5], x=f32[5], grad_outputs=f32[5])")
+    assert w.operator.gradients == ("grad_output",)
+    tw.fuse(lambda x, grad_output0: x * grad_output0, name="chained")
+    w = Workload.parse("chained_backward(grad_output=f32[5], x=f32[5], grad_output0=f32[5])")
+    assert w.operator.gradients == ("grad_output",)
 
 
 def test_a_function_without_results_is_refused():

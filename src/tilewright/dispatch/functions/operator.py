@@ -47,7 +47,8 @@ class FusedFunction(Op):
     __doc__ = Op.__doc__  # the function's, as every operator's
 
     def backward(self, arguments: Iterable[str] = ()) -> Op:
-        given = [n for n in arguments if re.fullmatch(r"grad_output\d*", n)]
+        own = self.parameters
+        given = [n for n in arguments if n not in own and re.fullmatch(r"grad_output\d*", n)]
         return backward_operator(self, len(given) or None)
 
     def draws(self, w: Workload) -> bool:
