@@ -1,6 +1,7 @@
 """Fixtures of the unit tests."""
 
 import ctypes
+import functools
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +17,7 @@ from tilewright.dispatch.evidence import OperatorRecords
 from tilewright.dispatch.prepared import reload_records
 from tilewright.impl import IMPLS, Implementation, allocator
 from tilewright.impls.fused import graph_of
+from tilewright.measure import worker
 from tilewright.space import ConfigSpace, param
 
 
@@ -37,6 +39,14 @@ def poisoned_memory(monkeypatch):
         return poisoned
 
     monkeypatch.setattr(allocator, "on", on)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ceilings_measured_once():
+    """Runners in this process share the machine's ceilings, which take seconds to measure."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "measure_ceilings", functools.cache(worker.measure_ceilings))
+        yield
 
 
 @pytest.fixture

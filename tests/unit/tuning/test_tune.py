@@ -24,7 +24,7 @@ from tilewright.op import Workload
 from tilewright.record import utc_now
 from tilewright.report import NoneRight
 from tilewright.search import Budget
-from tilewright.tune import Progress, bench, tune
+from tilewright.tune import Progress, bench, duel, tune
 from tilewright.tune.duel import LONGEST_S, SHORTEST_S
 from tilewright.tune.session import Clock
 
@@ -258,6 +258,7 @@ def test_a_duel_is_sampled_for_a_while_whatever_is_left_of_the_budget(
         return time(w, candidates, method, **options | {"budget_s": 0.0})
 
     monkeypatch.setattr(runner, "time", timed)
+    monkeypatch.setattr(duel, "LONGEST_S", LONGEST_S)
     monkeypatch.setattr(Budget, "left_s", left_s)
     quick(w, runner, store, budget_configs=1)
     assert given == [expected_s]
