@@ -188,6 +188,32 @@ def test_one_of_which_it_computes_much():
     assert config.block_threads * config.min_blocks == 512
 
 
+def dear_gate_before_a_norm(x, g, w):
+    return torch.nn.functional.rms_norm(x * torch.nn.functional.silu(g), x.shape[-1:], w)
+
+
+def gate_gradients(width, dtype="bf16"):
+    row = f"{dtype}[8192,{width}]"
+    return (
+        f"dear_gate_before_a_norm_backward(grad_output={row}, x={row}, g={row}, w={dtype}[{width}])"
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "threads", "blocks", "cluster"),
+    [(512, 32, 3, 1), (1024, 64, 2, 1), (4096, 256, 2, 1), (5120, 320, 1, 1), (16384, 512, 1, 2)],
+)
+def test_gradients_of_many_steps_have_little_of_a_row_for_each_thread(
+    width, threads, blocks, cluster
+):
+    config = untuned(gate_gradients(width))
+    found = config.row_threads, config.min_blocks, config.cluster
+    assert found == (threads, blocks, cluster)
+    assert config.parameters == "shared"
+    few = untuned(narrow_gradients(8192, width))
+    assert few.block_threads * few.min_blocks == 256  # each with more of a row
+
+
 def dear_divergence(x, y):
     share, other = x.softmax(-1), torch.log_softmax(y, -1)
     return (share * (share.log() - other)).sum(-1)
@@ -238,6 +264,7 @@ def test_a_row_that_is_read_once_is_loaded_a_few_turns_at_a_time():
     "text",
     [
         SCALE,
+        *map(gate_gradients, (512, 1024, 5120)),
         narrow_gradients(262144, 128),
         narrow_gradients(262144, 256, "f16", "layer_norm"),
         "dear_errors_backward(grad_output=f16[262144,128], x=f16[262144,128], w=f16[128])",

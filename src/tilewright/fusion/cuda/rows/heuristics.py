@@ -36,6 +36,7 @@ from tilewright.fusion.cuda.rows.footprint import (
     register_cap,
     widened_registers,
 )
+from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.persistent import (
     LANE_BYTES,
     persistent_candidates,
@@ -63,10 +64,14 @@ COLUMN_THREADS = 256
 """Of such a block, unless it is of a cluster."""
 BUSY_THREADS, BUSY_BLOCK_THREADS = 512, 128
 """On an SM, and of a block of a wide row, to hide the latency of more than memory."""
+BUSY_STEPS = 60
+"""Instructions for an element of rows whose columns are added up, from which on that latency counts
+for more than memory's: between 43 of a biased gelu's gradients and 80 of those of a gate."""
 LANE_COLUMN_BYTES = 32
-"""Of a tensor, for each lane of a warp that takes several rows at once, at most. RMS norm's
-gradients of 262144 rows of 128 bf16, with its weight's, took 68.7 us on an H100 by four rows at
-once, 95.4 by one and 256 threads on an SM (5e0f59c)."""
+"""Of a tensor, at most, by each of so many threads: of a row of which much is computed, or of
+several narrow ones that a warp takes at once. RMS norm's gradients of 262144 rows of 128 bf16, with
+its weight's, took 68.7 us on an H100 by four rows at once, 95.4 by one and 256 threads on an SM
+(5e0f59c)."""
 ROUNDS_OF_ROWS = 4
 """That a warp so walks, at least: with fewer rows it takes less of them at once."""
 WIDE_COLUMN_BYTES = 1 << 15
@@ -326,6 +331,7 @@ def _column_block_candidates(
     cluster = max(space.values["cluster"]) if row_bytes >= WIDE_COLUMN_BYTES else 1
     narrow = min(max(vector // 2, HALF_ACCESS_BYTES // footprint.itemsize), vector)
     yield from _narrow_column_candidates(space, footprint, device, narrow)
+    yield from _busy_column_candidates(space, footprint, narrow)
     held = "registers" if footprint.parameters else "reload"
     for kept_bytes, resident in COLUMN_BLOCKS:
         least = max(row_bytes / cluster / kept_bytes, 64 if cluster > 1 else 32)
@@ -371,6 +377,31 @@ def _narrow_column_candidates(
                 parameters="registers" if footprint.parameters else "reload",
                 rematerialize=True in space.values["rematerialize"],
             )  # fmt: skip
+
+
+def _busy_column_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
+) -> Iterator[RowSchedule]:
+    """Of halves of which much is computed a thread has little, so that it has registers for the
+    steps, and an SM has threads to hide their latency. Gradients of RMS norm of x * silu(gate) and
+    of its weight, 8192 rows of 1024, 4096, 5120 and 16384 bf16, took 31.4, 115.6, 147.7 and
+    461.6 us on an H100 by such blocks, 50.4, 122.3, 188.6 and 690.9 by those below, which spilled
+    but for 4096 (fd5fd49). Parameters widened in shared memory take the fewest registers."""
+    if footprint.itemsize != 2 or footprint.instructions("two_pass") < BUSY_STEPS:
+        return
+    row_bytes = footprint.width * footprint.itemsize
+    for cluster in space.values["cluster"]:
+        least = max(row_bytes / cluster / LANE_COLUMN_BYTES, WARP)
+        threads = next((t for t in space.values["row_threads"] if t >= least), None)
+        if threads is not None and threads <= BUSY_THREADS:
+            by_warp = threads == WARP  # which holds more: with 128 registers it spills
+            groups = 4 if by_warp else max(COLUMN_THREADS // threads, 1)
+            blocks = 3 if by_warp else max(BUSY_THREADS // (groups * threads), 1)
+            c = RowSchedule(
+                vector, threads, groups, 1, "registers", "two_pass", cluster, blocks, stages=2
+            )
+            held = replace(c, parameters="shared", widened=True)
+            yield held if footprint.parameters else replace(c, parameters="reload")
 
 
 def _column_candidates(
