@@ -19,6 +19,7 @@ PER_BLOCK = "#define PER_BLOCK thread_local\n"
 """What sources begin with whose blocks run side by side."""
 FLAGS = (
     *("-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"),
+    *("-march=native", "-ffp-contract=off"),  # converts halves at once, with the same bits
     "-U_FORTIFY_SOURCE",  # jumps between stacks
     "-fno-gnu-unique",  # libraries with functions of equal names each have their own shared memory
     "-fstack-reuse=none",  # what a thread forgot to wait for changes no other variable

@@ -185,8 +185,10 @@ inline void multiplied(const Product& p) {
   };
   for (int k = 0; k < 16; ++k) {
     const float a[2] = {held ? in_registers(0, k) : operand(p.a, row, k), held ? in_registers(1, k) : operand(p.a, row + 8, k)};
-    for (int j = 0; j < p.count / 4; ++j)
-      for (int i = 0; i < 4; ++i) p.sums[j * 4 + i] += a[i / 2] * operand(p.b, j * 8 + pair + i % 2, k);
+    for (int j = 0; j < p.count / 4; ++j) {
+      const float b[2] = {operand(p.b, j * 8 + pair, k), operand(p.b, j * 8 + pair + 1, k)};
+      for (int i = 0; i < 4; ++i) p.sums[j * 4 + i] += a[i / 2] * b[i % 2];
+    }
   }
 }
 inline void wgmma_fence_sync_aligned() {}
