@@ -70,7 +70,7 @@ static uint16_t half_bits(float value, bool brain) {
 
 // ---- fibers -------------------------------------------------------------------------------------
 
-enum { PAGE_BYTES = 1 << 12, STACK_BYTES = 1 << 16, SPARE_WORDS = 32, MOST_IDLE_TURNS = 10000, IDLE_TURNS_HELD = 20, MOST_TURNS_HELD = 1000 };
+enum { PAGE_BYTES = 1 << 12, STACK_BYTES = 1 << 16, STACKS_APART = STACK_BYTES + 17 * 64, SPARE_WORDS = 32, MOST_IDLE_TURNS = 10000, IDLE_TURNS_HELD = 20, MOST_TURNS_HELD = 1000 };
 struct Meeting {  // of `members` fibers, again and again
   int members = 0, here = 0, round = 0, votes[2];
   uint64_t given[2][32];
@@ -78,6 +78,8 @@ struct Meeting {  // of `members` fibers, again and again
 struct Fiber {
   jmp_buf begin, here;
   bool prepared, started, done;  // `prepared` for all blocks, `started` in this one
+  const Meeting* awaited;  // which goes on when its round is another
+  int round;
 };
 struct Stacks {  // zeros at first: a kernel that reads what it never wrote does the same every time
   char* first = nullptr;

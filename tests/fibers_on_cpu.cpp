@@ -23,8 +23,9 @@ void give_up(const char* why, ...) {
 static void leave(Meeting& m) {
   if (--m.members == m.here && m.here) { m.here = 0; ++m.round; }
 }
-// Its lowest bytes, never to be used, lie in the page where the next stack begins.
-static char* stack_of(int thread) { return block.stacks.first + PAGE_BYTES / 2 + (size_t)thread * STACK_BYTES; }
+// Its lowest bytes, never to be used, lie about where the stack below begins. A power of two apart, what threads use
+// most would have few places in a cache.
+static char* stack_of(int thread) { return block.stacks.first + PAGE_BYTES / 2 + (size_t)thread * STACKS_APART; }
 void end() {
   ++steps_made;
   for (int i = 0; i < SPARE_WORDS; ++i)
@@ -45,14 +46,16 @@ void give_way() {
   threadIdx.x = me;
 }
 void meet(Meeting& m) {
-  const int round = m.round;
   ++steps_made;
   if (++m.here == m.members) { m.here = 0; ++m.round; return; }
-  while (m.round == round) give_way();
+  Fiber& f = block.fibers[threadIdx.x];
+  f.awaited = &m, f.round = m.round;
+  give_way();  // the scheduler looks whether all have come
+  f.awaited = nullptr;
 }
 void begin_block(int threads) {
   if (!block.stacks.first) {
-    block.stacks.bytes = (size_t)threads * STACK_BYTES + PAGE_BYTES;
+    block.stacks.bytes = (size_t)threads * STACKS_APART + PAGE_BYTES;
     void* const found = mmap(nullptr, block.stacks.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (found == MAP_FAILED) std::perror("stacks"), std::abort();
     block.stacks.first = (char*)found;
@@ -66,6 +69,7 @@ void begin_block(int threads) {
   for (int i = 0; i < threads; ++i) {
     ++block.warps[i / 32].members;
     block.fibers[i].started = block.fibers[i].done = false;
+    block.fibers[i].awaited = nullptr;
   }
   for (auto forget : at_block_begin) forget();
 }
@@ -102,7 +106,7 @@ bool turn_of_block() {
     Fiber& f = block.fibers[i];
     if (f.done) continue;
     alive = true;
-    if (block.held >> i / 32 & 1) continue;
+    if (block.held >> i / 32 & 1 || (f.awaited && f.awaited->round == f.round)) continue;
     threadIdx = {(unsigned)i, 0, 0};
     if (!_setjmp(scheduler)) go_on(f, i);
     if (*trouble) return false;
