@@ -28,6 +28,9 @@ NARROW = IMPLS["conv2d_weight_grad_narrow_sm90"]
 HEADER = (Path(__file__).parent / "hopper_on_cpu.hpp").read_text()
 MULTIPLY = "if (here.prime == 0) {"
 UNFOLD = "// Whose place in the ring, and among pieces of grad_output, is needed"
+HOLD_UP = """if (group == std::atoi(std::getenv("LATE_GROUP")))
+  for (int i = 0; i < 400; ++i) give_way();
+"""
 WAIT = "if (before >= 0) barrier_wait(done(shared, before), before / RING & 1);"
 SYNC = '"bar.sync %0, %1;" ::"r"(group + 1), "n"(GROUP_THREADS)'
 FEW = replace(DEVICE, sms=3)
@@ -62,19 +65,18 @@ def counters(monkeypatch):
     assert not zeros.any()
 
 
-def on_cpu(w, config, fault=("", ""), slow=False, late=None):
-    """`slow`: warps that multiply let the others go ahead as far as they may. `late`: so does a
-    group of those that unfold, of which the others may be so much ahead."""
+def on_cpu(w, config, fault=("", ""), slow=False, late=False):
+    """`slow`: warps that multiply let the others go ahead as far as they may. `late`: so does the
+    group LATE_GROUP of those that unfold, of which the others may be so much ahead."""
 
     def task(config, w, device):
         text = NARROW.task(config, w, device).source
         if slow:
             assert text.count(MULTIPLY) == 1
             text = text.replace(MULTIPLY, "for (int i = 0; i < 24; ++i) give_way();\n" + MULTIPLY)
-        if late is not None:
+        if late:
             assert text.count(UNFOLD) == 1
-            wait = f"if (group == {late}) for (int i = 0; i < 400; ++i) give_way();\n"
-            text = text.replace(UNFOLD, wait + UNFOLD)
+            text = text.replace(UNFOLD, HOLD_UP + UNFOLD)
         text = re.sub(r"TW_DEVICE void multiply\(float \(&d\).*?\n}\n", "", text, flags=re.S)
         assert SYNC in text
         return SimpleNamespace(source=HEADER + text.replace("bar.sync %0, %1", "bar.group %0"))
@@ -105,24 +107,27 @@ def test_stages_and_rings_go_round(stages, groups, lead, pending):
     heuristic = NARROW.heuristic(STEM, FEW)
     knobs = {"stages": stages, "groups": groups, "lead": lead, "pending": pending}
     config = replace(heuristic, producers=128, waves=0.5, **knobs)
+    verifier = Verifier(STEM, CPU)
     for slow in (False, True):
-        verdict = Verifier(STEM, CPU).check(on_cpu(STEM, config, slow=slow))
+        verdict = verifier.check(on_cpu(STEM, config, slow=slow))
         assert verdict.ok, verdict.message
 
 
 @pytest.mark.parametrize("kernel_size", [1, 2, 3])
 @pytest.mark.parametrize("groups", [2, 4])
-def test_a_group_may_be_late(kernel_size, groups):
+def test_a_group_may_be_late(kernel_size, groups, monkeypatch):
     """Then others have gone round the ring: it must not take an old phase of a barrier for one that
     is to come."""
     size = 18 - kernel_size
     w = weight_grad("1,3,17,17", f"1,8,{size},{size}", f"kernel_size={kernel_size}")
-    heuristic = NARROW.heuristic(w, FEW)
+    heuristic, verifier = NARROW.heuristic(w, FEW), Verifier(w, CPU)
     for lead in (2, 3):
         knobs = {"stages": 2, "groups": groups, "lead": lead, "pending": 0}
         config = replace(heuristic, producers=128, waves=0.5, **knobs)
+        kernel = on_cpu(w, config, late=True)
         for late in range(groups):
-            verdict = Verifier(w, CPU).check(on_cpu(w, config, late=late))
+            monkeypatch.setenv("LATE_GROUP", str(late))
+            verdict = verifier.check(kernel)
             assert verdict.ok, verdict.message
 
 
