@@ -1,7 +1,9 @@
-"""RMS norms with a gate, as state-space models have them. Dao and Gu, arXiv 2405.21060.
+"""The gradients of an RMS norm with a gate before it, as Mamba 2 has it. arXiv 2405.21060.
 
-tilewright tune --import benchmarks/gated_norms.py --suite gated_norms --impl fused --baseline inductor
-"""  # noqa: E501
+    tilewright tune --import benchmarks/gated_norms.py --suite gated_norms --impl fused
+
+The name is that of the results which are kept.
+"""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,23 +13,14 @@ from tilewright.suite import suite
 
 
 @tw.fuse
-def gated(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
-    """The gate behind the norm."""
-    return F.rms_norm(x, x.shape[-1:], w) * F.silu(g)
-
-
-@tw.fuse
 def gated2(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
-    """The gate before the norm, as Mamba 2 has it."""
+    """Of a state-space model's output x by its gate g."""
     return F.rms_norm(x * F.silu(g), x.shape[-1:], w)
 
 
-def backward(name: str, width: int) -> str:
+def backward(width: int) -> str:
     row = f"bf16[8192,{width}]"
-    return f"{name}_backward(grad_output={row}, x={row}, g={row}, w=bf16[{width}])"
+    return f"gated2_backward(grad_output={row}, x={row}, g={row}, w=bf16[{width}])"
 
 
-gated_norms = suite(
-    "gated_norms",
-    [backward("gated2", width) for width in (1024, 4096, 5120, 16384)],
-)
+gated_norms = suite("gated_norms", [backward(width) for width in (1024, 4096, 5120, 16384)])

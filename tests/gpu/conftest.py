@@ -4,6 +4,13 @@ import pytest
 import torch
 
 
+@pytest.fixture(scope="session")
+def device():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return torch.device("cuda:0")
+
+
 @pytest.fixture
 def needs_memory():
     """Skips where fewer bytes of the GPU are free; afterwards PyTorch gives back what it holds.

@@ -20,13 +20,6 @@ WIDTHS = {520: 40, 5140: 300, 16384: 33}
 """Rows by their width: none that is a multiple of anything."""
 
 
-@pytest.fixture(scope="module")
-def device():
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
-    return torch.device("cuda:0")
-
-
 def executable(w, device):
     spec = spec_of(device.index)
     return FUSED.build(FUSED.heuristic(w, spec), w, spec)

@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from moments_of_parts import (
     EQUAL_VALUES,
@@ -29,13 +28,6 @@ FUSED = IMPLS["fused"]
 ADDERS, MOST = 64, 14
 """Threads to each column, at least: one that adds up many in turn is less exact than PyTorch's. And
 schedules to try."""
-
-
-@pytest.fixture(scope="module")
-def device():
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
-    return torch.device("cuda:0")
 
 
 def untuned(w, device):

@@ -31,13 +31,6 @@ TEXTS["B"] = TEXTS["B"].replace("weight=f32[1]", "weight=0.5")
 TEXTS["many rows"] = TEXTS["many rows"].removesuffix(")") + ", grads=[x,end])"
 
 
-@pytest.fixture(scope="module")
-def device():
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
-    return torch.device("cuda:0")
-
-
 def joins(config):
     return getattr(config, "combine", "") == "last" or getattr(config, "blocks_per_row", 1) > 1
 

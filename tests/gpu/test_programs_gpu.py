@@ -49,13 +49,6 @@ def _forget():
     forget()
 
 
-@pytest.fixture(scope="module")
-def device():
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
-    return torch.device("cuda:0")
-
-
 def executables(w, spec, tried):
     """Those of the heuristic and of some other schedules."""
     assert FUSED.unsupported(w, spec) is None

@@ -42,13 +42,6 @@ MOMENTS = RowSchedule.__dataclass_fields__["moments"].metadata["values"]
 SIZES = [(3001, 768), (1027, 1000), (777, 5140), (130, 16384), (65, 65536)]
 
 
-@pytest.fixture(scope="module")
-def device():
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
-    return torch.device("cuda:0")
-
-
 def workload(text, rows, width, dtype):
     statistics = "f32" if dtype in ("f16", "bf16") else dtype
     text = text.format(r=rows, h=width).replace("=d[", f"={dtype}[")

@@ -35,13 +35,6 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def device():
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
-    return torch.device("cuda:0")
-
-
 def typed(text, dtype):
     """ "tf32" is fp32 of which convolutions may round to TF32."""
     if dtype == "tf32":

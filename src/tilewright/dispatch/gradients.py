@@ -71,7 +71,10 @@ def generated_backward(op: Op, bound: Mapping[str, Any]) -> Way | None:
         if not evidence.records_of(tensors[0].device, name).winners:
             return None
     try:
-        described = [_described(op, n, v) for n, v in bound.items()]
+        described = [  # whole numbers of `scalars` are compiled in
+            float if n in op.scalars and isinstance(v, float) else description(v)
+            for n, v in bound.items()
+        ]
         key = (op.name, state.generation, *bound, *described)
         found = _found.get(key)
     except (RuntimeError, TypeError):  # no strides, or no hash: PyTorch will say what is wrong
@@ -105,11 +108,6 @@ def known_reach(w: Workload, given: Mapping[str, Any]) -> Reach | None:
 def _requiring(given: Mapping[str, Any]) -> tuple[str, ...]:
     """The arguments whose gradients are wanted."""
     return tuple(n for n, v in given.items() if isinstance(v, Tensor) and v.requires_grad)
-
-
-def _described(op: Op, name: str, value: Any) -> Any:
-    """As `description`, but floats of `scalars` are alike; whole numbers are compiled in there."""
-    return float if name in op.scalars and isinstance(value, float) else description(value)
 
 
 def description(value: Any) -> Any:

@@ -30,6 +30,10 @@ COLUMN_ITEMSIZE = 4
 MOST_AGAIN = 16
 """Instructions for an element that later sweeps compute again, where it could be kept: softmax's
 own are 3 or 10."""
+MANY_STEPS = 40
+"""Instructions for an element, from which on the estimate alone is not trusted: gradients of rows
+that were divided by their norms, f16 to fp32, take up to half a register more for each, and up to
+48 in all (NVRTC 13.0, sm_90a)."""
 
 
 class Footprint:

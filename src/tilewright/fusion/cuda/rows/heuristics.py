@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
-from operator import itemgetter
-from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda import registers
@@ -20,7 +18,6 @@ from tilewright.fusion.cuda.rows.copied_rows import (
 from tilewright.fusion.cuda.rows.few_rows import (
     FULL_ROW_BYTES,
     MANY_ROWS,
-    SPARE_REGISTERS,
     WIDE_ROW_BYTES,
     few_row_candidates,
     few_row_heuristic,
@@ -30,13 +27,12 @@ from tilewright.fusion.cuda.rows.few_rows import (
     shared_variations,
 )
 from tilewright.fusion.cuda.rows.footprint import (
-    COLUMN_ITEMSIZE,
+    MANY_STEPS,
     Footprint,
     estimated_registers,
     register_cap,
     widened_registers,
 )
-from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.persistent import (
     LANE_BYTES,
     persistent_candidates,
@@ -49,7 +45,15 @@ from tilewright.fusion.cuda.rows.small_blocks import (
     small_block_candidates,
     small_block_variations,
 )
-from tilewright.fusion.cuda.rows.space import COLUMN_GROUPS, row_space
+from tilewright.fusion.cuda.rows.space import row_space
+from tilewright.fusion.cuda.rows.summed_columns import (
+    BUSY_THREADS,
+    ROOMY_REGISTERS,
+    column_block_candidates,
+    column_block_variations,
+    column_candidates,
+    column_variations,
+)
 from tilewright.fusion.cuda.vectors import NARROW_BYTES, held_bytes
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.remembered import remembered
@@ -57,26 +61,6 @@ from tilewright.space import ConfigSpace
 
 Kind = tuple[Iterable[RowSchedule], int, Callable[[RowSchedule], Iterable[RowSchedule]]]
 """Candidates, how many of them a search begins with, and the ways in which each is varied."""
-COLUMN_BLOCKS = ((81, 256), (81, 384), (96, 256), (96, 384), (64, 256), (64, 384), (32, 512))
-"""For kernels that sum over rows, in order of preference: bytes of a row that a thread keeps, and
-threads on an SM (layer_norm_backward_gpt)."""
-COLUMN_THREADS = 256
-"""Of such a block, unless it is of a cluster."""
-BUSY_THREADS, BUSY_BLOCK_THREADS = 512, 128
-"""On an SM, and of a block of a wide row, to hide the latency of more than memory."""
-BUSY_STEPS = 60
-"""Instructions for an element of rows whose columns are added up, from which on that latency counts
-for more than memory's: between 43 of a biased gelu's gradients and 80 of those of a gate."""
-LANE_COLUMN_BYTES = 32
-"""Of a tensor, at most, by each of so many threads: of a row of which much is computed, or of
-several narrow ones that a warp takes at once. RMS norm's gradients of 262144 rows of 128 bf16, with
-its weight's, took 68.7 us on an H100 by four rows at once, 95.4 by one and 256 threads on an SM
-(5e0f59c)."""
-ROUNDS_OF_ROWS = 4
-"""That a warp so walks, at least: with fewer rows it takes less of them at once."""
-WIDE_COLUMN_BYTES = 1 << 15
-"""Of a row that blocks of a cluster share where they sum over rows."""
-HALF_ACCESS_BYTES = 8
 MANY_KEPT_BYTES, MANY_THREADS = 96, 1024
 """Of many rows: bytes of a row that a thread keeps, and threads on an SM."""
 DIVIDED_VECTOR = 4
@@ -86,13 +70,10 @@ DEAR_BYTES = 128
 """Of what is dear to compute again, by a thread: 32768 rows of 2048 bf16, softmax of 50 tanh(x/50),
 took 93.3 us on an H100 (755376d), 232.8 computed again (2675026); in a search 97 with half as many
 and 105 with twice (no file kept)."""
-MANY_STEPS, MOST_HELD = 40, 48
-"""Instructions for an element, from which on the estimate alone is not trusted: gradients of rows
-that were divided by their norms, f16 to fp32, take up to half a register more for each, and up to
-48 in all (NVRTC 13.0, sm_90a)."""
-ROOMY_REGISTERS = 200
-"""As estimated: up to here a kernel that sums over rows holds its parameters, too, and does not
-spill."""
+MOST_HELD = 48
+"""Registers, for all instructions that an element takes: see MANY_STEPS."""
+BUSY_BLOCK_THREADS = 128
+"""Of a block of a wide row of which much is computed."""
 
 
 @remembered
@@ -118,7 +99,7 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     choices = [
         *shared_candidates(space, footprint, device, vector),
         *few_row_heuristic(space, footprint, device, vector),
-        *_column_block_candidates(space, footprint, device, vector),
+        *column_block_candidates(space, footprint, device, vector),
         *_few_wide_candidates(space, footprint, device, vector),
         *_much_of_wide_rows(space, footprint, device, vector),
         *_small_blocks_alone(space, footprint, device, vector),
@@ -313,137 +294,6 @@ def _block_candidates(
             )
 
 
-def _column_block_candidates(
-    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
-) -> Iterator[RowSchedule]:
-    """Sums over rows: 256 threads on an SM, each with 40 to 96 bytes of a row and the parameters in
-    registers. They are one block, which leaves the fewest partial results, or a small one of each
-    of the clusters that share a row of 32 KiB or more. With 128 threads or more those take two rows
-    at once, in bulk, to wait for one another half as often.
-
-    So were the best found of `layer_norm_backward_gpt` on an H200, 2026-11-21: 2048 columns take
-    31.1 us, with two blocks on an SM 31.7, with four 32.0; 65536 take 860 us, without bulk 899,
-    and row by row 927.
-    """
-    if not footprint.columns:
-        return
-    row_bytes = footprint.width * footprint.itemsize
-    cluster = max(space.values["cluster"]) if row_bytes >= WIDE_COLUMN_BYTES else 1
-    narrow = min(max(vector // 2, HALF_ACCESS_BYTES // footprint.itemsize), vector)
-    yield from _narrow_column_candidates(space, footprint, device, narrow)
-    yield from _busy_column_candidates(space, footprint, narrow)
-    held = "registers" if footprint.parameters else "reload"
-    for kept_bytes, resident in COLUMN_BLOCKS:
-        least = max(row_bytes / cluster / kept_bytes, 64 if cluster > 1 else 32)
-        threads = next((t for t in space.values["row_threads"] if t >= least), None)
-        if threads is None:
-            continue
-        groups = max((COLUMN_THREADS if cluster == 1 else 64) // threads, 1)
-        blocks = [b for b in space.values["min_blocks"] if b * groups * threads <= resident]
-        c = RowSchedule(
-            narrow, threads, groups, 1, "registers", "two_pass", cluster, max(blocks, default=1),
-            stages=2, parameters="shared" if footprint.parameters else "reload",
-        )  # fmt: skip
-        if cluster > 1 and threads >= 128 and footprint.itemsize == 2:
-            yield replace(
-                c, vector=vector, rows_per_block=max(256 // threads, 1), rows_per_thread=2,
-                min_blocks=1, parameters=held, rematerialize=True,
-                bulk=True in space.values["bulk"],
-            )  # fmt: skip
-        for varied in (replace(c, parameters=held), c):
-            needed = estimated_registers(varied, footprint)
-            roomy = varied is c or needed <= ROOMY_REGISTERS
-            if roomy and needed + SPARE_REGISTERS <= register_cap(varied, device):
-                yield varied
-
-
-def _narrow_column_candidates(
-    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
-) -> Iterator[RowSchedule]:
-    """Many rows so narrow that a warp takes several of them at once, or, where it computes much of
-    each, has more of them on their way."""
-    lane_bytes = math.ceil(footprint.width * footprint.itemsize / device.warp)
-    at_once = ROUNDS_OF_ROWS * device.sms * BUSY_THREADS // device.warp
-    fitting = [n for n in (4, 2) if n * lane_bytes <= LANE_COLUMN_BYTES]
-    if not fitting:
-        return
-    if footprint.instructions("two_pass") >= MANY_STEPS:
-        fitting = [1]
-    for rows in fitting:
-        if footprint.rows >= rows * at_once:
-            yield RowSchedule(
-                vector, device.warp, COLUMN_THREADS // device.warp, rows, "registers", "two_pass",
-                1, BUSY_THREADS // COLUMN_THREADS, stages=min(4 // rows, 3),
-                parameters="registers" if footprint.parameters else "reload",
-                rematerialize=True in space.values["rematerialize"],
-            )  # fmt: skip
-
-
-def _busy_column_candidates(
-    space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int
-) -> Iterator[RowSchedule]:
-    """Of halves of which much is computed a thread has little, so that it has registers for the
-    steps, and an SM has threads to hide their latency. Gradients of RMS norm of x * silu(gate) and
-    of its weight, 8192 rows of 1024, 4096, 5120 and 16384 bf16, took 31.4, 115.6, 147.7 and
-    461.6 us on an H100 by such blocks, 50.4, 122.3, 188.6 and 690.9 by those below, which spilled
-    but for 4096 (fd5fd49). Parameters widened in shared memory take the fewest registers."""
-    if footprint.itemsize != 2 or footprint.instructions("two_pass") < BUSY_STEPS:
-        return
-    row_bytes = footprint.width * footprint.itemsize
-    for cluster in space.values["cluster"]:
-        least = max(row_bytes / cluster / LANE_COLUMN_BYTES, WARP)
-        threads = next((t for t in space.values["row_threads"] if t >= least), None)
-        if threads is not None and threads <= BUSY_THREADS:
-            by_warp = threads == WARP  # which holds more: with 128 registers it spills
-            groups = 4 if by_warp else max(COLUMN_THREADS // threads, 1)
-            blocks = 3 if by_warp else max(BUSY_THREADS // (groups * threads), 1)
-            c = RowSchedule(
-                vector, threads, groups, 1, "registers", "two_pass", cluster, blocks, stages=2
-            )
-            held = replace(c, parameters="shared", widened=True)
-            yield held if footprint.parameters else replace(c, parameters="reload")
-
-
-def _column_candidates(
-    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
-) -> list[RowSchedule]:
-    """Sums over rows: of each way to cut a row the best schedule, then the second of each, ...
-
-    They move little (within 5%), and then have many threads. A thread keeps 32 to 96 bytes of a
-    row: wider pieces leave few threads, narrower ones have to be joined too often. A cluster shares
-    rows of which each block has `FULL_ROW_BYTES` or more.
-    """
-    found: dict[Any, list[tuple[int, int, RowSchedule]]] = {}
-    dims = (COLUMN_GROUPS, (1, 2, 3, 4), (1, 2))
-    row_bytes = footprint.width * footprint.itemsize
-    least_bytes = max(footprint.rows * footprint.queued_bytes, 1)
-    clusters = [c for c in space.values["cluster"] if c == 1 or row_bytes >= FULL_ROW_BYTES * c]
-    for cluster, kept_bytes in itertools.product(clusters, (32, 48, 64, 96)):
-        least = max(row_bytes / cluster / kept_bytes, 32)
-        threads = next((t for t in space.values["row_threads"] if t >= least), 2048)
-        for wide, groups, blocks, rows in itertools.product((vector // 2, vector), *dims):
-            c = RowSchedule(
-                max(wide, 1), threads, groups, rows, "registers", "two_pass", cluster, blocks,
-                stages=2, parameters="shared" if footprint.parameters else "reload",
-                rematerialize=True in space.values["rematerialize"],
-            )  # fmt: skip
-            if 256 <= c.block_threads * blocks <= 768 and c in space:
-                moved = round(20 * _column_bytes(c, footprint, device) / least_bytes)
-                cut = (c.vector, c.row_threads, c.cluster)
-                found.setdefault(cut, []).append((moved, -c.block_threads * blocks, c))
-    ranks = zip_longest(*(sorted(each, key=itemgetter(0, 1)) for each in found.values()))
-    return [each[-1] for rank in ranks for each in rank if each is not None]
-
-
-def _column_bytes(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> int:
-    """What a candidate above moves."""
-    clusters = device.sms * c.min_blocks // c.cluster
-    at_once = clusters * c.rows_per_block * c.rows_per_thread
-    walked = math.ceil(footprint.rows / at_once) * at_once
-    partials = clusters * footprint.width * len(footprint.columns)
-    return walked * footprint.queued_bytes + 2 * partials * COLUMN_ITEMSIZE
-
-
 def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     """Schedules for a search to begin with: the heuristic's own, then a few of each kind, each in
     the ways that it does not choose between."""
@@ -453,12 +303,12 @@ def row_promising(graph: Graph, device: DeviceSpec) -> list[RowSchedule]:
     walking: Kind = (persistent, 3, _variations)
     kinds: list[Kind]
     if footprint.columns:
-        columns = _column_candidates(space, footprint, device, vector)
-        small = _column_block_candidates(space, footprint, device, vector)
+        columns = column_candidates(space, footprint, device, vector)
+        small = column_block_candidates(space, footprint, device, vector)
         kinds = [
-            (small, 4, _column_block_variations),
+            (small, 4, column_block_variations),
             (persistent, 1, _variations),
-            (columns, 3, _column_variations),
+            (columns, 3, column_variations),
         ]
     else:
         few = list(few_row_candidates(space, footprint, device, vector))
@@ -524,28 +374,6 @@ def _variations(c: RowSchedule) -> Iterator[RowSchedule]:
         yield replace(c, in_turn=in_turn, contiguous=contiguous, rows_per_thread=rows, moments=way)
     for rows, way in itertools.product((1, 2), moments):
         yield replace(c, in_turn=True, bulk=True, rows_per_thread=rows, moments=way)
-
-
-def _column_block_variations(c: RowSchedule) -> Iterator[RowSchedule]:
-    """Also in blocks of half and of a quarter of the threads, which leave more partial results and
-    wait less for one another."""
-    yield from (c, replace(c, early=True), replace(c, widened=True), replace(c, bulk=not c.bulk))
-    yield replace(c, vector=2 * c.vector, rows_per_thread=2, rematerialize=True)
-    cuts = [
-        (c.rows_per_block // n, c.min_blocks * n) for n in (1, 2, 4) if c.rows_per_block % n == 0
-    ]
-    for (groups, blocks), stages, packed in itertools.product(cuts, (2, 3), (False, True)):
-        yield replace(
-            c, rows_per_block=groups, min_blocks=blocks, stages=stages, rematerialize=packed
-        )
-
-
-def _column_variations(c: RowSchedule) -> Iterator[RowSchedule]:
-    held = replace(c, parameters="registers" if c.parameters != "reload" else "reload")
-    meeting = replace(c, combine="grid")
-    kept = dict.fromkeys((c, meeting, held, replace(held, rematerialize=False)))
-    for varied, stages, bulk in itertools.product(kept, (2, 3), (False, True)):
-        yield replace(varied, stages=stages, bulk=bulk)
 
 
 def _whole_vector(space: ConfigSpace[RowSchedule], footprint: Footprint) -> int:
