@@ -280,7 +280,10 @@ def workload(program):
 
 def gradient_workload(program):
     """The gradients of a program, all that it has, as a workload of their operator."""
-    w = workload(program)
+    return gradients_of(workload(program))
+
+
+def gradients_of(w):
     floating = [o for o in w.outputs if o.torch_dtype.is_floating_point]
     op = backward_operator(w.operator, len(floating))
     return op.workload(**dict(zip(op.gradients, floating, strict=True)), **dict(w.args))

@@ -14,6 +14,7 @@ import torch
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 _DYNAMO = "torch._dynamo.convert_frame"
 _importing = threading.RLock()
@@ -34,12 +35,12 @@ def without_memory(fake: bool) -> Iterator[str]:
         yield "cpu"
 
 
-def fake_tensors() -> FakeTensorMode:
-    """Inside, tensors that are made have no memory."""
+def fake_tensors(symbols: ShapeEnv | None = None) -> FakeTensorMode:
+    """Inside, tensors that are made have no memory; their sizes may be of these symbols."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     _dynamo()
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
-from tilewright.fusion.frontend.trace import Reach, reached
+from tilewright.fusion.frontend.families import outputs_of
+from tilewright.fusion.frontend.reach import Reach, reached
 from tilewright.fusion.ir import Access
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload, told_apart
@@ -133,7 +134,7 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
         w = given_seed or w
         if op.fused and selection.choose(w, device).source == "default":
             return None  # else it says what is not taken
-        floats = [o for o in w.outputs if o.torch_dtype.is_floating_point]
+        floats = [o for o in outputs_of(w) if o.torch_dtype.is_floating_point]
         backward = backward_operator(op, len(floats)) if op.fused else OPS[f"{op.name}_backward"]
         reach = reached(w, wanted) if _has_a_reach(op) else None
         if reach is not None:
@@ -143,7 +144,7 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
         if not wanted:
             return Way(backward, given_seed is not None, reach, frozenset())
         forward = OPS[f"{op.name}_forward"].workload(**dict(w.args)) if backward.wide else w
-        saved = dict(zip((*op.returns, *backward.wide), forward.outputs, strict=False))
+        saved = dict(zip((*op.returns, *backward.wide), outputs_of(forward), strict=False))
         names = [n for n in backward.parameters if n.startswith("grad_output")]
         gradients = tuple(names[: len(floats)])  # arguments that are named alike come behind
         same = backward.same_gradient
@@ -183,5 +184,5 @@ def _same_gradients(w: Workload, given: Sequence[str]) -> dict[str, str]:
         if name in given and place in loads
     }
     gradients: Any = w["grads"]
-    computed = zip(gradients, graph.outputs, w.outputs, strict=True)
+    computed = zip(gradients, graph.outputs, outputs_of(w), strict=True)
     return {name: found.setdefault(memory(*o, spec), name) for name, o, spec in computed}

@@ -13,8 +13,8 @@ from torch import Tensor
 from tilewright.dispatch import selection
 from tilewright.errors import InvalidArgument, InvalidType
 from tilewright.fakes import fake_tensors, tracing_lock
+from tilewright.fusion.frontend.families import AcrossSizes
 from tilewright.fusion.frontend.trace import by_shapes
-from tilewright.fusion.remembered import ByOperator
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
 from tilewright.philox import Seeded
@@ -64,7 +64,7 @@ def _as_it_is(seed: Tensor) -> Tensor:
     return seed
 
 
-@ByOperator
+@AcrossSizes
 def draws(w: Workload) -> bool:
     """Whether the reference draws masks for these shapes that a seed could decide."""
     with tracing_lock(), fake_tensors():

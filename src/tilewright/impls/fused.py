@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,7 @@ from tilewright.device import DeviceSpec
 from tilewright.errors import NoImplementation
 from tilewright.fusion.cpp import target as cpp_target
 from tilewright.fusion.cuda import target as cuda_target
+from tilewright.fusion.frontend.families import outputs_of
 from tilewright.fusion.frontend.lower import lower
 from tilewright.fusion.frontend.steps import Unsupported
 from tilewright.fusion.ir import Graph
@@ -19,7 +21,7 @@ from tilewright.fusion.passes import optimise
 from tilewright.fusion.remembered import ByOperator
 from tilewright.fusion.stored import Stored
 from tilewright.impl import CompileTask, Executable, Implementation
-from tilewright.op import Workload
+from tilewright.op import Op, Workload
 from tilewright.space import ConfigSpace
 
 EMPTY = "a tensor is empty: there is nothing to compute"
@@ -47,7 +49,7 @@ class Fused(Implementation):
         graph = graph_of(w)
         if isinstance(graph, str):
             return graph
-        if any(o.numel == 0 for o in w.outputs):
+        if any(o.numel == 0 for o in outputs_of(w)):
             return EMPTY
         return target(device).unsupported(graph, device)
 
@@ -64,7 +66,7 @@ class Fused(Implementation):
         return target(device).describe(self.graph(w), config, device)
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        return target(device).task(self.graph(w), config, device)
+        return _task(w.operator, w, config, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         built = compiled(self.task(config, w, device))
@@ -73,10 +75,17 @@ class Fused(Implementation):
         executable.written = graph.written
         return ReadAgain(executable, graph) if is_read_again(graph) else executable
 
-    def graph(self, w: Workload) -> Graph:
+    @staticmethod
+    def graph(w: Workload) -> Graph:
         graph = graph_of(w)
         assert isinstance(graph, Graph), f"{w}: {graph}"
         return graph
+
+
+@functools.lru_cache(maxsize=16)
+def _task(op: Op, w: Workload, config: Any, device: DeviceSpec) -> CompileTask:
+    """Asked for twice in a row: whether it is compiled already, and to build it."""
+    return target(device).task(Fused.graph(w), config, device)
 
 
 def is_read_again(graph: Graph) -> bool:

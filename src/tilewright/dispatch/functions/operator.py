@@ -17,13 +17,10 @@ from torch.utils._pytree import tree_leaves
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import SPEC, draws
 from tilewright.errors import InvalidArgument, InvalidType, NoImplementation
-from tilewright.fusion.frontend.trace import (
-    by_shapes,
-    program_of,
-    reached,
-    trace_reference,
-    trace_truth,
-)
+from tilewright.fusion.frontend.families import forget, outputs_of
+from tilewright.fusion.frontend.lower import lower
+from tilewright.fusion.frontend.reach import reached
+from tilewright.fusion.frontend.trace import by_shapes, program_of, trace_reference, trace_truth
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.remembered import ByOperator
 from tilewright.impls._vendor import tracked
@@ -123,7 +120,7 @@ class _Composed(_OnDevice):
 
     def __init__(self, w: Workload):
         super().__init__(trace_reference(w))
-        self.main, self.dtypes = w.main.torch_dtype, [o.torch_dtype for o in w.outputs]
+        self.main, self.dtypes = w.main.torch_dtype, [o.torch_dtype for o in outputs_of(w)]
 
     def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         halves = (torch.float16, torch.bfloat16)
@@ -253,11 +250,9 @@ def register(op: Op) -> None:
         for name in (op.name, f"{op.name}_backward"):
             OPS.remove(name)
         OPS.add(op.name, op)
-        graph_of.cache_clear()
-        program_of.cache_clear()
-        draws.cache_clear()
-        reached.cache_clear()
-        _floating_outputs.cache_clear()
+        for known in (graph_of, lower, program_of, draws, reached, outputs_of, _floating_outputs):
+            known.cache_clear()
+        forget()
         state.forget()
 
 
@@ -325,7 +320,7 @@ def _check_gradient(
 
 @ByOperator
 def _floating_outputs(w: Workload) -> tuple[TensorSpec, ...]:
-    return tuple(o for o in w.outputs if o.torch_dtype.is_floating_point)
+    return tuple(o for o in outputs_of(w) if o.torch_dtype.is_floating_point)
 
 
 def steps(w: Workload) -> int:

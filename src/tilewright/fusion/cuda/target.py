@@ -35,6 +35,7 @@ from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.stages import Stage, fits_rows
 from tilewright.fusion.cuda.tiles import tiling
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
+from tilewright.fusion.frontend.families import outputs_of
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.program import Program
@@ -176,7 +177,7 @@ class Kernels(Stored):
     any_device_current = True
 
     def __init__(self, w: Workload):
-        self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
+        self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in outputs_of(w)]
         self.scalars = tuple(w.scalars.values())
         self._runs: dict[int, Callable[..., Any]] = {}
 

@@ -12,6 +12,7 @@ from torch import fx
 
 from tilewright.fusion.frontend.axes import Value, constant
 from tilewright.fusion.frontend.composed import COMPOSED
+from tilewright.fusion.frontend.families import AcrossSizes
 from tilewright.fusion.frontend.pieces import Pieces
 from tilewright.fusion.frontend.piecewise import PieceBuilder
 from tilewright.fusion.frontend.steps import Unsupported
@@ -86,6 +87,7 @@ _INSTEAD = {
 """What may be done about a step that is not taken."""
 
 
+@AcrossSizes
 def lower(w: Workload) -> Graph:
     """The workload's graph: inputs upcast to the arithmetic type, outputs cast to theirs.
 

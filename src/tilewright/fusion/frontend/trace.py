@@ -10,9 +10,8 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -31,6 +30,9 @@ from tilewright.op import Op, Workload
 from tilewright.rounding import traced_roundings
 from tilewright.tensor_spec import DTYPES, HALVES, TensorSpec
 
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
 
 def trace_reference(
     w: Workload, dtype: str | None = None, runtime_scalars: bool = False
@@ -48,6 +50,23 @@ def trace_reference(
         NoImplementation: the reference decides by a tensor's values, or returns no tensors.
         InvalidArgument: it is a person's function, and raises.
     """
+    scalars = w.scalars if runtime_scalars else {}
+    layouts = [(s.shape, s.real_strides) for s in w.tensors.values()]
+    return traced(w, fake_tensors(), layouts, dtype, scalars)
+
+
+Layouts = Sequence[tuple[Sequence[Any], Sequence[Any]]]
+"""Shape and strides of each tensor."""
+
+
+def traced(
+    w: Workload,
+    fake: FakeTensorMode,
+    layouts: Layouts,
+    dtype: str | None = None,
+    scalars: Collection[str] = (),
+) -> fx.GraphModule:
+    """The same of tensors with these layouts, whose sizes may be symbols of the fake mode's."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def traced_as(s: TensorSpec) -> torch.dtype:
@@ -55,17 +74,10 @@ def trace_reference(
             return s.torch_dtype
         return DTYPES[dtype or ("f64" if s.dtype == "f64" else "f32")]
 
-    scalars = w.scalars if runtime_scalars else {}
-    fake = fake_tensors()
     with torch.inference_mode(False), fake:
         fakes = [
-            torch.empty_strided(
-                s.shape,
-                s.real_strides,
-                dtype=traced_as(s),
-                device="cpu",
-            )
-            for s in w.tensors.values()
+            torch.empty_strided(*layout, dtype=traced_as(s), device="cpu")
+            for layout, s in zip(layouts, w.tensors.values(), strict=True)
         ]
         kind = DTYPES[dtype or w.arithmetic]
         fakes += [torch.empty((), dtype=kind, device="cpu") for _ in scalars]
@@ -75,7 +87,7 @@ def trace_reference(
         given.update(zip(scalars, tensors[len(w.tensors) :], strict=True))
         return w.operator.returned(w.operator.reference(**given))
 
-    calls = _calls_as_given(w, call, fakes) if w.operator.fused else None
+    calls = _calls_as_given(w, call, fakes, fake) if w.operator.fused else None
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with _WithoutScans(), by_shapes(w.operator, w):
@@ -91,18 +103,18 @@ def trace_reference(
     # What a reference or a decomposition makes of a shape alone must be fake as well: it would take
     # the memory, and autograd replays the views through which it is written to.
     with outside, tracing_lock(), traced_roundings(), lines, without_hooks(), fake:
-        traced = None
+        trace = None
         if w.operator not in _writing:
-            traced = make_fx(run, decomposition_table=decompositions())(*fakes)
-        if traced is None or any(map(_writes, traced.graph.nodes)):
+            trace = make_fx(run, decomposition_table=decompositions())(*fakes)
+        if trace is None or any(map(_writes, trace.graph.nodes)):
             _writing.add(w.operator)
             differentiated = make_fx(run)(*fakes)
             again = fx.Interpreter(differentiated).run  # it passes lines on
             functional = torch.func.functionalize(again, remove="mutations")
-            traced = make_fx(functional, decomposition_table=decompositions())(*fakes)
-    traced.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
-    traced.recompile()
-    return traced
+            trace = make_fx(functional, decomposition_table=decompositions())(*fakes)
+    trace.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
+    trace.recompile()
+    return trace
 
 
 _writing = WeakSet[Op]()
@@ -128,7 +140,10 @@ def program_of(w: Workload) -> str:
 
 
 def _calls_as_given(
-    w: Workload, call: Callable[[Sequence[torch.Tensor]], Any], traced: Sequence[torch.Tensor]
+    w: Workload,
+    call: Callable[[Sequence[torch.Tensor]], Any],
+    traced: Sequence[torch.Tensor],
+    fake: FakeTensorMode,
 ) -> Calls | None:
     """The steps of a function in its tensors' own dtypes, where a trace has halves in another."""
     if not any(s.dtype in HALVES for s in w.tensors.values()):
@@ -136,7 +151,7 @@ def _calls_as_given(
     calls = Calls(getattr(inspect.unwrap(w.operator.reference), "__code__", None))
     own = [s.torch_dtype for s in w.tensors.values()]
     dtypes = [*own, *(t.dtype for t in traced[len(own) :])]
-    outside, fake = torch.inference_mode(False), fake_tensors()
+    outside = torch.inference_mode(False)
     with outside, tracing_lock(), traced_roundings(), without_hooks(), fake:
         given = [
             torch.empty_strided(t.shape, t.stride(), dtype=d, device="cpu")
@@ -145,108 +160,6 @@ def _calls_as_given(
         with _WithoutScans(), by_shapes(w.operator, w), Noting(calls, given):
             call(given)
     return calls
-
-
-@dataclass(frozen=True)
-class Reach:
-    """What autograd sees of a function: a step may be detached, or run without gradients.
-
-    Attributes:
-        outputs: which have a gradient.
-        flows: for each output, the names of the arguments that its gradient flows to.
-        behind: the arguments that some output follows from, if only through steps that pass
-            nothing on.
-        derived: whether PyTorch has a derivative of each step on the way; else its backward raises.
-    """
-
-    outputs: tuple[bool, ...]
-    flows: tuple[frozenset[str], ...]
-    behind: frozenset[str]
-    derived: bool
-
-    @property
-    def arguments(self) -> frozenset[str]:
-        """Those that a gradient flows to."""
-        return frozenset().union(*self.flows)
-
-    def of(self, gradients: Sequence[Any]) -> frozenset[str]:
-        """Those that the gradients of outputs flow to, where None is one that there is not."""
-        pairs = zip(self.flows, gradients, strict=True)
-        return frozenset().union(*(names for names, g in pairs if g is not None))
-
-    def given(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of which no output follows from the others."""
-        own, tensor = self.behind, torch.Tensor
-        return {
-            n: v.detach() if isinstance(v, tensor) and n not in own else v for n, v in bound.items()
-        }
-
-    def returned(self, found: Any) -> Any:
-        """Outputs of which the others have none."""
-        if isinstance(found, torch.Tensor):
-            return found if self.outputs[0] else found.detach()
-        return tuple(o if r else o.detach() for o, r in zip(found, self.outputs, strict=True))
-
-
-@ByOperator
-def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
-    """What autograd would see if these arguments required gradients.
-
-    Raises:
-        NoImplementation, InvalidArgument: as trace_reference does.
-    """
-    grads = torch.inference_mode(False), torch.enable_grad(), without_hooks()
-    with tracing_lock(), contextlib.ExitStack() as inside:
-        for context in (*grads, traced_roundings(), fake_tensors()):
-            inside.enter_context(context)
-        fakes = [
-            torch.empty_strided(s.shape, s.real_strides, dtype=dtype, device="cpu")
-            for s, dtype in zip(w.tensors.values(), _dtypes_of_autograd(w), strict=True)
-        ]
-        given = w.call(fakes)
-        leaves = {n: given[n].requires_grad_() for n in wanted}
-        with by_shapes(w.operator, w):
-            outs = w.operator.returned(w.operator.reference(**given))
-
-        def among(steps: set[Any]) -> frozenset[str]:
-            variables = [s.variable for s in steps if hasattr(s, "variable")]
-            return frozenset(n for n, leaf in leaves.items() if any(leaf is v for v in variables))
-
-        behind = set[Any]().union(*(_steps_behind(o) for o in outs))
-        return Reach(
-            outputs=tuple(o.requires_grad for o in outs),
-            flows=tuple(among(_steps_behind(o, _passes_nothing)) for o in outs),
-            behind=among(behind),
-            derived=not any(step.name().endswith("::NotImplemented") for step in behind),
-        )
-
-
-def _dtypes_of_autograd(w: Workload) -> list[torch.dtype]:
-    """Those of the tensors; of an operator's, whose halves PyTorch's kernels may not take beside
-    fp32 weights, of their arithmetic."""
-    own = [s.torch_dtype for s in w.tensors.values()]
-    arithmetic = DTYPES[w.arithmetic]
-    return own if w.operator.fused else [arithmetic if d.is_floating_point else d for d in own]
-
-
-def _steps_behind(out: torch.Tensor, ends: Callable[[Any], bool] = lambda step: False) -> set[Any]:
-    """The steps by which autograd goes from a result back to leaves, or to where it ends."""
-    behind = [torch.autograd.graph.get_gradient_edge(out).node] if out.requires_grad else []
-    known = set[Any]()
-    while behind:
-        step = behind.pop()
-        if step not in known:
-            known.add(step)
-            following = () if ends(step) else step.next_functions
-            behind += [before for before, _ in following if before is not None]
-    return known
-
-
-def _passes_nothing(step: Any) -> bool:
-    """Not even zeros, as PyTorch's gradient of a norm that counts (p=0) does."""
-    norms = ("NormBackward", "LinalgVectorNormBackward", "DistBackward")
-    power = getattr(step, "_saved_ord", getattr(step, "_saved_p", None))
-    return step.name().startswith(norms) and power == 0
 
 
 def trace_truth(w: Workload) -> fx.GraphModule:
