@@ -103,8 +103,8 @@ def test_what_follows_from_other_sizes_is_what_a_trace_gives(kinds, of):
             for function in (lower, outputs_of, draws):
                 assert repr(told(function, w)) == repr(told(function.__wrapped__, w)), (function, w)
 
-    run_examples(check, 10, shrink=False)
-    assert followed > 5
+    run_examples(check, 12, shrink=False)
+    assert followed > 3
 
 
 def normalised(x, r, w, b):
