@@ -150,6 +150,19 @@ def test_batches_and_lengths_may_both_vary(traced):
     assert len(direct) == 3
 
 
+@pytest.mark.parametrize(
+    "mean", [lambda x: x.mean(), lambda x: x.mean(0), lambda x: x / x.shape[0]]
+)
+def test_means_divide_by_the_size(traced, mean):
+    op = tw.fuse(mean, name="a_mean") and OPS["a_mean"]
+    for rows in (3, 5, 7, 9, 11):
+        w = op.workload(x=TensorSpec("f32", (rows, 8)))
+        back = gradients_of(w)
+        assert (lower(w), lower(back)) == (lower.__wrapped__(w), lower.__wrapped__(back))
+    assert families._family_of(w)[0].maker(lower)
+    assert families._family_of(back)[0].maker(lower)
+
+
 def test_two_growths_that_are_alike_tell_nothing():
     """Of 8 by 16 and 16 by 8 the product stays; of 2 by 3 and 4 by 6 both grow by 2."""
     for pairs in ([(8, 16), (16, 8)], [(2, 4), (3, 6)], [], [(n, n * n) for n in (2, 3, 5, 7, 11)]):
@@ -159,10 +172,13 @@ def test_two_growths_that_are_alike_tell_nothing():
 
 def test_results_are_made_of_products_of_sizes():
     sizes = Sizes([(2, 3), (5, 11)])
-    one = TensorSpec("f32", (2, 5, 10), (50, 10, 1)), ("sum", 20.0, 1, True, None)
-    other = TensorSpec("f32", (3, 11, 33), (363, 33, 1)), ("sum", 20.0, 1, True, None)
+    one = TensorSpec("f32", (2, 5, 10), (50, 10, 1)), ("sum", 20.0, 1, True, None, 30.0)
+    other = TensorSpec("f32", (3, 11, 33), (363, 33, 1)), ("sum", 20.0, 1, True, None, 99.0)
     made = sizes.varying(one, other)([7, 13])
-    assert made == (TensorSpec("f32", (7, 13, 91), (1183, 91, 1)), ("sum", 20.0, 1, True, None))
+    assert made == (
+        TensorSpec("f32", (7, 13, 91), (1183, 91, 1)),
+        ("sum", 20.0, 1, True, None, 273.0),
+    )
     assert sizes.varying(one, one)([7, 13]) is one
 
 
@@ -198,7 +214,11 @@ def but_one(x):
 
 
 def scaled(x):
-    return x / x.shape[0]
+    return x / x.shape[0] ** 0.5
+
+
+def unbiased(x):
+    return x.var(0)
 
 
 def loops(x):
@@ -206,7 +226,7 @@ def loops(x):
 
 
 @pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
-@pytest.mark.parametrize("asks", [branches, halved, but_one, scaled, loops])
+@pytest.mark.parametrize("asks", [branches, halved, but_one, scaled, unbiased, loops])
 def test_what_asks_how_large_a_dim_is_is_traced_for_each(asks, records_of_its_own):
     fused = tw.fuse(asks, name=f"which_{asks.__name__}")
     for rows in (2, 6, 4, 3, 5, 64, 65, 128, 7, 9):

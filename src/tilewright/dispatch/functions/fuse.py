@@ -30,7 +30,7 @@ def fuse(
     The function is traced for the shapes it is called with, more than once and not at later calls,
     so it must not decide by values of tensors, and what else it does (print) is done then. Numbers
     that its own code reads from globals and closures are read at each call; what it takes from
-    outside otherwise (as a method, or behind a decorator) is read once for a shape, and tensors
+    outside otherwise (as a method, or behind a decorator) is read when it is traced, and tensors
     are refused.
     Its steps may be arithmetic, comparisons, `where`, casts, elementary functions, sums and other
     reductions over any dims, and views (docs/fusion.md lists them). It is computed in

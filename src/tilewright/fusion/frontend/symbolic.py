@@ -60,13 +60,18 @@ def _of_products(value: Any) -> bool:
         return all(map(_is_product, (*value.shape, *value.stride(), value.storage_offset())))
     if isinstance(value, (tuple, list)):
         return all(map(_of_products, value))
-    return not isinstance(value, (torch.SymFloat, torch.SymBool)) and _is_product(value)
+    return not isinstance(value, torch.SymBool) and _is_product(value)
 
 
 def _is_product(value: Any) -> bool:
-    if not isinstance(value, torch.SymInt):
+    from torch.utils._sympy.functions import ToFloat
+
+    if not isinstance(value, (torch.SymInt, torch.SymFloat)):
         return True
-    _, factors = value.node.expr.as_coeff_mul()
+    expression = value.node.expr
+    if isinstance(expression, ToFloat):
+        (expression,) = expression.args
+    _, factors = expression.as_coeff_mul()
     return all(f.is_Symbol for f in factors)
 
 

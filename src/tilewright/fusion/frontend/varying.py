@@ -23,8 +23,8 @@ class NotOfSizes(Exception):
 class Sizes:
     """Those that differ between two workloads.
 
-    A number in results that differ is taken to be a product of some, each once, and of a constant:
-    which, is told by how much it grows.
+    A whole number in results that differ is taken to be a product of some, each once, and of a
+    constant: which, is told by how much it grows.
 
     Raises:
         NotOfSizes: it is not, since two products grow alike, or one stays the same.
@@ -57,6 +57,9 @@ class Sizes:
             raise NotOfSizes
         if kind is int:
             return None if one == other else self._product(one, other)
+        if kind is float and one != other and one.is_integer() and other.is_integer():
+            whole = self._product(int(one), int(other))
+            return lambda sizes: float(whole(sizes))
         if kind is tuple:
             if len(one) != len(other):
                 raise NotOfSizes
