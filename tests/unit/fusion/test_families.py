@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn import functional as F
 
 import tilewright as tw
@@ -21,7 +23,7 @@ from random_graphs import (
 from tilewright.compile import cxx
 from tilewright.dispatch.seeding import draws
 from tilewright.errors import TilewrightError
-from tilewright.fusion.frontend import families, trace
+from tilewright.fusion.frontend import families, symbolic, trace
 from tilewright.fusion.frontend.families import SEEN_BEFORE, Family, outputs_of
 from tilewright.fusion.frontend.lower import lower
 from tilewright.fusion.frontend.reach import reached
@@ -168,6 +170,28 @@ def test_two_growths_that_are_alike_tell_nothing():
     for pairs in ([(8, 16), (16, 8)], [(2, 4), (3, 6)], [], [(n, n * n) for n in (2, 3, 5, 7, 11)]):
         with pytest.raises(NotOfSizes):
             Sizes(pairs)
+
+
+def test_half_a_size_is_no_product():
+    with pytest.raises(NotOfSizes):
+        Sizes([(4, 6)]).varying(2, 3)
+
+
+def test_a_size_of_a_trace_is_a_product_or_not():
+    env = ShapeEnv()
+    n, m = (
+        env.create_symintnode(
+            env.create_symbol(hint, ConstantSource(name), DimDynamic.DYNAMIC, None),
+            hint=hint,
+            source=ConstantSource(name),
+        )
+        for name, hint in (("n", 6), ("m", 10))
+    )
+    for product in (n, 8 * n, n * m * 2, torch.sym_float(n * 3), 7, 0.5):
+        assert symbolic._is_product(product), product
+    for other in (n + 1, n * n, n // 2, n + m, n % 4, torch.sym_float(n // 2), n / 2):
+        assert not symbolic._is_product(other), other
+    assert not symbolic._of_products(n < m)
 
 
 def test_results_are_made_of_products_of_sizes():
