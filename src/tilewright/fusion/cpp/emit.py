@@ -38,6 +38,7 @@ from tilewright.fusion.cpp.steps import expression, literal
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph
 from tilewright.fusion.plan import Phase, needed_in
 from tilewright.fusion.program import Program
+from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import cut
 from tilewright.tensor_spec import HALVES
 
@@ -50,7 +51,12 @@ FEWEST_LANES = 4
 
 def program_of(graph: Graph, schedule: LoopSchedule) -> Program:
     """The kernels that a schedule makes of a graph."""
-    return cut(graph, schedule.splits, schedule.split_rows)
+    return _cut(graph, schedule.splits, schedule.split_rows)
+
+
+@remembered
+def _cut(graph: Graph, splits: int, split_rows: bool) -> Program:
+    return cut(graph, splits, split_rows)
 
 
 def emit(graph: Graph, schedule: LoopSchedule) -> str:
