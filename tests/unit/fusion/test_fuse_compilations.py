@@ -9,6 +9,7 @@ import tilewright as tw
 from tilewright import device
 from tilewright.compile import cxx
 from tilewright.dispatch.prepared import FREE_COMPILATIONS, HOT_CALLS, state
+from tilewright.fusion.cpp import target
 from tilewright.impl import IMPLS
 from tilewright.space import config_dict
 from tilewright.store import Store
@@ -53,6 +54,23 @@ def test_200_widths_compile_so_many_kernels_and_no_more(binaries, recwarn):
     assert binaries() == FREE_COMPILATIONS + 1
     (told,) = told_of_compilations(recwarn)
     assert all(word in told for word in ("scaled_softmax on cpu", "Tune", "pad", "scalars="))
+
+
+def test_source_is_written_once_for_a_build(monkeypatch):
+    """Its first call asks whether a kernel is compiled already, and builds it."""
+    written = []
+
+    def emit(graph, config):
+        written.append(graph)
+        return emitted(graph, config)
+
+    emitted = target.emit
+    monkeypatch.setattr(target, "emit", emit)
+    fused = tw.fuse(lambda x: x.exp().sum(-1), name="written_once")
+    for rows in (5, 6, 7):
+        x = torch.randn(rows, 11)
+        torch.testing.assert_close(fused(x), x.exp().sum(-1))
+    assert len(written) == 3
 
 
 def test_200_shapes_near_a_record_compile_one_kernel_until_they_come_again(binaries):
