@@ -153,7 +153,9 @@ def test_batches_and_lengths_may_both_vary(traced):
 
 
 @pytest.mark.parametrize(
-    "mean", [lambda x: x.mean(), lambda x: x.mean(0), lambda x: x / x.shape[0]]
+    "mean",
+    [lambda x: x.mean(), lambda x: x.mean(0), lambda x: x / x.shape[0]],
+    ids=["of all", "of columns", "by hand"],
 )
 def test_means_divide_by_the_size(traced, mean):
     op = tw.fuse(mean, name="a_mean") and OPS["a_mean"]
