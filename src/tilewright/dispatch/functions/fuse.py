@@ -28,7 +28,8 @@ def fuse(
     """Make one operator of a function of tensors: generated kernels run it, differentiably.
 
     The function is traced for the shapes it is called with, more than once and not at later calls,
-    so it must not decide by values of tensors, and what else it does (print) is done then. Numbers
+    and with symbols for sizes: further ones are not traced where it asks nothing about them. So it
+    must not decide by values of tensors, and what else it does (print) is done then. Numbers
     that its own code reads from globals and closures are read at each call; what it takes from
     outside otherwise (as a method, or behind a decorator) is read when it is traced, and tensors
     are refused.

@@ -31,27 +31,32 @@ Dim = tuple[int, int]
 
 SEEN_BEFORE = 3
 """So many workloads of a family come before its reference is traced with symbols for sizes, which
-takes as long as one to four traces, and 0.4 s more for the first in a process."""
+takes as long as one to four traces, and 0.4 s more for the first in a process. The next is traced,
+too, and held against what follows."""
 MOST_FAMILIES = 16
 """Of an operator and one set of dtypes; each new workload is held against them."""
 
 
 class AcrossSizes(ByOperator[P, R]):
-    """A function of a workload that calls its reference: from the fourth workload of a family on,
-    its results follow from others'.
+    """A function of a workload that calls its reference: from the fifth workload of a family on,
+    its results follow from those of two others, as that of the fourth was found to do.
 
-    They are tuples and dataclasses of what is equal for all, and of whole numbers.
+    They are tuples and dataclasses of what is equal for all, and of numbers.
     """
 
     def __init__(self, function: Callable[Concatenate[Workload, P], R]):
         def of(w: Workload, *args: P.args, **kwargs: P.kwargs) -> R:
             found = _family_of(w)
-            if found is not None:
-                family, sizes = found
-                make = family.maker(self, *args, **kwargs)
-                if make is not None:
-                    return make(sizes)  # type: ignore[no-any-return]
-            return function(w, *args, **kwargs)
+            if found is None:
+                return function(w, *args, **kwargs)
+            family, sizes = found
+            key = self, args, *kwargs.items()
+            if key not in family.makers:
+                right = function(w, *args, **kwargs)
+                family.makers[key] = family.maker(lambda v: self(v, *args, **kwargs), sizes, right)
+                return right
+            make = family.makers[key]
+            return function(w, *args, **kwargs) if make is None else make(sizes)
 
         super().__init__(of)
         functools.update_wrapper(self, function)
@@ -79,6 +84,7 @@ class Family:
         self.sizes = Sizes([*by_sizes])
         self.layouts = self.sizes.varying(_layouts(one), _layouts(other))
         self.makers: dict[Hashable, Maker | None] = {}
+        """Of each function's results."""
 
     def tells_apart(self, sizes: Sequence[int]) -> bool:
         """Whether they and what stays differ: what is equal by chance may be lowered to less."""
@@ -99,16 +105,15 @@ class Family:
         other = self.two[1]
         return same_at_all_sizes(other, self.sizes_at(other), self.layouts)
 
-    def maker(self, function: Callable[..., Any], *given: Any, **named: Any) -> Maker | None:
-        """Of the function's results; None where these differ in more."""
-        key = function, given, *named.items()
-        if key not in self.makers:
-            try:
-                of_two = [function(w, *given, **named) for w in self.two]
-                self.makers[key] = self.sizes.varying(*of_two)
-            except (NotOfSizes, TilewrightError):
-                self.makers[key] = None
-        return self.makers[key]
+    def maker(
+        self, of: Callable[[Workload], Any], sizes: Sequence[int], right: Any
+    ) -> Maker | None:
+        """Of a function's results, from those of the two, if it makes the right one of other sizes;
+        None where they differ in more than sizes."""
+        with contextlib.suppress(NotOfSizes, TilewrightError):
+            make = self.sizes.varying(*map(of, self.two))
+            return make if make(sizes) == right else None
+        return None
 
 
 @dataclass

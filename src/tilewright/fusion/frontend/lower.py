@@ -16,7 +16,7 @@ from tilewright.fusion.frontend.families import AcrossSizes
 from tilewright.fusion.frontend.pieces import Pieces
 from tilewright.fusion.frontend.piecewise import PieceBuilder
 from tilewright.fusion.frontend.steps import Unsupported
-from tilewright.fusion.frontend.trace import arithmetics, trace_reference
+from tilewright.fusion.frontend.trace import arguments_of, arithmetics, trace_reference
 from tilewright.fusion.ir import POINTWISE, Draw, Graph
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPE_NAMES, HALVES, TensorSpec
@@ -207,7 +207,7 @@ class _Lowering(PieceBuilder):
 
     def written_over(self, node: Any) -> Value | Pieces:
         """A tensor with some elements of a dim replaced."""
-        out, given = node.meta["val"], _arguments(node)
+        out, given = node.meta["val"], arguments_of(node)
         into, src = (self.whole_as(given[n], DTYPE_NAMES[out.dtype]) for n in ("self", "src"))
         dim = given.get("dim", 0) % out.dim()
         return self.replaced(into, src, dim, _elements(given, out.shape[dim]))
@@ -271,7 +271,7 @@ class _Lowering(PieceBuilder):
 
     def slice_of(self, node: Any, name: str) -> Value | Pieces:
         """Some elements of a dim, or one, whose dim is dropped."""
-        given = _arguments(node)
+        given = arguments_of(node)
         whole, size = self.whole(given["self"]), given["self"].meta["val"].shape
         dim = given.get("dim", 0) % len(size)
         if name == "select":
@@ -496,12 +496,6 @@ _STEPS: dict[str, Callable[[_Lowering, Any, str], Value | Pieces | None]] = {
 """How each step is lowered that is none of elements alone: (lowering, node, name) -> its value."""
 
 
-def _arguments(node: Any) -> dict[str, Any]:
-    """By name, those that are given."""
-    names = (a.name for a in node.target._schema.arguments)
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-
-
 def _elements(given: Mapping[str, Any], size: int) -> range:
     """Of a dim, those that a slice's arguments name."""
     return range(size)[slice(given.get("start"), given.get("end"), given.get("step"))]
@@ -509,7 +503,7 @@ def _elements(given: Mapping[str, Any], size: int) -> range:
 
 def _reduction_arguments(node: Any, rank: int) -> tuple[list[int], bool, float]:
     """The dims that a reduction runs over, whether it keeps them, and var's correction."""
-    given = _arguments(node)
+    given = arguments_of(node)
     dims = given.get("dim", given.get("dims"))
     if isinstance(dims, int):
         dims = [dims]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from tilewright.fakes import fake_tensors
-from tilewright.fusion.frontend.trace import Layouts, traced
+from tilewright.fusion.frontend.trace import Layouts, arguments_of, traced
 from tilewright.op import Workload
 
 
@@ -27,11 +29,9 @@ def same_at_all_sizes(
     """
     try:
         trace, asked = _with_symbols(w, sizes, layouts)
+        return not asked and all(map(_is_of_products, trace.graph.nodes))
     except Exception:  # of a person's function, or of a step that takes no symbols
         return False
-    return not asked and all(
-        _of_products(n.meta.get("val")) and not _counts(n) for n in trace.graph.nodes
-    )
 
 
 def _with_symbols(
@@ -55,8 +55,12 @@ def _with_symbols(
     return trace, bool(asked) or dict(env.var_to_range) != ranges
 
 
+def _is_of_products(step: Node) -> bool:
+    return _of_products(step.meta.get("val")) and not _takes_more_than_products(step)
+
+
 def _of_products(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return all(map(_is_product, (*value.shape, *value.stride(), value.storage_offset())))
     if isinstance(value, (tuple, list)):
         return all(map(_of_products, value))
@@ -75,8 +79,17 @@ def _is_product(value: Any) -> bool:
     return all(f.is_Symbol for f in factors)
 
 
-def _counts(node: Node) -> bool:
-    """Whether it adds up booleans, of which there may be too many."""
-    before = [n.meta.get("val") for n in node.all_input_nodes]
-    booleans = any(isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in before)
-    return booleans and "sum" in str(node.target)
+def _takes_more_than_products(step: Node) -> bool:
+    """Whether lowering takes another number from how much it runs over than its trace tells: of
+    booleans there may be too many to count, and a variance may divide by fewer than there are."""
+    name = str(step.target)
+    if "sum" not in name and "var" not in name:
+        return False
+    x, out = step.all_input_nodes[0].meta["val"], step.meta["val"]
+    counts = "sum" in name and x.dtype == torch.bool
+    fewer = "var" in name and arguments_of(step).get("correction") != 0
+    return (counts or fewer) and bool(_symbols(x) - _symbols(out))
+
+
+def _symbols(t: Tensor) -> Counter[str]:
+    return Counter(str(n) for n in t.shape if isinstance(n, torch.SymInt))

@@ -126,6 +126,12 @@ def _writes(step: fx.Node) -> bool:
     return isinstance(step.target, torch._ops.OpOverload) and step.target._schema.is_mutable
 
 
+def arguments_of(step: fx.Node) -> dict[str, Any]:
+    """By name, those that are given."""
+    names = (a.name for a in step.target._schema.arguments)  # type: ignore[union-attr]
+    return {**dict(zip(names, step.args, strict=False)), **step.kwargs}
+
+
 @ByOperator
 def program_of(w: Workload) -> str:
     """A hash of the traced steps and of the constants among them."""
