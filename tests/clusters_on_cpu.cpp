@@ -48,8 +48,9 @@ static void run_in_turn(unsigned rank, const Launch& l, void* (*memory)()) {
 }
 const char* launch_clusters(Body kernel, const Launch& l, int blocks, void* (*memory)()) {
   begin_launch(l);
-  const unsigned grid = l.grid[0];
-  for (unsigned n = 0; n < grid && !*trouble; n += blocks) {
+  const unsigned grid = l.grid[0], every = grid * l.grid[1];
+  for (unsigned done = 0; done < every && !*trouble; done += blocks) {
+    const unsigned n = done % grid, y = done / grid;
     const unsigned first = backwards ? grid - blocks - n : n;
     origins.assign(blocks, nullptr);
     running.assign(blocks, true);
@@ -59,8 +60,8 @@ const char* launch_clusters(Body kernel, const Launch& l, int blocks, void* (*me
     std::vector<std::thread> machine;
     for (int rank = 0; rank < blocks; ++rank)
       machine.emplace_back([=] {
-        gridDim = {grid, 1, 1};
-        blockIdx = {first + rank, 0, 0};
+        gridDim = {grid, (unsigned)l.grid[1], 1};
+        blockIdx = {first + rank, y, 0};
         body = kernel;
         run_in_turn(rank, l, memory);
       });

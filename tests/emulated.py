@@ -181,22 +181,23 @@ class Emulated(Stored):
         if launch is None:
             numbers = [*turns, *stage.extents]
             if stage.finishes:
-                before, blocks, *_ = self.launches[-1]
+                before, (blocks, _), *_ = self.launches[-1]
                 numbers = [blocks // self.clusters[before]]
-            self.launches.append((entry, stage.blocks, stage.block_threads, buffers, numbers))
+            grid = stage.blocks, stage.samples
+            self.launches.append((entry, grid, stage.block_threads, buffers, numbers))
             return
         blocks = math.ceil(count / launch.per_block) * launch.blocks_per_row
         blocks = min(blocks, PERSISTENT_BLOCKS) if launch.persistent else blocks
-        blocks *= launch.cluster
+        grid = blocks * launch.cluster, launch.samples
         numbers = [count, *turns, *launch.extents]
-        launched = (entry, blocks, launch.block_threads, buffers, numbers)
+        launched = (entry, grid, launch.block_threads, buffers, numbers)
         self.launches += [launched, launched] if launch.meets else [launched]
         self.clusters[entry] = launch.cluster
 
     def plan_one_pass(self, graph, config, device):
         source, launch = target.emit(graph, config, device)
         rows = target.one_pass(graph, device)
-        count = math.prod(graph.space[a] for a in (rows.kept if rows.reduced else graph.kept))
+        count = math.prod(rows.space[a] for a in (rows.kept if rows.reduced else graph.kept))
         inputs, outputs = len(graph.inputs), len(graph.outputs)
         finish, partials = launch.finish, inputs + outputs
         if launch.outputs is None:
@@ -204,13 +205,15 @@ class Emulated(Stored):
             return source
         first = [*range(inputs), *(inputs + k for k in launch.outputs), partials]
         self.plan(ENTRY, first, launch, count)
-        clusters = self.launches[0][1] // launch.cluster
-        self.temporaries = [(clusters * launch.partials, DTYPES[launch.partial_dtype])]
+        clusters = self.launches[0][1][0] // launch.cluster
+        partials = clusters * launch.samples * launch.partials
+        self.temporaries = [(partials, DTYPES[launch.partial_dtype])]
         if finish is None:
             self.meets = True
             return source
-        second = [partials, *finish.inputs, *(inputs + k for k in finish.outputs)]
-        self.launches.append((FINISH, finish.blocks, finish.block_threads, second, [clusters]))
+        second = [inputs + outputs, *finish.inputs, *(inputs + k for k in finish.outputs)]
+        grid = finish.blocks, finish.samples
+        self.launches.append((FINISH, grid, finish.block_threads, second, [clusters]))
         return source
 
     def __call__(self, *tensors, scalars=None):
@@ -229,12 +232,12 @@ class Emulated(Stored):
         self.library.know_memory(len(every), longs(*first), longs(*end))
         number = ctypes.c_double if self.w.arithmetic == "f64" else ctypes.c_float
         numbers = [number(v) for v in (self.w.scalars.values() if scalars is None else scalars)]
-        for n, (_, blocks, threads, buffers, counts) in enumerate(self.launches):
+        for n, (_, grid, threads, buffers, counts) in enumerate(self.launches):
             pointers = [ctypes.c_void_p(given[b]) for b in buffers]
             args = [*pointers, *map(ctypes.c_int64, counts), *numbers]
             packed = (ctypes.c_void_p * len(args))(*map(ctypes.addressof, args))
             self.library.come_only(ctypes.c_bool(self.meets and n == 0))
-            getattr(self.library, f"run{n}")(blocks, threads, packed)
+            getattr(self.library, f"run{n}")(*grid, threads, packed)
         assert not self.counters.any(), "blocks counted, and the counter was not put back"
         return outs[0] if len(outs) == 1 else tuple(outs)
 
@@ -258,9 +261,9 @@ def _start(several):
 def _library(source, entries, clusters):
     body = source.removeprefix(prelude()).replace("extern __shared__ Quad on_chip[];", "")
     doors = [
-        f'extern "C" const char* run{n}(int grid, int threads, void** args) {{'
+        f'extern "C" const char* run{n}(int grid, int samples, int threads, void** args) {{'
         f" return {'launch_clusters' if blocks > 1 else 'launch'}(body_of({entry}, args),"
-        " Launch{{grid, 1, 1}, threads, on_chip, sizeof on_chip}"
+        " Launch{{grid, samples, 1}, threads, on_chip, sizeof on_chip}"
         f"{f', {blocks}, []() -> void* {{ return on_chip; }}' if blocks > 1 else ''}); }}"
         for n, (entry, blocks) in enumerate(zip(entries, clusters, strict=True))
     ]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from tilewright.fusion.cuda.kernel import JOINS
 from tilewright.fusion.ir import Access, Graph
-from tilewright.fusion.passes import remove_dead
+from tilewright.fusion.passes import collapsed, remove_dead
 from tilewright.fusion.plan import needed_in
+
+MOST_SAMPLES = 65535
+"""The second size of a grid, at most."""
+SAMPLE_ROWS = 16
+"""Of each sample, at least: every block writes, and reads, its sums of fp32 once for its rows."""
 
 
 @dataclass(frozen=True)
 class RowGraph(Graph):
     """A graph whose rows are said, not derived: what it adds up over rows leaves no trace in it.
+
+    Where it adds up over the rows of each sample apart, as the gradients of an adaptive norm are,
+    it is the graph of one of them.
 
     Attributes:
         row_axes: the axes along a row.
@@ -23,6 +32,9 @@ class RowGraph(Graph):
     row_axes: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
     first_column: int = 0
+    samples: int = 1
+    sample_axis: int | None = None
+    """Of the whole graph: that which numbers the samples."""
 
     @property
     def reduced(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -32,17 +44,20 @@ class RowGraph(Graph):
 def split(graph: Graph) -> RowGraph | str:
     """The row kernel's part of a graph that reduces over rows, or why there is none.
 
-    Columns are reductions over all axes outside the row; whatever follows from them is left to
-    the second kernel.
+    Columns are reductions over all axes outside the row, or all but one that numbers samples;
+    whatever follows from them is left to the second kernel.
     """
     rank = len(graph.space)
     inner = [axes for axes in graph.reduction_sets if rank - 1 in axes]
     outer = [axes for axes in graph.reduction_sets if rank - 1 not in axes]
     if len(inner) > 1 or len(outer) != 1:
         return f"reductions over {len(graph.reduction_sets)} different sets of dims in one kernel"
-    row_axes = tuple(a for a in range(rank) if a not in outer[0])
-    if (inner and inner[0] != row_axes) or row_axes != tuple(range(len(outer[0]), rank)):
+    row_axes = inner[0] if inner else tuple(a for a in range(rank) if a not in outer[0])
+    if {*row_axes} & {*outer[0]} or row_axes != tuple(range(rank - len(row_axes), rank)):
         return "reductions over rows and columns that are no matrix in memory order"
+    samples = [a for a in range(rank) if a not in row_axes and a not in outer[0]]
+    if len(samples) > 1:
+        return "sums over rows for each of several dims"
     if not inner and graph.joined & {*row_axes}:
         return "sums over rows alone, in columns of several dims, which tile kernels count"
     columns = tuple(i for i in graph.reductions if graph.axes(i) == outer[0])
@@ -62,14 +77,39 @@ def split(graph: Graph) -> RowGraph | str:
     rows = [(i, access) for i, access in graph.outputs if i not in after]
     if any(graph.nodes[i].shape[a] == 1 for i, _ in rows for a in outer[0] if graph.space[a] > 1):
         return "an output that does not vary over rows"
+    if samples and (reason := _misfit(graph, samples[0], outer[0], rows)):
+        return reason
     sums = [(i, Access((0,) * rank, graph.nodes[i].dtype, 16)) for i in operands]
     found = RowGraph(
         graph.nodes, graph.space, graph.inputs, (*rows, *sums), graph.scalars, graph.again,
         joined=graph.joined, row_axes=row_axes, columns=columns, first_column=len(rows),
     )  # fmt: skip
     pruned = remove_dead(found)
+    if samples:
+        pruned = collapsed(pruned, [[a] for a in range(rank) if a != samples[0]])
     assert isinstance(pruned, RowGraph)
-    return pruned
+    if not samples:
+        return pruned
+    return replace(
+        pruned,
+        row_axes=tuple(a - (a > samples[0]) for a in row_axes),
+        samples=graph.space[samples[0]],
+        sample_axis=samples[0],
+    )
+
+
+def _misfit(
+    graph: Graph, sample: int, outer: tuple[int, ...], rows: list[tuple[int, Access]]
+) -> str | None:
+    """Why sums over the rows of each sample are no work for a row kernel."""
+    count, of_each = graph.space[sample], math.prod(graph.space[a] for a in outer)
+    if count > MOST_SAMPLES:
+        return f"sums over rows for each of {count} samples: a grid has {MOST_SAMPLES}"
+    if of_each < SAMPLE_ROWS:
+        return f"sums over {of_each} rows, fewer than {SAMPLE_ROWS}"
+    if any(graph.nodes[i].shape[sample] == 1 for i, _ in rows):
+        return "an output that every sample has in common"
+    return None
 
 
 def needed_after(graph: Graph, columns: tuple[int, ...]) -> list[int]:

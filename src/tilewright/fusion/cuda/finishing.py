@@ -26,14 +26,13 @@ def finish_shares(width: int) -> int:
     return next((n for n in (1, 2, 4, 8, 16) if n * width >= FINISH_BUSY), 32)
 
 
-def finish_bytes(width: int, columns: int, block_threads: int, itemsize: int) -> int:
+def finish_bytes(shares: int, columns: int, block_threads: int, itemsize: int) -> int:
     """Shared memory by which those threads join their sums."""
-    shares = finish_shares(width)
     return columns * (block_threads // shares) * (shares + 1) * itemsize if shares > 1 else 0
 
 
 class FinishKernel(Kernel):
-    """Per column, the partial results in order, then what follows from them.
+    """Per column of a sample, the partial results in order, then what follows from them.
 
     A slice of the columns is a block's work: of the second kernel, or, with `block_threads`, of the
     one that left the partial results. That one calls a function, and hands it shared memory.
@@ -50,8 +49,10 @@ class FinishKernel(Kernel):
         self.rows = rows
         self.inside = block_threads is not None
         self.threads = block_threads or FINISH_THREADS
-        self.width = math.prod(graph.space[a] for a in rows.row_axes)
-        self.shares = finish_shares(self.width)
+        rank = len(graph.space)
+        self.row_axes = range(rank - len(rows.row_axes), rank)
+        self.width = math.prod(graph.space[a] for a in self.row_axes)
+        self.shares = finish_shares(self.width * rows.samples)
         self.per_slice = self.threads // self.shares
         self.slices = math.ceil(self.width / self.per_slice)
         self.after = followers(graph, rows.columns)
@@ -64,7 +65,7 @@ class FinishKernel(Kernel):
     @property
     def shared_bytes(self) -> int:
         itemsize = 8 if self.kind == "double" else 4
-        return finish_bytes(self.width, len(self.rows.columns), self.threads, itemsize)
+        return finish_bytes(self.shares, len(self.rows.columns), self.threads, itemsize)
 
     def parameters_of_kernel(self) -> list[str]:
         inputs = self.graph.inputs
@@ -101,6 +102,9 @@ class FinishKernel(Kernel):
         self.line(f"const int lane = threadIdx.x % {self.per_slice};")
         self.line(f"const int share = threadIdx.x / {self.per_slice};")
         self.line(f"const int column = slice * {self.per_slice} + lane;")
+        if self.rows.sample_axis is not None:
+            self.line("const i64 sample = blockIdx.y;")
+            self.line(f"partials += sample * count * {len(columns) * self.width};")
         for c, n in enumerate(columns):
             self.line(f"{self.kind} sum{c} = {JOINS[n.op]}::start<{self.kind}>();")
         if not self.inside:
@@ -154,9 +158,12 @@ class FinishKernel(Kernel):
     def values(self) -> None:
         """Everything that follows from the sums, for one column, and the stores."""
         at, step = {}, 1
-        for a in reversed(self.rows.row_axes):
+        for a in reversed(self.row_axes):
             at[a] = f"(i64)(column / {step} % {self.graph.space[a]})"
             step *= self.graph.space[a]
+        axes = [*self.row_axes]
+        if (sample := self.rows.sample_axis) is not None:
+            at[sample], axes = "sample", [sample, *axes]
         names = {i: f"sum{c}" for c, i in enumerate(self.rows.columns)}
         for i in self.nodes:
             n = self.graph.nodes[i]
@@ -164,7 +171,7 @@ class FinishKernel(Kernel):
                 continue
             assert n.op not in REDUCTIONS, n
             if n.op == "load":
-                offset = self.offset(self.graph.inputs[n.attr], self.rows.row_axes, at)
+                offset = self.offset(self.graph.inputs[n.attr], axes, at)
                 value = f"load_one(in{n.attr} + {offset})"
             else:
                 value = self.expression(n, [names[a] for a in n.args], None)
@@ -172,5 +179,5 @@ class FinishKernel(Kernel):
             names[i] = f"v{i}"
         for k, (i, access) in enumerate(self.graph.outputs):
             if i in self.after:
-                offset = self.offset(access, self.rows.row_axes, at)
+                offset = self.offset(access, axes, at)
                 self.line(f"out{k}[{offset}] = {names[i]};")

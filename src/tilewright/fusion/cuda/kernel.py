@@ -19,6 +19,8 @@ from tilewright.fusion.extents import Extent, divisor, extents_of
 from tilewright.fusion.ir import Access, Graph, Node
 
 ENTRY = "fused"
+MOST_WAVES = 4
+"""Of blocks that share out the rows of several samples."""
 TYPES = {
     "f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double", "bool": "bool", "i64": "i64",
     "i32": "int",
@@ -54,6 +56,7 @@ class Launch:
         signature: struct codes of the arguments: pointers, the row count, `extents`, run-time
             scalars.
         per_block: rows, or elements of a pointwise kernel, that one block (or cluster) handles.
+        samples: grids side by side, each of all rows.
         persistent: blocks walk on with the stride of the grid, which need only fill the device.
         most_per_sm: so many blocks of a persistent kernel on an SM, None for as many as fit.
         most_blocks: of a persistent kernel: there is room for what so many leave; None if for all.
@@ -73,6 +76,7 @@ class Launch:
     shared_bytes: int
     cluster: int
     signature: str
+    samples: int = 1
     persistent: bool = False
     most_per_sm: int | None = None
     most_blocks: int | None = None
@@ -89,13 +93,32 @@ class Launch:
         """A block, or cluster, for every group of `count` rows or elements."""
         return math.ceil(count / self.per_block) * self.cluster * self.blocks_per_row
 
+    def walking(self, count: int, resident: int) -> int:
+        """The same of a persistent kernel, of which so many blocks run at once.
+
+        The blocks of several samples need not be as many: each takes its rows, and about the time
+        of one more to begin and to end, and of all ways to share the rows the fastest is chosen.
+        """
+        most = min(self.blocks(count), self.most_blocks or self.blocks(count))
+        if self.samples == 1:
+            return min(most, max(resident, self.cluster))
+        at_once = max(resident // self.cluster, 1)
+
+        def steps(clusters: int) -> int:
+            waves = math.ceil(self.samples * clusters / at_once)
+            return waves * (math.ceil(count / (clusters * self.per_block)) + 1)
+
+        few = min(most // self.cluster, math.ceil(MOST_WAVES * at_once / self.samples))
+        return min(range(1, max(few, 1) + 1), key=steps) * self.cluster
+
 
 @dataclass(frozen=True)
 class Finish:
     """How to launch the kernel that joins partial results.
 
     Its arguments are those results, the inputs and outputs at these positions, how many results
-    there are for each column, and the run-time scalars.
+    there are for each column of a sample, and the run-time scalars; `blocks` are for each of
+    `samples`.
     """
 
     blocks: int
@@ -103,6 +126,7 @@ class Finish:
     signature: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    samples: int = 1
 
 
 def extent_type(graph: Graph) -> str:
@@ -223,8 +247,12 @@ class Kernel:
         """Give masks their names: they are computed where other inputs are read."""
         for i in inputs:
             if (draw := self.graph.inputs[i].draw) is not None:
-                text = f"(u64)*seed{i}, 0, {draw.call}u, {draw.threshold}u"
+                text = f"(u64)*seed{i}, {self.first(i)}, {draw.call}u, {draw.threshold}u"
                 self.line(f"const Mask in{i} = {{{text}}};")
+
+    def first(self, i: int) -> str:
+        """The index, in what a mask of this kernel draws, of the first element."""
+        return "0"
 
     def signature(self) -> str:
         pointers = "P" * (len(self.graph.inputs) + len(self.graph.outputs))

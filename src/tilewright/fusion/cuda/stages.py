@@ -48,6 +48,7 @@ class Stage:
         estimated_registers: of a thread; 0 of a kernel that finishes or joins.
         counters: zeroed words that a tile kernel takes: their address follows the buffers.
         extents: the values of dynamic sizes and strides of a tile kernel.
+        samples: grids side by side.
         finishes: it joins the partial results of all blocks, or clusters, of the launch before it,
             and is told how many those are.
     """
@@ -63,6 +64,7 @@ class Stage:
     counters: int = 0
     extents: tuple[int, ...] = ()
     finishes: bool = False
+    samples: int = 1
 
     @property
     def shared_bytes(self) -> int:
@@ -79,7 +81,9 @@ def rows_last(graph: Graph) -> Graph:
 
 def shares_rows(rows: Graph, device: DeviceSpec) -> bool:
     """Whether rows are so few and long that more than a cluster should share one."""
-    return few_rows(rows.space, rows.reduced, rows.reduced[-1], device)
+    samples = rows.samples if isinstance(rows, RowGraph) else 1
+    row = tuple(a + 1 for a in rows.reduced)
+    return few_rows((samples, *rows.space), row, row[-1], device)
 
 
 def fits_rows(rows: Graph, device: DeviceSpec) -> bool:
@@ -136,9 +140,9 @@ def column_stages(
     text, finish_text, launch = emit_both(graph, rows, schedule, entry, last)
     finish = launch.finish
     assert finish is not None
-    count = math.prod(graph.space[a] for a in rows.kept)
+    count = math.prod(rows.space[a] for a in rows.kept)
     clusters = max(device.sms * schedule.min_blocks // launch.cluster, 1)
-    most = min(launch.blocks(count), clusters * launch.cluster)
+    most = launch.walking(count, clusters * launch.cluster)
     launch = replace(launch, most_blocks=most)
     outputs = launch.outputs or ()
     first = (*segment.reads, *(segment.writes[k] for k in outputs), partials)
@@ -151,13 +155,15 @@ def column_stages(
             entry, first, launch.signature, launch, count,
             block_threads=launch.block_threads,
             estimated_registers=estimated_registers(schedule, Footprint(rows)),
+            samples=launch.samples,
         ),
         Stage(
             last, (partials, *given), finish.signature,
             blocks=finish.blocks, block_threads=finish.block_threads, finishes=True,
+            samples=finish.samples,
         ),
     ]  # fmt: skip
-    elements = most // launch.cluster * launch.partials
+    elements = most // launch.cluster * launch.samples * launch.partials
     texts = [text.removeprefix(prelude()), finish_text]
     return [*zip(texts, stages, strict=True)], TensorSpec(launch.partial_dtype, (elements,))
 

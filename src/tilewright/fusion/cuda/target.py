@@ -158,7 +158,7 @@ def executable(
         return several
     _, launch = emit(graph, config, device)
     axes = rows.kept if rows.reduced else range(len(graph.space))
-    count = math.prod(graph.space[a] for a in axes)
+    count = math.prod(rows.space[a] for a in axes)
     kind = TwoKernels if launch.finish else MeetingKernel if launch.meets else FusedKernel
     kernel = kind(built, launch, w, count)
     if isinstance(config, RowSchedule):
@@ -255,7 +255,7 @@ class FusedKernel(Kernels):
 
     def grid_on(self, device_index: int) -> tuple[int, int, int]:
         blocks = _blocks(self.shape, self.count, self.kernel, device_index)
-        self.grids[device_index] = (blocks, 1, 1)
+        self.grids[device_index] = (blocks, self.shape.samples, 1)
         return self.grids[device_index]
 
 
@@ -270,7 +270,7 @@ class SummingKernel(FusedKernel):
 
     @property
     def workspace_bytes(self) -> int:  # type: ignore[override]
-        clusters = max((grid[0] for grid in self.grids.values()), default=0) // self.cluster
+        clusters = max((math.prod(g) for g in self.grids.values()), default=0) // self.cluster
         return clusters * self.partials * self.dtype.itemsize
 
     def running(self, device: torch.device) -> Callable[..., Any]:
@@ -279,7 +279,7 @@ class SummingKernel(FusedKernel):
         def run(*inputs: int, numbers: tuple[float, ...] = self.scalars) -> Any:
             outs = self.fresh(device)
             grid = self.grids.get(index) or self.grid_on(index)
-            size = grid[0] // self.cluster * self.partials
+            size = math.prod(grid) // self.cluster * self.partials
             partials = allocator.on(device)((size,), (1,), self.dtype)
             self.enqueue(index, inputs, self.addresses(outs), partials.data_ptr(), numbers)
             return outs[0] if len(outs) == 1 else tuple(outs)
@@ -336,7 +336,7 @@ class TwoKernels(SummingKernel):
         assert launch.finish is not None
         self.finish = launch.finish
         self.second = CudaKernel(built, FINISH, launch.finish.signature)
-        joins = Work(launch.finish.blocks, False, None)
+        joins = Work(launch.finish.blocks * launch.samples, False, None)
         self.later = (Launched(FINISH, launch.finish.block_threads, work=joins),)
 
     def enqueue(
@@ -352,7 +352,7 @@ class TwoKernels(SummingKernel):
         first = [outputs[k] for k in self.first]
         launch(stream, [*inputs, *first, partials, self.count, *self.extents, *numbers])
         self.second.launch(
-            (self.finish.blocks, 1, 1),
+            (self.finish.blocks, self.finish.samples, 1),
             (self.finish.block_threads, 1, 1),
             0,
             stream,
@@ -379,7 +379,9 @@ class ProgramKernels(Kernels):
                 s.block_threads,
                 s.shared_bytes,
                 replace(
-                    _work(s.launch, s.count) if s.launch else Work(s.blocks, False, None),
+                    _work(s.launch, s.count)
+                    if s.launch
+                    else Work(s.blocks * s.samples, False, None),
                     estimated_registers=s.estimated_registers,
                 ),
             )
@@ -418,7 +420,7 @@ class ProgramKernels(Kernels):
         for (stage, kernel), blocks in zip(self.stages, grids, strict=True):
             launch = stage.launch
             kernel.launch(
-                (blocks, 1, 1),
+                (blocks, stage.samples, 1),
                 (stage.block_threads, 1, 1),
                 stage.shared_bytes,
                 stream,
@@ -453,19 +455,19 @@ class ProgramKernels(Kernels):
 def _work(launch: Launch, count: int) -> Work:
     """What `_blocks` makes a grid of."""
     return Work(
-        launch.blocks(count),
+        launch.blocks(count) * launch.samples,
         launch.persistent,
         launch.most_per_sm,
-        most_blocks=launch.most_blocks,
+        most_blocks=launch.most_blocks and launch.most_blocks * launch.samples,
         cluster=launch.cluster,
     )
 
 
 def _blocks(launch: Launch, count: int, kernel: CudaKernel, device_index: int) -> int:
-    """A block for every group of rows, or of a persistent kernel as many as run at once."""
-    blocks = launch.blocks(count)
+    """For each sample a block for every group of rows, or of a persistent kernel as many as run at
+    once."""
     if not launch.persistent:
-        return blocks
+        return launch.blocks(count)
     resident = kernel.resident_blocks(
         device_index,
         launch.block_threads,
@@ -473,4 +475,4 @@ def _blocks(launch: Launch, count: int, kernel: CudaKernel, device_index: int) -
         launch.cluster,
         launch.most_per_sm,
     )
-    return min(blocks, max(resident, launch.cluster), launch.most_blocks or blocks)
+    return launch.walking(count, resident)

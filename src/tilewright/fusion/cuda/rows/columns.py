@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tilewright.fusion.cuda.column_graph import RowGraph
+from tilewright.fusion.cuda.column_graph import RowGraph, followers
 from tilewright.fusion.cuda.finishing import FINISH, FinishKernel
 from tilewright.fusion.cuda.kernel import ENTRY, JOINS, TYPES, Finish, Launch
 from tilewright.fusion.cuda.rows.kernel import RowKernel
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.vectors import WIDEST_ACCESS
+from tilewright.fusion.extents import Extent
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import plan_rows
 
@@ -45,6 +46,7 @@ def emit_both(
     launch = replace(
         launch,
         most_per_sm=schedule.min_blocks,
+        samples=rows.samples,
         outputs=(*first, *last) if meets else first,
         partials=second.width * len(rows.columns),
         partial_dtype=graph.nodes[rows.columns[0]].dtype,
@@ -54,7 +56,7 @@ def emit_both(
     if meets:
         return text, "", launch
     inputs = tuple(second.loads)
-    finish = Finish(second.slices, second.threads, second.signature(), inputs, last)
+    finish = Finish(second.slices, second.threads, second.signature(), inputs, last, rows.samples)
     return text, second.emit(), replace(launch, finish=finish)
 
 
@@ -78,6 +80,16 @@ class ColumnKernel(RowKernel):
         dtypes = {n.dtype for n in self.columns}
         assert len(dtypes) == 1, dtypes
         self.finish = finish
+        self.of_samples: list[tuple[str, int, Extent]] = []
+        """Inputs and outputs that differ from sample to sample: kind, place and stride."""
+        if rows.sample_axis is not None:
+            memory = [("in", i, a) for i, a in enumerate(graph.inputs)]
+            own = [(i, a) for i, a in graph.outputs if i not in followers(graph, rows.columns)]
+            memory += [("out", k, a) for k, (_, a) in enumerate(own)]
+            self.of_samples = [
+                (name, i, Extent(stride, f"{name}{i}_sample"))
+                for name, i, a in memory if (stride := a.strides[rows.sample_axis])
+            ]  # fmt: skip
         self.kind = TYPES[dtypes.pop()]
         self.itemsize = 8 if self.kind == "double" else 4
 
@@ -104,6 +116,24 @@ class ColumnKernel(RowKernel):
             return found
         return "P" * len(self.finished()) + found.replace("q", "qP", 1)
 
+    def every_extent(self) -> dict[str, int]:
+        return super().every_extent() | {e.name: int(e) for *_, e in self.of_samples}
+
+    def kind_of_extent(self, name: str) -> str:
+        of_samples = any(name == e.name for *_, e in self.of_samples)
+        return "i64" if of_samples else super().kind_of_extent(name)
+
+    def first(self, i: int) -> str:
+        strides = {place: e for kind, place, e in self.of_samples if kind == "in"}
+        return f"(u64)(blockIdx.y * {strides[i]})" if i in strides else super().first(i)
+
+    def place(self) -> None:
+        """What follows is about the sample that blockIdx.y names."""
+        super().place()
+        for kind, i, stride in self.of_samples:
+            if kind == "out" or self.graph.inputs[i].draw is None:
+                self.line(f"{kind}{i} += blockIdx.y * {stride};")
+
     def load_parameters(self) -> None:
         """Also begin the sums."""
         if self.finish is None and self.s.early:
@@ -127,7 +157,8 @@ class ColumnKernel(RowKernel):
     def after_rows(self) -> None:
         """Join the sums of the block's groups and write one result."""
         groups, every = self.s.rows_per_block, range(len(self.columns) * self.turns)
-        at = f"partials + (block * {len(self.columns)} + {{c}}) * {self.plan.width} + column"
+        block = "(blockIdx.y * blocks + block)" if self.of_samples else "block"
+        at = f"partials + ({block} * {len(self.columns)} + {{c}}) * {self.plan.width} + column"
         wide = math.gcd(self.s.vector * self.itemsize, self.plan.width * self.itemsize)
         leave = f"store<{min(wide, WIDEST_ACCESS)}>({at}, {{own}});"
         if self.finish is None and not self.s.early:

@@ -7,7 +7,7 @@ import math
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda import instructions, registers
-from tilewright.fusion.cuda.finishing import finish_bytes
+from tilewright.fusion.cuda.finishing import finish_bytes, finish_shares
 from tilewright.fusion.cuda.kernel import JOINS
 from tilewright.fusion.cuda.partials import partials_of_row
 from tilewright.fusion.cuda.rows.layout import WARP
@@ -41,7 +41,8 @@ class Footprint:
 
     def __init__(self, graph: Graph):
         self.width = graph.reduced_size
-        self.rows = math.prod(graph.space[a] for a in graph.kept)
+        self.samples = getattr(graph, "samples", 1)
+        self.rows = self.samples * math.prod(graph.space[a] for a in graph.kept)
         along = [a for a in graph.memory if any(a.strides[k] for k in graph.reduced)]
         over_rows = [a for a in along if not graph.kept or any(a.strides[k] for k in graph.kept)]
         self.queued = over_rows
@@ -206,7 +207,8 @@ class Footprint:
         found = max(found, (c.rows_per_block - 1) * self.column_bytes(c) * c.row_threads)
         if c.combine == "grid":
             columns = len(self.columns)
-            joining = finish_bytes(self.width, columns, c.block_threads, COLUMN_ITEMSIZE)
+            shares = finish_shares(self.width)
+            joining = finish_bytes(shares, columns, c.block_threads, COLUMN_ITEMSIZE)
             found = max(found, joining)
         return found
 

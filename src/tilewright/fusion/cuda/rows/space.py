@@ -86,6 +86,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
 
     threads = tuple(t for t in ROW_THREADS if holds_a_row(t))
     groups = COLUMN_GROUPS if footprint.columns else (1, 2, 4, 8)
+    meets = bool(footprint.columns) and footprint.samples == 1
     walks = not footprint.row_partials or footprint.rows > device.sms
     return ConfigSpace(
         RowSchedule,
@@ -98,7 +99,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             "moments": tuple(moments),
             "cluster": clusters,
             "in_turn": (False, True) if walks and not footprint.columns else (False,),
-            "combine": ("kernel", "grid") if footprint.columns else ("kernel",),
+            "combine": ("kernel", "grid") if meets else ("kernel",),
             "early": (False, True) if footprint.columns else (False,),
             "rows_per_block": tuple(r for r in groups if r * min(threads, default=1) <= 1024),
             "blocks_per_row": _blocks_per_row(footprint),
