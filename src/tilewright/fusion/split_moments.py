@@ -1,4 +1,5 @@
-"""Moments of rows that are divided among blocks: those of each part, and what joins them.
+"""Moments of rows that are divided among blocks: those of each part, and what joins them. Sums and
+extremes that the graph reduces the rows to beside them are found alike.
 
 m2 of a row is the sum of m2 of its parts, and the size of a part times m2 of their means (Chan,
 Golub and LeVeque, The American Statistician 37, 1983). A block finds mean and m2 of a part that it
@@ -18,15 +19,17 @@ from dataclasses import replace
 from tilewright.fusion.ir import Access, Graph, Node, Rewriter
 from tilewright.fusion.passes import merge_common, remove_dead
 
+JOINED = ("sum", "amax", "amin", "prod")
+"""Reductions that are those of the parts' results."""
 LEAST_PARTS = 32
 """Rows that have no so many equal parts are not divided so: fewer blocks leave a device idle."""
 
 
 def most_parts(graph: Graph) -> int:
-    """The largest power of two of equal parts, of two elements or more, whose moments are all that
-    a graph needs of its only reduced axis; 1 where it needs others, or these are too few."""
+    """The largest power of two of equal parts, of two elements or more, that a graph with moments
+    of its only reduced axis has; 1 where these are too few, or it needs what parts do not join."""
     ops = {graph.nodes[i].op for i in graph.reductions}
-    if "m2" not in ops or not ops <= {"mean", "m2"} or len(graph.reduced) > 1:
+    if "m2" not in ops or not ops <= {"mean", "m2", *JOINED} or len(graph.reduced) > 1:
         return 1
     size = graph.space[graph.reduced[0]]
     parts = min(size & -size, size // 2)
@@ -39,7 +42,7 @@ def split_moments(graph: Graph, parts: int) -> Graph:
     steps = graph.space[axis] // parts
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
-        if n.op not in ("mean", "m2"):
+        if n.op not in ("mean", "m2", *JOINED):
             return None
         values = r[n.args[0]]
         shape = list(values.shape)
@@ -50,6 +53,9 @@ def split_moments(graph: Graph, parts: int) -> Graph:
 
         def of_row(op: str, *args: int) -> int:
             return r.add(replace(n, op=op, args=args))
+
+        if n.op in JOINED:
+            return of_row(n.op, of_part(n.op, *n.args))
 
         def number(value: float) -> int:
             return r.add(Node("const", (), n.dtype, (1,) * len(shape), value))

@@ -282,7 +282,10 @@ def bench_one(session: Session, w: Workload) -> Row:
     best = session.store.best(str(w), session.device.key, session.device.versions, w.program)
     if best and best.implementation in {i.name for i in supporting}:
         candidates.insert(0, candidate_of(best))
-    trial.assess(candidates, Budget(clock=session.clock.seconds))  # none is left out: no search
+    all_of_them = Budget(clock=session.clock.seconds)  # none is left out: no search
+    trial.assess(candidates, all_of_them)
+    for implementation in supporting:
+        trial.assess_spilled(implementation.name, all_of_them)  # calls run them, too
     entries = [trial.entries[c] for c in dict.fromkeys(candidates) if c in trial.entries]
     row = duel(trial, [e for e in entries if e.verified], budget)
     return _with_activity(trial, _with_public_cost(session, w, row))

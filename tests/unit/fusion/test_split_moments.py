@@ -25,6 +25,7 @@ from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DEVICES
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.programs import program_of
 from tilewright.fusion.cuda.tiles.area import Area
@@ -45,8 +46,18 @@ def variances_of_rows(x):
     return torch.var_mean(x, -1)
 
 
-def variances_and_sums(x):
-    return x.var(0), x.exp().sum(0)
+def beside_moments(x):
+    return x.var(0), (x * x).sum(0), x.amax(0), x.amin(0), (1.0 + x * 1e-5).prod(0)
+
+
+def moments_and_norms(x):
+    return x.var(0), x.logsumexp(0)
+
+
+def gradients(function, *tensors):
+    op = backward_operator(workload(function, *tensors).operator)
+    names = [n for n in op.parameters if n not in ("seed", "grads")]
+    return op.workload(**dict(zip(names, [tensors[0], *tensors], strict=True)))
 
 
 def emulated(w):
@@ -122,9 +133,40 @@ def test_a_search_for_rows_too_few_and_long_begins_as_ever():
     assert target.heuristic(graph, H100) in target.promising(graph, H100)
 
 
-def test_sums_beside_moments_are_no_moments():
-    graph = graph_of(workload(variances_and_sums, TensorSpec("f32", (ROWS, 64))))
-    assert most_parts(graph) == 1
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_what_is_summed_beside_moments_takes_no_pass_of_its_own(dtype):
+    w = workload(beside_moments, TensorSpec(dtype, (ROWS, 40)))
+    assert program_of(graph_of(w), target.heuristic(graph_of(w), H100), H100).large() == 1
+    assert Verifier(w, CPU).check(emulated(w)).ok
+
+
+@pytest.mark.parametrize("device", ["a100", "h100", "b200"])
+@pytest.mark.parametrize("width", [64, 256])
+def test_gradients_of_normed_columns_take_a_pass_for_moments_one_for_sums_and_one(device, width):
+    spec = DEVICES[device]
+    images = TensorSpec("f16", (32, width, 28, 28), (784 * width, 1, 28 * width, width))
+    numbers = TensorSpec("f32", (width,))
+    w = gradients(normed_images, images, numbers, numbers)
+    graph = graph_of(w)
+    config = target.heuristic(graph, spec)
+    program = program_of(graph, config, spec)
+    assert (program.large(), len(program.segments)) == (3, 5)
+    log = compiled(target.task(graph, config, spec)).log
+    entries = ("fused", *(f"fused{n}" for n in range(1, 5)))
+    assert not any(parse_ptxas(log, e).spill_bytes for e in entries)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_gradients_that_moments_of_parts_are_needed_for_are_right(dtype):
+    images = TensorSpec(dtype, (8, 24, 24, 16), (9216, 1, 384, 24))
+    w = gradients(normed_images, images, *2 * [TensorSpec("f32", (24,))])
+    assert Verifier(w, CPU).check(emulated(w)).ok
+
+
+def test_a_sum_that_awaits_an_extreme_takes_a_pass_after_it():
+    w = workload(moments_and_norms, TensorSpec("f32", (ROWS, 40)))
+    assert program_of(graph_of(w), target.heuristic(graph_of(w), H100), H100).large() == 2
+    assert Verifier(w, CPU).check(emulated(w)).ok
 
 
 def test_parts_are_so_few_that_joining_them_is_little_and_are_read_once():

@@ -27,7 +27,7 @@ from tilewright.search import STRATEGIES
 from tilewright.tune import Progress, bench, rows, tune, verify_all
 from tilewright.tune.ahead import grouped
 from tilewright.tune.choice import simplest_of_fastest
-from tilewright.tune.run import _recorded, _with_activity, tune_one
+from tilewright.tune.run import _recorded, _with_activity, bench_one, tune_one
 from tilewright.tune.session import Clock, Options, Session
 from tilewright.tune.trial import Entry, Trial
 
@@ -107,6 +107,14 @@ def test_spillers_are_tried_where_nothing_else_is_left(w, runner, store, monkeyp
     row = tune_one(session(runner, store, params=params), w)
     assert row.own.config == {"delay_us": 0, "fault": "none"}
     assert row.own.resources["spill_bytes"] == 8
+
+
+def test_what_calls_run_untuned_is_timed_though_it_spills(w, runner, store, monkeypatch):
+    with_tasks(monkeypatch)
+    monkeypatch.setattr(Pool, "compile", _all_spill)
+    row = bench_one(session(runner, store), w)
+    assert row.own.resources["spill_bytes"] == 8
+    assert row.own.median_us > 0
 
 
 def test_spills_of_one_of_a_librarys_kernels_are_read_off_its_log(w, runner, store, monkeypatch):
