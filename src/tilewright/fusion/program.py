@@ -21,6 +21,8 @@ class Segment:
         reads, writes: the buffer of each of the graph's inputs and outputs.
         row: the axes of a row; None where all reductions of the graph run over the same axes.
         lane: the axis that vectors must run along; None where any will do.
+        nested: reductions over some of a row's axes are completed in it, too: of rows that its row
+            is made of, and of what those have been reduced to.
         partials: outputs that are reductions over other axes than the row's are written as so many
             partials, one after another in their buffer.
         reason: why it is a kernel of its own, for people; empty for the first.
@@ -31,6 +33,7 @@ class Segment:
     writes: tuple[int, ...]
     row: tuple[int, ...] | None = None
     lane: int | None = None
+    nested: bool = False
     partials: int = 1
     reason: str = ""
 
@@ -38,7 +41,10 @@ class Segment:
         """By position of the output: the reduction over other axes that it holds a partial of."""
         if self.row is None:
             return {}
-        others = {i for i in self.graph.reductions if self.graph.axes(i) != self.row}
+        row, reductions = {*self.row}, self.graph.reductions
+        others = {i for i in reductions if {*self.graph.axes(i)} != row}
+        if self.nested:
+            others = {i for i in others if not {*self.graph.axes(i)} < row}
         return {k: i for k, (i, _) in enumerate(self.graph.outputs) if i in others}
 
 
@@ -91,6 +97,8 @@ class Kernels:
             how many splits there are.
         most_joined: partials of one number that are put together at once; of more, a kernel whose
             blocks share them makes fewer.
+        set_rows: a kernel that walks so many rows at once completes what is reduced over all of
+            them, too; 0 where none does.
         joins_apart: what follows from results of earlier kernels alone, and reduces them, is a
             kernel of its own, instead of a part of each block of the next one.
     """
@@ -101,6 +109,7 @@ class Kernels:
     row_partials = False
     most_joined = sys.maxsize
     joins_apart = False
+    set_rows = 0
 
     def __init__(self, splits: int = 1):
         self.splits = splits

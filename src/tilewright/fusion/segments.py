@@ -216,6 +216,9 @@ class _Cutter:
         """The rows that the next kernel may walk; those that get most done come first."""
         sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
         sets |= self.walked if self.kernels.row_partials else {(self.lane,)}
+        if self.kernels.set_rows:
+            apart = [(a, b) for a in sets for b in sets if not {*a} & {*b}]
+            sets |= {tuple(sorted((*a, *b))) for a, b in apart if self.lane in a}
         space = largest(self.graph.nodes[i].shape for i in needed)
         sets = {row for row in sets if any(space[a] > 1 for a in row)}  # not what is known by now
         found = []
@@ -260,6 +263,7 @@ class _Cutter:
         self, row: tuple[int, ...], needed: Sequence[int], known: dict[int, Known]
     ) -> tuple[set[int], list[int]]:
         space = largest(self.graph.nodes[i].shape for i in needed)
+        completed = self.complete_dims(row, needed)
         now: set[int] = set()
         added: list[int] = []
         for i in needed:
@@ -267,13 +271,23 @@ class _Cutter:
             if i in known:
                 now.add(i)
             elif all(a in now for a in n.args):
-                if n.op not in REDUCTIONS or self.graph.axes(i) == row:
+                if n.op not in REDUCTIONS or self.graph.axes(i) in completed:
                     now.add(i)
                 elif self.can_add(i, row, space) and self.kernels.adds(
                     self.graph, row, self.lane, [*added, i]
                 ):
                     added.append(i)
         return now, added
+
+    def complete_dims(self, row: tuple[int, ...], needed: Sequence[int]) -> set[tuple[int, ...]]:
+        """The dims of reductions that have what they need at hand at once in a kernel that walks
+        these rows: their own, or, of a set of rows, those of one and those of the others."""
+        sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
+        along = min((s for s in sets if self.lane in s and {*s} < {*row}), key=len, default=row)
+        over = tuple(a for a in row if a not in along)
+        if math.prod(self.graph.space[a] for a in over) > self.kernels.set_rows:
+            return {row}
+        return {row, along, over}
 
     def can_add(self, i: int, row: tuple[int, ...], space: tuple[int, ...]) -> bool:
         """Whether a kernel that walks these rows meets each element of the operand once."""
@@ -304,7 +318,10 @@ class _Cutter:
             reason = next((self.awaited[b] for b in reads if b in self.awaited), reason)
         reason = reason if self.segments else ""
         lane = self.lane if row is not None else None
-        self.segments.append(compact(Segment(graph, reads, writes, row, lane, reason=reason)))
+        nested = self.kernels.set_rows > 0 and row is not None
+        self.segments.append(
+            compact(Segment(graph, reads, writes, row, lane, nested, reason=reason))
+        )
 
     def needs(self, i: int) -> str:
         """Why what needs reduction `i` is a later kernel, if no row of this one holds it."""

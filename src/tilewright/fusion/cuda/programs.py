@@ -21,6 +21,13 @@ from tilewright.fusion.cuda.pointwise.schedule import (
 )
 from tilewright.fusion.cuda.registers import launch_bounds
 from tilewright.fusion.cuda.rows.heuristics import row_heuristic
+from tilewright.fusion.cuda.rows.row_sets import (
+    RowSets,
+    may_have_sets,
+    set_heuristic,
+    set_promising,
+    set_space,
+)
 from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.stages import (
     Schedule,
@@ -31,8 +38,11 @@ from tilewright.fusion.cuda.stages import (
     column_space,
     column_stages,
     fits_rows,
+    nests,
     plain_stage,
     rows_last,
+    set_rows,
+    sets_of_rows,
     shares_rows,
 )
 from tilewright.fusion.cuda.tiles.area import Area
@@ -115,23 +125,28 @@ def _cut(
     if any(set(row) < set(axes) for row in sets for axes in sets):
         by_row: list[tuple[bool, ...]] = [(True, True, True), (True, True)]
         ways = [*ways, *by_row] if split_rows else [*by_row, *ways]
+    if not split_rows and may_have_sets(graph):
+        ways.append((True, False, False, True))
     own = device if few else None
     kernels = [TileKernels(tiles, own, *way) for way in ways]
     found = [cut(graph, split_rows=split_rows, kernels=each) for each in kernels]
-    return min((p for p in found if _fits_columns(p, device)), key=Program.large)
+    return min((p for p in found if _fits(p, device)), key=Program.large)
 
 
-def _fits_columns(program: Program, device: DeviceSpec) -> bool:
-    """Whether there are kernels for all rows that also add up over all of them."""
+def _fits(program: Program, device: DeviceSpec) -> bool:
+    """Whether there are kernels for all rows that also add up over all of them, or come in sets."""
     summing = map(column_graphs, filter(adds_columns, program.segments))
-    return all(found is not None and fits_rows(found[1], device) for found in summing)
+    sets = map(sets_of_rows, filter(nests, program.segments))
+    return all(found is not None and fits_rows(found[1], device) for found in summing) and all(
+        isinstance(found, RowSets) and set_heuristic(found, device) is not None for found in sets
+    )
 
 
 def has_few_rows(program: Program, device: DeviceSpec) -> bool:
     """Whether the main kernel has too few rows for a device."""
     k = _main(program)
     segment, kind = program.segments[k], kind_of(program, k)
-    if kind in ("pointwise", "columns") or segment.added():
+    if kind in ("pointwise", "columns", "sets") or segment.added():
         return False
     if kind == "rows":
         return shares_rows(segment.graph, device)
@@ -140,11 +155,13 @@ def has_few_rows(program: Program, device: DeviceSpec) -> bool:
 
 
 def kind_of(program: Program, k: int) -> str:
-    """What kind of kernel does segment `k`: "tile", "rows", "columns" or "pointwise"."""
+    """What kind of kernel does segment `k`: "tile", "rows", "columns", "sets" or "pointwise"."""
     return "tile" if is_joining(program, k) else kind_of_segment(program.segments[k])
 
 
 def kind_of_segment(segment: Segment) -> str:
+    if nests(segment):
+        return "sets"
     if adds_columns(segment):
         return "columns"
     if segment.added():
@@ -188,7 +205,7 @@ def _choices(graph: Graph, device: DeviceSpec) -> tuple[Program | None, Program 
     segment = divided.segments[_main(divided)]
     if _finds_parts(graph, device):
         return whole, divided
-    if kind_of_segment(segment) == "columns" or not segment.added():
+    if kind_of_segment(segment) in ("columns", "sets") or not segment.added():
         return whole, None
     split = kind_of(whole, _main(whole)) != "tile" and has_few_rows(whole, device)
     return (None if split or divided.large() < whole.large() else whole), divided
@@ -214,6 +231,8 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
             return row_space(rows_last(segment.graph), device)
         case "columns":
             return column_space(segment, device)
+        case "sets":
+            return set_space(set_rows(segment), device)
     whole = tile_space(_main_area(program))
     if divided is None or segment.added():
         return whole
@@ -260,6 +279,8 @@ def heuristic(graph: Graph, device: DeviceSpec) -> Any:
             return row_heuristic(rows_last(segment.graph), device)
         case "columns":
             return row_heuristic(column_rows(segment), device)
+        case "sets":
+            return set_heuristic(set_rows(segment), device)
     area = _main_area(program)
     whole = tile_heuristic(area, device)
     if divided is None or segment.added():
@@ -299,11 +320,14 @@ def _parts_promising(graph: Graph, device: DeviceSpec) -> list[tuple[float, Tile
 
 
 def promising(graph: Graph, device: DeviceSpec) -> list[Any]:
-    """Schedules of tiles for a search to begin with; of other kernels the heuristic is one."""
+    """Schedules of tiles, or of sets of rows, for a search to begin with; of other kernels the
+    heuristic is one."""
     program, divided = _choices(graph, device)
     areas = [_main_area(divided)] if divided and not _finds_parts(graph, device) else []
     if program is not None and kind_of(program, _main(program)) == "tile":
         areas.append(_main_area(program))
+    if program is not None and kind_of(program, _main(program)) == "sets":
+        return set_promising(set_rows(program.segments[_main(program)]), device)
     every = space(graph, device)
     in_parts = [c for _, c in _parts_promising(graph, device)]
     of_areas = (c for area in areas for c in tile_promising(area, device))

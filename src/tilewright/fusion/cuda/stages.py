@@ -19,6 +19,7 @@ from tilewright.fusion.cuda.pointwise.schedule import (
 from tilewright.fusion.cuda.rows.columns import emit_both
 from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
 from tilewright.fusion.cuda.rows.heuristics import row_heuristic
+from tilewright.fusion.cuda.rows.row_sets import RowSets, emit_sets, row_sets, set_heuristic
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.sharing import emit_rows
 from tilewright.fusion.cuda.rows.space import row_space
@@ -96,8 +97,16 @@ def fits_rows(rows: Graph, device: DeviceSpec) -> bool:
 # ---- rows that also add up over all of them ------------------------------------------------------
 
 
+def nests(segment: Segment) -> bool:
+    """Whether a kernel of rows reduces some axes of them alone."""
+    row = set(segment.row or ())
+    return segment.nested and any(set(axes) < row for axes in segment.graph.reduction_sets)
+
+
 def adds_columns(segment: Segment) -> bool:
     """Whether a kernel of rows also adds up over all of them."""
+    if nests(segment):
+        return False
     row = set(segment.row or ())
     return any(row - set(axes) for axes in segment.graph.reduction_sets)
 
@@ -117,6 +126,23 @@ def column_rows(segment: Segment) -> RowGraph:
     found = column_graphs(segment)
     assert found is not None, segment
     return found[1]
+
+
+@remembered
+def sets_of_rows(segment: Segment) -> RowSets | str:
+    """What a kernel of sets of rows computes of a segment, or why it is none."""
+    graph, row = segment.graph, segment.row or ()
+    along = {a for i in graph.reductions if segment.lane in (axes := graph.axes(i)) for a in axes
+             if len(axes) < len(row)}  # fmt: skip
+    others = [a for a in range(len(graph.space)) if a not in row]
+    order = [*others, *sorted(row, key=lambda a: (a in along, a == segment.lane))]
+    return row_sets(permuted(graph, order), tuple(range(len(others), len(order))))
+
+
+def set_rows(segment: Segment) -> RowSets:
+    found = sets_of_rows(segment)
+    assert isinstance(found, RowSets), found
+    return found
 
 
 def column_space(segment: Segment, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
@@ -174,7 +200,7 @@ def column_stages(
 def plain_stage(
     segment: Segment, kind: str, config: Schedule | None, device: DeviceSpec, entry: str
 ) -> tuple[str, Stage]:
-    """A row or pointwise kernel."""
+    """A row or pointwise kernel, or one of sets of rows."""
     graph = segment.graph
     if kind == "rows":
         graph = rows_last(graph)
@@ -183,6 +209,13 @@ def plain_stage(
         text, launch = emit_rows(plan_rows(graph, rows.moments, rows.recompute), rows, entry)
         count = math.prod(graph.space[a] for a in graph.kept)
         estimated = estimated_registers(rows, Footprint(graph))
+    elif kind == "sets":
+        sets = set_rows(segment)
+        rows = config if isinstance(config, RowSchedule) else set_heuristic(sets, device)
+        assert rows is not None, graph
+        text, launch = emit_sets(sets, rows, entry)
+        count = math.prod(sets.space[a] for a in sets.kept)
+        estimated = estimated_registers(rows, Footprint(sets))
     else:
         fits = isinstance(config, PointwiseSchedule)
         points = config if fits else pointwise_heuristic(graph, device)

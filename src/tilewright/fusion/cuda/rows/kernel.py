@@ -102,17 +102,20 @@ class RowKernel(Moments, Residents):
 
     def row_values(self, phase: int) -> None:
         """Compute every single value per row that is known before `phase`."""
-        for i, n in enumerate(self.graph.nodes):
-            if self.plan.inner[i] or i in self.names or self.plan.ready[i] != phase:
-                continue
-            self.line(f"{TYPES[n.dtype]} s{i}[{self.s.rows_per_thread}];")
-            self.names[i] = f"s{i}[r]"
-            value = (
-                self.row_scalar(i)
-                if n.op == "load"
-                else self.expression(n, [self.names[a] for a in n.args], None)
-            )
-            self.line(f"{self.each_row()} s{i}[r] = {value};")
+        for i in range(len(self.graph.nodes)):
+            if not self.plan.inner[i] and i not in self.names and self.plan.ready[i] == phase:
+                self.row_value(i)
+
+    def row_value(self, i: int) -> None:
+        n = self.graph.nodes[i]
+        self.line(f"{TYPES[n.dtype]} s{i}[{self.s.rows_per_thread}];")
+        self.names[i] = f"s{i}[r]"
+        value = (
+            self.row_scalar(i)
+            if n.op == "load"
+            else self.expression(n, [self.names[a] for a in n.args], None)
+        )
+        self.line(f"{self.each_row()} s{i}[r] = {value};")
 
     def row_stores(self) -> None:
         """Outputs that hold one value per row; the row's first thread writes them."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.rows.row_sets import MOST_ROWS
 from tilewright.fusion.cuda.tiles.area import Area, best_walk
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.cuda.tiles.tiling import Tiles, fitted
@@ -46,6 +47,7 @@ class TileKernels(Kernels):
         mixes: add up over different dims in one walk.
         rows: row kernels leave a partial for each row of what is reduced over rows and more.
         columns: they also add up over all rows.
+        sets: row kernels complete what is reduced over sets of rows, too.
         parts: rows are parts of longer ones, whose results are put together at once for all.
     """
 
@@ -60,15 +62,17 @@ class TileKernels(Kernels):
         mixes: bool = True,
         rows: bool = False,
         columns: bool = False,
+        sets: bool = False,
         parts: bool = False,
     ):
         super().__init__()
         self.schedule, self.device, self.mixes = schedule, device, mixes
         self.row_partials, self.columns, self.joins_apart = rows, columns, parts
+        self.set_rows = MOST_ROWS if sets else 0
         self.extra = MORE_PASSES if device else 0
 
     def kind(self) -> tuple[Any, ...]:
-        ways = self.mixes, self.row_partials, self.columns, self.joins_apart
+        ways = self.mixes, self.row_partials, self.columns, self.set_rows, self.joins_apart
         return (*super().kind(), self.device, *ways)
 
     def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
