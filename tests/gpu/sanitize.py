@@ -74,9 +74,27 @@ def sanitized_columns(x):
     return (x - x.mean(0)) / (x.std(0) + 1e-6)
 
 
+def sanitized_samples(x):
+    y = x - x.mean(-1, keepdim=True)
+    return y, y.sum(1)
+
+
+def sanitized_sets(x):
+    y = x - x.mean((2, 3), keepdim=True)
+    peak = y.amax(-1, keepdim=True)
+    return y / peak, peak.sum(2)
+
+
 FUNCTIONS = {
     f.__name__: f
-    for f in (sanitized_dropout, sanitized_pieces, sanitized_totals, sanitized_columns)
+    for f in (
+        sanitized_dropout,
+        sanitized_pieces,
+        sanitized_totals,
+        sanitized_columns,
+        sanitized_samples,
+        sanitized_sets,
+    )
 }
 """Operators that exist once a case asks for them."""
 
@@ -257,6 +275,10 @@ FUSED = [
     "sanitized_pieces(x=f16[37,515], y=f16[37,130])",
     "sanitized_totals(x=f32[1301,520], mask=f32[1301,520])",
     "sanitized_columns(x=f32[9216,40])",  # moments of parts
+    "sanitized_samples(x=f16[3,301,1032])",
+    "sanitized_samples(x=bf16[3,17,16384])",
+    "sanitized_sets(x=f16[3,2,6,2056])",  # in clusters
+    "sanitized_sets(x=f32[200,2,6,72])",
     "layer_norm(x=f64[301,1032], weight=f64[1032], bias=f64[1032])",
     "rms_norm_backward(grad_output=bf16[40001,128], x=bf16[40001,128], rstd=f32[40001,1], "
     "weight=bf16[128])",  # four rows at once

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, seed
 
+from adaptive_norms import ADAPTIVE, GATED, adaptive, gated
 from program_graphs import KINDS, LERP, MIXED, WITH_TOTALS, broadcasts, mixed
 from random_graphs import (
     KINDS_OF_STEPS,
@@ -25,6 +26,7 @@ from random_graphs import (
     run_examples,
     workload,
 )
+from row_sets import group_peaks, group_share, normed_gradients, of_groups, two_scales
 from tilewright.device import spec_of
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.impl import IMPLS
@@ -179,3 +181,30 @@ def assert_captured(w, device):
         torch.cuda.synchronize()
         pairs = zip(*[o if isinstance(o, tuple) else (o,) for o in (out, expected)], strict=True)
         assert all(torch.equal(a, b) for a, b in pairs), config
+
+
+@pytest.mark.usefixtures("forgets_functions")
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize(("samples", "rows"), [(32, 256), (3, 1000), (200, 17), (1, 300)])
+@pytest.mark.parametrize(("function", "text"), [(adaptive, ADAPTIVE), (gated, GATED)])
+def test_sums_over_the_rows_of_each_sample(function, text, samples, rows, dtype, device):
+    fuse(function)
+    w = Workload.parse(text.format(d=dtype, s=samples, r=rows, h=1160))
+    assert_right(w, device, tried=2)
+
+
+@pytest.mark.usefixtures("forgets_functions")
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize(
+    ("images", "channels"),
+    [("2,320,32,32", 320), ("3,24,5,5", 24), ("40,64,16,16", 64), ("2,128,64,64", 128)],
+)
+def test_gradients_of_group_norm(images, channels, dtype, device):
+    assert_right(normed_gradients(dtype, images, channels), device, tried=3)
+
+
+@pytest.mark.usefixtures("forgets_functions")
+@pytest.mark.parametrize("function", [group_share, group_peaks, two_scales])
+@pytest.mark.parametrize("shape", ["300,3,8,96", "2,3,5,4096", "1,1,32,1024"])
+def test_reductions_over_sets_of_rows(function, shape, device):
+    assert_right(of_groups(function, "f32", shape), device, tried=3)

@@ -8,6 +8,7 @@ import torch
 from fused_on_cpu import assert_verified
 from torch.nn import functional as F
 
+from adaptive_norms import ADAPTIVE, GATED, adaptive, gated
 from emulated import Emulated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
@@ -22,19 +23,6 @@ from tilewright.op import Workload
 H200, CPU = DEVICES["h200"], torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("forgets_functions")
 emulation = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
-
-ADAPTIVE = "adaptive_backward(grad_output={d}[{s},{r},{h}], x={d}[{s},{r},{h}], shift={d}[{s},1,{h}], scale={d}[{s},1,{h}])"  # noqa: E501
-
-
-def adaptive(x, shift, scale):
-    """Peebles & Xie, Scalable Diffusion Models with Transformers, arXiv 2212.09748."""
-    return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1.0 + scale) + shift
-
-
-def gated(x, branch, gate, scale):
-    """With the residual before it, which is an output too."""
-    total = x + gate * branch
-    return total, F.rms_norm(total, total.shape[-1:], eps=1e-6) * scale
 
 
 def chunked(x, condition):
@@ -93,10 +81,7 @@ ONE_PASS = {
         "adaptive_backward(grad_output=f32[3,5,7,264], x=f32[3,5,7,264]@strides(18480,264,2640,1), shift=f32[3,1,1,264], scale=f32[3,1,1,264])",  # noqa: E501
     ),
     "fp64": (adaptive, ADAPTIVE.format(d="f64", s=2, r=20, h=264)),
-    "a gate": (
-        gated,
-        "gated_backward(grad_output0=bf16[3,33,264], grad_output1=bf16[3,33,264], x=bf16[3,33,264], branch=bf16[3,33,264], gate=bf16[3,1,264], scale=bf16[3,1,264])",  # noqa: E501
-    ),
+    "a gate": (gated, GATED.format(d="bf16", s=3, r=33, h=264)),
     "slices": (
         chunked,
         "chunked_backward(grad_output=f32[3,33,264], x=f32[3,33,264], condition=f32[3,1,528])",
