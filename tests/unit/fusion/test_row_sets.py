@@ -1,6 +1,7 @@
 """Reductions along rows, over sets of them, and of what rows were reduced to, in one kernel."""
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -153,3 +154,15 @@ def test_one_kernel_serves_any_number_of_images():
             target.task(graph, target.heuristic(graph, H100), H100).source.split("fused1")[0]
         )
     assert len(sources) == 1
+
+
+def test_all_barriers_of_a_cluster_are_made_before_another_block_may_use_them():
+    graph = graph_of(normed_gradients("f16", "2,128,64,64", 128))
+    config = target.heuristic(graph, H100)
+    assert config.cluster > 1
+    source = programs.emit(graph, config, H100)[0].rpartition("namespace kernel0")[2]
+    made = source.index("barriers_made();")
+    barriers = set(re.findall(r"store_remote\(.*?, &?(\w+)", source))
+    assert {"whole_joined0", "whole_joined1", "joined2"} <= barriers
+    assert all(f"barrier_init(&{name}[threadIdx.x])" in source[:made] for name in barriers)
+    assert "barrier_init" not in source[made:]

@@ -57,6 +57,11 @@ class Joining(Walking):
         return sum(bool(phase.reductions) for phase in self.plan.phases)
 
     @property
+    def cluster_barriers(self) -> list[str]:
+        """What a cluster's blocks tell one another by; all are made before any block is let on."""
+        return [f"joined{n}" for n in range(self.joining_sweeps)]
+
+    @property
     def alternates(self) -> bool:
         several = self.warps * self.s.cluster > 1
         return self.persistent and self.joining_sweeps == 1 and several
@@ -81,7 +86,7 @@ class Joining(Walking):
         if moments:
             self.count_elements(TYPES[moments[0].dtype])
         if self.s.cluster > 1:
-            names = [f"joined{n}" for n in range(self.joining_sweeps)]
+            names = self.cluster_barriers
             self.shared += [f"__shared__ u64 {name}[{self.buffers}];" for name in names]
             self.open(f"if (threadIdx.x < {self.buffers})")
             for name in names:

@@ -222,14 +222,10 @@ class SetKernel(RowKernel):
             super().await_cluster()
         self.awaited = True
 
-    def prepare_joining(self) -> None:
-        super().prepare_joining()
-        if self.s.cluster > 1 and self.whole:
-            self.shared.append(f"__shared__ u64 whole_joined[{self.joining_sweeps}];")
-            self.open(f"if (threadIdx.x < {self.joining_sweeps})")
-            self.line("barrier_init(&whole_joined[threadIdx.x]);")
-            self.close()
-            self.line("barriers_known();")
+    @property
+    def cluster_barriers(self) -> list[str]:
+        sweeps = range(self.joining_sweeps if self.whole else 0)
+        return [*super().cluster_barriers, *(f"whole_joined{n}" for n in sweeps)]
 
     def combine(self, sweep: int, phase: Phase) -> None:
         rows = tuple(i for i in phase.reductions if i not in self.whole)
@@ -272,7 +268,7 @@ class SetKernel(RowKernel):
 
     def exchange_whole(self, sweep: int, sums: list[int]) -> None:
         """Every warp of every block of the cluster tells every block."""
-        s, barrier = self.s, f"&whole_joined[{sweep}]"
+        s, barrier = self.s, f"whole_joined{sweep}"
         sizes = {i: 8 if self.graph.nodes[i].dtype == "f64" else 4 for i in sums}
         self.await_cluster()
         arriving = self.block_warps * s.cluster * sum(sizes.values())
