@@ -21,7 +21,7 @@ from row_sets import (
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.compile.resources import parse_ptxas
-from tilewright.device import DEVICES
+from tilewright.device import DEVICES, MAX_GRID
 from tilewright.fusion.cuda import programs, target
 from tilewright.fusion.cuda.rows.row_sets import MOST_ROWS, set_heuristic, set_promising, set_space
 from tilewright.fusion.cuda.stages import nests, set_rows
@@ -98,6 +98,12 @@ def test_sets_of_too_many_rows_are_cut():
     w = of_groups(two_scales, "f32", f"2,2,{MOST_ROWS + 1},40")
     assert not any(map(nests, program_of(w).segments))
     assert_verified(w)
+
+
+def test_more_sets_than_a_grid_has_blocks_are_cut():
+    w = of_groups(two_scales, "f16", f"{MAX_GRID + 1},1,2,64")
+    assert not any(map(nests, program_of(w).segments))
+    assert target.unsupported(graph_of(w), H100) is not None or program_of(w).large() > 1
 
 
 def test_sets_that_no_block_or_cluster_holds_are_cut():

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tilewright.device import DeviceSpec
+from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.kernel import ENTRY, JOINS, TYPES, Launch
 from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
@@ -106,6 +106,7 @@ def row_sets(graph: Graph, row: tuple[int, ...]) -> RowSets | str:
 def set_space(graph: RowSets, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     """Of row schedules those whose blocks, or clusters, take one set each."""
     whole = row_space(graph, device)
+    sets = math.prod(graph.space[a] for a in graph.kept) // graph.set_rows
     shares = [n for n in range(1, graph.set_rows + 1) if graph.set_rows % n == 0]
     values = {
         **whole.values,
@@ -126,6 +127,8 @@ def set_space(graph: RowSets, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             return f"{taken} rows of sets of {graph.set_rows}"
         if c.row_threads < WARP:
             return "a row takes whole warps"
+        if sets * c.cluster > MAX_GRID:
+            return f"{sets * c.cluster} blocks exceed a grid of {MAX_GRID}"
         return whole.constraint(c)
 
     return ConfigSpace(RowSchedule, values, why_not)
