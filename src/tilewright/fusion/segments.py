@@ -217,8 +217,10 @@ class _Cutter:
         sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
         sets |= self.walked if self.kernels.row_partials else {(self.lane,)}
         if self.kernels.set_rows:
-            apart = [(a, b) for a in sets for b in sets if not {*a} & {*b}]
-            sets |= {tuple(sorted((*a, *b))) for a, b in apart if self.lane in a}
+            most, sizes = self.kernels.set_rows, self.graph.space
+            few = [b for b in sets if math.prod(sizes[a] for a in b) <= most]
+            along = [a for a in sets if self.lane in a]
+            sets |= {tuple(sorted((*a, *b))) for a in along for b in few if not {*a} & {*b}}
         space = largest(self.graph.nodes[i].shape for i in needed)
         sets = {row for row in sets if any(space[a] > 1 for a in row)}  # not what is known by now
         found = []

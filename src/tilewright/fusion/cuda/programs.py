@@ -125,12 +125,14 @@ def _cut(
     if any(set(row) < set(axes) for row in sets for axes in sets):
         by_row: list[tuple[bool, ...]] = [(True, True, True), (True, True)]
         ways = [*ways, *by_row] if split_rows else [*by_row, *ways]
-    if not split_rows and may_have_sets(graph):
-        ways.append((True, False, False, True))
     own = device if few else None
     kernels = [TileKernels(tiles, own, *way) for way in ways]
     found = [cut(graph, split_rows=split_rows, kernels=each) for each in kernels]
-    return min((p for p in found if _fits(p, device)), key=Program.large)
+    best = min((p for p in found if _fits(p, device)), key=Program.large)
+    if split_rows or best.large() == 1 or not may_have_sets(graph):
+        return best
+    in_sets = cut(graph, kernels=TileKernels(tiles, own, sets=True))
+    return in_sets if in_sets.large() < best.large() and _fits(in_sets, device) else best
 
 
 def _fits(program: Program, device: DeviceSpec) -> bool:
