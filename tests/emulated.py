@@ -212,7 +212,7 @@ class Emulated(Stored):
             self.meets = True
             return source
         second = [inputs + outputs, *finish.inputs, *(inputs + k for k in finish.outputs)]
-        grid = finish.blocks, finish.samples
+        grid = finish.blocks, launch.samples
         self.launches.append((FINISH, grid, finish.block_threads, second, [clusters]))
         return source
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, seed
 
-from adaptive_norms import ADAPTIVE, GATED, adaptive, gated
+from norms_of_samples import ADAPTIVE, GATED, adaptive, gated
 from program_graphs import KINDS, LERP, MIXED, WITH_TOTALS, broadcasts, mixed
 from random_graphs import (
     KINDS_OF_STEPS,

@@ -24,7 +24,7 @@ from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DEVICES, MAX_GRID
 from tilewright.fusion.cuda import programs, target
 from tilewright.fusion.cuda.rows.row_sets import MOST_ROWS, set_heuristic, set_promising, set_space
-from tilewright.fusion.cuda.stages import nests, set_rows
+from tilewright.fusion.cuda.stages import nests, sets_in
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 
@@ -41,7 +41,7 @@ def program_of(w, device=H100):
 def sets_of(w, device=H100):
     first = program_of(w, device).segments[0]
     assert nests(first)
-    return set_rows(first)
+    return sets_in(first)
 
 
 @pytest.mark.parametrize("device", ["a100", "h100", "b200"])

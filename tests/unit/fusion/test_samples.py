@@ -8,8 +8,8 @@ import torch
 from fused_on_cpu import assert_verified
 from torch.nn import functional as F
 
-from adaptive_norms import ADAPTIVE, GATED, adaptive, gated
 from emulated import Emulated
+from norms_of_samples import ADAPTIVE, GATED, adaptive, gated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse

@@ -13,7 +13,7 @@ from tilewright.fusion.plan import needed_in
 MOST_SAMPLES = 65535
 """The second size of a grid, at most."""
 SAMPLE_ROWS = 16
-"""Of each sample, at least: every block writes, and reads, its sums of fp32 once for its rows."""
+"""Of each sample, at least: for its rows each block leaves sums of fp32, which are read again."""
 
 
 @dataclass(frozen=True)

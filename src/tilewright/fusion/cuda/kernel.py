@@ -117,8 +117,7 @@ class Finish:
     """How to launch the kernel that joins partial results.
 
     Its arguments are those results, the inputs and outputs at these positions, how many results
-    there are for each column of a sample, and the run-time scalars; `blocks` are for each of
-    `samples`.
+    there are for each column of a sample, and the run-time scalars; `blocks` are for one sample.
     """
 
     blocks: int
@@ -126,7 +125,6 @@ class Finish:
     signature: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    samples: int = 1
 
 
 def extent_type(graph: Graph) -> str:
@@ -247,11 +245,11 @@ class Kernel:
         """Give masks their names: they are computed where other inputs are read."""
         for i in inputs:
             if (draw := self.graph.inputs[i].draw) is not None:
-                text = f"(u64)*seed{i}, {self.first(i)}, {draw.call}u, {draw.threshold}u"
+                text = f"(u64)*seed{i}, {self.first_drawn(i)}, {draw.call}u, {draw.threshold}u"
                 self.line(f"const Mask in{i} = {{{text}}};")
 
-    def first(self, i: int) -> str:
-        """The index, in what a mask of this kernel draws, of the first element."""
+    def first_drawn(self, i: int) -> str:
+        """The index in mask `i` of the first element that this kernel draws."""
         return "0"
 
     def signature(self) -> str:

@@ -41,7 +41,7 @@ from tilewright.fusion.cuda.stages import (
     nests,
     plain_stage,
     rows_last,
-    set_rows,
+    sets_in,
     sets_of_rows,
     shares_rows,
 )
@@ -234,7 +234,7 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
         case "columns":
             return column_space(segment, device)
         case "sets":
-            return set_space(set_rows(segment), device)
+            return set_space(sets_in(segment), device)
     whole = tile_space(_main_area(program))
     if divided is None or segment.added():
         return whole
@@ -282,7 +282,7 @@ def heuristic(graph: Graph, device: DeviceSpec) -> Any:
         case "columns":
             return row_heuristic(column_rows(segment), device)
         case "sets":
-            return set_heuristic(set_rows(segment), device)
+            return set_heuristic(sets_in(segment), device)
     area = _main_area(program)
     whole = tile_heuristic(area, device)
     if divided is None or segment.added():
@@ -329,7 +329,7 @@ def promising(graph: Graph, device: DeviceSpec) -> list[Any]:
     if program is not None and kind_of(program, _main(program)) == "tile":
         areas.append(_main_area(program))
     if program is not None and kind_of(program, _main(program)) == "sets":
-        return set_promising(set_rows(program.segments[_main(program)]), device)
+        return set_promising(sets_in(program.segments[_main(program)]), device)
     every = space(graph, device)
     in_parts = [c for _, c in _parts_promising(graph, device)]
     of_areas = (c for area in areas for c in tile_promising(area, device))

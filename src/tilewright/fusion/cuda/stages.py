@@ -128,18 +128,14 @@ def column_rows(segment: Segment) -> RowGraph:
     return found[1]
 
 
-@remembered
 def sets_of_rows(segment: Segment) -> RowSets | str:
     """What a kernel of sets of rows computes of a segment, or why it is none."""
-    graph, row = segment.graph, segment.row or ()
-    along = {a for i in graph.reductions if segment.lane in (axes := graph.axes(i)) for a in axes
-             if len(axes) < len(row)}  # fmt: skip
-    others = [a for a in range(len(graph.space)) if a not in row]
-    order = [*others, *sorted(row, key=lambda a: (a in along, a == segment.lane))]
-    return row_sets(permuted(graph, order), tuple(range(len(others), len(order))))
+    assert segment.row is not None, segment
+    assert segment.lane is not None, segment
+    return row_sets(segment.graph, segment.row, segment.lane)
 
 
-def set_rows(segment: Segment) -> RowSets:
+def sets_in(segment: Segment) -> RowSets:
     found = sets_of_rows(segment)
     assert isinstance(found, RowSets), found
     return found
@@ -186,7 +182,7 @@ def column_stages(
         Stage(
             last, (partials, *given), finish.signature,
             blocks=finish.blocks, block_threads=finish.block_threads, finishes=True,
-            samples=finish.samples,
+            samples=launch.samples,
         ),
     ]  # fmt: skip
     elements = most // launch.cluster * launch.samples * launch.partials
@@ -210,7 +206,7 @@ def plain_stage(
         count = math.prod(graph.space[a] for a in graph.kept)
         estimated = estimated_registers(rows, Footprint(graph))
     elif kind == "sets":
-        sets = set_rows(segment)
+        sets = sets_in(segment)
         rows = config if isinstance(config, RowSchedule) else set_heuristic(sets, device)
         assert rows is not None, graph
         text, launch = emit_sets(sets, rows, entry)

@@ -352,7 +352,7 @@ class TwoKernels(SummingKernel):
         first = [outputs[k] for k in self.first]
         launch(stream, [*inputs, *first, partials, self.count, *self.extents, *numbers])
         self.second.launch(
-            (self.finish.blocks, self.finish.samples, 1),
+            (self.finish.blocks, self.shape.samples, 1),
             (self.finish.block_threads, 1, 1),
             0,
             stream,

@@ -56,7 +56,7 @@ def emit_both(
     if meets:
         return text, "", launch
     inputs = tuple(second.loads)
-    finish = Finish(second.slices, second.threads, second.signature(), inputs, last, rows.samples)
+    finish = Finish(second.slices, second.threads, second.signature(), inputs, last)
     return text, second.emit(), replace(launch, finish=finish)
 
 
@@ -80,6 +80,7 @@ class ColumnKernel(RowKernel):
         dtypes = {n.dtype for n in self.columns}
         assert len(dtypes) == 1, dtypes
         self.finish = finish
+        self.apart = rows.sample_axis is not None
         self.of_samples: list[tuple[str, int, Extent]] = []
         """Inputs and outputs that differ from sample to sample: kind, place and stride."""
         if rows.sample_axis is not None:
@@ -123,9 +124,9 @@ class ColumnKernel(RowKernel):
         of_samples = any(name == e.name for *_, e in self.of_samples)
         return "i64" if of_samples else super().kind_of_extent(name)
 
-    def first(self, i: int) -> str:
+    def first_drawn(self, i: int) -> str:
         strides = {place: e for kind, place, e in self.of_samples if kind == "in"}
-        return f"(u64)(blockIdx.y * {strides[i]})" if i in strides else super().first(i)
+        return f"(u64)(blockIdx.y * {strides[i]})" if i in strides else super().first_drawn(i)
 
     def place(self) -> None:
         """What follows is about the sample that blockIdx.y names."""
@@ -157,7 +158,7 @@ class ColumnKernel(RowKernel):
     def after_rows(self) -> None:
         """Join the sums of the block's groups and write one result."""
         groups, every = self.s.rows_per_block, range(len(self.columns) * self.turns)
-        block = "(blockIdx.y * blocks + block)" if self.of_samples else "block"
+        block = "(blockIdx.y * blocks + block)" if self.apart else "block"
         at = f"partials + ({block} * {len(self.columns)} + {{c}}) * {self.plan.width} + column"
         wide = math.gcd(self.s.vector * self.itemsize, self.plan.width * self.itemsize)
         leave = f"store<{min(wide, WIDEST_ACCESS)}>({at}, {{own}});"

@@ -23,7 +23,7 @@ from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.vectors import NARROW_BYTES
 from tilewright.fusion.ir import REDUCTIONS, Graph, Node, Rewriter
-from tilewright.fusion.passes import merge_common, remove_dead
+from tilewright.fusion.passes import merge_common, permuted, remove_dead
 from tilewright.fusion.plan import Phase, expand_moments, plan_rows
 from tilewright.fusion.remembered import remembered
 from tilewright.space import ConfigSpace
@@ -34,6 +34,8 @@ MOST_ROWS = 64
 """Of a set: the source of a kernel has the steps of all rows that a thread takes."""
 THREAD_ROWS = 16
 """Of them, by one thread."""
+MOST_GROUPS = 32
+"""Of a block: of a warp at least, and 1024 threads in all."""
 MOST_THREADS = 512
 """Of a block, so that each has 128 registers."""
 MOST_SPARE = 20
@@ -52,6 +54,10 @@ class RowSets(Graph):
 
     set_rows: int = 1
 
+    @property
+    def sets(self) -> int:
+        return math.prod(self.space[a] for a in self.kept) // self.set_rows
+
 
 def may_have_sets(graph: Graph) -> bool:
     """Whether what is reduced over some dims is reduced over few more, or their results are."""
@@ -61,19 +67,22 @@ def may_have_sets(graph: Graph) -> bool:
 
 
 @remembered
-def row_sets(graph: Graph, row: tuple[int, ...]) -> RowSets | str:
-    """The rows and sets of a graph whose reductions run over `row`, its last axes, or some of them;
-    or why it has none."""
-    sets = {graph.axes(i) for i in graph.reductions}
-    lane = row[-1]
-    inner = {axes for axes in sets if lane in axes and axes != row}
+def row_sets(graph: Graph, row: tuple[int, ...], lane: int) -> RowSets | str:
+    """The rows and sets of a graph whose reductions run over `row`, or some of its axes, one of
+    which vectors run along; or why it has none. Sets come behind what numbers them, rows last."""
+    dims = {graph.axes(i) for i in graph.reductions}
+    inner = {axes for axes in dims if lane in axes and axes != row}
     if len(inner) != 1:
         return "rows that are reduced along several sets of dims, or along all alone"
     (along,) = inner
     over = tuple(a for a in row if a not in along)
-    if along != row[len(over) :] or not sets <= {row, along, over}:
+    if not dims <= {row, along, over}:
         return "reductions over dims that are neither rows nor sets of them"
-    graph = expand_moments(graph)
+    others = [a for a in range(len(graph.space)) if a not in row]
+    order = [*others, *over, *sorted(along, key=lambda a: a == lane)]
+    graph = expand_moments(permuted(graph, order))
+    row = tuple(range(len(others), len(order)))
+    over, along = row[: len(over)], row[len(over) :]
     nodes = graph.nodes
     if any(nodes[i].op not in JOINS for i in graph.reductions):
         return "a reduction that rows do not join"
@@ -106,12 +115,11 @@ def row_sets(graph: Graph, row: tuple[int, ...]) -> RowSets | str:
 def set_space(graph: RowSets, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     """Of row schedules those whose blocks, or clusters, take one set each."""
     whole = row_space(graph, device)
-    sets = math.prod(graph.space[a] for a in graph.kept) // graph.set_rows
     shares = [n for n in range(1, graph.set_rows + 1) if graph.set_rows % n == 0]
     values = {
         **whole.values,
         "rows_per_thread": tuple(n for n in shares if n <= THREAD_ROWS),
-        "rows_per_block": tuple(n for n in shares if n <= WARP),
+        "rows_per_block": tuple(n for n in shares if n <= MOST_GROUPS),
         "moments": ("two_pass",),
         "recompute": (True, False),
         "storage": ("registers",),
@@ -127,8 +135,8 @@ def set_space(graph: RowSets, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             return f"{taken} rows of sets of {graph.set_rows}"
         if c.row_threads < WARP:
             return "a row takes whole warps"
-        if sets * c.cluster > MAX_GRID:
-            return f"{sets * c.cluster} blocks exceed a grid of {MAX_GRID}"
+        if graph.sets * c.cluster > MAX_GRID:
+            return f"{graph.sets * c.cluster} blocks exceed a grid of {MAX_GRID}"
         return whole.constraint(c)
 
     return ConfigSpace(RowSchedule, values, why_not)
@@ -150,7 +158,6 @@ def set_promising(graph: RowSets, device: DeviceSpec) -> list[RowSchedule]:
     are computed again (82f3b87).
     """
     space, footprint = set_space(graph, device), Footprint(graph)
-    sets = max(footprint.rows // graph.set_rows, 1)
     spare = min(footprint.instructions("two_pass") // 2, MOST_SPARE)
 
     def short(c: RowSchedule, of_row: int, most: int) -> bool:
@@ -161,7 +168,7 @@ def set_promising(graph: RowSets, device: DeviceSpec) -> list[RowSchedule]:
     def rank(c: RowSchedule) -> tuple[float, ...]:
         lanes = c.row_threads * c.cluster * c.vector
         idle = math.ceil(footprint.width / lanes) * lanes / footprint.width
-        blocks = sets * c.cluster
+        blocks = max(graph.sets, 1) * c.cluster
         waves = math.ceil(blocks / device.sms) * device.sms / blocks
         narrow = max(NARROW_BYTES / (c.vector * footprint.itemsize), 1)
         cost = round(idle * waves * narrow, 2)
