@@ -208,6 +208,11 @@ held_out_functions = suite(
         f"batch_norm_relu({IMAGES})",
         f"batch_norm_relu({IMAGES.replace('28,28]', '28,28]@channels_last')})",
         backward("batch_norm_relu", "f16[32,256,28,28]", IMAGES),
+        backward(
+            "batch_norm_relu",
+            "f16[32,256,28,28]@channels_last",
+            IMAGES.replace("28,28]", "28,28]@channels_last"),
+        ),
         f"response_norm({RESPONSE})",
         f"layer_scale({BLOCK})",
         # As autograd asks for them: that of x is grad_output, by torch.compile too.
