@@ -64,6 +64,11 @@ template <class H> TW_DEVICE u32 half_min(H h, u32 a, u32 b) {
 }
 TW_DEVICE float power_of_two(float a) { return exp2f(a); }
 """,
+    r"(?s)TW_DEVICE float near_reciprocal\(.*?\n\}": """
+TW_DEVICE float near_reciprocal(float a) {  // off by one, but where no step mends that (Markstein, 1990)
+  const bool all_ones = (__float_as_uint(a) & 0x7fffff) == 0x7fffff;
+  return __uint_as_float(__float_as_uint(1 / a) ^ !all_ones);
+}""",
     r"(?s)template <bool STREAM> TW_DEVICE Quad fetch.*?(?=template <int BYTES> struct Unit;)": """
 template <bool STREAM, class U> TW_DEVICE U fetch(const U* p) { touch(p, sizeof(U)); return *p; }
 """,

@@ -15,3 +15,15 @@ def test_constants_and_casts_are_pytorch_s(function):
     own = tw.fuse(function, name="constants")(x)
     for result, right in zip(own, function(x), strict=True):
         torch.testing.assert_close(result, right, rtol=0, atol=0, equal_nan=True)
+
+
+def test_reciprocals_of_all_floats_are_exact():
+    own = tw.fuse(lambda x: x.reciprocal(), name="reciprocals")
+    for start in range(-(1 << 31), 1 << 31, 1 << 28):
+        bits = torch.arange(start, start + (1 << 28), device="cuda", dtype=torch.int32)
+        x = bits.view(torch.float32)
+        found, right = own(x), 1 / x
+        same = (found.view(torch.int32) == right.view(torch.int32)) | (
+            found.isnan() & right.isnan()
+        )
+        assert same.all(), x[~same][:4]
