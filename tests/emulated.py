@@ -65,7 +65,7 @@ template <class H> TW_DEVICE u32 half_min(H h, u32 a, u32 b) {
 TW_DEVICE float power_of_two(float a) { return exp2f(a); }
 """,
     r"(?s)TW_DEVICE float near_reciprocal\(.*?\n\}": """
-TW_DEVICE float near_reciprocal(float a) {  // off by one, but where no step mends that (Markstein, 1990)
+TW_DEVICE float near_reciprocal(float a) {  // off by one, but where no step mends that
   const bool all_ones = (__float_as_uint(a) & 0x7fffff) == 0x7fffff;
   return __uint_as_float(__float_as_uint(1 / a) ^ !all_ones);
 }""",

@@ -99,7 +99,11 @@ class Plan:
 
 
 def plan_rows(
-    graph: Graph, moments: str, recompute: bool = True, row: tuple[int, ...] | None = None
+    graph: Graph,
+    moments: str,
+    recompute: bool = True,
+    row: tuple[int, ...] | None = None,
+    packed: bool = False,
 ) -> Plan:
     """Plan a graph with reductions.
 
@@ -116,6 +120,7 @@ def plan_rows(
             that later sweeps use directly.
         row: the axes of a row; None where all reductions run over the same ones. No step may use
             the result of a reduction over others.
+        packed: of values that later sweeps use directly, keep widened halves as halves.
     """
     if moments in ("two_pass", "corrected"):
         graph = expand_moments(graph, moments == "corrected")
@@ -152,6 +157,8 @@ def plan_rows(
         _cheapest_cut(graph, row, inner, ready, set().union(*used_in[p + 1 :]), p, recompute)
         for p in range(len(reductions) - 1)
     ]
+    if packed:
+        kept = [frozenset(_narrowest(graph, i) for i in values) for values in kept]
     before = [frozenset[int](), *kept]
     after = [*kept, frozenset[int]()]
     phases = tuple(
@@ -216,6 +223,13 @@ def expand_moments(graph: Graph, corrected: bool = False) -> Graph:
         return None
 
     return remove_dead(merge_common(graph.rewritten(rule)))
+
+
+def _narrowest(graph: Graph, i: int) -> int:
+    """What node `i` is a widened copy of, if it is one."""
+    n = graph.nodes[i]
+    widened = n.op == "cast" and graph.nodes[n.args[0]].dtype in HALVES
+    return n.args[0] if widened else i
 
 
 def halves_of_moments(graph: Graph) -> int | None:

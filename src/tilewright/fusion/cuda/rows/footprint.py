@@ -42,6 +42,7 @@ class Footprint:
     def __init__(self, graph: Graph):
         self.width = graph.reduced_size
         self.samples = getattr(graph, "samples", 1)
+        self.in_sets = hasattr(graph, "set_rows")
         self.rows = self.samples * math.prod(graph.space[a] for a in graph.kept)
         along = [a for a in graph.memory if any(a.strides[k] for k in graph.reduced)]
         over_rows = [a for a in along if not graph.kept or any(a.strides[k] for k in graph.kept)]
@@ -62,7 +63,7 @@ class Footprint:
 
     @remembered
     def plan(self, moments: str, recompute: bool) -> Plan:
-        return plan_rows(self.graph, moments, recompute)
+        return plan_rows(self.graph, moments, recompute, packed=self.in_sets)
 
     @remembered
     def carried(self, moments: str) -> list[str]:

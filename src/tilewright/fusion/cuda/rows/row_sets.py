@@ -36,16 +36,19 @@ THREAD_ROWS = 16
 """Of them, by one thread."""
 MOST_GROUPS = 32
 """Of a block: of a warp at least, and 1024 threads in all."""
-MOST_THREADS = 512
-"""Of a block, so that each has 128 registers."""
-MOST_SPARE = 20
-"""Registers beside what is kept, at most, for what is computed of an element."""
+MOST_STEP_REGISTERS = 12
+"""Beside what is kept, at most, for the steps of an element."""
 ROW_REGISTERS = 9
 """For the numbers and addresses of a row that a thread takes, so that NVRTC 13.0 spills nothing."""
-FEW_REGISTERS = 160
-"""Of a thread, that it should need at most."""
-UNTUNED_ROWS = 5
-"""Of a thread, at most: with eight and what they keep it spills up to 240 bytes."""
+BUSY_THREADS = 768
+"""On an SM: more of them take longer for as many elements each."""
+WAITS, WAITS_ALONE = 25, 15
+"""Of a wave of blocks, for memory and to join sums, in a cluster or without: in elements of a
+thread."""
+FEW_ELEMENTS = 16
+"""Of a thread: fewer take no less time, and so numbers of images share a schedule."""
+MANY_ROWS = 5
+"""Of a thread: with eight and what they keep it spills up to 240 bytes."""
 
 
 @dataclass(frozen=True)
@@ -149,48 +152,56 @@ def set_heuristic(graph: RowSets, device: DeviceSpec) -> RowSchedule | None:
 
 
 def set_promising(graph: RowSets, device: DeviceSpec) -> list[RowSchedule]:
-    """Blocks for every SM whose threads take part in every turn; those first that leave a thread
-    registers for what its rows have each, and of those the ones that keep what would be dear to
-    compute again, and have few warps for a row, whose sums they join.
+    """Those first whose threads have registers; of them the ones that keep what would be dear to
+    compute again and take least time, as waves of blocks, each of which waits for memory and for
+    joins, and then for the elements of a thread.
 
-    Gradients of group norm and SiLU were fastest so in searches on an H100: 8 images of 512
-    channels, 64 x 64, by two warps for a row took 78.0 us (no file kept), and 90.6 where sigmoids
-    are computed again (82f3b87).
+    Of gradients of group norm and SiLU on an H100, 8 images of 320 channels, 64 x 64, took 44.7 us
+    in four waves by threads of 32 elements, 52 by threads of 43, 49 in eight waves by threads of
+    16; of 512 channels 81 in eight waves by threads of 32 (no file kept).
     """
     space, footprint = set_space(graph, device), Footprint(graph)
-    spare = min(footprint.instructions("two_pass") // 2, MOST_SPARE)
+    of_steps = min(footprint.instructions("two_pass") // 2, MOST_STEP_REGISTERS)
 
-    def short(c: RowSchedule, of_row: int, most: int) -> bool:
-        beside = spare if c.recompute else 2 * spare  # what is dear takes some while it is computed
-        needed = estimated_registers(c, footprint) + beside + of_row * c.rows_per_thread
-        return needed > min(registers.room(c.block_threads, 1, device), most)
+    def needed(c: RowSchedule) -> float:
+        """Registers of a thread; of them ptxas 13.0 takes more for sm_100a."""
+        of_rows = ROW_REGISTERS * c.rows_per_thread
+        found = estimated_registers(c, footprint) + of_steps + 2 * c.vector + of_rows
+        return found * (1.125 if device.capability >= 100 else 1)
+
+    def resident(c: RowSchedule) -> int:
+        """Blocks on an SM whose threads have the registers that they need."""
+        most, found = device.threads_per_sm // c.block_threads, needed(c)
+        fitting = (
+            b for b in range(most, 0, -1) if found <= registers.room(c.block_threads, b, device)
+        )
+        return next(fitting, 0)
 
     def rank(c: RowSchedule) -> tuple[float, ...]:
-        lanes = c.row_threads * c.cluster * c.vector
-        idle = math.ceil(footprint.width / lanes) * lanes / footprint.width
-        blocks = max(graph.sets, 1) * c.cluster
-        waves = math.ceil(blocks / device.sms) * device.sms / blocks
+        of_sm = graph.sets * c.cluster / device.sms
+        at_once = min(max(resident(c), 1), max(math.ceil(of_sm), 1))
+        waves = max(of_sm / at_once, 1)
+        elements = max(footprint.turns(c) * c.vector * c.rows_per_thread, FEW_ELEMENTS)
+        crowded = max(at_once * c.block_threads / BUSY_THREADS, 1)
+        waits = WAITS if c.cluster > 1 else WAITS_ALONE
         narrow = max(NARROW_BYTES / (c.vector * footprint.itemsize), 1)
-        cost = round(idle * waves * narrow, 2)
-        tight = short(c, ROW_REGISTERS, FEW_REGISTERS) or c.rows_per_thread > UNTUNED_ROWS
+        short = max(needed(c) - registers.room(c.block_threads, 1, device), 0)
+        unfit = c.rows_per_thread > MANY_ROWS, short > 0, narrow > 2, short
         again = c.recompute == footprint.computes_much_again
-        joined = c.row_threads, -c.block_threads, c.cluster
-        return tight, again, cost, *joined, c.rows_per_thread, c.vector
+        cost = round(waves * (waits + elements * crowded) * narrow, 2)
+        return *unfit, again, cost, c.rows_per_thread, c.cluster, c.block_threads, c.vector
 
-    every = device.registers_per_thread
-    found = (c for c in _candidates(space, graph) if c in space and not short(c, 0, every))
-    return sorted(found, key=rank)
+    return sorted((c for c in _candidates(space, graph) if c in space), key=rank)
 
 
 def _candidates(space: ConfigSpace[RowSchedule], graph: RowSets) -> Iterator[RowSchedule]:
     names = ("vector", "row_threads", "rows_per_block", "cluster", "recompute")
     dims = [space.values[name] for name in names]
     for vector, threads, groups, cluster, again in itertools.product(*dims):
-        if threads * groups <= MOST_THREADS:
-            yield RowSchedule(
-                vector, threads, groups, graph.set_rows // groups, "registers", "two_pass", cluster,
-                1, rematerialize=again and True in space.values["rematerialize"], recompute=again,
-            )  # fmt: skip
+        yield RowSchedule(
+            vector, threads, groups, graph.set_rows // groups, "registers", "two_pass", cluster, 1,
+            rematerialize=True in space.values["rematerialize"], recompute=again,
+        )  # fmt: skip
 
 
 # ---- the kernel ----------------------------------------------------------------------------------
@@ -209,7 +220,8 @@ class SetKernel(RowKernel):
     """
 
     def __init__(self, graph: RowSets, schedule: RowSchedule, entry: str):
-        super().__init__(plan_rows(graph, schedule.moments, schedule.recompute), schedule, entry)
+        plan = plan_rows(graph, schedule.moments, schedule.recompute, packed=True)
+        super().__init__(plan, schedule, entry)
         nodes, ends = self.graph.nodes, {i for i, _ in self.graph.outputs}
 
         def joined_alone(i: int) -> bool:
