@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, seed
 
-from norms_of_samples import ADAPTIVE, GATED, adaptive, gated
+from norms_of_samples import ADAPTIVE, GATED, ODDLY_APART, adaptive, gated
 from program_graphs import KINDS, LERP, MIXED, WITH_TOTALS, broadcasts, mixed
 from random_graphs import (
     KINDS_OF_STEPS,
@@ -194,10 +194,20 @@ def test_sums_over_the_rows_of_each_sample(function, text, samples, rows, dtype,
 
 
 @pytest.mark.usefixtures("forgets_functions")
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_samples_may_begin_anywhere(dtype, device):
+    fuse(adaptive)
+    assert_right(Workload.parse(ODDLY_APART.format(d=dtype)), device, tried=2)
+
+
+@pytest.mark.usefixtures("forgets_functions")
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize(
     ("images", "channels"),
-    [("2,320,32,32", 320), ("3,24,5,5", 24), ("40,64,16,16", 64), ("2,128,64,64", 128)],
+    [
+        *(("2,320,32,32", 320), ("3,24,5,5", 24), ("40,64,16,16", 64), ("2,128,64,64", 128)),
+        ("2,320,16,16", 320),
+    ],
 )
 def test_gradients_of_group_norm(images, channels, dtype, device):
     assert_right(normed_gradients(dtype, images, channels), device, tried=3)

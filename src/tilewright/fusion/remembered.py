@@ -32,6 +32,23 @@ def remembered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
     return call
 
 
+def last_remembered(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """The same, of which the object keeps the last result only: that of one argument is asked for a
+    few times in a row, and those of many would fill memory."""
+    name = f"_{method.__name__}_remembered"
+
+    @functools.wraps(method)
+    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = (args, *kwargs.items())
+        last = vars(self).get(name)
+        if last is None or last[0] != key:
+            last = vars(self)[name] = key, method(self, *args, **kwargs)
+        found: R = last[1]
+        return found
+
+    return call
+
+
 class ByOperator(Generic[P, R]):
     """A function of a workload that computes each result once for the operator of the workload's
     name: a person may fuse another function under it, even while this one runs.

@@ -42,9 +42,11 @@ class Recorder:
         found = {"entry": self.entry, "grid": grid, "args": args, **options}
         self.launches.append(SimpleNamespace(**found))
 
-    def launcher(self, device_index, grid, block, shared_bytes, cluster, stream):
+    def launcher(self, device_index, grid, block, shared_bytes, cluster, stream, **options):
+        shape = {"cluster": cluster, **options}
+
         def launch(stream, args):
-            self.launch(grid, block, shared_bytes, stream, device_index, *args, cluster=cluster)
+            self.launch(grid, block, shared_bytes, stream, device_index, *args, **shape)
 
         return launch
 

@@ -13,6 +13,7 @@ from row_sets import (
     group_peaks,
     group_products,
     group_share,
+    many_sums,
     normed_gradients,
     of_groups,
     sums_of_columns,
@@ -25,6 +26,7 @@ from tilewright.device import DEVICES, MAX_GRID
 from tilewright.fusion.cuda import programs, target
 from tilewright.fusion.cuda.rows.row_sets import MOST_ROWS, set_heuristic, set_promising, set_space
 from tilewright.fusion.cuda.stages import nests, sets_in
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 
@@ -104,6 +106,21 @@ def test_more_sets_than_a_grid_has_blocks_are_cut():
     w = of_groups(two_scales, "f16", f"{MAX_GRID + 1},1,2,64")
     assert not any(map(nests, program_of(w).segments))
     assert target.unsupported(graph_of(w), H100) is not None or program_of(w).large() > 1
+
+
+@pytest.mark.parametrize("shape", ["4,8,64,512", "2,8,64,1024"])
+def test_what_warps_tell_one_another_fits_a_block(shape):
+    graph = graph_of(of_groups(many_sums, "f64", shape))
+    found = compiled(target.task(graph, target.heuristic(graph, H100), H100))
+    assert found.resources.shared_bytes <= 48 << 10  # which a driver refuses to exceed
+
+
+def test_a_program_that_is_asked_for_again_is_the_same():
+    graph, divided = graph_of(normed_gradients("f16", "2,64,32,32", 64)), TileSchedule(splits=4)
+    found = programs.program_of(graph, divided, H100)
+    assert programs.program_of(graph, divided, H100) is found
+    programs.program_of(graph, TileSchedule(), H100)
+    assert programs.program_of(graph, divided, H100) == found
 
 
 def test_sets_that_no_block_or_cluster_holds_are_cut():

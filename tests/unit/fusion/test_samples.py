@@ -9,7 +9,7 @@ from fused_on_cpu import assert_verified
 from torch.nn import functional as F
 
 from emulated import Emulated
-from norms_of_samples import ADAPTIVE, GATED, adaptive, gated
+from norms_of_samples import ADAPTIVE, GATED, ODDLY_APART, adaptive, gated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
@@ -90,6 +90,8 @@ ONE_PASS = {
         adaptive,
         "adaptive_backward(grad_output=f16[3,33,264]@strides(8712,264,1), x=f16[3,33,264]@strides(20000,512,1), shift=f16[3,1,264], scale=f16[3,1,264]@strides(1056,1056,1))",  # noqa: E501
     ),
+    "oddly apart": (adaptive, ODDLY_APART.format(d="f16")),
+    "oddly apart, by copies": (adaptive, ODDLY_APART.format(d="f32")),
     "dropout": (
         dropped,
         "dropped_backward(grad_output=f32[3,33,264], x=f32[3,33,264], scale=f32[3,1,264], seed=i64[])",  # noqa: E501

@@ -85,16 +85,29 @@ def split(graph: Graph) -> RowGraph | str:
         joined=graph.joined, row_axes=row_axes, columns=columns, first_column=len(rows),
     )  # fmt: skip
     pruned = remove_dead(found)
-    if samples:
-        pruned = collapsed(pruned, [[a] for a in range(rank) if a != samples[0]])
     assert isinstance(pruned, RowGraph)
-    if not samples:
-        return pruned
+    return _of_one(pruned, samples[0]) if samples else pruned
+
+
+def _of_one(graph: RowGraph, sample: int) -> RowGraph:
+    """The graph of any sample: each begins where the stride between them leaves it aligned."""
+
+    def aligned(access: Access) -> Access:
+        step = access.strides[sample] * access.itemsize
+        return replace(access, align=math.gcd(access.align, step))
+
+    each = replace(
+        graph,
+        inputs=tuple(map(aligned, graph.inputs)),
+        outputs=tuple((i, aligned(a)) for i, a in graph.outputs),
+    )
+    found = collapsed(each, [[a] for a in range(len(graph.space)) if a != sample])
+    assert isinstance(found, RowGraph)
     return replace(
-        pruned,
-        row_axes=tuple(a - (a > samples[0]) for a in row_axes),
-        samples=graph.space[samples[0]],
-        sample_axis=samples[0],
+        found,
+        row_axes=tuple(a - (a > sample) for a in graph.row_axes),
+        samples=graph.space[sample],
+        sample_axis=sample,
     )
 
 

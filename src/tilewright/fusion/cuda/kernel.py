@@ -56,7 +56,7 @@ class Launch:
         signature: struct codes of the arguments: pointers, the row count, `extents`, run-time
             scalars.
         per_block: rows, or elements of a pointwise kernel, that one block (or cluster) handles.
-        samples: grids side by side, each of all rows.
+        samples: grids side by side, each for the rows of one.
         persistent: blocks walk on with the stride of the grid, which need only fill the device.
         most_per_sm: so many blocks of a persistent kernel on an SM, None for as many as fit.
         most_blocks: of a persistent kernel: there is room for what so many leave; None if for all.

@@ -66,12 +66,13 @@ from tilewright.fusion.cuda.tiles.tiling import (
 )
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Program, Segment
-from tilewright.fusion.remembered import remembered
+from tilewright.fusion.remembered import last_remembered, remembered
 from tilewright.fusion.segments import cut, main_axis
 from tilewright.fusion.split_moments import most_parts, split_moments
 from tilewright.space import ConfigSpace
 
 
+@last_remembered
 def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
     """The kernels under a schedule: its `splits` decide whether walks are divided. Moments of a
     divided walk are those of its splits, where these are equal, and one pass finds them."""

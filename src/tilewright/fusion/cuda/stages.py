@@ -1,5 +1,5 @@
-"""Launches of a program that are no tile kernels: those of steps alone, of rows, and of rows that
-also add up over all of them."""
+"""Launches of a program that are no tile kernels: those of steps alone, of rows, of rows that also
+add up over all of them, and of rows in sets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Stage:
         estimated_registers: of a thread; 0 of a kernel that finishes or joins.
         counters: zeroed words that a tile kernel takes: their address follows the buffers.
         extents: the values of dynamic sizes and strides of a tile kernel.
-        samples: grids side by side.
+        samples: grids side by side, each for the rows of one.
         finishes: it joins the partial results of all blocks, or clusters, of the launch before it,
             and is told how many those are.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -336,6 +336,7 @@ class TwoKernels(SummingKernel):
         assert launch.finish is not None
         self.finish = launch.finish
         self.second = CudaKernel(built, FINISH, launch.finish.signature)
+        self.joins: dict[int, Callable[[int, Iterable[Any]], None]] = {}
         joins = Work(launch.finish.blocks * launch.samples, False, None)
         self.later = (Launched(FINISH, launch.finish.block_threads, work=joins),)
 
@@ -351,19 +352,40 @@ class TwoKernels(SummingKernel):
         launch = self.launchers.get(index) or self.launcher_on(index, stream)
         first = [outputs[k] for k in self.first]
         launch(stream, [*inputs, *first, partials, self.count, *self.extents, *numbers])
-        self.second.launch(
+        join = self.joins.get(index) or self.join_on(index, stream)
+        read = [inputs[i] for i in self.finish.inputs]
+        written = [outputs[k] for k in self.finish.outputs]
+        left = self.grids[index][0] // self.cluster
+        join(stream, [partials, *read, *written, left, *numbers])
+
+    def join_on(self, device_index: int, stream: int) -> Callable[[int, Iterable[Any]], None]:
+        self.joins[device_index] = self.second.launcher(
+            device_index,
             (self.finish.blocks, self.shape.samples, 1),
             (self.finish.block_threads, 1, 1),
             0,
+            1,
             stream,
-            index,
-            partials,
-            *[inputs[i] for i in self.finish.inputs],
-            *[outputs[k] for k in self.finish.outputs],
-            self.grids[index][0] // self.cluster,
-            *numbers,
-            overlapping=overlaps(index),
+            overlapping=overlaps(device_index),
         )
+        return self.joins[device_index]
+
+
+class StageLaunch(NamedTuple):
+    """A launch of a program on one device: what it is given beside addresses and scalars.
+
+    Attributes:
+        buffers: whose addresses come first.
+        rows: their number, where the kernel is given it.
+        counters: zeroed words that it takes.
+        extents: clusters of the launch before, where this one joins what they left, and sizes.
+    """
+
+    launch: Callable[[int, Iterable[Any]], None]
+    buffers: tuple[int, ...]
+    rows: tuple[int, ...]
+    counters: int
+    extents: tuple[Any, ...]
 
 
 class ProgramKernels(Kernels):
@@ -395,7 +417,7 @@ class ProgramKernels(Kernels):
             self.offsets.append(size)
             size += math.ceil(spec.numel * spec.itemsize / ALIGN) * ALIGN
         self.workspace_bytes = size
-        self.grids: dict[int, list[int]] = {}
+        self.launches: dict[int, list[StageLaunch]] = {}
 
     def running(self, device: torch.device) -> Callable[..., Any]:
         index = device.index
@@ -415,41 +437,35 @@ class ProgramKernels(Kernels):
     def enqueue(self, index: int, pointers: list[int], numbers: tuple[float, ...]) -> None:
         """Launch on device `index`, given addresses."""
         stream = torch._C._cuda_getCurrentRawStream(index)
-        grids = self.grids.get(index) or self.grids_on(index)
-        clusters = 0
-        for (stage, kernel), blocks in zip(self.stages, grids, strict=True):
-            launch = stage.launch
-            kernel.launch(
+        for each in self.launches.get(index) or self.launches_on(index, stream):
+            words = [counters.address(index, stream, each.counters)] if each.counters else []
+            buffers = [pointers[b] for b in each.buffers]
+            each.launch(stream, [*buffers, *each.rows, *words, *each.extents, *numbers])
+
+    def launches_on(self, device_index: int, stream: int) -> list[StageLaunch]:
+        """Where `stream` is; a persistent kernel has as many blocks as run at once."""
+        found, clusters = [], 0
+        for stage, kernel in self.stages:
+            shape, blocks, cluster = stage.launch, stage.blocks, 1
+            if shape:
+                blocks = _blocks(shape, stage.count, kernel, device_index)
+                cluster = shape.cluster
+            launch = kernel.launcher(
+                device_index,
                 (blocks, stage.samples, 1),
                 (stage.block_threads, 1, 1),
                 stage.shared_bytes,
+                cluster,
                 stream,
-                index,
-                *[pointers[b] for b in stage.buffers],
-                *([stage.count] if launch else []),
-                *self.counters_of(stage, index, stream),
-                *([clusters] if stage.finishes else []),
-                *(launch.extents if launch else stage.extents),
-                *numbers,
-                cluster=launch.cluster if launch else 1,
-                overlapping=launch is None and stage.entry != ENTRY and overlaps(index),
+                overlapping=shape is None and stage.entry != ENTRY and overlaps(device_index),
             )
-            clusters = blocks // launch.cluster if launch else 0
-
-    def counters_of(self, stage: Stage, index: int, stream: int) -> list[int]:
-        """The address of what a launch counts with."""
-        count = stage.launch.counters if stage.launch else stage.counters
-        return [counters.address(index, stream, count)] if count else []
-
-    def grids_on(self, device_index: int) -> list[int]:
-        """Blocks of each launch; a persistent kernel has as many as run at once."""
-        self.grids[device_index] = [
-            _blocks(stage.launch, stage.count, kernel, device_index)
-            if stage.launch
-            else stage.blocks
-            for stage, kernel in self.stages
-        ]
-        return self.grids[device_index]
+            rows = (stage.count,) if shape else ()
+            words = shape.counters if shape else stage.counters
+            extents = (*([clusters] if stage.finishes else []), *(shape or stage).extents)
+            found.append(StageLaunch(launch, stage.buffers, rows, words, extents))
+            clusters = blocks // cluster if shape else 0
+        self.launches[device_index] = found
+        return found
 
 
 def _work(launch: Launch, count: int) -> Work:

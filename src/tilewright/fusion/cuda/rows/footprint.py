@@ -22,9 +22,10 @@ from tilewright.tensor_spec import DTYPES, HALVES
 BULK_BYTES = 16
 """The copy engine moves whole ones, from and to multiples of it."""
 KEEPING_REGISTERS = 16
-"""The same where sweeps compute nothing again: 80 suffice beside 64 kept values."""
+"""What takes the place of `registers.ARITHMETIC` where sweeps compute nothing again: 80 suffice
+beside 64 kept values."""
 SHARING_REGISTERS = 20
-"""The same of a kernel whose rows are shared by blocks: it reads a row once, in one sweep."""
+"""Likewise of a kernel whose rows are shared by blocks: it reads a row once, in one sweep."""
 COLUMN_ITEMSIZE = 4
 """Bytes of what is added up over rows: fp32 for halves and fp32."""
 MOST_AGAIN = 16

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.fusion.cuda import registers
@@ -30,12 +31,16 @@ from tilewright.space import ConfigSpace
 
 JOIN_SET = "join_set"
 """A step that joins one number of each row of a set; attr: by which reduction."""
-MOST_ROWS = 64
+MOST_ROWS = 128
 """Of a set: the source of a kernel has the steps of all rows that a thread takes."""
 THREAD_ROWS = 16
 """Of them, by one thread."""
 MOST_GROUPS = 32
-"""Of a block: of a warp at least, and 1024 threads in all."""
+"""Of a block, of a warp at least."""
+MOST_THREADS = 1024
+"""Of a block."""
+MOST_TOLD_BYTES = 44 << 10
+"""Of a block's 48 KiB of static shared memory: what warps and groups tell one another."""
 MOST_STEP_REGISTERS = 12
 """Beside what is kept, at most, for the steps of an element."""
 ROW_REGISTERS = 9
@@ -47,8 +52,10 @@ WAITS, WAITS_ALONE = 25, 15
 thread."""
 FEW_ELEMENTS = 16
 """Of a thread: fewer take no less time, and so numbers of images share a schedule."""
-MANY_ROWS = 5
-"""Of a thread: with eight and what they keep it spills up to 240 bytes."""
+SHORT = 1.2
+"""Of the registers that a thread has it may need so many times as many: it spills a few."""
+MANY_ROWS, MOST_UNTUNED_ROWS = 5, 8
+"""Of a thread: with eight and what they keep it spills up to 240 bytes, with 16 thousands."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ def row_sets(graph: Graph, row: tuple[int, ...], lane: int) -> RowSets | str:
 
 def set_space(graph: RowSets, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
     """Of row schedules those whose blocks, or clusters, take one set each."""
-    whole = row_space(graph, device)
+    whole, footprint = row_space(graph, device), Footprint(graph)
     shares = [n for n in range(1, graph.set_rows + 1) if graph.set_rows % n == 0]
     values = {
         **whole.values,
@@ -140,25 +147,28 @@ def set_space(graph: RowSets, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             return "a row takes whole warps"
         if graph.sets * c.cluster > MAX_GRID:
             return f"{graph.sets * c.cluster} blocks exceed a grid of {MAX_GRID}"
+        if (told := footprint.exchanged_bytes(c) // 2) > MOST_TOLD_BYTES:
+            return f"{told} bytes that warps tell one another exceed {MOST_TOLD_BYTES}"
         return whole.constraint(c)
 
     return ConfigSpace(RowSchedule, values, why_not)
 
 
-@remembered
 def set_heuristic(graph: RowSets, device: DeviceSpec) -> RowSchedule | None:
-    """The first that fits and leaves registers; see `set_promising`."""
+    """The first that is promising, if one is."""
     return next(iter(set_promising(graph, device)), None)
 
 
+@remembered
 def set_promising(graph: RowSets, device: DeviceSpec) -> list[RowSchedule]:
-    """Those first whose threads have registers; of them the ones that keep what would be dear to
-    compute again and take least time, as waves of blocks, each of which waits for memory and for
-    joins, and then for the elements of a thread.
+    """Schedules whose threads have registers, or hardly too few; those first that have, and of them
+    the ones that keep what would be dear to compute again and take least time, as waves of blocks,
+    each of which waits for memory and for joins, and then for the elements of a thread.
 
     Of gradients of group norm and SiLU on an H100, 8 images of 320 channels, 64 x 64, took 44.7 us
     in four waves by threads of 32 elements, 52 by threads of 43, 49 in eight waves by threads of
-    16; of 512 channels 81 in eight waves by threads of 32 (no file kept).
+    16; of 512 channels 81 in eight waves by threads of 32; of 2560, 16 x 16, 28.6 with nine
+    registers too few, and 39.2 in four kernels (no file kept).
     """
     space, footprint = set_space(graph, device), Footprint(graph)
     of_steps = min(footprint.instructions("two_pass") // 2, MOST_STEP_REGISTERS)
@@ -169,39 +179,42 @@ def set_promising(graph: RowSets, device: DeviceSpec) -> list[RowSchedule]:
         found = estimated_registers(c, footprint) + of_steps + 2 * c.vector + of_rows
         return found * (1.125 if device.capability >= 100 else 1)
 
-    def resident(c: RowSchedule) -> int:
-        """Blocks on an SM whose threads have the registers that they need."""
-        most, found = device.threads_per_sm // c.block_threads, needed(c)
-        fitting = (
-            b for b in range(most, 0, -1) if found <= registers.room(c.block_threads, b, device)
-        )
-        return next(fitting, 0)
-
-    def rank(c: RowSchedule) -> tuple[float, ...]:
+    def rank(c: RowSchedule, registers_needed: float) -> tuple[float, ...]:
+        room = registers.room(c.block_threads, 1, device)
+        short = max(registers_needed - room, 0)
+        narrow = max(NARROW_BYTES / (c.vector * footprint.itemsize), 1)
+        unfit = c.rows_per_thread > MANY_ROWS, short > 0, narrow > 2, short
+        most = device.threads_per_sm // c.block_threads
+        rooms = ((b, registers.room(c.block_threads, b, device)) for b in range(most, 0, -1))
+        resident = next((b for b, room in rooms if registers_needed <= room), 1)
         of_sm = graph.sets * c.cluster / device.sms
-        at_once = min(max(resident(c), 1), max(math.ceil(of_sm), 1))
+        at_once = min(resident, max(math.ceil(of_sm), 1))
         waves = max(of_sm / at_once, 1)
         elements = max(footprint.turns(c) * c.vector * c.rows_per_thread, FEW_ELEMENTS)
         crowded = max(at_once * c.block_threads / BUSY_THREADS, 1)
         waits = WAITS if c.cluster > 1 else WAITS_ALONE
-        narrow = max(NARROW_BYTES / (c.vector * footprint.itemsize), 1)
-        short = max(needed(c) - registers.room(c.block_threads, 1, device), 0)
-        unfit = c.rows_per_thread > MANY_ROWS, short > 0, narrow > 2, short
         again = c.recompute == footprint.computes_much_again
         cost = round(waves * (waits + elements * crowded) * narrow, 2)
         return *unfit, again, cost, c.rows_per_thread, c.cluster, c.block_threads, c.vector
 
-    return sorted((c for c in _candidates(space, graph) if c in space), key=rank)
+    found = []
+    for c in filter(space.__contains__, _candidates(space, graph)):
+        registers_needed = needed(c)
+        if registers_needed <= SHORT * registers.room(c.block_threads, 1, device):
+            found.append((rank(c, registers_needed), c))
+    return [c for _, c in sorted(found, key=itemgetter(0))]
 
 
 def _candidates(space: ConfigSpace[RowSchedule], graph: RowSets) -> Iterator[RowSchedule]:
     names = ("vector", "row_threads", "rows_per_block", "cluster", "recompute")
     dims = [space.values[name] for name in names]
     for vector, threads, groups, cluster, again in itertools.product(*dims):
-        yield RowSchedule(
-            vector, threads, groups, graph.set_rows // groups, "registers", "two_pass", cluster, 1,
-            rematerialize=True in space.values["rematerialize"], recompute=again,
-        )  # fmt: skip
+        rows = graph.set_rows // groups
+        if rows <= MOST_UNTUNED_ROWS and threads * groups <= MOST_THREADS:
+            yield RowSchedule(
+                vector, threads, groups, rows, "registers", "two_pass", cluster, 1,
+                rematerialize=True in space.values["rematerialize"], recompute=again,
+            )  # fmt: skip
 
 
 # ---- the kernel ----------------------------------------------------------------------------------
