@@ -224,13 +224,14 @@ TW_FUNCTION1(absolute, fabsf(a), fabs(a))
 TW_FUNCTION1(square_root, sqrtf(a), sqrt(a))
 TW_FUNCTION1(reciprocal_root, rsqrtf(a), rsqrt(a))
 TW_FUNCTION1(reciprocal, 1.0f / a, 1.0 / a)
-// Of a vector at once, with the same bits: the compiler's own division branches for each element,
-// for those whose exponent it treats apart, and puts nothing of the others in between. One step from
-// what the hardware finds is exact (Markstein, IBM J. Res. Dev. 34, 1990).
+// With the same bits, of a vector at once: the compiler's own division branches for each element, for
+// those whose exponent it treats apart, and puts nothing of the others in between. One step from what
+// the hardware finds is exact (Markstein, IBM J. Res. Dev. 34, 1990).
 TW_DEVICE float near_reciprocal(float a) {
   float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a)); return r;
 }
-template <int N> TW_DEVICE Vec<float, N> reciprocal(Vec<float, N> a) {
+template <class T> TW_DEVICE auto reciprocals(T a) { return reciprocal(a); }
+template <int N> TW_DEVICE Vec<float, N> reciprocals(Vec<float, N> a) {
   Vec<float, N> r;
   u32 least = ~0u;
   TW_UNROLL for (int i = 0; i < N; ++i) {
