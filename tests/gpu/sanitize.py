@@ -277,7 +277,7 @@ FUSED = [
     "sanitized_columns(x=f32[9216,40])",  # moments of parts
     "sanitized_samples(x=f16[3,301,1032])",
     "sanitized_samples(x=bf16[3,17,16384])",
-    "sanitized_sets(x=f16[3,2,6,2056])",  # in clusters
+    "sanitized_sets(x=f16[3,2,12,8200])",  # in clusters
     "sanitized_sets(x=f32[200,2,6,72])",
     "layer_norm(x=f64[301,1032], weight=f64[1032], bias=f64[1032])",
     "rms_norm_backward(grad_output=bf16[40001,128], x=bf16[40001,128], rstd=f32[40001,1], "

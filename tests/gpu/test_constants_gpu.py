@@ -18,7 +18,7 @@ def test_constants_and_casts_are_pytorch_s(function):
 
 
 def test_reciprocals_of_all_floats_are_exact():
-    """One by one, as kernels of steps alone take them, and of a vector at once."""
+    """One by one, and of a vector at once, as row kernels take them."""
     one_by_one = tw.fuse(lambda x: x.reciprocal(), name="one_by_one")
     at_once = tw.fuse(lambda x: (x.reciprocal(), x.amax(-1)), name="at_once")
     for start in range(-(1 << 31), 1 << 31, 1 << 28):

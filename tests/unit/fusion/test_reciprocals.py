@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def reciprocals(x):
-    """In a row kernel: kernels of steps alone take them one by one."""
+    """In a row kernel: others take them one by one."""
     return x.reciprocal(), x.amax(-1)
 
 

@@ -34,8 +34,7 @@ _CODES = {"f32": "f", "f64": "d"}
 _EXTENT_CODES = {"u32": "I", "int": "i", "i64": "q", "u64": "Q"}
 _FUNCTIONS = {
     "pow": "power", "neg": "neg", "abs": "absolute", "sqrt": "square_root",
-    "reciprocal": "reciprocals", "rsqrt": "reciprocal_root",
-    "exp": "exponential", "exp2": "exponential2", "log": "logarithm",
+    "rsqrt": "reciprocal_root", "exp": "exponential", "exp2": "exponential2", "log": "logarithm",
     "log2": "logarithm2", "log1p": "logarithm1p", "expm1": "exponential_m1",
     "quick_exp": "quick_exponential", "shifted_exp": "shifted_exponential",
     "tanh": "hyperbolic_tangent", "erf": "error_function", "sin": "sine", "cos": "cosine",

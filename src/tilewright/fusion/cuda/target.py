@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import torch
 from tilewright.compile import nvrtc
 from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
-from tilewright.compile.launch import CudaKernel, overlaps
+from tilewright.compile.launch import CudaKernel, Launcher, overlaps
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda import programs
 from tilewright.fusion.cuda.column_graph import RowGraph, split
@@ -218,7 +218,7 @@ class FusedKernel(Kernels):
         self.count, self.shape, self.counters = count, launch, launch.counters
         self.extents = launch.extents
         self.grids: dict[int, tuple[int, int, int]] = {}
-        self.launchers: dict[int, Callable[[int, Iterable[Any]], None]] = {}
+        self.launchers: dict[int, Launcher] = {}
         self.block = (launch.block_threads, 1, 1)
         self.shared_bytes, self.cluster = launch.shared_bytes, launch.cluster
         self.block_threads = launch.block_threads
@@ -246,7 +246,7 @@ class FusedKernel(Kernels):
 
         return run_to_one
 
-    def launcher_on(self, device_index: int, stream: int) -> Callable[[int, Iterable[Any]], None]:
+    def launcher_on(self, device_index: int, stream: int) -> Launcher:
         grid = self.grids.get(device_index) or self.grid_on(device_index)
         self.launchers[device_index] = self.kernel.launcher(
             device_index, grid, self.block, self.shared_bytes, self.cluster, stream
@@ -336,7 +336,7 @@ class TwoKernels(SummingKernel):
         assert launch.finish is not None
         self.finish = launch.finish
         self.second = CudaKernel(built, FINISH, launch.finish.signature)
-        self.joins: dict[int, Callable[[int, Iterable[Any]], None]] = {}
+        self.joins: dict[int, Launcher] = {}
         joins = Work(launch.finish.blocks * launch.samples, False, None)
         self.later = (Launched(FINISH, launch.finish.block_threads, work=joins),)
 
@@ -358,7 +358,7 @@ class TwoKernels(SummingKernel):
         left = self.grids[index][0] // self.cluster
         join(stream, [partials, *read, *written, left, *numbers])
 
-    def join_on(self, device_index: int, stream: int) -> Callable[[int, Iterable[Any]], None]:
+    def join_on(self, device_index: int, stream: int) -> Launcher:
         self.joins[device_index] = self.second.launcher(
             device_index,
             (self.finish.blocks, self.shape.samples, 1),
@@ -381,7 +381,7 @@ class StageLaunch(NamedTuple):
         extents: clusters of the launch before, where this one joins what they left, and sizes.
     """
 
-    launch: Callable[[int, Iterable[Any]], None]
+    launch: Launcher
     buffers: tuple[int, ...]
     rows: tuple[int, ...]
     counters: int

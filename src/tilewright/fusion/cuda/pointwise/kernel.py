@@ -9,7 +9,7 @@ from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule, lies_fl
 from tilewright.fusion.cuda.registers import launch_bounds
 from tilewright.fusion.cuda.vectors import WIDEST_ACCESS, access_bytes
 from tilewright.fusion.extents import pointwise_axes, with_extents
-from tilewright.fusion.ir import Access, Graph, Node
+from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import with_axis
 
 
@@ -36,14 +36,6 @@ class PointwiseKernel(Kernel):
             sum((n - 1) * s for n, s in zip(graph.space, a.strides, strict=True)) for a in accesses
         )
         self.index = "u32" if max(furthest, math.prod(graph.space)) < 2**30 else "u64"
-
-    def expression(self, n: Node, operands: list[str], vector: str | None) -> str:
-        """Reciprocals one by one: at once they take registers, and so threads, which are what
-        hides the time of each. The gradients of a focal loss took 76.5 us of 39 registers on an
-        H100, 78.4 of 48 (no file kept)."""
-        if n.op == "reciprocal":
-            return f"reciprocal({operands[0]})"
-        return super().expression(n, operands, vector)
 
     def emit(self) -> tuple[str, Launch]:
         s = self.s

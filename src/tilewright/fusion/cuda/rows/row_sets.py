@@ -25,7 +25,7 @@ from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.vectors import NARROW_BYTES
 from tilewright.fusion.ir import REDUCTIONS, Graph, Node, Rewriter
 from tilewright.fusion.passes import merge_common, permuted, remove_dead
-from tilewright.fusion.plan import Phase, expand_moments, plan_rows
+from tilewright.fusion.plan import Phase, expand_moments
 from tilewright.fusion.remembered import remembered
 from tilewright.space import ConfigSpace
 
@@ -233,7 +233,7 @@ class SetKernel(RowKernel):
     """
 
     def __init__(self, graph: RowSets, schedule: RowSchedule, entry: str):
-        plan = plan_rows(graph, schedule.moments, schedule.recompute, packed=True)
+        plan = Footprint(graph).plan(schedule.moments, schedule.recompute)
         super().__init__(plan, schedule, entry)
         nodes, ends = self.graph.nodes, {i for i, _ in self.graph.outputs}
 
