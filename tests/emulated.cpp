@@ -1,10 +1,10 @@
 // Memory, barriers and copies of generated kernels: what of emulated.hpp and emulated.py is no template,
 // compiled once for all kernels.
 
-bool comes_only;
+unsigned comes_to;
 static std::vector<std::pair<long, long>> known;
 
-extern "C" void come_only(bool now) { comes_only = now; }
+extern "C" void come_to(unsigned meeting) { comes_to = meeting; }
 extern "C" void go_backwards(bool now) { backwards = now; }
 extern "C" void know_memory(int count, const long* first, const long* end) {
   known.clear();

@@ -15,7 +15,7 @@ static unsigned long __cvta_generic_to_shared(const void* p) { return (unsigned 
 
 // What follows is defined in emulated.cpp.
 #pragma GCC visibility push(hidden)
-extern bool comes_only;
+extern unsigned comes_to;  // the meeting that blocks end with; 0: they go on
 void look_up(long at, int bytes);  // give up where no tensor is
 #pragma GCC visibility pop
 

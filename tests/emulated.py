@@ -3,8 +3,8 @@
 The kernels are those that NVRTC gets; functions of the prelude that are written in PTX are replaced
 (`REPLACED`). Threads do not run at once, but in one order and then in the other, so that a missing
 barrier gives other bits in two runs. Blocks run one after the other; where they meet on the way,
-they run twice: until there, and, once all have come, from the start to the end. Blocks of a cluster
-take turns whenever none of one's threads can go on.
+they run again and again, from the start to the next meeting, and to the end once all have come to
+the last. Blocks of a cluster take turns whenever none of one's threads can go on.
 """
 
 import ctypes
@@ -106,12 +106,13 @@ TW_DEVICE bool moments_of(const Gram& g, float inverse, Moments<float>& found) {
     r"const u32 to = \(u32\)__cvta": "const u64 to = (u64)__cvta",
     r"TW_DEVICE void group_sync.*": """
 TW_DEVICE void group_sync(int group, int threads) { sync_group(group, threads); }""",
-    r"(?s)TW_DEVICE void meet_all.*?\n\}": """
-TW_DEVICE void meet_all(u32* counter) {
+    r"(?s)TW_DEVICE void meet\(.*?\n\}": """
+TW_DEVICE void meet(u32* counter, u32 blocks, u32 times = 1) {
   __syncthreads();
-  if (comes_only && threadIdx.x == 0) atomicAdd(counter, 1u);
-  if (comes_only) end();
-  if (*counter < gridDim.x) give_up("waits for blocks that do not come");
+  if (times == comes_to && threadIdx.x == 0) atomicAdd(counter, 1u);
+  if (times == comes_to) end();
+  if (threadIdx.x == 0 && *counter < times * blocks) give_up("waits for blocks that do not come");
+  __syncthreads();
 }""",
     r"(?s)TW_DEVICE void put_away\(Quad.*?TW_DEVICE void put_away\(U\* p, U q\) \{": """
 template <class U> TW_DEVICE void put_away(U* p, U q) { touch(p, sizeof(U));""",
@@ -166,7 +167,7 @@ class Emulated(Stored):
         self.temporaries, self.launches = [], []
         self.clusters: dict[str, int] = {}
         """By kernel: blocks of a cluster."""
-        self.counters, self.meets = torch.zeros(COUNTERS // 2, dtype=torch.int64), False
+        self.counters = torch.zeros(COUNTERS // 2, dtype=torch.int64)
         if target.one_pass(graph, device) is None:
             source, program, stages = programs.emit(graph, config, device)
             self.temporaries = [(t.numel, t.torch_dtype) for t in program.temporaries]
@@ -189,15 +190,20 @@ class Emulated(Stored):
                 before, (blocks, _), *_ = self.launches[-1]
                 numbers = [blocks // self.clusters[before]]
             grid = stage.blocks, stage.samples
-            self.launches.append((entry, grid, stage.block_threads, buffers, numbers))
+            launched = (entry, grid, stage.block_threads, buffers, numbers)
+            self.launches += self.until_each_meeting(launched, stage.meetings)
             return
         blocks = math.ceil(count / launch.per_block) * launch.blocks_per_row
         blocks = min(blocks, PERSISTENT_BLOCKS) if launch.persistent else blocks
         grid = blocks * launch.cluster, launch.samples
         numbers = [count, *turns, *launch.extents]
         launched = (entry, grid, launch.block_threads, buffers, numbers)
-        self.launches += [launched, launched] if launch.meets else [launched]
+        self.launches += self.until_each_meeting(launched, int(launch.meets))
         self.clusters[entry] = launch.cluster
+
+    @staticmethod
+    def until_each_meeting(launched, meetings):
+        return [(*launched, meeting) for meeting in (*range(1, meetings + 1), 0)]
 
     def plan_one_pass(self, graph, config, device):
         source, launch = target.emit(graph, config, device)
@@ -214,11 +220,10 @@ class Emulated(Stored):
         partials = clusters * launch.samples * launch.partials
         self.temporaries = [(partials, DTYPES[launch.partial_dtype])]
         if finish is None:
-            self.meets = True
             return source
         second = [inputs + outputs, *finish.inputs, *(inputs + k for k in finish.outputs)]
         grid = finish.blocks, launch.samples
-        self.launches.append((FINISH, grid, finish.block_threads, second, [clusters]))
+        self.launches.append((FINISH, grid, finish.block_threads, second, [clusters], 0))
         return source
 
     def __call__(self, *tensors, scalars=None):
@@ -237,11 +242,11 @@ class Emulated(Stored):
         self.library.know_memory(len(every), longs(*first), longs(*end))
         number = ctypes.c_double if self.w.arithmetic == "f64" else ctypes.c_float
         numbers = [number(v) for v in (self.w.scalars.values() if scalars is None else scalars)]
-        for n, (_, grid, threads, buffers, counts) in enumerate(self.launches):
+        for n, (_, grid, threads, buffers, counts, meeting) in enumerate(self.launches):
             pointers = [ctypes.c_void_p(given[b]) for b in buffers]
             args = [*pointers, *map(ctypes.c_int64, counts), *numbers]
             packed = (ctypes.c_void_p * len(args))(*map(ctypes.addressof, args))
-            self.library.come_only(ctypes.c_bool(self.meets and n == 0))
+            self.library.come_to(meeting)
             getattr(self.library, f"run{n}")(*grid, threads, packed)
         assert not self.counters.any(), "blocks counted, and the counter was not put back"
         return outs[0] if len(outs) == 1 else tuple(outs)

@@ -264,6 +264,8 @@ INDEXED = {
     "src=f32[130,16,7,7])",
     "scatter_winner": "scatter(x=f32[70000], dim=0, index=i64[100000], src=f32[100000])",
 }
+COLUMNS = "sanitized_columns(x=f32[9216,40])"
+"""Walks that blocks share; with splits= moments of parts of them."""
 FUSED = [
     "lerp(x=f32[300,400], end=f32[300,400]@strides(1,300), weight=0.2)",
     "softmax(x=f16[64,256])",
@@ -274,7 +276,7 @@ FUSED = [
     "softmax(x=f32[3,400000])",  # rows that blocks share
     "sanitized_pieces(x=f16[37,515], y=f16[37,130])",
     "sanitized_totals(x=f32[1301,520], mask=f32[1301,520])",
-    "sanitized_columns(x=f32[9216,40])",  # moments of parts
+    COLUMNS,
     "sanitized_samples(x=f16[3,301,1032])",
     "sanitized_samples(x=bf16[3,17,16384])",
     "sanitized_sets(x=f16[3,2,12,8200])",  # in clusters
@@ -314,6 +316,7 @@ WARPS = {"vector": 4, "row_threads": 32, "rows_per_block": 8, "stages": 2}
 """For sums over rows: racecheck misses barriers behind named ones (docs/measured_facts.md)."""
 WAYS = ("kernel", "last")
 TILE = {"vector": 4, "lanes": 16, "shares": 8}
+MEET = {"splits": 4, "combine": "grid"}
 SCHEDULES = [
     *((NORM, {**ROW, "moments": how}) for how in ("two_pass", "merge", "lanes", "tensor_cores")),
     *((NORM, {**ROW, "storage": where}) for where in ("shared", "reread")),
@@ -351,6 +354,8 @@ SCHEDULES = [
     *((LINES, {**TILE, "lanes": 32, "turns": 4, "unroll": 2, "combine": how}) for how in WAYS),
     *((ACROSS, {**TILE, "storage": where}) for where in ("reread", "registers")),
     (ACROSS, {**TILE, "storage": "registers", "max_registers": 40}),
+    *((ACROSS, {**TILE, **MEET, "storage": where}) for where in ("reread", "registers")),
+    (COLUMNS, {"vector": 4, "lanes": 16, "shares": 16, "splits": 64, "storage": "registers"}),
     (FLAT + ", weight=0.3)", {"flat": True, "vectors_per_thread": 2}),
     (
         FLAT + ", weight=f16[1300,1])",

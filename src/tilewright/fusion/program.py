@@ -91,7 +91,6 @@ class Kernels:
     Attributes:
         across: whether rows may as well run across the order of memory.
         extra: how many passes over large tensors splitting rows may cost.
-        corrects: squared deviations are found without what fp32 rounds of their mean.
         row_partials: a kernel that walks rows completes what it adds up over all of them, and
             leaves a partial for each row of what is reduced over rows and more; else `divided` says
             how many splits there are.
@@ -105,7 +104,6 @@ class Kernels:
 
     across = False
     extra = 0
-    corrects = True
     row_partials = False
     most_joined = sys.maxsize
     joins_apart = False

@@ -327,22 +327,22 @@ TW_DEVICE u32 take_turn(u32* turns, i64 count) {
   return turn;
 }
 
-// Until all blocks of the grid have come, which therefore all run at once; what they wrote is seen by
-// all of them from then on. The counter is zero before, and again when all have left.
-TW_DEVICE void meet_all(u32* counter) {
+// Until so many blocks, which all run at once, have come, for the `times`-th time; what they wrote is
+// seen by all of them from then on. The counter is zero before, and again when all have left.
+TW_DEVICE void meet(u32* counter, u32 blocks, u32 times = 1) {
   __syncthreads();
   if (threadIdx.x == 0) {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
     atomicAdd(counter, 1u);
-    while (*(volatile u32*)counter < gridDim.x) {}
+    while (*(volatile u32*)counter < times * blocks) {}
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
   }
   __syncthreads();
 }
 // In two steps, so that nobody waits for the counter's answer.
 TW_DEVICE u32 start_leaving(u32* counter) { return threadIdx.x == 0 ? atomicAdd(counter, 1u) : 0; }
-TW_DEVICE void leave(u32* counter, u32 before) {
-  if (before == 2 * gridDim.x - 1) *(volatile u32*)counter = 0;
+TW_DEVICE void leave(u32* counter, u32 before, u32 blocks, u32 times = 1) {
+  if (before == (times + 1) * blocks - 1) *(volatile u32*)counter = 0;
 }
 
 // ---- numbers left for another block: a word of zeros, then the number and the sign that it is there

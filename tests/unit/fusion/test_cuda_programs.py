@@ -101,7 +101,7 @@ PARTIALS_JOIN = "cut: the partials of a result are put together"
         ("norm of softmax", LONG, "tile tile tile tile row"),
         ("norm of norm", SHORT, "tile row"),
         ("norm of norm", LONG, "tile tile tile tile row"),
-        ("full and reduced", SHORT, "row tile"),
+        ("full and reduced", SHORT, "tile row"),
         ("full and reduced", LONG, "tile tile tile tile row"),
         ("a row's end", LONG, "tile tile row"),
         ("rows first", SHORT, "row tile"),

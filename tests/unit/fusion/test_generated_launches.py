@@ -109,6 +109,19 @@ def test_blocks_that_meet_get_a_counter_and_every_result_and_start_together():
     assert executable.workspace_bytes == launch.grid[0] // launch.cluster * 2 * 1024 * 4
 
 
+def test_blocks_that_share_walks_get_room_for_what_they_leave_and_start_together():
+    text = "softmax(x=f32[600,40], dim=0)"
+    inputs, outs, (launch,), executable = called(
+        text, lanes=8, shares=8, splits=4, combine="grid", storage="registers", vector=1, unroll=1
+    )
+    assert launch.cooperative
+    assert not launch.overlapping
+    assert launch.args[:2] == (*inputs, *outs)
+    assert launch.args[3] == COUNTER
+    assert launch.grid == (4 * 5, 1, 1)
+    assert executable.workspace_bytes >= 2 * 20 * 8 * 4
+
+
 def test_a_program_s_kernels_write_every_result():
     inputs, outs, launches, _ = called(PROGRAM, combine="kernel")
     written = {a for launch in launches for a in launch.args}

@@ -393,7 +393,7 @@ def test_what_follows_from_sums_over_rows_is_computed_once_blocks_have_met():
         config = RowSchedule(
             4, 32, 8, 1, "registers", "two_pass", 1, 1, stages=1, combine="grid"
         )  # fmt: skip
-        assert "meet_all(counter)" in target.task(graph_of(w), config, H200).source
+        assert "meet(counter, gridDim.x)" in target.task(graph_of(w), config, H200).source
         verdict = Verifier(w, torch.device("cpu")).check(Emulated(graph_of(w), config, H200, w))
         assert verdict.message == ""
     finally:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeGuard
 
 from tilewright.device import MAX_GRID, DeviceSpec
 from tilewright.fusion.cuda.kernel import ENTRY, prelude, tiles_prelude
@@ -50,17 +50,21 @@ from tilewright.fusion.cuda.tiles.capabilities import TileKernels, few_rows
 from tilewright.fusion.cuda.tiles.gathering import GatheringKernel
 from tilewright.fusion.cuda.tiles.heuristics import (
     AGAIN,
+    meeting_heuristic,
+    meeting_promising,
     merit,
     tile_heuristic,
     tile_promising,
     tile_space,
 )
 from tilewright.fusion.cuda.tiles.kernel import TileKernel
+from tilewright.fusion.cuda.tiles.meeting import MeetingKernel
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.cuda.tiles.tiling import (
     Tiles,
     blocks_asked_for,
     blocks_of_sm,
+    blocks_that_meet,
     fitted,
     joining_schedule,
 )
@@ -70,6 +74,7 @@ from tilewright.fusion.remembered import last_remembered, remembered
 from tilewright.fusion.segments import cut, main_axis
 from tilewright.fusion.split_moments import most_parts, split_moments
 from tilewright.space import ConfigSpace
+from tilewright.tensor_spec import TensorSpec
 
 
 @last_remembered
@@ -77,7 +82,7 @@ def program_of(graph: Graph, schedule: Schedule, device: DeviceSpec) -> Program:
     """The kernels under a schedule: its `splits` decide whether walks are divided. Moments of a
     divided walk are those of its splits, where these are equal, and one pass finds them."""
     whole = _whole(graph, device)  # in the same places as under any schedule
-    if not isinstance(schedule, TileSchedule):
+    if not isinstance(schedule, TileSchedule) or schedule.combine == "grid":
         return whole
     if (parts := _moments_of_parts(graph, schedule.splits, device)) is not None:
         return parts
@@ -225,7 +230,7 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
     program, divided = _choices(graph, device)
     if program is None:
         assert divided is not None
-        return tile_space(_main_area(divided))
+        return tile_space(_main_area(divided), device)
     segment = program.segments[_main(program)]
     match kind_of_segment(segment):
         case "pointwise":
@@ -236,10 +241,10 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
             return column_space(segment, device)
         case "sets":
             return set_space(sets_in(segment), device)
-    whole = tile_space(_main_area(program))
+    whole = tile_space(_main_area(program), device)
     if divided is None or segment.added():
         return whole
-    other = tile_space(_main_area(divided))
+    other = tile_space(_main_area(divided), device)
     if not _finds_parts(graph, device):
         return _either(whole, other, other.why_not)
 
@@ -247,7 +252,7 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
         parts = _moments_of_parts(graph, c.splits, device)
         if parts is None:
             return f"the walk has no {c.splits} equal parts"
-        return tile_space(_main_area(parts)).why_not(replace(c, splits=1))
+        return tile_space(_main_area(parts), device).why_not(replace(c, splits=1))
 
     return _either(whole, other, unequal_or_misfit)
 
@@ -257,19 +262,38 @@ def _either(
     divided: ConfigSpace[TileSchedule],
     why_not: Callable[[TileSchedule], str | None],
 ) -> ConfigSpace[TileSchedule]:
-    """Schedules of one kernel, splits=1, and those of a divided walk."""
+    """Schedules of one kernel, whose blocks each have a walk or share it, and those of a divided
+    walk."""
     values = {
         name: tuple(dict.fromkeys((*whole.values[name], *divided.values[name])))
         for name in whole.values
     }
     values["splits"] = tuple(2**k for k in range(11))
+
+    def of_one_kernel(c: TileSchedule) -> bool:
+        return c.splits == 1 or c.combine == "grid"
+
     return ConfigSpace(
-        TileSchedule, values, lambda c: whole.why_not(c) if c.splits == 1 else why_not(c)
+        TileSchedule, values, lambda c: whole.why_not(c) if of_one_kernel(c) else why_not(c)
     )
 
 
 @remembered
 def heuristic(graph: Graph, device: DeviceSpec) -> Any:
+    """Where a walk that is divided takes more passes, a kernel whose blocks each keep a walk of
+    their own is better, or else one whose blocks share it: see meeting_heuristic."""
+    found, whole = _heuristic(graph, device), _choices(graph, device)[0]
+    if whole is None or not isinstance(found, TileSchedule) or found.splits == 1:
+        return found
+    if program_of(graph, found, device).large() <= whole.large():
+        return found
+    area = _main_area(whole)
+    alone = tile_heuristic(area, device)
+    return alone if alone.storage == "registers" else meeting_heuristic(area, device) or found
+
+
+def _heuristic(graph: Graph, device: DeviceSpec) -> Any:
+    """By passes over large tensors, and by how near to a device's bandwidth the model comes."""
     program, divided = _choices(graph, device)
     if program is None:
         assert divided is not None
@@ -327,14 +351,16 @@ def promising(graph: Graph, device: DeviceSpec) -> list[Any]:
     heuristic is one."""
     program, divided = _choices(graph, device)
     areas = [_main_area(divided)] if divided and not _finds_parts(graph, device) else []
+    meeting = list[TileSchedule]()
     if program is not None and kind_of(program, _main(program)) == "tile":
         areas.append(_main_area(program))
+        meeting = meeting_promising(areas[-1], device)
     if program is not None and kind_of(program, _main(program)) == "sets":
         return set_promising(sets_in(program.segments[_main(program)]), device)
     every = space(graph, device)
     in_parts = [c for _, c in _parts_promising(graph, device)]
     of_areas = (c for area in areas for c in tile_promising(area, device))
-    return [c for c in dict.fromkeys((*in_parts, *of_areas)) if c in every]
+    return [c for c in dict.fromkeys((*meeting, *in_parts, *of_areas)) if c in every]
 
 
 def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
@@ -358,6 +384,9 @@ def describe(graph: Graph, config: Schedule, device: DeviceSpec) -> list[str]:
     """One line for each kernel, and which of them are one launch."""
     program = program_of(graph, config, device)
     lines = program.describe()
+    if _meets(config):
+        meetings = _tiles(program, _main(program), config).meetings
+        lines[_main(program)] += f"; {config.splits} blocks share a walk, and meet {meetings} times"
     for k, segment in enumerate(program.segments):
         if adds_columns(segment):
             lines[k] += " (and a launch that joins what its blocks summed over rows)"
@@ -370,6 +399,11 @@ def describe(graph: Graph, config: Schedule, device: DeviceSpec) -> list[str]:
 def _gathers(config: Schedule) -> bool:
     """Whether the blocks of the first kernel put their partials together."""
     return isinstance(config, TileSchedule) and config.combine == "last"
+
+
+def _meets(config: Schedule) -> TypeGuard[TileSchedule]:
+    """Whether blocks of the main kernel wait for one another."""
+    return isinstance(config, TileSchedule) and config.combine == "grid"
 
 
 # ---- source --------------------------------------------------------------------------------------
@@ -388,10 +422,14 @@ def emit(graph: Graph, config: Schedule, device: DeviceSpec) -> tuple[str, Progr
         entry = ENTRY + (str(len(stages)) if stages else "")
         kind, k = kind_of(program, group[0]), group[0]
         own = config if k == main else None
-        if kind == "tile":
+        buffer = program.inputs + program.outputs + len(program.temporaries)
+        if k == main and _meets(config):
+            found, partials = _meeting_stage(program, k, config, device, entry, buffer)
+            made = [found]
+            program = replace(program, temporaries=(*program.temporaries, partials))
+        elif kind == "tile":
             made = [_tile_stage(program, group, config, device, entry)]
         elif kind == "columns":
-            buffer = program.inputs + program.outputs + len(program.temporaries)
             made, partials = column_stages(program.segments[k], own, device, entry, buffer)
             program = replace(program, temporaries=(*program.temporaries, partials))
         else:
@@ -421,34 +459,60 @@ def _gathering_stage(program: Program, config: Schedule, device: DeviceSpec) -> 
     segment, *joins = program.segments
     tiles = _tiles(program, 0, config)
     kernel = GatheringKernel(tiles, segment, joins)
-    text = kernel.emit("tiles0")
+    text, stage = _counting_stage(
+        kernel, tuple(kernel.buffers()), blocks_of_sm(tiles, device), ENTRY, kernel.counters
+    )
+    return f"namespace kernel0 {{\n{text}}}\n", stage
+
+
+def _meeting_stage(
+    program: Program, k: int, config: Schedule, device: DeviceSpec, entry: str, partials: int
+) -> tuple[tuple[str, Stage], TensorSpec]:
+    """A kernel whose blocks share walks, and what they leave in the buffer `partials`."""
+    segment, tiles = program.segments[k], _tiles(program, k, config)
+    kernel = MeetingKernel(tiles)
+    buffers = (*segment.reads, *segment.writes, partials)
+    at_once, words = blocks_that_meet(tiles, device), tiles.meeting_words
+    text, stage = _counting_stage(kernel, buffers, at_once, entry, words)
+    return (text, replace(stage, meetings=tiles.meetings)), kernel.partials
+
+
+def _counting_stage(
+    kernel: GatheringKernel | MeetingKernel,
+    buffers: tuple[int, ...],
+    at_once: int,
+    entry: str,
+    counters: int,
+) -> tuple[str, Stage]:
+    """A tile kernel alone in its launch, whose blocks count in zeroed words, so many of them on an
+    SM."""
+    s, text = kernel.tiles.s, kernel.emit("tiles0")
     declared = [*kernel.tensors(), *kernel.numbers()]
-    names = [name for _, name in kernel.buffers().values()]
-    given = ", ".join(["blockIdx.x", *names, *(n.split()[-1] for n in kernel.numbers())])
-    s = tiles.s
-    bounds = launch_bounds(s.block_threads, blocks_of_sm(tiles, device), s.max_registers)
-    head = f'extern "C" __global__ void {bounds} {ENTRY}({", ".join(declared)}) {{'
-    lines = ["namespace kernel0 {", text, head, f"  tiles0({given});", "}", "}", ""]
-    buffers = tuple(kernel.buffers())
-    signature = "P" * (len(buffers) + 1) + kernel.extent_codes() + kernel.scalar_codes()
+    given = ", ".join(["blockIdx.x", *(d.split()[-1] for d in declared)])
+    bounds = launch_bounds(s.block_threads, at_once, s.max_registers)
+    head = f'extern "C" __global__ void {bounds} {entry}({", ".join(declared)}) {{'
     stage = Stage(
-        ENTRY,
+        entry,
         buffers,
-        signature,
-        blocks=tiles.blocks,
+        "P" * (len(buffers) + 1) + kernel.extent_codes() + kernel.scalar_codes(),
+        blocks=kernel.tiles.blocks,
         block_threads=s.block_threads,
-        estimated_registers=tiles.estimated_registers,
-        counters=kernel.counters,
+        estimated_registers=kernel.tiles.estimated_registers,
+        counters=counters,
         extents=tuple(kernel.extents.values()),
     )
-    return "\n".join(lines), stage
+    return "\n".join([text, head, f"  tiles0({given});", "}", ""]), stage
 
 
 def _tiles(program: Program, k: int, config: Schedule) -> Tiles:
     """The tiles of segment `k`, under the schedule or what fits it best."""
     area = Area(program.segments[k], k == 0 and joins_alone(program))
+    if _meets(config) and k == _main(program):
+        return Tiles(area, config)
     if isinstance(config, TileSchedule) and not any(s.added() for s in program.segments):
         config = replace(config, splits=1)
+    if _meets(config):
+        config = replace(config, splits=1, combine="kernel")
     if is_joining(program, k):
         joins = [s for j, s in enumerate(program.segments) if is_joining(program, j)]
         return Tiles(area, joining_schedule(area, max(Area(s).steps for s in joins)))

@@ -50,6 +50,7 @@ class Stage:
         counters: zeroed words that a tile kernel takes: their address follows the buffers.
         extents: the values of dynamic sizes and strides of a tile kernel.
         samples: grids side by side, each for the rows of one.
+        meetings: how often blocks of a tile kernel wait for one another: all must run at once.
         finishes: it joins the partial results of all blocks, or clusters, of the launch before it,
             and is told how many those are.
     """
@@ -66,6 +67,7 @@ class Stage:
     extents: tuple[int, ...] = ()
     finishes: bool = False
     samples: int = 1
+    meetings: int = 0
 
     @property
     def shared_bytes(self) -> int:

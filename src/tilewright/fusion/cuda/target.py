@@ -447,6 +447,7 @@ class ProgramKernels(Kernels):
         found, clusters = [], 0
         for stage, kernel in self.stages:
             shape, blocks, cluster = stage.launch, stage.blocks, 1
+            awaits = shape is None and stage.entry != ENTRY and not stage.meetings
             if shape:
                 blocks = _blocks(shape, stage.count, kernel, device_index)
                 cluster = shape.cluster
@@ -457,7 +458,8 @@ class ProgramKernels(Kernels):
                 stage.shared_bytes,
                 cluster,
                 stream,
-                overlapping=shape is None and stage.entry != ENTRY and overlaps(device_index),
+                cooperative=stage.meetings > 0,
+                overlapping=awaits and overlaps(device_index),
             )
             rows = (stage.count,) if shape else ()
             words = shape.counters if shape else stage.counters

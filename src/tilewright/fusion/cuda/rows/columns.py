@@ -224,13 +224,13 @@ class ColumnKernel(RowKernel):
         scalars = [f"scalar{i}" for i in range(len(self.graph.scalars))]
         results = f"(i64)gridDim.x / {self.s.cluster}"
         call = ", ".join(["partials", *names, results, *scalars, "slice", shared])
-        self.line("meet_all(counter);")
+        self.line("meet(counter, gridDim.x);")
         self.line("const u32 before = start_leaving(counter);")
         self.open(f"for (int slice = blockIdx.x; slice < {finish.slices}; slice += gridDim.x)")
         self.line(f"{FINISH}({call});")
         self.line("__syncthreads();")
         self.close()
-        self.line("leave(counter, before);")
+        self.line("leave(counter, before, gridDim.x);")
 
     def source(self, head: str) -> str:
         before = "" if self.finish is None else self.finish.emit()

@@ -87,7 +87,10 @@ class Area:
             return "without a walk, shares are lanes too, and turns are what is unrolled"
         if s.turns > 1 and not self.turning:
             return "several turns go with sums along the lane"
-        if s.splits > 1 and not (self.added and self.walk):
+        meets = s.combine == "grid"
+        if meets and not (self.meets and s.splits > 1):
+            return "blocks meet that share a walk and need what all of them add up"
+        if s.splits > 1 and not (self.walk and (self.added or meets)):
             return "there is nothing to divide"
         if s.splits > self.steps:
             return f"{s.splits} splits of {self.steps} steps"
@@ -144,6 +147,11 @@ class Area:
         words = all(nodes[i].dtype == "f32" and nodes[i].op in JOINS for i in self.added.values())
         walked = all(self.walks_through(i) for i in self.added.values())
         return self.alone and bool(self.added) and words and walked
+
+    @functools.cached_property
+    def meets(self) -> bool:
+        """Whether blocks may share a walk whose steps wait for what all of it adds up to."""
+        return not self.added and bool(self.carried)
 
     @functools.cached_property
     def plan(self) -> Plan:

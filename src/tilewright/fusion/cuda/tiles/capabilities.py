@@ -52,7 +52,6 @@ class TileKernels(Kernels):
     """
 
     across = True
-    corrects = False
     most_joined = MOST_JOINED
 
     def __init__(

@@ -10,7 +10,7 @@ from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.tiles.area import Area
 from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
-from tilewright.fusion.cuda.tiles.tiling import Tiles, blocks_in_room, fitted
+from tilewright.fusion.cuda.tiles.tiling import Tiles, blocks_in_room, fitted, meets_in_vain
 from tilewright.fusion.cuda.vectors import WIDEST_ACCESS
 from tilewright.space import ConfigSpace
 
@@ -24,6 +24,14 @@ SECOND_LAUNCH_S, LAST_BLOCK_S = 1.5e-6, 2e-6
 """What a kernel that puts partials together takes on a GPU, however little it does, and what the
 last block does in its place: 14.59 and 16.0 us, 14.86 and 15.36 us for the same tiles of
 lerp_backward (16, 3, 244, 244) with all gradients, H200, 2026-11-21, commit 77fc060."""
+MEETING_S = 2.2e-6
+"""What it takes all blocks to wait for one another, and to join what each has added up: batch norm
+of channels-last images, H100, see meeting_heuristic."""
+MANY_LEFT = 100
+"""Numbers that a thread joins at a meeting in as long as all else takes, by the same timings."""
+MEETING_LEEWAY = 24
+"""Registers of a thread whose blocks meet, beside the estimate, so that it spills 52 bytes at most
+(NVRTC 13.0, sm_90a)."""
 SUMS_OF_A_THREAD = 6.4
 """With so many columns a thread, joining them within a block takes as long as all else: of the same
 timings, vectors of 1 and 2 elements take 14.6 to 16.0 us, those of 4 take 17.2 to 23.9 us."""
@@ -46,14 +54,21 @@ LEEWAY = 0.87
 more sizes share it. The gradients of gates of 100 sizes have 14 kernels so, without it 33."""
 USUAL_BYTES, USUAL_PIECE_BYTES = 8, 128
 """Of a thread's vector, and of a block's piece of a row: a line of a cache."""
+LANES, THREADS, SPLITS = (4, 8, 16, 32, 64), (256, 512, 1024), tuple(2**k for k in range(1, 11))
+"""That are tried: those of a block, and blocks that share a walk."""
 PROMISING = 10
 """So many of the model's choices a search begins with, for each of the widest vectors, half of them
 for either storage: how narrow ones fare beside them it does not tell."""
 
 
-def tile_space(area: Area) -> ConfigSpace[TileSchedule]:
+def tile_space(area: Area, device: DeviceSpec) -> ConfigSpace[TileSchedule]:
     """The schedules that fit."""
-    divides = bool(area.added and area.walk)
+    divides = bool(area.added and area.walk) or area.meets
+
+    def why_not(c: TileSchedule) -> str | None:
+        tiles = Tiles(area, c)
+        return tiles.misfit() or meets_in_vain(tiles, device)
+
     return ConfigSpace(
         TileSchedule,
         {
@@ -61,10 +76,14 @@ def tile_space(area: Area) -> ConfigSpace[TileSchedule]:
             "turns": (1, 2, 4, 8, 16) if area.turning else (1,),
             "splits": tuple(2**k for k in range(11)) if divides else (1,),
             "storage": ("reread", "registers") if area.carried else ("reread",),
-            "combine": ("kernel", "last") if area.gathers else ("kernel",),
+            "combine": _ways_to_combine(area),
         },
-        lambda c: Tiles(area, c).misfit(),
+        why_not,
     )
+
+
+def _ways_to_combine(area: Area) -> tuple[str, ...]:
+    return ("kernel", *(["last"] if area.gathers else []), *(["grid"] if area.meets else []))
 
 
 def tile_heuristic(area: Area, device: DeviceSpec) -> TileSchedule:
@@ -99,12 +118,11 @@ def _undivided(area: Area, device: DeviceSpec) -> list[TileSchedule]:
 
 def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     """Those of which the model expects most, the best first."""
-    space, found = tile_space(area), []
-    shapes = itertools.product(
-        area.vectors[:3], (4, 8, 16, 32, 64), (256, 512, 1024), space.values["turns"]
-    )
+    space, found = tile_space(area, device), []
+    shapes = itertools.product(area.vectors[:3], LANES, THREADS, space.values["turns"])
     ways = list(itertools.product((8, 4, 2, 1), space.values["splits"]))
-    kinds = list(itertools.product(space.values["storage"], space.values["combine"]))
+    joining = [way for way in space.values["combine"] if way != "grid"]
+    kinds = list(itertools.product(space.values["storage"], joining))
     for vector, lanes, threads, turns in shapes:
         shape = vector, lanes, threads // lanes, turns
         if area.refuses(TileSchedule(*shape)):  # nor is it cut so with more in flight, or divided
@@ -142,6 +160,37 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     compiled = [replace(c, sizes="compiled") for c in foremost]
     found_first = [*foremost, *compiled, *squeezed, *first[1:], *best]
     return list(dict.fromkeys([*found_first, *(c for c in others if c in space)]))
+
+
+def meeting_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
+    """Of schedules whose blocks meet those of which the model expects most, the best first: those
+    that keep steps, with registers to spare, before all others."""
+    found = []
+    for width, lanes, threads in itertools.product(area.vectors[:3], LANES, THREADS):
+        for splits, storage in itertools.product(SPLITS, ("registers", "reread")):
+            unroll = 1 if storage == "registers" else max(MOST_ELEMENTS // 2 // width, 1)
+            s = TileSchedule(
+                width, lanes, threads // lanes, 1, unroll, splits, storage, combine="grid"
+            )
+            tiles = Tiles(area, s)
+            if tiles.misfit() is None and meets_in_vain(tiles, device, MEETING_LEEWAY) is None:
+                found.append((merit(tiles, device), -threads, width, s))
+    found.sort(key=lambda f: f[:3], reverse=True)
+    kept = [s for *_, s in found if s.storage == "registers"]
+    others = [s for *_, s in found if s.storage == "reread"]
+    return [*kept[:PROMISING], *others[: PROMISING // 2]]
+
+
+def meeting_heuristic(area: Area, device: DeviceSpec) -> TileSchedule | None:
+    """For a walk that several kernels would divide: blocks that share it and keep its steps, if
+    they have room for them all.
+
+    Of batch norm of channels-last images those that fit take 0.71 to 0.84 of the time of several
+    kernels, and those of 7 x 7, which one block keeps, 1.2 to 1.6 times as long as that block. Some
+    that read their steps again are better, and some not (H100, docs/row_kernels.md).
+    """
+    best = next(iter(meeting_promising(area, device)), None)
+    return best if best is not None and best.storage == "registers" else None
 
 
 def _squeezed(tiles: Tiles, device: DeviceSpec) -> TileSchedule | None:
@@ -198,6 +247,11 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     kept = REREAD[moved_bytes > device.l2_bytes] if area.carried else 1.0
     kept = 1.0 if s.storage == "registers" else kept
     overlaps = 1.0 if blocks_in_room(tiles, device) > 1 else ALONE
+    if tiles.meets:
+        overlaps /= 1 + tiles.splits / tiles.shares * s.vector / MANY_LEFT
+        if device.dram_bytes_per_s:
+            moving_s = moved_bytes / device.dram_bytes_per_s
+            overlaps *= moving_s / (moving_s + MEETING_S * tiles.meetings)
     if area.added:
         overlaps /= 1 + (s.vector / SUMS_OF_A_THREAD) ** 2
         last = s.combine == "last"

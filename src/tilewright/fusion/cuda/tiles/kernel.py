@@ -173,12 +173,12 @@ class TileKernel(TileSweeps):
         """What a block does when it has left all of its partials."""
 
     def start_of(self, i: int) -> str:
+        return f"{self.kind(i)} acc{i} = {self.start(i)}"
+
+    def start(self, i: int) -> str:
         n = self.graph.nodes[i]
-        kind = TYPES[n.dtype]
-        start = f"{JOINS[n.op]}::start<{kind}>()"
-        if self.vectorised(i):
-            start = f"splat<{self.s.vector}>({start})"
-        return f"{self.kind(i)} acc{i} = {start}"
+        start = f"{JOINS[n.op]}::start<{TYPES[n.dtype]}>()"
+        return f"splat<{self.s.vector}>({start})" if self.vectorised(i) else start
 
     def leave_columns(self, i: int) -> None:
         self.join_shares(i)
@@ -230,9 +230,18 @@ class TileKernel(TileSweeps):
             known = phase.carried_in if self.tiles.kept_steps else frozenset()
             operands = {self.graph.nodes[i].args[0] for i in phase.reductions}
             self.sweep(phase, operands | {self.graph.outputs[k][0] for k in phase.stores}, known)
-            for i in phase.reductions:
-                self.join_shares(i, everywhere=True)
-                self.names[i] = f"acc{i}"
+            self.join_walk(phase.reductions)
+            self.names |= {i: f"acc{i}" for i in phase.reductions}
         self.line("release_next();")
         self.steady_values(wanted, len(self.plan.phases), vectors=True)
-        self.steady_stores("y == 0")
+        self.steady_stores(self.first_share)
+
+    @property
+    def first_share(self) -> str:
+        """Who stores what does not vary along the walk."""
+        return "y == 0"
+
+    def join_walk(self, sums: tuple[int, ...]) -> None:
+        """Every thread of a column ends with what its whole walk adds up to."""
+        for i in sums:
+            self.join_shares(i, everywhere=True)

@@ -26,7 +26,8 @@ class TileSchedule:
     `storage` says whether values that a second sweep needs stay in registers or are read again;
     what blocks gather has a second sweep, of its stores, only if they stay there.
     What blocks leave of a result is put together by a `kernel` of its own, or, of all blocks that
-    have a share in it, by the `last` one to begin: see gathering.
+    have a share in it, by the `last` one to begin: see gathering. Or all blocks of the `grid` run
+    at once, wait for one another, and go on with what all have found: see meeting.
     `sizes` are given when the kernel is launched, so that it serves others, too, or compiled in.
     Registers are what launch bounds leave to each thread, or no more than `max_registers`, if that
     is not 0: a search tries the caps that it is told to.
@@ -40,7 +41,7 @@ class TileSchedule:
     splits: int = param(*(2**k for k in range(11)))
     storage: str = param("reread", "registers")
     stream_loads: bool = param(True, False)
-    combine: str = param("kernel", "last")
+    combine: str = param("kernel", "last", "grid")
     ahead: bool = param(False, True)
     sizes: str = param("given", "compiled", own=True)
     max_registers: int = param(0, counts=True)

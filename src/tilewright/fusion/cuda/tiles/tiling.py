@@ -44,6 +44,7 @@ class Tiles:
     Attributes:
         lanes, shares: threads of a block along the lane, and along the walk.
         splits: blocks among which a walk is divided, each with so many `split_steps`.
+        meets: those wait for what all of them add up.
         pieces: blocks side by side along the lane.
         kept_steps: steps whose values a thread keeps: all of its walk, or none.
         sure_steps: of those, so many that every thread has.
@@ -58,7 +59,8 @@ class Tiles:
     def __init__(self, area: Area, s: TileSchedule):
         self.area, self.s = area, s
         self.lanes, self.shares = (s.lanes, s.shares) if area.walk else (s.block_threads, 1)
-        self.splits = s.splits if area.added and area.walk else 1
+        self.meets = s.combine == "grid"
+        self.splits = s.splits if (area.added or self.meets) and area.walk else 1
         self.split_steps = math.ceil(area.steps / self.splits)
         self.pieces = math.ceil(area.width / (self.lanes * s.vector * s.turns))
         self.blocks = area.cells * self.splits * self.pieces
@@ -104,6 +106,8 @@ class Tiles:
             return "all steps of a thread are on their way at once"
         if s.combine == "last" and self.words > COUNTERS:
             return f"{self.words} words of partials exceed {COUNTERS}"
+        if self.meets and self.meeting_words > COUNTERS:
+            return f"{self.meeting_words} words to meet by exceed {COUNTERS}"
         room = min(255, BLOCK_REGISTERS // s.block_threads)
         left = 4 * (room - registers.ARITHMETIC)
         if self.held_bytes > left:
@@ -136,6 +140,16 @@ class Tiles:
         partials = sum(self.count_of_partials(i) * n for i, n in results.items())
         tickets = sum(self.blocks // self.count_of_partials(i) for i in results)
         return PARTIAL_WORDS * partials + tickets + 2 * SECTOR_WORDS * len(results)
+
+    @property
+    def meeting_words(self) -> int:
+        """What blocks that share a walk count one another in, a sector for those of each walk."""
+        return SECTOR_WORDS * self.blocks // self.splits
+
+    @property
+    def meetings(self) -> int:
+        """How often blocks wait for what all of them have added up."""
+        return sum(bool(phase.reductions) for phase in self.plan.phases) if self.meets else 0
 
     @functools.cached_property
     def held_bytes(self) -> int:
@@ -173,6 +187,24 @@ def blocks_asked_for(tiles: Tiles, device: DeviceSpec) -> int:
     threads = device.registers_per_sm // tiles.bounded_registers
     threads = min(device.threads_per_sm // 2, threads)
     return max(threads // tiles.s.block_threads, 1)
+
+
+def blocks_that_meet(tiles: Tiles, device: DeviceSpec) -> int:
+    """Of an SM, which launch bounds have to leave room for."""
+    return math.ceil(tiles.blocks / device.sms)
+
+
+def meets_in_vain(tiles: Tiles, device: DeviceSpec, leeway: int = 0) -> str | None:
+    """Why blocks that wait for one another would not all run at once, with so many registers more
+    than are reckoned to be needed, or None."""
+    if not tiles.meets:
+        return None
+    needed = tiles.s.max_registers or tiles.estimated_registers + leeway
+    resident, limiter = device.occupancy(tiles.s.block_threads, needed, 0)
+    if blocks_that_meet(tiles, device) > resident:
+        most = resident * device.sms
+        return f"{tiles.blocks} blocks wait for one another, and {limiter} let {most} run at once"
+    return None
 
 
 def blocks_of_sm(tiles: Tiles, device: DeviceSpec) -> int:
