@@ -160,17 +160,25 @@ def test_what_several_kernels_would_read_again_stays_on_chip(device):
 def test_what_one_block_keeps_is_not_shared_and_what_no_chip_holds_is_divided():
     for w in images(32, 2048, 7):
         assert untuned(w, H100)[1].splits == 1
-    for w in images(32, 512, 28):
+    for w in images(32, 512, 56):
         assert untuned(w, H100)[1].combine == "kernel"
+
+
+def test_what_registers_do_not_hold_is_left_to_the_caches_of_all_sms():
+    """Streams would pass these by."""
+    for w in (*images(32, 512, 28), images(32, 1024, 14)[1]):
+        graph, config = untuned(w, H100)
+        assert (config.combine, config.storage, config.stream_loads) == ("grid", "reread", False)
+        assert compiled(target.task(graph, config, H100)).resources.spill_bytes == 0
 
 
 def test_a_device_with_less_room_divides_what_another_shares():
     (w, _) = images(32, 64, 56)
-    small = replace(H100, sms=33)
+    small = replace(H100, sms=16)
     graph, config = untuned(w, small)
     assert config.combine == "kernel"
     why = target.space(graph, small).why_not(target.heuristic(graph, H100))
-    assert "blocks wait for one another, and registers let 66 run at once" in why
+    assert "blocks wait for one another, and registers let 32 run at once" in why
 
 
 def test_a_search_begins_with_some_that_meet():

@@ -61,7 +61,8 @@ def gradients(function, *tensors):
 
 
 def in_parts(graph, device=H100):
-    """The first of the schedules by which blocks find moments of parts, and other kernels go on."""
+    """The first of the schedules by which blocks find moments of parts, or sums, and other kernels
+    go on."""
     found = target.promising(graph, device)
     return next(c for c in found if c.splits > 1 and c.combine == "kernel")
 
@@ -120,16 +121,15 @@ def test_a_search_tries_other_numbers_of_equal_parts_and_one_kernel_for_all():
     graph = graph_of(workload(standardized, TensorSpec("f32", (25088, 256))))
     found = target.promising(graph, H100)
     assert {2**k for k in range(10)} == {c.splits for c in found}
-    untuned, space = target.heuristic(graph, H100), target.space(graph, H100)
-    assert untuned in space
-    assert "no 1024 equal parts" in space.why_not(replace(untuned, splits=1024))
+    config, space = in_parts(graph), target.space(graph, H100)
+    assert config in space
+    assert "no 1024 equal parts" in space.why_not(replace(config, splits=1024))
 
 
 def test_rows_that_have_few_equal_parts_are_divided_as_sums_are():
     graphs = [graph_of(workload(standardized, TensorSpec("f32", (n, 64)))) for n in (90001, 90000)]
     assert [most_parts(g) for g in graphs] == [1, 1]
-    config = target.heuristic(graphs[0], H100)
-    assert len(program_of(graphs[0], config, H100).segments) == 5
+    assert len(program_of(graphs[0], in_parts(graphs[0]), H100).segments) == 5
 
 
 def test_a_search_for_rows_too_few_and_long_begins_as_ever():

@@ -56,6 +56,7 @@ from tilewright.fusion.cuda.tiles.heuristics import (
     tile_heuristic,
     tile_promising,
     tile_space,
+    wastes_sectors,
 )
 from tilewright.fusion.cuda.tiles.kernel import TileKernel
 from tilewright.fusion.cuda.tiles.meeting import MeetingKernel
@@ -281,13 +282,15 @@ def _either(
 @remembered
 def heuristic(graph: Graph, device: DeviceSpec) -> Any:
     """Where a walk that is divided takes more passes, a kernel whose blocks each keep a walk of
-    their own is better, or else one whose blocks share it: see meeting_heuristic."""
+    their own is better, or else one whose blocks share it: see meeting_heuristic. So is that where
+    walks of their own are too narrow."""
     found, whole = _heuristic(graph, device), _choices(graph, device)[0]
-    if whole is None or not isinstance(found, TileSchedule) or found.splits == 1:
-        return found
-    if program_of(graph, found, device).large() <= whole.large():
+    if whole is None or not isinstance(found, TileSchedule):
         return found
     area = _main_area(whole)
+    divided = program_of(graph, found, device).large() > whole.large()
+    if not divided and not (found.splits == 1 and wastes_sectors(found, area, device)):
+        return found
     alone = tile_heuristic(area, device)
     return alone if alone.storage == "registers" else meeting_heuristic(area, device) or found
 

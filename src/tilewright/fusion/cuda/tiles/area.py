@@ -130,6 +130,12 @@ class Area:
         return sum(a.itemsize for a in self.whole)
 
     @functools.cached_property
+    def loaded_bytes(self) -> int:
+        """Of all tensors that vary over all axes."""
+        loads = (a for a in self.graph.inputs if varies_everywhere(a, self.graph))
+        return sum(a.itemsize for a in loads) * math.prod(self.graph.space)
+
+    @functools.cached_property
     def result_elements(self) -> dict[int, int]:
         """By reduction that it holds partials of: the elements of its result."""
         return {i: math.prod(self.graph.nodes[i].shape) for i in self.added.values()}

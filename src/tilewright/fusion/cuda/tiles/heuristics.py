@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda import registers
@@ -29,6 +30,8 @@ MEETING_S = 2.2e-6
 of channels-last images, H100, see meeting_heuristic."""
 MANY_LEFT = 100
 """Numbers that a thread joins at a meeting in as long as all else takes, by the same timings."""
+MOST_CACHED = 1.7
+"""Of what the caches of all SMs hold, that blocks which meet may read again from there and from L2."""
 MEETING_LEEWAY = 24
 """Registers of a thread whose blocks meet, beside the estimate, so that it spills 52 bytes at most
 (NVRTC 13.0, sm_90a)."""
@@ -132,7 +135,8 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
             if vector * unroll > MOST_ELEMENTS or area.refuses(TileSchedule(*cut)):
                 continue
             for storage, combine in kinds:
-                schedule = TileSchedule(*cut, storage, combine=combine)
+                streams = storage == "registers" or bool(area.added) or not area.carried
+                schedule = TileSchedule(*cut, storage, streams, combine)
                 if area.refuses(schedule):
                     continue
                 tiles = Tiles(area, schedule)
@@ -164,33 +168,47 @@ def tile_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
 
 def meeting_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     """Of schedules whose blocks meet those of which the model expects most, the best first: those
-    that keep steps, with registers to spare, before all others."""
-    found = []
+    that keep steps in registers, of which some are to spare, and then those that leave them to the
+    cache of their SM, which streams would pass by."""
+    kept: list[Any] = []
+    cached: list[Any] = []
+    ways = ("registers", 1, True, False), ("reread", 4, False, True)
     for width, lanes, threads in itertools.product(area.vectors[:3], LANES, THREADS):
-        for splits, storage in itertools.product(SPLITS, ("registers", "reread")):
-            unroll = 1 if storage == "registers" else max(MOST_ELEMENTS // 2 // width, 1)
-            s = TileSchedule(
-                width, lanes, threads // lanes, 1, unroll, splits, storage, combine="grid"
-            )
+        for splits, (storage, unroll, *how) in itertools.product(SPLITS, ways):
+            cut = width, lanes, threads // lanes, 1, unroll, splits
+            streams, ahead = how
+            s = TileSchedule(*cut, storage, streams, "grid", ahead)
             tiles = Tiles(area, s)
             if tiles.misfit() is None and meets_in_vain(tiles, device, MEETING_LEEWAY) is None:
+                found = kept if storage == "registers" else cached
                 found.append((merit(tiles, device), -threads, width, s))
-    found.sort(key=lambda f: f[:3], reverse=True)
-    kept = [s for *_, s in found if s.storage == "registers"]
-    others = [s for *_, s in found if s.storage == "reread"]
-    return [*kept[:PROMISING], *others[: PROMISING // 2]]
+    best = [sorted(found, key=lambda f: f[:3], reverse=True) for found in (kept, cached)]
+    return [s for found in best for *_, s in found[:PROMISING]]
 
 
 def meeting_heuristic(area: Area, device: DeviceSpec) -> TileSchedule | None:
-    """For a walk that several kernels would divide: blocks that share it and keep its steps, if
-    they have room for them all.
+    """For a walk that several kernels would divide: blocks that share it, if there is room for all
+    steps in their registers, or in the caches of all SMs.
 
     Of batch norm of channels-last images those that fit take 0.71 to 0.84 of the time of several
-    kernels, and those of 7 x 7, which one block keeps, 1.2 to 1.6 times as long as that block. Some
-    that read their steps again are better, and some not (H100, docs/row_kernels.md).
+    kernels, and those of 7 x 7, which one block keeps, 1.2 to 1.6 times as long as that block (H100,
+    docs/row_kernels.md).
     """
-    best = next(iter(meeting_promising(area, device)), None)
-    return best if best is not None and best.storage == "registers" else None
+    for s in meeting_promising(area, device):
+        room = device.sms * device.shared_bytes_per_sm
+        if s.storage == "registers" or area.loaded_bytes <= MOST_CACHED * room:
+            return s
+    return None
+
+
+def wastes_sectors(s: TileSchedule, area: Area, device: DeviceSpec) -> bool:
+    """Whether blocks side by side each read a part of the same sectors, and again what they do not
+    keep, for longer than they would wait for one another."""
+    piece_bytes = min(s.lanes * s.vector, area.width) * area.itemsize
+    if not area.carried or s.storage == "registers" or piece_bytes >= SECTOR_BYTES:
+        return False
+    meetings = sum(bool(phase.reductions) for phase in area.plan.phases)
+    return area.loaded_bytes >= meetings * MEETING_S * device.dram_bytes_per_s
 
 
 def _squeezed(tiles: Tiles, device: DeviceSpec) -> TileSchedule | None:
