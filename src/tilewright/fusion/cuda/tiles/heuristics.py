@@ -31,7 +31,8 @@ of channels-last images, H100, see meeting_heuristic."""
 MANY_LEFT = 100
 """Numbers that a thread joins at a meeting in as long as all else takes, by the same timings."""
 MOST_CACHED = 1.7
-"""Of what the caches of all SMs hold, that blocks which meet may read again from there and from L2."""
+"""Of what the caches of all SMs hold, that blocks which meet may read again, the rest from L2: see
+meeting_heuristic."""
 MEETING_LEEWAY = 24
 """Registers of a thread whose blocks meet, beside the estimate, so that it spills 52 bytes at most
 (NVRTC 13.0, sm_90a)."""
@@ -190,9 +191,9 @@ def meeting_heuristic(area: Area, device: DeviceSpec) -> TileSchedule | None:
     """For a walk that several kernels would divide: blocks that share it, if there is room for all
     steps in their registers, or in the caches of all SMs.
 
-    Of batch norm of channels-last images those that fit take 0.71 to 0.84 of the time of several
-    kernels, and those of 7 x 7, which one block keeps, 1.2 to 1.6 times as long as that block (H100,
-    docs/row_kernels.md).
+    Of batch norm of channels-last images, up to 1.7 times as large as all caches, those take 0.70
+    to 0.87 of the time of several kernels, searched, and those of 7 x 7, which one block keeps, 1.2
+    to 1.6 times as long as that block (H100, docs/row_kernels.md).
     """
     for s in meeting_promising(area, device):
         room = device.sms * device.shared_bytes_per_sm
