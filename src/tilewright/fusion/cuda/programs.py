@@ -388,7 +388,7 @@ def describe(graph: Graph, config: Schedule, device: DeviceSpec) -> list[str]:
     program = program_of(graph, config, device)
     lines = program.describe()
     if _meets(config):
-        meetings = _tiles(program, _main(program), config).meetings
+        meetings = _main_area(program).meetings
         lines[_main(program)] += f"; {config.splits} blocks share a walk, and meet {meetings} times"
     for k, segment in enumerate(program.segments):
         if adds_columns(segment):
@@ -477,7 +477,7 @@ def _meeting_stage(
     buffers = (*segment.reads, *segment.writes, partials)
     at_once, words = blocks_that_meet(tiles, device), tiles.meeting_words
     text, stage = _counting_stage(kernel, buffers, at_once, entry, words)
-    return (text, replace(stage, meetings=tiles.meetings)), kernel.partials
+    return (text, replace(stage, meetings=tiles.area.meetings)), kernel.partials
 
 
 def _counting_stage(

@@ -159,6 +159,11 @@ class Area:
         """Whether blocks may share a walk whose steps wait for what all of it adds up to."""
         return not self.added and bool(self.carried)
 
+    @property
+    def meetings(self) -> int:
+        """How often such blocks wait for it."""
+        return sum(bool(phase.reductions) for phase in self.plan.phases)
+
     @functools.cached_property
     def plan(self) -> Plan:
         if not self.added and self.walk:

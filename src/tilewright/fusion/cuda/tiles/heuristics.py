@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda import registers
@@ -34,7 +33,7 @@ MOST_CACHED = 1.7
 """Of what the caches of all SMs hold, that blocks which meet may read again, the rest from L2: see
 meeting_heuristic."""
 MEETING_LEEWAY = 24
-"""Registers of a thread whose blocks meet, beside the estimate, so that it spills 52 bytes at most
+"""Registers of a thread whose blocks meet, beside the estimate, so that it spills 108 bytes at most
 (NVRTC 13.0, sm_90a)."""
 SUMS_OF_A_THREAD = 6.4
 """With so many columns a thread, joining them within a block takes as long as all else: of the same
@@ -171,20 +170,20 @@ def meeting_promising(area: Area, device: DeviceSpec) -> list[TileSchedule]:
     """Of schedules whose blocks meet those of which the model expects most, the best first: those
     that keep steps in registers, of which some are to spare, and then those that leave them to the
     cache of their SM, which streams would pass by."""
-    kept: list[Any] = []
-    cached: list[Any] = []
-    ways = ("registers", 1, True, False), ("reread", 4, False, True)
-    for width, lanes, threads in itertools.product(area.vectors[:3], LANES, THREADS):
-        for splits, (storage, unroll, *how) in itertools.product(SPLITS, ways):
-            cut = width, lanes, threads // lanes, 1, unroll, splits
-            streams, ahead = how
-            s = TileSchedule(*cut, storage, streams, "grid", ahead)
+    keeping = TileSchedule(unroll=1, storage="registers", combine="grid")
+    cached = TileSchedule(unroll=4, stream_loads=False, ahead=True, combine="grid")
+    best = []
+    for way in (keeping, cached):
+        found = []
+        cuts = itertools.product(area.vectors[:3], LANES, THREADS, SPLITS)
+        for width, lanes, threads, splits in cuts:
+            s = replace(way, vector=width, lanes=lanes, shares=threads // lanes, splits=splits)
             tiles = Tiles(area, s)
             if tiles.misfit() is None and meets_in_vain(tiles, device, MEETING_LEEWAY) is None:
-                found = kept if storage == "registers" else cached
                 found.append((merit(tiles, device), -threads, width, s))
-    best = [sorted(found, key=lambda f: f[:3], reverse=True) for found in (kept, cached)]
-    return [s for found in best for *_, s in found[:PROMISING]]
+        found.sort(key=lambda f: f[:3], reverse=True)
+        best += [s for *_, s in found[:PROMISING]]
+    return best
 
 
 def meeting_heuristic(area: Area, device: DeviceSpec) -> TileSchedule | None:
@@ -208,8 +207,7 @@ def wastes_sectors(s: TileSchedule, area: Area, device: DeviceSpec) -> bool:
     piece_bytes = min(s.lanes * s.vector, area.width) * area.itemsize
     if not area.carried or s.storage == "registers" or piece_bytes >= SECTOR_BYTES:
         return False
-    meetings = sum(bool(phase.reductions) for phase in area.plan.phases)
-    return area.loaded_bytes >= meetings * MEETING_S * device.dram_bytes_per_s
+    return area.loaded_bytes >= area.meetings * MEETING_S * device.dram_bytes_per_s
 
 
 def _squeezed(tiles: Tiles, device: DeviceSpec) -> TileSchedule | None:
@@ -270,7 +268,7 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
         overlaps /= 1 + tiles.splits / tiles.shares * s.vector / MANY_LEFT
         if device.dram_bytes_per_s:
             moving_s = moved_bytes / device.dram_bytes_per_s
-            overlaps *= moving_s / (moving_s + MEETING_S * tiles.meetings)
+            overlaps *= moving_s / (moving_s + MEETING_S * area.meetings)
     if area.added:
         overlaps /= 1 + (s.vector / SUMS_OF_A_THREAD) ** 2
         last = s.combine == "last"

@@ -66,7 +66,7 @@ class MeetingKernel(TileKernel):
             self.line(f"if (y == 0) left{i}[(i64)block * {t.lanes}] = acc{i};")
         self.times += 1
         self.line(f"meet(counter, {self.splits}, {self.times});")
-        if self.times == t.meetings:
+        if self.times == self.area.meetings:
             self.line("const u32 leaving = start_leaving(counter);")
         for i in sums:
             self.line(f"acc{i} = {self.start(i)};")

@@ -146,11 +146,6 @@ class Tiles:
         """What blocks that share a walk count one another in, a sector for those of each walk."""
         return SECTOR_WORDS * self.blocks // self.splits
 
-    @property
-    def meetings(self) -> int:
-        """How often blocks wait for what all of them have added up."""
-        return sum(bool(phase.reductions) for phase in self.plan.phases) if self.meets else 0
-
     @functools.cached_property
     def held_bytes(self) -> int:
         """Of one thread: what it adds up, and what it keeps or has in flight, whichever is more."""
