@@ -107,7 +107,7 @@ struct Body {  // a kernel and its arguments
 extern PER_BLOCK Block block;
 extern PER_BLOCK Body body;
 extern bool backwards, later_blocks_first;
-extern std::vector<void (*)()> at_block_begin;
+extern std::vector<void (*)()> at_block_begin, at_body_end;
 extern unsigned long steps_made;  // by threads, each until it waits for something else
 extern char trouble[200];  // why the launch cannot go on, if it cannot
 

@@ -10,6 +10,7 @@ extern "C" void know_memory(int count, const long* first, const long* end) {
   known.clear();
   for (int i = 0; i < count; ++i) known.push_back({first[i], end[i]});
 }
+static const bool all_meet = (at_body_end.push_back([] { if (comes_to) give_up("ends without meeting %u", comes_to); }), true);
 void look_up(long at, int bytes) {
   for (auto [first, end] : known)
     if (at >= first && at + bytes <= end) return;

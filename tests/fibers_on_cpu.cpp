@@ -6,7 +6,7 @@ static PER_BLOCK jmp_buf scheduler;
 PER_BLOCK Block block;
 PER_BLOCK Body body;
 bool backwards, later_blocks_first;
-std::vector<void (*)()> at_block_begin;
+std::vector<void (*)()> at_block_begin, at_body_end;
 unsigned long steps_made;
 static int idle_turns;  // since the last step
 static uint64_t schedule;  // a random state; 0: nobody is held up
@@ -38,6 +38,7 @@ void end() {
 static void enter() {
   _setjmp(block.fibers[threadIdx.x].begin);
   body.call(body.kernel, body.args);
+  for (auto look : at_body_end) look();
   end();
 }
 void give_way() {
