@@ -35,10 +35,12 @@ def built(w, device, count):
 
 
 def assert_right(w, device, count=4):
-    verifier = Verifier(w, device)
+    verifier, untuned = Verifier(w, device), FUSED.heuristic(w, spec_of(device.index))
     for config, executable in built(w, device, count):
         found = verifier.check(executable)
-        assert found.ok or "PyTorch's largest error" in found.message, (config, found.message)
+        # Of any schedule a tuner asks, too, whether long sums by few threads are as exact.
+        excused = config != untuned and "PyTorch's largest error" in found.message
+        assert found.ok or excused, (config, found.message)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])

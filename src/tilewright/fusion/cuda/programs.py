@@ -59,7 +59,7 @@ from tilewright.fusion.cuda.tiles.heuristics import (
     wastes_sectors,
 )
 from tilewright.fusion.cuda.tiles.kernel import TileKernel
-from tilewright.fusion.cuda.tiles.meeting import MeetingKernel
+from tilewright.fusion.cuda.tiles.meeting import SharedWalkKernel
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.cuda.tiles.tiling import (
     Tiles,
@@ -288,8 +288,11 @@ def heuristic(graph: Graph, device: DeviceSpec) -> Any:
     if whole is None or not isinstance(found, TileSchedule):
         return found
     area = _main_area(whole)
-    divided = program_of(graph, found, device).large() > whole.large()
-    if not divided and not (found.splits == 1 and wastes_sectors(found, area, device)):
+    if found.splits > 1:
+        stays = program_of(graph, found, device).large() <= whole.large()
+    else:
+        stays = not wastes_sectors(found, area, device)
+    if stays:
         return found
     alone = tile_heuristic(area, device)
     return alone if alone.storage == "registers" else meeting_heuristic(area, device) or found
@@ -473,7 +476,7 @@ def _meeting_stage(
 ) -> tuple[tuple[str, Stage], TensorSpec]:
     """A kernel whose blocks share walks, and what they leave in the buffer `partials`."""
     segment, tiles = program.segments[k], _tiles(program, k, config)
-    kernel = MeetingKernel(tiles)
+    kernel = SharedWalkKernel(tiles)
     buffers = (*segment.reads, *segment.writes, partials)
     at_once, words = blocks_that_meet(tiles, device), tiles.meeting_words
     text, stage = _counting_stage(kernel, buffers, at_once, entry, words)
@@ -481,7 +484,7 @@ def _meeting_stage(
 
 
 def _counting_stage(
-    kernel: GatheringKernel | MeetingKernel,
+    kernel: GatheringKernel | SharedWalkKernel,
     buffers: tuple[int, ...],
     at_once: int,
     entry: str,

@@ -1,10 +1,10 @@
 """Tile kernels whose blocks share walks, so that a large tensor stays on chip between its sweeps.
 
 Few columns and many rows, as of the batch norm of channels-last images, leave most of a device idle
-where one block walks all rows of its columns. Here many do, each a part that it keeps in registers.
-After a sweep that adds up, each leaves what it found in memory, waits until all that share its walk
-have, and joins everything in a fixed order: all of them end with the same bits. They wait for one
-another, and so must all run at once.
+where one block walks all rows of its columns. Here many do, each a part, which stays in registers
+or in the SM's cache. After a sweep that adds up, each leaves what it found in memory, waits until
+all that share its walk have, and joins everything in a fixed order: all of them end with the same
+bits. They wait for one another, and so must all run at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ READS_AT_ONCE = 4
 """Of other blocks' results, that a thread has under way."""
 
 
-class MeetingKernel(TileKernel):
+class SharedWalkKernel(TileKernel):
     """A tile kernel with `splits` blocks to a walk, which is given room for `partials`, and
     counters."""
 
