@@ -101,7 +101,7 @@ def bounds(value: Tensor, tolerance: Tensor, dtype: torch.dtype) -> tuple[Tensor
     if not dtype.is_floating_point:
         whole = value.to(dtype)
         if dtype == torch.bool:
-            return whole, whole
+            return whole & (tolerance == 0), whole | (tolerance > 0)
         steps = tolerance.double().round().to(dtype)  # of a cast of what is not known exactly
         return whole - steps, whole + steps
     tolerance = tolerance.masked_fill(~value.isfinite(), 0.0)

@@ -3,14 +3,15 @@
 With a correctly rounded result y: the operands' errors times the derivatives, plus |y|, in units
 of u. Library functions (exp, rsqrt, ...) are allowed two ulps: 4 |y|. An operand that is known too
 badly for derivatives is looked at where it may end (`Arithmetic.spread`). Reductions, steps and
-convolutions have rules of their own beside this module, which has those of single elements and of
-what is only moved.
+choices, and convolutions have rules of their own beside this module, which has those of smooth
+functions of single elements and of what is only moved.
 
 A new operation is one line in a table here, or a function under @rule.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -35,7 +36,8 @@ class Pair:
 
     Attributes:
         value: fp64, or integer or bool where the reference has such.
-        error: fp64, shape of `value`, in units of u; None where the value is exact.
+        error: fp64, shape of `value`, in units of u; None where the value is exact. Of a bool, 1
+            in these units where it may be either.
         exact: whether the error may be zero somewhere, so that it is worth finding out.
     """
 
@@ -104,19 +106,29 @@ class Arithmetic:
         That is looked for where squares of their errors count beside roundings, as behind a jump of
         `floor` or `remainder`, and where a derivative is infinite, as that of sqrt at 0.
         """
-        scale = SAFETY * self.u
         errors = [p.error for p in operands if p.error is not None]
-        coarse = any(bool((scale * e > math.sqrt(self.u)).any()) for e in errors)
+        coarse = any(bool((SAFETY * self.u * e > math.sqrt(self.u)).any()) for e in errors)
         if not coarse and bool(error.isfinite().all()):
             return error
-        error = error.nan_to_num(0.0, 0.0, 0.0)
-        ends = [
-            [p.value] if p.error is None else [p.value + s * scale * p.error for s in (-1, 1)]
-            for p in operands
-        ]
-        for end in itertools.product(*ends):
-            error = torch.maximum(error, magnitude(function(*end) - y) / scale)
-        return error
+        ends = itertools.product(*map(self.ends, operands))
+        found = self.reaching(y, [function(*end) for end in ends])
+        return torch.maximum(error.nan_to_num(0.0, 0.0, 0.0), found)
+
+    def ends(self, p: Pair) -> tuple[Tensor, ...]:
+        """The least and the greatest that an implementation may hold."""
+        if p.error is None:
+            return (p.value,)
+        if p.value.dtype == torch.bool:
+            return p.value & (p.error == 0), p.value | (p.error > 0)
+        reach = SAFETY * self.u * p.error
+        if not p.value.is_floating_point():
+            reach = reach.round().to(p.value.dtype)
+        return p.value - reach, p.value + reach
+
+    def reaching(self, y: Tensor, ends: Sequence[Tensor]) -> Tensor:
+        """The error of y, which may be as far away as any of `ends`."""
+        away = (lambda end: end ^ y) if y.dtype == torch.bool else (lambda end: magnitude(end - y))
+        return functools.reduce(torch.maximum, map(away, ends)).double() / (SAFETY * self.u)
 
     def _representable(self, y: Tensor) -> Tensor:
         if self.dtype != torch.float64:
@@ -172,8 +184,8 @@ def _unary(name: str, function: Rule, slope: Rule, n: float) -> None:
     """`slope(x, y)` is dy/dx; `n` the operation's own error in units of u |y|."""
 
     def apply(arithmetic: Arithmetic, x: Any, **_: Any) -> Pair:
-        x = arithmetic.lift(x)
-        y = function(x.value.double())
+        x = arithmetic.lift(x).map(torch.Tensor.double)
+        y = function(x.value)
         error = None if x.error is None else times(slope(x.value, y), x.error)
         if error is not None:
             error = arithmetic.spread(error, function, y, x)
@@ -185,7 +197,6 @@ def _unary(name: str, function: Rule, slope: Rule, n: float) -> None:
 UNARY: tuple[tuple[str, Rule, Rule, float], ...] = (
     ("neg", torch.neg, lambda x, y: 1.0, 0.0),
     ("abs", torch.abs, lambda x, y: 1.0, 0.0),
-    ("relu", torch.relu, lambda x, y: 1.0, 0.0),
     ("square", torch.square, lambda x, y: 2 * x, 1.0),
     ("sqrt", torch.sqrt, lambda x, y: 0.5 / y, 1.0),
     ("rsqrt", torch.rsqrt, lambda x, y: 0.5 * y / x, LIBRARY),
@@ -242,10 +253,6 @@ BINARY: tuple[tuple[str, Rule, Rule, float], ...] = (
     ("rsub", lambda a, b: b - a, lambda a, b, y: (1.0, 1.0), 1.0),
     ("mul", torch.mul, lambda a, b, y: (b, a), 1.0),
     ("div", torch.div, lambda a, b, y: (1 / b, y / b), 1.0),
-    ("maximum", torch.maximum, lambda a, b, y: (1.0, 1.0), 0.0),
-    ("minimum", torch.minimum, lambda a, b, y: (1.0, 1.0), 0.0),
-    ("fmax", torch.fmax, lambda a, b, y: (1.0, 1.0), 0.0),
-    ("fmin", torch.fmin, lambda a, b, y: (1.0, 1.0), 0.0),
     ("copysign", torch.copysign, lambda a, b, y: (1.0, 0.0), 0.0),
     ("hypot", torch.hypot, lambda a, b, y: (a / y, b / y), 2 * LIBRARY),
     ("atan2", torch.atan2, lambda a, b, y: (b / (a * a + b * b), a / (a * a + b * b)), 2 * LIBRARY),
@@ -267,35 +274,6 @@ def _pow(arithmetic: Arithmetic, x: Any, exponent: Any) -> Pair:
     if error is not None:
         error = arithmetic.spread(error.expand(y.shape), torch.pow, y, x, power)
     return arithmetic.rounding(y, (x, power), error, LIBRARY)
-
-
-def _compare(name: str, function: Rule) -> None:
-    """A comparison or a logical operation. Taken as exact: where it chooses between two formulas,
-    these must agree near its threshold."""
-
-    def apply(arithmetic: Arithmetic, *operands: Any) -> Pair:
-        return Pair(function(*(arithmetic.lift(p).value for p in operands)))
-
-    RULES[name] = apply
-
-
-for _name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"):
-    _compare(_name, getattr(torch, _name))
-for _name in ("and", "or", "xor", "not"):
-    for _kind in ("logical", "bitwise"):
-        _compare(f"{_kind}_{_name}", getattr(torch, f"{_kind}_{_name}"))
-
-
-@rule("where")
-def _where(arithmetic: Arithmetic, condition: Pair, a: Any, b: Any) -> Pair:
-    a, b = arithmetic.lift(a), arithmetic.lift(b)
-    value = torch.where(condition.value, a.value, b.value)
-    if a.error is b.error is None:
-        return Pair(value)
-    zero = torch.zeros((), dtype=torch.float64, device=value.device)
-    ea, eb = (zero if e is None else e for e in (a.error, b.error))
-    error = torch.where(condition.value, ea, eb).expand(value.shape)
-    return Pair(value, error, a.exact and b.exact)
 
 
 @rule("philox_bernoulli")
@@ -396,7 +374,7 @@ def _convert(arithmetic: Arithmetic, x: Pair, dtype: torch.dtype | None = None, 
         return RULES["rounded"](replace(arithmetic, storage=dtype), wide) if narrows else wide
     if dtype != torch.bool and x.value.is_floating_point():
         return RULES["trunc"](arithmetic, x)  # NaN stays: of what torch leaves open, all is right
-    return Pair(x.value.to(dtype))
+    return Pair(x.value.to(dtype), None if x.value.is_floating_point() else x.error)
 
 
 @rule("copy")
@@ -420,6 +398,5 @@ def _rounded(arithmetic: Arithmetic, x: Pair) -> Pair:
         return Pair(x.value, kept if x.error is None else kept + x.error, exact=False)
     if x.error is None:
         return Pair(value)
-    low, high = ((x.value + s * SAFETY * u * x.error).to(storage).double() for s in (-1, 1))
-    error = torch.maximum(magnitude(value - low), magnitude(high - value)) / (SAFETY * u)
+    error = arithmetic.reaching(value, [end.to(storage).double() for end in arithmetic.ends(x)])
     return Pair(value, error) if error.any() else Pair(value)

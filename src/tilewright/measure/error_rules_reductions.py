@@ -41,7 +41,11 @@ _extremum("min", torch.amin)
 
 def _over_booleans(name: str, function: Rule) -> None:
     def apply(arithmetic: Arithmetic, x: Pair, dims: Any = None, keepdim: bool = False) -> Pair:
-        return Pair(function(x.value, _dims(x.value, dims), keepdim))
+        value = function(x.value, _dims(x.value, dims), keepdim)
+        if x.error is None or x.value.dtype != torch.bool:
+            return Pair(value)
+        ends = [function(end, _dims(end, dims), keepdim) for end in arithmetic.ends(x)]
+        return Pair(value, arithmetic.reaching(value, ends))
 
     RULES[name] = apply
 

@@ -1,10 +1,12 @@
-"""How functions of steps carry rounding errors on: floor, sign, remainders, divisions that round.
+"""How functions that jump or bend carry rounding errors on: floor, comparisons, maxima, remainders.
 
-Near a step, an operand that is known within +-e may be on either side of it.
+Near a step, an operand that is known within +-e may be on either side of it. What the function is
+at both ends tells what it may be; what chooses by it may choose either.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -23,23 +25,78 @@ from tilewright.measure.error_rules import (
 )
 
 
-def _stepped(name: str, function: Rule) -> None:
-    """A function of steps: near one, an operand that is known within +-e may be on either side."""
+def _monotone(name: str, function: Rule) -> None:
+    """A function that never falls: it is between what it is at the ends of its operands."""
 
-    def apply(arithmetic: Arithmetic, x: Any) -> Pair:
-        x = arithmetic.lift(x)
-        y = function(x.value)
-        if x.error is None:
+    def apply(arithmetic: Arithmetic, *operands: Any) -> Pair:
+        pairs = [arithmetic.lift(p) for p in operands]
+        y = function(*(p.value for p in pairs))
+        if all(p.error is None for p in pairs):
             return Pair(y)
-        scale = SAFETY * arithmetic.u
-        ends = [function(x.value + s * scale * x.error) for s in (-1, 1)]
-        return Pair(y, torch.maximum(*(magnitude(y - end) for end in ends)) / scale)
+        ends = [arithmetic.ends(p) for p in pairs]
+        extremes = [function(*(of[at] for of in ends)) for at in (0, -1)]
+        error = arithmetic.reaching(y, extremes)
+        return Pair(y, error, all(p.exact for p in pairs))
 
     RULES[name] = apply
 
 
-for _name in ("sign", "floor", "ceil", "round", "trunc"):
-    _stepped(_name, getattr(torch, _name))
+STEPS = ("sign", "floor", "ceil", "round", "trunc")
+BENDS = ("relu", "maximum", "minimum", "fmax", "fmin")
+for _name in STEPS + BENDS:
+    _monotone(_name, getattr(torch, _name))
+
+
+def _compare(name: str, function: Rule) -> None:
+    """True or False, or either where the ends of the operands disagree."""
+
+    def apply(arithmetic: Arithmetic, *operands: Any) -> Pair:
+        pairs = [arithmetic.lift(p) for p in operands]
+        y = function(*(p.value for p in pairs))
+        if all(p.error is None for p in pairs):
+            return Pair(y)
+        ends = itertools.product(*map(arithmetic.ends, pairs))
+        error = arithmetic.reaching(y, [function(*end) for end in ends])
+        return Pair(y, error) if error.any() else Pair(y)
+
+    RULES[name] = apply
+
+
+for _name in ("lt", "le", "gt", "ge", "signbit"):
+    _compare(_name, getattr(torch, _name))
+for _name in ("and", "or", "xor", "not"):
+    for _kind in ("logical", "bitwise"):
+        _compare(f"{_kind}_{_name}", getattr(torch, f"{_kind}_{_name}"))
+
+
+def _tell(name: str, function: Rule) -> None:
+    """What is true of a number or two whatever their errors are: what has been handed on, as to a
+    maximum, is still equal to itself."""
+
+    def apply(arithmetic: Arithmetic, *operands: Any) -> Pair:
+        return Pair(function(*(arithmetic.lift(p).value for p in operands)))
+
+    RULES[name] = apply
+
+
+for _name in ("eq", "ne", "isnan", "isinf"):
+    _tell(_name, getattr(torch, _name))
+
+
+@rule("where")
+def _where(arithmetic: Arithmetic, condition: Pair, a: Any, b: Any) -> Pair:
+    a, b = arithmetic.lift(a), arithmetic.lift(b)
+    value = torch.where(condition.value, a.value, b.value)
+    if a.error is b.error is condition.error is None:
+        return Pair(value)
+    zero = torch.zeros((), dtype=torch.float64, device=value.device)
+    ea, eb = (zero if e is None else e for e in (a.error, b.error))
+    error = torch.where(condition.value, ea, eb)
+    if condition.error is not None:
+        other = torch.where(condition.value, b.value, a.value)
+        either = torch.maximum(ea, eb) + arithmetic.reaching(value, [other])
+        error = torch.where(condition.error > 0, either, error)
+    return Pair(value, error.expand(value.shape), a.exact and b.exact)
 
 
 def _interval(arithmetic: Arithmetic, quotient: Tensor, error: Tensor | None) -> list[Tensor]:

@@ -6,15 +6,20 @@ import math
 import pytest
 import torch
 
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.errors import TilewrightError
 from tilewright.impls._vendor import vendor
 from tilewright.measure import error_rules
 from tilewright.measure.error_bound import bounds, truth_and_tolerance
 from tilewright.measure.error_rules import BINARY, RULES, SAFETY, UNARY, Arithmetic, Pair
 from tilewright.measure.error_rules_convolution import rounded_to_tf32
+from tilewright.measure.error_rules_steps import BENDS, STEPS
 from tilewright.measure.verify import Verifier
-from tilewright.op import Workload
+from tilewright.op import OPS, Workload
+from tilewright.tensor_spec import TensorSpec
 
+pytestmark = pytest.mark.usefixtures("forgets_functions")
 CPU = torch.device("cpu")
 F32 = Arithmetic(torch.float32, torch.float32, False, CPU)
 TF32 = Arithmetic(torch.float32, torch.float32, False, CPU, tf32=True)
@@ -54,9 +59,9 @@ def test_a_function_of_one_argument_keeps_its_bound_and_carries_errors_on(name):
     assert off_by(inexact, function(moved)) <= 1
 
 
-@pytest.mark.parametrize("name", [entry[0] for entry in BINARY])
+@pytest.mark.parametrize("name", [*(entry[0] for entry in BINARY), *BENDS[1:]])
 def test_a_function_of_two_arguments_keeps_its_bound_and_carries_errors_on(name):
-    function = {n: f for n, f, *_ in BINARY}[name]
+    function = {n: f for n, f, *_ in BINARY}.get(name) or getattr(torch, name)
     a, b = positive(4096, 1).float(), positive(4096, 2).float()
     inexact = RULES[name](F32, Pair(a.double(), 8 * a.double()), Pair(b.double(), 8 * b.double()))
     for sa in (-8, 8):
@@ -86,6 +91,97 @@ def test_a_mask_hands_on_the_errors_of_what_it_keeps():
         product = RULES["mul"](F32, *factors)
         assert product.value.tolist() == [2.0, 0.0]
         assert product.error.tolist() == [3.0, 0.0]  # and a rounding of 2
+
+
+def doubtful(*values, error=4.0):
+    value = torch.tensor(values).double()
+    return Pair(value, torch.full_like(value, error))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_function_of_steps_may_be_on_either_side_of_one_nearby(name):
+    function, near = getattr(torch, name), {"sign": 0.0, "round": 2.5}.get(name, 2.0)
+    x = doubtful(near - F32.u, near + F32.u, 1.3)
+    jumped = RULES[name](F32, x)
+    low, high = function(torch.tensor([near - 0.1, near + 0.1]))
+    assert torch.equal(jumped.value, function(x.value))
+    step = float(high - low)
+    assert (SAFETY * F32.u * jumped.error).tolist() == pytest.approx([step, step, 0.0])
+
+
+def test_what_is_cut_off_surely_is_known_exactly():
+    x = doubtful(-1.0, 1.0, -F32.u)
+    assert RULES["relu"](F32, x).error.tolist() == [0.0, 4.0, 3.5]  # 8 u around each
+    assert RULES["maximum"](F32, x, 3.0).error.tolist() == [0.0, 0.0, 0.0]
+    both = RULES["minimum"](F32, x, doubtful(-2.0, 1.0, 0.0, error=1.0))
+    assert both.error.tolist() == [1.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize("name", ["lt", "le", "gt", "ge"])
+def test_a_comparison_near_its_threshold_is_undecided(name):
+    found = RULES[name](F32, doubtful(-1.0, -4 * F32.u, 4 * F32.u, 1.0), 0.0)
+    assert found.value.tolist() == getattr(torch, name)(torch.tensor([-1, -1, 1, 1]), 0).tolist()
+    assert (SAFETY * F32.u * found.error).tolist() == [0.0, 1.0, 1.0, 0.0]
+    assert RULES[name](F32, doubtful(-1.0, 1.0), 0.0).error is None
+    assert RULES["eq"](F32, doubtful(4 * F32.u), 0.0).error is None
+    lo, hi = bounds(found.value, SAFETY * F32.u * found.error, torch.bool)
+    assert (lo == hi).tolist() == [True, False, False, True]
+    assert (lo <= hi).all()
+
+
+def test_what_an_undecided_comparison_chooses_may_be_either():
+    above = RULES["gt"](F32, doubtful(1.0, F32.u, -F32.u, -1.0), 0.0)
+    chosen = RULES["where"](F32, above, Pair(torch.full((4,), 5.0).double()), 2.0)
+    assert chosen.value.tolist() == [5.0, 5.0, 2.0, 2.0]
+    assert (SAFETY * F32.u * chosen.error).tolist() == [0.0, 3.0, 3.0, 0.0]
+    total = RULES["sum"](F32, chosen, [0])
+    assert reach(total) == pytest.approx(6, abs=1e-4)
+    factor = RULES["convert_element_type"](F32, above, torch.float32)
+    assert reach(RULES["sum"](F32, factor, [0])) == pytest.approx(2, abs=1e-5)
+
+
+def test_what_is_said_of_undecided_comparisons_is_undecided_where_it_depends_on_them():
+    above = RULES["gt"](F32, doubtful(1.0, F32.u, -1.0), 0.0)
+    true, false = (Pair(torch.full((3,), v)) for v in (True, False))
+    tells = {
+        "logical_not": (above,),
+        "logical_and": (above, true),
+        "bitwise_or": (above, false),
+        "logical_xor": (above, true),
+    }
+    for name, operands in tells.items():
+        assert (RULES[name](F32, *operands).error > 0).tolist() == [False, True, False], name
+    assert RULES["logical_and"](F32, above, false).error is None
+    assert RULES["bitwise_or"](F32, above, true).error is None
+    assert not RULES["any"](F32, above).error.any()  # the first is, surely
+    assert RULES["any"](F32, above.map(lambda t: t[1:])).error.all()
+    assert RULES["all"](F32, above.map(lambda t: t[:2])).error.all()
+    count = RULES["sum"](F32, above, [0])
+    lo, hi = bounds(count.value, SAFETY * F32.u * count.error, torch.int64)
+    assert (int(lo), int(hi)) == (1, 3)
+
+
+def test_gradients_behind_a_threshold_may_take_either_side_there_and_nowhere_else():
+    """Of relu behind a batch norm, where the slope is 0 or 1 and all others hear of it."""
+    fuse(lambda x: torch.relu(x - x.mean(0)), name="rectified_columns")
+    op = backward_operator(OPS["rectified_columns"])
+    x, grad = (torch.randn(64, 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    x[5, 1] = (x[:, 1].sum() - x[5, 1]) / 63  # their mean, within a rounding
+    w = op.workload(grad_output=TensorSpec("f32", (64, 4)), x=TensorSpec("f32", (64, 4)))
+    ((value, tolerance),) = truth_and_tolerance(w, [grad, x])
+
+    def gradient(kept):
+        passed = grad.double() * kept
+        return passed - passed.mean(0)
+
+    kept = x > x.mean(0)
+    for column in range(4):
+        other = kept.clone()
+        other[5, column] = not kept[5, column]
+        for choice, right in ((kept, True), (other, column == 1)):
+            off = (gradient(choice) - value).abs()[:, column]
+            within = off <= tolerance[:, column]
+            assert within.tolist() == [right] * 64
 
 
 def test_infinite_and_nan_intermediates_have_finite_errors():
