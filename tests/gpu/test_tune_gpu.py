@@ -210,16 +210,23 @@ def test_a_width_has_a_hundred_distinct_verified_executables_within_its_budget(s
     assert [r.own for r in again.rows] == [r.own for r in report.rows]
 
 
+QUIET_BENCHES = 3
+"""A bench has 50 ms for the host's part of a call of ours; in one of so many the host was quiet."""
+
+
 @pytest.mark.alone
 def test_bench_agrees_with_the_tuning_it_follows(store):
     w = Workload.parse(NORM.format(h=2048))
     (tuned,) = tune([w], device="cuda", store=store, baselines=(), budget_s=20).rows
     called = functools.partial(as_called, str(store.url))
-    (row,) = bench([w], device="cuda", store=store, baselines=(), budget_s=5, as_called=called).rows
-    assert row.own.config == tuned.own.config
-    assert row.own.median_us == pytest.approx(tuned.own.median_us, rel=0.1)
+    options = {"device": "cuda", "store": store, "baselines": (), "budget_s": 5}
+    rows = [bench([w], **options, as_called=called).rows[0] for _ in range(QUIET_BENCHES)]
+    for row in rows:
+        assert row.own.config == tuned.own.config
+        assert row.own.median_us == pytest.approx(tuned.own.median_us, rel=0.1)
+    own_us, public_us = (min(row.host_us[name] for row in rows) for name in ("own", "public"))
     (pytorchs_us,) = host_us(pytorchs_softmax())
-    assert row.host_us["own"] < row.host_us["public"] <= most_us(pytorchs_us)
+    assert own_us < public_us <= most_us(pytorchs_us)
 
 
 @pytest.mark.alone

@@ -29,15 +29,18 @@ from tilewright.indexed import Terms
 from tilewright.measure import (  # noqa: F401 - their rules register
     error_rules_convolution,
     error_rules_reductions,
-    error_rules_steps,
 )
 from tilewright.measure.error_rules import RULES, SAFETY, Arithmetic, Pair
+from tilewright.measure.error_rules_steps import COMPARISONS
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPES
 
 
 def truth_and_tolerance(
-    w: Workload, tensors: Sequence[Tensor], graph: fx.GraphModule | None = None
+    w: Workload,
+    tensors: Sequence[Tensor],
+    graph: fx.GraphModule | None = None,
+    decided: bool = False,
 ) -> list[tuple[Tensor, Tensor]]:
     """For each output of the workload: its exact value, and how far an implementation may be off.
 
@@ -45,6 +48,7 @@ def truth_and_tolerance(
         w: the workload; the flag `relaxed` allows written roundings to be dropped.
         tensors: its tensor arguments, of its dtypes, on any one device.
         graph: of `trace_truth`, where the caller keeps it.
+        decided: comparisons that rounding decides end as those of exact operands do.
 
     Returns:
         (value, tolerance) in fp64, or (value, 0) in the output's dtype where that is not floating.
@@ -58,13 +62,19 @@ def truth_and_tolerance(
     graph = graph or trace_truth(w)
     arithmetic = Arithmetic(
         DTYPES[w.arithmetic], w.main.torch_dtype, "relaxed" in w.flags, tensors[0].device,
-        tf32=bool(dict(w.args).get("allow_tf32")),
+        tf32=bool(dict(w.args).get("allow_tf32")), decided=decided,
     )  # fmt: skip
     pairs = [Pair(t.double() if t.is_floating_point() else t) for t in tensors]
     return [
         (p.value, torch.zeros_like(p.value) if p.error is None else p.error * SAFETY)
         for p in _interpret(w, graph, pairs, arithmetic)
     ]
+
+
+def compares(graph: fx.GraphModule) -> bool:
+    """Whether the graph has comparisons that rounding may decide."""
+    calls = (n for n in graph.graph.nodes if n.op == "call_function")
+    return any(_name(n.target) in COMPARISONS for n in calls)
 
 
 def _unit(arithmetic: Arithmetic) -> float:

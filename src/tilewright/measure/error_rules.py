@@ -64,6 +64,7 @@ class Arithmetic:
         relaxed: written roundings may be dropped, so both outcomes are allowed.
         device: where constants are made.
         tf32: operands of matrix products may be rounded to TF32.
+        decided: comparisons that rounding decides are taken to end as those of exact operands.
     """
 
     dtype: torch.dtype
@@ -71,6 +72,7 @@ class Arithmetic:
     relaxed: bool
     device: torch.device
     tf32: bool = False
+    decided: bool = False
 
     @property
     def u(self) -> float:

@@ -53,7 +53,7 @@ def _compare(name: str, function: Rule) -> None:
     def apply(arithmetic: Arithmetic, *operands: Any) -> Pair:
         pairs = [arithmetic.lift(p) for p in operands]
         y = function(*(p.value for p in pairs))
-        if all(p.error is None for p in pairs):
+        if arithmetic.decided or all(p.error is None for p in pairs):
             return Pair(y)
         ends = itertools.product(*map(arithmetic.ends, pairs))
         error = arithmetic.reaching(y, [function(*end) for end in ends])
@@ -62,7 +62,8 @@ def _compare(name: str, function: Rule) -> None:
     RULES[name] = apply
 
 
-for _name in ("lt", "le", "gt", "ge", "signbit"):
+COMPARISONS = ("lt", "le", "gt", "ge", "signbit")
+for _name in COMPARISONS:
     _compare(_name, getattr(torch, _name))
 for _name in ("and", "or", "xor", "not"):
     for _kind in ("logical", "bitwise"):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.fusion.frontend.trace import trace_truth
-from tilewright.measure.error_bound import bounds, truth_and_tolerance
+from tilewright.measure.error_bound import bounds, compares, truth_and_tolerance
 from tilewright.measure.examples import Batch
 from tilewright.op import Workload
 
@@ -63,7 +63,9 @@ class Expected:
 
     Attributes:
         lo, hi: output's dtype; NaN where NaN is expected, (-inf, inf) where anything goes.
-        truth: of the random example only; fp32 for halves, else fp64; NaN where anything goes.
+        truth: of the random example only; fp32 for halves, else fp64; NaN where anything goes, and
+            where a choice that rounding makes counts for more than half an ulp: errors are told of
+            all others.
         floor: errors of elements smaller than this, a power of two near the mean magnitude, are
             expressed in ulps of this.
         vendor_ulp: largest error of PyTorch's result, in ulps.
@@ -126,7 +128,10 @@ class Expected:
     def misrounded(self, out: Tensor) -> float:
         """The share of elements that are not what the truth rounds to."""
         assert self.truth is not None
-        return _share(_unequal(o, truth.to(o.dtype)) for o, truth in self._chunks(out, self.truth))
+        return _share(
+            _unequal(o, truth.to(o.dtype)) & ~truth.isnan()
+            for o, truth in self._chunks(out, self.truth)
+        )
 
     def worst(self, out: Tensor, allowed_ulp: float) -> Mismatch:
         """The element with the largest error against the truth."""
@@ -155,7 +160,9 @@ class Expected:
     def _describe(self, out: Tensor, bad: Tensor, allowed: float | None = None) -> Mismatch:
         index = first_true(bad)
         got, lo, hi = (t[index].double() for t in (out, self.lo, self.hi))
-        reference = (lo + hi) / 2 if self.truth is None else self.truth[index].double()
+        reference = (lo + hi) / 2
+        if self.truth is not None and not self.truth[index].isnan():
+            reference = self.truth[index].double()
         unit = 1.0
         if out.is_floating_point():
             floor = self.floor or torch.finfo(out.dtype).tiny
@@ -218,9 +225,10 @@ def expect(
         cw = batch.workload(w, length)
         parts = batch.narrow(tensors, start, length)
         graph = None if indexed else _graph(cw, cw.operator.reference)
-        for e, out, (value, tolerance) in zip(
-            found, vendor, truth_and_tolerance(cw, parts, graph), strict=True
-        ):
+        either = sure = truth_and_tolerance(cw, parts, graph)
+        if keep_truth and graph and compares(graph):
+            sure = truth_and_tolerance(cw, parts, graph, decided=True)
+        for e, out, (value, tolerance), (_, least) in zip(found, vendor, either, sure, strict=True):
             targets = [t for t in (e.lo, e.hi, out, e.truth) if t is not None]
             lo, hi, own, *rest = batch.narrow(targets, start, length)
             lo_value, hi_value = bounds(value, tolerance, out.dtype)
@@ -229,8 +237,11 @@ def expect(
             if indexed is None or not indexed.exact(w):
                 e.widened |= _admit(own, lo, hi)
             if rest:
-                anything = (lo == -math.inf) & (hi == math.inf)
-                rest[0].copy_(value).masked_fill_(anything, math.nan)
+                untold = (lo == -math.inf) & (hi == math.inf)
+                if sure is not either:
+                    unit = _unit(value, out.dtype, torch.finfo(out.dtype).tiny)
+                    untold |= tolerance - least > unit / 2
+                rest[0].copy_(value).masked_fill_(untold, math.nan)
     for e, out in zip(found, vendor, strict=True):
         if e.truth is not None and out.numel():
             _measure(e, out)

@@ -15,6 +15,8 @@ from tilewright.measure.error_bound import bounds, truth_and_tolerance
 from tilewright.measure.error_rules import BINARY, RULES, SAFETY, UNARY, Arithmetic, Pair
 from tilewright.measure.error_rules_convolution import rounded_to_tf32
 from tilewright.measure.error_rules_steps import BENDS, STEPS
+from tilewright.measure.examples import Batch
+from tilewright.measure.expected import expect
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload
 from tilewright.tensor_spec import TensorSpec
@@ -138,6 +140,9 @@ def test_what_an_undecided_comparison_chooses_may_be_either():
     assert reach(total) == pytest.approx(6, abs=1e-4)
     factor = RULES["convert_element_type"](F32, above, torch.float32)
     assert reach(RULES["sum"](F32, factor, [0])) == pytest.approx(2, abs=1e-5)
+    whole = RULES["convert_element_type"](F32, above, torch.int64)
+    assert whole.value.tolist() == [1, 1, 0, 0]
+    assert (SAFETY * F32.u * whole.error).tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
 def test_what_is_said_of_undecided_comparisons_is_undecided_where_it_depends_on_them():
@@ -161,27 +166,61 @@ def test_what_is_said_of_undecided_comparisons_is_undecided_where_it_depends_on_
     assert (int(lo), int(hi)) == (1, 3)
 
 
-def test_gradients_behind_a_threshold_may_take_either_side_there_and_nowhere_else():
-    """Of relu behind a batch norm, where the slope is 0 or 1 and all others hear of it."""
+@pytest.fixture
+def gradients_at_a_threshold():
+    """Of relu behind what batch norm does to columns, where the slope is 0 or 1 and all others of
+    the column hear of it: a workload, its tensors, and the gradients by fp32 with each choice for
+    one element of column 1 that equals the column's mean but for rounding."""
     fuse(lambda x: torch.relu(x - x.mean(0)), name="rectified_columns")
-    op = backward_operator(OPS["rectified_columns"])
     x, grad = (torch.randn(64, 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
-    x[5, 1] = (x[:, 1].sum() - x[5, 1]) / 63  # their mean, within a rounding
-    w = op.workload(grad_output=TensorSpec("f32", (64, 4)), x=TensorSpec("f32", (64, 4)))
-    ((value, tolerance),) = truth_and_tolerance(w, [grad, x])
+    x[5, 1] = (x[:, 1].sum() - x[5, 1]) / 63
+    spec = TensorSpec("f32", (64, 4))
+    w = backward_operator(OPS["rectified_columns"]).workload(grad_output=spec, x=spec)
 
-    def gradient(kept):
-        passed = grad.double() * kept
+    def with_choices(turned):
+        passed = grad * ((x > x.mean(0)) ^ turned)
         return passed - passed.mean(0)
 
-    kept = x > x.mean(0)
+    def turned(column):
+        at = torch.zeros(64, 4, dtype=torch.bool)
+        at[5, column] = True
+        return with_choices(at)
+
+    return w, [grad, x], with_choices(torch.zeros(64, 4, dtype=torch.bool)), turned
+
+
+def test_gradients_behind_a_threshold_may_take_either_side_there_alone(gradients_at_a_threshold):
+    w, tensors, gradients, turned = gradients_at_a_threshold
+    ((value, tolerance),) = truth_and_tolerance(w, tensors)
+    assert ((gradients - value).abs() <= tolerance).all()
     for column in range(4):
-        other = kept.clone()
-        other[5, column] = not kept[5, column]
-        for choice, right in ((kept, True), (other, column == 1)):
-            off = (gradient(choice) - value).abs()[:, column]
-            within = off <= tolerance[:, column]
-            assert within.tolist() == [right] * 64
+        within = (turned(column) - value).abs()[:, column] <= tolerance[:, column]
+        assert within.tolist() == [column == 1] * 64
+    ((_, least),) = truth_and_tolerance(w, tensors, decided=True)
+    others = [0, 2, 3]
+    torch.testing.assert_close(least[:, others], tolerance[:, others])
+    assert (least[:, 1] < tolerance[:, 1] / 100).all()
+
+
+def test_which_side_of_a_threshold_was_taken_is_no_error(gradients_at_a_threshold):
+    w, tensors, gradients, turned = gradients_at_a_threshold
+    (expected,) = expect(w, Batch(), tensors, [gradients], keep_truth=True)
+    assert not expected.widened
+    assert expected.mismatch(turned(1)) is None
+    ((value, _),) = truth_and_tolerance(w, tensors)
+    misrounded = int((gradients != value.float())[:, [0, 2, 3]].sum()) / gradients.numel()
+    for found in (gradients, turned(1)):
+        assert expected.worst_ulp(found) <= expected.vendor_ulp < 4
+        assert expected.misrounded(found) == expected.vendor_misrounded == misrounded > 0
+    assert expected.bound_ulp < 100
+    assert expected.truth[:, 1].isnan().all()
+    assert not expected.truth[:, [0, 2, 3]].isnan().any()
+    wrong = expected.mismatch(gradients + torch.eye(64, 4))
+    assert wrong.index == (0, 0)
+    assert "exceeds" in expected.mismatch(turned(1) + torch.eye(64, 4)[:, [1, 0, 3, 2]]).text(
+        "(0, 1)"
+    )
+    assert expected.worst_ulp(gradients + 1e-5) > 50
 
 
 def test_infinite_and_nan_intermediates_have_finite_errors():
