@@ -15,6 +15,7 @@ error; integers are therefore checked bit for bit wherever they stay exact.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,9 +30,9 @@ from tilewright.indexed import Terms
 from tilewright.measure import (  # noqa: F401 - their rules register
     error_rules_convolution,
     error_rules_reductions,
+    error_rules_steps,
 )
-from tilewright.measure.error_rules import RULES, SAFETY, Arithmetic, Pair
-from tilewright.measure.error_rules_steps import COMPARISONS
+from tilewright.measure.error_rules import RULES, SAFETY, Arithmetic, Pair, integer_ends
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPES
 
@@ -41,6 +42,7 @@ def truth_and_tolerance(
     tensors: Sequence[Tensor],
     graph: fx.GraphModule | None = None,
     decided: bool = False,
+    choices: list[str] | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """For each output of the workload: its exact value, and how far an implementation may be off.
 
@@ -48,7 +50,8 @@ def truth_and_tolerance(
         w: the workload; the flag `relaxed` allows written roundings to be dropped.
         tensors: its tensor arguments, of its dtypes, on any one device.
         graph: of `trace_truth`, where the caller keeps it.
-        decided: comparisons that rounding decides end as those of exact operands do.
+        decided: what rounding decides (comparisons, `floor`, ...) ends as with exact operands.
+        choices: gets the names of the steps that rounding decides somewhere.
 
     Returns:
         (value, tolerance) in fp64, or (value, 0) in the output's dtype where that is not floating.
@@ -62,24 +65,14 @@ def truth_and_tolerance(
     graph = graph or trace_truth(w)
     arithmetic = Arithmetic(
         DTYPES[w.arithmetic], w.main.torch_dtype, "relaxed" in w.flags, tensors[0].device,
-        tf32=bool(dict(w.args).get("allow_tf32")), decided=decided,
+        tf32=bool(dict(w.args).get("allow_tf32")),
+        decided=decided, choices=[] if choices is None else choices,
     )  # fmt: skip
     pairs = [Pair(t.double() if t.is_floating_point() else t) for t in tensors]
     return [
         (p.value, torch.zeros_like(p.value) if p.error is None else p.error * SAFETY)
         for p in _interpret(w, graph, pairs, arithmetic)
     ]
-
-
-def compares(graph: fx.GraphModule) -> bool:
-    """Whether the graph has comparisons that rounding may decide."""
-    calls = (n for n in graph.graph.nodes if n.op == "call_function")
-    return any(_name(n.target) in COMPARISONS for n in calls)
-
-
-def _unit(arithmetic: Arithmetic) -> float:
-    """In fp64 the truth carries rounding errors of the same size as the candidate's."""
-    return arithmetic.u * (2 if arithmetic.dtype == torch.float64 else 1)
 
 
 def _of_terms(w: Workload, tensors: Sequence[Tensor], terms: Terms) -> tuple[Tensor, Tensor]:
@@ -106,16 +99,17 @@ def _of_terms(w: Workload, tensors: Sequence[Tensor], terms: Terms) -> tuple[Ten
 def bounds(value: Tensor, tolerance: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Least and greatest result of `dtype` that a correct implementation can return.
 
-    Where the value is infinite or NaN, both are that value.
+    Where the value is infinite or NaN, both are that value; of an infinite tolerance, -inf and inf.
     """
     if not dtype.is_floating_point:
         whole = value.to(dtype)
         if dtype == torch.bool:
             return whole & (tolerance == 0), whole | (tolerance > 0)
-        steps = tolerance.double().round().to(dtype)  # of a cast of what is not known exactly
-        return whole - steps, whole + steps
-    tolerance = tolerance.masked_fill(~value.isfinite(), 0.0)
-    return (value - tolerance).to(dtype), (value + tolerance).to(dtype)
+        return integer_ends(whole, tolerance.double())
+    anything = tolerance == math.inf
+    tolerance = tolerance.masked_fill(~value.isfinite() | anything, 0.0)
+    low, high = ((value + sign * tolerance).to(dtype) for sign in (-1, 1))
+    return low.masked_fill_(anything, -math.inf), high.masked_fill_(anything, math.inf)
 
 
 def _interpret(
@@ -130,9 +124,9 @@ def _interpret(
             env[node] = next(arguments)
         elif node.op == "output":
             return [
-                _scaled(within[n].lift(env[n]), _unit(within[n]))
+                _scaled(within[n].lift(env[n]), within[n].u)
                 if isinstance(n, fx.Node)
-                else _scaled(arithmetic.lift(n), _unit(arithmetic))
+                else _scaled(arithmetic.lift(n), arithmetic.u)
                 for n in node.args[0]
             ]
         elif node.op == "get_attr":
@@ -158,10 +152,10 @@ def _interpret(
 
 def _entering(given: Arithmetic, own: Arithmetic, result: Any) -> Any:
     """What a step in `own` takes of one in `given`: rounded if that is wider, in its own units."""
-    narrows = _unit(given) < _unit(own) and isinstance(result, Pair)
+    narrows = given.u < own.u and isinstance(result, Pair)
     if narrows and result.value.is_floating_point():
         result = RULES["convert_element_type"](given, result, own.dtype)
-    return _scaled(result, _unit(given) / _unit(own))
+    return _scaled(result, given.u / own.u)
 
 
 def _scaled(result: Any, ratio: float) -> Any:

@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,8 +36,8 @@ class Pair:
 
     Attributes:
         value: fp64, or integer or bool where the reference has such.
-        error: fp64, shape of `value`, in units of u; None where the value is exact. Of a bool, 1
-            in these units where it may be either.
+        error: fp64, in units of u; None where the value is exact. Of a bool that may be either it
+            reaches from one to the other; infinite where anything goes.
         exact: whether the error may be zero somewhere, so that it is worth finding out.
     """
 
@@ -59,12 +59,13 @@ class Arithmetic:
     """What implementations compute in.
 
     Attributes:
-        dtype: of the intermediates; u is its unit roundoff.
+        dtype: of the intermediates.
         storage: what `rounded` rounds to: the dtype of the operator's first tensor.
         relaxed: written roundings may be dropped, so both outcomes are allowed.
         device: where constants are made.
         tf32: operands of matrix products may be rounded to TF32.
-        decided: comparisons that rounding decides are taken to end as those of exact operands.
+        decided: what rounding decides is taken to end as with exact operands.
+        choices: what rounding decided elsewhere, by the names of the steps; added to by them.
     """
 
     dtype: torch.dtype
@@ -73,10 +74,13 @@ class Arithmetic:
     device: torch.device
     tf32: bool = False
     decided: bool = False
+    choices: list[str] = field(default_factory=list)
 
     @property
     def u(self) -> float:
-        return torch.finfo(self.dtype).eps / 2
+        """The unit of errors: the unit roundoff; of fp64 twice that, since the truth itself
+        carries such roundings."""
+        return torch.finfo(self.dtype).eps / (1 if self.dtype == torch.float64 else 2)
 
     def rounding(self, y: Tensor, operands: Sequence[Pair], error: Tensor | None, n: float) -> Pair:
         """The result y of one operation: error carried over from the operands, plus n |y|."""
@@ -112,25 +116,49 @@ class Arithmetic:
         coarse = any(bool((SAFETY * self.u * e > math.sqrt(self.u)).any()) for e in errors)
         if not coarse and bool(error.isfinite().all()):
             return error
-        ends = itertools.product(*map(self.ends, operands))
-        found = self.reaching(y, [function(*end) for end in ends])
-        return torch.maximum(error.nan_to_num(0.0, 0.0, 0.0), found)
+        return torch.maximum(error.nan_to_num(0.0, 0.0, 0.0), self.tried(function, y, *operands))
 
     def ends(self, p: Pair) -> tuple[Tensor, ...]:
-        """The least and the greatest that an implementation may hold."""
+        """The least and the greatest that an implementation may hold; one where it is exact."""
         if p.error is None:
             return (p.value,)
         if p.value.dtype == torch.bool:
             return p.value & (p.error == 0), p.value | (p.error > 0)
         reach = SAFETY * self.u * p.error
         if not p.value.is_floating_point():
-            reach = reach.round().to(p.value.dtype)
+            return integer_ends(p.value, reach)
         return p.value - reach, p.value + reach
 
     def reaching(self, y: Tensor, ends: Sequence[Tensor]) -> Tensor:
         """The error of y, which may be as far away as any of `ends`."""
-        away = (lambda end: end ^ y) if y.dtype == torch.bool else (lambda end: magnitude(end - y))
+
+        def away(end: Tensor) -> Tensor:
+            if y.dtype == torch.bool:
+                return end != y
+            return magnitude(end.double() - y.double())
+
         return functools.reduce(torch.maximum, map(away, ends)).double() / (SAFETY * self.u)
+
+    def tried(self, function: Callable[..., Tensor], y: Tensor, *operands: Pair) -> Tensor:
+        """The error of y, the function of the operands, by what it is at all of their ends."""
+        ends = itertools.product(*map(self.ends, operands))
+        return self.reaching(y, [function(*end) for end in ends])
+
+    def between(self, function: Callable[..., Tensor], *operands: Pair) -> Pair:
+        """A function that never falls: it is between what it is at the ends of its operands."""
+        y = function(*(p.value for p in operands))
+        if all(p.error is None for p in operands):
+            return Pair(y)
+        ends = [self.ends(p) for p in operands]
+        extremes = [function(*(of[at] for of in ends)) for at in (0, -1)]
+        return Pair(y, self.reaching(y, extremes), all(p.exact for p in operands))
+
+    def chosen(self, name: str, y: Tensor, error: Tensor | None) -> Pair:
+        """The result of a step that jumps, and what rounding may make of it."""
+        if error is None or self.decided or not error.any():
+            return Pair(y)
+        self.choices.append(name)
+        return Pair(y, error)
 
     def _representable(self, y: Tensor) -> Tensor:
         if self.dtype != torch.float64:
@@ -148,6 +176,20 @@ class Arithmetic:
         t = torch.as_tensor(value, dtype=torch.float64, device=self.device)
         inexact = t.to(self.dtype).double() != t
         return Pair(t, t.abs() * inexact) if inexact.any() else Pair(t)
+
+
+def integer_ends(whole: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """The integers farthest from `whole` within `reach`, of those that its dtype has."""
+    limits = torch.iinfo(whole.dtype)
+    most = min(limits.max, 2**63 - 1024)  # which fp64 holds
+    steps = (reach * (1 + 2.0**-50)).round()  # fp64 does not tell large integers apart
+
+    def end(sign: int) -> Tensor:
+        moved = (whole.double() + sign * steps).clamp(limits.min, most).to(whole.dtype)
+        return torch.where(steps == 0, whole, moved)
+
+    low, high = end(-1), end(1)
+    return low, high.masked_fill(high == most, limits.max)
 
 
 Rule = Callable[..., Any]
@@ -239,7 +281,8 @@ def _binary(name: str, function: Rule, slopes: Rule, n: float) -> None:
             b = RULES["mul"](arithmetic, b, alpha)
         y = function(a.value, b.value)
         if y.dtype == torch.bool:
-            return Pair(y)
+            inexact = not a.error is b.error is None
+            return Pair(y, arithmetic.tried(function, y, a, b) if inexact else None)
         da, db = (1.0, 1.0) if a.error is b.error is None else slopes(a.value, b.value, y)
         error = plus(times(da, a.error), times(db, b.error))
         if error is not None:
@@ -323,12 +366,19 @@ for _view in VIEWS:
     _rearrange(*_view)
 
 
+def _cast(x: Pair, dtype: torch.dtype) -> Pair:
+    return Pair(x.value.to(dtype), x.error, x.exact)
+
+
 def _together(pairs: Sequence[Pair], function: Callable[[list[Tensor]], Tensor]) -> Pair:
     """One tensor whose elements are those of several."""
     value = function([p.value for p in pairs])
     if all(p.error is None for p in pairs):
         return Pair(value)
-    errors = [torch.zeros_like(p.value) if p.error is None else p.error for p in pairs]
+    errors = [
+        p.value.new_zeros(p.value.shape, dtype=torch.float64) if p.error is None else p.error
+        for p in pairs
+    ]
     return Pair(value, function(errors), all(p.exact for p in pairs))
 
 
@@ -340,7 +390,7 @@ def _cat(arithmetic: Arithmetic, pieces: Sequence[Any], dim: int = 0) -> Pair:
 @rule("slice_scatter")
 def _slice_scatter(arithmetic: Arithmetic, into: Pair, part: Pair, *where: int) -> Pair:
     # PyTorch's leaves what was expanded as it is, where elements share their memory.
-    into = into.map(lambda t: t.to(part.value.dtype).contiguous())
+    into = _cast(into, part.value.dtype).map(torch.Tensor.contiguous)
     return _together([into, part], lambda tensors: torch.ops.aten.slice_scatter(*tensors, *where))
 
 
@@ -376,12 +426,14 @@ def _convert(arithmetic: Arithmetic, x: Pair, dtype: torch.dtype | None = None, 
         return RULES["rounded"](replace(arithmetic, storage=dtype), wide) if narrows else wide
     if dtype != torch.bool and x.value.is_floating_point():
         return RULES["trunc"](arithmetic, x)  # NaN stays: of what torch leaves open, all is right
-    return Pair(x.value.to(dtype), None if x.value.is_floating_point() else x.error)
+    if dtype == torch.bool and x.value.dtype != torch.bool:
+        return RULES["ne"](arithmetic, x, 0)
+    return _cast(x, dtype)
 
 
 @rule("copy")
 def _copy(arithmetic: Arithmetic, like: Pair, x: Pair, *_: Any) -> Pair:
-    return x.map(lambda t: t.to(like.value.dtype).expand(like.value.shape))
+    return _cast(x, like.value.dtype).map(lambda t: t.expand(like.value.shape))
 
 
 @rule("rounded")

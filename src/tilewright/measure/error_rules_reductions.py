@@ -27,8 +27,7 @@ from tilewright.measure.error_rules import (
 
 def _extremum(name: str, function: Rule) -> None:
     def apply(arithmetic: Arithmetic, x: Pair, dims: Any = (), keepdim: bool = False) -> Pair:
-        error = None if x.error is None else x.error.amax(dims, keepdim)
-        return Pair(function(x.value, dims, keepdim), error, x.exact)
+        return arithmetic.between(lambda t: function(t, dims, keepdim), x)
 
     RULES[name] = apply
 
@@ -41,11 +40,10 @@ _extremum("min", torch.amin)
 
 def _over_booleans(name: str, function: Rule) -> None:
     def apply(arithmetic: Arithmetic, x: Pair, dims: Any = None, keepdim: bool = False) -> Pair:
-        value = function(x.value, _dims(x.value, dims), keepdim)
-        if x.error is None or x.value.dtype != torch.bool:
-            return Pair(value)
-        ends = [function(end, _dims(end, dims), keepdim) for end in arithmetic.ends(x)]
-        return Pair(value, arithmetic.reaching(value, ends))
+        chosen = _dims(x.value, dims)
+        if x.value.dtype != torch.bool:
+            x = RULES["ne"](arithmetic, x, 0)
+        return arithmetic.between(lambda t: function(t, chosen, keepdim), x)
 
     RULES[name] = apply
 
@@ -85,6 +83,8 @@ def _prod(
 ) -> Pair:
     """A rounding for each factor; a factor's error counts with the product of the others, and
     theirs."""
+    if x.value.dtype == torch.bool:
+        x = Pair(x.value.long(), x.error)
     t = x.value.movedim(dim, -1) if dim is not None else x.value.reshape(-1)
     value = t.prod(-1)
     error = max(t.shape[-1] - 1, 0) * arithmetic.sized(value)

@@ -6,7 +6,8 @@ at both ends tells what it may be; what chooses by it may choose either.
 
 from __future__ import annotations
 
-import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,63 +26,107 @@ from tilewright.measure.error_rules import (
 )
 
 
-def _monotone(name: str, function: Rule) -> None:
-    """A function that never falls: it is between what it is at the ends of its operands."""
+def _lifted(arithmetic: Arithmetic, operands: Sequence[Any]) -> tuple[list[Pair], bool]:
+    """Pairs, and whether any of them has an error."""
+    pairs = [arithmetic.lift(p) for p in operands]
+    return pairs, any(p.error is not None for p in pairs)
 
-    def apply(arithmetic: Arithmetic, *operands: Any) -> Pair:
-        pairs = [arithmetic.lift(p) for p in operands]
-        y = function(*(p.value for p in pairs))
-        if all(p.error is None for p in pairs):
-            return Pair(y)
-        ends = [arithmetic.ends(p) for p in pairs]
-        extremes = [function(*(of[at] for of in ends)) for at in (0, -1)]
-        error = arithmetic.reaching(y, extremes)
-        return Pair(y, error, all(p.exact for p in pairs))
+
+def _stepped(name: str, function: Rule) -> None:
+    def apply(arithmetic: Arithmetic, x: Any) -> Pair:
+        found = arithmetic.between(function, arithmetic.lift(x))
+        return arithmetic.chosen(name, found.value, found.error)
 
     RULES[name] = apply
 
 
-STEPS = ("sign", "floor", "ceil", "round", "trunc")
-BENDS = ("relu", "maximum", "minimum", "fmax", "fmin")
-for _name in STEPS + BENDS:
-    _monotone(_name, getattr(torch, _name))
+for _name in ("sign", "floor", "ceil", "round", "trunc"):
+    _stepped(_name, getattr(torch, _name))
 
 
-def _compare(name: str, function: Rule) -> None:
+def _bent(name: str, function: Rule) -> None:
+    def apply(arithmetic: Arithmetic, *operands: Any) -> Pair:
+        return arithmetic.between(function, *_lifted(arithmetic, operands)[0])
+
+    RULES[name] = apply
+
+
+for _name in ("relu", "maximum", "minimum", "fmax", "fmin"):
+    _bent(_name, getattr(torch, _name))
+
+
+def _ordered(name: str, function: Rule) -> None:
     """True or False, or either where the ends of the operands disagree."""
 
     def apply(arithmetic: Arithmetic, *operands: Any) -> Pair:
-        pairs = [arithmetic.lift(p) for p in operands]
+        pairs, inexact = _lifted(arithmetic, operands)
         y = function(*(p.value for p in pairs))
-        if arithmetic.decided or all(p.error is None for p in pairs):
-            return Pair(y)
-        ends = itertools.product(*map(arithmetic.ends, pairs))
-        error = arithmetic.reaching(y, [function(*end) for end in ends])
-        return Pair(y, error) if error.any() else Pair(y)
+        return arithmetic.chosen(
+            name, y, arithmetic.tried(function, y, *pairs) if inexact else None
+        )
 
     RULES[name] = apply
 
 
-COMPARISONS = ("lt", "le", "gt", "ge", "signbit")
-for _name in COMPARISONS:
-    _compare(_name, getattr(torch, _name))
-for _name in ("and", "or", "xor", "not"):
-    for _kind in ("logical", "bitwise"):
-        _compare(f"{_kind}_{_name}", getattr(torch, f"{_kind}_{_name}"))
+for _name in ("lt", "le", "gt", "ge", "signbit"):
+    _ordered(_name, getattr(torch, _name))
 
 
-def _tell(name: str, function: Rule) -> None:
-    """What is true of a number or two whatever their errors are: what has been handed on, as to a
-    maximum, is still equal to itself."""
+def _of_bits(name: str, function: Rule) -> None:
+    """Of what is true or false, or of integers. Those may be fp64 here, and open: NaN, inf."""
+
+    def whole(*operands: Tensor) -> Tensor:
+        return function(*(t.long() if t.is_floating_point() else t for t in operands))
+
+    own = whole if name.startswith("bitwise") else function
 
     def apply(arithmetic: Arithmetic, *operands: Any) -> Pair:
-        return Pair(function(*(arithmetic.lift(p).value for p in operands)))
+        pairs, inexact = _lifted(arithmetic, operands)
+        y = own(*(p.value for p in pairs))
+        error = arithmetic.tried(own, y, *pairs) if inexact else None
+        for p in pairs:
+            if own is whole and p.value.is_floating_point() and not p.value.isfinite().all():
+                error = torch.zeros_like(y, dtype=torch.float64) if error is None else error
+                error = error.masked_fill(~p.value.isfinite(), math.inf)
+        return Pair(y, error)
 
     RULES[name] = apply
 
 
-for _name in ("eq", "ne", "isnan", "isinf"):
-    _tell(_name, getattr(torch, _name))
+for _name in ("and", "or", "xor", "not"):
+    for _kind in ("logical", "bitwise"):
+        _of_bits(f"{_kind}_{_name}", getattr(torch, f"{_kind}_{_name}"))
+
+
+def _equal(name: str, function: Rule) -> None:
+    """Numbers whose ends overlap may be equal. Of two that both are inexact their values tell: one
+    that has been handed on, as to a maximum, is still equal to itself."""
+
+    def apply(arithmetic: Arithmetic, *operands: Any) -> Pair:
+        pairs, inexact = _lifted(arithmetic, operands)
+        y = function(*(p.value for p in pairs))
+        if not inexact or all(p.value.is_floating_point() and p.error is not None for p in pairs):
+            return Pair(y)
+        (low, *_, high), (least, *_, most) = (2 * arithmetic.ends(p) for p in pairs)
+        overlap = (low <= most) & (least <= high)
+        sure = (low == high) & (least == most)
+        return arithmetic.chosen(name, y, (overlap & ~sure).double() / (SAFETY * arithmetic.u))
+
+    RULES[name] = apply
+
+
+for _name in ("eq", "ne"):
+    _equal(_name, getattr(torch, _name))
+
+
+@rule("isnan")
+def _isnan(arithmetic: Arithmetic, x: Any) -> Pair:
+    return Pair(torch.isnan(arithmetic.lift(x).value))
+
+
+@rule("isinf")
+def _isinf(arithmetic: Arithmetic, x: Any) -> Pair:
+    return Pair(torch.isinf(arithmetic.lift(x).value))
 
 
 @rule("where")
@@ -96,7 +141,10 @@ def _where(arithmetic: Arithmetic, condition: Pair, a: Any, b: Any) -> Pair:
     if condition.error is not None:
         other = torch.where(condition.value, b.value, a.value)
         either = torch.maximum(ea, eb) + arithmetic.reaching(value, [other])
-        error = torch.where(condition.error > 0, either, error)
+        # Of an infinity or NaN and something else: no error reaches from one to the other.
+        same = (value == other) | (value.isnan() & other.isnan())
+        apart = ~(value.isfinite() & other.isfinite()) & ~same
+        error = torch.where(condition.error > 0, either.masked_fill(apart, math.inf), error)
     return Pair(value, error.expand(value.shape), a.exact and b.exact)
 
 
@@ -123,7 +171,8 @@ def _remainder(name: str, function: Rule, whole: Rule) -> None:
         if error is not None:
             low, high = _interval(arithmetic, quotient, _quotient_error(a, b, quotient))
             jump = magnitude(b.value) / (SAFETY * arithmetic.u)
-            error = torch.where(whole(low) == whole(high), error, error + jump).expand(y.shape)
+            jumps = arithmetic.chosen(name, y, (whole(low) != whole(high)) * jump).error
+            error = (error if jumps is None else error + jumps).expand(y.shape)
         return arithmetic.rounding(y, (a, b), error, 1.0)
 
     RULES[name] = apply
@@ -143,9 +192,7 @@ def _div_rounded(arithmetic: Arithmetic, a: Any, b: Any, rounding_mode: str) -> 
     exact = a.error is b.error is None and rounding_mode == "floor"
     whole = torch.floor if rounding_mode == "floor" else torch.trunc
     ends = [whole(end) for end in _interval(arithmetic, quotient, error)]
-    scale = SAFETY * arithmetic.u
-    found = torch.maximum(*(magnitude(y - end) for end in ends)) / scale
-    return Pair(y) if exact else Pair(y, found)
+    return arithmetic.chosen("div", y, None if exact else arithmetic.reaching(y, ends))
 
 
 _div = RULES["div"]

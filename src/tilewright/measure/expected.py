@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.fusion.frontend.trace import trace_truth
-from tilewright.measure.error_bound import bounds, compares, truth_and_tolerance
+from tilewright.measure.error_bound import bounds, truth_and_tolerance
 from tilewright.measure.examples import Batch
 from tilewright.op import Workload
 
@@ -56,10 +56,10 @@ class Mismatch:
 class Expected:
     """Least and greatest acceptable value of each element of one output.
 
-    PyTorch's own result is acceptable by definition: where it is outside the interval that an
-    implementation of the stated arithmetic keeps, as its softmax over an outer dim is for halves
-    on a CPU, the interval is widened to hold it. Where it is NaN and the truth is not, or the
-    other way round, anything is accepted.
+    PyTorch's own floating result is acceptable by definition: where it is outside the interval that
+    an implementation of the stated arithmetic keeps, as its softmax over an outer dim is for halves
+    on a CPU, the interval is widened to hold it. Where it is NaN and the truth is not, or the other
+    way round, anything is accepted.
 
     Attributes:
         lo, hi: output's dtype; NaN where NaN is expected, (-inf, inf) where anything goes.
@@ -225,8 +225,9 @@ def expect(
         cw = batch.workload(w, length)
         parts = batch.narrow(tensors, start, length)
         graph = None if indexed else _graph(cw, cw.operator.reference)
-        either = sure = truth_and_tolerance(cw, parts, graph)
-        if keep_truth and graph and compares(graph):
+        choices = list[str]()
+        either = sure = truth_and_tolerance(cw, parts, graph, choices=choices)
+        if keep_truth and choices:
             sure = truth_and_tolerance(cw, parts, graph, decided=True)
         for e, out, (value, tolerance), (_, least) in zip(found, vendor, either, sure, strict=True):
             targets = [t for t in (e.lo, e.hi, out, e.truth) if t is not None]
@@ -239,7 +240,7 @@ def expect(
             if rest:
                 untold = (lo == -math.inf) & (hi == math.inf)
                 if sure is not either:
-                    unit = _unit(value, out.dtype, torch.finfo(out.dtype).tiny)
+                    unit = _unit(value.double(), out.dtype, torch.finfo(out.dtype).tiny)
                     untold |= tolerance - least > unit / 2
                 rest[0].copy_(value).masked_fill_(untold, math.nan)
     for e, out in zip(found, vendor, strict=True):

@@ -3,8 +3,8 @@
 An executable is run on several examples (see examples.py) with poisoned, guarded memory for its
 outputs and workspace. Each element it returns must lie between the least and the greatest value
 that a correct implementation in the operator's arithmetic can return (see error_bound.py); its
-largest error may not exceed twice PyTorch's plus one ulp; it may write nothing but its own
-memory, and must return the same bits twice.
+largest error, where rounding chose nothing, may not exceed twice PyTorch's plus one ulp; it may
+write nothing but its own memory, and must return the same bits twice.
 """
 
 from __future__ import annotations

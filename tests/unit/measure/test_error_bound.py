@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from tilewright.measure import error_rules
 from tilewright.measure.error_bound import bounds, truth_and_tolerance
 from tilewright.measure.error_rules import BINARY, RULES, SAFETY, UNARY, Arithmetic, Pair
 from tilewright.measure.error_rules_convolution import rounded_to_tf32
-from tilewright.measure.error_rules_steps import BENDS, STEPS
 from tilewright.measure.examples import Batch
 from tilewright.measure.expected import expect
 from tilewright.measure.verify import Verifier
@@ -61,7 +61,9 @@ def test_a_function_of_one_argument_keeps_its_bound_and_carries_errors_on(name):
     assert off_by(inexact, function(moved)) <= 1
 
 
-@pytest.mark.parametrize("name", [*(entry[0] for entry in BINARY), *BENDS[1:]])
+@pytest.mark.parametrize(
+    "name", [*(entry[0] for entry in BINARY), "maximum", "minimum", "fmax", "fmin"]
+)
 def test_a_function_of_two_arguments_keeps_its_bound_and_carries_errors_on(name):
     function = {n: f for n, f, *_ in BINARY}.get(name) or getattr(torch, name)
     a, b = positive(4096, 1).float(), positive(4096, 2).float()
@@ -100,7 +102,7 @@ def doubtful(*values, error=4.0):
     return Pair(value, torch.full_like(value, error))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", ["sign", "floor", "ceil", "round", "trunc"])
 def test_a_function_of_steps_may_be_on_either_side_of_one_nearby(name):
     function, near = getattr(torch, name), {"sign": 0.0, "round": 2.5}.get(name, 2.0)
     x = doubtful(near - F32.u, near + F32.u, 1.3)
@@ -125,7 +127,10 @@ def test_a_comparison_near_its_threshold_is_undecided(name):
     assert found.value.tolist() == getattr(torch, name)(torch.tensor([-1, -1, 1, 1]), 0).tolist()
     assert (SAFETY * F32.u * found.error).tolist() == [0.0, 1.0, 1.0, 0.0]
     assert RULES[name](F32, doubtful(-1.0, 1.0), 0.0).error is None
-    assert RULES["eq"](F32, doubtful(4 * F32.u), 0.0).error is None
+    assert RULES["eq"](F32, doubtful(4 * F32.u), 0.0).error.all()
+    assert RULES["ne"](F32, doubtful(16 * F32.u), 0.0).error is None
+    handed_on = doubtful(4 * F32.u)
+    assert RULES["eq"](F32, handed_on, handed_on).error is None
     lo, hi = bounds(found.value, SAFETY * F32.u * found.error, torch.bool)
     assert (lo == hi).tolist() == [True, False, False, True]
     assert (lo <= hi).all()
@@ -156,14 +161,127 @@ def test_what_is_said_of_undecided_comparisons_is_undecided_where_it_depends_on_
     }
     for name, operands in tells.items():
         assert (RULES[name](F32, *operands).error > 0).tolist() == [False, True, False], name
-    assert RULES["logical_and"](F32, above, false).error is None
-    assert RULES["bitwise_or"](F32, above, true).error is None
+    assert not RULES["logical_and"](F32, above, false).error.any()
+    assert not RULES["bitwise_or"](F32, above, true).error.any()
+    squares = RULES["mul"](F32, above, above)
+    assert squares.value.dtype == torch.bool
+    assert (squares.error > 0).tolist() == [False, True, False]
     assert not RULES["any"](F32, above).error.any()  # the first is, surely
     assert RULES["any"](F32, above.map(lambda t: t[1:])).error.all()
     assert RULES["all"](F32, above.map(lambda t: t[:2])).error.all()
     count = RULES["sum"](F32, above, [0])
     lo, hi = bounds(count.value, SAFETY * F32.u * count.error, torch.int64)
     assert (int(lo), int(hi)) == (1, 3)
+    assert RULES["convert_element_type"](F32, count, torch.bool).error is None  # at least one
+    assert RULES["eq"](F32, count, 2).error.all()
+    assert RULES["eq"](F32, count, 3).error.all()
+    assert RULES["ne"](F32, count, 4).error is None
+    product = RULES["prod"](F32, above.map(lambda t: t[:2]), 0)
+    assert int(product.value) == 1
+    assert reach(product) >= 1
+
+
+def test_the_greatest_of_some_is_as_surely_known_as_those_that_may_be_it():
+    above = RULES["gt"](F32, doubtful(1.0, -F32.u), 0.0)
+    chosen = RULES["where"](F32, above, Pair(torch.tensor([3.0, 2.0]).double()), -1e9)
+    greatest = RULES["amax"](F32, chosen, [0])
+    assert float(greatest.value) == 3
+    assert reach(greatest) == 0
+    least = RULES["amin"](F32, chosen, [0])
+    assert reach(least) == pytest.approx(1e9, rel=1e-6)
+
+
+def test_one_of_two_integers_reaches_to_the_other():
+    above = RULES["gt"](F32, doubtful(F32.u, -F32.u), 0.0)
+    for dtype in (torch.int8, torch.int32, torch.int64):
+        most = torch.iinfo(dtype).max
+        for sentinel in (most, -most):
+            a, b = (Pair(torch.full((2,), v, dtype=dtype)) for v in (sentinel, 3))
+            chosen = RULES["where"](F32, above, a, b)
+            lo, hi = bounds(chosen.value, SAFETY * F32.u * chosen.error, dtype)
+            for either in (a.value, b.value):
+                assert ((lo <= either) & (either <= hi)).all()
+    counts = torch.tensor([2**62 + 1, -(2**62) - 1])
+    assert all(torch.equal(end, counts) for end in bounds(counts, torch.zeros(2), torch.int64))
+
+
+def test_an_undecided_comparison_counts_once_in_any_arithmetic():
+    f64 = Arithmetic(torch.float64, torch.float64, False, CPU)
+    above = RULES["gt"](f64, doubtful(f64.u, 1.0), 0.0)
+    count = RULES["sum"](f64, above, [0])
+    lo, hi = bounds(count.value, SAFETY * f64.u * count.error, torch.int64)
+    assert (int(lo), int(hi)) == (1, 3)
+
+
+def test_between_a_number_and_an_infinity_anything_goes():
+    above = RULES["gt"](F32, doubtful(F32.u, -F32.u, 1.0, -1.0), 0.0)
+    for other in (-math.inf, math.nan):
+        chosen = RULES["where"](F32, above, Pair(torch.ones(4).double()), other)
+        lo, hi = bounds(chosen.value, SAFETY * F32.u * chosen.error, torch.float16)
+        assert lo[:2].tolist() == [-math.inf] * 2
+        assert hi[:2].tolist() == [math.inf] * 2
+        assert (lo[2], hi[2]) == (1, 1)
+        assert str(float(lo[3])) == str(float(hi[3])) == str(other)
+    same = RULES["where"](F32, above, Pair(torch.full((4,), math.inf).double()), math.inf)
+    assert not same.error.any()
+
+
+def test_what_is_copied_keeps_its_errors():
+    above = RULES["gt"](F32, doubtful(F32.u, 1.0), 0.0)
+    zeros = Pair(torch.zeros(2, dtype=torch.bool))
+    for copied in (
+        RULES["copy"](F32, zeros, above),
+        RULES["copy"](F32, Pair(torch.zeros(2, dtype=torch.int32)), above),
+        RULES["slice_scatter"](F32, zeros, above, 0, 0, 2, 1),
+        RULES["cat"](F32, [above, zeros], 0),
+    ):
+        assert (SAFETY * F32.u * copied.error[:2]).tolist() == [1.0, 0.0]
+
+
+def test_what_rounding_decides_is_named_and_may_be_taken_as_decided():
+    near = doubtful(2 - F32.u, 0.5)
+    steps = {
+        "floor": (near,),
+        "sign": (doubtful(F32.u, 1.0),),
+        "gt": (near, 2.0),
+        "remainder": (near, 1.0),
+        "div": (near, 1.0),
+    }
+    for name, operands in steps.items():
+        mode = {"rounding_mode": "floor"} if name == "div" else {}
+        found = replace(F32, choices=[])
+        assert (RULES[name](found, *operands, **mode).error > 1e3).tolist() == [True, False], name
+        assert found.choices == [name]
+        decided = replace(F32, choices=[], decided=True)
+        error = RULES[name](decided, *operands, **mode).error
+        assert error is None or error.max() < 1e3, name
+        assert not decided.choices
+
+
+COMPARING = {
+    "ones_where_greater": lambda x, y: torch.where(x > y, torch.ones_like(x), torch.zeros_like(x)),
+    "counts_of_greater": lambda x, y: (x > y).sum(1, dtype=torch.float32),
+    "greater_and_ones": lambda x, y: (torch.where(x > y, x, y), torch.ones_like(x)),
+    "low_bits": lambda x, y: ((x * 4).to(torch.int32) & 1) ^ (y > 0),
+    "off_the_mean": lambda x, y: ((x - x.mean(1, keepdim=True)) != 0).any(1) | (y > 0).all(1),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32", "f64"])
+@pytest.mark.parametrize("name", COMPARING)
+def test_functions_that_compare_have_bounds_which_pytorch_keeps(name, dtype):
+    fuse(COMPARING[name], name=name)
+    w = OPS[name].workload(x=TensorSpec(dtype, (8, 33)), y=TensorSpec(dtype, (8, 33)))
+    verdict = Verifier(w, CPU).check(vendor(w))
+    assert verdict.ok, verdict.message
+    assert all(a.vendor_within for a in verdict.outputs)
+
+
+def test_the_gradient_of_a_threshold_is_zero():
+    fuse(lambda x, t: torch.where(x > t, x, 0.0), name="over_a_threshold")
+    spec = TensorSpec("f32", (8, 33))
+    w = backward_operator(OPS["over_a_threshold"]).workload(grad_output=spec, x=spec, t=spec)
+    assert Verifier(w, CPU).check(vendor(w)).message == ""
 
 
 @pytest.fixture
