@@ -49,6 +49,7 @@ from tilewright.dispatch.plain_calls import (
 from tilewright.dispatch.prepared import Run, first_call, reload_records, state
 from tilewright.dispatch.pytorch import (
     as_pytorch,
+    as_written,
     bind,
     or_why,
     outliving_indices,
@@ -287,7 +288,7 @@ def _first_of_scalars(
 
 def _under_modes(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if op.autocasts and _is_any_autocast_enabled():
-        return op.reference(**bind(op, args, kwargs))
+        return as_written(op, args, kwargs)
     return as_pytorch(op, args, kwargs)
 
 
@@ -299,7 +300,7 @@ def _under_autocast(op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, An
         plain = all(type(t) is Tensor or type(t) is Parameter for t in tensors)
         if op.indexed is not None and op.form_of is None and plain and state.enabled:
             return outliving_indices(op, args, kwargs)
-        return op.reference(**bind(op, args, kwargs))
+        return as_written(op, args, kwargs)
     with torch._C._DisableAutocast():
         return call(*args, **kwargs)
 

@@ -125,6 +125,7 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
     ):
         return None
     wanted = _requiring(bound)
+    tensors = [v for v in bound.values() if isinstance(v, Tensor)]
     specs: dict[str, Any] = {
         n: TensorSpec.of(v) if isinstance(v, Tensor) else v for n, v in bound.items()
     }
@@ -161,9 +162,9 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
             differentiated = differentiated.with_args(grads=asked)
         choice = selection.choose(differentiated, device)
     except (InvalidArgument, NoImplementation):
-        if op.fused and not op.fallback:
+        if op.fused and not op.fallback and all(t.numel() for t in tensors):
             raise
-        return None
+        return None  # fake tensors refuse some that are empty, too
     return None if choice.implementation == "aten" and not op.fused else way
 
 

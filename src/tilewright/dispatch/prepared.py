@@ -25,7 +25,7 @@ from tilewright.dispatch.copies import of_copies
 from tilewright.dispatch.deterministic import ByMode, races
 from tilewright.dispatch.dumps import dump_built
 from tilewright.dispatch.keyed_locks import KeyedLocks
-from tilewright.dispatch.pytorch import as_pytorch
+from tilewright.dispatch.pytorch import as_pytorch, with_own_memory
 from tilewright.dispatch.ranges import in_range_after, in_range_first
 from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import drawing, seeded
@@ -192,8 +192,8 @@ def first_call(
             return as_pytorch(op, args, kwargs)
         run, choice = _runnable(w, device, forced)
     except InvalidArgument:
-        if op.fallback:
-            return as_pytorch(op, args, kwargs)
+        if op.fallback or (op.fused and not all(t.numel() for t in given)):
+            return as_pytorch(op, args, kwargs)  # fake tensors refuse some that are empty
         raise
     op.still_itself()  # else another function may have been built in its place
     try:
@@ -341,7 +341,7 @@ def _unbuilt(w: Workload, device: torch.device) -> Built:
 def _vendor(w: Workload, device: torch.device) -> Run:
     """PyTorch's kernel, but one of ours where its deterministic mode asks for it."""
     if w.operator.indexed is None:
-        return apart(w, vendor(w))
+        return apart(w, _with_own_memory(w, vendor(w)))
     run = of_any_index(w) if w.operator.outlives_indices(device.type) else vendor(w)
     run = apart(w, run)
     if races(w, device):
@@ -351,6 +351,12 @@ def _vendor(w: Workload, device: torch.device) -> Run:
     if device.type == "cpu":
         return in_range_first(w, run) if late else in_range_after(w, run)
     return in_range_first(w, run) if settings().check_indices else run
+
+
+def _with_own_memory(w: Workload, run: Run) -> Run:
+    if not w.operator.fused:
+        return run
+    return lambda *tensors: with_own_memory(w.operator, tensors, run(*tensors))
 
 
 def _by_mode(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
 
 from tilewright.dispatch.ranges import look_after
 from tilewright.impls._vendor import call_reference
@@ -18,7 +20,40 @@ from tilewright.op import Op
 def as_pytorch(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What PyTorch gives for a call of the public function, without validation of ours."""
     read = with_numbers_read(op, args, kwargs) if "value" in kwargs else None
-    return call_reference(op, read or bind(op, args, kwargs))
+    bound = read or bind(op, args, kwargs)
+    return with_own_memory(op, bound.values(), call_reference(op, bound))
+
+
+def as_written(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The same in the dtypes that PyTorch makes of these, as autocast does."""
+    bound = bind(op, args, kwargs)
+    return with_own_memory(op, bound.values(), op.reference(**bound))
+
+
+def with_own_memory(op: Op, given: Iterable[Any], found: Any) -> Any:
+    """What PyTorch returned of a person's function, with memory of its own for each result, as
+    kernels give it: one that shares an argument's or another's is copied. (Dynamo traces what
+    PyTorch does.)"""
+    if not op.fused or op.gradient_of is not None or is_dynamo_compiling():
+        return found
+    known = [v for v in given if _has_memory(v)]
+    outs = []
+    for out in found if isinstance(found, tuple) else (found,):
+        own = out
+        if _has_memory(out):
+            if any(_share(out, t) for t in known):
+                own = out.clone()
+            known.append(own)
+        outs.append(own)
+    return tuple(outs) if isinstance(found, tuple) else outs[0]
+
+
+def _share(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _has_memory(value: Any) -> bool:
+    return type(value) in (Tensor, Parameter) and torch._C._has_storage(value)
 
 
 def outliving_indices(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

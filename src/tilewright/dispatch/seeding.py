@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilewright.dispatch import selection
 from tilewright.errors import InvalidArgument, InvalidType
-from tilewright.fakes import fake_tensors, tracing_lock
+from tilewright.fakes import fake_tensors, tracing_lock, without_hooks
 from tilewright.fusion.frontend.families import AcrossSizes
 from tilewright.fusion.frontend.trace import by_shapes
 from tilewright.impl import IMPLS
@@ -67,7 +67,7 @@ def _as_it_is(seed: Tensor) -> Tensor:
 @AcrossSizes
 def draws(w: Workload) -> bool:
     """Whether the reference draws masks for these shapes that a seed could decide."""
-    with tracing_lock(), fake_tensors():
+    with tracing_lock(), without_hooks(), fake_tensors():
         fakes = [
             torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype, device="cpu")
             for s in w.tensors.values()

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 import tilewright as tw
 from tilewright import device
 from tilewright.compile import cxx
+from tilewright.dispatch import prepared
 from tilewright.dispatch.prepared import FREE_COMPILATIONS, HOT_CALLS, state
 from tilewright.fusion.cpp import target
 from tilewright.impl import IMPLS
@@ -54,6 +55,18 @@ def test_200_widths_compile_so_many_kernels_and_no_more(binaries, recwarn):
     assert binaries() == FREE_COMPILATIONS + 1
     (told,) = told_of_compilations(recwarn)
     assert all(word in told for word in ("scaled_softmax on cpu", "Tune", "pad", "scalars="))
+
+
+def test_one_shape_too_many_has_results_with_memory_of_their_own(binaries, monkeypatch, recwarn):
+    monkeypatch.setattr(prepared, "FREE_COMPILATIONS", 1)
+    fused = tw.fuse(lambda x: (x, x.softmax(-1)), name="beside_its_argument")
+    for n in (8, 9):
+        x = torch.zeros(2, n)
+        same, _ = fused(x)
+        assert binaries() == 1
+        assert len(told_of_compilations(recwarn)) == (n == 9)
+        same += 1
+        assert not x.any()
 
 
 def test_source_is_written_once_for_a_build(monkeypatch):

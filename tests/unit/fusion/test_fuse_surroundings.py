@@ -31,6 +31,24 @@ def test_gradients_are_found_while_anomalies_are_detected():
     torch.testing.assert_close(found, torch.autograd.grad(scaled_softmax(x, w).square().sum(), x))
 
 
+def test_hooks_of_saved_tensors_and_anomaly_detection_see_no_trace(recwarn):
+    def halved(x):
+        return x.softmax(-1) / 2
+
+    fused, x, seen = tw.fuse(halved), torch.randn(3, 7, requires_grad=True), []
+
+    def packed(t):
+        seen.append(type(t))
+        return t.detach().numpy().copy()
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(packed, torch.from_numpy)
+    with hooks, torch.autograd.detect_anomaly():
+        found = torch.autograd.grad(fused(x).square().sum(), x)
+    torch.testing.assert_close(found, torch.autograd.grad(halved(x).square().sum(), x))
+    assert set(seen) <= {torch.Tensor, torch.nn.Parameter}
+    assert not [str(r.message) for r in recwarn if "Error detected" in str(r.message)]
+
+
 def test_inference_tensors_are_taken_where_no_gradient_follows_from_their_values():
     with torch.inference_mode():
         x = torch.randn(3, 7)

@@ -227,6 +227,56 @@ def test_an_argument_that_is_returned_as_it_came_is_copied():
     assert found.data_ptr() != x.data_ptr()
 
 
+RESULTS_THAT_SHARE = {
+    "an argument": lambda x: (x, x.softmax(-1)),
+    "one result twice": lambda x: (lambda y: (y, y))(x.softmax(-1)),
+    "views": lambda x: (lambda y: (y.t(), x.t(), y, x[1:]))(x.softmax(-1)),
+}
+
+
+def run_under_autocast(function, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return function(x)
+
+
+WAYS_TO_RUN = {
+    "a kernel": lambda function, x: function(x),
+    "PyTorch's, under autocast": run_under_autocast,
+    "PyTorch's, of no elements": lambda function, x: function(x[:, :0]),
+    "PyTorch's, differentiated": lambda function, x: function(x.requires_grad_()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_RUN)
+@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize("share", RESULTS_THAT_SHARE)
+def test_whoever_runs_a_function_its_results_have_memory_of_their_own(share, fallback, way):
+    function = RESULTS_THAT_SHARE[share]
+
+    def unfusible(x):
+        return *function(x), x.sort(-1)[0]
+
+    fused = tw.fuse(unfusible if fallback else function, name="writes", fallback=fallback)
+    x = torch.randn(4, 5)
+    found, expected = WAYS_TO_RUN[way](fused, x), WAYS_TO_RUN[way](function, x)
+    for out, other in zip(found, expected, strict=False):
+        torch.testing.assert_close(out, other)
+    memory = {t.untyped_storage()._cdata for t in (x, *found)}
+    assert len(memory) == 1 + len(found)
+
+
+def test_a_call_that_fake_tensors_refuse_for_being_empty_is_pytorchs():
+    def greatest(x):
+        return torch.linalg.vector_norm(x, float("inf"), -1)
+
+    fused, x = tw.fuse(greatest, name="writes"), torch.ones(0, 4, requires_grad=True)
+    assert fused(x.detach()).shape == (0,)
+    fused(x).sum().backward()
+    assert x.grad.shape == (0, 4)
+    with pytest.raises(RuntimeError, match="cannot compute the inf norm"):
+        fused(torch.ones(4, 0))
+
+
 def test_what_a_function_prints_is_printed_while_it_is_traced_alone(capsys):
     printing = tw.fuse(lambda x: print("traced") or x * 2, name="writes")
     printing(torch.randn(3))
