@@ -269,6 +269,13 @@ class Op:
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         return self.signature.parameters
 
+    @functools.cached_property
+    def returns_any_number(self) -> bool:
+        """Whether it is a gradients' operator that returns a tuple of those that are asked for."""
+        returned = str(self.reference.__annotations__.get("return"))
+        of_another = (self.gradient_of or self.training_of) is not None
+        return of_another and returned.startswith("tuple[") and "..." in returned
+
     def destinations(self, w: Workload) -> tuple[str, ...]:
         """The tensors that the in-place form writes to, where the workload means that form."""
         names = self.writes or tuple(w.tensors)[:1]

@@ -135,6 +135,6 @@ def _admits(kind: str, value: Value) -> bool:
     if isinstance(value, (tuple, list)):
         kinds = {type(v) for v in value}
         numbers = {int, float} if re.search(r"(tuple|list)\[float", kind) else {int}
-        fits = kinds == {str} if "str" in kind else kinds <= numbers
+        fits = kinds <= ({str} if "str" in kind else numbers)
         return fits and ("tuple" in kind or "list" in kind)
     return isinstance(value, str) and "str" in kind

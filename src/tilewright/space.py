@@ -98,7 +98,8 @@ class ConfigSpace(Generic[C]):
         for name in self.unlisted(config):
             value, listed = getattr(config, name), self.values[name]
             if name not in self.counts or type(value) is not int or value < 1:
-                return f"{name}={value} is not one of {', '.join(map(str, listed))}"
+                told = f"{name}={value!r}" if isinstance(value, str) else f"{name}={value}"
+                return f"{told} is not one of {', '.join(map(str, listed))}"
         return self.constraint(config)
 
     def unlisted(self, config: C) -> list[str]:

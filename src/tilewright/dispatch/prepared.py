@@ -24,6 +24,7 @@ from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.copies import of_copies
 from tilewright.dispatch.deterministic import ByMode, races
 from tilewright.dispatch.dumps import dump_built
+from tilewright.dispatch.in_tuples import in_tuples
 from tilewright.dispatch.keyed_locks import KeyedLocks
 from tilewright.dispatch.pytorch import as_pytorch, with_own_memory
 from tilewright.dispatch.ranges import in_range_after, in_range_first
@@ -252,7 +253,7 @@ def _chosen(w: Workload, device: torch.device, forced: Forced | None) -> tuple[R
         _warn_of_capture(w, choice)
         return _unbuilt(w, device)[0], None
     try:
-        built = _build(w, device, choice), choice
+        built = in_tuples(w, _build(w, device, choice)), choice
     except (TilewrightError, OSError) as error:
         if _ours_only(w, forced):
             raise
@@ -334,7 +335,9 @@ def _give_up(w: Workload, device: torch.device, error: Exception, since: int) ->
 def _unbuilt(w: Workload, device: torch.device) -> Built:
     choice = selection.unbuilt(w, device)
     own = choice.implementation != "aten"
-    run = _build(w, device, choice) if own else w.operator.composed(w) or _vendor(w, device)
+    if own:
+        return in_tuples(w, _build(w, device, choice)), choice
+    run = w.operator.composed(w) or _vendor(w, device)
     return run, choice
 
 

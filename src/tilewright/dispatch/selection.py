@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -129,6 +130,10 @@ def use(
     IMPLS[implementation]
     if op is not None:
         OPS[op]
+    if not (config is None or isinstance(config, Mapping) or dataclasses.is_dataclass(config)):
+        raise InvalidArgument(
+            f"use: config={config!r} is none; give knob values by name, {{'rows': 2}}, or a config"
+        )
     given = config if config is None or isinstance(config, Mapping) else config_dict(config)
     forced = Forced(implementation, None if given is None else tuple(sorted(given.items())))
     # An outer context that names an operator does not outlive an inner one for all of them.

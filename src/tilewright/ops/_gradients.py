@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,14 +10,16 @@ import torch
 from tilewright.errors import InvalidArgument
 
 
-def wanted_gradients(name: str, args: dict[str, Any], possible: Iterable[str]) -> tuple[str, ...]:
+def wanted_gradients(
+    name: str, grads: Sequence[str] | None, possible: Iterable[str]
+) -> tuple[str, ...]:
     """The gradients to compute, in the order of `possible`; None asks for all of them.
 
     Raises:
         InvalidArgument: none, or one that the operator does not have.
     """
     possible = tuple(possible)
-    asked = possible if args["grads"] is None else args["grads"]
+    asked = possible if grads is None else (grads,) if isinstance(grads, str) else grads
     unknown = [n for n in asked if n not in possible]
     if unknown or not asked:
         found = f"there is no gradient of {unknown[0]!r}" if unknown else "grads is empty"
@@ -43,7 +45,8 @@ def like_arguments(possible: Possible, **others: str) -> Any:
     """For Op.outputs_like: a gradient has the dtype of its argument, or of `others[argument]`."""
 
     def like(args: Mapping[str, Any]) -> list[str]:
-        return [others.get(n, n) for n in args.get("grads") or possible(args)]
+        grads = args.get("grads")
+        return [others.get(n, n) for n in possible(args) if grads is None or n in grads]
 
     return like
 

@@ -14,16 +14,19 @@ from torch import Tensor
 
 from tilewright.errors import InvalidArgument
 from tilewright.op import OPS, Op, Workload, op
-from tilewright.ops._gradients import Possible, of_tensors, wanted_gradients
+from tilewright.ops._gradients import Possible, like_arguments, of_tensors, wanted_gradients
 
 
 def step(
     function: Callable[..., Tensor],
     given: Mapping[str, Any],
-    wanted: tuple[str, ...],
+    grads: tuple[str, ...] | None,
     grad_output: Tensor,
 ) -> tuple[Tensor, ...]:
-    """The output of `function(**given)`, and the gradients of `wanted`, by PyTorch's autograd."""
+    """The output of `function(**given)`, and its gradients that are asked for, by PyTorch's
+    autograd."""
+    possible = [n for n, v in given.items() if isinstance(v, Tensor)]
+    wanted = wanted_gradients("a training step", grads, possible)
 
     def call(*values: Tensor) -> Tensor:
         return function(**{**given, **dict(zip(wanted, values, strict=True))})
@@ -39,7 +42,7 @@ def step_by_operators(of: str, given: Mapping[str, Any]) -> tuple[Tensor, ...]:
     found = forward.reference(**{n: given[n] for n in forward.parameters})
     outputs = OPS[of].returns
     every = {**given, **dict(zip((*outputs, *backward.wide), found, strict=True))}
-    every["grads"] = given["grads"] or _possible(of)(given)
+    every["grads"] = wanted_gradients(f"{of}_training", given["grads"], _possible(of)(given))
     gradients = backward.reference(**{n: every[n] for n in backward.parameters})
     return *found[: len(outputs)], *gradients
 
@@ -87,7 +90,7 @@ def training_of(of: str) -> Callable[[Callable[..., tuple[Tensor, ...]]], Op]:
     """Declare the training step of operator `of` by decorating its reference."""
 
     def outputs_like(args: Mapping[str, Any]) -> tuple[str, ...]:
-        return *("x" for _ in OPS[of].returns), *(args.get("grads") or _possible(of)(args))
+        return *("x" for _ in OPS[of].returns), *like_arguments(_possible(of))(args)
 
     return op(
         flops=flops,
@@ -118,7 +121,7 @@ def _check(name: str, of: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
                     f"but {of} gives {out.dtype}{list(out.shape)}"
                 )
         args = {**args, **dict(plain.args)}
-        args["grads"] = wanted_gradients(name, args, _possible(of)(args))
+        args["grads"] = wanted_gradients(name, args["grads"], _possible(of)(args))
         return args
 
     return check

@@ -23,7 +23,7 @@ _READS = {
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    args["grads"] = wanted_gradients("add_layer_norm_backward", args, _possible(args))
+    args["grads"] = wanted_gradients("add_layer_norm_backward", args["grads"], _possible(args))
     return _check(args)
 
 
@@ -72,7 +72,7 @@ def add_layer_norm_backward(
     Source: PyTorch's autograd of add_layer_norm (native_layer_norm_backward).
     """
     shape = list(total.shape[-1:])
-    grads = grads or _possible({"weight": weight})
+    grads = wanted_gradients("add_layer_norm_backward", grads, _possible({"weight": weight}))
     scale = beside_statistics(weight, total, mean, shape)
     mask = [name in grads for name in ("x", "weight", "bias")]
     through, dweight, dbias = torch.ops.aten.native_layer_norm_backward(

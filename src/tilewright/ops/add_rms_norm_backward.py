@@ -18,7 +18,7 @@ _READS = {"x": (*_NORMALISED, "grad_output_total", "weight"), "weight": _NORMALI
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    args["grads"] = wanted_gradients("add_rms_norm_backward", args, _possible(args))
+    args["grads"] = wanted_gradients("add_rms_norm_backward", args["grads"], _possible(args))
     return _check(args)
 
 
@@ -65,7 +65,7 @@ def add_rms_norm_backward(
 
     Source: PyTorch's autograd of add_rms_norm (_fused_rms_norm_backward) and its decomposition.
     """
-    grads = grads or _possible({"weight": weight})
+    grads = wanted_gradients("add_rms_norm_backward", grads, _possible({"weight": weight}))
     mask = [name in grads for name in ("x", "weight")]
     through, dweight = rms_norm_gradients(
         grad_output, total, list(total.shape[-1:]), rstd, weight, mask

@@ -22,7 +22,7 @@ _READS = {
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    args["grads"] = wanted_gradients("bias_layer_norm_backward", args, _POSSIBLE)
+    args["grads"] = wanted_gradients("bias_layer_norm_backward", args["grads"], _POSSIBLE)
     return _check(args)
 
 
@@ -82,7 +82,7 @@ def bias_layer_norm_backward(
 
     Source: PyTorch's autograd of the graph of NVIDIA/Fuser issue 383.
     """
-    grads = grads or _POSSIBLE
+    grads = wanted_gradients("bias_layer_norm_backward", grads, _POSSIBLE)
     h, pullback = torch.func.vjp(_sum, x, bias0, bias1)  # type: ignore[misc]
     scale = beside_statistics(weight, x, mean, weight.shape)
     through = any(name in grads for name in ("x", "bias0", "bias1"))

@@ -44,5 +44,4 @@ def bias_layer_norm_training(
     Source: the graph of NVIDIA/Fuser issue 383, and PyTorch's autograd of it.
     """
     given = {"x": x, "bias0": bias0, "bias1": bias1, "weight": weight, "bias": bias, "eps": eps}
-    wanted = grads or ("x", "bias0", "bias1", "weight", "bias")
-    return step(forward, given, wanted, grad_output)
+    return step(forward, given, grads, grad_output)

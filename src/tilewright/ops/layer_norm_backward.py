@@ -21,7 +21,7 @@ _READS = {"x": (*_NORMALISED, "weight"), "weight": _NORMALISED, "bias": ("grad_o
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    args["grads"] = wanted_gradients("layer_norm_backward", args, _possible(args))
+    args["grads"] = wanted_gradients("layer_norm_backward", args["grads"], _possible(args))
     return _check(args)
 
 
@@ -70,7 +70,7 @@ def layer_norm_backward(
     Source: PyTorch's autograd (native_layer_norm_backward) and its decomposition.
     """
     shape = normalized_dims(x, normalized_shape)
-    grads = grads or _possible({"weight": weight})
+    grads = wanted_gradients("layer_norm_backward", grads, _possible({"weight": weight}))
     weight = beside_statistics(weight, x, mean, shape)
     mask = [name in grads for name in ("x", "weight", "bias")]
     found = torch.ops.aten.native_layer_norm_backward(

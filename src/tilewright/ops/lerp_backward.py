@@ -1,6 +1,7 @@
 """The gradients of linear interpolation, summed over what was broadcast."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def check(args: dict[str, Any]) -> dict[str, Any]:
             f"lerp_backward: grad_output is {given.dtype}{list(given.shape)}, "
             f"but lerp gives {x.dtype}{list(shape)}"
         )
-    args["grads"] = wanted_gradients("lerp_backward", args, _possible(args))
+    args["grads"] = wanted_gradients("lerp_backward", args["grads"], _possible(args))
     return args
 
 
@@ -74,12 +75,12 @@ def lerp_backward(
     Source: PyTorch's autograd of torch.lerp.
     """
     operands = {"x": x, "end": end, "weight": weight}
-    wanted = list(_possible(operands) if grads is None else grads)
+    wanted = wanted_gradients("lerp_backward", grads, _possible(operands))
     call = functools.partial(_lerp_of, operands, wanted)
     _, pullback = torch.func.vjp(call, *(operands[n] for n in wanted))  # type: ignore[misc]
     return tuple(pullback(grad_output))
 
 
-def _lerp_of(operands: dict[str, Any], names: list[str], *values: Tensor) -> Tensor:
+def _lerp_of(operands: dict[str, Any], names: Sequence[str], *values: Tensor) -> Tensor:
     given = {**operands, **dict(zip(names, values, strict=True))}
     return torch.lerp(given["x"], given["end"], given["weight"])

@@ -39,5 +39,4 @@ def lerp_training(
     Source: torch.lerp and PyTorch's autograd of it.
     """
     given = {"x": x, "end": end, "weight": weight}
-    wanted = grads or tuple(n for n, v in given.items() if isinstance(v, Tensor))
-    return step(forward, given, wanted, grad_output)
+    return step(forward, given, grads, grad_output)

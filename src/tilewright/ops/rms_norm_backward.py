@@ -20,7 +20,7 @@ _READS = {"x": (*_NORMALISED, "weight"), "weight": _NORMALISED}
 
 
 def check(args: dict[str, Any]) -> dict[str, Any]:
-    args["grads"] = wanted_gradients("rms_norm_backward", args, _possible(args))
+    args["grads"] = wanted_gradients("rms_norm_backward", args["grads"], _possible(args))
     return _check(args)
 
 
@@ -67,7 +67,7 @@ def rms_norm_backward(
     Source: PyTorch's autograd (_fused_rms_norm_backward) and its decomposition.
     """
     shape = normalized_dims(x, normalized_shape)
-    grads = grads or _possible({"weight": weight})
+    grads = wanted_gradients("rms_norm_backward", grads, _possible({"weight": weight}))
     mask = [name in grads for name in ("x", "weight")]
     found = rms_norm_gradients(grad_output, x, shape, rstd, weight, mask)
     return chosen(grads, dict(zip(("x", "weight"), found, strict=True)))

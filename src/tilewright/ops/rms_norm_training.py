@@ -41,5 +41,4 @@ def rms_norm_training(
         return torch.nn.functional.rms_norm(x, shape, weight, eps)
 
     given = {"x": x, "weight": weight}
-    wanted = grads or tuple(n for n, v in given.items() if v is not None)
-    return step(forward, given, wanted, grad_output)
+    return step(forward, given, grads, grad_output)

@@ -1,5 +1,6 @@
 """Names, numbers and counts of the arguments that the public functions take."""
 
+import contextlib
 import math
 import re
 from decimal import Decimal
@@ -406,7 +407,8 @@ def test_what_is_neither_a_tensor_nor_a_number_is_named_or_left_to_pytorch(other
 @pytest.mark.usefixtures("forgets_functions")
 def test_an_argument_of_a_fused_function_too_many_is_told_from_a_seed():
     product = tw.fuse(lambda x, y: x * y, name="product")
-    with pytest.raises(InvalidArgument, match=r"seed=f32\[2,3\] should.*; other arguments: x, y"):
+    told = r"seed=f32\[2,3\] should.*; .* behind 2 other arguments \(x, y\) is the seed"
+    with pytest.raises(InvalidArgument, match=told):
         product(X, X, X)
     for call in (tw.fuse(lambda x, y: x * y, name="left", fallback=True), torch.vmap(product)):
         with pytest.raises(InvalidType, match="seed should be an int64 scalar tensor"):
@@ -447,3 +449,53 @@ def test_a_number_beyond_the_dtype_of_x_is_refused_as_by_pytorch(name, dtype):
             call(torch, value)
         with pytest.raises(InvalidArgument, match="which x is; give a number from -"):
             call(tw, value)
+
+
+@pytest.mark.parametrize("function", ["lerp", "norm"])
+@pytest.mark.parametrize("who", ["aten", "fused", "disabled", "autocast", "differentiated"])
+def test_gradients_come_in_the_operators_order_in_a_tuple_whoever_answers(who, function):
+    g, x, w, one = torch.randn(5, 33), torch.randn(5, 33), torch.randn(33), torch.ones(5, 1)
+
+    def gradients(*grads):
+        given = x.clone().requires_grad_() if who == "differentiated" else x
+        if function == "lerp":
+            return tw.lerp_backward(g, given, w, 0.25, grads)
+        return tw.rms_norm_backward(g, given, one, None, w, grads)
+
+    names = ("x", "end") if function == "lerp" else ("x", "weight")
+    with contextlib.ExitStack() as inside:
+        if who in ("aten", "fused"):
+            inside.enter_context(tw.use(who))
+        if who == "autocast":
+            inside.enter_context(torch.autocast("cpu", torch.bfloat16))
+        if who == "disabled":
+            tw.disable()
+            inside.callback(tw.enable)
+        both = gradients(*names)
+        turned = gradients(*reversed(names))
+        assert [t.shape for t in both] == [t.shape for t in turned] == [x.shape, w.shape]
+        assert all(torch.equal(a, b) for a, b in zip(both, turned, strict=True))
+        for name, expected in zip(names, both, strict=True):
+            (alone,) = found = gradients(name, name)
+            assert type(found) is tuple
+            torch.testing.assert_close(alone, expected)
+            assert torch.equal(gradients(name)[0], alone)
+        with pytest.raises(InvalidArgument, match="grads is empty; ask for some of x, "):
+            gradients()
+        with pytest.raises(InvalidArgument, match="there is no gradient of 'bias'; ask for some"):
+            gradients("bias")
+
+
+def test_one_gradient_is_a_tuple_in_a_compiled_program():
+    x, one = torch.randn(5, 33), torch.ones(5, 1)
+    with tw.use("fused"):
+        compiled = torch.compile(lambda x: tw.rms_norm_backward(x, x, one), backend="eager")
+        (found,) = compiled(x)
+    torch.testing.assert_close(found, tw.rms_norm_backward(x, x, one)[0])
+
+
+@pytest.mark.parametrize("config", [5, "rows=2", ("rows", 2)])
+def test_a_config_that_is_none_is_refused_at_once(config):
+    told = pytest.raises(InvalidArgument, match=r"use: config=.* is none; give knob values")
+    with told, tw.use("fused", config):
+        raise AssertionError("it was taken")

@@ -176,9 +176,11 @@ def _of_gradients(op: Op, name: str, outputs: int) -> FusedFunction:
         flops=steps,
         check=functools.partial(_check_gradient, name, op, gradients),
         scalars=op.scalars,
-        outputs_like=lambda args: (
-            args.get("grads") or _differentiable({n: args.get(n) for n in op.parameters})
-        ),
+        outputs_like=lambda args: [
+            n
+            for n in _differentiable({n: args.get(n) for n in op.parameters})
+            if args.get("grads") is None or n in args["grads"]
+        ],
         gradient_of=op.name,
         fused=True,
         fallback=op.fallback,
@@ -196,7 +198,7 @@ def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
     def reference(**args: Any) -> tuple[Tensor, ...]:
         args = {**defaults, **args}
         given = {n: tracked(args[n]) for n in op.parameters}
-        wanted = list(args["grads"] or _differentiable(given))
+        wanted = [n for n in _differentiable(given) if args["grads"] is None or n in args["grads"]]
 
         def call(*values: Tensor) -> tuple[Tensor, ...]:
             out = op.reference(**{**given, **dict(zip(wanted, values, strict=True))})
@@ -291,9 +293,10 @@ def check(name: str, seed: str | None, args: dict[str, Any]) -> dict[str, Any]:
     if seed is not None and args[seed] is not None:
         spec = tensors.pop(seed, args[seed])
         if not isinstance(spec, TensorSpec) or (spec.dtype, spec.shape) != ("i64", ()):
-            own = ", ".join(n for n in args if n != seed)
+            own = [n for n in args if n != seed]
             raise InvalidArgument(
-                f"{name}: {seed}={spec} should be an int64 scalar tensor; other arguments: {own}"
+                f"{name}: {seed}={spec} should be an int64 scalar tensor; what is given by place "
+                f"behind {len(own)} other arguments ({', '.join(own)}) is the seed"
             )
         args = {**args, seed: SPEC}
     return args
