@@ -95,6 +95,17 @@ def test_what_is_widened_may_be_written_to(dtype):
     torch.testing.assert_close(tw.fuse(centred)(x), centred(x))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "shift"), [(1, 1), (4, 0), (4, 4), (4, 1)])
+def test_a_roll_that_moves_nothing_is_a_step_like_others(size, shift, dtype):
+    rolled = tw.fuse(lambda x: torch.roll(x, shift, 0) * x, name="rolled")
+    x = torch.randn(size, 8).to(dtype).requires_grad_()
+    found, expected = rolled(x), torch.roll(x, shift, 0) * x
+    torch.testing.assert_close(found, expected)
+    grads = [torch.autograd.grad(y.sum(), x)[0] for y in (found, expected)]
+    torch.testing.assert_close(*grads)
+
+
 def test_a_cast_of_what_is_wide_is_none_of_halves():
     """bf16 has numbers that fp16 does not hold."""
 

@@ -100,6 +100,21 @@ def test_sums_that_all_columns_have_in_common():
     assert_right(w, replace(MEETING, splits=8))
 
 
+def sums_beside_a_softmax(x):
+    y = x.softmax(1)
+    return y, (y * y).sum(0), y.amax(2)
+
+
+@emulation
+@pytest.mark.parametrize("shape", [(12, 64, 48), (5, 33, 200)])
+def test_kernels_beside_one_that_meets_find_room_for_what_they_leave(shape):
+    w = workload(sums_beside_a_softmax, TensorSpec("f32", shape))
+    graph, every = graph_of(w), meeting_in(w, 40)
+    for config in every:
+        target.task(graph, config, H100)  # which holds temporaries against what is left in them
+    assert_right(w, next(c for c in every if c.lanes >= 32))
+
+
 @emulation
 def test_rows_of_the_last_block_may_be_few_or_none():
     w = workload(normed_columns, TensorSpec("f32", (65, 12)))

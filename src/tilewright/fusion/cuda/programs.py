@@ -513,16 +513,26 @@ def _counting_stage(
 def _tiles(program: Program, k: int, config: Schedule) -> Tiles:
     """The tiles of segment `k`, under the schedule or what fits it best."""
     area = Area(program.segments[k], k == 0 and joins_alone(program))
-    if _meets(config) and k == _main(program):
-        return Tiles(area, config)
+    if _meets(config):
+        if k == _main(program):
+            return Tiles(area, config)
+        config = TileSchedule(sizes=config.sizes)  # under which all others were cut, see _whole
     if isinstance(config, TileSchedule) and not any(s.added() for s in program.segments):
         config = replace(config, splits=1)
-    if _meets(config):
-        config = replace(config, splits=1, combine="kernel")
     if is_joining(program, k):
         joins = [s for j, s in enumerate(program.segments) if is_joining(program, j)]
         return Tiles(area, joining_schedule(area, max(Area(s).steps for s in joins)))
     return Tiles(area, fitted(config if isinstance(config, TileSchedule) else TileSchedule(), area))
+
+
+def _has_room(program: Program, segment: Segment, tiles: Tiles) -> bool:
+    """Whether temporaries are as large as what a kernel leaves in them."""
+    left = {
+        segment.writes[k] - program.inputs - program.outputs: tiles.count_of_partials(i)
+        * math.prod(tiles.area.graph.nodes[i].shape)
+        for k, i in tiles.area.added.items()
+    }
+    return all(n == program.temporaries[b].numel for b, n in left.items() if b >= 0)
 
 
 def _tile_stage(
@@ -536,6 +546,7 @@ def _tile_stage(
     every = [_tiles(program, k, config) for k in group]
     for n, (k, tiles) in enumerate(zip(group, every, strict=True)):
         segment = program.segments[k]
+        assert _has_room(program, segment, tiles), (segment, tiles.s)
         kernel = TileKernel(tiles)
         texts.append(kernel.emit(f"tiles{n}"))
         buffers = (*segment.reads, *segment.writes)

@@ -119,7 +119,7 @@ def _rolled(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
         size = x.shape[dim]
         left = size - shift % max(size, 1)
         halves = (torch.ops.aten.slice(x, dim, *ends) for ends in ((left, size), (0, left)))
-        x = torch.cat([t for t in halves if t.shape[dim]], dim) if left < size else x
+        x = torch.cat([t for t in halves if t.shape[dim]], dim) if left < size else x.clone()
     return x
 
 
