@@ -75,6 +75,11 @@ class WorkerDied(LaunchError):
     """The measuring process ended or hung while it ran a candidate."""
 
 
+class NoErrorRule(TilewrightError):
+    """A reference uses an operation of which nobody has said how it carries rounding errors on, so
+    that no result of it can be verified."""
+
+
 class VerificationError(TilewrightError):
     """An implementation computed something other than the reference."""
 

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tilewright.cli import options, render
-from tilewright.errors import InvalidArgument, LaunchError, NoImplementation, TilewrightError
+from tilewright.errors import (
+    InvalidArgument,
+    LaunchError,
+    NoErrorRule,
+    NoImplementation,
+    TilewrightError,
+)
 
 if TYPE_CHECKING:
     from tilewright.measure.verify import Verdict
@@ -63,7 +69,7 @@ def verify(
                 progress.workload(w, i, len(targets.workloads))
                 try:
                     verdicts = verify_all(w, implementation, config, seed, runner=runner)
-                except (InvalidArgument, LaunchError, NoImplementation) as error:
+                except (InvalidArgument, LaunchError, NoErrorRule, NoImplementation) as error:
                     failed[w] = error
                     progress.ended(w, "failed")
                     continue

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tilewright.errors import TilewrightError
+from tilewright.errors import NoErrorRule
 from tilewright.fusion.frontend.trace import arithmetics, trace_truth
 from tilewright.indexed import Terms
 from tilewright.measure import (  # noqa: F401 - their rules register
@@ -58,7 +58,7 @@ def truth_and_tolerance(
         The tolerance is that of the arithmetic; rounding to the output's dtype comes on top.
 
     Raises:
-        TilewrightError: the reference uses an operation that has no rule here.
+        NoErrorRule: the reference uses an operation that has no rule here.
     """
     if w.operator.indexed is not None:
         return [_of_terms(w, tensors, w.operator.indexed.terms(w, tensors))]
@@ -135,9 +135,10 @@ def _interpret(
             name = _name(node.target)
             rule = RULES.get(name.rstrip("_"))
             if rule is None:
-                raise TilewrightError(
-                    f"{w.op}: its reference uses {node.target}, which has no error rule; "
-                    f"add one for {name!r} to measure/error_rules.py"
+                raise NoErrorRule(
+                    f"{w.op}: its reference uses {node.target}, which has no error rule: no result "
+                    "can be verified; leave that step out of the function, or add a rule for "
+                    f"{name!r} to measure/error_rules.py"
                 )
             own = within[node]
             taken = {n: _entering(within[n], own, env[n]) for n in node.all_input_nodes}

@@ -129,7 +129,7 @@ class Verifier:
         vendor: PyTorch's result as a function of the tensors; by default the reference, eagerly.
 
     Raises:
-        TilewrightError: the reference uses an operation without an error rule.
+        NoErrorRule: the reference uses an operation without an error rule.
     """
 
     def __init__(

@@ -150,7 +150,8 @@ def _records(
     session, w = trial.session, trial.w
     limits, name = trial.limits, uuid.uuid4().hex
     floor = Timing(limits.floor_us, (limits.floor_us, limits.floor_us), 0)
-    beside = ((floor_of(session, trial.entries, fights), floor), (COPY, timings[COPY]))
+    tried = [c for c in trial.entries if c.implementation not in trial.uncompiled]
+    beside = ((floor_of(session, tried, fights), floor), (COPY, timings[COPY]))
     records = [
         session.record(w, candidate, "ceiling", timing=timing, duel=name)
         for candidate, timing in beside

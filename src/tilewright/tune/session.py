@@ -11,7 +11,7 @@ from typing import Any
 
 from tilewright.build import Resources
 from tilewright.compile.pool import CompilePool
-from tilewright.errors import InvalidArgument, LaunchError
+from tilewright.errors import InvalidArgument, LaunchError, NoErrorRule
 from tilewright.impl import LIBRARY_BACKENDS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.candidate import AsCalled, Candidate, Limits, Outcome
 from tilewright.measure.runner import Runner
@@ -98,7 +98,10 @@ class Session:
                 self.progress.workload(w, i, total)
                 try:
                     row = one(self, w)
-                except LaunchError as error:  # the workload itself cannot be run here
+                except (
+                    LaunchError,
+                    NoErrorRule,
+                ) as error:  # the workload itself cannot be run here
                     report.failed[str(w)] = str(error)
                     self.progress.finished(w, None, str(error))
                     continue

@@ -57,6 +57,7 @@ class Trial:
 
     Attributes:
         records: of the search, in order, kept in the store or not.
+        uncompiled: implementations whose compiler is not on this machine.
     """
 
     def __init__(self, session: Session, w: Workload):
@@ -65,6 +66,7 @@ class Trial:
         self.entries: dict[Candidate, Entry] = {}
         self.records: list[Record] = []
         self.refused: dict[str, str] = {}
+        self.uncompiled: set[str] = set()
         self.unsearched: dict[str, str] = {}
         self.spreads: Times = {}
         self.compiled = 0
@@ -174,6 +176,7 @@ class Trial:
             entry = self.entries[candidate] = Entry(candidate, "", outcome=outcome)
             if isinstance(result, CompilerMissing):
                 self.refused[candidate.implementation] = str(result)
+                self.uncompiled.add(candidate.implementation)
             self._add([self._failure(entry, outcome)])
             return None
         self.compiled += 1

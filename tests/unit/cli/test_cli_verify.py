@@ -4,6 +4,8 @@ import dataclasses
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,28 @@ def test_what_cannot_be_built_is_not_called_wrong(monkeypatch, capsys):
     assert "softmax.fused did not run on" in err
     assert "CompilerMissing: TILEWRIGHT_CXX=no_such_compiler is not a program" in err
     assert "wrong" not in err
+
+
+@pytest.mark.parametrize("command", ["verify", "tune", "bench"])
+def test_what_has_no_error_rule_costs_no_other_workload_its_row(command, tmp_path):
+    kernels, found = tmp_path / "kernels.py", tmp_path / "found.json"
+    kernels.write_text(
+        "import tilewright as tw\n\n\n@tw.fuse(fallback=True)\ndef added(x):\n"
+        "    return x.cumsum(-1)\n"
+    )
+    options = ["--device", "cpu", "--import", kernels, "--json", found]
+    if command != "verify":
+        store = f"sqlite:///{tmp_path}/records.db"
+        options += ["--budget", "2s", "--baseline", "aten", "--store", store]
+    workloads = ["softmax(x=f32[2,8])", "added(x=f32[2,8])", "softmax(x=f32[2,9])"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tilewright.cli", command, *workloads, *map(str, options)],
+        capture_output=True,
+        text=True,
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == 1, told
+    assert "aten.cumsum.default, which has no error rule" in told
+    assert "leave that step out of the function" in told
+    written = found.read_text()
+    assert all(f"softmax(x=f32[2,{n}])" in written for n in (8, 9))

@@ -9,7 +9,7 @@ import torch
 
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.dispatch.functions.operator import backward_operator
-from tilewright.errors import TilewrightError
+from tilewright.errors import NoErrorRule
 from tilewright.impls._vendor import vendor
 from tilewright.measure import error_rules
 from tilewright.measure.error_bound import bounds, truth_and_tolerance
@@ -436,7 +436,7 @@ def test_bounds_are_the_rounded_ends_and_hold_infinities_and_nan():
 
 def test_an_operation_without_a_rule_is_named(monkeypatch):
     monkeypatch.delitem(error_rules.RULES, "rsqrt")
-    with pytest.raises(TilewrightError, match=r"rms_norm: .*aten.rsqrt.default.*error_rules.py"):
+    with pytest.raises(NoErrorRule, match=r"rms_norm: .*aten.rsqrt.default.*error_rules.py"):
         Verifier(Workload.parse("rms_norm(x=f32[2,8])"), CPU)
 
 

@@ -153,6 +153,10 @@ def test_a_missing_compiler_is_told_once_and_ends_the_search(w, runner, store, m
     assert row.own is None
     assert row.refused["fake_own"] == "no g++; apt-get install g++"
     assert len(store.query(status="compile_error")) <= 8
+    with_tasks(monkeypatch)
+    again = tune_one(session(runner, store, params=FAST), w)  # the compiler has come
+    assert again.own is not None
+    assert "fake_own" not in again.refused
 
 
 def test_beside_a_gpu_compilers_begin_before_inputs_are_made(w, runner, store, monkeypatch):
