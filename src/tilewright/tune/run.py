@@ -240,7 +240,11 @@ def _run(
                 "(--impl), and what to compare with apart (--baseline)"
             )
     for name in options.baselines or ():
-        IMPLS[name]  # names an unknown one
+        if IMPLS[name].backend in OWN_BACKENDS:
+            raise InvalidArgument(
+                f"{name} is no baseline but an implementation of our own: name it by --impl, and "
+                "what to compare with by --baseline"
+            )
     with contextlib.ExitStack() as stack:
         runner = runner or stack.enter_context(Isolated(device))
         store = store or stack.enter_context(Store())

@@ -98,10 +98,7 @@ class Session:
                 self.progress.workload(w, i, total)
                 try:
                     row = one(self, w)
-                except (
-                    LaunchError,
-                    NoErrorRule,
-                ) as error:  # the workload itself cannot be run here
+                except (LaunchError, NoErrorRule) as error:  # it cannot be run here, or verified
                     report.failed[str(w)] = str(error)
                     self.progress.finished(w, None, str(error))
                     continue

@@ -426,6 +426,7 @@ def test_a_bench_tells_that_the_untuned_config_was_refused(w, runner, store, mon
         ({"strategy": "clairvoyant"}, "clairvoyant"),
         ({"implementations": ("nobody",)}, "nobody"),
         ({"implementations": ("aten",)}, "aten is a baseline, without kernels of ours"),
+        ({"baselines": ("fake_own",)}, "fake_own is no baseline but an implementation of our own"),
         ({"params": {"tile_q": (1,)}}, "unknown knob 'tile_q'"),
         ({"params": {"delay_us": ("soon",)}}, "delay_us='soon' is not like the values"),
         ({"params": {"fault": ("odd",)}}, "fault='odd' is not like the values"),
