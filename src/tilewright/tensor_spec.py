@@ -148,6 +148,11 @@ def other_layout(t: torch.Tensor) -> str | None:
     return "nested" if t.is_nested else None if t.layout is torch.strided else str(t.layout)
 
 
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two strided tensors lie in one storage."""
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     strides, step = [], 1
     for n in reversed(shape):

@@ -15,6 +15,7 @@ from tilewright.dispatch.ranges import look_after
 from tilewright.impls._vendor import call_reference
 from tilewright.impls.indices import _any_index
 from tilewright.op import Op
+from tilewright.tensor_spec import share_memory
 
 
 def as_pytorch(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -41,15 +42,11 @@ def with_own_memory(op: Op, given: Iterable[Any], found: Any) -> Any:
     for out in found if isinstance(found, tuple) else (found,):
         own = out
         if _has_memory(out):
-            if any(_share(out, t) for t in known):
+            if any(share_memory(out, t) for t in known):
                 own = out.clone()
             known.append(own)
         outs.append(own)
     return tuple(outs) if isinstance(found, tuple) else outs[0]
-
-
-def _share(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def _has_memory(value: Any) -> bool:

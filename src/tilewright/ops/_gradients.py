@@ -19,12 +19,23 @@ def wanted_gradients(
         InvalidArgument: none, or one that the operator does not have.
     """
     possible = tuple(possible)
-    asked = possible if grads is None else (grads,) if isinstance(grads, str) else grads
+    asked = _names(grads, possible)
     unknown = [n for n in asked if n not in possible]
     if unknown or not asked:
         found = f"there is no gradient of {unknown[0]!r}" if unknown else "grads is empty"
         raise InvalidArgument(f"{name}: {found}; ask for some of {', '.join(possible)}")
-    return tuple(n for n in possible if n in asked)
+    return in_order(grads, possible)
+
+
+def in_order(grads: Sequence[str] | None, possible: Iterable[str]) -> tuple[str, ...]:
+    """Those of `possible` that are asked for, each once; None asks for all of them."""
+    possible = tuple(possible)
+    return tuple(n for n in possible if n in _names(grads, possible))
+
+
+def _names(grads: Sequence[str] | None, possible: tuple[str, ...]) -> Sequence[str]:
+    """Also of one that stands alone."""
+    return possible if grads is None else (grads,) if isinstance(grads, str) else grads
 
 
 Possible = Callable[[Mapping[str, Any]], tuple[str, ...]]
@@ -45,8 +56,7 @@ def like_arguments(possible: Possible, **others: str) -> Any:
     """For Op.outputs_like: a gradient has the dtype of its argument, or of `others[argument]`."""
 
     def like(args: Mapping[str, Any]) -> list[str]:
-        grads = args.get("grads")
-        return [others.get(n, n) for n in possible(args) if grads is None or n in grads]
+        return [others.get(n, n) for n in in_order(args.get("grads"), possible(args))]
 
     return like
 

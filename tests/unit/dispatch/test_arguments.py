@@ -1,6 +1,7 @@
 """Names, numbers and counts of the arguments that the public functions take."""
 
 import contextlib
+import itertools
 import math
 import re
 from decimal import Decimal
@@ -11,7 +12,10 @@ import torch
 from torch import Tensor
 
 import tilewright as tw
+from tilewright.dispatch.call import operators
+from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.errors import IndexOutOfRange, InvalidArgument, InvalidDim, InvalidType
+from tilewright.op import OPS
 
 X = torch.arange(6.0).reshape(2, 3)
 INDEX = torch.tensor([[0, 1, 1], [0, 1, 0]])
@@ -451,18 +455,32 @@ def test_a_number_beyond_the_dtype_of_x_is_refused_as_by_pytorch(name, dtype):
             call(tw, value)
 
 
-@pytest.mark.parametrize("function", ["lerp", "norm"])
-@pytest.mark.parametrize("who", ["aten", "fused", "disabled", "autocast", "differentiated"])
+@pytest.mark.usefixtures("forgets_functions")
+@pytest.mark.parametrize(
+    ("who", "function"),
+    [
+        *itertools.product(["aten", "fused", "disabled", "autocast"], ["lerp", "norm", "own"]),
+        ("differentiated", "lerp"),
+        ("differentiated", "norm"),
+    ],
+)
 def test_gradients_come_in_the_operators_order_in_a_tuple_whoever_answers(who, function):
     g, x, w, one = torch.randn(5, 33), torch.randn(5, 33), torch.randn(33), torch.ones(5, 1)
 
     def gradients(*grads):
+        return gradients_of(grads)
+
+    def gradients_of(grads):
         given = x.clone().requires_grad_() if who == "differentiated" else x
         if function == "lerp":
             return tw.lerp_backward(g, given, w, 0.25, grads)
+        if function == "own":
+            return operators[own.name](g, given, w, grads=grads)
         return tw.rms_norm_backward(g, given, one, None, w, grads)
 
-    names = ("x", "end") if function == "lerp" else ("x", "weight")
+    tw.fuse(lambda x, end: x.exp() * end, name="scaled")
+    own = backward_operator(OPS["scaled"])
+    names = ("x", "weight") if function == "norm" else ("x", "end")
     with contextlib.ExitStack() as inside:
         if who in ("aten", "fused"):
             inside.enter_context(tw.use(who))
@@ -480,6 +498,8 @@ def test_gradients_come_in_the_operators_order_in_a_tuple_whoever_answers(who, f
             assert type(found) is tuple
             torch.testing.assert_close(alone, expected)
             assert torch.equal(gradients(name)[0], alone)
+            (by_name,) = gradients_of(name)
+            assert torch.equal(by_name, alone)
         with pytest.raises(InvalidArgument, match="grads is empty; ask for some of x, "):
             gradients()
         with pytest.raises(InvalidArgument, match="there is no gradient of 'bias'; ask for some"):

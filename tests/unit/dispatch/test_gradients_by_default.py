@@ -49,7 +49,7 @@ def test_so_are_those_of_fused_functions():
     tw.fuse(lambda x, mask, k: (x * k).masked_fill(mask, 0.0).exp(), name="masked_exp")
     x, grad, mask = torch.randn(3, 8), torch.randn(3, 8), torch.rand(3, 8) > 0.5
     backward = operators["masked_exp_backward"]
-    (right,) = [backward(grad, x, mask, 2.0)]
+    (right,) = backward(grad, x, mask, 2.0)
     assert torch.equal(right, torch.where(mask, 0.0, grad * 2 * (x * 2).exp()))
     mapped = torch.vmap(lambda g, x, mask: backward(g, x, mask, 2.0))
     torch.testing.assert_close(mapped(grad, x, mask), (right,))

@@ -26,6 +26,7 @@ from tilewright.fusion.remembered import ByOperator
 from tilewright.impls._vendor import tracked
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
+from tilewright.ops._gradients import in_order, wanted_gradients
 from tilewright.tensor_spec import HALVES, TensorSpec
 
 _registering = threading.RLock()
@@ -172,15 +173,13 @@ def _of_gradients(op: Op, name: str, outputs: int) -> FusedFunction:
         )
     return FusedFunction(
         name,
-        _gradient(op, gradients),
+        _gradient(op, name, gradients),
         flops=steps,
         check=functools.partial(_check_gradient, name, op, gradients),
         scalars=op.scalars,
-        outputs_like=lambda args: [
-            n
-            for n in _differentiable({n: args.get(n) for n in op.parameters})
-            if args.get("grads") is None or n in args["grads"]
-        ],
+        outputs_like=lambda args: in_order(
+            args.get("grads"), _differentiable({n: args.get(n) for n in op.parameters})
+        ),
         gradient_of=op.name,
         fused=True,
         fallback=op.fallback,
@@ -194,11 +193,11 @@ def _names_of_gradients(outputs: int) -> tuple[str, ...]:
     return ("grad_output",) if outputs == 1 else tuple(f"grad_output{k}" for k in range(outputs))
 
 
-def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
+def _gradient(op: Op, name: str, gradients: Sequence[str]) -> Callable[..., Any]:
     def reference(**args: Any) -> tuple[Tensor, ...]:
         args = {**defaults, **args}
         given = {n: tracked(args[n]) for n in op.parameters}
-        wanted = [n for n in _differentiable(given) if args["grads"] is None or n in args["grads"]]
+        wanted = wanted_gradients(name, args["grads"], _differentiable(given))
 
         def call(*values: Tensor) -> tuple[Tensor, ...]:
             out = op.reference(**{**given, **dict(zip(wanted, values, strict=True))})
@@ -217,7 +216,7 @@ def _gradient(op: Op, gradients: Sequence[str]) -> Callable[..., Any]:
     parameters += [op.parameters[n].replace(kind=kind) for n in outside]
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     reference.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    reference.__annotations__ = op.reference.__annotations__
+    reference.__annotations__ = {**op.reference.__annotations__, "return": tuple[Tensor, ...]}
     reference.__wrapped__ = op.reference  # type: ignore[attr-defined]  # steps are at its lines
     reference.__doc__ = f"Gradients of `{op.name}`, by PyTorch's autograd of it."
     return reference
@@ -306,11 +305,9 @@ def _check_gradient(
     name: str, op: Op, gradients: Sequence[str], args: dict[str, Any]
 ) -> dict[str, Any]:
     possible = _differentiable({n: args[n] for n in op.parameters})
-    wanted = args["grads"] or possible
-    unknown = [n for n in wanted if n not in possible]
-    if unknown or not wanted:
-        found = f"there is no gradient of {unknown[0]!r}" if unknown else "nothing to differentiate"
-        raise InvalidArgument(f"{name}: {found}; ask for some of {', '.join(possible)}")
+    if not possible:
+        raise InvalidArgument(f"{name}: {op.name} has no argument to differentiate by")
+    wanted = wanted_gradients(name, args["grads"], possible)
     outputs = _floating_outputs(op.workload(**{n: args[n] for n in op.parameters}))
     given = [args[n].shape if isinstance(args[n], TensorSpec) else None for n in gradients]
     if given != [o.shape for o in outputs]:
@@ -318,7 +315,7 @@ def _check_gradient(
         names = _names_of_gradients(len(outputs))
         right = ", ".join(f"{n}={o}" for n, o in zip(names, outputs, strict=True))
         raise InvalidArgument(f"{name}: {told} does not fit what {op.name} returns; give {right}")
-    return check(name, op.seed, {**args, "grads": tuple(n for n in possible if n in wanted)})
+    return check(name, op.seed, {**args, "grads": wanted})
 
 
 @ByOperator

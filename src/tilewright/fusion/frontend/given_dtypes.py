@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from tilewright.errors import NoImplementation
+from tilewright.tensor_spec import share_memory
 
 _CASTS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16"})
 """What a function may do for some dtypes alone, where floats become floats."""
@@ -179,7 +180,7 @@ class Following(_Labelling):
     def check_twins(self, read: Any, line: str) -> None:
         for t in tree_leaves(read):
             for one, other, version in self.twins:
-                if isinstance(t, Tensor) and _share(t, one) and other._version != version:
+                if isinstance(t, Tensor) and share_memory(t, one) and other._version != version:
                     where = f" ({line})" if line else ""
                     raise NoImplementation(
                         f"it writes to one of a half and its cast to that dtype, which are one "
@@ -235,10 +236,6 @@ def _is_cast(function: Any, args: Any, out: Any) -> bool:
 def _is_step(function: Any, out: Any) -> bool:
     """It makes a tensor, or writes to one."""
     return _name(function) == "__setitem__" or any(isinstance(t, Tensor) for t in tree_leaves(out))
-
-
-def _share(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 def _line_of(code: CodeType | None) -> str:

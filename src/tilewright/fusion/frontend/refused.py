@@ -14,6 +14,8 @@ from torch._ops import OpOverload
 from torch._prims_common import canonicalize_dim
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tilewright.tensor_spec import share_memory
+
 _NOT_OF_BOOLEANS = {
     *("floor", "ceil", "round", "trunc", "abs", "relu", "var", "std", "var_mean", "std_mean"),
     *("_softmax", "_log_softmax", "_safe_softmax", "gelu", "silu", "mish", "glu", "elu", "celu"),
@@ -117,7 +119,7 @@ def _check_memory(function: OpOverload, args: Sequence[Any]) -> None:
 
 def overlap_in_part(a: Tensor, b: Tensor) -> bool:
     """Whether an element of one is another element of the other."""
-    if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():
+    if not share_memory(a, b) or not a.numel() or not b.numel():
         return False
     apart = int(b.storage_offset() - a.storage_offset())
     same = (apart, a.shape, _strides(a)) == (0, b.shape, _strides(b))
