@@ -99,7 +99,7 @@ def test_a_backward_has_the_numbers_of_its_forward(monkeypatch):
         y = fused(x)
         monkeypatch.setitem(globals(), "FACTOR", 7.0)
         torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], right)
-        found = tw.exponential_of_a_global_backward(torch.ones_like(X), X)
+        (found,) = tw.exponential_of_a_global_backward(torch.ones_like(X), X)
         torch.testing.assert_close(found, 7 * (X * 7).exp())
 
 
