@@ -136,6 +136,7 @@ def test_targets_of_all_sources_are_joined_without_duplicates(tmp_path):
         {"workloads": [SOFTMAX]},
         {"workloads": [{"workload": SOFTMAX}]},
         {"rows": [{"workload": SOFTMAX, "floor_us": 1.0}]},
+        {"rows": [], "failed": {SOFTMAX: "out of memory"}},
     ],
 )
 def test_workloads_are_read_from_lists_and_from_result_files(content, tmp_path):
@@ -144,7 +145,7 @@ def test_workloads_are_read_from_lists_and_from_result_files(content, tmp_path):
     assert workloads_in(path) == [SOFTMAX]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "3", '["a", 3]'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "3", '{"rows": [], "failed": 3}', '["a", 3]'])
 def test_a_file_without_workloads_is_refused_by_name(content, tmp_path):
     path = tmp_path / "workloads.json"
     path.write_text(content)
