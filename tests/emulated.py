@@ -72,13 +72,22 @@ TW_DEVICE float near_reciprocal(float a) {  // off by one, but where no step men
     r"(?s)template <bool STREAM> TW_DEVICE Quad fetch.*?(?=template <int BYTES> struct Unit;)": """
 template <bool STREAM, class U> TW_DEVICE U fetch(const U* p) { touch(p, sizeof(U)); return *p; }
 """,
-    r"(?s)template <int BYTES> TW_DEVICE void copy_async.*?\n\}": """
+    r"(?s)template <int BYTES> TW_DEVICE void copy_async\(u32 to, const void\* from\).*?\n\}": """
 template <int BYTES> TW_DEVICE void copy_async(u64 to, const void* from) {
   touch(from, BYTES);
   std::memcpy((void*)to, from, BYTES);
 }""",
+    r"(?s)template <int BYTES> TW_DEVICE void copy_async\(u32 to, const void\* from, i.*?\n\}": """
+template <int BYTES> TW_DEVICE void copy_async(u64 to, const void* from, int bytes) {
+  if ((long)from % BYTES || bytes < 0 || bytes > BYTES)
+    give_up("copies %d of %d at %p", bytes, BYTES, from);
+  if (bytes) look_up((long)from, bytes);
+  std::memset((void*)to, 0, BYTES);
+  std::memcpy((void*)to, from, bytes);
+}""",
     r"(?s)// ---- barriers in shared memory.*?(?=// ---- a queue)": """
 struct Barrier { int bytes; short told, round; };
+TW_DEVICE u64 shared_address(const void* p) { return (u64)p; }
 static Barrier& barrier_at(u64* b) { return *(Barrier*)b; }
 static void settle(Barrier& b) { if (b.told && b.bytes == 0) b.told = 0, ++b.round; }
 TW_DEVICE void barrier_init(u64* b) { *b = 0; }
@@ -103,7 +112,6 @@ TW_DEVICE bool moments_of(const Gram& g, float inverse, Moments<float>& found) {
   return squares <= 4.0f * found.m2 && squares < TW_INFINITY;
 }
 """,
-    r"const u32 to = \(u32\)__cvta": "const u64 to = (u64)__cvta",
     r"TW_DEVICE void group_sync.*": """
 TW_DEVICE void group_sync(int group, int threads) { sync_group(group, threads); }""",
     r"(?s)TW_DEVICE void meet\(.*?\n\}": """
@@ -194,7 +202,8 @@ class Emulated(Stored):
             self.launches += self.until_each_meeting(launched, stage.meetings)
             return
         blocks = math.ceil(count / launch.per_block) * launch.blocks_per_row
-        blocks = min(blocks, PERSISTENT_BLOCKS) if launch.persistent else blocks
+        if launch.persistent:
+            blocks = math.ceil(min(blocks, PERSISTENT_BLOCKS) / launch.multiple) * launch.multiple
         grid = blocks * launch.cluster, launch.samples
         numbers = [count, *turns, *launch.extents]
         launched = (entry, grid, launch.block_threads, buffers, numbers)

@@ -44,7 +44,7 @@ NOT_FOLLOWED = {
         "conv2d_weight_grad_narrow_sm90": "its warps wait for one another at mbarriers, which "
         "racecheck does not follow (docs/measured_facts.md)",
         **dict.fromkeys(
-            ("exchange=sent", "depthwise_fma_sm90"),
+            ("exchange=sent", "depthwise_fma_sm90", "vector=4 row_threads=64 rows_per_block=4"),
             "racecheck misses a barrier behind others that warps pass unequally often "
             "(docs/measured_facts.md)",
         ),
@@ -303,6 +303,7 @@ SUMS = (
     "layer_norm_backward(grad_output=f16[2501,1032], x=f16[2501,1032], mean=f32[2501,1], "
     "rstd=f32[2501,1], weight=f16[1032])"
 )
+ODD_SUMS = SUMS.replace("1032", "1031")
 ODD, SOFTMAX, FLAT = norm(37, 2051), "softmax(x=f16[37,2056])", "lerp(x=f16[1300,515], end=f16[515]"
 BROADCAST = "lerp_backward(grad_output=f32[8,3,40,40], x=f32[8,1,1,1], end=f32[8,3,40,40], "
 SHARED_ROWS = BROADCAST + "weight=f32[3,1,40], grads=[x,end])"
@@ -314,6 +315,7 @@ IN_CLUSTERS = {**WALK, "row_threads": 64, "rows_per_block": 4, "cluster": 2, "bu
 COPIED = {"storage": "shared", "unroll": 3, "stream_loads": False}
 WARPS = {"vector": 4, "row_threads": 32, "rows_per_block": 8, "stages": 2}
 """For sums over rows: racecheck misses barriers behind named ones (docs/measured_facts.md)."""
+SEVERAL_WARPS = {"vector": 4, "row_threads": 64, "rows_per_block": 4, "stages": 2}
 WAYS = ("kernel", "last")
 TILE = {"vector": 4, "lanes": 16, "shares": 8}
 MEET = {"splits": 4, "combine": "grid"}
@@ -343,6 +345,9 @@ SCHEDULES = [
     *((SUMS, {**WARPS, "combine": how}) for how in ("kernel", "grid")),
     (SUMS, {**WARPS, "early": True, "bulk": True}),
     (SUMS, {**WARPS, "row_threads": 256, "rows_per_block": 1, "cluster": 2}),
+    (SUMS, SEVERAL_WARPS),
+    *((ODD_SUMS, {**WARPS, "shifted": True, "combine": how}) for how in ("kernel", "grid")),
+    (ODD_SUMS, {**SEVERAL_WARPS, "shifted": True, "parameters": "registers"}),
     *(
         (SHARED_ROWS, {"vector": 4, "row_threads": 64, "blocks_per_row": 4, "storage": where})
         for where in ("registers", "reread")

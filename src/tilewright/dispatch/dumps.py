@@ -170,7 +170,8 @@ def _eligible(work: Work, held: Occupancy, block_threads: int, spec: DeviceSpec)
     blocks = work.blocks
     if work.persistent:
         blocks = min(blocks, resident * spec.sms, work.most_blocks or blocks)
-        blocks = max(blocks // work.cluster, 1) * work.cluster
+        step = work.multiple * work.cluster
+        blocks = max(blocks // step, 1) * step
         resident = min(resident, math.ceil(blocks / spec.sms))
     waves = (
         "persistent" if work.persistent else f"{blocks / (held.blocks_per_sm * spec.sms):.1f} waves"

@@ -11,7 +11,10 @@ import torch
 from emulated import Emulated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import target
+from tilewright.fusion.cuda.kernel import Launch
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
@@ -53,6 +56,7 @@ def test_a_space_says_which_schedules_shift():
     assert config in found
     assert "shifted=False" in found.why_not(replace(config, shifted=False))
     assert "walked one by one" in found.why_not(replace(config, rows_per_thread=2))
+    assert "adds up columns only" in found.why_not(replace(config, stages=1))
 
 
 @pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
@@ -76,6 +80,83 @@ def test_shifted_rows_give_what_torch_gives_and_touch_nothing_outside(text):
     for config in configs[:4]:
         executable = Emulated(graph_of(w), config, H200, w)
         assert verifier.check(executable).message == "", config
+
+
+LAYER_NORM = (
+    "layer_norm_backward(grad_output={d}[{r},{h}], x={d}[{r},{h}], mean=f32[{r},1], "
+    "rstd=f32[{r},1], weight={d}[{h}])"
+)
+RMS_NORM = (
+    "rms_norm_backward(grad_output={d}[{r},{h}], x={d}[{r},{h}], rstd=f32[{r},1], weight={d}[{h}])"
+)
+LERP = "lerp_backward(grad_output={d}[{r},{h}], x={d}[{r},{h}], end={d}[{h}], weight=0.3)"
+
+
+@pytest.mark.parametrize("width", [769, 5141, 12289, 20481, 50257])
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize("text", [LAYER_NORM, RMS_NORM, LERP], ids=lambda t: t.partition("(")[0])
+def test_gradients_of_odd_rows_are_one_pass_by_8_bytes_or_more(text, dtype, width):
+    text = text.format(d=dtype, r=8192, h=width)
+    graph, config = graph_of(Workload.parse(text)), heuristic(text)
+    assert target.one_pass(graph, H200) is not None
+    assert config.shifted
+    wide = config.vector * (2 if dtype == "f16" else 4)
+    assert wide >= 8
+    source = target.task(graph, config, H200).source
+    assert f"enqueue<{config.vector}, {wide}>(" in source
+    assert re.search(r"store_within<4>\(partials", source)
+
+
+def test_sums_of_samples_are_not_shifted(forgets_functions):
+    def sums_of_samples(x):
+        y = x - x.mean(-1, keepdim=True)
+        return y, y.sum(1)
+
+    fuse(sums_of_samples)
+    assert space("sums_of_samples(x=f16[3,301,1031])").values["shifted"] == (False,)
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        (LAYER_NORM.format(d="f16", r=37, h=1003), {"vector": 8}),
+        (LAYER_NORM.format(d="f16", r=37, h=1003), {"vector": 4, "combine": "grid", "stages": 3}),
+        (LAYER_NORM.format(d="f16", r=5, h=1003), {"parameters": "registers", "stages": 0}),
+        (LAYER_NORM.format(d="f16", r=37, h=1003), {"vector": 4, "cluster": 2}),
+        (RMS_NORM.format(d="bf16", r=50, h=302), {"vector": 8, "parameters": "shared"}),
+        (RMS_NORM.format(d="bf16", r=50, h=301), {"parameters": "shared", "widened": True}),
+        (
+            LAYER_NORM.format(d="f32", r=19, h=131),
+            {"row_threads": 32, "rows_per_block": 8, "min_blocks": 1},
+        ),
+        (LAYER_NORM.format(d="f32", r=19, h=130), {"vector": 4, "row_threads": 32}),
+        (LERP.format(d="f16", r=60, h=515), {"vector": 8, "early": True, "row_threads": 32}),
+        (RMS_NORM.format(d="f64", r=19, h=131).replace("f32", "f64"), {}),
+    ],
+)
+def test_sums_over_shifted_rows_give_what_torch_gives_and_touch_nothing_outside(text, changed):
+    w = Workload.parse(text)
+    base = RowSchedule(2, 64, 2, 1, "registers", "two_pass", 1, 4, stages=2, shifted=True)
+    config = replace(base, **changed)
+    assert space(text).why_not(config) is None, config
+    verdict = Verifier(w, torch.device("cpu")).check(Emulated(graph_of(w), config, H200, w))
+    assert verdict.message == ""
+
+
+@pytest.mark.parametrize("multiple", [1, 2, 4, 8])
+@pytest.mark.parametrize("cluster", [1, 2, 8])
+@pytest.mark.parametrize("rows", [1, 5, 64, 1000, 100_000])
+def test_blocks_whose_rows_must_begin_alike_are_a_multiple(multiple, cluster, rows):
+    made = Launch(256, 2, 0, cluster, "", persistent=True, multiple=multiple)
+    for resident in (132, 264, 16):
+        blocks = made.walking(rows, resident)
+        assert blocks % (multiple * cluster) == 0
+        assert 0 < blocks <= max(resident, multiple * cluster)
+        enough = -(-rows // 2) + multiple
+        assert blocks // cluster <= enough
+        least = min(-(-rows // 2), resident // cluster - multiple + 1)
+        assert blocks // cluster >= least
 
 
 def test_steps_on_odd_rows_take_elements_in_the_order_of_memory():

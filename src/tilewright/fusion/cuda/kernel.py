@@ -60,6 +60,7 @@ class Launch:
         persistent: blocks walk on with the stride of the grid, which need only fill the device.
         most_per_sm: so many blocks of a persistent kernel on an SM, None for as many as fit.
         most_blocks: of a persistent kernel: there is room for what so many leave; None if for all.
+        multiple: of so many clusters a persistent kernel has one, twice, ... as many.
         counters: zeroed words whose address follows the row count; they are zero again afterwards.
         extents: the values of dynamic sizes and strides.
         blocks_per_row: blocks that share rows without being a cluster.
@@ -80,6 +81,7 @@ class Launch:
     persistent: bool = False
     most_per_sm: int | None = None
     most_blocks: int | None = None
+    multiple: int = 1
     counters: int = 0
     extents: tuple[int, ...] = ()
     blocks_per_row: int = 1
@@ -101,7 +103,8 @@ class Launch:
         """
         most = min(self.blocks(count), self.most_blocks or self.blocks(count))
         if self.samples == 1:
-            return min(most, max(resident, self.cluster))
+            step = self.multiple * self.cluster
+            return min(math.ceil(most / step) * step, max(resident // step, 1) * step)
         at_once = max(resident // self.cluster, 1)
 
         def steps(clusters: int) -> int:

@@ -42,6 +42,7 @@ from tilewright.fusion.program import Program
 from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import main_axis
 from tilewright.fusion.stored import Stored
+from tilewright.fusion.subgraphs import largest_step
 from tilewright.impl import CompileTask, Executable, Launched, Resources, Work, allocator
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
@@ -72,6 +73,8 @@ def one_pass(graph: Graph, device: DeviceSpec) -> Graph | None:
         if isinstance(found, str):
             return None
         rows = found
+    elif math.prod(graph.space) > largest_step(graph):
+        return None
     return rows if fits_rows(rows, device) else None
 
 
@@ -477,6 +480,7 @@ def _work(launch: Launch, count: int) -> Work:
         launch.persistent,
         launch.most_per_sm,
         most_blocks=launch.most_blocks and launch.most_blocks * launch.samples,
+        multiple=launch.multiple,
         cluster=launch.cluster,
     )
 

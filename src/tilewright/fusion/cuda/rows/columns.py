@@ -16,6 +16,7 @@ from tilewright.fusion.cuda.finishing import FINISH, FinishKernel
 from tilewright.fusion.cuda.kernel import ENTRY, JOINS, TYPES, Finish, Launch
 from tilewright.fusion.cuda.rows.kernel import RowKernel
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.shifting import rows_alike
 from tilewright.fusion.cuda.vectors import WIDEST_ACCESS
 from tilewright.fusion.extents import Extent
 from tilewright.fusion.ir import Graph
@@ -46,6 +47,7 @@ def emit_both(
     launch = replace(
         launch,
         most_per_sm=schedule.min_blocks,
+        multiple=rows_alike(rows, schedule.vector) if schedule.shifted else 1,
         samples=rows.samples,
         outputs=(*first, *last) if meets else first,
         partials=second.width * len(rows.columns),
@@ -129,8 +131,11 @@ class ColumnKernel(RowKernel):
         return f"(u64)(blockIdx.y * {strides[i]})" if i in strides else super().first_drawn(i)
 
     def place(self) -> None:
-        """What follows is about the sample that blockIdx.y names."""
+        """What follows is about the sample that blockIdx.y names, and, in rows that are shifted,
+        about those that begin where the block's first one does."""
         super().place()
+        if self.s.shifted:
+            self.line(f"const int shift = {self.shift({self.graph.kept[0]: 'block'})};")
         for kind, i, stride in self.of_samples:
             if kind == "out" or self.graph.inputs[i].draw is None:
                 self.line(f"{kind}{i} += blockIdx.y * {stride};")
@@ -162,6 +167,8 @@ class ColumnKernel(RowKernel):
         at = f"partials + ({block} * {len(self.columns)} + {{c}}) * {self.plan.width} + column"
         wide = math.gcd(self.s.vector * self.itemsize, self.plan.width * self.itemsize)
         leave = f"store<{min(wide, WIDEST_ACCESS)}>({at}, {{own}});"
+        if self.s.shifted:
+            leave = f"store_within<{self.itemsize}>({at}, {{own}}, {self.place_in_row});"
         if self.finish is None and not self.s.early:
             self.line("release_next();")
         if groups == 1:

@@ -109,8 +109,7 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
         *_roomy(_row_candidates(space, footprint, vector), footprint),
     ]
     if vector * footprint.itemsize < NARROW_BYTES and True in space.values["shifted"]:
-        wide = _row_candidates(space, footprint, space.values["vector"][0])
-        choices = [*(replace(c, shifted=True, moments="two_pass") for c in wide), *choices]
+        choices = [*_shifted_candidates(space, footprint, device), *choices]
     fitting = None
     for config in (_rolled(c, footprint, device) for c in choices):
         if config in space:
@@ -118,6 +117,24 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
                 return config
             fitting = fitting or config
     return fitting
+
+
+def _shifted_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec
+) -> Iterator[RowSchedule]:
+    """Of rows that begin anywhere the widest vectors; beside sums over rows, for which a thread has
+    registers, too, those of half as many elements."""
+    widest, narrower, *_ = space.values["vector"]
+    wide = _row_candidates(space, footprint, widest)
+    if footprint.columns:
+        wide = itertools.chain(
+            column_block_candidates(space, footprint, device, widest),
+            persistent_candidates(space, footprint, device, narrower),
+            wide,
+            _row_candidates(space, footprint, narrower),
+        )
+    for c in wide:
+        yield replace(c, shifted=True, rows_per_thread=1, bulk=False, moments="two_pass")
 
 
 def _rolled(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> RowSchedule:

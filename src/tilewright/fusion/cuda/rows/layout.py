@@ -84,18 +84,21 @@ class RowLayout(Kernel):
         for kind, i, a in found:
             pointer = input_type(a) if kind == "in" else f"{TYPES[a.dtype]}*"
             self.line(f"{pointer} row_{kind}{i}[{self.s.rows_per_thread}];")
-        if self.s.shifted:
+        if self.s.shifted and not self.persistent:
             self.line("int shift;")
         self.open(self.each_row())
         at = self.row_coordinates("first_row")
-        if self.s.shifted:
-            by = shifted_alike(self.graph, self.s.vector)
-            assert by is not None, "offered for rows that begin alike only"
-            place = self.offset(by, self.graph.kept, at)
-            self.line(f"shift = (int)(({place}) & {self.s.vector - 1});")
+        if self.s.shifted and not self.persistent:
+            self.line(f"shift = {self.shift(at)};")
         for kind, i, a in found:
             self.line(f"row_{kind}{i}[r] = {kind}{i} + {self.row_offset(a, at)};")
         self.close()
+
+    def shift(self, at: dict[int, str]) -> str:
+        """How far behind a vector's start the row begins, in elements."""
+        by = shifted_alike(self.graph, self.s.vector)
+        assert by is not None, "offered for rows that begin alike only"
+        return f"(int)(({self.offset(by, self.graph.kept, at)}) & {self.s.vector - 1})"
 
     @property
     def exists(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tilewright.fusion.cuda.rows.walking import Walking
-from tilewright.fusion.cuda.vectors import access_bytes
 from tilewright.fusion.ir import REDUCTIONS
 from tilewright.fusion.plan import needed_in
 
@@ -177,9 +176,10 @@ class Residents(Walking):
             self.open_turns(True)
             for i in self.queued:
                 access = self.graph.inputs[self.graph.nodes[i].attr]
-                wide = access_bytes(access, s.vector)
+                how = f"{s.vector}, {self.access_bytes(access)}"
                 pointer = f"from{i} + {self.turn_offset(access)}"
-                self.line(f"enqueue<{s.vector}, {wide}>(&{self.slot(i)}, {pointer});")
+                within = f", {self.plan.width} - column" if s.shifted else ""
+                self.line(f"enqueue<{how}>(&{self.slot(i)}, {pointer}{within});")
             self.close_turns()
         if single:
             self.close()

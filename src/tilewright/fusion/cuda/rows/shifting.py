@@ -3,10 +3,17 @@
 A row of 50257 halves begins at any of eight places of a 16-byte vector. Its vectors are laid where
 memory is aligned, the first up to a vector before the row begins; what lies outside of the row is
 neither read nor written, and takes no part in reductions. All tensors of a row must begin alike.
+
+Where columns are added up over rows, all rows that a block walks must begin at the same place, so
+that a thread meets the same columns in each: a block walks every n-th row, and n is a multiple of
+`rows_alike`.
 """
 
 from __future__ import annotations
 
+import math
+
+from tilewright.fusion.cuda.column_graph import RowGraph
 from tilewright.fusion.ir import Access, Graph
 
 ALIGN = 16
@@ -15,7 +22,12 @@ ALIGN = 16
 
 def shifted_alike(graph: Graph, vector: int) -> Access | None:
     """A tensor by which the shift of a row can be told, if all of the row's are shifted alike."""
-    if len(graph.reduced) != 1 or not graph.reductions:
+    if isinstance(graph, RowGraph):
+        if graph.samples > 1 or len(graph.kept) != 1:
+            return None
+    elif not graph.reductions:
+        return None
+    if len(graph.reduced) != 1:
         return None
     (lane,) = graph.reduced
     accesses = [*graph.memory, *(a for _, a in graph.outputs)]
@@ -25,6 +37,14 @@ def shifted_alike(graph: Graph, vector: int) -> Access | None:
     contiguous = all(a.strides[lane] == 1 for a in along)
     aligned = all(a.align % ALIGN == 0 for a in rows)
     return rows[0] if contiguous and aligned and len(starts) == 1 else None
+
+
+def rows_alike(graph: Graph, vector: int) -> int:
+    """The distance, in rows, of those that begin at the same place of a vector."""
+    by = shifted_alike(graph, vector)
+    assert by is not None, graph
+    (rows,) = graph.kept
+    return vector // math.gcd(vector, by.strides[rows])
 
 
 def vectors_of(width: int, vector: int, shifted: bool) -> int:

@@ -14,7 +14,7 @@ from tilewright.fusion.cuda.rows.schedule import ON_CHIP, ROW_THREADS, UNROLL, R
 from tilewright.fusion.cuda.rows.shifting import shifted_alike, vectors_of
 from tilewright.fusion.cuda.vectors import access_bytes, side_by_side, widest_vectors
 from tilewright.fusion.exponentials import exponentials_of_greatest
-from tilewright.fusion.ir import Graph
+from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.plan import halves_of_moments
 from tilewright.space import ConfigSpace
 from tilewright.tensor_spec import HALVES
@@ -47,8 +47,6 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
         moments.append("tensor_cores")
     vectors = widest_vectors(graph, inner)
     shifted = [v for v in widest_vectors(graph, 0) if v > vectors[0] and shifted_alike(graph, v)]
-    if footprint.columns:
-        shifted = []
 
     def constraint(c: RowSchedule) -> str | None:
         return (
@@ -168,8 +166,10 @@ def _spread_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return "blocks that share a row without being a cluster take that row only"
     if c.blocks_per_row > 1 and (c.persistent or c.storage == "shared" or c.contiguous):
         return "a row that blocks anywhere share is read once, by vectors of all blocks in turn"
-    if c.shifted and (c.rows_per_thread > 1 or c.persistent or c.moments != "two_pass"):
-        return "shifted rows are walked one by one, by kernels that do not persist, in two passes"
+    if c.shifted and (c.rows_per_thread > 1 or c.moments != "two_pass"):
+        return "shifted rows are walked one by one, in two passes"
+    if c.shifted and c.persistent and not footprint.columns:
+        return "a persistent kernel walks shifted rows where it adds up columns only"
     if c.contiguous and c.row_threads * c.cluster <= 32:
         return "the only warp has the whole row to itself anyway"
     if c.tail == "predicated" and (c.contiguous or footprint.fills(c)):
@@ -213,11 +213,17 @@ def _queued_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
     bounded = footprint.columns or not c.max_registers  # any cap lets as many threads run
     if bounded and c.min_blocks * c.block_threads < PERSISTENT_THREADS:
         return f"fewer than {PERSISTENT_THREADS} threads on an SM"
-    if c.stages and any(access_bytes(a, c.vector) < LEAST_COPY for a in footprint.queued):
+    narrowest = min((_copied_bytes(a, c) for a in footprint.queued), default=LEAST_COPY)
+    if c.stages and narrowest < LEAST_COPY:
         return f"rows are copied ahead in pieces of at least {LEAST_COPY} bytes"
     if c.stages and c.vector > 1 and not all(map(side_by_side, footprint.queued)):
         return "rows are copied ahead in vectors of elements that lie side by side"
     return None
+
+
+def _copied_bytes(access: Access, c: RowSchedule) -> int:
+    """At once, into the queue."""
+    return c.vector * access.itemsize if c.shifted else access_bytes(access, c.vector)
 
 
 def _capped_in_vain(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
