@@ -26,6 +26,7 @@ from tilewright.fusion.subgraphs import (
     ancestors,
     compact,
     largest,
+    largest_step,
     subgraph,
 )
 from tilewright.fusion.ways import Hopeless, Met, Row, Way
@@ -52,6 +53,7 @@ def cut(
     spaces = {ancestor_space(graph, i) for i, _ in graph.outputs}
     lane = main_axis(graph, range(len(graph.nodes)))
     simple = not graph.reductions or (graph.reduction_sets == (graph.reduced,) and not split_rows)
+    simple = simple and math.prod(graph.space) <= largest_step(graph)
     if len(spaces) == 1 and simple and (lane in graph.reduced or not graph.reductions):
         inputs, outputs = len(graph.inputs), len(graph.outputs)
         buffers = tuple(range(inputs + outputs))
@@ -178,9 +180,11 @@ class _Cutter:
             if self.kernels.joins_apart:
                 remaining, known = self.join_apart(remaining, known)
             later = [i for i in self.needed(remaining, known) if i not in known]
-            left = [i for i in later if self.graph.nodes[i].op in REDUCTIONS] or later
+            left = [i for i in later if self.graph.nodes[i].op in REDUCTIONS]
             if left:
                 reason = self.at(left[0], "it reduces other dims than the kernels before")
+            elif later:
+                reason = self.at(later[0], "it has other dims than the rows before")
 
     # ---- which rows ----
 
@@ -264,19 +268,53 @@ class _Cutter:
     def reach(
         self, row: tuple[int, ...], needed: Sequence[int], known: dict[int, Known]
     ) -> tuple[set[int], list[int]]:
+        """What a kernel that walks these rows has at hand, and which reductions it adds up.
+
+        A step that takes a result of a row to dims that the row's elements do not have would have
+        it walk the row again for each place in those (`x.sum(-1, keepdim=True) * y`, halves of
+        normalised rows). It is a later kernel's, unless that is no more than the largest step.
+        """
+        nodes, most = self.graph.nodes, largest_step(self.graph)
+        now, added = self.walk(row, needed, known)
+        walked: dict[int, tuple[int, ...]] = {}
+        """By step that follows from results of rows: the dims of these rows' elements."""
+        beyond = set()
+        for i in needed:
+            if i in now and i not in known:
+                n = nodes[i]
+                of_rows = [walked[a] for a in n.args if a in walked]
+                of_rows += [nodes[n.args[0]].shape] if n.op in REDUCTIONS else []
+                if of_rows:
+                    walked[i] = largest(of_rows)
+                    if math.prod(largest([walked[i], n.shape])) > most:
+                        beyond.add(i)
+        if beyond:
+            now, added = self.walk(row, [i for i in needed if i not in beyond], known)
+        return now, added
+
+    def walk(
+        self, row: tuple[int, ...], needed: Sequence[int], known: dict[int, Known]
+    ) -> tuple[set[int], list[int]]:
+        """The same wherever that leads."""
         space = largest(self.graph.nodes[i].shape for i in needed)
         completed = self.complete_dims(row, needed)
         now: set[int] = set()
         added: list[int] = []
+        of_rows: set[int] = set()  # what varies along a row, or follows from what does
         for i in needed:
             n = self.graph.nodes[i]
+            behind = () if i in known else n.args
+            if any(n.shape[a] > 1 for a in row) or of_rows.intersection(behind):
+                of_rows.add(i)
             if i in known:
                 now.add(i)
             elif all(a in now for a in n.args):
                 if n.op not in REDUCTIONS or self.graph.axes(i) in completed:
                     now.add(i)
-                elif self.can_add(i, row, space) and self.kernels.adds(
-                    self.graph, row, self.lane, [*added, i]
+                elif (
+                    (not row or n.args[0] in of_rows)  # else there would be no row to walk
+                    and self.can_add(i, row, space)
+                    and self.kernels.adds(self.graph, row, self.lane, [*added, i])
                 ):
                     added.append(i)
         return now, added

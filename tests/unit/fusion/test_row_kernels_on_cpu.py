@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from emulated import Emulated
 from row_schedules import (
@@ -16,6 +17,7 @@ from row_schedules import (
 )
 from row_schedules import NORM as ONE_NORM
 from tilewright.compile import cxx
+from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import target
@@ -292,6 +294,27 @@ def test_lanes_that_hold_more_than_others_count_for_more(width, changed):
         config = replace(config, vector=2)
     text = f"layer_norm(x=f16[5,{width}], weight=f16[{width}], bias=f16[{width}])"
     check(text, config)
+
+
+def norm_of_a_norm(x):
+    return F.layer_norm(torch.tanh(F.layer_norm(x, x.shape[-1:])), x.shape[-1:])
+
+
+def deviations_in_turn(x):
+    y = x / (1 + x.std(-1, keepdim=True))
+    return y / (1 + y.var(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("function", [norm_of_a_norm, deviations_in_turn])
+@pytest.mark.parametrize("x", ["f32[64,1000]", "f16[3,20480]"])
+def test_moments_that_follow_from_moments_are_found_by_lanes_too(function, x, forgets_functions):
+    fuse(function)
+    w = Workload.parse(f"{function.__name__}(x={x})")
+    config = target.heuristic(graph_of(w), H200)
+    assert config.moments == "lanes"
+    for device in (DEVICES[name] for name in ("a100", "h200", "b200")):
+        compiled(target.task(graph_of(w), target.heuristic(graph_of(w), device), device))
+    check(str(w), config)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32", "f64"])

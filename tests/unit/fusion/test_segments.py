@@ -2,15 +2,20 @@
 
 import dataclasses
 import itertools
+import random
 import re
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cpp.emit import program_of
+from tilewright.fusion.cuda import programs, target
+from tilewright.fusion.cuda.tiles.capabilities import TileKernels
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.segments import cut
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
@@ -142,6 +147,49 @@ def test_splitting_rows_never_adds_a_pass_over_large_tensors(fused):
 def test_outputs_that_read_different_tensors_are_kernels_of_their_own(fused):
     graph = fused(lambda x, w: (x + 1, w * w), "f32[64,40]", "f32[40]")
     assert spaces(graph) == [(2560,), (40,)]
+
+
+@pytest.mark.parametrize(
+    "kernels", [None, TileKernels(TileSchedule(), None, True, True)], ids=["cpu", "gpu"]
+)
+def test_rows_are_not_walked_again_for_dims_that_they_do_not_have(kernels, fused):
+    """As one kernel each goes through a row for every element of its result."""
+
+    def rotated(x):
+        a, b = x.chunk(2, -1)
+        return torch.cat([-b, a], -1)
+
+    row, x, y = TensorSpec("f32", (64,)), TensorSpec("f32", (16, 64)), TensorSpec("f32", (16, 9))
+    rows_and_more = [((16, 64), (16, 9)), ((16, 64), (16, 32)), ((16, 64), (16, 32))]
+    graphs = [
+        fused(lambda x, y: x.sum(-1, keepdim=True) * y, x, y),
+        fused(lambda x: F.rms_norm(x, (64,))[:, :32], x),
+        fused(lambda x: rotated(F.rms_norm(x, (64,))), x),
+    ]
+    for graph, expected in zip(graphs, rows_and_more, strict=True):
+        assert tuple(spaces(graph, kernels=kernels)) == expected
+        assert target.one_pass(graph, DEVICES["h200"]) is None
+    small = fused(lambda row, x: row.softmax(0) * x, row, x)  # as much as x alone
+    assert len(spaces(small, kernels=kernels)) == 1
+
+
+def test_a_total_of_what_does_not_vary_along_a_row_is_not_left_to_that_row(fused):
+    """The gradients read rows without their last element, and add up one number of them all."""
+
+    def rolled(x, weight, scale, gradient, total):
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            y = F.rms_norm(leaf, leaf.shape[-1:], weight) * scale
+            outs = y.roll(1, -1), y.norm()
+            return torch.autograd.grad(outs, leaf, [gradient, total])[0]
+
+    x, weight = TensorSpec("f32", (200, 129)), TensorSpec("f32", (129,))
+    graph = fused(rolled, x, weight, TensorSpec("f16", (200, 1)), x, TensorSpec("f32", ()))
+    device = DEVICES["h200"]
+    program = programs.program_of(graph, target.heuristic(graph, device), device)
+    assert not any(s.row == () and s.lane is None for s in program.segments)
+    for config in target.space(graph, device).sample(random.Random(1), 20):
+        target.task(graph, config, device)  # which asserts that there is room for partials
 
 
 def test_every_output_is_written_once_and_every_buffer_before_it_is_read():

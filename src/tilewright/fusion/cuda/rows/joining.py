@@ -23,6 +23,8 @@ class Joining(Walking):
     they found to each other; a barrier in each block's memory counts the bytes that arrive.
     """
 
+    weighed = False
+
     def accumulators(self, phase: Phase) -> list[tuple[str, str, str]]:
         """(name, join, dtype) of what a thread accumulates; `merge` starts from a sum, or from the
         greatest value."""
@@ -110,7 +112,11 @@ class Joining(Walking):
         self.line(f"const {kind} warp_inverse = warp_count > 0 ? quick_inverse(warp_count) : 0;")
 
     def weigh_lanes(self) -> None:
-        """Once the row is on its way: this takes long where lanes hold more than others."""
+        """Once the row is on its way: this takes long where lanes hold more than others. Sweeps
+        behind the first that does so have the same weights."""
+        if self.weighed:
+            return
+        self.weighed = True
         kind = next(TYPES[n.dtype] for n in self.plan.graph.nodes if n.op == "m2")
         self.line("int at_vector = first_vector;")
         if self.full_turns < self.turns:
