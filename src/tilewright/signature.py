@@ -17,6 +17,8 @@ Value = Any
 """An argument of a workload: TensorSpec, None, bool, int, float, str, or a tuple of
 numbers or strings."""
 
+_KNOWN = re.compile(r"(?:(?:torch\.)?Tensor|float|int|bool|str|None|tuple|list|[][|., ])*")
+"""Annotations that arguments are held against; a person's function may have any other."""
 MOST_TOLD = 80
 """Characters of a value in a message."""
 
@@ -26,7 +28,8 @@ class Signature:
     """The parameters of operator `name`.
 
     Attributes:
-        parameters: in the reference's order; annotations as text, "" where there is none.
+        parameters: in the reference's order; annotations as text, "" where there is none, or one
+            that says more than this package knows.
         aliases: PyTorch's keyword for a parameter where it differs.
         keywords: what the public function takes besides, by keyword alone.
     """
@@ -85,7 +88,7 @@ class Signature:
             if value is inspect.Parameter.empty:
                 raise InvalidType(f"{self.name}: argument {name!r} is missing")
             kind = parameter.annotation
-            if kind and not _admits(kind, value):
+            if kind and value is not parameter.default and not _admits(kind, value):
                 raise InvalidType(f"{self.name}: {_told(name, value)} should be {kind}")
             args[name] = tuple(value) if isinstance(value, list) else value
         return args
@@ -120,7 +123,8 @@ def _annotation(parameter: inspect.Parameter) -> str:
     annotation = parameter.annotation
     if annotation is parameter.empty:
         return ""
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return text if _KNOWN.fullmatch(text) else ""
 
 
 def _admits(kind: str, value: Value) -> bool:
@@ -135,6 +139,7 @@ def _admits(kind: str, value: Value) -> bool:
     if isinstance(value, (tuple, list)):
         kinds = {type(v) for v in value}
         numbers = {int, float} if re.search(r"(tuple|list)\[float", kind) else {int}
-        fits = kinds <= ({str} if "str" in kind else numbers)
+        flags = {bool} if "bool" in kind else set()
+        fits = kinds <= ({str} if "str" in kind else numbers | flags)
         return fits and ("tuple" in kind or "list" in kind)
     return isinstance(value, str) and "str" in kind

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,14 +66,14 @@ class Generated(torch.autograd.Function):
             outs = outs[: len(op.returns)]
             found = outs[0] if len(outs) == 1 else outs
         ctx.names = list(op.parameters)[: len(args)]
-        ctx.constants = [None if isinstance(a, Tensor) else (a,) for a in args]
         ctx.extra = [n for n in named if n in backward.parameters and n not in op.parameters]
         extra = [named[n] for n in ctx.extra]
-        # An output that is read was computed from arguments that its own gradients follow from.
-        kept = (
-            args if extra else [_unwatched(a, n, way) for n, a in zip(ctx.names, args, strict=True)]
-        )
-        ctx.save_for_backward(*(a for a in kept if isinstance(a, Tensor)), *extra)
+        # Gradients of gradients follow from the arguments that statistics were computed from.
+        read = frozenset(ctx.names) if backward.wide else way.reads
+        tensors = {n: a for n, a in zip(ctx.names, args, strict=True) if isinstance(a, Tensor)}
+        ctx.unread = {n: _Layout.of(a) for n, a in tensors.items() if n not in read}
+        ctx.constants = {n: a for n, a in zip(ctx.names, args, strict=True) if n not in tensors}
+        ctx.save_for_backward(*(a for n, a in tensors.items() if n in read), *extra)
         ctx.shapes = [o.shape for o in outs]
         ctx.strides = [o.stride() for o in outs]
         ctx.dtypes = [o.dtype for o in outs]
@@ -84,13 +86,19 @@ class Generated(torch.autograd.Function):
         """Gradients by the operator; where they are differentiated again, PyTorch's."""
         way, backward = ctx.way, ctx.way.backward
         saved = iter(ctx.saved_tensors)
-        args = [next(saved) if constant is None else constant[0] for constant in ctx.constants]
+        args = [
+            ctx.constants[n] if n in ctx.constants
+            else ctx.unread[n].empty() if n in ctx.unread
+            else next(saved)
+            for n in ctx.names
+        ]  # fmt: skip
         reached = ctx.names if way.reach is None else way.reach.of(grads)
         needed = zip(ctx.names, ctx.needs_input_grad[3:], strict=True)
         wanted = [i for i, (name, needs) in enumerate(needed) if needs and name in reached]
         if not wanted:
             return (None,) * len(ctx.needs_input_grad)
-        if torch.is_grad_enabled() or _fused_anew(backward):
+        create_graph, of_results = torch.is_grad_enabled(), bool(ctx.extra) and not backward.wide
+        if (create_graph and not of_results) or _fused_anew(backward):
             return (None, None, None, *_reference_gradients(ctx.op, args, wanted, grads))
         given = dict(zip(ctx.names, args, strict=True))
         given.update(zip(ctx.extra, saved, strict=True))
@@ -108,6 +116,8 @@ class Generated(torch.autograd.Function):
             if "grads" in backward.parameters:
                 call["grads"] = asked
             run = as_before(ctx.asked, ctx.operators[backward.name])
+            if create_graph:  # through the results' own graph
+                run = functools.partial(_by_pytorch, backward)
             try:
                 found = _differentiated(run, call, {n: ctx.strides[i] for n, i in places})
             except InvalidArgument:
@@ -141,19 +151,26 @@ def _fused_anew(op: Op) -> bool:
     return OPS.get(op.name) is not op
 
 
-def _unwatched(value: Any, name: str, way: Way) -> Any:
-    """What is saved of an argument; autograd does not watch whether it changes if nothing reads it.
+def _by_pytorch(op: Op, **call: Any) -> Any:
+    return as_pytorch(op, (), call)
 
-    Its history is of no use then: gradients of gradients do not follow from it either. Of an
-    inference tensor, which autograd saves not at all, its layout is saved.
-    """
-    if not isinstance(value, Tensor) or name in way.reads:
-        return value
-    if value.is_inference():
-        return torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device=value.device
-        )
-    return value.data
+
+@dataclass(frozen=True)
+class _Layout:
+    """What is kept of an argument whose values no gradient follows from: neither its memory nor
+    its history, which gradients of gradients do not follow from either."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, t: Tensor) -> _Layout:
+        return cls(t.shape, t.stride(), t.dtype, t.device)
+
+    def empty(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
 
 def _reference_gradients(

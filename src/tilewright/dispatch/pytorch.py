@@ -87,7 +87,7 @@ def bind(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, An
     """
     bound = op.signature.bind(args, kwargs)
     for name, value in bound.items():
-        if "tuple" in op.parameters[name].annotation and _is_whole(value):
+        if not op.fused and "tuple" in op.parameters[name].annotation and _is_whole(value):
             bound[name] = (value if type(value) is int else int(value),)
     return bound
 

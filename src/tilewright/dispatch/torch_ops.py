@@ -23,6 +23,7 @@ from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
 
 from tilewright.dispatch import selection
 from tilewright.dispatch.autograd import Recomputed
+from tilewright.dispatch.functions.outside import reading_outside
 from tilewright.dispatch.plain_calls import is_transformed
 from tilewright.dispatch.pytorch import (
     as_pytorch,
@@ -30,7 +31,7 @@ from tilewright.dispatch.pytorch import (
     in_place_of_numbers,
     with_scalars_alike,
 )
-from tilewright.errors import InvalidArgument
+from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impls._vendor import call_reference
 from tilewright.op import OPS, Op, Workload
 from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
@@ -63,7 +64,9 @@ def schemas(op: Op) -> list[str] | None:
     Numbers from outside are no part of it: the public function reads them. None if a parameter has
     a type that torch.library does not know.
     """
-    hints = typing.get_type_hints(op.reference)
+    hints = _type_hints(op)
+    if hints is None:
+        return None
     parameters = []
     unspoken = op.outside() if op.outside else ()
     for name, parameter in op.parameters.items():
@@ -85,6 +88,25 @@ def schemas(op: Op) -> list[str] | None:
         f"{op.name}{f'.overload{i}' if i else ''}({', '.join(chosen)}) -> {result}"
         for i, chosen in enumerate(itertools.product(*parameters))
     ]
+
+
+def _type_hints(op: Op) -> dict[str, Any] | None:
+    """None of a person's function that does not say how many tensors it returns, or whose
+    annotations name what only checkers of types import."""
+    try:
+        hints = typing.get_type_hints(op.reference)
+    except Exception:  # whatever evaluating a text may raise
+        if not op.fused:
+            raise
+        return None
+    of_a_person = op.fused and op.gradient_of is None
+    return None if of_a_person and not _tells_results(hints.get("return")) else hints
+
+
+def _tells_results(returns: Any) -> bool:
+    """Whether an annotation says how many tensors are returned."""
+    results = typing.get_args(returns) if typing.get_origin(returns) is tuple else (returns,)
+    return bool(results) and all(r is Tensor for r in results)
 
 
 def _spellings(hint: Any) -> list[str] | None:
@@ -117,7 +139,13 @@ def register(op: Op, public: Callable[..., Any]) -> list[str] | None:
         return listed
     library = _libraries[op.name] = torch.library.Library("tilewright", "FRAGMENT")
     for schema in listed:
-        library.define(schema)
+        try:
+            library.define(schema)
+        except (RuntimeError, UnicodeError):  # a name or a default that schemas cannot spell
+            if not op.fused:
+                raise
+            _libraries.pop(op.name)._destroy()
+            return None
         name = schema.partition("(")[0]
         packet, _, overload = name.partition(".")
         target = getattr(getattr(torch.ops.tilewright, packet), overload or "default")
@@ -136,7 +164,9 @@ def _without_values(op: Op, *args: Any) -> Any:
 
 
 def _above_autograd(op: Op, public: Callable[..., Any], target: Any, *args: Any) -> Any:
-    if not (_len_torch_dispatch_stack() or _are_functorch_transforms_active()):
+    if _are_functorch_transforms_active():
+        return as_pytorch(op, args, {})
+    if not _len_torch_dispatch_stack():
         return public(*args)
 
     def below(*args: Any) -> Any:
@@ -162,7 +192,8 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
     """What torch.compile traces in place of the public function; everything here is traced too."""
     # The trace knows what an in-place form changes, and a training step is two operators there.
     opaque = None
-    if op.form_of is None and op.training_of is None and register(op, public):
+    reading = public if op.outside is None else reading_outside(op, public)
+    if op.form_of is None and op.training_of is None and register(op, reading):
         opaque = getattr(torch.ops.tilewright, op.name)
     name = op.name
 
@@ -305,12 +336,20 @@ def _refusal(name: str, described: tuple[tuple[str, Any], ...]) -> str | None:
 
 def _is_tuned(name: str, described: tuple[tuple[str, Any], ...]) -> bool:
     """Whether an implementation other than aten would run."""
+    if _are_functorch_transforms_active():  # Dynamo enters them while it traces
+        return False
     w = _workload(name, described)
     devices = [v[-1] for _, v in described if isinstance(v, tuple) and v and _is_device(v[-1])]
     if w is None or not devices:
         return False
-    choice = selection.choose(w, devices[-1], selection.forced_for(name))
-    return choice.implementation != "aten"
+    forced = selection.forced_for(name)
+    try:
+        choice = selection.choose(w, devices[-1], forced)
+    except NoImplementation:
+        if forced is not None:
+            raise
+        return False
+    return choice.implementation != "aten" and choice.source != "asked"
 
 
 def _is_device(value: Any) -> bool:

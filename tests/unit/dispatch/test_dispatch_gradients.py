@@ -210,15 +210,15 @@ def test_x_and_residual_have_one_gradient_that_is_computed_once(store, monkeypat
     assert asked == {("x", "weight"), ("x",)}
 
 
-def test_gradients_of_gradients_are_pytorchs(store):
-    text, shapes, own, right = CASES["layer_norm"]
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "softmax", "lerp"])
+def test_gradients_of_gradients_are_pytorchs(name, store):
+    text, shapes, own, right = CASES[name]
     record(store, text)
     tensors = leaves(*shapes)
 
     def second(function):
-        (first,) = torch.autograd.grad(
-            function(*tensors).square().sum(), tensors[:1], create_graph=True
-        )
+        out = function(*(2 * t for t in tensors))  # whose history goes on
+        (first,) = torch.autograd.grad(out.square().sum(), tensors[:1], create_graph=True)
         return torch.autograd.grad(first.square().sum(), tensors[:2])
 
     torch.testing.assert_close(second(own), second(right), rtol=1e-3, atol=1e-3)
@@ -271,6 +271,33 @@ def test_what_an_output_does_not_follow_from_has_no_gradient_of_it(forced, store
     assert torch.equal(found[0], torch.ones_like(x))
     assert torch.equal(found[1], found[0])
     assert found[2:] == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "call", "own"),
+    [
+        (CASES["softmax"][0], lambda x, y, op: op.softmax(x, -1), "result"),
+        (None, lambda x, y, op: op.saved_sum(x, y), ""),
+        (None, lambda x, y, op: op.saved_relu(x, y), "x"),
+    ],
+)
+def test_what_no_gradient_reads_is_not_kept_in_memory(text, call, own, store, forgets_functions):
+    """As PyTorch keeps it: the result of a softmax, no term of a sum."""
+
+    class Own:
+        softmax = staticmethod(tw.softmax)
+        saved_sum = staticmethod(tw.fuse(lambda x, y: 2.0 * x + y, name="saved_sum"))
+        saved_relu = staticmethod(tw.fuse(lambda x, y: torch.relu(x) + y, name="saved_relu"))
+
+    if text:
+        record(store, text)
+    x, y = leaves((ROWS, H), (ROWS, H))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
+        out = call(x, y, Own)
+    assert type(out.grad_fn).__name__ == "GeneratedBackward"
+    expected = {"result": [out.data_ptr()], "x": [x.data_ptr()], "": []}[own]
+    assert [t.data_ptr() for t in kept] == expected
 
 
 def unless_changed(out, leaves):

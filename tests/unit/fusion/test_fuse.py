@@ -407,6 +407,23 @@ def test_a_backward_that_a_person_wrote_is_not_taken_for_the_gradients():
         bent(x)
 
 
+def test_a_function_keeps_its_name_where_another_s_gradients_would_have_it():
+    mine = tw.fuse(lambda x: x * 3, name="sloped_backward")
+    x = torch.ones(3)
+    assert mine(x).tolist() == [3, 3, 3]
+    sloped = tw.fuse(lambda x: x * 2, name="sloped")
+    assert mine(x).tolist() == [3, 3, 3]
+    assert sloped(x).tolist() == [2, 2, 2]
+    with pytest.raises(InvalidArgument, match="an operator 'sloped_backward' already; give name="):
+        sloped(x.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("name", ["scatter_", "index_add_"])
+def test_no_function_gets_the_name_of_a_form_that_writes_in_place(name):
+    with pytest.raises(InvalidArgument, match=f"an operator '{name}' already; give name="):
+        tw.fuse(lambda x: x * 2, name=name)
+
+
 def test_the_number_of_results_may_follow_from_an_argument():
     several = tw.fuse(lambda x, k: tuple(x * (i + 1) for i in range(k)), name="several")
     x = torch.ones(3, requires_grad=True)

@@ -210,7 +210,9 @@ def _gradient(op: Op, name: str, gradients: Sequence[str]) -> Callable[..., Any]
     parameters = [inspect.Parameter(n, kind) for n in gradients]
     outside = op.outside() if op.outside else ()
     needed = [p for n, p in op.parameters.items() if n != op.seed and n not in outside]
-    parameters += [p.replace(kind=kind, default=p.empty) for p in needed]
+    # A default need not be what its annotation says: `w: Tensor = None`.
+    said = (p if p.default is p.empty else p.replace(annotation=p.empty) for p in needed)
+    parameters += [p.replace(kind=kind, default=p.empty) for p in said]
     optional = ["grads"] if op.seed is None else [op.seed, "grads"]
     parameters += [inspect.Parameter(n, kind, default=None) for n in optional]
     parameters += [op.parameters[n].replace(kind=kind) for n in outside]
@@ -246,15 +248,24 @@ def register(op: Op) -> None:
     """Add an operator, in the place of one that the same function made before."""
     with _registering:
         earlier = OPS.get(op.name)
-        if earlier is not None and not (earlier.fused and _origin(earlier) == _origin(op)):
+        taken = earlier is not None and not (earlier.fused and _origin(earlier) == _origin(op))
+        if taken or _writes_in_place(op.name):
             raise InvalidArgument(f"fuse: there is an operator {op.name!r} already; give name=")
-        for name in (op.name, f"{op.name}_backward"):
-            OPS.remove(name)
+        OPS.remove(op.name)
+        gradients = OPS.get(f"{op.name}_backward")
+        if gradients is not None and gradients.gradient_of == op.name:
+            OPS.remove(gradients.name)
         OPS.add(op.name, op)
         for known in (graph_of, lower, program_of, draws, reached, outputs_of, _floating_outputs):
             known.cache_clear()
         forget()
         state.forget()
+
+
+def _writes_in_place(name: str) -> bool:
+    """Whether it is the name of a form of another operator."""
+    base = OPS.get(name[:-1]) if name.endswith("_") else None
+    return base is not None and base.in_place_form is not None
 
 
 def _origin(op: Op) -> tuple[str, str]:
