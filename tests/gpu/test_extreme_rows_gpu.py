@@ -88,3 +88,51 @@ def test_a_fused_function_of_more_than_two_to_the_31_elements(device, needs_memo
         torch.testing.assert_close(dots[rows].double(), (a * b).sum(-1), rtol=2e-3, atol=0.1)
     finally:
         tw.op.OPS.remove("huge_scaled_sum")
+
+
+@pytest.mark.alone
+def test_lerps_gradients_of_more_than_two_to_the_31_elements_are_summed(device, needs_memory):
+    needs_memory(20e9)
+    rows, width = HUGE
+    w = tw.Workload.parse(
+        f"lerp_backward(grad_output=f16[{rows},{width}], x=f16[{rows},{width}], end=f16[{width}], "
+        "weight=0.3)"
+    )
+    grad, x, end = (
+        torch.randn(t.shape, dtype=torch.half, device=device) for t in w.tensors.values()
+    )
+    dx, dend = executable(w, device)(grad, x, end)
+    some = sample(device)
+    torch.testing.assert_close(dx[some].double(), 0.7 * grad[some].double(), rtol=1e-3, atol=1e-3)
+    right = sum(part.double().sum(0) for part in grad.split(8192)) * 0.3
+    torch.testing.assert_close(dend.double(), right, rtol=1e-3, atol=0.02)
+
+
+def peaks_and_deviations(x):
+    return x.amax(0), x - x.mean(0, keepdim=True)
+
+
+@pytest.mark.alone
+def test_columns_of_more_than_two_to_the_31_elements(device, needs_memory, forgets_functions):
+    needs_memory(20e9)
+    x = torch.randn(HUGE, dtype=torch.half, device=device)
+    peaks, apart = tw.fuse(peaks_and_deviations)(x)
+    some = sample(device)
+    mean = sum(part.double().sum(0) for part in x.split(8192)) / HUGE[0]
+    assert torch.equal(peaks, torch.stack([part.amax(0) for part in x.split(8192)]).amax(0))
+    torch.testing.assert_close(apart[some].double(), x[some].double() - mean, rtol=1e-3, atol=1e-3)
+
+
+def sums_of_samples(x):
+    y = x - x.mean(-1, keepdim=True)
+    return y, y.sum(1)
+
+
+@pytest.mark.parametrize("samples", [65535, 65536])
+def test_as_many_samples_as_a_grid_has_rows_and_one_more(samples, device, forgets_functions):
+    x = torch.randn(samples, 16, 128, dtype=torch.half, device=device)
+    y, sums = tw.fuse(sums_of_samples)(x)
+    some = torch.cat([torch.tensor([0, samples - 1]), torch.randperm(samples)[:500]]).to(device)
+    right = x[some].double() - x[some].double().mean(-1, keepdim=True)
+    torch.testing.assert_close(y[some].double(), right, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(sums[some].double(), right.sum(1), rtol=1e-3, atol=1e-3)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, seed
 
+from lerp_patterns import SHAPES_OF_RANK_3, lerp_text, patterns_of_rank_3
 from norms_of_samples import ADAPTIVE, GATED, ODDLY_APART, adaptive, gated
 from program_graphs import KINDS, LERP, MIXED, WITH_TOTALS, broadcasts, mixed
 from random_graphs import (
@@ -83,9 +84,23 @@ def test_reductions_along_rows_and_across_them_pass_verification(name, dtype, sh
     assert_right(mixed(name, dtype, shape), device, tried=2)
 
 
-def test_lerps_gradients_are_right_for_every_kind_of_broadcast(device):
+def test_lerps_gradients_are_right_for_some_kinds_of_broadcast(device):
     for named in broadcasts((6, 5, 8), 16):
         assert_right(Workload.parse(LERP.format(d="f32", **named)), device)
+
+
+@pytest.mark.parametrize("x", SHAPES_OF_RANK_3, ids=str)
+def test_lerp_and_its_gradients_are_right_for_every_pattern_of_rank_3(x, device):
+    spec = spec_of(device.index)
+    for end, weight in patterns_of_rank_3(x):
+        for shape in (None, (2, 3, 4)):
+            w = Workload.parse(lerp_text(shape, x, end, weight, "f32"))
+            tensors = w.operator.examples(w, "random", 0, device)
+            ((_, executable),) = executables(w, spec, 0)
+            found = executable(*tensors)
+            found = found if isinstance(found, tuple) else (found,)
+            for mine, right in zip(found, w.operator.truth(w, tensors), strict=True):
+                torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-6, msg=str(w))
 
 
 @pytest.mark.parametrize("part", range(PARTS + RARE_PARTS))

@@ -191,17 +191,17 @@ def read_workload(text: str) -> Workload:
 
 
 def workloads_in(path: Path) -> list[str]:
-    """Workload texts of a JSON file: a list of texts, or of rows that have a "workload"; of a result
-    file those that failed, too."""
+    """Workload texts of a JSON file: a list of texts, or of rows that have a "workload"; and, of a
+    result file, those that failed."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{path} is not readable JSON: {error}") from None
     if isinstance(content, dict):
-        listed = content.get("workloads", content.get("rows"))
         failed = content.get("failed", {})
-        both = isinstance(listed, list) and isinstance(failed, dict)
-        content = [*listed, *failed] if both else None
+        content = content.get("workloads", content.get("rows"))
+        if isinstance(content, list) and isinstance(failed, dict):
+            content = [*content, *failed]
     rows = content if isinstance(content, list) else []
     texts = [row.get("workload") if isinstance(row, dict) else row for row in rows]
     named = [text for text in texts if isinstance(text, str)]

@@ -413,7 +413,12 @@ def _as_tuple(outputs: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 def _in_layout(t: Tensor, spec: TensorSpec) -> Tensor:
     if same_layout(spec.shape, t.stride(), spec.real_strides):
         return t
-    return spec.empty(t.device).copy_(t)
+    out = into = spec.empty(t.device)
+    for dim, stride in enumerate(spec.real_strides):  # of elements that share memory, the first
+        if stride == 0 and t.shape[dim] > 1:
+            into, t = into.narrow(dim, 0, 1), t.narrow(dim, 0, 1)
+    into.copy_(t)
+    return out
 
 
 def _checksum(t: Tensor) -> int:

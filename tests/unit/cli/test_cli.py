@@ -145,7 +145,9 @@ def test_workloads_are_read_from_lists_and_from_result_files(content, tmp_path):
     assert workloads_in(path) == [SOFTMAX]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "3", '{"rows": [], "failed": 3}', '["a", 3]'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", "3", '{"rows": [], "failed": 3}', '["a", 3]']
+)
 def test_a_file_without_workloads_is_refused_by_name(content, tmp_path):
     path = tmp_path / "workloads.json"
     path.write_text(content)

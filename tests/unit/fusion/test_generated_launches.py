@@ -10,6 +10,7 @@ from tilewright.device import DEVICES
 from tilewright.fusion.cuda import target
 from tilewright.impls.fused import graph_of
 from tilewright.op import Workload
+from tilewright.suite import SUITES
 
 H200 = DEVICES["h200"]
 NORM = "layer_norm(x=f16[600,1024], weight=f16[1024], bias=f16[1024])"
@@ -133,6 +134,24 @@ def test_a_kernel_whose_last_blocks_join_partials_gets_a_counter_and_no_workspac
     inputs, outs, (launch,), executable = called(PROGRAM, combine="last")
     assert set(launch.args[: launch.args.index(COUNTER)]) == {*inputs, *outs}
     assert executable.workspace_bytes == 0
+
+
+@pytest.mark.parametrize("text", SUITES["lerp_paddle"].texts)
+def test_lerp_is_one_launch_and_its_gradients_two_where_partials_are_joined(text, monkeypatch):
+    """As calls make them, of memory that is allocated for the results and partials alone."""
+    monkeypatch.setattr(torch.Tensor, "copy_", None)
+    monkeypatch.setattr(torch.Tensor, "zero_", None)
+    monkeypatch.setattr(torch.Tensor, "fill_", None)
+    w = Workload.parse(text)
+    graph = graph_of(w)
+    config = target.heuristic(graph, H200)
+    executable = target.executable(graph, config, w, SimpleNamespace(resources=None), H200)
+    executable(*(torch.empty_strided(t.shape, t.real_strides, dtype=t.torch_dtype)
+                 for t in w.tensors.values()))  # fmt: skip
+    launches = Recorder.launches
+    joins = bool(executable.workspace_bytes)
+    assert len(launches) == 1 + joins, [launch.entry for launch in launches]
+    assert not (joins and w.op == "lerp")
 
 
 def test_numbers_of_a_call_take_the_place_of_the_workload_s():

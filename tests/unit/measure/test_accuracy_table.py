@@ -1,5 +1,6 @@
 """The table of errors says what `tilewright verify` found."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -46,3 +47,9 @@ def test_a_file_without_verdicts_is_refused_in_words(content, message, tmp_path)
     done = CliRunner().invoke(accuracy_table.main, [str(path)])
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_the_documented_table_is_that_of_its_file():
+    root = Path(__file__).parents[3]
+    rows = json.loads((root / "benchmarks/results/h200/accuracy.json").read_text())
+    assert f"\n\n{accuracy_table.table(rows)}\n\n" in (root / "docs/fusion.md").read_text()

@@ -47,7 +47,8 @@ def test_the_table_has_time_ratios_and_fraction_of_the_floor():
     assert lines[2] == f"| lerp f32 {shapes} | fused | 1.00 ms | 4.00x | 2.00x | 0.50 |"
     assert lines[3] == "| softmax bf16 [4,8] | aten | 10.0 us | 1.00x | - | - |"
     assert "4.00x of eager's speed, 2.00x of torch.compile's" in lines[5]
-    assert "of a copy" not in lines[0] and not any("\\*" in line for line in lines)
+    assert "of a copy" not in lines[0]
+    assert not any("\\*" in line for line in lines)
     assert lines[-1] == "Measured on Some CPU, 2 threads, torch 2.13.0, 2026-01-02."
 
 
@@ -73,7 +74,9 @@ def test_a_gpu_s_table_has_max_autotune_copies_and_stars_where_verification_refu
     assert lines[1].count("|") == lines[0].count("|")
     assert lines[2].endswith("| 4.00x | 2.00x | 1.50x* | 0.50 | 0.75 |")
     assert lines[3].endswith("| 1.00x | - | - | - | - |")
-    assert "2.00x of torch.compile's, 1.50x of that with max-autotune; 0.75 of a copy's." in lines[5]
+    assert (
+        "2.00x of torch.compile's, 1.50x of that with max-autotune; 0.75 of a copy's." in lines[5]
+    )
     assert "refuses its result" in lines[7]
     svg = ET.fromstring(readme_table.picture(result))
     widths = [float(r.get("width")) for r in svg if r.tag.endswith("rect") and r.get("y") != "34"]

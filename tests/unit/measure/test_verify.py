@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+import tilewright as tw
 from tilewright.errors import VerificationError
 from tilewright.impl import allocate, allocator
 from tilewright.impls._vendor import vendor
@@ -42,6 +43,21 @@ def test_a_verdict_says_how_good_a_result_is_and_what_was_allowed():
     assert 0.3 < verdict.max_ulp < verdict.bound_ulp < 200
     assert verdict.deterministic
     assert verdict.integer_exact is None
+
+
+def test_an_expanded_result_may_lie_otherwise_in_memory_than_pytorch_s(forgets_functions):
+    """PyTorch's power of a number is contiguous, a trace's lies as its argument."""
+
+    def powers(x):
+        return (1.0**x).expand(2, *x.shape)
+
+    tw.fuse(powers)
+    w = Workload.parse("powers(x=f32[4,5]@strides(1,4))")
+    assert w.outputs[0].real_strides == (0, 1, 4)
+    ones = torch.empty_strided((4, 5), (1, 4)).fill_(1.0)
+    assert Verifier(w, CPU).check(lambda x: ones.clone().expand(2, 4, 5)).message == ""
+    wrong = Verifier(w, CPU).check(lambda x: (2 * ones).expand(2, 4, 5))
+    assert "got 2, reference 1" in wrong.message
 
 
 def test_a_verdict_holds_each_output_against_the_truth_and_against_pytorch():
