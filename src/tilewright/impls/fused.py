@@ -19,6 +19,7 @@ from tilewright.fusion.frontend.steps import Unsupported
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import optimise
 from tilewright.fusion.remembered import ByOperator
+from tilewright.fusion.row_pieces import in_pieces
 from tilewright.fusion.stored import Stored
 from tilewright.impl import CompileTask, Executable, Implementation
 from tilewright.op import Op, Workload
@@ -129,6 +130,6 @@ def graph_of(w: Workload) -> Graph | str:
                 f"give {name}.float()"
             )
     try:
-        return optimise(lower(w), relaxed="relaxed" in w.flags)
+        return in_pieces(optimise(lower(w), relaxed="relaxed" in w.flags))
     except (Unsupported, NoImplementation) as reason:
         return str(reason)

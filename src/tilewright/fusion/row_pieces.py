@@ -1,0 +1,164 @@
+"""A row that is reduced whole and then used in pieces, as one of several pieces side by side.
+
+Queries are normalised over a head, and then its halves are rotated: the row has an axis of 128, and
+what follows from it one of 64. With an axis for each a kernel would walk the row for every place of
+a half. Here the row is what its pieces are together, on the axis of one of them: each step of the
+row is one step for each piece, and a reduction joins these before it runs along the piece.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
+from tilewright.fusion.passes import collapse_dims, merge_common, remove_dead
+from tilewright.fusion.plan import expand_moments
+from tilewright.fusion.subgraphs import largest_step
+
+MOST_PIECES = 8
+"""Of a row, each of which a thread loads for itself."""
+_JOINS = {"sum": "add", "prod": "mul", "amax": "maximum", "amin": "minimum"}
+
+
+def in_pieces(graph: Graph) -> Graph:
+    """The graph with rows cut as later steps cut them, where no step would have all of its axes."""
+    while math.prod(graph.space) > largest_step(graph):
+        pairs = itertools.permutations(range(len(graph.space)), 2)
+        found = next((p for p in pairs if _can_be_cut(graph, *p)), None)
+        if found is None:
+            break
+        ops = {graph.nodes[i].op for i in graph.reductions if found[0] in graph.axes(i)}
+        whole = graph if ops <= _JOINS.keys() else expand_moments(graph)
+        graph = _Cutting(whole, *found).graph()
+    return graph
+
+
+def _can_be_cut(graph: Graph, row: int, piece: int) -> bool:
+    """Whether `row` has a few times as many elements as `piece`, and only reductions over it, and
+    what is stored of it, follow from what varies along it."""
+    whole, size = graph.space[row], graph.space[piece]
+    if size < 2 or whole % size or not 1 < whole // size <= MOST_PIECES:
+        return False
+    if graph.joined & {row, piece} or any(a.draw is not None for a in graph.inputs):
+        return False
+    over_row = [i for i in graph.reductions if row in graph.axes(i)]
+    ops = (*_JOINS, "mean", "m2")
+    return (
+        bool(over_row)
+        and all(graph.axes(i) == (row,) and graph.nodes[i].op in ops for i in over_row)
+        and all(graph.nodes[i].dtype != "bool" for i in over_row)
+        and all(n.shape[row] == 1 or n.shape[piece] == 1 for n in graph.nodes)
+        and any(n.shape[piece] > 1 for n in graph.nodes)
+    )
+
+
+class _Cutting:
+    """The graph with axis `row` cut into pieces on axis `piece`."""
+
+    def __init__(self, graph: Graph, row: int, piece: int):
+        self.old, self.row, self.piece = graph, row, piece
+        self.size = graph.space[piece]
+        self.count = graph.space[row] // self.size
+        self.apart = self.count if self._taken_in_turn() else 1
+        self.nodes: list[Node] = []
+        tensors = range(len(graph.inputs) - len(graph.again))
+        self.read: list[list[Access]] = [[] for _ in tensors]
+        """By tensor: how it is read."""
+
+    def graph(self) -> Graph:
+        new: dict[int, list[int]] = {}
+        """Of each old node the new one, or one for each piece."""
+        for i, n in enumerate(self.old.nodes):
+            if n.op in REDUCTIONS and self.row in self.old.axes(i):
+                new[i] = [self._add(n.moved((self._joined(n, new[n.args[0]]),), n.shape))]
+                continue
+            cut = n.shape[self.row] > 1
+            shape = self._shape(n.shape) if cut else n.shape
+            new[i] = [
+                self._load(n, shape, k if cut else None) if n.op == "load"
+                else self._add(n.moved(tuple(new[a][k % len(new[a])] for a in n.args), shape))
+                for k in range(self.count if cut else 1)
+            ]  # fmt: skip
+        found = self._with_inputs(self._with_outputs(new))
+        return collapse_dims(remove_dead(merge_common(found.check()))).check()
+
+    def _taken_in_turn(self) -> bool:
+        """Whether later steps read every n-th element of the row, not a stretch of it."""
+        every = [(self._tensor(p), a.strides) for p, a in enumerate(self.old.inputs)]
+        rows = {(t, strides[self.row] * self.count) for t, strides in every if strides[self.row]}
+        return any((t, strides[self.piece]) in rows for t, strides in every)
+
+    def _tensor(self, place: int) -> int:
+        tensors = len(self.old.inputs) - len(self.old.again)
+        return place if place < tensors else self.old.again[place - tensors]
+
+    def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        sizes = {self.row: 1, self.piece: self.size}
+        return tuple(sizes.get(a, n) for a, n in enumerate(shape))
+
+    def _part(self, access: Access, k: int) -> Access:
+        """How piece `k` of what a row's tensor holds is addressed."""
+        step = access.strides[self.row]
+        strides = {self.row: 0, self.piece: step * self.apart}
+        before = k * step * (self.size if self.apart == 1 else 1)
+        return replace(
+            access,
+            strides=tuple(strides.get(a, s) for a, s in enumerate(access.strides)),
+            align=math.gcd(access.align, before * access.itemsize),
+            offset=access.offset + before,
+        )
+
+    def _add(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def _load(self, node: Node, shape: tuple[int, ...], k: int | None) -> int:
+        """Of piece `k`, or of all; the tensor and the access stand for the place of the input."""
+        access = self.old.inputs[node.attr]
+        access = access if k is None else self._part(access, k)
+        tensor = self._tensor(node.attr)
+        if access not in self.read[tensor]:
+            self.read[tensor].append(access)
+        return self._add(replace(node, shape=shape, attr=(tensor, access)))
+
+    def _joined(self, reduction: Node, pieces: list[int]) -> int:
+        joined = pieces[0]
+        step = replace(self.nodes[joined], op=_JOINS[reduction.op], attr=None)
+        for other in pieces[1:]:
+            joined = self._add(replace(step, args=(joined, other)))
+        return joined
+
+    def _with_outputs(self, new: dict[int, list[int]]) -> Graph:
+        tensors = self.old.tensors or range(len(self.old.outputs))
+        stores = [
+            (i, self._part(access, k) if len(new[old]) > 1 else access, tensor)
+            for (old, access), tensor in zip(self.old.outputs, tensors, strict=True)
+            for k, i in enumerate(new[old])
+        ]
+        several = self.old.tensors or len(stores) > len(self.old.outputs)
+        return replace(
+            self.old,
+            space=tuple(1 if a == self.row else n for a, n in enumerate(self.old.space)),
+            outputs=tuple((i, access) for i, access, _ in stores),
+            tensors=tuple(tensor for *_, tensor in stores) if several else (),
+        )
+
+    def _with_inputs(self, graph: Graph) -> Graph:
+        """Each tensor as it is read first, and behind all of them those that are read again."""
+        unread = [
+            a.along(tuple(0 if k == self.row else s for k, s in enumerate(a.strides)))
+            for a in self.old.inputs[: len(self.read)]
+        ]
+        inputs = [read[0] if read else a for read, a in zip(self.read, unread, strict=True)]
+        places = {(t, a): t for t, a in enumerate(inputs)}
+        again = [(t, a) for t, read in enumerate(self.read) for a in read[1:]]
+        places |= {key: len(inputs) + k for k, key in enumerate(again)}
+        nodes = (replace(n, attr=places[n.attr]) if n.op == "load" else n for n in self.nodes)
+        return replace(
+            graph,
+            nodes=tuple(nodes),
+            inputs=(*inputs, *(a for _, a in again)),
+            again=tuple(t for t, _ in again),
+        )

@@ -1,0 +1,22 @@
+"""Gradients of norms whose rows begin anywhere, and sums of their weights' over all rows."""
+
+from tilewright.suite import suite
+
+
+def layer_norm(width: int) -> str:
+    rows = f"f16[8192,{width}]"
+    statistics = "mean=f32[8192,1], rstd=f32[8192,1]"
+    return f"layer_norm_backward(grad_output={rows}, x={rows}, {statistics}, weight=f16[{width}])"
+
+
+def rms_norm(width: int) -> str:
+    rows = f"bf16[8192,{width}]"
+    return (
+        f"rms_norm_backward(grad_output={rows}, x={rows}, rstd=f32[8192,1], weight=bf16[{width}])"
+    )
+
+
+odd_widths = suite(
+    "odd_widths",
+    [*map(layer_norm, (769, 2049, 5141, 12289, 20481)), *map(rms_norm, (1001, 5141, 50257))],
+)

@@ -1,0 +1,148 @@
+"""Rows that are reduced whole and then used in pieces: one kernel that walks them once."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from emulated import Emulated
+from random_graphs import gradients_of
+from tilewright.compile import cxx
+from tilewright.device import DEVICES, spec_of
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.fusion.cuda import target
+from tilewright.fusion.frontend.lower import lower
+from tilewright.fusion.passes import optimise
+from tilewright.fusion.row_pieces import in_pieces
+from tilewright.impl import IMPLS
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+H200, CPU = DEVICES["h200"], torch.device("cpu")
+FUSED = IMPLS["fused"]
+
+pytestmark = pytest.mark.usefixtures("forgets_functions")
+needs_compiler = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+
+def rotated_norm(x, weight, cos, sin):
+    y = F.rms_norm(x, x.shape[-1:], weight)
+    a, b = y.chunk(2, -1)
+    return y * cos + torch.cat([-b, a], -1) * sin
+
+
+def rotated_deviations(x):
+    a, b = F.layer_norm(x, x.shape[-1:]).chunk(2, -1)
+    return torch.cat([-b, a], -1)
+
+
+def rotated_in_turn(x, cos, sin):
+    y = F.rms_norm(x, x.shape[-1:])
+    a, b = y[..., 0::2], y[..., 1::2]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+def half_of_softmax(x):
+    return x.softmax(-1)[..., : x.shape[-1] // 2]
+
+
+def middle_third(x):
+    n = x.shape[-1] // 3
+    return (x / x.abs().amax(-1, keepdim=True))[..., n : 2 * n]
+
+
+def whole_and_gated(x):
+    y = F.rms_norm(x, x.shape[-1:])
+    a, b = y.chunk(2, -1)
+    return y, F.silu(a) * b
+
+
+ANGLES = "cos=bf16[5,1,128], sin=bf16[5,1,128]"
+CUT = [
+    (rotated_norm, f"x=bf16[2,5,3,128], weight=bf16[128], {ANGLES}", 64),
+    (rotated_deviations, "x=f16[40,130]", 65),
+    (rotated_in_turn, "x=f16[40,256], cos=f16[40,128], sin=f16[40,128]", 128),
+    (half_of_softmax, "x=f32[30,1026]", 513),
+    (half_of_softmax, "x=f32[30,1026]@strides(2000,1)", 513),
+    (half_of_softmax, "x=f64[3,128]@strides(1,3)", 64),
+    (middle_third, "x=bf16[30,99]", 33),
+    (whole_and_gated, "x=f32[37,260]", 130),
+]
+
+
+def assert_right(w):
+    graph, spec = graph_of(w), spec_of(None)
+    verifier = Verifier(w, CPU)
+    for executable in (
+        FUSED.build(FUSED.heuristic(w, spec), w, spec),
+        Emulated(graph, target.heuristic(graph, H200), H200, w),
+    ):
+        assert verifier.check(executable).message == ""
+
+
+@needs_compiler
+@pytest.mark.parametrize(("function", "tensors", "width"), CUT)
+def test_a_row_that_is_used_in_pieces_is_walked_once(function, tensors, width):
+    fuse(function)
+    w = Workload.parse(f"{function.__name__}({tensors})")
+    graph = graph_of(w)
+    assert width in graph.space
+    assert len(graph.reduced) == 1
+    assert len(target.describe(graph, target.heuristic(graph, H200), H200)) == 1
+    assert_right(w)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("function", "tensors"), [(f, t) for f, t, _ in CUT if f is not rotated_in_turn]
+)
+def test_gradients_through_pieces_of_a_row_are_right(function, tensors):
+    fuse(function)
+    w = gradients_of(Workload.parse(f"{function.__name__}({tensors})"))
+    assert_right(w)
+
+
+def test_pieces_are_read_as_later_steps_read_them():
+    for function, tensors in ((rotated_norm, CUT[0][1]), (rotated_in_turn, CUT[2][1])):
+        fuse(function)
+        graph = graph_of(Workload.parse(f"{function.__name__}({tensors})"))
+        read = [n.attr for n in graph.nodes if n.op == "load"]
+        tensors_read = {(graph.inputs[i].strides, graph.inputs[i].offset) for i in read}
+        assert len(read) == len(set(read))
+        of_x = [a for a in tensors_read if a[0][0] == max(s[0] for s, _ in tensors_read)]
+        assert len(of_x) == 2  # either half once
+
+
+def rolled(x):
+    return F.rms_norm(x, x.shape[-1:]).roll(1, -1)
+
+
+def first_of_many(x):
+    return F.rms_norm(x, x.shape[-1:])[..., :10]
+
+
+def also_totalled(x):
+    return F.rms_norm(x, x.shape[-1:])[..., :50] * x.square().sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "tensors"),
+    [
+        (rolled, "x=f32[30,100]"),
+        (first_of_many, "x=f32[30,100]"),
+        (also_totalled, "x=f32[30,100]"),
+    ],
+)
+def test_what_is_no_few_equal_pieces_of_a_row_stays_as_it_is(function, tensors):
+    fuse(function)
+    w = Workload.parse(f"{function.__name__}({tensors})")
+    graph = optimise(lower(w))
+    assert len(graph.space) == 3
+    assert in_pieces(graph) is graph
+    assert_right(w)
+
+
+def test_a_graph_of_which_a_step_has_all_axes_stays_as_it_is():
+    fuse(lambda x: x.softmax(-1) + x[:, :1], name="beside_its_first")
+    graph = optimise(lower(Workload.parse("beside_its_first(x=f32[30,100])")))
+    assert in_pieces(graph) is graph
