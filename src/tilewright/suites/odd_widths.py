@@ -9,14 +9,19 @@ def layer_norm(width: int) -> str:
     return f"layer_norm_backward(grad_output={rows}, x={rows}, {statistics}, weight=f16[{width}])"
 
 
-def rms_norm(width: int) -> str:
-    rows = f"bf16[8192,{width}]"
+def rms_norm(rows: int, width: int) -> str:
+    like_x = f"bf16[{rows},{width}]"
     return (
-        f"rms_norm_backward(grad_output={rows}, x={rows}, rstd=f32[8192,1], weight=bf16[{width}])"
+        f"rms_norm_backward(grad_output={like_x}, x={like_x}, rstd=f32[{rows},1], "
+        f"weight=bf16[{width}])"
     )
 
 
 odd_widths = suite(
     "odd_widths",
-    [*map(layer_norm, (769, 2049, 5141, 12289, 20481)), *map(rms_norm, (1001, 5141, 50257))],
+    [
+        *map(layer_norm, (769, 2049, 5141, 12289, 20481)),
+        *(rms_norm(8192, width) for width in (1001, 5141)),
+        rms_norm(2048, 50257),
+    ],
 )

@@ -155,18 +155,13 @@ def test_outputs_that_read_different_tensors_are_kernels_of_their_own(fused):
 def test_rows_are_not_walked_again_for_dims_that_they_do_not_have(kernels, fused):
     """As one kernel each goes through a row for every element of its result."""
 
-    def rotated(x):
-        a, b = x.chunk(2, -1)
-        return torch.cat([-b, a], -1)
-
     row, x, y = TensorSpec("f32", (64,)), TensorSpec("f32", (16, 64)), TensorSpec("f32", (16, 9))
-    rows_and_more = [((16, 64), (16, 9)), ((16, 64), (16, 32)), ((16, 64), (16, 32))]
+    expected_spaces = [((16, 64), (16, 9)), ((16, 64), (16, 30))]
     graphs = [
         fused(lambda x, y: x.sum(-1, keepdim=True) * y, x, y),
-        fused(lambda x: F.rms_norm(x, (64,))[:, :32], x),
-        fused(lambda x: rotated(F.rms_norm(x, (64,))), x),
+        fused(lambda x: F.rms_norm(x, (64,))[:, :30], x),
     ]
-    for graph, expected in zip(graphs, rows_and_more, strict=True):
+    for graph, expected in zip(graphs, expected_spaces, strict=True):
         assert tuple(spaces(graph, kernels=kernels)) == expected
         assert target.one_pass(graph, DEVICES["h200"]) is None
     small = fused(lambda row, x: row.softmax(0) * x, row, x)  # as much as x alone

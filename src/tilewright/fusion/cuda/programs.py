@@ -28,7 +28,7 @@ from tilewright.fusion.cuda.rows.row_sets import (
     set_promising,
     set_space,
 )
-from tilewright.fusion.cuda.rows.space import row_space
+from tilewright.fusion.cuda.rows.space import SEARCHED, row_space
 from tilewright.fusion.cuda.stages import (
     Schedule,
     Stage,
@@ -237,7 +237,7 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
         case "pointwise":
             return pointwise_space(segment.graph, device)
         case "rows":
-            return row_space(rows_last(segment.graph), device)
+            return row_space(rows_last(segment.graph), device, SEARCHED)
         case "columns":
             return column_space(segment, device)
         case "sets":

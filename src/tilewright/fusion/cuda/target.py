@@ -31,7 +31,7 @@ from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
 from tilewright.fusion.cuda.rows.heuristics import row_heuristic, row_promising
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.sharing import emit_rows
-from tilewright.fusion.cuda.rows.space import row_space
+from tilewright.fusion.cuda.rows.space import SEARCHED, row_space
 from tilewright.fusion.cuda.stages import Stage, fits_rows
 from tilewright.fusion.cuda.tiles import tiling
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
@@ -92,7 +92,7 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
     rows = one_pass(graph, device)
     if rows is None:
         return programs.space(graph, device)
-    return row_space(rows, device) if rows.reduced else pointwise_space(graph, device)
+    return row_space(rows, device, SEARCHED) if rows.reduced else pointwise_space(graph, device)
 
 
 def heuristic(graph: Graph, device: DeviceSpec) -> Any:

@@ -26,6 +26,9 @@ KEEPING_REGISTERS = 16
 beside 64 kept values."""
 SHARING_REGISTERS = 20
 """Likewise of a kernel whose rows are shared by blocks: it reads a row once, in one sweep."""
+SHIFTING_REGISTERS = 5
+"""For each element of a shifted vector, beside sums over rows, to tell what lies in the row: of 178
+untuned kernels 8 spilled 12 to 312 bytes that were reckoned without (NVRTC 13.0)."""
 COLUMN_ITEMSIZE = 4
 """Bytes of what is added up over rows: fp32 for halves and fp32."""
 MOST_AGAIN = 16
@@ -221,6 +224,7 @@ def estimated_registers(c: RowSchedule, footprint: Footprint) -> int:
     if footprint.columns:  # what is added up is fp32, and so is what is kept while it is added
         widened = needed // 4 if c.rematerialize else needed
         needed += widened + footprint.column_bytes(c)
+        needed += 4 * SHIFTING_REGISTERS * c.vector if c.shifted else 0
     if c.parameters in ("ahead", "registers"):
         needed += footprint.parameter_bytes(c)
     if c.blocks_per_row > 1:  # what rows have in common is on its way with them, or read again

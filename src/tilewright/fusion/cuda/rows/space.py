@@ -27,10 +27,18 @@ COLUMN_GROUPS = tuple(range(1, 17))
 """Groups of a block that sum over rows: any number, so that rows can be dealt out evenly."""
 GROUP_BARRIERS = 15
 """Of a block, besides the one of all its threads."""
+SEARCHED = 1.15
+"""Of the registers that a thread may have, as estimated, that a search tries: the compiler's own
+count decides. Of 84 configs drawn from six norms and gradients that are estimated beyond that room
+by up to this much 48 did not spill, of 84 within it 74, and of 168 beyond by up to 60 % 38 (sm_90,
+NVRTC 13.0)."""
 
 
-def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
+def row_space(graph: Graph, device: DeviceSpec, over: float = 1.0) -> ConfigSpace[RowSchedule]:
     """The row schedules that fit `graph` on `device`.
+
+    Args:
+        over: how much of a thread's registers the estimate may take.
 
     A vector crosses the end of a row only if it is shifted; the values a thread keeps leave
     registers for the arithmetic; no more than half of the lanes idle; a persistent block has rows
@@ -55,7 +63,7 @@ def row_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[RowSchedule]:
             or _kept_wrongly(c)
             or _queued_wrongly(c, footprint)
             or _capped_in_vain(c, footprint, device)
-            or _too_many_registers(c, footprint, device)
+            or _too_many_registers(c, footprint, device, over)
             or _too_much_shared(c, footprint, device)
         )
 
@@ -237,12 +245,14 @@ def _capped_in_vain(c: RowSchedule, footprint: Footprint, device: DeviceSpec) ->
     return None
 
 
-def _too_many_registers(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
+def _too_many_registers(
+    c: RowSchedule, footprint: Footprint, device: DeviceSpec, over: float = 1.0
+) -> str | None:
     if c.storage != "registers":
         return None
     needed = estimated_registers(c, footprint)
     room = registers.room(c.block_threads, c.min_blocks, device)  # of a cap the compiler tells
-    if needed > room:
+    if needed > over * room:
         return f"about {needed} registers a thread exceed {room}"
     return None
 
