@@ -72,18 +72,10 @@ TW_DEVICE float near_reciprocal(float a) {  // off by one, but where no step men
     r"(?s)template <bool STREAM> TW_DEVICE Quad fetch.*?(?=template <int BYTES> struct Unit;)": """
 template <bool STREAM, class U> TW_DEVICE U fetch(const U* p) { touch(p, sizeof(U)); return *p; }
 """,
-    r"(?s)template <int BYTES> TW_DEVICE void copy_async\(u32 to, const void\* from\).*?\n\}": """
+    r"(?s)template <int BYTES> TW_DEVICE void copy_async.*?\n\}": """
 template <int BYTES> TW_DEVICE void copy_async(u64 to, const void* from) {
   touch(from, BYTES);
   std::memcpy((void*)to, from, BYTES);
-}""",
-    r"(?s)template <int BYTES> TW_DEVICE void copy_async\(u32 to, const void\* from, i.*?\n\}": """
-template <int BYTES> TW_DEVICE void copy_async(u64 to, const void* from, int bytes) {
-  if ((long)from % BYTES || bytes < 0 || bytes > BYTES)
-    give_up("copies %d of %d at %p", bytes, BYTES, from);
-  if (bytes) look_up((long)from, bytes);
-  std::memset((void*)to, 0, BYTES);
-  std::memcpy((void*)to, from, bytes);
 }""",
     r"(?s)// ---- barriers in shared memory.*?(?=// ---- a queue)": """
 struct Barrier { int bytes; short told, round; };

@@ -308,15 +308,11 @@ template <int N, int BYTES, class T> TW_DEVICE void enqueue(Vec<T, N>* slot, con
   const auto to = shared_address(slot);
   TW_UNROLL for (int i = 0; i < N * (int)sizeof(T) / BYTES; ++i) copy_async<BYTES>(to + i * BYTES, (const u8*)p + i * BYTES);
 }
-// Its first `left` elements; the others are zeros.
-template <int BYTES> TW_DEVICE void copy_async(u32 to, const void* from, int bytes) {
-  if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
-}
+// Where `left` elements are left of the tensor: the machine's own copies read all bytes, also if they
+// are told to fill up with zeros.
 template <int N, int BYTES, class T> TW_DEVICE void enqueue(Vec<T, N>* slot, const T* p, int left) {
-  const auto to = shared_address(slot);
-  TW_UNROLL for (int i = 0; i < N * (int)sizeof(T) / BYTES; ++i)
-    copy_async<BYTES>(to + i * BYTES, (const u8*)p + i * BYTES, min(max(left * (int)sizeof(T) - i * BYTES, 0), BYTES));
+  if (left >= N) enqueue<N, BYTES>(slot, p);
+  else *slot = load_within<N, BYTES, false>(p, 0, max(left, 0), false);
 }
 TW_DEVICE void close_batch() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LATER> TW_DEVICE void await_batch() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory"); }

@@ -133,6 +133,7 @@ def test_sums_of_samples_are_not_shifted(forgets_functions):
         (LAYER_NORM.format(d="f32", r=19, h=130), {"vector": 4, "row_threads": 32}),
         (LERP.format(d="f16", r=60, h=515), {"vector": 8, "early": True, "row_threads": 32}),
         (RMS_NORM.format(d="f64", r=19, h=131).replace("f32", "f64"), {}),
+        (LERP.format(d="f16", r=700, h=131), {"row_threads": 32, "rows_per_block": 8}),
     ],
 )
 def test_sums_over_shifted_rows_give_what_torch_gives_and_touch_nothing_outside(text, changed):
@@ -142,6 +143,13 @@ def test_sums_over_shifted_rows_give_what_torch_gives_and_touch_nothing_outside(
     assert space(text).why_not(config) is None, config
     verdict = Verifier(w, torch.device("cpu")).check(Emulated(graph_of(w), config, H200, w))
     assert verdict.message == ""
+
+
+def test_groups_that_share_a_warp_walk_no_shifted_rows_of_columns():
+    """Where one has no row left it would go along with one that begins elsewhere."""
+    narrow = space(LERP.format(d="f16", r=700, h=35))
+    config = RowSchedule(8, 8, 16, 1, "registers", "two_pass", 1, 2, stages=2, shifted=True)
+    assert "whole warps" in narrow.why_not(config)
 
 
 @pytest.mark.parametrize("multiple", [1, 2, 4, 8])

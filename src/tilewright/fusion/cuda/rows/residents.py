@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.fusion.cuda.rows.walking import Walking
-from tilewright.fusion.ir import REDUCTIONS
+from tilewright.fusion.ir import REDUCTIONS, Access
 from tilewright.fusion.plan import needed_in
 
 
@@ -178,7 +178,7 @@ class Residents(Walking):
                 access = self.graph.inputs[self.graph.nodes[i].attr]
                 how = f"{s.vector}, {self.access_bytes(access)}"
                 pointer = f"from{i} + {self.turn_offset(access)}"
-                within = f", {self.plan.width} - column" if s.shifted else ""
+                within = f", {self.left(access)}" if s.shifted else ""
                 self.line(f"enqueue<{how}>(&{self.slot(i)}, {pointer}{within});")
             self.close_turns()
         if single:
@@ -186,6 +186,12 @@ class Residents(Walking):
         self.close()
         if single:
             self.line("close_batch();")
+
+    def left(self, access: Access) -> str:
+        """Elements of a tensor from `column` of `row` on, or enough of them."""
+        (rows,) = self.graph.kept
+        behind = f"(int)min((count - 1 - row) * {access.strides[rows]}, (i64){2 * self.s.vector})"
+        return f"{behind} + {self.plan.width} - column"
 
     def row_starts(self, first_row: str, loads: tuple[int, ...], own: bool = True) -> None:
         """Where the rows of `loads` begin, or this thread's `own` share of them."""

@@ -176,6 +176,8 @@ def _spread_wrongly(c: RowSchedule, footprint: Footprint) -> str | None:
         return "a row that blocks anywhere share is read once, by vectors of all blocks in turn"
     if c.shifted and (c.rows_per_thread > 1 or c.moments != "two_pass"):
         return "shifted rows are walked one by one, in two passes"
+    if c.shifted and footprint.columns and c.row_threads < 32:
+        return "columns of shifted rows are added up by whole warps, which walk rows that are there"
     if c.shifted and c.persistent and not footprint.columns:
         return "a persistent kernel walks shifted rows where it adds up columns only"
     if c.contiguous and c.row_threads * c.cluster <= 32:
