@@ -33,7 +33,7 @@ class Work:
         most_per_sm: blocks of a persistent kernel on an SM; None for as many as fit.
         loads_bytes: of input that a block may have on its way at once; None where nobody reckons.
         most_blocks: of a persistent kernel on the device; None for as many as fit.
-        multiple: of so many clusters a persistent kernel has one, twice, ... as many.
+        multiple: of which the number of a persistent kernel's clusters is one.
         cluster: blocks of a cluster.
         estimated_registers: of a thread, as spaces' constraints reckon; 0 where nobody does.
     """

@@ -85,24 +85,28 @@ class Generated(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients by the operator; where they are differentiated again, PyTorch's."""
         way, backward = ctx.way, ctx.way.backward
+        create_graph, of_results = torch.is_grad_enabled(), bool(ctx.extra) and not backward.wide
+        by_reference = (create_graph and not of_results) or _fused_anew(backward)
         saved = iter(ctx.saved_tensors)
-        args = [
-            ctx.constants[n] if n in ctx.constants
-            else ctx.unread[n].empty() if n in ctx.unread
-            else next(saved)
-            for n in ctx.names
-        ]  # fmt: skip
+        args = []
+        for n in ctx.names:
+            if n in ctx.constants:
+                args.append(ctx.constants[n])
+            elif n not in ctx.unread:
+                args.append(next(saved))
+            else:
+                taken = by_reference or n in backward.parameters
+                args.append(ctx.unread[n].empty() if taken else None)
         reached = ctx.names if way.reach is None else way.reach.of(grads)
         needed = zip(ctx.names, ctx.needs_input_grad[3:], strict=True)
         wanted = [i for i, (name, needs) in enumerate(needed) if needs and name in reached]
         if not wanted:
             return (None,) * len(ctx.needs_input_grad)
-        create_graph, of_results = torch.is_grad_enabled(), bool(ctx.extra) and not backward.wide
-        if (create_graph and not of_results) or _fused_anew(backward):
+        if by_reference:
             return (None, None, None, *_reference_gradients(ctx.op, args, wanted, grads))
         given = dict(zip(ctx.names, args, strict=True))
         given.update(zip(ctx.extra, saved, strict=True))
-        like = next(a for a in args if isinstance(a, Tensor) and a.is_floating_point())
+        like = next(t for t in (*grads, *args) if isinstance(t, Tensor))
         floats = [i for i, dtype in enumerate(ctx.dtypes) if dtype.is_floating_point]
         places = [*zip(way.given, floats, strict=True)]
         for output, i in places:

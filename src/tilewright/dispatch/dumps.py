@@ -169,9 +169,9 @@ def _eligible(work: Work, held: Occupancy, block_threads: int, spec: DeviceSpec)
     resident = min(resident, math.ceil(work.blocks / spec.sms))
     blocks = work.blocks
     if work.persistent:
-        blocks = min(blocks, resident * spec.sms, work.most_blocks or blocks)
         step = work.multiple * work.cluster
-        blocks = max(blocks // step, 1) * step
+        wanted = math.ceil(min(blocks, work.most_blocks or blocks) / step)
+        blocks = min(wanted, max(resident * spec.sms // step, 1)) * step
         resident = min(resident, math.ceil(blocks / spec.sms))
     waves = (
         "persistent" if work.persistent else f"{blocks / (held.blocks_per_sm * spec.sms):.1f} waves"

@@ -180,6 +180,12 @@ class Graph:
                     extreme.add(i)
         return False
 
+    @functools.cached_property
+    def largest_step(self) -> int:
+        """Elements of the largest value; a kernel of the whole space has more to go through where
+        steps have different dims."""
+        return max(math.prod(n.shape) for n in self.nodes)
+
     def users(self, i: int) -> list[int]:
         """The steps that have `i` as an operand."""
         return self._users[i]

@@ -15,7 +15,6 @@ from dataclasses import replace
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
 from tilewright.fusion.passes import collapse_dims, merge_common, remove_dead
 from tilewright.fusion.plan import expand_moments
-from tilewright.fusion.subgraphs import largest_step
 
 MOST_PIECES = 8
 """Of a row, each of which a thread loads for itself."""
@@ -24,7 +23,7 @@ _JOINS = {"sum": "add", "prod": "mul", "amax": "maximum", "amin": "minimum"}
 
 def in_pieces(graph: Graph) -> Graph:
     """The graph with rows cut as later steps cut them, where no step would have all of its axes."""
-    while math.prod(graph.space) > largest_step(graph):
+    while math.prod(graph.space) > graph.largest_step:
         pairs = itertools.permutations(range(len(graph.space)), 2)
         found = next((p for p in pairs if _can_be_cut(graph, *p)), None)
         if found is None:

@@ -26,7 +26,6 @@ from tilewright.fusion.subgraphs import (
     ancestors,
     compact,
     largest,
-    largest_step,
     subgraph,
 )
 from tilewright.fusion.ways import Hopeless, Met, Row, Way
@@ -53,7 +52,7 @@ def cut(
     spaces = {ancestor_space(graph, i) for i, _ in graph.outputs}
     lane = main_axis(graph, range(len(graph.nodes)))
     simple = not graph.reductions or (graph.reduction_sets == (graph.reduced,) and not split_rows)
-    simple = simple and math.prod(graph.space) <= largest_step(graph)
+    simple = simple and math.prod(graph.space) <= graph.largest_step
     if len(spaces) == 1 and simple and (lane in graph.reduced or not graph.reductions):
         inputs, outputs = len(graph.inputs), len(graph.outputs)
         buffers = tuple(range(inputs + outputs))
@@ -274,7 +273,7 @@ class _Cutter:
         it walk the row again for each place in those (`x.sum(-1, keepdim=True) * y`, halves of
         normalised rows). It is a later kernel's, unless that is no more than the largest step.
         """
-        nodes, most = self.graph.nodes, largest_step(self.graph)
+        nodes, most = self.graph.nodes, self.graph.largest_step
         now, added = self.walk(row, needed, known)
         walked: dict[int, tuple[int, ...]] = {}
         """By step that follows from results of rows: the dims of these rows' elements."""

@@ -91,11 +91,5 @@ def ancestor_space(graph: Graph, i: int) -> tuple[int, ...]:
     return largest(graph.nodes[a].shape for a in ancestors(graph, [i], {}))
 
 
-def largest_step(graph: Graph) -> int:
-    """Elements of the largest value; a kernel has more to go through where its steps have different
-    dims."""
-    return max(math.prod(n.shape) for n in graph.nodes)
-
-
 def largest(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))

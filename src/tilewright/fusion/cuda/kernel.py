@@ -60,7 +60,7 @@ class Launch:
         persistent: blocks walk on with the stride of the grid, which need only fill the device.
         most_per_sm: so many blocks of a persistent kernel on an SM, None for as many as fit.
         most_blocks: of a persistent kernel: there is room for what so many leave; None if for all.
-        multiple: of so many clusters a persistent kernel has one, twice, ... as many.
+        multiple: of which the number of a persistent kernel's clusters is one.
         counters: zeroed words whose address follows the row count; they are zero again afterwards.
         extents: the values of dynamic sizes and strides.
         blocks_per_row: blocks that share rows without being a cluster.

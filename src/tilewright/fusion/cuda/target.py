@@ -42,7 +42,6 @@ from tilewright.fusion.program import Program
 from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import main_axis
 from tilewright.fusion.stored import Stored
-from tilewright.fusion.subgraphs import largest_step
 from tilewright.impl import CompileTask, Executable, Launched, Resources, Work, allocator
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace
@@ -73,7 +72,7 @@ def one_pass(graph: Graph, device: DeviceSpec) -> Graph | None:
         if isinstance(found, str):
             return None
         rows = found
-    elif math.prod(graph.space) > largest_step(graph):
+    elif math.prod(graph.space) > graph.largest_step:
         return None
     return rows if fits_rows(rows, device) else None
 
