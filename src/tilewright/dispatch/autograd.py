@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +47,8 @@ class Generated(torch.autograd.Function):
 
     The forward saves what the backward's parameters name: arguments, its outputs, or, where the
     backward takes statistics of rows, what `<name>_forward` returns beside the outputs. An argument
-    whose values no gradient follows from may be written to between the two, as in PyTorch.
+    whose values no gradient follows from is not kept, and may be written to between the two, as in
+    PyTorch.
     """
 
     @staticmethod
@@ -85,8 +85,9 @@ class Generated(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients by the operator; where they are differentiated again, PyTorch's."""
         way, backward = ctx.way, ctx.way.backward
-        create_graph, of_results = torch.is_grad_enabled(), bool(ctx.extra) and not backward.wide
-        by_reference = (create_graph and not of_results) or _fused_anew(backward)
+        # A backward that reads results alone is differentiated itself, through their own graph.
+        of_results = bool(ctx.extra) and not backward.wide
+        by_reference = (torch.is_grad_enabled() and not of_results) or _fused_anew(backward)
         saved = iter(ctx.saved_tensors)
         args = []
         for n in ctx.names:
@@ -120,8 +121,6 @@ class Generated(torch.autograd.Function):
             if "grads" in backward.parameters:
                 call["grads"] = asked
             run = as_before(ctx.asked, ctx.operators[backward.name])
-            if create_graph:  # through the results' own graph
-                run = functools.partial(_by_pytorch, backward)
             try:
                 found = _differentiated(run, call, {n: ctx.strides[i] for n, i in places})
             except InvalidArgument:
@@ -153,10 +152,6 @@ def _differentiated(
 def _fused_anew(op: Op) -> bool:
     """Whether another function has taken the operator's name since."""
     return OPS.get(op.name) is not op
-
-
-def _by_pytorch(op: Op, **call: Any) -> Any:
-    return as_pytorch(op, (), call)
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ def in_pieces(graph: Graph) -> Graph:
 
 
 def _can_be_cut(graph: Graph, row: int, piece: int) -> bool:
-    """Whether `row` has a few times as many elements as `piece`, and only reductions over it, and
-    what is stored of it, follow from what varies along it."""
+    """Whether `row` has a few times as many elements as `piece`, no step varies along both, and
+    what is reduced over it is reduced over it alone, by what pieces can be joined by."""
     whole, size = graph.space[row], graph.space[piece]
     if size < 2 or whole % size or not 1 < whole // size <= MOST_PIECES:
         return False

@@ -308,8 +308,8 @@ template <int N, int BYTES, class T> TW_DEVICE void enqueue(Vec<T, N>* slot, con
   const auto to = shared_address(slot);
   TW_UNROLL for (int i = 0; i < N * (int)sizeof(T) / BYTES; ++i) copy_async<BYTES>(to + i * BYTES, (const u8*)p + i * BYTES);
 }
-// Where `left` elements are left of the tensor: the machine's own copies read all bytes, also if they
-// are told to fill up with zeros.
+// Where `left` elements are left of the tensor. A copy that fills up with zeros is no way out: memcheck
+// tells of a read of all bytes.
 template <int N, int BYTES, class T> TW_DEVICE void enqueue(Vec<T, N>* slot, const T* p, int left) {
   if (left >= N) enqueue<N, BYTES>(slot, p);
   else *slot = load_within<N, BYTES, false>(p, 0, max(left, 0), false);
