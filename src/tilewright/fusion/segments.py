@@ -130,6 +130,8 @@ class _Cutter:
         self.chosen: list[tuple[int, int]] = []
         """Which row each kernel walks, and of how many."""
         self.lane = -1
+        self.later: list[int] = []
+        """Outputs of other spaces that are still to come."""
         self.walked: set[tuple[int, ...]] = set()
         """Rows of kernels that leave a partial for each: shorter ones than those of later
         results."""
@@ -142,18 +144,28 @@ class _Cutter:
         by_space: dict[tuple[int, ...], list[int]] = {}
         for k, (i, _) in enumerate(self.graph.outputs):
             by_space.setdefault(ancestor_space(self.graph, i), []).append(k)
-        for outputs in by_space.values():
-            self.group(outputs, split_rows)
+        known: dict[int, Known] = {}
+        self.later = list(range(len(self.graph.outputs)))
+        for space in sorted(by_space, key=sum):  # what is within another comes first
+            self.later = [k for k in self.later if k not in by_space[space]]
+            known = self.group(by_space[space], space, known, split_rows)
         sizes = len(self.graph.inputs), len(self.graph.outputs)
         return Program(tuple(self.segments), *sizes, tuple(self.temporaries))
 
-    def group(self, remaining: list[int], split_rows: bool) -> None:
-        """Kernels for outputs that depend on values of one iteration space."""
+    def group(
+        self,
+        remaining: list[int],
+        space: tuple[int, ...],
+        known: dict[int, Known],
+        split_rows: bool,
+    ) -> dict[int, Known]:
+        """Kernels for outputs that depend on values of one iteration space; returns what is known
+        then."""
         last = self.graph.outputs[remaining[0]][0]
         reason = self.at(last, "it reads other dims than the kernels before")
-        known: dict[int, Known] = {}
+        beside = self.beside(remaining, space)
         while remaining:
-            needed = self.needed(remaining, known)
+            needed = self.needed(remaining, known, beside)
             self.lane = main_axis(self.graph, needed)
             _, _, row, now, added = self.best_row(remaining, needed, known, split_rows)
             if row and self.kernels.row_partials:
@@ -163,11 +175,13 @@ class _Cutter:
             outputs = [k for k in remaining if self.graph.outputs[k][0] in now_or_then]
             remaining = [k for k in remaining if k not in outputs]
             if columns:
-                wanted = self.needed(remaining, {**known, **dict.fromkeys(added, _SOMEWHERE)})
+                wanted = self.wanted(remaining, {**known, **dict.fromkeys(added, _SOMEWHERE)})
                 added = [i for i in added if i in wanted]
             sums = {i: self.temporary(i) for i in added}
-            behind = self.needed(remaining, {**known, **sums})
-            crossing = {i: self.temporary(i) for i in behind if self.crosses(i, now, known)}
+            behind = self.wanted(remaining, {**known, **sums})
+            done = [i for i in behind if self.crosses(i, now, known)]
+            behind = self.wanted(remaining, {**known, **sums, **dict.fromkeys(done, _SOMEWHERE)})
+            crossing = {i: self.temporary(i) for i in done if i in behind}
             by_row = bool(row) and self.kernels.row_partials
             partials = self.partials_of_rows(sums, row) if by_row else _kept(sums)
             self.add([*self.stored(outputs), *_kept(crossing), *partials], known, row, reason)
@@ -184,6 +198,22 @@ class _Cutter:
                 reason = self.at(left[0], "it reduces other dims than the kernels before")
             elif later:
                 reason = self.at(later[0], "it has other dims than the rows before")
+        return known
+
+    def beside(self, outputs: Sequence[int], space: tuple[int, ...]) -> list[int]:
+        """The reductions of the same space that outputs of others need, of what these read."""
+        nodes = self.graph.nodes
+
+        def read(i: int) -> set[int]:
+            return {a for a in ancestors(self.graph, [i], {}) if nodes[a].op == "load"}
+
+        here = set[int]().union(*(read(self.graph.outputs[k][0]) for k in outputs))
+        return [
+            i
+            for i in self.needed(self.later, {})
+            if nodes[i].op in REDUCTIONS and read(i) <= here
+            if largest([space, ancestor_space(self.graph, i)]) == space
+        ]
 
     # ---- which rows ----
 
@@ -199,7 +229,8 @@ class _Cutter:
         spaces = [math.prod(self.segments[k].graph.space) for k in walking(self.segments)]
         space = max(spaces, default=0)
         way = Way(rows, len(spaces), space, spaces.count(space))
-        left = (tuple(outputs), frozenset(known).intersection(needed), frozenset(self.walked))
+        values = frozenset(known).intersection(self.wanted(outputs, known))
+        left = (tuple(outputs), values, frozenset(self.walked))
         if len(spaces) + 1 >= self.most or self.met.costs_no_more(left, way):
             raise Hopeless
         if left not in self.met.rows:
@@ -476,7 +507,7 @@ class _Cutter:
             here = self.epilogue(self.needed(remaining, known), known, sums)
             outputs = [k for k in remaining if self.graph.outputs[k][0] in here]
             remaining = [k for k in remaining if k not in outputs]
-            needed = self.needed(remaining, known)
+            needed = self.wanted(remaining, known)
             whole = {i: replace(known[i], partials=0) for i in sums if known[i].partials == 1}
             joined = {i: self.temporary(i) for i in sums if i in needed and i not in whole}
             single = len(whole) == len(sums)
@@ -504,7 +535,7 @@ class _Cutter:
         if not sums:
             return remaining, known
         outputs = [k for k in remaining if self.graph.outputs[k][0] in new]
-        used = {a for i in needed if i not in here for a in nodes[i].args}
+        used = {a for i in self.wanted(remaining, known) if i not in here for a in nodes[i].args}
         joined = {i: self.temporary(i) for i in new if i in used}
         reason = self.at(sums[0], "the partials of a result are put together")
         self.add([*self.stored(outputs), *_kept(joined)], known, None, reason)
@@ -533,8 +564,16 @@ class _Cutter:
 
     # ---- values ----
 
-    def needed(self, outputs: Iterable[int], known: dict[int, Known]) -> list[int]:
-        return ancestors(self.graph, (self.graph.outputs[k][0] for k in outputs), known)
+    def needed(
+        self, outputs: Iterable[int], known: dict[int, Known], values: Iterable[int] = ()
+    ) -> list[int]:
+        """The steps behind outputs, and behind other values."""
+        ends = (self.graph.outputs[k][0] for k in outputs)
+        return ancestors(self.graph, (*ends, *(i for i in values if i not in known)), known)
+
+    def wanted(self, outputs: Sequence[int], known: dict[int, Known]) -> list[int]:
+        """The steps behind outputs and those of other spaces that are still to come."""
+        return self.needed((*outputs, *self.later), known)
 
     def crosses(self, i: int, now: set[int], known: dict[int, Known]) -> bool:
         return self.graph.nodes[i].op in REDUCTIONS and i in now and i not in known

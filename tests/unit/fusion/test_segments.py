@@ -16,6 +16,7 @@ from tilewright.fusion.cpp.emit import program_of
 from tilewright.fusion.cuda import programs, target
 from tilewright.fusion.cuda.tiles.capabilities import TileKernels
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
+from tilewright.fusion.program import walking
 from tilewright.fusion.segments import cut
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
@@ -146,7 +147,7 @@ def test_splitting_rows_never_adds_a_pass_over_large_tensors(fused):
 
 def test_outputs_that_read_different_tensors_are_kernels_of_their_own(fused):
     graph = fused(lambda x, w: (x + 1, w * w), "f32[64,40]", "f32[40]")
-    assert spaces(graph) == [(2560,), (40,)]
+    assert spaces(graph) == [(40,), (2560,)]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,44 @@ def test_rows_are_not_walked_again_for_dims_that_they_do_not_have(kernels, fused
         assert target.one_pass(graph, DEVICES["h200"]) is None
     small = fused(lambda row, x: row.softmax(0) * x, row, x)  # as much as x alone
     assert len(spaces(small, kernels=kernels)) == 1
+
+
+@pytest.mark.parametrize(
+    "kernels", [None, TileKernels(TileSchedule(), None, True, True)], ids=["cpu", "gpu"]
+)
+def test_outputs_of_different_dims_share_what_they_reduce(kernels, fused):
+    """A value that several need is reduced once, and along with what others need of the tensor."""
+
+    def rolled(x):
+        y = F.rms_norm(x, (65,))
+        return y.roll(1, -1), y.norm()
+
+    def beside(x, y):
+        return x.amax(-1)[:, None, None] * y, x - x.mean(-1, keepdim=True)
+
+    x, y = TensorSpec("f32", (16, 65)), TensorSpec("f32", (1, 3, 7))
+    _, *rest = walked = [s.graph for s in _walking(fused(rolled, x), kernels)]
+    assert [g.space for g in walked] == [(16, 65), (16, 64)]
+    assert not any(g.reductions for g in rest)
+    rows, outer = [s.graph for s in _walking(fused(beside, x, y), kernels)]
+    assert (rows.space, outer.space) == ((16, 65), (16, 21))
+    assert {rows.nodes[i].op for i in rows.reductions} == {"sum", "amax"}
+    assert not outer.reductions
+    other = fused(lambda x, y, z: (z.amax(-1)[:, None, None] * y, x.sum(-1)), x, y, x)
+    assert len(_walking(other, kernels)) == 3  # z is not what the sum reads
+
+
+def _walking(graph, kernels):
+    segments = cut(graph, kernels=kernels).segments
+    return [segments[k] for k in walking(segments)]
+
+
+def test_only_what_later_kernels_read_is_kept(fused):
+    """Of a variance and its mean the variance, and the greatest of all variances."""
+    graph = fused(lambda x: x.var(-1, correction=0).softmax(0), "f32[64,40]")
+    rows, few = cut(graph).segments
+    assert (rows.graph.space, few.graph.space) == ((64, 40), (64,))
+    assert {*rows.writes} == {*few.reads}
 
 
 def test_a_total_of_what_does_not_vary_along_a_row_is_not_left_to_that_row(fused):

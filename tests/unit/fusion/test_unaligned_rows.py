@@ -51,6 +51,23 @@ def test_rows_of_input_and_output_that_begin_differently_are_not_shifted():
     assert padded.values["vector"] == (1,)
 
 
+@pytest.mark.parametrize("n", [1, 16])
+def test_rows_that_add_up_the_same_are_not_shifted(forgets_functions, n):
+    """Each would do so in an order of its own, and all write it to one place."""
+
+    def with_first(x):
+        return x - x.mean(-1, keepdim=True), x[:1].mean(-1)
+
+    def with_weight(x, weight):
+        return x.softmax(-1) * weight.softmax(-1)
+
+    fuse(with_first), fuse(with_weight)
+    first = space(f"with_first(x=f32[{n},67])")
+    assert first.values["shifted"] == ((False, True) if n == 1 else (False,))
+    weight = space(f"with_weight(x=f16[{n},67], weight=f16[67])")
+    assert weight.values["shifted"] == ((False, True) if n == 1 else (False,))
+
+
 def test_a_space_says_which_schedules_shift():
     found, config = space("softmax(x=f16[100,1003])"), heuristic("softmax(x=f16[100,1003])")
     assert config in found
@@ -103,7 +120,12 @@ def test_gradients_of_odd_rows_are_one_pass_by_8_bytes_or_more(text, dtype, widt
     wide = config.vector * (2 if dtype == "f16" else 4)
     assert wide >= 8
     source = target.task(graph, config, H200).source
-    assert f"enqueue<{config.vector}, {wide}>(" in source
+    unchecked, checked = re.search(
+        r"if \(row \+ 1 < count\)([^\0]*?)else([^\0]*?)close", source
+    ).groups()
+    assert f"enqueue<{config.vector}, {wide}>(" in unchecked
+    assert "count - 1 - row" in checked
+    assert "count" not in unchecked
     assert re.search(r"store_within<4>\(partials", source)
 
 

@@ -159,7 +159,7 @@ class RowKernel(Moments, Residents):
         if lanes:
             self.weigh_lanes()
             self.declare_lanes(lanes)
-        self.open_turns(registers)
+        self.open_turns(0 if registers else self.s.unroll)
         values = self.steps(steps, known, early, per_row=False)
         self.open(self.each_row())
         values |= self.steps(steps, known, early, per_row=True, values=values)
@@ -243,7 +243,7 @@ class RowKernel(Moments, Residents):
         for i in loads:
             shape = f"[{self.s.rows_per_thread}][{self.turns}]"
             self.line(f"{self.vector_type(i)} ahead{p}_{i}{shape};")
-        self.open_turns(True)
+        self.open_turns()
         self.open(self.each_row())
         for i in loads:
             value = self.slot(i) if i in self.queued else self.load(i, self.s.stream_loads)
@@ -263,7 +263,7 @@ class RowKernel(Moments, Residents):
             return {}
         if self.s.vector > 1 and not all(map(side_by_side, accesses.values())):
             return {}
-        self.open_turns(True)
+        self.open_turns()
         self.open(self.each_row())
         for i, access in accesses.items():
             pointer = self.pointer("in", self.graph.nodes[i].attr, access)

@@ -145,8 +145,9 @@ class RowLayout(Kernel):
 
     # -- columns ---------------------------------------------------------------------------------
 
-    def open_turns(self, unroll_all: bool) -> None:
-        unroll = "TW_UNROLL" if unroll_all else f'_Pragma("unroll {self.s.unroll}")'
+    def open_turns(self, at_once: int = 0) -> None:
+        """`at_once` of the turns are unrolled, or all."""
+        unroll = f'_Pragma("unroll {at_once}")' if at_once else "TW_UNROLL"
         self.open(f"{unroll} for (int k = 0; k < {self.turns}; ++k)")
         self.open_turn()
 

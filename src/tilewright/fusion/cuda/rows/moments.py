@@ -95,7 +95,7 @@ class Moments(Steps):
         """Sweep over the row once more, to `add` each reduction's operand."""
         wanted = {self.graph.nodes[i].args[0] for i in reductions}
         steps = self.needed(wanted - known, known)
-        self.open_turns(self.s.storage == "registers")
+        self.open_turns(0 if self.s.storage == "registers" else self.s.unroll)
         values = self.steps(steps, known, {}, per_row=False)
         self.open(self.each_row())
         values |= self.steps(steps, known, {}, per_row=True, values=values)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tilewright.fusion.cuda.rows.walking import Walking
 from tilewright.fusion.ir import REDUCTIONS, Access
 from tilewright.fusion.plan import needed_in
@@ -69,7 +71,7 @@ class Residents(Walking):
             return
         if s.parameters == "shared" and s.rows_per_block > 1:
             self.open("if (group == 0)")
-        self.open_turns(True)
+        self.open_turns()
         if s.parameters == "ahead":
             self.open("if (first_row < count)")
         wanted = needed_in(self.graph, set(self.parameters), frozenset(self.names))
@@ -172,20 +174,38 @@ class Residents(Walking):
             for i in self.queued_scalars:
                 itemsize = self.graph.inputs[self.graph.nodes[i].attr].itemsize
                 self.line(f"enqueue<1, {itemsize}>(&{self.scalar_slot(i)}, from{i});")
-        if not s.bulk:
-            self.open_turns(True)
-            for i in self.queued:
-                access = self.graph.inputs[self.graph.nodes[i].attr]
-                how = f"{s.vector}, {self.access_bytes(access)}"
-                pointer = f"from{i} + {self.turn_offset(access)}"
-                within = f", {self.left(access)}" if s.shifted else ""
-                self.line(f"enqueue<{how}>(&{self.slot(i)}, {pointer}{within});")
-            self.close_turns()
+        if s.shifted:
+            self.open(f"if (row + {self.last_rows} < count)")
+            self.enqueue_vectors()
+            self.close()
+            self.open("else")
+            self.enqueue_vectors(within=True)
+            self.close()
+        elif not s.bulk:
+            self.enqueue_vectors()
         if single:
             self.close()
         self.close()
         if single:
             self.line("close_batch();")
+
+    def enqueue_vectors(self, within: bool = False) -> None:
+        """A row's, or those that are `within` the tensor of one of its last rows."""
+        self.open_turns(1 if within else 0)
+        for i in self.queued:
+            access = self.graph.inputs[self.graph.nodes[i].attr]
+            how = f"{self.s.vector}, {self.access_bytes(access)}"
+            pointer = f"from{i} + {self.turn_offset(access)}"
+            left = f", {self.left(access)}" if within else ""
+            self.line(f"enqueue<{how}>(&{self.slot(i)}, {pointer}{left});")
+        self.close_turns()
+
+    @property
+    def last_rows(self) -> int:
+        """Of shifted rows: those from which a vector may reach beyond the end of a tensor."""
+        (rows,) = self.graph.kept
+        steps = [self.graph.inputs[self.graph.nodes[i].attr].strides[rows] for i in self.queued]
+        return math.ceil((self.s.vector - 1) / min(steps))
 
     def left(self, access: Access) -> str:
         """Elements of a tensor from `column` of `row` on, or enough of them."""

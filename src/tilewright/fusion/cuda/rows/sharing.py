@@ -102,7 +102,7 @@ class SharedRowKernel(RowKernel):
             return super().load_ahead(p, steps)
         for i in shared:
             self.line(f"{self.vector_type(i)} shared{p}_{i}[{self.turns}];")
-        self.open_turns(True)
+        self.open_turns()
         for i in shared:
             self.line(f"shared{p}_{i}[k] = {self.load(i, False)};")
         self.close_turns()

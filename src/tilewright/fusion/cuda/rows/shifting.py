@@ -30,6 +30,8 @@ def shifted_alike(graph: Graph, vector: int) -> Access | None:
     if len(graph.reduced) != 1:
         return None
     (lane,) = graph.reduced
+    if not all(_varies(graph, i) for i in graph.reductions if lane in graph.axes(i)):
+        return None  # rows would add up the same in another order each, and write it to one place
     accesses = [*graph.memory, *(a for _, a in graph.outputs)]
     along = [a for a in accesses if a.strides[lane]]
     rows = [a for a in along if not graph.kept or any(a.strides[k] for k in graph.kept)]
@@ -37,6 +39,12 @@ def shifted_alike(graph: Graph, vector: int) -> Access | None:
     contiguous = all(a.strides[lane] == 1 for a in along)
     aligned = all(a.align % ALIGN == 0 for a in rows)
     return rows[0] if contiguous and aligned and len(starts) == 1 else None
+
+
+def _varies(graph: Graph, i: int) -> bool:
+    """Whether each row has a result of its own."""
+    shape = graph.nodes[graph.nodes[i].args[0]].shape
+    return all(shape[a] == graph.space[a] for a in graph.kept)
 
 
 def rows_alike(graph: Graph, vector: int) -> int:
