@@ -20,8 +20,8 @@ def rms_norm(rows: int, width: int) -> str:
 odd_widths = suite(
     "odd_widths",
     [
-        *map(layer_norm, (769, 2049, 5141, 12289, 20481)),
-        *(rms_norm(8192, width) for width in (1001, 5141)),
+        *map(layer_norm, (769, 2049, 5141, 8193, 12289, 20481, 32769)),
+        *(rms_norm(8192, width) for width in (1001, 5141, 12289)),
         rms_norm(2048, 50257),
     ],
 )

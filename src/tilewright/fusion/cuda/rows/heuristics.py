@@ -53,6 +53,7 @@ from tilewright.fusion.cuda.rows.summed_columns import (
     column_block_variations,
     column_candidates,
     column_variations,
+    shifted_column_candidates,
 )
 from tilewright.fusion.cuda.vectors import NARROW_BYTES, held_bytes
 from tilewright.fusion.ir import Graph
@@ -128,6 +129,7 @@ def _shifted_candidates(
     wide = _row_candidates(space, footprint, widest)
     if footprint.columns:
         wide = itertools.chain(
+            shifted_column_candidates(space, footprint, device, narrower),
             column_block_candidates(space, footprint, device, widest),
             persistent_candidates(space, footprint, device, narrower),
             wide,
