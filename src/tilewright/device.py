@@ -84,15 +84,16 @@ class DeviceSpec:
     def occupancy(self, block_threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
         """Resident blocks per SM and what limits them.
 
-        Registers are handed out per warp in units of 256 (CUDA occupancy calculator, compute
-        capability 8.0 to 10.0).
+        Registers are handed out per warp in units of 256, and each scheduler has its own (CUDA
+        occupancy calculator, compute capability 8.0 to 10.0).
         """
         warps = math.ceil(block_threads / self.warp)
         per_warp = math.ceil(max(registers, 1) * self.warp / 256) * 256
+        of_scheduler = self.registers_per_sm // self.schedulers_per_sm
         limits = {
             "threads": self.threads_per_sm // (warps * self.warp),
             "blocks": self.blocks_per_sm,
-            "registers": self.registers_per_sm // per_warp // warps,
+            "registers": of_scheduler // per_warp * self.schedulers_per_sm // warps,
             "shared memory": self.blocks_by_shared(shared_bytes),
         }
         limiter = min(limits, key=lambda name: limits[name])

@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ SCHEMA = 1
 """Raised when a column is added or changes meaning."""
 
 HEADER = "tilewright_records"
+
+FAR_AHEAD = timedelta(days=1)
+"""More than clocks differ."""
 
 BESIDE = ("ceiling", "host", "eager")
 """Statuses of what is kept beside a duel and does not compete: floor and copy, and what eager calls
@@ -59,13 +62,12 @@ def utc_text(moment: str) -> str:
     """
     try:
         parsed = datetime.fromisoformat(moment)
-    except ValueError:
+        utc = parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         raise InvalidArgument(
             f"{moment!r} is not a date or time such as 2026-11-20 or 2026-11-20T14:00:00"
         ) from None
-    if parsed.tzinfo is None:
-        parsed = parsed.replace(tzinfo=UTC)
-    return parsed.astimezone(UTC).isoformat(timespec="microseconds")
+    return utc.isoformat(timespec="microseconds")
 
 
 @dataclass(frozen=True)
@@ -320,9 +322,34 @@ def _record(where: str, line: str) -> Record:
         if not _fits(value, TYPES[name]):
             wanted = " or ".join(t.__name__ for t in TYPES[name])
             raise InvalidArgument(f"{where}: {name}={value!r} should be {wanted}")
-    if "created" in given:
-        given["created"] = utc_text(given["created"])
+    try:
+        if "created" in given:
+            given["created"] = utc_text(given["created"])
+        _check(given)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}: {error}") from None
     return Record(**given)
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """What fields of the right types may not be. Raises InvalidArgument."""
+    if given["status"] not in STATUSES:
+        raise InvalidArgument(
+            f"unknown status {given['status']!r}; {known_names(given['status'], STATUSES)}"
+        )
+    for knob, value in given["config"].items():
+        if not (value is None or isinstance(value, (bool, int, float, str))):
+            raise InvalidArgument(f"config: {knob}={value!r} should be one value")
+    for name, value in given.items():
+        if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+            raise InvalidArgument(f"{name}={value!r} is not text: it holds half of a character")
+        finite = isinstance(value, (int, float)) and math.isfinite(value)
+        if finite and not 0 <= value < 2**63:
+            raise InvalidArgument(f"{name}={value} should be 0 or more, and less than 2^63")
+    if given.get("created", "") > (datetime.now(UTC) + FAR_AHEAD).isoformat():
+        raise InvalidArgument(
+            f"created={given['created']} is still to come: no later run would win"
+        )
 
 
 def _fits(value: Any, allowed: tuple[type, ...]) -> bool:

@@ -19,7 +19,9 @@ class Settings:
 
     Attributes:
         cache_dir: compiled binaries, content-addressed (TILEWRIGHT_CACHE_DIR).
-        store_url: SQLAlchemy URL of the records (TILEWRIGHT_STORE); SQLite below the data folder.
+        store_url: SQLAlchemy URL of the records (TILEWRIGHT_STORE); None is SQLite in
+            `records_file`.
+        records_file: below the data folder.
         plugin_dirs: further folders shaped like the package, each with any of ops/, impls/,
             devices/, strategies/ and suites/ in it (TILEWRIGHT_PLUGINS, separated like PATH).
         cxx: C++ compiler to use instead of g++ or clang++ (TILEWRIGHT_CXX).
@@ -43,7 +45,8 @@ class Settings:
     """
 
     cache_dir: Path
-    store_url: str
+    store_url: str | None
+    records_file: Path
     plugin_dirs: tuple[Path, ...]
     cxx: str | None
     nvcc: str | None
@@ -63,7 +66,8 @@ def settings() -> Settings:
     cache_dir, cutlass = env.get("TILEWRIGHT_CACHE_DIR"), env.get("TILEWRIGHT_CUTLASS")
     return Settings(
         cache_dir=Path(cache_dir) if cache_dir else _user_dir("cache"),
-        store_url=env.get("TILEWRIGHT_STORE") or f"sqlite:///{_user_dir('data') / 'records.db'}",
+        store_url=env.get("TILEWRIGHT_STORE") or None,
+        records_file=_user_dir("data") / "records.db",
         plugin_dirs=plugin_dirs(),
         cxx=env.get("TILEWRIGHT_CXX") or None,
         nvcc=env.get("TILEWRIGHT_NVCC") or None,

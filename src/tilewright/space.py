@@ -104,7 +104,8 @@ class ConfigSpace(Generic[C]):
 
     def unlisted(self, config: C) -> list[str]:
         """The knobs with other values than those listed."""
-        return [name for name, listed in self.values.items() if getattr(config, name) not in listed]
+        given = ((name, getattr(config, name), listed) for name, listed in self.values.items())
+        return [name for name, value, listed in given if not _is_among(value, listed)]
 
     def sample(self, rng: random.Random, count: int) -> list[C]:
         """Up to `count` distinct configs, drawn uniformly."""
@@ -147,6 +148,11 @@ class ConfigSpace(Generic[C]):
                     f"unknown knob {name!r} of {self.config_type.__name__}; "
                     f"{known_names(name, self.values)}"
                 )
+            kinds = {type(value) for value in self.values[name]}
+            for value in chosen[name]:
+                if type(value) not in kinds:
+                    known = ", ".join(map(str, self.values[name]))
+                    raise InvalidArgument(f"{name}={value!r} is not of the kind of {known}")
         pinned = dict.fromkeys((*self.pinned, *chosen))
         return ConfigSpace(self.config_type, {**self.values, **chosen}, self.constraint, pinned)
 
@@ -156,6 +162,11 @@ class ConfigSpace(Generic[C]):
             if name not in self.values:
                 raise InvalidArgument(f"unknown knob {name!r}; {known_names(name, self.values)}")
         return self.config_type(**given)
+
+
+def _is_among(value: Any, listed: Sequence[Any]) -> bool:
+    """1.0 and True are not among whole numbers, though they equal one."""
+    return value in listed and type(value) is type(listed[listed.index(value)])
 
 
 def _beside(value: Any, listed: Sequence[Any]) -> list[Any]:

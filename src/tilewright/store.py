@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 
 from tilewright.database import (
     ELSEWHERE,
@@ -99,12 +99,15 @@ class Store:
 
     def __init__(self, url: str | None = None, *, busy_s: float = 10.0):
         self._ready = False
-        url = url or settings().store_url
+        here = settings()
+        url = url or here.store_url
         try:
-            self.url = make_url(url)
+            # A path is no part of a URL: one with a question mark would end there.
+            of_settings = URL.create("sqlite", database=str(here.records_file))
+            self.url = make_url(url) if url else of_settings
             self._engine = open_engine(self.url, busy_s)
         except (sa.exc.ArgumentError, ImportError) as error:
-            shown = re.sub(r":[^:/@]*@", ":***@", url)
+            shown = re.sub(r":[^:/@]*@", ":***@", url or "")
             raise InvalidStore(
                 f"cannot use {shown!r} as a record store: {error}; expected a SQLAlchemy URL such "
                 "as sqlite:////tmp/records.db or, with `pip install tilewright[postgres]`, "

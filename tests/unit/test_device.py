@@ -26,3 +26,19 @@ def test_each_of_them_is_needed(field):
 def test_an_unknown_kind_is_refused():
     with pytest.raises(InvalidArgument, match="kind='tpu' is neither cuda nor cpu"):
         DeviceSpec(name="v5", kind="tpu", arch="v5")
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize(
+    ("threads", "registers", "blocks", "limiter"),
+    [
+        (160, 80, 4, "registers"),  # 8 x 32 registers a warp: 6 warps of each scheduler, 24 in all
+        (544, 33, 2, "registers"),  # 12 warps of each, 48 in all, of which a block has 17
+        (32, 135, 12, "registers"),
+        (128, 128, 4, "registers"),
+        (1024, 32, 2, "threads"),
+        (32, 16, 32, "blocks"),
+    ],
+)
+def test_occupancy_is_as_nvidias_calculator_has_it(device, threads, registers, blocks, limiter):
+    assert DEVICES[device].occupancy(threads, registers, 0) == (blocks, limiter)

@@ -17,7 +17,7 @@ from recorded import DEVICE, NOW, SOFTMAX, duel, many, record
 
 from tilewright import database
 from tilewright.errors import StoreError
-from tilewright.record import SCHEMA, append_lines, read_lines
+from tilewright.record import SCHEMA, Record, append_lines, read_lines
 from tilewright.store import Store
 
 
@@ -71,6 +71,17 @@ def test_the_first_record_makes_the_folder_and_the_file_in_write_ahead_mode(tmp_
         assert store.add(many(1)) == 1
     with sqlite3.connect(tmp_path / "a/b/records.db") as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_home_of_any_name_holds_the_records(tmp_path, monkeypatch):
+    home = tmp_path / "what? #1 %20"
+    monkeypatch.delenv("TILEWRIGHT_STORE", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(home))
+    with Store() as store:
+        store.add([Record("softmax(x=f32[4,4])", "softmax", "aten", {}, "ok", "cpu")])
+        assert store.path == home / "tilewright" / "records.db"
+    assert store.path.exists()
+    assert [p.name for p in tmp_path.iterdir()] == [home.name]
 
 
 def test_the_default_url_is_the_settings(tmp_path, monkeypatch):

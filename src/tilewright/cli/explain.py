@@ -49,14 +49,16 @@ def explain(
     from tilewright.cli.progress import shown
     from tilewright.profiling import explain as engine
 
-    if max_registers and not show:
+    if max_registers and show in (None, "schedule"):
         raise InvalidArgument(
             "--max-registers caps what --show compiles: add --show resources, source, ptx or sass"
         )
     w = options.read_workload(workload)
     content: Any
     if show:
-        text = engine.show(w, show, device, device_spec, implementation, config, max_registers)
+        text = engine.show(
+            w, show, device, device_spec, implementation, config, max_registers, store_url
+        )
         content = {"workload": str(w), show: text}
     else:
         with shown() as progress:

@@ -16,7 +16,7 @@ from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.compile.launch import CudaKernel
 from tilewright.device import spec_of
-from tilewright.errors import CompileError
+from tilewright.errors import CacheError, CompileError
 from tilewright.impl import CompileTask
 from tilewright.measure.ceilings_kernels_cpu import cpu_calls
 
@@ -79,7 +79,7 @@ def stream_calls(device: torch.device) -> dict[str, Call]:
 
     Names start with what the callable does to the tensor: "copy", "read" (into nothing), "write"
     (as many bytes as the tensor has) or "empty". PyTorch's own kernels are among them; without a
-    compiler that works they are the only ones.
+    compiler that works, or a folder for what it compiles, they are the only ones.
     """
     calls: dict[str, Call] = {
         "copy aten": lambda x: x.clone(),
@@ -89,13 +89,13 @@ def stream_calls(device: torch.device) -> dict[str, Call]:
     if device.type == "cpu":
         calls["read aten amax"] = lambda x: x.amax()
         calls["empty aten"] = lambda x: torch.empty(16)
-        with contextlib.suppress(CompileError):
+        with contextlib.suppress(CompileError, CacheError):
             calls.update(cpu_calls())
-    elif nvrtc.missing():
-        calls["empty aten"] = lambda x: torch.empty(1, device=device).fill_(1.0)
-    else:
-        calls.update(_own_calls(device))
-    return calls
+        return calls
+    if nvrtc.missing() is None:
+        with contextlib.suppress(CacheError):
+            return {**calls, **_own_calls(device)}
+    return {**calls, "empty aten": lambda x: torch.empty(1, device=device).fill_(1.0)}
 
 
 def stream_task(arch: str) -> CompileTask:

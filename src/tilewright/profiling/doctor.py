@@ -13,6 +13,7 @@ from tilewright.compile import cxx, nvcc, nvrtc
 from tilewright.device import DeviceSpec, current_device, spec_of
 from tilewright.environment import BASELINE_PACKAGES, cpu_model, environment, installed_version
 from tilewright.errors import StoreError
+from tilewright.files import check_writable
 from tilewright.measure.ceilings import Ceilings, measure_ceilings
 from tilewright.settings import settings
 from tilewright.store import Store
@@ -141,6 +142,11 @@ def _records(store_url: str | None) -> Finding:
 
 def _cache() -> Finding:
     folder = settings().cache_dir
+    try:
+        check_writable(folder / "probe")
+    except OSError as error:
+        remedy = "set TILEWRIGHT_CACHE_DIR to a folder that can be written"
+        return Finding("cache", None, f"{folder}: {error.strerror}; {remedy}", fault="not usable")
     files = [p.stat().st_size for p in folder.rglob("*") if p.is_file()] if folder.exists() else []
     return Finding("cache", f"{folder}, {counted(len(files), 'file')}, {sum(files) / 1e6:.1f} MB")
 

@@ -16,7 +16,7 @@ from tilewright.dispatch.dumps import Occupancy, dump, kernels
 from tilewright.dispatch.evidence import records_in
 from tilewright.dispatch.selection import Choice, as_promised, choose, unbuilt, unfit_records
 from tilewright.environment import environment
-from tilewright.errors import CompileError, InvalidArgument, NoImplementation
+from tilewright.errors import CacheError, CompileError, InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS, OWN_BACKENDS, Implementation, implementations
 from tilewright.measure.ceilings import hard_limit_us, measure_ceilings
 from tilewright.op import Workload
@@ -264,7 +264,7 @@ def _facts(impl: Implementation, w: Workload, spec: DeviceSpec, choice: Choice) 
         return facts
     try:
         executable = impl.build(config, w, spec)
-    except CompileError as error:
+    except (CompileError, CacheError) as error:
         return replace(facts, unsupported=str(error).partition("\n")[0])
     of_each = [k.occupancy for k in kernels(executable, impl.task(config, w, spec), spec)]
     return replace(facts, resources=executable.resources, occupancy=of_each)
@@ -281,6 +281,7 @@ def show(
     implementation: str | None = None,
     config: Mapping[str, Any] | None = None,
     max_registers: int | None = None,
+    store_url: str | None = None,
 ) -> str:
     """The source, PTX, SASS, resources or schedule of one candidate as text.
 
@@ -289,13 +290,15 @@ def show(
         implementation, config: the candidate; by default what is chosen on `device`, or what of our
             own runs untuned.
         max_registers: compile a CUDA kernel with at most so many registers a thread.
+        store_url: records to choose by; by default those of the settings.
 
     Raises:
         InvalidArgument: the config does not fit, or there is no such thing for the candidate.
         CompileError: the compiler refused, or is missing.
     """
     name, spec = _device(device, device_spec)
-    choice = _choice(w, name, spec, implementation, config)
+    with records_in(store_url):
+        choice = _choice(w, name, spec, implementation, config)
     if implementation is None and IMPLS[choice.implementation].backend not in OWN_BACKENDS:
         choice = _untuned(w, spec)
     first = choice.slices[0][0].workload if choice.slices else None

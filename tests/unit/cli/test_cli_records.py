@@ -62,6 +62,8 @@ def test_list_shows_the_newest_first_and_filters(filled, capsys):
     assert [r["op"] for r in answer(capsys, "list", "--op", "rms_norm")] == ["rms_norm"]
     assert [r["status"] for r in answer(capsys, "list", "--status", "slower")] == ["slower"]
     assert len(answer(capsys, "list", "--since", "2026-11-20")) == 2
+    assert cli.main(["records", "list", "--since", "0001-01-01T00:00:00+14:00"]) == 2
+    assert "is not a date" in capsys.readouterr().err
     assert cli.main(["records", "list"]) == 0
     assert "10.0 us" in capsys.readouterr().out
 

@@ -49,6 +49,15 @@ def test_records_and_cache_are_counted(tmp_path):
     assert found(here, "records", "cache") == f"{tmp_path / 'cache'}, 1 file, 1.5 MB"
 
 
+def test_a_cache_that_cannot_be_written_is_a_finding_not_a_failure(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert cli.main(["doctor", "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "set TILEWRIGHT_CACHE_DIR to a folder that can be written" in shown
+    assert "GB/s read + written" in shown  # of PyTorch's own kernels
+
+
 def test_a_device_that_no_machine_has_is_refused(capsys):
     assert cli.main(["doctor", "--no-measure", "--device", "cpu:7"]) == 2
     assert "unknown device 'cpu:7'; use cpu, cuda or cuda:<index>" in capsys.readouterr().err

@@ -71,6 +71,10 @@ def test_what_has_no_schedule_says_so():
     ("args", "message"),
     [
         (["--max-registers", "32"], "--max-registers caps what --show compiles: add --show"),
+        (
+            ["--max-registers", "32", "--show", "schedule"],
+            "--max-registers caps what --show compiles: add --show",
+        ),
         (["--device", "cpu", "--device-spec", "h200"], "give one of them"),
     ],
 )
@@ -413,6 +417,27 @@ def test_a_store_that_is_named_decides_what_runs_and_is_left_again(tmp_path, mon
     assert (found.chosen, found.source) == ("inductor", "record")
     assert found.records
     assert explain(W, "cpu", measure=False).chosen == "aten"
+
+
+def test_what_is_shown_is_chosen_by_the_store_that_is_named(tmp_path, monkeypatch):
+    url, w = f"sqlite:///{tmp_path / 'others.db'}", Workload.parse("softmax(x=f32[8,16])")
+    spec = current_device("cpu")[1]
+    monkeypatch.setattr(evidence, "_loaded", {})
+    untuned = IMPLS["fused"].heuristic(w, spec)
+    winner = replace(untuned, split_rows=not untuned.split_rows)
+    with Store(url) as store:
+        record(store, str(w), "fused", config_dict(winner), us=0.5)
+    assert f"split_rows = {winner.split_rows}" in show(w, "schedule", "cpu", store_url=url)
+    assert f"split_rows = {untuned.split_rows}" in show(w, "schedule", "cpu")
+
+
+def test_a_cache_that_cannot_be_written_is_named_by_what_needs_it(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    found = explain(Workload.parse("softmax(x=f32[9,17])"), "cpu", measure=False)
+    reasons = {c.implementation: c.unsupported for c in found.candidates}
+    assert "set TILEWRIGHT_CACHE_DIR to a folder that can be written" in reasons["fused"]
+    assert reasons["aten"] is None
 
 
 def test_a_config_given_in_part_is_completed_alike_wherever_it_is_given():

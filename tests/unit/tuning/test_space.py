@@ -57,6 +57,10 @@ def test_each_refusal_says_why():
     assert space.why_not(Tile(rows=3)) == "rows=3 is not one of 1, 2"
     assert space.why_not(Tile(2, 16)) == "rows=2 of 16 bytes exceed 16"
     assert space.why_not(Tile(1, 16)) is None
+    assert space.why_not(Tile(rows=1.0)) == "rows=1.0 is not one of 1, 2"
+    assert space.why_not(Tile(rows=True)) == "rows=True is not one of 1, 2"
+    with pytest.raises(InvalidArgument, match=r"rows=2\.0 is not of the kind of 1, 2$"):
+        space.restricted({"rows": [1, 2.0]})
     assert NoConfig() not in space
 
 
