@@ -161,7 +161,11 @@ class Footprint:
     def loads_bytes(self, c: RowSchedule) -> int:
         """Of rows, that one block may have on their way at once."""
         rows = c.rows_per_block * c.rows_per_thread * max(c.stages, 1)
-        return rows * self.queued_bytes // c.row_blocks
+        whole = rows * self.queued_bytes // c.row_blocks
+        if c.stages or c.storage == "registers" or (c.storage == "shared" and not c.shifted):
+            return whole
+        elements = min(c.unroll, self.turns(c)) * c.block_threads * c.rows_per_thread * c.vector
+        return min(whole, elements * sum(a.itemsize for a in self.queued))
 
     def turns(self, c: RowSchedule) -> int:
         vectors = vectors_of(self.width, c.vector, c.shifted)
