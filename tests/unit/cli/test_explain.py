@@ -444,7 +444,7 @@ def test_a_cache_that_cannot_be_written_is_named_by_what_needs_it(tmp_path, monk
 def test_a_row_that_nothing_holds_is_on_its_way_in_part():
     """Where it is read again, `unroll` vectors of each thread are; copied, all of it is."""
     w = Workload.parse("softmax(x=bf16[3,200000])")
-    config = dict(row_threads=1024, rows_per_block=1, vector=8, min_blocks=1, unroll=2)
+    config = {"row_threads": 1024, "rows_per_block": 1, "vector": 8, "min_blocks": 1, "unroll": 2}
     told = show(w, "resources", device_spec="a100", config={**config, "storage": "reread"})
     assert f" {2 * 1024 * 16:,} bytes of loads" in told
     w = Workload.parse("softmax(x=bf16[300,65536])")
