@@ -27,6 +27,25 @@ def half_of_norm(x: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], weight)[..., : x.shape[-1] // 2]
 
 
+@tw.fuse
+def rotated_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries and keys of GPT-J: rotary positions of neighbours."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+@tw.fuse
+def rotated_pairs_of_norm(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same of normalised heads."""
+    y = F.rms_norm(x, x.shape[-1:], weight, 1e-6)
+    even, odd = y[..., 0::2], y[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+X = "bf16[4,2048,32,128]"
+PAIRS = f"x={X}, {{weight}}cos=bf16[2048,1,64], sin=bf16[2048,1,64]"
+
+
 def rotated(heads: int, dtype: str = "bf16") -> str:
     angles = f"{dtype}[2048,1,128]"
     return f"x={dtype}[4,2048,{heads},128], weight={dtype}[128], cos={angles}, sin={angles}"
@@ -39,5 +58,10 @@ row_pieces = suite(
         f"rotated_norm({rotated(32, 'f32')})",
         f"rotated_norm_backward(grad_output=bf16[4,2048,32,128], {rotated(32)}, grads=[x,weight])",
         "half_of_norm(x=f16[8192,4096], weight=f16[4096])",
+        f"rotated_pairs({PAIRS.format(weight='')})",
+        f"rotated_pairs_backward(grad_output={X}, {PAIRS.format(weight='')}, grads=[x])",
+        f"rotated_pairs_of_norm({PAIRS.format(weight='weight=bf16[128], ')})",
+        f"rotated_pairs_of_norm_backward(grad_output={X}, "
+        f"{PAIRS.format(weight='weight=bf16[128], ')}, grads=[x,weight])",
     ],
 )

@@ -92,14 +92,15 @@ def _rows_of_fewest_passes(graph: Graph, kernels: Kernels) -> tuple[int, ...]:
 
 
 def main_axis(graph: Graph, needed: Iterable[int]) -> int:
-    """The axis along which most bytes of `needed` steps are contiguous; of equals the last."""
+    """The axis along which most bytes of `needed` steps are contiguous, those of every n-th element
+    counted as an n-th; of equals the last."""
     contiguous = [0] * len(graph.space)
     for n in (graph.nodes[i] for i in needed):
         if n.op == "load":
             access, size = graph.inputs[n.attr], math.prod(n.shape)
             for a, stride in enumerate(access.strides):
-                if stride == 1 and n.shape[a] != 1:
-                    contiguous[a] += size * access.itemsize
+                if stride and n.shape[a] != 1:
+                    contiguous[a] += size * access.itemsize // stride
     return max(range(len(contiguous)), key=lambda a: (contiguous[a], a), default=-1)
 
 

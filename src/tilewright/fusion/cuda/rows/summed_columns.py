@@ -94,6 +94,7 @@ def column_block_candidates(
             roomy = varied is c or needed <= ROOMY_REGISTERS
             if roomy and needed + SPARE_REGISTERS <= register_cap(varied, device):
                 yield varied
+    yield from _parts_of_warps(space, footprint, device)
 
 
 def shifted_column_candidates(
@@ -146,6 +147,23 @@ def _narrow_rows(
                 parameters="registers" if footprint.parameters else "reload",
                 rematerialize=True in space.values["rematerialize"],
             )  # fmt: skip
+
+
+def _parts_of_warps(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec
+) -> Iterator[RowSchedule]:
+    """Rows of fewer vectors than a warp has lanes, several by each warp."""
+    for vector, stages in itertools.product(space.values["vector"], (2, 1, 0)):
+        threads = footprint.width // vector
+        if threads in space.values["row_threads"] and threads < device.warp:
+            groups = min(COLUMN_THREADS // threads, max(space.values["rows_per_block"]))
+            c = RowSchedule(
+                vector, threads, groups, 1, "registers", "two_pass", 1,
+                BUSY_THREADS // (groups * threads), stages=stages,
+                parameters="registers" if footprint.parameters else "reload",
+            )  # fmt: skip
+            if estimated_registers(c, footprint) + SPARE_REGISTERS <= register_cap(c, device):
+                yield c
 
 
 def _much_of_halves(
