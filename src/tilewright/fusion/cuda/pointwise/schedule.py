@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda import instructions, registers
-from tilewright.fusion.cuda.vectors import NARROW_BYTES, held_bytes, widest_vectors
+from tilewright.fusion.cuda.vectors import NARROW_BYTES, held_bytes, untuned_vector, widest_vectors
 from tilewright.fusion.extents import pointwise_axes
 from tilewright.fusion.ir import Access, Graph
 from tilewright.space import ConfigSpace, param
@@ -109,10 +109,10 @@ def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
     """
     space = pointwise_space(graph, device)
     inner = graph.space[-1] if len(graph.space) > 1 else 0
-    vector = widest_vectors(graph, inner)[0]
-    narrow = vector * min(a.itemsize for _, a in graph.outputs) < NARROW_BYTES
+    widths = widest_vectors(graph, inner)
+    narrow = widths[0] * min(a.itemsize for _, a in graph.outputs) < NARROW_BYTES
     flat = narrow and True in space.values["flat"]
-    vector = space.values["vector"][0] if flat else vector
+    vector = space.values["vector"][0] if flat else untuned_vector(graph, widths)
     vectors = math.prod(graph.space) // vector
     busy = vectors >= 4 * device.sms * device.threads_per_sm
     flying = vector * sum(a.itemsize for a in graph.memory)

@@ -55,7 +55,7 @@ from tilewright.fusion.cuda.rows.summed_columns import (
     column_variations,
     shifted_column_candidates,
 )
-from tilewright.fusion.cuda.vectors import NARROW_BYTES, held_bytes
+from tilewright.fusion.cuda.vectors import NARROW_BYTES, held_bytes, untuned_vector
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.remembered import remembered
 from tilewright.space import ConfigSpace
@@ -396,5 +396,6 @@ def _variations(c: RowSchedule) -> Iterator[RowSchedule]:
 
 
 def _whole_vector(space: ConfigSpace[RowSchedule], footprint: Footprint) -> int:
-    """The widest vector that divides a row."""
-    return next(v for v in space.values["vector"] if footprint.width % v == 0)
+    """The widest vector that divides a row and suits its tensors."""
+    whole = (v for v in space.values["vector"] if footprint.width % v == 0)
+    return untuned_vector(footprint.graph, whole)

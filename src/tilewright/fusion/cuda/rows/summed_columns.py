@@ -94,7 +94,7 @@ def column_block_candidates(
             roomy = varied is c or needed <= ROOMY_REGISTERS
             if roomy and needed + SPARE_REGISTERS <= register_cap(varied, device):
                 yield varied
-    yield from _parts_of_warps(space, footprint, device)
+    yield from _parts_of_warps(space, footprint, device, vector)
 
 
 def shifted_column_candidates(
@@ -150,12 +150,13 @@ def _narrow_rows(
 
 
 def _parts_of_warps(
-    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, widest: int
 ) -> Iterator[RowSchedule]:
     """Rows of fewer vectors than a warp has lanes, several by each warp."""
     for vector, stages in itertools.product(space.values["vector"], (2, 1, 0)):
         threads = footprint.width // vector
-        if threads in space.values["row_threads"] and threads < device.warp:
+        fits = vector <= widest and threads in space.values["row_threads"]
+        if fits and threads < device.warp:
             groups = min(COLUMN_THREADS // threads, max(space.values["rows_per_block"]))
             c = RowSchedule(
                 vector, threads, groups, 1, "registers", "two_pass", 1,
