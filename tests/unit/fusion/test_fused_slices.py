@@ -15,6 +15,7 @@ from tilewright.dispatch.functions.fuse import fuse
 from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.errors import NoImplementation
 from tilewright.fusion.cuda import target
+from tilewright.fusion.segments import cut
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS
@@ -229,3 +230,39 @@ def test_a_variance_along_what_was_put_together_is_refused_with_its_line():
     line = doubled.__code__.co_firstlineno + 2
     with pytest.raises(NoImplementation, match=rf"pieces were put together.*slices\.py:{line}"):
         tw.fuse(doubled)(torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("width", [0, 2])
+def test_the_gradient_of_what_is_padded_all_around_is_pytorchs(width):
+    """That of no elements is a pad by which nothing is left."""
+
+    def padded(x):
+        return F.pad(x[:, :width], (1, 1), value=2.0) * x[:, : width + 2]
+
+    x = torch.arange(12.0).view(3, 4).requires_grad_()
+    own = tw.fuse(padded, name="padded_or_rolled")
+    found, right = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (own, padded))
+    assert torch.equal(found, right)
+
+
+def test_every_nth_element_and_its_gradient_are_one_kernel(forgets_functions):
+    """Of each all that is left is every n-th element, too, and so no other pieces."""
+
+    def rotated(x, cos, sin):
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+    def turned(x, cos, sin):
+        a, b, c = (x[..., k::3] for k in range(3))
+        return torch.stack((b * cos, c * sin, a * b), -1).flatten(-2)
+
+    for function, n in ((rotated, 2), (turned, 3)):
+        own, width = tw.fuse(function), 5 * n
+        cos, sin = torch.rand(2, 5, dtype=torch.float64)
+        x = torch.rand(4, width, dtype=torch.float64, requires_grad=True)
+        torch.testing.assert_close(own(x, cos, sin), function(x, cos, sin))
+        found, right = (torch.autograd.grad(f(x, cos, sin).exp().sum(), x) for f in (own, function))
+        torch.testing.assert_close(found, right)
+        given = f"grad_output=f32[40,{width}], x=f32[40,{width}], cos=f32[5], sin=f32[5]"
+        w = tw.Workload.parse(f"{function.__name__}_backward({given}, grads=[x])")
+        assert len(cut(graph_of(w)).segments) == 1

@@ -250,6 +250,15 @@ def test_autocast_around_a_trace_is_none_inside_of_it():
 
 
 @runs
+@runs
+@pytest.mark.parametrize("function", [torch.nansum, torch.nanmean])
+def test_nansum_over_no_dims_is_refused_and_without_dims_is_one_over_all(function):
+    with pytest.raises(InvalidArgument, match=r"are those over all, .* leave dim out"):
+        tw.fuse(lambda x: function(x, ()), name="refused")(X)
+    whole = tw.fuse(lambda x: function(x), name="taken")(X)
+    torch.testing.assert_close(whole, function(X))
+
+
 def test_logsumexp_over_no_dims_is_one_over_all_that_keeps_them():
     def function(x):
         return torch.logsumexp(x, ())

@@ -16,7 +16,7 @@ SECTOR_BYTES = 32
 APART_VECTOR = 2
 """Elements of a thread's vector where most tensors are every n-th element of others, which are
 accessed one by one: those of neighbouring threads then share sectors. Rotary positions of pairs,
-bf16[4,2048,32,128], took 350 us on an H100 by eight (c63b420), 48 as a search found it."""
+bf16[4,2048,32,128], took 350 us on an H100 by eight (c63b420), 51.7 by two (dacf7d8)."""
 
 
 def access_bytes(access: Access, vector: int) -> int:
@@ -38,12 +38,16 @@ def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:
     return tuple(v for v in (8, 4, 2, 1) if v <= widest and inner % v == 0)
 
 
-def untuned_vector(graph: Graph, vectors: Iterable[int]) -> int:
-    """The widest of these vectors that suits what lies side by side along the innermost axis, or
-    does not."""
+def lies_apart(graph: Graph) -> bool:
+    """Whether most of what is moved are every n-th elements along the innermost axis."""
     moved = [a for a in (*graph.memory, *(o for _, o in graph.outputs)) if a.strides[-1]]
     apart = sum(a.itemsize for a in moved if 1 < a.strides[-1] < SECTOR_BYTES // a.itemsize)
-    most = APART_VECTOR if 2 * apart > sum(a.itemsize for a in moved) else WIDEST_ACCESS
+    return 2 * apart > sum(a.itemsize for a in moved)
+
+
+def untuned_vector(graph: Graph, vectors: Iterable[int]) -> int:
+    """The widest of these vectors that suits how elements lie in memory."""
+    most = APART_VECTOR if lies_apart(graph) else WIDEST_ACCESS
     return next(v for v in vectors if v <= most)
 
 

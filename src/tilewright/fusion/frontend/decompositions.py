@@ -107,7 +107,8 @@ def _padded(x: Tensor, widths: Sequence[int], number: float = 0) -> Tensor:
         x = torch.ops.aten.slice(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
         shapes = ([*x.shape[:dim], max(n, 0), *x.shape[dim + 1 :]] for n in (before, after))
         first, last = (torch.full(s, number, dtype=x.dtype, device=x.device) for s in shapes)
-        x = torch.cat([t for t in (first, x, last) if t.shape[dim]], dim)
+        if pieces := [t for t in (first, x, last) if t.shape[dim]]:
+            x = torch.cat(pieces, dim)
     return x
 
 

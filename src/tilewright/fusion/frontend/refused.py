@@ -52,6 +52,8 @@ class Refusing(TorchDispatchMode):
                 canonicalize_dim(args[0].dim(), args[1])
             if name == "logsumexp":
                 _check_logsumexp(*args)
+            if name == "nansum" and len(args) > 1 and args[1] is not None and not len(args[1]):
+                raise _nansum_over_no_dims()
             if function._schema.is_mutable:
                 _check_memory(function, args)
             out = function(*args, **(kwargs or {}))
@@ -95,6 +97,13 @@ def _check_logsumexp(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> N
             "logsumexp over no dims, dim=(), is one over all, of which PyTorch cannot drop the "
             f"dims; give dim={(*range(x.dim()),)}, or keepdim=True"
         )
+
+
+def _nansum_over_no_dims() -> Exception:
+    return RuntimeError(
+        "nansum and nanmean over no dims, dim=(), are those over all, of which PyTorch's own meta "
+        "kernel drops none; leave dim out"
+    )
 
 
 def _is_boolean(value: Any) -> bool:

@@ -30,6 +30,8 @@ COLUMN_THREADS = 256
 """Of such a block, unless it is of a cluster."""
 BUSY_THREADS = 512
 """On an SM, to hide the latency of more than memory."""
+WAITING_THREADS = 768
+"""On an SM, where the next rows are not on their way."""
 FEWER_THREADS = 128, 384
 """Of a block, and on an SM, where a warp has such a row to itself."""
 BUSY_STEPS = 60
@@ -152,16 +154,21 @@ def _narrow_rows(
 def _parts_of_warps(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, widest: int
 ) -> Iterator[RowSchedule]:
-    """Rows of fewer vectors than a warp has lanes, several by each warp."""
-    for vector, stages in itertools.product(space.values["vector"], (2, 1, 0)):
-        threads = footprint.width // vector
-        fits = vector <= widest and threads in space.values["row_threads"]
-        if fits and threads < device.warp:
+    """Narrow rows, several by each warp: of few vectors, or such as no queue holds, which more
+    threads wait for. Gradients of rotary positions of pairs of normalised heads and of the norm's
+    weight, bf16[4,2048,32,128], took 100 us on an H100 by 768 threads on an SM, each with two
+    vectors of two elements; by 256, a warp for each row, 214 (dacf7d8)."""
+    held = ("registers", "reload") if footprint.parameters else ("reload",)
+    for parameters, vector, stages in itertools.product(held, space.values["vector"], (2, 1, 0)):
+        vectors = footprint.width // vector
+        threads = min(vectors, device.warp // 2)
+        few = vectors in (threads, 2 * threads)
+        if vector <= widest and few and threads in space.values["row_threads"]:
             groups = min(COLUMN_THREADS // threads, max(space.values["rows_per_block"]))
+            blocks = (BUSY_THREADS if stages else WAITING_THREADS) // (groups * threads)
             c = RowSchedule(
-                vector, threads, groups, 1, "registers", "two_pass", 1,
-                BUSY_THREADS // (groups * threads), stages=stages,
-                parameters="registers" if footprint.parameters else "reload",
+                vector, threads, groups, 1, "registers", "two_pass", 1, blocks, stages=stages,
+                parameters=parameters,
             )  # fmt: skip
             if estimated_registers(c, footprint) + SPARE_REGISTERS <= register_cap(c, device):
                 yield c
