@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from emulated import Emulated
 from random_graphs import gradients_of
 from tilewright.compile import cxx
+from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import target
@@ -93,13 +94,48 @@ def test_a_row_that_is_used_in_pieces_is_walked_once(function, tensors, width):
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("function", "tensors"), [(f, t) for f, t, _ in CUT if f is not rotated_in_turn]
-)
+@pytest.mark.parametrize(("function", "tensors"), [(f, t) for f, t, _ in CUT])
 def test_gradients_through_pieces_of_a_row_are_right(function, tensors):
     fuse(function)
     w = gradients_of(Workload.parse(f"{function.__name__}({tensors})"))
     assert_right(w)
+
+
+HEADS = "x=bf16[4,512,32,128], weight=bf16[128], cos=bf16[512,1,{n}], sin=bf16[512,1,{n}]"
+
+
+def weighed_in_turn(x, weight, cos, sin):
+    y = F.rms_norm(x, x.shape[-1:], weight)
+    a, b = y[..., 0::2], y[..., 1::2]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize(("function", "angles"), [(rotated_norm, 128), (weighed_in_turn, 64)])
+def test_heads_and_their_weights_gradients_are_one_pass(function, angles, device):
+    """Several rows by each warp, which add up the columns of all on the way."""
+    fuse(function)
+    heads = HEADS.format(n=angles)
+    given = f"grad_output=bf16[4,512,32,128], {heads}, grads=[x,weight]"
+    graph = graph_of(Workload.parse(f"{function.__name__}_backward({given})"))
+    spec = DEVICES[device]
+    config = target.heuristic(graph, spec)
+    rows, joined = target.describe(graph, config, spec)
+    assert rows.startswith("kernel 0: space [4, 512, 32, 64], reduces axes [3], [0, 1, 2]")
+    assert joined.startswith("kernel 1: joins what blocks summed over rows")
+    assert config.row_threads < 32
+    assert compiled(target.task(graph, config, spec)).resources.spill_bytes == 0
+
+
+def test_every_nth_elements_are_accessed_by_narrow_vectors():
+    fuse(weighed_in_turn), fuse(rotated_in_turn)
+    fuse(lambda x: x[..., 0::2] * x[..., 1::2], name="products_in_turn")
+    rows = graph_of(Workload.parse(f"weighed_in_turn({HEADS.format(n=64)})"))
+    assert target.heuristic(rows, H200).vector == 1
+    steps = graph_of(Workload.parse("products_in_turn(x=bf16[8192,4096])"))
+    assert target.heuristic(steps, H200).vector == 2
+    halves = graph_of(Workload.parse("products_in_turn(x=bf16[8192,4096]@strides(1,8192))"))
+    assert target.heuristic(halves, H200).vector > 2  # along the rows, side by side
 
 
 def test_pieces_are_read_as_later_steps_read_them():
