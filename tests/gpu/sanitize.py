@@ -66,6 +66,23 @@ def sanitized_pieces(x, y):
     return torch.cat([x[:, 3:].softmax(-1), y.tanh()], -1)
 
 
+def sanitized_turns(x):
+    y = x * x.square().mean(-1, keepdim=True).rsqrt()
+    even, odd = y[..., 0::2], y[..., 1::2]
+    return even - odd, even.sum(0), odd.sum(0)
+
+
+def sanitized_heads(x):
+    y = x * x.square().mean(-1, keepdim=True).rsqrt()
+    first, second = y.chunk(2, -1)
+    return first - second, first.sum(0), second.sum(0)
+
+
+def sanitized_rolls(x):
+    y = F.rms_norm(x, x.shape[-1:])
+    return y.roll(1, -1), y.norm()
+
+
 def sanitized_totals(x, mask):
     return x.softmax(-1), (x * mask).sum(), x.amax()
 
@@ -90,6 +107,9 @@ FUNCTIONS = {
     for f in (
         sanitized_dropout,
         sanitized_pieces,
+        sanitized_turns,
+        sanitized_heads,
+        sanitized_rolls,
         sanitized_totals,
         sanitized_columns,
         sanitized_samples,
@@ -275,6 +295,9 @@ FUSED = [
     "softmax(x=f32[400,96], dim=0)",
     "softmax(x=f32[3,400000])",  # rows that blocks share
     "sanitized_pieces(x=f16[37,515], y=f16[37,130])",
+    "sanitized_turns(x=bf16[3001,128])",  # several rows by each warp
+    "sanitized_heads(x=bf16[3001,128])",
+    "sanitized_rolls(x=f32[37,513])",
     "sanitized_totals(x=f32[1301,520], mask=f32[1301,520])",
     COLUMNS,
     "sanitized_samples(x=f16[3,301,1032])",
@@ -286,6 +309,8 @@ FUSED = [
     "weight=bf16[128])",  # four rows at once
     "rms_norm_backward(grad_output=bf16[301,1032], x=bf16[301,1032], rstd=f32[301,1], "
     "weight=bf16[1032], grads=[x,weight])",
+    "rms_norm_backward(grad_output=bf16[301,12289], x=bf16[301,12289], rstd=f32[301,1], "
+    "weight=bf16[12289])",  # odd rows, in clusters
     "layer_norm_backward(grad_output=f16[37,1024], x=f16[37,1024], mean=f32[37,1], "
     "rstd=f32[37,1], weight=f16[1024], grads=[x,weight,bias])",
 ]
