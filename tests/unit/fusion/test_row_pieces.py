@@ -182,3 +182,10 @@ def test_a_graph_of_which_a_step_has_all_axes_stays_as_it_is():
     fuse(lambda x: x.softmax(-1) + x[:, :1], name="beside_its_first")
     graph = optimise(lower(Workload.parse("beside_its_first(x=f32[30,100])")))
     assert in_pieces(graph) is graph
+
+
+@pytest.mark.parametrize("tensors", ["x=f32[]", "x=f16[1]", "x=f64[1,1]"])
+def test_a_single_number_has_schedules(tensors):
+    fuse(lambda x: x.abs() + 1, name="a_number")
+    w = Workload.parse(f"a_number({tensors})")
+    assert_right(w)

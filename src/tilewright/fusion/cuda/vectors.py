@@ -40,6 +40,8 @@ def widest_vectors(graph: Graph, inner: int) -> tuple[int, ...]:
 
 def lies_apart(graph: Graph) -> bool:
     """Whether most of what is moved are every n-th elements along the innermost axis."""
+    if not graph.space:
+        return False
     moved = [a for a in (*graph.memory, *(o for _, o in graph.outputs)) if a.strides[-1]]
     apart = sum(a.itemsize for a in moved if 1 < a.strides[-1] < SECTOR_BYTES // a.itemsize)
     return 2 * apart > sum(a.itemsize for a in moved)
