@@ -158,6 +158,8 @@ def _parts_of_warps(
     threads wait for. Gradients of rotary positions of pairs of normalised heads and of the norm's
     weight, bf16[4,2048,32,128], took 100 us on an H100 by 768 threads on an SM, each with two
     vectors of two elements; by 256, a warp for each row, 214 (dacf7d8)."""
+    if not footprint.graph.reductions:  # tiles of columns do that
+        return
     held = ("registers", "reload") if footprint.parameters else ("reload",)
     for parameters, vector, stages in itertools.product(held, space.values["vector"], (2, 1, 0)):
         vectors = footprint.width // vector
