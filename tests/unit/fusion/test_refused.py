@@ -269,3 +269,26 @@ def test_logsumexp_over_no_dims_is_one_over_all_that_keeps_them():
         tw.fuse(function, name="refused")(X)
     keeping = tw.fuse(lambda x: torch.logsumexp(x, (), keepdim=True), name="taken")
     torch.testing.assert_close(keeping(X), X.logsumexp((0, 1), keepdim=True))
+
+
+def scaled_fp8(x):
+    scale = x.abs().amax(-1, keepdim=True) / 448.0
+    return (x / scale).to(torch.float8_e4m3fn), scale
+
+
+@runs
+def test_a_cast_to_fp8_beside_other_results_is_refused_in_words_or_falls_back():
+    with pytest.raises(
+        NoImplementation, match=r"a cast to torch\.float8_e4m3fn; those to bf.*:\d+"
+    ):
+        tw.fuse(scaled_fp8, name="refused")(X)
+    found = tw.fuse(scaled_fp8, name="refused", fallback=True)(X)
+    for own, right in zip(found, scaled_fp8(X), strict=True):
+        assert own.dtype == right.dtype
+        assert torch.equal(own.float(), right.float())
+
+
+@runs
+def test_complex_numbers_are_refused_with_what_is_taken_instead():
+    with pytest.raises(NoImplementation, match="real arithmetic on their two parts is taken"):
+        tw.fuse(lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2))).abs(), name="refused")(X)

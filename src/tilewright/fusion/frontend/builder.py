@@ -242,7 +242,10 @@ class GraphBuilder(Steps):
         """
         behind = self.ancestors([value.node])
         if len(self.steps) + len(behind) > MOST_STEPS:
-            raise Unsupported(f"{what} need more than {MOST_STEPS} steps")
+            raise Unsupported(
+                f"{what} need more than {MOST_STEPS} steps: each computes anew what it is of; "
+                "fuse what is sliced as a function of its own"
+            )
         new: dict[int, int] = {}
         for i in behind:
             step = self.steps[i]

@@ -78,6 +78,7 @@ _INSTEAD = {
     "index": "of indexing, slices are taken, and masks in where",
     **dict.fromkeys(("arange", "linspace", "eye"), "give positions, or a mask, as an argument"),
     **dict.fromkeys(("argmax", "argmin"), "max and min differentiate by it; amax and amin do not"),
+    "view_as_complex": "of complex numbers, real arithmetic on their two parts is taken",
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), "of products, (x * y).sum(dim) is taken"),
     **dict.fromkeys(
         ("rand", "rand_like", "randn", "randn_like"),
@@ -299,7 +300,8 @@ class _Lowering(PieceBuilder):
     def cast(self, node: Any) -> Value:
         value, dtype = self.value(node.args[0]), node.meta["val"].dtype
         if dtype not in DTYPE_NAMES:
-            raise Unsupported(f"a cast to {dtype}; of whole numbers, int32 and int64 are taken")
+            taken = ", ".join(sorted(str(t).removeprefix("torch.") for t in DTYPE_NAMES))
+            raise Unsupported(f"a cast to {dtype}; those to {taken} are taken")
         return self.converted(value, DTYPE_NAMES[dtype])
 
     def copied(self, node: Any) -> Value | Pieces:

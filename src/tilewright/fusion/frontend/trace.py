@@ -190,9 +190,11 @@ def arithmetics(w: Workload, trace: fx.GraphModule) -> dict[fx.Node, str]:
 
 
 def _promoted(nodes: list[fx.Node]) -> torch.dtype | None:
-    """As PyTorch promotes floating tensors: one without dims widens no other. None of none."""
+    """As PyTorch promotes floating tensors: one without dims widens no other. None of none, nor of
+    fp8, which it does not promote."""
     tensors = [n.meta.get("val") for n in nodes]
     floating = [t for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    floating = [t for t in floating if t.dtype.itemsize > 1]
     dtypes = [t.dtype for t in ([t for t in floating if t.dim()] or floating)]
     return functools.reduce(torch.promote_types, dtypes) if dtypes else None
 
