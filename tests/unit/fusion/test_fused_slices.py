@@ -15,6 +15,7 @@ from tilewright.dispatch.functions.fuse import fuse
 from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.errors import NoImplementation
 from tilewright.fusion.cuda import target
+from tilewright.fusion.frontend.pieces import others
 from tilewright.fusion.segments import cut
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
@@ -266,3 +267,19 @@ def test_every_nth_element_and_its_gradient_are_one_kernel(forgets_functions):
         given = f"grad_output=f32[40,{width}], x=f32[40,{width}], cos=f32[5], sin=f32[5]"
         w = tw.Workload.parse(f"{function.__name__}_backward({given}, grads=[x])")
         assert len(cut(graph_of(w)).segments) == 1
+
+
+@pytest.mark.parametrize(
+    ("elements", "size", "left"),
+    [
+        (range(0, 10, 2), 10, [range(1, 10, 2)]),
+        (range(1, 9, 3), 9, [range(0, 7, 3), range(2, 9, 3)]),
+        (range(0, 50, 100), 50, [range(1, 50)]),
+        (range(0, 5, 2), 9, [range(1, 4, 2), range(5, 9)]),
+        (range(3, 6), 9, [range(3), range(6, 9)]),
+    ],
+)
+def test_what_is_left_of_a_dim_is_in_few_stretches(elements, size, left):
+    found = others(elements, size)
+    assert found == left
+    assert sorted([*elements, *(i for r in found for i in r)]) == [*range(size)]

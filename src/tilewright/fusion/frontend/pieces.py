@@ -116,7 +116,7 @@ def within(elements: range, whole: range) -> range:
 def others(elements: range, size: int) -> list[range]:
     """What is left of a dim without them; of every n-th what is between them in as many turns."""
     first, step = elements[0], elements.step
-    if elements == range(first, size, step) and first < step:
+    if len(elements) > 1 and elements == range(first, size, step) and first < step:
         return [ordinary(range(k, size, step)) for k in range(min(step, size)) if k != first]
     between = (range(elements[0] + k, elements[-1], elements.step) for k in range(1, elements.step))
     found = [range(elements[0]), *between, range(elements[-1] + 1, size)]
