@@ -81,8 +81,14 @@ class DeviceSpec:
         room = self.shared_bytes_per_sm // max(blocks, 1) - self.shared_bytes_reserved
         return min(self.shared_bytes_per_block, room)
 
-    def occupancy(self, block_threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
+    def occupancy(
+        self, block_threads: int, registers: int, shared_bytes: int, pooled: bool = False
+    ) -> tuple[int, str]:
         """Resident blocks per SM and what limits them.
+
+        Args:
+            pooled: reckon as if any warp could take any register of an SM, as the models of weight
+                gradients do that were fitted to measurements so.
 
         Registers are handed out per warp in units of 256, and each scheduler has its own (CUDA
         occupancy calculator, compute capability 8.0 to 10.0).
@@ -90,10 +96,12 @@ class DeviceSpec:
         warps = math.ceil(block_threads / self.warp)
         per_warp = math.ceil(max(registers, 1) * self.warp / 256) * 256
         of_scheduler = self.registers_per_sm // self.schedulers_per_sm
+        held = of_scheduler // per_warp * self.schedulers_per_sm
+        held = self.registers_per_sm // per_warp if pooled else held
         limits = {
             "threads": self.threads_per_sm // (warps * self.warp),
             "blocks": self.blocks_per_sm,
-            "registers": of_scheduler // per_warp * self.schedulers_per_sm // warps,
+            "registers": held // warps,
             "shared memory": self.blocks_by_shared(shared_bytes),
         }
         limiter = min(limits, key=lambda name: limits[name])

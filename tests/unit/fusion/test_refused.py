@@ -278,9 +278,7 @@ def scaled_fp8(x):
 
 @runs
 def test_a_cast_to_fp8_beside_other_results_is_refused_in_words_or_falls_back():
-    with pytest.raises(
-        NoImplementation, match=r"a cast to torch\.float8_e4m3fn; those to bf.*:\d+"
-    ):
+    with pytest.raises(NoImplementation, match=r"a cast to torch\.float8_e4m3fn; .*:\d+"):
         tw.fuse(scaled_fp8, name="refused")(X)
     found = tw.fuse(scaled_fp8, name="refused", fallback=True)(X)
     for own, right in zip(found, scaled_fp8(X), strict=True):

@@ -300,8 +300,7 @@ class _Lowering(PieceBuilder):
     def cast(self, node: Any) -> Value:
         value, dtype = self.value(node.args[0]), node.meta["val"].dtype
         if dtype not in DTYPE_NAMES:
-            taken = ", ".join(sorted(str(t).removeprefix("torch.") for t in DTYPE_NAMES))
-            raise Unsupported(f"a cast to {dtype}; those to {taken} are taken")
+            raise Unsupported(f"a cast to {dtype}; of whole numbers, int32 and int64 are taken")
         return self.converted(value, DTYPE_NAMES[dtype])
 
     def copied(self, node: Any) -> Value | Pieces:

@@ -87,7 +87,9 @@ def blocks_per_sm(problem: Problem, device: DeviceSpec, c: Split) -> int:
     """
     most = device.registers_per_sm // c.threads // 8 * 8
     registers = min(max(c.sums + c.beside_sums, 120), most)
-    together = device.occupancy(c.threads, registers, c.shared_bytes + c.static_bytes)[0]
+    together = device.occupancy(c.threads, registers, c.shared_bytes + c.static_bytes, pooled=True)[
+        0
+    ]
     return min(together, 1) if problem.bias and c.alone_with_bias else together
 
 
