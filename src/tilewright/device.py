@@ -12,6 +12,9 @@ from typing import Any
 from tilewright.errors import InvalidArgument
 from tilewright.registry import Registry
 
+REGISTER_STEP = 8
+"""A thread has registers by eights."""
+
 MAX_GRID, MAX_GRID_YZ = 2**31 - 1, 65535
 """Blocks of a CUDA grid along x, and along y or z."""
 
@@ -81,14 +84,15 @@ class DeviceSpec:
         room = self.shared_bytes_per_sm // max(blocks, 1) - self.shared_bytes_reserved
         return min(self.shared_bytes_per_block, room)
 
-    def occupancy(
-        self, block_threads: int, registers: int, shared_bytes: int, pooled: bool = False
-    ) -> tuple[int, str]:
-        """Resident blocks per SM and what limits them.
+    def registers_left(self, block_threads: int, blocks: int) -> int:
+        """Of a thread, where so many blocks share an SM, whose schedulers have their own each."""
+        warps = blocks * max(block_threads // self.warp, 1)
+        of_one = math.ceil(warps / self.schedulers_per_sm)
+        left = self.registers_per_sm // (self.schedulers_per_sm * of_one * self.warp)
+        return min(self.registers_per_thread, left // REGISTER_STEP * REGISTER_STEP)
 
-        Args:
-            pooled: reckon as if any warp could take any register of an SM, as the models of weight
-                gradients do that were fitted to measurements so.
+    def occupancy(self, block_threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
+        """Resident blocks per SM and what limits them.
 
         Registers are handed out per warp in units of 256, and each scheduler has its own (CUDA
         occupancy calculator, compute capability 8.0 to 10.0).
@@ -97,7 +101,6 @@ class DeviceSpec:
         per_warp = math.ceil(max(registers, 1) * self.warp / 256) * 256
         of_scheduler = self.registers_per_sm // self.schedulers_per_sm
         held = of_scheduler // per_warp * self.schedulers_per_sm
-        held = self.registers_per_sm // per_warp if pooled else held
         limits = {
             "threads": self.threads_per_sm // (warps * self.warp),
             "blocks": self.blocks_per_sm,

@@ -102,9 +102,9 @@ class Store:
         here = settings()
         url = url or here.store_url
         try:
-            # A path is no part of a URL: one with a question mark would end there.
-            of_settings = URL.create("sqlite", database=str(here.records_file))
-            self.url = make_url(url) if url else of_settings
+            # Not a URL's text, in which a path would end at a question mark.
+            default = URL.create("sqlite", database=str(here.records_file))
+            self.url = make_url(url) if url else default
             self._engine = open_engine(self.url, busy_s)
         except (sa.exc.ArgumentError, ImportError) as error:
             shown = re.sub(r":[^:/@]*@", ":***@", url or "")

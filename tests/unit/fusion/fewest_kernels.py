@@ -28,7 +28,7 @@ class _Chosen(_Cutter):
         rows = [row for k in range(len(axes) + 1) for row in itertools.combinations(axes, k)]
         found = []
         for row in rows:
-            now, added = self.reach(row, needed, known)
+            now, added = self.walks.reach(row, needed, known)
             for count in range(len(added), -1, -1):
                 for some in itertools.combinations(added, count):
                     done = [i for i in now if i not in known]

@@ -12,9 +12,9 @@ import tilewright as tw
 from program_graphs import PADDLE_C
 from tilewright.compile.cache import compiled
 from tilewright.compile.resources import parse_ptxas
-from tilewright.device import DEVICES
+from tilewright.device import DEVICES, REGISTER_STEP
 from tilewright.dispatch.dumps import kernels
-from tilewright.fusion.cuda import registers, target
+from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.space import row_space
@@ -155,7 +155,7 @@ def test_a_block_of_tiles_that_would_have_an_sm_to_itself_is_capped_untuned():
     graph = graph_of(Workload.parse(SOFTMAX))
     config = target.heuristic(graph, H200)
     free = replace(config, max_registers=0)
-    assert config.max_registers == registers.room(config.block_threads, 2, H200)
+    assert config.max_registers == H200.registers_left(config.block_threads, 2)
     with_room, alone = (
         parse_ptxas(compiled(target.task(graph, c, H200)).log, "fused") for c in (config, free)
     )
@@ -173,14 +173,14 @@ def test_launch_bounds_of_tiles_ask_for_as_many_blocks_as_threads_are_reckoned_t
         r"__launch_bounds__\((\d+), (\d+)\) fused\(", source(text, config)
     )[0]
     assert (int(threads), int(blocks)) == (256, 4)
-    assert registers_of(target.task(graph, config, H200), "fused") <= registers.room(256, 4, H200)
+    assert registers_of(target.task(graph, config, H200), "fused") <= H200.registers_left(256, 4)
     joined = source(PADDLE_C, TileSchedule(2, 32, 8, 1, 8))
     assert re.findall(r"__launch_bounds__\(\d+, (\d+)\) fused(?:1)?\(", joined) == ["3", "1"]
 
 
 def test_a_search_of_tiles_begins_with_one_block_more_on_an_sm_too():
     found = target.promising(graph_of(Workload.parse(PADDLE_C)), H200)
-    assert registers.room(256, 5, H200) in {c.max_registers for c in found[:6]}
+    assert H200.registers_left(256, 5) in {c.max_registers for c in found[:6]}
     assert {c.max_registers for c in found[6:]} == {0}
 
 
@@ -199,7 +199,7 @@ def test_threads_that_keep_steps_do_so_in_registers_halves_of_either_kind_packed
         assert found.spill_bytes == 0, config
         taken[dtype] = found.registers
     if device == "h200":
-        assert taken["bf16"] <= taken["f16"] + registers.STEP
+        assert taken["bf16"] <= taken["f16"] + REGISTER_STEP
 
 
 def batch_norm_relu(x, weight, bias):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from tilewright.compile.nvrtc import capped
-from tilewright.device import DeviceSpec
+from tilewright.device import REGISTER_STEP
 
-STEP = 8
-"""A thread has registers by eights."""
 LEAST_CAP = 24
 """Compilers take no cap below what calls of functions need."""
 ARITHMETIC = 40
@@ -22,20 +18,12 @@ def launch_bounds(block_threads: int, min_blocks: int, max_registers: int) -> st
     return capped(bounds, max_registers) if max_registers else bounds
 
 
-def room(block_threads: int, min_blocks: int, device: DeviceSpec) -> int:
-    """What launch bounds leave a thread."""
-    warps = min_blocks * max(block_threads // device.warp, 1)
-    of_one = math.ceil(warps / device.schedulers_per_sm)
-    left = device.registers_per_sm // (device.schedulers_per_sm * of_one * device.warp)
-    return min(device.registers_per_thread, left // STEP * STEP)
-
-
 def capped_in_vain(max_registers: int, left: int) -> str | None:
     """Why a cap does not suit a thread to whom launch bounds leave so many registers, or None."""
     if not max_registers:
         return None
     if max_registers >= left:
         return f"launch bounds leave a thread {left} registers: max_registers={max_registers}"
-    if max_registers % STEP or max_registers < LEAST_CAP:
-        return f"registers are capped at {LEAST_CAP} or more, in steps of {STEP}"
+    if max_registers % REGISTER_STEP or max_registers < LEAST_CAP:
+        return f"registers are capped at {LEAST_CAP} or more, in steps of {REGISTER_STEP}"
     return None

@@ -52,8 +52,8 @@ class Refusing(TorchDispatchMode):
                 canonicalize_dim(args[0].dim(), args[1])
             if name == "logsumexp":
                 _check_logsumexp(*args)
-            if name == "nansum" and len(args) > 1 and args[1] is not None and not len(args[1]):
-                raise _nansum_over_no_dims()
+            if name == "nansum":
+                _check_nansum(*args)
             if function._schema.is_mutable:
                 _check_memory(function, args)
             out = function(*args, **(kwargs or {}))
@@ -99,11 +99,12 @@ def _check_logsumexp(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> N
         )
 
 
-def _nansum_over_no_dims() -> Exception:
-    return RuntimeError(
-        "nansum and nanmean over no dims, dim=(), are those over all, of which PyTorch's own meta "
-        "kernel drops none; leave dim out"
-    )
+def _check_nansum(x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = False) -> None:
+    if dims is not None and not dims:
+        raise RuntimeError(
+            "nansum and nanmean over no dims, dim=(), are those over all, of which PyTorch's own "
+            "meta kernel drops none; leave dim out"
+        )
 
 
 def _is_boolean(value: Any) -> bool:

@@ -85,11 +85,10 @@ def blocks_per_sm(problem: Problem, device: DeviceSpec, c: Split) -> int:
 
     Adding slices takes sixteen loads of four registers at a time, which sets a floor.
     """
-    most = device.registers_per_sm // c.threads // 8 * 8
+    most = device.registers_left(c.threads, 1)
     registers = min(max(c.sums + c.beside_sums, 120), most)
-    together = device.occupancy(c.threads, registers, c.shared_bytes + c.static_bytes, pooled=True)[
-        0
-    ]
+    shared_bytes = c.shared_bytes + c.static_bytes
+    together, _ = device.occupancy(c.threads, registers, shared_bytes)
     return min(together, 1) if problem.bias and c.alone_with_bias else together
 
 

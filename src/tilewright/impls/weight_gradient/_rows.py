@@ -97,7 +97,7 @@ class Layout:
         """At most so many that registers hold sums and what is beside them."""
         threads, registers = self.threads(config), 4 * self.fragments + self.beside_sums
         registers = min(registers, device.registers_per_thread)
-        return device.occupancy(threads, registers, self.shared_bytes(config), pooled=True)[0]
+        return device.occupancy(threads, registers, self.shared_bytes(config))[0]
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def _refusal(w: Workload, device: DeviceSpec, c: Config) -> str | None:
 def _blocks_per_sm(device: DeviceSpec, c: Config) -> int:
     if c.shared_bytes > device.shared_bytes_per_block:
         return 0
-    return device.occupancy(c.threads, c.sums + c.beside_sums, c.shared_bytes, pooled=True)[0]
+    return device.occupancy(c.threads, c.sums + c.beside_sums, c.shared_bytes)[0]
 
 
 def _problem(w: Workload, c: Config) -> Problem:

@@ -140,7 +140,7 @@ def _blocks_per_sm(config: Config, w: Workload, device: DeviceSpec) -> int:
     beyond = 2 * max(0, _kept(w) - w["kernel_size"][1])
     registers = min(2 * _sums(w) + beyond + 62, device.registers_per_thread)
     shared_bytes = 64 * config.threads
-    return max(1, device.occupancy(config.threads, registers, shared_bytes, pooled=True)[0])
+    return max(1, device.occupancy(config.threads, registers, shared_bytes)[0])
 
 
 def _pairs(config: Config, w: Workload) -> int:

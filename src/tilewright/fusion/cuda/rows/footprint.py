@@ -250,5 +250,5 @@ def widened_registers(c: RowSchedule, footprint: Footprint) -> int:
 
 
 def register_cap(c: RowSchedule, device: DeviceSpec) -> int:
-    room = registers.room(c.block_threads, c.min_blocks, device)
+    room = device.registers_left(c.block_threads, c.min_blocks)
     return min(room, c.max_registers or room)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from tilewright.device import MAX_GRID, DeviceSpec
-from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.kernel import ENTRY, JOINS, TYPES, Launch
 from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
 from tilewright.fusion.cuda.rows.kernel import RowKernel
@@ -180,12 +179,12 @@ def set_promising(graph: RowSets, device: DeviceSpec) -> list[RowSchedule]:
         return found * (1.125 if device.capability >= 100 else 1)
 
     def rank(c: RowSchedule, registers_needed: float) -> tuple[float, ...]:
-        room = registers.room(c.block_threads, 1, device)
+        room = device.registers_left(c.block_threads, 1)
         short = max(registers_needed - room, 0)
         narrow = max(NARROW_BYTES / (c.vector * footprint.itemsize), 1)
         unfit = c.rows_per_thread > MANY_ROWS, short > 0, narrow > 2, short
         most = device.threads_per_sm // c.block_threads
-        rooms = ((b, registers.room(c.block_threads, b, device)) for b in range(most, 0, -1))
+        rooms = ((b, device.registers_left(c.block_threads, b)) for b in range(most, 0, -1))
         resident = next((b for b, room in rooms if registers_needed <= room), 1)
         of_sm = graph.sets * c.cluster / device.sms
         at_once = min(resident, max(math.ceil(of_sm), 1))
@@ -200,7 +199,7 @@ def set_promising(graph: RowSets, device: DeviceSpec) -> list[RowSchedule]:
     found = []
     for c in filter(space.__contains__, _candidates(space, graph)):
         registers_needed = needed(c)
-        if registers_needed <= SHORT * registers.room(c.block_threads, 1, device):
+        if registers_needed <= SHORT * device.registers_left(c.block_threads, 1):
             found.append((rank(c, registers_needed), c))
     return [c for _, c in sorted(found, key=itemgetter(0))]
 

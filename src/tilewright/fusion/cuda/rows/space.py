@@ -239,7 +239,7 @@ def _copied_bytes(access: Access, c: RowSchedule) -> int:
 def _capped_in_vain(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> str | None:
     if not c.max_registers:
         return None
-    left = registers.room(c.block_threads, c.min_blocks, device)
+    left = device.registers_left(c.block_threads, c.min_blocks)
     if reason := registers.capped_in_vain(c.max_registers, left):
         return reason
     if c.min_blocks > 1 and not footprint.columns:  # whose grid has as many blocks for each SM
@@ -253,7 +253,7 @@ def _too_many_registers(
     if c.storage != "registers":
         return None
     needed = estimated_registers(c, footprint)
-    room = registers.room(c.block_threads, c.min_blocks, device)  # of a cap the compiler tells
+    room = device.registers_left(c.block_threads, c.min_blocks)  # of a cap the compiler tells
     if needed > over * room:
         return f"about {needed} registers a thread exceed {room}"
     return None

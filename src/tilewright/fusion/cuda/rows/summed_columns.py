@@ -105,10 +105,10 @@ def shifted_column_candidates(
     """Sums over wide rows that begin anywhere: as much of them on an SM at once as its registers
     hold, by as few threads, in the largest clusters.
 
-    On an H100 (7d5d9c7), gradients of layer norm of 8192 rows of 12289 halves took 254 us with
-    12 KiB on an SM in registers of 448 threads, 225 in those of 320; of 32769, 577 us in clusters
-    of eight with 16 KiB, 656 in clusters of four, 1153 with 8 KiB. RMS norm's of 2048 rows of 50257
-    took 231 us with 25 KiB, 319 with 12.
+    On an H100, gradients of layer norm of 8192 rows of 12289 halves took 232 us (c63b420), in
+    clusters of two with 448 threads 262 (5ef3d71); of RMS norm of 2048 rows of 50257, with 25 KiB
+    on an SM, 220 us, with 12 KiB 509. Of 32769 halves, among schedules timed at 7d5d9c7 (no file
+    kept), clusters of eight took 577 us with 16 KiB on an SM and 1153 with 8, clusters of four 656.
     """
     wide = footprint.width * footprint.itemsize >= SHIFTED_COLUMN_BYTES
     if not wide or not footprint.columns:
@@ -156,8 +156,8 @@ def _parts_of_warps(
 ) -> Iterator[RowSchedule]:
     """Narrow rows, several by each warp: of few vectors, or such as no queue holds, which more
     threads wait for. Gradients of rotary positions of pairs of normalised heads and of the norm's
-    weight, bf16[4,2048,32,128], took 100 us on an H100 by 768 threads on an SM, each with two
-    vectors of two elements; by 256, a warp for each row, 214 (dacf7d8)."""
+    weight, bf16[4,2048,32,128], took 95.4 us on an H100 by 768 threads on an SM, each with two
+    vectors of two elements (762ba9b); by 256, a warp for each row, 205 (dacf7d8)."""
     if not footprint.graph.reductions:  # tiles of columns do that
         return
     held = ("registers", "reload") if footprint.parameters else ("reload",)

@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.tiles.area import Area
 from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
 from tilewright.fusion.cuda.tiles.tiling import Tiles, blocks_in_room, fitted, meets_in_vain
@@ -211,7 +210,7 @@ def _squeezed(tiles: Tiles, device: DeviceSpec) -> TileSchedule | None:
     """The schedule with registers for one block of an SM more than are reckoned to fit, if a thread
     may yet do with those."""
     s, blocks = tiles.s, blocks_in_room(tiles, device) + 1
-    cap = registers.room(s.block_threads, blocks, device)
+    cap = device.registers_left(s.block_threads, blocks)
     found = replace(s, max_registers=cap)
     near = tiles.estimated_registers <= SQUEEZE * cap
     fits = blocks * s.block_threads <= device.threads_per_sm and near

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from tilewright.compile.counters import COUNTERS
-from tilewright.device import DeviceSpec
+from tilewright.device import REGISTER_STEP, DeviceSpec
 from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.partials import PARTIAL_WORDS, SECTOR_WORDS
 from tilewright.fusion.cuda.tiles.area import Area, varies_everywhere
@@ -112,7 +112,7 @@ class Tiles:
         left = 4 * (room - registers.ARITHMETIC)
         if self.held_bytes > left:
             return f"{self.held_bytes} bytes per thread exceed {left} bytes of registers"
-        return registers.capped_in_vain(s.max_registers, room // registers.STEP * registers.STEP)
+        return registers.capped_in_vain(s.max_registers, room // REGISTER_STEP * REGISTER_STEP)
 
     @property
     def stores_steps(self) -> bool:
