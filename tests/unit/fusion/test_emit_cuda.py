@@ -13,7 +13,7 @@ from tilewright.compile import together
 from tilewright.compile.cache import cached, compiled, compiled_together
 from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
-from tilewright.fusion.cuda import registers, stages, target
+from tilewright.fusion.cuda import stages, target
 from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.space import SEARCHED, row_space
@@ -309,8 +309,8 @@ def test_a_scheduler_has_a_quarter_of_the_registers_for_its_warps():
         rematerialize=True,
     )  # fmt: skip
     space = target.space(graph, H200)
-    room = registers.room(9 * 32, 1, H200)
-    assert room == registers.room(12 * 32, 1, H200)  # 9 warps: as few for each as 12
+    room = H200.registers_left(9 * 32, 1)
+    assert room == H200.registers_left(12 * 32, 1)  # 9 warps: as few for each as 12
     needed = estimated_registers(config, Footprint(target.one_pass(graph, H200)))
     assert needed > room
     assert (needed > SEARCHED * room) == ("registers" in str(space.constraint(config)))
