@@ -19,7 +19,7 @@ import torch
 from on_cpu import FIBERS, HEADER, PER_BLOCK, library
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DEVICES
-from tilewright.fusion.cuda import programs, target
+from tilewright.fusion.cuda import program_source, target
 from tilewright.fusion.cuda.finishing import FINISH
 from tilewright.fusion.cuda.kernel import ENTRY, prelude
 from tilewright.fusion.stored import Stored
@@ -169,7 +169,7 @@ class Emulated(Stored):
         """By kernel: blocks of a cluster."""
         self.counters = torch.zeros(COUNTERS // 2, dtype=torch.int64)
         if target.one_pass(graph, device) is None:
-            source, program, stages = programs.emit(graph, config, device)
+            source, program, stages = program_source.emit(graph, config, device)
             self.temporaries = [(t.numel, t.torch_dtype) for t in program.temporaries]
             for n, s in enumerate(stages):
                 self.plan(f"kernel{n}::{s.entry}", s.buffers, s.launch, s.count, s)

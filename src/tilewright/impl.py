@@ -205,6 +205,15 @@ class Implementation:
         """A config of the space that is good untuned, from device numbers."""
         return NoConfig()
 
+    def untuned(self, w: Workload, device: DeviceSpec) -> Any:
+        """What runs untuned: the heuristic's config, or another where compilers do with its kernel
+        what the heuristic did not expect. May compile, as `build` would.
+
+        Raises:
+            CompileError: the compiler refused.
+        """
+        return self.heuristic(w, device)
+
     def completed(self, given: Mapping[str, Any], w: Workload, device: DeviceSpec) -> Any:
         """The config with the values that a person gave, and the heuristic's of all other knobs.
 

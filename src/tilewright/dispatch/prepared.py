@@ -286,10 +286,11 @@ def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
         run = _build(choice.copied, device, replace(choice, copied=None))
         return apart(w, of_copies(w, choice.copied, run))
     spec, implementation = selection.device_spec_of(device), IMPLS[choice.implementation]
+    config = implementation.untuned(w, spec) if choice.untuned else choice.config
     if settings().show:
-        dump_built(implementation, choice.config, w, spec)
+        dump_built(implementation, config, w, spec)
     if device.type == "cpu":
-        run = implementation.build(choice.config, w, spec)
+        run = implementation.build(config, w, spec)
         if implementation.keeps_promises:
             return run
         run = apart(w, run)
@@ -300,7 +301,7 @@ def _build(w: Workload, device: torch.device, choice: Choice) -> Run:
         asked = _build(w, device, replace(choice, source="explicit"))
         return _by_mode(w, device, asked, _unbuilt(w, device)[0], selection.choose, 0)
     with torch.cuda.device(device):
-        executable = implementation.build(choice.config, w, spec)
+        executable = implementation.build(config, w, spec)
     run = executable if implementation.keeps_promises else apart(w, executable)
     if torch.cuda.device_count() == 1 or executable.any_device_current:
         return run

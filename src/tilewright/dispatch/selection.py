@@ -54,6 +54,8 @@ class Choice:
         source: "explicit", "record", "nearest", "heuristic", "asked", "ordered" or "default".
         reason: one line for people.
         copied: what it runs in place of the workload: the same on contiguous copies of tensors.
+        untuned: whether the config is a heuristic's: `Implementation.untuned` tells, once something
+            is built, which one runs.
         slices: what runs each slice of the workload, in order, where all of it is too large.
     """
 
@@ -62,6 +64,7 @@ class Choice:
     source: str
     reason: str
     copied: Workload | None = None
+    untuned: bool = False
     slices: tuple[tuple[Slice, Choice], ...] = ()
 
 
@@ -182,8 +185,8 @@ def _asked_for(w: Workload, spec: DeviceSpec) -> Choice | None:
     if reason == EMPTY:  # a result, of tensors that are not
         return Choice("aten", NoConfig(), "default", "there is nothing to compute")
     if reason is None:
-        config = fused.heuristic(w, spec)
-        return Choice("fused", config, "asked", "tw.fuse asks for a generated kernel")
+        config, reason = fused.heuristic(w, spec), "tw.fuse asks for a generated kernel"
+        return Choice("fused", config, "asked", reason, untuned=True)
     if not w.operator.fallback:
         raise NoImplementation(
             f"{w} cannot be fused on {spec.name}: {reason}; "
@@ -259,7 +262,7 @@ def _untuned(
 
     for i in implementations(w):
         if i.backend in OWN_BACKENDS and taken(i):
-            return Choice(i.name, i.heuristic(w, spec), source, reason)
+            return Choice(i.name, i.heuristic(w, spec), source, reason, untuned=True)
     return None
 
 
@@ -324,7 +327,8 @@ def _explicit(w: Workload, device: torch.device, spec: DeviceSpec, forced: Force
                 recorded, source="explicit", reason="asked for, with its recorded config"
             )
         config = impl.heuristic(w, spec)
-        return Choice(impl.name, config, "explicit", "asked for, with its heuristic config")
+        reason = "asked for, with its heuristic config"
+        return Choice(impl.name, config, "explicit", reason, untuned=True)
     config = impl.completed(dict(forced.config), w, spec)
     return Choice(impl.name, config, "explicit", "asked for")
 
@@ -371,7 +375,7 @@ def _by_heuristic(w: Workload, spec: DeviceSpec, records: OperatorRecords) -> Ch
     if _serves_no_more(name, w, spec) or (w.scalars and not IMPLS[name].takes_scalars):
         return None
     reason = f"{name} won all {len(winners)} recorded workloads of {w.op} in {w.main.dtype}"
-    return Choice(name, IMPLS[name].heuristic(w, spec), "heuristic", reason)
+    return Choice(name, IMPLS[name].heuristic(w, spec), "heuristic", reason, untuned=True)
 
 
 _BY_RECORDS = (_recorded, _nearest, _by_heuristic)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
 from tilewright.fusion.passes import collapse_dims, merge_common, remove_dead
 from tilewright.fusion.plan import expand_moments
+from tilewright.fusion.subgraphs import ancestors
 
 MOST_PIECES = 8
 """Of a row, each of which a thread loads for itself."""
@@ -50,7 +51,33 @@ def _can_be_cut(graph: Graph, row: int, piece: int) -> bool:
         and all(graph.nodes[i].dtype != "bool" for i in over_row)
         and all(n.shape[row] == 1 or n.shape[piece] == 1 for n in graph.nodes)
         and any(n.shape[piece] > 1 for n in graph.nodes)
+        and _have_something_in_common(graph, row, piece)
     )
+
+
+def _have_something_in_common(graph: Graph, row: int, piece: int) -> bool:
+    """Whether what varies along one of them follows from what varies along the other, or lies in
+    one tensor with it: else they are rows of two tensors, which no kernel should walk at once."""
+    along = [{i for i, n in enumerate(graph.nodes) if n.shape[a] > 1} for a in (row, piece)]
+    of_rows, of_pieces = along
+    if not of_rows.isdisjoint(ancestors(graph, of_pieces, {})):
+        return True
+    if not of_pieces.isdisjoint(ancestors(graph, of_rows, {})):
+        return True
+    read = [
+        {_tensor(graph, graph.nodes[i].attr) for i in on if graph.nodes[i].op == "load"}
+        for on in along
+    ]
+    tensors = graph.tensors or range(len(graph.outputs))
+    ends = [(i, t) for (i, _), t in zip(graph.outputs, tensors, strict=True)]
+    written = [{t for i, t in ends if i in on} for on in along]
+    return not set.isdisjoint(*read) or not set.isdisjoint(*written)
+
+
+def _tensor(graph: Graph, place: int) -> int:
+    """Which tensor the input in this place reads."""
+    tensors = len(graph.inputs) - len(graph.again)
+    return place if place < tensors else graph.again[place - tensors]
 
 
 class _Cutting:
@@ -85,13 +112,9 @@ class _Cutting:
 
     def _taken_in_turn(self) -> bool:
         """Whether later steps read every n-th element of the row, not a stretch of it."""
-        every = [(self._tensor(p), a.strides) for p, a in enumerate(self.old.inputs)]
+        every = [(_tensor(self.old, p), a.strides) for p, a in enumerate(self.old.inputs)]
         rows = {(t, strides[self.row] * self.count) for t, strides in every if strides[self.row]}
         return any((t, strides[self.piece]) in rows for t, strides in every)
-
-    def _tensor(self, place: int) -> int:
-        tensors = len(self.old.inputs) - len(self.old.again)
-        return place if place < tensors else self.old.again[place - tensors]
 
     def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         sizes = {self.row: 1, self.piece: self.size}
@@ -117,7 +140,7 @@ class _Cutting:
         """Of piece `k`, or of all; the tensor and the access stand for the place of the input."""
         access = self.old.inputs[node.attr]
         access = access if k is None else self._part(access, k)
-        tensor = self._tensor(node.attr)
+        tensor = _tensor(self.old, node.attr)
         if access not in self.read[tensor]:
             self.read[tensor].append(access)
         return self._add(replace(node, shape=shape, attr=(tensor, access)))

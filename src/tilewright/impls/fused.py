@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
-from tilewright.errors import NoImplementation
+from tilewright.errors import CompileError, NoImplementation
 from tilewright.fusion.cpp import target as cpp_target
 from tilewright.fusion.cuda import target as cuda_target
 from tilewright.fusion.frontend.families import outputs_of
@@ -21,11 +23,13 @@ from tilewright.fusion.passes import optimise
 from tilewright.fusion.remembered import ByOperator
 from tilewright.fusion.row_pieces import in_pieces
 from tilewright.fusion.stored import Stored
-from tilewright.impl import CompileTask, Executable, Implementation
+from tilewright.impl import IMPLS, CompileTask, Executable, Implementation
 from tilewright.op import Op, Workload
 from tilewright.space import ConfigSpace
 
 EMPTY = "a tensor is empty: there is nothing to compute"
+MOST_ROOMIER = 4
+"""Kernels that are compiled beside one that spills, of about a second each."""
 
 
 class Fused(Implementation):
@@ -60,6 +64,9 @@ class Fused(Implementation):
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
         return target(device).heuristic(self.graph(w), device)
 
+    def untuned(self, w: Workload, device: DeviceSpec) -> Any:
+        return _untuned(w.operator, w, device)
+
     def promising(self, w: Workload, device: DeviceSpec) -> list[Any]:
         return target(device).promising(self.graph(w), device)
 
@@ -87,6 +94,29 @@ class Fused(Implementation):
 def _task(op: Op, w: Workload, config: Any, device: DeviceSpec) -> CompileTask:
     """Asked for twice in a row: whether it is compiled already, and to build it."""
     return target(device).task(Fused.graph(w), config, device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _untuned(op: Op, w: Workload, device: DeviceSpec) -> Any:
+    """The heuristic's schedule, unless its kernel spills registers: of it and of a few that have
+    more room, the first that spills none, or else what spills least."""
+
+    def spill_bytes(config: Any) -> int:
+        resources = compiled(_task(op, w, config, device)).resources
+        return resources.spill_bytes if resources else 0
+
+    fused = IMPLS["fused"]
+    best = fused.heuristic(w, device)
+    if not (least_bytes := spill_bytes(best)):
+        return best
+    space, every = fused.space(w, device), target(device).roomier(Fused.graph(w), best, device)
+    for c in itertools.islice((c for c in every if c in space), MOST_ROOMIER):
+        with contextlib.suppress(CompileError):  # nobody has asked for it
+            if (found_bytes := spill_bytes(c)) < least_bytes:
+                best, least_bytes = c, found_bytes
+        if not least_bytes:
+            break
+    return best
 
 
 def is_read_again(graph: Graph) -> bool:

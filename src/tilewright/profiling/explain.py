@@ -112,7 +112,7 @@ def explain(
     name, spec = _device(device, device_spec)
     records = _records(w, name, spec, store_url) if name else []
     with records_in(store_url):
-        choice = _choice(w, name, spec, implementation, config)
+        choice = _as_built(_choice(w, name, spec, implementation, config), w, spec)
         unfit = [
             {**as_dict(as_declared(record, w, spec)), "reason": reason}
             for record, reason in (unfit_records(w, torch.device(name)) if name else ())
@@ -176,7 +176,8 @@ def _choice(
     if reason := impl.unsupported(w, spec):
         raise NoImplementation(f"{impl.name} does not support {w} on {spec.name}: {reason}")
     if not config:
-        return Choice(impl.name, impl.heuristic(w, spec), "explicit", "asked for, untuned")
+        untuned = impl.heuristic(w, spec)
+        return Choice(impl.name, untuned, "explicit", "asked for, untuned", untuned=True)
     return Choice(impl.name, impl.completed(config, w, spec), "explicit", "asked for")
 
 
@@ -193,7 +194,22 @@ def _untuned(w: Workload, spec: DeviceSpec) -> Choice:
         return replace(unbuilt(w, torch.device(spec.kind), spec), reason=reason)
     expected = [i.forecast(config, w, spec).get("predicted_us", math.inf) for i, config in able]
     impl, config = able[expected.index(min(expected))]
-    return Choice(impl.name, config, "heuristic", f"{away}: the heuristic's config is shown")
+    reason = f"{away}: the heuristic's config is shown"
+    return Choice(impl.name, config, "heuristic", reason, untuned=True)
+
+
+def _as_built(choice: Choice, w: Workload, spec: DeviceSpec) -> Choice:
+    """The choice with the config of what a call builds, as far as a compiler is at hand."""
+    if not choice.untuned or choice.slices or choice.copied:
+        return choice
+    try:
+        config = IMPLS[choice.implementation].untuned(w, spec)
+    except (CompileError, CacheError):
+        return choice
+    if config == choice.config:
+        return choice
+    reason = f"{choice.reason}; the heuristic's first schedule spills registers"
+    return replace(choice, config=config, reason=reason)
 
 
 def _records(w: Workload, device: str, spec: DeviceSpec, store_url: str | None) -> list[Record]:
@@ -301,6 +317,7 @@ def show(
         choice = _choice(w, name, spec, implementation, config)
     if implementation is None and IMPLS[choice.implementation].backend not in OWN_BACKENDS:
         choice = _untuned(w, spec)
+    choice = _as_built(choice, w, spec)
     first = choice.slices[0][0].workload if choice.slices else None
     impl, run = IMPLS[choice.implementation], first or choice.copied or w
     return dump(what, impl, choice.config, run, spec, max_registers)

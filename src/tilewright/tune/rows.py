@@ -183,8 +183,11 @@ def _floor_us(
 
 
 def _own(record: Record, timed: Sequence[Record], w: Workload, spec: DeviceSpec) -> Own:
-    untuned = Candidate.of(record.implementation, IMPLS[record.implementation].heuristic(w, spec))
-    heuristic_us = next((r.median_us for r in timed if candidate_of(r) == untuned), None)
+    name, implementation = record.implementation, IMPLS[record.implementation]
+    times_us = {candidate_of(r): r.median_us for r in timed}
+    heuristic_us = times_us.get(Candidate.of(name, implementation.heuristic(w, spec)))
+    if heuristic_us is None:  # its kernel spills, and another one runs
+        heuristic_us = times_us.get(Candidate.of(name, implementation.untuned(w, spec)))
     m = measured(record)
     return Own(
         median_us=m.median_us,

@@ -281,15 +281,14 @@ def bench_one(session: Session, w: Workload) -> Row:
     """One workload: the recorded choice, the heuristics' configs and the baselines."""
     trial, budget = Trial(session, w), session.share()
     supporting = _supporting(trial)
-    heuristics = [_heuristic(trial, i) for i in supporting]
-    candidates = heuristics.copy()
+    all_of_them = Budget(clock=session.clock.seconds)  # none is left out: no search
+    trial.assess([_heuristic(trial, i) for i in supporting], all_of_them)
+    candidates = [_untuned(trial, i) for i in supporting]
     best = session.store.best(str(w), session.device.key, session.device.versions, w.program)
     if best and best.implementation in {i.name for i in supporting}:
         candidates.insert(0, candidate_of(best))
-    all_of_them = Budget(clock=session.clock.seconds)  # none is left out: no search
     trial.assess(candidates, all_of_them)
-    for implementation in supporting:
-        trial.assess_spilled(implementation.name, all_of_them)  # calls run them, too
+    trial.assess_spilled(candidates, all_of_them)  # calls run them, too
     entries = [trial.entries[c] for c in dict.fromkeys(candidates) if c in trial.entries]
     row = duel(trial, [e for e in entries if e.verified], budget)
     return _with_activity(trial, _with_public_cost(session, w, row))
@@ -354,13 +353,16 @@ def _supporting(trial: Trial) -> list[Implementation]:
 
 def _hopeless(trial: Trial, supporting: Sequence[Implementation]) -> list[Entry]:
     """The configs of heuristics, all assessed now, that are not worth a search: see HOPELESS."""
-    untuned = [
-        _heuristic(trial, i)
+    fitting = [
+        i
         for i in supporting
         if i.heuristic(trial.w, trial.session.spec) in trial.session.space(i, trial.w)
     ]
     trial.session.progress.phase("heuristics")
-    trial.assess(untuned, Budget(clock=trial.session.clock.seconds))
+    unlimited = Budget(clock=trial.session.clock.seconds)
+    trial.assess([_heuristic(trial, i) for i in fitting], unlimited)
+    untuned = [_untuned(trial, i) for i in fitting]
+    trial.assess(untuned, unlimited)
     entries = [e for c in untuned if (e := trial.entries.get(c)) and e.verified]
     best_us = min((e.us for e in entries), default=math.inf)
     hopeless = [
@@ -418,6 +420,15 @@ def _heuristic(trial: Trial, implementation: Implementation) -> Candidate:
     return Candidate.of(implementation.name, implementation.heuristic(trial.w, trial.session.spec))
 
 
+def _untuned(trial: Trial, implementation: Implementation) -> Candidate:
+    """What a call runs untuned, once the heuristic's config has been assessed."""
+    first = _heuristic(trial, implementation)
+    if not trial.spills(first):
+        return first
+    config = implementation.untuned(trial.w, trial.session.spec)
+    return Candidate.of(implementation.name, config)
+
+
 def _search(
     trial: Trial, implementation: Implementation, share: Budget, budget: Budget
 ) -> list[Entry]:
@@ -426,7 +437,8 @@ def _search(
     session.progress.phase(f"search {name}")
     space = session.space(implementation, trial.w)
     strategy = STRATEGIES[session.options.strategy or STRATEGY[session.spec.kind]]
-    untuned = implementation.heuristic(trial.w, session.spec)
+    first = _untuned(trial, implementation)
+    untuned = first.resolve(trial.w, session.spec)
 
     def evaluate(configs: list[Any]) -> list[float]:
         if name in trial.refused:  # its compiler is missing
@@ -448,10 +460,10 @@ def _search(
     )
     candidates = [Candidate.of(name, config) for config, _ in tried]
     if not any(c in trial.entries and trial.entries[c].us < float("inf") for c in candidates):
-        trial.assess_spilled(name, budget)
+        trial.assess_spilled(candidates, budget)
     session.progress.phase(f"thin out {name}")
     finalists = trial.thin(candidates, FINALISTS, budget)
-    first = trial.entries.get(Candidate.of(name, untuned))
-    if first and first.verified and first not in finalists:
-        finalists.append(first)
+    entry = trial.entries.get(first)
+    if entry and entry.verified and entry not in finalists:
+        finalists.append(entry)
     return finalists

@@ -104,9 +104,13 @@ class Trial:
         groups.close()
         return [self.entries[c].us * 1e-6 if c in self.entries else math.inf for c in candidates]
 
-    def assess_spilled(self, implementation: str, budget: Budget) -> None:
-        """Give spilling candidates their chance: those with the fewest spilled bytes."""
-        entries = [e for e in self._spilled if e.candidate.implementation == implementation]
+    def spills(self, candidate: Candidate) -> bool:
+        """Whether it was compiled, and its kernel spills registers."""
+        return any(e.candidate == candidate for e in self._spilled)
+
+    def assess_spilled(self, candidates: Sequence[Candidate], budget: Budget) -> None:
+        """Give those that spill their chance: the ones with the fewest spilled bytes."""
+        entries = [e for e in self._spilled if e.candidate in candidates]
         entries.sort(key=lambda e: e.resources.spill_bytes if e.resources else 0)
         self._time_briefly(self.verify(entries[:SPILLERS_TRIED], budget))
 

@@ -32,8 +32,8 @@ from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES, MAX_GRID
 from tilewright.dispatch.functions.fuse import fuse
+from tilewright.fusion.cuda import program_source, target
 from tilewright.fusion.cuda import programs as kernels
-from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.tiles import capabilities
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.impls.fused import graph_of
@@ -116,7 +116,7 @@ def test_what_rows_reduce_is_one_row_kernel_and_what_columns_do_few(
     graph, spec = graph_of_mixed(name, *sizes), DEVICES[device]
     config = target.heuristic(graph, spec)
     assert config in target.space(graph, spec)
-    _, program, stages = kernels.emit(graph, config, spec)
+    _, program, stages = program_source.emit(graph, config, spec)
     assert " ".join("tile" if s.launch is None else "row" for s in stages) == launches
     rows = [kernels.kind_of(program, k) for k in range(len(program.segments))].count("rows")
     assert rows == ((name, sizes) != ("full and reduced", LONG))
@@ -368,7 +368,7 @@ def test_grids_have_one_axis_and_fit_beyond_two_to_the_31_rows(text):
     assert target.unsupported(graph, H200) is None
     config = target.heuristic(graph, H200)
     if target.one_pass(graph, H200) is None:
-        _, _, stages = kernels.emit(graph, config, H200)
+        _, _, stages = program_source.emit(graph, config, H200)
         blocks = [s.launch.blocks(s.count) if s.launch else s.blocks for s in stages]
     else:
         _, launch = target.emit(graph, config, H200)

@@ -13,7 +13,7 @@ from tilewright.compile.cache import compiled
 from tilewright.compile.counters import COUNTERS
 from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
-from tilewright.fusion.cuda import programs, target
+from tilewright.fusion.cuda import program_source, target
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
@@ -78,7 +78,7 @@ def test_partials_may_be_left_before_results_are_stored(vector, lanes, shares, s
     w = Workload.parse(text)
     config = TileSchedule(vector, lanes, shares, 1, 2, splits, "registers", combine="last")
     assert config in target.space(graph_of(w), H200)
-    source, *_ = programs.emit(graph_of(w), config, H200)
+    source, *_ = program_source.emit(graph_of(w), config, H200)
     kernel = source[source.index("void tiles0") :]
     assert kernel.index("leave_partial(") < kernel.index("store<") < kernel.index("join_partials<")
     verdict = Verifier(w, torch.device("cpu")).check(Emulated(graph_of(w), config, H200, w))
@@ -92,7 +92,7 @@ def test_sizes_may_be_compiled_in(combine):
     w = Workload.parse(text)
     given = TileSchedule(1, 32, 8, 1, 2, 1, combine=combine)
     config = replace(given, sizes="compiled")
-    arguments = [programs.emit(graph_of(w), c, H200)[2][0].extents for c in (given, config)]
+    arguments = [program_source.emit(graph_of(w), c, H200)[2][0].extents for c in (given, config)]
     assert len(arguments[0]) > 5
     assert arguments[1] == ()
     verdict = Verifier(w, torch.device("cpu")).check(Emulated(graph_of(w), config, H200, w))
@@ -102,7 +102,7 @@ def test_sizes_may_be_compiled_in(combine):
 @pytest.mark.parametrize(("splits", "threads"), [(1, 256), (16, 1024)])
 def test_blocks_that_join_few_partials_are_small(splits, threads):
     config = TileSchedule(1, 32, 8, 1, 1, splits)
-    _, _, stages = programs.emit(graph_of(Workload.parse(PADDLE_C)), config, H200)
+    _, _, stages = program_source.emit(graph_of(Workload.parse(PADDLE_C)), config, H200)
     assert [s.block_threads for s in stages] == [256, threads]
 
 
@@ -140,7 +140,7 @@ def test_what_follows_from_sums_of_the_same_dims_reads_what_it_needs():
 def test_one_launch_takes_inputs_and_results_and_no_workspace():
     graph = graph_of(Workload.parse(PADDLE_C))
     config = TileSchedule(1, 32, 8, 1, 8, 1, combine="last")
-    _, program, stages = programs.emit(graph, config, H200)
+    _, program, stages = program_source.emit(graph, config, H200)
     (stage,) = stages
     assert set(stage.buffers) == set(range(program.inputs + program.outputs))
     assert program.temporaries == ()

@@ -22,7 +22,7 @@ from shared_walks import (
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
-from tilewright.fusion.cuda import programs, target
+from tilewright.fusion.cuda import program_source, programs, target
 from tilewright.fusion.cuda.tiles.area import Area
 from tilewright.fusion.cuda.tiles.heuristics import meeting_promising
 from tilewright.fusion.cuda.tiles.tiling import Tiles, blocks_that_meet
@@ -126,7 +126,7 @@ def test_rows_of_the_last_block_may_be_few_or_none():
 
 
 def tiles_of(w, config):
-    return programs._tiles(programs._whole(graph_of(w), H100), 0, config)
+    return programs.tiles_of(programs.whole_walks(graph_of(w), H100), 0, config)
 
 
 @emulation
@@ -161,7 +161,7 @@ def test_what_several_kernels_would_read_again_stays_on_chip(device):
     for w in (*images(32, 128, 28), *images(32, 256, 14), images(32, 64, 56)[0]):
         graph, config = untuned(w, spec)
         assert (config.combine, config.storage) == ("grid", "registers"), (w, config)
-        _, program, (stage,) = programs.emit(graph, config, spec)
+        _, program, (stage,) = program_source.emit(graph, config, spec)
         assert stage.meetings == (3 if "backward" in w.op else 2)
         tiles = Tiles(Area(program.segments[0]), config)
         resources = compiled(target.task(graph, config, spec)).resources
@@ -217,7 +217,7 @@ def test_blocks_meet_only_over_walks_that_are_shared_and_needed_again():
     space = target.space(graph_of(w), H100)
     assert "blocks meet that share a walk" in space.why_not(replace(MEETING, splits=1))
     sums = workload(column_sums, TensorSpec("f32", (600, 40)))
-    area = programs._main_area(programs._whole(graph_of(sums), H100))
+    area = programs.main_area(programs.whole_walks(graph_of(sums), H100))
     assert not area.meets
     assert not meeting_promising(area, H100)
 

@@ -189,3 +189,57 @@ def test_a_single_number_has_schedules(tensors):
     fuse(lambda x: x.abs() + 1, name="a_number")
     w = Workload.parse(f"a_number({tensors})")
     assert_right(w)
+
+
+def two_norms(x, y, w, v):
+    return F.rms_norm(x, x.shape[-1:], w), F.layer_norm(y, y.shape[-1:], v)
+
+
+NORMS = [
+    ("x=bf16[4,512,32,128], y=bf16[4,512,8,128], w=bf16[128], v=bf16[128]", 65536, 16384),
+    ("x=f32[8192,4096], y=f32[2048,4096], w=f32[4096], v=f32[4096]", 8192, 2048),
+    ("x=f16[8192,1024], y=f16[6144,1024], w=f16[1024], v=f16[1024]", 8192, 6144),
+]
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize(("tensors", "many", "few"), NORMS)
+def test_norms_of_two_tensors_and_their_gradients_walk_each_once(tensors, many, few, device):
+    """Whether or not one has so many times as many rows as the other, of which its own are no
+    pieces; and the weights' gradients are added up on the way."""
+    fuse(two_norms)
+    w, spec = Workload.parse(f"two_norms({tensors})"), DEVICES[device]
+    for each, summed in ((w, ""), (gradients_of(w), ", [0]")):
+        graph = graph_of(each)
+        lines = target.describe(graph, target.heuristic(graph, spec), spec)
+        width = tensors.partition("]")[0].rpartition(",")[2]
+        told = [line.partition(" (and")[0].partition(";")[0] for line in lines]
+        assert told == [
+            f"kernel {k}: space [{rows}, {width}], reduces axes [1]{summed}"
+            for k, rows in enumerate((few, many))
+        ]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        "x=bf16[2,6,8,64], y=bf16[2,6,2,64], w=bf16[64], v=bf16[64]",
+        "x=f32[96,130], y=f32[24,130], w=f32[130], v=f32[130]",
+        "x=f16[37,255], y=f16[11,255], w=f16[255], v=f16[255]",
+    ],
+)
+def test_gradients_of_norms_of_two_tensors_are_right(tensors):
+    fuse(two_norms)
+    w = gradients_of(Workload.parse(f"two_norms({tensors})"))
+    assert_right(w)
+
+
+def test_pieces_that_have_a_tensor_in_common_with_the_row_are_walked_with_it():
+    """Though nothing that follows from the one is used with the other."""
+    fuse(lambda x: (x.square().sum(-1), x[..., : x.shape[-1] // 2] * 2), name="sum_and_half")
+    graph = graph_of(Workload.parse("sum_and_half(x=f32[30,1026])"))
+    assert graph.space == (30, 513)
+    fuse(lambda x, y: (x.square().sum(-1), y * 2), name="sum_and_other")
+    graph = graph_of(Workload.parse("sum_and_other(x=f32[30,1026], y=f32[30,513])"))
+    assert graph.space == (30, 1026, 513)

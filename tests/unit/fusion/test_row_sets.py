@@ -23,7 +23,7 @@ from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DEVICES, MAX_GRID
-from tilewright.fusion.cuda import programs, target
+from tilewright.fusion.cuda import program_source, programs, target
 from tilewright.fusion.cuda.rows.row_sets import MOST_ROWS, set_heuristic, set_promising, set_space
 from tilewright.fusion.cuda.stages import nests, sets_in
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
@@ -183,7 +183,7 @@ def test_all_barriers_of_a_cluster_are_made_before_another_block_may_use_them():
     graph = graph_of(normed_gradients("f16", "2,128,64,64", 128))
     config = target.heuristic(graph, H100)
     assert config.cluster > 1
-    source = programs.emit(graph, config, H100)[0].rpartition("namespace kernel0")[2]
+    source = program_source.emit(graph, config, H100)[0].rpartition("namespace kernel0")[2]
     made = source.index("barriers_made();")
     barriers = set(re.findall(r"store_remote\(.*?, &?(\w+)", source))
     assert {"whole_joined0", "whole_joined1", "joined2"} <= barriers

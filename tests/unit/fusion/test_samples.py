@@ -13,7 +13,7 @@ from norms_of_samples import ADAPTIVE, GATED, ODDLY_APART, adaptive, gated
 from tilewright.compile import cxx
 from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
-from tilewright.fusion.cuda import programs, target
+from tilewright.fusion.cuda import program_source, target
 from tilewright.fusion.cuda.column_graph import MOST_SAMPLES, SAMPLE_ROWS, RowGraph, split
 from tilewright.fusion.cuda.kernel import MOST_WAVES, Launch
 from tilewright.impls.fused import graph_of
@@ -154,7 +154,7 @@ def test_samples_that_a_grid_does_not_hold_or_that_are_too_short_are_left(sample
     graph = graph_of(adaptive_norm("f16", samples, rows, 1024))
     assert why in split(graph)
     assert target.unsupported(graph, H200) is None
-    _, program, _ = programs.emit(graph, target.heuristic(graph, H200), H200)
+    _, program, _ = program_source.emit(graph, target.heuristic(graph, H200), H200)
     assert program.large() == 2
 
 

@@ -17,7 +17,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.dispatch.functions.operator import backward_operator
-from tilewright.fusion.cuda import programs, target
+from tilewright.fusion.cuda import program_source, target
 from tilewright.fusion.cuda.tiles.capabilities import TileKernels
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
@@ -48,7 +48,7 @@ def test_totals_beside_rows_take_no_pass_of_their_own(graph_of_mixed, name, devi
     graph, spec = graph_of_mixed(name, *LARGE), DEVICES[device]
     config = target.heuristic(graph, spec)
     assert config in target.space(graph, spec)
-    _, program, stages = programs.emit(graph, config, spec)
+    _, program, stages = program_source.emit(graph, config, spec)
     kinds = []
     for stage in stages:
         tile = "finish" if stage.finishes else "join"

@@ -117,6 +117,27 @@ def test_what_calls_run_untuned_is_timed_though_it_spills(w, runner, store, monk
     assert row.own.median_us > 0
 
 
+def _heuristics_spill(self, tasks):
+    for task in tasks:
+        spill_bytes = 8 * ("delay_us=300, fault='none'" in task.source)
+        resources = Resources(255, spill_bytes, 0, 0)
+        yield task, Compiled(task.source, Path("/nowhere"), resources, "", 0.0)
+
+
+@pytest.mark.parametrize("one", [bench_one, tune_one])
+def test_what_runs_in_place_of_a_heuristic_that_spills_is_timed(w, runner, store, monkeypatch, one):
+    """And is what a row tells of its untuned time."""
+    with_tasks(monkeypatch)
+    first = IMPLS["fake_own"].heuristic(w, runner.describe().spec)
+    other = dataclasses.replace(first, delay_us=100)
+    monkeypatch.setattr(IMPLS["fake_own"], "untuned", lambda w, device: other, raising=False)
+    monkeypatch.setattr(Pool, "compile", _heuristics_spill)
+    params = {"params": {**FAST, "delay_us": (100, 300)}} if one is tune_one else {}
+    row = one(session(runner, store, **params), w)
+    assert row.own.config == {"delay_us": 100, "fault": "none"}
+    assert row.own.heuristic_us == row.own.median_us
+
+
 def test_spills_of_one_of_a_librarys_kernels_are_read_off_its_log(w, runner, store, monkeypatch):
     def resources(config, log):
         assert log == "of all kernels"

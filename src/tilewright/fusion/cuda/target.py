@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel, Launcher, overlaps
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda import programs
+from tilewright.fusion.cuda import program_schedules, program_source, programs
 from tilewright.fusion.cuda.column_graph import RowGraph, split
 from tilewright.fusion.cuda.finishing import FINISH
 from tilewright.fusion.cuda.kernel import ENTRY, Launch, prelude_of
@@ -25,10 +25,11 @@ from tilewright.fusion.cuda.pointwise.schedule import (
     pointwise_promising,
     pointwise_registers,
     pointwise_space,
+    roomier_points,
 )
 from tilewright.fusion.cuda.rows.columns import emit_columns
 from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
-from tilewright.fusion.cuda.rows.heuristics import row_heuristic, row_promising
+from tilewright.fusion.cuda.rows.heuristics import roomier_rows, row_heuristic, row_promising
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.sharing import emit_rows
 from tilewright.fusion.cuda.rows.space import SEARCHED, row_space
@@ -57,7 +58,7 @@ def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
         shape = graph.nodes[i].shape
         if any(stride and n == 1 for stride, n in zip(access.strides, shape, strict=True)):
             return "an output repeats one value along a dim"
-    return programs.unsupported(graph, device) if one_pass(graph, device) is None else None
+    return program_schedules.unsupported(graph, device) if one_pass(graph, device) is None else None
 
 
 @remembered
@@ -90,22 +91,31 @@ def _innermost(graph: Graph) -> bool:
 def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
     rows = one_pass(graph, device)
     if rows is None:
-        return programs.space(graph, device)
+        return program_schedules.space(graph, device)
     return row_space(rows, device, SEARCHED) if rows.reduced else pointwise_space(graph, device)
 
 
 def heuristic(graph: Graph, device: DeviceSpec) -> Any:
     rows = one_pass(graph, device)
     if rows is None:
-        return programs.heuristic(graph, device)
+        return program_schedules.heuristic(graph, device)
     return row_heuristic(rows, device) if rows.reduced else pointwise_heuristic(graph, device)
 
 
 def promising(graph: Graph, device: DeviceSpec) -> list[Any]:
     rows = one_pass(graph, device)
     if rows is None:
-        return programs.promising(graph, device)
+        return program_schedules.promising(graph, device)
     return row_promising(rows, device) if rows.reduced else pointwise_promising(graph, device)
+
+
+def roomier(graph: Graph, config: Any, device: DeviceSpec) -> Iterator[Any]:
+    """Untuned schedules that leave a thread more registers, the best first: for a kernel that the
+    compiler made to spill. Some may not fit."""
+    rows = one_pass(graph, device)
+    if rows is None:
+        return program_schedules.roomier(graph, config, device)
+    return roomier_rows(rows, config, device) if rows.reduced else roomier_points(config)
 
 
 def emit(graph: Graph, config: Any, device: DeviceSpec) -> tuple[str, Launch]:
@@ -137,7 +147,7 @@ def describe(graph: Graph, config: Any, device: DeviceSpec) -> list[str]:
 
 def task(graph: Graph, config: Any, device: DeviceSpec) -> CompileTask:
     if one_pass(graph, device) is None:
-        source, *_ = programs.emit(graph, config, device)
+        source, *_ = program_source.emit(graph, config, device)
     else:
         source, _ = emit(graph, config, device)
     flags = [*nvrtc.flags_for(device.arch), "--ptxas-options=-v"]
@@ -152,7 +162,7 @@ def executable(
 ) -> Executable:
     rows = one_pass(graph, device)
     if rows is None:
-        _, program, stages = programs.emit(graph, config, device)
+        _, program, stages = program_source.emit(graph, config, device)
         several = ProgramKernels(built, program, stages, w)
         if isinstance(config, TileSchedule) and stages[0].launch is None:
             assert several.work is not None

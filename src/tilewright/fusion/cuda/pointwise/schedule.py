@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,6 +128,16 @@ def pointwise_heuristic(graph: Graph, device: DeviceSpec) -> PointwiseSchedule:
     if busy and flying >= FLYING_BYTES:
         return PointwiseSchedule(vector, 128, 1, stream_loads=False, flat=flat)
     return PointwiseSchedule(vector, 256, 2 if busy else 1, flat=flat)
+
+
+def roomier_points(c: PointwiseSchedule) -> Iterator[PointwiseSchedule]:
+    """Schedules by which a thread keeps less at a time, for a kernel that the compiler made to
+    spill."""
+    alone = replace(c, vectors_per_thread=1)
+    yield alone
+    while not alone.flat and alone.vector > 1:
+        alone = replace(alone, vector=alone.vector // 2)
+        yield alone
 
 
 def _instructions(graph: Graph) -> int:

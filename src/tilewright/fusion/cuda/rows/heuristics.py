@@ -92,6 +92,30 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     few and wide that clusters would leave SMs idle are shared by blocks anywhere, in one wave; for
     other few rows see few_rows.
     """
+    footprint, fitting = Footprint(graph), None
+    for config in _fitting(graph, device):
+        if _leaves_room(config, footprint, device):
+            return config
+        fitting = fitting or config
+    return fitting
+
+
+def roomier_rows(graph: Graph, c: RowSchedule, device: DeviceSpec) -> Iterator[RowSchedule]:
+    """Others of that list, in its order, each of which leaves a thread more registers beside what
+    it is reckoned to need than all before: for a kernel that the compiler made to spill."""
+    footprint = Footprint(graph)
+
+    def room(c: RowSchedule) -> int:
+        return register_cap(c, device) - estimated_registers(c, footprint)
+
+    most = room(c)
+    for other in _fitting(graph, device):
+        if room(other) > most:
+            most = room(other)
+            yield other
+
+
+def _fitting(graph: Graph, device: DeviceSpec) -> Iterator[RowSchedule]:
     space = row_space(graph, device)
     footprint = Footprint(graph)
     vector = _whole_vector(space, footprint)
@@ -112,13 +136,9 @@ def row_heuristic(graph: Graph, device: DeviceSpec) -> RowSchedule | None:
     ]
     if vector * footprint.itemsize < NARROW_BYTES and True in space.values["shifted"]:
         choices = [*_shifted_candidates(space, footprint, device), *choices]
-    fitting = None
     for config in (_rolled(c, footprint, device) for c in choices):
         if config in space:
-            if _leaves_room(config, footprint, device):
-                return config
-            fitting = fitting or config
-    return fitting
+            yield config
 
 
 def _shifted_candidates(

@@ -39,6 +39,12 @@ def few_rows(space: tuple[int, ...], row: tuple[int, ...], lane: int, device: De
     return 2 * blocks <= device.sms and elements >= LONG_ROWS
 
 
+def _over_rows(graph: Graph, i: int, row: tuple[int, ...]) -> bool:
+    """Whether reduction `i` runs over all rows of what it reduces."""
+    shape = graph.nodes[graph.nodes[i].args[0]].shape
+    return list(graph.axes(i)) == [a for a, n in enumerate(shape) if a not in row and n > 1]
+
+
 class TileKernels(Kernels):
     """What kernels of this target do, under one schedule: see Kernels.
 
@@ -83,10 +89,9 @@ class TileKernels(Kernels):
 
     def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
         if row:
-            others = [a for a in range(len(graph.space)) if a not in row and graph.space[a] > 1]
             return self.row_partials and all(
-                set(row) < set(axes) or (self.columns and list(axes) == others)
-                for axes in map(graph.axes, sums)
+                set(row) < set(graph.axes(i)) or (self.columns and _over_rows(graph, i, row))
+                for i in sums
             )
         sets = list(dict.fromkeys(graph.axes(i) for i in sums))
         if len(sets) > 1 and not self.mixes:

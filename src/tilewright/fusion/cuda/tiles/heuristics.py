@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.tiles.area import Area
 from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
-from tilewright.fusion.cuda.tiles.tiling import Tiles, blocks_in_room, fitted, meets_in_vain
+from tilewright.fusion.cuda.tiles.tiling import (
+    Tiles,
+    blocks_asked_for,
+    blocks_in_room,
+    fitted,
+    meets_in_vain,
+)
 from tilewright.fusion.cuda.vectors import WIDEST_ACCESS
 from tilewright.space import ConfigSpace
 
@@ -45,6 +52,8 @@ MANY_WORDS = 50
 SQUEEZE = 1.25
 """What a thread is reckoned to need, beside a cap that compilers may yet keep without spilling. A
 block that would have an SM to itself finds company so: see the table in docs/row_kernels.md."""
+MOST_CAPPED = 240
+"""Registers of a thread that a cap may name: the next step is all that launch bounds can leave."""
 BUSY_POWER, ACCESS_POWER, USED_POWER = 0.3, 0.1, 0.5
 ALONE, FIRST_STEPS, AGAIN = 0.8, 0.5, 8
 """How much the merits below count: bytes in flight, width of an access, elements that are used; a
@@ -215,6 +224,16 @@ def _squeezed(tiles: Tiles, device: DeviceSpec) -> TileSchedule | None:
     near = tiles.estimated_registers <= SQUEEZE * cap
     fits = blocks * s.block_threads <= device.threads_per_sm and near
     return found if fits and Tiles(tiles.area, found).misfit() is None else None
+
+
+def roomier_tiles(
+    c: TileSchedule, tiles: Sequence[Tiles], device: DeviceSpec
+) -> Iterator[TileSchedule]:
+    """The schedule of kernels that walk, with room for fewer blocks on an SM, for one of them that
+    the compiler made to spill."""
+    for blocks in reversed(range(1, max(blocks_asked_for(each, device) for each in tiles))):
+        cap = device.registers_left(c.block_threads, blocks)
+        yield replace(c, max_registers=min(cap, MOST_CAPPED))
 
 
 def _unusual(c: TileSchedule, itemsize: int) -> tuple[float, ...]:

@@ -1,0 +1,216 @@
+"""What runs untuned where a compiler makes the heuristic's kernel spill registers."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from emulated import Emulated
+from random_graphs import gradients_of
+from tilewright.compile import cxx
+from tilewright.compile.cache import compiled
+from tilewright.compile.resources import call_resources
+from tilewright.device import DEVICES, current_device
+from tilewright.dispatch import selection
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.errors import CompileError
+from tilewright.fusion.cuda import target
+from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers, register_cap
+from tilewright.impl import IMPLS
+from tilewright.impls import fused as implementation
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+from tilewright.profiling.explain import explain, show
+
+H200, FUSED = DEVICES["h200"], IMPLS["fused"]
+
+pytestmark = pytest.mark.usefixtures("forgets_functions")
+needs_compiler = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+
+
+def jensen_shannon(p, q):
+    p, q = p.log_softmax(-1), q.log_softmax(-1)
+    between = torch.logaddexp(p, q) - math.log(2)
+    return 0.5 * ((p.exp() * (p - between)).sum(-1) + (q.exp() * (q - between)).sum(-1))
+
+
+def kl_divergence(p, q):
+    p, q = p.log_softmax(-1), q.log_softmax(-1)
+    return F.kl_div(p, q, reduction="none", log_target=True).sum(-1)
+
+
+def standardized(x):
+    return (x - x.mean(0)) / x.std(0)
+
+
+def squares_and_gates(x, w):
+    return (x * torch.sigmoid(x) + w).tanh().square()
+
+
+SPILLING = [
+    (jensen_shannon, "p=f32[8192,4096], q=f32[8192,4096]"),
+    (jensen_shannon, "p=bf16[4096,32000], q=bf16[4096,32000]"),
+    (kl_divergence, "p=bf16[8192,4096], q=bf16[8192,4096]"),
+    (standardized, "x=bf16[32768,1024]"),
+]
+
+
+def gradients(function, tensors):
+    fuse(function)
+    return gradients_of(Workload.parse(f"{function.__name__}({tensors})"))
+
+
+def spill_bytes(w, config, device=H200):
+    return compiled(FUSED.task(config, w, device)).resources.spill_bytes
+
+
+@pytest.mark.parametrize(("function", "tensors"), SPILLING)
+def test_a_schedule_with_more_room_runs_in_place_of_one_that_spills(function, tensors):
+    w = gradients(function, tensors)
+    first, found = FUSED.heuristic(w, H200), FUSED.untuned(w, H200)
+    assert spill_bytes(w, first) > 0
+    assert spill_bytes(w, found) == 0
+    assert found in FUSED.space(w, H200)
+
+
+@pytest.mark.parametrize("device", ["a100", "b200"])
+def test_gradients_of_columns_spill_nowhere_once_their_blocks_are_fewer(device):
+    w, spec = gradients(standardized, "x=bf16[32768,1024]"), DEVICES[device]
+    first, found = FUSED.heuristic(w, spec), FUSED.untuned(w, spec)
+    assert spill_bytes(w, first, spec) > 0
+    assert spill_bytes(w, found, spec) == 0
+    assert replace(found, max_registers=0) == first
+
+
+def test_what_spills_nothing_stays_and_is_all_that_is_compiled(monkeypatch):
+    asked, compile_now = [], implementation.compiled
+    monkeypatch.setattr(
+        implementation, "compiled", lambda task: asked.append(task) or compile_now(task)
+    )
+    w = Workload.parse("softmax(x=f16[512,1023])")
+    assert FUSED.untuned(w, H200) == FUSED.heuristic(w, H200)
+    assert asked == [FUSED.task(FUSED.heuristic(w, H200), w, H200)]
+    assert FUSED.untuned(w, H200) == FUSED.heuristic(w, H200)
+    assert len(asked) == 1
+
+
+def spilling(monkeypatch, told):
+    """The implementation as if kernels spilled so many bytes, in the order in which they are
+    compiled; returns the configs that were."""
+    configs, spills = [], iter(told)
+
+    def task(op, w, config, device):
+        configs.append(config)
+        return config
+
+    def resources(config):
+        spilled = next(spills)
+        if spilled is None:
+            raise CompileError("refused")
+        log = (
+            "Compiling entry function 'fused' for 'sm_90a'\n"
+            f"{spilled} bytes stack frame, {spilled} bytes spill stores, 0 bytes spill loads\n"
+            "Used 128 registers"
+        )
+        return replace(found, resources=call_resources(log, "fused"))
+
+    w = Workload.parse("softmax(x=f16[512,1023])")
+    found = compiled(FUSED.task(FUSED.heuristic(w, H200), w, H200))
+    monkeypatch.setattr(implementation, "_task", task)
+    monkeypatch.setattr(implementation, "compiled", resources)
+    return configs
+
+
+def test_where_all_spill_the_one_that_spills_least_runs(monkeypatch):
+    w = gradients(kl_divergence, "p=bf16[8193,4096], q=bf16[8193,4096]")
+    tried = spilling(monkeypatch, (96, 104, 40, 48, 200))
+    found = FUSED.untuned(w, H200)
+    assert tried[0] == FUSED.heuristic(w, H200)
+    assert found == tried[2]
+    assert len(tried) == 1 + implementation.MOST_ROOMIER
+
+
+def test_a_roomier_schedule_that_no_compiler_takes_is_passed_by(monkeypatch):
+    w = gradients(kl_divergence, "p=bf16[8194,4096], q=bf16[8194,4096]")
+    tried = spilling(monkeypatch, (96, None, 0))
+    assert FUSED.untuned(w, H200) == tried[2]
+
+
+def test_what_no_compiler_takes_at_first_is_an_error(monkeypatch):
+    w = gradients(kl_divergence, "p=bf16[8195,4096], q=bf16[8195,4096]")
+    spilling(monkeypatch, (None,))
+    with pytest.raises(CompileError, match="refused"):
+        FUSED.untuned(w, H200)
+
+
+def test_each_of_the_roomier_schedules_of_rows_has_more_registers_to_spare():
+    w = gradients(kl_divergence, "p=bf16[8192,4096], q=bf16[8192,4096]")
+    graph, first = graph_of(w), FUSED.heuristic(w, H200)
+    footprint = Footprint(graph)
+    every = [first, *target.roomier(graph, first, H200)]
+    spare = [register_cap(c, H200) - estimated_registers(c, footprint) for c in every]
+    assert len(spare) > 3
+    assert all(a < b for a, b in itertools.pairwise(spare))
+
+
+def test_steps_alone_have_roomier_schedules_of_fewer_elements_a_thread():
+    fuse(squares_and_gates)
+    w = Workload.parse("squares_and_gates(x=bf16[8192,4096], w=bf16[4096])")
+    graph, first = graph_of(w), FUSED.heuristic(w, H200)
+    kept = [c.vector * c.vectors_per_thread for c in target.roomier(graph, first, H200)]
+    assert kept == [8, 4, 2, 1]
+    assert all(c in FUSED.space(w, H200) for c in target.roomier(graph, first, H200))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("function", "tensors"),
+    [
+        (jensen_shannon, "p=f32[40,4096], q=f32[40,4096]"),
+        (kl_divergence, "p=bf16[40,4096], q=bf16[40,4096]"),
+    ],
+)
+def test_roomier_schedules_give_right_results(function, tensors):
+    w = gradients(function, tensors)
+    graph, verifier = graph_of(w), Verifier(w, torch.device("cpu"), seed=1)
+    first = FUSED.heuristic(w, H200)
+    found = [c for c in target.roomier(graph, first, H200) if c in FUSED.space(w, H200)]
+    assert found
+    for c in found[: implementation.MOST_ROOMIER]:
+        assert verifier.check(Emulated(graph, c, H200, w)).message == "", c
+
+
+def test_explain_shows_what_runs_and_says_why():
+    w = gradients(kl_divergence, "p=bf16[8192,4096], q=bf16[8192,4096]")
+    found = explain(w, device_spec="h200")
+    (facts,) = [c for c in found.candidates if c.implementation == "fused"]
+    assert facts.resources.spill_bytes == 0
+    assert found.reason.endswith("; the heuristic's first schedule spills registers")
+    told = show(w, "schedule", device_spec="h200")
+    assert f"row_threads = {FUSED.untuned(w, H200).row_threads}\n" in told
+    named = show(w, "resources", device_spec="h200", implementation="fused", config={"vector": 8})
+    assert "\nspill_bytes = 340\n" in named
+
+
+@needs_compiler
+def test_a_call_builds_what_runs_untuned(monkeypatch):
+    fused = fuse(kl_divergence)
+    p, q = torch.randn(5, 33), torch.randn(5, 33)
+    w = Workload.parse("kl_divergence(p=f32[5,33], q=f32[5,33])")
+    spec = current_device("cpu")[1]
+    other = replace(FUSED.heuristic(w, spec), rows=2)
+    assert other != FUSED.heuristic(w, spec)
+    built, build = [], type(FUSED).build
+    monkeypatch.setattr(type(FUSED), "untuned", lambda self, w, device: other)
+    monkeypatch.setattr(
+        type(FUSED), "build", lambda self, c, w, d: built.append(c) or build(self, c, w, d)
+    )
+    torch.testing.assert_close(fused(p, q), kl_divergence(p, q))
+    assert built == [other]
+    with selection.use("fused", {"rows": 1}, op="kl_divergence"):
+        fused(p, q)
+    assert built[1].rows == 1
