@@ -1,4 +1,4 @@
-"""Losses of logits, of each row one number, and their gradients: what is much for a row at once.
+"""Gradients of losses of logits, of each row one number: much is known of a row at once.
 
     tilewright bench --import benchmarks/losses.py --suite losses
 
@@ -53,21 +53,18 @@ KINDS = {
 SIZES = ((4096, 32000), (8192, 4096))
 
 
-def _rows(d: str, rows: int, columns: int) -> list[str]:
-    given = [
-        (name, tensors.format(d=d, rows=rows, columns=columns)) for name, tensors in KINDS.items()
-    ]
+def _gradients(d: str, rows: int, columns: int) -> list[str]:
     of_row = BY_ROW.format(d=d, rows=rows)
-    return [
-        *(f"{name}({tensors})" for name, tensors in given),
-        *(f"{name}_backward(grad_output={of_row}, {tensors})" for name, tensors in given),
-    ]
+    given = {
+        name: tensors.format(d=d, rows=rows, columns=columns) for name, tensors in KINDS.items()
+    }
+    return [f"{name}_backward(grad_output={of_row}, {given[name]})" for name in KINDS]
 
 
 losses = suite(
     "losses",
     [
-        *(row for d in ("bf16", "f32") for size in SIZES for row in _rows(d, *size)),
+        *(row for d in ("bf16", "f32") for size in SIZES for row in _gradients(d, *size)),
         *(
             f"standardized_backward(grad_output={d}[32768,1024], x={d}[32768,1024])"
             for d in ("bf16", "f32")
