@@ -52,10 +52,10 @@ def squares_and_gates(x, w):
 
 
 SPILLING = [
-    (jensen_shannon, "p=f32[8192,4096], q=f32[8192,4096]"),
-    (jensen_shannon, "p=bf16[4096,32000], q=bf16[4096,32000]"),
-    (kl_divergence, "p=bf16[8192,4096], q=bf16[8192,4096]"),
-    (standardized, "x=bf16[32768,1024]"),
+    (jensen_shannon, "p=f32[8192,4096], q=f32[8192,4096]", 0),
+    (jensen_shannon, "p=bf16[4096,32000], q=bf16[4096,32000]", 0),
+    (kl_divergence, "p=bf16[8192,4096], q=bf16[8192,4096]", 0),
+    (standardized, "x=bf16[32768,1024]", 668),  # with none it has half the threads
 ]
 
 
@@ -68,13 +68,37 @@ def spill_bytes(w, config, device=H200):
     return compiled(FUSED.task(config, w, device)).resources.spill_bytes
 
 
-@pytest.mark.parametrize(("function", "tensors"), SPILLING)
-def test_a_schedule_with_more_room_runs_in_place_of_one_that_spills(function, tensors):
+@pytest.mark.parametrize(("function", "tensors", "left"), SPILLING)
+def test_a_schedule_with_more_room_runs_in_place_of_one_that_spills(function, tensors, left):
     w = gradients(function, tensors)
     first, found = FUSED.heuristic(w, H200), FUSED.untuned(w, H200)
-    assert spill_bytes(w, first) > 0
-    assert spill_bytes(w, found) == 0
+    assert spill_bytes(w, first) > left
+    assert spill_bytes(w, found) == left
     assert found in FUSED.space(w, H200)
+
+
+def test_few_spilled_bytes_are_cheaper_than_half_the_threads():
+    """Its own take 442 us on an H100, and 730 and 509 what spills none (61c63d2, no file kept)."""
+    w = gradients(kl_divergence, "p=bf16[4096,32000], q=bf16[4096,32000]")
+    first = FUSED.heuristic(w, H200)
+    others = [c for c in target.roomier(graph_of(w), first, H200) if c in FUSED.space(w, H200)]
+    assert spill_bytes(w, first) > 0
+    assert [spill_bytes(w, c) for c in others] == [0] * len(others) != []
+    assert FUSED.untuned(w, H200) == first
+
+
+def test_rows_that_are_kept_are_not_read_again_and_few_bytes_have_no_larger_clusters():
+    wide = gradients(jensen_shannon, "p=f32[4096,32000], q=f32[4096,32000]")
+    narrow = gradients(kl_divergence, "p=bf16[8192,1152], q=bf16[8192,1152]")
+    for w in (wide, narrow):
+        first = FUSED.heuristic(w, H200)
+        others = [*target.roomier(graph_of(w), first, H200)]
+        assert others
+        assert {c.storage for c in others} <= {"registers", "shared"}
+        assert all(c.cluster == 1 for c in others if w is narrow)
+    assert {
+        c.cluster for c in target.roomier(graph_of(wide), FUSED.heuristic(wide, H200), H200)
+    } == {8}
 
 
 @pytest.mark.parametrize("device", ["a100", "b200"])
@@ -125,7 +149,7 @@ def spilling(monkeypatch, told):
     return configs
 
 
-def test_where_all_spill_the_one_that_spills_least_runs(monkeypatch):
+def test_where_all_spill_the_one_that_costs_least_runs(monkeypatch):
     w = gradients(kl_divergence, "p=bf16[8193,4096], q=bf16[8193,4096]")
     tried = spilling(monkeypatch, (96, 104, 40, 48, 200))
     found = FUSED.untuned(w, H200)
