@@ -6,9 +6,9 @@ import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+_COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 _DYNAMO = "torch._dynamo.convert_frame"
 _importing = threading.RLock()
 
@@ -68,6 +69,23 @@ def tracing_lock() -> Iterator[None]:
     """
     with _dynamo().compile_lock:
         yield
+
+
+def left_whole_in_graphs(function: Callable[..., Any]) -> Callable[[], None]:
+    """What a caller of the function calls before, where Dynamo traces it: it leaves the function to
+    whoever runs or traces its graph then. (To tell Dynamo earlier would import all of it.)"""
+
+    def leave_whole() -> None:
+        torch.compiler.allow_in_graph(function)
+
+    leave_whole._dynamo_marked_constant = True  # type: ignore[attr-defined]  # it is called at once
+    return leave_whole
+
+
+def without_compiled_autograd() -> contextlib.AbstractContextManager[None]:
+    """Inside, gradients are taken by autograd itself: a trace is nothing for its compiler."""
+    compiler = sys.modules.get(_COMPILED_AUTOGRAD)
+    return contextlib.nullcontext() if compiler is None else compiler._disable()
 
 
 def traces_here() -> bool:

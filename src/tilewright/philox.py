@@ -28,6 +28,14 @@ _VMAP_MODES = torch._C.DispatchKeySet(
 ).add(torch._C.DispatchKey.FuncTorchVmapMode)
 
 
+_OF_DRAWS = tuple(
+    getattr(torch.ops.aten, f"{kind}{in_place}").default
+    for kind in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+    for in_place in ("", "_")
+)
+"""What PyTorch composes of draws and arithmetic."""
+
+
 def philox(seed: Tensor, counter: Sequence[Tensor | int]) -> tuple[Any, ...]:
     """The four words of each counter, as int64 below 2^32.
 
@@ -77,16 +85,17 @@ class Seeded(TorchDispatchMode):
     def __init__(self, seed: Tensor):
         super().__init__()
         self.seed, self.calls = seed, 0
+        self._batching: list[Any] = []
 
     def __enter__(self) -> Self:
         # Nothing here is random, so gradients in batches, in which PyTorch refuses draws, have it.
-        self._batching = torch._C._ExcludeDispatchKeyGuard(_VMAP_MODES)
-        self._batching.__enter__()
+        self._batching.append(torch._C._ExcludeDispatchKeyGuard(_VMAP_MODES))
+        self._batching[-1].__enter__()
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        self._batching.__exit__(*raised)
+        self._batching.pop().__exit__(*raised)
 
     def __torch_dispatch__(
         self,
@@ -104,6 +113,9 @@ class Seeded(TorchDispatchMode):
             mask = self._mask(args[0], 1.0 - args[1])
             scale = 1.0 / (1.0 - args[1]) if args[1] < 1 else 0.0
             return args[0] * mask.to(args[0].dtype) * scale, mask
+        if function in _OF_DRAWS:  # as it comes where autograd's keys are left out
+            with self:
+                return function.decompose(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
     def _mask(self, like: Tensor, probability: float = 0.5) -> Tensor:

@@ -328,6 +328,9 @@ def _with_gradients(
     op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
 ) -> Any:
     op.still_itself()
+    if torch.is_inference_mode_enabled():  # in which enable_grad() records nothing
+        with torch.no_grad():
+            return call(*args, **kwargs)
     if is_tracing():
         return as_pytorch(op, args, kwargs)
     if any_without_memory((*args, *kwargs.values())):
@@ -357,6 +360,8 @@ def _with_gradients(
             w, tensors = op.workload_of(*args, **kwargs)
             return Recomputed.apply(op, operators[op.name], *w.call(tensors).values())
     if forced is None and state.enabled and op.form_of is None:
+        if op.fused:  # to which a list of numbers is a tuple, as to workloads
+            bound = {n: tuple(v) if type(v) is list else v for n, v in bound.items()}
         way = generated_backward(op, bound)
         op.still_itself()  # which tracing may have taken long enough to change
         if way is not None:

@@ -78,7 +78,11 @@ def generated_backward(op: Op, bound: Mapping[str, Any]) -> Way | None:
         ]
         key = (op.name, state.generation, *bound, *described)
         found = _found.get(key)
-    except (RuntimeError, TypeError):  # no strides, or no hash: PyTorch will say what is wrong
+    except RuntimeError:  # no strides
+        return None
+    except TypeError:  # no hash: PyTorch will say what is wrong, where no kernel is promised
+        if op.fused and not op.fallback:
+            op.workload_of(**bound)
         return None
     if found is not None:
         return found if isinstance(found, Way) else None

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
-from torch.nn import Parameter
 
 from tilewright.dispatch.ranges import look_after
+from tilewright.fakes import left_whole_in_graphs
 from tilewright.impls._vendor import call_reference
 from tilewright.impls.indices import _any_index
 from tilewright.op import Op
-from tilewright.tensor_spec import share_memory
 
 
 def as_pytorch(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -33,24 +32,41 @@ def as_written(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def with_own_memory(op: Op, given: Iterable[Any], found: Any) -> Any:
     """What PyTorch returned of a person's function, with memory of its own for each result, as
-    kernels give it: one that shares an argument's or another's is copied. (Dynamo traces what
-    PyTorch does.)"""
-    if not op.fused or op.gradient_of is not None or is_dynamo_compiling():
+    kernels give it: one that shares an argument's or another's is copied."""
+    if not op.fused or op.gradient_of is not None:
         return found
-    known = [v for v in given if _has_memory(v)]
-    outs = []
-    for out in found if isinstance(found, tuple) else (found,):
-        own = out
-        if _has_memory(out):
-            if any(share_memory(out, t) for t in known):
-                own = out.clone()
-            known.append(own)
-        outs.append(own)
-    return tuple(outs) if isinstance(found, tuple) else outs[0]
+    outs = found if isinstance(found, tuple) else (found,)
+    tensors = [v for v in given if isinstance(v, Tensor)]
+    results = [out for out in outs if isinstance(out, Tensor)]
+    if is_dynamo_compiling():
+        _leave_whole()
+    own = iter(_apart(tensors, results))
+    outs = tuple([next(own) if isinstance(out, Tensor) else out for out in outs])
+    return outs if isinstance(found, tuple) else outs[0]
 
 
-def _has_memory(value: Any) -> bool:
-    return type(value) in (Tensor, Parameter) and torch._C._has_storage(value)
+def _apart(known: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
+    """The results, those copied whose memory is that of a known tensor or of one before."""
+    taken, own = {_memory(t) for t in known} - {None}, list[Tensor]()
+    for out in results:
+        own.append(out.clone() if _memory(out) in taken else out)
+        taken |= {_memory(own[-1])} - {None}
+    return own
+
+
+_leave_whole = left_whole_in_graphs(_apart)  # Dynamo cannot tell what memory tensors have
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """What its values lie in, also below function transforms and without values; None where it has
+    no such memory."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse ones
+        return None
 
 
 def outliving_indices(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -29,6 +29,7 @@ from tilewright.dispatch.pytorch import (
     as_pytorch,
     bind,
     in_place_of_numbers,
+    with_own_memory,
     with_scalars_alike,
 )
 from tilewright.errors import InvalidArgument, NoImplementation
@@ -197,16 +198,24 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
         opaque = getattr(torch.ops.tilewright, op.name)
     name = op.name
 
-    def untraced(*args: Any, **kwargs: Any) -> Any:
-        # A trace has no guard on the values of numpy's numbers, and would keep the first; nodes of
-        # ours take none that a tensor has.
-        return torch.compiler.disable(public)(*args, **kwargs)
-
-    untraced._torchdynamo_disable = True  # type: ignore[attr-defined]
-    untraced._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    # A trace has no guard on the values of numpy's numbers, and would keep the first; nodes of ours
+    # take none that a tensor has.
+    untraced = _untraced(
+        public,
         f"a trace does not know a number of numpy, or one in a tensor, that {name} was given; "
-        "make it one of Python"
+        "make it one of Python",
     )
+    draws = _untraced(
+        public,
+        f"{name} draws from the seed that it was given, which a trace cannot follow; leave the "
+        "seed to PyTorch, or tune the function where no gradient is wanted",
+    )
+
+    def in_pytorch(bound: dict[str, Any], reference: Callable[..., Any] | None = None) -> Any:
+        if op.seed is not None and bound.get(op.seed) is not None:
+            return draws(**bound)
+        found = reference(**bound) if reference else call_reference(op, bound)
+        return with_own_memory(op, bound.values(), found)
 
     def trace(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         args, kwargs = [_plain(a) for a in args], {n: _plain(a) for n, a in kwargs.items()}
@@ -227,10 +236,10 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
                 bound["x"] = x.clone()  # backward needs it as it was
             return x.copy_(getattr(torch.ops.tilewright, str(op.form_of))(**bound))
         if op.autocasts and any(torch.is_autocast_enabled(t.device.type) for t in tensors):
-            return op.reference(**bound)
+            return in_pytorch(bound, op.reference)
         differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         if opaque is None or (differentiable and (op.outputs_like is None or op.fused)):
-            return call_reference(op, bound)
+            return in_pytorch(bound)
         if all(_is_known(v) for v in bound.values()):
             described = tuple([(n, _description(v)) for n, v in bound.items()])
             why_not = _refusal(name, described)
@@ -238,9 +247,20 @@ def traced(op: Op, public: Callable[..., Any]) -> Callable[[Sequence[Any], dict[
                 raise InvalidArgument(why_not)
             if why_not is None and not differentiable and _is_tuned(name, described):
                 return opaque(**bound)
-        return call_reference(op, bound)
+        return in_pytorch(bound)
 
     return trace
+
+
+def _untraced(public: Callable[..., Any], why: str) -> Callable[..., Any]:
+    """The public function as one that Dynamo runs, and does not trace."""
+
+    def untraced(*args: Any, **kwargs: Any) -> Any:
+        return torch.compiler.disable(public)(*args, **kwargs)
+
+    untraced._torchdynamo_disable = True  # type: ignore[attr-defined]
+    untraced._torchdynamo_disable_msg = why  # type: ignore[attr-defined]
+    return untraced
 
 
 def _promises_more(op: Op, bound: Mapping[str, Any]) -> bool:

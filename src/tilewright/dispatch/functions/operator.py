@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from tilewright.dispatch.prepared import state
 from tilewright.dispatch.seeding import SPEC, draws
 from tilewright.errors import InvalidArgument, InvalidType, NoImplementation
+from tilewright.fakes import without_compiled_autograd
 from tilewright.fusion.frontend.families import forget, outputs_of
 from tilewright.fusion.frontend.lower import lower
 from tilewright.fusion.frontend.reach import reached
@@ -239,9 +240,10 @@ def _pulled_back(
     if not pairs:
         return tuple(map(torch.zeros_like, at))
     back = [g.to(o.dtype) for o, g in pairs]
-    return torch.autograd.grad(
-        [o for o, _ in pairs], leaves, back, allow_unused=True, materialize_grads=True
-    )
+    with without_compiled_autograd():
+        return torch.autograd.grad(
+            [o for o, _ in pairs], leaves, back, allow_unused=True, materialize_grads=True
+        )
 
 
 def register(op: Op) -> None:
