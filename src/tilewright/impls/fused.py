@@ -107,10 +107,10 @@ def _untuned(op: Op, w: Workload, device: DeviceSpec) -> Any:
     thread more of them the one of which a simple model expects most: see `_slowdown`."""
     fused = IMPLS["fused"]
     best = fused.heuristic(w, device)
-    first = fused.build(best, w, device)
-    if first.resources is None or not first.resources.spill_bytes:
+    resources = compiled(_task(op, w, best, device)).resources
+    if resources is None or not resources.spill_bytes:
         return best
-    least = _slowdown(first, device)
+    least = _slowdown(fused.build(best, w, device), device)
     space, every = fused.space(w, device), target(device).roomier(Fused.graph(w), best, device)
     for c in itertools.islice((c for c in every if c in space), MOST_ROOMIER):
         with contextlib.suppress(CompileError):  # nobody has asked for it

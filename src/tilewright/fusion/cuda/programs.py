@@ -77,15 +77,15 @@ def _cut(
 
     A walk that adds up over different dims may spare one, or begin what a row kernel would do at
     once. Beside reductions over a row and more, row kernels may leave a partial of those for each
-    row, and add up over all rows. Where rows are not split, a reduction over everything else is one
-    row, which no more passes make worthwhile.
+    row, and add up over all rows; the latter, where rows are not split, beside others, too. There a
+    reduction over everything else is one row, which no more passes make worthwhile.
     """
     sets = graph.reduction_sets
     ways: list[tuple[bool, ...]] = [(True,), (False,)] if len(sets) > 1 else [(True,)]
     if any(set(row) < set(axes) for row in sets for axes in sets):
         by_row: list[tuple[bool, ...]] = [(True, True, True), (True, True)]
         ways = [*ways, *by_row] if split_rows else [*by_row, *ways]
-    elif any(not {*row} & {*axes} for row in sets for axes in sets):
+    elif not split_rows and any(not {*row} & {*axes} for row in sets for axes in sets):
         ways = [*ways, (True, True, True)]
     own = device if few else None
     kernels = [TileKernels(tiles, own, *way) for way in ways]
