@@ -50,7 +50,7 @@ KINDS = {
     "kl_divergence": TWO,
     "smoothed_cross_entropy": "x={d}[{rows},{columns}], target={d}[{rows},{columns}]",
 }
-SIZES = ((4096, 32000), (8192, 4096))
+SIZES = {"bf16": ((4096, 32000), (8192, 4096)), "f32": ((8192, 4096),)}
 
 
 def _gradients(d: str, rows: int, columns: int) -> list[str]:
@@ -64,10 +64,7 @@ def _gradients(d: str, rows: int, columns: int) -> list[str]:
 losses = suite(
     "losses",
     [
-        *(row for d in ("bf16", "f32") for size in SIZES for row in _gradients(d, *size)),
-        *(
-            f"standardized_backward(grad_output={d}[32768,1024], x={d}[32768,1024])"
-            for d in ("bf16", "f32")
-        ),
+        *(row for d, sizes in SIZES.items() for size in sizes for row in _gradients(d, *size)),
+        *(f"standardized_backward(grad_output={d}[32768,1024], x={d}[32768,1024])" for d in SIZES),
     ],
 )

@@ -17,6 +17,7 @@ def cheapest_cut(
     uses: Iterable[tuple[int, int]],
     first: Collection[int],
     last: Collection[int],
+    again: Mapping[int, int] | None = None,
 ) -> frozenset[int]:
     """Of all sets of steps that every way from `first` to `last` leads through one that costs
     least; of several, the one nearest to `last`.
@@ -27,6 +28,8 @@ def cheapest_cut(
     Args:
         costs: of each step.
         uses: a step, and one that uses it.
+        again: what a step costs besides, if it comes behind the set, between it and `last`; of
+            those that are not listed, nothing.
     """
     room: dict[Place, dict[Place, float]] = defaultdict(dict)
 
@@ -42,6 +45,9 @@ def cheapest_cut(
         join(_SOURCE, (i, "in"), math.inf)
     for i in last:
         join((i, "out"), _SINK, math.inf)
+    for i, cost in (again or {}).items():
+        if i not in first:
+            join(_SOURCE, (i, "in"), cost)
     while True:
         behind = _before(room, _SINK)
         if _SOURCE not in behind:

@@ -17,6 +17,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
+from tilewright.fusion import instructions
 from tilewright.fusion.cheapest_cut import cheapest_cut
 from tilewright.fusion.exponentials import merge_exponentials
 from tilewright.fusion.ir import REDUCTIONS, Graph, Node, Rewriter
@@ -26,6 +27,10 @@ from tilewright.tensor_spec import DTYPES, HALVES
 DRAWN_BYTES = 4
 """What keeping a random boolean is reckoned at: it takes a register, and drawing it again a
 quarter of a Philox block."""
+
+KEPT, AGAIN = 4096, 128
+"""What keeping a value costs, or a byte of it, and an instruction that a later sweep takes again:
+a value is worth 32."""
 
 
 @dataclass(frozen=True)
@@ -286,10 +291,12 @@ def _cheapest_cut(
         if graph.draws(i):
             size = DRAWN_BYTES
         # The small term prefers the latest of equally cheap cuts: it saves recomputation.
-        costs[i] = size * 4096 - i
+        costs[i] = size * KEPT - i
         uses += [(a, i) for a in graph.nodes[i].args if inner[a] and over_rows[a]]
     loads = [i for i in costs if graph.nodes[i].op == "load"]
-    return cheapest_cut(costs, uses, loads, [i for i in costs if i in later or i in used_later])
+    last = [i for i in costs if i in later or i in used_later]
+    again = {} if recompute else {i: instructions.of(graph.nodes[i]) * AGAIN for i in costs}
+    return cheapest_cut(costs, uses, loads, last, again)
 
 
 def _depends_on_row_loads(

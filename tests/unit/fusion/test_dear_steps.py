@@ -6,7 +6,8 @@ import torch
 import tilewright as tw
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
-from tilewright.fusion.cuda import instructions, target
+from tilewright.fusion import instructions
+from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.rows.footprint import Footprint
 from tilewright.fusion.ir import Node
 from tilewright.impls.fused import graph_of
@@ -81,6 +82,28 @@ def test_steps_that_take_many_instructions_are_known_to():
     again = rows.instructions("two_pass") - rows.instructions("two_pass", recompute=False)
     assert 2 * tanh < again < 4 * tanh  # each of three sweeps, and a division beside
     assert rows.instructions("two_pass", recompute=False) < 2 * tanh
+
+
+def dear_way_between(p, q):
+    p, q = p.log_softmax(-1), q.log_softmax(-1)
+    between = torch.logaddexp(p, q)
+    return (p.exp() * (p - between)).sum(-1) + (q.exp() * (q - between)).sum(-1)
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_a_sweep_that_computes_much_keeps_what_the_next_one_needs_of_it(dtype, device):
+    """Two values more, in place of some 120 instructions."""
+    two = f"p={dtype}[8192,4096], q={dtype}[8192,4096]"
+    text = f"dear_way_between_backward(grad_output={dtype}[8192], {two})"
+    rows = Footprint(graph_of(Workload.parse(text)))
+    again = rows.instructions("two_pass") - rows.instructions("two_pass", recompute=False)
+    assert again > 100
+    kept = [rows.kept_at_once("two_pass", recompute) for recompute in (True, False)]
+    assert kept == [4 if dtype == "bf16" else 8, 16]
+    config = untuned(text, DEVICES[device])
+    assert not config.recompute
+    assert spilled(text, device) == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda import instructions, registers
+from tilewright.fusion import instructions
+from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.vectors import NARROW_BYTES, held_bytes, untuned_vector, widest_vectors
 from tilewright.fusion.extents import pointwise_axes
 from tilewright.fusion.ir import Access, Graph

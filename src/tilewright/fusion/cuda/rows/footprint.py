@@ -6,7 +6,8 @@ import functools
 import math
 
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda import instructions, registers
+from tilewright.fusion import instructions
+from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.finishing import finish_bytes, finish_shares
 from tilewright.fusion.cuda.kernel import JOINS
 from tilewright.fusion.cuda.partials import partials_of_row
