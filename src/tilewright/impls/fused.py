@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tilewright.compile.cache import compiled
+from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError, NoImplementation
 from tilewright.fusion.cpp import target as cpp_target
@@ -23,7 +24,7 @@ from tilewright.fusion.passes import optimise
 from tilewright.fusion.remembered import ByOperator
 from tilewright.fusion.row_pieces import in_pieces
 from tilewright.fusion.stored import Stored
-from tilewright.impl import IMPLS, CompileTask, Executable, Implementation
+from tilewright.impl import IMPLS, CompileTask, Executable, Implementation, Launched
 from tilewright.op import Op, Workload
 from tilewright.space import ConfigSpace
 
@@ -104,32 +105,37 @@ def _task(op: Op, w: Workload, config: Any, device: DeviceSpec) -> CompileTask:
 @functools.lru_cache(maxsize=1024)
 def _untuned(op: Op, w: Workload, device: DeviceSpec) -> Any:
     """The heuristic's schedule, or if its kernel spills registers, of it and of a few that leave a
-    thread more of them the one of which a simple model expects most: see `_slowdown`."""
+    thread more of them the one by which a simple model expects to lose least: see `_lost`."""
     fused = IMPLS["fused"]
     best = fused.heuristic(w, device)
     resources = compiled(_task(op, w, best, device)).resources
     if resources is None or not resources.spill_bytes:
         return best
-    least = _slowdown(fused.build(best, w, device), device)
+    least = _lost(fused.build(best, w, device), _task(op, w, best, device), device)
     space, every = fused.space(w, device), target(device).roomier(Fused.graph(w), best, device)
     for c in itertools.islice((c for c in every if c in space), MOST_ROOMIER):
         with contextlib.suppress(CompileError):  # nobody has asked for it
-            if (found := _slowdown(fused.build(c, w, device), device)) < least:
+            found = _lost(fused.build(c, w, device), _task(op, w, c, device), device)
+            if found < least:
                 best, least = c, found
-        if least == 1:
+        if not least:
             break
     return best
 
 
-def _slowdown(executable: Executable, device: DeviceSpec) -> float:
-    """How much longer a kernel takes for what it spills, and for threads that an SM lacks."""
-    r = executable.resources
-    assert r is not None
-    shared_bytes = executable.shared_bytes + r.shared_bytes
-    blocks, _ = device.occupancy(executable.block_threads, r.registers, shared_bytes)
-    threads = min(blocks * executable.block_threads, BUSY_THREADS)
-    spills = 1 + r.spill_bytes / SPILLED_BYTES
-    return float(spills * (BUSY_THREADS / threads) ** IDLE_POWER)
+def _lost(executable: Executable, task: CompileTask, device: DeviceSpec) -> float:
+    """How much longer kernels take for what they spill, and for threads that an SM lacks: the sum
+    of what each adds to its time, as shares of that."""
+    log, lost = compiled(task).log, 0.0
+    first = Launched(task.entry, executable.block_threads, executable.shared_bytes)
+    for kernel in (first, *executable.later):
+        r = parse_ptxas(log, kernel.entry)
+        shared_bytes = kernel.shared_bytes + r.shared_bytes
+        blocks, _ = device.occupancy(kernel.block_threads, r.registers, shared_bytes)
+        threads = min(blocks * kernel.block_threads, BUSY_THREADS)
+        spills = 1 + r.spill_bytes / SPILLED_BYTES
+        lost += spills * (BUSY_THREADS / threads) ** IDLE_POWER - 1
+    return lost
 
 
 def is_read_again(graph: Graph) -> bool:

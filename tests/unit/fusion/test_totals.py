@@ -21,7 +21,7 @@ from tilewright.fusion.cuda import program_source, target
 from tilewright.fusion.cuda.tiles.capabilities import TileKernels
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
-from tilewright.op import OPS
+from tilewright.op import OPS, Workload
 from tilewright.tensor_spec import TensorSpec
 
 H200 = DEVICES["h200"]
@@ -131,6 +131,42 @@ def test_blocks_share_the_partials_of_many_rows(monkeypatch, name):
 
 
 @emulation
+def loss_and_gradients(x, t):
+    x = x.log_softmax(-1)
+    d = x.exp() - t
+    return -(t * x).sum(-1).mean(), d, d.sum(0)
+
+
+def router(x, t):
+    p = (x + t).softmax(-1)
+    return p, p.mean(0), x.logsumexp(-1).square().mean()
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize("function", [loss_and_gradients, router])
+def test_a_mean_of_one_number_of_each_row_takes_no_pass_beside_sums_over_rows(
+    function, device, forgets_functions
+):
+    fuse(function)
+    spec = DEVICES[device]
+    graph = graph_of(Workload.parse(f"{function.__name__}(x=bf16[8192,4096], t=bf16[8192,4096])"))
+    lines = target.describe(graph, target.heuristic(graph, spec), spec)
+    assert lines[0].startswith("kernel 0: space [8192, 4096], reduces axes [1], [0] (and a launch")
+    assert [line.partition(",")[0] for line in lines[1:]] == ["kernel 1: space [8192]"]
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+@pytest.mark.parametrize("function", [loss_and_gradients, router])
+def test_means_of_numbers_of_rows_beside_sums_over_rows_are_right(function, forgets_functions):
+    fuse(function)
+    w = Workload.parse(f"{function.__name__}(x=f32[37,264], t=f32[37,264])")
+    graph = graph_of(w)
+    config = target.heuristic(graph, DEVICES["h200"])
+    assert len(target.describe(graph, config, DEVICES["h200"])) == 2
+    found = Verifier(w, torch.device("cpu")).check(Emulated(graph, config, DEVICES["h200"], w))
+    assert found.message == ""
+
+
 def test_a_total_in_fp64_beside_columns():
     def function(x):
         return torch.softmax(x, -1), x.sum(dtype=torch.float64), x.sum(0)

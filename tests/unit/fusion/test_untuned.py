@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from emulated import Emulated
 from random_graphs import gradients_of
+from tilewright.build import CompileTask
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.compile.resources import call_resources
@@ -52,7 +53,7 @@ def squares_and_gates(x, w):
 
 
 SPILLING = [
-    (jensen_shannon, "p=f32[8192,4096], q=f32[8192,4096]", 0),
+    (kl_divergence, "p=bf16[16384,1024], q=bf16[16384,1024]", 0),
     (jensen_shannon, "p=bf16[4096,32000], q=bf16[4096,32000]", 0),
     (kl_divergence, "p=bf16[8192,4096], q=bf16[8192,4096]", 0),
     (standardized, "x=bf16[32768,1024]", 668),  # with none it has half the threads
@@ -101,6 +102,38 @@ def test_rows_that_are_kept_are_not_read_again_and_few_bytes_have_no_larger_clus
     } == {8}
 
 
+def switchable(x, w, b, rho):
+    of_image = (x - x.mean((2, 3), keepdim=True)) / (x.var((2, 3), keepdim=True) + 1e-5).sqrt()
+    of_all = (x - x.mean((1, 2, 3), keepdim=True)) / (x.var((1, 2, 3), keepdim=True) + 1e-5).sqrt()
+    share = rho.sigmoid()[:, None, None]
+    return (share * of_image + (1 - share) * of_all) * w[:, None, None] + b[:, None, None]
+
+
+def test_what_kernels_of_a_program_spill_is_told_for_each_by_its_own_threads():
+    """The first has 512 threads, the one that spills 320, of which 512 would not fit on an SM."""
+    parameters = "w=bf16[128], b=bf16[128], rho=bf16[128]"
+    w = gradients(switchable, f"x=bf16[8,128,96,96], {parameters}")
+    first = FUSED.heuristic(w, H200)
+    assert spill_bytes(w, first) > 0
+    assert spill_bytes(w, FUSED.untuned(w, H200)) <= spill_bytes(w, first)
+
+
+def filtered(x, w):
+    return sum(F.pad(x, (0, 0, 3 - k, 0))[:, : x.shape[1]] * w[k] for k in range(4))
+
+
+def test_tiles_have_more_registers_by_each_roomier_schedule_than_by_the_one_before():
+    """Other tiles of the program are narrower, and ask for more blocks."""
+    columns = gradients(standardized, "x=bf16[32768,1024]")
+    several = gradients(filtered, "x=bf16[8,4096,1024], w=bf16[4,1024]")
+    for w in (columns, several):
+        first = FUSED.heuristic(w, H200)
+        caps = [c.max_registers for c in target.roomier(graph_of(w), first, H200)]
+        assert caps == sorted(set(caps))
+        assert min(caps, default=128) > 64
+        assert caps or w is several
+
+
 @pytest.mark.parametrize("device", ["a100", "b200"])
 def test_gradients_of_columns_spill_nowhere_once_their_blocks_are_fewer(device):
     w, spec = gradients(standardized, "x=bf16[32768,1024]"), DEVICES[device]
@@ -128,12 +161,12 @@ def spilling(monkeypatch, told):
     configs = []
 
     def task(op, w, config, device):
-        return config
-
-    def resources(config):
         if config not in configs:
             configs.append(config)
-        spilled = told[configs.index(config)]
+        return CompileTask("nvrtc", str(config), (), "fused")
+
+    def resources(task):
+        spilled = told[[*map(str, configs)].index(task.source)]
         if spilled is None:
             raise CompileError("refused")
         log = (
@@ -141,7 +174,7 @@ def spilling(monkeypatch, told):
             f"{spilled} bytes stack frame, {spilled} bytes spill stores, 0 bytes spill loads\n"
             "Used 128 registers"
         )
-        return replace(found, resources=call_resources(log, "fused"))
+        return replace(found, resources=call_resources(log, "fused"), log=log)
 
     w = Workload.parse("softmax(x=f16[512,1023])")
     found = compiled(FUSED.task(FUSED.heuristic(w, H200), w, H200))

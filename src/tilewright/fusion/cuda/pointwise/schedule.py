@@ -135,7 +135,8 @@ def roomier_points(c: PointwiseSchedule) -> Iterator[PointwiseSchedule]:
     """Schedules by which a thread keeps less at a time, for a kernel that the compiler made to
     spill."""
     alone = replace(c, vectors_per_thread=1)
-    yield alone
+    if alone != c:
+        yield alone
     while not alone.flat and alone.vector > 1:
         alone = replace(alone, vector=alone.vector // 2)
         yield alone

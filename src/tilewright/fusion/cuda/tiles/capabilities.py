@@ -40,9 +40,10 @@ def few_rows(space: tuple[int, ...], row: tuple[int, ...], lane: int, device: De
 
 
 def _over_rows(graph: Graph, i: int, row: tuple[int, ...]) -> bool:
-    """Whether reduction `i` runs over all rows of what it reduces."""
+    """Whether reduction `i` runs over all rows of what it reduces, and each of these is whole."""
     shape = graph.nodes[graph.nodes[i].args[0]].shape
-    return list(graph.axes(i)) == [a for a, n in enumerate(shape) if a not in row and n > 1]
+    over = [a for a, n in enumerate(shape) if a not in row and n > 1]
+    return list(graph.axes(i)) == over and all(shape[a] == graph.space[a] for a in row)
 
 
 class TileKernels(Kernels):

@@ -230,10 +230,12 @@ def roomier_tiles(
     c: TileSchedule, tiles: Sequence[Tiles], device: DeviceSpec
 ) -> Iterator[TileSchedule]:
     """The schedule of kernels that walk, with room for fewer blocks on an SM, for one of them that
-    the compiler made to spill."""
-    for blocks in reversed(range(1, max(blocks_asked_for(each, device) for each in tiles))):
-        cap = device.registers_left(c.block_threads, blocks)
-        yield replace(c, max_registers=min(cap, MOST_CAPPED))
+    the compiler made to spill. Narrower ones, for which it is fitted, have no such cap."""
+    own = (t for t in tiles if t.s.block_threads == c.block_threads)
+    most = max((blocks_asked_for(each, device) for each in own), default=1)
+    left = (device.registers_left(c.block_threads, blocks) for blocks in reversed(range(1, most)))
+    for cap in dict.fromkeys(min(registers, MOST_CAPPED) for registers in left):
+        yield replace(c, max_registers=cap)
 
 
 def _unusual(c: TileSchedule, itemsize: int) -> tuple[float, ...]:
