@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import tilewright as tw
+from emulated import Emulated
+from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.fusion import instructions
@@ -11,6 +13,7 @@ from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.rows.footprint import Footprint
 from tilewright.fusion.ir import Node
 from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
 H200 = DEVICES["h200"]
@@ -102,8 +105,22 @@ def test_a_sweep_that_computes_much_keeps_what_the_next_one_needs_of_it(dtype, d
     kept = [rows.kept_at_once("two_pass", recompute) for recompute in (True, False)]
     assert kept == [4 if dtype == "bf16" else 8, 16]
     config = untuned(text, DEVICES[device])
-    assert not config.recompute
+    assert (config.recompute, config.row_threads) == (False, 256)
     assert spilled(text, device) == 0
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize(("width", "threads"), [(1024, 128), (4096, 256)])
+def test_rows_that_keep_much_are_right(dtype, width, threads):
+    def text(rows):
+        two = f"p={dtype}[{rows},{width}], q={dtype}[{rows},{width}]"
+        return f"dear_way_between_backward(grad_output={dtype}[{rows}], {two})"
+
+    config, w = untuned(text(16384)), Workload.parse(text(13))
+    assert (config.recompute, config.row_threads) == (False, threads)
+    found = Verifier(w, torch.device("cpu")).check(Emulated(graph_of(w), config, H200, w))
+    assert found.message == ""
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,13 @@ class Footprint:
         return again > MOST_AGAIN
 
     @functools.cached_property
+    def much_is_kept(self) -> bool:
+        """Whether sweeps that compute nothing dear again keep several values for it, of many
+        steps."""
+        several = self.kept_at_once("two_pass", False) > DTYPES["f64"].itemsize
+        return several and self.instructions("two_pass", False) >= MANY_STEPS
+
+    @functools.cached_property
     def divides(self) -> bool:
         """Whether elements are divided one by one: a division leaves its way for numbers out of the
         ordinary, and the compiler orders nothing across."""

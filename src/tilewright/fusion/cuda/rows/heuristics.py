@@ -71,6 +71,11 @@ DEAR_BYTES = 128
 """Of what is dear to compute again, by a thread: 32768 rows of 2048 bf16, softmax of 50 tanh(x/50),
 took 93.3 us on an H100 (755376d), 232.8 computed again (2675026); in a search 97 with half as many
 and 105 with twice (no file kept)."""
+LEAST_OF_MUCH = 128
+"""Threads of a row of which much is dear, at least; each of more has twice as many bytes. Gradients
+of Jensen-Shannon divergence, halves on an H200 (b67611f, no file kept): 16384 rows of 1024 took 100
+us by 128 threads, 260 computed again, 8192 of 4096 213 by 256 and 312 by 512, 4096 of 8192 260 by
+512 and 270 by 1024."""
 MOST_HELD = 48
 """Registers, for all instructions that an element takes: see MANY_STEPS."""
 CLUSTER_BYTES = 2048
@@ -138,6 +143,7 @@ def _fitting(graph: Graph, device: DeviceSpec) -> Iterator[RowSchedule]:
         *column_block_candidates(space, footprint, device, vector),
         *_few_wide_candidates(space, footprint, device, vector),
         *_much_of_wide_rows(space, footprint, device, vector),
+        *_much_of_rows(space, footprint, device, vector),
         *_small_blocks_alone(space, footprint, device, vector),
         *two_rows_untuned(space, footprint, device, vector),
         *_many_row_candidates(space, footprint, device, vector),
@@ -282,7 +288,7 @@ def _many_row_candidates(
     if footprint.rows < MANY_ROWS * device.sms or footprint.columns or row_bytes < FULL_ROW_BYTES:
         return
     if footprint.computes_much_again and row_bytes <= WIDE_ROW_BYTES:
-        yield from _kept_where_dear(space, footprint, device, vector)
+        yield from _kept_where_dear(space, footprint, vector, DEAR_BYTES)
     kept_bytes = footprint.width * footprint.kept_at_once("two_pass")
     rows = 2 if footprint.parameters else 1
     packed = True in space.values["rematerialize"]
@@ -301,11 +307,25 @@ def _many_row_candidates(
             yield replace(c, rows_per_thread=rows, stages=1, in_turn=True)
 
 
-def _kept_where_dear(
+def _much_of_rows(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
-    """The fewest threads that keep what no sweep should compute again."""
-    least = max(footprint.width * footprint.kept_at_once("two_pass", False) / DEAR_BYTES, 64)
+    """Many rows of which sweeps keep several values that are dear to compute again."""
+    many = footprint.rows >= MANY_ROWS * device.sms and not footprint.columns
+    if not many or footprint.width * footprint.itemsize > WIDE_ROW_BYTES:
+        return
+    kept_bytes = footprint.width * footprint.kept_at_once("two_pass", False)
+    if footprint.much_is_kept and kept_bytes >= DEAR_BYTES * LEAST_OF_MUCH:
+        each = DEAR_BYTES * (1 if kept_bytes < 2 * DEAR_BYTES * LEAST_OF_MUCH else 2)
+        yield from _kept_where_dear(space, footprint, vector, each)
+
+
+def _kept_where_dear(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, vector: int, each_bytes: int
+) -> Iterator[RowSchedule]:
+    """The fewest threads that keep what no sweep should compute again, so much of it each."""
+    kept_bytes = footprint.width * footprint.kept_at_once("two_pass", False)
+    least = max(kept_bytes / each_bytes, 64)
     for threads in [t for t in space.values["row_threads"] if t >= least][:1]:
         yield RowSchedule(
             vector, threads, 1, 1, "registers", "two_pass", 1, 1,
