@@ -6,9 +6,9 @@ import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -69,17 +69,6 @@ def tracing_lock() -> Iterator[None]:
     """
     with _dynamo().compile_lock:
         yield
-
-
-def left_whole_in_graphs(function: Callable[..., Any]) -> Callable[[], None]:
-    """What a caller of the function calls before, where Dynamo traces it: it leaves the function to
-    whoever runs or traces its graph then. (To tell Dynamo earlier would import all of it.)"""
-
-    def leave_whole() -> None:
-        torch.compiler.allow_in_graph(function)
-
-    leave_whole._dynamo_marked_constant = True  # type: ignore[attr-defined]  # it is called at once
-    return leave_whole
 
 
 def without_compiled_autograd() -> contextlib.AbstractContextManager[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
+from operator import eq, is_
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from tilewright.dispatch.ranges import look_after
-from tilewright.fakes import left_whole_in_graphs
 from tilewright.impls._vendor import call_reference
 from tilewright.impls.indices import _any_index
 from tilewright.op import Op
@@ -38,23 +38,27 @@ def with_own_memory(op: Op, given: Iterable[Any], found: Any) -> Any:
     outs = found if isinstance(found, tuple) else (found,)
     tensors = [v for v in given if isinstance(v, Tensor)]
     results = [out for out in outs if isinstance(out, Tensor)]
-    if is_dynamo_compiling():
-        _leave_whole()
     own = iter(_apart(tensors, results))
     outs = tuple([next(own) if isinstance(out, Tensor) else out for out in outs])
     return outs if isinstance(found, tuple) else outs[0]
 
 
-def _apart(known: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
-    """The results, those copied whose memory is that of a known tensor or of one before."""
-    taken, own = {_memory(t) for t in known} - {None}, list[Tensor]()
+def _apart(known: Iterable[Tensor], results: Iterable[Tensor]) -> list[Tensor]:
+    """The results, those copied that share memory with a known tensor or with one before."""
+    memory, same = (_root, is_) if is_dynamo_compiling() else (_memory, eq)
+    taken = [memory(t) for t in known]
+    own: list[Tensor] = []
     for out in results:
-        own.append(out.clone() if _memory(out) in taken else out)
-        taken |= {_memory(own[-1])} - {None}
+        found = memory(out)
+        shared = found is not None and any(same(found, t) for t in taken)
+        own.append(out.clone() if shared else out)
+        taken.append(memory(own[-1]))
     return own
 
 
-_leave_whole = left_whole_in_graphs(_apart)  # Dynamo cannot tell what memory tensors have
+def _root(tensor: Tensor) -> Tensor:
+    """What a tensor is a view of, or itself: Dynamo, which traces this, knows of no memory."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _memory(tensor: Tensor) -> int | None:

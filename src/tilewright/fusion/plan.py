@@ -122,7 +122,7 @@ def plan_rows(
             lane of a warp found by that formula, too. "tensor_cores" does so in one pass, where
             the values are halves.
         recompute: keep the fewest bytes and compute again from them; otherwise keep the values
-            that later sweeps use directly.
+            that later sweeps use directly, and more where that spares these many instructions.
         row: the axes of a row; None where all reductions run over the same ones. No step may use
             the result of a reduction over others.
         packed: of values that later sweeps use directly, keep widened halves as halves.

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from tilewright.compile.cache import compiled
-from tilewright.compile.resources import parse_ptxas
 from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError, NoImplementation
 from tilewright.fusion.cpp import target as cpp_target
+from tilewright.fusion.cuda import spills
 from tilewright.fusion.cuda import target as cuda_target
 from tilewright.fusion.frontend.families import outputs_of
 from tilewright.fusion.frontend.lower import lower
@@ -24,18 +24,13 @@ from tilewright.fusion.passes import optimise
 from tilewright.fusion.remembered import ByOperator
 from tilewright.fusion.row_pieces import in_pieces
 from tilewright.fusion.stored import Stored
-from tilewright.impl import IMPLS, CompileTask, Executable, Implementation, Launched
+from tilewright.impl import IMPLS, CompileTask, Executable, Implementation
 from tilewright.op import Op, Workload
 from tilewright.space import ConfigSpace
 
 EMPTY = "a tensor is empty: there is nothing to compute"
 MOST_ROOMIER = 4
 """Kernels that are compiled beside one that spills, of about a second each."""
-SPILLED_BYTES, BUSY_THREADS, IDLE_POWER = 1800, 512, 0.7
-"""Bytes that a thread spills in as long as all else takes; threads of an SM, half as many of which
-take 1.6 times as long. Of 23 kernels that spill, gradients of losses, norms and columns of 256 to
-65536 elements, 16 give way to others, which take 0.45 to 0.96 of their time on an H100 (61c63d2, no
-file kept)."""
 
 
 class Fused(Implementation):
@@ -105,37 +100,26 @@ def _task(op: Op, w: Workload, config: Any, device: DeviceSpec) -> CompileTask:
 @functools.lru_cache(maxsize=1024)
 def _untuned(op: Op, w: Workload, device: DeviceSpec) -> Any:
     """The heuristic's schedule, or if its kernel spills registers, of it and of a few that leave a
-    thread more of them the one by which a simple model expects to lose least: see `_lost`."""
+    thread more of them the one by which a simple model expects to lose least: see spills.py."""
     fused = IMPLS["fused"]
+
+    def lost(config: Any) -> float:
+        task = _task(op, w, config, device)
+        return spills.lost(fused.build(config, w, device), task.entry, compiled(task), device)
+
     best = fused.heuristic(w, device)
     resources = compiled(_task(op, w, best, device)).resources
     if resources is None or not resources.spill_bytes:
         return best
-    least = _lost(fused.build(best, w, device), _task(op, w, best, device), device)
+    least = lost(best)
     space, every = fused.space(w, device), target(device).roomier(Fused.graph(w), best, device)
     for c in itertools.islice((c for c in every if c in space), MOST_ROOMIER):
         with contextlib.suppress(CompileError):  # nobody has asked for it
-            found = _lost(fused.build(c, w, device), _task(op, w, c, device), device)
-            if found < least:
+            if (found := lost(c)) < least:
                 best, least = c, found
         if not least:
             break
     return best
-
-
-def _lost(executable: Executable, task: CompileTask, device: DeviceSpec) -> float:
-    """How much longer kernels take for what they spill, and for threads that an SM lacks: the sum
-    of what each adds to its time, as shares of that."""
-    log, lost = compiled(task).log, 0.0
-    first = Launched(task.entry, executable.block_threads, executable.shared_bytes)
-    for kernel in (first, *executable.later):
-        r = parse_ptxas(log, kernel.entry)
-        shared_bytes = kernel.shared_bytes + r.shared_bytes
-        blocks, _ = device.occupancy(kernel.block_threads, r.registers, shared_bytes)
-        threads = min(blocks * kernel.block_threads, BUSY_THREADS)
-        spills = 1 + r.spill_bytes / SPILLED_BYTES
-        lost += spills * (BUSY_THREADS / threads) ** IDLE_POWER - 1
-    return lost
 
 
 def is_read_again(graph: Graph) -> bool:

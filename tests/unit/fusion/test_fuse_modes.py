@@ -135,6 +135,45 @@ def test_results_have_memory_of_their_own_below_torch_compile(backend, requires_
     assert (x == 1).all()
 
 
+VIEWS = {
+    "argument": lambda x: x,
+    "flat": lambda x: x.view(-1),
+    "row": lambda x: x[1],
+    "chunk": lambda x: x.chunk(2)[1],
+    "expanded": lambda x: x[None].expand(3, -1, -1),
+    "contiguous": lambda x: x.contiguous(),
+    "view of a view": lambda x: x.view(-1)[2:].view(2, -1),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("begins", [0, 1])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_no_kind_of_view_is_handed_out_below_torch_compile(kind, begins, mode):
+    viewed = tw.fuse(VIEWS[kind], name="viewed")
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: viewed(x[begins:]), backend="eager", fullgraph=True)
+    x = torch.randn(4 + begins, 6)
+    with mode():
+        found = compiled(x)
+    torch.testing.assert_close(found, VIEWS[kind](x[begins:]))
+    assert found.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def test_graphs_of_fused_functions_may_be_remembered_by_other_processes():
+    """As those that hold a function which Dynamo leaves whole are not."""
+    from torch._dynamo.utils import counters
+
+    fused = tw.fuse(lambda x: x.softmax(-1) * 2, name="doubled_softmax")
+    torch._dynamo.reset()
+    counters.clear()
+    x = torch.randn(4, 8)
+    found = torch.compile(lambda x: fused(x) + 1, fullgraph=True)(x)
+    torch.testing.assert_close(found, x.softmax(-1) * 2 + 1)
+    assert counters["aot_autograd"]["total"] == 1
+    assert "autograd_cache_bypass" not in counters["aot_autograd"]
+
+
 @pytest.mark.usefixtures("sharing")
 def test_results_have_memory_of_their_own_in_transforms_and_of_subclasses():
     left, transposed = torch.vmap(written)(torch.ones(4, 2, 3))
