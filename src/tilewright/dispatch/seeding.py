@@ -67,7 +67,7 @@ def _as_it_is(seed: Tensor) -> Tensor:
 @AcrossSizes
 def draws(w: Workload) -> bool:
     """Whether the reference draws masks for these shapes that a seed could decide."""
-    with torch.inference_mode(False), tracing_lock(), without_hooks(), fake_tensors():
+    with tracing_lock(), without_hooks(), fake_tensors():
         fakes = [
             torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype, device="cpu")
             for s in w.tensors.values()
