@@ -47,6 +47,11 @@ class Segment:
             others = {i for i in others if not {*self.graph.axes(i)} < row}
         return {k: i for k, (i, _) in enumerate(self.graph.outputs) if i in others}
 
+    def only_adds(self) -> bool:
+        """Whether partials are all that it reduces to: blocks may divide its walk."""
+        added = self.added()
+        return bool(added) and {*added.values()} == {*self.graph.reductions}
+
 
 @dataclass(frozen=True)
 class Program:
@@ -100,6 +105,8 @@ class Kernels:
             them, too; 0 where none does.
         joins_apart: what follows from results of earlier kernels alone, and reduces them, is a
             kernel of its own, instead of a part of each block of the next one.
+        adds_across: a kernel whose rows run across the order of memory also adds up along it, a
+            partial for each element of its rows.
     """
 
     across = False
@@ -108,6 +115,7 @@ class Kernels:
     most_joined = sys.maxsize
     joins_apart = False
     set_rows = 0
+    adds_across = False
 
     def __init__(self, splits: int = 1):
         self.splits = splits

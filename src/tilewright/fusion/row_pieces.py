@@ -1,16 +1,20 @@
-"""A row that is reduced whole and then used in pieces, as one of several pieces side by side.
+"""A row that is also used in pieces, as those pieces side by side.
 
 Queries are normalised over a head, and then its halves are rotated: the row has an axis of 128, and
 what follows from it one of 64. With an axis for each a kernel would walk the row for every place of
 a half. Here the row is what its pieces are together, on the axis of one of them: each step of the
-row is one step for each piece, and a reduction joins these before it runs along the piece.
+row is one step for each piece, and a reduction joins these before it runs along the piece. Of a
+head whose first half alone is rotated, by quarters, the other half is two of them.
+
+A row of a few elements more than the piece, as a sequence beside the same one shifted by a token,
+is that piece and single elements: a reduction runs along the piece, and is then joined with those.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
 from tilewright.fusion.passes import collapse_dims, merge_common, remove_dead
@@ -19,6 +23,8 @@ from tilewright.fusion.subgraphs import ancestors
 
 MOST_PIECES = 8
 """Of a row, each of which a thread loads for itself."""
+MOST_SINGLE = 4
+"""Elements that a row has beside one piece: a convolution of four taps leaves three."""
 _JOINS = {"sum": "add", "prod": "mul", "amax": "maximum", "amin": "minimum"}
 
 
@@ -30,24 +36,27 @@ def in_pieces(graph: Graph) -> Graph:
         if found is None:
             break
         ops = {graph.nodes[i].op for i in graph.reductions if found[0] in graph.axes(i)}
-        whole = graph if ops <= _JOINS.keys() else expand_moments(graph)
+        divides = graph.space[found[0]] % graph.space[found[1]] == 0
+        whole = graph if ops <= _JOINS.keys() else expand_moments(graph, corrected=not divides)
         graph = _Cutting(whole, *found).graph()
     return graph
 
 
 def _can_be_cut(graph: Graph, row: int, piece: int) -> bool:
-    """Whether `row` has a few times as many elements as `piece`, no step varies along both, and
-    what is reduced over it is reduced over it alone, by what pieces can be joined by."""
+    """Whether `row` is a few of `piece`, or one and a few elements, no step varies along both, and
+    what is reduced over it is reduced by what pieces can be joined by, and, of several pieces, over
+    it alone."""
     whole, size = graph.space[row], graph.space[piece]
-    if size < 2 or whole % size or not 1 < whole // size <= MOST_PIECES:
+    few = whole % size == 0 and 1 < whole // size <= MOST_PIECES
+    if size < 2 or not (few or 0 < whole - size <= min(MOST_SINGLE, size // 2)):
         return False
     if graph.joined & {row, piece} or any(a.draw is not None for a in graph.inputs):
         return False
     over_row = [i for i in graph.reductions if row in graph.axes(i)]
     ops = (*_JOINS, "mean", "m2")
     return (
-        bool(over_row)
-        and all(graph.axes(i) == (row,) and graph.nodes[i].op in ops for i in over_row)
+        all(graph.axes(i) == (row,) or not few for i in over_row)
+        and all(graph.nodes[i].op in ops for i in over_row)
         and all(graph.nodes[i].dtype != "bool" for i in over_row)
         and all(n.shape[row] == 1 or n.shape[piece] == 1 for n in graph.nodes)
         and any(n.shape[piece] > 1 for n in graph.nodes)
@@ -80,14 +89,22 @@ def _tensor(graph: Graph, place: int) -> int:
     return place if place < tensors else graph.again[place - tensors]
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Of a row: `size` elements from `first` on, `step` apart."""
+
+    first: int
+    size: int
+    step: int = 1
+
+
 class _Cutting:
-    """The graph with axis `row` cut into pieces on axis `piece`."""
+    """The graph with axis `row` cut into parts, each along axis `piece` or a single element."""
 
     def __init__(self, graph: Graph, row: int, piece: int):
         self.old, self.row, self.piece = graph, row, piece
         self.size = graph.space[piece]
-        self.count = graph.space[row] // self.size
-        self.apart = self.count if self._taken_in_turn() else 1
+        self.parts = self._parts(graph.space[row])
         self.nodes: list[Node] = []
         tensors = range(len(graph.inputs) - len(graph.again))
         self.read: list[list[Access]] = [[] for _ in tensors]
@@ -95,39 +112,64 @@ class _Cutting:
 
     def graph(self) -> Graph:
         new: dict[int, list[int]] = {}
-        """Of each old node the new one, or one for each piece."""
+        """Of each old node the new one, or one for each part."""
         for i, n in enumerate(self.old.nodes):
             if n.op in REDUCTIONS and self.row in self.old.axes(i):
-                new[i] = [self._add(n.moved((self._joined(n, new[n.args[0]]),), n.shape))]
+                new[i] = [self._reduced(n, new[n.args[0]])]
                 continue
             cut = n.shape[self.row] > 1
-            shape = self._shape(n.shape) if cut else n.shape
+            parts = self.parts if cut else [None]
             new[i] = [
-                self._load(n, shape, k if cut else None) if n.op == "load"
-                else self._add(n.moved(tuple(new[a][k % len(new[a])] for a in n.args), shape))
-                for k in range(self.count if cut else 1)
+                self._load(n, part) if n.op == "load"
+                else self._add(n.moved(self._operands(n, new, k), self._shape(n.shape, part)))
+                for k, part in enumerate(parts)
             ]  # fmt: skip
         found = self._with_inputs(self._with_outputs(new))
         return collapse_dims(remove_dead(merge_common(found.check()))).check()
 
-    def _taken_in_turn(self) -> bool:
+    def _parts(self, whole: int) -> list[_Part]:
+        rest = whole - self.size
+        if rest % self.size == 0:
+            count = whole // self.size
+            if self._taken_in_turn(count):
+                return [_Part(k, self.size, count) for k in range(count)]
+            return [_Part(k * self.size, self.size) for k in range(count)]
+        before = max(range(rest + 1), key=self._shared_reads)
+        behind = range(before + self.size, whole)
+        singles = [_Part(k, 1) for k in (*range(before), *behind)]
+        return [*singles[:before], _Part(before, self.size), *singles[before:]]
+
+    def _taken_in_turn(self, count: int) -> bool:
         """Whether later steps read every n-th element of the row, not a stretch of it."""
         every = [(_tensor(self.old, p), a.strides) for p, a in enumerate(self.old.inputs)]
-        rows = {(t, strides[self.row] * self.count) for t, strides in every if strides[self.row]}
+        rows = {(t, strides[self.row] * count) for t, strides in every if strides[self.row]}
         return any((t, strides[self.piece]) in rows for t, strides in every)
 
-    def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        sizes = {self.row: 1, self.piece: self.size}
+    def _shared_reads(self, before: int) -> int:
+        """How many reads of the row's piece, behind so many elements, other steps have, too."""
+        every = {(_tensor(self.old, p), a.strides, a.offset) for p, a in enumerate(self.old.inputs)}
+        part = _Part(before, self.size)
+        reads = [(t, self._strides(s, part), o + before * s[self.row]) for t, s, o in every]
+        return sum(r in every for r, (_, s, _) in zip(reads, every, strict=True) if s[self.row])
+
+    def _operands(self, node: Node, new: dict[int, list[int]], k: int) -> tuple[int, ...]:
+        return tuple(new[a][k % len(new[a])] for a in node.args)
+
+    def _shape(self, shape: tuple[int, ...], part: _Part | None) -> tuple[int, ...]:
+        sizes = {self.row: 1, self.piece: part.size} if part else {}
         return tuple(sizes.get(a, n) for a, n in enumerate(shape))
 
-    def _part(self, access: Access, k: int) -> Access:
-        """How piece `k` of what a row's tensor holds is addressed."""
-        step = access.strides[self.row]
-        strides = {self.row: 0, self.piece: step * self.apart}
-        before = k * step * (self.size if self.apart == 1 else 1)
+    def _strides(self, strides: tuple[int, ...], part: _Part) -> tuple[int, ...]:
+        along = strides[self.row] * part.step if part.size > 1 else 0
+        own = {self.row: 0, self.piece: along}
+        return tuple(own.get(a, s) for a, s in enumerate(strides))
+
+    def _part(self, access: Access, part: _Part) -> Access:
+        """How a part of what a row's tensor holds is addressed."""
+        before = part.first * access.strides[self.row]
         return replace(
             access,
-            strides=tuple(strides.get(a, s) for a, s in enumerate(access.strides)),
+            strides=self._strides(access.strides, part),
             align=math.gcd(access.align, before * access.itemsize),
             offset=access.offset + before,
         )
@@ -136,26 +178,42 @@ class _Cutting:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
-    def _load(self, node: Node, shape: tuple[int, ...], k: int | None) -> int:
-        """Of piece `k`, or of all; the tensor and the access stand for the place of the input."""
+    def _load(self, node: Node, part: _Part | None) -> int:
+        """Of a part, or of all; the tensor and the access stand for the place of the input."""
         access = self.old.inputs[node.attr]
-        access = access if k is None else self._part(access, k)
+        access = self._part(access, part) if part else access
         tensor = _tensor(self.old, node.attr)
         if access not in self.read[tensor]:
             self.read[tensor].append(access)
+        shape = self._shape(node.shape, part)
         return self._add(replace(node, shape=shape, attr=(tensor, access)))
 
-    def _joined(self, reduction: Node, pieces: list[int]) -> int:
-        joined = pieces[0]
+    def _reduced(self, reduction: Node, parts: list[int]) -> int:
+        """Pieces are joined and then reduced; single elements, of other shapes, join the result."""
+        along = [i for i, part in zip(parts, self.parts, strict=True) if part.size > 1]
+        found = self._add(reduction.moved((self._joined(reduction, along),), reduction.shape))
+        single = [i for i in parts if i not in along]
+        return self._joined(reduction, [found, *(self._of_one(reduction, i) for i in single)])
+
+    def _of_one(self, reduction: Node, i: int) -> int:
+        """What is left of a reduction for one element of the row."""
+        given = self.nodes[i]
+        if given.shape != reduction.shape:
+            return self._add(reduction.moved((i,), reduction.shape))
+        same = given.dtype == reduction.dtype
+        return i if same else self._add(replace(reduction, op="cast", args=(i,), attr=None))
+
+    def _joined(self, reduction: Node, values: list[int]) -> int:
+        joined = values[0]
         step = replace(self.nodes[joined], op=_JOINS[reduction.op], attr=None)
-        for other in pieces[1:]:
+        for other in values[1:]:
             joined = self._add(replace(step, args=(joined, other)))
         return joined
 
     def _with_outputs(self, new: dict[int, list[int]]) -> Graph:
         tensors = self.old.tensors or range(len(self.old.outputs))
         stores = [
-            (i, self._part(access, k) if len(new[old]) > 1 else access, tensor)
+            (i, self._part(access, self.parts[k]) if len(new[old]) > 1 else access, tensor)
             for (old, access), tensor in zip(self.old.outputs, tensors, strict=True)
             for k, i in enumerate(new[old])
         ]

@@ -87,6 +87,9 @@ class Walks:
         """Whether a kernel that walks these rows meets each element of the operand once."""
         operand = self.graph.nodes[self.graph.nodes[i].args[0]].shape
         swept = row or (self.lane,)
+        if self.lane not in swept and self.kernels.adds_across:
+            axes = self.graph.axes(i)
+            return operand == space and self.lane in axes and not {*row} & {*axes}
         if self.lane not in swept or operand[self.lane] == 1 != max(operand[a] for a in swept):
             return False
         full = [a for a, (n, whole) in enumerate(zip(operand, space, strict=True)) if n == whole]

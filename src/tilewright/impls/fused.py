@@ -103,19 +103,24 @@ def _untuned(op: Op, w: Workload, device: DeviceSpec) -> Any:
     thread more of them the one by which a simple model expects to lose least: see spills.py."""
     fused = IMPLS["fused"]
 
+    def spilled(config: Any) -> int:
+        found = compiled(_task(op, w, config, device)).resources
+        return found.spill_bytes if found else 0
+
     def lost(config: Any) -> float:
         task = _task(op, w, config, device)
         return spills.lost(fused.build(config, w, device), task.entry, compiled(task), device)
 
     best = fused.heuristic(w, device)
-    resources = compiled(_task(op, w, best, device)).resources
-    if resources is None or not resources.spill_bytes:
+    spilled_first = spilled(best)
+    if not spilled_first:
         return best
     least = lost(best)
     space, every = fused.space(w, device), target(device).roomier(Fused.graph(w), best, device)
     for c in itertools.islice((c for c in every if c in space), MOST_ROOMIER):
         with contextlib.suppress(CompileError):  # nobody has asked for it
-            if (found := lost(c)) < least:
+            fewer = spilled(c) < spilled_first
+            if fewer and (found := lost(c)) < least:
                 best, least = c, found
         if not least:
             break

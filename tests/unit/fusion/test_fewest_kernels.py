@@ -15,9 +15,10 @@ from tilewright.fusion.ways import Met
 from tilewright.impls.fused import graph_of
 from tilewright.tensor_spec import TensorSpec
 
-ON_GPUS = [TileKernels(TileSchedule(), None, True, *way) for way in [(), (True,), (True, True)]]
-"""Walks over columns, and rows that leave a partial each, which add up over all rows, too, or
-not."""
+WAYS = [(), (True,), (True, True), (False, False, True)]
+ON_GPUS = [TileKernels(TileSchedule(), None, True, *way) for way in WAYS]
+"""Walks over columns, and rows that leave a partial each, which add up over all rows, too, or not;
+and rows across the order of memory that add up along it."""
 KINDS = (*["binary"] * 3, *["reduce"] * 3, "total")
 
 
@@ -35,7 +36,7 @@ def planned(graph, kernels=ON_CPUS):
 def test_random_graphs_take_as_many_passes_as_the_best_plan():
     """Not those of rows that add up over all rows, too: every choice has some there that no kernel
     of a GPU runs, rows across the order of memory beside such a sum."""
-    kinds = {"cpu": ON_CPUS, "columns": ON_GPUS[0], "rows": ON_GPUS[1]}
+    kinds = {"cpu": ON_CPUS, "columns": ON_GPUS[0], "rows": ON_GPUS[1], "across": ON_GPUS[3]}
     held, given_up = {kind: Counter() for kind in kinds}, {kind: [] for kind in kinds}
 
     @seed(2)
@@ -126,7 +127,7 @@ def test_gradients_of_rows_and_columns_in_turn_are_cut_in_few_tries(
     monkeypatch.setattr(
         _Cutter, "run", lambda self, split_rows: tries.append(0) or run(self, split_rows)
     )
-    for kernels, most in zip((ON_CPUS, *ON_GPUS), (9, 11, 11, 9), strict=True):
+    for kernels, most in zip((ON_CPUS, *ON_GPUS), (9, 11, 11, 9, 9), strict=True):
         tries.clear()
         assert cut(graph, kernels=kernels).large() == most
         assert len(tries) < 100

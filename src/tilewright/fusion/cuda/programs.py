@@ -77,16 +77,20 @@ def _cut(
 
     A walk that adds up over different dims may spare one, or begin what a row kernel would do at
     once. Beside reductions over a row and more, row kernels may leave a partial of those for each
-    row, and add up over all rows; the latter, where rows are not split, beside others, too. There a
-    reduction over everything else is one row, which no more passes make worthwhile.
+    row, and add up over all rows; the latter, where rows are not split, beside others, too, and
+    then rows across the order of memory may be added up along it. There a reduction over everything
+    else is one row, which no more passes make worthwhile.
     """
     sets = graph.reduction_sets
     ways: list[tuple[bool, ...]] = [(True,), (False,)] if len(sets) > 1 else [(True,)]
+    apart = not split_rows and any(not {*row} & {*axes} for row in sets for axes in sets)
     if any(set(row) < set(axes) for row in sets for axes in sets):
         by_row: list[tuple[bool, ...]] = [(True, True, True), (True, True)]
         ways = [*ways, *by_row] if split_rows else [*by_row, *ways]
-    elif not split_rows and any(not {*row} & {*axes} for row in sets for axes in sets):
+    elif apart:
         ways = [*ways, (True, True, True)]
+    if apart:
+        ways = [*ways, (True, False, False, True)]
     own = device if few else None
     kernels = [TileKernels(tiles, own, *way) for way in ways]
     found = [cut(graph, split_rows=split_rows, kernels=each) for each in kernels]
@@ -110,7 +114,7 @@ def has_few_rows(program: Program, device: DeviceSpec) -> bool:
     """Whether the main kernel has too few rows for a device."""
     k = main_kernel(program)
     segment, kind = program.segments[k], kind_of(program, k)
-    if kind in ("pointwise", "columns", "sets") or segment.added():
+    if kind in ("pointwise", "columns", "sets") or segment.only_adds():
         return False
     if kind == "rows":
         return shares_rows(segment.graph, device)
@@ -160,9 +164,12 @@ def joins_alone(program: Program) -> bool:
 
 def main_kernel(program: Program) -> int:
     """The kernel that the schedule is for: the first of the largest, or the first of tiles among
-    them, which need a device's attention more than rows do."""
+    them, which need a device's attention more than rows do, and most where they both complete
+    reductions and add up across these."""
     largest = program.largest()
-    return next((k for k in largest if kind_of(program, k) == "tile"), largest[0])
+    tiles = [k for k in largest if kind_of(program, k) == "tile"]
+    both = (k for k in tiles if (s := program.segments[k]).added() and not s.only_adds())
+    return next(both, (tiles or largest)[0])
 
 
 def main_area(program: Program) -> Area:

@@ -107,7 +107,7 @@ def nests(segment: Segment) -> bool:
 
 def adds_columns(segment: Segment) -> bool:
     """Whether a kernel of rows also adds up over all of them."""
-    if nests(segment):
+    if nests(segment) or segment.lane not in (segment.row or ()):
         return False
     row = set(segment.row or ())
     return any(row - set(axes) for axes in segment.graph.reduction_sets)

@@ -64,6 +64,10 @@ Kind = tuple[Iterable[RowSchedule], int, Callable[[RowSchedule], Iterable[RowSch
 """Candidates, how many of them a search begins with, and the ways in which each is varied."""
 MANY_KEPT_BYTES, MANY_THREADS = 96, 1024
 """Of many rows: bytes of a row that a thread keeps, and threads on an SM."""
+SEVERAL_BYTES = 128
+"""Of those, where no parameters take registers, beside several tensors of a row: gradients of a
+smoothed cross entropy and of a divergence, 8192 rows of 4096 fp32 each, took 134.5 and 136.3 us on
+an H200, in turn 152.8 and 145.0 (b39f707, no file kept)."""
 DIVIDED_VECTOR = 4
 """Elements of an access, at most, of many rows whose elements are divided: halves divided by their
 row's greatest, 8192 rows of 4096, took 66.1 us on an H100 (755376d), 91.0 by eight (2675026)."""
@@ -204,7 +208,10 @@ def _rolled(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> RowSche
 
 def _leaves_room(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> bool:
     """Whether a thread has registers for what many steps hold, and what the compiler widens
-    unasked, if there is such; parameters that are at hand from the start are held beside both."""
+    unasked, if there is such; parameters that are at hand from the start are held beside both. A
+    row that is read again holds nothing from step to step."""
+    if c.storage == "reread":
+        return True
     steps = footprint.instructions(c.moments, c.recompute)
     most = MOST_HELD * (2 if any(n.dtype == "f64" for n in footprint.graph.nodes) else 1)
     held = 0 if footprint.columns or steps < MANY_STEPS else min(steps // 2, most)
@@ -243,8 +250,15 @@ def _much_of_wide_rows(
 ) -> Iterator[RowSchedule]:
     """Wide rows of which much is computed, in clusters of blocks that leave an SM threads enough to
     hide the latency of arithmetic: two softmaxes of 2048 rows of 32000 bf16 and what one diverges
-    from the other took 188.2 us on an H100, by 256 threads on an SM 222.1 (5e0f59c)."""
+    from the other took 188.2 us on an H100, by 256 threads on an SM 222.1 (5e0f59c). Where they
+    would keep several values that are dear to compute again, by blocks that read again: gradients
+    of Jensen-Shannon divergence of 4096 such rows took 1.34 ms on an H200, in clusters 1.73
+    (b39f707, no file kept)."""
     wide = footprint.width * footprint.itemsize > WIDE_ROW_BYTES and not footprint.columns
+    if wide and footprint.much_is_kept and footprint.rows >= MANY_ROWS * device.sms:
+        yield RowSchedule(
+            min(vector, 4), BUSY_THREADS, 1, 1, "reread", "two_pass", 1, 2, stream_loads=False
+        )
     if wide and footprint.instructions("two_pass", False) >= MANY_STEPS:
         for cluster in space.values["cluster"]:
             yield RowSchedule(
@@ -282,8 +296,9 @@ def _persistent_and_keeping(
 def _many_row_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
-    """By 128 or 256 threads that keep a row, `MANY_THREADS` of all rows on an SM; wider ones are
-    taken in turn. Two rows at a time share what is loaded of parameter vectors."""
+    """By 128 or 256 threads that keep a row, `MANY_THREADS` of all rows on an SM, or somewhat fewer
+    where steps need registers; wider ones are taken in turn. Two rows at a time share what is
+    loaded of parameter vectors."""
     row_bytes = footprint.width * footprint.itemsize
     if footprint.rows < MANY_ROWS * device.sms or footprint.columns or row_bytes < FULL_ROW_BYTES:
         return
@@ -292,13 +307,17 @@ def _many_row_candidates(
     kept_bytes = footprint.width * footprint.kept_at_once("two_pass")
     rows = 2 if footprint.parameters else 1
     packed = True in space.values["rematerialize"]
+    several = kept_bytes > row_bytes and not footprint.parameters
     for threads in (128, 256):
-        if max(row_bytes, kept_bytes) <= MANY_KEPT_BYTES * threads:
+        few = max(row_bytes, kept_bytes) <= MANY_KEPT_BYTES * threads
+        if few or (several and threads == 256 and kept_bytes <= SEVERAL_BYTES * threads):
             blocks = MANY_THREADS // threads // rows
-            yield RowSchedule(
-                vector, threads, 1, rows, "registers", "two_pass", 1, blocks,
-                stream_loads=False, rematerialize=packed,
-            )  # fmt: skip
+            fewer = (blocks, blocks * 3 // 4, blocks // 2) if few else (blocks, blocks * 3 // 4)
+            for resident in dict.fromkeys(max(each, 1) for each in fewer):
+                yield RowSchedule(
+                    vector, threads, 1, rows, "registers", "two_pass", 1, resident,
+                    stream_loads=False, rematerialize=packed,
+                )  # fmt: skip
             return
     if footprint.itemsize <= 4:
         yield from widest_clusters(space, footprint, device, vector)

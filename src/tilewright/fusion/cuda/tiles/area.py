@@ -35,6 +35,8 @@ class Area:
         walk: the axes whose steps follow one another in a thread.
         grid: the axes that number the blocks, besides pieces of lane and walk.
         added: by position of the output: the reduction that it holds partials of.
+        only_adds: partials are all that the walk leaves of reductions. Else it completes some,
+            which its steps use: partials are of sums along the lane then, one for each step.
     """
 
     def __init__(self, segment: Segment, alone: bool = False):
@@ -42,9 +44,14 @@ class Area:
         self.graph = _lane_last(segment)
         self.lane = len(self.graph.space) - 1
         self.added = {k: self.graph.outputs[k][0] for k in segment.added()}
-        sets = dict.fromkeys(self.graph.axes(i) for i in self.added.values())
-        reduced = self.graph.reduced
-        self.walk = best_walk(self.graph, self.lane, sets)[1] if sets else reduced
+        ends = set(self.added.values())
+        sets = dict.fromkeys(self.graph.axes(i) for i in ends)
+        rows = {self.graph.axes(i) for i in self.graph.reductions if i not in ends}
+        self.only_adds = segment.only_adds()
+        if rows:
+            (self.walk,) = rows
+        else:
+            self.walk = best_walk(self.graph, self.lane, sets)[1] if sets else self.graph.reduced
         assert self.lane not in self.walk, segment.graph
         self.grid = tuple(a for a in range(self.lane) if a not in self.walk)
         self.width = self.graph.space[self.lane]
@@ -90,7 +97,7 @@ class Area:
         meets = s.combine == "grid"
         if meets and not (self.meets and s.splits > 1):
             return "blocks meet that share a walk and need what all of them add up"
-        if s.splits > 1 and not (self.walk and (self.added or meets)):
+        if s.splits > 1 and not (self.divides or meets):
             return "there is nothing to divide"
         if s.splits > self.steps:
             return f"{s.splits} splits of {self.steps} steps"
@@ -98,7 +105,7 @@ class Area:
             own_steps = math.ceil(split_steps / s.shares)
             if own_steps > KEPT_STEPS:
                 return f"{own_steps} steps of a walk are too many to keep"
-            if self.added and (s.combine == "kernel" or s.turns > 1):
+            if self.only_adds and (s.combine == "kernel" or s.turns > 1):
                 return "stores come last, after one turn, where the last block joins the partials"
         return None
 
@@ -136,9 +143,30 @@ class Area:
         return sum(a.itemsize for a in loads) * math.prod(self.graph.space)
 
     @functools.cached_property
+    def swept_bytes(self) -> int:
+        """Of one element of those, what all sweeps load where nothing is kept."""
+        graph, found = self.plan.graph, 0
+        for phase in self.plan.phases:
+            ends = {graph.nodes[i].args[0] for i in (*phase.reductions, *phase.added)}
+            ends |= {graph.outputs[k][0] for k in phase.stores}
+            nodes = (graph.nodes[i] for i in needed_in(graph, ends, frozenset()))
+            loads = (graph.inputs[n.attr] for n in nodes if n.op == "load")
+            found += sum(a.itemsize for a in loads if varies_everywhere(a, graph))
+        return found
+
+    @functools.cached_property
     def result_elements(self) -> dict[int, int]:
         """By reduction that it holds partials of: the elements of its result."""
         return {i: math.prod(self.graph.nodes[i].shape) for i in self.added.values()}
+
+    @property
+    def adds_across(self) -> bool:
+        return bool(self.added) and not self.only_adds
+
+    @property
+    def divides(self) -> bool:
+        """Whether several blocks may each leave partials of one walk."""
+        return self.only_adds and bool(self.walk)
 
     @functools.cached_property
     def turning(self) -> bool:
@@ -166,7 +194,7 @@ class Area:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        if not self.added and self.walk:
+        if self.walk and not self.only_adds:
             return plan_rows(self.graph, "two_pass", row=self.walk)
         graph = self.graph
         inner = tuple(any(n.shape[a] != 1 for a in self.walk) for n in graph.nodes)

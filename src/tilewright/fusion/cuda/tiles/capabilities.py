@@ -55,6 +55,7 @@ class TileKernels(Kernels):
         rows: row kernels leave a partial for each row of what is reduced over rows and more.
         columns: they also add up over all rows.
         sets: row kernels complete what is reduced over sets of rows, too.
+        across: kernels of rows across the order of memory also add up along it.
         parts: rows are parts of longer ones, whose results are put together at once for all.
     """
 
@@ -68,18 +69,20 @@ class TileKernels(Kernels):
         mixes: bool = True,
         rows: bool = False,
         columns: bool = False,
+        across: bool = False,
         sets: bool = False,
         parts: bool = False,
     ):
         super().__init__()
         self.schedule, self.device, self.mixes = schedule, device, mixes
         self.row_partials, self.columns, self.joins_apart = rows, columns, parts
+        self.adds_across = across
         self.set_rows = MOST_ROWS if sets else 0
         self.extra = MORE_PASSES if device else 0
 
     def kind(self) -> tuple[Any, ...]:
-        ways = self.mixes, self.row_partials, self.columns, self.set_rows, self.joins_apart
-        return (*super().kind(), self.device, *ways)
+        ways = self.mixes, self.row_partials, self.columns, self.adds_across
+        return (*super().kind(), self.device, *ways, self.set_rows, self.joins_apart)
 
     def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
         if not row:
@@ -89,6 +92,8 @@ class TileKernels(Kernels):
         return 2 if lane in row else 0
 
     def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
+        if row and lane not in row:
+            return self.adds_across and row in graph.reduction_sets
         if row:
             return self.row_partials and all(
                 set(row) < set(graph.axes(i)) or (self.columns and _over_rows(graph, i, row))

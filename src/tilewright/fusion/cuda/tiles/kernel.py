@@ -25,7 +25,7 @@ class TileKernel(TileSweeps):
         self.draw(range(len(self.graph.inputs)))
         self.place()
         self.pointers()
-        if self.area.added:
+        if self.area.only_adds:
             self.add_up()
         else:
             self.complete()
@@ -228,7 +228,7 @@ class TileKernel(TileSweeps):
             for i in phase.reductions:
                 self.line(f"{self.start_of(i)};")
             known = phase.carried_in if self.tiles.kept_steps else frozenset()
-            operands = {self.graph.nodes[i].args[0] for i in phase.reductions}
+            operands = {self.graph.nodes[i].args[0] for i in (*phase.reductions, *phase.added)}
             self.sweep(phase, operands | {self.graph.outputs[k][0] for k in phase.stores}, known)
             self.join_walk(phase.reductions)
             self.names |= {i: f"acc{i}" for i in phase.reductions}

@@ -164,7 +164,7 @@ class TileSweeps(Kernel):
             self.line(f"{self.kind(i)} keep{i}[{keeping}];")
         loads = [i for i in steps if self.graph.nodes[i].op == "load" and not self.graph.draws(i)]
         early = self.s.ahead and bool(loads)
-        rounds = bool(keeping and self.area.added and loads and self.s.unroll < keeping)
+        rounds = bool(keeping and self.area.only_adds and loads and self.s.unroll < keeping)
         if early or keeping:
             self.open("")
         if keeping:

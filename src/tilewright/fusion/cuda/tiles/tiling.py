@@ -60,7 +60,7 @@ class Tiles:
         self.area, self.s = area, s
         self.lanes, self.shares = (s.lanes, s.shares) if area.walk else (s.block_threads, 1)
         self.meets = s.combine == "grid"
-        self.splits = s.splits if (area.added or self.meets) and area.walk else 1
+        self.splits = s.splits if area.divides or self.meets else 1
         self.split_steps = math.ceil(area.steps / self.splits)
         self.pieces = math.ceil(area.width / (self.lanes * s.vector * s.turns))
         self.blocks = area.cells * self.splits * self.pieces
@@ -230,7 +230,10 @@ def joining_schedule(area: Area, most: int) -> TileSchedule:
 
 
 def fitted(s: TileSchedule, area: Area) -> TileSchedule:
-    """The schedule, or for another area the nearest: narrower, with fewer splits."""
+    """The schedule, or for another area the nearest: narrower, with fewer splits. Where there is
+    nothing to keep no steps are: their loads would all be under way at once."""
+    if not area.carried:
+        s = replace(s, storage="reread")
     if s.vector in area.vectors and Tiles(area, s).misfit() is None:
         return s
     vector = next(v for v in area.vectors if v <= s.vector or v == 1)
@@ -240,7 +243,7 @@ def fitted(s: TileSchedule, area: Area) -> TileSchedule:
         return TileSchedule(vector, WARP, shares, turns, min(s.unroll, turns), sizes=s.sizes)
     lanes = min(s.lanes, _power_above(area.width / vector))
     steps = _power_above(area.steps)
-    splits = min(s.splits, max(steps // 2, 1)) if area.added and area.walk else 1
+    splits = min(s.splits, max(steps // 2, 1)) if area.divides else 1
     shares = max(min(s.shares, max(steps // splits, 1)), WARP // lanes)
     unroll = max(min(s.unroll, steps // splits // shares), 1)
     tried = TileSchedule(
