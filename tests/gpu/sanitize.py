@@ -102,6 +102,11 @@ def sanitized_sets(x):
     return y / peak, peak.sum(2)
 
 
+def sanitized_channels(x):
+    y = x.softmax(1)
+    return y, y.square().sum((0, 2)), y.amax(2)
+
+
 FUNCTIONS = {
     f.__name__: f
     for f in (
@@ -114,6 +119,7 @@ FUNCTIONS = {
         sanitized_columns,
         sanitized_samples,
         sanitized_sets,
+        sanitized_channels,
     )
 }
 """Operators that exist once a case asks for them."""
@@ -334,6 +340,8 @@ BROADCAST = "lerp_backward(grad_output=f32[8,3,40,40], x=f32[8,1,1,1], end=f32[8
 SHARED_ROWS = BROADCAST + "weight=f32[3,1,40], grads=[x,end])"
 TILED, LINES = BROADCAST + "weight=f32[3,1,40])", BROADCAST + "weight=f32[3,1,1])"
 ACROSS = "softmax(x=f16[6,100,48], dim=1)"
+CHANNELS = "sanitized_channels(x=f16[3,100,331])"
+"""Walks that are also added up across: by parts of warps, and by several."""
 ROW = {"row_threads": 128, "rows_per_block": 2}
 WALK = {**ROW, "stages": 2, "parameters": "shared"}
 IN_CLUSTERS = {**WALK, "row_threads": 64, "rows_per_block": 4, "cluster": 2, "bulk": True}
@@ -385,6 +393,11 @@ SCHEDULES = [
     *((ACROSS, {**TILE, "storage": where}) for where in ("reread", "registers")),
     (ACROSS, {**TILE, "storage": "registers", "max_registers": 40}),
     *((ACROSS, {**TILE, **MEET, "storage": where}) for where in ("reread", "registers")),
+    *(
+        (CHANNELS, {"vector": 1, "lanes": lanes, "shares": 8, "storage": where})
+        for lanes in (8, 64)
+        for where in ("reread", "registers")
+    ),
     (COLUMNS, {"vector": 4, "lanes": 16, "shares": 16, "splits": 64, "storage": "registers"}),
     (FLAT + ", weight=0.3)", {"flat": True, "vectors_per_thread": 2}),
     (

@@ -18,7 +18,7 @@ from tilewright.device import DEVICES, current_device
 from tilewright.dispatch import selection
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.errors import CompileError
-from tilewright.fusion.cuda import target
+from tilewright.fusion.cuda import programs, target
 from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers, register_cap
 from tilewright.impl import IMPLS
 from tilewright.impls import fused as implementation
@@ -54,9 +54,8 @@ def squares_and_gates(x, w):
 
 SPILLING = [
     (kl_divergence, "p=bf16[16384,1024], q=bf16[16384,1024]", 0),
-    (jensen_shannon, "p=bf16[4096,32000], q=bf16[4096,32000]", 0),
-    (kl_divergence, "p=bf16[8192,4096], q=bf16[8192,4096]", 0),
-    (standardized, "x=bf16[32768,1024]", 668),  # with none it has half the threads
+    (jensen_shannon, "p=f32[4096,32000], q=f32[4096,32000]", 0),
+    (kl_divergence, "p=bf16[8192,8192], q=bf16[8192,8192]", 0),
 ]
 
 
@@ -89,7 +88,7 @@ def test_few_spilled_bytes_are_cheaper_than_half_the_threads():
 
 
 def test_rows_that_are_kept_are_not_read_again_and_few_bytes_have_no_larger_clusters():
-    wide = gradients(jensen_shannon, "p=f32[4096,32000], q=f32[4096,32000]")
+    wide = gradients(jensen_shannon, "p=bf16[512,32000], q=bf16[512,32000]")
     narrow = gradients(kl_divergence, "p=bf16[8192,1152], q=bf16[8192,1152]")
     for w in (wide, narrow):
         first = FUSED.heuristic(w, H200)
@@ -97,9 +96,16 @@ def test_rows_that_are_kept_are_not_read_again_and_few_bytes_have_no_larger_clus
         assert others
         assert {c.storage for c in others} <= {"registers", "shared"}
         assert all(c.cluster == 1 for c in others if w is narrow)
-    assert {
-        c.cluster for c in target.roomier(graph_of(wide), FUSED.heuristic(wide, H200), H200)
-    } == {8}
+    first = FUSED.heuristic(wide, H200)
+    assert max(c.cluster for c in target.roomier(graph_of(wide), first, H200)) > 1
+
+
+def test_what_spills_as_much_gives_way_to_nothing(monkeypatch):
+    """Another kernel of the program does, of which the schedule is not."""
+    w = gradients(kl_divergence, "p=bf16[8196,8192], q=bf16[8196,8192]")
+    tried = spilling(monkeypatch, (96, 96, 96, 96))
+    assert FUSED.untuned(w, H200) == FUSED.heuristic(w, H200)
+    assert len(tried) == 4
 
 
 def switchable(x, w, b, rho):
@@ -134,13 +140,19 @@ def test_tiles_have_more_registers_by_each_roomier_schedule_than_by_the_one_befo
         assert caps or w is several
 
 
-@pytest.mark.parametrize("device", ["a100", "b200"])
-def test_gradients_of_columns_spill_nowhere_once_their_blocks_are_fewer(device):
-    w, spec = gradients(standardized, "x=bf16[32768,1024]"), DEVICES[device]
-    first, found = FUSED.heuristic(w, spec), FUSED.untuned(w, spec)
-    assert spill_bytes(w, first, spec) > 0
-    assert spill_bytes(w, found, spec) == 0
-    assert replace(found, max_registers=0) == first
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_what_keeps_nothing_has_no_steps_of_a_whole_walk_on_their_way(dtype, device):
+    """The second walk of a program whose first keeps its steps: with the loads of all of them it
+    spilled 1824 bytes for sm_90."""
+    w, spec = gradients(standardized, f"x={dtype}[32768,1024]"), DEVICES[device]
+    first, graph = FUSED.heuristic(w, spec), graph_of(w)
+    assert first.storage == "registers"
+    program = programs.program_of(graph, first, spec)
+    second = programs.tiles_of(program, 2, first)
+    assert (second.kept_steps, second.s.storage) == (0, "reread")
+    assert second.s.unroll == first.unroll
+    assert spill_bytes(w, first, spec) == 0
 
 
 def test_what_spills_nothing_stays_and_is_all_that_is_compiled(monkeypatch):
@@ -184,22 +196,23 @@ def spilling(monkeypatch, told):
 
 
 def test_where_all_spill_the_one_that_costs_least_runs(monkeypatch):
-    w = gradients(kl_divergence, "p=bf16[8193,4096], q=bf16[8193,4096]")
-    tried = spilling(monkeypatch, (96, 104, 40, 48, 200))
+    w = gradients(kl_divergence, "p=bf16[8193,8192], q=bf16[8193,8192]")
+    monkeypatch.setattr(implementation, "MOST_ROOMIER", 2)
+    tried = spilling(monkeypatch, (96, 104, 40, 0))
     found = FUSED.untuned(w, H200)
     assert tried[0] == FUSED.heuristic(w, H200)
     assert found == tried[2]
-    assert len(tried) == 1 + implementation.MOST_ROOMIER
+    assert len(tried) == 3
 
 
 def test_a_roomier_schedule_that_no_compiler_takes_is_passed_by(monkeypatch):
-    w = gradients(kl_divergence, "p=bf16[8194,4096], q=bf16[8194,4096]")
+    w = gradients(kl_divergence, "p=bf16[8194,8192], q=bf16[8194,8192]")
     tried = spilling(monkeypatch, (96, None, 0))
     assert FUSED.untuned(w, H200) == tried[2]
 
 
 def test_what_no_compiler_takes_at_first_is_an_error(monkeypatch):
-    w = gradients(kl_divergence, "p=bf16[8195,4096], q=bf16[8195,4096]")
+    w = gradients(kl_divergence, "p=bf16[8195,8192], q=bf16[8195,8192]")
     spilling(monkeypatch, (None,))
     with pytest.raises(CompileError, match="refused"):
         FUSED.untuned(w, H200)
@@ -243,7 +256,7 @@ def test_roomier_schedules_give_right_results(function, tensors):
 
 
 def test_explain_shows_what_runs_and_says_why():
-    w = gradients(kl_divergence, "p=bf16[8192,4096], q=bf16[8192,4096]")
+    w = gradients(kl_divergence, "p=bf16[8192,8192], q=bf16[8192,8192]")
     found = explain(w, device_spec="h200")
     (facts,) = [c for c in found.candidates if c.implementation == "fused"]
     assert facts.resources.spill_bytes == 0

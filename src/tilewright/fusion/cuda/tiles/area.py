@@ -155,6 +155,12 @@ class Area:
         return found
 
     @functools.cached_property
+    def step_loads(self) -> int:
+        """Loads of numbers of a step, which all lanes have in common."""
+        nodes = (n for n in self.plan.graph.nodes if n.op == "load" and self.varies(n.shape))
+        return sum(n.shape[self.lane] == 1 for n in nodes)
+
+    @functools.cached_property
     def result_elements(self) -> dict[int, int]:
         """By reduction that it holds partials of: the elements of its result."""
         return {i: math.prod(self.graph.nodes[i].shape) for i in self.added.values()}

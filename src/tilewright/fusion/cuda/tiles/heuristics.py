@@ -67,13 +67,16 @@ USUAL_BYTES, USUAL_PIECE_BYTES = 8, 128
 """Of a thread's vector, and of a block's piece of a row: a line of a cache."""
 LANES, THREADS, SPLITS = (4, 8, 16, 32, 64), (256, 512, 1024), tuple(2**k for k in range(1, 11))
 """That are tried: those of a block, and blocks that share a walk."""
-FEWER_THREADS = 128
+FEWER_THREADS, ALONE_ACROSS = 128, 0.7
 """Of a block that adds up across its walk: while it waits at its barriers others load. Gradients of
-a layer norm over the channels of bf16[32,384,28,28] took 39.8 us on an H200, by 256 threads 44.2
-(b39f707, no file kept)."""
+a layer norm over the channels of bf16[32,384,28,28] took 39.8 us on an H200, and 54.0 by a block of
+256 threads that has an SM to itself (b39f707, no file kept)."""
 SWEPT_AGAIN = 0.3
 """What every further sweep takes beside the first, of a walk that is added up across and keeps
 nothing: by the same timings, of channels in numbers of 21 to 768."""
+STEP_LOADS = 2
+"""Numbers of a step, for each element of a vector, that take as long as all else: gradients of
+global response normalization, which loads seven, take least by the widest vectors."""
 PROMISING = 10
 """So many of the model's choices a search begins with, for each of the widest vectors, half of them
 for either storage: how narrow ones fare beside them it does not tell."""
@@ -289,17 +292,19 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     kept = REREAD[moved_bytes > device.l2_bytes] if area.carried else 1.0
     at_once = device.sms * blocks_in_room(tiles, device)
     if area.adds_across:
-        kept = 1 / (1 + SWEPT_AGAIN * (len(area.plan.phases) - 1))
+        kept = 1 / (1 + SWEPT_AGAIN * (area.swept_bytes / whole_bytes - 1))
     elif moved_bytes * min(at_once / tiles.blocks, 1.0) > device.l2_bytes:
         kept = min(kept, whole_bytes / max(area.swept_bytes, whole_bytes))
     kept = 1.0 if s.storage == "registers" else kept
     alone = at_once == device.sms or (area.adds_across and tiles.blocks <= device.sms)
-    overlaps = ALONE if alone else 1.0
+    overlaps = (ALONE_ACROSS if area.adds_across else ALONE) if alone else 1.0
     if tiles.meets:
         overlaps /= 1 + tiles.splits / tiles.shares * s.vector / MANY_LEFT
         if device.dram_bytes_per_s:
             moving_s = moved_bytes / device.dram_bytes_per_s
             overlaps *= moving_s / (moving_s + MEETING_S * area.meetings)
+    if area.adds_across:
+        overlaps /= 1 + area.step_loads / (STEP_LOADS * s.vector)
     if area.only_adds:
         overlaps /= 1 + (s.vector / SUMS_OF_A_THREAD) ** 2
     if area.added:
