@@ -165,7 +165,7 @@ def graph_of(w: Workload) -> Graph | str:
         if not taken and name != w.operator.seed:
             return (
                 f"{name} is {spec.dtype}; generated kernels take floating and boolean tensors: "
-                f"give {name}.float()"
+                f"give {name}.float(), or, where it is an index, what it picks"
             )
     try:
         return in_pieces(optimise(lower(w), relaxed="relaxed" in w.flags))

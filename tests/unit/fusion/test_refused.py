@@ -290,3 +290,42 @@ def test_a_cast_to_fp8_beside_other_results_is_refused_in_words_or_falls_back():
 def test_complex_numbers_are_refused_with_what_is_taken_instead():
     with pytest.raises(NoImplementation, match="real arithmetic on their two parts is taken"):
         tw.fuse(lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2))).abs(), name="refused")(X)
+
+
+def differences(x):
+    """Of neighbours two apart, weighed along the other dim, as Sobel's filter has them."""
+    right, left = x[..., 2:], x[..., :-2]
+    below, above = x[..., 2:, :], x[..., :-2, :]
+    across = right[..., :-2, :] + 2 * right[..., 1:-1, :] + right[..., 2:, :]
+    across = across - left[..., :-2, :] - 2 * left[..., 1:-1, :] - left[..., 2:, :]
+    down = below[..., :-2] + 2 * below[..., 1:-1] + below[..., 2:]
+    return across, down - above[..., :-2] - 2 * above[..., 1:-1] - above[..., 2:]
+
+
+def size(a, b):
+    return (a * a + b * b + 1e-6).sqrt()
+
+
+@runs
+def test_what_follows_too_many_slices_is_fused_as_a_function_of_its_own():
+    x = torch.randn(2, 9, 9, requires_grad=True)
+    (right,) = torch.autograd.grad(size(*differences(x)).sum(), x)
+    whole = tw.fuse(lambda x: size(*differences(x)), name="edges")
+    with pytest.raises(NoImplementation, match="or what follows the slices, as a function of its"):
+        whole(x).sum().backward()
+    edges = tw.fuse(size, name="size_of_edges")(*tw.fuse(differences)(x))
+    (found,) = torch.autograd.grad(edges.sum(), x)
+    torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda x, i: x.exp().lgamma() * i, r"aten\.lgamma\.default of the reference is none of"),
+        (lambda x, i: F.cross_entropy(x, i), r"i is i64; .* where it is an index, what it picks"),
+    ],
+)
+def test_it_is_said_what_kernels_have_not(function, told):
+    places = torch.arange(4) if "i64" in told else torch.ones(4, 1)
+    with pytest.raises(NoImplementation, match=told):
+        tw.fuse(function, name="has_not")(X, places)

@@ -244,7 +244,7 @@ class GraphBuilder(Steps):
         if len(self.steps) + len(behind) > MOST_STEPS:
             raise Unsupported(
                 f"{what} need more than {MOST_STEPS} steps: each computes anew what it is of; "
-                "fuse what is sliced as a function of its own"
+                "fuse what is sliced, or what follows the slices, as a function of its own"
             )
         new: dict[int, int] = {}
         for i in behind:

@@ -93,8 +93,7 @@ def lower(w: Workload) -> Graph:
     """The workload's graph: inputs upcast to the arithmetic type, outputs cast to theirs.
 
     Raises:
-        Unsupported: naming the first step that is neither pointwise nor a reduction, cast, view,
-            slice or concatenation, with its line.
+        Unsupported: naming the first step that kernels are not made of, with its line.
     """
     return _Lowering(w).graph()
 
@@ -184,7 +183,7 @@ class _Lowering(PieceBuilder):
             if _name(node).endswith("_"):
                 self.values[node.args[0]] = result
             return result
-        told = f"step {node.target} of the reference is neither pointwise nor a reduction"
+        told = f"step {node.target} of the reference is none of those that kernels are made of"
         raise Unsupported(f"{told}: {_INSTEAD[name]}" if name in _INSTEAD else told)
 
     def lifted(self, node: Any, name: str) -> Value | Pieces:
