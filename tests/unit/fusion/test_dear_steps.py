@@ -123,6 +123,31 @@ def test_rows_that_keep_much_are_right(dtype, width, threads):
     assert found.message == ""
 
 
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_wide_rows_of_which_no_cluster_keeps_what_is_dear_are_read_again(device):
+    two = "p={d}[4096,32000], q={d}[4096,32000]"
+    text = f"dear_way_between_backward(grad_output={{d}}[4096], {two})"
+    config = untuned(text.format(d="bf16"), DEVICES[device])
+    assert (config.storage, config.cluster, config.block_threads) == ("reread", 1, 512)
+    assert spilled(text.format(d="bf16"), device) < 16
+    if DEVICES[device].max_cluster > 1:
+        whole = untuned(text.format(d="f32"), DEVICES[device])
+        assert (whole.storage, whole.recompute) == ("registers", False)
+
+
+def dear_distance(x, y):
+    x = x.log_softmax(-1)
+    return -(0.9 * (x * y).sum(-1) + 0.1 * x.mean(-1))
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_rows_of_two_tensors_that_are_kept_have_a_block_each(device):
+    two = "x=f32[8192,4096], y=f32[8192,4096]"
+    config = untuned(f"dear_distance_backward(grad_output=f32[8192], {two})", DEVICES[device])
+    assert (config.row_threads, config.rows_per_block, config.stages) == (256, 1, 0)
+    assert config.min_blocks * config.block_threads >= 768
+
+
 @pytest.mark.parametrize(
     ("text", "keeps"),
     [

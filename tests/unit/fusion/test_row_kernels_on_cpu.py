@@ -79,6 +79,18 @@ def test_what_many_narrow_rows_get_untuned_is_right_for_the_last_ones(text, rows
     check(text.format(r=rows), config)
 
 
+@pytest.mark.parametrize("rows", [1, 6, 7])
+@pytest.mark.parametrize(("dtype", "width"), [("bf16", 768), ("f16", 256), ("f32", 384)])
+def test_narrow_weighed_rows_are_a_warp_each_where_memory_is_fast(dtype, width, rows):
+    text = f"rms_norm(x={dtype}[{{r}},{width}], weight={dtype}[{width}])"
+    many = Workload.parse(text.format(r=8192))
+    ways = {d: IMPLS["fused"].heuristic(many, DEVICES[d]) for d in ("h100", "h200", "b200")}
+    assert ways["h200"] == ways["b200"]
+    assert (ways["h200"].row_threads, ways["h200"].parameters) == (32, "ahead")
+    assert ways["h100"].persistent
+    check(text.format(r=rows), ways["h200"])
+
+
 MOMENTS = RowSchedule.__dataclass_fields__["moments"].metadata["values"]
 
 

@@ -44,6 +44,7 @@ from tilewright.fusion.cuda.rows.small_blocks import (
     rows_of_warps,
     small_block_candidates,
     small_block_variations,
+    weighed_rows_untuned,
 )
 from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.rows.summed_columns import (
@@ -149,6 +150,7 @@ def _fitting(graph: Graph, device: DeviceSpec) -> Iterator[RowSchedule]:
         *_much_of_wide_rows(space, footprint, device, vector),
         *_much_of_rows(space, footprint, device, vector),
         *_small_blocks_alone(space, footprint, device, vector),
+        *weighed_rows_untuned(footprint, device, vector),
         *two_rows_untuned(space, footprint, device, vector),
         *_many_row_candidates(space, footprint, device, vector),
         *_persistent_and_keeping(space, footprint, device, vector),
@@ -251,11 +253,12 @@ def _much_of_wide_rows(
     """Wide rows of which much is computed, in clusters of blocks that leave an SM threads enough to
     hide the latency of arithmetic: two softmaxes of 2048 rows of 32000 bf16 and what one diverges
     from the other took 188.2 us on an H100, by 256 threads on an SM 222.1 (5e0f59c). Where they
-    would keep several values that are dear to compute again, by blocks that read again: gradients
-    of Jensen-Shannon divergence of 4096 such rows took 1.34 ms on an H200, in clusters 1.73
-    (b39f707, no file kept)."""
+    would keep several values of halves that are dear to compute again, by blocks that read again:
+    gradients of Jensen-Shannon divergence of 4096 such rows took 1.34 ms on an H200, in clusters
+    1.73 (b39f707, no file kept)."""
     wide = footprint.width * footprint.itemsize > WIDE_ROW_BYTES and not footprint.columns
-    if wide and footprint.much_is_kept and footprint.rows >= MANY_ROWS * device.sms:
+    halves = footprint.itemsize < 4 and footprint.rows >= MANY_ROWS * device.sms
+    if wide and halves and footprint.much_is_kept:
         yield RowSchedule(
             min(vector, 4), BUSY_THREADS, 1, 1, "reread", "two_pass", 1, 2, stream_loads=False
         )

@@ -35,6 +35,10 @@ WIDENING_SEVERAL_REGISTERS = 40
 sm_100a's, where 104 are reckoned."""
 ROWS_OF_WARPS = 4
 """Of a block whose warps have a row each."""
+WEIGHED_ROW_BYTES = 1536
+"""Of one of many rows that a warp has to itself, its weights ahead, at most."""
+SM_BYTES_PER_S = 30e9
+"""Of memory, for each SM, from which on those are faster than a persistent kernel."""
 EXCHANGED_VECTOR = 4
 """Elements of an access, at most, where clusters exchange once and compute costly steps twice."""
 
@@ -114,6 +118,27 @@ def rows_of_warps(
         ahead = replace(c, parameters="ahead", stream_loads=False)
         filled = (replace(ahead, min_blocks=n) for n in reversed(space.values["min_blocks"]))
         yield from itertools.islice((c for c in filled if c in space), 1)
+
+
+def weighed_rows_untuned(
+    footprint: Footprint, device: DeviceSpec, vector: int
+) -> Iterator[RowSchedule]:
+    """RMS norm's narrow rows, by a warp each, with the weights on their way beside the row.
+
+    With 8192 rows on an H200, of 256 and 768 bf16 that took 4.2 and 8.4 us, by a persistent kernel
+    4.6 and 8.7, of 512 as long, of 1024 10.6 and 10.4; with 65536 of 768 50.7 and 52.8 (2997111, no
+    file kept). On an H100, which has less memory bandwidth for as many SMs, it was not measured.
+    """
+    weights = len(footprint.parameters) == 1 == len(footprint.queued)
+    if not weights or footprint.columns or footprint.has_moments or footprint.keeps_costly_steps:
+        return
+    fast = device.dram_bytes_per_s >= SM_BYTES_PER_S * device.sms
+    many = footprint.rows >= MANY_ROWS * device.sms
+    if fast and many and footprint.width * footprint.itemsize <= WEIGHED_ROW_BYTES:
+        yield RowSchedule(
+            vector, device.warp, ROWS_OF_WARPS, 1, "registers", "two_pass", 1, 1,
+            parameters="ahead",
+        )  # fmt: skip
 
 
 def _filling(
