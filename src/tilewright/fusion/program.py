@@ -47,10 +47,16 @@ class Segment:
             others = {i for i in others if not {*self.graph.axes(i)} < row}
         return {k: i for k, (i, _) in enumerate(self.graph.outputs) if i in others}
 
+    @property
     def only_adds(self) -> bool:
         """Whether partials are all that it reduces to: blocks may divide its walk."""
         added = self.added()
         return bool(added) and {*added.values()} == {*self.graph.reductions}
+
+    @property
+    def adds_across(self) -> bool:
+        """Whether it leaves partials beside what it completes of its rows."""
+        return bool(self.added()) and not self.only_adds
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,8 @@ class Kernels:
             them, too; 0 where none does.
         joins_apart: what follows from results of earlier kernels alone, and reduces them, is a
             kernel of its own, instead of a part of each block of the next one.
-        adds_across: a kernel whose rows run across the order of memory also adds up along it, a
-            partial for each element of its rows.
+        adds_across: a kernel whose rows run across the order of memory also adds up along it: every
+            block leaves a partial for each element of its rows.
     """
 
     across = False

@@ -8,6 +8,7 @@ head whose first half alone is rotated, by quarters, the other half is two of th
 
 A row of a few elements more than the piece, as a sequence beside the same one shifted by a token,
 is that piece and single elements: a reduction runs along the piece, and is then joined with those.
+Rows that nothing reduces are cut, too, where that is worth it.
 """
 
 from __future__ import annotations
@@ -24,44 +25,80 @@ from tilewright.fusion.subgraphs import ancestors
 MOST_PIECES = 8
 """Of a row, each of which a thread loads for itself."""
 MOST_SINGLE = 4
-"""Elements that a row has beside one piece: a convolution of four taps leaves three."""
+"""Elements that a row has beside one piece, which is twice as long at least: a convolution of four
+taps leaves three."""
+MOST_GROWTH = 12
+"""Times as many steps, at most: pieces of pieces multiply."""
 _JOINS = {"sum": "add", "prod": "mul", "amax": "maximum", "amin": "minimum"}
 
 
 def in_pieces(graph: Graph) -> Graph:
-    """The graph with rows cut as later steps cut them, where no step would have all of its axes."""
+    """The graph with rows cut as later steps cut them, where no step would have all of its axes.
+
+    Single elements beside a piece are kernels of their own: where these do not spare a walk, since
+    other axes stand in the way, too, no row is cut so.
+    """
+    found = _cut(graph, MOST_SINGLE)
+    return found if math.prod(found.space) <= found.largest_step else _cut(graph, 0)
+
+
+def _cut(graph: Graph, most_single: int) -> Graph:
+    most_steps = MOST_GROWTH * len(graph.nodes)
     while math.prod(graph.space) > graph.largest_step:
         pairs = itertools.permutations(range(len(graph.space)), 2)
-        found = next((p for p in pairs if _can_be_cut(graph, *p)), None)
-        if found is None:
+        pair = next((p for p in pairs if _can_be_cut(graph, *p, most_single)), None)
+        if pair is None:
             break
-        ops = {graph.nodes[i].op for i in graph.reductions if found[0] in graph.axes(i)}
-        divides = graph.space[found[0]] % graph.space[found[1]] == 0
-        whole = graph if ops <= _JOINS.keys() else expand_moments(graph, corrected=not divides)
-        graph = _Cutting(whole, *found).graph()
+        ops = {graph.nodes[i].op for i in graph.reductions if pair[0] in graph.axes(i)}
+        whole = graph if ops <= _JOINS.keys() else expand_moments(graph, corrected=True)
+        found = _Cutting(whole, *pair).graph()
+        if len(found.nodes) > most_steps:
+            break
+        graph = found
     return graph
 
 
-def _can_be_cut(graph: Graph, row: int, piece: int) -> bool:
-    """Whether `row` is a few of `piece`, or one and a few elements, no step varies along both, and
-    what is reduced over it is reduced by what pieces can be joined by, and, of several pieces, over
-    it alone."""
+def _can_be_cut(graph: Graph, row: int, piece: int, most_single: int) -> bool:
+    """Whether a row is as long as a few pieces, or as one and so many single elements, no step
+    varies along both, and what reduces the row can join pieces, too."""
     whole, size = graph.space[row], graph.space[piece]
     few = whole % size == 0 and 1 < whole // size <= MOST_PIECES
-    if size < 2 or not (few or 0 < whole - size <= min(MOST_SINGLE, size // 2)):
+    if size < 2 or not (few or 0 < whole - size <= min(most_single, size // 2)):
         return False
     if graph.joined & {row, piece} or any(a.draw is not None for a in graph.inputs):
         return False
     over_row = [i for i in graph.reductions if row in graph.axes(i)]
     ops = (*_JOINS, "mean", "m2")
     return (
-        all(graph.axes(i) == (row,) or not few for i in over_row)
+        (_is_worth_pieces if few else _is_worth_singles)(graph, row, piece, over_row)
         and all(graph.nodes[i].op in ops for i in over_row)
         and all(graph.nodes[i].dtype != "bool" for i in over_row)
         and all(n.shape[row] == 1 or n.shape[piece] == 1 for n in graph.nodes)
         and any(n.shape[piece] > 1 for n in graph.nodes)
         and _have_something_in_common(graph, row, piece)
     )
+
+
+def _is_worth_pieces(graph: Graph, row: int, piece: int, over_row: list[int]) -> bool:
+    """Whether the row is reduced, alone, or what varies along pieces moves half as much memory: a
+    narrow slice would have the whole row accessed by vectors as narrow."""
+    if over_row:
+        return all(graph.axes(i) == (row,) for i in over_row)
+    accesses = [*graph.memory, *(a for _, a in graph.outputs)]
+
+    def moved_bytes(axis: int) -> int:
+        return sum(a.itemsize * graph.space[axis] for a in accesses if a.strides[axis])
+
+    return 2 * moved_bytes(piece) >= moved_bytes(row)
+
+
+def _is_worth_singles(graph: Graph, row: int, piece: int, over_row: list[int]) -> bool:
+    """Whether vectors run along another axis, or each row is reduced: where they run along the row,
+    one shifted by an element is read one by one."""
+    accesses = [*graph.memory, *(a for _, a in graph.outputs)]
+    along = any(a.strides[b] == 1 for a in accesses for b in (row, piece))
+    alone = bool(over_row) and all(graph.axes(i) == (row,) for i in over_row)
+    return alone or not along
 
 
 def _have_something_in_common(graph: Graph, row: int, piece: int) -> bool:

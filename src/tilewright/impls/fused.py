@@ -100,7 +100,8 @@ def _task(op: Op, w: Workload, config: Any, device: DeviceSpec) -> CompileTask:
 @functools.lru_cache(maxsize=1024)
 def _untuned(op: Op, w: Workload, device: DeviceSpec) -> Any:
     """The heuristic's schedule, or if its kernel spills registers, of it and of a few that leave a
-    thread more of them the one by which a simple model expects to lose least: see spills.py."""
+    thread more of them, and spill less, the one by which a simple model expects to lose least: see
+    spills.py."""
     fused = IMPLS["fused"]
 
     def spilled(config: Any) -> int:

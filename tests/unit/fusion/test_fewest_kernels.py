@@ -15,8 +15,8 @@ from tilewright.fusion.ways import Met
 from tilewright.impls.fused import graph_of
 from tilewright.tensor_spec import TensorSpec
 
-WAYS = [(), (True,), (True, True), (False, False, True)]
-ON_GPUS = [TileKernels(TileSchedule(), None, True, *way) for way in WAYS]
+WAYS = [{}, {"rows": True}, {"rows": True, "columns": True}, {"adds_across": True}]
+ON_GPUS = [TileKernels(TileSchedule(), **way) for way in WAYS]
 """Walks over columns, and rows that leave a partial each, which add up over all rows, too, or not;
 and rows across the order of memory that add up along it."""
 KINDS = (*["binary"] * 3, *["reduce"] * 3, "total")

@@ -262,6 +262,81 @@ def test_a_row_shares_most_of_what_pieces_read():
     assert sorted(pieces) == [0, 0, 0, 8, 8]  # x, and gradients here and behind
 
 
+def graph_and_pieces(function, tensors):
+    fuse(function)
+    graph = optimise(lower(Workload.parse(f"{function.__name__}({tensors})")))
+    return graph, in_pieces(graph)
+
+
+def test_shifted_rows_are_on_the_axis_of_the_piece():
+    for function, tensors, space in [
+        (steps_and_moments, "x=f32[3,17,33]", (3, 16, 33)),
+        (steps_along_rows, "x=f32[6,66]", (6, 64)),
+        (rolled, "x=f32[30,100]", (30, 99)),
+        (products_of_neighbours, "x=f32[2,9,8]", (2, 8, 8)),
+    ]:
+        graph, cut = graph_and_pieces(function, tensors)
+        assert len(graph.space) > len(cut.space)
+        assert cut.space == space, function
+
+
+def pyramid(x):
+    n = x.shape[-1]
+    return x * 2, x[:, : n // 8].exp(), x[:, : n // 64].sin(), x[:, : n // 512].cos()
+
+
+def pyramid_of_shares(x):
+    x, n = x.softmax(-1), x.shape[-1]
+    return x, x[:, : n // 8].exp(), x[:, : n // 64].sin(), x[:, : n // 512].cos()
+
+
+def narrow_slice(x):
+    return x * 2, x[:, :2].exp()
+
+
+def neighbours_along_memory(x):
+    return x.diff(dim=-1), x.exp()
+
+
+def neighbours_in_both_dims(x):
+    y = x / (x.norm(dim=(-1, -2), keepdim=True) + 1e-6)
+    return y[..., 1:, 1:] - y[..., :-1, :-1]
+
+
+@pytest.mark.parametrize(
+    ("function", "tensors"),
+    [
+        (pyramid, "x=bf16[1024,4096]"),
+        (narrow_slice, "x=f32[131072,16]"),
+        (neighbours_along_memory, "x=bf16[4096,4096]"),
+        (neighbours_in_both_dims, "x=bf16[32,16,128,128]"),
+    ],
+)
+def test_what_pieces_would_make_slower_stays_as_it_is(function, tensors):
+    """More steps than kernels hold, a whole row by vectors of a narrow slice, or single elements
+    that spare no walk."""
+    graph, cut = graph_and_pieces(function, tensors)
+    assert cut is graph
+
+
+def test_pieces_of_pieces_end_before_they_are_too_many():
+    graph, cut = graph_and_pieces(pyramid_of_shares, "x=f32[64,4096]")
+    assert graph.space == (64, 4096, 512, 64, 8)
+    assert cut.space == (64, 512, 64, 8)
+    assert len(cut.nodes) < 12 * len(graph.nodes)
+
+
+def test_variances_of_rows_that_are_cut_are_as_exact_as_others():
+    """Less what was rounded of their means, which are far from zero here."""
+    fuse(lambda x: (x[:, :2048] * x[:, 2048:], x.var(-1)), name="halves_and_variance")
+    w = Workload.parse("halves_and_variance(x=f32[8,4096])")
+    assert graph_of(w).space == (8, 2048)
+    x = torch.randn(8, 4096) + 1e5
+    spec = spec_of(None)
+    _, found = FUSED.build(FUSED.heuristic(w, spec), w, spec)(x)
+    torch.testing.assert_close(found.double(), x.double().var(-1), rtol=1e-6, atol=0)
+
+
 def first_of_many(x):
     return F.rms_norm(x, x.shape[-1:])[..., :10]
 

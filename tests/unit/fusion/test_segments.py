@@ -151,7 +151,7 @@ def test_outputs_that_read_different_tensors_are_kernels_of_their_own(fused):
 
 
 @pytest.mark.parametrize(
-    "kernels", [None, TileKernels(TileSchedule(), None, True, True)], ids=["cpu", "gpu"]
+    "kernels", [None, TileKernels(TileSchedule(), rows=True)], ids=["cpu", "gpu"]
 )
 def test_rows_are_not_walked_again_for_dims_that_they_do_not_have(kernels, fused):
     """As one kernel each goes through a row for every element of its result."""
@@ -170,7 +170,7 @@ def test_rows_are_not_walked_again_for_dims_that_they_do_not_have(kernels, fused
 
 
 @pytest.mark.parametrize(
-    "kernels", [None, TileKernels(TileSchedule(), None, True, True)], ids=["cpu", "gpu"]
+    "kernels", [None, TileKernels(TileSchedule(), rows=True)], ids=["cpu", "gpu"]
 )
 def test_outputs_of_different_dims_share_what_they_reduce(kernels, fused):
     """A value that several need is reduced once, and along with what others need of the tensor."""

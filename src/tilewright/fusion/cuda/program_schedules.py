@@ -59,7 +59,7 @@ def _choices(graph: Graph, device: DeviceSpec) -> tuple[Program | None, Program 
     segment = divided.segments[main_kernel(divided)]
     if finds_parts(graph, device):
         return whole, divided
-    if kind_of_segment(segment) in ("columns", "sets") or not segment.only_adds():
+    if kind_of_segment(segment) in ("columns", "sets") or not segment.only_adds:
         return whole, None
     split = kind_of(whole, main_kernel(whole)) != "tile" and has_few_rows(whole, device)
     return (None if split or divided.large() < whole.large() else whole), divided
@@ -81,7 +81,7 @@ def space(graph: Graph, device: DeviceSpec) -> ConfigSpace[Any]:
         case "sets":
             return set_space(sets_in(segment), device)
     whole = tile_space(main_area(program), device)
-    if divided is None or segment.only_adds():
+    if divided is None or segment.only_adds:
         return whole
     other = tile_space(main_area(divided), device)
     if not finds_parts(graph, device):
@@ -154,7 +154,7 @@ def _heuristic(graph: Graph, device: DeviceSpec) -> Any:
             return set_heuristic(sets_in(segment), device)
     area = main_area(program)
     whole = tile_heuristic(area, device)
-    if divided is None or segment.only_adds():
+    if divided is None or segment.only_adds:
         return whole
     if finds_parts(graph, device):
         copies, in_parts = _parts_promising(graph, device)[0]

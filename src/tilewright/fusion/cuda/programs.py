@@ -82,17 +82,17 @@ def _cut(
     else is one row, which no more passes make worthwhile.
     """
     sets = graph.reduction_sets
-    ways: list[tuple[bool, ...]] = [(True,), (False,)] if len(sets) > 1 else [(True,)]
+    ways = [{"mixes": True}, {"mixes": False}] if len(sets) > 1 else [{"mixes": True}]
     apart = not split_rows and any(not {*row} & {*axes} for row in sets for axes in sets)
     if any(set(row) < set(axes) for row in sets for axes in sets):
-        by_row: list[tuple[bool, ...]] = [(True, True, True), (True, True)]
+        by_row = [{"rows": True, "columns": True}, {"rows": True}]
         ways = [*ways, *by_row] if split_rows else [*by_row, *ways]
     elif apart:
-        ways = [*ways, (True, True, True)]
+        ways = [*ways, {"rows": True, "columns": True}]
     if apart:
-        ways = [*ways, (True, False, False, True)]
+        ways = [*ways, {"adds_across": True}]
     own = device if few else None
-    kernels = [TileKernels(tiles, own, *way) for way in ways]
+    kernels = [TileKernels(tiles, own, **way) for way in ways]
     found = [cut(graph, split_rows=split_rows, kernels=each) for each in kernels]
     best = min((p for p in found if _fits(p, device)), key=Program.large)
     if split_rows or best.large() == 1 or not may_have_sets(graph):
@@ -114,7 +114,7 @@ def has_few_rows(program: Program, device: DeviceSpec) -> bool:
     """Whether the main kernel has too few rows for a device."""
     k = main_kernel(program)
     segment, kind = program.segments[k], kind_of(program, k)
-    if kind in ("pointwise", "columns", "sets") or segment.only_adds():
+    if kind in ("pointwise", "columns", "sets") or segment.only_adds:
         return False
     if kind == "rows":
         return shares_rows(segment.graph, device)
@@ -168,8 +168,7 @@ def main_kernel(program: Program) -> int:
     reductions and add up across these."""
     largest = program.largest()
     tiles = [k for k in largest if kind_of(program, k) == "tile"]
-    both = (k for k in tiles if (s := program.segments[k]).added() and not s.only_adds())
-    return next(both, (tiles or largest)[0])
+    return next((k for k in tiles if program.segments[k].adds_across), (tiles or largest)[0])
 
 
 def main_area(program: Program) -> Area:

@@ -36,7 +36,7 @@ def shifted_alike(graph: Graph, vector: int) -> Access | None:
     along = [a for a in accesses if a.strides[lane]]
     rows = [a for a in along if not graph.kept or any(a.strides[k] for k in graph.kept)]
     starts = {tuple(a.strides[k] % vector for k in graph.kept) for a in rows}
-    contiguous = all(a.strides[lane] == 1 for a in along)
+    contiguous = all(a.strides[lane] == 1 for a in [*graph.inputs, *along] if a.strides[lane])
     aligned = all(a.align % ALIGN == 0 for a in rows)
     return rows[0] if contiguous and aligned and len(starts) == 1 else None
 

@@ -47,8 +47,9 @@ class Area:
         ends = set(self.added.values())
         sets = dict.fromkeys(self.graph.axes(i) for i in ends)
         rows = {self.graph.axes(i) for i in self.graph.reductions if i not in ends}
-        self.only_adds = segment.only_adds()
+        self.only_adds = bool(ends) and not rows
         if rows:
+            assert len(rows) == 1, (rows, segment.graph)
             (self.walk,) = rows
         else:
             self.walk = best_walk(self.graph, self.lane, sets)[1] if sets else self.graph.reduced
@@ -224,7 +225,7 @@ class Area:
         """What later sweeps load for each step, beside the values that were kept for them."""
         graph, found = self.plan.graph, set[int]()
         for phase in self.plan.phases[1:]:
-            ends = {graph.nodes[i].args[0] for i in phase.reductions}
+            ends = {graph.nodes[i].args[0] for i in (*phase.reductions, *phase.added)}
             ends |= {graph.outputs[k][0] for k in phase.stores}
             found.update(needed_in(graph, ends, phase.carried_in))
         loads = (i for i in found if graph.nodes[i].op == "load")

@@ -16,6 +16,8 @@ from tilewright.fusion.program import Kernels, Segment
 
 PARTIALS_SHARE = 4
 """Partials of results may be this fraction of the elements that are read."""
+LONG_LANE = 64
+"""Elements along the lane of which a block leaves one partial of each sum."""
 LONG_ROWS = 1 << 20
 """Elements from which more passes are cheaper than a device that is mostly idle."""
 MORE_PASSES = 8
@@ -55,7 +57,7 @@ class TileKernels(Kernels):
         rows: row kernels leave a partial for each row of what is reduced over rows and more.
         columns: they also add up over all rows.
         sets: row kernels complete what is reduced over sets of rows, too.
-        across: kernels of rows across the order of memory also add up along it.
+        adds_across: kernels of rows across the order of memory also add up along it.
         parts: rows are parts of longer ones, whose results are put together at once for all.
     """
 
@@ -69,14 +71,14 @@ class TileKernels(Kernels):
         mixes: bool = True,
         rows: bool = False,
         columns: bool = False,
-        across: bool = False,
+        adds_across: bool = False,
         sets: bool = False,
         parts: bool = False,
     ):
         super().__init__()
         self.schedule, self.device, self.mixes = schedule, device, mixes
         self.row_partials, self.columns, self.joins_apart = rows, columns, parts
-        self.adds_across = across
+        self.adds_across = adds_across
         self.set_rows = MOST_ROWS if sets else 0
         self.extra = MORE_PASSES if device else 0
 
@@ -93,7 +95,8 @@ class TileKernels(Kernels):
 
     def adds(self, graph: Graph, row: tuple[int, ...], lane: int, sums: Sequence[int]) -> bool:
         if row and lane not in row:
-            return self.adds_across and row in graph.reduction_sets
+            leaves = len(sums) * PARTIALS_SHARE <= min(graph.space[lane], LONG_LANE)
+            return self.adds_across and row in graph.reduction_sets and leaves
         if row:
             return self.row_partials and all(
                 set(row) < set(graph.axes(i)) or (self.columns and _over_rows(graph, i, row))
