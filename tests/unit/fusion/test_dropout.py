@@ -140,6 +140,21 @@ def test_every_kind_of_row_schedule_draws_the_same_mask(changed, fused):
     assert verdict.message == "", config
 
 
+@runs
+@pytest.mark.parametrize(
+    "x", ["f32[6,9,7]@strides(63,1,9)", "f32[2,5,3,7]@channels_last", "bf16[2,67,3,7]@channels_last"]
+)
+def test_masks_of_rows_that_are_no_rows_of_the_mask_are_their_own(x, forgets_functions):
+    """A row of channels is contiguous in memory, and its mask's elements lie apart."""
+    tw.fuse(lambda x: F.dropout(x - x.mean(1, keepdim=True), 0.3), name="dropped_channels")
+    w = Workload.parse(f"dropped_channels(x={x}, seed=i64[])")
+    graph = graph_of(w)
+    config = target.heuristic(graph, H200)
+    assert Verifier(w, CPU).check(Emulated(graph, config, H200, w)).message == ""
+    shifted = [c for c in target.promising(graph, H200) if c.shifted]
+    assert not shifted
+
+
 WORKLOADS = [
     "dropped_sum(x=f16[33,50], residual=f16[33,50], seed=i64[])",
     "dropped_sum(x=f32[33,50]@strides(64,1), residual=f32[50], seed=i64[])",

@@ -205,6 +205,16 @@ def test_where_all_spill_the_one_that_costs_least_runs(monkeypatch):
     assert len(tried) == 3
 
 
+def test_tiles_that_spill_are_given_more_registers(monkeypatch):
+    w = Workload.parse("softmax(x=bf16[64,96,3136], dim=1)")
+    first = FUSED.heuristic(w, H200)
+    roomier = [*target.roomier(graph_of(w), first, H200)]
+    assert [replace(c, max_registers=0) for c in roomier] == [first] * len(roomier) != []
+    tried = spilling(monkeypatch, (96, 0))
+    assert FUSED.untuned(w, H200) == tried[1] == roomier[0]
+    assert first.max_registers == 0 < tried[1].max_registers
+
+
 def test_a_roomier_schedule_that_no_compiler_takes_is_passed_by(monkeypatch):
     w = gradients(kl_divergence, "p=bf16[8194,8192], q=bf16[8194,8192]")
     tried = spilling(monkeypatch, (96, None, 0))
