@@ -142,7 +142,12 @@ def test_every_kind_of_row_schedule_draws_the_same_mask(changed, fused):
 
 @runs
 @pytest.mark.parametrize(
-    "x", ["f32[6,9,7]@strides(63,1,9)", "f32[2,5,3,7]@channels_last", "bf16[2,67,3,7]@channels_last"]
+    "x",
+    [
+        "f32[6,9,7]@strides(63,1,9)",
+        "f32[2,5,3,7]@channels_last",
+        "bf16[2,67,3,7]@channels_last",
+    ],
 )
 def test_masks_of_rows_that_are_no_rows_of_the_mask_are_their_own(x, forgets_functions):
     """A row of channels is contiguous in memory, and its mask's elements lie apart."""
