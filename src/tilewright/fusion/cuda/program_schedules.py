@@ -33,6 +33,7 @@ from tilewright.fusion.cuda.rows.space import SEARCHED, row_space
 from tilewright.fusion.cuda.stages import column_rows, column_space, rows_last, sets_in
 from tilewright.fusion.cuda.tiles.heuristics import (
     AGAIN,
+    beyond_cache,
     meeting_heuristic,
     meeting_promising,
     merit,
@@ -171,8 +172,9 @@ def _heuristic(graph: Graph, device: DeviceSpec) -> Any:
 
 def _copies(program: Program, schedule: TileSchedule, device: DeviceSpec) -> float:
     """As how many copies of what it reads a program's passes over large tensors may count."""
-    tiles = merit(Tiles(main_area(program), schedule), device)
-    return sum(1 / tiles if kind_of(program, k) == "tile" else 1 for k in program.largest())
+    tiles = Tiles(main_area(program), schedule)
+    reached = merit(tiles, device) * beyond_cache(tiles, device)
+    return sum(1 / reached if kind_of(program, k) == "tile" else 1 for k in program.largest())
 
 
 def _parts_promising(graph: Graph, device: DeviceSpec) -> list[tuple[float, TileSchedule]]:

@@ -67,8 +67,8 @@ MANY_KEPT_BYTES, MANY_THREADS = 96, 1024
 """Of many rows: bytes of a row that a thread keeps, and threads on an SM."""
 SEVERAL_BYTES = 128
 """Of those, where no parameters take registers, beside several tensors of a row: gradients of a
-smoothed cross entropy and of a divergence, 8192 rows of 4096 fp32 each, took 134.5 and 136.3 us on
-an H200, in turn 152.8 and 145.0 (b39f707, no file kept)."""
+smoothed cross entropy, 8192 rows of 4096 fp32, took 128.4 us on an H200 (fadb93b), in turn 146.2
+(208af20)."""
 DIVIDED_VECTOR = 4
 """Elements of an access, at most, of many rows whose elements are divided: halves divided by their
 row's greatest, 8192 rows of 4096, took 66.1 us on an H100 (755376d), 91.0 by eight (2675026)."""
@@ -210,9 +210,9 @@ def _rolled(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> RowSche
 
 def _leaves_room(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> bool:
     """Whether a thread has registers for what many steps hold, and what the compiler widens
-    unasked, if there is such; parameters that are at hand from the start are held beside both. A
-    row that is read again holds nothing from step to step."""
-    if c.storage == "reread":
+    unasked, if there is such; parameters that are at hand from the start are held beside both. Not
+    of wide rows that are read again, see _much_of_wide_rows."""
+    if c.storage == "reread" and _reads_much_again(footprint, device):
         return True
     steps = footprint.instructions(c.moments, c.recompute)
     most = MOST_HELD * (2 if any(n.dtype == "f64" for n in footprint.graph.nodes) else 1)
@@ -257,8 +257,7 @@ def _much_of_wide_rows(
     gradients of Jensen-Shannon divergence of 4096 such rows took 1.34 ms on an H200, in clusters
     1.73 (b39f707, no file kept)."""
     wide = footprint.width * footprint.itemsize > WIDE_ROW_BYTES and not footprint.columns
-    halves = footprint.itemsize < 4 and footprint.rows >= MANY_ROWS * device.sms
-    if wide and halves and footprint.much_is_kept:
+    if _reads_much_again(footprint, device):
         yield RowSchedule(
             min(vector, 4), BUSY_THREADS, 1, 1, "reread", "two_pass", 1, 2, stream_loads=False
         )
@@ -269,6 +268,12 @@ def _much_of_wide_rows(
                 BUSY_THREADS // BUSY_BLOCK_THREADS, stream_loads=False, stages=1, in_turn=True,
                 recompute=False,
             )  # fmt: skip
+
+
+def _reads_much_again(footprint: Footprint, device: DeviceSpec) -> bool:
+    wide = footprint.width * footprint.itemsize > WIDE_ROW_BYTES and not footprint.columns
+    many = footprint.rows >= MANY_ROWS * device.sms
+    return wide and many and footprint.itemsize < 4 and footprint.much_is_kept
 
 
 def _few_wide_candidates(
@@ -299,8 +304,8 @@ def _persistent_and_keeping(
 def _many_row_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, vector: int
 ) -> Iterator[RowSchedule]:
-    """By 128 or 256 threads that keep a row, `MANY_THREADS` of all rows on an SM, or somewhat fewer
-    where steps need registers; wider ones are taken in turn. Two rows at a time share what is
+    """By 128 or 256 threads that keep a row, `MANY_THREADS` of all rows on an SM, or three quarters
+    where they keep several tensors; wider ones are taken in turn. Two rows at a time share what is
     loaded of parameter vectors."""
     row_bytes = footprint.width * footprint.itemsize
     if footprint.rows < MANY_ROWS * device.sms or footprint.columns or row_bytes < FULL_ROW_BYTES:
@@ -315,13 +320,13 @@ def _many_row_candidates(
         few = max(row_bytes, kept_bytes) <= MANY_KEPT_BYTES * threads
         if few or (several and threads == 256 and kept_bytes <= SEVERAL_BYTES * threads):
             blocks = MANY_THREADS // threads // rows
-            fewer = (blocks, blocks * 3 // 4, blocks // 2) if few else (blocks, blocks * 3 // 4)
-            for resident in dict.fromkeys(max(each, 1) for each in fewer):
+            for resident in (blocks,) if few else (blocks, blocks * 3 // 4):
                 yield RowSchedule(
                     vector, threads, 1, rows, "registers", "two_pass", 1, resident,
                     stream_loads=False, rematerialize=packed,
                 )  # fmt: skip
-            return
+            if few:
+                return
     if footprint.itemsize <= 4:
         yield from widest_clusters(space, footprint, device, vector)
     for c in persistent_candidates(space, footprint, device, vector):
