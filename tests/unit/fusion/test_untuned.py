@@ -277,7 +277,9 @@ def test_explain_shows_what_runs_and_says_why():
     told = show(w, "schedule", device_spec="h200")
     assert f"row_threads = {FUSED.untuned(w, H200).row_threads}\n" in told
     named = show(w, "resources", device_spec="h200", implementation="fused", config={"vector": 8})
-    assert "\nspill_bytes = 340\n" in named
+    spilled = spill_bytes(w, replace(FUSED.heuristic(w, H200), vector=8))
+    assert spilled > 0
+    assert f"\nspill_bytes = {spilled}\n" in named
 
 
 @needs_compiler
