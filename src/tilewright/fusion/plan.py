@@ -88,6 +88,11 @@ class Plan:
             free += gone if reads_again else []
         return slots
 
+    def ends(self, phase: Phase) -> set[int]:
+        """The values that a sweep is for: what it reduces or adds up, and what it stores."""
+        operands = {self.graph.nodes[i].args[0] for i in (*phase.reductions, *phase.added)}
+        return operands | {self.graph.outputs[k][0] for k in phase.stores}
+
     @property
     def kept(self) -> tuple[int, ...]:
         """The axes that number the rows."""

@@ -87,7 +87,7 @@ class Walks:
         """Whether a kernel that walks these rows meets each element of the operand once."""
         operand = self.graph.nodes[self.graph.nodes[i].args[0]].shape
         swept = row or (self.lane,)
-        if self.lane not in swept and self.kernels.adds_across:
+        if self.lane not in swept and self.kernels.adds_across:  # along memory, apart from its rows
             axes = self.graph.axes(i)
             return operand == space and self.lane in axes and not {*row} & {*axes}
         if self.lane not in swept or operand[self.lane] == 1 != max(operand[a] for a in swept):

@@ -91,8 +91,7 @@ class Footprint:
         plan = self.plan(moments, recompute)
         nodes, found = plan.graph.nodes, 0
         for phase in plan.phases:
-            wanted = {nodes[i].args[0] for i in (*phase.reductions, *phase.added)}
-            wanted |= {plan.graph.outputs[k][0] for k in phase.stores} | phase.carried_out
+            wanted = plan.ends(phase) | phase.carried_out
             steps = needed_in(plan.graph, wanted - phase.carried_in, phase.carried_in)
             found += sum(instructions.of(nodes[i]) for i in steps if plan.inner[i])
         return found

@@ -271,6 +271,7 @@ def _much_of_wide_rows(
 
 
 def _reads_much_again(footprint: Footprint, device: DeviceSpec) -> bool:
+    """Of many wide rows of halves: whether no cluster keeps what is dear to compute again."""
     wide = footprint.width * footprint.itemsize > WIDE_ROW_BYTES and not footprint.columns
     many = footprint.rows >= MANY_ROWS * device.sms
     return wide and many and footprint.itemsize < 4 and footprint.much_is_kept

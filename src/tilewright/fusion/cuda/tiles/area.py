@@ -35,8 +35,9 @@ class Area:
         walk: the axes whose steps follow one another in a thread.
         grid: the axes that number the blocks, besides pieces of lane and walk.
         added: by position of the output: the reduction that it holds partials of.
-        only_adds: partials are all that the walk leaves of reductions. Else it completes some,
-            which its steps use: partials are of sums along the lane then, one for each step.
+        only_adds: partials are all that the walk leaves of reductions.
+        adds_across: it also completes some, which its steps use: partials are of sums along the
+            lane then, one for each step.
     """
 
     def __init__(self, segment: Segment, alone: bool = False):
@@ -47,7 +48,7 @@ class Area:
         ends = set(self.added.values())
         sets = dict.fromkeys(self.graph.axes(i) for i in ends)
         rows = {self.graph.axes(i) for i in self.graph.reductions if i not in ends}
-        self.only_adds = bool(ends) and not rows
+        self.only_adds, self.adds_across = segment.only_adds, segment.adds_across
         if rows:
             assert len(rows) == 1, (rows, segment.graph)
             (self.walk,) = rows
@@ -148,9 +149,8 @@ class Area:
         """Of one element of those, what all sweeps load where nothing is kept."""
         graph, found = self.plan.graph, 0
         for phase in self.plan.phases:
-            ends = {graph.nodes[i].args[0] for i in (*phase.reductions, *phase.added)}
-            ends |= {graph.outputs[k][0] for k in phase.stores}
-            nodes = (graph.nodes[i] for i in needed_in(graph, ends, frozenset()))
+            needed = needed_in(graph, self.plan.ends(phase), frozenset())
+            nodes = (graph.nodes[i] for i in needed)
             loads = (graph.inputs[n.attr] for n in nodes if n.op == "load")
             found += sum(a.itemsize for a in loads if varies_everywhere(a, graph))
         return found
@@ -165,10 +165,6 @@ class Area:
     def result_elements(self) -> dict[int, int]:
         """By reduction that it holds partials of: the elements of its result."""
         return {i: math.prod(self.graph.nodes[i].shape) for i in self.added.values()}
-
-    @property
-    def adds_across(self) -> bool:
-        return bool(self.added) and not self.only_adds
 
     @property
     def divides(self) -> bool:
@@ -225,9 +221,7 @@ class Area:
         """What later sweeps load for each step, beside the values that were kept for them."""
         graph, found = self.plan.graph, set[int]()
         for phase in self.plan.phases[1:]:
-            ends = {graph.nodes[i].args[0] for i in (*phase.reductions, *phase.added)}
-            ends |= {graph.outputs[k][0] for k in phase.stores}
-            found.update(needed_in(graph, ends, phase.carried_in))
+            found.update(needed_in(graph, self.plan.ends(phase), phase.carried_in))
         loads = (i for i in found if graph.nodes[i].op == "load")
         return [i for i in loads if self.varies(graph.nodes[i].shape)]
 

@@ -76,7 +76,8 @@ SWEPT_AGAIN = 0.3
 nothing: by the same timings, of channels in numbers of 21 to 768."""
 STEP_LOADS = 2
 """Numbers of a step, for each element of a vector, that take as long as all else: gradients of
-global response normalization, which loads seven, take least by the widest vectors."""
+global response normalization, which loads seven, took 184.8 us on an H200 by eight elements
+(bdb7142), and 241.4 by four (fadb93b, no file kept)."""
 PROMISING = 10
 """So many of the model's choices a search begins with, for each of the widest vectors, half of them
 for either storage: how narrow ones fare beside them it does not tell."""
@@ -290,11 +291,11 @@ def merit(tiles: Tiles, device: DeviceSpec) -> float:
     joining = steps / (steps + FIRST_STEPS)
     moved_bytes = whole_bytes * elements
     kept = REREAD[moved_bytes > device.l2_bytes] if area.carried else 1.0
-    at_once = device.sms * blocks_in_room(tiles, device)
     if area.adds_across:
         kept = 1 / (1 + SWEPT_AGAIN * (area.swept_bytes / whole_bytes - 1))
     kept = 1.0 if s.storage == "registers" else kept
-    alone = at_once == device.sms or (area.adds_across and tiles.blocks <= device.sms)
+    alone = blocks_in_room(tiles, device) == 1
+    alone |= area.adds_across and tiles.blocks <= device.sms
     overlaps = (ALONE_ACROSS if area.adds_across else ALONE) if alone else 1.0
     if tiles.meets:
         overlaps /= 1 + tiles.splits / tiles.shares * s.vector / MANY_LEFT

@@ -228,8 +228,7 @@ class TileKernel(TileSweeps):
             for i in phase.reductions:
                 self.line(f"{self.start_of(i)};")
             known = phase.carried_in if self.tiles.kept_steps else frozenset()
-            operands = {self.graph.nodes[i].args[0] for i in (*phase.reductions, *phase.added)}
-            self.sweep(phase, operands | {self.graph.outputs[k][0] for k in phase.stores}, known)
+            self.sweep(phase, self.plan.ends(phase), known)
             self.join_walk(phase.reductions)
             self.names |= {i: f"acc{i}" for i in phase.reductions}
         self.line("release_next();")
