@@ -160,9 +160,9 @@ class Emulated(Stored):
     """A graph's kernels under a schedule."""
 
     def __init__(self, graph, config, device, w):
-        self.w = w
+        super().__init__(graph, w)
+        self.dtypes = graph.scalars
         self.again, self.offsets = graph.again, graph.offsets_bytes
-        self.written = graph.written
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.temporaries, self.launches = [], []
         self.clusters: dict[str, int] = {}
@@ -241,8 +241,9 @@ class Emulated(Stored):
         self.calls += 1
         longs = ctypes.c_long * len(every)
         self.library.know_memory(len(every), longs(*first), longs(*end))
-        number = ctypes.c_double if self.w.arithmetic == "f64" else ctypes.c_float
-        numbers = [number(v) for v in (self.w.scalars.values() if scalars is None else scalars)]
+        values = self.scalars if scalars is None else self.scalars_of(scalars)
+        kinds = {"f32": ctypes.c_float, "f64": ctypes.c_double}
+        numbers = [kinds[d](v) for d, v in zip(self.dtypes, values, strict=True)]
         for n, (_, grid, threads, buffers, counts, meeting) in enumerate(self.launches):
             pointers = [ctypes.c_void_p(given[b]) for b in buffers]
             args = [*pointers, *map(ctypes.c_int64, counts), *numbers]

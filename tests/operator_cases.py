@@ -179,6 +179,7 @@ CASES = {
         "lerp(x={d}[6,40], end={d}[6,40], weight=0.3)",
         "lerp(x={d}[6,40], end={d}[6,40], weight=0.5)",
         "lerp(x={d}[6,40], end={d}[6,40], weight=-1.5)",
+        "lerp(x={d}[6,40], end={d}[6,40], weight=0.9999)",
         "lerp(x={d}[6,40], end={d}[6,40], weight={d}[6,40])",
         "lerp(x={d}[4,1,1,1], end={d}[4,3,5,7], weight={d}[3,1,7])",
         "lerp(x={d}[6,1], end={d}[40], weight={d}[])",
@@ -280,6 +281,8 @@ CASES = {
     ],
     "lerp_backward": [
         "lerp_backward(grad_output={d}[6,40], x={d}[6,40], end={d}[6,40], weight=0.3)",
+        "lerp_backward(grad_output={d}[6,40], x={d}[6,40], end={d}[6,40], weight=0.9999)",
+        "lerp_backward(grad_output={d}[6,40], x={d}[40], end={d}[6,40], weight=0.999999999)",
         "lerp_backward(grad_output={d}[6,40], x={d}[6,40], end={d}[6,40], weight={d}[6,40])",
         "lerp_backward(grad_output={d}[6,40], x={d}[40], end={d}[6,40], weight=0.3)",
         "lerp_backward(grad_output={d}[6,40], x={d}[6,40], end={d}[6,1], weight=0.3)",

@@ -21,9 +21,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.tensor_spec import DTYPES
+
+if TYPE_CHECKING:
+    from tilewright.fusion.numbers import Numbers
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 POINTWISE = (
@@ -89,6 +92,8 @@ class Graph:
     """Of each output the tensor that it is a slice of; () where each is a tensor."""
     joined: frozenset[int] = frozenset()
     """Axes that are several dims, which every tensor walks as one: no dim has such a size."""
+    numbers: Numbers | None = None
+    """How the scalars follow from the numbers of a call; None where they are those."""
 
     @functools.cached_property
     def offsets_bytes(self) -> tuple[int, ...]:

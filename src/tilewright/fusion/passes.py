@@ -21,6 +21,7 @@ from tilewright.fusion.exponentials import (
     shifted_exponentials,
 )
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node, Rewriter
+from tilewright.fusion.numbers import hoist_numbers
 from tilewright.tensor_spec import DTYPES, HALVES
 
 
@@ -339,6 +340,7 @@ def with_axis(graph: Graph) -> Graph:
 
 
 PASSES = (
+    hoist_numbers,
     fold_constants,
     choose_constants,
     fold_casts,

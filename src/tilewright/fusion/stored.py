@@ -1,4 +1,4 @@
-"""Where a graph's kernels write their results."""
+"""What a graph's kernels are given: where they write their results, and numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from tilewright.fusion.ir import Graph
 from tilewright.impl import Executable
+from tilewright.op import Workload
 
 
 class Stored(Executable):
@@ -15,9 +17,17 @@ class Stored(Executable):
 
     Attributes:
         written: as the graph's; kernels are the same for any place in a tensor.
+        numbers: as the graph's.
+        scalars: what kernels are given for the numbers of the workload.
     """
 
-    written: tuple[tuple[int, int], ...] | None = None
+    def __init__(self, graph: Graph, w: Workload):
+        self.written, self.numbers = graph.written, graph.numbers
+        self.scalars = self.scalars_of(tuple(w.scalars.values()))
+
+    def scalars_of(self, numbers: tuple[float, ...]) -> tuple[float, ...]:
+        """What kernels are given for those of a call."""
+        return numbers if self.numbers is None else self.numbers(numbers)
 
     def __call__(
         self,

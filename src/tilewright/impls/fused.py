@@ -81,7 +81,6 @@ class Fused(Implementation):
         built = compiled(self.task(config, w, device))
         graph = self.graph(w)
         executable: Stored = target(device).executable(graph, config, w, built, device)
-        executable.written = graph.written
         return ReadAgain(executable, graph) if is_read_again(graph) else executable
 
     @staticmethod

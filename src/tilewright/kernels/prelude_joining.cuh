@@ -321,6 +321,14 @@ template <int LATER> TW_DEVICE void await_batch() { asm volatile("cp.async.wait_
 template <class T> TW_DEVICE const T* afresh(const T* p) { asm volatile("" : "+l"(p)); return p; }
 // A number that the compiler takes to come from here, so that nothing computed from it goes ahead.
 TW_DEVICE void after_loads(int& x) { asm volatile("" : "+r"(x)); }
+// An argument of the kernel, read now: where steps of a loop read two of them as they stand, NVRTC 13.0
+// spills for sm_80 under a cap of 40 registers (28 bytes, rows of lerp's gradients that blocks share).
+TW_DEVICE float in_register(float x) {
+  u32 bits = __float_as_uint(x);
+  asm("" : "+r"(bits));
+  return __uint_as_float(bits);
+}
+TW_DEVICE double in_register(double x) { return x; }
 // Packed halves whose widened values the compiler forgets: it widens them again where they are used.
 template <class H, int N> TW_DEVICE void forget_widened(Vec<H, N>& x) {
   TW_UNROLL for (int i = 0; i < x.WORDS; ++i) asm("" : "+r"(x.w[i]));

@@ -57,7 +57,9 @@ def run(w, schedule=None, tensors=None, **options):
     schedule = schedule or cpp_target.heuristic(graph, DEVICE)
     tensors = tensors or w.operator.examples(w, "random", 0)
     outputs = [o.empty("cpu", fill=math.nan) for o in w.outputs]
-    return call(graph, schedule, tensors, outputs, scalars=tuple(w.scalars.values()), **options)
+    numbers = tuple(w.scalars.values())
+    scalars = graph.numbers(numbers) if graph.numbers else numbers
+    return call(graph, schedule, tensors, outputs, scalars=scalars, **options)
 
 
 def assert_as_good_as_torch(w, outputs, tensors=None):

@@ -157,9 +157,9 @@ def test_lerp_is_one_launch_and_its_gradients_two_where_partials_are_joined(text
 def test_numbers_of_a_call_take_the_place_of_the_workload_s():
     *_, executable = called(SHARED)
     tensors = Workload.parse(SHARED).operator.examples(Workload.parse(SHARED), "random", 0, "cpu")
-    for numbers, told in (((0.25,), 0.25), (None, 0.5)):
+    for numbers, told in (((0.125,), (0.125, 0.875)), (None, (0.5, 0.5))):  # weight, 1 - weight
         executable(*tensors, scalars=numbers)
-        assert Recorder.launches[-1].args[-1] == told
+        assert Recorder.launches[-1].args[-2:] == told
 
 
 def test_blocks_that_share_rows_get_a_counter_after_the_number_of_rows():

@@ -104,10 +104,10 @@ class FusedLoops(Stored):
     """One call of a generated function; outputs come fresh from the allocator."""
 
     def __init__(self, graph: Graph, config: LoopSchedule, w: Workload, built: Compiled):
+        super().__init__(graph, w)
         self.kernels = LoopKernels(graph, config, built)
         self.workspace_bytes = self.kernels.workspace_bytes
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in outputs_of(w)]
-        self.scalars = tuple(w.scalars.values())
         self.parallel, self.huge_pages = config.threads == "all", config.huge_pages
 
     def __call__(
@@ -120,7 +120,7 @@ class FusedLoops(Stored):
         outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
         self.kernels(
             [*(pointers or (t.data_ptr() for t in tensors)), *self.addresses(outs)],
-            self.scalars if scalars is None else scalars,
+            self.scalars if scalars is None else self.scalars_of(scalars),
             torch.get_num_threads() if self.parallel else 1,
             self.huge_pages,
         )

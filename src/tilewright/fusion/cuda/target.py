@@ -163,7 +163,7 @@ def executable(
     rows = one_pass(graph, device)
     if rows is None:
         _, program, stages = program_source.emit(graph, config, device)
-        several = ProgramKernels(built, program, stages, w)
+        several = ProgramKernels(built, program, stages, graph, w)
         if isinstance(config, TileSchedule) and stages[0].launch is None:
             assert several.work is not None
             several.work = replace(several.work, loads_bytes=tiling.loads_bytes(graph, config))
@@ -172,7 +172,7 @@ def executable(
     axes = rows.kept if rows.reduced else range(len(graph.space))
     count = math.prod(rows.space[a] for a in axes)
     kind = TwoKernels if launch.finish else MeetingKernel if launch.meets else FusedKernel
-    kernel = kind(built, launch, w, count)
+    kernel = kind(built, launch, graph, w, count)
     if isinstance(config, RowSchedule):
         footprint = Footprint(rows)
         estimated, loaded = estimated_registers(config, footprint), footprint.loads_bytes(config)
@@ -188,9 +188,9 @@ class Kernels(Stored):
 
     any_device_current = True
 
-    def __init__(self, w: Workload):
+    def __init__(self, graph: Graph, w: Workload):
+        super().__init__(graph, w)
         self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in outputs_of(w)]
-        self.scalars = tuple(w.scalars.values())
         self._runs: dict[int, Callable[..., Any]] = {}
 
     def __call__(
@@ -202,7 +202,7 @@ class Kernels(Stored):
         device = tensors[0].device
         run = self._runs.get(device.index) or self.by_addresses(device)
         inputs = pointers or map(_data_ptr, tensors)
-        return run(*inputs) if scalars is None else run(*inputs, numbers=scalars)
+        return run(*inputs) if scalars is None else run(*inputs, numbers=self.scalars_of(scalars))
 
     def by_addresses(self, device: torch.device) -> Callable[..., Any]:
         index = device.index
@@ -223,8 +223,8 @@ class Kernels(Stored):
 class FusedKernel(Kernels):
     """One launch of a generated kernel."""
 
-    def __init__(self, built: Compiled, launch: Launch, w: Workload, count: int):
-        super().__init__(w)
+    def __init__(self, built: Compiled, launch: Launch, graph: Graph, w: Workload, count: int):
+        super().__init__(graph, w)
         self.resources: Resources | None = built.resources
         self.kernel = CudaKernel(built, ENTRY, launch.signature)
         self.count, self.shape, self.counters = count, launch, launch.counters
@@ -274,8 +274,8 @@ class FusedKernel(Kernels):
 class SummingKernel(FusedKernel):
     """A row kernel that leaves partial results over rows, which `enqueue` sees joined."""
 
-    def __init__(self, built: Compiled, launch: Launch, w: Workload, count: int):
-        super().__init__(built, launch, w, count)
+    def __init__(self, built: Compiled, launch: Launch, graph: Graph, w: Workload, count: int):
+        super().__init__(built, launch, graph, w, count)
         assert launch.outputs is not None
         self.partials, self.dtype = launch.partials, DTYPES[launch.partial_dtype]
         self.first = launch.outputs
@@ -343,8 +343,8 @@ class MeetingKernel(SummingKernel):
 class TwoKernels(SummingKernel):
     """A row kernel that leaves partial results, and the kernel that joins them."""
 
-    def __init__(self, built: Compiled, launch: Launch, w: Workload, count: int):
-        super().__init__(built, launch, w, count)
+    def __init__(self, built: Compiled, launch: Launch, graph: Graph, w: Workload, count: int):
+        super().__init__(built, launch, graph, w, count)
         assert launch.finish is not None
         self.finish = launch.finish
         self.second = CudaKernel(built, FINISH, launch.finish.signature)
@@ -403,8 +403,10 @@ class StageLaunch(NamedTuple):
 class ProgramKernels(Kernels):
     """Several launches; what they pass on lies in one piece of workspace."""
 
-    def __init__(self, built: Compiled, program: Program, stages: list[Stage], w: Workload):
-        super().__init__(w)
+    def __init__(
+        self, built: Compiled, program: Program, stages: list[Stage], graph: Graph, w: Workload
+    ):
+        super().__init__(graph, w)
         self.resources: Resources | None = built.resources
         self.stages = [(s, CudaKernel(built, s.entry, s.signature)) for s in stages]
         first, *later = [

@@ -106,6 +106,7 @@ class RowKernel(Moments, Residents):
                     if n.op == "load"
                     else self.expression(n, [self.names[a] for a in n.args], None)
                 )
+                value = f"in_register({value})" if n.op == "scalar" else value
                 self.line(f"const {TYPES[n.dtype]} s{i} = {value};")
                 self.names[i] = f"s{i}"
 
