@@ -122,6 +122,7 @@ class Row:
         fought: how many times the duel was fought, again where other programs disturbed it.
         disturbed: how many times what their search measured its candidates took, where that is so
             much that the duel was disturbed each time; None else, and in files that do not tell.
+        commit: that measured it, in a file of several runs; None where it is the file's.
         activity: what one call makes the device do: of "own" and of each baseline; empty in a row
             that was read from the records.
     """
@@ -148,6 +149,7 @@ class Row:
     spreads: dict[str, dict[str, float]] = field(default_factory=dict)
     fought: int = 1
     disturbed: float | None = None
+    commit: str | None = None
 
     def __post_init__(self) -> None:
         assert self.chosen in self.baselines or (
@@ -191,6 +193,8 @@ class Row:
         row = asdict(self)
         if self.own:
             del row["refused"]
+        if self.commit is None:
+            del row["commit"]
         return row
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,9 +47,9 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One result file of several; of rows of one workload and method the last file's counts.
 
     The seconds of tuning, and what was compiled, add up, those of each run once; commits that
-    differ are all named. What failed in one file and has a row in another did not fail. Workloads
-    that were named one by one (--from) are a part of the other files' suite where it has all of
-    them.
+    differ are all named, and each row tells its own. What failed in one file and has a row in
+    another did not fail. Workloads that were named one by one (--from) are a part of the other
+    files' suite where it has all of them.
 
     Raises:
         InvalidArgument: they differ in suite, device, torch, CUDA, driver, or a compiler or library
@@ -64,7 +64,11 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         one, other = runtime_of(data["versions"]), runtime_of(last["versions"])
         if not same_runtime(one, other):
             raise InvalidArgument(f"the files differ in versions: {one} and {other}")
-    rows = {(row["workload"], row["method"]): row for data in files for row in data["rows"]}
+    commits = dict.fromkeys(str(data["commit"]) for data in files)
+    rows = {}
+    for data in files:
+        own = {"commit": str(data["commit"])} if len(commits) > 1 else {}
+        rows.update({(row["workload"], row["method"]): {**own, **row} for row in data["rows"]})
     runs = _runs(files)
     tuning_s = sum(data["tuning_s"] for data in runs)
     compiling: dict[str, Effort] = {}
@@ -79,7 +83,6 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     report = Report(
         found, last["device"], last["versions"], tuning_s, failed=failed, compiling=compiling
     )
-    commits = dict.fromkeys(str(data["commit"]) for data in files)
     return {**as_dict(suite, report), "commit": ", ".join(commits), "date": last["date"]}
 
 
@@ -95,8 +98,12 @@ def _runs(files: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def _holds(whole: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
     if not part["rows"]:
         return whole == part
-    rows = [row_of(row) for row in whole["rows"]]
-    return all(row_of(row) in rows for row in part["rows"])
+    rows = [_measurement(row) for row in whole["rows"]]
+    return all(_measurement(row) in rows for row in part["rows"])
+
+
+def _measurement(row: Mapping[str, Any]) -> Row:
+    return replace(row_of(row), commit=None)
 
 
 def _suite_of(files: Sequence[Mapping[str, Any]]) -> str:

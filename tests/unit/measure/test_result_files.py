@@ -172,6 +172,14 @@ def test_parts_of_a_suite_become_one_file_and_the_later_row_counts(tmp_path):
     assert times == {WIDE: 10.0, NARROW: 20.0, TALL: 10.0}
     assert (data["tuning_s"], data["commit"]) == (20.0, "one, two")
     assert data["summary"]["worst_of_copy"] == pytest.approx(0.4)
+    commits = {WIDE: "one", NARROW: "two", TALL: "two"}
+    assert {r["workload"]: r["commit"] for r in data["rows"]} == commits
+    later = result_files.read(written(tmp_path / "c.json", row(TALL, 5.0), commit="three"))
+    again = result_files.merged([data, later])
+    assert {r["workload"]: r["commit"] for r in again["rows"]} == {**commits, TALL: "three"}
+    assert result_files.merged([data, result_files.read(second)])["tuning_s"] == 20.0  # a part
+    alone = result_files.merged([result_files.read(first)])
+    assert not any("commit" in r for r in alone["rows"])
 
 
 def test_a_run_is_counted_once_in_however_many_files_it_is(tmp_path):
