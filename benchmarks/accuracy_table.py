@@ -7,6 +7,7 @@ python benchmarks/accuracy_table.py accuracy.json
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,29 @@ ERRORS = {"ulp": "own", "vendor_ulp": "PyTorch", "apart_ulp": "apart"}
 """Fields of an output, and what a column calls them."""
 
 
-def outputs(w: Workload) -> str:
-    """Names of what the operator returns, where that is gradients."""
-    return f": {', '.join(grads)}" if (grads := dict(w.args).get("grads")) else ""
+def largest(w: Workload) -> tuple[int, ...]:
+    """The shape of its largest tensor."""
+    return max((spec.shape for spec in w.tensors.values()), key=math.prod)
+
+
+def named(w: Workload, usual: tuple[int, ...]) -> str:
+    """The operator, what tells the workload from others of it, and which gradients it returns."""
+    numbers = "".join(f" by {number:g}" for number in w.scalars.values())
+    shape = "" if largest(w) == usual else f" of {'x'.join(map(str, largest(w)))}"
+    grads = f": {', '.join(grads)}" if (grads := dict(w.args).get("grads")) else ""
+    return f"{w.op}{numbers}{shape}{grads}"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: a line for each operator, and for each dtype a column for each kind of error."""
+    """Markdown: a line for each operator, and for each dtype a column for each kind of error.
+
+    Shapes are told that are not the first one's.
+    """
     lines: dict[str, dict[str, Sequence[dict[str, float]]]] = {}
-    for row in rows:
-        w = Workload.parse(row["workload"])
-        lines.setdefault(f"{w.op}{outputs(w)}", {})[w.main.dtype] = row["outputs"]
+    workloads = [Workload.parse(row["workload"]) for row in rows]
+    for w, row in zip(workloads, rows, strict=True):
+        name = named(w, largest(workloads[0]))
+        lines.setdefault(name, {})[w.main.dtype] = row["outputs"]
     dtypes = list(dict.fromkeys(dtype for found in lines.values() for dtype in found))
     columns = [(dtype, error) for dtype in dtypes for error in ERRORS]
     text = [

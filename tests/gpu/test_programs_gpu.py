@@ -42,7 +42,7 @@ OF_BOOLEANS = {
     "choices": lambda m, x: (torch.where(m, x, 0.0), torch.where(m, 3, 4), 1.0 - m * 0.5, m / 3),
 }
 """Functions of booleans and a tensor of fp32, whose results are booleans or numbers."""
-RANDOM_GRAPHS, PARTS, RARE_PARTS = 120, 12, 4
+RANDOM_GRAPHS, PARTS, RARE_PARTS = 240, 12, 4
 FUSED = IMPLS["fused"]
 
 

@@ -1,7 +1,8 @@
 """Forwards and gradients whose errors docs/fusion.md lists: `tilewright verify --suite accuracy`.
 
-Source: GPT-2's hidden size, 768, and 512 rows; all gradients are asked for, those of broadcast
-operands of lerp too.
+Source: GPT-2's hidden size, 768, and 512 rows, and rows as long as vocabularies; all gradients are
+asked for, those of broadcast operands of lerp too. Near a weight of 1 lerp's other operand counts
+little, and how exactly it does depends on the digits of 1 - weight.
 """
 
 from tilewright.suite import suite
@@ -28,7 +29,13 @@ def texts(dtype: str, rows: int = 512, h: int = 768) -> tuple[str, ...]:
         f"add_rms_norm_backward(grad_output={t}, {total}, {rstd}, weight={row})",
         f"lerp({lerp})",
         f"lerp_backward(grad_output={t}, {lerp})",
+        f"lerp(x={t}, end={t}, weight=0.9999)",
+        f"lerp_backward(grad_output={t}, x={t}, end={t}, weight=0.9999)",
     )
 
 
-accuracy = suite("accuracy", [text for d in ("f32", "f16", "bf16") for text in texts(d)])
+DTYPES = ("f32", "f16", "bf16")
+WIDE = [text for d in DTYPES for text in texts(d, 16, 32768)[:6]]
+"""Of norms and softmax."""
+
+accuracy = suite("accuracy", [text for d in DTYPES for text in texts(d)] + WIDE)

@@ -342,6 +342,20 @@ def test_vectors_follow_the_alignment_of_rows_and_never_cross_them():
     assert "vector=8" in row_space(graph, H200).why_not(replace(narrow, vector=8))
 
 
+@pytest.mark.parametrize("suite", ["bias_layer_norm_gpt", "norms_sweep"])
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+def test_untuned_every_width_is_read_by_vectors(suite, device):
+    """Of 16 bytes where rows are aligned to them, or two of 8; of 5140 halves by 8."""
+    for w in SUITES[suite].workloads():
+        config = IMPLS["fused"].heuristic(w, DEVICES[device])
+        assert config.vector > 1, w
+        if isinstance(config, RowSchedule) and not config.shifted:
+            wide = config.vector * w.main.itemsize
+            assert wide in {8, math.gcd(w.main.shape[-1] * w.main.itemsize, 16)}, w
+            loads = rf"(load|enqueue)<{config.vector}, {wide}\b"
+            assert config.bulk or re.search(loads, source(str(w), config)), w
+
+
 def test_a_space_says_why_a_schedule_is_not_in_it():
     space = row_space(graph_of(Workload.parse(NORM.format(h=4096))), H200)
     persistent = RowSchedule(8, 128, 4, 1, "registers", "two_pass", 1, 1, stages=2)

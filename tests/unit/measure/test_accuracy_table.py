@@ -22,12 +22,16 @@ def test_operators_are_lines_dtypes_columns_and_outputs_in_their_order():
         row("rms_norm_backward(grad_output=f32[4,8], x=f32[4,8], rstd=f32[4,1], weight=f32[8])",
             (1.6, 2.3, 2.0), (5.1, 4.3, 6.0)),
         row("softmax(x=bf16[4,8])", (0.5, 0.5, 1.0)),
+        row("softmax(x=f32[2,64])", (6.0, 6.0, 4.0)),
+        row("lerp(x=f32[8], end=f32[4,8], weight=0.9999)", (0.4, 0.4, 0.0)),
     ]  # fmt: skip
     assert accuracy_table.table(found).splitlines() == [
         "| outputs | f32 own | f32 PyTorch | f32 apart | bf16 own | bf16 PyTorch | bf16 apart |",
         "|--|--|--|--|--|--|--|",
         "| softmax | 5.4 | 5.6 | 5.0 | 0.5 | 0.5 | 1.0 |",
         "| rms_norm_backward: x, weight | 1.6, 5.1 | 2.3, 4.3 | 2.0, 6.0 | - | - | - |",
+        "| softmax of 2x64 | 6.0 | 6.0 | 4.0 | - | - | - |",
+        "| lerp by 0.9999 | 0.4 | 0.4 | 0.0 | - | - | - |",
     ]
 
 
