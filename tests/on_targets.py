@@ -9,7 +9,7 @@ from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
 from tilewright.fusion.cpp import target as cpp_target
 from tilewright.fusion.cuda import target as cuda_target
-from tilewright.impls.fused import graph_of
+from tilewright.impls.fused import ReadAgain, graph_of, is_read_again
 from tilewright.op import Workload
 
 H200 = DEVICES["h200"]
@@ -45,4 +45,5 @@ def executable(target, w):
     graph, config, task = emitted(target, w)
     if target == "cuda":
         return Emulated(graph, config, H200, w)
-    return cpp_target.executable(graph, config, w, compiled(task), CPU)
+    kernels = cpp_target.executable(graph, config, w, compiled(task), CPU)
+    return ReadAgain(kernels, graph) if is_read_again(graph) else kernels

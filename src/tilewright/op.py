@@ -33,6 +33,7 @@ from tilewright.tensor_spec import (
     DTYPE_NAMES,
     DTYPES,
     HALVES,
+    WHOLE,
     TensorSpec,
     other_layout,
 )
@@ -138,7 +139,8 @@ class Workload:
         where there are booleans only. Beside tensors of f64, what is not of them stays in f32."""
         floating = [s.dtype for s in self.tensors.values() if s.torch_dtype.is_floating_point]
         dtype = next((d for d in floating if d != "f64"), (floating or [self.main.dtype])[0])
-        return "f32" if dtype in (*HALVES, "bool") else dtype
+        whole = WHOLE if self.operator.fused else ()
+        return "f32" if dtype in (*HALVES, "bool", *whole) else dtype
 
     @functools.cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:

@@ -21,6 +21,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HALVES = ("f16", "bf16")
+WHOLE = ("i32", "i64")
 DEFAULT_ALIGN = 16
 """Base addresses at least this aligned, in bytes, are not told apart: no access is wider."""
 

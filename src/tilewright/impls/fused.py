@@ -27,6 +27,7 @@ from tilewright.fusion.stored import Stored
 from tilewright.impl import IMPLS, CompileTask, Executable, Implementation
 from tilewright.op import Op, Workload
 from tilewright.space import ConfigSpace
+from tilewright.tensor_spec import WHOLE
 
 EMPTY = "a tensor is empty: there is nothing to compute"
 MOST_ROOMIER = 4
@@ -161,12 +162,8 @@ def target(device: DeviceSpec) -> ModuleType:
 def graph_of(w: Workload) -> Graph | str:
     """The optimised graph of a workload, or in words why there is none."""
     for name, spec in w.tensors.items():
-        taken = spec.torch_dtype.is_floating_point or spec.dtype == "bool"
-        if not taken and name != w.operator.seed:
-            return (
-                f"{name} is {spec.dtype}; generated kernels take floating and boolean tensors: "
-                f"give {name}.float(), or, where it is an index, what it picks"
-            )
+        if spec.dtype in WHOLE and not w.operator.fused:
+            return f"{name} is {spec.dtype}; kernels generated for {w.op} take floating tensors"
     try:
         return in_pieces(optimise(lower(w), relaxed="relaxed" in w.flags))
     except (Unsupported, NoImplementation) as reason:

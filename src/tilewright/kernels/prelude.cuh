@@ -139,6 +139,8 @@ TW_DEVICE u32 half_mul(bf16, u32 a, u32 b) { return half_fma(a, b, 0x80008000u);
 #define TW_BINARY(name, half_name, expression)                                              \
   TW_DEVICE float name(float a, float b) { return expression; }                             \
   TW_DEVICE double name(double a, double b) { return expression; }                          \
+  TW_DEVICE int name(int a, int b) { return expression; }                                   \
+  TW_DEVICE i64 name(i64 a, i64 b) { return expression; }                                   \
   TW_DEVICE f16 name(f16 a, f16 b) { return f16{(u16)half_name(a, a.bits, b.bits)}; }       \
   TW_DEVICE bf16 name(bf16 a, bf16 b) { return bf16{(u16)half_name(a, a.bits, b.bits)}; }   \
   template <class T, int N> TW_DEVICE Vec<T, N> name(Vec<T, N> a, Vec<T, N> b) {            \
@@ -195,6 +197,8 @@ template <class T, int N> struct Width<Vec<T, N>> { static constexpr int value =
   TW_DEVICE bool name(bool a, bool b) { return a sign b; }                                  \
   TW_DEVICE bool name(float a, float b) { return a sign b; }                                \
   TW_DEVICE bool name(double a, double b) { return a sign b; }                              \
+  TW_DEVICE bool name(int a, int b) { return a sign b; }                                    \
+  TW_DEVICE bool name(i64 a, i64 b) { return a sign b; }                                    \
   TW_MAP2(name)
 
 TW_DEVICE float max_nan(float a, float b) {
@@ -361,12 +365,18 @@ template <int N> struct Bits<bool, N> {
     TW_UNROLL for (int i = 0; i < N; ++i) p.bytes[i] = x.v[i];
   }
 };
-template <int N> struct Bits<i64, N> {  // of results only
+template <int N> struct Bits<i64, N> {
+  template <class P> static TW_DEVICE Vec<i64, N> from(const P& p) {
+    Vec<i64, N> r; TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = p.longs[i]; return r;
+  }
   template <class P> static TW_DEVICE void to(P& p, const Vec<i64, N>& x) {
     TW_UNROLL for (int i = 0; i < N; ++i) p.longs[i] = x.v[i];
   }
 };
-template <int N> struct Bits<int, N> {  // of results only
+template <int N> struct Bits<int, N> {
+  template <class P> static TW_DEVICE Vec<int, N> from(const P& p) {
+    Vec<int, N> r; TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = (int)p.words[i]; return r;
+  }
   template <class P> static TW_DEVICE void to(P& p, const Vec<int, N>& x) {
     TW_UNROLL for (int i = 0; i < N; ++i) p.words[i] = (u32)x.v[i];
   }

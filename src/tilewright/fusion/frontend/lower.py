@@ -13,13 +13,13 @@ from torch import fx
 from tilewright.fusion.frontend.axes import Value, constant
 from tilewright.fusion.frontend.composed import COMPOSED
 from tilewright.fusion.frontend.families import AcrossSizes
+from tilewright.fusion.frontend.integers import IntegerBuilder
 from tilewright.fusion.frontend.pieces import Pieces
-from tilewright.fusion.frontend.piecewise import PieceBuilder
 from tilewright.fusion.frontend.steps import Unsupported
 from tilewright.fusion.frontend.trace import arguments_of, arithmetics, trace_reference
 from tilewright.fusion.ir import POINTWISE, Draw, Graph
 from tilewright.op import Workload
-from tilewright.tensor_spec import DTYPE_NAMES, HALVES, TensorSpec
+from tilewright.tensor_spec import DTYPE_NAMES, HALVES, WHOLE, TensorSpec
 
 _RENAMED = {
     "true_divide": "div",
@@ -75,7 +75,11 @@ _OF_NOTHING = {
 }
 """What a reduction makes of no elements; PyTorch refuses `amax` and `amin` of none."""
 _INSTEAD = {
-    "index": "of indexing, slices are taken, and masks in where",
+    **dict.fromkeys(
+        ("index", "index_select", "gather", "embedding"),
+        "of indexing, slices are taken, and masks in where; to pick an element of each row, "
+        "compare an index with positions: torch.where(index[:, None] == positions, x, 0).sum(-1)",
+    ),
     **dict.fromkeys(("arange", "linspace", "eye"), "give positions, or a mask, as an argument"),
     **dict.fromkeys(("argmax", "argmin"), "max and min differentiate by it; amax and amin do not"),
     "view_as_complex": "of complex numbers, real arithmetic on their two parts is taken",
@@ -98,7 +102,7 @@ def lower(w: Workload) -> Graph:
     return _Lowering(w).graph()
 
 
-class _Lowering(PieceBuilder):
+class _Lowering(IntegerBuilder):
     def __init__(self, w: Workload):
         super().__init__(w)
         self.values: dict[fx.Node, Any] = {}
@@ -175,6 +179,8 @@ class _Lowering(PieceBuilder):
     def of_elements(self, node: Any, name: str) -> Value:
         if (mode := node.kwargs.get("rounding_mode")) is not None:
             name = f"{name}_{mode}"
+        if (found := self.integer_step(node, name)) is not None:
+            return found
         of_booleans = node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS
         if name in COMPOSED and not of_booleans:
             return COMPOSED[name](self, *self.operands(node, name))
@@ -314,7 +320,9 @@ class _Lowering(PieceBuilder):
             return value
         if dtype in HALVES or (dtype, self.arithmetic) == ("f32", "f64"):
             return self.rounded(self.converted(value, self.arithmetic), dtype)
-        if dtype in ("i32", "i64"):  # a whole number in the arithmetic type
+        if dtype in WHOLE and step.dtype in WHOLE:
+            return self.integer(value, dtype)
+        if dtype in WHOLE:  # a whole number in the arithmetic type
             number = self.converted(value, self.arithmetic)
             if step.dtype == "bool":
                 return number
@@ -325,6 +333,8 @@ class _Lowering(PieceBuilder):
         return Value(self.add("cast", (value.node,), dtype, step.axes), value.dims)
 
     def clamped(self, node: Any) -> Value:
+        if (found := self.integer_step(node, "clamp")) is not None:
+            return found
         of_booleans = node.meta["val"].dtype == torch.bool
 
         def operand(argument: Any) -> Value:

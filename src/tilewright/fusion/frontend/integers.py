@@ -1,0 +1,109 @@
+"""Steps of whole numbers that tensors hold: in their own dtype, exactly.
+
+Whole numbers that a function makes itself, counts and constants, are kept in the arithmetic type
+instead, which holds them to 2^24 or 2^53.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.fusion.frontend.axes import Value
+from tilewright.fusion.frontend.piecewise import PieceBuilder
+from tilewright.fusion.frontend.steps import Unsupported
+from tilewright.fusion.ir import COMPARISONS
+from tilewright.tensor_spec import DTYPE_NAMES, WHOLE
+
+_STEPS = ("add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "clamp", *COMPARISONS)
+
+
+class IntegerBuilder(PieceBuilder):
+    """Builds such steps."""
+
+    def value(self, arg: Any) -> Value:
+        """Of an argument of a step."""
+        raise NotImplementedError
+
+    def is_integer(self, value: Value) -> bool:
+        """Whether it is of whole numbers that a tensor holds, in their dtype."""
+        step = self.steps[value.node]
+        return step.dtype in WHOLE and step.op != "const"
+
+    def integer_step(self, node: Any, name: str) -> Value | None:
+        """The step, if it is of such numbers and its result needs them exact; None of any other.
+
+        Raises:
+            Unsupported: kernels have no such step.
+        """
+        operands = node.args[1:] if name == "where" else node.args
+        given = [a for a in operands if isinstance(a, (fx.Node, int, float))]
+        values = [self.value(a) for a in given]
+        if not any(map(self.is_integer, values)) or not all(map(_is_whole, given)):
+            return None
+        out = node.meta["val"].dtype
+        if out.is_floating_point or (out == torch.bool and name not in COMPARISONS):
+            return None
+        if name not in _STEPS:
+            raise Unsupported(
+                f"{node.target} gives {out}: integer arithmetic; cast first: .float()"
+            )
+        dtype = DTYPE_NAMES[out] if out != torch.bool else _compared_as(given)
+        found = [self.integer(v, dtype) for v in values]
+        alpha = node.kwargs.get("alpha", 1)
+        if alpha != 1:
+            found[1] = self.binary("mul", found[1], self.whole_number(alpha, dtype))
+        if name == "where":
+            return self.combine("where", [self.value(node.args[0]), *found])
+        if name == "clamp":
+            value, *bounds = found
+            names = ("maximum", "minimum") if node.args[1] is not None else ("minimum",)
+            for extreme, bound in zip(names, bounds, strict=False):
+                value = self.integers_combined(extreme, [value, bound], dtype)
+            return value
+        return self.integers_combined(name, found, dtype)
+
+    def integers_combined(self, name: str, values: Sequence[Value], dtype: str) -> Value:
+        if name in ("neg", "abs"):
+            negated = self.binary("sub", self.whole_number(0, dtype), values[0])
+            if name == "neg":
+                return negated
+            return self.integers_combined("maximum", [values[0], negated], dtype)
+        if name in ("maximum", "minimum"):
+            first = self.binary("gt" if name == "maximum" else "lt", *values)
+            return self.combine("where", [first, *values])
+        return self.combine(name, list(values))
+
+    def integer(self, value: Value, dtype: str) -> Value:
+        step = self.steps[value.node]
+        if step.dtype == dtype:
+            return value
+        if step.op == "const":
+            return Value(self.whole_number(int(step.attr), dtype).node, value.dims)
+        if step.dtype not in (*WHOLE, "bool"):
+            raise Unsupported(
+                "whole numbers of a tensor beside a count or a rounded value, which is kept as a "
+                "float; cast the former: .float()"
+            )
+        return Value(self.add("cast", (value.node,), dtype, step.axes), value.dims)
+
+    def whole_number(self, number: int, dtype: str) -> Value:
+        return Value(self.add("const", (), dtype, (), number), ())
+
+
+def _is_whole(argument: Any) -> bool:
+    if isinstance(argument, fx.Node):
+        return not argument.meta["val"].dtype.is_floating_point
+    return not isinstance(argument, float)
+
+
+def _compared_as(given: Sequence[Any]) -> str:
+    """A dtype that holds all operands."""
+    wide = (
+        a.meta["val"].dtype == torch.int64 if isinstance(a, fx.Node) else abs(a) >= 2**31
+        for a in given
+    )
+    return "i64" if any(wide) else "i32"
