@@ -6,7 +6,15 @@ from collections.abc import Mapping
 
 import torch
 
-from tilewright.tensor_spec import TensorSpec
+from tilewright.tensor_spec import WHOLE, TensorSpec
+
+SMALL = range(-3, 4)
+
+
+def names_of_elements(specs: Mapping[str, TensorSpec]) -> range:
+    """Whole numbers that may be labels, too, which name an element along any dim of the others."""
+    sizes = (n for spec in specs.values() for n in spec.shape if n > 1)
+    return range(min([SMALL.stop, *sizes]))
 
 
 def random_tensors(
@@ -14,15 +22,20 @@ def random_tensors(
     kind: str = "random",
     seed: int = 0,
     device: torch.device | str = "cpu",
+    whole: range = SMALL,
 ) -> dict[str, torch.Tensor]:
-    """Standard normal tensors, or small integers (kind="integer"); never zeros throughout."""
+    """Standard normal tensors, or small integers (kind="integer"); never zeros throughout. Tensors
+    of whole numbers hold some of `whole`."""
     generator = torch.Generator(device=device).manual_seed(seed)
     tensors = {}
     for name, spec in specs.items():
         t = spec.empty(device)
         base = _distinct(t)
         if kind == "integer" or not spec.torch_dtype.is_floating_point:
-            values = torch.randint(-3, 4, base.shape, generator=generator, device=device)
+            among = whole if spec.dtype in WHOLE else SMALL
+            values = torch.randint(
+                among.start, among.stop, base.shape, generator=generator, device=device
+            )
         else:
             wide = torch.float64 if spec.dtype == "f64" else torch.float32
             values = torch.randn(base.shape, generator=generator, device=device, dtype=wide)

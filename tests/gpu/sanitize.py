@@ -107,6 +107,11 @@ def sanitized_channels(x):
     return y, y.square().sum((0, 2)), y.amax(2)
 
 
+def sanitized_labels(x, labels):
+    later = torch.ones_like(x, dtype=torch.bool).triu(1)
+    return F.cross_entropy(x, labels), (x * labels[:, None]).masked_fill(later, 0.0).softmax(-1)
+
+
 FUNCTIONS = {
     f.__name__: f
     for f in (
@@ -120,6 +125,7 @@ FUNCTIONS = {
         sanitized_samples,
         sanitized_sets,
         sanitized_channels,
+        sanitized_labels,
     )
 }
 """Operators that exist once a case asks for them."""
@@ -302,6 +308,10 @@ FUSED = [
     "softmax(x=f32[3,400000])",  # rows that blocks share
     "sanitized_pieces(x=f16[37,515], y=f16[37,130])",
     "sanitized_turns(x=bf16[3001,128])",  # several rows by each warp
+    *(
+        f"sanitized_labels(x=f16[301,{n}], labels={d}[301])"
+        for n, d in ((1024, "i64"), (333, "i32"))
+    ),
     "sanitized_heads(x=bf16[3001,128])",
     "sanitized_rolls(x=f32[37,513])",
     "sanitized_totals(x=f32[1301,520], mask=f32[1301,520])",

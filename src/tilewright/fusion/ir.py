@@ -4,7 +4,7 @@ Every value lives on the axes of one iteration space (the broadcast of all shape
 not vary its size is 1, and a reduction keeps its axes with size 1. Views that only insert, drop
 or expand size-1 dims therefore vanish, and both targets emit from the same few kinds of step:
 
-    load     attr = index of the input; dtype = as stored in memory, or of a mask that is drawn
+    load     attr = index of the input; dtype = as stored in memory, or as generated
     scalar   attr = index of the run-time scalar (a kernel argument)
     const    attr = its value
     cast     to the node's dtype, rounding to nearest even
@@ -113,12 +113,12 @@ class Graph:
     @functools.cached_property
     def memory(self) -> list[Access]:
         """The inputs that are read."""
-        return [a for a in self.inputs if a.draw is None]
+        return [a for a in self.inputs if a.generator is None]
 
-    def draws(self, i: int) -> bool:
-        """Whether node `i` is a mask that is computed, not read."""
+    def generated(self, i: int) -> bool:
+        """Whether node `i` is an input that is computed, not read."""
         n = self.nodes[i]
-        return n.op == "load" and self.inputs[n.attr].draw is not None
+        return n.op == "load" and self.inputs[n.attr].generator is not None
 
     @functools.cached_property
     def reductions(self) -> list[int]:
@@ -256,23 +256,30 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class Positions:
+    """Whole numbers that count, computed where another input is read: `first`, and further."""
+
+    first: int
+
+
+@dataclass(frozen=True)
 class Access:
     """How one tensor is addressed: element strides over the iteration axes, dtype, alignment.
 
-    With `draw` it is no memory: the strides give the flat index of a mask's element, and the
-    input's buffer holds the seed. `offset` is that of the first element, of a slice of a tensor:
-    kernels are given its address.
+    With a `generator` it is no memory: the strides give the flat index of an element, by which it
+    is computed. The buffer of a mask holds the seed, that of positions nothing that is read.
+    `offset` is that of the first element, of a slice of a tensor: kernels are given its address.
     """
 
     strides: tuple[int, ...]
     dtype: str
     align: int
-    draw: Draw | None = None
+    generator: Draw | Positions | None = None
     offset: int = 0
 
     def along(self, strides: tuple[int, ...]) -> Access:
         """The same tensor over other axes."""
-        return Access(strides, self.dtype, self.align, self.draw, self.offset)
+        return Access(strides, self.dtype, self.align, self.generator, self.offset)
 
     @property
     def itemsize(self) -> int:

@@ -293,7 +293,7 @@ def _cheapest_cut(
         if ready[i] > phase or not over_rows[i]:
             continue
         size = DTYPES[graph.nodes[i].dtype].itemsize if recompute else 1
-        if graph.draws(i):
+        if graph.generated(i):
             size = DRAWN_BYTES
         # The small term prefers the latest of equally cheap cuts: it saves recomputation.
         costs[i] = size * KEPT - i

@@ -65,7 +65,7 @@ def _can_be_cut(graph: Graph, row: int, piece: int, most_single: int) -> bool:
     few = whole % size == 0 and 1 < whole // size <= MOST_PIECES
     if size < 2 or not (few or 0 < whole - size <= min(most_single, size // 2)):
         return False
-    if graph.joined & {row, piece} or any(a.draw is not None for a in graph.inputs):
+    if graph.joined & {row, piece} or any(a.generator is not None for a in graph.inputs):
         return False
     over_row = [i for i in graph.reductions if row in graph.axes(i)]
     ops = (*_JOINS, "mean", "m2")

@@ -448,6 +448,25 @@ template <int BYTES, int N, class T> TW_DEVICE void store_within(T* p, const Vec
   TW_UNROLL for (int i = 0; i < N; ++i) if ((u32)(column + i) < (u32)width) p[i] = x[i];
 }
 
+// ---- positions: whole numbers that are computed where others are read -----------------------------
+
+// What stands for a pointer to them.
+template <class T> struct Positions {
+  i64 first;
+  TW_DEVICE Positions operator+(i64 step) const { return {first + step}; }
+};
+template <class T> TW_DEVICE T load_one(const Positions<T>& p) { return (T)p.first; }
+template <int N, class T> TW_DEVICE Vec<T, N> gather(const Positions<T>& p, i64 stride) {
+  Vec<T, N> r; TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = (T)(p.first + i * stride); return r;
+}
+template <int N, int, bool, class T> TW_DEVICE Vec<T, N> load(const Positions<T>& p) { return gather<N>(p, 1); }
+template <int N, class T> TW_DEVICE Vec<T, N> gather_at(const Positions<T>& p, const i64 (&offsets)[N]) {
+  Vec<T, N> r; TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = (T)(p.first + offsets[i]); return r;
+}
+template <int N, int BYTES, bool STREAM, class T> TW_DEVICE Vec<T, N> load_within(const Positions<T>& p, int, int, bool) {
+  return gather<N>(p, 1);
+}
+
 // ---- random masks: booleans that are computed where others are read -------------------------------
 
 // Philox4x32-10 (Salmon et al., SC 2011): which of the four words of a block are below a threshold.

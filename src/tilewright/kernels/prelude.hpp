@@ -308,6 +308,23 @@ template <class T, class X, class Lanes> TW_INLINE void scatter(T* p, i64 stride
   Vec<typename Raw<T>::type> raw = narrow_raw<T>(x);
   for (i64 k = 0; k < lanes.n; ++k) __builtin_memcpy(p + k * stride, (T*)&raw + k, sizeof(T));
 }
+// ---- positions: whole numbers that are computed where others are read ----------------------------
+
+// What stands for a pointer to them.
+template <class T> struct Positions {
+  i64 first;
+  TW_INLINE Positions operator+(i64 step) const { return {first + step}; }
+};
+template <class T> TW_INLINE T load(Positions<T> p) { return (T)p.first; }
+template <class T, class Lanes> TW_INLINE auto gather(Positions<T> p, i64 stride, Lanes) {
+  Vec<T> r;
+  for (int k = 0; k < LANES; ++k) r[k] = (T)(p.first + k * stride);
+  return r;
+}
+template <class T, class Lanes> TW_INLINE auto load(Positions<T> p, Lanes lanes) {
+  return gather(p, 1, lanes);
+}
+
 // ---- random masks: booleans that are computed where others are read ------------------------------
 
 // Which numbers of Philox4x32-10 (Salmon et al., SC 2011) are below a threshold: word i % 4 of block

@@ -29,6 +29,7 @@ from tilewright.fusion.frontend.trace import arithmetics, trace_truth
 from tilewright.indexed import Terms
 from tilewright.measure import (  # noqa: F401 - their rules register
     error_rules_convolution,
+    error_rules_indexing,
     error_rules_reductions,
     error_rules_steps,
 )

@@ -375,7 +375,7 @@ class _Emitter:
 
     def prefetch(self, i: int) -> None:
         """Ask for what the next rows read where these read node `i`."""
-        if self.nodes[i].op != "load" or self.graph.draws(i):
+        if self.nodes[i].op != "load" or self.graph.generated(i):
             return
         index = self.nodes[i].attr
         access, walked = self.graph.inputs[index], self.loops.walked

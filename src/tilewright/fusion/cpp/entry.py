@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.fusion.cpp.loops import Loops
 from tilewright.fusion.cpp.schedule import LoopSchedule
-from tilewright.fusion.ir import Access
+from tilewright.fusion.ir import Access, Draw, Positions
 from tilewright.fusion.program import Program
 
 ENTRY = "tw_kernel"
@@ -198,14 +198,19 @@ def _span(access: Access) -> str:
 
 
 def _pointer(k: int, access: Access) -> str:
-    if access.draw:
-        return f"{{*(const u64*)x{k}, 0, {access.draw.call}, {access.draw.threshold}u}}"
+    match access.generator:
+        case Draw(call, threshold):
+            return f"{{*(const u64*)x{k}, 0, {call}, {threshold}u}}"
+        case Positions(first):
+            return f"{{{first}}}"
     return f"({input_type(access)})x{k}"
 
 
 def input_type(access: Access) -> str:
     """Of what points to an input's elements."""
-    return "Mask" if access.draw else f"const {c_type(access)}*"
+    if isinstance(access.generator, Positions):
+        return f"Positions<{c_type(access)}>"
+    return "Mask" if access.generator else f"const {c_type(access)}*"
 
 
 def c_type(access: Access) -> str:

@@ -189,7 +189,7 @@ def _is_reread(loops: Loops, i: int) -> bool:
     """Whether reading an input again is as good as keeping it: contiguous, and not to be widened,
     or part of a row that would fill the L1 cache if it were kept widened."""
     n = loops.plan.graph.nodes[i]
-    if n.op != "load" or loops.plan.graph.draws(i):
+    if n.op != "load" or loops.plan.graph.generated(i):
         return False
     if loops.plan.graph.inputs[n.attr].strides[loops.lane] != 1:
         return False

@@ -97,7 +97,7 @@ class FinishKernel(Kernel):
             if self.shared_bytes:
                 self.line(f"__shared__ u64 memory[{math.ceil(self.shared_bytes / 8)}];")
                 self.line(f"{self.kind}* const shared = ({self.kind}*)memory;")
-        self.draw(self.loads)
+        self.declare_generated(self.loads)
         columns = [self.graph.nodes[i] for i in self.rows.columns]
         self.line(f"const int lane = threadIdx.x % {self.per_slice};")
         self.line(f"const int share = threadIdx.x / {self.per_slice};")

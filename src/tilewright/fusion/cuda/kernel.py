@@ -16,7 +16,7 @@ from importlib import resources
 import torch
 
 from tilewright.fusion.extents import Extent, divisor, extents_of
-from tilewright.fusion.ir import Access, Graph, Node
+from tilewright.fusion.ir import Access, Draw, Graph, Node, Positions
 
 ENTRY = "fused"
 MOST_WAVES = 4
@@ -144,12 +144,14 @@ def divisor_names(size: Extent) -> tuple[str, str]:
 
 def input_type(access: Access) -> str:
     """Of what points to an input's elements."""
-    return "Mask" if access.draw else f"const {TYPES[access.dtype]}*"
+    if isinstance(access.generator, Positions):
+        return f"Positions<{TYPES[access.dtype]}>"
+    return "Mask" if access.generator else f"const {TYPES[access.dtype]}*"
 
 
 def input_parameter(i: int, access: Access) -> str:
     """Input `i` as a kernel gets it."""
-    if access.draw:
+    if access.generator:
         return f"const {SEED}* __restrict__ seed{i}"
     return f"{input_type(access)} __restrict__ in{i}"
 
@@ -244,15 +246,21 @@ class Kernel:
         every = self.every_extent()
         self.extents = {name: value for name, value in every.items() if name in mentioned}
 
-    def draw(self, inputs: Iterable[int]) -> None:
-        """Give masks their names: they are computed where other inputs are read."""
+    def declare_generated(self, inputs: Iterable[int]) -> None:
+        """Give those their names that are computed where other inputs are read."""
         for i in inputs:
-            if (draw := self.graph.inputs[i].draw) is not None:
-                text = f"(u64)*seed{i}, {self.first_drawn(i)}, {draw.call}u, {draw.threshold}u"
-                self.line(f"const Mask in{i} = {{{text}}};")
+            access = self.graph.inputs[i]
+            match access.generator:
+                case Draw(call, threshold):
+                    text = f"(u64)*seed{i}, {self.first_generated(i)}, {call}u, {threshold}u"
+                case Positions(first):
+                    text = f"(i64)({self.first_generated(i)}) + {first}"
+                case _:
+                    continue
+            self.line(f"const {input_type(access)} in{i} = {{{text}}};")
 
-    def first_drawn(self, i: int) -> str:
-        """The index in mask `i` of the first element that this kernel draws."""
+    def first_generated(self, i: int) -> str:
+        """The index in such an input of the first element that this kernel computes."""
         return "0"
 
     def signature(self) -> str:

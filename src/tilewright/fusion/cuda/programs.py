@@ -158,8 +158,8 @@ def joins_alone(program: Program) -> bool:
         return False
     partials = {first.writes[k] for k in first.added()}
     known = {*partials, *range(program.inputs)}
-    drawn = any(a.draw for s in others for a in s.graph.inputs)
-    return not drawn and all(set(s.reads) <= known and partials & set(s.reads) for s in others)
+    generated = any(a.generator for s in others for a in s.graph.inputs)
+    return not generated and all(set(s.reads) <= known and partials & set(s.reads) for s in others)
 
 
 def main_kernel(program: Program) -> int:

@@ -13,7 +13,7 @@ from torch import fx
 from tilewright.fusion.frontend.axes import Value, constant
 from tilewright.fusion.frontend.composed import COMPOSED
 from tilewright.fusion.frontend.families import AcrossSizes
-from tilewright.fusion.frontend.integers import IntegerBuilder
+from tilewright.fusion.frontend.indexing import IndexBuilder
 from tilewright.fusion.frontend.pieces import Pieces
 from tilewright.fusion.frontend.steps import Unsupported
 from tilewright.fusion.frontend.trace import arguments_of, arithmetics, trace_reference
@@ -76,11 +76,10 @@ _OF_NOTHING = {
 """What a reduction makes of no elements; PyTorch refuses `amax` and `amin` of none."""
 _INSTEAD = {
     **dict.fromkeys(
-        ("index", "index_select", "gather", "embedding"),
-        "of indexing, slices are taken, and masks in where; to pick an element of each row, "
-        "compare an index with positions: torch.where(index[:, None] == positions, x, 0).sum(-1)",
+        ("index", "index_select", "embedding", "index_put"),
+        "of indexing, slices are taken, masks in where, and gather and scatter of one element of "
+        "each row",
     ),
-    **dict.fromkeys(("arange", "linspace", "eye"), "give positions, or a mask, as an argument"),
     **dict.fromkeys(("argmax", "argmin"), "max and min differentiate by it; amax and amin do not"),
     "view_as_complex": "of complex numbers, real arithmetic on their two parts is taken",
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), "of products, (x * y).sum(dim) is taken"),
@@ -102,7 +101,7 @@ def lower(w: Workload) -> Graph:
     return _Lowering(w).graph()
 
 
-class _Lowering(IntegerBuilder):
+class _Lowering(IndexBuilder):
     def __init__(self, w: Workload):
         super().__init__(w)
         self.values: dict[fx.Node, Any] = {}
@@ -502,6 +501,9 @@ _STEPS: dict[str, Callable[[_Lowering, Any, str], Value | Pieces | None]] = {
     "philox_bernoulli": lambda self, node, _: self.drawn(node),
     "copy": lambda self, node, _: self.copied(node),
     "clamp": lambda self, node, _: self.clamped(node),
+    "arange": lambda self, node, _: self.counted(node),
+    "gather": lambda self, node, _: self.picked(node),
+    **dict.fromkeys(("scatter", "scatter_add"), _Lowering.put),
 }
 """How each step is lowered that is none of elements alone: (lowering, node, name) -> its value."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.fusion.frontend.axes import AxisTable, Dim, Dims, Factor, Value, constant
 from tilewright.fusion.frontend.pieces import Pieces, slice_of, split_of, view_of
-from tilewright.fusion.ir import Access, Draw, Graph, Node
+from tilewright.fusion.ir import Access, Draw, Graph, Node, Positions
 from tilewright.op import Workload
 from tilewright.tensor_spec import DEFAULT_ALIGN, HALVES, TensorSpec
 
@@ -33,20 +33,23 @@ class Step:
 @dataclass(frozen=True)
 class Load:
     """A tensor of the workload, by its place, or a slice of it from `offset` on, as a step reads
-    it; or a mask, which a seed there decides."""
+    it; or a mask, which a seed there decides, or positions, whatever is there."""
 
     place: int
     spec: TensorSpec
     dims: Dims
-    draw: Draw | None = None
+    generator: Draw | Positions | None = None
     offset: int = 0
 
     def sliced(self, d: int, elements: range, dim: Dim) -> Load:
         """Some elements of a dim, which run along another one."""
-        if self.draw is not None and len(elements) < self.spec.shape[d]:
+        if isinstance(self.generator, Draw) and len(elements) < self.spec.shape[d]:
             raise Unsupported("a slice of what holds a random mask")
         spec, offset = slice_of(self.spec, d, elements)
         dims = (*self.dims[:d], dim, *self.dims[d + 1 :])
+        if isinstance(self.generator, Positions):
+            later = Positions(self.generator.first + offset)
+            return replace(self, spec=spec, dims=dims, generator=later)
         return replace(self, spec=spec, dims=dims, offset=self.offset + offset)
 
     def split(self) -> Load:
@@ -83,14 +86,16 @@ class Steps:
         self.steps.append(Step(op, args, dtype, self.axes.roots(axes), attr, self.line))
         return len(self.steps) - 1
 
-    def load(self, place: int, spec: TensorSpec, draw: Draw | None = None) -> Value:
+    def load(
+        self, place: int, spec: TensorSpec, generator: Draw | Positions | None = None
+    ) -> Value:
         """An input; it does not vary along dims that it was expanded along, of stride 0."""
         sizes_and_strides = zip(spec.shape, spec.real_strides, strict=True)
         dims = tuple(
             (Factor(n, self.axes.new(n, d - spec.rank) if stride else None),) if n != 1 else ()
             for d, (n, stride) in enumerate(sizes_and_strides)
         )
-        self.loads.append(Load(place, spec, dims, draw))
+        self.loads.append(Load(place, spec, dims, generator))
         step = self.add("load", (), spec.dtype, self.axes.along(dims), len(self.loads) - 1)
         return Value(self.upcast(step), dims)
 
@@ -189,7 +194,7 @@ class Steps:
         for number in (self.steps[i].attr for i in live if self.steps[i].op == "load"):
             load = self.loads[number]
             plain = self.access(load.spec, load.dims, space)
-            access = replace(plain, draw=load.draw, offset=load.offset)
+            access = replace(plain, generator=load.generator, offset=load.offset)
             if (load.place, access) not in known:
                 slot = load.place
                 if slot in known.values():

@@ -75,8 +75,8 @@ class PointwiseKernel(Kernel):
         """Loads of every turn first, so that they are in flight together; then the arithmetic."""
         graph = self.graph
         loads = [i for i, n in enumerate(graph.nodes) if n.op == "load"]
-        read = [i for i in loads if not graph.draws(i)]
-        self.draw(range(len(graph.inputs)))
+        read = [i for i in loads if not graph.generated(i)]
+        self.declare_generated(range(len(graph.inputs)))
         if self.tailed and self.s.vector == 1:
             self.line("if (start >= limit) return;")
         else:
@@ -98,15 +98,15 @@ class PointwiseKernel(Kernel):
         self.open("TW_UNROLL for (int turn = 0; turn < TURNS; ++turn)")
         self.line(f"const i64 vector = start + (i64)turn * {self.s.block_threads};")
         self.line("if (vector >= limit) break;")
-        self.gathered_offsets([i for i in loads if graph.draws(i)])
+        self.gathered_offsets([i for i in loads if graph.generated(i)])
         at = self.coordinates_of_vector()
         names: dict[int, str] = {i: f"x{i}[turn]" for i in read}
         for i, n in enumerate(graph.nodes):
             if i not in names:
                 vector = "V" if self.vectorised(i) else None
                 operands = [names[a] for a in n.args]
-                drawn = graph.draws(i)
-                value = self.load(i, at) if drawn else self.expression(n, operands, vector)
+                generated = graph.generated(i)
+                value = self.load(i, at) if generated else self.expression(n, operands, vector)
                 self.line(f"const auto v{i} = {value};")
                 names[i] = f"v{i}"
         for k, (i, access) in enumerate(graph.outputs):

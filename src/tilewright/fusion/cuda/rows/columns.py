@@ -126,9 +126,9 @@ class ColumnKernel(RowKernel):
         of_samples = any(name == e.name for *_, e in self.of_samples)
         return "i64" if of_samples else super().kind_of_extent(name)
 
-    def first_drawn(self, i: int) -> str:
+    def first_generated(self, i: int) -> str:
         strides = {place: e for kind, place, e in self.of_samples if kind == "in"}
-        return f"(u64)(blockIdx.y * {strides[i]})" if i in strides else super().first_drawn(i)
+        return f"(u64)(blockIdx.y * {strides[i]})" if i in strides else super().first_generated(i)
 
     def place(self) -> None:
         """What follows is about the sample that blockIdx.y names, and, in rows that are shifted,
@@ -137,7 +137,7 @@ class ColumnKernel(RowKernel):
         if self.s.shifted:
             self.line(f"const int shift = {self.shift({self.graph.kept[0]: 'block'})};")
         for kind, i, stride in self.of_samples:
-            if kind == "out" or self.graph.inputs[i].draw is None:
+            if kind == "out" or self.graph.inputs[i].generator is None:
                 self.line(f"{kind}{i} += blockIdx.y * {stride};")
 
     def load_parameters(self) -> None:
@@ -226,7 +226,7 @@ class ColumnKernel(RowKernel):
         if finish.shared_bytes:
             self.share_again(self.kind, "finishing", finish.shared_bytes)
         shared = "finishing" if finish.shared_bytes else "nullptr"
-        names = [f"{'seed' if self.graph.inputs[i].draw else 'in'}{i}" for i in finish.loads]
+        names = [f"{'seed' if self.graph.inputs[i].generator else 'in'}{i}" for i in finish.loads]
         names += [name for _, name in self.finished()]
         scalars = [f"scalar{i}" for i in range(len(self.graph.scalars))]
         results = f"(i64)gridDim.x / {self.s.cluster}"

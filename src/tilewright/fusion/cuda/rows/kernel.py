@@ -18,7 +18,7 @@ class RowKernel(Moments, Residents):
 
     def emit(self) -> tuple[str, Launch]:
         s = self.s
-        self.draw(range(len(self.graph.inputs)))
+        self.declare_generated(range(len(self.graph.inputs)))
         self.place()
         self.prepare_joining()
         self.find_residents()

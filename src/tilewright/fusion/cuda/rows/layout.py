@@ -219,7 +219,7 @@ class RowLayout(Kernel):
 
     def reads_row(self, i: int) -> bool:
         """Whether node `i` reads memory of the row itself."""
-        return self.is_row_load(i) and not self.graph.draws(i)
+        return self.is_row_load(i) and not self.graph.generated(i)
 
     def is_row_load(self, i: int) -> bool:
         """Whether node `i` loads the row itself; in a graph of one row, every load does."""

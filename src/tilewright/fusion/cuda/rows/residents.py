@@ -24,7 +24,7 @@ class Residents(Walking):
     def find_residents(self) -> None:
         loads = [i for i, n in enumerate(self.graph.nodes) if n.op == "load" and self.plan.inner[i]]
         if self.s.parameters != "reload":
-            shared = [i for i in loads if not (self.is_row_load(i) or self.graph.draws(i))]
+            shared = [i for i in loads if not (self.is_row_load(i) or self.graph.generated(i))]
             self.parameters = tuple(self.computed_from(shared) if self.s.widened else shared)
         if self.s.stages:
             self.queued = tuple(i for i in loads if self.reads_row(i))
@@ -106,7 +106,7 @@ class Residents(Walking):
                 n.attr
                 for i, n in enumerate(self.graph.nodes)
                 if n.op == "load" and self.plan.inner[i]
-                and not (self.is_row_load(i) or self.graph.draws(i))
+                and not (self.is_row_load(i) or self.graph.generated(i))
             ]  # fmt: skip
             for i in dict.fromkeys(loads):
                 self.line(f"in{i} = afresh(in{i});")

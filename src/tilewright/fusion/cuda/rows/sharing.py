@@ -110,5 +110,5 @@ class SharedRowKernel(RowKernel):
         return {**found, **super().load_ahead(p, steps)}
 
     def is_shared_load(self, i: int) -> bool:
-        drawn = self.graph.nodes[i].op != "load" or self.graph.draws(i)
-        return not drawn and self.plan.inner[i] and not self.is_row_load(i)
+        computed = self.graph.nodes[i].op != "load" or self.graph.generated(i)
+        return not computed and self.plan.inner[i] and not self.is_row_load(i)

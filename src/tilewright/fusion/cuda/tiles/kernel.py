@@ -22,7 +22,7 @@ class TileKernel(TileSweeps):
     """The body of a tile kernel as a device function of the number of its block."""
 
     def emit(self, name: str) -> str:
-        self.draw(range(len(self.graph.inputs)))
+        self.declare_generated(range(len(self.graph.inputs)))
         self.place()
         self.pointers()
         if self.area.only_adds:

@@ -113,7 +113,7 @@ class TileSweeps(Kernel):
         if self.steps_fixed:
             axes = [a for a in (*self.area.walk, self.area.lane) if a in at]
             return f"({base} + {self.offset(access, axes, at)})"
-        itemsize = 1 if access.draw else access.itemsize
+        itemsize = 1 if access.generator else access.itemsize
         terms = []
         for a in self.area.walk:
             if (stride := access.strides[a]) and a in at:
@@ -162,7 +162,8 @@ class TileSweeps(Kernel):
             return
         for i in sorted(carried):
             self.line(f"{self.kind(i)} keep{i}[{keeping}];")
-        loads = [i for i in steps if self.graph.nodes[i].op == "load" and not self.graph.draws(i)]
+        loads = [i for i in steps if self.graph.nodes[i].op == "load"]
+        loads = [i for i in loads if not self.graph.generated(i)]
         early = self.s.ahead and bool(loads)
         rounds = bool(keeping and self.area.only_adds and loads and self.s.unroll < keeping)
         if early or keeping:
@@ -260,7 +261,7 @@ class TileSweeps(Kernel):
         for i in steps:
             if i not in names:
                 operands = [names[a] for a in self.graph.nodes[i].args]
-                value = self.load(i, at) if self.graph.draws(i) else self.value(i, operands)
+                value = self.load(i, at) if self.graph.generated(i) else self.value(i, operands)
                 self.line(f"const {self.kind(i)} v{i} = {value};")
                 names[i] = f"v{i}"
             if self.tiles.kept_steps and i in phase.carried_out - known:

@@ -1,0 +1,121 @@
+"""Positions that a function counts itself, and elements that labels name."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import tilewright as tw
+from counted import BY_LABELS, WITH_POSITIONS
+from on_targets import TARGETS, executable
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.errors import NoImplementation
+from tilewright.impl import IMPLS
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import OPS
+
+pytestmark = pytest.mark.usefixtures("forgets_functions")
+
+CPU = torch.device("cpu")
+EVERY = {**WITH_POSITIONS, **BY_LABELS}
+
+
+def workload(function, *tensors):
+    fuse(function, name="counted")
+    return OPS["counted"].workload_of(*tensors)[0]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("dtype", "rows", "columns"), [(torch.float32, 40, 1003), (torch.bfloat16, 33, 64)]
+)
+@pytest.mark.parametrize("name", EVERY)
+def test_they_pass_verification(target, dtype, rows, columns, name):
+    x, labels = torch.zeros(rows, columns, dtype=dtype), torch.zeros(rows, dtype=torch.int64)
+    w = workload(EVERY[name], x, labels)
+    verdict = Verifier(w, CPU).check(executable(target, w))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_calls_and_gradients_are_pytorchs(name):
+    torch.manual_seed(0)
+    x = torch.randn(17, 103, requires_grad=True)
+    labels = torch.randint(0, 103, (17,))
+    fused = tw.fuse(EVERY[name], name="counted")
+    with tw.use("fused"):
+        found = fused(x, labels)
+        found = found if isinstance(found, tuple) else (found,)
+        (grad,) = torch.autograd.grad(found[0].square().sum(), x)
+    wide = x.detach().double().requires_grad_()
+    right = EVERY[name](wide, labels)
+    right = right if isinstance(right, tuple) else (right,)
+    (right_grad,) = torch.autograd.grad(right[0].square().sum(), wide)
+    for one, other in zip((*found, grad), (*right, right_grad), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=2e-5, atol=2e-6)
+
+
+def test_labels_lie_in_images_and_have_weights():
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 7, 5, 6, requires_grad=True), torch.rand(7)
+    labels = torch.randint(0, 7, (4, 5, 6))
+    labels[1, 2] = -100
+    fused = tw.fuse(lambda x, labels, w: F.cross_entropy(x, labels, w), name="weighted")
+    with tw.use("fused"):
+        found = fused(x, labels, weight)
+        (grad,) = torch.autograd.grad(found, x)
+    right = F.cross_entropy(x, labels, weight)
+    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(grad, *torch.autograd.grad(right, x))
+
+
+def test_a_row_of_one_and_labels_of_32_bits():
+    x, labels = torch.randn(5, 1), torch.zeros(5, 1, dtype=torch.int32)
+    fused = tw.fuse(lambda x, i: x.gather(1, i.long()) + torch.arange(1), name="alone")
+    assert torch.equal(fused(x, labels), x)
+
+
+def test_the_loss_of_labels_is_one_walk_over_logits():
+    """And puts together what blocks found; its gradient is one walk over them again."""
+    x, labels = torch.zeros(8192, 4096), torch.zeros(8192, dtype=torch.int64)
+    w = workload(BY_LABELS["cross_entropy"], x, labels)
+    fused, h200 = IMPLS["fused"], tw.device.DEVICES["h200"]
+    first, *others = fused.describe(fused.heuristic(w, h200), w, h200)
+    assert "space [8192, 4096]" in first
+    assert not any("4096" in line for line in others)
+    each = workload(BY_LABELS["each"], x, labels)
+    assert len(fused.describe(fused.heuristic(each, h200), each, h200)) == 1
+
+
+def test_another_number_of_rows_follows_from_two_others():
+    fused = tw.fuse(lambda x, labels: F.cross_entropy(x.tril(), labels), name="many")
+    for rows in (3, 5, 9, 17, 33, 65, 129):
+        x, labels = torch.randn(rows, 40), torch.randint(0, 40, (rows,))
+        torch.testing.assert_close(fused(x, labels), F.cross_entropy(x.tril(), labels))
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_positions_are_no_memory(first):
+    w = workload(lambda x, labels: x + torch.arange(first, first + 64), torch.zeros(9, 64), None)
+    graph = graph_of(w)
+    assert [a.generator is None for a in graph.inputs] == [True, False]
+    assert len(graph.memory) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda x, i: x + torch.arange(6, 0, -1), "from 6 by -1; whole numbers that grow"),
+        (lambda x, i: x + torch.arange(0, 3, 0.5), "by 0.5; whole numbers that grow"),
+        (lambda x, i: x.gather(1, i[:, None].expand(6, 3)), r"\[6, 3\] along dim 1 of \[6, 6\]"),
+        (lambda x, i: x.scatter(0, i[None].expand(2, 6), 0.0), "one element of each row"),
+        (lambda x, i: i[:, None].gather(1, i[:, None]), "gather.*of torch.int64; floats are"),
+        (lambda x, i: x.scatter(1, i[:, None], x), "slice it to the index's shape"),
+        (lambda x, i: x.scatter(1, i[:, None], 2.0, reduce="multiply"), "with reduce='multiply'"),
+        (lambda x, i: x.gather(1, x.argmax(1, True)), "argmax"),
+    ],
+)
+def test_other_ways_to_count_and_to_pick_are_named(function, told):
+    fused = tw.fuse(function, name="refused_positions")
+    with pytest.raises(NoImplementation, match=told):
+        fused(torch.randn(6, 6), torch.arange(6))
