@@ -17,7 +17,7 @@ WITH_POSITIONS = {
         x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), float("-inf")), -1
     ),
     "lengths": lambda x, labels: torch.softmax(
-        x.masked_fill(_counted(x) > labels[:, None], -1e9), -1
+        x.masked_fill(_counted(x) > labels[:, None], -1e4), -1
     ),
     "by twos": lambda x, labels: x + torch.arange(3, 3 + 2 * x.shape[-1], 2, device=x.device),
     "down the rows": lambda x, labels: x.softmax(0) * _counted(x[:, 0])[:, None],
@@ -42,6 +42,10 @@ BY_LABELS = {
     "margin": lambda x, labels: F.cross_entropy(
         30 * (x - 0.2 * F.one_hot(labels, x.shape[-1])), labels
     ),
+    "of masks": lambda x, labels: (x.relu() * (x > 0.5)).gather(-1, labels[:, None]),
+    "of positions": lambda x, labels: (x * _counted(x)).gather(-1, labels[:, None]),
+    "of columns": lambda x, labels: (x * x.sum(0)).gather(-1, labels[:, None]),
+    "down the columns": lambda x, labels: x.exp().gather(0, labels[:1].expand(1, x.shape[1])),
     "focal": lambda x, labels: (
         (1 - x.softmax(-1).gather(-1, labels[:, None])) ** 2
         * F.cross_entropy(x, labels, reduction="none")[:, None]

@@ -28,7 +28,7 @@ EXACT = {
     "extremes": lambda a, b, x: (torch.maximum(a, b), torch.minimum(a, b), a.clamp(-1, 7)),
     "one bound": lambda a, b, x: (a.clamp(min=7), a.clamp(max=7)),
     "casts": lambda a, b, x: (a.float(), a.double(), a.bool(), a.long(), torch.logical_not(a)),
-    "of a float": lambda a, b, x: (a > x, a * 0.5, a / 7, a + x),
+    "of a float": lambda a, b, x: (a > x, a * 0.5, a / 8, a + x),
     "any": lambda a, b, x: ((a > 7).any(-1), (a == b).all(-1), (a > 0).sum(-1)),
 }
 SMALL = {

@@ -1,7 +1,7 @@
 """Positions that a function counts itself, and the one element of each row that an index names.
 
-Both are computed as other elements are: an index is compared with all positions of its row. One
-that is outside the row, which PyTorch refuses, names no element.
+Both are computed as other elements are: an index is compared with all positions of its row. What
+comes of one outside the row, for which PyTorch raises, is open.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tilewright.fusion.frontend.axes import Value
 from tilewright.fusion.frontend.integers import IntegerBuilder
 from tilewright.fusion.frontend.steps import Unsupported
 from tilewright.fusion.frontend.trace import arguments_of
-from tilewright.fusion.ir import Positions
+from tilewright.fusion.ir import POINTWISE, REDUCTIONS, Positions
 from tilewright.tensor_spec import DTYPE_NAMES, WHOLE, TensorSpec
 
 
@@ -42,16 +42,54 @@ class IndexBuilder(IntegerBuilder):
         return self.load(0, TensorSpec(dtype, (count,), (step,)), Positions(first))
 
     def picked(self, node: Any) -> Value:
-        """gather: the element that is named, and zeros, added up."""
+        """gather: the same steps of what an index names in each tensor that they read, which is
+        added up with zeros in place of other elements."""
         named, dim = self.named(node)
-        value = self.float_of(node, "self")
-        alone = self.combine("where", [named, value, self.number(0.0)])
-        over = self.axes.along((alone.dims[dim],))
-        if not over:
-            return alone
+        zero = self.number(0.0)
+        alone = self.combine("where", [named, self.float_of(node, "self"), zero])
+        at, whole, _ = self.steps[alone.node].args  # which may run along other axes by now
+        along = self.axes.along((alone.dims[dim],))  # of a row of one element nothing
         dims = tuple(() if d == dim else rest for d, rest in enumerate(alone.dims))
-        dtype = self.steps[alone.node].dtype
-        return Value(self.add("sum", (alone.node,), dtype, self.axes.along(dims)), dims)
+        if not along:
+            return Value(whole, dims)
+        return Value(self.picked_step(whole, at, zero.node, along), dims)
+
+    def picked_step(self, whole: int, at: int, zero: int, along: frozenset[int]) -> int:
+        def axes(*steps: int) -> frozenset[int]:
+            return self.axes.roots(a for i in steps for a in self.steps[i].axes)
+
+        found: dict[int, int] = {}
+        read, computed = self.read_by(whole, along)
+        for i in read:
+            dtype = self.steps[i].dtype
+            alone = self.add("where", (at, i, zero), dtype, axes(at, i))
+            over = not along.isdisjoint(axes(alone))
+            found[i] = self.add("sum", (alone,), dtype, axes(alone) - along) if over else alone
+        for i in computed:
+            step = self.steps[i]
+            args = tuple(found.get(a, a) for a in step.args)
+            found[i] = self.add(step.op, args, step.dtype, axes(*args), step.attr)
+        return found[whole]
+
+    def read_by(self, whole: int, along: frozenset[int]) -> tuple[list[int], list[int]]:
+        """Floats that a step reads along these axes, and the steps that follow from them; the step
+        alone where it follows from others too, from masks or positions."""
+        read, computed, seen, left = list[int](), list[int](), set[int](), [whole]
+        while left:
+            i = left.pop()
+            step = self.steps[i]
+            if i in seen or along.isdisjoint(self.axes.roots(step.axes)):
+                continue
+            seen.add(i)
+            widened = step.op == "cast" and self.steps[step.args[0]].op == "load"
+            if step.dtype in ("f32", "f64") and (widened or step.op in ("load", *REDUCTIONS)):
+                read.append(i)
+            elif step.op == "cast" or step.op in POINTWISE:
+                computed.append(i)
+                left += step.args
+            else:
+                return [whole], []
+        return read, sorted(computed)
 
     def put(self, node: Any, name: str) -> Value:
         """scatter and scatter_add: the element that is named is another one, or grows."""
@@ -85,8 +123,20 @@ class IndexBuilder(IntegerBuilder):
                 f"{node.target} by an index of {list(index)} along dim {dim} of {list(shape)}; one "
                 "element of each row is taken"
             )
-        value = self.integer(self.value(given["index"]), "i64")
+        value = self.within(self.integer(self.value(given["index"]), "i64"), shape[dim])
         along = [n if d == dim else 1 for d, n in enumerate(shape)]
-        positions = self.regrouped(self.positions(shape[dim], "i64"), along)
+        positions = self.regrouped(self.positions(shape[dim], "i32"), along)
         assert isinstance(positions, Value)
         return self.combine("eq", [value, positions]), dim
+
+    def within(self, index: Value, size: int) -> Value:
+        """In 32 bits, which take half the steps to compare; -1 where it names no element."""
+        if size >= 2**31:
+            raise Unsupported(f"an index along a dim of {size} elements, beyond 32 bits")
+        inside = [
+            self.binary("ge", index, self.whole_number(0, "i64")),
+            self.binary("lt", index, self.whole_number(size, "i64")),
+        ]
+        narrow = self.integer(index, "i32")
+        none = self.whole_number(-1, "i32")
+        return self.combine("where", [self.combine("and", inside), narrow, none])
