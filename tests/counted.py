@@ -43,7 +43,7 @@ BY_LABELS = {
         30 * (x - 0.2 * F.one_hot(labels, x.shape[-1])), labels
     ),
     "of masks": lambda x, labels: (x.relu() * (x > 0.5)).gather(-1, labels[:, None]),
-    "of positions": lambda x, labels: (x * _counted(x)).gather(-1, labels[:, None]),
+    "of positions": lambda x, labels: (x * _counted(x) / 99).gather(-1, labels[:, None]),
     "of columns": lambda x, labels: (x * x.sum(0)).gather(-1, labels[:, None]),
     "down the columns": lambda x, labels: x.exp().gather(0, labels[:1].expand(1, x.shape[1])),
     "focal": lambda x, labels: (
